@@ -1,0 +1,149 @@
+"""How long work reports where it is: the protocol, a silent one, and one for terminals.
+
+The compiler and the weight converter call `stage`, `bytes_total` and `advance`; they never print.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+
+class Progress(Protocol):
+    """What a caller of a long operation may pass in."""
+
+    def stage(self, name: str) -> None:
+        """A new stage begins and the one before it is over; `name` is for people ("convert weights")."""
+
+    def bytes_total(self, n: int) -> None:
+        """The current stage will go through `n` bytes in all."""
+
+    def advance(self, n: int) -> None:
+        """`n` more bytes of the current stage are done."""
+
+
+class SilentProgress:
+    """Ignores every report; for libraries and tests."""
+
+    def stage(self, name: str) -> None:
+        """Nothing to show."""
+
+    def bytes_total(self, n: int) -> None:
+        """Nothing to show."""
+
+    def advance(self, n: int) -> None:
+        """Nothing to show."""
+
+
+@dataclass(frozen=True)
+class StageTime:
+    """How long one stage took, in seconds, and how many bytes it went through (0 if it counts none)."""
+
+    name: str
+    seconds: float
+    bytes_done: int
+
+
+class ConsoleProgress:
+    """Shows the current stage with time, and bytes with time left where they are known; remembers the times.
+
+    On a terminal it is one live line a stage; elsewhere (a log file) one line is written when a stage ends.
+    """
+
+    def __init__(self, console: Console) -> None:
+        from rich.progress import BarColumn, DownloadColumn, SpinnerColumn, TextColumn
+        from rich.progress import Progress as Bar
+        from rich.progress import TimeElapsedColumn, TimeRemainingColumn
+
+        self._console = console
+        self._stages: list[StageTime] = []
+        self._name: str | None = None
+        self._began = 0.0
+        self._done = 0
+        text = TextColumn("{task.description}")
+        self._spinner = Bar(SpinnerColumn(), text, TimeElapsedColumn(), console=console, transient=True)
+        self._bar = Bar(
+            SpinnerColumn(),
+            text,
+            BarColumn(bar_width=30),
+            DownloadColumn(binary_units=True),
+            TimeRemainingColumn(compact=True, elapsed_when_finished=True),
+            console=console,
+            transient=True,
+        )
+        self._live: Bar | None = None
+
+    @property
+    def stages(self) -> list[StageTime]:
+        """The stages that are over, in order."""
+        return list(self._stages)
+
+    def stage(self, name: str) -> None:
+        """End the current stage and show `name` as the new one."""
+        self.finish()
+        self._name, self._began, self._done = name, time.perf_counter(), 0
+        self._show(self._spinner, None)
+
+    def bytes_total(self, n: int) -> None:
+        """Turn the current stage's line into a bar over `n` bytes."""
+        self._show(self._bar, n)
+        if self._done:
+            self.advance(0)
+
+    def advance(self, n: int) -> None:
+        """Move the bar by `n` bytes."""
+        self._done += n
+        if self._live is self._bar:
+            for task in self._bar.task_ids:
+                self._bar.update(task, completed=self._done)
+
+    def finish(self) -> None:
+        """End the current stage: remember its time and write one lasting line."""
+        self._hide()
+        if self._name is None:
+            return
+        done = StageTime(self._name, time.perf_counter() - self._began, self._done)
+        self._stages.append(done)
+        self._name = None
+        size = f", {done.bytes_done / 2**20:,.1f} MiB" if done.bytes_done else ""
+        self._console.print(f"{done.name}: {done.seconds:.1f} s{size}", style="dim", highlight=False, markup=False)
+
+    def abandon(self) -> None:
+        """Take the live line away without counting the stage: the work failed or was stopped."""
+        self._hide()
+        self._name = None
+
+    def _show(self, bar: object, total: int | None) -> None:
+        self._hide()
+        if not self._console.is_terminal or self._console.is_dumb_terminal:
+            return
+        live = self._bar if bar is self._bar else self._spinner
+        live.add_task(self._name or "working", total=total)
+        live.start()
+        self._live = live
+
+    def _hide(self) -> None:
+        if self._live is None:
+            return
+        self._live.stop()
+        for task in self._live.task_ids:
+            self._live.remove_task(task)
+        self._live = None
+
+
+@contextmanager
+def console_progress(console: Console) -> Iterator[ConsoleProgress]:
+    """A ConsoleProgress whose live line is gone on every way out."""
+    progress = ConsoleProgress(console)
+    try:
+        yield progress
+    except BaseException:
+        progress.abandon()
+        raise
+    progress.finish()

@@ -1,0 +1,45 @@
+"""A compiled model on disk: manifest, parameter shards, and the files MLC's consumers read."""
+
+from __future__ import annotations
+
+from mlcpipe.bundle.integrity import verify
+from mlcpipe.bundle.manifest import (
+    ENTRY_POINTS,
+    FORMAT_VERSION,
+    MANIFEST,
+    FileInfo,
+    KernelInfo,
+    LinkerInfo,
+    Manifest,
+    MemoryPlan,
+    ModelInfo,
+    ParamInfo,
+    TargetInfo,
+    abi_hash,
+    read_manifest,
+    write_manifest,
+)
+from mlcpipe.bundle.params_reader import Params, open_params, to_tvm
+from mlcpipe.bundle.params_writer import ParamsWriter
+
+__all__ = [
+    "ENTRY_POINTS",
+    "FORMAT_VERSION",
+    "MANIFEST",
+    "FileInfo",
+    "KernelInfo",
+    "LinkerInfo",
+    "Manifest",
+    "MemoryPlan",
+    "ModelInfo",
+    "ParamInfo",
+    "Params",
+    "ParamsWriter",
+    "TargetInfo",
+    "abi_hash",
+    "open_params",
+    "read_manifest",
+    "to_tvm",
+    "verify",
+    "write_manifest",
+]

@@ -1,0 +1,163 @@
+"""Parameters of a bundle as read-only views of memory-mapped shards: no copy, no private memory."""
+
+from __future__ import annotations
+
+import errno
+import mmap
+import os
+import stat
+import sys
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+import numpy as np
+
+from mlcpipe.bundle.manifest import Manifest
+from mlcpipe.bundle.tensor_cache import RECOMPILE, ShardRecord, TensorCache, read_tensor_cache
+from mlcpipe.errors import BundleError, ResourceError
+
+if TYPE_CHECKING:
+    import tvm  # type: ignore[import-untyped]
+
+Preload = Literal["none", "willneed", "populate"]
+
+
+class Params(Mapping[str, np.ndarray]):
+    """Name -> read-only array, in the order of the index. Each array starts at a multiple of 64 bytes.
+
+    An array keeps its shard mapped, so it may outlive this object. A shard must not be truncated while it is
+    mapped (the operating system answers an access with SIGBUS); replace a bundle by renaming directories.
+    """
+
+    def __init__(self, arrays: dict[str, np.ndarray], metadata: Mapping[str, object]) -> None:
+        self._arrays = arrays
+        self.metadata = metadata
+        self.nbytes = sum(array.nbytes for array in arrays.values())
+
+    def __getitem__(self, name: str) -> np.ndarray:
+        return self._arrays[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._arrays)
+
+    def __len__(self) -> int:
+        return len(self._arrays)
+
+
+def open_params(directory: Path, manifest: Manifest | None, *, preload: Preload = "none") -> Params:
+    """Map the shards of `directory` and view every tensor of `tensor-cache.json`.
+
+    Args:
+        directory: the bundle.
+        manifest: where given, names, shapes and dtypes must be those of `manifest.params`, and the shards
+            must be listed in `manifest.files` with the same size.
+        preload: "none" reads pages when they are touched; "willneed" asks the kernel to read ahead in the
+            background; "populate" reads all of it before returning (on Linux; on macOS as "willneed").
+            Windows has only "none".
+
+    Raises:
+        BundleError: the index is not valid, a shard is missing or has another length, or the manifest
+            disagrees.
+        ResourceError: more shards than this process may map.
+    """
+    cache = read_tensor_cache(directory)
+    if manifest is not None:
+        _check_against_manifest(directory, cache, manifest)
+    arrays: dict[str, np.ndarray] = {}
+    for shard in cache.records:
+        mapped = _map_shard(directory, shard, preload)
+        for record in shard.records:
+            flat = np.frombuffer(
+                mapped,
+                dtype=np.dtype(record.dtype).newbyteorder("<"),
+                count=record.nbytes // np.dtype(record.dtype).itemsize,
+                offset=record.byteOffset,
+            )
+            arrays[record.name] = flat.reshape(record.shape)
+    return Params(arrays, cache.metadata)
+
+
+def to_tvm(array: np.ndarray) -> tvm.runtime.Tensor:
+    """View a C-contiguous array as a TVM tensor on the CPU, without a copy and also where it is read-only.
+
+    TVM's DLPack import asks for a protocol version without a read-only flag, and numpy then refuses to export
+    a read-only array. The export therefore goes through an array over the same memory that claims to be
+    writable.
+    The pages stay read-only: a kernel that wrote to its weights would be stopped by the processor.
+    The tensor keeps the memory alive.
+    """
+    import tvm
+
+    if not array.flags.c_contiguous:
+        raise BundleError(
+            "cannot view an array as a tensor", expected="C order", found=f"strides {array.strides}"
+        )
+    return tvm.runtime.from_dlpack(np.asarray(_Exported(array)))
+
+
+class _Exported:
+    """Numpy's array interface over another array's memory, marked writable; holds that array."""
+
+    def __init__(self, array: np.ndarray) -> None:
+        self.array = array
+        self.__array_interface__ = {
+            "version": 3,
+            "shape": array.shape,
+            "typestr": array.dtype.str,
+            "data": (array.ctypes.data, False),
+        }
+
+
+def _map_shard(directory: Path, shard: ShardRecord, preload: Preload) -> mmap.mmap:
+    path = directory / shard.dataPath
+    try:
+        if not stat.S_ISREG(path.stat().st_mode):
+            raise _wrong(directory, shard.dataPath, "a regular file", "something else")
+        with path.open("rb") as file:
+            found = os.fstat(file.fileno()).st_size
+            if found != shard.nbytes:
+                raise _wrong(directory, shard.dataPath, f"{shard.nbytes} bytes", f"{found}")
+            return _map_file(file.fileno(), preload)
+    except FileNotFoundError:
+        raise _wrong(directory, shard.dataPath, f"{shard.nbytes} bytes", "no such file") from None
+    except OSError as error:
+        if error.errno in (errno.EMFILE, errno.ENFILE, errno.ENOMEM):
+            raise ResourceError(
+                f"cannot map {shard.dataPath}",
+                where=directory,
+                found=error.strerror,
+                next_step="raise the limit on open files (ulimit -n) or on address space (ulimit -v)",
+            ) from error
+        raise _wrong(directory, shard.dataPath, "a readable file", error.strerror) from error
+
+
+def _map_file(descriptor: int, preload: Preload) -> mmap.mmap:
+    if sys.platform == "win32":
+        return mmap.mmap(descriptor, 0, access=mmap.ACCESS_READ)
+    flags = mmap.MAP_SHARED
+    if preload == "populate":
+        flags |= getattr(mmap, "MAP_POPULATE", 0)
+    mapped = mmap.mmap(descriptor, 0, flags=flags, prot=mmap.PROT_READ)
+    if preload == "willneed" or (preload == "populate" and not hasattr(mmap, "MAP_POPULATE")):
+        mapped.madvise(mmap.MADV_WILLNEED)
+    return mapped
+
+
+def _check_against_manifest(directory: Path, cache: TensorCache, manifest: Manifest) -> None:
+    for shard in cache.records:
+        listed = manifest.files.get(shard.dataPath)
+        if listed is None or listed.bytes != shard.nbytes:
+            expected = (
+                "an entry in the manifest" if listed is None else f"{listed.bytes} bytes as in the manifest"
+            )
+            raise _wrong(directory, shard.dataPath, expected, f"{shard.nbytes} bytes")
+    stored = {r.name: (tuple(r.shape), r.dtype) for shard in cache.records for r in shard.records}
+    wanted = {p.name: (p.shape, p.dtype) for p in manifest.params}
+    for name in sorted(stored.keys() | wanted.keys()):
+        if stored.get(name) != wanted.get(name):
+            raise _wrong(directory, f"the tensor {name}", wanted.get(name, "none"), stored.get(name, "none"))
+
+
+def _wrong(directory: Path, what: str, expected: object, found: object) -> BundleError:
+    return BundleError(what, where=directory, expected=expected, found=found, next_step=RECOMPILE)

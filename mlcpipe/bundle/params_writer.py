@@ -1,0 +1,200 @@
+"""Streams parameters into `params_shard_*.bin` and their index, one tensor in memory at a time."""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import json
+from pathlib import Path
+from types import TracebackType
+from typing import Any, BinaryIO
+
+import numpy as np
+
+from mlcpipe.bundle.manifest import FileInfo
+from mlcpipe.bundle.tensor_cache import ALIGNMENT, ITEM_BYTES, TENSOR_CACHE
+from mlcpipe.errors import BundleError, ResourceError
+
+DEFAULT_SHARD_BYTES = 32 << 20
+"""MLC's published shard size: browsers fetch and cache one shard at a time."""
+
+_NO_SPACE = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
+
+
+class ParamsWriter:
+    """Writes tensors, in the order they are added, as raw little-endian C-order bytes.
+
+    Every tensor starts at a multiple of 64 bytes and lies in one shard; one that is larger than
+    `max_shard_bytes` gets a shard of its own. No tensor is held back: `add` hands it to the file.
+
+    Format: see `mlcpipe.bundle.tensor_cache`.
+    """
+
+    def __init__(self, directory: Path, *, max_shard_bytes: int = DEFAULT_SHARD_BYTES) -> None:
+        self._directory = directory
+        self._max_shard_bytes = max_shard_bytes
+        self._names: set[str] = set()
+        self._shards: list[dict[str, Any]] = []
+        self._files: dict[str, FileInfo] = {}
+        self._open: _OpenShard | None = None
+        self._elements = 0
+        self._bytes = 0
+
+    def __enter__(self) -> ParamsWriter:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._open is not None:
+            self._open.abandon()
+            self._open = None
+
+    def add(self, name: str, array: np.ndarray) -> None:
+        """Write one tensor: any shape of positive extents, dtype one of `tensor_cache.ITEM_BYTES`.
+
+        Raises:
+            BundleError: a name that was added before, or a dtype or shape the format does not have.
+            ResourceError: the disk is full.
+        """
+        dtype = array.dtype.name
+        if dtype not in ITEM_BYTES:
+            raise BundleError(f"cannot store {name}", expected=f"one of {', '.join(ITEM_BYTES)}", found=dtype)
+        if array.size == 0 or array.ndim > 8:
+            raise BundleError(
+                f"cannot store {name}", expected="1 element or more, 8 dimensions or fewer", found=array.shape
+            )
+        if not name or name in self._names:
+            raise BundleError("cannot store a tensor", expected="a new name", found=repr(name))
+        shard = self._shard_for(array.nbytes)
+        # Neither step copies an array that is C-contiguous and little-endian already.
+        data = np.ascontiguousarray(array, dtype=array.dtype.newbyteorder("<"))
+        offset = shard.append(data)
+        shard.records.append(
+            {
+                "name": name,
+                "shape": list(array.shape),
+                "dtype": dtype,
+                "format": "raw",
+                "nbytes": array.nbytes,
+                "byteOffset": offset,
+            }
+        )
+        self._names.add(name)
+        self._elements += array.size
+        self._bytes += array.nbytes
+
+    def finish(self, *, model_params: int | None = None) -> dict[str, FileInfo]:
+        """Close the last shard and write the index.
+
+        Args:
+            model_params: number of parameters of the model before quantization, for `BitsPerParam`; the
+                number of stored elements where it is not given.
+
+        Returns:
+            Size and SHA-256 of every file written, by name, the index last.
+
+        Raises:
+            ResourceError: the disk is full.
+        """
+        self._close_shard()
+        count = model_params or self._elements
+        metadata = {
+            "ParamSize": len(self._names),
+            "ParamBytes": self._bytes,
+            "BitsPerParam": self._bytes * 8.0 / count if count else 0.0,
+        }
+        raw = json.dumps({"metadata": metadata, "records": self._shards}, indent=4).encode() + b"\n"
+        path = self._directory / TENSOR_CACHE
+        try:
+            path.write_bytes(raw)
+        except OSError as error:
+            raise _write_error(path, error) from error
+        self._files[TENSOR_CACHE] = FileInfo(sha256=hashlib.sha256(raw).hexdigest(), bytes=len(raw))
+        return dict(self._files)
+
+    def _shard_for(self, nbytes: int) -> _OpenShard:
+        if self._open is not None and _aligned(self._open.nbytes) + nbytes > self._max_shard_bytes:
+            self._close_shard()
+        if self._open is None:
+            self._open = _OpenShard(self._directory / f"params_shard_{len(self._shards)}.bin")
+        return self._open
+
+    def _close_shard(self) -> None:
+        if self._open is None:
+            return
+        shard, self._open = self._open, None
+        shard.close()
+        self._shards.append(
+            {
+                "dataPath": shard.path.name,
+                "format": "raw-shard",
+                "nbytes": shard.nbytes,
+                "md5sum": shard.md5.hexdigest(),
+                "records": shard.records,
+            }
+        )
+        self._files[shard.path.name] = FileInfo(sha256=shard.sha256.hexdigest(), bytes=shard.nbytes)
+
+
+class _OpenShard:
+    """A shard being written, with its running hashes."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.nbytes = 0
+        self.records: list[dict[str, Any]] = []
+        self.sha256 = hashlib.sha256()
+        # MLC's format names MD5; it detects a broken download, nothing more.
+        self.md5 = hashlib.md5(usedforsecurity=False)
+        try:
+            self._file: BinaryIO = open(path, "xb")
+        except OSError as error:
+            raise _write_error(path, error) from error
+
+    def append(self, data: np.ndarray) -> int:
+        """Pad to the alignment, write, and return the offset of the first byte."""
+        offset = _aligned(self.nbytes)
+        self._write(memoryview(bytes(offset - self.nbytes)))
+        self._write(data.reshape(-1).view(np.uint8).data)
+        return offset
+
+    def _write(self, view: memoryview) -> None:
+        try:
+            self._file.write(view)
+        except OSError as error:
+            self.abandon()
+            raise _write_error(self.path, error) from error
+        self.sha256.update(view)
+        self.md5.update(view)
+        self.nbytes += len(view)
+
+    def close(self) -> None:
+        """Flush and close; a full disk may show only here."""
+        try:
+            self._file.close()
+        except OSError as error:
+            raise _write_error(self.path, error) from error
+
+    def abandon(self) -> None:
+        """Close a shard whose content no longer matters."""
+        try:
+            self._file.close()
+        except OSError:
+            # The flush failed for the reason that is already being reported.
+            return
+
+
+def _aligned(offset: int) -> int:
+    return -(-offset // ALIGNMENT) * ALIGNMENT
+
+
+def _write_error(path: Path, error: OSError) -> ResourceError | BundleError:
+    if error.errno in _NO_SPACE:
+        return ResourceError(
+            f"no space left for {path.name}",
+            where=path.parent,
+            found=error.strerror,
+            next_step="free disk space or choose another --output",
+        )
+    return BundleError(f"cannot write {path.name}", where=path.parent, found=error.strerror)

@@ -1,0 +1,8 @@
+"""Checkpoints from outside: every file is checked, and a broken one gives a one-line error."""
+
+from __future__ import annotations
+
+from mlcpipe.checkpoint.checkpoint import Checkpoint, open_checkpoint
+from mlcpipe.checkpoint.safetensors_reader import TensorInfo
+
+__all__ = ["Checkpoint", "TensorInfo", "open_checkpoint"]

@@ -1,0 +1,223 @@
+"""A checkpoint folder as Hugging Face lays it out: configuration, and safetensors in one file or in shards."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mlcpipe.checkpoint.content_hash import hash_files
+from mlcpipe.checkpoint.json_files import read_json_object, shown
+from mlcpipe.checkpoint.safetensors_reader import (
+    TensorInfo,
+    check_name,
+    read_bytes,
+    read_float32,
+    read_header,
+)
+from mlcpipe.errors import CheckpointError, ConfigError
+
+CONFIG = "config.json"
+GENERATION_CONFIG = "generation_config.json"
+SINGLE_FILE = "model.safetensors"
+INDEX = "model.safetensors.index.json"
+TOKENIZER_FILES = (
+    "added_tokens.json",
+    "chat_template.jinja",
+    "chat_template.json",
+    "merges.txt",
+    "special_tokens_map.json",
+    "tokenizer.json",
+    "tokenizer.model",
+    "tokenizer_config.json",
+    "vocab.json",
+)
+MAX_CONFIG_BYTES = 16_000_000  # quantized checkpoints list their modules there; real ones stay below 1 MB
+MAX_INDEX_BYTES = 100_000_000
+PICKLES = (".bin", ".pt", ".pth", ".ckpt")
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """An opened checkpoint: everything about it is checked but the numbers, which `read` checks.
+
+    `config` and `generation_config` are the parsed files ({} for an absent generation_config.json); `tensors`
+    is sorted by name; `weight_files` are the safetensors, sorted.
+    """
+
+    path: Path
+    config: dict[str, Any]
+    generation_config: dict[str, Any]
+    tensors: Mapping[str, TensorInfo]
+    weight_files: tuple[Path, ...]
+
+    def info(self, name: str) -> TensorInfo:
+        """Where tensor `name` lies. Raises CheckpointError when the checkpoint has no such tensor."""
+        found = self.tensors.get(name)
+        if found is None:
+            raise CheckpointError(
+                f"missing tensor {shown(name)}",
+                where=shown(str(self.path)),
+                expected="it in one of the weight files",
+                found=f"{len(self.tensors)} other tensors",
+                next_step="check that config.json belongs to these weights",
+            )
+        return found
+
+    def read(self, name: str) -> NDArray[np.float32]:
+        """Tensor `name` as a new C-contiguous float32 array of its shape, checked to be finite.
+
+        bfloat16 and float16 are widened exactly. Raises CheckpointError (absent tensor, other dtype, file cut
+        short, NaN or Inf) and ResourceError (no memory).
+        """
+        return read_float32(self.info(name))
+
+    def read_raw(self, name: str) -> memoryview:
+        """The stored bytes of tensor `name`, of any dtype, unchecked. Raises CheckpointError."""
+        return read_bytes(self.info(name))
+
+    def content_hash(self, cache_dir: Path | None = None) -> str:
+        """sha256 (64 hex digits) over names, sizes and content of the configuration, tokenizer and weight files.
+
+        With `cache_dir` the digest of a large file is remembered there by path, size, modification time and
+        inode, so that a second call does not read it. Raises CheckpointError for a file that cannot be read or
+        changes meanwhile.
+        """
+        files = [self.path / name for name in (CONFIG, GENERATION_CONFIG, *TOKENIZER_FILES)]
+        present = [file for file in files if file.is_file()]
+        if any(file.name != SINGLE_FILE for file in self.weight_files):
+            present.append(self.path / INDEX)
+        return hash_files((*present, *self.weight_files), cache_dir)
+
+
+def open_checkpoint(path: Path) -> Checkpoint:
+    """Opens the checkpoint folder `path` and checks its configuration, index and every safetensors header.
+
+    No tensor is read: that costs a few reads a file, whatever the size. `model.safetensors` goes before an
+    index, as in transformers. Raises CheckpointError for the folder and the weights, ConfigError for
+    config.json and generation_config.json.
+    """
+    folder = Path(path)
+    if not folder.is_dir():
+        raise CheckpointError(
+            "not a checkpoint folder",
+            where=shown(str(folder)),
+            expected=f"a folder with {CONFIG} and {SINGLE_FILE}",
+            found="a file" if folder.exists() else "nothing",
+            next_step="give the folder, or hf://org/name to download one",
+        )
+    config = read_json_object(folder / CONFIG, limit=MAX_CONFIG_BYTES, error=ConfigError)
+    generation = folder / GENERATION_CONFIG
+    generation_config = (
+        read_json_object(generation, limit=MAX_CONFIG_BYTES, error=ConfigError)
+        if generation.exists() or generation.is_symlink()
+        else {}
+    )
+    if (folder / SINGLE_FILE).exists():
+        files: tuple[Path, ...] = (folder / SINGLE_FILE,)
+        tensors = _gather(files)
+    elif (folder / INDEX).exists():
+        weight_map = _read_weight_map(folder / INDEX)
+        files = tuple(folder / name for name in sorted(set(weight_map.values())))
+        tensors = _gather(files)
+        _check_weight_map(weight_map, tensors, folder)
+    else:
+        raise _no_weights(folder)
+    if not tensors:
+        raise CheckpointError("no tensors", where=shown(str(folder)), expected="at least one", found="none")
+    ordered = MappingProxyType(dict(sorted(tensors.items())))
+    return Checkpoint(folder, config, generation_config, ordered, files)
+
+
+def _gather(files: tuple[Path, ...]) -> dict[str, TensorInfo]:
+    """Tensors of all shards; those that the index forgot too, as in transformers, so that none is lost in silence."""
+    tensors: dict[str, TensorInfo] = {}
+    for file in files:
+        for tensor in read_header(file):
+            earlier = tensors.setdefault(tensor.name, tensor)
+            if earlier is not tensor:
+                raise CheckpointError(
+                    f"tensor {shown(tensor.name)} is stored twice",
+                    where=shown(str(file.parent)),
+                    expected="one shard to hold it",
+                    found=f"{shown(earlier.file.name)} and {shown(file.name)}",
+                    next_step="download the checkpoint again",
+                )
+    return tensors
+
+
+def _read_weight_map(index: Path) -> dict[str, str]:
+    """Tensor name -> shard file name. A shard is a plain file name: nothing outside the folder is ever opened."""
+    where = shown(str(index))
+    weight_map = read_json_object(index, limit=MAX_INDEX_BYTES, error=CheckpointError).get("weight_map")
+    if not isinstance(weight_map, dict) or not weight_map:
+        raise CheckpointError(
+            "no weight_map",
+            where=where,
+            expected="an object from tensor names to shard files",
+            found=shown(weight_map),
+            next_step="download the index again",
+        )
+    for shard in {value if isinstance(value, str) else None for value in weight_map.values()}:
+        if shard is None or not _is_plain_shard_name(shard):
+            raise CheckpointError(
+                "the index names a shard that is not allowed",
+                where=where,
+                expected="a *.safetensors file name without folders",
+                found=shown(shard) if shard is not None else "a value that is not a string",
+                next_step="do not trust this checkpoint; download it from its author",
+            )
+    return {check_name(name, where): shard for name, shard in weight_map.items()}
+
+
+def _is_plain_shard_name(name: str) -> bool:
+    allowed = name.isprintable() and not any(character in name for character in "/\\:")
+    return allowed and name.endswith(".safetensors") and len(name) <= 255 and not name.startswith(".")
+
+
+def _check_weight_map(weight_map: dict[str, str], tensors: dict[str, TensorInfo], folder: Path) -> None:
+    for name, shard in weight_map.items():
+        tensor = tensors.get(name)
+        if tensor is None or tensor.file.name != shard:
+            raise CheckpointError(
+                f"the index places tensor {shown(name)} in a shard without it",
+                where=shown(str(folder)),
+                expected=f"it in {shown(shard)}",
+                found=f"it in {shown(tensor.file.name)}" if tensor else "it in no shard",
+                next_step="download the checkpoint again",
+            )
+
+
+def _no_weights(folder: Path) -> CheckpointError:
+    names = sorted(entry.name for entry in folder.iterdir())
+    pickles = [name for name in names if name.endswith(PICKLES)]
+    others = [name for name in names if name.endswith(".safetensors")]
+    where, expected = shown(str(folder)), f"{SINGLE_FILE} or {INDEX}"
+    if others:
+        return CheckpointError(
+            "no usable weights",
+            where=where,
+            expected=expected,
+            found=", ".join(shown(name) for name in others[:3]) + (" ..." if len(others) > 3 else ""),
+            next_step=f"rename a single file to {SINGLE_FILE}, or add the index of the shards",
+        )
+    if pickles:
+        return CheckpointError(
+            "pickled weights are not read: loading them can run any code",
+            where=where,
+            expected=expected,
+            found=", ".join(shown(name) for name in pickles[:3]),
+            next_step="convert them with transformers: model.save_pretrained(folder, safe_serialization=True)",
+        )
+    return CheckpointError(
+        "no weights",
+        where=where,
+        expected=expected,
+        found="neither",
+        next_step="download the checkpoint again",
+    )

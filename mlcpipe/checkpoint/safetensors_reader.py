@@ -1,0 +1,303 @@
+"""A strict reader of one safetensors file: header checks, and one tensor at a time as float32.
+
+Format (https://github.com/huggingface/safetensors, README "Format"): u64 little-endian header length N, N bytes
+of JSON beginning with `{` and possibly padded with spaces, then the data. The JSON maps a name to
+`{"dtype", "shape", "data_offsets": [begin, end]}` (relative to the data) and may hold `__metadata__`, text to text.
+The data are row-major, little-endian, and the tensors cover them exactly: no overlap, hole or tail.
+
+The safetensors package is not used: its numpy front end has no bfloat16, it maps the whole file (a file cut
+short while mapped kills the process), and its errors name neither the file nor the tensor.
+"""
+
+from __future__ import annotations
+
+import io
+import struct
+from collections.abc import Iterator
+from dataclasses import dataclass
+from math import prod
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mlcpipe.checkpoint.json_files import parse_json_object, require_regular_file, shown
+from mlcpipe.errors import CheckpointError, ResourceError
+
+MAX_HEADER_BYTES = 100_000_000  # the limit of the safetensors package
+MAX_RANK = 8
+MAX_DIMENSION = 2**40  # far above any tensor, far below the overflow of an int64 index
+MAX_NAME_CHARACTERS = 1024
+CHUNK_ELEMENTS = (
+    256 * 1024
+)  # 1 MiB of float32: stays in the second-level cache while it is widened and checked
+
+# Name in the file -> (numpy-like name, bits per element).
+DTYPES = {
+    "BOOL": ("bool", 8),
+    "F4": ("float4_e2m1fn", 4),
+    "F6_E2M3": ("float6_e2m3fn", 6),
+    "F6_E3M2": ("float6_e3m2fn", 6),
+    "U8": ("uint8", 8),
+    "I8": ("int8", 8),
+    "F8_E5M2": ("float8_e5m2", 8),
+    "F8_E4M3": ("float8_e4m3fn", 8),
+    "F8_E5M2FNUZ": ("float8_e5m2fnuz", 8),
+    "F8_E4M3FNUZ": ("float8_e4m3fnuz", 8),
+    "F8_E8M0": ("float8_e8m0fnu", 8),
+    "I16": ("int16", 16),
+    "U16": ("uint16", 16),
+    "F16": ("float16", 16),
+    "BF16": ("bfloat16", 16),
+    "I32": ("int32", 32),
+    "U32": ("uint32", 32),
+    "F32": ("float32", 32),
+    "C64": ("complex64", 64),
+    "F64": ("float64", 64),
+    "I64": ("int64", 64),
+    "U64": ("uint64", 64),
+}
+
+
+@dataclass(frozen=True)
+class TensorInfo:
+    """Where one tensor lies. `offset` counts bytes from the start of `file`; `dtype` is numpy's name or `bfloat16`."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+    file: Path
+    offset: int
+    nbytes: int
+
+
+def read_header(path: Path) -> tuple[TensorInfo, ...]:
+    """Every tensor of the file, in order of their data. Raises CheckpointError unless the file is well formed."""
+    size = require_regular_file(path)
+    where = shown(str(path))
+    try:
+        with path.open("rb") as file:
+            prefix = file.read(8)
+            if len(prefix) < 8:
+                raise CheckpointError(
+                    "truncated safetensors file", where=where, expected="at least 8 bytes", found=f"{size}"
+                )
+            (length,) = struct.unpack("<Q", prefix)
+            if length > MAX_HEADER_BYTES:
+                raise CheckpointError(
+                    "safetensors header too long",
+                    where=where,
+                    expected=f"at most {MAX_HEADER_BYTES} bytes",
+                    found=f"{length}; is this a safetensors file?",
+                )
+            if 8 + length > size:
+                raise _truncated(where, f"{8 + length} bytes for the header alone", size)
+            raw = file.read(length)
+    except OSError as error:
+        raise CheckpointError("cannot read a shard", where=where, found=error) from error
+    if len(raw) < length:
+        raise _truncated(where, f"{8 + length} bytes for the header alone", 8 + len(raw))
+    if not raw.startswith(b"{"):
+        raise CheckpointError(
+            "not a safetensors header", where=where, expected="a JSON object", found=shown(raw[:16])
+        )
+    header = parse_json_object(raw, where=f"the header of {where}", error=CheckpointError)
+    _check_metadata(header.pop("__metadata__", {}), where)
+    start = 8 + length
+    tensors = [_tensor_info(name, entry, path, start) for name, entry in header.items()]
+    # A tensor without elements lies before the one that starts where it does.
+    tensors.sort(key=lambda tensor: (tensor.offset, tensor.nbytes))
+    _check_cover(tensors, start, size, where)
+    return tuple(tensors)
+
+
+def read_float32(info: TensorInfo) -> NDArray[np.float32]:
+    """One tensor as a new C-contiguous float32 array of `info.shape`; bfloat16 and float16 are widened exactly.
+
+    Private memory: the result and about 2 MiB. Raises CheckpointError for another dtype, a file that became
+    shorter, NaN or Inf (naming the first), and ResourceError when the memory cannot be had.
+    """
+    where = shown(str(info.file))
+    if info.dtype not in ("bfloat16", "float16", "float32"):
+        raise CheckpointError(
+            f"tensor {shown(info.name)} has an unsupported dtype",
+            where=where,
+            expected="bfloat16, float16 or float32",
+            found=info.dtype,
+            next_step="save the checkpoint in one of these (transformers: model.to(torch.bfloat16))",
+        )
+    try:
+        result = np.empty(info.shape, np.float32)
+    except MemoryError as error:
+        raise ResourceError(
+            f"not enough memory for tensor {shown(info.name)}",
+            where=where,
+            expected=f"{4 * prod(info.shape)} free bytes",
+            next_step="free memory or use a smaller model",
+        ) from error
+    flat = result.reshape(-1)
+    try:
+        with info.file.open("rb", buffering=0) as file:
+            file.seek(info.offset)
+            for begin, end in _widen(file, info, flat):
+                if not np.isfinite(flat[begin:end]).all():
+                    raise _not_finite(info, flat, begin, end)
+    except OSError as error:
+        raise CheckpointError(f"cannot read tensor {shown(info.name)}", where=where, found=error) from error
+    return result
+
+
+def read_bytes(info: TensorInfo) -> memoryview:
+    """The stored bytes of one tensor, of any dtype, read-only. Raises CheckpointError."""
+    raw = bytearray(info.nbytes)
+    try:
+        with info.file.open("rb", buffering=0) as file:
+            file.seek(info.offset)
+            _fill(file, memoryview(raw), info)
+    except OSError as error:
+        raise CheckpointError(
+            f"cannot read tensor {shown(info.name)}", where=shown(str(info.file)), found=error
+        ) from error
+    return memoryview(raw).toreadonly()
+
+
+def _widen(file: io.RawIOBase, info: TensorInfo, flat: NDArray[np.float32]) -> Iterator[tuple[int, int]]:
+    """Fills `flat` a chunk at a time from `file` and yields the bounds of each chunk."""
+    halves = np.empty(0 if info.dtype == "float32" else min(CHUNK_ELEMENTS, flat.size), "<u2")
+    bits = flat.view(np.uint32)
+    for begin in range(0, flat.size, CHUNK_ELEMENTS):
+        end = min(begin + CHUNK_ELEMENTS, flat.size)
+        if info.dtype == "float32":
+            _fill(file, flat[begin:end].data.cast("B"), info)
+        else:
+            chunk = halves[: end - begin]
+            _fill(file, chunk.data.cast("B"), info)
+            if info.dtype == "float16":
+                flat[begin:end] = chunk.view("<f2")
+            else:  # a bfloat16 is the upper half of the float32 of the same value
+                np.left_shift(chunk, 16, out=bits[begin:end], dtype=np.uint32)
+        yield begin, end
+
+
+def _fill(file: io.RawIOBase, target: memoryview, info: TensorInfo) -> None:
+    done = 0
+    while done < len(target):
+        count = file.readinto(target[done:])
+        if not count:
+            raise CheckpointError(
+                f"the file ends inside tensor {shown(info.name)}",
+                where=shown(str(info.file)),
+                expected=f"{info.nbytes} bytes at offset {info.offset}",
+                found=f"end of file at {file.tell()}: it changed since it was opened",
+                next_step="download the shard again",
+            )
+        done += count
+
+
+def _not_finite(info: TensorInfo, flat: NDArray[np.float32], begin: int, end: int) -> CheckpointError:
+    first = begin + int(np.argmin(np.isfinite(flat[begin:end])))
+    index = [int(i) for i in np.unravel_index(first, info.shape)] if info.shape else []
+    return CheckpointError(
+        f"tensor {shown(info.name)} is not finite",
+        where=shown(str(info.file)),
+        expected="numbers only",
+        found=f"{flat[first]} at index {index}",
+        next_step="the checkpoint is damaged or its training diverged; take another revision",
+    )
+
+
+def _truncated(where: str, expected: str, size: int) -> CheckpointError:
+    return CheckpointError(
+        "truncated safetensors file",
+        where=where,
+        expected=expected,
+        found=f"{size} bytes",
+        next_step="download the shard again",
+    )
+
+
+def _check_metadata(metadata: Any, where: str) -> None:
+    if not isinstance(metadata, dict) or not all(isinstance(value, str) for value in metadata.values()):
+        raise CheckpointError("bad __metadata__", where=where, expected="an object of strings")
+
+
+def _is_list_of_sizes(value: Any) -> bool:
+    return isinstance(value, list) and all(type(item) is int and item >= 0 for item in value)
+
+
+def check_name(name: Any, where: str) -> str:
+    """`name` if it can name a tensor; CheckpointError for an empty, endless, unprintable or non-text one."""
+    if not isinstance(name, str) or not 0 < len(name) <= MAX_NAME_CHARACTERS or not name.isprintable():
+        raise CheckpointError(
+            f"bad tensor name {shown(name)}",
+            where=where,
+            expected=f"1 to {MAX_NAME_CHARACTERS} printable characters",
+        )
+    return name
+
+
+def _tensor_info(name: str, entry: Any, path: Path, start: int) -> TensorInfo:
+    where = shown(str(path))
+    what = f"tensor {shown(check_name(name, where))}"
+    if not isinstance(entry, dict) or not {"dtype", "shape", "data_offsets"} <= entry.keys():
+        raise CheckpointError(
+            f"{what} is not described",
+            where=where,
+            expected="dtype, shape and data_offsets",
+            found=shown(entry),
+        )
+    dtype, shape, offsets = entry["dtype"], entry["shape"], entry["data_offsets"]
+    if not isinstance(dtype, str) or dtype not in DTYPES:
+        raise CheckpointError(
+            f"{what} has an unknown dtype", where=where, expected="one of the format's", found=shown(dtype)
+        )
+    if not _is_list_of_sizes(shape) or len(shape) > MAX_RANK or any(size > MAX_DIMENSION for size in shape):
+        raise CheckpointError(
+            f"{what} has a bad shape",
+            where=where,
+            expected=f"up to {MAX_RANK} dimensions of 0 to {MAX_DIMENSION}",
+            found=shown(shape),
+        )
+    if not _is_list_of_sizes(offsets) or len(offsets) != 2 or offsets[0] > offsets[1]:
+        raise CheckpointError(
+            f"{what} has bad data_offsets", where=where, expected="[begin, end]", found=shown(offsets)
+        )
+    named, bits = DTYPES[dtype]
+    nbytes = offsets[1] - offsets[0]
+    if prod(shape) * bits != nbytes * 8:
+        raise CheckpointError(
+            f"{what} has the wrong size",
+            where=where,
+            expected=f"{prod(shape) * bits / 8:.0f} bytes for {named}{shape}",
+            found=f"{nbytes} bytes in data_offsets",
+        )
+    return TensorInfo(name, tuple(shape), named, path, start + offsets[0], nbytes)
+
+
+def _check_cover(tensors: list[TensorInfo], start: int, size: int, where: str) -> None:
+    """The data must be covered exactly: a reader that allowed a gap would let a file hide something in it."""
+    end, previous = start, "the header"
+    for tensor in tensors:
+        what = f"tensor {shown(tensor.name)}"
+        if tensor.offset < end:
+            raise CheckpointError(
+                f"{what} overlaps {previous}",
+                where=where,
+                expected=f"it to begin at {end - start}",
+                found=f"{tensor.offset - start}",
+            )
+        if tensor.offset > end:
+            raise CheckpointError(
+                f"unused bytes between {previous} and {what}",
+                where=where,
+                expected=f"it to begin at {end - start}",
+                found=f"{tensor.offset - start}",
+            )
+        end, previous = tensor.offset + tensor.nbytes, what
+        if end > size:
+            raise _truncated(where, f"{end} bytes, the end of {what}", size)
+    if end != size:
+        raise CheckpointError(
+            "bytes after the last tensor", where=where, expected=f"{end} bytes", found=f"{size} bytes"
+        )

@@ -1,0 +1,1 @@
+"""Run a bundle: tokenizer, chat template, token stream and engine."""

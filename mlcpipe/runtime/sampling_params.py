@@ -1,0 +1,164 @@
+"""What a caller asks of the sampler, and what a generation gives back."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from mlcpipe.errors import UsageError
+
+MAX_SEED = 2**64 - 1
+MAX_LOGPROBS = 20  # as the OpenAI API's `top_logprobs`
+
+
+@dataclass(frozen=True)
+class SamplingParams:
+    """How the next token is drawn; every field is checked when the object is made.
+
+    temperature         [0, 100]; 0 takes the most probable token (greedy)
+    top_p               (0, 1]; the smallest set of tokens with this probability mass
+    top_k               >= 0; the most probable k tokens, 0 for no limit
+    min_p               [0, 1]; tokens with at least this fraction of the best token's probability
+    repetition_penalty  (0, 100]; divides positive and multiplies negative logits of seen tokens (arXiv:1909.05858)
+    presence_penalty    [-2, 2]; subtracted from the logits of tokens already generated (OpenAI API)
+    frequency_penalty   [-2, 2]; subtracted once for each time the token was generated (OpenAI API)
+    logit_bias          token id -> bias in [-100, 100], added to the logit
+    seed                [0, 2**64); None draws a fresh one
+    logprobs            [0, 20]; how many alternatives each token reports, 0 for no log-probabilities
+
+    Raises UsageError, which names the field, its range and the value.
+    """
+
+    temperature: float = 0.7
+    top_p: float = 0.95
+    top_k: int = 0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    logit_bias: Mapping[int, float] = field(default_factory=dict, hash=False)
+    seed: int | None = None
+    logprobs: int = 0
+
+    def __post_init__(self) -> None:
+        _check_real("temperature", self.temperature, 0.0, 100.0)
+        _check_real("top_p", self.top_p, 0.0, 1.0, open_low=True)
+        _check_int("top_k", self.top_k, 0, None)
+        _check_real("min_p", self.min_p, 0.0, 1.0)
+        _check_real("repetition_penalty", self.repetition_penalty, 0.0, 100.0, open_low=True)
+        _check_real("presence_penalty", self.presence_penalty, -2.0, 2.0)
+        _check_real("frequency_penalty", self.frequency_penalty, -2.0, 2.0)
+        if self.seed is not None:
+            _check_int("seed", self.seed, 0, MAX_SEED)
+        _check_int("logprobs", self.logprobs, 0, MAX_LOGPROBS)
+        if not isinstance(self.logit_bias, Mapping):
+            raise UsageError(
+                "logit_bias", expected="a mapping of token id to bias", found=type(self.logit_bias).__name__
+            )
+        for token, bias in self.logit_bias.items():
+            _check_int("a token id of logit_bias", token, 0, None)
+            _check_real(f"logit_bias[{token}]", bias, -100.0, 100.0)
+        # A private copy: a caller's later change must not slip past the checks above.
+        object.__setattr__(self, "logit_bias", dict(self.logit_bias))
+
+    @property
+    def greedy(self) -> bool:
+        """True where the most probable token is taken, so that the seed does not matter."""
+        return self.temperature == 0
+
+
+def _check_real(name: str, value: object, low: float, high: float, *, open_low: bool = False) -> None:
+    bracket = "(" if open_low else "["
+    expected = f"a number in {bracket}{low:g}, {high:g}]"
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        raise UsageError(name, expected=expected, found=repr(value))
+    too_low = value <= low if open_low else value < low
+    if math.isnan(value) or too_low or value > high:
+        raise UsageError(name, expected=expected, found=value)
+
+
+def _check_int(name: str, value: object, low: int, high: int | None) -> None:
+    expected = f"an integer >= {low}" if high is None else f"an integer in [{low}, {high}]"
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise UsageError(name, expected=expected, found=repr(value))
+    if value < low or (high is not None and value > high):
+        raise UsageError(name, expected=expected, found=value)
+
+
+@dataclass(frozen=True)
+class TokenLogprob:
+    """One token with its log-probability (natural logarithm, after temperature and penalties).
+
+    `text` may hold U+FFFD where the token ends inside a character; `bytes` are exact.
+    `top` are the most probable alternatives, best first, each with an empty `top`.
+    """
+
+    token_id: int
+    text: str
+    bytes: bytes
+    logprob: float
+    top: list[TokenLogprob] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class Stats:
+    """Counts and seconds of one generation.
+
+    prompt_tokens       tokens of the prompt, those reused from the KV cache included
+    cached_tokens       tokens of the prompt that the KV cache already held
+    completion_tokens   tokens generated; the first comes out of the prefill
+    prefill_s           seconds until the first token
+    decode_s            seconds of all later tokens
+    load_s              seconds to open the bundle
+    decode_bytes        bytes of weights and KV cache that the decode steps read, all together
+    """
+
+    prompt_tokens: int
+    cached_tokens: int
+    completion_tokens: int
+    prefill_s: float
+    decode_s: float
+    load_s: float
+    decode_bytes: int = 0
+
+    @property
+    def prefill_tok_s(self) -> float:
+        """Prompt tokens computed a second (cached ones do not count); 0 where nothing was timed."""
+        return _rate(self.prompt_tokens - self.cached_tokens, self.prefill_s)
+
+    @property
+    def decode_tok_s(self) -> float:
+        """Tokens a second after the first one; 0 where nothing was timed."""
+        return _rate(max(self.completion_tokens - 1, 0), self.decode_s)
+
+    @property
+    def decode_gb_s(self) -> float:
+        """Memory traffic of decoding in 10**9 bytes a second; 0 where nothing was timed."""
+        return _rate(self.decode_bytes, self.decode_s) / 1e9
+
+
+def _rate(amount: float, seconds: float) -> float:
+    return amount / seconds if seconds > 0 else 0.0
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """A piece of a streamed answer; only the last one has `finish_reason` ("stop" or "length") and `stats`."""
+
+    text: str
+    token_ids: list[int]
+    logprobs: list[TokenLogprob] | None = None
+    finish_reason: str | None = None
+    stats: Stats | None = None
+
+
+@dataclass(frozen=True)
+class Completion:
+    """A whole answer: `text` ends before the stop string, `token_ids` hold every token generated."""
+
+    text: str
+    token_ids: list[int]
+    finish_reason: str
+    logprobs: list[TokenLogprob] | None
+    stats: Stats

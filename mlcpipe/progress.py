@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
     from rich.console import Console
+    from rich.progress import Progress as Bar
 
 
 class Progress(Protocol):
@@ -66,7 +67,7 @@ class ConsoleProgress:
         self._name: str | None = None
         self._began = 0.0
         self._done = 0
-        text = TextColumn("{task.description}")
+        text = TextColumn("{task.description}", markup=False)
         self._spinner = Bar(SpinnerColumn(), text, TimeElapsedColumn(), console=console, transient=True)
         self._bar = Bar(
             SpinnerColumn(),
@@ -119,11 +120,10 @@ class ConsoleProgress:
         self._hide()
         self._name = None
 
-    def _show(self, bar: object, total: int | None) -> None:
+    def _show(self, live: Bar, total: int | None) -> None:
         self._hide()
         if not self._console.is_terminal or self._console.is_dumb_terminal:
             return
-        live = self._bar if bar is self._bar else self._spinner
         live.add_task(self._name or "working", total=total)
         live.start()
         self._live = live

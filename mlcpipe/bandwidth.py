@@ -1,0 +1,163 @@
+"""The memory read bandwidth of this machine, measured: the ceiling that decode speed is compared with.
+
+A decode step reads every weight once, so tokens per second x bytes of weights cannot pass what the memory
+delivers. Two readers run and the faster one counts: numpy's xor over uint64 and the C library's memchr, both
+of which let go of Python's lock. On an EPYC 9005 guest with 2 cores, 2026-11, a C program with AVX-512 loads
+saw 41 GB/s with one thread and 45 with two; memchr saw 39 and 46, numpy 35 and 44.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import json
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from mlcpipe.atomic import atomic_write
+from mlcpipe.errors import ResourceError, UsageError
+
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+
+    Words = npt.NDArray[np.uint64]
+
+_MIB = 1 << 20
+_SMALLEST = 64 * _MIB
+_USUAL = 512 * _MIB
+_ROUNDS = 9
+
+
+def read_bandwidth_gb_s(threads: int, *, nbytes: int | None = None) -> float:
+    """The sustained read bandwidth of main memory with `threads` threads, in GB/s (10^9 bytes).
+
+    Reads a buffer of `nbytes` (by default well above the last cache, at most a quarter of the free memory)
+    nine times with each reader after one warm-up, and returns the better of the two medians; takes about a second.
+    Raises UsageError if `threads` < 1 and ResourceError if there is no memory for a useful buffer.
+    """
+    import numpy as np
+
+    if threads < 1:
+        raise UsageError("bandwidth is measured with at least one thread", found=threads)
+    size = nbytes if nbytes is not None else _buffer_bytes()
+    words = np.full(size // 8, 1, dtype=np.uint64)
+    parts = np.array_split(words, threads)
+    readers = [_xor_reader(), *_memchr_readers()]
+    with ThreadPoolExecutor(threads) as pool:
+        return max(_gb_s(pool, reader, parts, words.nbytes) for reader in readers)
+
+
+def cached_read_bandwidth_gb_s(threads: int, cache_dir: Path) -> float:
+    """`read_bandwidth_gb_s`, measured once per boot and number of threads and then read from `cache_dir`."""
+    path = cache_dir / "bandwidth.json"
+    boot = _boot_identity()
+    known = _read_cache(path, boot)
+    if (value := known.get(str(threads))) is not None:
+        return value
+    value = read_bandwidth_gb_s(threads)
+    known[str(threads)] = value
+    _write_cache(path, {"boot": boot, "read_gb_s": known})
+    return value
+
+
+def last_cache_bytes() -> int:
+    """All last-level caches of the machine together, in bytes; 0 where the system does not say (not Linux)."""
+    total = 0
+    seen: set[str] = set()
+    for index in Path("/sys/devices/system/cpu").glob("cpu[0-9]*/cache/index3"):
+        try:
+            shared = (index / "shared_cpu_list").read_text().strip()
+            size = (index / "size").read_text().strip()
+        except OSError:
+            continue
+        if shared not in seen and size.endswith("K"):
+            seen.add(shared)
+            total += int(size[:-1]) * 1024
+    return total
+
+
+def _buffer_bytes() -> int:
+    import psutil
+
+    free = int(psutil.virtual_memory().available)
+    size = min(max(_USUAL, 4 * last_cache_bytes()), free // 4)
+    if size < _SMALLEST:
+        raise ResourceError(
+            "not enough free memory to measure the read bandwidth",
+            expected=f"{4 * _SMALLEST // _MIB} MiB free",
+            found=f"{free // _MIB} MiB",
+        )
+    return size // 4096 * 4096
+
+
+def _gb_s(pool: ThreadPoolExecutor, reader: Callable[[Words], None], parts: list[Words], nbytes: int) -> float:
+    list(pool.map(reader, parts))
+    seconds = []
+    for _ in range(_ROUNDS):
+        began = time.perf_counter()
+        list(pool.map(reader, parts))
+        seconds.append(time.perf_counter() - began)
+    return nbytes / statistics.median(seconds) / 1e9
+
+
+def _xor_reader() -> Callable[[Words], None]:
+    import numpy as np
+
+    def read(part: Words) -> None:
+        np.bitwise_xor.reduce(part)
+
+    return read
+
+
+def _memchr_readers() -> list[Callable[[Words], None]]:
+    """A reader that looks for a byte that is not there, or none where the C library cannot be reached."""
+    try:
+        library = ctypes.CDLL("ucrtbase") if sys.platform == "win32" else ctypes.CDLL(None)
+        memchr = library.memchr
+    except (OSError, AttributeError):
+        return []
+    memchr.restype = ctypes.c_void_p
+    memchr.argtypes = [ctypes.c_void_p, ctypes.c_int, ctypes.c_size_t]
+
+    def read(part: Words) -> None:
+        memchr(part.ctypes.data, 0xFF, part.nbytes)
+
+    return [read]
+
+
+def _boot_identity() -> str:
+    """Names this boot: a reboot may bring other memory, another power profile or another host of the guest."""
+    linux = Path("/proc/sys/kernel/random/boot_id")
+    try:
+        return linux.read_text(encoding="ascii").strip()
+    except (OSError, UnicodeDecodeError):
+        import psutil
+
+        # the boot time moves by a second or so when the clock is corrected
+        return str(round(psutil.boot_time() / 60))
+
+
+def _read_cache(path: Path, boot: str) -> dict[str, float]:
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    if not isinstance(content, dict) or content.get("boot") != boot:
+        return {}
+    values = content.get("read_gb_s")
+    if not isinstance(values, dict):
+        return {}
+    return {k: float(v) for k, v in values.items() if isinstance(v, (int, float)) and v > 0}
+
+
+def _write_cache(path: Path, content: dict[str, object]) -> None:
+    """Keep the result; a cache that cannot be written costs a second at the next start and nothing else."""
+    with contextlib.suppress(OSError, ResourceError):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        atomic_write(path, json.dumps(content).encode())

@@ -1,0 +1,1 @@
+"""Parity of every model family with transformers."""

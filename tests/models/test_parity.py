@@ -1,0 +1,76 @@
+"""Every family's compiled model against transformers, float32 on the CPU: logits, decoding, greedy tokens.
+
+The families are the files in `mlcpipe/models`; their cases come from `tiny`. One compile serves a case's tests.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+
+pytest.importorskip("torch", reason="the references are computed by torch")
+pytest.importorskip("transformers", reason="the references are transformers models")
+
+import mlcpipe
+
+from . import tiny
+
+CASES = [case for cases in tiny.tiny_checkpoints().values() for case in cases]
+TOKENS = 40
+PREFILL = 12
+TOLERANCE = 1e-4
+
+
+@dataclass(frozen=True)
+class Built:
+    """A case and an engine that runs its compiled checkpoint."""
+
+    case: tiny.TinyCase
+    engine: mlcpipe.Engine
+
+
+@pytest.fixture(scope="module", params=CASES, ids=lambda case: case.id)
+def built(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Built]:
+    """Compiles a case once for all tests of this module."""
+    case: tiny.TinyCase = request.param
+    folder = tmp_path_factory.mktemp(case.id)
+    bundle = mlcpipe.compile(
+        tiny.write_tiny(case, folder / "checkpoint"),
+        target="cpu",
+        quantization="q0f32",
+        output=folder / "bundle",
+        context_length=case.context_length,
+    )
+    yield Built(case, mlcpipe.Engine(bundle))
+
+
+def test_logits_of_one_prefill(built: Built) -> None:
+    tokens = tiny.prompt_tokens(built.case, TOKENS)
+    built.engine.reset()
+    found = built.engine.logits(tokens)
+    expected = tiny.reference_logits(built.case, tokens)
+    assert found.dtype == np.float32
+    np.testing.assert_allclose(found, expected, rtol=0, atol=TOLERANCE)
+
+
+def test_logits_of_each_decode_step(built: Built) -> None:
+    tokens = tiny.prompt_tokens(built.case, TOKENS)
+    built.engine.reset()
+    found = built.engine.logits_stepwise(tokens, prefill_tokens=PREFILL)
+    expected = tiny.reference_stepwise(built.case, tokens, PREFILL)
+    np.testing.assert_allclose(found, expected, rtol=0, atol=TOLERANCE)
+
+
+def test_greedy_tokens(built: Built) -> None:
+    prompt = tiny.prompt_tokens(built.case, tiny.GREEDY_PROMPT)
+    built.engine.reset()
+    completion = built.engine.generate(
+        prompt,
+        sampling=mlcpipe.SamplingParams(temperature=0),
+        max_tokens=tiny.GREEDY_TOKENS,
+        ignore_eos=True,
+    )
+    assert completion.token_ids == tiny.reference_greedy(built.case, prompt)

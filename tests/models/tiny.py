@@ -1,0 +1,277 @@
+"""Tiny random checkpoints of every model family, and what transformers computes with them.
+
+A family is a file `mlcpipe/models/<model_type>.py`. Each one gets a `default` case, derived from the configuration class
+that transformers has for its `model_type`, so that a new family is tested without an edit here. `VARIANTS` adds the
+cases that a family's own options need.
+
+Three references, all float32, eager attention, eager experts (transformers 5.x):
+
+- `reference_logits`: one forward pass over all tokens. What a prefill in one chunk must equal.
+- `reference_stepwise`: prefill of a prefix, then one token at a time through transformers' own `generate` with its KV
+  cache. What decoding must equal.
+- `reference_greedy`: greedy tokens of `generate`.
+
+The first two differ only where rotary frequencies depend on the length so far (`TinyCase.length_dependent`):
+
+- `dynamic`: a key keeps the frequencies of the length at which it entered the cache. One pass rotates all keys with
+  the frequencies of the final length, so that a prefill in chunks must use the length of the whole prompt.
+- `longrope`, phi3: short factors while the length is at most `original_max_position_embeddings`, long ones after.
+  `generate` drops the cache and computes the prefix again at the crossing (`Phi3ForCausalLM.
+  prepare_inputs_for_generation`), so that each step equals one pass over its prefix.
+
+Sliding windows give the same numbers in both ways: key j is visible to query i iff 0 <= i - j < sliding_window.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from tokenizers import Tokenizer, models, pre_tokenizers
+from transformers import AutoConfig, AutoModelForCausalLM, LogitsProcessor, LogitsProcessorList
+
+from .legacy import hub_config
+from .variants import VARIANTS
+
+MODELS_FOLDER = Path(__file__).parents[2] / "mlcpipe" / "models"
+GREEDY_TOKENS = 64
+GREEDY_PROMPT = 20
+# Smallest distance of the two best logits over a greedy run: below it, rounding may pick another token.
+GREEDY_MARGIN = 1e-3
+# Smallest distance of the last chosen router logit to the next one: below it, rounding may pick another expert.
+ROUTER_MARGIN = 1e-4
+
+# Applied to the fields that a family's configuration has.
+SIZES: Mapping[str, Any] = {
+    "vocab_size": 160,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "moe_intermediate_size": 32,
+    "shared_expert_intermediate_size": 32,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+    "num_experts": 4,
+    "num_local_experts": 4,
+    "num_experts_per_tok": 2,
+    "max_position_embeddings": 128,
+    "sliding_window": 8,
+    "pad_token_id": None,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+}
+
+
+@dataclass(frozen=True)
+class TinyCase:
+    """One tiny configuration of a family.
+
+    `overrides` are configuration fields on top of `SIZES`. With `hub`, config.json is written as transformers 4
+    wrote it (`rope_theta`, `rope_scaling`, `torch_dtype`, ...), which is what most published checkpoints have.
+    """
+
+    model_type: str
+    variant: str
+    overrides: Mapping[str, Any] = field(default_factory=dict, hash=False)
+    hub: bool = False
+
+    @property
+    def id(self) -> str:
+        """`model_type-variant`, for test names."""
+        return f"{self.model_type}-{self.variant}"
+
+    @property
+    def length_dependent(self) -> bool:
+        """True where one pass and step by step differ, as the module's text says."""
+        rope = self.overrides.get("rope_parameters", {})
+        return rope.get("rope_type") in ("dynamic", "longrope")
+
+    @property
+    def context_length(self) -> int:
+        """Longest sequence the tests feed. `dynamic` goes past `max_position_embeddings` by design."""
+        return 128
+
+
+def family_cases(model_type: str) -> list[TinyCase]:
+    """The default case of a family and its variants. Raises ValueError where transformers has no such `model_type`."""
+    cases = [TinyCase(model_type, "default")]
+    for name, overrides in VARIANTS.get(model_type, {}).items():
+        fields = dict(overrides)
+        hub = bool(fields.pop("hub", False))
+        cases.append(TinyCase(model_type, name, fields, hub))
+    AutoConfig.for_model(model_type)
+    return cases
+
+
+def tiny_checkpoints() -> dict[str, list[TinyCase]]:
+    """Cases of every family in `mlcpipe/models`, by `model_type`."""
+    names = sorted(path.stem for path in MODELS_FOLDER.glob("*.py") if not path.stem.startswith("_"))
+    return {name: family_cases(name) for name in names}
+
+
+def tiny_config(case: TinyCase) -> Any:
+    """The case's transformers configuration."""
+    known = AutoConfig.for_model(case.model_type).to_dict()
+    sizes = {name: value for name, value in SIZES.items() if name in known}
+    if known.get("sliding_window") is None:
+        # A family without a window by default gets one in a variant only.
+        sizes.pop("sliding_window", None)
+    # Deep copy: a configuration completes its `rope_parameters` in place.
+    overrides = json.loads(json.dumps(dict(case.overrides)))
+    return AutoConfig.for_model(case.model_type, **{**sizes, **overrides})
+
+
+def build_model(case: TinyCase, seed: int) -> Any:
+    """The case's float32 model with random weights.
+
+    Matrices are normal with deviation 0.15, so that logits and attention are not flat. Vectors are what the model
+    starts with (1 or 0 for norms, 0 for biases) plus deviation 0.2, so that an offset or a bias counts. Every second
+    norm weight or so is also flipped (1 -> -1; as an offset to 1: 0 -> -2): with positive weights a tied model with
+    scaled embeddings (gemma) only repeats its last token.
+    """
+    auto: Any = AutoModelForCausalLM  # untyped in transformers
+    model = auto.from_config(
+        tiny_config(case), attn_implementation="eager", experts_implementation="eager", dtype=torch.float32
+    )
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for name, parameter in sorted(model.named_parameters()):
+            noise = torch.randn(parameter.shape, generator=generator)
+            if parameter.dim() > 1:
+                parameter.copy_(noise * 0.15)
+                continue
+            parameter.add_(noise, alpha=0.2)
+            if "norm" in name:
+                parameter.sub_(2.0 * (torch.rand(parameter.shape, generator=generator) < 0.5))
+    # Runs have a fixed length: no token ends them.
+    model.generation_config.eos_token_id = None
+    model.generation_config.pad_token_id = 0
+    return model.eval()
+
+
+def prompt_tokens(case: TinyCase, count: int) -> list[int]:
+    """`count` fixed token ids, without the special ones (0, 1, 2)."""
+    ids = np.random.default_rng(7).integers(3, tiny_config(case).vocab_size, count)
+    return [int(token) for token in ids]
+
+
+def write_tiny(case: TinyCase, folder: Path, dtype: str = "float32", seed: int | None = None) -> Path:
+    """Writes config.json, safetensors and a word tokenizer to `folder`. Without `seed`, the references' seed."""
+    model = build_model(case, settled_seed(case) if seed is None else seed)
+    model.generation_config.eos_token_id = model.config.eos_token_id
+    model.generation_config.pad_token_id = None
+    model.to(getattr(torch, dtype)).save_pretrained(folder)
+    if case.hub:
+        path = folder / "config.json"
+        path.write_text(json.dumps(hub_config(json.loads(path.read_text())), indent=2))
+    _write_tokenizer(folder, model.config.vocab_size)
+    return folder
+
+
+def reference_logits(case: TinyCase, tokens: Sequence[int]) -> np.ndarray:
+    """Logits f32[len(tokens), vocab_size] of one pass."""
+    model = build_model(case, settled_seed(case))
+    with torch.no_grad():
+        logits: np.ndarray = model(torch.tensor([list(tokens)]), use_cache=False).logits[0].numpy()
+    return logits
+
+
+def reference_stepwise(case: TinyCase, tokens: Sequence[int], prefill_tokens: int) -> np.ndarray:
+    """Logits f32[len(tokens) - prefill_tokens + 1, vocab_size]: after the prefill, then after each further token."""
+    model = build_model(case, settled_seed(case))
+    # The last step's token is never fed back: any will do.
+    forced = [*tokens[prefill_tokens:], 0]
+    _, logits = _generate(model, tokens[:prefill_tokens], len(forced), forced)
+    return logits
+
+
+def reference_greedy(case: TinyCase, tokens: Sequence[int], n: int = GREEDY_TOKENS) -> list[int]:
+    """The `n` greedy tokens after `tokens`."""
+    return _generate(build_model(case, settled_seed(case)), tokens, n)[0]
+
+
+@cache
+def settled_seed(case: TinyCase) -> int:
+    """The first seed whose greedy run from `prompt_tokens(case, GREEDY_PROMPT)` has no near tie."""
+    prompt = prompt_tokens(case, GREEDY_PROMPT)
+    for seed in range(64):
+        model = build_model(case, seed)
+        tokens, logits = _generate(model, prompt, GREEDY_TOKENS)
+        best = np.sort(logits, axis=-1)
+        greedy_margin = (best[:, -1] - best[:, -2]).min()
+        # A run that repeats a few tokens would hide a stale cache.
+        varied = len(set(tokens)) >= 8
+        if (
+            varied
+            and greedy_margin >= GREEDY_MARGIN
+            and _router_margin(model, prompt + tokens) >= ROUTER_MARGIN
+        ):
+            return seed
+    raise RuntimeError(f"{case.id}: no seed below 64 gives a varied greedy run without near ties")
+
+
+class _Forced(LogitsProcessor):
+    """Makes `generate` take given tokens, whatever the logits."""
+
+    def __init__(self, start: int, tokens: Sequence[int]) -> None:
+        self._start = start
+        self._tokens = tokens
+
+    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        forced = torch.full_like(scores, -torch.inf)
+        forced[:, self._tokens[input_ids.shape[1] - self._start]] = 0.0
+        return forced
+
+
+def _generate(
+    model: Any, prompt: Sequence[int], count: int, forced: Sequence[int] | None = None
+) -> tuple[list[int], np.ndarray]:
+    """`count` tokens of `generate` and the raw logits f32[count, vocab_size] they were chosen from."""
+    processors = [] if forced is None else [_Forced(len(prompt), forced)]
+    ids = torch.tensor([list(prompt)])
+    out = model.generate(
+        ids,
+        attention_mask=torch.ones_like(ids),
+        logits_processor=LogitsProcessorList(processors),
+        max_new_tokens=count,
+        do_sample=False,
+        output_logits=True,
+        return_dict_in_generate=True,
+    )
+    logits = torch.cat(out.logits).numpy()
+    return out.sequences[0, len(prompt) :].tolist(), logits
+
+
+def _router_margin(model: Any, tokens: Sequence[int]) -> float:
+    """Smallest gap of router logits between the last chosen expert and the next; infinite without experts."""
+    if not hasattr(model.config, "output_router_logits"):
+        return float("inf")
+    with torch.no_grad():
+        layers = model(torch.tensor([list(tokens)]), use_cache=False, output_router_logits=True).router_logits
+    chosen = model.config.num_experts_per_tok
+    gaps: list[float] = []
+    for logits in layers:
+        ranked = logits.sort(dim=-1, descending=True).values
+        gaps.append(float((ranked[:, chosen - 1] - ranked[:, chosen]).min()))
+    return min(gaps)
+
+
+def _write_tokenizer(folder: Path, vocab_size: int) -> None:
+    """A tokenizer.json whose words are `w0`, `w1`, ...: token i is the word `w<i>`."""
+    tokenizer = Tokenizer(models.WordLevel({f"w{i}": i for i in range(vocab_size)}, unk_token="w0"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    tokenizer.save(str(folder / "tokenizer.json"))
+    settings = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "bos_token": "w1",
+        "eos_token": "w2",
+        "unk_token": "w0",
+    }
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings, indent=2))

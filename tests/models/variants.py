@@ -1,0 +1,137 @@
+"""The options of each family that its default configuration leaves out, as fields on top of `tiny.SIZES`.
+
+`hub` writes config.json in the style of transformers 4. Rotary lengths are small enough that the tests' 84 tokens
+cross them. Soft caps are small so that tanh bends; windows are smaller than the prompts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+_SHORT = [1.0, 1.05, 1.1, 1.2, 1.3, 1.5, 1.7, 2.0]
+_LONG = [1.0, 1.3, 1.7, 2.2, 3.0, 4.5, 7.0, 12.0]
+_WINDOWED = {"use_sliding_window": True, "sliding_window": 8, "max_window_layers": 1}
+
+
+def _rope(kind: str, **parameters: Any) -> dict[str, Any]:
+    return {"rope_parameters": {"rope_type": kind, "rope_theta": 10000.0, **parameters}}
+
+
+VARIANTS: Mapping[str, Mapping[str, Mapping[str, Any]]] = {
+    "llama": {
+        "llama3_tied": {
+            **_rope(
+                "llama3",
+                factor=8.0,
+                low_freq_factor=1.0,
+                high_freq_factor=4.0,
+                original_max_position_embeddings=32,
+            ),
+            "tie_word_embeddings": True,
+            "head_dim": 24,
+            "vocab_size": 163,
+            "hub": True,
+        },
+        "linear_bias": {**_rope("linear", factor=4.0), "attention_bias": True, "mlp_bias": True},
+        "dynamic": {**_rope("dynamic", factor=4.0), "max_position_embeddings": 32, "hub": True},
+        "yarn": {**_rope("yarn", factor=4.0, original_max_position_embeddings=32), "num_key_value_heads": 4},
+        "yarn_mscale": _rope(
+            "yarn",
+            factor=4.0,
+            original_max_position_embeddings=32,
+            beta_fast=8.0,
+            beta_slow=0.5,
+            mscale=1.0,
+            mscale_all_dim=0.5,
+            truncate=False,
+        ),
+    },
+    "mistral": {
+        "no_window": {"sliding_window": None, "head_dim": 24, "vocab_size": 163, "hub": True},
+    },
+    "qwen2": {
+        "windowed_tied": {**_WINDOWED, "tie_word_embeddings": True, "vocab_size": 163, "hub": True},
+    },
+    "qwen3": {
+        "windowed_bias": {**_WINDOWED, "attention_bias": True, "head_dim": 24},
+        "tied": {"tie_word_embeddings": True, "head_dim": 24, "vocab_size": 163, "hub": True},
+    },
+    "phi3": {
+        "longrope": {
+            **_rope("longrope", short_factor=_SHORT, long_factor=_LONG),
+            "original_max_position_embeddings": 32,
+        },
+        "longrope_partial": {
+            **_rope("longrope", short_factor=_SHORT[:6], long_factor=_LONG[:6], partial_rotary_factor=0.75),
+            "original_max_position_embeddings": 32,
+            "tie_word_embeddings": True,
+            "vocab_size": 163,
+            "hub": True,
+        },
+        "partial_window": {**_rope("default", partial_rotary_factor=0.5), "sliding_window": 8},
+    },
+    "gemma2": {
+        "softcaps": {
+            "attn_logit_softcapping": 4.0,
+            "final_logit_softcapping": 5.0,
+            "query_pre_attn_scalar": 20,
+            "head_dim": 24,
+            "vocab_size": 163,
+            "num_hidden_layers": 4,
+            "hub": True,
+        },
+        "no_softcaps": {
+            "attn_logit_softcapping": None,
+            "final_logit_softcapping": None,
+            "query_pre_attn_scalar": 16,
+        },
+    },
+    "gemma3_text": {
+        "two_thetas": {
+            "rope_parameters": {
+                "full_attention": {"rope_type": "default", "rope_theta": 100000.0},
+                "sliding_attention": {"rope_type": "default", "rope_theta": 100.0},
+            },
+            "sliding_window_pattern": 2,
+            "num_hidden_layers": 4,
+            "query_pre_attn_scalar": 20,
+            "head_dim": 24,
+            "vocab_size": 163,
+        },
+        "linear": {
+            "rope_parameters": {
+                "full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 100000.0},
+                "sliding_attention": {"rope_type": "default", "rope_theta": 100.0},
+            },
+            "sliding_window_pattern": 3,
+            "query_pre_attn_scalar": 16,
+            "final_logit_softcapping": 5.0,
+            "hub": True,
+        },
+    },
+    "olmo2": {
+        "bias_heads": {"num_key_value_heads": 4, "attention_bias": True, "vocab_size": 163, "hub": True},
+    },
+    "mixtral": {
+        "window": {
+            "sliding_window": 8,
+            "head_dim": 24,
+            "vocab_size": 163,
+            "num_local_experts": 6,
+            "hub": True,
+        },
+    },
+    "qwen3_moe": {
+        "normalized": {
+            "norm_topk_prob": True,
+            "mlp_only_layers": [1],
+            "head_dim": 24,
+            "num_experts": 6,
+            "num_experts_per_tok": 3,
+            "vocab_size": 163,
+            "hub": True,
+        },
+        "sparse_step": {"norm_topk_prob": False, "decoder_sparse_step": 2, "attention_bias": True},
+    },
+}

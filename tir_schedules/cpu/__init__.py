@@ -1,0 +1,1 @@
+"""Kernels for CPUs: vectors of 16 float32 lanes, which LLVM splits to what the machine has."""

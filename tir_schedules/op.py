@@ -1,0 +1,55 @@
+"""The tag that says what a PrimFunc computes, so that a schedule rule need not guess it from loops."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from tvm import tirx
+
+_KIND = "mlcpipe.op"
+_FACTS = "mlcpipe.facts"
+
+
+@dataclass(frozen=True)
+class Op:
+    """What a PrimFunc computes: a kind (`matmul`, `rms_norm`, ...) and its static facts."""
+
+    kind: str
+    facts: Mapping[str, int | float | str]
+
+    def int(self, name: str) -> int:
+        """An integer fact. Raises KeyError when the definition did not state it."""
+        return int(self.facts[name])
+
+    def str(self, name: str) -> str:
+        """A text fact. Raises KeyError when the definition did not state it."""
+        return str(self.facts[name])
+
+
+@dataclass(frozen=True)
+class Declined:
+    """A rule's answer when it does not apply, with the reason that `mlcpipe inspect` shows."""
+
+    reason: str
+
+
+def tag(func: tirx.PrimFunc, kind: str, **facts: int | float | str) -> tirx.PrimFunc:
+    """Return `func` with its operation stated; FuseOps then leaves it whole (pattern kOpaque)."""
+    return func.with_attr(
+        {_KIND: kind, _FACTS: dict(facts), "op_pattern": 8, "tirx.noalias": True}
+    )
+
+
+def op_of(func: tirx.PrimFunc) -> Op | None:
+    """The operation that `func` was tagged with, or None for a function that fusion made."""
+    if func.attrs is None or _KIND not in func.attrs:
+        return None
+    facts = {str(k): v for k, v in func.attrs[_FACTS].items()}
+    return Op(str(func.attrs[_KIND]), {k: getattr(v, "value", v) for k, v in facts.items()})
+
+
+def scheduled(kernel: tirx.PrimFunc, definition: tirx.PrimFunc) -> tirx.PrimFunc:
+    """Give a hand-scheduled kernel the tag of the definition that it replaces."""
+    attrs = {k: definition.attrs[k] for k in (_KIND, _FACTS) if k in definition.attrs}
+    return kernel.with_attr(attrs | {"tirx.is_scheduled": True, "tirx.noalias": True, "op_pattern": 8})

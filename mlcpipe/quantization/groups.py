@@ -1,0 +1,147 @@
+"""Group quantization in numpy: codes with one scale a group along K, bit for bit as MLC-LLM makes them.
+
+The arithmetic, from MLC-LLM's `group_quantization.py` and `utils.py` (`pack_weight`) run by TVM 0.27, with
+every operation rounded to the model's dtype:
+
+    w' = w in the model's dtype                      s = max|w'| over the group / zero_point
+    code = clip(round(w' / s + zero_point), 0, 2 * zero_point)
+
+The zero point is added *before* rounding. `round` is TVM's `tirx.round`: half to even (llvm.nearbyint on CPU,
+RoundEven on Vulkan). A group whose scale is 0 gets the code of zero, where MLC-LLM divides by zero.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mlcpipe.quantization.limits import check_magnitude, row_chunks
+
+if TYPE_CHECKING:
+    from mlcpipe.quantization.scheme import Scheme
+
+Array = NDArray[Any]
+
+
+def pack(scheme: Scheme, w: Array, name: str) -> dict[str, Array]:
+    """w float32[N, K] -> q_weight uint32[N, G * words_per_group], q_scale model_dtype[N, G]; G groups."""
+    n, k = w.shape
+    count = scheme.groups(k)
+    q_weight = np.empty((n, count * scheme.words_per_group), np.uint32)
+    q_scale = np.empty((n, count), scheme.model_dtype)
+    for chunk in row_chunks(n, k):
+        x = np.zeros((chunk.stop - chunk.start, count * scheme.group_size), np.float32)
+        x[:, :k] = w[chunk]
+        q_scale[chunk] = _scales(scheme, x, name)
+        codes = _codes(scheme, x, q_scale[chunk])
+        codes[:, k:] = 0
+        q_weight[chunk] = _words(scheme, codes)
+    return {"q_weight": q_weight, "q_scale": q_scale}
+
+
+def unpack(scheme: Scheme, packed: Mapping[str, Array], k: int) -> Array:
+    """The inverse of `pack` up to its rounding: float32[N, k] = (code - zero_point) * scale in float32."""
+    q_weight, q_scale = packed["q_weight"], packed["q_scale"]
+    n, count = q_scale.shape
+    out = np.empty((n, k), np.float32)
+    mask = np.uint32((1 << scheme.bits) - 1)
+    for chunk in row_chunks(n, k):
+        words = q_weight[chunk]
+        x = np.empty((*words.shape, scheme.codes_per_word), np.float32)
+        for j in range(scheme.codes_per_word):
+            x[:, :, j] = (words >> np.uint32(j * scheme.bits)) & mask
+        x -= np.float32(scheme.zero_point)
+        grouped = x.reshape(words.shape[0], count, scheme.group_size)
+        grouped *= q_scale[chunk].astype(np.float32)[:, :, None]
+        out[chunk] = grouped.reshape(words.shape[0], -1)[:, :k]
+    return out
+
+
+def error_bound(scheme: Scheme, w: Array) -> Array:
+    """A bound on |w - unpack(pack(w))| for every element, float32[N, K].
+
+    With s the stored scale, u(x) the spacing of the model's dtype at x and z the zero point, it is
+
+        c(w) + max(s * (1 + u(z) + u(2z)) / 2, z * u(s) / 2) + r
+
+    The terms: c, w rounded to float16 (half the spacing there; 0 for float32); half a step, and the roundings
+    of w/s (at most u(z)/2) and of the sum with z (at most u(2z)/2), in steps of s; an element that is clipped
+    because s was rounded down, which counts only where s is near the smallest numbers of the dtype;
+    r = z * s * 2^-24, the float32 product of `unpack` (0 for float16 scales: exact).
+    """
+    dtype = np.dtype(scheme.model_dtype).type
+    half = scheme.model_dtype == "float16"
+    z = scheme.zero_point
+    step = 0.5 + (float(np.spacing(dtype(z))) + float(np.spacing(dtype(2 * z)))) / 2
+    n, k = w.shape
+    out = np.empty((n, k), np.float32)
+    for chunk in row_chunks(n, k):
+        x = np.zeros((chunk.stop - chunk.start, scheme.groups(k) * scheme.group_size), np.float32)
+        x[:, :k] = w[chunk]
+        s = _scales(scheme, x, "weight")
+        wide = s.astype(np.float64)
+        bound = np.maximum(wide * step, np.spacing(s).astype(np.float64) * z / 2)
+        if not half:
+            bound += wide * z * 2.0**-24
+        total = np.repeat(bound, scheme.group_size, axis=1)[:, :k]
+        if half:
+            total += np.spacing(np.abs(w[chunk]).astype(dtype)).astype(np.float64) / 2
+        out[chunk] = np.nextafter(total.astype(np.float32), np.float32(np.inf))  # never below the sum
+    return out
+
+
+def _scales(scheme: Scheme, x: Array, name: str) -> Array:
+    """Scales model_dtype[rows, G] of x float32[rows, G * group_size]."""
+    peaks = np.maximum.reduceat(np.abs(x), np.arange(0, x.shape[1], scheme.group_size), axis=1)
+    check_magnitude(peaks, scheme.model_dtype, name)
+    # Rounding is monotone: the largest rounded magnitude is the rounded largest magnitude.
+    rounded = peaks.astype(scheme.model_dtype).astype(np.float32)
+    # float32 holds more than twice the digits of float16 (24 >= 2 * 11 + 2), so that rounding this quotient
+    # a second time, to float16, gives what a float16 division gives.
+    scales: Array = (rounded / np.float32(scheme.zero_point)).astype(scheme.model_dtype)
+    return scales
+
+
+def _codes(scheme: Scheme, x: Array, scales: Array) -> Array:
+    """Codes uint8[rows, G * group_size] of x float32 of the same shape, which is overwritten."""
+    half = scheme.model_dtype == "float16"
+    if half:
+        x[...] = x.astype(np.float16)
+    divisor = scales.astype(np.float32)
+    # Over 1 instead of 0, numbers too small for a scale get the code of zero; they decode to 0 anyway.
+    divisor[divisor == 0] = 1
+    grouped = x.reshape(x.shape[0], -1, scheme.group_size)
+    grouped /= divisor[:, :, None]
+    if half:
+        _round_to_half(x)
+    x += np.float32(scheme.zero_point)
+    if half:
+        _round_to_half(x)
+    np.rint(x, out=x)
+    np.clip(x, 0, 2 * scheme.zero_point, out=x)
+    return x.astype(np.uint8)
+
+
+def _round_to_half(x: Array) -> None:
+    """Round float32 x in place to the 11 significant bits of float16, half to even.
+
+    Numpy's own conversion takes several times as long. Only for numbers below 65504, and where it does not
+    matter that numbers below 2^-14 keep more digits than in float16: added to a zero point they vanish.
+    """
+    bits = x.view(np.uint32)
+    odd = (bits >> np.uint32(13)) & np.uint32(1)
+    bits += odd
+    bits += np.uint32(0x0FFF)
+    bits &= np.uint32(0xFFFFE000)
+
+
+def _words(scheme: Scheme, codes: Array) -> Array:
+    """Words uint32[rows, K / codes_per_word] of codes uint8[rows, K]; code j of a word at bits j * bits."""
+    by_word = codes.reshape(codes.shape[0], -1, scheme.codes_per_word)
+    words = by_word[:, :, 0].astype(np.uint32)
+    for j in range(1, scheme.codes_per_word):
+        words |= by_word[:, :, j].astype(np.uint32) << np.uint32(j * scheme.bits)
+    return words

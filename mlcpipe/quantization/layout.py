@@ -1,0 +1,110 @@
+"""Orders in which packed weights are stored for a device: pure re-packings, by name, with an inverse.
+
+`row` is MLC's order: an array [..., N, X] as the scheme packs it, X along K.
+`rows16` is for CPUs with 16 float32 lanes: rows in blocks of 16, the rows of a block side by side, [..., N/16, X, 16],
+so that one vector load has the same word (or scale, or number) of 16 rows. Rows missing in the last block are zero.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mlcpipe.errors import ConfigError
+from mlcpipe.quantization.scheme import Scheme, Shapes, check_shapes
+
+Array = NDArray[Any]
+
+
+@dataclass(frozen=True)
+class Layout:
+    """An order of packed arrays. `lanes` rows stand side by side; 0: rows follow one another."""
+
+    name: str
+    lanes: int = 0
+
+    def shapes(self, scheme: Scheme, n: int, k: int, experts: int | None = None) -> Shapes:
+        """Name -> (shape, dtype) of the arrays in this layout, of logical weight [n, k] or [experts, n, k]."""
+        return {
+            name: ((*shape[:-2], *self._extents(shape[-2], shape[-1])), dtype)
+            for name, (shape, dtype) in scheme.shapes(n, k, experts).items()
+        }
+
+    def locate(self, row: Any, column: Any) -> tuple[Any, ...]:
+        """Where element [row, column] of an array in row order lies in this layout: ints or TVM expressions."""
+        if self.lanes == 0:
+            return (row, column)
+        return (row // self.lanes, column, row % self.lanes)
+
+    def repack(self, scheme: Scheme, packed: Mapping[str, Array], n: int, k: int) -> dict[str, Array]:
+        """Arrays in row order -> arrays in this layout; takes memory for the result only.
+
+        Raises CheckpointError if the arrays are not those of `scheme` for [n, k] or [experts, n, k].
+        """
+        check_shapes(packed, scheme.shapes(n, k, _experts(packed, 2)), f"{scheme.name} row")
+        if self.lanes == 0:
+            return dict(packed)
+        return {name: self._interleave(a) for name, a in packed.items()}
+
+    def unrepack(self, scheme: Scheme, packed: Mapping[str, Array], n: int, k: int) -> dict[str, Array]:
+        """The inverse of `repack`; what lies in missing rows is dropped."""
+        lead = _experts(packed, 3 if self.lanes else 2)
+        check_shapes(packed, self.shapes(scheme, n, k, lead), f"{scheme.name} {self.name}")
+        if self.lanes == 0:
+            return dict(packed)
+        return {name: self._separate(a, n) for name, a in packed.items()}
+
+    def _extents(self, n: int, x: int) -> tuple[int, ...]:
+        return (n, x) if self.lanes == 0 else (-(-n // self.lanes), x, self.lanes)
+
+    def _interleave(self, a: Array) -> Array:
+        """[..., N, X] -> [..., ceil(N / lanes), X, lanes]."""
+        n, x = a.shape[-2:]
+        whole = n // self.lanes
+        out = np.zeros((*a.shape[:-2], *self._extents(n, x)), a.dtype)
+        blocks = a[..., : whole * self.lanes, :].reshape(*a.shape[:-2], whole, self.lanes, x)
+        out[..., :whole, :, :] = np.swapaxes(blocks, -1, -2)
+        rest = n - whole * self.lanes
+        if rest:
+            out[..., whole, :, :rest] = np.swapaxes(a[..., whole * self.lanes :, :], -1, -2)
+        return out
+
+    def _separate(self, a: Array, n: int) -> Array:
+        """[..., blocks, X, lanes] -> [..., n, X]."""
+        x = a.shape[-2]
+        whole = n // self.lanes
+        out = np.empty((*a.shape[:-3], n, x), a.dtype)
+        for block in range(whole):
+            out[..., block * self.lanes : (block + 1) * self.lanes, :] = np.swapaxes(
+                a[..., block, :, :], -1, -2
+            )
+        rest = n - whole * self.lanes
+        if rest:
+            out[..., whole * self.lanes :, :] = np.swapaxes(a[..., whole, :, :rest], -1, -2)
+        return out
+
+
+def _experts(packed: Mapping[str, Array], dims: int) -> int | None:
+    """The leading extent of arrays that have one dimension more than `dims`."""
+    first = next(iter(packed.values()))
+    return int(first.shape[0]) if first.ndim == dims + 1 else None
+
+
+_LAYOUTS = (Layout("row"), Layout("rows16", lanes=16))
+
+
+def layout_names() -> tuple[str, ...]:
+    """The names that `load_layout` knows."""
+    return tuple(layout.name for layout in _LAYOUTS)
+
+
+def load_layout(name: str) -> Layout:
+    """The layout of that name. Raises ConfigError that lists the known names."""
+    for layout in _LAYOUTS:
+        if layout.name == name:
+            return layout
+    raise ConfigError("unknown weight layout", expected=" ".join(layout_names()), found=name)

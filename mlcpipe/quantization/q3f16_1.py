@@ -1,0 +1,11 @@
+"""3-bit codes, ten in a word, a float16 scale for 40 elements: 3.6 bits a weight.
+
+Error: |w - w'| <= 0.503 s + max(2^-11 |w|, 2^-25) with s = max|w| / 3 over the group, for s >= 2^-14
+(subnormal scales: see `groups.error_bound`); |w| > 65504 is refused.
+"""
+
+from __future__ import annotations
+
+from mlcpipe.quantization.scheme import Scheme
+
+SCHEME = Scheme(name="q3f16_1", model_dtype="float16", bits=3, group_size=40, codes_per_word=10)

@@ -1,0 +1,10 @@
+"""4-bit codes, a float32 scale for 32 elements: 5 bits a weight.
+
+Error: |w - w'| <= 0.500001 s with s = max|w| / 7 over the group, for s that is not subnormal.
+"""
+
+from __future__ import annotations
+
+from mlcpipe.quantization.scheme import Scheme
+
+SCHEME = Scheme(name="q4f32_1", model_dtype="float32", bits=4, group_size=32, codes_per_word=8)

@@ -1,0 +1,11 @@
+"""8-bit codes, a float16 scale for 32 elements: 8.5 bits a weight.
+
+Error: |w - w'| <= 0.594 s + max(2^-11 |w|, 2^-25) with s = max|w| / 127 over the group, for s >= 2^-14
+(subnormal scales: see `groups.error_bound`); |w| > 65504 is refused. The 0.094 is MLC's float16 sum w/s + 127.
+"""
+
+from __future__ import annotations
+
+from mlcpipe.quantization.scheme import Scheme
+
+SCHEME = Scheme(name="q8f16_1", model_dtype="float16", bits=8, group_size=32, codes_per_word=4)

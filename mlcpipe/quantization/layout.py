@@ -1,8 +1,9 @@
 """Orders in which packed weights are stored for a device: pure re-packings, by name, with an inverse.
 
 `row` is MLC's order: an array [..., N, X] as the scheme packs it, X along K.
-`rows16` is for CPUs with 16 float32 lanes: rows in blocks of 16, the rows of a block side by side, [..., N/16, X, 16],
-so that one vector load has the same word (or scale, or number) of 16 rows. Rows missing in the last block are zero.
+`rows16` is for CPUs with 16 float32 lanes: rows in blocks of 16, the rows of a block side by side,
+[..., ceil(N/16), X, 16], so that one vector load has the same word (or scale, or number) of 16 rows. Rows missing
+in the last block have codes 0 and scales 0 (plain weights: 0.0), so that they decode to 0.
 """
 
 from __future__ import annotations
@@ -28,14 +29,14 @@ class Layout:
     lanes: int = 0
 
     def shapes(self, scheme: Scheme, n: int, k: int, experts: int | None = None) -> Shapes:
-        """Name -> (shape, dtype) of the arrays in this layout, of logical weight [n, k] or [experts, n, k]."""
+        """Name -> (shape, dtype) of the arrays in this layout, of a weight [n, k] or [experts, n, k]."""
         return {
             name: ((*shape[:-2], *self._extents(shape[-2], shape[-1])), dtype)
             for name, (shape, dtype) in scheme.shapes(n, k, experts).items()
         }
 
     def locate(self, row: Any, column: Any) -> tuple[Any, ...]:
-        """Where element [row, column] of an array in row order lies in this layout: ints or TVM expressions."""
+        """Where element [row, column] of an array in row order lies here: ints or TVM expressions."""
         if self.lanes == 0:
             return (row, column)
         return (row // self.lanes, column, row % self.lanes)

@@ -14,14 +14,14 @@ Array = NDArray[Any]
 
 
 def row_chunks(rows: int, k: int) -> Iterator[slice]:
-    """Slices of rows of about 2^17 elements: 512 KiB of float32, so that the temporaries stay in the L2 cache."""
+    """Slices of rows of about 2^17 elements: 512 KiB of float32, so that temporaries stay in the L2 cache."""
     step = max(1, (1 << 17) // k)
     for start in range(0, rows, step):
         yield slice(start, min(start + step, rows))
 
 
 def check_magnitude(peaks: Array, dtype: str, name: str) -> None:
-    """Raise CheckpointError unless all magnitudes `peaks` (float32) are finite and at most the dtype's largest."""
+    """Raise CheckpointError unless the magnitudes `peaks` (float32) are finite and fit the dtype."""
     largest = float(np.finfo(dtype).max)
     peak = float(peaks.max())  # np.max propagates NaN, and every comparison with NaN is false
     if peak <= largest:

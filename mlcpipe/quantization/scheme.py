@@ -32,7 +32,7 @@ class Scheme:
     K is padded to a whole group; padding codes are 0 and are never read back.
 
     Arrays: `q_weight` uint32[N, groups(K) * words_per_group], `q_scale` model_dtype[N, groups(K)].
-    The format is that of MLC-LLM's group quantization in NK order (mlc_llm/quantization/group_quantization.py).
+    The format is MLC-LLM's group quantization in NK order (mlc_llm/quantization/group_quantization.py).
     """
 
     name: str
@@ -120,9 +120,9 @@ class Scheme:
         return {key: a.reshape(*w.shape[:-1], a.shape[-1]) for key, a in packed.items()}
 
     def unpack(self, packed: Mapping[str, Array], k: int) -> Array:
-        """The float32[..., N, k] that packed arrays stand for; (code - zero_point) * scale is taken in float32.
+        """The float32[..., N, k] that packed arrays stand for: (code - zero_point) * scale in float32.
 
-        With model_dtype float16 that product is exact; a kernel that multiplies in float16 rounds it once more.
+        With a float16 scale that product is exact; a kernel that multiplies in float16 rounds it once more.
         Raises CheckpointError if the arrays are not those of this scheme for rows of k elements.
         """
         first = packed.get("weight" if self.bits == 0 else "q_weight")

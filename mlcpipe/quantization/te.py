@@ -1,4 +1,4 @@
-"""Dequantization as TVM expressions: one element of a packed weight, for a compiler that fuses it into a kernel."""
+"""Dequantization as TVM expressions: one element of a packed weight, to be fused into a kernel."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ def dequantize_element(
 ) -> tirx.PrimExpr:
     """w[n, k] (indices (n, k)) or w[e, n, k] (indices (e, n, k)) in `out_dtype`.
 
-    `weight` is `q_weight`, `scale` is `q_scale`, shaped as `layout.shapes(scheme, ...)`; for a plain scheme `weight`
-    is the array itself and `scale` None. The scale is converted to out_dtype, then multiplied: exact for float32
-    and a float16 scale, rounded once for float16 (as MLC-LLM does). Columns from K to the end of the last group
+    `weight` is `q_weight`, `scale` is `q_scale`, shaped as `layout.shapes(scheme, ...)`; for a plain scheme
+    `weight` is the array itself and `scale` None. The value is that of `Scheme.unpack` rounded to out_dtype: the
+    product is taken in the wider of out_dtype and the scale's dtype. Columns from K to the end of the last group
     hold code 0, which is *not* 0.0: a kernel must not read them.
 
     Raises CompileError if `scale` is missing or superfluous.
@@ -52,4 +52,5 @@ def dequantize_element(
     s = scale(*lead, *layout.locate(n, k // scheme.group_size))
     # Through int32: CPUs before AVX-512 have no conversion from uint32 to float.
     steps = decode_code(scheme, word, k).astype("int32") - tirx.const(scheme.zero_point, "int32")
-    return steps.astype(out_dtype) * s.astype(out_dtype)
+    wide = "float32" if "float32" in (out_dtype, scheme.model_dtype) else "float16"
+    return (steps.astype(wide) * s.astype(wide)).astype(out_dtype)

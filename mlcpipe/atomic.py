@@ -25,10 +25,10 @@ FULL_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 def atomic_directory(dest: Path, *, overwrite: bool = False, needed_bytes: int = 0) -> Iterator[Path]:
     """Yields an empty sibling folder of `dest`; it becomes `dest` when the block ends without an exception.
 
-    Before that, files and folders are flushed to the disk, so that a `dest` that exists is complete even after a
-    power cut. After any exception, KeyboardInterrupt too, the temporary folder is removed. What a killed process
-    left is removed by the next call for the same `dest` (on POSIX). `overwrite` replaces a non-empty folder:
-    the old one stays until the new one is complete. `needed_bytes`, where known, is checked first.
+    Before that, files and folders are flushed to the disk: a `dest` that exists is complete, even after a
+    power cut. After any exception, KeyboardInterrupt too, the temporary folder is removed. What a killed
+    process left is removed by the next call for the same `dest` (on POSIX). `overwrite` replaces a non-empty
+    folder: the old one stays until the new one is complete. `needed_bytes`, where known, is checked first.
 
     Raises UsageError when `dest` is a file, or not empty without `overwrite`, or written by another run, and
     ResourceError when the disk is or gets full.
@@ -124,7 +124,10 @@ def _check_destination(dest: Path, overwrite: bool) -> None:
 
 
 def _claim(dest: Path) -> tuple[Path, int | None]:
-    """A new temporary folder for `dest` and a descriptor whose lock, released by the system even after SIGKILL, marks it as in use."""
+    """A new temporary folder for `dest`, and a descriptor whose lock marks it as in use.
+
+    The system releases the lock when the process ends, however it ends.
+    """
     partial = dest.with_name(f".{dest.name}.partial-{os.getpid()}")
     while True:
         try:
@@ -146,7 +149,7 @@ def _claim(dest: Path) -> tuple[Path, int | None]:
 
 
 def _try_lock(descriptor: int) -> bool | None:
-    """True when this process now holds the lock, False when another does, None where the disk has no locks."""
+    """True when this process now holds the lock, False when another does, None where there are no locks."""
     if sys.platform == "win32":
         return None
     try:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from mlcpipe.checkpoint.checkpoint import Checkpoint, open_checkpoint
+from mlcpipe.checkpoint.hub import resolve
 from mlcpipe.checkpoint.safetensors_reader import TensorInfo
 
-__all__ = ["Checkpoint", "TensorInfo", "open_checkpoint"]
+__all__ = ["Checkpoint", "TensorInfo", "open_checkpoint", "resolve"]

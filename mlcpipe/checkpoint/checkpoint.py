@@ -1,4 +1,4 @@
-"""A checkpoint folder as Hugging Face lays it out: configuration, and safetensors in one file or in shards."""
+"""A checkpoint folder as Hugging Face lays it out: configuration, and safetensors, one or in shards."""
 
 from __future__ import annotations
 
@@ -82,11 +82,11 @@ class Checkpoint:
         return read_bytes(self.info(name))
 
     def content_hash(self, cache_dir: Path | None = None) -> str:
-        """sha256 (64 hex digits) over names, sizes and content of the configuration, tokenizer and weight files.
+        """sha256 (hex) over names, sizes and content of the configuration, tokenizer and weight files.
 
         With `cache_dir` the digest of a large file is remembered there by path, size, modification time and
-        inode, so that a second call does not read it. Raises CheckpointError for a file that cannot be read or
-        changes meanwhile.
+        inode, so that a second call does not read it. Raises CheckpointError for a file that cannot be read
+        or changes meanwhile.
         """
         files = [self.path / name for name in (CONFIG, GENERATION_CONFIG, *TOKENIZER_FILES)]
         present = [file for file in files if file.is_file()]
@@ -122,7 +122,7 @@ def open_checkpoint(path: Path) -> Checkpoint:
         files: tuple[Path, ...] = (folder / SINGLE_FILE,)
         tensors = _gather(files)
     elif (folder / INDEX).exists():
-        weight_map = _read_weight_map(folder / INDEX)
+        weight_map = read_weight_map(folder / INDEX)
         files = tuple(folder / name for name in sorted(set(weight_map.values())))
         tensors = _gather(files)
         _check_weight_map(weight_map, tensors, folder)
@@ -135,7 +135,7 @@ def open_checkpoint(path: Path) -> Checkpoint:
 
 
 def _gather(files: tuple[Path, ...]) -> dict[str, TensorInfo]:
-    """Tensors of all shards; those that the index forgot too, as in transformers, so that none is lost in silence."""
+    """Tensors of all shards; those that the index forgot too, as in transformers: none is lost in silence."""
     tensors: dict[str, TensorInfo] = {}
     for file in files:
         for tensor in read_header(file):
@@ -151,8 +151,8 @@ def _gather(files: tuple[Path, ...]) -> dict[str, TensorInfo]:
     return tensors
 
 
-def _read_weight_map(index: Path) -> dict[str, str]:
-    """Tensor name -> shard file name. A shard is a plain file name: nothing outside the folder is ever opened."""
+def read_weight_map(index: Path) -> dict[str, str]:
+    """Tensor name -> shard file. A shard is a plain file name: nothing outside the folder is opened."""
     where = shown(str(index))
     weight_map = read_json_object(index, limit=MAX_INDEX_BYTES, error=CheckpointError).get("weight_map")
     if not isinstance(weight_map, dict) or not weight_map:
@@ -212,7 +212,7 @@ def _no_weights(folder: Path) -> CheckpointError:
             where=where,
             expected=expected,
             found=", ".join(shown(name) for name in pickles[:3]),
-            next_step="convert them with transformers: model.save_pretrained(folder, safe_serialization=True)",
+            next_step="convert them to safetensors: transformers' model.save_pretrained(folder)",
         )
     return CheckpointError(
         "no weights",

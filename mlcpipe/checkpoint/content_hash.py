@@ -37,7 +37,7 @@ def hash_files(files: Iterable[Path], cache_dir: Path | None = None) -> str:
 
 
 def file_digest(file: Path, cache_dir: Path | None = None) -> str:
-    """sha256 of one file in hex, from `cache_dir` where path, size, modification time and inode are the same."""
+    """sha256 of one file in hex, recalled from `cache_dir` by path, size, modification time and inode."""
     try:
         status = file.stat()
         if cache_dir is None or status.st_size < REMEMBERED_BYTES:

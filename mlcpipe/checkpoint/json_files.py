@@ -13,7 +13,7 @@ SHOWN_CHARACTERS = 80
 
 
 def shown(text: object) -> str:
-    """A quoted, printable, shortened form of a string that came from outside, safe for a terminal and for one line."""
+    """A quoted, shortened form of something from outside, safe for a terminal and for one line."""
     quoted = ascii(text)
     if len(quoted) <= SHOWN_CHARACTERS:
         return quoted
@@ -21,7 +21,7 @@ def shown(text: object) -> str:
 
 
 def require_regular_file(path: Path) -> int:
-    """The size of `path` in bytes. Links are followed; a pipe or device would block a reader, so it is refused.
+    """The size of `path` in bytes. Links are followed; a pipe or device would block a reader: refused.
 
     Raises CheckpointError when the file is absent, unreadable or not a regular file.
     """

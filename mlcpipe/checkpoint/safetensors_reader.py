@@ -1,9 +1,9 @@
 """A strict reader of one safetensors file: header checks, and one tensor at a time as float32.
 
-Format (https://github.com/huggingface/safetensors, README "Format"): u64 little-endian header length N, N bytes
-of JSON beginning with `{` and possibly padded with spaces, then the data. The JSON maps a name to
-`{"dtype", "shape", "data_offsets": [begin, end]}` (relative to the data) and may hold `__metadata__`, text to text.
-The data are row-major, little-endian, and the tensors cover them exactly: no overlap, hole or tail.
+Format (https://github.com/huggingface/safetensors, README "Format"): u64 little-endian header length N,
+N bytes of JSON beginning with `{` and possibly padded with spaces, then the data. The JSON maps a name to
+`{"dtype", "shape", "data_offsets": [begin, end]}` (relative to the data) and may hold `__metadata__`, text to
+text. The data are row-major, little-endian, and the tensors cover them exactly: no overlap, hole or tail.
 
 The safetensors package is not used: its numpy front end has no bfloat16, it maps the whole file (a file cut
 short while mapped kills the process), and its errors name neither the file nor the tensor.
@@ -62,7 +62,7 @@ DTYPES = {
 
 @dataclass(frozen=True)
 class TensorInfo:
-    """Where one tensor lies. `offset` counts bytes from the start of `file`; `dtype` is numpy's name or `bfloat16`."""
+    """Where one tensor lies. `offset` counts bytes from the start of `file`; `dtype` is as in ml_dtypes."""
 
     name: str
     shape: tuple[int, ...]
@@ -73,7 +73,7 @@ class TensorInfo:
 
 
 def read_header(path: Path) -> tuple[TensorInfo, ...]:
-    """Every tensor of the file, in order of their data. Raises CheckpointError unless the file is well formed."""
+    """Every tensor of the file, in order of data. Raises CheckpointError unless the file is well formed."""
     size = require_regular_file(path)
     where = shown(str(path))
     try:
@@ -113,7 +113,7 @@ def read_header(path: Path) -> tuple[TensorInfo, ...]:
 
 
 def read_float32(info: TensorInfo) -> NDArray[np.float32]:
-    """One tensor as a new C-contiguous float32 array of `info.shape`; bfloat16 and float16 are widened exactly.
+    """One tensor as a new C-contiguous float32 array of `info.shape`, exactly widened where it is shorter.
 
     Private memory: the result and about 2 MiB. Raises CheckpointError for another dtype, a file that became
     shorter, NaN or Inf (naming the first), and ResourceError when the memory cannot be had.

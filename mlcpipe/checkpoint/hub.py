@@ -1,0 +1,303 @@
+"""`hf://org/name[@revision]`: a checkpoint from a Hugging Face hub, kept in huggingface_hub's cache.
+
+Cache layout (huggingface_hub documentation, "Manage the cache"): `models--org--name/` holds `blobs/<hash>`,
+`snapshots/<commit>/<file>` linking to blobs, and `refs/<revision>` with the commit. transformers shares it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from mlcpipe.atomic import FULL_DISK, atomic_write, check_disk_space
+from mlcpipe.checkpoint.checkpoint import (
+    CONFIG,
+    GENERATION_CONFIG,
+    INDEX,
+    PICKLES,
+    SINGLE_FILE,
+    TOKENIZER_FILES,
+    read_weight_map,
+)
+from mlcpipe.checkpoint.json_files import shown
+from mlcpipe.checkpoint.transfer import TIMEOUT_SECONDS, RemoteFile, fetch_file
+from mlcpipe.errors import CheckpointError, DownloadError, ResourceError
+from mlcpipe.progress import Progress
+
+if TYPE_CHECKING:
+    from huggingface_hub.hf_api import ModelInfo
+
+SCHEME = "hf://"
+PART = r"[A-Za-z0-9](?:[A-Za-z0-9_]|[.-](?![.-]))*(?<![.-])"  # no `..` or `--`, which the cache folder uses
+SPEC = re.compile(
+    rf"hf://({PART}/{PART})(?:@([A-Za-z0-9_][A-Za-z0-9_.-]*(?:/[A-Za-z0-9_][A-Za-z0-9_.-]*)*))?"
+)
+COMMIT = re.compile(r"[0-9a-f]{40}")
+DIGEST = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")
+MAX_PART = 96
+
+
+@dataclass(frozen=True)
+class HubModel:
+    """A model on a hub: `repo` is `org/name`, `revision` a branch, tag or commit."""
+
+    repo: str
+    revision: str
+
+    def __str__(self) -> str:
+        return f"{SCHEME}{self.repo}@{self.revision}"
+
+
+def parse_spec(spec: str) -> HubModel:
+    """Takes `hf://org/name[@revision]` apart. Raises DownloadError for anything else."""
+    match = SPEC.fullmatch(spec)
+    revision = (match[2] or "main") if match else ""
+    if (
+        match is None
+        or max(map(len, match[1].split("/"))) > MAX_PART
+        or len(revision) > 255
+        or ".." in revision
+    ):
+        raise DownloadError(
+            "bad model name",
+            found=shown(spec),
+            expected="hf://org/name or hf://org/name@revision",
+            next_step="copy org/name from the model's page",
+        )
+    return HubModel(match[1], revision)
+
+
+def resolve(
+    spec: str | Path, progress: Progress, *, cache_dir: Path | None = None, endpoint: str | None = None
+) -> Path:
+    """The checkpoint folder for `spec`: a folder as it is, or an `hf://` model, downloaded if need be.
+
+    Fetched are config.json, generation_config.json, the tokenizer's files, the chat template, and safetensors
+    with their index: never code and never pickles. A cut download is resumed, also by a later call; every file
+    is checked against the hash that the hub lists. When the hub cannot be reached, a complete copy in the cache
+    serves. `cache_dir` and `endpoint` default to huggingface_hub's (HF_HOME, HF_ENDPOINT).
+
+    Raises DownloadError (package absent, hub or model absent, damaged content), ResourceError (disk full) and
+    CheckpointError (an index that is not one).
+    """
+    if not str(spec).startswith(SCHEME):
+        return Path(spec).expanduser()
+    model = parse_spec(str(spec))
+    try:
+        import huggingface_hub
+        from huggingface_hub.constants import HF_HUB_CACHE
+    except ImportError as error:
+        raise DownloadError(
+            f"cannot download {model}",
+            expected="the package huggingface_hub",
+            found="none",
+            next_step="pip install 'mlcpipe[hub]'",
+        ) from error
+    cache = Path(cache_dir or HF_HUB_CACHE)
+    repo_folder = cache / huggingface_hub.file_download.repo_folder_name(
+        repo_id=model.repo, repo_type="model"
+    )
+    with _translated(model, cache):
+        try:
+            info = huggingface_hub.HfApi(endpoint=endpoint, library_name="mlcpipe").model_info(
+                model.repo, revision=model.revision, files_metadata=True, timeout=TIMEOUT_SECONDS
+            )
+        except _unreachable() as error:
+            copy = _complete_copy(repo_folder, model)
+            if copy is None:
+                raise DownloadError(
+                    f"the hub cannot be reached for {model}",
+                    found=error or type(error).__name__,
+                    expected="a connection, or a complete copy in the cache",
+                    next_step="check the network, or give a local folder",
+                ) from error
+            progress.stage(f"hub not reachable, using the copy of {model}")
+            return copy
+        except (KeyError, TypeError, AttributeError) as error:  # from taking an unexpected JSON apart
+            raise _odd_answer(model, f"{type(error).__name__}: {error}") from error
+        return _Snapshot(model, info, cache, repo_folder, endpoint).download(progress)
+
+
+class _Snapshot:
+    """One commit of a model: what the hub lists, and where it goes in the cache."""
+
+    def __init__(
+        self, model: HubModel, info: ModelInfo, cache: Path, repo_folder: Path, endpoint: str | None
+    ) -> None:
+        self._model = model
+        self._cache = cache
+        self._repo_folder = repo_folder
+        self._endpoint = endpoint
+        if not info.sha or not COMMIT.fullmatch(info.sha):
+            raise _odd_answer(model, f"commit {shown(info.sha)}")
+        self._commit = info.sha
+        self._listed: dict[str, Any] = {sibling.rfilename: sibling for sibling in info.siblings or ()}
+
+    def download(self, progress: Progress) -> Path:
+        """Fetches what is missing, small files first, and returns the snapshot's folder."""
+        if SINGLE_FILE not in self._listed and INDEX not in self._listed:
+            raise self._no_weights()
+        small = [CONFIG, GENERATION_CONFIG, *TOKENIZER_FILES]
+        if SINGLE_FILE not in self._listed:
+            small.append(INDEX)
+        folder = self._fetch(
+            [name for name in small if name in self._listed or name == CONFIG], "download tokenizer", progress
+        )
+        weights = (
+            [SINGLE_FILE]
+            if SINGLE_FILE in self._listed
+            else sorted(set(read_weight_map(folder / INDEX).values()))
+        )
+        self._fetch(weights, "download weights", progress)
+        if self._model.revision != self._commit:  # what serves when the hub cannot be reached
+            reference = self._repo_folder / "refs" / self._model.revision
+            reference.parent.mkdir(parents=True, exist_ok=True)
+            atomic_write(reference, self._commit.encode())
+        return folder
+
+    def _fetch(self, names: Sequence[str], stage: str, progress: Progress) -> Path:
+        import huggingface_hub
+
+        folder = self._repo_folder / "snapshots" / self._commit
+        missing = [self._remote(name) for name in names if not (folder / name).exists()]
+        if missing:
+            progress.stage(f"{stage} of {self._model}")
+            progress.bytes_total(sum(remote.size for remote in missing))
+            blobs = self._repo_folder / "blobs"
+            blobs.mkdir(parents=True, exist_ok=True)
+            needed = sum(remote.size - _present_bytes(blobs, remote) for remote in missing)
+            check_disk_space(blobs, needed)
+            for remote in missing:
+                blob = blobs / remote.digest
+                if blob.exists():
+                    progress.advance(remote.size)
+                else:
+                    fetch_file(remote, blob, progress)
+                # It finds the blob and links it into the snapshot (or copies it where there are no links).
+                huggingface_hub.hf_hub_download(
+                    self._model.repo,
+                    remote.name,
+                    revision=self._commit,
+                    cache_dir=self._cache,
+                    endpoint=self._endpoint,
+                    library_name="mlcpipe",
+                )
+        return folder
+
+    def _remote(self, name: str) -> RemoteFile:
+        import huggingface_hub
+
+        sibling = self._listed.get(name)
+        if sibling is None:
+            raise DownloadError(
+                f"{self._model} lacks {shown(name)}",
+                expected="a checkpoint in the layout of transformers",
+                found=f"{len(self._listed)} other files",
+                next_step="choose another model or revision",
+            )
+        size = sibling.lfs.size if sibling.lfs else sibling.size
+        digest = sibling.lfs.sha256 if sibling.lfs else sibling.blob_id
+        if type(size) is not int or size < 0 or not isinstance(digest, str) or not DIGEST.fullmatch(digest):
+            raise _odd_answer(self._model, f"size {shown(size)} and hash {shown(digest)} of {shown(name)}")
+        url = huggingface_hub.hf_hub_url(
+            self._model.repo, name, revision=self._commit, endpoint=self._endpoint
+        )
+        return RemoteFile(name, url, size, digest)
+
+    def _no_weights(self) -> DownloadError:
+        pickles = sorted(name for name in self._listed if name.endswith(PICKLES))
+        return DownloadError(
+            f"{self._model} has no safetensors",
+            expected=f"{SINGLE_FILE} or {INDEX}",
+            found=f"pickled weights ({shown(pickles[0])}), which can run any code" if pickles else "neither",
+            next_step="choose a model or revision with safetensors",
+        )
+
+
+def _present_bytes(blobs: Path, remote: RemoteFile) -> int:
+    for path in (blobs / remote.digest, blobs / f"{remote.digest}.mlcpipe-partial"):
+        if path.exists():
+            return min(path.stat().st_size, remote.size)
+    return 0
+
+
+def _complete_copy(repo_folder: Path, model: HubModel) -> Path | None:
+    """The snapshot folder of `model` in the cache if the configuration and all weights are there."""
+    commit = model.revision
+    if not COMMIT.fullmatch(commit):
+        try:
+            commit = (repo_folder / "refs" / model.revision).read_text(encoding="utf-8").strip()
+        except (OSError, UnicodeDecodeError):
+            return None
+    folder = repo_folder / "snapshots" / commit
+    if not COMMIT.fullmatch(commit) or not (folder / CONFIG).exists():
+        return None
+    if (folder / SINGLE_FILE).exists():
+        return folder
+    try:
+        shards = set(read_weight_map(folder / INDEX).values())
+    except CheckpointError:
+        return None
+    return folder if all((folder / shard).exists() for shard in shards) else None
+
+
+def _unreachable() -> tuple[type[BaseException], ...]:
+    import httpx2
+    from huggingface_hub.errors import OfflineModeIsEnabled
+
+    return (OfflineModeIsEnabled, httpx2.TransportError)
+
+
+def _odd_answer(model: HubModel, found: str) -> DownloadError:
+    return DownloadError(
+        f"the hub gave an odd answer for {model}",
+        expected="a commit, and a size and hash for every file",
+        found=found,
+        next_step="check HF_ENDPOINT",
+    )
+
+
+@contextmanager
+def _translated(model: HubModel, cache: Path) -> Iterator[None]:
+    """Turns what huggingface_hub and the disk raise into one line."""
+    import httpx2
+    from huggingface_hub import errors
+
+    try:
+        yield
+    except errors.GatedRepoError as error:
+        raise DownloadError(
+            f"{model} is gated",
+            found="no permission",
+            next_step="accept its terms on its page, then run `hf auth login`",
+        ) from error
+    except errors.RepositoryNotFoundError as error:
+        raise DownloadError(
+            f"the hub has no model {model.repo}",
+            found="none of this name, or a private one",
+            next_step="check the name; for a private model run `hf auth login`",
+        ) from error
+    except errors.RevisionNotFoundError as error:
+        raise DownloadError(
+            f"{model.repo} has no revision {shown(model.revision)}",
+            next_step="check the branch, tag or commit",
+        ) from error
+    except (errors.HfHubHTTPError, errors.EntryNotFoundError, httpx2.HTTPError, ValueError) as error:
+        raise DownloadError(
+            f"cannot download {model}", found=str(error)[:300], next_step="run the command again later"
+        ) from error
+    except OSError as error:
+        if error.errno in FULL_DISK:
+            raise ResourceError(
+                f"the disk is full while downloading {model}",
+                where=cache,
+                found=error.strerror,
+                next_step="free space and run the command again to resume",
+            ) from error
+        raise DownloadError(
+            f"cannot store {model}", where=cache, found=error, next_step="check the folder's permissions"
+        ) from error

@@ -1,0 +1,181 @@
+"""One file from a hub over HTTP: resumed after a cut, also by a later process, and verified by its hash.
+
+huggingface_hub 2.x deletes a partial file when its process ends, with xet as well; a shard of several GB on a
+slow line needs more patience. Hence this loop, on huggingface_hub's own session, headers and errors.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING
+
+from mlcpipe.checkpoint.json_files import shown
+from mlcpipe.errors import DownloadError
+from mlcpipe.progress import Progress
+
+if sys.platform != "win32":
+    import fcntl
+
+if TYPE_CHECKING:
+    import httpx2
+
+CHUNK_BYTES = 1 << 20
+TIMEOUT_SECONDS = 30.0
+FRUITLESS_ATTEMPTS = 5  # in a row without one new byte
+RETRIED_STATUSES = (408, 429, 500, 502, 503, 504)
+
+
+@dataclass(frozen=True)
+class RemoteFile:
+    """A file as the hub lists it. `digest` in hex: 64 digits are sha256 (LFS), 40 are git's blob sha1."""
+
+    name: str
+    url: str
+    size: int
+    digest: str
+
+
+def fetch_file(remote: RemoteFile, blob: Path, progress: Progress, *, pause_seconds: float = 1.0) -> None:
+    """Downloads `remote` to `blob` from where an earlier call stopped; `blob` appears whole and verified.
+
+    `progress` is advanced by the bytes that are there, those of the earlier call at once. Raises
+    DownloadError when the connection breaks `FRUITLESS_ATTEMPTS` times without a new byte or the content is not what the
+    hub listed, huggingface_hub's HfHubHTTPError for a refusal, OSError when the disk refuses.
+    """
+    import httpx2
+    from huggingface_hub.errors import HfHubHTTPError
+
+    path = blob.with_name(f"{blob.name}.mlcpipe-partial")
+    with _Partial(path, remote) as partial:
+        progress.advance(partial.size)
+        fruitless = 0
+        while partial.size < remote.size:
+            before = partial.size
+            problem: object = "the connection ended early"
+            try:
+                _stream(remote, partial, progress)
+            except httpx2.TransportError as error:
+                problem = error or type(error).__name__
+            except HfHubHTTPError as error:
+                if error.response.status_code not in RETRIED_STATUSES:
+                    raise
+                problem = f"HTTP status {error.response.status_code}"
+            fruitless = 0 if partial.size > before else fruitless + 1
+            if fruitless >= FRUITLESS_ATTEMPTS:
+                raise DownloadError(
+                    f"the download of {shown(remote.name)} does not go on",
+                    where=shown(remote.url),
+                    expected=f"{remote.size} bytes",
+                    found=f"{partial.size} bytes, then: {problem}",
+                    next_step="run the command again to resume",
+                )
+            if partial.size < remote.size:
+                time.sleep(pause_seconds * fruitless)
+        partial.verify()
+    os.replace(path, blob)
+
+
+class _Partial:
+    """The part of a file that is here, its running hash, and a lock that ends with the process."""
+
+    def __init__(self, path: Path, remote: RemoteFile) -> None:
+        self._path = path
+        self._remote = remote
+        self._file = path.open("ab+")
+        self.size = 0
+
+    def __enter__(self) -> _Partial:
+        try:
+            self._lock()
+            self.reset(keep=True)
+            self._file.seek(0)
+            while chunk := self._file.read(CHUNK_BYTES):
+                self._hash.update(chunk)
+                self.size += len(chunk)
+            if self.size > self._remote.size:
+                self.reset()
+        except BaseException:
+            self._file.close()
+            raise
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._file.close()
+
+    def append(self, chunk: bytes) -> None:
+        if self.size + len(chunk) > self._remote.size:
+            self._reject(f"more than {self._remote.size} bytes")
+        self._file.write(chunk)
+        self._hash.update(chunk)
+        self.size += len(chunk)
+
+    def reset(self, *, keep: bool = False) -> None:
+        """Forget everything (`keep` leaves the file alone: only the hash begins anew)."""
+        if not keep:
+            self._file.truncate(0)
+        self.size = 0
+        self._hash = hashlib.sha256() if len(self._remote.digest) == 64 else hashlib.sha1()
+        if len(self._remote.digest) == 40:  # git hashes a header before the content
+            self._hash.update(b"blob %d\0" % self._remote.size)
+
+    def verify(self) -> None:
+        if self._hash.hexdigest() != self._remote.digest:
+            self._reject(f"content with hash {self._hash.hexdigest()}")
+        self._file.flush()
+        os.fsync(self._file.fileno())
+
+    def _reject(self, found: str) -> None:
+        self.reset()
+        raise DownloadError(
+            f"the hub sent something else for {shown(self._remote.name)}",
+            where=shown(self._remote.url),
+            expected=f"{self._remote.size} bytes with hash {self._remote.digest}",
+            found=found,
+            next_step="run the command again; if it stays so, do not trust this source",
+        )
+
+    def _lock(self) -> None:
+        if sys.platform == "win32":
+            return
+        try:
+            fcntl.flock(self._file.fileno(), fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise DownloadError(
+                f"another process downloads {shown(self._remote.name)}",
+                where=shown(str(self._path)),
+                next_step="wait for it and run the command again",
+            ) from None
+
+
+def _stream(remote: RemoteFile, partial: _Partial, progress: Progress) -> None:
+    from huggingface_hub import get_session, hf_raise_for_status
+    from huggingface_hub.utils import build_hf_headers  # type: ignore[attr-defined]  # documented, but lazy
+
+    # A compressed answer has other sizes and offsets than the file.
+    headers = {**build_hf_headers(library_name="mlcpipe"), "Accept-Encoding": "identity"}
+    if partial.size:
+        headers["Range"] = f"bytes={partial.size}-"
+    session: httpx2.Client = get_session()
+    with session.stream("GET", remote.url, headers=headers, timeout=TIMEOUT_SECONDS) as response:
+        misplaced = response.status_code == 206 and not response.headers.get("Content-Range", "").startswith(
+            f"bytes {partial.size}-"
+        )
+        if misplaced or response.status_code == 416:
+            progress.advance(-partial.size)
+            partial.reset()
+            return  # the next attempt asks for the whole file
+        hf_raise_for_status(response)
+        if partial.size and response.status_code != 206:
+            progress.advance(-partial.size)
+            partial.reset()
+        for chunk in response.iter_bytes(CHUNK_BYTES):
+            partial.append(chunk)
+            progress.advance(len(chunk))

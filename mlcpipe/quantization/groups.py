@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from mlcpipe.quantization import plain
 from mlcpipe.quantization.limits import check_magnitude, row_chunks
 
 if TYPE_CHECKING:
@@ -67,13 +68,12 @@ def error_bound(scheme: Scheme, w: Array) -> Array:
 
         c(w) + max(s * (1 + u(z) + u(2z)) / 2, z * u(s) / 2) + r
 
-    The terms: c, w rounded to float16 (half the spacing there; 0 for float32); half a step, and the roundings
+    The terms: c, w rounded to the model's dtype (`plain.error_bound`); half a step, and the roundings
     of w/s (at most u(z)/2) and of the sum with z (at most u(2z)/2), in steps of s; an element that is clipped
     because s was rounded down, which counts only where s is near the smallest numbers of the dtype;
     r = z * s * 2^-24, the float32 product of `unpack` (0 for float16 scales: exact).
     """
     dtype = np.dtype(scheme.model_dtype).type
-    half = scheme.model_dtype == "float16"
     z = scheme.zero_point
     step = 0.5 + (float(np.spacing(dtype(z))) + float(np.spacing(dtype(2 * z)))) / 2
     n, k = w.shape
@@ -84,11 +84,10 @@ def error_bound(scheme: Scheme, w: Array) -> Array:
         s = _scales(scheme, x, "weight")
         wide = s.astype(np.float64)
         bound = np.maximum(wide * step, np.spacing(s).astype(np.float64) * z / 2)
-        if not half:
+        if scheme.model_dtype == "float32":
             bound += wide * z * 2.0**-24
         total = np.repeat(bound, scheme.group_size, axis=1)[:, :k]
-        if half:
-            total += np.spacing(np.abs(w[chunk]).astype(dtype)).astype(np.float64) / 2
+        total += plain.error_bound(w[chunk], scheme.model_dtype)
         out[chunk] = np.nextafter(total.astype(np.float32), np.float32(np.inf))  # never below the sum
     return out
 

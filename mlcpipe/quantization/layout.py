@@ -2,8 +2,8 @@
 
 `row` is MLC's order: an array [..., N, X] as the scheme packs it, X along K.
 `rows16` is for CPUs with 16 float32 lanes: rows in blocks of 16, the rows of a block side by side,
-[..., ceil(N/16), X, 16], so that one vector load has the same word (or scale, or number) of 16 rows. Rows missing
-in the last block have codes 0 and scales 0 (plain weights: 0.0), so that they decode to 0.
+[..., ceil(N/16), X, 16], so that one vector load has the same word (or scale, or number) of 16 rows. Rows
+missing in the last block have codes 0 and scales 0 (plain weights: 0.0), so that they decode to 0.
 """
 
 from __future__ import annotations
@@ -91,8 +91,9 @@ class Layout:
 
 def _experts(packed: Mapping[str, Array], dims: int) -> int | None:
     """The leading extent of arrays that have one dimension more than `dims`."""
-    first = next(iter(packed.values()))
-    return int(first.shape[0]) if first.ndim == dims + 1 else None
+    for array in packed.values():
+        return int(array.shape[0]) if array.ndim == dims + 1 else None
+    return None
 
 
 _LAYOUTS = (Layout("row"), Layout("rows16", lanes=16))

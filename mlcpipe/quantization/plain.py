@@ -30,6 +30,8 @@ def error_bound(w: Array, dtype: str) -> Array:
     """Half a unit in the last place of `dtype` at |w|, float32[N, K]; 0 for float32."""
     if dtype == "float32":
         return np.zeros(w.shape, np.float32)
-    # The spacing at the rounded value is that at w or, if w rounded up to a power of two, twice it.
-    ulp: Array = np.spacing(np.abs(w).astype(dtype)).astype(np.float32)
+    # The spacing at the rounded value is that at w or, if w was rounded up to a power of two, twice it.
+    # That of the largest number is the same as that of the number below it, but numpy answers infinity.
+    below_largest = np.nextafter(np.finfo(dtype).max, np.dtype(dtype).type(0))
+    ulp: Array = np.spacing(np.minimum(np.abs(w).astype(dtype), below_largest)).astype(np.float32)
     return ulp * np.float32(0.5)

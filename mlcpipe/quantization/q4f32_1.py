@@ -1,6 +1,6 @@
 """4-bit codes, a float32 scale for 32 elements: 5 bits a weight.
 
-Error: |w - w'| <= 0.500001 s with s = max|w| / 7 over the group, for s that is not subnormal.
+Error: |w - w'| <= 0.500002 s with s the group's stored scale, max|w| / 7, if not subnormal.
 """
 
 from __future__ import annotations

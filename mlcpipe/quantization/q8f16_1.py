@@ -1,7 +1,7 @@
 """8-bit codes, a float16 scale for 32 elements: 8.5 bits a weight.
 
-Error: |w - w'| <= 0.594 s + max(2^-11 |w|, 2^-25) with s = max|w| / 127 over the group, for s >= 2^-14
-(subnormal scales: see `groups.error_bound`); |w| > 65504 is refused. Of the 0.594,
+Error: |w - w'| <= 0.594 s + max(2^-11 |w|, 2^-25) with s the group's stored scale, max|w| / 127; for
+s >= 2^-14 (subnormal scales: see `groups.error_bound`); |w| > 65504 is refused. Of the 0.594,
 0.094 comes from MLC's float16 sum w/s + 127.
 """
 

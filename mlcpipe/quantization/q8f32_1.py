@@ -1,6 +1,6 @@
 """8-bit codes, a float32 scale for 32 elements: 9 bits a weight.
 
-Error: |w - w'| <= 0.50002 s with s = max|w| / 127 over the group, for s that is not subnormal.
+Error: |w - w'| <= 0.50002 s with s the group's stored scale, max|w| / 127, if not subnormal.
 """
 
 from __future__ import annotations

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 Array = NDArray[Any]
 
 # name: bits, group, codes a word, model dtype: written out once more, so that a slip in a scheme file shows.
-GROUPED = {
+GROUPED: dict[str, tuple[int, int, int, Any]] = {
     "q3f16_1": (3, 40, 10, np.float16),
     "q4f16_1": (4, 32, 8, np.float16),
     "q4f32_1": (4, 32, 8, np.float32),

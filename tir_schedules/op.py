@@ -36,7 +36,7 @@ class Declined:
 
 def tag(func: tirx.PrimFunc, kind: str, **facts: int | float | str) -> tirx.PrimFunc:
     """Return `func` with its operation stated; FuseOps then leaves it whole (pattern kOpaque)."""
-    return func.with_attr(
+    return func.without_attr("global_symbol").with_attr(
         {_KIND: kind, _FACTS: dict(facts), "op_pattern": 8, "tirx.noalias": True}
     )
 

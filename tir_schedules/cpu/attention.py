@@ -16,6 +16,8 @@ from dataclasses import dataclass
 from tvm import tirx
 from tvm.script import tirx as T
 
+from tir_schedules.op import tag
+
 PAGE = 16
 LOG2E = math.log2(math.e)
 MASKED = -3e38
@@ -636,3 +638,21 @@ def read_back(shape: AttentionShape, num_layers: int) -> tirx.PrimFunc:
                     V[layer, t, h, d] = flat[base + kv_heads * page_elements + position_map[t] % 16 * dim + d]
 
     return kv_cache_read_back
+
+
+def kv_cache_functions(shape: AttentionShape, num_layers: int) -> dict[str, tirx.PrimFunc]:
+    """Every function that `mlcpipe/nn/kv_cache.py` hands to TVM's cache, by its role there."""
+    functions = {
+        "append": append(shape),
+        "prefill_chunk": prefill_chunk(shape),
+        "prefill_cached": prefill_cached(shape, False),
+        "decode": decode(shape, False),
+        "prefill_cached_sliding": prefill_cached(shape, True),
+        "decode_sliding": decode(shape, True),
+        "merge": merge(shape),
+        "split": split(shape),
+        "copy_page": copy_page(shape),
+        "read_back": read_back(shape, num_layers),
+        "compact": compact(shape),
+    }
+    return {name: tag(func, f"kv_cache_{name}").with_attr("tirx.is_scheduled", True) for name, func in functions.items()}

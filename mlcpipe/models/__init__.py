@@ -1,0 +1,36 @@
+"""Model families: `<model_type>.py` is one family, named and found by Hugging Face's `model_type`."""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from mlcpipe.errors import ConfigError
+from mlcpipe.nn.causal_lm import CausalLM
+
+_NAME = re.compile(r"[a-z][a-z0-9_]*")
+
+
+def model_types() -> list[str]:
+    """The families that mlcpipe knows."""
+    return sorted(module.name for module in pkgutil.iter_modules([str(Path(__file__).parent)]))
+
+
+def build_model(config: Mapping[str, Any]) -> CausalLM:
+    """The module for a config.json. Raises ConfigError for an unknown family or a field it cannot honour."""
+    model_type = config.get("model_type")
+    if not isinstance(model_type, str) or not _NAME.fullmatch(model_type) or model_type not in model_types():
+        raise ConfigError(
+            "unknown architecture",
+            where="config.json model_type",
+            expected=", ".join(model_types()),
+            found=repr(model_type),
+            next_step="add mlcpipe/models/<model_type>.py (README: add a model)",
+        )
+    model = importlib.import_module(f"mlcpipe.models.{model_type}").build(config)
+    assert isinstance(model, CausalLM)
+    return model

@@ -1,0 +1,86 @@
+"""Multi-head attention with grouped KV heads over a paged KV cache."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from tvm.relax.frontend import nn
+from tvm.relax.frontend.nn import Tensor, op
+
+from mlcpipe.nn import definitions
+from mlcpipe.nn.kv_cache import PagedKVCache
+from mlcpipe.nn.linear import Linear
+from mlcpipe.nn.norm import RMSNorm
+
+
+@dataclass(frozen=True)
+class AttentionSpec:
+    """Static facts of an attention block. `scale` multiplies scores; None is head_dim ** -0.5."""
+
+    hidden_size: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    qkv_bias: bool = False
+    o_bias: bool = False
+    norm: str = ""
+    norm_eps: float = 1e-6
+    norm_offset: float = 0.0
+    scale: float | None = None
+
+    @property
+    def q_size(self) -> int:
+        return self.num_heads * self.head_dim
+
+    @property
+    def kv_size(self) -> int:
+        return self.num_kv_heads * self.head_dim
+
+
+class Attention(nn.Module):
+    """o(attend(rope(norm(q)), rope(norm(k)), v)): x [m, hidden] -> [m, hidden].
+
+    `spec.norm` is "" (none), "head" (RMS norm over each head's dimensions: Qwen3, Gemma 3) or "all"
+    (over the whole projection: OLMo 2).
+    """
+
+    def __init__(self, spec: AttentionSpec, layer: int) -> None:
+        self.spec, self.layer = spec, layer
+        self.q_proj = Linear(spec.hidden_size, spec.q_size, spec.qkv_bias)
+        self.k_proj = Linear(spec.hidden_size, spec.kv_size, spec.qkv_bias)
+        self.v_proj = Linear(spec.hidden_size, spec.kv_size, spec.qkv_bias)
+        self.o_proj = Linear(spec.q_size, spec.hidden_size, spec.o_bias)
+        if spec.norm:
+            sizes = (spec.q_size, spec.kv_size) if spec.norm == "all" else (spec.head_dim, spec.head_dim)
+            self.q_norm = RMSNorm(sizes[0], spec.norm_eps, spec.norm_offset)
+            self.k_norm = RMSNorm(sizes[1], spec.norm_eps, spec.norm_offset)
+
+    def project(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """x [m, hidden] -> q [m, q_size], k and v [m, kv_size]."""
+        return self.q_proj(x), self.k_proj(x), self.v_proj(x)
+
+    def forward(self, x: Tensor, kv: PagedKVCache, cos: Tensor, sin: Tensor) -> Tensor:
+        """x [m, hidden], cos and sin f32[m, rotary_dim / 2] -> [m, hidden]."""
+        spec, m = self.spec, x.shape[0]
+        q, k, v = self.project(x)
+        if spec.norm == "all":
+            q, k = self.q_norm(q), self.k_norm(k)
+        q = op.reshape(q, (m, spec.num_heads, spec.head_dim))
+        k = op.reshape(k, (m, spec.num_kv_heads, spec.head_dim))
+        v = op.reshape(v, (m, spec.num_kv_heads, spec.head_dim))
+        if spec.norm == "head":
+            q, k = self._norm_heads(self.q_norm, q), self._norm_heads(self.k_norm, k)
+        func = definitions.apply_rope(
+            spec.num_heads, spec.num_kv_heads, spec.head_dim, 2 * int(cos.shape[1]), x.dtype, kv.dtype
+        )
+        out = Tensor.placeholder((m, spec.num_heads + 2 * spec.num_kv_heads, spec.head_dim), kv.dtype)
+        qkv = op.tensor_ir_op(func, "rope", [q, k, v, cos, sin], out)
+        scale = spec.head_dim**-0.5 if spec.scale is None else spec.scale
+        attended = kv.attend(self.layer, qkv, spec.num_heads, scale)
+        attended = op.reshape(attended, (m, spec.q_size))
+        return self.o_proj(attended if kv.dtype == x.dtype else op.astype(attended, x.dtype))
+
+    def _norm_heads(self, norm: RMSNorm, x: Tensor) -> Tensor:
+        """x [m, heads, D] -> normalized over D, through the 2-D kernel."""
+        m, heads, dim = x.shape
+        return op.reshape(norm(op.reshape(x, (m * heads, dim))), (m, heads, dim))

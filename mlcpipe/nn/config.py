@@ -1,0 +1,130 @@
+"""Reading config.json: every field that changes the result is read, checked and bounded, or refused by name."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from mlcpipe.errors import ConfigError
+
+MAX_SIZE = 1 << 24
+
+# Fields of other families or features that change the result; neutral values are harmless.
+_REFUSED: Mapping[str, tuple[Any, ...]] = {
+    "quantization_config": (None,),
+    "is_causal": (None, True),
+    "use_bidirectional_attention": (None, False),
+    "per_layer_config": (None,),
+    "dual_chunk_attention_config": (None,),
+    "text_config": (None,),
+    "vision_config": (None,),
+    "attention_chunk_size": (None,),
+    "attention_sinks": (None, False),
+    "logits_scaling": (None, 1, 1.0),
+    "logit_scale": (None, 1, 1.0),
+    "embedding_multiplier": (None, 1, 1.0),
+    "residual_multiplier": (None, 1, 1.0),
+    "attention_multiplier": (None,),
+    "scale_emb": (None, 1, 1.0),
+    "scale_depth": (None,),
+    "clip_qkv": (None,),
+}
+
+
+class Fields:
+    """Typed access to a JSON object; every failure is a ConfigError that names the field."""
+
+    def __init__(self, values: Mapping[str, Any], where: str = "config.json") -> None:
+        if not isinstance(values, Mapping):
+            raise ConfigError("not an object", where=where, expected="a JSON object", found=type(values).__name__)
+        self.values, self.where = values, where
+
+    def get(self, name: str, default: Any = None) -> Any:
+        """The raw value; `default` when it is absent or null."""
+        value = self.values.get(name)
+        return default if value is None else value
+
+    def integer(self, name: str, default: int | None = None, *, low: int = 1, high: int = MAX_SIZE) -> int:
+        """An integer in [low, high]."""
+        value = self.get(name, default)
+        if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
+            raise ConfigError(f"field {name}", where=self.where, expected=f"an integer from {low} to {high}", found=repr(value))
+        return value
+
+    def number(self, name: str, default: float | None = None, *, low: float = -1e12, high: float = 1e12) -> float:
+        """A finite number in [low, high]."""
+        value = self.get(name, default)
+        good = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value) and low <= value <= high
+        if not good:
+            raise ConfigError(f"field {name}", where=self.where, expected=f"a number from {low:g} to {high:g}", found=repr(value))
+        return float(value)
+
+    def numbers(self, name: str, count: int) -> list[float]:
+        """A list of `count` finite positive numbers."""
+        value = self.get(name)
+        good = isinstance(value, list) and len(value) == count
+        if not good or not all(isinstance(v, int | float) and math.isfinite(v) and v > 0 for v in value):
+            raise ConfigError(f"field {name}", where=self.where, expected=f"{count} positive numbers", found=_short(value))
+        return [float(v) for v in value]
+
+    def flag(self, name: str, default: bool) -> bool:
+        """true or false."""
+        value = self.get(name, default)
+        if not isinstance(value, bool):
+            raise ConfigError(f"field {name}", where=self.where, expected="true or false", found=repr(value))
+        return value
+
+    def table(self, name: str) -> Mapping[str, Any]:
+        """A JSON object, empty when absent."""
+        value = self.get(name, {})
+        if not isinstance(value, Mapping):
+            raise ConfigError(f"field {name}", where=self.where, expected="an object", found=_short(value))
+        return value
+
+    def refuse(self, **neutral: Sequence[Any]) -> None:
+        """Raise ConfigError for a field whose value is none of the neutral ones: it would change the result."""
+        for name, values in ({k: list(v) for k, v in _REFUSED.items()} | neutral).items():
+            value = self.values.get(name)
+            if name in self.values and not any(value is v or (value == v and type(value) is type(v)) for v in values):
+                raise ConfigError(
+                    f"field {name} is not supported",
+                    where=self.where,
+                    expected=f"absent or one of {_short(list(values))}",
+                    found=_short(value),
+                    next_step="mlcpipe does not ignore what changes the result",
+                )
+
+
+def _short(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 80 else text[:77] + "..."
+
+
+def check_architecture(config: Fields) -> None:
+    """Refuse a checkpoint whose class is not a causal language model."""
+    names = config.get("architectures", [])
+    if not isinstance(names, list) or not all(isinstance(n, str) and n.endswith("ForCausalLM") for n in names):
+        raise ConfigError("architecture", where="config.json architectures", expected="a ...ForCausalLM", found=_short(names))
+
+
+def rope_table(config: Fields) -> Mapping[str, Any]:
+    """The rope dictionary of old (`rope_scaling`) and new (`rope_parameters`) files; the old one wins."""
+    rope = config.table("rope_scaling") or config.table("rope_parameters")
+    nested = [key for key, value in rope.items() if isinstance(value, Mapping)]
+    if nested:
+        raise ConfigError("rope parameters by layer type", where="config.json", expected="one set", found=", ".join(nested))
+    return rope
+
+
+def layer_windows(config: Fields, layers: int, window: int | None, slides: Sequence[bool]) -> list[int | None]:
+    """The sliding window of each layer: `layer_types` when it is stated, else `slides`."""
+    types = config.get("layer_types")
+    if types is not None:
+        known = {"sliding_attention": True, "full_attention": False}
+        if not isinstance(types, list) or len(types) < layers or any(t not in known for t in types):
+            raise ConfigError(
+                "field layer_types", where="config.json", expected=f"{layers} of {', '.join(known)}", found=_short(types)
+            )
+        slides = [known[t] for t in types[:layers]]
+    return [window if slide else None for slide in slides]

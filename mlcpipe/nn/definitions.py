@@ -1,0 +1,169 @@
+"""What the compiled operations mean: TE definitions, each tagged so that a schedule rule knows it by name.
+
+A definition is the reference and the fallback; `tir_schedules` replaces it by a kernel where a rule applies.
+`m` is the symbolic number of rows (tokens); shapes and dtypes are given per function.
+"""
+
+from __future__ import annotations
+
+from tvm import te, tirx
+
+from mlcpipe.quantization.layout import Layout
+from mlcpipe.quantization.scheme import Scheme
+from mlcpipe.quantization.te import dequantize_element
+from tir_schedules.op import tag
+
+
+def _rows(name: str = "m") -> tirx.Var:
+    return tirx.Var(name, "int64")
+
+
+def _packed_inputs(scheme: Scheme, layout: Layout, n: int, k: int, experts: int | None = None) -> list[te.Tensor]:
+    return [
+        te.placeholder(shape, dtype, name=name) for name, (shape, dtype) in layout.shapes(scheme, n, k, experts).items()
+    ]
+
+
+def _facts(scheme: Scheme, layout: Layout, n: int, k: int) -> dict[str, int | float | str]:
+    return {
+        "n": n,
+        "k": k,
+        "bits": scheme.bits,
+        "group_size": scheme.group_size,
+        "codes_per_word": scheme.codes_per_word,
+        "zero_point": scheme.zero_point,
+        "dtype": scheme.model_dtype,
+        "layout": layout.name,
+    }
+
+
+def _element(scheme: Scheme, layout: Layout, packed: list[te.Tensor], indices: tuple[tirx.PrimExpr, ...], dtype: str) -> tirx.PrimExpr:
+    scale = packed[1] if len(packed) > 1 else None
+    return dequantize_element(scheme, layout, packed[0], scale, indices, dtype)
+
+
+def dequantize(scheme: Scheme, layout: Layout, n: int, k: int, dtype: str, experts: int | None = None) -> tirx.PrimFunc:
+    """Packed arrays -> w dtype[n, k], or [experts, n, k]."""
+    packed = _packed_inputs(scheme, layout, n, k, experts)
+    shape = (n, k) if experts is None else (experts, n, k)
+    w = te.compute(shape, lambda *i: _element(scheme, layout, packed, i, dtype), name="dequantize")
+    return tag(te.create_prim_func([*packed, w]), "dequantize", **_facts(scheme, layout, n, k))
+
+
+def matmul(scheme: Scheme, layout: Layout, n: int, k: int, dtype: str) -> tirx.PrimFunc:
+    """x dtype[m, k], packed w [n, k] -> x w^T dtype[m, n]."""
+    x = te.placeholder((_rows(), k), dtype, name="x")
+    packed = _packed_inputs(scheme, layout, n, k)
+    w = te.compute((n, k), lambda i, j: _element(scheme, layout, packed, (i, j), dtype), name="w")
+    r = te.reduce_axis((0, k), "r")
+    y = te.compute((x.shape[0], n), lambda i, j: te.sum(x[i, r] * w[j, r], axis=r), name="matmul")
+    return tag(te.create_prim_func([x, *packed, y]), "matmul", **_facts(scheme, layout, n, k))
+
+
+def take(scheme: Scheme, layout: Layout, n: int, k: int, dtype: str) -> tirx.PrimFunc:
+    """Packed table [n, k], ids i32[m] -> rows dtype[m, k]; an id outside the table reads its last row."""
+    packed = _packed_inputs(scheme, layout, n, k)
+    ids = te.placeholder((_rows(),), "int32", name="ids")
+
+    def row(i: tirx.Var, j: tirx.Var) -> tirx.PrimExpr:
+        index = tirx.min(tirx.max(ids[i], tirx.const(0, "int32")), tirx.const(n - 1, "int32"))
+        return _element(scheme, layout, packed, (index, j), dtype)
+
+    y = te.compute((ids.shape[0], k), row, name="take")
+    return tag(te.create_prim_func([*packed, ids, y]), "take", **_facts(scheme, layout, n, k))
+
+
+def expert_matmul(scheme: Scheme, layout: Layout, experts: int, n: int, k: int, top: int, shared: bool, dtype: str) -> tirx.PrimFunc:
+    """x [m, k] (`shared`: the experts of a token read the same row) or [m * top, k]; packed w [experts, n, k];
+    ids i32[m, top] -> y dtype[m * top, n] with y[i * top + t] = x' w[ids[i, t]]^T.
+    """
+    m = _rows()
+    x = te.placeholder((m if shared else m * top, k), dtype, name="x")
+    packed = _packed_inputs(scheme, layout, n, k, experts)
+    ids = te.placeholder((m, top), "int32", name="ids")
+    r = te.reduce_axis((0, k), "r")
+
+    def element(i: tirx.Var, j: tirx.Var) -> tirx.PrimExpr:
+        expert = tirx.min(tirx.max(ids[i // top, i % top], tirx.const(0, "int32")), tirx.const(experts - 1, "int32"))
+        row = i // top if shared else i
+        return te.sum(x[row, r] * _element(scheme, layout, packed, (expert, j, r), dtype), axis=r)
+
+    y = te.compute((m * top, n), element, name="expert_matmul")
+    facts = _facts(scheme, layout, n, k) | {"experts": experts, "top": top, "shared": int(shared)}
+    return tag(te.create_prim_func([x, *packed, ids, y]), "expert_matmul", **facts)
+
+
+def _mean_square(x: te.Tensor, size: int, eps: float) -> te.Tensor:
+    r = te.reduce_axis((0, size), "r")
+    square = te.compute(
+        (x.shape[0],), lambda i: te.sum(x[i, r].astype("float32") * x[i, r].astype("float32"), axis=r), name="square"
+    )
+    return te.compute((x.shape[0],), lambda i: tirx.rsqrt(square[i] / float(size) + tirx.const(eps, "float32")), name="rsqrt")
+
+
+def rms_norm(size: int, eps: float, dtype: str, weight_dtype: str) -> tirx.PrimFunc:
+    """x dtype[m, size], weight [size] -> x / rms(x) * weight, in float32 inside (Zhang & Sennrich 2019)."""
+    x = te.placeholder((_rows(), size), dtype, name="x")
+    w = te.placeholder((size,), weight_dtype, name="weight")
+    scale = _mean_square(x, size, eps)
+    y = te.compute(
+        x.shape,
+        lambda i, j: (x[i, j].astype("float32") * scale[i] * w[j].astype("float32")).astype(dtype),
+        name="rms_norm",
+    )
+    return tag(te.create_prim_func([x, w, y]), "rms_norm", size=size, eps=eps, dtype=dtype, weight_dtype=weight_dtype)
+
+
+def add_rms_norm(size: int, eps: float, dtype: str, weight_dtype: str) -> tirx.PrimFunc:
+    """a, b dtype[m, size], weight [size] -> (a + b, rms_norm(a + b))."""
+    a = te.placeholder((_rows(), size), dtype, name="a")
+    b = te.placeholder(a.shape, dtype, name="b")
+    w = te.placeholder((size,), weight_dtype, name="weight")
+    x = te.compute(a.shape, lambda i, j: a[i, j] + b[i, j], name="sum")
+    scale = _mean_square(x, size, eps)
+    y = te.compute(
+        x.shape,
+        lambda i, j: (x[i, j].astype("float32") * scale[i] * w[j].astype("float32")).astype(dtype),
+        name="rms_norm",
+    )
+    facts = {"size": size, "eps": eps, "dtype": dtype, "weight_dtype": weight_dtype}
+    return tag(te.create_prim_func([a, b, w, x, y]), "add_rms_norm", **facts)
+
+
+def apply_rope(heads: int, kv_heads: int, head_dim: int, rotary_dim: int, dtype: str, kv_dtype: str) -> tirx.PrimFunc:
+    """q dtype[m, heads, D], k and v dtype[m, kv_heads, D], cos and sin f32[m, rotary_dim / 2] -> qkv kv_dtype[m, heads + 2 kv_heads, D].
+
+    The first `rotary_dim` elements of each q and k head are rotated, halves paired (Su et al. 2021, in the order
+    of GPT-NeoX: element i with element i + rotary_dim / 2); the rest and v pass through.
+    """
+    m, half = _rows(), rotary_dim // 2
+    q = te.placeholder((m, heads, head_dim), dtype, name="q")
+    k = te.placeholder((m, kv_heads, head_dim), dtype, name="k")
+    v = te.placeholder((m, kv_heads, head_dim), dtype, name="v")
+    cos = te.placeholder((m, half), "float32", name="cos")
+    sin = te.placeholder((m, half), "float32", name="sin")
+
+    def rotate(x: te.Tensor, i: tirx.Var, h: tirx.PrimExpr, d: tirx.Var) -> tirx.PrimExpr:
+        def at(j: tirx.PrimExpr) -> tirx.PrimExpr:
+            return x[i, h, j].astype("float32")
+
+        low = at(d) * cos[i, d] - at(d + half) * sin[i, d]
+        high = at(d) * cos[i, d - half] + at(d - half) * sin[i, d - half]
+        turned = tirx.if_then_else(d < half, low, high)
+        return turned if rotary_dim == head_dim else tirx.if_then_else(d < rotary_dim, turned, at(d))
+
+    def element(i: tirx.Var, h: tirx.Var, d: tirx.Var) -> tirx.PrimExpr:
+        value = tirx.if_then_else(
+            h < heads,
+            rotate(q, i, h, d),
+            tirx.if_then_else(
+                h < heads + kv_heads,
+                rotate(k, i, h - heads, d),
+                v[i, h - heads - kv_heads, d].astype("float32"),
+            ),
+        )
+        return value.astype(kv_dtype)
+
+    qkv = te.compute((m, heads + 2 * kv_heads, head_dim), element, name="rope")
+    facts = {"heads": heads, "kv_heads": kv_heads, "head_dim": head_dim, "rotary_dim": rotary_dim}
+    return tag(te.create_prim_func([q, k, v, cos, sin, qkv]), "rope", **facts, dtype=dtype, kv_dtype=kv_dtype)

@@ -1,0 +1,88 @@
+"""The paged KV cache (Kwon et al. 2023): TVM's runtime object, with kernels of our own for each target."""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+from tvm import relax, tirx
+from tvm.ir import StringImm
+from tvm.relax.frontend.nn import Object, Tensor
+
+PAGE_SIZE = 16
+# Layers with a window keep all pages: the kernels mask by position, so TVM's own window is out of reach.
+_NEVER_SLIDES = 1 << 30
+_MHA, _MHA_SLIDING = 0, 3
+_ROPE_NONE = 0
+
+
+class PagedKVCache(Object):  # type: ignore[misc]
+    """The cache inside a model function."""
+
+    dtype = "float32"
+
+    def attend(self, layer: int, qkv: Tensor, num_heads: int, scale: float) -> Tensor:
+        """Append k and v of qkv [m, heads + 2 kv_heads, D] and attend: -> [m, heads, D] in the cache's dtype."""
+        m, _, dim = qkv.shape
+        call = relax.call_dps_packed(
+            "vm.builtin.attention_kv_cache_attention_with_fused_qkv",
+            [self._expr, relax.prim_value(layer), relax.prim_value(scale), qkv._expr],
+            out_ty=relax.TensorType((m, num_heads, dim), qkv.dtype),
+        )
+        return Tensor(_expr=relax.BlockBuilder.current().emit(call))
+
+    def positions(self, rows: tirx.Expr) -> Tensor:
+        """Positions i32[rows] in their sequences of the tokens of this forward."""
+        call = relax.call_pure_packed(
+            "vm.builtin.attention_kv_cache_get_query_positions", self._expr, ty_args=relax.TensorType((rows,), "int32")
+        )
+        return Tensor(_expr=relax.BlockBuilder.current().emit(call))
+
+
+def create(kernels: str, spec: Any, windows: list[int | None], sizes: list[tirx.Var]) -> PagedKVCache:
+    """Emit the creation of a cache: `sizes` are the five symbolic sizes of `create_tir_paged_kv_cache`.
+
+    `kernels` names the folder of tir_schedules that has `attention.kv_cache_functions(spec, layers)`;
+    `spec` is its AttentionShape; `windows[i]` is layer i's sliding window or None.
+    """
+    functions = importlib.import_module(f"tir_schedules.{kernels}.attention").kv_cache_functions(spec, len(windows))
+    bb = relax.BlockBuilder.current()
+    added = {name: bb.add_func(func, f"kv_cache_{name}") for name, func in functions.items()}
+
+    def backend(name: str) -> relax.Tuple:
+        return relax.Tuple([StringImm("tirx"), added[name]])
+
+    kinds = [_MHA if window is None else _MHA_SLIDING for window in windows]
+    call = relax.call_pure_packed(
+        "vm.builtin.paged_attention_kv_cache_create",
+        relax.ShapeExpr([*sizes, _NEVER_SLIDES]),
+        relax.ShapeExpr([0, len(windows)]),
+        relax.prim_value(spec.num_heads),
+        relax.prim_value(spec.num_kv_heads),
+        relax.prim_value(spec.head_dim),
+        relax.prim_value(spec.head_dim),
+        relax.ShapeExpr(kinds),
+        relax.prim_value(False),
+        relax.prim_value(_ROPE_NONE),
+        relax.prim_value(1),
+        relax.prim_value(10000),
+        relax.prim_value(0),
+        relax.op.zeros((), spec.dtype),
+        added["append"],
+        relax.prim_value(0),
+        backend("prefill_chunk"),
+        backend("prefill_cached"),
+        backend("decode"),
+        backend("prefill_cached_sliding"),
+        backend("decode_sliding"),
+        relax.Tuple([]),
+        relax.Tuple([]),
+        relax.Tuple([]),
+        relax.Tuple([added["merge"]]),
+        added["split"],
+        added["copy_page"],
+        added["read_back"],
+        added["compact"],
+        ty_args=relax.AnyType(),
+    )
+    return PagedKVCache(_expr=call, _name="paged_kv_cache")

@@ -1,0 +1,65 @@
+"""Weights that a scheme may pack: linear layers, embeddings, experts.
+
+A parameter carries what the compiler needs to know of it in `attrs`: `pack` ("scheme" or "plain") says that it is
+stored packed, `add` is a constant that the converter adds (Gemma's 1 + w), `sources` are checkpoint tensors when
+they are not the parameter's own name. See `compiler/weights.py`.
+"""
+
+from __future__ import annotations
+
+from tvm.relax.frontend import nn
+from tvm.relax.frontend.nn import Tensor, op
+
+from mlcpipe.nn import definitions
+from mlcpipe.quantization.layout import load_layout
+from mlcpipe.quantization.scheme import load_scheme
+
+class Linear(nn.Module):
+    """y = x W^T (+ b): x [m, in_features] -> [m, out_features]. `quantize=False` keeps W in the model dtype."""
+
+    def __init__(self, in_features: int, out_features: int, bias: bool = False, quantize: bool = True) -> None:
+        self.weight = nn.Parameter((out_features, in_features))
+        self.weight.attrs["pack"] = "scheme" if quantize else "plain"
+        self.bias = nn.Parameter((out_features,)) if bias else None
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x [m, in_features] -> [m, out_features]."""
+        y = op.matmul(x, op.permute_dims(self.weight))
+        return y if self.bias is None else op.add(y, self.bias)
+
+
+class Embedding(nn.Module):
+    """Rows of a table: ids i32[m] -> [m, features]; also the output projection when embeddings are tied."""
+
+    def __init__(self, count: int, features: int) -> None:
+        self.weight = nn.Parameter((count, features))
+        self.weight.attrs["pack"] = "scheme"
+
+    def forward(self, ids: Tensor) -> Tensor:
+        """ids i32[m] -> [m, features]."""
+        return op.take(self.weight, ids, axis=0)
+
+    def project(self, x: Tensor) -> Tensor:
+        """x [m, features] -> logits [m, count]."""
+        return op.matmul(x, op.permute_dims(self.weight))
+
+
+class ExpertLinear(nn.Module):
+    """One linear layer an expert, chosen by token: W [experts, out_features, in_features]."""
+
+    def __init__(self, experts: int, in_features: int, out_features: int, sources: list[list[str]]) -> None:
+        """`sources[e]` names the checkpoint tensors, relative to the parent, that make W[e] when joined along rows."""
+        self.experts, self.in_features, self.out_features = experts, in_features, out_features
+        self.weight = nn.Parameter((experts, out_features, in_features))
+        self.weight.attrs["pack"] = "scheme"
+        self.weight.attrs["sources"] = sources
+
+    def forward(self, x: Tensor, ids: Tensor, shared: bool) -> Tensor:
+        """x [m, in] (`shared`) or [m * top, in]; ids i32[m, top] -> [m * top, out]."""
+        top = int(ids.shape[1])
+        plain, row = load_scheme("q0f32"), load_layout("row")
+        func = definitions.expert_matmul(
+            plain, row, self.experts, self.out_features, self.in_features, top, shared, x.dtype
+        )
+        out = Tensor.placeholder((ids.shape[0] * top, self.out_features), x.dtype)
+        return op.tensor_ir_op(func, "expert_matmul", [x, self.weight, ids], out)

@@ -1,0 +1,44 @@
+"""The gated feed-forward block (Shazeer 2020: SwiGLU, GeGLU)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from tvm.relax.frontend import nn
+from tvm.relax.frontend.nn import Tensor, op
+
+from mlcpipe.errors import ConfigError
+from mlcpipe.nn.linear import Linear
+
+ACTIVATIONS: Mapping[str, Callable[[Tensor], Tensor]] = {
+    "silu": op.silu,
+    "swish": op.silu,
+    "gelu": op.gelu,
+    "gelu_pytorch_tanh": lambda x: op.gelu(x, approximate="tanh"),
+    "gelu_new": lambda x: op.gelu(x, approximate="tanh"),
+    "relu": op.relu,
+}
+
+
+def activation(name: Any) -> Callable[[Tensor], Tensor]:
+    """The activation of that Hugging Face name. Raises ConfigError for another."""
+    if not isinstance(name, str) or name not in ACTIVATIONS:
+        raise ConfigError(
+            "unknown activation", where="config.json hidden_act", expected=", ".join(ACTIVATIONS), found=repr(name)
+        )
+    return ACTIVATIONS[name]
+
+
+class GatedMLP(nn.Module):
+    """down(act(gate(x)) * up(x)): x [m, hidden] -> [m, hidden]."""
+
+    def __init__(self, hidden_size: int, intermediate_size: int, act: str, bias: bool = False) -> None:
+        self.act = activation(act)
+        self.gate_proj = Linear(hidden_size, intermediate_size, bias)
+        self.up_proj = Linear(hidden_size, intermediate_size, bias)
+        self.down_proj = Linear(intermediate_size, hidden_size, bias)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x [m, hidden] -> [m, hidden]."""
+        return self.down_proj(op.multiply(self.act(self.gate_proj(x)), self.up_proj(x)))

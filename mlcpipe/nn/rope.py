@@ -1,0 +1,193 @@
+"""Rotary position embeddings (Su et al. 2021) and the ways checkpoints stretch them.
+
+Frequencies follow transformers' `modeling_rope_utils.py`: linear (Chen et al. 2023), dynamic NTK, YaRN (Peng et al.
+2023), llama3 and longrope (Ding et al. 2024). Kinds that depend on the length of the whole prompt (dynamic, longrope)
+read it from the parameter `rope_length` i32[1], which the engine sets; where it is 0 the highest position of
+the forward counts.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from tvm import te, tirx
+from tvm.relax.frontend.nn import Parameter, Tensor, op
+
+from mlcpipe.errors import ConfigError
+from mlcpipe.nn.config import Fields
+from tir_schedules.op import tag
+
+Floats = NDArray[np.float32]
+KINDS = ("default", "linear", "dynamic", "llama3", "yarn", "longrope")
+
+
+@dataclass(frozen=True)
+class Rope:
+    """One set of frequencies: `inv_freq` f32[rotary_dim / 2]; `scale` multiplies cos and sin.
+
+    `long_inv_freq` replaces `inv_freq` above `switch_length` (longrope); `dynamic_factor` > 0 stretches theta
+    above `switch_length` (dynamic NTK).
+    """
+
+    rotary_dim: int
+    theta: float
+    inv_freq: tuple[float, ...]
+    scale: float = 1.0
+    switch_length: int = 0
+    long_inv_freq: tuple[float, ...] = ()
+    dynamic_factor: float = 0.0
+
+    @property
+    def depends_on_length(self) -> bool:
+        """True if frequencies change with the length of the prompt."""
+        return self.switch_length > 0
+
+
+def read_rope(config: Fields, rope: Mapping[str, Any], head_dim: int, theta: float, partial: float = 1.0) -> Rope:
+    """The frequencies that a checkpoint's rope dictionary asks for.
+
+    `rope` is `rope_scaling` or `rope_parameters` of config.json, `theta` the base if it does not name one.
+    Raises ConfigError for a kind or a value that mlcpipe cannot honour.
+    """
+    fields = Fields(rope, "config.json rope_scaling")
+    kind = str(fields.get("rope_type", fields.get("type", "default")))
+    if kind not in KINDS:
+        raise ConfigError("unknown rope kind", where=fields.where, expected=", ".join(KINDS), found=repr(kind))
+    theta = fields.number("rope_theta", theta, low=1.0)
+    dim = int(head_dim * fields.number("partial_rotary_factor", partial, low=0.0, high=1.0))
+    if dim < 2 or dim % 2:
+        raise ConfigError("rotary dimension", where="config.json", expected="an even number of at least 2", found=dim)
+    limit = config.integer("max_position_embeddings", 2048)
+    power = _powers(theta, dim)
+    inv = (np.float32(1) / power).astype(np.float32)
+    if kind == "default":
+        return Rope(dim, theta, _tuple(inv))
+    if kind == "linear":
+        return Rope(dim, theta, _tuple(inv / np.float32(fields.number("factor", low=1e-6))))
+    if kind == "dynamic":
+        factor = fields.number("factor", low=1.0)
+        return Rope(dim, theta, _tuple(inv), switch_length=limit, dynamic_factor=factor)
+    original = config.integer("original_max_position_embeddings", fields.integer("original_max_position_embeddings", limit))
+    if kind == "llama3":
+        return Rope(dim, theta, _tuple(_llama3(fields, inv, original)))
+    if kind == "yarn":
+        return _yarn(fields, dim, theta, power, original, limit)
+    return _longrope(fields, dim, theta, power, original, limit)
+
+
+def _powers(theta: float, dim: int) -> Floats:
+    """theta^(2j / dim) in float32, as torch computes it."""
+    return (np.float32(theta) ** (np.arange(0, dim, 2, dtype=np.float32) / np.float32(dim))).astype(np.float32)
+
+
+def _tuple(values: Floats) -> tuple[float, ...]:
+    return tuple(float(v) for v in values.astype(np.float32))
+
+
+def _llama3(fields: Fields, inv: Floats, original: int) -> Floats:
+    factor = fields.number("factor", low=1e-6)
+    low, high = fields.number("low_freq_factor", low=1e-6), fields.number("high_freq_factor", low=1e-6)
+    if high <= low:
+        raise ConfigError("rope factors", where=fields.where, expected="high_freq_factor > low_freq_factor", found=f"{high}, {low}")
+    wave = 2 * math.pi / inv
+    smooth = (original / wave - low) / (high - low)
+    blend = (1 - smooth) * inv / factor + smooth * inv
+    return np.where(wave < original / high, inv, np.where(wave > original / low, inv / factor, blend)).astype(np.float32)
+
+
+def _yarn(fields: Fields, dim: int, theta: float, power: Floats, original: int, limit: int) -> Rope:
+    factor = fields.number("factor", limit / original, low=1e-6)
+
+    def attention(mscale: float) -> float:
+        return 1.0 if factor <= 1 else 0.1 * mscale * math.log(factor) + 1.0
+
+    mscale, mscale_all = fields.number("mscale", 0.0), fields.number("mscale_all_dim", 0.0)
+    derived = attention(mscale) / attention(mscale_all) if mscale and mscale_all else attention(1.0)
+    scale = fields.number("attention_factor", derived, low=0.0)
+
+    def correction(rotations: float) -> float:
+        return dim * math.log(original / (rotations * 2 * math.pi)) / (2 * math.log(theta))
+
+    low = correction(fields.number("beta_fast", 32.0, low=1e-6))
+    high = correction(fields.number("beta_slow", 1.0, low=1e-6))
+    if fields.flag("truncate", True):
+        low, high = math.floor(low), math.ceil(high)
+    low, high = max(low, 0), min(high, dim - 1)
+    high = high + 0.001 if low == high else high
+    steps = np.arange(dim // 2, dtype=np.float32)
+    ramp = np.clip((steps - np.float32(low)) / np.float32(high - low), 0, 1)
+    inv = (1 / (np.float32(factor) * power)) * ramp + (1 / power) * (1 - ramp)
+    return Rope(dim, theta, _tuple(inv.astype(np.float32)), scale)
+
+
+def _longrope(fields: Fields, dim: int, theta: float, power: Floats, original: int, limit: int) -> Rope:
+    factor = fields.number("factor", limit / original, low=1e-6)
+    derived = 1.0 if factor <= 1 else math.sqrt(1 + math.log(factor) / math.log(original))
+    scale = fields.number("attention_factor", derived, low=0.0)
+    short, long = (np.array(fields.numbers(name, dim // 2), np.float32) for name in ("short_factor", "long_factor"))
+    return Rope(
+        dim, theta, _tuple(1 / (short * power)), scale, switch_length=original, long_inv_freq=_tuple(1 / (long * power))
+    )
+
+
+def cos_sin(rope: Rope, positions: Tensor, length: Parameter | None) -> tuple[Tensor, Tensor]:
+    """positions i32[m] -> (cos, sin) f32[m, rotary_dim / 2], multiplied by `rope.scale`."""
+    half = rope.rotary_dim // 2
+    tables = [Tensor.from_const(np.array(rope.inv_freq, np.float32))]
+    if rope.long_inv_freq:
+        tables.append(Tensor.from_const(np.array(rope.long_inv_freq, np.float32)))
+    args = [positions, *tables]
+    if rope.depends_on_length:
+        assert length is not None
+        args.append(length)
+    func = _cos_sin_definition(rope)
+    out = Tensor.placeholder((positions.shape[0], half), "float32")
+    cos, sin = op.tensor_ir_op(func, "rope_cos_sin", args, [out, out])
+    return cos, sin
+
+
+def _cos_sin_definition(rope: Rope) -> tirx.PrimFunc:
+    m, half = tirx.Var("m", "int64"), rope.rotary_dim // 2
+    positions = te.placeholder((m,), "int32", name="positions")
+    tables = [te.placeholder((half,), "float32", name="inv_freq")]
+    inputs = [positions, *tables]
+
+    def frequency(j: tirx.Var) -> tirx.PrimExpr:
+        return tables[0][j]
+
+    if rope.depends_on_length:
+        if rope.long_inv_freq:
+            tables.append(te.placeholder((half,), "float32", name="long_inv_freq"))
+            inputs.append(tables[1])
+        stated = te.placeholder((1,), "int32", name="rope_length")
+        inputs.append(stated)
+        r = te.reduce_axis((0, m), "r")
+        highest = te.compute((1,), lambda _: te.max(positions[r] + 1, axis=r), name="highest")
+        frequency = _dependent(rope, tables, highest, stated)
+    inv = te.compute((half,), frequency, name="frequency")
+    angle = te.compute((m, half), lambda i, j: positions[i].astype("float32") * inv[j], name="angle")
+    scale = tirx.const(rope.scale, "float32")
+    cos = te.compute((m, half), lambda i, j: tirx.cos(angle[i, j]) * scale, name="cos")
+    sin = te.compute((m, half), lambda i, j: tirx.sin(angle[i, j]) * scale, name="sin")
+    return tag(te.create_prim_func([*inputs, cos, sin]), "rope_cos_sin", half=half)
+
+
+def _dependent(rope: Rope, tables: list[te.Tensor], highest: te.Tensor, stated: te.Tensor) -> Any:
+    """The frequency of pair j as a function of the prompt's length."""
+    limit, dim = rope.switch_length, rope.rotary_dim
+
+    def by_length(j: tirx.Var) -> tirx.PrimExpr:
+        length = tirx.max(highest[0], stated[0])
+        if rope.long_inv_freq:
+            return tirx.if_then_else(length > limit, tables[1][j], tables[0][j])
+        ratio = tirx.max(length, limit).astype("float32") * (rope.dynamic_factor / limit) - (rope.dynamic_factor - 1.0)
+        stretched = tirx.const(rope.theta, "float32") * tirx.pow(ratio, tirx.const(dim / (dim - 2), "float32"))
+        power = tirx.pow(stretched, j.astype("float32") * tirx.const(2.0 / dim, "float32"))
+        return tirx.if_then_else(length > limit, tirx.const(1.0, "float32") / power, tables[0][j])
+
+    return by_length

@@ -1,0 +1,21 @@
+"""Data files that install with mlcpipe: target descriptions and the embedded demo checkpoint."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+_PACKAGE = Path(__file__).resolve().parent
+_INSTALLED = _PACKAGE / "data"
+_SOURCE_TREE = _PACKAGE.parent
+
+
+def targets_path() -> Path:
+    """The folder of `<target>.toml` files."""
+    installed = _INSTALLED / "targets"
+    return installed if installed.is_dir() else _SOURCE_TREE / "targets"
+
+
+def demo_model_path() -> Path:
+    """The embedded default checkpoint, a Hugging Face folder."""
+    installed = _INSTALLED / "demo_model"
+    return installed if installed.is_dir() else _SOURCE_TREE / "apps" / "demo_model" / "checkpoint"

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mlcpipe.checkpoint.content_hash import hash_files
-from mlcpipe.checkpoint.json_files import read_json_object, shown
+from mlcpipe.checkpoint.json_files import read_json_object, shown, shown_path
 from mlcpipe.checkpoint.safetensors_reader import (
     TensorInfo,
     check_name,
@@ -62,7 +62,7 @@ class Checkpoint:
         if found is None:
             raise CheckpointError(
                 f"missing tensor {shown(name)}",
-                where=shown(str(self.path)),
+                where=shown_path(self.path),
                 expected="it in one of the weight files",
                 found=f"{len(self.tensors)} other tensors",
                 next_step="check that config.json belongs to these weights",
@@ -106,7 +106,7 @@ def open_checkpoint(path: Path) -> Checkpoint:
     if not folder.is_dir():
         raise CheckpointError(
             "not a checkpoint folder",
-            where=shown(str(folder)),
+            where=shown_path(folder),
             expected=f"a folder with {CONFIG} and {SINGLE_FILE}",
             found="a file" if folder.exists() else "nothing",
             next_step="give the folder, or hf://org/name to download one",
@@ -129,7 +129,7 @@ def open_checkpoint(path: Path) -> Checkpoint:
     else:
         raise _no_weights(folder)
     if not tensors:
-        raise CheckpointError("no tensors", where=shown(str(folder)), expected="at least one", found="none")
+        raise CheckpointError("no tensors", where=shown_path(folder), expected="at least one", found="none")
     ordered = MappingProxyType(dict(sorted(tensors.items())))
     return Checkpoint(folder, config, generation_config, ordered, files)
 
@@ -143,7 +143,7 @@ def _gather(files: tuple[Path, ...]) -> dict[str, TensorInfo]:
             if earlier is not tensor:
                 raise CheckpointError(
                     f"tensor {shown(tensor.name)} is stored twice",
-                    where=shown(str(file.parent)),
+                    where=shown_path(file.parent),
                     expected="one shard to hold it",
                     found=f"{shown(earlier.file.name)} and {shown(file.name)}",
                     next_step="download the checkpoint again",
@@ -153,7 +153,7 @@ def _gather(files: tuple[Path, ...]) -> dict[str, TensorInfo]:
 
 def read_weight_map(index: Path) -> dict[str, str]:
     """Tensor name -> shard file. A shard is a plain file name: nothing outside the folder is opened."""
-    where = shown(str(index))
+    where = shown_path(index)
     weight_map = read_json_object(index, limit=MAX_INDEX_BYTES, error=CheckpointError).get("weight_map")
     if not isinstance(weight_map, dict) or not weight_map:
         raise CheckpointError(
@@ -186,7 +186,7 @@ def _check_weight_map(weight_map: dict[str, str], tensors: dict[str, TensorInfo]
         if tensor is None or tensor.file.name != shard:
             raise CheckpointError(
                 f"the index places tensor {shown(name)} in a shard without it",
-                where=shown(str(folder)),
+                where=shown_path(folder),
                 expected=f"it in {shown(shard)}",
                 found=f"it in {shown(tensor.file.name)}" if tensor else "it in no shard",
                 next_step="download the checkpoint again",
@@ -197,7 +197,7 @@ def _no_weights(folder: Path) -> CheckpointError:
     names = sorted(entry.name for entry in folder.iterdir())
     pickles = [name for name in names if name.endswith(PICKLES)]
     others = [name for name in names if name.endswith(".safetensors")]
-    where, expected = shown(str(folder)), f"{SINGLE_FILE} or {INDEX}"
+    where, expected = shown_path(folder), f"{SINGLE_FILE} or {INDEX}"
     if others:
         return CheckpointError(
             "no usable weights",

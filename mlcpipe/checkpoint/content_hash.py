@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from mlcpipe.atomic import atomic_write
-from mlcpipe.checkpoint.json_files import require_regular_file, shown
+from mlcpipe.checkpoint.json_files import require_regular_file, shown_path
 from mlcpipe.errors import CheckpointError, MlcpipeError
 
 REMEMBERED_BYTES = 1 << 20  # smaller files are hashed as fast as a remembered digest is found
@@ -52,11 +52,11 @@ def file_digest(file: Path, cache_dir: Path | None = None) -> str:
         if _identity(file, file.stat()) != identity:
             raise CheckpointError(
                 "a file changed while it was read",
-                where=shown(str(file)),
+                where=shown_path(file),
                 next_step="wait for its writer to end",
             )
     except OSError as error:
-        raise CheckpointError("cannot read a file", where=shown(str(file)), found=error) from error
+        raise CheckpointError("cannot read a file", where=shown_path(file), found=error) from error
     if settled:
         # Remembering only saves time: a read-only or full cache folder must not stop the caller.
         with contextlib.suppress(OSError, MlcpipeError):

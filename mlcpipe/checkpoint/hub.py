@@ -76,10 +76,10 @@ def resolve(
 ) -> Path:
     """The checkpoint folder for `spec`: a folder as it is, or an `hf://` model, downloaded if need be.
 
-    Fetched are config.json, generation_config.json, the tokenizer's files, the chat template, and safetensors
-    with their index: never code and never pickles. A cut download is resumed, also by a later call; every file
-    is checked against the hash that the hub lists. When the hub cannot be reached, a complete copy in the cache
-    serves. `cache_dir` and `endpoint` default to huggingface_hub's (HF_HOME, HF_ENDPOINT).
+    Fetched are the configurations, tokenizer files, the chat template, and safetensors with their index:
+    never code and never pickles. A cut download is resumed, also by a later call; every file is checked
+    against the hash that the hub lists. When the hub cannot be reached, a complete copy in the cache serves.
+    `cache_dir` and `endpoint` default to huggingface_hub's (HF_HOME, HF_ENDPOINT).
 
     Raises DownloadError (package absent, hub or model absent, damaged content), ResourceError (disk full) and
     CheckpointError (an index that is not one).

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import stat
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -12,12 +13,20 @@ from mlcpipe.errors import CheckpointError, MlcpipeError
 SHOWN_CHARACTERS = 80
 
 
-def shown(text: object) -> str:
+def shown(value: object) -> str:
     """A quoted, shortened form of something from outside, safe for a terminal and for one line."""
-    quoted = ascii(text)
+    try:
+        quoted = ascii(value)
+    except RecursionError:  # JSON just shallow enough for its parser
+        return f"a deeply nested {type(value).__name__}"
     if len(quoted) <= SHOWN_CHARACTERS:
         return quoted
     return f"{quoted[:SHOWN_CHARACTERS]}... ({len(quoted)} characters)"
+
+
+def shown_path(path: Path) -> str:
+    """A quoted path, whole: its end tells the most. repr escapes what is not printable."""
+    return repr(str(path))
 
 
 def require_regular_file(path: Path) -> int:
@@ -30,17 +39,17 @@ def require_regular_file(path: Path) -> int:
     except FileNotFoundError:
         raise CheckpointError(
             "missing file",
-            where=shown(str(path)),
+            where=shown_path(path),
             expected="a file (or a link to one that exists)",
             found="nothing",
             next_step="download the checkpoint again",
         ) from None
     except (OSError, ValueError) as error:
-        raise CheckpointError("cannot look at a file", where=shown(str(path)), found=error) from error
+        raise CheckpointError("cannot look at a file", where=shown_path(path), found=error) from error
     if not stat.S_ISREG(status.st_mode):
         raise CheckpointError(
             "not a regular file",
-            where=shown(str(path)),
+            where=shown_path(path),
             expected="a file",
             found="a folder" if stat.S_ISDIR(status.st_mode) else "a pipe, socket or device",
         )
@@ -65,12 +74,12 @@ def read_json_object(path: Path, *, limit: int, error: type[MlcpipeError]) -> di
             next_step=problem.next_step,
         ) from None
     except OSError as problem:
-        raise error("cannot read a file", where=shown(str(path)), found=problem) from problem
+        raise error("cannot read a file", where=shown_path(path), found=problem) from problem
     if max(size, len(raw)) > limit:
         raise error(
-            "file too large", where=shown(str(path)), expected=f"at most {limit} bytes", found=f"{size} bytes"
+            "file too large", where=shown_path(path), expected=f"at most {limit} bytes", found=f"{size} bytes"
         )
-    return parse_json_object(raw, where=shown(str(path)), error=error)
+    return parse_json_object(raw, where=shown_path(path), error=error)
 
 
 def parse_json_object(raw: bytes, *, where: str, error: type[MlcpipeError]) -> dict[str, Any]:
@@ -83,8 +92,8 @@ def parse_json_object(raw: bytes, *, where: str, error: type[MlcpipeError]) -> d
     def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         result = dict(pairs)
         if len(result) != len(pairs):
-            names = [name for name, _ in pairs]
-            repeated.append(next(name for name in result if names.count(name) > 1))
+            counts = Counter(name for name, _ in pairs)
+            repeated.append(counts.most_common(1)[0][0])
         return result
 
     try:

@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from mlcpipe.checkpoint.json_files import parse_json_object, require_regular_file, shown
+from mlcpipe.checkpoint.json_files import parse_json_object, require_regular_file, shown, shown_path
 from mlcpipe.errors import CheckpointError, ResourceError
 
 MAX_HEADER_BYTES = 100_000_000  # the limit of the safetensors package
@@ -75,7 +75,7 @@ class TensorInfo:
 def read_header(path: Path) -> tuple[TensorInfo, ...]:
     """Every tensor of the file, in order of data. Raises CheckpointError unless the file is well formed."""
     size = require_regular_file(path)
-    where = shown(str(path))
+    where = shown_path(path)
     try:
         with path.open("rb") as file:
             prefix = file.read(8)
@@ -118,7 +118,7 @@ def read_float32(info: TensorInfo) -> NDArray[np.float32]:
     Private memory: the result and about 2 MiB. Raises CheckpointError for another dtype, a file that became
     shorter, NaN or Inf (naming the first), and ResourceError when the memory cannot be had.
     """
-    where = shown(str(info.file))
+    where = shown_path(info.file)
     if info.dtype not in ("bfloat16", "float16", "float32"):
         raise CheckpointError(
             f"tensor {shown(info.name)} has an unsupported dtype",
@@ -157,7 +157,7 @@ def read_bytes(info: TensorInfo) -> memoryview:
             _fill(file, memoryview(raw), info)
     except OSError as error:
         raise CheckpointError(
-            f"cannot read tensor {shown(info.name)}", where=shown(str(info.file)), found=error
+            f"cannot read tensor {shown(info.name)}", where=shown_path(info.file), found=error
         ) from error
     return memoryview(raw).toreadonly()
 
@@ -187,7 +187,7 @@ def _fill(file: io.RawIOBase, target: memoryview, info: TensorInfo) -> None:
         if not count:
             raise CheckpointError(
                 f"the file ends inside tensor {shown(info.name)}",
-                where=shown(str(info.file)),
+                where=shown_path(info.file),
                 expected=f"{info.nbytes} bytes at offset {info.offset}",
                 found=f"end of file at {file.tell()}: it changed since it was opened",
                 next_step="download the shard again",
@@ -200,7 +200,7 @@ def _not_finite(info: TensorInfo, flat: NDArray[np.float32], begin: int, end: in
     index = [int(i) for i in np.unravel_index(first, info.shape)] if info.shape else []
     return CheckpointError(
         f"tensor {shown(info.name)} is not finite",
-        where=shown(str(info.file)),
+        where=shown_path(info.file),
         expected="numbers only",
         found=f"{flat[first]} at index {index}",
         next_step="the checkpoint is damaged or its training diverged; take another revision",
@@ -238,7 +238,7 @@ def check_name(name: Any, where: str) -> str:
 
 
 def _tensor_info(name: str, entry: Any, path: Path, start: int) -> TensorInfo:
-    where = shown(str(path))
+    where = shown_path(path)
     what = f"tensor {shown(check_name(name, where))}"
     if not isinstance(entry, dict) or not {"dtype", "shape", "data_offsets"} <= entry.keys():
         raise CheckpointError(

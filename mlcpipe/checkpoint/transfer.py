@@ -15,7 +15,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING
 
-from mlcpipe.checkpoint.json_files import shown
+from mlcpipe.checkpoint.json_files import shown, shown_path
 from mlcpipe.errors import DownloadError
 from mlcpipe.progress import Progress
 
@@ -44,9 +44,9 @@ class RemoteFile:
 def fetch_file(remote: RemoteFile, blob: Path, progress: Progress, *, pause_seconds: float = 1.0) -> None:
     """Downloads `remote` to `blob` from where an earlier call stopped; `blob` appears whole and verified.
 
-    `progress` is advanced by the bytes that are there, those of the earlier call at once. Raises
-    DownloadError when the connection breaks `FRUITLESS_ATTEMPTS` times without a new byte or the content is not what the
-    hub listed, huggingface_hub's HfHubHTTPError for a refusal, OSError when the disk refuses.
+    `progress` is advanced by what is there, the part of the earlier call at once. Raises DownloadError
+    after `FRUITLESS_ATTEMPTS` in a row without a new byte and for content that is not what the hub listed,
+    huggingface_hub's HfHubHTTPError for a refusal, OSError when the disk refuses.
     """
     import httpx2
     from huggingface_hub.errors import HfHubHTTPError
@@ -70,7 +70,7 @@ def fetch_file(remote: RemoteFile, blob: Path, progress: Progress, *, pause_seco
             if fruitless >= FRUITLESS_ATTEMPTS:
                 raise DownloadError(
                     f"the download of {shown(remote.name)} does not go on",
-                    where=shown(remote.url),
+                    where=repr(remote.url),
                     expected=f"{remote.size} bytes",
                     found=f"{partial.size} bytes, then: {problem}",
                     next_step="run the command again to resume",
@@ -150,7 +150,7 @@ class _Partial:
         except BlockingIOError:
             raise DownloadError(
                 f"another process downloads {shown(self._remote.name)}",
-                where=shown(str(self._path)),
+                where=shown_path(self._path),
                 next_step="wait for it and run the command again",
             ) from None
 

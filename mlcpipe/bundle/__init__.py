@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from mlcpipe.bundle.conv_template import ConvTemplate, derive_conv_template
 from mlcpipe.bundle.integrity import verify
 from mlcpipe.bundle.manifest import (
     ENTRY_POINTS,
@@ -19,6 +20,7 @@ from mlcpipe.bundle.manifest import (
     read_manifest,
     write_manifest,
 )
+from mlcpipe.bundle.mlc_config import MLC_CONFIG, mlc_chat_config
 from mlcpipe.bundle.params_reader import Params, open_params, to_tvm
 from mlcpipe.bundle.params_writer import ParamsWriter
 
@@ -26,6 +28,8 @@ __all__ = [
     "ENTRY_POINTS",
     "FORMAT_VERSION",
     "MANIFEST",
+    "MLC_CONFIG",
+    "ConvTemplate",
     "FileInfo",
     "KernelInfo",
     "LinkerInfo",
@@ -37,6 +41,8 @@ __all__ = [
     "ParamsWriter",
     "TargetInfo",
     "abi_hash",
+    "derive_conv_template",
+    "mlc_chat_config",
     "open_params",
     "read_manifest",
     "to_tvm",

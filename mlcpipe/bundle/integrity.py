@@ -53,7 +53,7 @@ def verify(
             continue
         if path not in shards:
             _check_hash(directory, path, info, progress)
-        elif deep or (stamps is not None and not _stamp(directory, path, info, stamps).exists()):
+        elif deep or (stamps is not None and not os.path.exists(_stamp(directory, path, info, stamps))):
             before = _stamp(directory, path, info, stamps) if stamps is not None else None
             _check_hash(directory, path, info, progress)
             if stamps is not None and before == _stamp(directory, path, info, stamps):

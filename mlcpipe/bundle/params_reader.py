@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 
 from mlcpipe.bundle.manifest import Manifest
-from mlcpipe.bundle.tensor_cache import RECOMPILE, ShardRecord, TensorCache, read_tensor_cache
+from mlcpipe.bundle.tensor_cache import ALIGNMENT, RECOMPILE, ShardRecord, TensorCache, read_tensor_cache
 from mlcpipe.errors import BundleError, ResourceError
 
 if TYPE_CHECKING:
-    import tvm  # type: ignore[import-untyped]
+    import tvm
 
 Preload = Literal["none", "willneed", "populate"]
 
@@ -79,16 +79,26 @@ def open_params(directory: Path, manifest: Manifest | None, *, preload: Preload 
 
 
 def to_tvm(array: np.ndarray) -> tvm.runtime.Tensor:
-    """View a C-contiguous array as a TVM tensor on the CPU, without a copy and also where it is read-only.
+    """View an array as a TVM tensor on the CPU, without a copy and also where it is read-only.
+
+    The array must be in C order and start at a multiple of 64 bytes, as those of `open_params` do.
 
     TVM's DLPack import asks for a protocol version without a read-only flag, and numpy then refuses to export
     a read-only array. The export therefore goes through an array over the same memory that claims to be
     writable.
     The pages stay read-only: a kernel that wrote to its weights would be stopped by the processor.
     The tensor keeps the memory alive.
+
+    Raises:
+        BundleError: the array has another order or alignment.
     """
     import tvm
 
+    if array.ctypes.data % ALIGNMENT:
+        found = f"an address that is {array.ctypes.data % ALIGNMENT} past one"
+        raise BundleError(
+            "cannot view an array as a tensor", expected=f"a multiple of {ALIGNMENT}", found=found
+        )
     if not array.flags.c_contiguous:
         raise BundleError(
             "cannot view an array as a tensor", expected="C order", found=f"strides {array.strides}"

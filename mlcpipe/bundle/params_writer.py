@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import hashlib
 import json
 from pathlib import Path
@@ -11,14 +10,13 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
+from mlcpipe.atomic import FULL_DISK
 from mlcpipe.bundle.manifest import FileInfo
 from mlcpipe.bundle.tensor_cache import ALIGNMENT, ITEM_BYTES, TENSOR_CACHE
 from mlcpipe.errors import BundleError, ResourceError
 
 DEFAULT_SHARD_BYTES = 32 << 20
 """MLC's published shard size: browsers fetch and cache one shard at a time."""
-
-_NO_SPACE = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 
 
 class ParamsWriter:
@@ -190,7 +188,7 @@ def _aligned(offset: int) -> int:
 
 
 def _write_error(path: Path, error: OSError) -> ResourceError | BundleError:
-    if error.errno in _NO_SPACE:
+    if error.errno in FULL_DISK:
         return ResourceError(
             f"no space left for {path.name}",
             where=path.parent,

@@ -144,7 +144,7 @@ RECOMPILE = "recompile with: mlcpipe compile CHECKPOINT --output BUNDLE"
 def invalid_json(path: Path, error: ValidationError) -> BundleError:
     """The first of pydantic's complaints as one line."""
     first = error.errors(include_url=False, include_context=False)[0]
-    field = ".".join(str(part) for part in first["loc"])
+    field = ".".join(str(part) for part in first["loc"])[:120]
     what = f"{path.name} is not valid" + (f" at {field}" if field else "")
     found = "" if first["type"] == "json_invalid" else _short(first.get("input"))
     return BundleError(

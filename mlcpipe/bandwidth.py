@@ -38,7 +38,7 @@ def read_bandwidth_gb_s(threads: int, *, nbytes: int | None = None) -> float:
     """The sustained read bandwidth of main memory with `threads` threads, in GB/s (10^9 bytes).
 
     Reads a buffer of `nbytes` (by default well above the last cache, at most a quarter of the free memory)
-    nine times with each reader after one warm-up, and returns the better of the two medians; takes about a second.
+    nine times with each reader after one warm-up, and returns the better of the two medians; takes a second.
     Raises UsageError if `threads` < 1 and ResourceError if there is no memory for a useful buffer.
     """
     import numpy as np
@@ -67,7 +67,7 @@ def cached_read_bandwidth_gb_s(threads: int, cache_dir: Path) -> float:
 
 
 def last_cache_bytes() -> int:
-    """All last-level caches of the machine together, in bytes; 0 where the system does not say (not Linux)."""
+    """All last-level caches of the machine together, in bytes; 0 where the system does not say."""
     total = 0
     seen: set[str] = set()
     for index in Path("/sys/devices/system/cpu").glob("cpu[0-9]*/cache/index3"):
@@ -96,7 +96,9 @@ def _buffer_bytes() -> int:
     return size // 4096 * 4096
 
 
-def _gb_s(pool: ThreadPoolExecutor, reader: Callable[[Words], None], parts: list[Words], nbytes: int) -> float:
+def _gb_s(
+    pool: ThreadPoolExecutor, reader: Callable[[Words], None], parts: list[Words], nbytes: int
+) -> float:
     list(pool.map(reader, parts))
     seconds = []
     for _ in range(_ROUNDS):
@@ -132,7 +134,7 @@ def _memchr_readers() -> list[Callable[[Words], None]]:
 
 
 def _boot_identity() -> str:
-    """Names this boot: a reboot may bring other memory, another power profile or another host of the guest."""
+    """Names this boot: after a reboot there may be other memory, or another host under the guest."""
     linux = Path("/proc/sys/kernel/random/boot_id")
     try:
         return linux.read_text(encoding="ascii").strip()

@@ -1,9 +1,9 @@
 """Every environment variable that mlcpipe reads; nothing else looks at `os.environ`.
 
-    MLCPIPE_DEBUG    1 timings and tracebacks, 2 the rule of every PrimFunc, 3 the IR, 4 generated source
-    MLCPIPE_DUMP     a folder that gets the IR after every pass
-    MLCPIPE_CACHE    where compiled bundles, downloads and the chat history are kept
-    MLCPIPE_THREADS  how many threads the CPU kernels use (default: the physical cores)
+MLCPIPE_DEBUG    1 timings and tracebacks, 2 the rule of every PrimFunc, 3 the IR, 4 generated source
+MLCPIPE_DUMP     a folder that gets the IR after every pass
+MLCPIPE_CACHE    where compiled bundles, downloads and the chat history are kept
+MLCPIPE_THREADS  how many threads the CPU kernels use (default: the physical cores)
 """
 
 from __future__ import annotations

@@ -58,9 +58,15 @@ class ConsoleProgress:
     """
 
     def __init__(self, console: Console) -> None:
-        from rich.progress import BarColumn, DownloadColumn, SpinnerColumn, TextColumn
+        from rich.progress import (
+            BarColumn,
+            DownloadColumn,
+            SpinnerColumn,
+            TextColumn,
+            TimeElapsedColumn,
+            TimeRemainingColumn,
+        )
         from rich.progress import Progress as Bar
-        from rich.progress import TimeElapsedColumn, TimeRemainingColumn
 
         self._console = console
         self._stages: list[StageTime] = []
@@ -113,7 +119,9 @@ class ConsoleProgress:
         self._stages.append(done)
         self._name = None
         size = f", {done.bytes_done / 2**20:,.1f} MiB" if done.bytes_done else ""
-        self._console.print(f"{done.name}: {done.seconds:.1f} s{size}", style="dim", highlight=False, markup=False)
+        self._console.print(
+            f"{done.name}: {done.seconds:.1f} s{size}", style="dim", highlight=False, markup=False
+        )
 
     def abandon(self) -> None:
         """Take the live line away without counting the stage: the work failed or was stopped."""

@@ -1,0 +1,117 @@
+"""The command line: one file a verb. Heavy packages are imported by the verb that needs them."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+import traceback
+
+import typer
+
+from mlcpipe.cli.bench import bench_command
+from mlcpipe.cli.chat import chat_command
+from mlcpipe.cli.compile import compile_command
+from mlcpipe.cli.convert import convert_command
+from mlcpipe.cli.doctor import doctor_command
+from mlcpipe.cli.inspect import inspect_command
+from mlcpipe.env import env
+from mlcpipe.errors import MlcpipeError
+
+app = typer.Typer(
+    name="mlcpipe",
+    help="Compile a language model for one device, and run it there.\n\n"
+    "`mlcpipe chat` alone talks to the small model that is included, `mlcpipe chat hf://org/name` to another.",
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode="markdown",
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+app.command("chat")(chat_command)
+app.command("compile")(compile_command)
+app.command("convert")(convert_command)
+app.command("inspect")(inspect_command)
+app.command("bench")(bench_command)
+app.command("doctor")(doctor_command)
+
+# The base of the errors that typer raises about arguments: the outermost class that can describe itself.
+_ArgumentError = next(c for c in reversed(typer.BadParameter.__mro__) if hasattr(c, "format_message"))
+_BUG = 70  # EX_SOFTWARE of sysexits.h
+_INTERRUPTED, _BROKEN_PIPE = 130, 141  # 128 + SIGINT, 128 + SIGPIPE, as shells report them
+
+
+@app.callback()
+def _version(
+    version: bool = typer.Option(False, "--version", help="Print the versions and exit.", is_eager=True),
+) -> None:
+    if version:
+        from mlcpipe.cli.machine import versions
+
+        sys.stdout.write(" ".join(f"{name} {value or 'absent'}" for name, value in versions().items()) + "\n")
+        raise typer.Exit
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run the command line and return its exit code.
+
+    0; 2 for a mistake of the user, with one line on stderr; 130 after Ctrl-C; 70 for a bug of mlcpipe.
+    With MLCPIPE_DEBUG=1 the traceback comes before the line.
+    """
+    for stream in (sys.stdout, sys.stderr):
+        if hasattr(stream, "reconfigure"):
+            stream.reconfigure(errors="replace")  # a terminal in another encoding shows "?" for what it lacks
+    try:
+        return _run(arguments)
+    except KeyboardInterrupt:
+        return _INTERRUPTED
+    except BrokenPipeError:
+        _abandon_stdout()
+        return _BROKEN_PIPE
+    except _ArgumentError as error:
+        _report(f"{error.format_message()}; `{_command_path(error)} --help` explains")
+        return 2
+    except MlcpipeError as error:
+        _report(str(error))
+        return error.exit_code
+    except Exception as error:
+        _report(f"unexpected {type(error).__name__}: {error}; this is a bug, MLCPIPE_DEBUG=1 shows where")
+        return _BUG
+
+
+def _run(arguments: list[str] | None) -> int:
+    try:
+        code = app(arguments, prog_name="mlcpipe", standalone_mode=False)
+        sys.stdout.flush()
+    except typer.Abort:
+        return _INTERRUPTED
+    return code if isinstance(code, int) else 0
+
+
+def _report(line: str) -> None:
+    """One line on stderr, about the exception that is being handled."""
+    from mlcpipe.cli.markdown import sanitize
+
+    text = " ".join(sanitize(line).split())
+    with contextlib.suppress(OSError):
+        if _debug():
+            traceback.print_exc()
+        sys.stderr.write(f"error: {text}\n")
+
+
+def _command_path(error: object) -> str:
+    context = getattr(error, "ctx", None)
+    return context.command_path if context is not None else "mlcpipe"
+
+
+def _debug() -> bool:
+    try:
+        return env().debug >= 1
+    except MlcpipeError:
+        return False
+
+
+def _abandon_stdout() -> None:
+    """Nobody reads any more; without this the interpreter complains when it flushes at exit."""
+    with contextlib.suppress(OSError, ValueError):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

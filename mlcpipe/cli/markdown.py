@@ -1,8 +1,8 @@
 """Shows a model's answer on a terminal while it streams: Markdown, wrapped, and never a control sequence.
 
-Output is append-only: nothing on the screen is ever rewritten, so that nothing flickers. Text is held back only
-while it is ambiguous: the current word (it may have to go to the next line) and a possible marker ("*", "```").
-What a terminal cannot show while streaming (tables, links, single "*") stays as the model wrote it.
+Output is append-only: nothing on the screen is ever rewritten, so that nothing flickers. Text is held back
+only while it is ambiguous: the current word (it may have to go to the next line) and a possible marker ("*",
+"```"). What a terminal cannot show while streaming (tables, links, single "*") stays as the model wrote it.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ class Segment:
 class WordWrapper:
     """Lays words out; goes to the next line, indented by `hang` columns, where one does not fit.
 
-    `drain` writes what is laid out in one piece; the word at the end is held until `flush` or a space ends it.
+    `drain` writes what is laid out, in one piece; the last word is held until `flush` or a space ends it.
     """
 
     def __init__(self, write: Callable[[str], None], columns: Callable[[], int]) -> None:
@@ -137,14 +137,16 @@ class WordWrapper:
 
     @property
     def limit(self) -> int:
-        """How many columns may be used; the last one stays free, because terminals differ in when they wrap there."""
+        """How many columns may be used; the last one stays free: terminals differ in when they wrap there."""
         return max(self._columns(), 20) - 1
 
 
 class MarkdownRenderer:
     """Renders headings, lists, quotes, rules, fenced code, `code` and **bold** while the text arrives."""
 
-    def __init__(self, write: Callable[[str], None], columns: Callable[[], int], *, unicode: bool = True) -> None:
+    def __init__(
+        self, write: Callable[[str], None], columns: Callable[[], int], *, unicode: bool = True
+    ) -> None:
         self._out = WordWrapper(write, columns)
         self._bullet, self._bar, self._line = ("•", "│", "─") if unicode else ("-", "|", "-")
         self._held = ""  # characters that cannot be shown before more is known
@@ -284,7 +286,7 @@ class MarkdownRenderer:
             self._show("`" * run)
 
     def _stars(self, run: int, after: str) -> None:
-        """Two stars (three: bold and a plain one) next to text switch bold; other runs are text, as in 2**3."""
+        """Two stars (three: bold and a plain one) next to text switch bold; others are text, as in 2**3."""
         before = self._before
         closes = self._bold and before not in ("", " ")
         power = before.isascii() and before.isalnum()

@@ -1,0 +1,67 @@
+"""Shows what `bench` measured: a table for people, JSON for programs."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+
+from mlcpipe.cli.bench_run import Report, Result
+from mlcpipe.cli.console import byte_size, cell, new_table, print_json, print_rows, stdout_console
+
+
+def print_report(report: Report, *, as_json: bool) -> None:
+    """Write the report to stdout."""
+    if as_json:
+        print_json(_as_json(report))
+        return
+    console = stdout_console()
+    plan = report.plan
+    before, after = report.read_gb_s
+    versions = ", ".join(f"{name} {number or 'absent'}" for name, number in report.versions.items())
+    print_rows(
+        console,
+        [
+            ("bundle", str(plan.bundle)),
+            ("model", f"{report.model_type}, {report.quantization}, context {report.context_length} tokens"),
+            ("cpu", f"{report.cpu}, {report.threads} threads"),
+            ("versions", versions),
+            ("weights", f"{byte_size(report.weights_bytes)} read for each token, "
+                        f"and {byte_size(report.kv_bytes_per_token)} of KV cache for each token before it"),
+            ("read bandwidth", f"{before:.1f} GB/s before, {after:.1f} after"),
+            ("load", f"{report.load_s:.2f} s"),
+            ("peak memory", byte_size(report.peak_memory_bytes)),
+        ],
+    )  # fmt: skip
+    table = new_table("", "tokens", "median tok/s", "lowest - highest", "GB/s", "of bandwidth")
+    for column in table.columns[1:]:
+        column.justify = "right"
+    for result in report.results:
+        table.add_row(*map(cell, _row(report, result)))
+    console.print()
+    console.print(table)
+    repeats = f"{plan.repeats} repeats, of {plan.decode_tokens} tokens for decode"
+    console.print(f"\n{repeats}; 1 GB is 10^9 bytes", style="dim")
+
+
+def _row(report: Report, result: Result) -> tuple[str, ...]:
+    if result.speed is None:
+        return result.kind, str(result.tokens), "skipped", result.skipped, "", ""
+    speed = result.speed
+    share = report.share(result)
+    in_cache = result.gb_s is not None and share is None
+    return (
+        result.kind,
+        str(result.tokens),
+        f"{speed.median:,.1f}",
+        f"{speed.low:,.1f} - {speed.high:,.1f}",
+        "" if result.gb_s is None else f"{result.gb_s:.1f}",
+        "in cache" if in_cache else "" if share is None else f"{100 * share:.0f} %",
+    )
+
+
+def _as_json(report: Report) -> dict[str, object]:
+    content = asdict(report)
+    content["plan"]["bundle"] = str(report.plan.bundle)
+    content["results"] = [
+        {**asdict(result), "share_of_read_bandwidth": report.share(result)} for result in report.results
+    ]
+    return content

@@ -1,0 +1,117 @@
+"""From what a user names (nothing, a folder, hf://org/name, a bundle) to a bundle that can run."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from mlcpipe.cli.machine import cpu_model, versions
+from mlcpipe.env import env
+from mlcpipe.errors import UsageError
+
+if TYPE_CHECKING:
+    from mlcpipe.progress import ConsoleProgress
+
+DEFAULT_TARGET = "cpu"
+DEFAULT_QUANTIZATION = "q4f16_1"
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """What the user asked for; None where nothing was said."""
+
+    model: str | None
+    target: str | None = None
+    quantization: str | None = None
+
+    @property
+    def title(self) -> str:
+        """The model's name for people."""
+        return "the demo model" if self.model is None else self.model
+
+
+def is_bundle(path: Path) -> bool:
+    """Whether a folder holds a compiled model."""
+    return (path / "mlcpipe.json").is_file()
+
+
+def prepare_bundle(wanted: Wanted, progress: AbstractContextManager[ConsoleProgress]) -> Path:
+    """The bundle for what the user named: a bundle as it is; a checkpoint is compiled once and then kept.
+
+    `progress` is entered only if there is something to download or compile. Compiled bundles lie in the cache
+    under a key of the checkpoint's content, target, quantization, this processor and all versions.
+    Raises UsageError if a bundle was made for something else than the options say, and what compile raises.
+    """
+    if wanted.model is not None:
+        path = Path(wanted.model).expanduser()
+        if is_bundle(path):
+            _check_agrees(path, wanted)
+            return path
+    from mlcpipe.checkpoint import open_checkpoint
+    from mlcpipe.resources import demo_model_path
+
+    with progress as reporter:
+        if wanted.model is None:
+            checkpoint = open_checkpoint(demo_model_path())
+        else:
+            from mlcpipe.checkpoint.hub import resolve
+
+            checkpoint = open_checkpoint(resolve(wanted.model, reporter))
+        target = wanted.target or DEFAULT_TARGET
+        quantization = wanted.quantization or DEFAULT_QUANTIZATION
+        cache = env().cache_dir
+        content = checkpoint.content_hash(cache / "digests")
+        bundle = cache / "bundles" / _key(content, target, quantization)
+        if not is_bundle(bundle):
+            import mlcpipe
+
+            mlcpipe.compile(
+                checkpoint.path, target=target, quantization=quantization, output=bundle, progress=reporter
+            )
+    return bundle
+
+
+def _check_agrees(path: Path, wanted: Wanted) -> None:
+    """A flag that would be ignored is an error."""
+    from mlcpipe.bundle import read_manifest
+
+    manifest = read_manifest(path)
+    for option, asked, has in (
+        ("--target", wanted.target, manifest.target.name),
+        ("--quantization", wanted.quantization, manifest.quantization),
+    ):
+        if asked is not None and asked != has:
+            raise UsageError(
+                f"{option} does not fit the bundle",
+                where=path,
+                expected=has,
+                found=asked,
+                next_step=f"leave {option} out, or name the checkpoint to compile it anew",
+            )
+
+
+def _key(content: str, target: str, quantization: str) -> str:
+    described = (
+        Path(target).read_text(encoding="utf-8", errors="replace") if target.endswith(".toml") else target
+    )
+    parts = [content, described, quantization, cpu_model(), versions(), _source_hash()]
+    return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:24]
+
+
+def _source_hash() -> str:
+    """The compiler's own source: whoever edits a kernel must not get yesterday's bundle.."""
+    import mlcpipe
+
+    package = Path(mlcpipe.__file__).resolve().parent
+    roots = (package, package.parent / "tir_schedules", package.parent / "targets")
+    digest = hashlib.sha256()
+    for root in roots:
+        for path in sorted(
+            p for p in root.rglob("*") if p.suffix in (".py", ".toml") and "cli" not in p.parts
+        ):
+            digest.update(f"{path.relative_to(root)}\0".encode() + path.read_bytes())
+    return digest.hexdigest()

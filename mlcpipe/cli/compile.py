@@ -1,0 +1,140 @@
+"""`mlcpipe compile`: a checkpoint becomes a bundle."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from mlcpipe.cli.bundles import DEFAULT_QUANTIZATION, DEFAULT_TARGET, is_bundle
+from mlcpipe.cli.console import byte_size, print_json, print_rows, say, stderr_console, stdout_console
+from mlcpipe.errors import UsageError
+from mlcpipe.progress import ConsoleProgress, console_progress
+
+if TYPE_CHECKING:
+    from mlcpipe.bundle import Manifest
+
+
+def compile_command(
+    model: Annotated[str, typer.Argument(help="A checkpoint folder or hf://org/name[@revision].")],
+    output: Annotated[Path, typer.Option("--output", "-o", help="The bundle's folder.")],
+    target: Annotated[
+        str, typer.Option(help="A device that `mlcpipe doctor` lists, or your own board.toml.")
+    ] = DEFAULT_TARGET,
+    quantization: Annotated[str, typer.Option(help="How to store the weights.")] = DEFAULT_QUANTIZATION,
+    context: Annotated[
+        int | None, typer.Option(help="The longest chat, in tokens (default: the model's).")
+    ] = None,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace a bundle that is there.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
+) -> None:
+    """Compile a model for a device: quantize the weights, generate the kernels, put all of it in one folder.
+
+    The folder, a bundle, holds everything that `mlcpipe chat` and `mlcpipe bench` need. It appears whole or
+    not at all.
+
+    Examples:
+
+    `mlcpipe compile ./Qwen3-0.6B -o qwen3`
+
+    `mlcpipe compile hf://Qwen/Qwen3-0.6B --quantization q8f16_1 --context 4096 -o qwen3-q8`
+    """
+    if context is not None and context < 1:
+        raise UsageError("--context", expected="an integer >= 1", found=context)
+    _check_output(output, overwrite=overwrite)
+    from mlcpipe.bundle import read_manifest
+    from mlcpipe.checkpoint.hub import resolve
+
+    with console_progress(stderr_console()) as progress:
+        checkpoint = resolve(model, progress)
+        bundle = _compile(checkpoint, output, target, quantization, context, overwrite, progress)
+    manifest = read_manifest(bundle)
+    bits = _bits_per_weight(manifest, checkpoint)
+    if as_json:
+        print_json(_summary(bundle, manifest, bits, progress))
+    else:
+        _show(bundle, manifest, bits, progress)
+
+
+def _check_output(output: Path, *, overwrite: bool) -> None:
+    """Before the work: what --overwrite may replace is a bundle, never somebody's folder."""
+    if not output.is_dir() or not any(output.iterdir()):
+        return  # a file there is refused when the output is written
+    if not overwrite:
+        raise UsageError(
+            "the output folder is not empty", where=output, next_step="add --overwrite or name another"
+        )
+    if not is_bundle(output):
+        raise UsageError(
+            "--overwrite only replaces a bundle",
+            where=output,
+            expected="mlcpipe.json in it",
+            found="other files",
+        )
+
+
+def _compile(
+    checkpoint: Path,
+    output: Path,
+    target: str,
+    quantization: str,
+    context: int | None,
+    overwrite: bool,
+    progress: ConsoleProgress,
+) -> Path:
+    import mlcpipe
+    from mlcpipe.atomic import atomic_directory
+
+    options: dict[str, Any] = {
+        "target": target, "quantization": quantization, "context_length": context, "progress": progress
+    }  # fmt: skip
+    if not overwrite:
+        return mlcpipe.compile(checkpoint, output=output, **options)
+    with atomic_directory(output, overwrite=True) as partial:
+        mlcpipe.compile(checkpoint, output=partial, **options)
+    return output
+
+
+def _bits_per_weight(manifest: Manifest, checkpoint: Path) -> float:
+    """Stored bits, scales and second copies included, for each number of the tensors that were used."""
+    from mlcpipe.checkpoint import open_checkpoint
+
+    used = {source for param in manifest.params for source in param.sources}
+    tensors = open_checkpoint(checkpoint).tensors
+    numbers = sum(math.prod(tensors[name].shape) for name in used if name in tensors)
+    return 8 * manifest.memory_plan.weights_bytes / numbers if numbers else 0.0
+
+
+def _summary(bundle: Path, manifest: Manifest, bits: float, progress: ConsoleProgress) -> dict[str, object]:
+    return {
+        "bundle": str(bundle),
+        "bytes": sum(info.bytes for info in manifest.files.values()),
+        "target": manifest.target.model_dump(mode="json"),
+        "model": manifest.model.model_dump(mode="json"),
+        "quantization": manifest.quantization,
+        "bits_per_weight": bits,
+        "memory_plan": manifest.memory_plan.model_dump(mode="json"),
+        "stages": [{"name": stage.name, "seconds": stage.seconds} for stage in progress.stages],
+    }
+
+
+def _show(bundle: Path, manifest: Manifest, bits: float, progress: ConsoleProgress) -> None:
+    plan = manifest.memory_plan
+    kv = plan.kv_bytes_per_token
+    rows = [
+        ("bundle", str(bundle)),
+        ("size", byte_size(sum(info.bytes for info in manifest.files.values()))),
+        ("model", f"{manifest.model.model_type}, {manifest.model.num_layers} layers"),
+        ("target", f"{manifest.target.name}: {manifest.target.triple}"),
+        ("quantization", f"{manifest.quantization}, {bits:.2f} bits a weight"),
+        ("weights in memory", byte_size(plan.weights_bytes)),
+        ("KV cache", f"{byte_size(kv)} a token, {byte_size(kv * manifest.model.context_length)} for all "
+                     f"{manifest.model.context_length}"),
+        ("workspace", byte_size(max(plan.workspace_bytes.values(), default=0))),
+        *((stage.name, f"{stage.seconds:.1f} s") for stage in progress.stages),
+    ]  # fmt: skip
+    console = stdout_console()
+    print_rows(console, rows)
+    say(console, f"\nNow type:  mlcpipe chat {bundle}")

@@ -1,0 +1,169 @@
+"""`mlcpipe doctor`: what this computer can do, and what is missing."""
+
+from __future__ import annotations
+
+import importlib.util
+import platform
+import shutil
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from mlcpipe.bandwidth import last_cache_bytes, read_bandwidth_gb_s
+from mlcpipe.cli import machine
+from mlcpipe.cli.bundles import DEFAULT_TARGET
+from mlcpipe.cli.console import byte_size, cell, new_table, print_json, stdout_console
+from mlcpipe.env import env
+from mlcpipe.errors import MlcpipeError
+
+_MARKS = {"ok": "[green]ok[/]", "note": "", "missing": "[yellow]missing[/]", "broken": "[red]broken[/]"}
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One fact: `state` is "ok", "note", "missing" or "broken"; `advice` is what to type, "" if nothing."""
+
+    name: str
+    state: str
+    value: str
+    advice: str = ""
+
+
+def doctor_command(
+    bandwidth: Annotated[
+        bool, typer.Option("--bandwidth", help="Measure how fast the memory can be read (a second or two).")
+    ] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the findings as JSON.")] = False,
+) -> None:
+    """Check this computer: packages, linker, targets, memory. What is missing comes with a command to get it.
+
+    The exit code is 0 if models can be compiled for the CPU and run, else 1.
+
+    Examples:
+
+    `mlcpipe doctor`
+
+    `mlcpipe doctor --bandwidth --json`
+    """
+    findings = [*_packages(), *_linker(), *_machine(bandwidth)]
+    broken = [finding.name for finding in findings if finding.state in ("broken", "missing")]
+    findings += _targets(broken)
+    usable = any(f.name == f"target {DEFAULT_TARGET}" and f.state == "ok" for f in findings)
+    if as_json:
+        print_json({"cpu_usable": usable, "findings": [asdict(finding) for finding in findings]})
+    else:
+        _show(findings)
+    if not usable:
+        raise typer.Exit(1)
+
+
+def _packages() -> Iterator[Finding]:
+    yield Finding("mlcpipe", "ok", machine.mlcpipe_version())
+    yield Finding("python", "ok", f"{platform.python_version()} on {machine.system_name()}")
+    pair = " ".join(f"{name}=={version}" for name, version in machine.PINNED.items())
+    found = {name: machine.package_version(name) for name in machine.PINNED}
+    value = ", ".join(f"{name} {version or 'not installed'}" for name, version in found.items())
+    if found != machine.PINNED:
+        yield Finding("tvm", "broken", f"{value}; only one pair works together", f"pip install {pair}")
+    elif problem := _import_problem():
+        yield Finding("tvm", "broken", f"{value}; {problem}", f"pip install --force-reinstall {pair}")
+    else:
+        yield Finding("tvm", "ok", value)
+
+
+def _import_problem() -> str:
+    """Why TVM does not load, in a line; "" if it does."""
+    try:
+        import tvm
+    except (ImportError, OSError, AttributeError, RuntimeError, ValueError) as error:
+        return " ".join(f"{type(error).__name__}: {error}".split())[:200]
+    return "" if tvm.runtime.enabled("llvm") else "it was built without LLVM"
+
+
+def _linker() -> Iterator[Finding]:
+    for name in ("cc", "gcc", "clang"):
+        if path := shutil.which(name):
+            yield Finding("linker", "ok", path)
+            return
+    if importlib.util.find_spec("ziglang") is not None:
+        yield Finding("linker", "ok", f"zig {machine.package_version('ziglang') or ''} (PyPI ziglang)")
+    else:
+        yield Finding("linker", "missing", "neither cc nor ziglang", "pip install ziglang")
+
+
+def _machine(bandwidth: bool) -> Iterator[Finding]:
+    import psutil
+
+    yield Finding(
+        "cpu", "note", f"{machine.cpu_model()}: {' '.join(machine.cpu_features()) or 'features unknown'}"
+    )
+    physical, logical = machine.core_counts()
+    threads = env().threads
+    chosen = f"MLCPIPE_THREADS asks for {threads}" if threads else f"{physical} threads are used"
+    yield Finding("cores", "note", f"{physical} physical, {logical} logical; {chosen}")
+    if cache := last_cache_bytes():
+        yield Finding("last cache", "note", byte_size(cache))
+    memory = psutil.virtual_memory()
+    yield Finding("memory", "note", f"{byte_size(memory.total)}, {byte_size(memory.available)} free")
+    if bandwidth:
+        speed = read_bandwidth_gb_s(threads or physical)
+        yield Finding("read bandwidth", "note", f"{speed:.1f} GB/s with {threads or physical} threads")
+    folder = env().cache_dir
+    yield Finding("cache", "note", f"{folder}, {byte_size(_tree_bytes(folder))}")
+
+
+def _targets(broken: list[str]) -> Iterator[Finding]:
+    """Each target and, where it cannot be used here, why."""
+    from mlcpipe.targets import load_target, target_names
+
+    for name in target_names():
+        try:
+            target = load_target(name)
+            reason = _unusable("tvm" in broken, "linker" in broken and target.link == "shared", name)
+        except MlcpipeError as error:
+            yield Finding(f"target {name}", "broken", str(error))
+            continue
+        yield Finding(f"target {name}", "missing" if reason else "ok", reason or target.description)
+
+
+def _unusable(no_tvm: bool, no_linker: bool, name: str) -> str:
+    if no_tvm:
+        return "TVM does not work (see above)"
+    if no_linker:
+        return "there is no linker (see above)"
+    import tvm
+
+    from mlcpipe.targets import load_target, tvm_target
+
+    target = tvm_target(load_target(name))
+    try:
+        device = tvm.runtime.device(target.get_target_device_type(), 0)
+    except (ValueError, RuntimeError) as error:
+        return f"this TVM has no runtime for {target.kind.name} ({str(error).strip().splitlines()[-1]})"
+    return "" if device.exist else f"no {target.kind.name} device on this machine"
+
+
+def _tree_bytes(folder: Path) -> int:
+    total = 0
+    for path in folder.rglob("*"):
+        try:
+            total += 0 if path.is_symlink() or not path.is_file() else path.stat().st_size
+        except OSError:  # another program removes it meanwhile
+            continue
+    return total
+
+
+def _show(findings: list[Finding]) -> None:
+    table = new_table()
+    table.show_header = False
+    table.add_column(style="dim", no_wrap=True)
+    table.add_column(no_wrap=True)
+    table.add_column(overflow="fold")
+    for finding in findings:
+        table.add_row(cell(finding.name), _MARKS[finding.state], cell(finding.value))
+        if finding.advice:
+            table.add_row("", "", cell(f"try: {finding.advice}"))
+    stdout_console().print(table)

@@ -1,0 +1,118 @@
+"""`mlcpipe inspect`: what is in a bundle, and why it is as it is."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from mlcpipe.cli.console import byte_size, cell, new_table, print_json, print_rows, say, stdout_console
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from mlcpipe.bundle import Manifest
+
+
+def inspect_command(
+    bundle: Annotated[Path, typer.Argument(help="A compiled model's folder.")],
+    kernels: Annotated[
+        bool, typer.Option("--kernels", help="Every kernel: its schedule rule and the reason.")
+    ] = False,
+    params: Annotated[
+        bool, typer.Option("--params", help="Every parameter and the tensors it comes from.")
+    ] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the whole manifest as JSON.")] = False,
+) -> None:
+    """Show what is in a bundle: model, target, memory plan, kernels and where the weights come from.
+
+    It only reads the manifest, so that a bundle of another version or for another machine can be looked at.
+
+    Examples:
+
+    `mlcpipe inspect ./my-bundle`
+
+    `mlcpipe inspect ./my-bundle --kernels`
+    """
+    from mlcpipe.bundle import read_manifest
+
+    manifest = read_manifest(bundle, check_abi=False)
+    if as_json:
+        print_json(manifest.model_dump(mode="json"))
+        return
+    console = stdout_console()
+    print_rows(console, _overview(bundle, manifest))
+    _print_memory(console, manifest)
+    if kernels:
+        _print_kernels(console, manifest)
+    else:
+        counts = Counter(kernel.rule for kernel in manifest.kernels)
+        rules = ", ".join(f"{rule} {count}" for rule, count in counts.most_common())
+        say(console, f"\n{len(manifest.kernels)} kernels by rule: {rules or 'none'}  (--kernels shows each)")
+    if params:
+        _print_params(console, manifest)
+    else:
+        say(console, f"{len(manifest.params)} parameters  (--params shows each and its sources)")
+
+
+def _overview(bundle: Path, manifest: Manifest) -> list[tuple[str, str]]:
+    from mlcpipe.bundle import abi_hash
+
+    model, target = manifest.model, manifest.target
+    usable = (
+        "fits this installation" if manifest.abi == abi_hash() else "made for other versions: compile anew"
+    )
+    window = f", sliding window {model.sliding_window}" if model.sliding_window else ""
+    return [
+        ("bundle", f"{bundle} ({byte_size(sum(info.bytes for info in manifest.files.values()))})"),
+        ("model", f"{model.model_type}: {model.num_layers} layers, width {model.hidden_size}, "
+                  f"{model.num_attention_heads} heads ({model.num_key_value_heads} for keys), "
+                  f"vocabulary {model.vocab_size}"),
+        ("context", f"{model.context_length} tokens{window}, prefill by {model.prefill_chunk}"),
+        ("quantization", f"{manifest.quantization}, layout {manifest.weight_layout}, "
+                         f"activations {model.dtype}, KV cache {model.kv_dtype}"),
+        ("target", f"{target.name}: {target.triple}, "
+                   f"needs {' '.join(target.cpu_features) or 'nothing'}"),
+        ("made by", f"mlcpipe {manifest.mlcpipe_version}, linked by {manifest.linker.name} "
+                    f"{manifest.linker.version}, {manifest.created}"),
+        ("interface", f"{manifest.abi[:12]}, {usable}"),
+        ("checkpoint", manifest.checkpoint_hash),
+    ]  # fmt: skip
+
+
+def _print_memory(console: Console, manifest: Manifest) -> None:
+    plan, context = manifest.memory_plan, manifest.model.context_length
+    full = plan.kv_bytes_per_token * context
+    peak = max(plan.workspace_bytes.values(), default=0)
+    say(console, "\nmemory plan")
+    print_rows(
+        console,
+        [
+            ("weights", byte_size(plan.weights_bytes)),
+            (
+                "KV cache",
+                f"{byte_size(plan.kv_bytes_per_token)} a token, {byte_size(full)} when the context is full",
+            ),
+            *((f"workspace of {name}", byte_size(size)) for name, size in plan.workspace_bytes.items()),
+            ("at most", byte_size(plan.weights_bytes + full + peak)),
+        ],
+    )
+
+
+def _print_kernels(console: Console, manifest: Manifest) -> None:
+    table = new_table("kernel", "op", "rule", "reason")
+    for kernel in manifest.kernels:
+        table.add_row(*map(cell, (kernel.name, kernel.op, kernel.rule, kernel.reason)))
+    console.print()
+    console.print(table)
+
+
+def _print_params(console: Console, manifest: Manifest) -> None:
+    table = new_table("parameter", "shape", "dtype", "from")
+    for param in manifest.params:
+        shape = " x ".join(map(str, param.shape))
+        table.add_row(*map(cell, (param.name, shape, param.dtype, ", ".join(param.sources))))
+    console.print()
+    console.print(table)

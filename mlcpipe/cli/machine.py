@@ -1,0 +1,141 @@
+"""Facts about this computer and the installed packages."""
+
+from __future__ import annotations
+
+import platform
+import sys
+from importlib import metadata
+from pathlib import Path
+
+PINNED = {"apache-tvm": "0.27.0.post1", "apache-tvm-ffi": "0.1.14.post1"}
+"""The pair that works together: newer tvm-ffi crashes in ToJSONGraph, older ones do not load."""
+
+_FEATURES = (
+    "sse4_2 avx f16c fma avx2 avx512f avx512bw avx512_vnni avx512_bf16 avx512_fp16 avx_vnni amx_tile amx_int8 "
+    "amx_bf16 asimd asimdhp asimddp i8mm bf16 sve sve2"
+).split()  # as /proc/cpuinfo writes them
+
+
+def package_version(name: str) -> str | None:
+    """The installed version of a package, None if it is not installed."""
+    try:
+        return metadata.version(name)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def mlcpipe_version() -> str:
+    """The version of mlcpipe, also where it runs from its source tree."""
+    return package_version("mlcpipe") or "source tree"
+
+
+def versions() -> dict[str, str | None]:
+    """What decides about results: mlcpipe, Python, TVM and numpy."""
+    return {
+        "mlcpipe": mlcpipe_version(),
+        "python": platform.python_version(),
+        **{name: package_version(name) for name in PINNED},
+        "numpy": package_version("numpy"),
+    }
+
+
+def cpu_model() -> str:
+    """The processor's name as its maker wrote it, or the architecture where the system does not tell."""
+    if sys.platform == "win32":
+        return _windows_cpu_model() or platform.processor() or platform.machine()
+    if sys.platform == "darwin":
+        return _first_line("sysctl", "-n", "machdep.cpu.brand_string") or platform.machine()
+    for key in ("model name", "Model", "Hardware"):
+        if value := _cpuinfo().get(key):
+            return value
+    return platform.machine()
+
+
+def cpu_features() -> list[str]:
+    """Those instruction sets of this processor that kernels care about; [] where the system does not tell."""
+    if sys.platform == "darwin":
+        words = f"{_first_line('sysctl', '-n', 'machdep.cpu.features')} {_macos_arm_features()}"
+    else:
+        info = _cpuinfo()
+        words = info.get("flags") or info.get("Features") or ""
+    present = words.lower().replace(".", "_").split()
+    return [name for name in _FEATURES if name in present]
+
+
+def system_name() -> str:
+    """Operating system, release and architecture."""
+    return f"{platform.system()} {platform.release()} {platform.machine()}"
+
+
+def core_counts() -> tuple[int, int]:
+    """Physical cores, and logical processors that this process may use."""
+    import psutil
+
+    logical = _usable_processors()
+    return min(psutil.cpu_count(logical=False) or logical, logical), logical
+
+
+def peak_memory_bytes() -> int:
+    """The most physical memory this process has had."""
+    if sys.platform == "win32":
+        import psutil
+
+        return int(psutil.Process().memory_info().peak_wset)
+    import resource
+
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return (
+        peak if sys.platform == "darwin" else peak * 1024
+    )  # getrusage(2): kilobytes on Linux, bytes on macOS
+
+
+def _usable_processors() -> int:
+    import psutil
+
+    try:
+        return len(psutil.Process().cpu_affinity())
+    except AttributeError:  # macOS has no affinity
+        return psutil.cpu_count() or 1
+
+
+def _cpuinfo() -> dict[str, str]:
+    """The first processor's entry in /proc/cpuinfo; {} elsewhere."""
+    try:
+        text = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return {}
+    pairs = (line.partition(":") for line in text.splitlines())
+    entries: dict[str, str] = {}
+    for key, colon, value in pairs:
+        if colon:
+            entries.setdefault(key.strip(), value.strip())
+    return entries
+
+
+def _macos_arm_features() -> str:
+    names = {"hw.optional.arm.FEAT_DotProd": "asimddp", "hw.optional.arm.FEAT_I8MM": "i8mm",
+             "hw.optional.arm.FEAT_BF16": "bf16", "hw.optional.arm.FEAT_FP16": "asimdhp"}  # fmt: skip
+    return " ".join(word for name, word in names.items() if _first_line("sysctl", "-n", name) == "1")
+
+
+def _windows_cpu_model() -> str:
+    if sys.platform != "win32":
+        return ""
+    import winreg
+
+    path = r"HARDWARE\DESCRIPTION\System\CentralProcessor\0"
+    try:
+        with winreg.OpenKey(winreg.HKEY_LOCAL_MACHINE, path) as key:
+            return str(winreg.QueryValueEx(key, "ProcessorNameString")[0]).strip()
+    except OSError:
+        return ""
+
+
+def _first_line(*command: str) -> str:
+    import subprocess
+
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=10, check=True)
+    except (OSError, subprocess.SubprocessError):
+        return ""
+    return done.stdout.strip().partition("\n")[0]

@@ -1,0 +1,134 @@
+"""A chat with one engine: the messages so far, the settings, and how a question becomes an answer."""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from mlcpipe.cli.interrupt import Interruptible
+from mlcpipe.cli.markdown import Renderer
+from mlcpipe.cli.settings import Settings
+from mlcpipe.cli.transcript import Message, Transcript, load_transcript, save_transcript
+from mlcpipe.errors import UsageError
+
+if TYPE_CHECKING:
+    from mlcpipe import Engine
+    from mlcpipe.runtime.sampling_params import Chunk, Stats
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What came back: `finish_reason` is "stop", "length" or "interrupted" (then `stats` is None)."""
+
+    text: str
+    finish_reason: str
+    stats: Stats | None
+    context_full: bool
+
+
+class Session:
+    """The state of a chat. Every method leaves it usable, whatever is raised."""
+
+    def __init__(
+        self, engine: Engine, settings: Settings, *, system: str = "", raw: bool = False, model: str = ""
+    ) -> None:
+        self._engine = engine
+        self._model = model
+        self._raw = raw
+        self._turns: list[Message] = []
+        self._attempt = 0
+        self.settings = settings
+        self.system = printable_utf8(system)
+        self.last_stats: Stats | None = None
+
+    @property
+    def messages(self) -> list[Message]:
+        """The system message, if there is one, and all turns: what the model gets to see."""
+        head = [{"role": "system", "content": self.system}] if self.system else []
+        return [*head, *self._turns]
+
+    def ask(self, question: str, renderer: Renderer) -> Answer:
+        """Answer a question and remember both; a question without an answer is forgotten.
+
+        Raises MlcpipeError, and KeyboardInterrupt if Ctrl-C came before the first token.
+        """
+        self._attempt = 0
+        return self._answer(printable_utf8(question), renderer)
+
+    def regenerate(self, renderer: Renderer) -> Answer:
+        """Answer the last question again; a fixed seed moves by one. Raises UsageError if there is none."""
+        if not self._turns:
+            raise UsageError("there is no answer to try again", next_step="ask something first")
+        before = self._turns[-2:]
+        del self._turns[-2:]
+        self._attempt += 1
+        try:
+            answer = self._answer(before[0]["content"], renderer)
+        except BaseException:
+            self._turns += before
+            raise
+        if not answer.text and answer.finish_reason == "interrupted":
+            self._turns += before
+        return answer
+
+    def reset(self) -> None:
+        """Forget all turns; system message and settings stay."""
+        self._turns = []
+        self._attempt = 0
+
+    def save(self, path: Path) -> int:
+        """Write the chat to a file; how many messages it has."""
+        save_transcript(path, Transcript(tuple(self.messages), self.settings, self._model))
+        return len(self.messages)
+
+    def load(self, path: Path) -> int:
+        """Replace messages and settings by those of a saved chat, or change nothing and raise UsageError."""
+        transcript = load_transcript(path)
+        messages = list(transcript.messages)
+        self.system = messages.pop(0)["content"] if messages and messages[0]["role"] == "system" else ""
+        self._turns = messages
+        self._attempt = 0
+        self.settings = transcript.settings
+        return len(transcript.messages)
+
+    def _answer(self, question: str, renderer: Renderer) -> Answer:
+        turn = {"role": "user", "content": question}
+        sampling, limit = self.settings.sampling_again(self._attempt), self.settings.max_tokens
+        if self._raw:
+            stream = self._engine.generate(question, sampling=sampling, max_tokens=limit, stream=True)
+        else:
+            messages = [*self.messages, turn]
+            stream = self._engine.chat(messages, sampling=sampling, max_tokens=limit, stream=True)
+        answer = self._read(stream, renderer)
+        self.last_stats = answer.stats
+        if answer.text or answer.finish_reason != "interrupted":
+            self._turns += [turn, {"role": "assistant", "content": answer.text}]
+        return answer
+
+    def _read(self, stream: Generator[Chunk, None, None], renderer: Renderer) -> Answer:
+        text, reason, stats = "", "interrupted", None
+        try:
+            with Interruptible() as interrupt, closing(stream):
+                for chunk in stream:
+                    interrupt.streaming()
+                    text += chunk.text
+                    renderer.feed(chunk.text)
+                    if chunk.finish_reason is not None:
+                        reason, stats = chunk.finish_reason, chunk.stats
+                    if interrupt.stopped:
+                        break
+        except KeyboardInterrupt:
+            if not text:
+                raise
+        finally:
+            renderer.close()
+        used = stats.prompt_tokens + stats.completion_tokens if stats is not None else 0
+        return Answer(text, reason, stats, reason == "length" and used >= self._engine.context_length)
+
+
+def printable_utf8(text: str) -> str:
+    """`text` with lone surrogates (undecodable bytes of an argument) replaced: tokenizers take only UTF-8."""
+    return text.encode("utf-8", "replace").decode("utf-8")

@@ -98,9 +98,7 @@ def resolve(
             next_step="pip install 'mlcpipe[hub]'",
         ) from error
     cache = Path(cache_dir or HF_HUB_CACHE)
-    repo_folder = cache / huggingface_hub.file_download.repo_folder_name(
-        repo_id=model.repo, repo_type="model"
-    )
+    repo_folder = cache / f"models--{model.repo.replace('/', '--')}"
     with _translated(model, cache):
         try:
             info = huggingface_hub.HfApi(endpoint=endpoint, library_name="mlcpipe").model_info(

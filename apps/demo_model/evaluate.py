@@ -1,0 +1,111 @@
+"""Measure a demo checkpoint: answers to held-out questions, and the perplexity of `heldout.txt`.
+
+`python apps/demo_model/evaluate.py [CHECKPOINT] [--half dev|test|all]`. A right answer contains every key
+phrase of its entry. The lines of `heldout.tsv` belong in turn to `dev`, which was looked at while the
+corpus was written, and to `test`, which was not.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from tokenizers import Tokenizer
+from transformers import AutoModelForCausalLM, PreTrainedModel
+
+import chatml
+import corpus
+import facts
+
+LONGEST_ANSWER = 120  # tokens
+WINDOW = 512  # tokens of one perplexity window
+
+
+@dataclass(frozen=True)
+class Judged:
+    """One held-out question with what the model said."""
+
+    entry: str
+    question: str
+    answer: str
+    right: bool
+
+
+def answer_greedily(model: PreTrainedModel, tokenizer: Tokenizer, questions: list[str]) -> list[str]:
+    """Greedy answers, generated in one batch with padding on the left."""
+    encoded = [tokenizer.encode(chatml.prompt(q)).ids for q in questions]
+    width = max(map(len, encoded))
+    ids = torch.tensor([[0] * (width - len(e)) + e for e in encoded])
+    mask = torch.tensor([[0] * (width - len(e)) + [1] * len(e) for e in encoded])
+    with torch.inference_mode():
+        out = model.generate(ids, attention_mask=mask, do_sample=False, max_new_tokens=LONGEST_ANSWER)
+    return [tokenizer.decode(row[width:].tolist(), skip_special_tokens=True).strip() for row in out]
+
+
+def judge(model: PreTrainedModel, tokenizer: Tokenizer, rows: list[tuple[str, str]]) -> list[Judged]:
+    """Ask the (entry, question) rows and judge the answers by the key phrases of the entries."""
+    entries = facts.read_knowledge().entries
+    answers = answer_greedily(model, tokenizer, [q for _, q in rows])
+    return [
+        Judged(name, question, answer, corpus.is_right(answer, entries[name].keys))
+        for (name, question), answer in zip(rows, answers, strict=True)
+    ]
+
+
+def perplexity(model: PreTrainedModel, tokenizer: Tokenizer, text: str) -> tuple[float, int]:
+    """exp(mean negative log-likelihood) of the text in windows of `WINDOW` tokens, and the tokens scored."""
+    ids = tokenizer.encode(text).ids
+    total, count = 0.0, 0
+    with torch.inference_mode():
+        for start in range(0, len(ids) - 1, WINDOW):
+            window = torch.tensor([ids[start : start + WINDOW + 1]])
+            logits = model(window[:, :-1]).logits.float()
+            total += float(torch.nn.functional.cross_entropy(logits[0], window[0, 1:], reduction="sum"))
+            count += window.shape[1] - 1
+    return math.exp(total / count), count
+
+
+def round_to_bits(model: PreTrainedModel, bits: int, group: int = 32) -> None:
+    """Replace every matrix by what group quantization to `bits` bits reads back (embedding included)."""
+    largest = 2 ** (bits - 1) - 1
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.dim() == 2:
+                groups = parameter.reshape(parameter.shape[0], -1, group)
+                scale = (groups.abs().amax(-1, keepdim=True) / largest).clamp_min(1e-8)
+                parameter.copy_(((groups / scale).round() * scale).reshape(parameter.shape))
+
+
+def main() -> None:
+    """Print accuracy and perplexity of a checkpoint."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("checkpoint", type=Path, nargs="?", default=corpus.HERE / "checkpoint")
+    parser.add_argument("--half", choices=("dev", "test", "all"), default="all")
+    parser.add_argument(
+        "--bits", type=int, choices=(3, 4, 8), help="judge the weights rounded to so many bits"
+    )
+    parser.add_argument("--wrong", action="store_true", help="show the wrong answers")
+    parser.add_argument("--threads", type=int, default=1)
+    arguments = parser.parse_args()
+    torch.set_num_threads(arguments.threads)
+    tokenizer = Tokenizer.from_file(str(arguments.checkpoint / "tokenizer.json"))
+    model = AutoModelForCausalLM.from_pretrained(arguments.checkpoint, dtype=torch.float32).eval()
+    if arguments.bits:
+        round_to_bits(model, arguments.bits)
+    rows = corpus.read_heldout()
+    halves = {"dev": rows[0::2], "test": rows[1::2], "all": rows}
+    judged = judge(model, tokenizer, halves[arguments.half])
+    right = sum(j.right for j in judged)
+    print(f"right: {right} of {len(judged)} ({100 * right / len(judged):.1f} %)")
+    for one in judged:
+        if arguments.wrong and not one.right:
+            print(f"  {one.entry} | {one.question}\n    -> {one.answer!r}")
+    value, count = perplexity(model, tokenizer, (corpus.HERE / "heldout.txt").read_text("utf-8"))
+    print(f"perplexity of heldout.txt: {value:.3f} over {count} tokens")
+
+
+if __name__ == "__main__":
+    main()

@@ -46,14 +46,18 @@ class Attention(nn.Module):
 
     def __init__(self, spec: AttentionSpec, layer: int) -> None:
         self.spec, self.layer = spec, layer
-        self.q_proj = Linear(spec.hidden_size, spec.q_size, spec.qkv_bias)
-        self.k_proj = Linear(spec.hidden_size, spec.kv_size, spec.qkv_bias)
-        self.v_proj = Linear(spec.hidden_size, spec.kv_size, spec.qkv_bias)
+        self.add_projections(spec)
         self.o_proj = Linear(spec.q_size, spec.hidden_size, spec.o_bias)
         if spec.norm:
             sizes = (spec.q_size, spec.kv_size) if spec.norm == "all" else (spec.head_dim, spec.head_dim)
             self.q_norm = RMSNorm(sizes[0], spec.norm_eps, spec.norm_offset)
             self.k_norm = RMSNorm(sizes[1], spec.norm_eps, spec.norm_offset)
+
+    def add_projections(self, spec: AttentionSpec) -> None:
+        """Declare the parameters of q, k and v, named as in the checkpoint."""
+        self.q_proj = Linear(spec.hidden_size, spec.q_size, spec.qkv_bias)
+        self.k_proj = Linear(spec.hidden_size, spec.kv_size, spec.qkv_bias)
+        self.v_proj = Linear(spec.hidden_size, spec.kv_size, spec.qkv_bias)
 
     def project(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """x [m, hidden] -> q [m, q_size], k and v [m, kv_size]."""
@@ -84,3 +88,16 @@ class Attention(nn.Module):
         """x [m, heads, D] -> normalized over D, through the 2-D kernel."""
         m, heads, dim = x.shape
         return op.reshape(norm(op.reshape(x, (m * heads, dim))), (m, heads, dim))
+
+
+class FusedAttention(Attention):
+    """Attention whose checkpoint holds q, k and v in one matrix, rows in that order (Phi-3)."""
+
+    def add_projections(self, spec: AttentionSpec) -> None:
+        """Declare the one parameter of q, k and v."""
+        self.qkv_proj = Linear(spec.hidden_size, spec.q_size + 2 * spec.kv_size, spec.qkv_bias)
+
+    def project(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """x [m, hidden] -> q [m, q_size], k and v [m, kv_size]."""
+        q, k, v = op.split(self.qkv_proj(x), [self.spec.q_size, self.spec.q_size + self.spec.kv_size], axis=1)
+        return q, k, v

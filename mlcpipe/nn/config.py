@@ -29,6 +29,8 @@ _REFUSED: Mapping[str, tuple[Any, ...]] = {
     "scale_emb": (None, 1, 1.0),
     "scale_depth": (None,),
     "clip_qkv": (None,),
+    "use_mrope": (None, False),
+    "lm_head_bias": (None, False),
 }
 
 
@@ -37,7 +39,9 @@ class Fields:
 
     def __init__(self, values: Mapping[str, Any], where: str = "config.json") -> None:
         if not isinstance(values, Mapping):
-            raise ConfigError("not an object", where=where, expected="a JSON object", found=type(values).__name__)
+            raise ConfigError(
+                "not an object", where=where, expected="a JSON object", found=type(values).__name__
+            )
         self.values, self.where = values, where
 
     def get(self, name: str, default: Any = None) -> Any:
@@ -49,23 +53,58 @@ class Fields:
         """An integer in [low, high]."""
         value = self.get(name, default)
         if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
-            raise ConfigError(f"field {name}", where=self.where, expected=f"an integer from {low} to {high}", found=repr(value))
+            raise ConfigError(
+                f"field {name}",
+                where=self.where,
+                expected=f"an integer from {low} to {high}",
+                found=repr(value),
+            )
         return value
 
-    def number(self, name: str, default: float | None = None, *, low: float = -1e12, high: float = 1e12) -> float:
+    def number(
+        self, name: str, default: float | None = None, *, low: float = -1e12, high: float = 1e12
+    ) -> float:
         """A finite number in [low, high]."""
         value = self.get(name, default)
-        good = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value) and low <= value <= high
+        good = (
+            isinstance(value, int | float)
+            and not isinstance(value, bool)
+            and math.isfinite(value)
+            and low <= value <= high
+        )
         if not good:
-            raise ConfigError(f"field {name}", where=self.where, expected=f"a number from {low:g} to {high:g}", found=repr(value))
+            raise ConfigError(
+                f"field {name}",
+                where=self.where,
+                expected=f"a number from {low:g} to {high:g}",
+                found=repr(value),
+            )
         return float(value)
+
+    def optional_integer(
+        self, name: str, default: int | None, *, low: int = 1, high: int = MAX_SIZE
+    ) -> int | None:
+        """An integer in [low, high]; None when it is null, `default` when it is absent."""
+        if self.values.get(name, default) is None:
+            return None
+        return self.integer(name, default, low=low, high=high)
+
+    def optional_number(
+        self, name: str, default: float | None, *, low: float, high: float = 1e12
+    ) -> float | None:
+        """A finite number in [low, high]; None when it is null, `default` when it is absent."""
+        if self.values.get(name, default) is None:
+            return None
+        return self.number(name, default, low=low, high=high)
 
     def numbers(self, name: str, count: int) -> list[float]:
         """A list of `count` finite positive numbers."""
         value = self.get(name)
         good = isinstance(value, list) and len(value) == count
         if not good or not all(isinstance(v, int | float) and math.isfinite(v) and v > 0 for v in value):
-            raise ConfigError(f"field {name}", where=self.where, expected=f"{count} positive numbers", found=_short(value))
+            raise ConfigError(
+                f"field {name}", where=self.where, expected=f"{count} positive numbers", found=_short(value)
+            )
         return [float(v) for v in value]
 
     def flag(self, name: str, default: bool) -> bool:
@@ -86,7 +125,9 @@ class Fields:
         """Raise ConfigError for a field whose value is none of the neutral ones: it would change the result."""
         for name, values in ({k: list(v) for k, v in _REFUSED.items()} | neutral).items():
             value = self.values.get(name)
-            if name in self.values and not any(value is v or (value == v and type(value) is type(v)) for v in values):
+            if name in self.values and not any(
+                value is v or (value == v and type(value) is type(v)) for v in values
+            ):
                 raise ConfigError(
                     f"field {name} is not supported",
                     where=self.where,
@@ -104,8 +145,15 @@ def _short(value: Any) -> str:
 def check_architecture(config: Fields) -> None:
     """Refuse a checkpoint whose class is not a causal language model."""
     names = config.get("architectures", [])
-    if not isinstance(names, list) or not all(isinstance(n, str) and n.endswith("ForCausalLM") for n in names):
-        raise ConfigError("architecture", where="config.json architectures", expected="a ...ForCausalLM", found=_short(names))
+    if not isinstance(names, list) or not all(
+        isinstance(n, str) and n.endswith("ForCausalLM") for n in names
+    ):
+        raise ConfigError(
+            "architecture",
+            where="config.json architectures",
+            expected="a ...ForCausalLM",
+            found=_short(names),
+        )
 
 
 def rope_table(config: Fields) -> Mapping[str, Any]:
@@ -113,18 +161,49 @@ def rope_table(config: Fields) -> Mapping[str, Any]:
     rope = config.table("rope_scaling") or config.table("rope_parameters")
     nested = [key for key, value in rope.items() if isinstance(value, Mapping)]
     if nested:
-        raise ConfigError("rope parameters by layer type", where="config.json", expected="one set", found=", ".join(nested))
+        raise ConfigError(
+            "rope_parameters by layer type", where=config.where, expected="one set", found=", ".join(nested)
+        )
     return rope
 
 
-def layer_windows(config: Fields, layers: int, window: int | None, slides: Sequence[bool]) -> list[int | None]:
-    """The sliding window of each layer: `layer_types` when it is stated, else `slides`."""
+def layer_windows(
+    config: Fields, window: int | None, slides: Sequence[bool], *, fixed: bool = False
+) -> tuple[int | None, ...]:
+    """The sliding window of each layer: `layer_types` when it is stated, else `slides`.
+
+    With `fixed` the family has no choice of layers: a `layer_types` that contradicts `slides` is refused.
+    """
+    stated = _layer_types(config, len(slides))
+    if fixed and stated is not None and stated != list(slides):
+        raise ConfigError(
+            "field layer_types is not supported",
+            where=config.where,
+            expected=f"absent, or {'sliding' if any(slides) else 'full'}_attention in every layer",
+            found=_short(config.get("layer_types")),
+        )
+    slides = slides if stated is None else stated
+    if window is None and any(slides):
+        raise ConfigError(
+            "field sliding_window",
+            where=config.where,
+            expected="a window for the sliding layers",
+            found="none",
+        )
+    return tuple(window if slide else None for slide in slides)
+
+
+def _layer_types(config: Fields, layers: int) -> list[bool] | None:
+    """Whether each layer slides, as `layer_types` states it; None when it is absent."""
     types = config.get("layer_types")
-    if types is not None:
-        known = {"sliding_attention": True, "full_attention": False}
-        if not isinstance(types, list) or len(types) < layers or any(t not in known for t in types):
-            raise ConfigError(
-                "field layer_types", where="config.json", expected=f"{layers} of {', '.join(known)}", found=_short(types)
-            )
-        slides = [known[t] for t in types[:layers]]
-    return [window if slide else None for slide in slides]
+    if types is None:
+        return None
+    known = {"sliding_attention": True, "full_attention": False}
+    if not isinstance(types, list) or len(types) != layers or any(t not in list(known) for t in types):
+        raise ConfigError(
+            "field layer_types",
+            where=config.where,
+            expected=f"{layers} of {', '.join(known)}",
+            found=_short(types),
+        )
+    return [known[t] for t in types]

@@ -1,4 +1,4 @@
-"""The decoder layer that most families share: norm before attention and before the MLP, residual after each."""
+"""The three decoder layers of the known families: where the norms stand around attention and MLP."""
 
 from __future__ import annotations
 
@@ -11,15 +11,55 @@ from mlcpipe.nn.norm import RMSNorm
 
 
 class PreNormLayer(nn.Module):
-    """x += attention(norm(x)); x += mlp(norm(x)). Tensor names as Hugging Face's Llama."""
+    """x += attention(norm(x)); x += mlp(norm(x)). Tensor names as Hugging Face's Llama; `mlp_name` renames the MLP."""
 
-    def __init__(self, attention: Attention, mlp: nn.Module, hidden_size: int, eps: float) -> None:
+    def __init__(
+        self, attention: Attention, mlp: nn.Module, hidden_size: int, eps: float, mlp_name: str = "mlp"
+    ) -> None:
         self.input_layernorm = RMSNorm(hidden_size, eps)
         self.self_attn = attention
         self.post_attention_layernorm = RMSNorm(hidden_size, eps)
-        self.mlp = mlp
+        self.mlp_name = mlp_name
+        setattr(self, mlp_name, mlp)
 
     def forward(self, x: Tensor, kv: PagedKVCache, cos: Tensor, sin: Tensor) -> Tensor:
         """x [m, hidden] -> [m, hidden]."""
         x = op.add(x, self.self_attn(self.input_layernorm(x), kv, cos, sin))
-        return op.add(x, self.mlp(self.post_attention_layernorm(x)))
+        return op.add(x, getattr(self, self.mlp_name)(self.post_attention_layernorm(x)))
+
+
+class PostNormLayer(nn.Module):
+    """x += norm(attention(x)); x += norm(mlp(x)). Tensor names as Hugging Face's OLMo 2."""
+
+    def __init__(self, attention: Attention, mlp: nn.Module, hidden_size: int, eps: float) -> None:
+        self.self_attn = attention
+        self.post_attention_layernorm = RMSNorm(hidden_size, eps)
+        self.mlp = mlp
+        self.post_feedforward_layernorm = RMSNorm(hidden_size, eps)
+
+    def forward(self, x: Tensor, kv: PagedKVCache, cos: Tensor, sin: Tensor) -> Tensor:
+        """x [m, hidden] -> [m, hidden]."""
+        x = op.add(x, self.post_attention_layernorm(self.self_attn(x, kv, cos, sin)))
+        return op.add(x, self.post_feedforward_layernorm(self.mlp(x)))
+
+
+class SandwichNormLayer(nn.Module):
+    """x += norm(attention(norm(x))); x += norm(mlp(norm(x))). Tensor names as Hugging Face's Gemma 2."""
+
+    def __init__(
+        self, attention: Attention, mlp: nn.Module, hidden_size: int, eps: float, offset: float
+    ) -> None:
+        """`offset` is added to the weight of every norm."""
+        self.input_layernorm = RMSNorm(hidden_size, eps, offset)
+        self.self_attn = attention
+        self.post_attention_layernorm = RMSNorm(hidden_size, eps, offset)
+        self.pre_feedforward_layernorm = RMSNorm(hidden_size, eps, offset)
+        self.mlp = mlp
+        self.post_feedforward_layernorm = RMSNorm(hidden_size, eps, offset)
+
+    def forward(self, x: Tensor, kv: PagedKVCache, cos: Tensor, sin: Tensor) -> Tensor:
+        """x [m, hidden] -> [m, hidden]."""
+        attended = self.self_attn(self.input_layernorm(x), kv, cos, sin)
+        x = op.add(x, self.post_attention_layernorm(attended))
+        fed = self.mlp(self.pre_feedforward_layernorm(x))
+        return op.add(x, self.post_feedforward_layernorm(fed))

@@ -11,23 +11,32 @@ from tvm.relax.frontend.nn import Tensor, op
 from mlcpipe.errors import ConfigError
 from mlcpipe.nn.linear import Linear
 
-ACTIVATIONS: Mapping[str, Callable[[Tensor], Tensor]] = {
+Activation = Callable[[Tensor], Tensor]
+
+ACTIVATIONS: Mapping[str, Activation] = {
     "silu": op.silu,
     "swish": op.silu,
     "gelu": op.gelu,
     "gelu_pytorch_tanh": lambda x: op.gelu(x, approximate="tanh"),
+    "gelu_python_tanh": lambda x: op.gelu(x, approximate="tanh"),
     "gelu_new": lambda x: op.gelu(x, approximate="tanh"),
     "relu": op.relu,
 }
 
 
-def activation(name: Any) -> Callable[[Tensor], Tensor]:
+def activation(name: Any) -> Activation:
     """The activation of that Hugging Face name. Raises ConfigError for another."""
     if not isinstance(name, str) or name not in ACTIVATIONS:
         raise ConfigError(
-            "unknown activation", where="config.json hidden_act", expected=", ".join(ACTIVATIONS), found=repr(name)
+            "unknown activation", where="config.json", expected=", ".join(ACTIVATIONS), found=repr(name)
         )
     return ACTIVATIONS[name]
+
+
+def gated(act: Activation, gate_up: Tensor) -> Tensor:
+    """gate_up [m, 2 * width], gate columns then up columns -> act(gate) * up [m, width]."""
+    gate, up = op.split(gate_up, 2, axis=1)
+    return op.multiply(act(gate), up)
 
 
 class GatedMLP(nn.Module):
@@ -42,3 +51,16 @@ class GatedMLP(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """x [m, hidden] -> [m, hidden]."""
         return self.down_proj(op.multiply(self.act(self.gate_proj(x)), self.up_proj(x)))
+
+
+class FusedGatedMLP(nn.Module):
+    """GatedMLP whose checkpoint holds gate and up in one matrix, gate rows first: x [m, hidden] -> [m, hidden]."""
+
+    def __init__(self, hidden_size: int, intermediate_size: int, act: str) -> None:
+        self.act = activation(act)
+        self.gate_up_proj = Linear(hidden_size, 2 * intermediate_size)
+        self.down_proj = Linear(intermediate_size, hidden_size)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x [m, hidden] -> [m, hidden]."""
+        return self.down_proj(gated(self.act, self.gate_up_proj(x)))

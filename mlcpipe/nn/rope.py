@@ -9,7 +9,7 @@ the forward counts.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -31,7 +31,8 @@ class Rope:
     """One set of frequencies: `inv_freq` f32[rotary_dim / 2]; `scale` multiplies cos and sin.
 
     `long_inv_freq` replaces `inv_freq` above `switch_length` (longrope); `dynamic_factor` > 0 stretches theta
-    above `switch_length` (dynamic NTK).
+    above `switch_length` (dynamic NTK). `reach` is the number of positions that the kind was made for; 0 where it is
+    the model's own.
     """
 
     rotary_dim: int
@@ -41,6 +42,7 @@ class Rope:
     switch_length: int = 0
     long_inv_freq: tuple[float, ...] = ()
     dynamic_factor: float = 0.0
+    reach: int = 0
 
     @property
     def depends_on_length(self) -> bool:
@@ -48,21 +50,35 @@ class Rope:
         return self.switch_length > 0
 
 
-def read_rope(config: Fields, rope: Mapping[str, Any], head_dim: int, theta: float, partial: float = 1.0) -> Rope:
+def read_rope(
+    table: Mapping[str, Any],
+    head_dim: int,
+    positions: int,
+    *,
+    theta: float,
+    original: int | None = None,
+    partial: float = 1.0,
+    kinds: Sequence[str] = KINDS,
+) -> Rope:
     """The frequencies that a checkpoint's rope dictionary asks for.
 
-    `rope` is `rope_scaling` or `rope_parameters` of config.json, `theta` the base if it does not name one.
+    `table` is `rope_scaling` or `rope_parameters` of config.json; `theta` and `partial` (the part of each head that
+    rotates) hold where it does not state them. `positions` is `max_position_embeddings`, `original` a length that
+    wins over the table's `original_max_position_embeddings`, `kinds` what the family accepts.
     Raises ConfigError for a kind or a value that mlcpipe cannot honour.
     """
-    fields = Fields(rope, "config.json rope_scaling")
-    kind = str(fields.get("rope_type", fields.get("type", "default")))
-    if kind not in KINDS:
-        raise ConfigError("unknown rope kind", where=fields.where, expected=", ".join(KINDS), found=repr(kind))
+    fields = Fields(table, "config.json rope_scaling")
+    kind = fields.get("rope_type", fields.get("type", "default"))
+    if kind not in kinds:
+        raise ConfigError(
+            "rope_type is not supported", where=fields.where, expected=", ".join(kinds), found=repr(kind)
+        )
     theta = fields.number("rope_theta", theta, low=1.0)
     dim = int(head_dim * fields.number("partial_rotary_factor", partial, low=0.0, high=1.0))
-    if dim < 2 or dim % 2:
-        raise ConfigError("rotary dimension", where="config.json", expected="an even number of at least 2", found=dim)
-    limit = config.integer("max_position_embeddings", 2048)
+    smallest = 4 if kind == "dynamic" else 2
+    if dim < smallest or dim % 2:
+        expected = f"an even number of at least {smallest}"
+        raise ConfigError("rotary dimension", where=fields.where, expected=expected, found=dim)
     power = _powers(theta, dim)
     inv = (np.float32(1) / power).astype(np.float32)
     if kind == "default":
@@ -71,18 +87,22 @@ def read_rope(config: Fields, rope: Mapping[str, Any], head_dim: int, theta: flo
         return Rope(dim, theta, _tuple(inv / np.float32(fields.number("factor", low=1e-6))))
     if kind == "dynamic":
         factor = fields.number("factor", low=1.0)
-        return Rope(dim, theta, _tuple(inv), switch_length=limit, dynamic_factor=factor)
-    original = config.integer("original_max_position_embeddings", fields.integer("original_max_position_embeddings", limit))
+        reach = int(factor * positions)
+        return Rope(dim, theta, _tuple(inv), switch_length=positions, dynamic_factor=factor, reach=reach)
+    if original is None:
+        original = fields.integer("original_max_position_embeddings", positions, low=2)
     if kind == "llama3":
         return Rope(dim, theta, _tuple(_llama3(fields, inv, original)))
     if kind == "yarn":
-        return _yarn(fields, dim, theta, power, original, limit)
-    return _longrope(fields, dim, theta, power, original, limit)
+        return _yarn(fields, dim, theta, power, original, positions)
+    return _longrope(fields, dim, theta, power, original, positions)
 
 
 def _powers(theta: float, dim: int) -> Floats:
     """theta^(2j / dim) in float32, as torch computes it."""
-    return (np.float32(theta) ** (np.arange(0, dim, 2, dtype=np.float32) / np.float32(dim))).astype(np.float32)
+    return (np.float32(theta) ** (np.arange(0, dim, 2, dtype=np.float32) / np.float32(dim))).astype(
+        np.float32
+    )
 
 
 def _tuple(values: Floats) -> tuple[float, ...]:
@@ -93,20 +113,33 @@ def _llama3(fields: Fields, inv: Floats, original: int) -> Floats:
     factor = fields.number("factor", low=1e-6)
     low, high = fields.number("low_freq_factor", low=1e-6), fields.number("high_freq_factor", low=1e-6)
     if high <= low:
-        raise ConfigError("rope factors", where=fields.where, expected="high_freq_factor > low_freq_factor", found=f"{high}, {low}")
+        raise ConfigError(
+            "rope factors",
+            where=fields.where,
+            expected="high_freq_factor > low_freq_factor",
+            found=f"{high}, {low}",
+        )
     wave = 2 * math.pi / inv
     smooth = (original / wave - low) / (high - low)
     blend = (1 - smooth) * inv / factor + smooth * inv
-    return np.where(wave < original / high, inv, np.where(wave > original / low, inv / factor, blend)).astype(np.float32)
+    return np.where(wave < original / high, inv, np.where(wave > original / low, inv / factor, blend)).astype(
+        np.float32
+    )
 
 
 def _yarn(fields: Fields, dim: int, theta: float, power: Floats, original: int, limit: int) -> Rope:
+    if "factor" not in fields.values:
+        raise ConfigError("field factor", where=fields.where, expected="a number, or null", found="none")
     factor = fields.number("factor", limit / original, low=1e-6)
+    if theta <= 1.0:
+        raise ConfigError(
+            "field rope_theta", where=fields.where, expected="more than 1 for yarn", found=theta
+        )
 
     def attention(mscale: float) -> float:
         return 1.0 if factor <= 1 else 0.1 * mscale * math.log(factor) + 1.0
 
-    mscale, mscale_all = fields.number("mscale", 0.0), fields.number("mscale_all_dim", 0.0)
+    mscale, mscale_all = fields.number("mscale", 0.0, low=0.0), fields.number("mscale_all_dim", 0.0, low=0.0)
     derived = attention(mscale) / attention(mscale_all) if mscale and mscale_all else attention(1.0)
     scale = fields.number("attention_factor", derived, low=0.0)
 
@@ -122,16 +155,23 @@ def _yarn(fields: Fields, dim: int, theta: float, power: Floats, original: int, 
     steps = np.arange(dim // 2, dtype=np.float32)
     ramp = np.clip((steps - np.float32(low)) / np.float32(high - low), 0, 1)
     inv = (1 / (np.float32(factor) * power)) * ramp + (1 / power) * (1 - ramp)
-    return Rope(dim, theta, _tuple(inv.astype(np.float32)), scale)
+    return Rope(dim, theta, _tuple(inv.astype(np.float32)), scale, reach=int(factor * original))
 
 
 def _longrope(fields: Fields, dim: int, theta: float, power: Floats, original: int, limit: int) -> Rope:
     factor = fields.number("factor", limit / original, low=1e-6)
     derived = 1.0 if factor <= 1 else math.sqrt(1 + math.log(factor) / math.log(original))
     scale = fields.number("attention_factor", derived, low=0.0)
-    short, long = (np.array(fields.numbers(name, dim // 2), np.float32) for name in ("short_factor", "long_factor"))
+    short, long = (
+        np.array(fields.numbers(name, dim // 2), np.float32) for name in ("short_factor", "long_factor")
+    )
     return Rope(
-        dim, theta, _tuple(1 / (short * power)), scale, switch_length=original, long_inv_freq=_tuple(1 / (long * power))
+        dim,
+        theta,
+        _tuple(1 / (short * power)),
+        scale,
+        switch_length=original,
+        long_inv_freq=_tuple(1 / (long * power)),
     )
 
 
@@ -185,8 +225,12 @@ def _dependent(rope: Rope, tables: list[te.Tensor], highest: te.Tensor, stated: 
         length = tirx.max(highest[0], stated[0])
         if rope.long_inv_freq:
             return tirx.if_then_else(length > limit, tables[1][j], tables[0][j])
-        ratio = tirx.max(length, limit).astype("float32") * (rope.dynamic_factor / limit) - (rope.dynamic_factor - 1.0)
-        stretched = tirx.const(rope.theta, "float32") * tirx.pow(ratio, tirx.const(dim / (dim - 2), "float32"))
+        ratio = tirx.max(length, limit).astype("float32") * (rope.dynamic_factor / limit) - (
+            rope.dynamic_factor - 1.0
+        )
+        stretched = tirx.const(rope.theta, "float32") * tirx.pow(
+            ratio, tirx.const(dim / (dim - 2), "float32")
+        )
         power = tirx.pow(stretched, j.astype("float32") * tirx.const(2.0 / dim, "float32"))
         return tirx.if_then_else(length > limit, tirx.const(1.0, "float32") / power, tables[0][j])
 

@@ -1,0 +1,60 @@
+"""Gemma 2 (Gemma Team 2024): norms around attention and MLP, soft caps, a window in every second layer."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from mlcpipe.nn.attention import Attention
+from mlcpipe.nn.base_config import BaseConfig, Defaults, read_base
+from mlcpipe.nn.causal_lm import CausalLM
+from mlcpipe.nn.config import layer_windows
+from mlcpipe.nn.decoder_layer import SandwichNormLayer
+
+DEFAULTS = Defaults(
+    positions=8192,
+    num_kv_heads=4,
+    head_dim=256,
+    tied=True,
+    act="gelu_pytorch_tanh",
+    act_field="hidden_activation",
+)
+DEFAULT_WINDOW = 4096
+DEFAULT_SOFTCAP = 50.0
+DEFAULT_LOGIT_SOFTCAP = 30.0
+# Gemma stores the difference of a norm's weight to 1.
+NORM_OFFSET = 1.0
+
+
+def build(config: Mapping[str, Any]) -> CausalLM:
+    """The module for a Gemma 2 config.json. Raises ConfigError for what it cannot honour."""
+    base = read_base(config, DEFAULTS, mlp_bias=[None, False])
+    window = base.fields.optional_integer("sliding_window", DEFAULT_WINDOW)
+    facts = base.facts(
+        layer_windows(base.fields, window, [i % 2 == 0 for i in range(base.num_layers)]),
+        [base.rope()],
+        softcap=base.fields.optional_number("attn_logit_softcapping", DEFAULT_SOFTCAP, low=1e-6) or 0.0,
+        logit_softcap=base.fields.optional_number("final_logit_softcapping", DEFAULT_LOGIT_SOFTCAP, low=1e-6)
+        or 0.0,
+        norm_offset=NORM_OFFSET,
+        embedding_scale=embedding_scale(base),
+    )
+    return CausalLM(facts, sandwich_layers(base))
+
+
+def embedding_scale(base: BaseConfig) -> float:
+    """sqrt(hidden_size) as float32; tied output logits use the table without it."""
+    return float(np.sqrt(np.float32(base.hidden_size)))
+
+
+def sandwich_layers(base: BaseConfig, norm: str = "") -> list[SandwichNormLayer]:
+    """The decoder layers of Gemma 2 and 3; `norm` is AttentionSpec's."""
+    bias = base.fields.flag("attention_bias", False)
+    scale = base.fields.number("query_pre_attn_scalar", 256.0, low=1e-6) ** -0.5
+    spec = base.attention(qkv_bias=bias, o_bias=bias, norm=norm, norm_offset=NORM_OFFSET, scale=scale)
+    return [
+        SandwichNormLayer(Attention(spec, i), base.mlp(), base.hidden_size, base.eps, NORM_OFFSET)
+        for i in range(base.num_layers)
+    ]

@@ -1,0 +1,28 @@
+"""Mistral 7B and what follows its shape (Jiang et al. 2023): Llama with a sliding window in every layer or in none."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from mlcpipe.nn.attention import Attention
+from mlcpipe.nn.base_config import Defaults, read_base
+from mlcpipe.nn.causal_lm import CausalLM
+from mlcpipe.nn.config import layer_windows
+from mlcpipe.nn.decoder_layer import PreNormLayer
+
+DEFAULTS = Defaults(positions=4096 * 32, num_kv_heads=8)
+DEFAULT_WINDOW = 4096
+
+
+def build(config: Mapping[str, Any]) -> CausalLM:
+    """The module for a Mistral config.json. Raises ConfigError for what it cannot honour."""
+    base = read_base(config, DEFAULTS, attention_bias=[None, False], mlp_bias=[None, False])
+    window = base.fields.optional_integer("sliding_window", DEFAULT_WINDOW)
+    windows = layer_windows(base.fields, window, [window is not None] * base.num_layers, fixed=True)
+    spec = base.attention()
+    layers = [
+        PreNormLayer(Attention(spec, i), base.mlp(), base.hidden_size, base.eps)
+        for i in range(base.num_layers)
+    ]
+    return CausalLM(base.facts(windows, [base.rope()]), layers)

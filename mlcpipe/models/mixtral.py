@@ -1,0 +1,39 @@
+"""Mixtral (Jiang et al. 2024): Mistral with a mixture of experts in every layer."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from mlcpipe.nn.attention import Attention
+from mlcpipe.nn.base_config import Defaults, read_base
+from mlcpipe.nn.causal_lm import CausalLM
+from mlcpipe.nn.config import layer_windows
+from mlcpipe.nn.decoder_layer import PreNormLayer
+from mlcpipe.nn.moe import ExpertNames, SparseMoE, expert_counts
+
+DEFAULTS = Defaults(positions=4096 * 32, num_kv_heads=8, eps=1e-5, theta=1e6)
+NAMES = ExpertNames(gate="w1", up="w3", down="w2")
+
+
+def build(config: Mapping[str, Any]) -> CausalLM:
+    """The module for a Mixtral config.json. Raises ConfigError for what it cannot honour."""
+    base = read_base(config, DEFAULTS, attention_bias=[None, False], mlp_bias=[None, False])
+    window = base.fields.optional_integer("sliding_window", None)
+    windows = layer_windows(base.fields, window, [window is not None] * base.num_layers, fixed=True)
+    experts, chosen = expert_counts(base.fields, experts=8, chosen=2)
+    spec = base.attention()
+
+    def layer(i: int) -> PreNormLayer:
+        moe = SparseMoE(
+            base.hidden_size,
+            base.intermediate_size,
+            experts,
+            chosen,
+            normalize=True,
+            act=base.act,
+            names=NAMES,
+        )
+        return PreNormLayer(Attention(spec, i), moe, base.hidden_size, base.eps, mlp_name="block_sparse_moe")
+
+    return CausalLM(base.facts(windows, [base.rope()]), [layer(i) for i in range(base.num_layers)])

@@ -1,0 +1,27 @@
+"""OLMo 2 (Walsh et al. 2024): norms after attention and MLP, and over all heads of q and of k."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from mlcpipe.nn.attention import Attention
+from mlcpipe.nn.base_config import Defaults, read_base
+from mlcpipe.nn.causal_lm import CausalLM
+from mlcpipe.nn.config import layer_windows
+from mlcpipe.nn.decoder_layer import PostNormLayer
+
+DEFAULTS = Defaults(positions=2048, eps=1e-5)
+
+
+def build(config: Mapping[str, Any]) -> CausalLM:
+    """The module for an OLMo 2 config.json. Raises ConfigError for what it cannot honour."""
+    base = read_base(config, DEFAULTS, sliding_window=[None], mlp_bias=[None, False])
+    bias = base.fields.flag("attention_bias", False)
+    spec = base.attention(qkv_bias=bias, o_bias=bias, norm="all")
+    windows = layer_windows(base.fields, None, [False] * base.num_layers, fixed=True)
+    layers = [
+        PostNormLayer(Attention(spec, i), base.mlp(), base.hidden_size, base.eps)
+        for i in range(base.num_layers)
+    ]
+    return CausalLM(base.facts(windows, [base.rope()]), layers)

@@ -1,0 +1,54 @@
+"""Phi-3, 3.5 and 4 (Abdin et al. 2024): q, k, v and gate, up in one matrix each, longrope, partial rotation."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from mlcpipe.nn.attention import FusedAttention
+from mlcpipe.nn.base_config import BaseConfig, Defaults, read_base
+from mlcpipe.nn.causal_lm import CausalLM
+from mlcpipe.nn.config import layer_windows, rope_table
+from mlcpipe.nn.decoder_layer import PreNormLayer
+from mlcpipe.nn.mlp import FusedGatedMLP
+from mlcpipe.nn.rope import Rope, read_rope
+
+DEFAULTS = Defaults(positions=4096, eps=1e-5)
+DEFAULT_ORIGINAL_POSITIONS = 4096
+# What early files call longrope; its authors' code read `yarn` so too.
+_RENAMED = {"su": "longrope", "yarn": "longrope"}
+
+
+def build(config: Mapping[str, Any]) -> CausalLM:
+    """The module for a Phi-3 config.json. Raises ConfigError for what it cannot honour."""
+    base = read_base(config, DEFAULTS, attention_bias=[None, False], mlp_bias=[None, False])
+    window = base.fields.optional_integer("sliding_window", None)
+    windows = layer_windows(base.fields, window, [window is not None] * base.num_layers, fixed=True)
+    spec = base.attention()
+    layers = [
+        PreNormLayer(
+            FusedAttention(spec, i),
+            FusedGatedMLP(base.hidden_size, base.intermediate_size, base.act),
+            base.hidden_size,
+            base.eps,
+        )
+        for i in range(base.num_layers)
+    ]
+    return CausalLM(base.facts(windows, [_rope(base)]), layers)
+
+
+def _rope(base: BaseConfig) -> Rope:
+    """Longrope's switch is the top-level `original_max_position_embeddings`, whatever the table says."""
+    table = dict(rope_table(base.fields))
+    kind = table.get("rope_type", table.get("type"))
+    if isinstance(kind, str):
+        table["rope_type"] = _RENAMED.get(kind, kind)
+    return read_rope(
+        table,
+        base.head_dim,
+        base.positions,
+        theta=base.theta,
+        original=base.fields.integer("original_max_position_embeddings", DEFAULT_ORIGINAL_POSITIONS, low=2),
+        partial=base.fields.number("partial_rotary_factor", 1.0, low=0.0, high=1.0),
+        kinds=("default", "longrope"),
+    )

@@ -1,0 +1,43 @@
+"""Qwen 2 and 2.5 (Yang et al. 2024): Llama with biases on q, k and v, and windows in the upper layers on request."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from mlcpipe.nn.attention import Attention
+from mlcpipe.nn.base_config import BaseConfig, Defaults, read_base
+from mlcpipe.nn.causal_lm import CausalLM
+from mlcpipe.nn.config import layer_windows
+from mlcpipe.nn.decoder_layer import PreNormLayer
+
+DEFAULTS = Defaults(positions=32768, num_kv_heads=32)
+DEFAULT_WINDOW = 4096
+DEFAULT_FULL_LAYERS = 28
+
+
+def build(config: Mapping[str, Any]) -> CausalLM:
+    """The module for a Qwen 2 config.json. Raises ConfigError for what it cannot honour."""
+    base = read_base(config, DEFAULTS, attention_bias=[None], mlp_bias=[None, False])
+    spec = base.attention(qkv_bias=True)
+    layers = [
+        PreNormLayer(Attention(spec, i), base.mlp(), base.hidden_size, base.eps)
+        for i in range(base.num_layers)
+    ]
+    return CausalLM(base.facts(upper_windows(base), [base.rope()]), layers)
+
+
+def upper_windows(base: BaseConfig) -> tuple[int | None, ...]:
+    """The windows of the layers: `layer_types`, else those from `max_window_layers` up slide."""
+    window = window_in_use(base)
+    full = base.fields.integer("max_window_layers", DEFAULT_FULL_LAYERS, low=0)
+    return layer_windows(
+        base.fields, window, [window is not None and i >= full for i in range(base.num_layers)]
+    )
+
+
+def window_in_use(base: BaseConfig) -> int | None:
+    """`sliding_window` where `use_sliding_window` turns it on."""
+    if not base.fields.flag("use_sliding_window", False):
+        return None
+    return base.fields.optional_integer("sliding_window", DEFAULT_WINDOW)

@@ -1,0 +1,149 @@
+"""What the config.json of every family states in the same words: sizes, norms, activation, rope, tied embeddings."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from mlcpipe.errors import ConfigError
+from mlcpipe.nn.attention import AttentionSpec
+from mlcpipe.nn.causal_lm import ModelFacts
+from mlcpipe.nn.config import Fields, check_architecture, rope_table
+from mlcpipe.nn.mlp import GatedMLP, activation
+from mlcpipe.nn.rope import Rope, read_rope
+
+# Rope kinds that any family may ask for; longrope's switch of frequencies is defined for Phi-3 only.
+ROPE_KINDS = ("default", "linear", "dynamic", "llama3", "yarn")
+
+
+@dataclass(frozen=True)
+class Defaults:
+    """What transformers' configuration class of a family assumes where config.json is silent.
+
+    `num_kv_heads` None means as many as query heads, `head_dim` None means hidden_size / num_attention_heads.
+    `act_field` names the field of the activation.
+    """
+
+    positions: int
+    num_kv_heads: int | None = None
+    head_dim: int | None = None
+    eps: float = 1e-6
+    theta: float = 1e4
+    tied: bool = False
+    act: str = "silu"
+    act_field: str = "hidden_act"
+
+
+@dataclass(frozen=True)
+class BaseConfig:
+    """The common part of a config.json, checked."""
+
+    fields: Fields
+    model_type: str
+    vocab_size: int
+    hidden_size: int
+    intermediate_size: int
+    num_layers: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    positions: int
+    eps: float
+    theta: float
+    act: str
+    tied: bool
+
+    def rope(self, *, original: int | None = None) -> Rope:
+        """The one set of frequencies of a model that rotates whole heads, with the same for all layers."""
+        return self.read_rope(rope_table(self.fields), self.theta, original=original)
+
+    def read_rope(self, table: Mapping[str, Any], theta: float, *, original: int | None = None) -> Rope:
+        """The frequencies of one rope dictionary. Raises ConfigError for heads that rotate in part."""
+        for fields in (self.fields, Fields(table, "config.json rope_parameters")):
+            fields.refuse(partial_rotary_factor=[None, 1, 1.0])
+        return read_rope(
+            table, self.head_dim, self.positions, theta=theta, original=original, kinds=ROPE_KINDS
+        )
+
+    def attention(self, **options: Any) -> AttentionSpec:
+        """The attention block; `options` are AttentionSpec's."""
+        return AttentionSpec(
+            hidden_size=self.hidden_size,
+            num_heads=self.num_heads,
+            num_kv_heads=self.num_kv_heads,
+            head_dim=self.head_dim,
+            norm_eps=self.eps,
+            **options,
+        )
+
+    def mlp(self, *, bias: bool = False) -> GatedMLP:
+        """A dense MLP."""
+        return GatedMLP(self.hidden_size, self.intermediate_size, self.act, bias)
+
+    def facts(
+        self,
+        windows: Sequence[int | None],
+        ropes: Sequence[Rope],
+        rope_of: Sequence[int] | None = None,
+        **options: Any,
+    ) -> ModelFacts:
+        """The facts of the model; `options` are ModelFacts's. Without `rope_of` all layers use the first rope."""
+        return ModelFacts(
+            model_type=self.model_type,
+            vocab_size=self.vocab_size,
+            hidden_size=self.hidden_size,
+            num_heads=self.num_heads,
+            num_kv_heads=self.num_kv_heads,
+            head_dim=self.head_dim,
+            context_length=max(self.positions, *(rope.reach for rope in ropes)),
+            windows=tuple(windows),
+            ropes=tuple(ropes),
+            rope_of=(0,) * self.num_layers if rope_of is None else tuple(rope_of),
+            norm_eps=self.eps,
+            tied=self.tied,
+            **options,
+        )
+
+
+def read_base(config: Mapping[str, Any], defaults: Defaults, **neutral: Sequence[Any]) -> BaseConfig:
+    """Read what families share. `neutral` are `Fields.refuse`'s: fields of which the family allows these values only.
+
+    Raises ConfigError for a missing or absurd field, and for one that would change the result.
+    """
+    fields = Fields(config)
+    check_architecture(fields)
+    fields.refuse(**neutral)
+    heads = fields.integer("num_attention_heads", high=4096)
+    kv_heads = fields.optional_integer("num_key_value_heads", defaults.num_kv_heads, high=4096) or heads
+    if heads % kv_heads:
+        raise ConfigError(
+            "field num_key_value_heads", where=fields.where, expected=f"a divisor of {heads}", found=kv_heads
+        )
+    hidden = fields.integer("hidden_size")
+    act = fields.get(defaults.act_field, defaults.act)
+    activation(act)
+    return BaseConfig(
+        fields=fields,
+        model_type=str(config["model_type"]),
+        vocab_size=fields.integer("vocab_size"),
+        hidden_size=hidden,
+        intermediate_size=fields.integer("intermediate_size"),
+        num_layers=fields.integer("num_hidden_layers", high=1024),
+        num_heads=heads,
+        num_kv_heads=kv_heads,
+        head_dim=_head_dim(fields, defaults, hidden // heads),
+        positions=fields.integer("max_position_embeddings", defaults.positions, high=1 << 30),
+        eps=fields.number("rms_norm_eps", defaults.eps, low=0.0, high=1.0),
+        theta=fields.number("rope_theta", defaults.theta, low=1.0),
+        act=act,
+        tied=fields.flag("tie_word_embeddings", defaults.tied),
+    )
+
+
+def _head_dim(fields: Fields, defaults: Defaults, derived: int) -> int:
+    """`head_dim`; null is refused where transformers refuses it: in families with a number as default."""
+    if defaults.head_dim is not None and "head_dim" in fields.values and fields.values["head_dim"] is None:
+        raise ConfigError("field head_dim", where=fields.where, expected="a number or absent", found="null")
+    default = derived if defaults.head_dim is None else defaults.head_dim
+    return fields.integer("head_dim", default, high=1024)

@@ -1,0 +1,143 @@
+"""Mixture of experts (Shazeer et al. 2017; Fedus et al. 2021): a router picks some MLPs for each token."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from tvm import te, tirx
+from tvm.relax.frontend import nn
+from tvm.relax.frontend.nn import Tensor, op
+from tvm.script import tirx as T
+
+from mlcpipe.errors import ConfigError
+from mlcpipe.nn.config import Fields
+from mlcpipe.nn.linear import ExpertLinear, Linear
+from mlcpipe.nn.mlp import activation, gated
+from tir_schedules.op import tag
+
+
+@dataclass(frozen=True)
+class ExpertNames:
+    """The checkpoint's names of an expert's three matrices."""
+
+    gate: str
+    up: str
+    down: str
+
+
+def expert_counts(config: Fields, experts: int, chosen: int, *, low: int = 1) -> tuple[int, int]:
+    """(experts, experts a token) with the family's defaults.
+
+    Files say `num_experts` or `num_local_experts` (transformers 5 saves the latter for both families).
+    Raises ConfigError where they disagree, or where more experts are chosen than there are.
+    """
+    names = [name for name in ("num_local_experts", "num_experts") if config.get(name) is not None]
+    found = [config.integer(name, low=low, high=4096) for name in names] or [experts]
+    if found[0] != found[-1]:
+        raise ConfigError(
+            "fields " + " and ".join(names), where=config.where, expected="one number", found=found
+        )
+    return found[0], config.integer("num_experts_per_tok", chosen, high=max(found[0], 1))
+
+
+class SparseMoE(nn.Module):
+    """sum over the chosen experts e of weight_e * down_e(act(gate_e(x)) * up_e(x)): x [m, hidden] -> [m, hidden].
+
+    Weights are the softmax over all experts in float32; with `normalize` those of the chosen ones sum to 1.
+    Gate and up of an expert are one matrix here, so that a token reads its rows once.
+    """
+
+    def __init__(
+        self,
+        hidden_size: int,
+        width: int,
+        experts: int,
+        chosen: int,
+        *,
+        normalize: bool,
+        act: str,
+        names: ExpertNames,
+    ) -> None:
+        self.act, self.experts, self.chosen, self.normalize = activation(act), experts, chosen, normalize
+        self.gate = Linear(hidden_size, experts, quantize=False)
+        gate_up = [[f"experts.{e}.{name}.weight" for name in (names.gate, names.up)] for e in range(experts)]
+        self.experts_gate_up = ExpertLinear(experts, hidden_size, 2 * width, gate_up)
+        down = [[f"experts.{e}.{names.down}.weight"] for e in range(experts)]
+        self.experts_down = ExpertLinear(experts, width, hidden_size, down)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x [m, hidden] -> [m, hidden]."""
+        weights, ids = self._route(self.gate(x))
+        inner = gated(self.act, self.experts_gate_up(x, ids, shared=True))
+        outer = self.experts_down(inner, ids, shared=False)
+        return op.tensor_expr_op(_combine, "moe_combine", [weights, outer])
+
+    def _route(self, logits: Tensor) -> tuple[Tensor, Tensor]:
+        """logits [m, experts] -> weights f32[m, chosen] and ids i32[m, chosen]."""
+        logits = logits if logits.dtype == "float32" else op.astype(logits, "float32")
+        shape = (logits.shape[0], self.chosen)
+        out = [Tensor.placeholder(shape, "float32"), Tensor.placeholder(shape, "int32")]
+        func = moe_route(self.experts, self.chosen, self.normalize)
+        weights, ids = op.tensor_ir_op(func, "moe_route", [logits], out)
+        return weights, ids
+
+
+def _combine(weights: te.Tensor, outer: te.Tensor) -> te.Tensor:
+    """weights f32[m, chosen], outer [m * chosen, hidden] -> [m, hidden], summed in float32."""
+    chosen = int(weights.shape[1])
+
+    def element(i: tirx.Var, j: tirx.Var) -> tirx.PrimExpr:
+        # Unrolled: an elementwise function, so that the residual addition fuses with it.
+        total = weights[i, 0] * outer[i * chosen, j].astype("float32")
+        for t in range(1, chosen):
+            total = total + weights[i, t] * outer[i * chosen + t, j].astype("float32")
+        return total.astype(outer.dtype)
+
+    return te.compute((weights.shape[0], outer.shape[1]), element, name="moe_combine")
+
+
+def moe_route(experts: int, chosen: int, normalize: bool) -> tirx.PrimFunc:
+    """logits f32[m, experts] -> weights f32[m, chosen], ids i32[m, chosen]; the best first, of equals the first.
+
+    Rank t is the best logit below rank t - 1 in the order (logit, -id), which needs no sort and no scratch array.
+    One thread: m * experts * chosen comparisons are nothing beside the experts' products.
+    """
+
+    @T.prim_func(private=True, s_tir=True)
+    def route(logits_handle: T.handle, weights_handle: T.handle, ids_handle: T.handle) -> None:
+        m = T.int64()
+        logits = T.match_buffer(logits_handle, (m, experts), "float32")
+        weights = T.match_buffer(weights_handle, (m, chosen), "float32")
+        ids = T.match_buffer(ids_handle, (m, chosen), "int32")
+        for i in range(m):
+            # [0] is the previous rank, [1] the best so far.
+            expert = T.alloc_buffer((2,), "int32", scope="local")
+            logit = T.alloc_buffer((2,), "float32", scope="local")
+            total = T.alloc_buffer((1,), "float32", scope="local")
+            expert[0] = -1
+            logit[0] = T.infinity("float32")
+            for t in range(chosen):
+                expert[1] = -1
+                for e in range(experts):
+                    below = logits[i, e] < logit[0] or (logits[i, e] == logit[0] and e > expert[0])
+                    if below and (expert[1] < 0 or logits[i, e] > logit[1]):
+                        expert[1] = e
+                        logit[1] = logits[i, e]
+                # Logits that are not numbers have no order: any expert then, but one that exists.
+                ids[i, t] = T.max(expert[1], 0)
+                weights[i, t] = logits[i, ids[i, t]]
+                expert[0] = expert[1]
+                logit[0] = logit[1]
+            logit[0] = weights[i, 0]
+            total[0] = T.float32(0)
+            if normalize:
+                for t in range(chosen):
+                    total[0] = total[0] + T.exp(weights[i, t] - logit[0])
+            else:
+                for e in range(experts):
+                    total[0] = total[0] + T.exp(logits[i, e] - logit[0])
+            for t in range(chosen):
+                weights[i, t] = T.exp(weights[i, t] - logit[0]) / total[0]
+
+    facts = {"experts": experts, "chosen": chosen, "normalize": int(normalize)}
+    return tag(route, "moe_route", **facts).with_attr("tirx.is_scheduled", True)

@@ -6,6 +6,7 @@ import contextlib
 import os
 import sys
 import traceback
+from typing import Annotated
 
 import typer
 
@@ -21,7 +22,7 @@ from mlcpipe.errors import MlcpipeError
 app = typer.Typer(
     name="mlcpipe",
     help="Compile a language model for one device, and run it there.\n\n"
-    "`mlcpipe chat` alone talks to the small model that is included, `mlcpipe chat hf://org/name` to another.",
+    "`mlcpipe chat` talks to the small model that comes along, `mlcpipe chat hf://org/name` to another.",
     no_args_is_help=True,
     add_completion=False,
     rich_markup_mode="markdown",
@@ -36,20 +37,31 @@ app.command("bench")(bench_command)
 app.command("doctor")(doctor_command)
 
 # The base of the errors that typer raises about arguments: the outermost class that can describe itself.
-_ArgumentError = next(c for c in reversed(typer.BadParameter.__mro__) if hasattr(c, "format_message"))
+_ArgumentError: type[typer.BadParameter] = next(
+    base for base in reversed(typer.BadParameter.__mro__) if hasattr(base, "format_message")
+)
 _BUG = 70  # EX_SOFTWARE of sysexits.h
 _INTERRUPTED, _BROKEN_PIPE = 130, 141  # 128 + SIGINT, 128 + SIGPIPE, as shells report them
 
 
-@app.callback()
-def _version(
-    version: bool = typer.Option(False, "--version", help="Print the versions and exit.", is_eager=True),
-) -> None:
-    if version:
+def _print_versions(wanted: bool) -> None:
+    if wanted:
         from mlcpipe.cli.machine import versions
 
-        sys.stdout.write(" ".join(f"{name} {value or 'absent'}" for name, value in versions().items()) + "\n")
+        sys.stdout.write("".join(f"{name} {value or 'absent'}\n" for name, value in versions().items()))
         raise typer.Exit
+
+
+@app.callback()
+def _options(
+    version: Annotated[
+        bool,
+        typer.Option(
+            "--version", help="Print the versions and exit.", is_eager=True, callback=_print_versions
+        ),
+    ] = False,
+) -> None:
+    """Options before the verb."""
 
 
 def main(arguments: list[str] | None = None) -> int:

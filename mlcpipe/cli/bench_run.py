@@ -83,7 +83,7 @@ class Report:
     versions: dict[str, str | None]
 
     def share(self, result: Result) -> float | None:
-        """The part of the read bandwidth that decoding used; None for prefill, and for weights in the cache."""
+        """The part of the read bandwidth that decoding used; None for prefill and weights in the cache."""
         if result.gb_s is None or self.weights_bytes < self.last_cache_bytes:
             return None
         return result.gb_s / statistics.mean(self.read_gb_s)

@@ -86,6 +86,8 @@ def chat_command(
         "max_tokens": max_tokens, "repetition_penalty": repetition_penalty,
     }  # fmt: skip
     settings = Settings().with_values({key: value for key, value in given.items() if value is not None})
+    if context is not None and context < 1:
+        raise UsageError("--context", expected="an integer >= 1", found=context)
     if raw and system:
         raise UsageError("--raw has no place for a --system message", next_step="leave one of them out")
     question = _question(prompt)
@@ -120,24 +122,23 @@ class _Describe:
         self._console = console
         self._peak: float | None = None
 
-    def measure(self) -> None:
+    def measure(self, seen_gb_s: float = 0.0) -> None:
         """Measure, or recall, the read bandwidth; not at all for a model that stays in the cache."""
-        if self._peak is not None or self._weights < last_cache_bytes():
+        if (self._peak or 0.0) > seen_gb_s or self._weights < last_cache_bytes():
             return
         try:
             with self._console.status("measuring the memory (once per boot)"):
-                self._peak = cached_read_bandwidth_gb_s(self._threads, env().cache_dir)
+                peak = cached_read_bandwidth_gb_s(self._threads, env().cache_dir, seen_gb_s=seen_gb_s)
+                self._peak = max(peak, self._peak or 0.0)
         except ResourceError:
             return  # no room to measure: the speeds are shown without the share
 
     def __call__(self, stats: Stats) -> str:
-        self.measure()
+        self.measure(stats.decode_gb_s)
         return stats_line(stats, self._peak, self._weights, last_cache_bytes())
 
 
 def _load(bundle: Path, context: int | None, console: Console) -> Engine:
-    if context is not None and context < 1:
-        raise UsageError("--context", expected="an integer >= 1", found=context)
     with console.status("loading"):
         from mlcpipe import Engine
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import shutil
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from mlcpipe.cli.markdown import MarkdownRenderer, PlainRenderer, Renderer, sanitize
@@ -44,6 +45,13 @@ class Screen:
             not console.is_terminal or console.is_dumb_terminal or console.no_color or console.legacy_windows
         )
         self._at_line_start = True
+        self._waiting = False
+
+    def wait(self) -> None:
+        """Show that an answer is on its way; the first write takes the sign away."""
+        if not self._plain:
+            self.write("\x1b[2m...\x1b[0m")
+            self._waiting, self._at_line_start = True, True
 
     def renderer(self) -> Renderer:
         """Markdown on a terminal that can show it, else plain text."""
@@ -54,6 +62,9 @@ class Screen:
 
     def write(self, text: str) -> None:
         """Write text that is safe for a terminal."""
+        if self._waiting:
+            sys.stdout.write("\r\x1b[K")  # ECMA-48 EL: erase to the end of the line
+            self._waiting = False
         sys.stdout.write(text)
         sys.stdout.flush()
         if text:
@@ -61,8 +72,27 @@ class Screen:
 
     def fresh_line(self) -> None:
         """Go to a new line unless the answer ended with one."""
+        self.write("")
         if not self._at_line_start:
             self.write("\n")
+
+
+@contextmanager
+def no_echo() -> Iterator[None]:
+    """Keys that are pressed during an answer, Ctrl-C too, do not show up in the middle of it."""
+    if sys.platform == "win32" or not sys.stdin.isatty():
+        yield
+        return
+    import termios
+
+    before = termios.tcgetattr(sys.stdin)
+    silent = list(before)
+    silent[3] &= ~termios.ECHO  # local flags, termios(3)
+    termios.tcsetattr(sys.stdin, termios.TCSADRAIN, silent)
+    try:
+        yield
+    finally:
+        termios.tcsetattr(sys.stdin, termios.TCSADRAIN, before)
 
 
 def terminal_columns() -> int:
@@ -99,8 +129,8 @@ def cell(text: str) -> str:
 
 
 def say(console: Console, text: str, style: str = "") -> None:
-    """Text that may come from anywhere; the terminal breaks its lines."""
-    console.print(sanitize(text), style=style, markup=False, soft_wrap=True)
+    """Text that may come from anywhere, broken at words on a terminal and not at all elsewhere."""
+    console.print(sanitize(text), style=style, markup=False, soft_wrap=not console.is_terminal)
 
 
 def byte_size(count: float) -> str:

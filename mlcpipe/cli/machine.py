@@ -10,10 +10,12 @@ from pathlib import Path
 PINNED = {"apache-tvm": "0.27.0.post1", "apache-tvm-ffi": "0.1.14.post1"}
 """The pair that works together: newer tvm-ffi crashes in ToJSONGraph, older ones do not load."""
 
+# as /proc/cpuinfo writes them
 _FEATURES = (
-    "sse4_2 avx f16c fma avx2 avx512f avx512bw avx512_vnni avx512_bf16 avx512_fp16 avx_vnni amx_tile amx_int8 "
-    "amx_bf16 asimd asimdhp asimddp i8mm bf16 sve sve2"
-).split()  # as /proc/cpuinfo writes them
+    "sse4_2", "avx", "f16c", "fma", "avx2", "avx_vnni", "avx512f", "avx512bw", "avx512_vnni", "avx512_bf16",
+    "avx512_fp16", "amx_tile", "amx_int8", "amx_bf16", "asimd", "asimdhp", "asimddp", "i8mm", "bf16", "sve",
+    "sve2",
+)  # fmt: skip
 
 
 def package_version(name: str) -> str | None:

@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from mlcpipe.cli.commands import Commands, ExitChat
-from mlcpipe.cli.console import Screen, say, stdout_console
+from mlcpipe.cli.console import Screen, no_echo, say, stdout_console
+from mlcpipe.cli.markdown import Renderer
 from mlcpipe.cli.session import Answer, Session
 from mlcpipe.errors import MlcpipeError
 
@@ -54,7 +55,7 @@ class Repl:
         """One question or command; False if the user wants to leave."""
         try:
             if not self._commands.run(text):
-                self._show(self._session.ask(text, self._screen.renderer()))
+                self._answer(lambda renderer: self._session.ask(text, renderer))
         except ExitChat:
             return False
         except KeyboardInterrupt:
@@ -66,7 +67,14 @@ class Repl:
         return True
 
     def _regenerate(self) -> None:
-        self._show(self._session.regenerate(self._screen.renderer()))
+        self._answer(self._session.regenerate)
+
+    def _answer(self, produce: Callable[[Renderer], Answer]) -> None:
+        """Show an answer while it is made."""
+        with no_echo():
+            self._screen.wait()
+            answer = produce(self._screen.renderer())
+        self._show(answer)
 
     def _show(self, answer: Answer) -> None:
         """What follows an answer: why it ended, if that is worth a word, and the statistics."""

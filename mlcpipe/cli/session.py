@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from mlcpipe.cli.interrupt import Interruptible
 from mlcpipe.cli.markdown import Renderer
 from mlcpipe.cli.settings import Settings
-from mlcpipe.cli.transcript import Message, Transcript, load_transcript, save_transcript
+from mlcpipe.cli.transcript import Message, Transcript, load_transcript, save_transcript, well_formed
 from mlcpipe.errors import UsageError
 
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ class Session:
         self._turns: list[Message] = []
         self._attempt = 0
         self.settings = settings
-        self.system = printable_utf8(system)
+        self.system = well_formed(system)
         self.last_stats: Stats | None = None
 
     @property
@@ -56,7 +56,7 @@ class Session:
         Raises MlcpipeError, and KeyboardInterrupt if Ctrl-C came before the first token.
         """
         self._attempt = 0
-        return self._answer(printable_utf8(question), renderer)
+        return self._answer(well_formed(question), renderer)
 
     def regenerate(self, renderer: Renderer) -> Answer:
         """Answer the last question again; a fixed seed moves by one. Raises UsageError if there is none."""
@@ -125,10 +125,6 @@ class Session:
                 raise
         finally:
             renderer.close()
-        used = stats.prompt_tokens + stats.completion_tokens if stats is not None else 0
-        return Answer(text, reason, stats, reason == "length" and used >= self._engine.context_length)
-
-
-def printable_utf8(text: str) -> str:
-    """`text` with lone surrogates (undecodable bytes of an argument) replaced: tokenizers take only UTF-8."""
-    return text.encode("utf-8", "replace").decode("utf-8")
+        limit = self.settings.max_tokens
+        full = reason == "length" and stats is not None and (limit is None or stats.completion_tokens < limit)
+        return Answer(text, reason, stats, context_full=full)

@@ -77,6 +77,11 @@ def load_transcript(path: Path) -> Transcript:
     return Transcript(_messages(path, content.get("messages")), checked, model)
 
 
+def well_formed(text: str) -> str:
+    """`text` with lone surrogates (undecodable bytes of an argument) replaced: tokenizers take only UTF-8."""
+    return text.encode("utf-8", "replace").decode("utf-8")
+
+
 def _messages(path: Path, messages: object) -> tuple[Message, ...]:
     if not isinstance(messages, list):
         raise UsageError("the saved chat has no list of messages", where=path)
@@ -85,8 +90,8 @@ def _messages(path: Path, messages: object) -> tuple[Message, ...]:
         where = f"{path}, message {number}"
         if not isinstance(message, dict) or set(message) != {"role", "content"}:
             raise UsageError("a message is broken", where=where, expected='{"role": …, "content": …}')
-        if not isinstance(message["content"], str):
-            raise UsageError("the content of a message is not a string", where=where)
+        if not isinstance(message["content"], str) or well_formed(message["content"]) != message["content"]:
+            raise UsageError("the content of a message is not a string of Unicode characters", where=where)
         if number == 0 and message["role"] == "system":
             continue
         expected = ("user", "assistant")[turn % 2]

@@ -1,0 +1,153 @@
+"""The command line as a user meets it: help, mistakes in one line, exit codes, a quick start."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from conftest import Run
+
+from mlcpipe.cli import main
+from mlcpipe.errors import MlcpipeError, UsageError
+
+VERBS = ("chat", "compile", "convert", "inspect", "bench", "doctor")
+
+
+def test_help_teaches(mlcpipe_run: Run) -> None:
+    done = mlcpipe_run("--help")
+    assert done.returncode == 0 and all(verb in done.stdout for verb in VERBS)
+    for verb in VERBS:
+        done = mlcpipe_run(verb, "--help")
+        assert done.returncode == 0 and "Examples" in done.stdout and f"mlcpipe {verb}" in done.stdout
+
+
+def test_help_is_quick(cli_environment: dict[str, str]) -> None:
+    seconds = []
+    for _ in range(5):
+        began = time.perf_counter()
+        subprocess.run(
+            [sys.executable, "-m", "mlcpipe", "--help"], env=cli_environment, check=True, capture_output=True
+        )
+        seconds.append(time.perf_counter() - began)
+    assert min(seconds) < 1.0  # 0.2 s on a machine of 2025; importing TVM alone takes 2 s there
+
+
+def test_nothing_heavy_is_imported(cli_environment: dict[str, str]) -> None:
+    program = "import sys, mlcpipe.cli; print(*sys.modules)"
+    done = subprocess.run(
+        [sys.executable, "-c", program], env=cli_environment, check=True, capture_output=True, text=True
+    )
+    heavy = {"tvm", "numpy", "tokenizers", "torch", "pydantic", "prompt_toolkit", "jinja2", "huggingface_hub"}
+    assert not heavy & set(done.stdout.split())
+
+
+def test_version(mlcpipe_run: Run) -> None:
+    done = mlcpipe_run("--version")
+    assert done.returncode == 0 and "apache-tvm 0." in done.stdout
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["nonsense"],
+        ["chat", "--nonsense"],
+        ["chat", "--temperature", "warm", "-p", "x"],
+        ["chat", "--temperature", "-1", "-p", "x"],
+        ["chat", "--top-p", "nan", "-p", "x"],
+        ["chat", "--context", "0", "-p", "x"],
+        ["chat", "--max-tokens", "0", "-p", "x"],
+        ["chat", "--raw", "--system", "s", "-p", "x"],
+        ["chat", "no/such/folder", "-p", "x"],
+        ["chat", "--quantization", "q9", "-p", "x"],
+        ["chat", "--target", "toaster", "-p", "x"],
+        ["chat"],  # stdin is empty and no terminal
+        ["compile"],
+        ["compile", "no/such/folder", "-o", "out"],
+        ["compile", ".", "-o", "out", "--context", "-3"],
+        ["compile", "hf://", "-o", "out"],
+        ["convert", "no/such/folder", "-o", "out"],
+        ["inspect", "no/such/bundle"],
+        ["inspect", "."],
+        ["bench", "--prefill", "16,x"],
+        ["bench", "--decode-depth", "-1"],
+        ["bench", "--repeats", "0"],
+        ["bench", "no/such/bundle"],
+    ],
+)
+def test_mistakes_are_one_line(mlcpipe_run: Run, tmp_path: Path, arguments: list[str]) -> None:
+    done = mlcpipe_run(*arguments)
+    assert done.returncode == 2
+    assert done.stderr.startswith("error: ") and done.stderr.count("\n") == 1, done.stderr
+    assert done.stdout == ""
+
+
+def test_debug_adds_the_traceback(mlcpipe_run: Run) -> None:
+    done = mlcpipe_run("inspect", "no/such/bundle", env={"MLCPIPE_DEBUG": "1"})
+    assert done.returncode == 2 and "Traceback" in done.stderr
+    assert done.stderr.splitlines()[-1].startswith("error: ")
+
+
+def test_a_bad_environment_is_one_line(mlcpipe_run: Run) -> None:
+    for env in ({"MLCPIPE_DEBUG": "yes"}, {"MLCPIPE_THREADS": "0"}):
+        done = mlcpipe_run("doctor", env=env)
+        assert done.returncode == 2 and done.stderr.count("\n") == 1 and next(iter(env)) in done.stderr
+
+
+def raising(error: BaseException) -> int:
+    """The exit code when a verb raises."""
+    from unittest.mock import patch
+
+    with patch("mlcpipe.cli.app", side_effect=error):
+        return main([])
+
+
+def test_exit_codes(capsys: pytest.CaptureFixture[str]) -> None:
+    assert raising(UsageError("bad \x1b[31m\nthing")) == 2
+    assert capsys.readouterr().err == "error: bad [31m thing\n"
+    assert raising(KeyboardInterrupt()) == 130
+    assert raising(type("Other", (MlcpipeError,), {"exit_code": 7})("x")) == 7
+    assert capsys.readouterr().err == "error: x\n"
+    assert raising(ZeroDivisionError("oops")) == 70
+    assert "bug" in capsys.readouterr().err
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="pipes end otherwise on Windows")
+def test_a_reader_that_leaves(cli_environment: dict[str, str]) -> None:
+    command = [sys.executable, "-m", "mlcpipe", "doctor", "--json"]
+    with subprocess.Popen(
+        command, env=cli_environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdout is not None and process.stderr is not None
+        process.stdout.close()  # long before there is anything to write
+        assert process.stderr.read() == ""
+    assert process.returncode == 141
+
+
+def test_doctor(mlcpipe_run: Run) -> None:
+    done = mlcpipe_run("doctor", "--json")
+    assert done.returncode == 0
+    report = json.loads(done.stdout)
+    states = {finding["name"]: finding["state"] for finding in report["findings"]}
+    assert report["cpu_usable"] and states["tvm"] == states["linker"] == states["target cpu"] == "ok"
+    shown = mlcpipe_run("doctor", "--bandwidth")
+    assert shown.returncode == 0 and "GB/s" in shown.stdout
+
+
+def test_doctor_names_what_to_install(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from mlcpipe.cli import machine
+
+    monkeypatch.setattr(
+        machine, "package_version", lambda name: "0.1.15" if name == "apache-tvm-ffi" else "0.27.0.post1"
+    )
+    monkeypatch.setenv("PATH", "")
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    assert main(["doctor"]) == 1
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "pip install apache-tvm==0.27.0.post1 apache-tvm-ffi==0.1.14.post1" in shown
+    assert "pip install ziglang" in shown

@@ -1,4 +1,4 @@
-"""Gemma 3 text models (Gemma Team 2025): Gemma 2 with normalized heads and a rope of its own for sliding layers."""
+"""Gemma 3 text models (Gemma Team 2025): Gemma 2 with normalized heads and a rope for sliding layers."""
 
 from __future__ import annotations
 
@@ -47,8 +47,8 @@ def build(config: Mapping[str, Any]) -> CausalLM:
 def _ropes(base: BaseConfig) -> tuple[Rope, Rope]:
     """The frequencies of full and of sliding layers.
 
-    New files have `rope_parameters` for each type of layer. Old ones have `rope_theta` and `rope_scaling`, which
-    hold for full layers only, and `rope_local_base_freq` for sliding ones.
+    New files have `rope_parameters` for each type of layer. Old ones have `rope_theta` and `rope_scaling` for
+    full layers, and `rope_local_base_freq` for sliding ones.
     """
     nested = base.fields.table("rope_parameters")
     unknown = [name for name in nested if name not in ("full_attention", "sliding_attention")]

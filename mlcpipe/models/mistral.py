@@ -1,4 +1,4 @@
-"""Mistral 7B and what follows its shape (Jiang et al. 2023): Llama with a sliding window in every layer or in none."""
+"""Mistral 7B and its kin (Jiang et al. 2023): Llama with a sliding window in every layer or in none."""
 
 from __future__ import annotations
 

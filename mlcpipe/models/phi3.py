@@ -1,4 +1,4 @@
-"""Phi-3, 3.5 and 4 (Abdin et al. 2024): q, k, v and gate, up in one matrix each, longrope, partial rotation."""
+"""Phi-3, 3.5 and 4 (Abdin et al. 2024): q, k, v as one matrix, gate and up as one, longrope."""
 
 from __future__ import annotations
 

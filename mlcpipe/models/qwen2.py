@@ -1,4 +1,4 @@
-"""Qwen 2 and 2.5 (Yang et al. 2024): Llama with biases on q, k and v, and windows in the upper layers on request."""
+"""Qwen 2 and 2.5 (Yang et al. 2024): Llama with biases on q, k and v; the upper layers may slide."""
 
 from __future__ import annotations
 

@@ -44,7 +44,7 @@ def build(config: Mapping[str, Any]) -> CausalLM:
 
 
 def _dense_layers(base: BaseConfig, experts: int) -> set[int]:
-    """Layers without experts: those that `mlp_only_layers` lists, and all but every `decoder_sparse_step`-th."""
+    """Layers without experts: those in `mlp_only_layers`, and all but every `decoder_sparse_step`-th."""
     listed = base.fields.get("mlp_only_layers", [])
     if not isinstance(listed, list) or any(isinstance(i, bool) or not isinstance(i, int) for i in listed):
         raise ConfigError(

@@ -1,4 +1,4 @@
-"""What the config.json of every family states in the same words: sizes, norms, activation, rope, tied embeddings."""
+"""What the config.json of every family states alike: sizes, norms, activation, rope, tied weights."""
 
 from __future__ import annotations
 
@@ -54,8 +54,12 @@ class BaseConfig:
     act: str
     tied: bool
 
-    def rope(self, *, original: int | None = None) -> Rope:
-        """The one set of frequencies of a model that rotates whole heads, with the same for all layers."""
+    def rope(self) -> Rope:
+        """The frequencies of a model that has one set for all layers.
+
+        A top-level `original_max_position_embeddings` wins over the rope dictionary's, as in transformers.
+        """
+        original = self.fields.optional_integer("original_max_position_embeddings", None, low=2)
         return self.read_rope(rope_table(self.fields), self.theta, original=original)
 
     def read_rope(self, table: Mapping[str, Any], theta: float, *, original: int | None = None) -> Rope:
@@ -88,7 +92,7 @@ class BaseConfig:
         rope_of: Sequence[int] | None = None,
         **options: Any,
     ) -> ModelFacts:
-        """The facts of the model; `options` are ModelFacts's. Without `rope_of` all layers use the first rope."""
+        """The facts of the model; `options` are ModelFacts's. Without `rope_of` all layers use ropes[0]."""
         return ModelFacts(
             model_type=self.model_type,
             vocab_size=self.vocab_size,
@@ -107,7 +111,7 @@ class BaseConfig:
 
 
 def read_base(config: Mapping[str, Any], defaults: Defaults, **neutral: Sequence[Any]) -> BaseConfig:
-    """Read what families share. `neutral` are `Fields.refuse`'s: fields of which the family allows these values only.
+    """Read what families share. `neutral` are `Fields.refuse`'s: fields that may have these values only.
 
     Raises ConfigError for a missing or absurd field, and for one that would change the result.
     """

@@ -1,4 +1,4 @@
-"""Reading config.json: every field that changes the result is read, checked and bounded, or refused by name."""
+"""Reading config.json: a field that changes the result is read, checked and bounded, or refused by name."""
 
 from __future__ import annotations
 
@@ -122,7 +122,7 @@ class Fields:
         return value
 
     def refuse(self, **neutral: Sequence[Any]) -> None:
-        """Raise ConfigError for a field whose value is none of the neutral ones: it would change the result."""
+        """Raise ConfigError for a field with none of its neutral values: it would change the result."""
         for name, values in ({k: list(v) for k, v in _REFUSED.items()} | neutral).items():
             value = self.values.get(name)
             if name in self.values and not any(

@@ -11,7 +11,7 @@ from mlcpipe.nn.norm import RMSNorm
 
 
 class PreNormLayer(nn.Module):
-    """x += attention(norm(x)); x += mlp(norm(x)). Tensor names as Hugging Face's Llama; `mlp_name` renames the MLP."""
+    """x += attention(norm(x)); x += mlp(norm(x)). Tensor names as HF's Llama, but for `mlp_name`."""
 
     def __init__(
         self, attention: Attention, mlp: nn.Module, hidden_size: int, eps: float, mlp_name: str = "mlp"

@@ -54,7 +54,7 @@ class GatedMLP(nn.Module):
 
 
 class FusedGatedMLP(nn.Module):
-    """GatedMLP whose checkpoint holds gate and up in one matrix, gate rows first: x [m, hidden] -> [m, hidden]."""
+    """GatedMLP with gate and up in one matrix, gate rows first: x [m, hidden] -> [m, hidden]."""
 
     def __init__(self, hidden_size: int, intermediate_size: int, act: str) -> None:
         self.act = activation(act)

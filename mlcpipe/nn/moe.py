@@ -41,7 +41,7 @@ def expert_counts(config: Fields, experts: int, chosen: int, *, low: int = 1) ->
 
 
 class SparseMoE(nn.Module):
-    """sum over the chosen experts e of weight_e * down_e(act(gate_e(x)) * up_e(x)): x [m, hidden] -> [m, hidden].
+    """Sum of weight_e * down_e(act(gate_e(x)) * up_e(x)) over some e: x [m, hidden] -> [m, hidden].
 
     Weights are the softmax over all experts in float32; with `normalize` those of the chosen ones sum to 1.
     Gate and up of an expert are one matrix here, so that a token reads its rows once.
@@ -97,9 +97,9 @@ def _combine(weights: te.Tensor, outer: te.Tensor) -> te.Tensor:
 
 
 def moe_route(experts: int, chosen: int, normalize: bool) -> tirx.PrimFunc:
-    """logits f32[m, experts] -> weights f32[m, chosen], ids i32[m, chosen]; the best first, of equals the first.
+    """logits f32[m, experts] -> weights f32[m, chosen], ids i32[m, chosen]: best first, then lower id.
 
-    Rank t is the best logit below rank t - 1 in the order (logit, -id), which needs no sort and no scratch array.
+    Rank t is the best logit below rank t - 1 in the order (logit, -id), which needs no sort and no scratch.
     One thread: m * experts * chosen comparisons are nothing beside the experts' products.
     """
 

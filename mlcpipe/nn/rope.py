@@ -1,9 +1,9 @@
 """Rotary position embeddings (Su et al. 2021) and the ways checkpoints stretch them.
 
-Frequencies follow transformers' `modeling_rope_utils.py`: linear (Chen et al. 2023), dynamic NTK, YaRN (Peng et al.
-2023), llama3 and longrope (Ding et al. 2024). Kinds that depend on the length of the whole prompt (dynamic, longrope)
-read it from the parameter `rope_length` i32[1], which the engine sets; where it is 0 the highest position of
-the forward counts.
+Frequencies follow transformers' `modeling_rope_utils.py`: linear (Chen et al. 2023), dynamic NTK, YaRN (Peng
+et al. 2023), llama3 and longrope (Ding et al. 2024). Kinds that depend on the length of the whole prompt
+(dynamic, longrope) read it from the parameter `rope_length` i32[1], which the engine sets; where it is 0 the
+highest position of the forward counts.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ class Rope:
     """One set of frequencies: `inv_freq` f32[rotary_dim / 2]; `scale` multiplies cos and sin.
 
     `long_inv_freq` replaces `inv_freq` above `switch_length` (longrope); `dynamic_factor` > 0 stretches theta
-    above `switch_length` (dynamic NTK). `reach` is the number of positions that the kind was made for; 0 where it is
-    the model's own.
+    above `switch_length` (dynamic NTK). `reach` is the number of positions that the kind was made for; 0
+    where it is the model's own.
     """
 
     rotary_dim: int
@@ -62,9 +62,9 @@ def read_rope(
 ) -> Rope:
     """The frequencies that a checkpoint's rope dictionary asks for.
 
-    `table` is `rope_scaling` or `rope_parameters` of config.json; `theta` and `partial` (the part of each head that
-    rotates) hold where it does not state them. `positions` is `max_position_embeddings`, `original` a length that
-    wins over the table's `original_max_position_embeddings`, `kinds` what the family accepts.
+    `table` is `rope_scaling` or `rope_parameters` of config.json; `theta` and `partial` (the part of each
+    head that rotates) hold where it does not state them. `positions` is `max_position_embeddings`, `original`
+    a length that wins over the table's `original_max_position_embeddings`, `kinds` what the family accepts.
     Raises ConfigError for a kind or a value that mlcpipe cannot honour.
     """
     fields = Fields(table, "config.json rope_scaling")
@@ -105,7 +105,7 @@ def _powers(theta: float, dim: int) -> Floats:
     )
 
 
-def _tuple(values: Floats) -> tuple[float, ...]:
+def _tuple(values: NDArray[np.floating[Any]]) -> tuple[float, ...]:
     return tuple(float(v) for v in values.astype(np.float32))
 
 

@@ -83,7 +83,7 @@ class Budget:
         """
         if isinstance(value, str):
             self.tick(1 + (len(value) >> 12))
-        elif isinstance(value, (*_CONTAINERS, range)):
+        elif hasattr(value, "__len__"):
             self.tick(1 + len(value))
 
     def charge(self, size: int) -> None:

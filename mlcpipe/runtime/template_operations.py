@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from jinja2 import pass_context
-from jinja2.filters import FILTERS
+from jinja2.filters import FILTERS, sync_do_slice
 from jinja2.runtime import Context
 from jinja2.tests import TESTS
 
@@ -247,18 +247,30 @@ def _filter_float(budget: Budget, value: Any, default: float = 0.0) -> Any:
 
 def _filter_batch(budget: Budget, value: Any, linecount: int, fill_with: Any = None) -> Any:
     _check_width(linecount)
+    _scan_items(budget, value)
     return FILTERS["batch"](value, linecount, fill_with)
 
 
 def _filter_slice(budget: Budget, value: Any, slices: int, fill_with: Any = None) -> Any:
     _check_width(slices)
-    return iter([part for part in FILTERS["slice"](value, slices, fill_with)])
+    _scan_items(budget, value)
+    return sync_do_slice(value, slices, fill_with)
 
 
 def _filter_sum(budget: Budget, value: Any, attribute: Any = None, start: Any = 0) -> Any:
     if attribute is not None or not isinstance(start, (int, float)):
         raise LimitError("sum of anything but numbers")
+    _scan_items(budget, value)
     return sum(part if isinstance(part, (int, float)) else _not_a_number(part) for part in value)
+
+
+def _scan_items(budget: Budget, value: Any) -> None:
+    """Before a loop over `value` in a filter; a text is a list of characters there."""
+    if isinstance(value, str):
+        budget.fits_items(len(value))
+        budget.tick(len(value))
+    else:
+        budget.scan(value)
 
 
 def _not_a_number(value: Any) -> float:
@@ -380,10 +392,7 @@ def _itemized(inner: Inner) -> Inner:
     """For filters over items, to which a text is a list of characters."""
 
     def call(context: Context, budget: Budget, value: Any, *args: Any, **kwargs: Any) -> Any:
-        if isinstance(value, (str, range)):
-            budget.fits_items(len(value))
-            budget.tick(len(value))
-        budget.scan(value)
+        _scan_items(budget, value)
         return inner(context, budget, value, *args, **kwargs)
 
     return call

@@ -40,14 +40,14 @@ MAX_NODES = 20_000  # of the syntax tree; the largest template seen has about 25
 _MAX_COMPARISONS = 8
 _MAX_ARGUMENTS = 1000
 
-_ALLOWED = frozenset(
+_NODE_TYPES = (
     "Template Output TemplateData For If Macro CallBlock FilterBlock With Assign AssignBlock ExprStmt Continue Break "
     "Const Name NSRef Tuple List Dict Pair Keyword CondExpr Filter Test Call Getattr Getitem Slice Concat Compare "
-    "Operand Mul Div FloorDiv Add Sub Mod Pow And Or Not Neg Pos".split()
+    "Operand Mul Div FloorDiv Add Sub Mod Pow And Or Not Neg Pos"
 )
-_LOOP_ATTRIBUTES = frozenset(
-    "index index0 revindex revindex0 first last length previtem nextitem depth depth0 cycle changed".split()
-)
+_ALLOWED = frozenset(_NODE_TYPES.split())
+_LOOP_NAMES = "index index0 revindex revindex0 first last length previtem nextitem depth depth0 cycle changed"
+_LOOP_ATTRIBUTES = frozenset(_LOOP_NAMES.split())
 _LONG_NUMBER = re.compile(r"\d{5,}")
 
 
@@ -58,7 +58,9 @@ class _Guard(NodeTransformer):
         self._environment = environment
 
     def _through(self, node: nodes.Node, name: str) -> nodes.Filter:
-        wrapped = nodes.Filter(cast(nodes.Expr, node), f"mlcpipe.{name}", [], [], None, None, lineno=node.lineno)
+        wrapped = nodes.Filter(
+            cast(nodes.Expr, node), f"mlcpipe.{name}", [], [], None, None, lineno=node.lineno
+        )
         wrapped.set_environment(self._environment)
         return wrapped
 
@@ -222,13 +224,18 @@ class SandboxEnvironment(ImmutableSandboxedEnvironment):
         callables = {"range": _range, "dict": _dict, "namespace": _namespace, **functions}
         self._callables = tuple(callables.values())
         self.globals = dict(callables)
-        self.filters = cast(dict[str, Any], filters())
-        self.filters["mlcpipe.out"] = _counter(_out)
-        self.filters["mlcpipe.value"] = _counter(lambda budget, value: budget.take(value, fresh=False))
-        self.filters["mlcpipe.step"] = _counter(lambda budget, value: value)
-        self.filters["mlcpipe.iterable"] = _counter(_iterable)
-        self.filters["mlcpipe.arguments"] = _counter(_arguments)
-        self.tests = tests()
+        self.filters.clear()
+        self.filters.update(cast(Any, filters()))
+        counters = {
+            "mlcpipe.out": _counter(_out),
+            "mlcpipe.value": _counter(lambda budget, value: budget.take(value, fresh=False)),
+            "mlcpipe.step": _counter(lambda budget, value: value),
+            "mlcpipe.iterable": _counter(_iterable),
+            "mlcpipe.arguments": _counter(_arguments),
+        }
+        self.filters.update(cast(Any, counters))
+        self.tests.clear()
+        self.tests.update(cast(Any, tests()))
 
     def _parse(self, source: str, name: str | None, filename: str | None) -> nodes.Template:
         tree = super()._parse(source, name, filename)

@@ -143,7 +143,8 @@ def _claim(dest: Path) -> tuple[Path, int | None]:
             lock = os.open(partial, os.O_RDONLY)
         except FileNotFoundError:
             continue
-        if _try_lock(lock) and partial.exists() and os.path.samestat(os.fstat(lock), partial.stat()):
+        free = _try_lock(lock) is not False
+        if free and partial.exists() and os.path.samestat(os.fstat(lock), partial.stat()):
             return partial, lock
         os.close(lock)
 
@@ -163,7 +164,7 @@ def _try_lock(descriptor: int) -> bool | None:
 
 def _remove_abandoned(dest: Path) -> None:
     """Removes what killed processes left for `dest`."""
-    if sys.platform == "win32" or not dest.parent.is_dir():
+    if sys.platform == "win32":
         return
     pattern = re.compile(re.escape(f".{dest.name}.partial-") + r"(\d{1,10})(-[0-9a-f]{8})?")
     with os.scandir(dest.parent) as entries:

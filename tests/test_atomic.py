@@ -7,7 +7,6 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -226,45 +225,63 @@ def test_a_link_disguised_as_a_leftover_is_not_followed(tmp_path: Path) -> None:
     assert names(tmp_path / "precious") == ["a"]
 
 
-@pytest.fixture
-def tiny_disk(tmp_path: Path) -> Iterator[Path]:
-    disk = tmp_path / "disk"
+def on_a_tiny_disk(disk: Path, code: str) -> str:
+    """What `code` prints in a process of its own that alone sees a file system of 1 MiB mounted at `disk`.
+
+    The mount ends with the process, however the test ends.
+    """
     disk.mkdir()
-    mount = ["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(disk)]
+    header = f"""
+from pathlib import Path
+from mlcpipe.atomic import atomic_directory, atomic_write, check_disk_space
+from mlcpipe.errors import ResourceError
+disk = Path({str(disk)!r})
+def attempt(call):
     try:
-        mounted = subprocess.run(mount, capture_output=True, timeout=60).returncode == 0
+        call()
+        print("no error", sorted(disk.iterdir()))
+    except ResourceError as error:
+        print(error, sorted(disk.iterdir()))
+"""
+    script = 'mount -t tmpfs -o size=1m tmpfs "$1" || exit 77; exec "$2" -c "$3"'
+    namespace = ["unshare", "--mount"] if os.geteuid() == 0 else ["unshare", "--map-root-user", "--mount"]
+    command = [*namespace, "sh", "-c", script, "sh", str(disk), sys.executable, header + code]
+    try:
+        child = subprocess.run(command, capture_output=True, text=True, timeout=60)
     except FileNotFoundError:
-        mounted = False
-    if not mounted:
+        pytest.skip("no unshare command")
+    if child.returncode == 77 or child.stderr.startswith("unshare: "):
         pytest.skip("mounting a file system is not permitted here")
-    yield disk
-    subprocess.run(["umount", str(disk)], check=True, timeout=60)
+    assert child.returncode == 0, child.stderr
+    return child.stdout
 
 
-def test_a_full_disk(tiny_disk: Path) -> None:
-    with pytest.raises(ResourceError) as caught, atomic_directory(tiny_disk / "bundle") as partial:
+def test_a_full_disk(tmp_path: Path) -> None:
+    disk = tmp_path / "disk"
+    code = """
+def fill():
+    with atomic_directory(disk / "bundle") as partial:
         (partial / "shard").write_bytes(bytes(4 << 20))
-    line = str(caught.value)
-    assert re.search(rf"disk {tiny_disk} is full .* expected room for more than 0\.001 GB .* free", line), (
-        line
-    )
-    assert names(tiny_disk) == []
-    with pytest.raises(ResourceError, match="is full"):
-        atomic_write(tiny_disk / "file", bytes(4 << 20))
-    assert names(tiny_disk) == []
+attempt(fill)
+attempt(lambda: atomic_write(disk / "file", bytes(4 << 20)))
+"""
+    folder, file = on_a_tiny_disk(disk, code).splitlines()
+    message = rf"disk {disk} is full .* expected room for more than 0\.00\d GB .* free .*\[\]$"
+    assert re.match(message, folder), folder
+    assert re.match(message, file), file
 
 
-def test_needed_bytes_are_checked_first(tiny_disk: Path) -> None:
-    for call in (
-        lambda: check_disk_space(tiny_disk / "not" / "yet", 2 << 20),
-        lambda: atomic_directory(tiny_disk / "bundle", needed_bytes=2 << 20).__enter__(),
-    ):
-        with pytest.raises(
-            ResourceError, match=rf"not enough space on disk {tiny_disk} .*2097152 bytes\) free"
-        ):
-            call()
-    check_disk_space(tiny_disk, 1 << 19)
-    assert names(tiny_disk) == []
+def test_needed_bytes_are_checked_first(tmp_path: Path) -> None:
+    disk = tmp_path / "disk"
+    code = """
+attempt(lambda: check_disk_space(disk / "not" / "yet", 2 << 20))
+attempt(lambda: atomic_directory(disk / "bundle", needed_bytes=2 << 20).__enter__())
+attempt(lambda: check_disk_space(disk, 1 << 19))
+"""
+    first, second, third = on_a_tiny_disk(disk, code).splitlines()
+    for line in (first, second):
+        assert re.match(rf"not enough space on disk {disk} .*2097152 bytes\) free; found .*\[\]$", line), line
+    assert third == "no error []"
 
 
 LIMITED = """
@@ -360,3 +377,93 @@ def test_readers_never_see_a_part(tmp_path: Path) -> None:
     for writer in writers:
         writer.join()
     assert names(tmp_path) == ["file"]
+
+
+DEAD = 999_999_999  # above the largest process number of any system here
+
+
+@pytest.mark.parametrize("moment", ["before the open", "before the lock", "and another made it anew"])
+def test_a_cleaner_between_mkdir_and_lock_costs_another_attempt(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, moment: str
+) -> None:
+    real_lock, real_open = atomic._try_lock, os.open
+    folder = tmp_path / f".bundle.partial-{os.getpid()}"
+    taken: list[str] = []
+
+    def take() -> None:
+        if not taken:
+            taken.append(moment)
+            if moment == "and another made it anew":
+                folder.rename(tmp_path / "elsewhere")  # kept, so that the new one has another inode
+                folder.mkdir()
+            else:
+                folder.rmdir()
+
+    def try_lock(descriptor: int) -> bool | None:
+        if moment != "before the open":
+            take()
+        return real_lock(descriptor)
+
+    def open_(path: Path, flags: int, *rest: int) -> int:
+        if moment == "before the open" and path == folder:
+            take()
+        return real_open(path, flags, *rest)
+
+    monkeypatch.setattr(atomic, "_try_lock", try_lock)
+    monkeypatch.setattr(os, "open", open_)
+    if moment == "and another made it anew":
+        with pytest.raises(UsageError, match="another run is writing"), atomic_directory(tmp_path / "bundle"):
+            pytest.fail("the block must not run")
+        return
+    with atomic_directory(tmp_path / "bundle") as partial:
+        assert partial == folder
+        (partial / "a").write_text("a")
+    assert taken and names(tmp_path / "bundle") == ["a"]
+
+
+def test_a_locked_folder_is_in_use_whatever_its_process_number(tmp_path: Path) -> None:
+    """The writer may live in another container, where this number means another process."""
+    theirs = tmp_path / f".bundle.partial-{DEAD}"
+    theirs.mkdir()
+    descriptor = os.open(theirs, os.O_RDONLY)
+    try:
+        assert atomic._try_lock(descriptor)
+        with atomic_directory(tmp_path / "bundle"):
+            pass
+        assert theirs.exists()
+    finally:
+        os.close(descriptor)
+
+
+def test_where_there_are_no_locks_the_process_number_decides(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def unsupported(*_: object) -> None:
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr(atomic.fcntl, "flock", unsupported)
+    dead, alive = (tmp_path / f".bundle.partial-{pid}" for pid in (DEAD, os.getppid()))
+    for folder in (dead, alive):
+        folder.mkdir()
+    with atomic_directory(tmp_path / "bundle") as partial:
+        (partial / "a").write_text("a")
+    assert names(tmp_path) == [alive.name, "bundle"]
+
+
+def test_a_process_of_another_user_and_a_number_of_none_count_as_alive(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def not_ours(pid: int, number: int) -> None:
+        raise PermissionError if pid == 1 else OverflowError
+
+    monkeypatch.setattr(os, "kill", not_ours)
+    left = [f".file.partial-{pid}-00000000" for pid in (1, 9_999_999_999)]
+    for name in left:
+        (tmp_path / name).write_text("theirs")
+    atomic_write(tmp_path / "file", b"one")
+    assert names(tmp_path) == [*left, "file"]
+
+
+def test_atomic_write_into_an_absent_folder(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError):
+        atomic_write(tmp_path / "absent" / "file", b"one")

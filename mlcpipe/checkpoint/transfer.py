@@ -173,7 +173,7 @@ def _stream(remote: RemoteFile, partial: _Partial, progress: Progress) -> None:
             partial.reset()
             return  # the next attempt asks for the whole file
         hf_raise_for_status(response)
-        if partial.size and response.status_code != 206:
+        if response.status_code != 206:  # the whole file, asked for or not
             progress.advance(-partial.size)
             partial.reset()
         for chunk in response.iter_bytes(CHUNK_BYTES):

@@ -27,7 +27,9 @@ class Hub:
     served: dict[str, bytes] = field(default_factory=dict)  # other content than the listed
     without_ranges: bool = False
     shifted_ranges: bool = False
-    statuses: dict[str, list[int]] = field(default_factory=dict)  # status per request, then as it should be
+    statuses: dict[str, list[int]] = field(
+        default_factory=dict
+    )  # per request, 0 or after the last: as it should be
     info_error: tuple[int, str] | None = None
     info_body: bytes | None = None
     requests: list[tuple[str, str, str | None]] = field(default_factory=list)  # method, file, Range
@@ -90,8 +92,9 @@ class Handler(BaseHTTPRequestHandler):
         self.hub.requests.append((self.command, name, range_))
         if name not in self.hub.files:
             return self.refuse(404, "EntryNotFound")
-        if body and self.hub.statuses.get(name):
-            return self.refuse(self.hub.statuses[name].pop(0), "")
+        status = self.hub.statuses[name].pop(0) if body and self.hub.statuses.get(name) else 0
+        if status:
+            return self.refuse(status, "")
         listed = self.hub.files[name]
         content = self.hub.served.get(name, listed)
         headers = {"ETag": f'"{etag(name, listed)}"', "X-Repo-Commit": COMMIT}

@@ -223,6 +223,16 @@ def test_a_server_without_proper_ranges_costs_a_new_beginning(hub: Hub, tmp_path
     assert progress.done == progress.total
 
 
+def test_a_range_that_the_server_refuses_costs_a_new_beginning(hub: Hub, tmp_path: Path) -> None:
+    hub.cut_after[SHARDS[0]] = [2**20]
+    hub.statuses[SHARDS[0]] = [0, 416]
+    progress = Recorded()
+    folder = fetch(hub, tmp_path, progress=progress)
+    assert (folder / SHARDS[0]).read_bytes() == hub.files[SHARDS[0]]
+    assert hub.gets(SHARDS[0]) == [None, f"bytes={2**20}-", None]
+    assert progress.done == progress.total
+
+
 def test_a_busy_server_is_asked_again(hub: Hub, tmp_path: Path) -> None:
     hub.statuses[SHARDS[0]] = [503, 429]
     assert (fetch(hub, tmp_path) / SHARDS[0]).exists()

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from mlcpipe.checkpoint.json_files import read_json_object, shown
 from mlcpipe.checkpoint.safetensors_reader import (
     CHUNK_ELEMENTS,
     MAX_HEADER_BYTES,
@@ -15,7 +16,7 @@ from mlcpipe.checkpoint.safetensors_reader import (
     read_float32,
     read_header,
 )
-from mlcpipe.errors import CheckpointError, ResourceError
+from mlcpipe.errors import CheckpointError, ConfigError, ResourceError
 from tests.checkpoint.helpers import numbers, write_header, write_raw, write_tensors
 
 
@@ -264,3 +265,31 @@ def test_nesting_just_shallow_enough_for_the_parser(tmp_path: Path) -> None:
         header = b'{"a":' + b"[" * depth + b"]" * depth + b"}"
         with pytest.raises(CheckpointError, match="nested too deeply|'a' is not described"):
             read_header(write_raw(tmp_path / "bad.safetensors", header))
+
+
+def test_a_file_that_may_not_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = write_tensors(tmp_path / "m.safetensors", {"w": numbers(1)})
+
+    def deny(*_: object, **__: object) -> None:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(Path, "open", deny)
+    with pytest.raises(CheckpointError, match=r"cannot read a shard in .*m\.safetensors.*Permission denied"):
+        read_header(path)
+    with pytest.raises(ConfigError, match=r"cannot read a file in .*m\.safetensors.*Permission denied"):
+        read_json_object(path, limit=1000, error=ConfigError)
+
+
+@pytest.mark.parametrize("name", ["a" * 300, "a\0b"])
+def test_a_name_that_the_system_refuses(tmp_path: Path, name: str) -> None:
+    with pytest.raises(CheckpointError, match="cannot look at a file|missing file"):
+        read_header(tmp_path / name)
+
+
+def test_shown_is_short_and_printable_whatever_it_gets() -> None:
+    nested: list[Any] = []
+    for _ in range(100_000):
+        nested = [nested]
+    assert shown(nested) == "a deeply nested list"
+    assert shown("\x1b[2J\n\u202e") == r"'\x1b[2J\n\u202e'"
+    assert len(shown("a" * 10**6)) < 120

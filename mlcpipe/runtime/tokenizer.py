@@ -50,6 +50,7 @@ class Tokenizer:
         self._rows = rows
         self._add_bos_token = add_bos_token
         self._pieces: dict[int, Piece] = {}
+        self._compiled: dict[str, ChatTemplate] = {}
         self.special_tokens = dict(special_tokens)
         self.chat_templates = dict(templates)
         state = None if library.decoder is None else json.loads(library.decoder.__getstate__())
@@ -157,13 +158,11 @@ class Tokenizer:
                 found=found,
                 next_step="use `generate` or `--raw` to continue plain text",
             )
-        tokens = dict(self.special_tokens)
-        return ChatTemplate(
-            source,
-            bos_token=tokens.pop("bos_token", None),
-            eos_token=tokens.pop("eos_token", None),
-            special_tokens=tokens,
-        )
+        if name not in self._compiled:
+            tokens = dict(self.special_tokens)
+            bos, eos = tokens.pop("bos_token", None), tokens.pop("eos_token", None)
+            self._compiled[name] = ChatTemplate(source, bos_token=bos, eos_token=eos, special_tokens=tokens)
+        return self._compiled[name]
 
     def files(self) -> list[Path]:
         """The files to copy into a bundle, so that `load` finds the same tokenizer there."""

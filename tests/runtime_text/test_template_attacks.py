@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import time
@@ -126,8 +127,8 @@ SIZES = [
     BIG + "{{ s.split('a') | length }}",
     BIG + "{{ (s | replace('a', ' ')).split() | length }}",
     BIG + "{{ (s | replace('a', '\n')).splitlines() | length }}",
-    BIG + "".join("{%% set v%d = s[%d:] %%}" % (i, i) for i in range(1000)),
-    BIG + "".join("{%% set v%d = s | upper %%}" % i for i in range(1000)),
+    BIG + "".join(f"{{% set v{i} = s[{i}:] %}}" for i in range(1000)),
+    BIG + "".join(f"{{% set v{i} = s | upper %}}" for i in range(1000)),
     BIG + "{% for i in range(100000) %}{{ s }}{% endfor %}",
     BIG + "{% set t %}{% for i in range(100000) %}{{ s }}{% endfor %}{% endset %}",
     BIG + "{% macro m() %}{% for i in range(100000) %}{{ s }}{% endfor %}{% endmacro %}{{ m() }}",
@@ -216,7 +217,7 @@ print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) // (2**20 if
 def test_attacks_take_little_memory() -> None:
     """Peak over all attacks on size, in a fresh process, in MiB above a harmless rendering."""
     script = MEMORY.format(tests=str(Path(__file__).parent))
-    done = subprocess.run(
-        [sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=300
-    )
+    paths = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    command = [sys.executable, "-c", script]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=300, env=paths)
     assert int(done.stdout) < 400

@@ -17,11 +17,10 @@ from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
 
 from mlcpipe.errors import TemplateError, UsageError
-from mlcpipe.runtime.template_budget import Budget, LimitError
-from mlcpipe.runtime.template_operations import BUDGET
+from mlcpipe.runtime.template_budget import BUDGET, Budget, LimitError
 from mlcpipe.runtime.template_sandbox import SandboxEnvironment
 
-MAX_SOURCE = 256 << 10  # characters; the longest template seen has 30 000
+MAX_SOURCE = 256 << 10  # characters; templates with tools and reasoning have about 3000
 _MAX_STRFTIME = 256  # characters of a date format
 _REASONING = ("reasoning_content", "thinking", "reasoning")
 

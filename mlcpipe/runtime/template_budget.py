@@ -14,10 +14,14 @@ from itertools import islice
 from typing import Any
 
 from jinja2 import TemplateRuntimeError, Undefined
-from jinja2.runtime import Macro
+from jinja2.runtime import Context, Macro
 from jinja2.utils import Namespace
 
-MAX_STEPS = 2_000_000  # a 1000-message chat through Llama-3.1's template takes about 30 000
+BUDGET = "mlcpipe budget"  # a key of the context that no template can write: names have no spaces
+
+MAX_STEPS = (
+    2_000_000  # a chat of 1000 messages takes 13 000 to 30 000 with the templates in tests/runtime_text
+)
 MAX_BYTES = 128 << 20  # of all values made, plus 32 times the input
 MAX_TEXT = 8 << 20  # characters of one value written out, plus 4 times the input
 MAX_ITEMS = 200_000  # of one list, plus the input's
@@ -169,3 +173,9 @@ class Budget:
         for value in values:
             if not isinstance(value, (*_SCALARS, *_CONTAINERS)):
                 raise LimitError(f"a {type(value).__name__} used as a value")
+
+
+def budget_of(context: Context) -> Budget:
+    """The budget of the rendering that `context` belongs to."""
+    budget: Budget = context.resolve_or_missing(BUDGET)
+    return budget

@@ -13,7 +13,7 @@ How. A template reaches Python only through what its compiled form calls. All of
 * literals, slices, `~` and comparisons: the tree is rewritten so that their values are counted (`_Guard`);
 * attributes and calls: only listed methods of str, list, dict, tuple (`is_safe_attribute`, `call`), so no dunder
   attribute can be named, and nesting of macros is counted;
-* filters and tests: only the listed ones, each counted, those that amplify bounded (`template_operations`);
+* filters and tests: only the listed ones, each counted, those that amplify bounded (`template_methods`, `template_filters`);
 * output, also inside macros and set blocks: every piece is counted as text (`mlcpipe.out`).
 
 Containers are weighed with shared parts counted each time, so printing, comparing or hashing one later is bounded
@@ -33,10 +33,11 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment, SandboxedFormatter
 from jinja2.utils import Namespace
 from jinja2.visitor import NodeTransformer
 
-from mlcpipe.runtime.template_budget import MAX_RANGE, Budget, LimitError
-from mlcpipe.runtime.template_operations import CONSTANT_METHODS, binary, budget_of, filters, method_of, tests
+from mlcpipe.runtime.template_budget import MAX_RANGE, Budget, LimitError, budget_of
+from mlcpipe.runtime.template_filters import filters, tests
+from mlcpipe.runtime.template_methods import CONSTANT_METHODS, binary, method_of
 
-MAX_NODES = 20_000  # of the syntax tree; the largest template seen has about 2500
+MAX_NODES = 20_000  # of the syntax tree; templates with tools and reasoning have 200 to 400
 _MAX_COMPARISONS = 8
 _MAX_ARGUMENTS = 1000
 

@@ -109,35 +109,38 @@ def moe_route(experts: int, chosen: int, normalize: bool) -> tirx.PrimFunc:
         logits = T.match_buffer(logits_handle, (m, experts), "float32")
         weights = T.match_buffer(weights_handle, (m, chosen), "float32")
         ids = T.match_buffer(ids_handle, (m, chosen), "int32")
-        for i in range(m):
-            # [0] is the previous rank, [1] the best so far.
-            expert = T.alloc_buffer((2,), "int32", scope="local")
-            logit = T.alloc_buffer((2,), "float32", scope="local")
-            total = T.alloc_buffer((1,), "float32", scope="local")
-            expert[0] = -1
-            logit[0] = T.infinity("float32")
-            for t in range(chosen):
-                expert[1] = -1
-                for e in range(experts):
-                    below = logits[i, e] < logit[0] or (logits[i, e] == logit[0] and e > expert[0])
-                    if below and (expert[1] < 0 or logits[i, e] > logit[1]):
-                        expert[1] = e
-                        logit[1] = logits[i, e]
-                # Logits that are not numbers have no order: any expert then, but one that exists.
-                ids[i, t] = T.max(expert[1], 0)
-                weights[i, t] = logits[i, ids[i, t]]
-                expert[0] = expert[1]
-                logit[0] = logit[1]
-            logit[0] = weights[i, 0]
-            total[0] = T.float32(0)
-            if normalize:
+        for token in range(m):
+            with T.sblock("route"):
+                i = T.axis.spatial(m, token)
+                # [0] is the previous rank, [1] the best so far.
+                expert = T.sblock_alloc_buffer((2,), "int32", scope="local")
+                logit = T.sblock_alloc_buffer((2,), "float32", scope="local")
+                total = T.sblock_alloc_buffer((1,), "float32", scope="local")
+                expert[0] = -1
+                logit[0] = T.infinity("float32")
                 for t in range(chosen):
-                    total[0] = total[0] + T.exp(weights[i, t] - logit[0])
-            else:
-                for e in range(experts):
-                    total[0] = total[0] + T.exp(logits[i, e] - logit[0])
-            for t in range(chosen):
-                weights[i, t] = T.exp(weights[i, t] - logit[0]) / total[0]
+                    expert[1] = -1
+                    for e in range(experts):
+                        if (logits[i, e] < logit[0] or (logits[i, e] == logit[0] and e > expert[0])) and (
+                            expert[1] < 0 or logits[i, e] > logit[1]
+                        ):
+                            expert[1] = e
+                            logit[1] = logits[i, e]
+                    # Logits that are not numbers have no order: any expert then, but one that exists.
+                    ids[i, t] = T.max(expert[1], 0)
+                    weights[i, t] = logits[i, ids[i, t]]
+                    expert[0] = expert[1]
+                    logit[0] = logit[1]
+                logit[0] = weights[i, 0]
+                total[0] = T.float32(0)
+                if normalize:
+                    for t in range(chosen):
+                        total[0] = total[0] + T.exp(weights[i, t] - logit[0])
+                else:
+                    for e in range(experts):
+                        total[0] = total[0] + T.exp(logits[i, e] - logit[0])
+                for t in range(chosen):
+                    weights[i, t] = T.exp(weights[i, t] - logit[0]) / total[0]
 
     facts = {"experts": experts, "chosen": chosen, "normalize": int(normalize)}
     return tag(route, "moe_route", **facts).with_attr("tirx.is_scheduled", True)

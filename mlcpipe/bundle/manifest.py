@@ -24,6 +24,10 @@ ENTRY_POINTS: tuple[str, ...] = (
     "embed(ids: i32[n], params) -> [n, d]",
     "prefill(embed: [1, n, d], kv, params) -> (f32[1, 1, V], kv)",
     "decode(embed: [1, 1, d], kv, params) -> (f32[1, 1, V], kv)",
+    "batch_prefill(embeds: [1, n, d], logit_positions: i32[b], kv, params) -> (f32[1, b, V], kv)",
+    "batch_decode(embeds: [b, 1, d], kv, params) -> (f32[b, 1, V], kv)",
+    "batch_verify(embeds: [1, n, d], kv, params) -> (f32[1, n, V], kv)",
+    "sample(logits: f32[b, 1, V], temperature: f32[b], top_p: f32[b], top_k: i32[b], min_p: f32[b], draw: f32[b]) -> i32[b]",
     "create_tir_paged_kv_cache(max_sequences: [1], total: [1], chunk: [1], page: [1], sliding: [1])",
     "softmax_with_temperature(logits: f32[b, 1, V], temperature: f32[b]) -> f32[b, 1, V]",
     "argsort_probs(probs: f32[b, V]) -> (f32[b, V], i32[b, V])",
@@ -99,6 +103,9 @@ class ModelInfo(_Frozen):
     dtype: Name = Field(description="dtype of activations")
     kv_dtype: Name
     prefill_chunk: Positive
+    recompute_above: Positive | None = Field(
+        default=None, description="length above which RoPE frequencies change (longrope): cached keys are of no use then"
+    )
 
 
 class ParamInfo(_Frozen):

@@ -41,7 +41,8 @@ _ArgumentError: type[typer.BadParameter] = next(
     base for base in reversed(typer.BadParameter.__mro__) if hasattr(base, "format_message")
 )
 _BUG = 70  # EX_SOFTWARE of sysexits.h
-_INTERRUPTED, _BROKEN_PIPE = 130, 141  # 128 + SIGINT, 128 + SIGPIPE, as shells report them
+_INTERRUPTED = 130  # 128 + SIGINT, as shells report it
+_BROKEN_PIPE = 1  # as typer, which catches some itself, and Python's documentation of SIGPIPE
 
 
 def _print_versions(wanted: bool) -> None:

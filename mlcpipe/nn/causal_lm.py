@@ -113,10 +113,11 @@ class CausalLM(nn.Module):
 
     def prefill(self, input_embed: Tensor, paged_kv_cache: PagedKVCache) -> tuple[Tensor, PagedKVCache]:
         """[1, n, hidden] -> logits f32[1, 1, vocab] of the last token."""
-        n = input_embed.shape[1]
         hidden = self._hidden(input_embed, paged_kv_cache)
         last = op.tensor_expr_op(
-            lambda x: te.compute((1, x.shape[1]), lambda i, j: x[n - 1 + i, j], name="last_row"), "last_row", [hidden]
+            lambda x: te.compute((1, x.shape[1]), lambda i, j: x[x.shape[0] - 1 + i, j], name="last_row"),
+            "last_row",
+            [hidden],
         )
         return op.reshape(self.logits(last), (1, 1, self.facts.vocab_size)), paged_kv_cache
 
@@ -129,7 +130,7 @@ class CausalLM(nn.Module):
         self, input_embeds: Tensor, logit_positions: Tensor, paged_kv_cache: PagedKVCache
     ) -> tuple[Tensor, PagedKVCache]:
         """[1, n, hidden] of several sequences, logit_positions i32[b] -> logits f32[1, b, vocab] of those rows."""
-        hidden = op.take(self._hidden(input_embeds, paged_kv_cache), logit_positions, axis=0)
+        hidden = op.tensor_expr_op(_rows, "rows", [self._hidden(input_embeds, paged_kv_cache), logit_positions])
         b = logit_positions.shape[0]
         return op.reshape(self.logits(hidden), (1, b, self.facts.vocab_size)), paged_kv_cache
 
@@ -153,7 +154,12 @@ class CausalLM(nn.Module):
     ) -> PagedKVCache:
         """Five shapes of one number each -> the cache."""
         sizes = [max_batch_size, max_total_seq_len, prefill_chunk_size, page_size, support_sliding_window]
-        return kv_cache.create(self.kernels, self.attention_shape(), list(self.facts.windows), sizes)
+        windows = list(self.facts.windows)
+        if None not in windows:
+            # TVM's cache allocates the arrays that split q, k and v only for a layer without a window (0.27,
+            # paged_kv_cache.cc): a model of sliding layers gets one that no token is written to.
+            windows.append(None)
+        return kv_cache.create(self.kernels, self.attention_shape(), windows, sizes)
 
     def attention_shape(self) -> Any:
         """The AttentionShape that the target's kernels are built for."""
@@ -191,3 +197,12 @@ class CausalLM(nn.Module):
         }
 
 
+
+
+def _rows(x: te.Tensor, indices: te.Tensor) -> te.Tensor:
+    """x [m, hidden], indices i32[b] -> [b, hidden]; an index outside reads the nearest row."""
+
+    def row(i: tirx.Var) -> tirx.PrimExpr:
+        return tirx.min(tirx.max(indices[i].astype("int64"), tirx.const(0, "int64")), x.shape[0] - 1)
+
+    return te.compute((indices.shape[0], x.shape[1]), lambda i, j: x[row(i), j], name="rows")

@@ -1,1 +1,5 @@
 """Kernels for CPUs: vectors of 16 float32 lanes, which LLVM splits to what the machine has."""
+
+from tir_schedules.cpu import fast_math
+
+fast_math.install()

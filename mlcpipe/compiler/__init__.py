@@ -1,0 +1,1 @@
+"""From a model definition and a checkpoint to a library and packed weights."""

@@ -1,0 +1,255 @@
+"""Checkpoint to bundle: lower, schedule, generate code, link, convert weights, describe; all or nothing."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any
+
+from mlcpipe import env as environment
+from mlcpipe.atomic import atomic_directory
+from mlcpipe.bundle import (
+    ENTRY_POINTS,
+    MLC_CONFIG,
+    FileInfo,
+    KernelInfo,
+    LinkerInfo,
+    Manifest,
+    MemoryPlan,
+    ModelInfo,
+    TargetInfo,
+    abi_hash,
+    derive_conv_template,
+    mlc_chat_config,
+    write_manifest,
+)
+from mlcpipe.bundle.manifest import FORMAT_VERSION
+from mlcpipe.checkpoint import Checkpoint, open_checkpoint, resolve
+from mlcpipe.compiler.build import build
+from mlcpipe.compiler.convert import convert_weights, param_infos
+from mlcpipe.compiler.export import context_length, export, prefill_chunk, prepare_model, with_metadata
+from mlcpipe.compiler.link import Linker, export_library, library_name
+from mlcpipe.compiler.weights import check_sources
+from mlcpipe.errors import TemplateError
+from mlcpipe.files import file_info
+from mlcpipe.nn.causal_lm import ModelFacts
+from mlcpipe.passes import pipeline
+from mlcpipe.passes.lowering import Lowering
+from mlcpipe.passes.plan_memory import workspace_bytes
+from mlcpipe.progress import Progress, SilentProgress
+from mlcpipe.quantization.scheme import Scheme, load_scheme
+from mlcpipe.runtime.tokenizer import Tokenizer
+from mlcpipe.targets import load_target
+from mlcpipe.version import __version__
+
+DEFAULT_QUANTIZATION = "q4f16_1"
+_CONFIG_FILES = ("config.json", "generation_config.json")
+_TOKENIZER = "tokenizer.json"
+
+
+@dataclass(frozen=True)
+class _Job:
+    """Everything about one compile that does not change while it runs."""
+
+    checkpoint: Checkpoint
+    scheme: Scheme
+    facts: ModelFacts
+    state: Lowering
+    context: int
+    chunk: int
+
+
+def compile(  # noqa: A001  the verb that users know
+    checkpoint: str | Path,
+    *,
+    target: str = "cpu",
+    quantization: str = DEFAULT_QUANTIZATION,
+    output: str | Path,
+    context_length: int | None = None,
+    overwrite: bool = False,
+    progress: Progress | None = None,
+) -> Path:
+    """Compile a Hugging Face checkpoint into the bundle folder `output`, which appears whole or not at all.
+
+    Args:
+        checkpoint: a folder with config.json and safetensors, or `hf://org/name[@revision]`.
+        target: a target that comes with mlcpipe (`cpu`), or a path to a `.toml` file.
+        quantization: q0f32 q0f16 q4f32_1 q4f16_1 q8f32_1 q8f16_1 q3f16_1.
+        context_length: tokens of context to serve; None is what config.json says.
+        overwrite: replace a folder that is not empty.
+
+    Raises an error of `mlcpipe.errors` that says what, where and what to do.
+    """
+    progress = progress or SilentProgress()
+    source = open_checkpoint(resolve(checkpoint, progress))
+    progress.stage("lower the model")
+    job = _lower(source, target, quantization, context_length)
+    with atomic_directory(Path(output), overwrite=overwrite, needed_bytes=_needed_bytes(job)) as folder:
+        progress.stage("compile the kernels")
+        files, linker = _write_library(job, folder)
+        progress.stage("convert weights")
+        files |= convert_weights(job.state.weights, source, folder, progress)
+        progress.stage("describe the bundle")
+        files |= _copy_texts(job, folder)
+        write_manifest(folder, _manifest(job, files, linker))
+    return Path(output)
+
+
+def convert(
+    checkpoint: str | Path,
+    *,
+    target: str = "cpu",
+    quantization: str = DEFAULT_QUANTIZATION,
+    output: str | Path,
+    overwrite: bool = False,
+    progress: Progress | None = None,
+) -> Path:
+    """Only the weights: packed shards, `tensor-cache.json` and config of a checkpoint, in the layout of `target`."""
+    progress = progress or SilentProgress()
+    source = open_checkpoint(resolve(checkpoint, progress))
+    progress.stage("lower the model")
+    job = _lower(source, target, quantization, None)
+    with atomic_directory(Path(output), overwrite=overwrite, needed_bytes=_needed_bytes(job)) as folder:
+        progress.stage("convert weights")
+        convert_weights(job.state.weights, source, folder, progress)
+        _copy_texts(job, folder)
+    return Path(output)
+
+
+def _lower(source: Checkpoint, target_name: str, quantization: str, context: int | None) -> _Job:
+    target, scheme = load_target(target_name), load_scheme(quantization)
+    model = prepare_model(source.config, target, scheme)
+    context = context_length(model.facts, context)
+    chunk = prefill_chunk(model.facts, target, context)
+    state = export(model, target, scheme, chunk)
+    check_sources(state.weights, source, tied=model.facts.tied)
+    state, _ = pipeline.run(state, dump=environment.env().dump)
+    return _Job(source, scheme, model.facts, state, context, chunk)
+
+
+def _needed_bytes(job: _Job) -> int:
+    return sum(w.nbytes for w in job.state.weights) + (64 << 20)
+
+
+def _write_library(job: _Job, folder: Path) -> tuple[dict[str, FileInfo], Linker]:
+    metadata = {
+        "model_type": job.facts.model_type,
+        "quantization": job.scheme.name,
+        "context_window_size": job.context,
+        "sliding_window_size": -1,
+        "attention_sink_size": -1,
+        "prefill_chunk_size": job.chunk,
+        "tensor_parallel_shards": 1,
+        "kv_state_kind": "kv_cache",
+        "params": [
+            {"name": p.name, "shape": list(p.shape), "dtype": p.dtype, "preprocs": []} for p in param_infos(job.state.weights)
+        ],
+        "memory_usage": workspace_bytes(job.state.mod),
+    }
+    state = job.state.with_mod(with_metadata(job.state.mod, metadata))
+    path = folder / "lib" / library_name()
+    path.parent.mkdir()
+    linker = export_library(build(state), path)
+    return {f"lib/{path.name}": file_info(path)}, linker
+
+
+def _copy_texts(job: _Job, folder: Path) -> dict[str, FileInfo]:
+    """Configuration and tokenizer files, and MLC's chat config where there is a tokenizer.json."""
+    source = job.checkpoint
+    names = [name for name in _CONFIG_FILES if (source.path / name).is_file()]
+    tokenizer = None
+    if (source.path / _TOKENIZER).is_file() or (source.path / "vocab.json").is_file():
+        tokenizer = Tokenizer.load(source.path, generation_config=source.generation_config, config=source.config)
+        names += [path.name for path in tokenizer.files()]
+    for name in names:
+        shutil.copyfile(source.path / name, folder / name)
+    if tokenizer is not None and _TOKENIZER in names:
+        names.append(MLC_CONFIG)
+        config = _mlc_config(job, tokenizer, names)
+        (folder / MLC_CONFIG).write_text(json.dumps(config, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+    return {name: file_info(folder / name) for name in names}
+
+
+def _mlc_config(job: _Job, tokenizer: Tokenizer, names: Sequence[str]) -> dict[str, Any]:
+    source = job.checkpoint
+    parsed = json.loads((source.path / _TOKENIZER).read_text(encoding="utf-8"))
+    conv_template = None
+    if tokenizer.chat_templates:
+        template = tokenizer.chat_template()
+        try:
+            conv_template = derive_conv_template(
+                lambda messages, generation: template.render(messages, add_generation_prompt=generation),
+                name=job.facts.model_type,
+                bos_token=tokenizer.special_tokens.get("bos_token"),
+                special_tokens={t["content"]: t["id"] for t in parsed.get("added_tokens", [])},
+                stop_token_ids=sorted(tokenizer.eos_token_ids),
+            )
+        except TemplateError:
+            conv_template = None  # our engine renders the Jinja template; MLC's hosts get plain completion
+    # The compiled cache keeps all pages and masks by position, so MLC's sliding window stays off.
+    return mlc_chat_config(
+        model=_model_info(job).model_copy(update={"sliding_window": None}),
+        quantization=job.scheme.name,
+        model_config=source.config,
+        tokenizer_files=[name for name in names if name not in (*_CONFIG_FILES, MLC_CONFIG)],
+        tokenizer_json=parsed,
+        conv_template=conv_template,
+        generation_config=source.generation_config,
+    )
+
+
+def _model_info(job: _Job) -> ModelInfo:
+    f = job.facts
+    longrope = next((rope.switch_length for rope in f.ropes if rope.long_inv_freq), None)
+    return ModelInfo(
+        model_type=f.model_type,
+        vocab_size=f.vocab_size,
+        hidden_size=f.hidden_size,
+        num_layers=f.num_layers,
+        num_attention_heads=f.num_heads,
+        num_key_value_heads=f.num_kv_heads,
+        head_dim=f.head_dim,
+        context_length=job.context,
+        sliding_window=f.window,
+        dtype=job.state.target.activation_dtype,
+        kv_dtype=job.scheme.model_dtype,
+        prefill_chunk=job.chunk,
+        recompute_above=longrope,
+    )
+
+
+def _manifest(job: _Job, files: Mapping[str, FileInfo], linker: Linker) -> Manifest:
+    import tvm
+
+    state, f = job.state, job.facts
+    kv_item_bytes = {"float16": 2, "float32": 4}[job.scheme.model_dtype]
+    return Manifest(
+        format_version=FORMAT_VERSION,
+        mlcpipe_version=__version__,
+        abi=abi_hash(),
+        target=TargetInfo(
+            name=state.target.name,
+            tvm_target=str(state.tvm_target),
+            cpu_features=sorted(str(x) for x in tvm.target.codegen.llvm_get_cpu_features(state.tvm_target)),
+            triple=str(state.tvm_target.attrs.get("mtriple", "")) or tvm.target.codegen.llvm_get_system_triple(),
+        ),
+        model=_model_info(job),
+        quantization=job.scheme.name,
+        weight_layout=state.layout.name,
+        entry_points=ENTRY_POINTS,
+        params=tuple(param_infos(state.weights)),
+        memory_plan=MemoryPlan(
+            weights_bytes=sum(w.nbytes for w in state.weights),
+            kv_bytes_per_token=2 * f.num_layers * f.num_kv_heads * f.head_dim * kv_item_bytes,
+            workspace_bytes=workspace_bytes(state.mod),
+        ),
+        kernels=tuple(KernelInfo(name=k.name, op=k.op, rule=k.rule, reason=k.reason) for k in state.kernels),
+        linker=LinkerInfo(name=linker.name, version=linker.version),
+        checkpoint_hash=job.checkpoint.content_hash(environment.env().cache_dir / "hashes"),
+        created=datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        files=dict(files),
+    )

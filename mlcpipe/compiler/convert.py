@@ -1,0 +1,50 @@
+"""The weight table is executed: checkpoint tensors become packed parameter shards, one tensor at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from mlcpipe.bundle import FileInfo, ParamInfo, ParamsWriter
+from mlcpipe.checkpoint import Checkpoint
+from mlcpipe.compiler.weights import Weight, load
+from mlcpipe.progress import Progress
+
+# Sixteen shards for 8 GB: few files to map, and a browser bundle chooses its own size.
+MAX_SHARD_BYTES = 512 << 20
+
+
+def convert_weights(
+    weights: Sequence[Weight], checkpoint: Checkpoint, directory: Path, progress: Progress
+) -> dict[str, FileInfo]:
+    """Write `params_shard_*.bin` and `tensor-cache.json`; return size and hash of each file.
+
+    Private memory is a few copies of one logical weight (for joined projections, of the joined matrix).
+    Raises CheckpointError for a tensor of another shape or with values that the stored dtype cannot hold,
+    ResourceError when the disk is full.
+    """
+    total = sum(checkpoint.tensors[s].nbytes for w in weights for group in w.sources for s in group)
+    progress.bytes_total(total)
+    with ParamsWriter(directory, max_shard_bytes=MAX_SHARD_BYTES) as writer:
+        for weight in weights:
+            for name, array, read_bytes in load(weight, checkpoint):
+                writer.add(name, array)
+                progress.advance(read_bytes)
+        count = sum(_elements(weight) for weight in weights)
+        return writer.finish(model_params=count)
+
+
+def _elements(weight: Weight) -> int:
+    count = 1
+    for extent in weight.shape:
+        count *= extent
+    return count
+
+
+def param_infos(weights: Sequence[Weight]) -> list[ParamInfo]:
+    """The manifest's list of parameters, in call order."""
+    return [
+        ParamInfo(name=name, shape=shape, dtype=dtype, sources=[s for group in w.sources for s in group])
+        for w in weights
+        for name, (shape, dtype) in w.arrays().items()
+    ]

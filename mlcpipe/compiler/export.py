@@ -1,0 +1,113 @@
+"""A model definition becomes an IRModule with its weight table, for one target and quantization."""
+
+from __future__ import annotations
+
+import importlib
+import json
+from collections.abc import Mapping
+from typing import Any
+
+import tvm
+from tvm import relax
+from tvm.ir import StringImm
+
+from mlcpipe.compiler.weights import weight_table
+from mlcpipe.errors import ConfigError, TargetError
+from mlcpipe.models import build_model
+from mlcpipe.nn.causal_lm import CausalLM, ModelFacts
+from mlcpipe.passes.lowering import Lowering
+from mlcpipe.quantization.layout import load_layout
+from mlcpipe.quantization.scheme import Scheme
+from mlcpipe.targets import Target, tvm_target
+
+MAX_BATCH = 8
+
+
+def prepare_model(config: Mapping[str, Any], target: Target, scheme: Scheme) -> CausalLM:
+    """The module of a config.json, told which dtypes and kernels it will have."""
+    model = build_model(config)
+    if target.activation_dtype != "float32":
+        raise TargetError("activation dtype", where=target.name, expected="float32", found=target.activation_dtype)
+    model.dtype = target.activation_dtype
+    model.kv_dtype = scheme.model_dtype
+    model.kernels = target.kernels
+    return model
+
+
+def context_length(facts: ModelFacts, wanted: int | None) -> int:
+    """The context in tokens that a bundle serves. Raises ConfigError for one outside 16 ... 2**24."""
+    length = facts.context_length if wanted is None else wanted
+    if not 16 <= length <= 1 << 24:
+        raise ConfigError("context length", expected="16 to 16777216 tokens", found=length)
+    return length
+
+
+def prefill_chunk(facts: ModelFacts, target: Target, context: int) -> int:
+    """Tokens of one prefill call: bounded by the target, the context and the sliding window.
+
+    A chunk within the window needs no window mask inside itself (tir_schedules/cpu/attention.py).
+    """
+    return min(target.limits["max_prefill_chunk"], context, facts.window or context)
+
+
+def export(model: CausalLM, target: Target, scheme: Scheme, chunk: int) -> Lowering:
+    """The IRModule with all entry points and the weight table, before any pass."""
+    mod, params = model.export_tvm(spec=model.spec())
+    mod = _with_sampling(mod, target, model.facts.vocab_size)
+    return Lowering(
+        mod,
+        tuple(weight_table(params)),
+        target,
+        tvm_target(target),
+        scheme,
+        load_layout(target.weight_layout),
+        bounds={"n": chunk, "b": MAX_BATCH},
+    )
+
+
+def _with_sampling(mod: tvm.IRModule, target: Target, vocab_size: int) -> tvm.IRModule:
+    """Add the target's sampling functions: in-place ones as they are, the others as functions that return."""
+    functions = importlib.import_module(f"tir_schedules.{target.kernels}.sampling").sampling_functions(vocab_size)
+    bb = relax.BlockBuilder(mod)
+    for name, func in functions.items():
+        if name.endswith("_inplace"):
+            bb.update_func(bb.add_func(func, name), func.with_attr("global_symbol", name))
+            continue
+        _emit_sampling(bb, name, bb.add_func(func, f"{name}_kernel"), vocab_size)
+    return bb.get()
+
+
+def _emit_sampling(bb: relax.BlockBuilder, name: str, kernel: tvm.ir.GlobalVar, vocab: int) -> None:
+    """A Relax function around a sampling kernel whose last buffers are outputs."""
+    b, n = tvm.tirx.Var("b", "int64"), tvm.tirx.Var("n", "int64")
+
+    def tensor(shape: tuple[Any, ...], dtype: str) -> relax.TensorType:
+        return relax.TensorType(shape, dtype)
+
+    f32, i32 = "float32", "int32"
+    signatures: dict[str, tuple[list[relax.TensorType], list[relax.TensorType]]] = {
+        "sample": (
+            [tensor((b, 1, vocab), f32), *[tensor((b,), d) for d in (f32, f32, i32, f32, f32)]],
+            [tensor((b,), i32)],
+        ),
+        "softmax_with_temperature": ([tensor((b, 1, vocab), f32), tensor((b,), f32)], [tensor((b, 1, vocab), f32)]),
+        "argsort_probs": ([tensor((b, vocab), f32)], [tensor((b, vocab), f32), tensor((b, vocab), i32)]),
+        "sample_with_top_p": (
+            [tensor((b, vocab), f32), tensor((b, vocab), i32), tensor((n,), f32), tensor((n,), i32), tensor((b,), f32)],
+            [tensor((n,), i32)],
+        ),
+    }
+    inputs, outputs = signatures[name]
+    params = [relax.Var(f"arg{i}", kind) for i, kind in enumerate(inputs)]
+    with bb.function(name, params, attrs={"num_input": len(params)}):
+        with bb.dataflow():
+            result = bb.emit_output(relax.call_tir(kernel, params, outputs if len(outputs) > 1 else outputs[0]))
+        bb.emit_func_output(result)
+
+
+def with_metadata(mod: tvm.IRModule, metadata: Mapping[str, Any]) -> tvm.IRModule:
+    """Add `_metadata() -> str`, which MLC's hosts read."""
+    bb = relax.BlockBuilder(mod)
+    with bb.function("_metadata", params=[]):
+        bb.emit_func_output(StringImm(json.dumps(metadata)))
+    return bb.get()

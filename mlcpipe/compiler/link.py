@@ -1,0 +1,86 @@
+"""Object files to a shared library, with the system's compiler where there is one, else PyPI's ziglang."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from mlcpipe.errors import CompileError
+
+LINK_TIMEOUT_S = 600
+
+
+@dataclass(frozen=True)
+class Linker:
+    """A command that links, and its version for the manifest."""
+
+    name: str
+    version: str
+    command: tuple[str, ...]
+
+    def link(self, objects: Sequence[Path], output: Path) -> None:
+        """Link `objects` into the shared library `output`. Raises CompileError with the linker's last words."""
+        shared = ["-shared", "-fPIC"] if sys.platform != "win32" else ["-shared"]
+        dead_strip = ["-undefined", "dynamic_lookup"] if sys.platform == "darwin" else []
+        command = [*self.command, *shared, *dead_strip, "-o", str(output), *map(str, objects)]
+        try:
+            done = subprocess.run(command, capture_output=True, text=True, timeout=LINK_TIMEOUT_S, check=False)
+        except (OSError, subprocess.TimeoutExpired) as error:
+            raise CompileError(f"linker {self.name} cannot run", found=error, next_step="see `mlcpipe doctor`") from error
+        if done.returncode:
+            words = (done.stderr or done.stdout).strip().splitlines()[-1:] or ["no message"]
+            raise CompileError(f"linker {self.name} failed", found=words[0], next_step="see `mlcpipe doctor`")
+
+
+def find_linker() -> Linker:
+    """`cc` (or `clang`, `gcc`) on the path, else `python -m ziglang cc`.
+
+    Raises CompileError that names the command to install one.
+    """
+    for name in ("cc", "clang", "gcc"):
+        path = shutil.which(name)
+        if path is not None:
+            version = _version((path, "--version"))
+            if version is not None:
+                return Linker(name, version, (path,))
+    if importlib.util.find_spec("ziglang") is not None:
+        command = (sys.executable, "-m", "ziglang", "cc")
+        version = _version((sys.executable, "-m", "ziglang", "version"))
+        if version is not None:
+            return Linker("ziglang", version, command)
+    raise CompileError(
+        "no linker", expected="cc, clang or gcc on the path, or ziglang", next_step="pip install 'mlcpipe[zig]'"
+    )
+
+
+def _version(command: tuple[str, ...]) -> str | None:
+    """First line of the version, or None when the command does not work (macOS has a `cc` that only asks for Xcode)."""
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return (done.stdout.strip().splitlines() or ["unknown"])[0] if done.returncode == 0 else None
+
+
+def library_name() -> str:
+    """File name of the library in a bundle made on this system."""
+    return {"win32": "model.dll", "darwin": "model.dylib"}.get(sys.platform, "model.so")
+
+
+def export_library(executable: object, output: Path) -> Linker:
+    """Write a compiled Relax executable as the shared library `output`."""
+    linker = find_linker()
+
+    def fcompile(target: str, objects: str | Sequence[str], options: object = None, **_: object) -> None:
+        names = [objects] if isinstance(objects, str) else list(objects)
+        linker.link([Path(name) for name in names], Path(target))
+
+    fcompile.object_format = "obj" if os.name == "nt" else "o"  # type: ignore[attr-defined]
+    executable.export_library(str(output), fcompile=fcompile)  # type: ignore[attr-defined]
+    return linker

@@ -1,0 +1,96 @@
+"""Dequantize goes into what reads it: matmul, embedding lookup, expert matmul read packed weights directly."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import tvm
+from tvm import relax
+
+from mlcpipe.nn import definitions
+from mlcpipe.passes.lowering import Lowering, Rebuild, is_op, rebuild
+from mlcpipe.quantization.layout import load_layout
+from mlcpipe.quantization.scheme import Scheme
+from tir_schedules.op import Op, op_of
+
+
+def fuse_dequantize(state: Lowering) -> Lowering:
+    """Replace op(x, dequantize(packed)) by one tagged PrimFunc over the packed arrays."""
+
+    def replacement(work: Rebuild, var: relax.Var, value: relax.Expr) -> relax.Expr | None:
+        if is_op(value, "relax.matmul"):
+            transposed = work.value_of(value.args[1])
+            if is_op(transposed, "relax.permute_dims"):
+                return _matmul(work, state, value, transposed.args[0])
+        if is_op(value, "relax.take"):
+            return _take(work, state, value)
+        if is_op(value, "relax.call_tir"):
+            return _expert_matmul(work, state, value)
+        return None
+
+    return rebuild(state, replacement)
+
+
+def _dequantized(work: Rebuild, expr: relax.Expr) -> tuple[Op, list[relax.Expr]] | None:
+    """The operation and packed arrays of a weight that is the result of `dequantize`."""
+    call = work.value_of(expr)
+    op = _tir_op(work, call)
+    return None if op is None or op.kind != "dequantize" else (op, list(call.args[1].fields))
+
+
+def _tir_op(work: Rebuild, call: relax.Expr) -> Op | None:
+    if not is_op(call, "relax.call_tir") or not isinstance(call.args[0], tvm.ir.GlobalVar):
+        return None
+    return op_of(work.bb.get()[call.args[0]])
+
+
+def _scheme(state: Lowering, facts: Mapping[str, Any]) -> Scheme:
+    """The scheme of a packed weight: the model's, or its plain companion (routers)."""
+    if int(facts["bits"]) == state.scheme.bits:
+        return state.scheme
+    return Scheme(f"q0f{str(facts['dtype'])[5:]}", str(facts["dtype"]))
+
+
+def _matmul(work: Rebuild, state: Lowering, value: relax.Call, weight: relax.Expr) -> relax.Expr | None:
+    found = _dequantized(work, weight)
+    if found is None:
+        return None
+    op, packed = found
+    func = definitions.matmul(
+        _scheme(state, op.facts), load_layout(op.str("layout")), op.int("n"), op.int("k"), str(value.ty.dtype)
+    )
+    return work.call_tir(func, "matmul", [value.args[0], *packed], value.ty)
+
+
+def _take(work: Rebuild, state: Lowering, value: relax.Call) -> relax.Expr | None:
+    found = _dequantized(work, value.args[0])
+    if found is None:
+        return None
+    op, packed = found
+    func = definitions.take(
+        _scheme(state, op.facts), load_layout(op.str("layout")), op.int("n"), op.int("k"), str(value.ty.dtype)
+    )
+    return work.call_tir(func, "take", [*packed, value.args[1]], value.ty)
+
+
+def _expert_matmul(work: Rebuild, state: Lowering, value: relax.Call) -> relax.Expr | None:
+    outer = _tir_op(work, value)
+    if outer is None or outer.kind != "expert_matmul":
+        return None
+    x, weight, ids = value.args[1].fields
+    found = _dequantized(work, weight)
+    if found is None:
+        return None
+    op, packed = found
+    func = definitions.expert_matmul(
+        _scheme(state, op.facts),
+        load_layout(op.str("layout")),
+        outer.int("experts"),
+        op.int("n"),
+        op.int("k"),
+        outer.int("top"),
+        bool(outer.int("shared")),
+        str(value.ty.dtype),
+    )
+    return work.call_tir(func, "expert_matmul", [x, *packed, ids], value.ty)

@@ -1,0 +1,51 @@
+"""Group quantization: weight matrices become packed codes and scales, followed by an explicit dequantize.
+
+Vectors (norms, biases) are stored in the scheme's model dtype and converted where they are read.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from tvm import relax
+
+from mlcpipe.compiler.weights import Weight
+from mlcpipe.nn import definitions
+from mlcpipe.passes.lowering import Lowering, Rebuild, rebuild
+from mlcpipe.quantization.scheme import load_scheme
+
+_PLAIN = {"float16": "q0f16", "float32": "q0f32"}
+
+
+def quantize_weights(state: Lowering) -> Lowering:
+    """Replace every weight by its stored arrays and the expression that gives it back."""
+    dtype = state.scheme.model_dtype
+    plain = load_scheme(_PLAIN[dtype])
+
+    def stored(w: Weight) -> Weight:
+        if w.kind == "constant":
+            return w
+        if w.kind == "vector":
+            return replace(w, dtype=dtype)
+        return replace(w, scheme=state.scheme if w.kind == "scheme" else plain, layout=state.layout)
+
+    table = tuple(stored(w) for w in state.weights)
+
+    def prologue(work: Rebuild, old: list[relax.Var], new: list[relax.Var]) -> None:
+        arrays = iter(new)
+        for before, weight, var in zip(state.weights, table, old):
+            mine = [next(arrays) for _ in weight.arrays()]
+            work.values[var] = _restored(work, before, weight, mine)
+
+    return rebuild(state, lambda work, var, value: None, table, prologue)
+
+
+def _restored(work: Rebuild, before: Weight, weight: Weight, arrays: list[relax.Var]) -> relax.Expr:
+    """The weight as the model reads it, from its stored arrays."""
+    if weight.scheme is None or weight.layout is None:
+        same = weight.dtype == before.dtype
+        return arrays[0] if same else work.emit(relax.op.astype(arrays[0], before.dtype))
+    n, k = weight.shape[-2:]
+    func = definitions.dequantize(weight.scheme, weight.layout, n, k, before.dtype, weight.experts)
+    out = relax.TensorType(weight.shape, before.dtype)
+    return work.emit(work.call_tir(func, "dequantize", arrays, out))

@@ -1,0 +1,38 @@
+"""Every PrimFunc gets a schedule from `tir_schedules/<target.kernels>`, and the report says which rule and why."""
+
+from __future__ import annotations
+
+import importlib
+
+import tvm
+from tvm import tirx
+
+from mlcpipe.passes.lowering import KernelReport, Lowering
+from tir_schedules.op import Declined, op_of
+
+
+def schedule_kernels(state: Lowering) -> Lowering:
+    """Ask the target's rules in order; the first that does not decline schedules the function."""
+    rules = importlib.import_module(f"tir_schedules.{state.target.kernels}.rules").RULES
+    mod = tvm.IRModule(dict(state.mod.functions))
+    reports = []
+    for gv, func in state.mod.functions.items():
+        if not isinstance(func, tirx.PrimFunc):
+            continue
+        op = op_of(func)
+        kind = op.kind if op is not None else "fused"
+        if func.attrs is not None and "tirx.is_scheduled" in func.attrs:
+            reports.append(KernelReport(gv.name_hint, kind, "by hand", "written with its schedule"))
+            continue
+        declined = []
+        for name, kinds, rule in rules:
+            if kinds and kind not in kinds:
+                continue
+            result = rule(func, op, state.target.schedule)
+            if isinstance(result, Declined):
+                declined.append(f"{name}: {result.reason}")
+                continue
+            mod[gv] = result
+            reports.append(KernelReport(gv.name_hint, kind, name, "; ".join(declined) or ("made for it" if kinds else f"no rule of its own for {kind}")))
+            break
+    return state.with_mod(mod, kernels=tuple(sorted(reports, key=lambda r: r.name)))

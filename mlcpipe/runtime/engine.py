@@ -1,0 +1,319 @@
+"""The generation loop: tokenize, prefill what the cache lacks, decode and sample, detokenize."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal, overload
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mlcpipe.bundle import Manifest
+from mlcpipe.checkpoint.json_files import read_json_object
+from mlcpipe.errors import BundleError, UsageError
+from mlcpipe.runtime.library import Library
+from mlcpipe.runtime.sampler import Sampler
+from mlcpipe.runtime.sampling_params import Chunk, Completion, SamplingParams, Stats, TokenLogprob
+from mlcpipe.runtime.streaming import TextStream
+from mlcpipe.runtime.tokenizer import Tokenizer
+
+_MAX_CONFIG_BYTES = 16 << 20
+Message = Mapping[str, Any]
+
+
+class Engine:
+    """One bundle, one conversation at a time.
+
+    The KV cache is kept between calls: a prompt that begins like the previous one (the next turn of a chat) only
+    computes what is new. Not safe for use by two threads at once.
+
+    Args:
+        bundle: folder that `mlcpipe.compile` made.
+        context_length: tokens to serve; None is what the bundle allows and memory has room for.
+        threads: threads of the kernels; None is MLCPIPE_THREADS or the physical cores.
+
+    Raises BundleError, TargetError or ResourceError in words.
+    """
+
+    def __init__(self, bundle: str | Path, *, context_length: int | None = None, threads: int | None = None) -> None:
+        self.path = Path(bundle)
+        self._library = Library(self.path, context_length, threads)
+        self._cached: list[int] = []
+        self._tokenizer: Tokenizer | None = None
+
+    @property
+    def manifest(self) -> Manifest:
+        """The bundle's manifest."""
+        return self._library.manifest
+
+    @property
+    def context_length(self) -> int:
+        """Tokens that prompt and answer may have together."""
+        return self._library.context_length
+
+    @property
+    def vocab_size(self) -> int:
+        """Number of logits."""
+        return self.manifest.model.vocab_size
+
+    @property
+    def threads(self) -> int:
+        """Threads of the kernels."""
+        return self._library.threads
+
+    @property
+    def load_s(self) -> float:
+        """Seconds that opening the bundle took."""
+        return self._library.load_s
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """The bundle's tokenizer. Raises TokenizerError for a bundle of a checkpoint that had none."""
+        if self._tokenizer is None:
+            config, generation = (
+                read_json_object(path, limit=_MAX_CONFIG_BYTES, error=BundleError) if path.is_file() else {}
+                for path in (self.path / "config.json", self.path / "generation_config.json")
+            )
+            self._tokenizer = Tokenizer.load(self.path, generation_config=generation, config=config)
+        return self._tokenizer
+
+    def reset(self) -> None:
+        """Forget the conversation."""
+        self._library.clear()
+        self._cached = []
+
+    @overload
+    def chat(
+        self,
+        messages: Sequence[Message],
+        *,
+        sampling: SamplingParams = ...,
+        stop: Sequence[str] = ...,
+        max_tokens: int | None = ...,
+        stream: Literal[False] = ...,
+    ) -> Completion: ...
+
+    @overload
+    def chat(
+        self,
+        messages: Sequence[Message],
+        *,
+        sampling: SamplingParams = ...,
+        stop: Sequence[str] = ...,
+        max_tokens: int | None = ...,
+        stream: Literal[True],
+    ) -> Iterator[Chunk]: ...
+
+    def chat(
+        self,
+        messages: Sequence[Message],
+        *,
+        sampling: SamplingParams = SamplingParams(),
+        stop: Sequence[str] = (),
+        max_tokens: int | None = None,
+        stream: bool = False,
+    ) -> Completion | Iterator[Chunk]:
+        """Answer a conversation: messages {"role", "content"}, through the checkpoint's chat template.
+
+        `stream=True` gives chunks as they come; the last has `finish_reason` and `stats`.
+        Raises TemplateError, UsageError (context full).
+        """
+        prompt = self.tokenizer.chat_template().render(list(messages), add_generation_prompt=True)
+        tokens = self.tokenizer.encode(prompt)
+        chunks = self._generate(tokens, sampling, stop, max_tokens, False, continues=False)
+        return chunks if stream else _complete(chunks)
+
+    @overload
+    def generate(
+        self,
+        prompt: str | Sequence[int],
+        *,
+        sampling: SamplingParams = ...,
+        stop: Sequence[str] = ...,
+        max_tokens: int | None = ...,
+        ignore_eos: bool = ...,
+        stream: Literal[False] = ...,
+    ) -> Completion: ...
+
+    @overload
+    def generate(
+        self,
+        prompt: str | Sequence[int],
+        *,
+        sampling: SamplingParams = ...,
+        stop: Sequence[str] = ...,
+        max_tokens: int | None = ...,
+        ignore_eos: bool = ...,
+        stream: Literal[True],
+    ) -> Iterator[Chunk]: ...
+
+    def generate(
+        self,
+        prompt: str | Sequence[int],
+        *,
+        sampling: SamplingParams = SamplingParams(),
+        stop: Sequence[str] = (),
+        max_tokens: int | None = None,
+        ignore_eos: bool = False,
+        stream: bool = False,
+    ) -> Completion | Iterator[Chunk]:
+        """Continue raw text or token ids, without a chat template. `ignore_eos` goes on to `max_tokens`."""
+        tokens = self.tokenizer.encode(prompt, add_special_tokens=True) if isinstance(prompt, str) else list(prompt)
+        chunks = self._generate(tokens, sampling, stop, max_tokens, ignore_eos, continues=True)
+        return chunks if stream else _complete(chunks)
+
+    def logits(self, tokens: Sequence[int]) -> NDArray[np.float32]:
+        """Logits f32[len(tokens), vocab_size] after each token of a new sequence."""
+        self.reset()
+        self._library.set_prompt_length(len(tokens))
+        try:
+            return self._library.all_logits(tokens)
+        finally:
+            self._library.set_prompt_length(0)
+            self.reset()
+
+    def logits_stepwise(self, tokens: Sequence[int], *, prefill_tokens: int) -> NDArray[np.float32]:
+        """Logits f32[len(tokens) - prefill_tokens + 1, vocab_size]: a prefill, then one decode step a token."""
+        self.reset()
+        rows = [self._extend(list(tokens[:prefill_tokens])).numpy()[0, 0].copy()]
+        for token in tokens[prefill_tokens:]:
+            rows.append(self._extend([*self._cached, token]).numpy()[0, 0].copy())
+        self.reset()
+        return np.stack(rows)
+
+    def prefill(self, tokens: Sequence[int]) -> int:
+        """Append tokens to the sequence -> the most probable next token. For measurements; see `generate`."""
+        return int(self._extend([*self._cached, *tokens]).numpy()[0, 0].argmax())
+
+    def decode(self, token: int) -> int:
+        """Append one token -> the most probable next one, by the compiled sampler."""
+        logits = self._extend([*self._cached, token])
+        return Sampler(self._library, SamplingParams(temperature=0.0), ()).next(logits)
+
+    def _extend(self, tokens: list[int]) -> Any:
+        """Make the cache hold `tokens` -> logits of the last one, computing as little as possible."""
+        library, limit = self._library, self.manifest.model.recompute_above
+        if len(tokens) > self.context_length:
+            raise UsageError(
+                "the context is full",
+                expected=f"at most {self.context_length} tokens",
+                found=len(tokens),
+                next_step="start a new conversation, or load with a larger context",
+            )
+        shared = _common_prefix(self._cached, tokens[:-1])
+        if limit is not None and (len(tokens) > limit) != (len(self._cached) > limit):
+            shared = 0  # keys in the cache have the frequencies of the other side of the limit
+        if shared == 0 and self._cached:
+            library.clear()
+        else:
+            library.pop(len(self._cached) - shared)
+        self._cached = tokens[:shared]
+        fresh = tokens[shared:]
+        library.set_prompt_length(len(tokens))
+        try:
+            logits = library.decode(fresh[0]) if len(fresh) == 1 and shared else library.prefill(fresh)
+        except BaseException:
+            self._cached = []
+            raise
+        self._cached = tokens
+        return logits
+
+    def _generate(
+        self,
+        prompt: list[int],
+        sampling: SamplingParams,
+        stop: Sequence[str],
+        max_tokens: int | None,
+        ignore_eos: bool,
+        *,
+        continues: bool,
+    ) -> Iterator[Chunk]:
+        if not prompt:
+            raise UsageError("the prompt has no tokens", expected="at least one")
+        if max_tokens is not None and max_tokens < 1:
+            raise UsageError("max_tokens", expected="at least 1", found=max_tokens)
+        if len(prompt) >= self.context_length:
+            raise UsageError(
+                "the prompt does not fit the context",
+                expected=f"fewer than {self.context_length} tokens",
+                found=len(prompt),
+                next_step="shorten it, start a new conversation, or load with a larger context",
+            )
+        limit = min(max_tokens or self.context_length, self.context_length - len(prompt))
+        return self._stream(prompt, sampling, stop, limit, ignore_eos, continues)
+
+    def _stream(
+        self,
+        prompt: list[int],
+        sampling: SamplingParams,
+        stop: Sequence[str],
+        limit: int,
+        ignore_eos: bool,
+        continues: bool,
+    ) -> Iterator[Chunk]:
+        text_of = None
+        if not ignore_eos or stop or (self.path / "tokenizer.json").is_file():
+            eos = frozenset() if ignore_eos else self.tokenizer.eos_token_ids
+            text_of = TextStream(self.tokenizer, stop, eos, continues=continues)
+        sampler = Sampler(self._library, sampling, prompt)
+        began = time.perf_counter()
+        cached = _common_prefix(self._cached, prompt[:-1])
+        logits = self._extend(prompt)
+        prefill_s, decode_bytes, count = time.perf_counter() - began, 0, 0
+        began = time.perf_counter()
+        tokens = list(prompt)
+        while True:
+            token = sampler.next(logits)
+            tokens.append(token)
+            count += 1
+            logprobs = [sampler.logprob(logits, token, self.tokenizer)] if sampling.logprobs else None
+            text = text_of.push(token) if text_of is not None else ""
+            done = "stop" if text_of is not None and text_of.stopped else "length" if count == limit else None
+            if done is not None:
+                text += text_of.flush() if text_of is not None else ""
+                stats = Stats(
+                    prompt_tokens=len(prompt),
+                    cached_tokens=cached,
+                    completion_tokens=count,
+                    prefill_s=prefill_s,
+                    decode_s=time.perf_counter() - began,
+                    load_s=self.load_s,
+                    decode_bytes=decode_bytes,
+                )
+                yield Chunk(text, [token], logprobs, done, stats)
+                return
+            yield Chunk(text, [token], logprobs)
+            logits = self._next(tokens, token)
+            decode_bytes += self._library.decode_bytes()
+
+    def _next(self, tokens: list[int], token: int) -> Any:
+        """One decode step: the cache holds `tokens[:-1]` already, in the common case."""
+        limit = self.manifest.model.recompute_above
+        if limit is not None and len(tokens) == limit + 1 or len(self._cached) != len(tokens) - 1:
+            return self._extend(list(tokens))
+        self._library.set_prompt_length(len(tokens))
+        try:
+            logits = self._library.decode(token)
+        except BaseException:
+            self._cached = []
+            raise
+        self._cached.append(token)
+        return logits
+
+
+def _common_prefix(one: Sequence[int], other: Sequence[int]) -> int:
+    """Number of tokens with which both begin."""
+    n = min(len(one), len(other))
+    return next((i for i in range(n) if one[i] != other[i]), n)
+
+
+def _complete(chunks: Iterator[Chunk]) -> Completion:
+    """All chunks of an answer as one."""
+    parts = list(chunks)
+    last = parts[-1]
+    assert last.stats is not None and last.finish_reason is not None
+    logprobs: list[TokenLogprob] | None = [p for c in parts for p in c.logprobs or []] or None
+    tokens = [token for c in parts for token in c.token_ids]
+    return Completion("".join(c.text for c in parts), tokens, last.finish_reason, logprobs, last.stats)

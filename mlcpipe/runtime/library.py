@@ -1,0 +1,254 @@
+"""A bundle in memory: the compiled functions, the mapped weights, and the KV cache of one sequence."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psutil
+import tvm
+import tvm_ffi
+from numpy.typing import NDArray
+from tvm import relax
+from tvm.runtime import ShapeTuple
+
+from mlcpipe.bundle import Manifest, open_params, read_manifest, to_tvm, verify
+from mlcpipe.env import env
+from mlcpipe.errors import BundleError, ResourceError, TargetError, UsageError
+
+_SEQUENCE = ShapeTuple([0])
+_PAGE_SIZE = 16
+_ROPE_LENGTH = "model.rope_length"
+_BIG_CORES = 1
+# What must stay free when the context is chosen for the user: half of what is there now.
+_SHARE_OF_MEMORY = 0.5
+_SMALLEST_CONTEXT = 512
+
+
+class Library:
+    """Functions of the compiled library over one sequence (id 0).
+
+    Raises BundleError (broken, altered, another ABI), TargetError (made for another machine) and ResourceError
+    (not enough memory for weights, KV cache and workspace).
+    """
+
+    def __init__(self, bundle: Path, context_length: int | None, threads: int | None) -> None:
+        began = time.perf_counter()
+        self.path = bundle
+        self.manifest: Manifest = read_manifest(bundle)
+        verify(bundle, self.manifest, stamps=env().cache_dir / "stamps")
+        _check_machine(self.manifest)
+        self.threads = use_threads(threads)
+        self.context_length = _fitting_context(self.manifest, context_length)
+        self._device = tvm.cpu()
+        self._vm = self._load()
+        self.params = self._params()
+        self._kv = self._create_kv_cache()
+        self._embed, self._prefill, self._decode, self._verify = (
+            self._vm[name] for name in ("embed", "prefill", "decode", "batch_verify")
+        )
+        self._begin, self._end, self._pop, self._clear, self._add = (
+            tvm.get_global_func(f"vm.builtin.kv_state_{name}")
+            for name in ("begin_forward", "end_forward", "popn", "clear", "add_sequence")
+        )
+        self._add(self._kv, 0)
+        self._one = ShapeTuple([1])
+        self._token = tvm.runtime.tensor(np.zeros(1, np.int32))
+        self._token_value = np.from_dlpack(self._token)
+        self.length = 0
+        self.load_s = time.perf_counter() - began
+
+    def function(self, name: str) -> Any:
+        """An entry point of the library, Relax function or PrimFunc."""
+        if self._vm.module.implements_function(name):
+            return self._vm[name]
+        return self._module.get_function(name, True)
+
+    def clear(self) -> None:
+        """Forget the sequence."""
+        self._clear(self._kv)
+        self._add(self._kv, 0)
+        self.length = 0
+
+    def pop(self, count: int) -> None:
+        """Forget the last `count` tokens."""
+        if count:
+            self._pop(self._kv, 0, count)
+            self.length -= count
+
+    def set_prompt_length(self, length: int) -> None:
+        """Tell frequencies that depend on it how long the whole prompt is (0: what each call sees)."""
+        if self._rope_length is not None:
+            self._rope_length[0] = length
+
+    def decode(self, token: int) -> Any:
+        """Append one token -> logits f32[1, 1, V], valid until the next call."""
+        self._token_value[0] = token
+        return self._forward(self._decode, self._token, self._one, 1)
+
+    def prefill(self, tokens: Sequence[int]) -> Any:
+        """Append tokens in chunks -> logits f32[1, 1, V] of the last one."""
+        logits = None
+        for chunk in self._chunks(tokens):
+            logits = self._forward(self._prefill, tvm.runtime.tensor(chunk), ShapeTuple([len(chunk)]), len(chunk))
+        return logits
+
+    def all_logits(self, tokens: Sequence[int]) -> NDArray[np.float32]:
+        """Append tokens in chunks -> f32[len(tokens), V]."""
+        rows = []
+        for chunk in self._chunks(tokens):
+            logits = self._forward(self._verify, tvm.runtime.tensor(chunk), ShapeTuple([len(chunk)]), len(chunk))
+            rows.append(logits.numpy()[0])
+        return np.concatenate(rows)
+
+    def decode_bytes(self) -> int:
+        """Bytes of weights and KV cache that a decode step at the present length reads."""
+        plan = self.manifest.memory_plan
+        return self._weight_bytes_per_token + plan.kv_bytes_per_token * self.length
+
+    def _forward(self, function: Any, tokens: Any, count: ShapeTuple, n: int) -> Any:
+        if self.length + n > self.context_length:
+            raise UsageError(
+                "the context is full",
+                expected=f"at most {self.context_length} tokens",
+                found=self.length + n,
+                next_step="start a new conversation, or load with a larger context",
+            )
+        try:
+            hidden = self._embed(tokens, self.params)
+            if hidden.ndim == 2:
+                hidden = hidden._create_view((1, n, hidden.shape[1]))
+            self._begin(self._kv, _SEQUENCE, count)
+            logits = function(hidden, self._kv, self.params)[0]
+            self._end(self._kv)
+        except BaseException:
+            # Ctrl-C in the middle leaves the cache half way: forget it rather than answer from it.
+            self._kv = self._create_kv_cache()
+            self._add(self._kv, 0)
+            self.length = 0
+            raise
+        self.length += n
+        return logits
+
+    def _chunks(self, tokens: Sequence[int]) -> list[NDArray[np.int32]]:
+        ids = np.asarray(tokens, np.int32)
+        vocab = self.manifest.model.vocab_size
+        if ids.ndim != 1 or not ids.size or ids.min() < 0 or ids.max() >= vocab:
+            raise UsageError("token ids", expected=f"one or more integers from 0 to {vocab - 1}", found=_summary(ids))
+        step = self.manifest.model.prefill_chunk
+        return [ids[i : i + step] for i in range(0, len(ids), step)]
+
+    def _load(self) -> Any:
+        libraries = [name for name in self.manifest.files if name.startswith("lib/")]
+        if len(libraries) != 1:
+            raise BundleError("bundle has no single library", where=self.path, expected="one file in lib/", found=libraries)
+        try:
+            self._module = tvm.runtime.load_module(str(self.path / libraries[0]))
+            return relax.VirtualMachine(self._module, self._device)
+        except (RuntimeError, OSError, ValueError) as error:
+            raise BundleError(
+                "the compiled library does not load",
+                where=self.path / libraries[0],
+                found=str(error).strip().splitlines()[-1],
+                next_step="compile the model again on this machine",
+            ) from error
+
+    def _params(self) -> Any:
+        arrays = open_params(self.path, self.manifest)
+        tensors = [to_tvm(arrays[info.name]) for info in self.manifest.params]
+        self._rope_length: NDArray[np.int32] | None = None
+        table_bytes = 0
+        for i, info in enumerate(self.manifest.params):
+            if info.name == _ROPE_LENGTH:
+                tensors[i] = tvm.runtime.tensor(np.zeros(1, np.int32))
+                self._rope_length = np.from_dlpack(tensors[i])
+            if "embed_tokens" in info.name:
+                table_bytes += arrays[info.name].nbytes
+        # A decode step reads all weights once; of an embedding that is not tied it reads one row.
+        tied = not any(info.name.startswith("lm_head") for info in self.manifest.params)
+        self._weight_bytes_per_token = self.manifest.memory_plan.weights_bytes - (0 if tied else table_bytes)
+        return tvm_ffi.convert(tensors)
+
+    def _create_kv_cache(self) -> Any:
+        sizes = (1, self.context_length, self.manifest.model.prefill_chunk, _PAGE_SIZE, 0)
+        return self._vm["create_tir_paged_kv_cache"](*[ShapeTuple([size]) for size in sizes])
+
+
+def use_threads(threads: int | None) -> int:
+    """Set how many threads the kernels use: `threads`, MLCPIPE_THREADS, or the physical cores."""
+    wanted = threads or env().threads or physical_cores()
+    tvm.get_global_func("runtime.config_threadpool")(_BIG_CORES, wanted)
+    return wanted
+
+
+def physical_cores() -> int:
+    """Physical cores that this process may use, at least 1."""
+    cores = psutil.cpu_count(logical=False) or psutil.cpu_count() or 1
+    process = psutil.Process()
+    usable = len(process.cpu_affinity()) if hasattr(process, "cpu_affinity") else cores
+    return max(1, min(cores, usable))
+
+
+def _check_machine(manifest: Manifest) -> None:
+    """A library for another processor would end in an illegal instruction: say so instead."""
+    built = manifest.target.triple.split("-")[0]
+    here = tvm.target.codegen.llvm_get_system_triple()
+    if built != here.split("-")[0] or _system(manifest.target.triple) != _system(here):
+        raise TargetError(
+            "the bundle was made for another system",
+            expected=here,
+            found=manifest.target.triple,
+            next_step="compile the model again on this machine",
+        )
+    host = tvm.target.Target({"kind": "llvm", "mcpu": tvm.target.codegen.llvm_get_system_cpu()})
+    missing = set(manifest.target.cpu_features) - {str(f) for f in tvm.target.codegen.llvm_get_cpu_features(host)}
+    if missing:
+        raise TargetError(
+            "the bundle was made for a CPU with more instructions",
+            expected=f"this CPU to have {', '.join(sorted(missing)[:6])}",
+            found=tvm.target.codegen.llvm_get_system_cpu(),
+            next_step="compile the model again on this machine",
+        )
+
+
+def _system(triple: str) -> str:
+    return next((name for name in ("linux", "darwin", "macosx", "windows", "win32") if name in triple), sys.platform)
+
+
+def _fitting_context(manifest: Manifest, wanted: int | None) -> int:
+    """The context to serve: what was asked for, or as much of the bundle's as fits in half of the free memory.
+
+    Raises UsageError for more than the bundle was compiled for, ResourceError when it does not fit.
+    """
+    plan, limit = manifest.memory_plan, manifest.model.context_length
+    if wanted is not None and not 1 <= wanted <= limit:
+        raise UsageError("context length", expected=f"1 to {limit} tokens, as compiled", found=wanted)
+    workspace = max(plan.workspace_bytes.values(), default=0)
+    free = psutil.virtual_memory().available
+    kv = plan.kv_bytes_per_token
+    # Mapped weights are shared with the page cache: they need room, but not twice.
+    room = free - plan.weights_bytes - workspace
+    if wanted is None:
+        wanted = min(limit, max(min(limit, _SMALLEST_CONTEXT), int(room * _SHARE_OF_MEMORY) // max(kv, 1)))
+    need = wanted * kv
+    if need > room:
+        total = plan.weights_bytes + workspace + need
+        raise ResourceError(
+            f"not enough memory for {wanted} tokens of context",
+            expected=f"{_mib(total)} free: weights {_mib(plan.weights_bytes)}, KV cache {_mib(need)}, workspace {_mib(workspace)}",
+            found=f"{_mib(free)} free",
+            next_step="use a shorter --context, a smaller model or a quantization with fewer bits",
+        )
+    return wanted
+
+
+def _mib(count: int) -> str:
+    return f"{count / 2**20:,.0f} MiB"
+
+
+def _summary(ids: NDArray[np.int32]) -> str:
+    return "none" if not ids.size else f"{ids.size} ids from {ids.min()} to {ids.max()}"

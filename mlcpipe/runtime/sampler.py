@@ -1,0 +1,106 @@
+"""The next token from logits: the compiled sampling functions with the settings and history of one generation."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import tvm
+from numpy.typing import NDArray
+
+from mlcpipe.errors import UsageError
+from mlcpipe.runtime.library import Library
+from mlcpipe.runtime.sampling_params import SamplingParams, TokenLogprob
+from mlcpipe.runtime.tokenizer import Tokenizer
+
+
+def _tensor(values: Sequence[float], dtype: str) -> Any:
+    return tvm.runtime.tensor(np.array(values, dtype))
+
+
+class Sampler:
+    """Draws tokens one after another; the same seed and logits give the same tokens.
+
+    Repetition penalty counts prompt and answer (as transformers), presence and frequency the answer (as OpenAI).
+    """
+
+    def __init__(self, library: Library, params: SamplingParams, prompt: Sequence[int]) -> None:
+        vocab = library.manifest.model.vocab_size
+        outside = [token for token in params.logit_bias if not 0 <= token < vocab]
+        if outside:
+            raise UsageError("logit_bias names a token", expected=f"ids from 0 to {vocab - 1}", found=outside[0])
+        self._params = params
+        self._sample = library.function("sample")
+        self._softmax = library.function("softmax_with_temperature")
+        self._penalty = library.function("apply_penalty_inplace")
+        self._bias = library.function("apply_logit_bias_inplace")
+        self._settings = (
+            _tensor([params.temperature], "float32"),
+            _tensor([params.top_p], "float32"),
+            _tensor([params.top_k], "int32"),
+            _tensor([params.min_p], "float32"),
+        )
+        self._draw = _tensor([0.0], "float32")
+        self._draw_value = np.from_dlpack(self._draw)
+        self._random = np.random.default_rng(params.seed)
+        self._row = _tensor([0], "int32")
+        self._answer: Counter[int] = Counter()
+        self._seen = set(prompt) if params.repetition_penalty != 1.0 else set()
+        self._bias_args = (
+            _tensor([0] * len(params.logit_bias), "int32"),
+            _tensor(list(params.logit_bias), "int32"),
+            _tensor(list(params.logit_bias.values()), "float32"),
+        )
+
+    def next(self, logits: Any) -> int:
+        """The next token for logits f32[1, 1, V], which penalties and bias change in place."""
+        self._adjust(logits)
+        if not self._params.greedy:
+            self._draw_value[0] = self._random.random(dtype=np.float32)
+        token = int(self._sample(logits, *self._settings, self._draw).numpy()[0])
+        if self._params.repetition_penalty != 1.0:
+            self._seen.add(token)
+        if self._params.presence_penalty or self._params.frequency_penalty:
+            self._answer[token] += 1
+        return token
+
+    def logprob(self, logits: Any, token: int, tokenizer: Tokenizer) -> TokenLogprob:
+        """Log-probability of the token that `next` took, with the `params.logprobs` most probable ones."""
+        temperature = 1.0 if self._params.greedy else self._params.temperature
+        probs = self._softmax(logits, _tensor([temperature], "float32")).numpy().reshape(-1)
+        with np.errstate(divide="ignore"):
+            logs = np.log(probs)
+        count = min(self._params.logprobs, len(logs))
+        best = np.argpartition(-logs, count - 1)[:count] if count else np.zeros(0, np.int64)
+        best = best[np.argsort(-logs[best], kind="stable")]
+        top = [_named(tokenizer, int(i), logs) for i in best]
+        chosen = _named(tokenizer, token, logs)
+        return TokenLogprob(chosen.token_id, chosen.text, chosen.bytes, chosen.logprob, top)
+
+    def _adjust(self, logits: Any) -> None:
+        params = self._params
+        if not (params.logit_bias or self._seen or self._answer):
+            return
+        flat = logits._create_view((1, logits.shape[2]))
+        if self._seen:
+            tokens = sorted(self._seen)
+            self._penalize(flat, tokens, [1] * len(tokens), (0.0, 0.0, params.repetition_penalty))
+        if self._answer:
+            tokens = sorted(self._answer)
+            counts = [self._answer[token] for token in tokens]
+            self._penalize(flat, tokens, counts, (params.presence_penalty, params.frequency_penalty, 1.0))
+        if params.logit_bias:
+            self._bias(flat, *self._bias_args)
+
+    def _penalize(self, flat: Any, tokens: list[int], counts: list[int], penalty: tuple[float, float, float]) -> None:
+        zeros = _tensor([0] * len(tokens), "int32")
+        self._penalty(
+            flat, self._row, zeros, _tensor(tokens, "int32"), _tensor(counts, "int32"), _tensor([penalty], "float32")
+        )
+
+
+def _named(tokenizer: Tokenizer, token: int, logs: NDArray[np.float32]) -> TokenLogprob:
+    raw = tokenizer.token_bytes(token)
+    return TokenLogprob(token, raw.decode("utf-8", errors="replace"), raw, float(logs[token]))

@@ -1,0 +1,41 @@
+"""The rules for CPUs, in the order in which they are asked. A rule returns a scheduled PrimFunc or `Declined`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from tvm import tirx
+
+from tir_schedules.cpu.elementwise import elementwise
+from tir_schedules.cpu.expert_matmul import expert_matmul
+from tir_schedules.cpu.matmul import Tile, matmul
+from tir_schedules.cpu.norm import norm
+from tir_schedules.op import Declined, Op, scheduled
+
+Knobs = Mapping[str, int]
+Rule = Callable[[tirx.PrimFunc, "Op | None", Knobs], "tirx.PrimFunc | Declined"]
+
+
+def _hand_written(make: Callable[[Op, Knobs], tirx.PrimFunc | Declined]) -> Rule:
+    """A rule that puts a hand-written kernel in place of a tagged definition."""
+
+    def rule(func: tirx.PrimFunc, op: Op | None, knobs: Knobs) -> tirx.PrimFunc | Declined:
+        if op is None:
+            return Declined("not tagged")
+        kernel = make(op, knobs)
+        return kernel if isinstance(kernel, Declined) else scheduled(kernel, func)
+
+    return rule
+
+
+def _tile(knobs: Knobs) -> Tile:
+    return Tile(knobs["gemm_rows"], knobs["gemm_blocks"], knobs["gemm_depth"])
+
+
+# Name, the operations that it is for (none: any), rule.
+RULES: tuple[tuple[str, tuple[str, ...], Rule], ...] = (
+    ("cpu.matmul", ("matmul",), _hand_written(lambda op, knobs: matmul(op, _tile(knobs)))),
+    ("cpu.expert_matmul", ("expert_matmul",), _hand_written(lambda op, knobs: expert_matmul(op))),
+    ("cpu.norm", ("rms_norm", "add_rms_norm"), _hand_written(lambda op, knobs: norm(op))),
+    ("cpu.elementwise", (), elementwise),
+)

@@ -4,6 +4,7 @@ import builtins
 import errno
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -351,6 +352,7 @@ def test_an_index_that_points_elsewhere(hub: Hub, tmp_path: Path) -> None:
         {"sha": None},
         {"siblings": [{"rfilename": "config.json"}, {"rfilename": "model.safetensors"}]},
         {"siblings": [{"size": 1}]},
+        {"siblings": [{"rfilename": n, "size": 2} for n in ("config.json", "model.safetensors")]},
         {
             "siblings": [
                 {"rfilename": n, "size": 2, "blobId": "../x"} for n in ("config.json", "model.safetensors")
@@ -402,6 +404,30 @@ def test_a_complete_copy_serves_without_a_hub(hub: Hub, tmp_path: Path) -> None:
     refused(hub, tmp_path, "cannot be reached")
 
 
+@pytest.mark.parametrize("lost", ["config.json", "model.safetensors.index.json", SHARDS[0]])
+def test_an_incomplete_copy_does_not_serve(hub: Hub, tmp_path: Path, lost: str) -> None:
+    (fetch(hub, tmp_path) / lost).unlink()
+    hub.endpoint = "http://127.0.0.1:1"
+    refused(hub, tmp_path, "cannot be reached")
+
+
+@pytest.mark.parametrize("reference", ["../../elsewhere", "", "\xff"])
+def test_a_reference_that_is_no_commit_does_not_serve(hub: Hub, tmp_path: Path, reference: str) -> None:
+    folder = fetch(hub, tmp_path)
+    shutil.copytree(folder, tmp_path / "cache" / "elsewhere")
+    (folder.parents[1] / "refs" / "main").write_bytes(reference.encode("latin-1"))
+    hub.endpoint = "http://127.0.0.1:1"
+    refused(hub, tmp_path, "cannot be reached")
+
+
+def test_a_complete_copy_of_a_single_file_serves(tmp_path: Path) -> None:
+    source = write_checkpoint(tmp_path / "source", {"model.safetensors": {"a": numbers(7)}})
+    with serve(Hub({file.name: file.read_bytes() for file in source.iterdir()})) as hub:
+        folder = fetch(hub, tmp_path)
+        hub.endpoint = "http://127.0.0.1:1"
+        assert fetch(hub, tmp_path) == folder
+
+
 def test_offline_mode(hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = fetch(hub, tmp_path)
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
@@ -421,6 +447,9 @@ def test_a_disk_too_small_is_seen_before_the_weights_come(
     weights = sum(len(hub.files[name]) for name in SHARDS)
     refused(hub, tmp_path, f"^{weights}$", ResourceError)
     assert hub.gets(SHARDS[0]) == []
+    blobs = tmp_path / "cache" / "models--org--tiny-model" / "blobs"
+    (blobs / f"{etag(SHARDS[0], hub.files[SHARDS[0]])}.mlcpipe-partial").write_bytes(bytes(1000))
+    refused(hub, tmp_path, f"^{weights - 1000}$", ResourceError)
 
 
 def test_a_disk_that_gets_full(hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

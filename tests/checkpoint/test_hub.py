@@ -127,6 +127,15 @@ def test_a_second_call_downloads_nothing(hub: Hub, tmp_path: Path) -> None:
     assert progress.stages == []
 
 
+def test_a_blob_without_its_link_is_not_downloaded_again(hub: Hub, tmp_path: Path) -> None:
+    link = fetch(hub, tmp_path) / SHARDS[0]
+    link.unlink()
+    progress = Recorded()
+    fetch(hub, tmp_path, progress=progress)
+    assert link.read_bytes() == hub.files[SHARDS[0]] and len(hub.gets(SHARDS[0])) == 1
+    assert progress.done == progress.total == len(hub.files[SHARDS[0]])
+
+
 def test_a_single_file(tmp_path: Path) -> None:
     source = write_checkpoint(tmp_path / "source", {"model.safetensors": {"a": numbers(7)}})
     with serve(Hub({file.name: file.read_bytes() for file in source.iterdir()})) as hub:

@@ -1,0 +1,53 @@
+"""Small config.json contents of every family, without weights."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from mlcpipe.models import build_model
+from mlcpipe.nn.causal_lm import CausalLM
+
+SIZES: Mapping[str, Any] = {
+    "vocab_size": 96,
+    "hidden_size": 64,
+    "intermediate_size": 48,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+    "max_position_embeddings": 64,
+}
+FAMILIES = (
+    "llama",
+    "mistral",
+    "qwen2",
+    "qwen3",
+    "phi3",
+    "gemma2",
+    "gemma3_text",
+    "olmo2",
+    "mixtral",
+    "qwen3_moe",
+)
+EXPERTS = ("mixtral", "qwen3_moe")
+LONG = {"short_factor": [1.0] * 8, "long_factor": [2.0] * 8}
+YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16}
+
+
+def config(family: str, **fields: Any) -> dict[str, Any]:
+    """A small config.json of a family. Mixtures get few experts."""
+    experts = {"num_local_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16}
+    return {"model_type": family, **SIZES, **(experts if family in EXPERTS else {}), **fields}
+
+
+def build(family: str, **fields: Any) -> CausalLM:
+    return build_model(config(family, **fields))
+
+
+def names(model: CausalLM) -> set[str]:
+    return {name for name, _ in model.named_parameters()}
+
+
+def slides(count: int) -> list[str]:
+    return ["sliding_attention"] * count + ["full_attention"] * (4 - count)

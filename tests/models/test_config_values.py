@@ -1,0 +1,251 @@
+"""What each family reads from config.json: windows, ropes, sizes, caps, tensor names. Compiles nothing."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from mlcpipe.models import build_model
+
+from .small_configs import LONG, YARN, build, config, names, slides
+
+NONE = (None,) * 4
+ALL = (8,) * 4
+
+# (family, fields, the windows of the four layers)
+WINDOWS: list[tuple[str, dict[str, Any], tuple[int | None, ...]]] = [
+    ("llama", {"sliding_window": None}, NONE),
+    ("olmo2", {"layer_types": ["full_attention"] * 4}, NONE),
+    ("mistral", {}, (4096,) * 4),
+    ("mistral", {"sliding_window": None}, NONE),
+    ("mistral", {"sliding_window": 8, "layer_types": slides(4)}, ALL),
+    ("phi3", {}, NONE),
+    ("phi3", {"sliding_window": 8}, ALL),
+    ("mixtral", {}, NONE),
+    ("mixtral", {"sliding_window": 8}, ALL),
+    ("qwen2", {"sliding_window": 8, "max_window_layers": 1}, NONE),
+    ("qwen2", {"use_sliding_window": True}, NONE),
+    ("qwen2", {"use_sliding_window": True, "max_window_layers": 0}, (4096,) * 4),
+    ("qwen2", {"use_sliding_window": True, "sliding_window": None, "max_window_layers": 0}, NONE),
+    (
+        "qwen3",
+        {"use_sliding_window": True, "sliding_window": 8, "max_window_layers": 3},
+        (None, None, None, 8),
+    ),
+    (
+        "qwen3",
+        {"use_sliding_window": True, "sliding_window": 8, "layer_types": slides(1)},
+        (8, None, None, None),
+    ),
+    ("qwen3_moe", {"sliding_window": 8}, NONE),
+    ("qwen3_moe", {"use_sliding_window": True, "sliding_window": 8, "max_window_layers": 3}, ALL),
+    ("gemma2", {"sliding_window": 8}, (8, None, 8, None)),
+    ("gemma2", {}, (4096, None, 4096, None)),
+    ("gemma2", {"sliding_window": 8, "layer_types": slides(3)}, (8, 8, 8, None)),
+    ("gemma3_text", {"sliding_window": 8}, ALL),
+    ("gemma3_text", {"sliding_window": 8, "sliding_window_pattern": 3}, (8, 8, None, 8)),
+    ("gemma3_text", {"sliding_window": 8, "layer_types": slides(1)}, (8, None, None, None)),
+]
+
+
+@pytest.mark.parametrize(("family", "fields", "expected"), WINDOWS, ids=lambda value: str(value)[:50])
+def test_windows(family: str, fields: dict[str, Any], expected: tuple[int | None, ...]) -> None:
+    assert build(family, **fields).facts.windows == expected
+
+
+# (family, fields, attribute of ModelFacts, its value)
+FACTS: list[tuple[str, dict[str, Any], str, Any]] = [
+    ("llama", {"head_dim": None}, "head_dim", 16),
+    ("llama", {"num_key_value_heads": None}, "num_kv_heads", 4),
+    ("llama", {"max_position_embeddings": None}, "context_length", 2048),
+    ("llama", {"rope_scaling": {"type": "dynamic", "factor": 4.0}}, "context_length", 256),
+    ("llama", {"rope_scaling": {"type": "linear", "factor": 4.0}}, "context_length", 64),
+    ("llama", {"rope_scaling": {**YARN, "factor": 8.0}}, "context_length", 128),
+    ("llama", {"rope_scaling": YARN, "original_max_position_embeddings": 32}, "context_length", 128),
+    ("llama", {}, "tied", False),
+    ("llama", {"tie_word_embeddings": True}, "tied", True),
+    ("mistral", {"num_key_value_heads": None}, "num_kv_heads", 4),
+    ("olmo2", {}, "norm_eps", 1e-5),
+    ("phi3", {}, "norm_eps", 1e-5),
+    ("mixtral", {}, "norm_eps", 1e-5),
+    ("mixtral", {"rms_norm_eps": 1e-6}, "norm_eps", 1e-6),
+    ("mixtral", {"head_dim": None}, "head_dim", 16),
+    ("gemma2", {}, "tied", True),
+    ("gemma2", {"tie_word_embeddings": False}, "tied", False),
+    ("gemma2", {}, "softcap", 50.0),
+    ("gemma2", {}, "logit_softcap", 30.0),
+    ("gemma2", {"attn_logit_softcapping": None}, "softcap", 0.0),
+    ("gemma2", {"final_logit_softcapping": None}, "logit_softcap", 0.0),
+    ("gemma2", {"hidden_size": 3072}, "embedding_scale", float(np.float32(3072) ** np.float32(0.5))),
+    ("gemma2", {}, "norm_offset", 1.0),
+    ("gemma3_text", {}, "tied", True),
+    ("gemma3_text", {}, "softcap", 0.0),
+    ("gemma3_text", {"final_logit_softcapping": 5.0}, "logit_softcap", 5.0),
+    ("gemma3_text", {"sliding_window_pattern": 2}, "rope_of", (1, 0, 1, 0)),
+]
+
+
+@pytest.mark.parametrize(("family", "fields", "name", "value"), FACTS, ids=lambda value: str(value)[:40])
+def test_facts(family: str, fields: dict[str, Any], name: str, value: Any) -> None:
+    assert getattr(build(family, **fields).facts, name) == value
+
+
+@pytest.mark.parametrize(("family", "head_dim"), [("qwen3", 128), ("gemma2", 256), ("gemma3_text", 256)])
+def test_an_absent_head_dim_is_the_family_s(family: str, head_dim: int) -> None:
+    fields = config(family)
+    del fields["head_dim"]
+    assert build_model(fields).facts.head_dim == head_dim
+
+
+@pytest.mark.parametrize(
+    ("family", "kv_heads"), [("mistral", 8), ("mixtral", 8), ("gemma2", 4), ("qwen3_moe", 4), ("olmo2", 16)]
+)
+def test_absent_kv_heads_are_the_family_s(family: str, kv_heads: int) -> None:
+    fields = config(family, num_attention_heads=16)
+    del fields["num_key_value_heads"]
+    assert build_model(fields).facts.num_kv_heads == kv_heads
+
+
+# (family, fields, index of the rope, its theta)
+THETAS: list[tuple[str, dict[str, Any], int, float]] = [
+    ("llama", {}, 0, 1e4),
+    ("llama", {"rope_theta": 5e5}, 0, 5e5),
+    ("llama", {"rope_theta": 5e5, "rope_parameters": {"rope_theta": 2e5}}, 0, 2e5),
+    (
+        "llama",
+        {"rope_scaling": {"type": "linear", "factor": 2.0}, "rope_parameters": {"rope_theta": 2e5}},
+        0,
+        1e4,
+    ),
+    ("mixtral", {}, 0, 1e6),
+    ("gemma3_text", {}, 0, 1e6),
+    ("gemma3_text", {}, 1, 1e4),
+    ("gemma3_text", {"rope_theta": 3e5, "rope_local_base_freq": 3e3}, 0, 3e5),
+    ("gemma3_text", {"rope_theta": 3e5, "rope_local_base_freq": 3e3}, 1, 3e3),
+    ("gemma3_text", {"rope_parameters": {"sliding_attention": {"rope_theta": 7e3}}}, 0, 1e6),
+    ("gemma3_text", {"rope_parameters": {"sliding_attention": {"rope_theta": 7e3}}}, 1, 7e3),
+]
+
+
+@pytest.mark.parametrize(("family", "fields", "index", "theta"), THETAS, ids=lambda value: str(value)[:40])
+def test_rope_bases(family: str, fields: dict[str, Any], index: int, theta: float) -> None:
+    rope = build(family, **fields).facts.ropes[index]
+    assert rope.theta == theta
+    if rope.dynamic_factor == 0 and "rope_scaling" not in fields:
+        assert rope.inv_freq[1] == pytest.approx(theta ** (-2 / 16), rel=1e-6)
+
+
+def test_scaling_of_gemma3_holds_for_full_layers_only() -> None:
+    model = build("gemma3_text", rope_scaling={"rope_type": "linear", "factor": 8.0})
+    full, sliding = model.facts.ropes
+    assert full.inv_freq[0] == 0.125
+    assert sliding.inv_freq[0] == 1.0
+
+
+# (fields, switch length): phi3 takes the top-level original length or its own default, not the dictionary's.
+PHI3_LENGTHS = [
+    ({"rope_scaling": {"type": "longrope", **LONG}}, 4096),
+    ({"rope_scaling": {"type": "su", **LONG}, "original_max_position_embeddings": 32}, 32),
+    ({"rope_scaling": {"type": "yarn", **LONG, "original_max_position_embeddings": 16}}, 4096),
+]
+
+
+@pytest.mark.parametrize(("fields", "length"), PHI3_LENGTHS, ids=lambda value: str(value)[:40])
+def test_phi3_changes_factors_above_its_original_length(fields: dict[str, Any], length: int) -> None:
+    rope = build("phi3", **fields).facts.ropes[0]
+    assert rope.switch_length == length
+    assert rope.long_inv_freq[0] == 0.5 * rope.inv_freq[0]
+
+
+@pytest.mark.parametrize(
+    ("fields", "rotary_dim"),
+    [
+        ({}, 16),
+        ({"partial_rotary_factor": 0.5}, 8),
+        ({"rope_parameters": {"rope_type": "default", "partial_rotary_factor": 0.75}}, 12),
+    ],
+)
+def test_phi3_rotates_a_part_of_each_head(fields: dict[str, Any], rotary_dim: int) -> None:
+    assert build("phi3", **fields).facts.ropes[0].rotary_dim == rotary_dim
+
+
+ATTENTION = "model.layers.0.self_attn."
+
+# (family, fields, names that must be there, names that must not)
+NAMES: list[tuple[str, dict[str, Any], tuple[str, ...], tuple[str, ...]]] = [
+    ("llama", {}, ("lm_head.weight",), (ATTENTION + "q_proj.bias",)),
+    ("llama", {"tie_word_embeddings": True}, (), ("lm_head.weight",)),
+    (
+        "llama",
+        {"attention_bias": True, "mlp_bias": True},
+        (ATTENTION + "o_proj.bias", "model.layers.3.mlp.down_proj.bias"),
+        (),
+    ),
+    ("qwen2", {}, (ATTENTION + "v_proj.bias",), (ATTENTION + "o_proj.bias",)),
+    ("qwen3", {}, (ATTENTION + "q_norm.weight",), (ATTENTION + "q_proj.bias",)),
+    ("qwen3", {"attention_bias": True}, (ATTENTION + "q_proj.bias", ATTENTION + "o_proj.bias"), ()),
+    (
+        "phi3",
+        {},
+        (ATTENTION + "qkv_proj.weight", "model.layers.0.mlp.gate_up_proj.weight"),
+        (ATTENTION + "q_proj.weight",),
+    ),
+    (
+        "gemma2",
+        {},
+        ("model.layers.0.pre_feedforward_layernorm.weight",),
+        ("lm_head.weight", ATTENTION + "q_norm.weight"),
+    ),
+    ("gemma3_text", {"attention_bias": True}, (ATTENTION + "q_norm.weight", ATTENTION + "k_proj.bias"), ()),
+    (
+        "olmo2",
+        {},
+        ("model.layers.0.post_feedforward_layernorm.weight",),
+        ("model.layers.0.input_layernorm.weight",),
+    ),
+    (
+        "mixtral",
+        {},
+        ("model.layers.0.block_sparse_moe.gate.weight",),
+        ("model.layers.0.mlp.gate_proj.weight",),
+    ),
+    (
+        "qwen3_moe",
+        {"mlp_only_layers": [1], "num_local_experts": None, "num_experts": 4},
+        ("model.layers.0.mlp.gate.weight", "model.layers.1.mlp.gate_proj.weight"),
+        ("model.layers.1.mlp.gate.weight",),
+    ),
+    (
+        "qwen3_moe",
+        {"decoder_sparse_step": 2},
+        ("model.layers.1.mlp.gate.weight", "model.layers.2.mlp.gate_proj.weight"),
+        ("model.layers.0.mlp.gate.weight",),
+    ),
+    (
+        "qwen3_moe",
+        {"num_local_experts": 0, "num_experts_per_tok": 1},
+        ("model.layers.3.mlp.gate_proj.weight",),
+        ("model.layers.3.mlp.gate.weight",),
+    ),
+]
+
+
+@pytest.mark.parametrize(("family", "fields", "there", "absent"), NAMES, ids=lambda value: str(value)[:40])
+def test_parameter_names(
+    family: str, fields: dict[str, Any], there: tuple[str, ...], absent: tuple[str, ...]
+) -> None:
+    found = names(build(family, **fields))
+    assert found.issuperset(there)
+    assert found.isdisjoint(absent)
+
+
+def test_a_fused_expert_matrix_names_its_tensors() -> None:
+    params = dict(build("mixtral").named_parameters())
+    gate_up = params["model.layers.0.block_sparse_moe.experts_gate_up.weight"]
+    assert [list(group) for group in gate_up.attrs["sources"]][3] == [
+        "experts.3.w1.weight",
+        "experts.3.w3.weight",
+    ]
+    assert [int(extent) for extent in gate_up.shape] == [4, 96, 64]

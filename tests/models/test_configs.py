@@ -1,0 +1,174 @@
+"""Which config.json fields each family refuses by name, and which it rightly ignores. Compiles nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+
+from mlcpipe.errors import ConfigError
+from mlcpipe.models import build_model, model_types
+
+from .small_configs import EXPERTS, FAMILIES, LONG, YARN, build, config, names, slides
+
+GEMMA = ("gemma2", "gemma3_text")
+# Families in which transformers honours `layer_types`, and those without windows.
+CHOOSES_LAYERS = ("qwen2", "qwen3", "gemma2", "gemma3_text")
+NEVER_SLIDES = ("llama", "olmo2")
+HAS_BIAS_FLAG = ("llama", "qwen3", "gemma2", "gemma3_text", "olmo2", "qwen3_moe")
+
+
+def test_the_families_here_are_those_of_the_package() -> None:
+    assert sorted(FAMILIES) == model_types()
+
+
+# (fields, words that the error must contain): refused in every family.
+REFUSED_EVERYWHERE: list[tuple[dict[str, Any], str]] = [
+    ({"model_type": "llama4"}, "model_type"),
+    ({"model_type": "../llama"}, "model_type"),
+    ({"model_type": ["llama"]}, "model_type"),
+    ({"architectures": ["LlamaForSequenceClassification"]}, "ForCausalLM"),
+    ({"quantization_config": {"quant_method": "awq"}}, "quantization_config"),
+    ({"is_causal": False}, "is_causal"),
+    ({"use_bidirectional_attention": True}, "use_bidirectional_attention"),
+    ({"partial_rotary_factor": 2.0}, "partial_rotary_factor"),
+    ({"rope_parameters": {"rope_type": "mrope", "mrope_section": [1]}}, "rope"),
+    ({"rope_scaling": {"rope_type": "proportional", "factor": 2.0}}, "rope_type"),
+    ({"num_key_value_heads": 3}, "num_key_value_heads"),
+    ({"num_attention_heads": 0}, "num_attention_heads"),
+    ({"num_hidden_layers": 1 << 20}, "num_hidden_layers"),
+    ({"hidden_size": "64"}, "hidden_size"),
+    ({"hidden_size": True}, "hidden_size"),
+    ({"vocab_size": None}, "vocab_size"),
+    ({"vocab_size": 1 << 40}, "vocab_size"),
+    ({"rms_norm_eps": float("nan")}, "rms_norm_eps"),
+    ({"rope_theta": -1.0}, "rope_theta"),
+    ({"head_dim": 15}, "rotary dimension"),
+    ({"tie_word_embeddings": "yes"}, "tie_word_embeddings"),
+    ({"text_config": {}}, "text_config"),
+    ({"vision_config": {}}, "vision_config"),
+    ({"per_layer_config": {}}, "per_layer_config"),
+    ({"dual_chunk_attention_config": {"chunk_size": 4}}, "dual_chunk_attention_config"),
+    ({"attention_chunk_size": 8}, "attention_chunk_size"),
+    ({"attention_sinks": True}, "attention_sinks"),
+    ({"clip_qkv": 8.0}, "clip_qkv"),
+    ({"logits_scaling": 8.0}, "logits_scaling"),
+    ({"logit_scale": 0.5}, "logit_scale"),
+    ({"embedding_multiplier": 12.0}, "embedding_multiplier"),
+    ({"residual_multiplier": 0.2}, "residual_multiplier"),
+    ({"attention_multiplier": 0.1}, "attention_multiplier"),
+    ({"scale_emb": 12}, "scale_emb"),
+    ({"scale_depth": 1.4}, "scale_depth"),
+    ({"use_mrope": True}, "use_mrope"),
+    ({"lm_head_bias": True}, "lm_head_bias"),
+]
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize(("fields", "word"), REFUSED_EVERYWHERE, ids=lambda value: str(value)[:40])
+def test_refused_in_every_family(family: str, fields: dict[str, Any], word: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        build_model({**config(family), **fields})
+    assert word in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def _refused() -> list[tuple[str, dict[str, Any], str]]:
+    table: list[tuple[str, dict[str, Any], str]] = []
+    for family in FAMILIES:
+        act = "hidden_activation" if family in GEMMA else "hidden_act"
+        table.append((family, {act: "quick_gelu"}, "activation"))
+        table.append((family, {"layer_types": ["chunked_attention"] * 4}, "layer_types"))
+        if family != "llama":
+            table.append((family, {"mlp_bias": True}, "mlp_bias"))
+        if family not in HAS_BIAS_FLAG:
+            table.append((family, {"attention_bias": True}, "attention_bias"))
+        if family not in CHOOSES_LAYERS:
+            table.append((family, {"layer_types": slides(2)}, "layer_types"))
+        if family != "phi3":
+            table.append((family, {"partial_rotary_factor": 0.5}, "partial_rotary_factor"))
+        if family not in ("phi3", "gemma3_text"):
+            rope = {"rope_type": "longrope", **LONG}
+            table.append((family, {"rope_scaling": rope}, "longrope"))
+            partial = {"rope_type": "default", "partial_rotary_factor": 0.5}
+            table.append((family, {"rope_parameters": partial}, "partial_rotary_factor"))
+            nested = {"full_attention": {"rope_type": "default"}}
+            table.append((family, {"rope_parameters": nested}, "full_attention"))
+    for family in NEVER_SLIDES:
+        table.append((family, {"sliding_window": 8}, "sliding_window"))
+    for family in ("qwen2", "qwen3"):
+        # Windows are off, so that a sliding layer would have none.
+        table.append((family, {"layer_types": slides(4), "sliding_window": 8}, "sliding_window"))
+        table.append((family, {"use_sliding_window": 1}, "use_sliding_window"))
+    for family in ("qwen3", *GEMMA):
+        table.append((family, {"head_dim": None}, "head_dim"))
+    for family in GEMMA:
+        table.append((family, {"sliding_window": None}, "sliding_window"))
+        table.append((family, {"query_pre_attn_scalar": 0}, "query_pre_attn_scalar"))
+        table.append((family, {"final_logit_softcapping": 0.0}, "final_logit_softcapping"))
+    for family in EXPERTS:
+        table.append((family, {"num_experts_per_tok": 5}, "num_experts_per_tok"))
+        table.append((family, {"num_experts": 5}, "num_experts"))
+    return table
+
+
+# (family, fields, words that the error must contain)
+REFUSED: list[tuple[str, dict[str, Any], str]] = [
+    *_refused(),
+    ("qwen2", {"attention_bias": False}, "attention_bias"),
+    ("phi3", {"rope_scaling": {"type": "linear", "factor": 2.0}}, "rope_type"),
+    ("phi3", {"rope_scaling": {"type": "longrope", **LONG, "long_factor": [2.0] * 7}}, "long_factor"),
+    ("phi3", {"rope_scaling": {"type": "longrope", **LONG, "short_factor": [0.0] * 8}}, "short_factor"),
+    ("phi3", {"rope_scaling": {"type": "longrope", "short_factor": [1.0] * 8}}, "long_factor"),
+    ("gemma3_text", {"attn_logit_softcapping": 50.0}, "attn_logit_softcapping"),
+    ("gemma3_text", {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4}}, "rope_parameters"),
+    ("gemma3_text", {"rope_scaling": {"type": "linear", "factor": 8.0}}, "rope_scaling"),
+    ("gemma3_text", {"rope_scaling": {**YARN, "truncate": False}}, "truncate"),
+    ("gemma3_text", {"sliding_window_pattern": 0}, "sliding_window_pattern"),
+    ("mixtral", {"num_local_experts": 0}, "num_local_experts"),
+    ("qwen3_moe", {"mlp_only_layers": ["1"]}, "mlp_only_layers"),
+    ("qwen3_moe", {"decoder_sparse_step": 0}, "decoder_sparse_step"),
+    ("llama", {"rope_scaling": {"type": "linear"}}, "factor"),
+    ("llama", {"rope_scaling": {"type": "dynamic", "factor": 0.5}}, "factor"),
+    ("llama", {"rope_scaling": {"rope_type": "yarn"}}, "factor"),
+    ("llama", {"rope_scaling": {**YARN, "rope_theta": 1.0}}, "rope_theta"),
+    ("llama", {"rope_scaling": {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0}}, "high_freq"),
+    ("llama", {"rope_scaling": "linear"}, "rope_scaling"),
+]
+
+
+@pytest.mark.parametrize(("family", "fields", "word"), REFUSED, ids=lambda value: str(value)[:50])
+def test_refused(family: str, fields: dict[str, Any], word: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        build(family, **fields)
+    assert word in str(caught.value)
+
+
+# Fields that published files carry and that change nothing.
+HARMLESS: Mapping[str, Any] = {
+    "architectures": ["SomeForCausalLM"],
+    "attention_dropout": 0.1,
+    "initializer_range": 0.02,
+    "use_cache": True,
+    "pretraining_tp": 4,
+    "torch_dtype": "bfloat16",
+    "transformers_version": "4.46.0",
+    "bos_token_id": 1,
+    "eos_token_id": [1, 2],
+    "pad_token_id": None,
+    "rope_scaling": None,
+    "layer_types": None,
+    "partial_rotary_factor": 1.0,
+    "quantization_config": None,
+    "lm_head_bias": False,
+    "mlp_bias": False,
+    "something_of_the_author": {"a": 1},
+}
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_harmless_fields_change_nothing(family: str) -> None:
+    plain, full = build(family), build(family, **HARMLESS)
+    assert full.facts == plain.facts
+    assert names(full) == names(plain)

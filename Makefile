@@ -1,0 +1,41 @@
+# Each target works on a machine with Python 3.10 or newer and make, and nothing else.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip --disable-pip-version-check -q
+
+# A machine without a C compiler links with PyPI's ziglang.
+LINKER := $(if $(shell command -v cc || command -v clang || command -v gcc),,[zig])
+
+.PHONY: chat test check bench bench-peers clean
+
+chat: $(VENV)/installed  ## compile the embedded model for this CPU and talk to it (ARGS="--prompt ...")
+	$(BIN)/mlcpipe chat $(ARGS)
+
+test: $(VENV)/installed-dev  ## run the tests (ARGS="-k name")
+	$(BIN)/python -m pytest $(ARGS)
+
+check: $(VENV)/installed-dev  ## lint, types, tests
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/python -m pytest $(ARGS)
+
+bench: $(VENV)/installed  ## measure the embedded model, or MODEL=path
+	$(BIN)/mlcpipe bench $(MODEL) $(ARGS)
+
+bench-peers: $(VENV)/installed-dev  ## side by side with llama.cpp: see tests/peers/README.md
+	$(BIN)/python -m tests.peers.bench_peers $(ARGS)
+
+$(VENV)/installed: pyproject.toml
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(PIP) install -e ".$(LINKER)"
+	touch $@
+
+$(VENV)/installed-dev: pyproject.toml
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(PIP) install -e ".$(LINKER)"
+	$(PIP) install -e ".[dev]"
+	touch $@ $(VENV)/installed
+
+clean:
+	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache

@@ -73,7 +73,7 @@ def _merged(path: Path, depth: int) -> dict[str, Any]:
     try:
         if path.stat().st_size > MAX_BYTES:
             raise TargetError("target file is too large", where=path, expected=f"at most {MAX_BYTES} bytes")
-        values = tomllib.loads(path.read_text(encoding="utf-8"))
+        values: dict[str, Any] = tomllib.loads(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
         raise TargetError("target file cannot be read", where=path, found=error) from error
     base = values.pop("base", None)
@@ -91,7 +91,9 @@ def _merged(path: Path, depth: int) -> dict[str, Any]:
 def _target(name: str, values: dict[str, Any], path: Path) -> Target:
     unknown = sorted(set(values) - set(_KEYS))
     if unknown:
-        raise TargetError("target file has an unknown key", where=path, expected=", ".join(_KEYS), found=", ".join(unknown))
+        raise TargetError(
+            "target file has an unknown key", where=path, expected=", ".join(_KEYS), found=", ".join(unknown)
+        )
     for key, kind in _KEYS.items():
         if not isinstance(values.get(key), kind):
             raise TargetError(
@@ -100,7 +102,9 @@ def _target(name: str, values: dict[str, Any], path: Path) -> Target:
     for table in ("limits", "schedule"):
         for key, value in values[table].items():
             if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-                raise TargetError(f"target file {table}.{key}", where=path, expected="a positive integer", found=repr(value))
+                raise TargetError(
+                    f"target file {table}.{key}", where=path, expected="a positive integer", found=repr(value)
+                )
     return Target(name=name, **values)
 
 
@@ -115,4 +119,6 @@ def tvm_target(target: Target) -> Any:
     try:
         return tvm.target.Target(options)
     except (ValueError, TypeError, RuntimeError) as error:
-        raise TargetError("TVM refuses the target", where=target.name, found=str(error).strip().splitlines()[-1]) from error
+        raise TargetError(
+            "TVM refuses the target", where=target.name, found=str(error).strip().splitlines()[-1]
+        ) from error

@@ -27,7 +27,8 @@ ENTRY_POINTS: tuple[str, ...] = (
     "batch_prefill(embeds: [1, n, d], logit_positions: i32[b], kv, params) -> (f32[1, b, V], kv)",
     "batch_decode(embeds: [b, 1, d], kv, params) -> (f32[b, 1, V], kv)",
     "batch_verify(embeds: [1, n, d], kv, params) -> (f32[1, n, V], kv)",
-    "sample(logits: f32[b, 1, V], temperature: f32[b], top_p: f32[b], top_k: i32[b], min_p: f32[b], draw: f32[b]) -> i32[b]",
+    "sample(logits: f32[b, 1, V], temperature: f32[b], top_p: f32[b], top_k: i32[b], min_p: f32[b], draw: f32[b])"
+    " -> i32[b]",
     "create_tir_paged_kv_cache(max_sequences: [1], total: [1], chunk: [1], page: [1], sliding: [1])",
     "softmax_with_temperature(logits: f32[b, 1, V], temperature: f32[b]) -> f32[b, 1, V]",
     "argsort_probs(probs: f32[b, V]) -> (f32[b, V], i32[b, V])",
@@ -104,7 +105,7 @@ class ModelInfo(_Frozen):
     kv_dtype: Name
     prefill_chunk: Positive
     recompute_above: Positive | None = Field(
-        default=None, description="length above which RoPE frequencies change (longrope): cached keys are of no use then"
+        default=None, description="length above which RoPE frequencies change (longrope): cached keys are useless then"
     )
 
 

@@ -63,7 +63,7 @@ class _Job:
     chunk: int
 
 
-def compile(  # noqa: A001  the verb that users know
+def compile(
     checkpoint: str | Path,
     *,
     target: str = "cpu",
@@ -146,7 +146,8 @@ def _write_library(job: _Job, folder: Path) -> tuple[dict[str, FileInfo], Linker
         "tensor_parallel_shards": 1,
         "kv_state_kind": "kv_cache",
         "params": [
-            {"name": p.name, "shape": list(p.shape), "dtype": p.dtype, "preprocs": []} for p in param_infos(job.state.weights)
+            {"name": p.name, "shape": list(p.shape), "dtype": p.dtype, "preprocs": []}
+            for p in param_infos(job.state.weights)
         ],
         "memory_usage": workspace_bytes(job.state.mod),
     }
@@ -234,7 +235,7 @@ def _manifest(job: _Job, files: Mapping[str, FileInfo], linker: Linker) -> Manif
         target=TargetInfo(
             name=state.target.name,
             tvm_target=str(state.tvm_target),
-            cpu_features=sorted(str(x) for x in tvm.target.codegen.llvm_get_cpu_features(state.tvm_target)),
+            cpu_features=tuple(sorted(str(x) for x in tvm.target.codegen.llvm_get_cpu_features(state.tvm_target))),
             triple=str(state.tvm_target.attrs.get("mtriple", "")) or tvm.target.codegen.llvm_get_system_triple(),
         ),
         model=_model_info(job),

@@ -32,7 +32,9 @@ class Linker:
         try:
             done = subprocess.run(command, capture_output=True, text=True, timeout=LINK_TIMEOUT_S, check=False)
         except (OSError, subprocess.TimeoutExpired) as error:
-            raise CompileError(f"linker {self.name} cannot run", found=error, next_step="see `mlcpipe doctor`") from error
+            raise CompileError(
+                f"linker {self.name} cannot run", found=error, next_step="see `mlcpipe doctor`"
+            ) from error
         if done.returncode:
             words = (done.stderr or done.stdout).strip().splitlines()[-1:] or ["no message"]
             raise CompileError(f"linker {self.name} failed", found=words[0], next_step="see `mlcpipe doctor`")

@@ -50,7 +50,7 @@ class Weight:
         return self.shape[0] if len(self.shape) == 3 else None
 
     def arrays(self) -> dict[str, tuple[tuple[int, ...], str]]:
-        """Name -> (shape, dtype) of what is stored; names follow MLC (`...weight` becomes `...q_weight`, `...q_scale`)."""
+        """Name -> (shape, dtype) of what is stored; names are MLC's (`x.weight` becomes `x.q_weight`, `x.q_scale`)."""
         if self.scheme is None or self.layout is None:
             return {self.name: (self.shape, self.dtype)}
         n, k = self.shape[-2:]
@@ -60,7 +60,9 @@ class Weight:
     @property
     def nbytes(self) -> int:
         """Bytes of what is stored."""
-        return sum(int(np.prod(shape, dtype=np.int64)) * np.dtype(dtype).itemsize for shape, dtype in self.arrays().values())
+        return sum(
+            int(np.prod(shape, dtype=np.int64)) * np.dtype(dtype).itemsize for shape, dtype in self.arrays().values()
+        )
 
 
 def weight_table(params: Iterable[tuple[str, nn.Parameter]]) -> list[Weight]:
@@ -157,7 +159,9 @@ def _stored(weight: Weight, full: Array) -> dict[str, Array]:
         with np.errstate(over="ignore"):
             cast = full.astype(weight.dtype)
         if not np.isfinite(cast).all():
-            raise CheckpointError(f"weight {weight.name} does not fit {weight.dtype}", found=f"{float(np.abs(full).max()):g}")
+            raise CheckpointError(
+                f"weight {weight.name} does not fit {weight.dtype}", found=f"{float(np.abs(full).max()):g}"
+            )
         return {weight.name: cast}
     packed: Mapping[str, Array] = weight.scheme.pack(full, name=weight.name)
     n, k = weight.shape[-2:]

@@ -37,7 +37,9 @@ def _facts(scheme: Scheme, layout: Layout, n: int, k: int) -> dict[str, int | fl
     }
 
 
-def _element(scheme: Scheme, layout: Layout, packed: list[te.Tensor], indices: tuple[tirx.PrimExpr, ...], dtype: str) -> tirx.PrimExpr:
+def _element(
+    scheme: Scheme, layout: Layout, packed: list[te.Tensor], indices: tuple[tirx.PrimExpr, ...], dtype: str
+) -> tirx.PrimExpr:
     scale = packed[1] if len(packed) > 1 else None
     return dequantize_element(scheme, layout, packed[0], scale, indices, dtype)
 
@@ -73,7 +75,9 @@ def take(scheme: Scheme, layout: Layout, n: int, k: int, dtype: str) -> tirx.Pri
     return tag(te.create_prim_func([*packed, ids, y]), "take", **_facts(scheme, layout, n, k))
 
 
-def expert_matmul(scheme: Scheme, layout: Layout, experts: int, n: int, k: int, top: int, shared: bool, dtype: str) -> tirx.PrimFunc:
+def expert_matmul(
+    scheme: Scheme, layout: Layout, experts: int, n: int, k: int, top: int, shared: bool, dtype: str
+) -> tirx.PrimFunc:
     """x [m, k] (`shared`: the experts of a token read the same row) or [m * top, k]; packed w [experts, n, k];
     ids i32[m, top] -> y dtype[m * top, n] with y[i * top + t] = x' w[ids[i, t]]^T.
     """
@@ -98,7 +102,9 @@ def _mean_square(x: te.Tensor, size: int, eps: float) -> te.Tensor:
     square = te.compute(
         (x.shape[0],), lambda i: te.sum(x[i, r].astype("float32") * x[i, r].astype("float32"), axis=r), name="square"
     )
-    return te.compute((x.shape[0],), lambda i: tirx.rsqrt(square[i] / float(size) + tirx.const(eps, "float32")), name="rsqrt")
+    return te.compute(
+        (x.shape[0],), lambda i: tirx.rsqrt(square[i] / float(size) + tirx.const(eps, "float32")), name="rsqrt"
+    )
 
 
 def rms_norm(size: int, eps: float, dtype: str, weight_dtype: str) -> tirx.PrimFunc:
@@ -126,8 +132,8 @@ def add_rms_norm(size: int, eps: float, dtype: str, weight_dtype: str) -> tirx.P
         lambda i, j: (x[i, j].astype("float32") * scale[i] * w[j].astype("float32")).astype(dtype),
         name="rms_norm",
     )
-    facts = {"size": size, "eps": eps, "dtype": dtype, "weight_dtype": weight_dtype}
-    return tag(te.create_prim_func([a, b, w, x, y]), "add_rms_norm", **facts)
+    func = te.create_prim_func([a, b, w, x, y])
+    return tag(func, "add_rms_norm", size=size, eps=eps, dtype=dtype, weight_dtype=weight_dtype)
 
 
 def apply_rope(heads: int, kv_heads: int, head_dim: int, rotary_dim: int, dtype: str, kv_dtype: str) -> tirx.PrimFunc:

@@ -14,6 +14,7 @@ from mlcpipe.nn import definitions
 from mlcpipe.quantization.layout import load_layout
 from mlcpipe.quantization.scheme import load_scheme
 
+
 class Linear(nn.Module):
     """y = x W^T (+ b): x [m, in_features] -> [m, out_features]. `quantize=False` keeps W in the model dtype."""
 

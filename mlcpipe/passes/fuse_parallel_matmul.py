@@ -36,7 +36,9 @@ def fuse_parallel_matmul(state: Lowering) -> Lowering:
     new_var: dict[int, relax.Var] = {}
 
     def prologue(work: Rebuild, old: list[relax.Var], new: list[relax.Var]) -> None:
-        index_of.clear(), new_var.clear(), joined.clear()
+        joined.clear()
+        new_var.clear()
+        index_of.clear()
         kept = [i for i in range(len(old)) if i in leader or i not in member_of]
         for position, index in enumerate(kept):
             new_var[index] = new[position]

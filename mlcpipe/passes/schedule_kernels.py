@@ -33,6 +33,13 @@ def schedule_kernels(state: Lowering) -> Lowering:
                 declined.append(f"{name}: {result.reason}")
                 continue
             mod[gv] = result
-            reports.append(KernelReport(gv.name_hint, kind, name, "; ".join(declined) or ("made for it" if kinds else f"no rule of its own for {kind}")))
+            reports.append(
+                KernelReport(
+                    gv.name_hint,
+                    kind,
+                    name,
+                    "; ".join(declined) or ("made for it" if kinds else f"no rule of its own for {kind}"),
+                )
+            )
             break
     return state.with_mod(mod, kernels=tuple(sorted(reports, key=lambda r: r.name)))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, overload
 
@@ -104,7 +104,7 @@ class Engine:
         stop: Sequence[str] = ...,
         max_tokens: int | None = ...,
         stream: Literal[True],
-    ) -> Iterator[Chunk]: ...
+    ) -> Generator[Chunk, None, None]: ...
 
     def chat(
         self,
@@ -114,7 +114,7 @@ class Engine:
         stop: Sequence[str] = (),
         max_tokens: int | None = None,
         stream: bool = False,
-    ) -> Completion | Iterator[Chunk]:
+    ) -> Completion | Generator[Chunk, None, None]:
         """Answer a conversation: messages {"role", "content"}, through the checkpoint's chat template.
 
         `stream=True` gives chunks as they come; the last has `finish_reason` and `stats`.
@@ -147,7 +147,7 @@ class Engine:
         max_tokens: int | None = ...,
         ignore_eos: bool = ...,
         stream: Literal[True],
-    ) -> Iterator[Chunk]: ...
+    ) -> Generator[Chunk, None, None]: ...
 
     def generate(
         self,
@@ -158,7 +158,7 @@ class Engine:
         max_tokens: int | None = None,
         ignore_eos: bool = False,
         stream: bool = False,
-    ) -> Completion | Iterator[Chunk]:
+    ) -> Completion | Generator[Chunk, None, None]:
         """Continue raw text or token ids, without a chat template. `ignore_eos` goes on to `max_tokens`."""
         tokens = self.tokenizer.encode(prompt, add_special_tokens=True) if isinstance(prompt, str) else list(prompt)
         chunks = self._generate(tokens, sampling, stop, max_tokens, ignore_eos, continues=True)
@@ -229,7 +229,7 @@ class Engine:
         ignore_eos: bool,
         *,
         continues: bool,
-    ) -> Iterator[Chunk]:
+    ) -> Generator[Chunk, None, None]:
         if not prompt:
             raise UsageError("the prompt has no tokens", expected="at least one")
         if max_tokens is not None and max_tokens < 1:
@@ -252,7 +252,7 @@ class Engine:
         limit: int,
         ignore_eos: bool,
         continues: bool,
-    ) -> Iterator[Chunk]:
+    ) -> Generator[Chunk, None, None]:
         text_of = None
         if not ignore_eos or stop or (self.path / "tokenizer.json").is_file():
             eos = frozenset() if ignore_eos else self.tokenizer.eos_token_ids

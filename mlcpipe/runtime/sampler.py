@@ -16,7 +16,7 @@ from mlcpipe.runtime.sampling_params import SamplingParams, TokenLogprob
 from mlcpipe.runtime.tokenizer import Tokenizer
 
 
-def _tensor(values: Sequence[float], dtype: str) -> Any:
+def _tensor(values: Sequence[float] | Sequence[Sequence[float]], dtype: str) -> Any:
     return tvm.runtime.tensor(np.array(values, dtype))
 
 

@@ -7,7 +7,6 @@ needs no horizontal sum; V lies as [16, head_dim]. Softmax is online (Milakov & 
 Dao et al. 2022), in base 2. The query heads that share a KV head (GQA) are rows of one register tile.
 """
 
-# mypy: disable-error-code="name-defined,no-untyped-def,misc,operator,call-overload,valid-type"
 from __future__ import annotations
 
 import math
@@ -136,7 +135,8 @@ def _attend(q, K, k_base, V, v_base, v_stride, keys, first, last, state, shape, 
             ) * T.broadcast(T.float32(shape.softcap * LOG2E), 16)
         score[r, T.ramp(0, 1, 16)] = T.Select(
             T.And(
-                T.ramp(0, 1, 16) <= T.broadcast(T.min(last[r], keys - 1), 16), T.ramp(0, 1, 16) >= T.broadcast(first[r], 16)
+                T.ramp(0, 1, 16) <= T.broadcast(T.min(last[r], keys - 1), 16),
+                T.ramp(0, 1, 16) >= T.broadcast(first[r], 16),
             ),
             score[r, T.ramp(0, 1, 16)],
             T.broadcast(T.float32(MASKED), 16),
@@ -251,7 +251,9 @@ def decode(shape: AttentionShape, sliding: bool) -> tirx.PrimFunc:
         q_position = T.match_buffer(q_position_handle, (batch,), "int32", elem_offset=o5)
         Out = T.match_buffer(output_handle, (batch, heads, dim), dtype)
         Lse = T.match_buffer(lse_handle, (batch, heads), "float32")
-        flat = T.decl_buffer((T.int64(num_pages) * (2 * kv_heads * page_elements),), dtype, data=pages.data, elem_offset=o6)
+        flat = T.decl_buffer(
+            (T.int64(num_pages) * (2 * kv_heads * page_elements),), dtype, data=pages.data, elem_offset=o6
+        )
         for task in T.parallel(batch * kv_heads):
             q = T.alloc_buffer((rows, dim), "float32")
             top = T.alloc_buffer((lane_rows, 16), "float32")
@@ -277,8 +279,22 @@ def decode(shape: AttentionShape, sliding: bool) -> tirx.PrimFunc:
                 for r in T.serial(rows):
                     first[r] = oldest - index * 16
                     last[r] = 15
-                _attend(q, flat, base, flat, base + kv_heads * page_elements, dim, T.min(kv_len - index * 16, 16),
-                        first, last, (top, total, out, score, alpha, acc, tmp), shape, rows, tile, lane_rows)
+                _attend(
+                    q,
+                    flat,
+                    base,
+                    flat,
+                    base + kv_heads * page_elements,
+                    dim,
+                    T.min(kv_len - index * 16, 16),
+                    first,
+                    last,
+                    (top, total, out, score, alpha, acc, tmp),
+                    shape,
+                    rows,
+                    tile,
+                    lane_rows,
+                )
             _store(Out, Lse, b, h * group, 1, (top, total, out, score, alpha, acc, tmp), shape, rows)
 
     return paged_decode
@@ -341,7 +357,9 @@ def prefill_cached(shape: AttentionShape, sliding: bool) -> tirx.PrimFunc:
         q_position = T.match_buffer(q_position_handle, (n,), "int32", elem_offset=o5)
         Out = T.match_buffer(output_handle, (n, heads, dim), dtype)
         Lse = T.match_buffer(lse_handle, (n, heads), "float32")
-        flat = T.decl_buffer((T.int64(num_pages) * (2 * kv_heads * page_elements),), dtype, data=pages.data, elem_offset=o6)
+        flat = T.decl_buffer(
+            (T.int64(num_pages) * (2 * kv_heads * page_elements),), dtype, data=pages.data, elem_offset=o6
+        )
         for b in T.serial(batch):
             for task in T.parallel(
                 (q_indptr[b + 1] - q_indptr[b] + queries_per_task - 1) // queries_per_task * kv_heads
@@ -360,7 +378,9 @@ def prefill_cached(shape: AttentionShape, sliding: bool) -> tirx.PrimFunc:
                 row0: T.let[T.int32] = q_indptr[b] + task // kv_heads * queries_per_task
                 queries: T.let[T.int32] = T.min(queries_per_task, q_indptr[b + 1] - row0)
                 kv_len: T.let[T.int32] = T.if_then_else(
-                    indptr[b + 1] > indptr[b], (indptr[b + 1] - indptr[b] - 1) * 16 + _last_page_len(length, b, sliding), 0
+                    indptr[b + 1] > indptr[b],
+                    (indptr[b + 1] - indptr[b] - 1) * 16 + _last_page_len(length, b, sliding),
+                    0,
                 )
                 oldest: T.let[T.int32] = (
                     T.min(T.max(q_position[row0] - k_position[b] - window + 1, 0), kv_len) if window > 0 else 0
@@ -375,8 +395,22 @@ def prefill_cached(shape: AttentionShape, sliding: bool) -> tirx.PrimFunc:
                             q_position[row0] + r // group - k_position[b] - window + 1 - index * 16 if window > 0 else 0
                         )
                         last[r] = 15
-                    _attend(q, flat, base, flat, base + kv_heads * page_elements, dim, T.min(kv_len - index * 16, 16),
-                            first, last, (top, total, out, score, alpha, acc, tmp), shape, rows, tile, lane_rows)
+                    _attend(
+                        q,
+                        flat,
+                        base,
+                        flat,
+                        base + kv_heads * page_elements,
+                        dim,
+                        T.min(kv_len - index * 16, 16),
+                        first,
+                        last,
+                        (top, total, out, score, alpha, acc, tmp),
+                        shape,
+                        rows,
+                        tile,
+                        lane_rows,
+                    )
                 _store(Out, Lse, row0, h * group, queries, (top, total, out, score, alpha, acc, tmp), shape, rows)
 
     return paged_prefill
@@ -434,7 +468,9 @@ def prefill_chunk(shape: AttentionShape) -> tirx.PrimFunc:
                     for i in T.serial(16):
                         key: T.let[T.int32] = T.min(kv_indptr[b] + block * 16 + i, kv_indptr[b + 1] - 1)
                         for d in T.serial(dim):
-                            kt[(T.int64(block) * kv_heads + h) * (dim * 16) + d * 16 + i] = T.cast(K[key, h, d], "float32")
+                            kt[(T.int64(block) * kv_heads + h) * (dim * 16) + d * 16 + i] = T.cast(
+                                K[key, h, d], "float32"
+                            )
             for task in T.parallel(
                 (q_indptr[b + 1] - q_indptr[b] + queries_per_task - 1) // queries_per_task * kv_heads
             ):
@@ -458,11 +494,32 @@ def prefill_chunk(shape: AttentionShape) -> tirx.PrimFunc:
                     for r in T.serial(rows):
                         first[r] = 0
                         last[r] = start + r // group - p * 16
-                    _attend(q, kt, (T.int64(p) * kv_heads + h) * (dim * 16), flat_v,
-                            (T.int64(kv_indptr[b] + p * 16) * kv_heads + h) * dim, kv_heads * dim,
-                            T.min(start + queries - p * 16, 16), first, last,
-                            (top, total, out, score, alpha, acc, tmp), shape, rows, tile, lane_rows)
-                _store(Out, Lse, q_indptr[b] + start, h * group, queries, (top, total, out, score, alpha, acc, tmp), shape, rows)
+                    _attend(
+                        q,
+                        kt,
+                        (T.int64(p) * kv_heads + h) * (dim * 16),
+                        flat_v,
+                        (T.int64(kv_indptr[b] + p * 16) * kv_heads + h) * dim,
+                        kv_heads * dim,
+                        T.min(start + queries - p * 16, 16),
+                        first,
+                        last,
+                        (top, total, out, score, alpha, acc, tmp),
+                        shape,
+                        rows,
+                        tile,
+                        lane_rows,
+                    )
+                _store(
+                    Out,
+                    Lse,
+                    q_indptr[b] + start,
+                    h * group,
+                    queries,
+                    (top, total, out, score, alpha, acc, tmp),
+                    shape,
+                    rows,
+                )
 
     return ragged_prefill
 
@@ -513,7 +570,11 @@ def split(shape: AttentionShape) -> tirx.PrimFunc:
 
     @T.prim_func(s_tir=True)
     def kv_cache_split(
-        qkv_handle: T.handle, map_handle: T.handle, q_handle: T.handle, k_handle: T.handle, v_handle: T.handle,
+        qkv_handle: T.handle,
+        map_handle: T.handle,
+        q_handle: T.handle,
+        k_handle: T.handle,
+        v_handle: T.handle,
         apply_rope: T.int64,
     ):
         n = T.int64()
@@ -556,7 +617,8 @@ def merge(shape: AttentionShape) -> tirx.PrimFunc:
                 w[3] = T.float32(1) / (w[1] + w[2])
                 for d in T.serial(dim):
                     V[t, h, d] = T.cast(
-                        (T.cast(V[t, h, d], "float32") * w[1] + T.cast(V_other[t, h, d], "float32") * w[2]) * w[3], dtype
+                        (T.cast(V[t, h, d], "float32") * w[1] + T.cast(V_other[t, h, d], "float32") * w[2]) * w[3],
+                        dtype,
                     )
                 S[t, h] = w[0] + T.log2(w[1] + w[2])
 
@@ -573,7 +635,9 @@ def copy_page(shape: AttentionShape) -> tirx.PrimFunc:
         num_pages = T.int32()
         o1 = T.int64()
         pages = T.match_buffer(pages_handle, (num_pages, 2, kv_heads, 16, dim), dtype, elem_offset=o1)
-        flat = T.decl_buffer((T.int64(num_pages) * (2 * kv_heads * page_elements),), dtype, data=pages.data, elem_offset=o1)
+        flat = T.decl_buffer(
+            (T.int64(num_pages) * (2 * kv_heads * page_elements),), dtype, data=pages.data, elem_offset=o1
+        )
         for i in T.serial(2 * kv_heads * page_elements):
             flat[destination * (2 * kv_heads * page_elements) + i] = flat[source * (2 * kv_heads * page_elements) + i]
 
@@ -595,7 +659,9 @@ def compact(shape: AttentionShape) -> tirx.PrimFunc:
         pages = T.match_buffer(pages_handle, (num_pages, 2, kv_heads, 16, dim), dtype, elem_offset=o3)
         indptr = T.match_buffer(indptr_handle, (batch + 1,), "int32", elem_offset=o1)
         pairs = T.match_buffer(pairs_handle, (2, total), "int32", elem_offset=o2)
-        flat = T.decl_buffer((T.int64(num_pages) * (2 * kv_heads * page_elements),), dtype, data=pages.data, elem_offset=o3)
+        flat = T.decl_buffer(
+            (T.int64(num_pages) * (2 * kv_heads * page_elements),), dtype, data=pages.data, elem_offset=o3
+        )
         for b in T.serial(batch):
             for i in T.serial(indptr[b + 1] - indptr[b]):
                 source: T.let[T.int32] = pairs[0, indptr[b] + i]
@@ -655,4 +721,6 @@ def kv_cache_functions(shape: AttentionShape, num_layers: int) -> dict[str, tirx
         "read_back": read_back(shape, num_layers),
         "compact": compact(shape),
     }
-    return {name: tag(func, f"kv_cache_{name}").with_attr("tirx.is_scheduled", True) for name, func in functions.items()}
+    return {
+        name: tag(func, f"kv_cache_{name}").with_attr("tirx.is_scheduled", True) for name, func in functions.items()
+    }

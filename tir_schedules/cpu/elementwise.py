@@ -1,4 +1,4 @@
-"""The rule for everything else on CPUs: producers inlined, rows in parallel when there is enough work, vectors inside."""
+"""The rule for everything else on CPUs: producers inlined, rows in parallel where there is work, vectors inside."""
 
 from __future__ import annotations
 

@@ -4,7 +4,6 @@ Each row streams its expert's weights once. In prefill several rows of one exper
 not yet, so mixture models prefill at the speed of their decode.
 """
 
-# mypy: disable-error-code="name-defined,no-untyped-def,misc,operator,call-overload,valid-type"
 from __future__ import annotations
 
 from tvm import tirx

@@ -6,7 +6,6 @@ scratch that stays in L1, then runs a register tile of `rows` x 16*blocks over i
 Layout: `mlcpipe/quantization/layout.py`. Codes: element j of a word at bits j*bits of a uint32.
 """
 
-# mypy: disable-error-code="name-defined,no-untyped-def,misc,operator,call-overload,valid-type"
 from __future__ import annotations
 
 from dataclasses import dataclass
@@ -55,8 +54,15 @@ class Packed:
 
 def packed_of(op: Op) -> Packed:
     """The weight facts of a tagged matmul."""
-    names = ("n", "k", "bits", "group_size", "codes_per_word", "zero_point")
-    return Packed(*(op.int(name) for name in names), dtype=op.str("dtype"))
+    return Packed(
+        n=op.int("n"),
+        k=op.int("k"),
+        bits=op.int("bits"),
+        group_size=op.int("group_size"),
+        codes_per_word=op.int("codes_per_word"),
+        zero_point=op.int("zero_point"),
+        dtype=op.str("dtype"),
+    )
 
 
 def matmul(op: Op, tile: Tile) -> tirx.PrimFunc | Declined:
@@ -186,7 +192,9 @@ def _quantized(w: Packed, tile: Tile) -> tirx.PrimFunc:
                             part[i % 4, T.ramp(0, 1, 16)] = part[i % 4, T.ramp(0, 1, 16)] + T.cast(
                                 T.cast(
                                     T.bitwise_and(
-                                        T.shift_right(word[0, T.ramp(0, 1, 16)], T.broadcast(T.cast(i * bits, "uint32"), 16)),
+                                        T.shift_right(
+                                            word[0, T.ramp(0, 1, 16)], T.broadcast(T.cast(i * bits, "uint32"), 16)
+                                        ),
                                         T.broadcast(T.uint32(mask), 16),
                                     ),
                                     "int32x16",
@@ -213,14 +221,17 @@ def _quantized(w: Packed, tile: Tile) -> tirx.PrimFunc:
                                 S[block, c * chunk_groups + g, T.ramp(0, 1, 16)], "float32x16"
                             )
                             for j in T.unroll(words):
-                                word[0, T.ramp(0, 1, 16)] = W[block, (c * chunk_groups + g) * words + j, T.ramp(0, 1, 16)]
+                                word[0, T.ramp(0, 1, 16)] = W[
+                                    block, (c * chunk_groups + g) * words + j, T.ramp(0, 1, 16)
+                                ]
                                 for i in T.unroll(per_word):
                                     B[g * group + j * per_word + i, T.ramp(b * 16, 1, 16)] = (
                                         T.cast(
                                             T.cast(
                                                 T.bitwise_and(
                                                     T.shift_right(
-                                                        word[0, T.ramp(0, 1, 16)], T.broadcast(T.cast(i * bits, "uint32"), 16)
+                                                        word[0, T.ramp(0, 1, 16)],
+                                                        T.broadcast(T.cast(i * bits, "uint32"), 16),
                                                     ),
                                                     T.broadcast(T.uint32(mask), 16),
                                                 ),

@@ -1,6 +1,5 @@
 """RMS norm for CPUs, with or without the residual addition before it: one pass to sum squares, one to scale."""
 
-# mypy: disable-error-code="name-defined,no-untyped-def,misc,operator,call-overload,valid-type"
 from __future__ import annotations
 
 from tvm import tirx
@@ -17,8 +16,7 @@ def _scale_row(X, W, Y, row, size, lanes, eps):
     partial[0, T.ramp(0, 1, lanes)] = T.broadcast(T.float32(0), lanes)
     for i in T.serial(size // lanes):
         partial[0, T.ramp(0, 1, lanes)] = (
-            partial[0, T.ramp(0, 1, lanes)]
-            + X[row, T.ramp(i * lanes, 1, lanes)] * X[row, T.ramp(i * lanes, 1, lanes)]
+            partial[0, T.ramp(0, 1, lanes)] + X[row, T.ramp(i * lanes, 1, lanes)] * X[row, T.ramp(i * lanes, 1, lanes)]
         )
     scale[0] = T.float32(0)
     for i in T.serial(lanes):
@@ -55,7 +53,9 @@ def norm(op: Op) -> tirx.PrimFunc | Declined:
                 _scale_row(X, W, Y, row, size, lanes, eps)
 
     @T.prim_func(s_tir=True)
-    def add_rms_norm(a_handle: T.handle, b_handle: T.handle, w_handle: T.handle, x_handle: T.handle, y_handle: T.handle):
+    def add_rms_norm(
+        a_handle: T.handle, b_handle: T.handle, w_handle: T.handle, x_handle: T.handle, y_handle: T.handle
+    ):
         m = T.int64()
         A = T.match_buffer(a_handle, (m, size), "float32")
         B = T.match_buffer(b_handle, (m, size), "float32")

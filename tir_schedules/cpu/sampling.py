@@ -4,12 +4,10 @@
 vocabulary. The other functions are MLC's published contract. Logits and probabilities are float32; `b` sequences.
 """
 
-# mypy: disable-error-code="name-defined,no-untyped-def,misc,operator,call-overload,valid-type"
 from __future__ import annotations
 
 from tvm import tirx
 from tvm.script import tirx as T
-
 
 from tir_schedules.op import tag
 
@@ -110,7 +108,8 @@ def sample(vocab: int) -> tirx.PrimFunc:
                     bucket_mass[i] = T.float32(0)
                 for i in T.serial(vocab):
                     bucket: T.let[T.int32] = T.min(
-                        T.cast(T.shift_right(T.reinterpret(weight[i], dtype="uint32"), T.uint32(_SHIFT)), "int32"), _BUCKETS - 1
+                        T.cast(T.shift_right(T.reinterpret(weight[i], dtype="uint32"), T.uint32(_SHIFT)), "int32"),
+                        _BUCKETS - 1,
                     )
                     bucket_count[bucket] = bucket_count[bucket] + 1
                     bucket_mass[bucket] = bucket_mass[bucket] + weight[i]
@@ -270,7 +269,9 @@ def apply_logit_bias_inplace(vocab: int) -> tirx.PrimFunc:
     """logits f32[b, V][row[i], token[i]] += bias[i]."""
 
     @T.prim_func(s_tir=True)
-    def apply_logit_bias_inplace(logits_handle: T.handle, row_handle: T.handle, token_handle: T.handle, bias_handle: T.handle):
+    def apply_logit_bias_inplace(
+        logits_handle: T.handle, row_handle: T.handle, token_handle: T.handle, bias_handle: T.handle
+    ):
         b = T.int64()
         n = T.int64()
         logits = T.match_buffer(logits_handle, (b, vocab), "float32")
@@ -337,7 +338,6 @@ def apply_bitmask_inplace(vocab: int) -> tirx.PrimFunc:
                     logits[seq[i], v] = T.float32(-3.4e38)
 
     return apply_bitmask_inplace
-
 
 
 def sampling_functions(vocab: int) -> dict[str, tirx.PrimFunc]:

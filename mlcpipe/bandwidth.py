@@ -100,9 +100,7 @@ def _buffer_bytes() -> int:
     return size // 4096 * 4096
 
 
-def _gb_s(
-    pool: ThreadPoolExecutor, reader: Callable[[Words], None], parts: list[Words], nbytes: int
-) -> float:
+def _gb_s(pool: ThreadPoolExecutor, reader: Callable[[Words], None], parts: list[Words], nbytes: int) -> float:
     list(pool.map(reader, parts))
     seconds = []
     for _ in range(_ROUNDS):

@@ -119,9 +119,7 @@ class ConsoleProgress:
         self._stages.append(done)
         self._name = None
         size = f", {done.bytes_done / 2**20:,.1f} MiB" if done.bytes_done else ""
-        self._console.print(
-            f"{done.name}: {done.seconds:.1f} s{size}", style="dim", highlight=False, markup=False
-        )
+        self._console.print(f"{done.name}: {done.seconds:.1f} s{size}", style="dim", highlight=False, markup=False)
 
     def abandon(self) -> None:
         """Take the live line away without counting the stage: the work failed or was stopped."""

@@ -23,7 +23,6 @@ app = typer.Typer(
     name="mlcpipe",
     help="Compile a language model for one device, and run it there.\n\n"
     "`mlcpipe chat` talks to the small model that comes along, `mlcpipe chat hf://org/name` to another.",
-    no_args_is_help=True,
     add_completion=False,
     rich_markup_mode="markdown",
     pretty_exceptions_enable=False,
@@ -57,9 +56,7 @@ def _print_versions(wanted: bool) -> None:
 def _options(
     version: Annotated[
         bool,
-        typer.Option(
-            "--version", help="Print the versions and exit.", is_eager=True, callback=_print_versions
-        ),
+        typer.Option("--version", help="Print the versions and exit.", is_eager=True, callback=_print_versions),
     ] = False,
 ) -> None:
     """Options before the verb."""
@@ -94,7 +91,8 @@ def main(arguments: list[str] | None = None) -> int:
 
 def _run(arguments: list[str] | None) -> int:
     try:
-        code = app(arguments, prog_name="mlcpipe", standalone_mode=False)
+        # without a verb: the help, and no error
+        code = app(arguments or sys.argv[1:] or ["--help"], prog_name="mlcpipe", standalone_mode=False)
         sys.stdout.flush()
     except typer.Abort:
         return _INTERRUPTED

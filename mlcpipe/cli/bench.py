@@ -19,16 +19,12 @@ def bench_command(
         typer.Argument(help="A bundle, checkpoint folder or hf://org/name; without it the demo model."),
     ] = None,
     prefill: Annotated[str, typer.Option(help="Prompt lengths, in tokens.")] = "16,512,2048",
-    decode_depth: Annotated[
-        str, typer.Option(help="How many tokens precede the decoded ones.")
-    ] = "0,1024,4096",
+    decode_depth: Annotated[str, typer.Option(help="How many tokens precede the decoded ones.")] = "0,1024,4096",
     decode_tokens: Annotated[int, typer.Option(help="Tokens to decode in each repeat.")] = 32,
     repeats: Annotated[int, typer.Option(help="How often each number is measured.")] = 5,
     threads: Annotated[int | None, typer.Option(help="Threads (default: the physical cores).")] = None,
     target: Annotated[str | None, typer.Option(help="What to compile for (default: cpu).")] = None,
-    quantization: Annotated[
-        str | None, typer.Option(help="How to store the weights (default: q4f16_1).")
-    ] = None,
+    quantization: Annotated[str | None, typer.Option(help="How to store the weights (default: q4f16_1).")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the results as JSON.")] = False,
 ) -> None:
     """Measure prefill and decode speed, memory and load time; medians, after a warm-up that does not count.

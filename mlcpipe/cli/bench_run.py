@@ -148,9 +148,7 @@ def _decode(engine: Engine, plan: Plan, tokens: list[int], depth: int) -> Result
     start = max(depth, 1)  # a cache cannot be continued before it has a token
     last = start + _WARM_UP_STEPS + plan.repeats * plan.decode_tokens
     if last > engine.context_length:
-        return Result(
-            "decode", depth, skipped=f"it ends at {last}, the context has {engine.context_length} tokens"
-        )
+        return Result("decode", depth, skipped=f"it ends at {last}, the context has {engine.context_length} tokens")
     engine.reset()
     token = engine.prefill(tokens[:start])
     for _ in range(_WARM_UP_STEPS):

@@ -58,20 +58,18 @@ def prepare_bundle(wanted: Wanted, progress: AbstractContextManager[ConsoleProgr
         if wanted.model is None:
             checkpoint = open_checkpoint(demo_model_path())
         else:
-            from mlcpipe.checkpoint.hub import resolve
+            from mlcpipe.checkpoint import resolve
 
             checkpoint = open_checkpoint(resolve(wanted.model, reporter))
         target = wanted.target or DEFAULT_TARGET
         quantization = wanted.quantization or DEFAULT_QUANTIZATION
         cache = env().cache_dir
-        content = checkpoint.content_hash(cache / "digests")
+        content = checkpoint.content_hash(cache / "hashes")
         bundle = cache / "bundles" / _key(content, target, quantization)
         if not is_bundle(bundle):
             import mlcpipe
 
-            mlcpipe.compile(
-                checkpoint.path, target=target, quantization=quantization, output=bundle, progress=reporter
-            )
+            mlcpipe.compile(checkpoint.path, target=target, quantization=quantization, output=bundle, progress=reporter)
     return bundle
 
 
@@ -95,9 +93,7 @@ def _check_agrees(path: Path, wanted: Wanted) -> None:
 
 
 def _key(content: str, target: str, quantization: str) -> str:
-    described = (
-        Path(target).read_text(encoding="utf-8", errors="replace") if target.endswith(".toml") else target
-    )
+    described = Path(target).read_text(encoding="utf-8", errors="replace") if target.endswith(".toml") else target
     parts = [content, described, quantization, cpu_model(), versions(), _source_hash()]
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:24]
 
@@ -110,8 +106,6 @@ def _source_hash() -> str:
     roots = (package, package.parent / "tir_schedules", package.parent / "targets")
     digest = hashlib.sha256()
     for root in roots:
-        for path in sorted(
-            p for p in root.rglob("*") if p.suffix in (".py", ".toml") and "cli" not in p.parts
-        ):
+        for path in sorted(p for p in root.rglob("*") if p.suffix in (".py", ".toml") and "cli" not in p.parts):
             digest.update(f"{path.relative_to(root)}\0".encode() + path.read_bytes())
     return digest.hexdigest()

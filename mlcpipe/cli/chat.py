@@ -34,38 +34,24 @@ def chat_command(
         str | None,
         typer.Argument(help="A checkpoint folder, hf://org/name or a bundle; without it the demo model."),
     ] = None,
-    prompt: Annotated[
-        str | None, typer.Option("--prompt", "-p", help="Ask this, print the answer and exit.")
-    ] = None,
+    prompt: Annotated[str | None, typer.Option("--prompt", "-p", help="Ask this, print the answer and exit.")] = None,
     system: Annotated[str, typer.Option(help="A system message.")] = "",
     target: Annotated[str | None, typer.Option(help="What to compile for (default: cpu).")] = None,
-    quantization: Annotated[
-        str | None, typer.Option(help="How to store the weights (default: q4f16_1).")
-    ] = None,
+    quantization: Annotated[str | None, typer.Option(help="How to store the weights (default: q4f16_1).")] = None,
     temperature: Annotated[
         float | None, typer.Option(help="How freely tokens are drawn; 0 takes the likeliest.")
     ] = None,
-    top_p: Annotated[
-        float | None, typer.Option(help="Draw from the likeliest tokens that hold this share.")
-    ] = None,
+    top_p: Annotated[float | None, typer.Option(help="Draw from the likeliest tokens that hold this share.")] = None,
     top_k: Annotated[int | None, typer.Option(help="Draw from this many tokens; 0 is all.")] = None,
-    min_p: Annotated[
-        float | None, typer.Option(help="Drop tokens below this share of the likeliest one.")
-    ] = None,
+    min_p: Annotated[float | None, typer.Option(help="Drop tokens below this share of the likeliest one.")] = None,
     seed: Annotated[int | None, typer.Option(help="The same seed gives the same answer.")] = None,
     max_tokens: Annotated[int | None, typer.Option(help="The longest answer, in tokens.")] = None,
-    repetition_penalty: Annotated[
-        float | None, typer.Option(help="Above 1 avoids tokens seen before.")
-    ] = None,
+    repetition_penalty: Annotated[float | None, typer.Option(help="Above 1 avoids tokens seen before.")] = None,
     context: Annotated[
         int | None, typer.Option(help="How many tokens the chat may have (default: the model's).")
     ] = None,
-    raw: Annotated[
-        bool, typer.Option("--raw", help="Continue the text as it is, without the chat template.")
-    ] = False,
-    as_json: Annotated[
-        bool, typer.Option("--json", help="Print the one answer as JSON, with statistics.")
-    ] = False,
+    raw: Annotated[bool, typer.Option("--raw", help="Continue the text as it is, without the chat template.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the one answer as JSON, with statistics.")] = False,
     stats: Annotated[bool, typer.Option(help="Show speeds after each answer.")] = True,
 ) -> None:
     """Talk to a model. A checkpoint is compiled on first use and kept in the cache; a bundle starts at once.
@@ -104,9 +90,7 @@ def chat_command(
 
         if stats:
             describe.measure()
-        Repl(session, env().cache_dir / "chat_history", describe, show_stats=stats).run(
-            _banner(wanted, engine)
-        )
+        Repl(session, env().cache_dir / "chat_history", describe, show_stats=stats).run(_banner(wanted, engine))
     elif as_json:
         _answer_json(session, question)
     else:
@@ -205,9 +189,7 @@ def _answer_json(session: Session, question: str) -> None:
             "text": answer.text,
             "finish_reason": answer.finish_reason,
             "settings": session.settings.values(),
-            "stats": None
-            if stats is None
-            else asdict(stats) | {name: getattr(stats, name) for name in speeds},
+            "stats": None if stats is None else asdict(stats) | {name: getattr(stats, name) for name in speeds},
         }
     )
     _end(answer)

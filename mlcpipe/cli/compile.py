@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -24,9 +24,7 @@ def compile_command(
         str, typer.Option(help="A device that `mlcpipe doctor` lists, or your own board.toml.")
     ] = DEFAULT_TARGET,
     quantization: Annotated[str, typer.Option(help="How to store the weights.")] = DEFAULT_QUANTIZATION,
-    context: Annotated[
-        int | None, typer.Option(help="The longest chat, in tokens (default: the model's).")
-    ] = None,
+    context: Annotated[int | None, typer.Option(help="The longest chat, in tokens (default: the model's).")] = None,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace a bundle that is there.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
 ) -> None:
@@ -43,13 +41,22 @@ def compile_command(
     """
     if context is not None and context < 1:
         raise UsageError("--context", expected="an integer >= 1", found=context)
-    _check_output(output, overwrite=overwrite)
+    check_output(output, overwrite=overwrite)
+    import mlcpipe
     from mlcpipe.bundle import read_manifest
-    from mlcpipe.checkpoint.hub import resolve
+    from mlcpipe.checkpoint import resolve
 
     with console_progress(stderr_console()) as progress:
         checkpoint = resolve(model, progress)
-        bundle = _compile(checkpoint, output, target, quantization, context, overwrite, progress)
+        bundle = mlcpipe.compile(
+            checkpoint,
+            target=target,
+            quantization=quantization,
+            output=output,
+            context_length=context,
+            overwrite=overwrite,
+            progress=progress,
+        )
     manifest = read_manifest(bundle)
     bits = _bits_per_weight(manifest, checkpoint)
     if as_json:
@@ -58,14 +65,12 @@ def compile_command(
         _show(bundle, manifest, bits, progress)
 
 
-def _check_output(output: Path, *, overwrite: bool) -> None:
+def check_output(output: Path, *, overwrite: bool) -> None:
     """Before the work: what --overwrite may replace is a bundle, never somebody's folder."""
     if not output.is_dir() or not any(output.iterdir()):
         return  # a file there is refused when the output is written
     if not overwrite:
-        raise UsageError(
-            "the output folder is not empty", where=output, next_step="add --overwrite or name another"
-        )
+        raise UsageError("the output folder is not empty", where=output, next_step="add --overwrite or name another")
     if not is_bundle(output):
         raise UsageError(
             "--overwrite only replaces a bundle",
@@ -73,28 +78,6 @@ def _check_output(output: Path, *, overwrite: bool) -> None:
             expected="mlcpipe.json in it",
             found="other files",
         )
-
-
-def _compile(
-    checkpoint: Path,
-    output: Path,
-    target: str,
-    quantization: str,
-    context: int | None,
-    overwrite: bool,
-    progress: ConsoleProgress,
-) -> Path:
-    import mlcpipe
-    from mlcpipe.atomic import atomic_directory
-
-    options: dict[str, Any] = {
-        "target": target, "quantization": quantization, "context_length": context, "progress": progress
-    }  # fmt: skip
-    if not overwrite:
-        return mlcpipe.compile(checkpoint, output=output, **options)
-    with atomic_directory(output, overwrite=True) as partial:
-        mlcpipe.compile(checkpoint, output=partial, **options)
-    return output
 
 
 def _bits_per_weight(manifest: Manifest, checkpoint: Path) -> float:

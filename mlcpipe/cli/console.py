@@ -41,9 +41,7 @@ class Screen:
 
     def __init__(self) -> None:
         console = stdout_console()
-        self._plain = (
-            not console.is_terminal or console.is_dumb_terminal or console.no_color or console.legacy_windows
-        )
+        self._plain = not console.is_terminal or console.is_dumb_terminal or console.no_color or console.legacy_windows
         self._at_line_start = True
         self._waiting = False
 

@@ -7,7 +7,8 @@ from typing import Annotated
 
 import typer
 
-from mlcpipe.cli.bundles import DEFAULT_QUANTIZATION
+from mlcpipe.cli.bundles import DEFAULT_QUANTIZATION, DEFAULT_TARGET
+from mlcpipe.cli.compile import check_output
 from mlcpipe.cli.console import byte_size, say, stderr_console, stdout_console
 from mlcpipe.progress import console_progress
 
@@ -15,7 +16,9 @@ from mlcpipe.progress import console_progress
 def convert_command(
     model: Annotated[str, typer.Argument(help="A checkpoint folder or hf://org/name[@revision].")],
     output: Annotated[Path, typer.Option("--output", "-o", help="A new folder for the weights.")],
+    target: Annotated[str, typer.Option(help="Whose layout the weights get.")] = DEFAULT_TARGET,
     quantization: Annotated[str, typer.Option(help="How to store the weights.")] = DEFAULT_QUANTIZATION,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace weights that are there.")] = False,
 ) -> None:
     """Quantize the weights and nothing else: parameter shards, their index and the configuration.
 
@@ -28,10 +31,18 @@ def convert_command(
     `mlcpipe convert hf://Qwen/Qwen3-0.6B --quantization q3f16_1 -o qwen3-q3`
     """
     import mlcpipe
-    from mlcpipe.checkpoint.hub import resolve
+    from mlcpipe.checkpoint import resolve
 
+    check_output(output, overwrite=overwrite)
     with console_progress(stderr_console()) as progress:
         checkpoint = resolve(model, progress)
-        made = mlcpipe.convert(checkpoint, quantization=quantization, output=output, progress=progress)
+        made = mlcpipe.convert(
+            checkpoint,
+            target=target,
+            quantization=quantization,
+            output=output,
+            overwrite=overwrite,
+            progress=progress,
+        )
     size = sum(path.stat().st_size for path in made.rglob("*") if path.is_file())
     say(stdout_console(), f"{made}: {byte_size(size)}, {quantization}")

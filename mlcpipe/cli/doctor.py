@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import importlib.util
 import platform
-import shutil
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -17,7 +15,8 @@ from mlcpipe.cli import machine
 from mlcpipe.cli.bundles import DEFAULT_TARGET
 from mlcpipe.cli.console import byte_size, cell, new_table, print_json, stdout_console
 from mlcpipe.env import env
-from mlcpipe.errors import MlcpipeError
+from mlcpipe.errors import CompileError, MlcpipeError
+from mlcpipe.version import PINNED, __version__
 
 _MARKS = {"ok": "[green]ok[/]", "note": "", "missing": "[yellow]missing[/]", "broken": "[red]broken[/]"}
 
@@ -61,12 +60,12 @@ def doctor_command(
 
 
 def _packages() -> Iterator[Finding]:
-    yield Finding("mlcpipe", "ok", machine.mlcpipe_version())
+    yield Finding("mlcpipe", "ok", __version__)
     yield Finding("python", "ok", f"{platform.python_version()} on {machine.system_name()}")
-    pair = " ".join(f"{name}=={version}" for name, version in machine.PINNED.items())
-    found = {name: machine.package_version(name) for name in machine.PINNED}
+    pair = " ".join(f"{name}=={version}" for name, version in PINNED.items())
+    found = {name: machine.package_version(name) for name in PINNED}
     value = ", ".join(f"{name} {version or 'not installed'}" for name, version in found.items())
-    if found != machine.PINNED:
+    if found != PINNED:
         yield Finding("tvm", "broken", f"{value}; only one pair works together", f"pip install {pair}")
     elif problem := _import_problem():
         yield Finding("tvm", "broken", f"{value}; {problem}", f"pip install --force-reinstall {pair}")
@@ -84,22 +83,20 @@ def _import_problem() -> str:
 
 
 def _linker() -> Iterator[Finding]:
-    for name in ("cc", "gcc", "clang"):
-        if path := shutil.which(name):
-            yield Finding("linker", "ok", path)
-            return
-    if importlib.util.find_spec("ziglang") is not None:
-        yield Finding("linker", "ok", f"zig {machine.package_version('ziglang') or ''} (PyPI ziglang)")
+    from mlcpipe.compiler.link import find_linker
+
+    try:
+        linker = find_linker()
+    except CompileError as error:
+        yield Finding("linker", "missing", error.what, error.next_step or "")
     else:
-        yield Finding("linker", "missing", "neither cc nor ziglang", "pip install ziglang")
+        yield Finding("linker", "ok", f"{linker.name}: {linker.version}")
 
 
 def _machine(bandwidth: bool) -> Iterator[Finding]:
     import psutil
 
-    yield Finding(
-        "cpu", "note", f"{machine.cpu_model()}: {' '.join(machine.cpu_features()) or 'features unknown'}"
-    )
+    yield Finding("cpu", "note", f"{machine.cpu_model()}: {' '.join(machine.cpu_features()) or 'features unknown'}")
     physical, logical = machine.core_counts()
     threads = env().threads
     chosen = f"MLCPIPE_THREADS asks for {threads}" if threads else f"{physical} threads are used"

@@ -18,12 +18,8 @@ if TYPE_CHECKING:
 
 def inspect_command(
     bundle: Annotated[Path, typer.Argument(help="A compiled model's folder.")],
-    kernels: Annotated[
-        bool, typer.Option("--kernels", help="Every kernel: its schedule rule and the reason.")
-    ] = False,
-    params: Annotated[
-        bool, typer.Option("--params", help="Every parameter and the tensors it comes from.")
-    ] = False,
+    kernels: Annotated[bool, typer.Option("--kernels", help="Every kernel: its schedule rule and the reason.")] = False,
+    params: Annotated[bool, typer.Option("--params", help="Every parameter and the tensors it comes from.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the whole manifest as JSON.")] = False,
 ) -> None:
     """Show what is in a bundle: model, target, memory plan, kernels and where the weights come from.
@@ -61,9 +57,7 @@ def _overview(bundle: Path, manifest: Manifest) -> list[tuple[str, str]]:
     from mlcpipe.bundle import abi_hash
 
     model, target = manifest.model, manifest.target
-    usable = (
-        "fits this installation" if manifest.abi == abi_hash() else "made for other versions: compile anew"
-    )
+    usable = "fits this installation" if manifest.abi == abi_hash() else "made for other versions: compile anew"
     window = f", sliding window {model.sliding_window}" if model.sliding_window else ""
     return [
         ("bundle", f"{bundle} ({byte_size(sum(info.bytes for info in manifest.files.values()))})"),

@@ -7,8 +7,7 @@ import sys
 from importlib import metadata
 from pathlib import Path
 
-PINNED = {"apache-tvm": "0.27.0.post1", "apache-tvm-ffi": "0.1.14.post1"}
-"""The pair that works together: newer tvm-ffi crashes in ToJSONGraph, older ones do not load."""
+from mlcpipe.version import PINNED, __version__
 
 # as /proc/cpuinfo writes them
 _FEATURES = (
@@ -26,15 +25,10 @@ def package_version(name: str) -> str | None:
         return None
 
 
-def mlcpipe_version() -> str:
-    """The version of mlcpipe, also where it runs from its source tree."""
-    return package_version("mlcpipe") or "source tree"
-
-
 def versions() -> dict[str, str | None]:
     """What decides about results: mlcpipe, Python, TVM and numpy."""
     return {
-        "mlcpipe": mlcpipe_version(),
+        "mlcpipe": __version__,
         "python": platform.python_version(),
         **{name: package_version(name) for name in PINNED},
         "numpy": package_version("numpy"),
@@ -86,9 +80,7 @@ def peak_memory_bytes() -> int:
     import resource
 
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return (
-        peak if sys.platform == "darwin" else peak * 1024
-    )  # getrusage(2): kilobytes on Linux, bytes on macOS
+    return peak if sys.platform == "darwin" else peak * 1024  # getrusage(2): kilobytes on Linux, bytes on macOS
 
 
 def _usable_processors() -> int:

@@ -144,9 +144,7 @@ class WordWrapper:
 class MarkdownRenderer:
     """Renders headings, lists, quotes, rules, fenced code, `code` and **bold** while the text arrives."""
 
-    def __init__(
-        self, write: Callable[[str], None], columns: Callable[[], int], *, unicode: bool = True
-    ) -> None:
+    def __init__(self, write: Callable[[str], None], columns: Callable[[], int], *, unicode: bool = True) -> None:
         self._out = WordWrapper(write, columns)
         self._bullet, self._bar, self._line = ("•", "│", "─") if unicode else ("-", "|", "-")
         self._held = ""  # characters that cannot be shown before more is known

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator
+from collections.abc import Generator, Iterator
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from mlcpipe.cli.interrupt import Interruptible
 from mlcpipe.cli.markdown import Renderer
@@ -108,10 +108,10 @@ class Session:
             self._turns += [turn, {"role": "assistant", "content": answer.text}]
         return answer
 
-    def _read(self, stream: Generator[Chunk, None, None], renderer: Renderer) -> Answer:
+    def _read(self, stream: Iterator[Chunk], renderer: Renderer) -> Answer:
         text, reason, stats = "", "interrupted", None
         try:
-            with Interruptible() as interrupt, closing(stream):
+            with Interruptible() as interrupt, closing(cast("Generator[Chunk, None, None]", stream)):
                 for chunk in stream:
                     interrupt.streaming()
                     text += chunk.text

@@ -75,9 +75,7 @@ class Settings:
     def sampling_again(self, attempt: int) -> SamplingParams:
         """The sampling of the `attempt`-th answer to one question: a fixed seed moves, so that it differs."""
         seed = self.sampling.seed
-        return (
-            self.sampling if seed is None else replace(self.sampling, seed=(seed + attempt) % (MAX_SEED + 1))
-        )
+        return self.sampling if seed is None else replace(self.sampling, seed=(seed + attempt) % (MAX_SEED + 1))
 
 
 def _knob(key: str) -> Knob:

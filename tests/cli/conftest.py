@@ -26,6 +26,7 @@ def cli_environment(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
         "PYTHONPATH": paths,
         "MLCPIPE_CACHE": str(tmp_path_factory.mktemp("cache")),
         "TERM": "xterm-256color",
+        "PROMPT_TOOLKIT_NO_CPR": "1",  # a pseudo terminal of a test does not answer where the cursor is
         "PYTHONUTF8": "1",
     }
 

@@ -66,8 +66,6 @@ class FakeEngine:
                 self.before_chunk(number)
                 time.sleep(self.delay)
                 yield Chunk(piece, [number])
-            yield Chunk(
-                "", [], None, self.finish_reason, Stats(prompt_tokens, 0, len(pieces), 0.1, 0.5, 0.0, 10**9)
-            )
+            yield Chunk("", [], None, self.finish_reason, Stats(prompt_tokens, 0, len(pieces), 0.1, 0.5, 0.0, 10**9))
         finally:
             self.closed += 1

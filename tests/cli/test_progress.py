@@ -36,9 +36,7 @@ def test_a_terminal_shows_bytes_and_gets_its_cursor_back() -> None:
         progress.stage("weights")
         progress.bytes_total(10 << 20)
         progress.advance(5 << 20)
-    assert (
-        "MiB" in out.getvalue() and out.getvalue().count("\x1b[?25h") >= out.getvalue().count("\x1b[?25l") > 0
-    )
+    assert "MiB" in out.getvalue() and out.getvalue().count("\x1b[?25h") >= out.getvalue().count("\x1b[?25l") > 0
 
 
 def test_a_failed_stage_is_not_reported_as_done() -> None:

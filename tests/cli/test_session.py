@@ -165,9 +165,7 @@ def test_help_names_every_command() -> None:
     assert "temperature" in said[1]
 
 
-@pytest.mark.parametrize(
-    "line", ["hello", "/etc/hosts: what is it?", "/Users", "1/2", "//", "what is /help?"]
-)
+@pytest.mark.parametrize("line", ["hello", "/etc/hosts: what is it?", "/Users", "1/2", "//", "what is /help?"])
 def test_questions_are_no_commands(line: str) -> None:
     assert not commands(Session(FakeEngine([]), Settings()))[0].run(line)
 

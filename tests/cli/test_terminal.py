@@ -1,0 +1,193 @@
+"""The chat in a pseudo terminal: what a user types and sees."""
+
+from __future__ import annotations
+
+import json
+import re
+import signal
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pexpect = pytest.importorskip("pexpect")
+if sys.platform == "win32":
+    pytest.skip("pexpect needs a pseudo terminal", allow_module_level=True)
+
+HERE = Path(__file__).parent
+CTRL_C, CTRL_D, ALT_ENTER = "\x03", "\x04", "\x1b\r"
+TIMEOUT = 60
+
+
+@contextmanager
+def terminal(arguments: list[str], env: dict[str, str]) -> Iterator[Any]:
+    """A program in a terminal of 24 lines and 80 columns, ended whatever happens."""
+    child = pexpect.spawn(sys.executable, arguments, env=env, encoding="utf-8", timeout=TIMEOUT, dimensions=(24, 80))
+    child.delaybeforesend = 0.1
+    try:
+        yield child
+    finally:
+        child.close(force=True)
+
+
+@contextmanager
+def fake_chat(env: dict[str, str], folder: Path) -> Iterator[Any]:
+    """The chat with the scripted engine."""
+    path = f"{env['PYTHONPATH']}:{HERE}"
+    with terminal([str(HERE / "fake_chat.py"), str(folder / "history")], env | {"PYTHONPATH": path}) as child:
+        child.expect(">>>")
+        yield child
+
+
+def visible(text: str) -> str:
+    """Terminal output without escape sequences (ECMA-48 CSI and OSC)."""
+    return re.sub(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)|[@-Z\\-_=>])", "", text)
+
+
+def end(child: Any) -> int:
+    """Wait for the end; the exit code."""
+    child.expect(pexpect.EOF)
+    child.wait()
+    return int(child.exitstatus)
+
+
+def test_ctrl_c_stops_the_answer_and_not_the_program(cli_environment: dict[str, str], tmp_path: Path) -> None:
+    with fake_chat(cli_environment, tmp_path) as child:
+        child.send("one\r")
+        child.expect("First")
+        child.expect("decode")
+        child.expect(">>>")
+        child.send("two\r")
+        child.expect("endless endless")
+        child.send(CTRL_C)
+        child.expect("stopped")
+        assert "^C" not in child.before and "Traceback" not in child.before
+        child.expect(">>>")
+        child.send("three\r")
+        child.expect("Second")
+        child.expect("python")
+        child.expect("decode")
+        # the model's own sequences, as they were sent by it, are not in the stream
+        assert "\x1b[2J" not in child.before and "\x1b]0" not in child.before
+        child.expect(">>>")
+        child.send("/exit\r")
+        assert end(child) == 0
+
+
+def test_ctrl_c_twice_at_the_prompt_leaves(cli_environment: dict[str, str], tmp_path: Path) -> None:
+    with fake_chat(cli_environment, tmp_path) as child:
+        child.send("half a line" + CTRL_C)
+        child.expect("Ctrl-C again")
+        child.expect(">>>")
+        child.send(CTRL_C)
+        assert end(child) == 0
+
+
+def test_several_lines_history_and_commands(cli_environment: dict[str, str], tmp_path: Path) -> None:
+    saved = tmp_path / "chat.json"
+    with fake_chat(cli_environment, tmp_path) as child:
+        child.send("a\\\rb" + ALT_ENTER + "c\r")
+        child.expect("decode")
+        child.expect(">>>")
+        child.send(f"/save {saved}\r")
+        child.expect("saved 2 messages")
+        child.expect(">>>")
+        child.send("/nonsense\r")
+        child.expect("error: there is no command /nonsense")
+        child.expect(">>>")
+        child.send(CTRL_D)
+        assert end(child) == 0
+    assert json.loads(saved.read_text(encoding="utf-8"))["messages"][0]["content"] == "a\nb\nc"
+    history = (tmp_path / "history").read_text(encoding="utf-8")
+    assert "+a\n+b\n+c" in history and (tmp_path / "history").stat().st_mode & 0o077 == 0
+
+
+def test_tab_completes(cli_environment: dict[str, str], tmp_path: Path) -> None:
+    with fake_chat(cli_environment, tmp_path) as child:
+        child.send("/ex\t")
+        time.sleep(0.5)
+        child.send("\r")
+        assert end(child) == 0
+
+
+@pytest.mark.parametrize("variable", [{"NO_COLOR": "1"}, {"TERM": "dumb"}])
+def test_plain_terminals_get_plain_text(
+    cli_environment: dict[str, str], tmp_path: Path, variable: dict[str, str]
+) -> None:
+    with fake_chat(cli_environment | variable, tmp_path) as child:
+        child.send("one\r")
+        child.expect(r"# Title\r\nFirst \*\*answer\*\*\.")
+        child.expect(">>>")
+        child.send("/exit\r")
+        assert end(child) == 0
+
+
+def test_a_resized_terminal(cli_environment: dict[str, str], tmp_path: Path) -> None:
+    with fake_chat(cli_environment, tmp_path) as child:
+        child.send("one\r")
+        child.expect("decode")
+        child.expect(">>>")
+        child.send("two\r")
+        child.expect("endless endless")
+        child.setwinsize(10, 40)
+        time.sleep(0.3)
+        child.read_nonblocking(10**6, timeout=5)
+        time.sleep(0.3)
+        lines = visible(child.read_nonblocking(10**6, timeout=5)).split("\r\n")
+        assert len(lines) > 3 and max(map(len, lines[1:-1])) < 40
+        child.kill(signal.SIGINT)
+        child.expect("stopped")
+
+
+def test_the_real_model(cli_environment: dict[str, str], tmp_path: Path) -> None:
+    saved = tmp_path / "chat.json"
+    with terminal(["-m", "mlcpipe", "chat", "--seed", "1", "--max-tokens", "24"], cli_environment) as child:
+        child.expect("the demo model.*>>>")
+        child.send("Hello, who are you?\r")
+        child.expect("decode")
+        child.expect(">>>")
+        child.send("/regen\r")
+        child.expect("decode")
+        child.expect(">>>")
+        child.send(f"/save {saved}\r")
+        child.expect("saved 2 messages")
+        child.expect(">>>")
+        child.send("/reset\r")
+        child.expect("starts over")
+        child.expect(">>>")
+        child.send(f"/load {saved}\r")
+        child.expect("loaded 2 messages")
+        child.expect(">>>")
+        child.send("And what else?\r")
+        child.expect("decode")
+        child.expect(">>>")
+        child.send(f"/save {saved}\r")
+        child.expect("saved 4 messages")
+        child.send("/exit\r")
+        assert end(child) == 0
+    messages = json.loads(saved.read_text(encoding="utf-8"))["messages"]
+    assert [message["role"] for message in messages] == ["user", "assistant"] * 2
+    assert all(message["content"].strip() for message in messages)
+
+
+def test_ctrl_c_stops_the_real_model(cli_environment: dict[str, str]) -> None:
+    # at this temperature the end of the text comes about once in 3000 tokens, and the context has 2048
+    arguments = ["-m", "mlcpipe", "chat", "--raw", "--temperature", "10", "--top-p", "1", "--seed", "3"]
+    with terminal(arguments, cli_environment) as child:
+        child.expect(">>>")
+        child.send("Once upon a time\r")
+        child.expect(r"\w+ \w+")
+        child.send(CTRL_C)
+        child.expect("stopped")
+        child.expect(">>>")
+        child.send("/set temperature=0 max_tokens=5\r")
+        child.expect(">>>")
+        child.send("Once upon a time\r")
+        child.expect("decode 5 tokens")
+        child.expect(">>>")
+        child.send(CTRL_D)
+        assert end(child) == 0

@@ -19,7 +19,7 @@ def expert_matmul(op: Op) -> tirx.PrimFunc | Declined:
         return Declined(f"weight layout {op.str('layout')} has no CPU kernel")
     w = packed_of(op)
     n, k_size, n_blocks, bits, dtype = w.n, w.k, w.blocks, w.bits, w.dtype
-    experts, top, shared = op.int("experts"), op.int("top"), op.int("shared")
+    experts, top, shared = op.int("experts"), op.int("top"), bool(op.int("shared"))
     x_rows = 1 if shared else top
     group = w.group_size if bits else 8
     groups = -(-k_size // group)

@@ -34,10 +34,13 @@ class Declined:
     reason: str
 
 
+_OPAQUE = 8  # TVM's OpPatternKind: FuseOps leaves the function whole
+
+
 def tag(func: tirx.PrimFunc, kind: str, **facts: int | float | str) -> tirx.PrimFunc:
-    """Return `func` with its operation stated; FuseOps then leaves it whole (pattern kOpaque)."""
+    """Return `func` with its operation stated."""
     return func.without_attr("global_symbol").with_attr(
-        {_KIND: kind, _FACTS: dict(facts), "op_pattern": 8, "tirx.noalias": True}
+        {_KIND: kind, _FACTS: dict(facts), "op_pattern": _OPAQUE, "tirx.noalias": True}
     )
 
 
@@ -52,4 +55,4 @@ def op_of(func: tirx.PrimFunc) -> Op | None:
 def scheduled(kernel: tirx.PrimFunc, definition: tirx.PrimFunc) -> tirx.PrimFunc:
     """Give a hand-scheduled kernel the tag of the definition that it replaces."""
     attrs = {k: definition.attrs[k] for k in (_KIND, _FACTS) if k in definition.attrs}
-    return kernel.with_attr(attrs | {"tirx.is_scheduled": True, "tirx.noalias": True, "op_pattern": 8})
+    return kernel.with_attr(attrs | {"tirx.is_scheduled": True, "tirx.noalias": True, "op_pattern": _OPAQUE})

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+import tvm
 from tvm import s_tir, tirx
 from tvm.s_tir.schedule import SBlockRV, ScheduleError
 
@@ -19,8 +20,12 @@ def elementwise(func: tirx.PrimFunc, op: Op | None, knobs: Mapping[str, int]) ->
         _inline(sch, block)
     for block in sch.get_child_blocks(sch.get_sblock("root")):
         _vectorize(sch, block)
-        _parallel(sch, block, knobs["elementwise_grain"])
-    return sch.mod["main"].without_attr("global_symbol").with_attr("tirx.is_scheduled", True)
+    serial = sch.mod["main"]
+    work = max((_work(sch, block) for block in sch.get_child_blocks(sch.get_sblock("root"))), key=_as_bound)
+    for block in sch.get_child_blocks(sch.get_sblock("root")):
+        _parallel(sch, block)
+    chosen = _choose(serial, sch.mod["main"], work, knobs["elementwise_grain"])
+    return chosen.without_attr("global_symbol").with_attr("tirx.is_scheduled", True)
 
 
 def _inline(sch: s_tir.Schedule, block: SBlockRV) -> None:
@@ -46,17 +51,35 @@ def _vectorize(sch: s_tir.Schedule, block: SBlockRV) -> None:
         sch.vectorize(inner)
 
 
-def _parallel(sch: s_tir.Schedule, block: SBlockRV, grain: int) -> None:
-    """The outermost loop on all threads, unless the whole nest is static and small."""
+def _work(sch: s_tir.Schedule, block: SBlockRV) -> tirx.PrimExpr:
+    """Iterations of a block: the product of its loops, a number or an expression of symbolic sizes."""
+    total: tirx.PrimExpr = tirx.const(1, "int64")
+    for loop in sch.get_loops(block):
+        total = total * sch.get(loop).extent.astype("int64")
+    return total
+
+
+def _as_bound(work: tirx.PrimExpr) -> float:
+    """Order of work: symbolic is more than any number."""
+    return float(int(work)) if isinstance(work, tirx.IntImm) else float("inf")
+
+
+def _parallel(sch: s_tir.Schedule, block: SBlockRV) -> None:
+    """The outermost loop on all threads, where it is spatial and not the vector itself."""
     loops = sch.get_loops(block)
-    if len(loops) < 2 or sch.get(block).iter_vars[0].iter_type != tirx.IterVar.DataPar:
-        return
-    total = 1
-    for loop in loops:
-        extent = sch.get(loop).extent
-        if not isinstance(extent, tirx.IntImm):
-            total = grain
-            break
-        total *= int(extent)
-    if total >= grain:
+    if len(loops) > 1 and sch.get(block).iter_vars[0].iter_type == tirx.IterVar.DataPar:
         sch.parallel(loops[0])
+
+
+def _choose(serial: tirx.PrimFunc, parallel: tirx.PrimFunc, work: tirx.PrimExpr, grain: int) -> tirx.PrimFunc:
+    """One function that takes the serial body up to `grain` iterations, and the parallel one above.
+
+    Waking threads for one token costs more than the work, and a second process on the machine makes it worse.
+    """
+    if isinstance(work, tirx.IntImm):
+        return serial if int(work) <= grain else parallel
+    root = serial.body.block
+    both = tirx.IfThenElse(work <= tirx.const(grain, "int64"), root.body, parallel.body.block.body)
+    block = type(root)([], root.reads, root.writes, root.name_hint, both, None, root.alloc_buffers)
+    func = serial.with_body(type(serial.body)([], True, block))
+    return tirx.transform.ConvertSSA()(tvm.IRModule({"main": func}))["main"]

@@ -1,0 +1,87 @@
+"""Builds llama.cpp's llama-bench for this CPU from the source in PyPI's `llama-cpp-python`.
+
+    python -m tests.peers.build_llama_cpp FOLDER
+
+Needs pip, cmake and a C++ compiler; ten minutes on two cores. Do not use gcc 12 or older on a CPU with AMX: it
+orders `_tile_loadconfig` wrongly in ggml's AMX kernels, which then crash.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shutil
+import subprocess
+import sys
+import tarfile
+from pathlib import Path
+
+from mlcpipe.errors import MlcpipeError, ResourceError
+
+VERSION = "0.3.36"
+_PACKAGE = "llama-cpp-python"
+_SOURCE_NOTE = "SOURCE"  # beside the binary, which knows no version when it is built outside git
+
+
+def build_llama_cpp(folder: Path, *, version: str = VERSION, jobs: int | None = None) -> Path:
+    """Download, unpack and build in `folder` -> path of llama-bench. Raises ResourceError if a step fails."""
+    if shutil.which("cmake") is None:
+        raise ResourceError("cmake is missing", next_step="python -m pip install cmake")
+    folder.mkdir(parents=True, exist_ok=True)
+    name = f"{_PACKAGE.replace('-', '_')}-{version}"
+    source = folder / name / "vendor" / "llama.cpp"
+    if not (source / "CMakeLists.txt").is_file():
+        pip = [sys.executable, "-m", "pip", "download", "--no-deps", "--no-binary", _PACKAGE]
+        _run([*pip, "-d", str(folder), f"{_PACKAGE}=={version}"])
+        with tarfile.open(folder / f"{name}.tar.gz") as archive:
+            archive.extractall(folder, filter="data")
+    build = folder / f"build-{version}"
+    configure = ["cmake", "-S", str(source), "-B", str(build), "-DCMAKE_BUILD_TYPE=Release", "-DGGML_NATIVE=ON"]
+    without = ("LLAMA_BUILD_TESTS", "LLAMA_BUILD_EXAMPLES", "LLAMA_BUILD_SERVER")
+    _run([*configure, *(f"-D{part}=OFF" for part in without)])
+    _run(["cmake", "--build", str(build), "--target", "llama-bench", "-j", str(jobs or os.cpu_count() or 1)])
+    binary = build / "bin" / "llama-bench"
+    if not binary.is_file():
+        raise ResourceError("the build made no llama-bench", expected=binary)
+    binary.with_name(_SOURCE_NOTE).write_text(f"{_PACKAGE} {version}, {_compiler(build)}\n", encoding="utf-8")
+    return binary
+
+
+def source_of(binary: Path) -> str:
+    """The package and compiler that `build_llama_cpp` noted; "" for a llama-bench from elsewhere."""
+    note = binary.with_name(_SOURCE_NOTE)
+    return note.read_text(encoding="utf-8").strip() if note.is_file() else ""
+
+
+def _compiler(build: Path) -> str:
+    for line in (build / "CMakeCache.txt").read_text(encoding="utf-8").splitlines():
+        if line.startswith("CMAKE_CXX_COMPILER:"):
+            path = line.partition("=")[2]
+            done = subprocess.run([path, "--version"], capture_output=True, text=True, check=False)
+            return done.stdout.partition("\n")[0]
+    return "an unknown compiler"
+
+
+def _run(command: list[str]) -> None:
+    status = subprocess.run(command, stdout=sys.stderr, check=False).returncode
+    if status:
+        raise ResourceError(" ".join(command[:4]) + " failed", found=f"exit status {status}")
+
+
+def main() -> int:
+    """Parse the command line, build, print the path of llama-bench."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0] if __doc__ else "")
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--version", default=VERSION, help="of llama-cpp-python (default: %(default)s)")
+    parser.add_argument("--jobs", type=int, help="compilers at a time (default: the processors)")
+    options = parser.parse_args()
+    try:
+        print(build_llama_cpp(options.folder, version=options.version, jobs=options.jobs))
+    except MlcpipeError as error:
+        print(error, file=sys.stderr)
+        return error.exit_code
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

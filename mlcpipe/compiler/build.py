@@ -23,3 +23,14 @@ def build(state: Lowering) -> Any:
     except (RuntimeError, ValueError, TypeError) as error:
         lines = [line for line in str(error).strip().splitlines() if line.strip()] or [type(error).__name__]
         raise CompileError("code generation failed", where=f"target {state.target.name}", found=lines[-1]) from error
+
+
+def generated_source(executable: Any) -> str:
+    """The machine code of a compiled executable as assembly, module by module."""
+    modules, found = [executable.mod], []
+    while modules:
+        module = modules.pop()
+        modules.extend(module.imports)
+        if module.kind == "llvm":
+            found.append(str(module.inspect_source("asm")))
+    return "\n".join(found)

@@ -10,6 +10,7 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
+from mlcpipe import debug
 from mlcpipe import env as environment
 from mlcpipe.atomic import atomic_directory
 from mlcpipe.bundle import (
@@ -29,7 +30,7 @@ from mlcpipe.bundle import (
 )
 from mlcpipe.bundle.manifest import FORMAT_VERSION
 from mlcpipe.checkpoint import Checkpoint, open_checkpoint, resolve
-from mlcpipe.compiler.build import build
+from mlcpipe.compiler.build import build, generated_source
 from mlcpipe.compiler.convert import convert_weights, param_infos
 from mlcpipe.compiler.export import context_length, export, prefill_chunk, prepare_model, with_metadata
 from mlcpipe.compiler.link import Linker, export_library, library_name
@@ -127,7 +128,10 @@ def _lower(source: Checkpoint, target_name: str, quantization: str, context: int
     chunk = prefill_chunk(model.facts, target, context)
     state = export(model, target, scheme, chunk)
     check_sources(state.weights, source, tied=model.facts.tied)
-    state, _ = pipeline.run(state, dump=environment.env().dump)
+    state, seconds = pipeline.run(state, dump=environment.env().dump)
+    debug.show(debug.TIMINGS, lambda: "\n".join(f"{1e3 * s:8.1f} ms  {name}" for name, s in seconds.items()))
+    debug.show(debug.RULES, lambda: "\n".join(f"{k.name} | {k.rule} | {k.reason}" for k in state.kernels))
+    debug.show(debug.IR, lambda: str(state.mod.script(show_meta=False)))
     return _Job(source, scheme, model.facts, state, context, chunk)
 
 
@@ -154,7 +158,9 @@ def _write_library(job: _Job, folder: Path) -> tuple[dict[str, FileInfo], Linker
     state = job.state.with_mod(with_metadata(job.state.mod, metadata))
     path = folder / "lib" / library_name()
     path.parent.mkdir()
-    linker = export_library(build(state), path)
+    executable = build(state)
+    debug.show(debug.SOURCE, lambda: generated_source(executable))
+    linker = export_library(executable, path)
     return {f"lib/{path.name}": file_info(path)}, linker
 
 

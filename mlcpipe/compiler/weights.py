@@ -89,9 +89,9 @@ def join(weights: Sequence[Weight], name: str) -> Weight:
 
 
 def check_sources(weights: Sequence[Weight], checkpoint: Checkpoint, *, tied: bool) -> None:
-    """Every tensor of the checkpoint is used exactly once, and every source exists with the right number of elements.
+    """Every tensor of the checkpoint is used exactly once, and every source exists with the right shape.
 
-    Raises CheckpointError that names the first tensor that is missing, unused or used twice.
+    Raises CheckpointError that names the first tensor that is missing, of another shape, unused or used twice.
     """
     used: dict[str, str] = {}
     for weight in weights:
@@ -106,6 +106,8 @@ def check_sources(weights: Sequence[Weight], checkpoint: Checkpoint, *, tied: bo
                     next_step="check that all shards are there and that config.json belongs to them",
                 )
             used[source] = weight.name
+        for group in weight.sources:
+            _check_shape(weight, group, checkpoint)
     unused = [name for name in checkpoint.tensors if name not in used and not name.endswith(_IGNORED_SUFFIXES)]
     if tied:
         unused = [name for name in unused if name != "lm_head.weight"]
@@ -119,37 +121,46 @@ def check_sources(weights: Sequence[Weight], checkpoint: Checkpoint, *, tied: bo
         )
 
 
+def _check_shape(weight: Weight, group: tuple[str, ...], checkpoint: Checkpoint) -> None:
+    """The tensors of a group, joined along axis 0, have the shape of the weight (of one expert of it)."""
+    shape = weight.shape if weight.experts is None else weight.shape[1:]
+    found = [checkpoint.tensors[name].shape for name in group]
+    rows = sum(part[0] if part else 0 for part in found)
+    if any(len(part) != len(shape) or part[1:] != shape[1:] for part in found) or rows != shape[0]:
+        raise CheckpointError(
+            f"tensor {', '.join(group)} has another shape than config.json says",
+            where=checkpoint.path,
+            expected=f"{list(shape)} for {weight.name}",
+            found=" + ".join(str(list(part)) for part in found),
+        )
+
+
 def load(weight: Weight, checkpoint: Checkpoint) -> Iterator[tuple[str, Array, int]]:
     """Yield (name, array, bytes of the checkpoint read) of what is stored for one weight.
 
-    Raises CheckpointError for a tensor of another shape or a value that the stored dtype cannot hold.
+    Raises CheckpointError for a value that the stored dtype cannot hold. `check_sources` came before.
     """
     if weight.kind == "constant":
         yield weight.name, np.full(weight.shape, weight.constant, weight.dtype), 0
         return
     nbytes = sum(checkpoint.tensors[s].nbytes for group in weight.sources for s in group)
     if weight.experts is None:
-        full = _joined(weight, weight.sources[0], checkpoint, weight.shape)
-        packed = _stored(weight, full)
+        packed = _stored(weight, _joined(weight.sources[0], checkpoint, weight))
     else:
-        parts = [_stored(weight, _joined(weight, group, checkpoint, weight.shape[1:])) for group in weight.sources]
-        packed = {name: np.stack([part.pop(name) for part in parts]) for name in list(parts[0])}
+        packed = {}
+        for i, group in enumerate(weight.sources):
+            for name, array in _stored(weight, _joined(group, checkpoint, weight)).items():
+                packed.setdefault(name, np.empty((len(weight.sources), *array.shape), array.dtype))[i] = array
     for name, array in packed.items():
         yield name, array, nbytes
         nbytes = 0
 
 
-def _joined(weight: Weight, group: tuple[str, ...], checkpoint: Checkpoint, shape: tuple[int, ...]) -> Array:
-    parts = [checkpoint.read(name) for name in group]
-    rows = sum(part.shape[0] if part.ndim else 0 for part in parts)
-    if any(part.ndim != len(shape) or part.shape[1:] != shape[1:] for part in parts) or rows != shape[0]:
-        raise CheckpointError(
-            f"tensor {', '.join(group)} has another shape than config.json says",
-            where=checkpoint.path,
-            expected=f"{list(shape)} for {weight.name}",
-            found=" + ".join(str(list(part.shape)) for part in parts),
-        )
-    full = parts[0] if len(parts) == 1 else np.concatenate(parts)
+def _joined(group: tuple[str, ...], checkpoint: Checkpoint, weight: Weight) -> Array:
+    full = checkpoint.read(group[0])
+    if len(group) > 1:
+        parts = [full, *(checkpoint.read(name) for name in group[1:])]
+        full = np.concatenate(parts)
     return full + np.float32(weight.add) if weight.add else full
 
 

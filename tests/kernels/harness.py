@@ -1,0 +1,154 @@
+"""What a kernel case is, and how kernels are compiled together and run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+import tvm
+from numpy.typing import NDArray
+from tvm import tirx
+
+from mlcpipe.targets import Target, load_target, tvm_target
+from tir_schedules.cpu.elementwise import elementwise
+from tir_schedules.cpu.rules import RULES
+from tir_schedules.op import Declined, op_of
+
+Array = NDArray[Any]
+EPS = 2.0**-24  # half a unit in the last place of float32, relative
+TINY = 2.0**-149  # the smallest float32
+
+
+class Kernel(Protocol):
+    """One compiled function. `symbol` is unique in its library."""
+
+    @property
+    def symbol(self) -> str: ...
+
+    def build(self) -> tirx.PrimFunc:
+        """The scheduled function."""
+
+    def definition(self) -> tirx.PrimFunc | None:
+        """The TE body that the kernel stands for, where there is one."""
+
+
+@dataclass(frozen=True)
+class Call:
+    """Arguments of one call, outputs among them, and what outputs must hold: index -> (float64 values, error bound).
+
+    NaN is expected where the values are NaN. Outputs start as NaN or -1, so that an element that is not
+    written shows.
+    """
+
+    args: tuple[Array | int | float, ...]
+    expected: Mapping[int, tuple[Array, Array | float]]
+
+
+@dataclass(frozen=True)
+class Case:
+    """A kernel with data. `rule` is the schedule rule it must get; kernels of one `library` compile together.
+
+    `nbytes` is what one call must at least read and write, `flops` its multiplications and additions; `timed` cases
+    have the sizes of real models and are what `bench.py` measures.
+    """
+
+    name: str
+    library: str
+    kernel: Kernel
+    call: Callable[[], Call]
+    nbytes: int = 0
+    flops: int = 0
+    timed: bool = False
+
+
+def cpu() -> Target:
+    """The target that all kernels are tested for: this machine's CPU."""
+    return load_target("cpu")
+
+
+def by_rules(definition: tirx.PrimFunc) -> tuple[str, tirx.PrimFunc]:
+    """The first rule that takes a definition, and what it makes of it; as `passes/schedule_kernels.py` asks them."""
+    op = op_of(definition)
+    for name, kinds, rule in RULES:
+        if kinds and (op is None or op.kind not in kinds):
+            continue
+        result = rule(definition, op, cpu().schedule)
+        if not isinstance(result, Declined):
+            return name, result
+    raise AssertionError("the last rule takes everything")
+
+
+def by_elementwise(definition: tirx.PrimFunc) -> tirx.PrimFunc:
+    """A definition as the fallback rule schedules it."""
+    result = elementwise(definition, op_of(definition), cpu().schedule)
+    assert isinstance(result, tirx.PrimFunc)
+    return result
+
+
+def compile_together(functions: Mapping[str, tirx.PrimFunc]) -> Mapping[str, Any]:
+    """Symbol -> callable, from one IRModule compiled for this CPU."""
+    mod = tvm.IRModule({name: func.with_attr("global_symbol", name) for name, func in functions.items()})
+    library = tvm.compile(mod, target=tvm_target(cpu()))
+    return {name: library[name] for name in functions}
+
+
+def compile_kernels(cases: Iterable[Case], *, definitions: bool = False) -> Mapping[str, Any]:
+    """The kernels of some cases, or their definitions by the fallback rule."""
+    kernels = {case.kernel.symbol: case.kernel for case in cases}
+    if not definitions:
+        return compile_together({name: kernel.build() for name, kernel in kernels.items()})
+    bodies = {name: kernel.definition() for name, kernel in kernels.items()}
+    return compile_together({name: by_elementwise(body) for name, body in bodies.items() if body is not None})
+
+
+def tensors(args: Iterable[Array | int | float]) -> list[Any]:
+    """TVM tensors of the arrays; numbers as they are."""
+    return [tvm.runtime.tensor(arg) if isinstance(arg, np.ndarray) else arg for arg in args]
+
+
+def assert_outputs(function: Any, call: Call) -> None:
+    """Run and compare every output element with its bound."""
+    values = tensors(call.args)
+    function(*values)
+    for index, (expected, bound) in call.expected.items():
+        found = values[index].numpy().astype(np.float64)
+        assert_within(found, expected, bound, f"argument {index}")
+
+
+def assert_within(found: Array, expected: Array, bound: Array | float, what: str = "") -> None:
+    """|found - expected| <= bound elementwise; NaN exactly where `expected` is NaN."""
+    assert found.shape == expected.shape
+    with np.errstate(invalid="ignore"):
+        good = (np.abs(found - expected) <= bound) | (found == expected)
+    good |= np.isnan(expected) & np.isnan(found)
+    if good.all():
+        return
+    at = tuple(int(i) for i in np.argwhere(~good)[0])
+    limit = np.broadcast_to(bound, expected.shape)[at]
+    raise AssertionError(
+        f"{what}: {int((~good).sum())} of {good.size} elements; first {at}: "
+        f"{found[at]!r}, expected {expected[at]!r} within {limit:.3g}"
+    )
+
+
+def unwritten(shape: tuple[int, ...], dtype: str = "float32") -> Array:
+    """An output before the call: NaN, or -1 for integers."""
+    return np.full(shape, np.nan if dtype.startswith("float") else -1, dtype)
+
+
+def adversarial(kind: str, shape: tuple[int, ...], rng: np.random.Generator, scale: float = 1.0) -> Array:
+    """float32 numbers: `normal`, or with `zeros`, `outlier`s, `denormal`s."""
+    x = rng.standard_normal(shape).astype(np.float32) * np.float32(scale)
+    if kind == "zeros":
+        x[..., : (shape[-1] + 1) // 2] = 0
+        x[..., ::5] = -0.0
+    elif kind == "outlier":
+        x[..., ::7] *= 1000
+    elif kind == "denormal":
+        x *= np.float32(2.0**-140)
+    return x
+
+
+KINDS = ("normal", "zeros", "outlier", "denormal")

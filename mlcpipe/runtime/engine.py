@@ -40,7 +40,8 @@ class Engine:
     def __init__(self, bundle: str | Path, *, context_length: int | None = None, threads: int | None = None) -> None:
         self.path = Path(bundle)
         self._library = Library(self.path, context_length, threads)
-        self._cached: list[int] = []
+        self._cached: list[int] = []  # tokens of the KV cache; empty also where an interrupt left it unknown
+        self._measured: list[int] | None = None  # the sequence of `decode`
         self._tokenizer: Tokenizer | None = None
 
     @property
@@ -166,6 +167,7 @@ class Engine:
 
     def logits(self, tokens: Sequence[int]) -> NDArray[np.float32]:
         """Logits f32[len(tokens), vocab_size] after each token of a new sequence."""
+        self._check_room(len(tokens))
         self.reset()
         self._library.set_prompt_length(len(tokens))
         try:
@@ -179,7 +181,7 @@ class Engine:
         self.reset()
         rows = [self._extend(list(tokens[:prefill_tokens])).numpy()[0, 0].copy()]
         for token in tokens[prefill_tokens:]:
-            rows.append(self._extend([*self._cached, token]).numpy()[0, 0].copy())
+            rows.append(self._append(self._cached, token).numpy()[0, 0].copy())
         self.reset()
         return np.stack(rows)
 
@@ -188,37 +190,64 @@ class Engine:
         return int(self._extend([*self._cached, *tokens]).numpy()[0, 0].argmax())
 
     def decode(self, token: int) -> int:
-        """Append one token -> the most probable next one, by the compiled sampler."""
-        logits = self._extend([*self._cached, token])
+        """Append one token -> the most probable next one, by the compiled sampler. For measurements."""
+        self._library.token_ids([token])
+        if self._cached is not self._measured:
+            self._cached = self._measured = list(self._cached)  # it may be the list of a generation that goes on
+        logits = self._append(self._cached, token)
         return Sampler(self._library, SamplingParams(temperature=0.0), ()).next(logits)
 
     def _extend(self, tokens: list[int]) -> Any:
-        """Make the cache hold `tokens` -> logits of the last one, computing as little as possible."""
-        library, limit = self._library, self.manifest.model.recompute_above
-        if len(tokens) > self.context_length:
+        """Make the cache hold `tokens` -> logits of the last one, computing as little as possible.
+
+        Keeps the list itself: whoever calls changes it by `_append` only.
+        """
+        self._check_room(len(tokens))
+        library, shared = self._library, self._reusable(tokens)
+        held, self._cached = self._cached, []  # an interrupt from here on leaves nothing to build on
+        if shared:
+            library.pop(len(held) - shared)
+        else:
+            library.clear()
+        fresh = tokens[shared:]
+        library.set_prompt_length(len(tokens))
+        logits = library.decode(fresh[0]) if len(fresh) == 1 and shared else library.prefill(fresh)
+        self._cached = tokens
+        return logits
+
+    def _append(self, tokens: list[int], token: int) -> Any:
+        """One decode step after `tokens`, to which `token` is added -> its logits.
+
+        The cache holds `tokens` already, unless the engine did something else since: then they are computed again.
+        """
+        self._check_room(len(tokens) + 1)
+        current = self._cached is tokens
+        if current:
+            self._cached = []  # until the step is done
+        crosses = len(tokens) == self.manifest.model.recompute_above
+        tokens.append(token)
+        if not current or crosses or len(tokens) == 1:
+            return self._extend(tokens)
+        self._library.set_prompt_length(len(tokens))
+        logits = self._library.decode(token)
+        self._cached = tokens
+        return logits
+
+    def _reusable(self, tokens: list[int]) -> int:
+        """How many tokens at the start of `tokens` the cache holds; never all, as the last one gives the logits."""
+        limit = self.manifest.model.recompute_above
+        if limit is not None and (len(tokens) > limit) != (len(self._cached) > limit):
+            return 0  # keys in the cache have the frequencies of the other side of the limit
+        return min(_common_prefix(self._cached, tokens), len(tokens) - 1)
+
+    def _check_room(self, count: int) -> None:
+        if count > self.context_length:
             raise UsageError(
                 "the context is full",
                 expected=f"at most {self.context_length} tokens",
-                found=len(tokens),
+                found=count,
                 next_step="start a new conversation, or load with a larger context",
             )
-        shared = _common_prefix(self._cached, tokens[:-1])
-        if limit is not None and (len(tokens) > limit) != (len(self._cached) > limit):
-            shared = 0  # keys in the cache have the frequencies of the other side of the limit
-        if shared == 0 and self._cached:
-            library.clear()
-        else:
-            library.pop(len(self._cached) - shared)
-        self._cached = tokens[:shared]
-        fresh = tokens[shared:]
-        library.set_prompt_length(len(tokens))
-        try:
-            logits = library.decode(fresh[0]) if len(fresh) == 1 and shared else library.prefill(fresh)
-        except BaseException:
-            self._cached = []
-            raise
-        self._cached = tokens
-        return logits
 
     def _generate(
         self,
@@ -232,8 +261,8 @@ class Engine:
     ) -> Generator[Chunk, None, None]:
         if not prompt:
             raise UsageError("the prompt has no tokens", expected="at least one")
-        if max_tokens is not None and max_tokens < 1:
-            raise UsageError("max_tokens", expected="at least 1", found=max_tokens)
+        if max_tokens is not None and (not isinstance(max_tokens, int) or max_tokens < 1):
+            raise UsageError("max_tokens", expected="an integer from 1", found=repr(max_tokens))
         if len(prompt) >= self.context_length:
             raise UsageError(
                 "the prompt does not fit the context",
@@ -241,36 +270,30 @@ class Engine:
                 found=len(prompt),
                 next_step="shorten it, start a new conversation, or load with a larger context",
             )
+        self._library.token_ids(prompt)
         limit = min(max_tokens or self.context_length, self.context_length - len(prompt))
-        return self._stream(prompt, sampling, stop, limit, ignore_eos, continues)
-
-    def _stream(
-        self,
-        prompt: list[int],
-        sampling: SamplingParams,
-        stop: Sequence[str],
-        limit: int,
-        ignore_eos: bool,
-        continues: bool,
-    ) -> Generator[Chunk, None, None]:
         text_of = None
-        if not ignore_eos or stop or (self.path / "tokenizer.json").is_file():
+        if not ignore_eos or stop or sampling.logprobs or (self.path / "tokenizer.json").is_file():
             eos = frozenset() if ignore_eos else self.tokenizer.eos_token_ids
             text_of = TextStream(self.tokenizer, stop, eos, continues=continues)
-        sampler = Sampler(self._library, sampling, prompt)
-        began = time.perf_counter()
-        cached = _common_prefix(self._cached, prompt[:-1])
-        logits = self._extend(prompt)
-        prefill_s, decode_bytes, count = time.perf_counter() - began, 0, 0
+        return self._stream(prompt, sampling, Sampler(self._library, sampling, prompt), text_of, limit)
+
+    def _stream(
+        self, prompt: list[int], sampling: SamplingParams, sampler: Sampler, text_of: TextStream | None, limit: int
+    ) -> Generator[Chunk, None, None]:
         began = time.perf_counter()
         tokens = list(prompt)
+        cached = self._reusable(tokens)
+        logits = self._extend(tokens)
+        prefill_s, decode_s, decode_bytes, count = time.perf_counter() - began, 0.0, 0, 0
         while True:
+            began = time.perf_counter()
             token = sampler.next(logits)
-            tokens.append(token)
             count += 1
             logprobs = [sampler.logprob(logits, token, self.tokenizer)] if sampling.logprobs else None
             text = text_of.push(token) if text_of is not None else ""
             done = "stop" if text_of is not None and text_of.stopped else "length" if count == limit else None
+            decode_s += time.perf_counter() - began  # without the time that the caller takes between chunks
             if done is not None:
                 text += text_of.flush() if text_of is not None else ""
                 stats = Stats(
@@ -278,35 +301,25 @@ class Engine:
                     cached_tokens=cached,
                     completion_tokens=count,
                     prefill_s=prefill_s,
-                    decode_s=time.perf_counter() - began,
+                    decode_s=decode_s,
                     load_s=self.load_s,
                     decode_bytes=decode_bytes,
                 )
                 yield Chunk(text, [token], logprobs, done, stats)
                 return
             yield Chunk(text, [token], logprobs)
-            logits = self._next(tokens, token)
+            began = time.perf_counter()
+            logits = self._append(tokens, token)
+            decode_s += time.perf_counter() - began
             decode_bytes += self._library.decode_bytes()
 
-    def _next(self, tokens: list[int], token: int) -> Any:
-        """One decode step: the cache holds `tokens[:-1]` already, in the common case."""
-        limit = self.manifest.model.recompute_above
-        if limit is not None and len(tokens) == limit + 1 or len(self._cached) != len(tokens) - 1:
-            return self._extend(list(tokens))
-        self._library.set_prompt_length(len(tokens))
-        try:
-            logits = self._library.decode(token)
-        except BaseException:
-            self._cached = []
-            raise
-        self._cached.append(token)
-        return logits
 
-
-def _common_prefix(one: Sequence[int], other: Sequence[int]) -> int:
+def _common_prefix(one: list[int], other: list[int]) -> int:
     """Number of tokens with which both begin."""
     n = min(len(one), len(other))
-    return next((i for i in range(n) if one[i] != other[i]), n)
+    if one[:n] == other[:n]:
+        return n
+    return next(i for i in range(n) if one[i] != other[i])
 
 
 def _complete(chunks: Iterator[Chunk]) -> Completion:

@@ -24,6 +24,7 @@ _SEQUENCE = ShapeTuple([0])
 _PAGE_SIZE = 16
 _ROPE_LENGTH = "model.rope_length"
 _BIG_CORES = 1
+MAX_THREADS = 1024
 # What must stay free when the context is chosen for the user: half of what is there now.
 _SHARE_OF_MEMORY = 0.5
 _SMALLEST_CONTEXT = 512
@@ -99,11 +100,28 @@ class Library:
 
     def all_logits(self, tokens: Sequence[int]) -> NDArray[np.float32]:
         """Append tokens in chunks -> f32[len(tokens), V]."""
-        rows = []
-        for chunk in self._chunks(tokens):
+        chunks = self._chunks(tokens)
+        rows = np.empty((sum(map(len, chunks)), self.manifest.model.vocab_size), np.float32)
+        done = 0
+        for chunk in chunks:
             logits = self._forward(self._verify, tvm.runtime.tensor(chunk), ShapeTuple([len(chunk)]), len(chunk))
-            rows.append(logits.numpy()[0])
-        return np.concatenate(rows)
+            rows[done : done + len(chunk)] = logits.numpy()[0]
+            done += len(chunk)
+        return rows
+
+    def token_ids(self, tokens: Sequence[int]) -> NDArray[np.int32]:
+        """Tokens as i32[n]. Raises UsageError unless they are one or more ids of the vocabulary.
+
+        The kernels take rows of the embedding by these numbers and do not check them.
+        """
+        vocab = self.manifest.model.vocab_size
+        try:
+            ids = np.asarray(tokens)
+        except ValueError:  # lists of several lengths
+            ids = np.zeros(0)
+        if ids.ndim != 1 or ids.dtype.kind not in "iu" or not ids.size or ids.min() < 0 or ids.max() >= vocab:
+            raise UsageError("token ids", expected=f"one or more integers from 0 to {vocab - 1}", found=_summary(ids))
+        return ids.astype(np.int32)
 
     def decode_bytes(self) -> int:
         """Bytes of weights and KV cache that a decode step at the present length reads."""
@@ -127,25 +145,21 @@ class Library:
             self._end(self._kv)
         except BaseException:
             # Ctrl-C in the middle leaves the cache half way: forget it rather than answer from it.
-            self._kv = self._create_kv_cache()
-            self._add(self._kv, 0)
-            self.length = 0
+            self.clear()
             raise
         self.length += n
         return logits
 
     def _chunks(self, tokens: Sequence[int]) -> list[NDArray[np.int32]]:
-        ids = np.asarray(tokens, np.int32)
-        vocab = self.manifest.model.vocab_size
-        if ids.ndim != 1 or not ids.size or ids.min() < 0 or ids.max() >= vocab:
-            raise UsageError("token ids", expected=f"one or more integers from 0 to {vocab - 1}", found=_summary(ids))
-        step = self.manifest.model.prefill_chunk
+        ids, step = self.token_ids(tokens), self.manifest.model.prefill_chunk
         return [ids[i : i + step] for i in range(0, len(ids), step)]
 
     def _load(self) -> Any:
         libraries = [name for name in self.manifest.files if name.startswith("lib/")]
         if len(libraries) != 1:
-            raise BundleError("bundle has no single library", where=self.path, expected="one file in lib/", found=libraries)
+            raise BundleError(
+                "bundle has no single library", where=self.path, expected="one file in lib/", found=libraries
+            )
         try:
             self._module = tvm.runtime.load_module(str(self.path / libraries[0]))
             return relax.VirtualMachine(self._module, self._device)
@@ -179,7 +193,9 @@ class Library:
 
 
 def use_threads(threads: int | None) -> int:
-    """Set how many threads the kernels use: `threads`, MLCPIPE_THREADS, or the physical cores."""
+    """Set how many threads the kernels use: `threads`, MLCPIPE_THREADS, or the physical cores. Raises UsageError."""
+    if threads is not None and (not isinstance(threads, int) or not 1 <= threads <= MAX_THREADS):
+        raise UsageError("threads", expected=f"an integer from 1 to {MAX_THREADS}", found=repr(threads))
     wanted = threads or env().threads or physical_cores()
     tvm.get_global_func("runtime.config_threadpool")(_BIG_CORES, wanted)
     return wanted
@@ -225,8 +241,8 @@ def _fitting_context(manifest: Manifest, wanted: int | None) -> int:
     Raises UsageError for more than the bundle was compiled for, ResourceError when it does not fit.
     """
     plan, limit = manifest.memory_plan, manifest.model.context_length
-    if wanted is not None and not 1 <= wanted <= limit:
-        raise UsageError("context length", expected=f"1 to {limit} tokens, as compiled", found=wanted)
+    if wanted is not None and (not isinstance(wanted, int) or not 1 <= wanted <= limit):
+        raise UsageError("context length", expected=f"1 to {limit} tokens, as compiled", found=repr(wanted))
     workspace = max(plan.workspace_bytes.values(), default=0)
     free = psutil.virtual_memory().available
     kv = plan.kv_bytes_per_token
@@ -239,7 +255,8 @@ def _fitting_context(manifest: Manifest, wanted: int | None) -> int:
         total = plan.weights_bytes + workspace + need
         raise ResourceError(
             f"not enough memory for {wanted} tokens of context",
-            expected=f"{_mib(total)} free: weights {_mib(plan.weights_bytes)}, KV cache {_mib(need)}, workspace {_mib(workspace)}",
+            expected=f"{_mib(total)} free: weights {_mib(plan.weights_bytes)}, KV cache {_mib(need)}, "
+            f"workspace {_mib(workspace)}",
             found=f"{_mib(free)} free",
             next_step="use a shorter --context, a smaller model or a quantization with fewer bits",
         )
@@ -250,5 +267,9 @@ def _mib(count: int) -> str:
     return f"{count / 2**20:,.0f} MiB"
 
 
-def _summary(ids: NDArray[np.int32]) -> str:
-    return "none" if not ids.size else f"{ids.size} ids from {ids.min()} to {ids.max()}"
+def _summary(ids: NDArray[Any]) -> str:
+    if not ids.size:
+        return "none"
+    if ids.dtype.kind not in "iu" or ids.ndim != 1:
+        return "something else"
+    return f"{ids.size} ids from {ids.min()} to {ids.max()}"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
@@ -14,6 +13,8 @@ from mlcpipe.errors import UsageError
 from mlcpipe.runtime.library import Library
 from mlcpipe.runtime.sampling_params import SamplingParams, TokenLogprob
 from mlcpipe.runtime.tokenizer import Tokenizer
+
+_COLDEST = 1e-6  # as the compiled softmax
 
 
 def _tensor(values: Sequence[float] | Sequence[Sequence[float]], dtype: str) -> Any:
@@ -39,15 +40,15 @@ class Sampler:
         self._settings = (
             _tensor([params.temperature], "float32"),
             _tensor([params.top_p], "float32"),
-            _tensor([params.top_k], "int32"),
+            _tensor([min(params.top_k, vocab)], "int32"),
             _tensor([params.min_p], "float32"),
         )
         self._draw = _tensor([0.0], "float32")
         self._draw_value = np.from_dlpack(self._draw)
         self._random = np.random.default_rng(params.seed)
         self._row = _tensor([0], "int32")
-        self._answer: Counter[int] = Counter()
-        self._seen = set(prompt) if params.repetition_penalty != 1.0 else set()
+        self._seen = _Counts(prompt) if params.repetition_penalty != 1.0 else None
+        self._answer = _Counts(()) if params.presence_penalty or params.frequency_penalty else None
         self._bias_args = (
             _tensor([0] * len(params.logit_bias), "int32"),
             _tensor(list(params.logit_bias), "int32"),
@@ -60,18 +61,18 @@ class Sampler:
         if not self._params.greedy:
             self._draw_value[0] = self._random.random(dtype=np.float32)
         token = int(self._sample(logits, *self._settings, self._draw).numpy()[0])
-        if self._params.repetition_penalty != 1.0:
-            self._seen.add(token)
-        if self._params.presence_penalty or self._params.frequency_penalty:
-            self._answer[token] += 1
+        for counts in (self._seen, self._answer):
+            if counts is not None:
+                counts.add(token)
         return token
 
     def logprob(self, logits: Any, token: int, tokenizer: Tokenizer) -> TokenLogprob:
         """Log-probability of the token that `next` took, with the `params.logprobs` most probable ones."""
-        temperature = 1.0 if self._params.greedy else self._params.temperature
-        probs = self._softmax(logits, _tensor([temperature], "float32")).numpy().reshape(-1)
-        with np.errstate(divide="ignore"):
-            logs = np.log(probs)
+        temperature = 1.0 if self._params.greedy else max(self._params.temperature, _COLDEST)
+        probs = self._softmax(logits, _tensor([temperature], "float32")).numpy()
+        flat = logits.numpy().reshape(-1)
+        # Not log(probs): a probability below 1e-45 would be 0 and its logarithm minus infinity.
+        logs = (flat - flat.max()) / np.float32(temperature) + np.log(probs.max())
         count = min(self._params.logprobs, len(logs))
         best = np.argpartition(-logs, count - 1)[:count] if count else np.zeros(0, np.int64)
         best = best[np.argsort(-logs[best], kind="stable")]
@@ -81,24 +82,49 @@ class Sampler:
 
     def _adjust(self, logits: Any) -> None:
         params = self._params
-        if not (params.logit_bias or self._seen or self._answer):
+        if self._seen is None and self._answer is None and not params.logit_bias:
             return
         flat = logits._create_view((1, logits.shape[2]))
-        if self._seen:
-            tokens = sorted(self._seen)
-            self._penalize(flat, tokens, [1] * len(tokens), (0.0, 0.0, params.repetition_penalty))
-        if self._answer:
-            tokens = sorted(self._answer)
-            counts = [self._answer[token] for token in tokens]
+        if self._seen is not None:
+            tokens, _ = self._seen.arrays()
+            self._penalize(flat, tokens, np.ones_like(tokens), (0.0, 0.0, params.repetition_penalty))
+        if self._answer is not None:
+            tokens, counts = self._answer.arrays()
             self._penalize(flat, tokens, counts, (params.presence_penalty, params.frequency_penalty, 1.0))
         if params.logit_bias:
             self._bias(flat, *self._bias_args)
 
-    def _penalize(self, flat: Any, tokens: list[int], counts: list[int], penalty: tuple[float, float, float]) -> None:
-        zeros = _tensor([0] * len(tokens), "int32")
-        self._penalty(
-            flat, self._row, zeros, _tensor(tokens, "int32"), _tensor(counts, "int32"), _tensor([penalty], "float32")
-        )
+    def _penalize(
+        self, flat: Any, tokens: NDArray[np.int32], counts: NDArray[np.int32], penalty: tuple[float, float, float]
+    ) -> None:
+        if not tokens.size:
+            return
+        rows, ids, times = (tvm.runtime.tensor(array) for array in (np.zeros_like(tokens), tokens, counts))
+        self._penalty(flat, self._row, rows, ids, times, _tensor([penalty], "float32"))
+
+
+class _Counts:
+    """How often each token occurred, in arrays that grow with the number of different ones."""
+
+    def __init__(self, tokens: Sequence[int]) -> None:
+        self._slots: dict[int, int] = {}
+        self._ids = np.zeros(256, np.int32)
+        self._times = np.zeros(256, np.int32)
+        for token in tokens:
+            self.add(token)
+
+    def add(self, token: int) -> None:
+        """One more occurrence."""
+        slot = self._slots.setdefault(int(token), len(self._slots))
+        if slot == len(self._ids):
+            self._ids, self._times = (np.concatenate([a, np.zeros_like(a)]) for a in (self._ids, self._times))
+        self._ids[slot] = token
+        self._times[slot] += 1
+
+    def arrays(self) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
+        """(ids, counts), both i32[number of different tokens]."""
+        count = len(self._slots)
+        return self._ids[:count], self._times[:count]
 
 
 def _named(tokenizer: Tokenizer, token: int, logs: NDArray[np.float32]) -> TokenLogprob:

@@ -1,0 +1,194 @@
+"""What tests of several folders share: the demo model compiled once, and small random checkpoints without torch."""
+
+from __future__ import annotations
+
+import json
+import struct
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+if TYPE_CHECKING:
+    from mlcpipe import Engine
+
+DEMO = Path(__file__).resolve().parents[1] / "apps" / "demo_model" / "checkpoint"
+DTYPES = {"float32": "F32", "float16": "F16", "bfloat16": "BF16"}
+CHAT_TEMPLATE = (
+    "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}{% if add_generation_prompt %}<a>{% endif %}"
+)
+
+
+@dataclass(frozen=True)
+class TinyLlama:
+    """Sizes of a random llama: by default a vocabulary of all bytes and some more, and odd group remainders."""
+
+    vocab_size: int = 272
+    hidden_size: int = 64
+    intermediate_size: int = 104
+    layers: int = 2
+    heads: int = 4
+    kv_heads: int = 2
+    head_dim: int = 16
+    positions: int = 256
+    tied: bool = True
+    dtype: str = "float32"
+    seed: int = 0
+    config: Mapping[str, Any] = field(default_factory=dict)
+
+    def config_json(self) -> dict[str, Any]:
+        """The config.json, `config` on top."""
+        return {
+            "architectures": ["LlamaForCausalLM"],
+            "model_type": "llama",
+            "vocab_size": self.vocab_size,
+            "hidden_size": self.hidden_size,
+            "intermediate_size": self.intermediate_size,
+            "num_hidden_layers": self.layers,
+            "num_attention_heads": self.heads,
+            "num_key_value_heads": self.kv_heads,
+            "head_dim": self.head_dim,
+            "max_position_embeddings": self.positions,
+            "rms_norm_eps": 1e-5,
+            "rope_theta": 10000.0,
+            "hidden_act": "silu",
+            "tie_word_embeddings": self.tied,
+            "bos_token_id": None,
+            "eos_token_id": 256,
+            **self.config,
+        }
+
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """Name -> shape of every tensor."""
+        h, inter, d = self.hidden_size, self.intermediate_size, self.head_dim
+        shapes: dict[str, tuple[int, ...]] = {"model.norm.weight": (h,)}
+        for name in ["model.embed_tokens.weight"] + ([] if self.tied else ["lm_head.weight"]):
+            shapes[name] = (self.vocab_size, h)
+        for i in range(self.layers):
+            layer = {
+                "self_attn.q_proj": (self.heads * d, h),
+                "self_attn.k_proj": (self.kv_heads * d, h),
+                "self_attn.v_proj": (self.kv_heads * d, h),
+                "self_attn.o_proj": (h, self.heads * d),
+                "mlp.gate_proj": (inter, h),
+                "mlp.up_proj": (inter, h),
+                "mlp.down_proj": (h, inter),
+                "input_layernorm": (h,),
+                "post_attention_layernorm": (h,),
+            }
+            shapes |= {f"model.layers.{i}.{name}.weight": shape for name, shape in layer.items()}
+        return shapes
+
+
+def tensor_bytes(values: NDArray[Any], dtype: str) -> bytes:
+    """Values as safetensors stores them; bfloat16 by cutting float32 off."""
+    if dtype == "bfloat16":
+        return (np.asarray(values, np.float32).view(np.uint32) >> 16).astype(np.uint16).tobytes()
+    return np.asarray(values, dtype).tobytes()
+
+
+def write_tensors(path: Path, tensors: Mapping[str, tuple[tuple[int, ...], str, Callable[[], bytes]]]) -> None:
+    """A safetensors file, one tensor in memory at a time."""
+    items = {"float32": 4, "float16": 2, "bfloat16": 2}
+    header: dict[str, Any] = {}
+    offset = 0
+    for name, (shape, dtype, _) in tensors.items():
+        size = int(np.prod(shape, dtype=np.int64)) * items[dtype]
+        header[name] = {"dtype": DTYPES[dtype], "shape": list(shape), "data_offsets": [offset, offset + size]}
+        offset += size
+    raw = json.dumps(header).encode()
+    with path.open("wb") as file:
+        file.write(struct.pack("<Q", len(raw)) + raw)
+        for _, _, data in tensors.values():
+            file.write(data())
+
+
+def write_llama(folder: Path, model: TinyLlama = TinyLlama(), *, tokenizer: bool = True) -> Path:
+    """Writes a random checkpoint; its tokens are the bytes, 256 is `<end>`."""
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "config.json").write_text(json.dumps(model.config_json()))
+    draw = np.random.default_rng(model.seed)
+
+    def data(shape: tuple[int, ...]) -> Callable[[], bytes]:
+        # Unlike 1, a norm's weights of several sizes show whether each is applied to its own channel.
+        scale, offset = (0.15, 0.0) if len(shape) > 1 else (0.2, 1.0)
+        scale, offset = np.float32(scale), np.float32(offset)
+        return lambda: tensor_bytes(draw.standard_normal(shape, np.float32) * scale + offset, model.dtype)
+
+    tensors = {name: (shape, model.dtype, data(shape)) for name, shape in model.shapes().items()}
+    write_tensors(folder / "model.safetensors", tensors)
+    if tokenizer:
+        write_byte_tokenizer(folder)
+    return folder
+
+
+def write_byte_tokenizer(folder: Path) -> None:
+    """Every byte is a token, in the order of GPT-2's table; no merges; `<end>` is 256."""
+    from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    library = Tokenizer(models.BPE(vocab={c: i for i, c in enumerate(alphabet)}, merges=[]))
+    library.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    library.decoder = decoders.ByteLevel()
+    library.add_special_tokens([AddedToken("<end>", special=True)])
+    library.save(str(folder / "tokenizer.json"))
+    settings = {"eos_token": "<end>", "chat_template": CHAT_TEMPLATE}
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings))
+
+
+@pytest.fixture(scope="session", autouse=True)
+def own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """Tests leave the user's cache of digests and bundles alone."""
+    folder = tmp_path_factory.mktemp("mlcpipe-cache")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("MLCPIPE_CACHE", str(folder))
+        yield folder
+
+
+@dataclass(frozen=True)
+class Bundles:
+    """Bundles of one checkpoint by quantization, each compiled when it is first asked for."""
+
+    checkpoint: Path
+    folder: Path
+
+    def __getitem__(self, quantization: str) -> Path:
+        import mlcpipe
+
+        bundle = self.folder / quantization
+        if not bundle.exists():
+            mlcpipe.compile(self.checkpoint, quantization=quantization, output=bundle)
+        return bundle
+
+
+@pytest.fixture(scope="session")
+def demo_bundles(tmp_path_factory: pytest.TempPathFactory) -> Bundles:
+    """Bundles of the demo model. Read only: copy one before you change it."""
+    return Bundles(DEMO, tmp_path_factory.mktemp("demo"))
+
+
+@pytest.fixture(scope="session")
+def tiny_bundles(tmp_path_factory: pytest.TempPathFactory) -> Bundles:
+    """Bundles of `TinyLlama()`. Read only."""
+    folder = tmp_path_factory.mktemp("tiny")
+    return Bundles(write_llama(folder / "checkpoint"), folder)
+
+
+@pytest.fixture(scope="session")
+def demo(demo_bundles: Bundles) -> Engine:
+    """The demo model in q4f16_1, shared: a test finds the KV cache in any state."""
+    import mlcpipe
+
+    return mlcpipe.Engine(demo_bundles["q4f16_1"], threads=2)
+
+
+@pytest.fixture(scope="session")
+def tiny(tiny_bundles: Bundles) -> Engine:
+    """The random model in q0f32, shared."""
+    import mlcpipe
+
+    return mlcpipe.Engine(tiny_bundles["q0f32"], threads=2)

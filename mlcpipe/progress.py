@@ -55,9 +55,10 @@ class ConsoleProgress:
     """Shows the current stage with time, and bytes with time left where they are known; remembers the times.
 
     On a terminal it is one live line a stage; elsewhere (a log file) one line is written when a stage ends.
+    `lasting` says whether a stage that is over leaves its line on a terminal, too.
     """
 
-    def __init__(self, console: Console) -> None:
+    def __init__(self, console: Console, *, lasting: bool = True) -> None:
         from rich.progress import (
             BarColumn,
             DownloadColumn,
@@ -69,6 +70,7 @@ class ConsoleProgress:
         from rich.progress import Progress as Bar
 
         self._console = console
+        self._lasting = lasting or not console.is_terminal
         self._stages: list[StageTime] = []
         self._name: str | None = None
         self._began = 0.0
@@ -118,6 +120,8 @@ class ConsoleProgress:
         done = StageTime(self._name, time.perf_counter() - self._began, self._done)
         self._stages.append(done)
         self._name = None
+        if not self._lasting:
+            return
         size = f", {done.bytes_done / 2**20:,.1f} MiB" if done.bytes_done else ""
         self._console.print(f"{done.name}: {done.seconds:.1f} s{size}", style="dim", highlight=False, markup=False)
 
@@ -144,9 +148,9 @@ class ConsoleProgress:
 
 
 @contextmanager
-def console_progress(console: Console) -> Iterator[ConsoleProgress]:
+def console_progress(console: Console, *, lasting: bool = True) -> Iterator[ConsoleProgress]:
     """A ConsoleProgress whose live line is gone on every way out."""
-    progress = ConsoleProgress(console)
+    progress = ConsoleProgress(console, lasting=lasting)
     try:
         yield progress
     except BaseException:

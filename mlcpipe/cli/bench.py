@@ -53,7 +53,7 @@ def bench_command(
     from mlcpipe.cli.bench_run import Plan, measure
 
     plan = Plan(Path(bundle), lengths, depths, decode_tokens, repeats, threads)
-    with console_progress(console) as progress:
+    with console_progress(console, lasting=False) as progress:
         report = measure(plan, progress)
     print_report(report, as_json=as_json)
 

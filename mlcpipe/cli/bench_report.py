@@ -16,6 +16,7 @@ def print_report(report: Report, *, as_json: bool) -> None:
     console = stdout_console()
     plan = report.plan
     before, after = report.read_gb_s
+    kv = byte_size(report.kv_bytes_per_token)
     versions = ", ".join(f"{name} {number or 'absent'}" for name, number in report.versions.items())
     print_rows(
         console,
@@ -24,8 +25,7 @@ def print_report(report: Report, *, as_json: bool) -> None:
             ("model", f"{report.model_type}, {report.quantization}, context {report.context_length} tokens"),
             ("cpu", f"{report.cpu}, {report.threads} threads"),
             ("versions", versions),
-            ("weights", f"{byte_size(report.weights_bytes)} read for each token, "
-                        f"and {byte_size(report.kv_bytes_per_token)} of KV cache for each token before it"),
+            ("weights", f"{byte_size(report.weights_bytes)}, and {kv} of KV cache a token"),
             ("read bandwidth", f"{before:.1f} GB/s before, {after:.1f} after"),
             ("load", f"{report.load_s:.2f} s"),
             ("peak memory", byte_size(report.peak_memory_bytes)),
@@ -38,13 +38,16 @@ def print_report(report: Report, *, as_json: bool) -> None:
         table.add_row(*map(cell, _row(report, result)))
     console.print()
     console.print(table)
-    repeats = f"{plan.repeats} repeats, of {plan.decode_tokens} tokens for decode"
+    for result in report.results:
+        if result.skipped:
+            console.print(f"\n{result.kind} {result.tokens} was skipped: {result.skipped}")
+    repeats = f"{plan.repeats} repeats after a warm-up, {plan.decode_tokens} tokens each for decode"
     console.print(f"\n{repeats}; 1 GB is 10^9 bytes", style="dim")
 
 
 def _row(report: Report, result: Result) -> tuple[str, ...]:
     if result.speed is None:
-        return result.kind, str(result.tokens), "skipped", result.skipped, "", ""
+        return result.kind, str(result.tokens), "skipped", "", "", ""
     speed = result.speed
     share = report.share(result)
     in_cache = result.gb_s is not None and share is None

@@ -6,7 +6,9 @@ import random
 import statistics
 import time
 from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
+from multiprocessing import get_context
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -15,10 +17,9 @@ from mlcpipe.cli import machine
 from mlcpipe.progress import Progress
 
 if TYPE_CHECKING:
-    from mlcpipe import Engine
+    from mlcpipe import Engine, Stats
 
 _SEED = 20260101
-_WARM_UP_STEPS = 3
 
 
 @dataclass(frozen=True)
@@ -53,7 +54,7 @@ class Result:
     """One line of the report: `speed` is None if it was skipped, and `skipped` says why.
 
     `tokens` is the prompt's length or the depth at which decoding began; `gb_s` (10^9 bytes of weights and KV
-    cache a second) is given for decoding.
+    cache a second, as the engine counts them) is given for decoding.
     """
 
     kind: str
@@ -93,12 +94,13 @@ def measure(plan: Plan, progress: Progress) -> Report:
     """Load the bundle and run the plan. Raises what the engine raises."""
     from mlcpipe import Engine
 
+    machine.reset_peak_memory()
     progress.stage("load")
     began = time.perf_counter()
     engine = Engine(plan.bundle, threads=plan.threads)
     load_s = time.perf_counter() - began
     progress.stage("read bandwidth before")
-    before = read_bandwidth_gb_s(engine.threads)
+    before = _read_bandwidth(engine.threads)
     draw = random.Random(_SEED)
     tokens = [draw.randrange(engine.vocab_size) for _ in range(engine.context_length)]
     results = []
@@ -110,7 +112,7 @@ def measure(plan: Plan, progress: Progress) -> Report:
         results.append(_decode(engine, plan, tokens, depth))
     peak = machine.peak_memory_bytes()
     progress.stage("read bandwidth after")
-    after = read_bandwidth_gb_s(engine.threads)
+    after = _read_bandwidth(engine.threads)
     memory = engine.manifest.memory_plan
     return Report(
         plan=plan,
@@ -144,26 +146,40 @@ def _prefill(engine: Engine, plan: Plan, tokens: list[int], length: int) -> Resu
 
 
 def _decode(engine: Engine, plan: Plan, tokens: list[int], depth: int) -> Result:
-    """Each repeat goes on where the one before ended: a prefill for each would take longest of all."""
-    start = max(depth, 1)  # a cache cannot be continued before it has a token
-    last = start + _WARM_UP_STEPS + plan.repeats * plan.decode_tokens
+    """Decoding as a chat does it, the greedy draw and the text of each token included.
+
+    The engine finds the prompt in its cache, so that only the warm-up computes it and each repeat begins at `depth`.
+    """
+    from mlcpipe import SamplingParams
+
+    start = max(depth, 1)  # there is no continuing from nothing
+    prompt = tokens[:start]
+    last = start + plan.decode_tokens + 1
     if last > engine.context_length:
         return Result("decode", depth, skipped=f"it ends at {last}, the context has {engine.context_length} tokens")
+
+    def once() -> Stats:
+        *_, chunk = engine.generate(
+            prompt,
+            sampling=SamplingParams(temperature=0.0),
+            max_tokens=plan.decode_tokens + 1,  # the first token comes out of the prefill
+            ignore_eos=True,
+            stream=True,
+        )
+        assert chunk.stats is not None
+        return chunk.stats
+
     engine.reset()
-    token = engine.prefill(tokens[:start])
-    for _ in range(_WARM_UP_STEPS):
-        token = engine.decode(token)
-    seconds = []
-    for _ in range(plan.repeats):
-        began = time.perf_counter()
-        for _ in range(plan.decode_tokens):
-            token = engine.decode(token)
-        seconds.append(time.perf_counter() - began)
-    speed = Speed.of(plan.decode_tokens, seconds)
-    memory = engine.manifest.memory_plan
-    middle = (start + _WARM_UP_STEPS + last) / 2
-    step_bytes = memory.weights_bytes + memory.kv_bytes_per_token * middle
-    return Result("decode", depth, speed, speed.median * step_bytes / 1e9)
+    once()
+    runs = [once() for _ in range(plan.repeats)]
+    speed = Speed.of(plan.decode_tokens, [run.decode_s for run in runs])
+    return Result("decode", depth, speed, statistics.median(run.decode_gb_s for run in runs))
+
+
+def _read_bandwidth(threads: int) -> float:
+    """Measured in a process of its own, so that its buffer is not counted as the engine's memory."""
+    with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
+        return pool.submit(read_bandwidth_gb_s, threads).result()
 
 
 def _seconds(action: Callable[[], None]) -> float:

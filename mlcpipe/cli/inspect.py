@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -39,18 +40,21 @@ def inspect_command(
         print_json(manifest.model_dump(mode="json"))
         return
     console = stdout_console()
-    print_rows(console, _overview(bundle, manifest))
-    _print_memory(console, manifest)
     if kernels:
         _print_kernels(console, manifest)
-    else:
-        counts = Counter(kernel.rule for kernel in manifest.kernels)
-        rules = ", ".join(f"{rule} {count}" for rule, count in counts.most_common())
-        say(console, f"\n{len(manifest.kernels)} kernels by rule: {rules or 'none'}  (--kernels shows each)")
     if params:
         _print_params(console, manifest)
-    else:
-        say(console, f"{len(manifest.params)} parameters  (--params shows each and its sources)")
+    if not kernels and not params:
+        _print_overview(console, bundle, manifest)
+
+
+def _print_overview(console: Console, bundle: Path, manifest: Manifest) -> None:
+    print_rows(console, _overview(bundle, manifest))
+    _print_memory(console, manifest)
+    counts = Counter(kernel.rule for kernel in manifest.kernels)
+    rules = ", ".join(f"{rule} {count}" for rule, count in counts.most_common())
+    say(console, f"\n{len(manifest.kernels)} kernels by rule: {rules or 'none'}  (--kernels shows each)")
+    say(console, f"{len(manifest.params)} parameters  (--params shows each and its sources)")
 
 
 def _overview(bundle: Path, manifest: Manifest) -> list[tuple[str, str]]:
@@ -68,7 +72,7 @@ def _overview(bundle: Path, manifest: Manifest) -> list[tuple[str, str]]:
         ("quantization", f"{manifest.quantization}, layout {manifest.weight_layout}, "
                          f"activations {model.dtype}, KV cache {model.kv_dtype}"),
         ("target", f"{target.name}: {target.triple}, "
-                   f"needs {' '.join(target.cpu_features) or 'nothing'}"),
+                   f"needs {_features(target.cpu_features)}"),
         ("made by", f"mlcpipe {manifest.mlcpipe_version}, linked by {manifest.linker.name} "
                     f"{manifest.linker.version}, {manifest.created}"),
         ("interface", f"{manifest.abi[:12]}, {usable}"),
@@ -76,10 +80,18 @@ def _overview(bundle: Path, manifest: Manifest) -> list[tuple[str, str]]:
     ]  # fmt: skip
 
 
+def _features(names: Sequence[str]) -> str:
+    """The vector and matrix instructions among a CPU's features, which alone decide about speed."""
+    shown = [name for name in names if name.startswith(("amx", "avx", "dotprod", "fma", "i8mm", "neon", "sve"))]
+    rest = len(names) - len(shown)
+    return " ".join([*shown, *([f"and {rest} other features"] if rest else [])]) or "no features"
+
+
 def _print_memory(console: Console, manifest: Manifest) -> None:
     plan, context = manifest.memory_plan, manifest.model.context_length
     full = plan.kv_bytes_per_token * context
-    peak = max(plan.workspace_bytes.values(), default=0)
+    largest = sorted(plan.workspace_bytes.items(), key=lambda item: item[1], reverse=True)
+    peak = largest[0][1] if largest else 0
     say(console, "\nmemory plan")
     print_rows(
         console,
@@ -89,7 +101,7 @@ def _print_memory(console: Console, manifest: Manifest) -> None:
                 "KV cache",
                 f"{byte_size(plan.kv_bytes_per_token)} a token, {byte_size(full)} when the context is full",
             ),
-            *((f"workspace of {name}", byte_size(size)) for name, size in plan.workspace_bytes.items()),
+            *((f"workspace of {name}", byte_size(size)) for name, size in largest if size >= 1024),
             ("at most", byte_size(plan.weights_bytes + full + peak)),
         ],
     )
@@ -99,7 +111,6 @@ def _print_kernels(console: Console, manifest: Manifest) -> None:
     table = new_table("kernel", "op", "rule", "reason")
     for kernel in manifest.kernels:
         table.add_row(*map(cell, (kernel.name, kernel.op, kernel.rule, kernel.reason)))
-    console.print()
     console.print(table)
 
 
@@ -108,5 +119,4 @@ def _print_params(console: Console, manifest: Manifest) -> None:
     for param in manifest.params:
         shape = " x ".join(map(str, param.shape))
         table.add_row(*map(cell, (param.name, shape, param.dtype, ", ".join(param.sources))))
-    console.print()
     console.print(table)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import platform
 import sys
 from importlib import metadata
@@ -42,7 +43,7 @@ def cpu_model() -> str:
     if sys.platform == "darwin":
         return _first_line("sysctl", "-n", "machdep.cpu.brand_string") or platform.machine()
     for key in ("model name", "Model", "Hardware"):
-        if value := _cpuinfo().get(key):
+        if value := _first_of("/proc/cpuinfo").get(key):
             return value
     return platform.machine()
 
@@ -52,7 +53,7 @@ def cpu_features() -> list[str]:
     if sys.platform == "darwin":
         words = f"{_first_line('sysctl', '-n', 'machdep.cpu.features')} {_macos_arm_features()}"
     else:
-        info = _cpuinfo()
+        info = _first_of("/proc/cpuinfo")
         words = info.get("flags") or info.get("Features") or ""
     present = words.lower().replace(".", "_").split()
     return [name for name in _FEATURES if name in present]
@@ -71,8 +72,16 @@ def core_counts() -> tuple[int, int]:
     return min(psutil.cpu_count(logical=False) or logical, logical), logical
 
 
+def reset_peak_memory() -> None:
+    """Let `peak_memory_bytes` count from now on; without effect where the system has no such thing (not Linux)."""
+    with contextlib.suppress(OSError):
+        Path("/proc/self/clear_refs").write_text("5", encoding="ascii")  # proc_pid_clear_refs(5): VmHWM
+
+
 def peak_memory_bytes() -> int:
-    """The most physical memory this process has had."""
+    """The most physical memory this process has had, mapped files included."""
+    if high := _first_of("/proc/self/status").get("VmHWM"):
+        return int(high.split()[0]) * 1024
     if sys.platform == "win32":
         import psutil
 
@@ -92,10 +101,10 @@ def _usable_processors() -> int:
         return psutil.cpu_count() or 1
 
 
-def _cpuinfo() -> dict[str, str]:
-    """The first processor's entry in /proc/cpuinfo; {} elsewhere."""
+def _first_of(path: str) -> dict[str, str]:
+    """The first value of each "key: value" line of a file in /proc; {} where there is none."""
     try:
-        text = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace")
+        text = Path(path).read_text(encoding="utf-8", errors="replace")
     except OSError:
         return {}
     pairs = (line.partition(":") for line in text.splitlines())

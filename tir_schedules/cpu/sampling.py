@@ -1,7 +1,8 @@
 """From logits to the next token on CPUs, compiled into the library.
 
 `sample` is what our hosts call: temperature, top-k, top-p, min-p and the draw, exact and without sorting the
-vocabulary. The other functions are MLC's published contract. Logits and probabilities are float32; `b` sequences.
+vocabulary. The other functions are MLC's published contract. Logits and probabilities are float32, sums
+float64 (in float32 those over 150 000 tokens are off by 1e-4); `b` sequences.
 """
 
 from __future__ import annotations
@@ -15,6 +16,8 @@ from tir_schedules.op import tag
 _SHIFT = 19
 _BUCKETS = (0x3F800000 >> _SHIFT) + 1
 _RADIX = 2048
+# exp clips its argument at -87 (fast_math.py), so a weight this small stands for any smaller one, 0 included.
+_CLIPPED = 2e-38
 
 
 @T.macro
@@ -49,8 +52,9 @@ def _sort_descending(keys, ids, other_keys, other_ids, counts, n):
 def sample(vocab: int) -> tirx.PrimFunc:
     """logits f32[b, 1, V] (left as they are), temperature, top_p, min_p, uniform f32[b], top_k i32[b] -> token i32[b].
 
-    As transformers' warpers in order: temperature, top-k (0: off), top-p over what is left, min-p relative to the
-    largest. Temperature 0 takes the largest logit, the lowest id on a tie. `uniform` in [0, 1) draws.
+    As transformers' warpers in order: temperature, top-k (0: off; of equal logits the lower ids), top-p over what
+    is left, min-p relative to the largest. Temperature 0 takes the largest logit, the lowest id on a tie. `uniform`
+    in [0, 1) draws; a token e**86 times less likely than the best is never drawn, as masked ones must not be.
     """
 
     @T.prim_func(s_tir=True)
@@ -78,8 +82,9 @@ def sample(vocab: int) -> tirx.PrimFunc:
         other_ids = T.alloc_buffer((vocab,), "int32")
         counts = T.alloc_buffer((_RADIX,), "int32")
         bucket_count = T.alloc_buffer((_BUCKETS,), "int32")
-        bucket_mass = T.alloc_buffer((_BUCKETS,), "float32")
-        f = T.alloc_buffer((8,), "float32")
+        bucket_mass = T.alloc_buffer((_BUCKETS,), "float64")
+        f = T.alloc_buffer((3,), "float32")
+        mass = T.alloc_buffer((5,), "float64")
         k = T.alloc_buffer((4,), "int32")
         lane_max = T.alloc_buffer((16,), "float32")
         for s in T.serial(b):
@@ -105,20 +110,20 @@ def sample(vocab: int) -> tirx.PrimFunc:
                     weight[vocab // 16 * 16 + i] = T.exp((logits[s, 0, vocab // 16 * 16 + i] - f[0]) * f[1])
                 for i in T.serial(_BUCKETS):
                     bucket_count[i] = 0
-                    bucket_mass[i] = T.float32(0)
+                    bucket_mass[i] = T.float64(0)
                 for i in T.serial(vocab):
                     bucket: T.let[T.int32] = T.min(
                         T.cast(T.shift_right(T.reinterpret(weight[i], dtype="uint32"), T.uint32(_SHIFT)), "int32"),
                         _BUCKETS - 1,
                     )
                     bucket_count[bucket] = bucket_count[bucket] + 1
-                    bucket_mass[bucket] = bucket_mass[bucket] + weight[i]
-                f[2] = T.float32(0)
+                    bucket_mass[bucket] = bucket_mass[bucket] + T.cast(weight[i], "float64")
+                mass[0] = T.float64(0)
                 for i in T.serial(_BUCKETS):
-                    f[2] = f[2] + bucket_mass[i]
+                    mass[0] = mass[0] + bucket_mass[i]
                 # k[1]: the lowest bucket that can hold a survivor of top-k or, without it, of top-p.
                 k[0] = T.if_then_else(top_k[s] > 0, T.min(top_k[s], vocab), vocab)
-                f[3] = T.float32(0)
+                mass[1] = T.float64(0)
                 k[1] = 0
                 k[2] = 0
                 k[3] = 0
@@ -126,8 +131,12 @@ def sample(vocab: int) -> tirx.PrimFunc:
                     if k[3] == 0:
                         k[1] = _BUCKETS - 1 - i
                         k[2] = k[2] + bucket_count[_BUCKETS - 1 - i]
-                        f[3] = f[3] + bucket_mass[_BUCKETS - 1 - i]
-                        if k[2] >= k[0] or (top_k[s] <= 0 and top_p[s] < T.float32(1) and f[3] >= top_p[s] * f[2]):
+                        mass[1] = mass[1] + bucket_mass[_BUCKETS - 1 - i]
+                        if k[2] >= k[0] or (
+                            top_k[s] <= 0
+                            and top_p[s] < T.float32(1)
+                            and mass[1] >= T.cast(top_p[s], "float64") * mass[0]
+                        ):
                             k[3] = 1
                 k[2] = 0
                 for i in T.serial(vocab):
@@ -139,30 +148,31 @@ def sample(vocab: int) -> tirx.PrimFunc:
                 if top_p[s] < T.float32(1) or k[2] > k[0]:
                     _sort_descending(keys, ids, other_keys, other_ids, counts, k[2])
                 k[2] = T.min(k[2], k[0])
-                # f[2]: the mass that top-p is a share of: what top-k left, else the whole vocabulary's.
+                # mass[0]: the mass that top-p is a share of: what top-k left, else the whole vocabulary's.
                 if top_k[s] > 0:
-                    f[2] = T.float32(0)
+                    mass[0] = T.float64(0)
                     for i in T.serial(k[2]):
-                        f[2] = f[2] + T.reinterpret(keys[i], dtype="float32")
+                        mass[0] = mass[0] + T.cast(T.reinterpret(keys[i], dtype="float32"), "float64")
                 k[3] = k[2]
-                f[4] = T.float32(0)
+                mass[2] = T.float64(0)
                 if top_p[s] < T.float32(1):
                     k[3] = 0
                     for i in T.serial(k[2]):
-                        if k[3] == 0 or f[4] < top_p[s] * f[2]:
-                            f[4] = f[4] + T.reinterpret(keys[i], dtype="float32")
+                        if k[3] == 0 or mass[2] < T.cast(top_p[s], "float64") * mass[0]:
+                            mass[2] = mass[2] + T.cast(T.reinterpret(keys[i], dtype="float32"), "float64")
                             k[3] = i + 1
-                # The largest weight is exp(0) = 1, so min-p is a bound on the weight itself.
-                f[4] = T.float32(0)
+                # The largest weight is exp(0) = 1, so min-p is a bound on the weight itself; what exp clipped has none.
+                f[2] = T.max(min_p[s], T.float32(_CLIPPED))
+                mass[2] = T.float64(0)
                 for i in T.serial(k[3]):
-                    if T.reinterpret(keys[i], dtype="float32") >= min_p[s]:
-                        f[4] = f[4] + T.reinterpret(keys[i], dtype="float32")
-                f[5] = uniform[s] * f[4]
-                f[6] = T.float32(0)
+                    if T.reinterpret(keys[i], dtype="float32") >= f[2]:
+                        mass[2] = mass[2] + T.cast(T.reinterpret(keys[i], dtype="float32"), "float64")
+                mass[3] = T.cast(uniform[s], "float64") * mass[2]
+                mass[4] = T.float64(0)
                 k[0] = -1
                 for i in T.serial(k[3]):
-                    if T.reinterpret(keys[i], dtype="float32") >= min_p[s] and (k[0] < 0 or f[6] <= f[5]):
-                        f[6] = f[6] + T.reinterpret(keys[i], dtype="float32")
+                    if T.reinterpret(keys[i], dtype="float32") >= f[2] and (k[0] < 0 or mass[4] <= mass[3]):
+                        mass[4] = mass[4] + T.cast(T.reinterpret(keys[i], dtype="float32"), "float64")
                         k[0] = ids[i]
                 token[s] = T.max(k[0], 0)
 
@@ -179,21 +189,22 @@ def softmax_with_temperature(vocab: int) -> tirx.PrimFunc:
         temperature = T.match_buffer(temperature_handle, (b,), "float32")
         out = T.match_buffer(out_handle, (b, 1, vocab), "float32")
         for s in T.serial(b):
-            f = T.alloc_buffer((3,), "float32")
+            f = T.alloc_buffer((2,), "float32")
+            total = T.alloc_buffer((1,), "float64")
             f[0] = T.float32(-3.4e38)
             for i in T.serial(vocab):
                 f[0] = T.max(f[0], logits[s, 0, i])
             f[1] = T.float32(1) / T.max(temperature[s], T.float32(1e-6))
-            f[2] = T.float32(0)
+            total[0] = T.float64(0)
             for i in T.serial(vocab // 16):
                 for lane in T.vectorized(16):
                     out[s, 0, i * 16 + lane] = T.exp((logits[s, 0, i * 16 + lane] - f[0]) * f[1])
             for i in T.serial(vocab % 16):
                 out[s, 0, vocab // 16 * 16 + i] = T.exp((logits[s, 0, vocab // 16 * 16 + i] - f[0]) * f[1])
             for i in T.serial(vocab):
-                f[2] = f[2] + out[s, 0, i]
+                total[0] = total[0] + T.cast(out[s, 0, i], "float64")
             for i in T.serial(vocab):
-                out[s, 0, i] = out[s, 0, i] / f[2]
+                out[s, 0, i] = out[s, 0, i] / T.cast(total[0], "float32")
 
     return softmax_with_temperature
 
@@ -245,20 +256,20 @@ def sample_with_top_p(vocab: int) -> tirx.PrimFunc:
         top_p = T.match_buffer(top_p_handle, (b,), "float32")
         token = T.match_buffer(token_handle, (n,), "int32")
         for j in T.serial(n):
-            f = T.alloc_buffer((3,), "float32")
+            f = T.alloc_buffer((3,), "float64")
             k = T.alloc_buffer((2,), "int32")
-            f[0] = T.float32(0)
+            f[0] = T.float64(0)
             k[0] = 0
             for i in T.serial(vocab):
-                if i == 0 or f[0] < top_p[row[j]]:
-                    f[0] = f[0] + probs[row[j], i]
+                if i == 0 or f[0] < T.cast(top_p[row[j]], "float64"):
+                    f[0] = f[0] + T.cast(probs[row[j], i], "float64")
                     k[0] = i + 1
-            f[1] = uniform[j] * f[0]
-            f[2] = T.float32(0)
+            f[1] = T.cast(uniform[j], "float64") * f[0]
+            f[2] = T.float64(0)
             k[1] = ids[row[j], 0]
             for i in T.serial(k[0]):
                 if i == 0 or f[2] <= f[1]:
-                    f[2] = f[2] + probs[row[j], i]
+                    f[2] = f[2] + T.cast(probs[row[j], i], "float64")
                     k[1] = ids[row[j], i]
             token[j] = k[1]
 

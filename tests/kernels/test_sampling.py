@@ -1,0 +1,291 @@
+"""Sampling functions against numpy: the draw is the inverse of the distribution function, the rest is exact."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import cache
+from typing import Any
+
+import numpy as np
+import pytest
+
+from .harness import Array, Call, assert_outputs, assert_within, compile_together, tensors, unwritten
+from .sampling_cases import Settings, sample_args, survivors
+
+VOCABS = (1003, 16, 5, 1)
+LARGE = 151936
+OFF = Settings(1.0, 0, 1.0, 0.0)
+
+
+@cache
+def functions(vocab: int) -> Mapping[str, Any]:
+    from tir_schedules.cpu.sampling import sampling_functions
+
+    return compile_together(sampling_functions(vocab))
+
+
+def drawn(logits: Array, settings: list[Settings], draws: Array) -> Array:
+    """The tokens that `sample` takes, and a check that it leaves the logits alone."""
+    args = tensors(sample_args(logits, settings, draws))
+    functions(logits.shape[1])["sample"](*args)
+    np.testing.assert_array_equal(args[0].numpy()[:, 0], logits)
+    tokens: Array = args[-1].numpy()
+    return tokens
+
+
+def some_settings(rng: np.random.Generator, vocab: int) -> Settings:
+    return Settings(
+        float(rng.choice([0.5, 1.0, 1.7])),
+        int(rng.choice([0, 1, 5, 50, vocab, 2 * vocab])),
+        float(rng.choice([1.0, 0.9, 0.5, 0.05])),
+        float(rng.choice([0.0, 0.05, 0.3])),
+    )
+
+
+def some_logits(rng: np.random.Generator, rows: int, vocab: int) -> Array:
+    spread = rng.choice([0.1, 1.0, 4.0], (rows, 1))
+    logits: Array = (rng.standard_normal((rows, vocab)) * spread).astype(np.float32)
+    return logits
+
+
+@pytest.mark.parametrize("vocab", VOCABS)
+def test_the_draw_inverts_the_distribution_function(vocab: int) -> None:
+    """The middle of every survivor's share gives that survivor, in one of the two orders that `sample` may use."""
+    rng = np.random.default_rng(vocab)
+    for trial in range(24):
+        logits = some_logits(rng, 1, vocab)
+        settings = some_settings(rng, vocab)
+        kept, weight = survivors(logits[0], settings)
+        orders = [np.arange(len(kept)), np.argsort(kept)]
+        hits = []
+        for order in orders:
+            share = weight[order] / weight.sum()
+            middle = np.cumsum(share) - share / 2
+            wide = np.flatnonzero(share > 1e-5)
+            wide = wide[:: max(1, len(wide) // 40)]
+            tokens = drawn(np.repeat(logits, len(wide), axis=0), [settings] * len(wide), middle[wide])
+            hits.append(np.array_equal(tokens, kept[order][wide]))
+        assert any(hits), (trial, settings)
+        assert hits[0] or settings.top_p == 1, "after top-p, best first"
+
+
+@pytest.mark.parametrize("vocab", [1003, 16])
+def test_survivors_are_exact_at_the_edge(vocab: int) -> None:
+    """Draws over the whole interval reach the last survivor and nothing after it; the cut lies between two sums."""
+    rng = np.random.default_rng(vocab + 1)
+    for trial in range(40):
+        logits = some_logits(rng, 1, vocab)
+        base = Settings(float(rng.choice([0.7, 1.0])), int(rng.choice([0, 4, 50])), 1.0, 0.0)
+        kept, weight = survivors(logits[0], base)
+        count = int(rng.integers(1, min(len(kept), 60) + 1))
+        sums = np.cumsum(weight) / weight.sum()
+        edge = float((sums[count - 2] if count > 1 else 0.0) + sums[count - 1]) / 2
+        settings = Settings(base.temperature, base.top_k, min(edge, 0.9999), 0.0)
+        expected, _ = survivors(logits[0], settings)
+        draws = np.linspace(0, 1 - 2.0**-24, 400)
+        tokens = drawn(np.repeat(logits, 400, axis=0), [settings] * 400, draws)
+        assert set(tokens.tolist()) <= set(expected.tolist()), (trial, settings)
+        assert tokens[0] == expected[0]
+        assert tokens[-1] == expected[-1], (trial, settings)
+
+
+def test_survivors_are_those_of_transformers() -> None:
+    torch = pytest.importorskip("torch", reason="the warpers are torch code")
+    process = pytest.importorskip("transformers.generation.logits_process", reason="the reference's reference")
+    rng = np.random.default_rng(5)
+    for _ in range(60):
+        logits, s = some_logits(rng, 1, 211), some_settings(rng, 211)
+        warpers = [process.TemperatureLogitsWarper(s.temperature)]
+        warpers += [process.TopKLogitsWarper(s.top_k)] if s.top_k else []
+        warpers += [process.TopPLogitsWarper(s.top_p)] if s.top_p < 1 else []
+        warpers += [process.MinPLogitsWarper(s.min_p)] if s.min_p else []
+        scores = torch.from_numpy(logits.astype(np.float64))
+        for warper in warpers:
+            scores = warper(None, scores)
+        left = np.flatnonzero(np.isfinite(scores[0].numpy()))
+        assert set(left.tolist()) == set(survivors(logits[0], s)[0].tolist()), s
+
+
+def test_rows_have_their_own_settings() -> None:
+    rng = np.random.default_rng(3)
+    logits = some_logits(rng, 64, 1003)
+    settings = [some_settings(rng, 1003) if i % 5 else Settings(0.0, 0, 1.0, 0.0) for i in range(64)]
+    draws = rng.random(64)
+    together = drawn(logits, settings, draws)
+    alone = [drawn(logits[i : i + 1], settings[i : i + 1], draws[i : i + 1])[0] for i in range(64)]
+    np.testing.assert_array_equal(together, alone)
+
+
+@pytest.mark.parametrize("vocab", VOCABS)
+def test_greedy_takes_the_first_of_the_largest(vocab: int) -> None:
+    logits = np.random.default_rng(0).integers(-3, 4, (40, vocab)).astype(np.float32)
+    tokens = drawn(logits, [Settings(0.0, 3, 0.5, 0.1)] * 40, np.full(40, 0.999))
+    np.testing.assert_array_equal(tokens, logits.argmax(axis=1))
+
+
+@pytest.mark.parametrize("masked", [-3.4e38, -np.inf, -200.0])
+@pytest.mark.parametrize("settings", [OFF, Settings(1.0, 500, 1.0, 0.0), Settings(1.7, 0, 0.99999, 0.0)])
+def test_a_masked_token_is_never_drawn(masked: float, settings: Settings) -> None:
+    """Not even with a draw of exactly 0, which comes once in 2**24 draws."""
+    logits = np.full((1, 1003), masked, np.float32)
+    allowed = [700, 5 + 600, 31]
+    logits[0, allowed] = [1.0, 2.0, 0.5]
+    draws = np.array([0.0, 1e-30, 2.0**-24, 0.3, 0.9, 1 - 2.0**-24])
+    tokens = drawn(np.repeat(logits, 6, axis=0), [settings] * 6, draws)
+    assert set(tokens.tolist()) <= set(allowed)
+
+
+@pytest.mark.parametrize("settings", [OFF, Settings(1.0, 7, 0.9, 0.5), Settings(0.0, 0, 1.0, 0.0)])
+@pytest.mark.parametrize("value", [0.0, -1e-40, 1e30, -3.4e38])
+def test_equal_logits(value: float, settings: Settings) -> None:
+    """All tokens alike: ties go to lower ids, and the shares are equal."""
+    draws = (np.arange(5) + 0.5) / 5
+    tokens = drawn(np.full((5, 1003), value, np.float32), [settings] * 5, draws)
+    count = 1003 if settings == OFF else (1 if settings.temperature == 0 else 7)
+    if count == 7:
+        # 6 of 7 equal shares are the first sum of at least 0.9? 6/7 < 0.9 <= 7/7.
+        np.testing.assert_array_equal(tokens, np.floor(draws * 7))
+    else:
+        assert np.abs(tokens - np.floor(draws * count)).max() <= 1e-3 * count
+
+
+@pytest.mark.parametrize("spread", [0.01, 3.0])
+@pytest.mark.parametrize("top_p", [1.0, 0.95])
+def test_a_large_vocabulary_keeps_its_distribution(spread: float, top_p: float) -> None:
+    """The distribution function at the drawn token is the draw, to 2e-6, in spite of 151936 float32 terms.
+
+    Where the best come first, exp's error of 4e-7 may swap a token with a few that weigh the same.
+    """
+    slack = 5e-5 if top_p < 1 and spread < 1 else 2e-6
+    rng = np.random.default_rng(1)
+    logits = (rng.standard_normal((1, LARGE)) * spread).astype(np.float32)
+    settings = Settings(1.0, 0, top_p, 0.0)
+    kept, weight = survivors(logits[0], settings)
+    order = np.arange(len(kept)) if top_p < 1 else np.argsort(kept)
+    upper = np.zeros(LARGE)
+    upper[kept[order]] = np.cumsum(weight[order]) / weight.sum()
+    share = np.zeros(LARGE)
+    share[kept] = weight / weight.sum()
+    draws = np.linspace(0, 1 - 2.0**-24, 21)
+    tokens = drawn(np.repeat(logits, 21, axis=0), [settings] * 21, draws)
+    assert (draws <= upper[tokens] + slack).all()
+    assert (draws >= upper[tokens] - share[tokens] - slack).all()
+
+
+@pytest.mark.parametrize("vocab", [*VOCABS, LARGE])
+@pytest.mark.parametrize("spread", [0.1, 5.0])
+def test_softmax(vocab: int, spread: float) -> None:
+    rng = np.random.default_rng(vocab)
+    logits = (rng.standard_normal((2, 1, vocab)) * spread).astype(np.float32)
+    temperature = np.array([1.0, 0.6], np.float32)
+    x = logits.astype(np.float64) / temperature[:, None, None].astype(np.float64)
+    weight = np.exp(x - x.max(axis=-1, keepdims=True))
+    p = weight / weight.sum(axis=-1, keepdims=True)
+    # exp 4e-7, its argument rounded relative to its size, and the sum.
+    bound = p * (2e-6 + np.abs(x - x.max(axis=-1, keepdims=True)) * 2.0**-22) + 1e-37
+    call = Call((logits, temperature, unwritten(logits.shape)), {2: (p, bound)})
+    assert_outputs(functions(vocab)["softmax_with_temperature"], call)
+
+
+def test_softmax_of_temperature_zero_is_one_hot() -> None:
+    logits = np.random.default_rng(0).standard_normal((1, 1, 1003)).astype(np.float32)
+    expected = (logits == logits.max()).astype(np.float64)
+    call = Call((logits, np.zeros(1, np.float32), unwritten(logits.shape)), {2: (expected, 1e-30)})
+    assert_outputs(functions(1003)["softmax_with_temperature"], call)
+
+
+@pytest.mark.parametrize("vocab", VOCABS)
+def test_argsort_is_stable_and_largest_first(vocab: int) -> None:
+    rng = np.random.default_rng(vocab)
+    p = rng.random((3, vocab)).astype(np.float32)
+    p[0] = np.round(p[0] * 4) / 4  # ties
+    p[1] *= np.float32(2.0**-140)  # denormals
+    p[2, ::2] = 0
+    order = np.argsort(-p, axis=1, kind="stable")
+    expected = {1: (np.take_along_axis(p, order, 1).astype(np.float64), 0.0), 2: (order.astype(np.float64), 0.0)}
+    call = Call((p, unwritten(p.shape), unwritten(p.shape, "int32")), expected)
+    assert_outputs(functions(vocab)["argsort_probs"], call)
+
+
+@pytest.mark.parametrize("vocab", VOCABS)
+def test_sample_with_top_p(vocab: int) -> None:
+    rng = np.random.default_rng(vocab)
+    rows, draws_each = 4, 30
+    p = np.sort(rng.dirichlet(np.full(vocab, 0.3), rows), axis=1)[:, ::-1].astype(np.float32)
+    ids = np.stack([rng.permutation(vocab) for _ in range(rows)]).astype(np.int32)
+    row = rng.integers(0, rows, draws_each).astype(np.int32)
+    top_p = np.array([1.0, 0.9, 0.3, 0.0], np.float32)
+    draws, expected = np.zeros(draws_each, np.float32), np.zeros(draws_each)
+    for j, r in enumerate(row):
+        sums = np.cumsum(p[r].astype(np.float64))
+        count = min(int(np.searchsorted(sums, min(top_p[r], sums[-1]))) + 1, vocab)
+        wide = np.flatnonzero(p[r, :count] > 1e-5)
+        at = int(rng.choice(wide))
+        draws[j] = (sums[at] - p[r, at] / 2) / sums[count - 1]
+        expected[j] = ids[r, at]
+    args = (p, ids, draws, row, top_p, unwritten((draws_each,), "int32"))
+    assert_outputs(functions(vocab)["sample_with_top_p"], Call(args, {5: (expected, 0.0)}))
+
+
+def test_logit_bias_adds_up() -> None:
+    logits = np.random.default_rng(0).standard_normal((3, 16)).astype(np.float32)
+    row, token = np.array([0, 2, 2, 2], np.int32), np.array([15, 3, 3, 0], np.int32)
+    bias = np.array([1.0, 2.0, -0.5, -100.0], np.float32)
+    expected = logits.astype(np.float64)
+    np.add.at(expected, (row, token), bias)
+    call = Call((logits.copy(), row, token, bias), {0: (expected, 1e-5)})
+    assert_outputs(functions(16)["apply_logit_bias_inplace"], call)
+
+
+def test_penalties_in_order() -> None:
+    """Presence and frequency first, then repetition, which divides what is positive and multiplies the rest."""
+    rng = np.random.default_rng(0)
+    logits = rng.standard_normal((4, 16)).astype(np.float32)
+    seq, of = np.array([3, 1], np.int32), np.array([0, 0, 1, 1, 1], np.int32)
+    token, count = np.array([2, 9, 0, 15, 9], np.int32), np.array([1, 4, 2, 1, 3], np.int32)
+    penalties = np.array([[0.5, 0.25, 1.3], [0.0, -0.5, 2.0]], np.float32)
+    expected = logits.astype(np.float64)
+    for entry, t, n in zip(of, token, count):
+        presence, frequency, repetition = (float(value) for value in penalties[entry])
+        value = expected[seq[entry], t] - presence - n * frequency
+        expected[seq[entry], t] = value * repetition if value < 0 else value / repetition
+    call = Call((logits.copy(), seq, of, token, count, penalties), {0: (expected, 2e-6)})
+    assert_outputs(functions(16)["apply_penalty_inplace"], call)
+
+
+@pytest.mark.parametrize("vocab", VOCABS)
+def test_bitmask(vocab: int) -> None:
+    rng = np.random.default_rng(vocab)
+    logits = rng.standard_normal((3, vocab)).astype(np.float32)
+    allowed = rng.random((3, vocab)) < 0.5
+    words = -(-vocab // 32)
+    bits = np.zeros((3, words * 32), np.uint64)
+    bits[:, :vocab] = allowed
+    mask = (bits.reshape(3, words, 32) << np.arange(32, dtype=np.uint64)).sum(axis=2).astype(np.uint32).view(np.int32)
+    seq = np.array([2, 0], np.int32)
+    expected = logits.astype(np.float64)
+    for row in seq:
+        expected[row, ~allowed[row]] = np.float32(-3.4e38)
+    call = Call((logits.copy(), seq, mask), {0: (expected, 0.0)})
+    assert_outputs(functions(vocab)["apply_bitmask_inplace"], call)
+
+
+@pytest.mark.parametrize("settings", [OFF, Settings(1.0, 7, 0.9, 0.5), Settings(0.0, 0, 1.0, 0.0)])
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+def test_logits_that_are_not_numbers_give_an_id(value: float, settings: Settings) -> None:
+    logits = np.random.default_rng(0).standard_normal((4, 1003)).astype(np.float32)
+    logits[0, 7] = value
+    logits[1, ::2] = value
+    logits[2] = value
+    logits[3, 1:] = value
+    tokens = drawn(logits, [settings] * 4, np.array([0.0, 0.5, 0.99, 0.1]))
+    assert (tokens >= 0).all() and (tokens < 1003).all()
+
+
+def test_shares_add_up_to_one() -> None:
+    """As many equally spaced draws as a token's share says give it, for a vocabulary that is not whole vectors."""
+    logits = np.array([[0.3, -1.0, 2.0, 0.0, 1.1]], np.float32)
+    kept, weight = survivors(logits[0], OFF)
+    tokens = drawn(np.repeat(logits, 10000, axis=0), [OFF] * 10000, (np.arange(10000) + 0.5) / 10000)
+    counts = np.bincount(tokens, minlength=5)[kept]
+    assert_within(counts / 10000, weight / weight.sum(), 1.1e-4)

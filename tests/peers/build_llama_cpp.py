@@ -20,7 +20,7 @@ from mlcpipe.errors import MlcpipeError, ResourceError
 
 VERSION = "0.3.36"
 _PACKAGE = "llama-cpp-python"
-_SOURCE_NOTE = "SOURCE"  # beside the binary, which knows no version when it is built outside git
+_SOURCE_NOTE = "SOURCE"  # beside the binary, which knows its commit but neither package nor compiler
 
 
 def build_llama_cpp(folder: Path, *, version: str = VERSION, jobs: int | None = None) -> Path:

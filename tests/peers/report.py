@@ -89,7 +89,7 @@ def markdown(comparisons: Sequence[Comparison], header: Mapping[str, str]) -> st
     for comparison in comparisons:
         text += [_row(comparison, line) for line in comparison.lines]
     if any(not line.quiet for c in comparisons for line in c.lines):
-        text += ["", "\\* no run had a quiet machine: the number is too low by an unknown amount, the ratio less so"]
+        text += ["", "\\* no run had a quiet machine: numbers are too low, most of all where threads spin"]
     return "\n".join(text) + "\n"
 
 

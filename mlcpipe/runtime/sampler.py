@@ -47,6 +47,8 @@ class Sampler:
         self._draw_value = np.from_dlpack(self._draw)
         self._random = np.random.default_rng(params.seed)
         self._row = _tensor([0], "int32")
+        self._repetition = _tensor([(0.0, 0.0, params.repetition_penalty)], "float32")
+        self._additive = _tensor([(params.presence_penalty, params.frequency_penalty, 1.0)], "float32")
         self._seen = _Counts(prompt) if params.repetition_penalty != 1.0 else None
         self._answer = _Counts(()) if params.presence_penalty or params.frequency_penalty else None
         self._bias_args = (
@@ -81,50 +83,51 @@ class Sampler:
         return TokenLogprob(chosen.token_id, chosen.text, chosen.bytes, chosen.logprob, top)
 
     def _adjust(self, logits: Any) -> None:
-        params = self._params
-        if self._seen is None and self._answer is None and not params.logit_bias:
+        if self._seen is None and self._answer is None and not self._params.logit_bias:
             return
         flat = logits._create_view((1, logits.shape[2]))
-        if self._seen is not None:
-            tokens, _ = self._seen.arrays()
-            self._penalize(flat, tokens, np.ones_like(tokens), (0.0, 0.0, params.repetition_penalty))
-        if self._answer is not None:
-            tokens, counts = self._answer.arrays()
-            self._penalize(flat, tokens, counts, (params.presence_penalty, params.frequency_penalty, 1.0))
-        if params.logit_bias:
+        for counts, penalty in ((self._seen, self._repetition), (self._answer, self._additive)):
+            if counts is not None and len(counts):
+                self._penalty(flat, self._row, *counts.tensors(), penalty)
+        if self._params.logit_bias:
             self._bias(flat, *self._bias_args)
-
-    def _penalize(
-        self, flat: Any, tokens: NDArray[np.int32], counts: NDArray[np.int32], penalty: tuple[float, float, float]
-    ) -> None:
-        if not tokens.size:
-            return
-        rows, ids, times = (tvm.runtime.tensor(array) for array in (np.zeros_like(tokens), tokens, counts))
-        self._penalty(flat, self._row, rows, ids, times, _tensor([penalty], "float32"))
 
 
 class _Counts:
-    """How often each token occurred, in arrays that grow with the number of different ones."""
+    """How often each token occurred, in tensors that grow by doubling: most tokens cost no allocation."""
 
     def __init__(self, tokens: Sequence[int]) -> None:
         self._slots: dict[int, int] = {}
-        self._ids = np.zeros(256, np.int32)
-        self._times = np.zeros(256, np.int32)
+        self._rows: NDArray[Any] = np.zeros(0, np.int32)
+        self._ids = self._times = self._rows
+        self._grow(256)
         for token in tokens:
             self.add(token)
+
+    def __len__(self) -> int:
+        return len(self._slots)
 
     def add(self, token: int) -> None:
         """One more occurrence."""
         slot = self._slots.setdefault(int(token), len(self._slots))
         if slot == len(self._ids):
-            self._ids, self._times = (np.concatenate([a, np.zeros_like(a)]) for a in (self._ids, self._times))
+            self._grow(2 * slot)
         self._ids[slot] = token
         self._times[slot] += 1
 
-    def arrays(self) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
-        """(ids, counts), both i32[number of different tokens]."""
-        count = len(self._slots)
-        return self._ids[:count], self._times[:count]
+    def tensors(self) -> tuple[Any, Any, Any]:
+        """(row, id, count) of each token, all i32[number of different tokens], valid until the next `add`."""
+        shape = (len(self._slots),)
+        rows, ids, times = self._tensors
+        return rows._create_view(shape), ids._create_view(shape), times._create_view(shape)
+
+    def _grow(self, room: int) -> None:
+        tensors = [tvm.runtime.tensor(np.zeros(room, np.int32)) for _ in range(3)]
+        arrays = [np.from_dlpack(tensor) for tensor in tensors]
+        for array, old in zip(arrays, (self._rows, self._ids, self._times)):
+            array[: len(old)] = old
+        self._tensors = tensors
+        self._rows, self._ids, self._times = arrays
 
 
 def _named(tokenizer: Tokenizer, token: int, logs: NDArray[np.float32]) -> TokenLogprob:

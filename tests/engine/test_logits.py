@@ -1,0 +1,112 @@
+"""Logits: in one pass, in chunks, step by step, and of every quantization against transformers."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+import mlcpipe
+from mlcpipe import Engine
+from mlcpipe.bundle import Manifest
+from mlcpipe.checkpoint import open_checkpoint
+from mlcpipe.quantization.scheme import load_scheme, scheme_names
+
+if TYPE_CHECKING:
+    from conftest import Bundles
+
+TOKENS = [int(token) for token in np.random.default_rng(3).integers(0, 256, 100)]
+Array = NDArray[np.float32]
+
+
+def test_one_pass_is_step_by_step(tiny: Engine) -> None:
+    rows = tiny.logits(TOKENS)
+    assert rows.dtype == np.float32 and rows.shape == (100, tiny.vocab_size)
+    for prefill in (1, 2, 17, 99, 100):
+        steps = tiny.logits_stepwise(TOKENS, prefill_tokens=prefill)
+        np.testing.assert_allclose(steps, rows[prefill - 1 :], rtol=0, atol=1e-4)
+
+
+def test_a_pass_leaves_nothing_behind(tiny: Engine) -> None:
+    first = tiny.logits(TOKENS)
+    tiny.generate(TOKENS[:30], max_tokens=5, ignore_eos=True)
+    np.testing.assert_array_equal(tiny.logits(TOKENS), first)
+
+
+def test_chunks_of_a_prompt_are_one_pass(tiny: Engine, tiny_bundles: Bundles, tmp_path: Path) -> None:
+    """A user's own target file with a smaller chunk: 100 tokens are 4 chunks instead of one."""
+    target = tmp_path / "small.toml"
+    target.write_text('base = "cpu"\n[limits]\nmax_prefill_chunk = 32\n')
+    bundle = mlcpipe.compile(
+        tiny_bundles.checkpoint, target=str(target), quantization="q0f32", output=tmp_path / "bundle"
+    )
+    engine = Engine(bundle)
+    assert (engine.manifest.model.prefill_chunk, tiny.manifest.model.prefill_chunk) == (32, 256)
+    assert engine.manifest.target.name == "small"
+    expected = tiny.logits(TOKENS)
+    np.testing.assert_allclose(engine.logits(TOKENS), expected, rtol=0, atol=1e-4)
+    steps = engine.logits_stepwise(TOKENS, prefill_tokens=70)
+    np.testing.assert_allclose(steps, expected[69:], rtol=0, atol=1e-4)
+
+
+def dequantized(checkpoint: Path, manifest: Manifest, folder: Path) -> Path:
+    """The checkpoint with the numbers that the bundle stands for, in float32, by `Scheme.unpack`.
+
+    Which tensors are quantized is what the manifest says; the others are rounded to the dtype that is stored.
+    """
+    from safetensors.numpy import save_file
+
+    scheme, source = load_scheme(manifest.quantization), open_checkpoint(checkpoint)
+    tensors: dict[str, Array] = {}
+    for param in manifest.params:
+        for name in param.sources:
+            w = source.read(name)
+            if param.name.endswith("q_weight"):
+                tensors[name] = scheme.unpack(scheme.pack(w), w.shape[1])
+            elif not param.name.endswith("q_scale"):
+                tensors[name] = w.astype(param.dtype).astype(np.float32)
+    folder.mkdir()
+    save_file(tensors, folder / "model.safetensors", {"format": "pt"})
+    config = json.loads((checkpoint / "config.json").read_text())
+    config |= {"torch_dtype": "float32", "dtype": "float32"}
+    (folder / "config.json").write_text(json.dumps(config))
+    return folder
+
+
+def transformers_logits(folder: Path, tokens: list[int]) -> Any:
+    torch = pytest.importorskip("torch")
+    transformers = pytest.importorskip("transformers")
+    model = transformers.AutoModelForCausalLM.from_pretrained(
+        folder, dtype=torch.float32, attn_implementation="eager", local_files_only=True
+    )
+    with torch.no_grad():
+        return model.eval()(torch.tensor([tokens]), use_cache=False).logits[0].numpy()
+
+
+@pytest.mark.parametrize("quantization", scheme_names())
+def test_every_quantization_computes_what_its_weights_say(
+    tiny_bundles: Bundles, quantization: str, tmp_path: Path
+) -> None:
+    """Activations are float32 everywhere; with float16 schemes the KV cache rounds keys and values to 11 bits."""
+    engine = Engine(tiny_bundles[quantization], threads=2)
+    reference = dequantized(tiny_bundles.checkpoint, engine.manifest, tmp_path / "checkpoint")
+    expected = transformers_logits(reference, TOKENS)
+    bound = 1e-4 if "f32" in quantization else 1e-2
+    np.testing.assert_allclose(engine.logits(TOKENS), expected, rtol=0, atol=bound)
+    steps = engine.logits_stepwise(TOKENS, prefill_tokens=60)
+    np.testing.assert_allclose(steps, expected[59:], rtol=0, atol=bound)
+    assert np.abs(expected).max() > 3  # so that the bound means something
+
+
+def test_the_demo_model_over_two_chunks(demo: Engine, demo_bundles: Bundles, tmp_path: Path) -> None:
+    tokens = [int(token) for token in np.random.default_rng(4).integers(3, demo.vocab_size, 600)]
+    assert demo.manifest.model.prefill_chunk < len(tokens)
+    reference = dequantized(demo_bundles.checkpoint, demo.manifest, tmp_path / "checkpoint")
+    expected = transformers_logits(reference, tokens)
+    np.testing.assert_allclose(demo.logits(tokens), expected, rtol=0, atol=5e-2)
+    shutil.rmtree(reference)

@@ -1,0 +1,55 @@
+"""What Python costs a token: everything of `generate` but the compiled step and the compiled sampler."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from mlcpipe import Engine, SamplingParams
+
+TOKENS = 200
+LIMIT_S = 150e-6
+
+
+class Clock:
+    """Adds up the time that calls of a function take."""
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        self._function = function
+        self.seconds = 0.0
+
+    def __call__(self, *arguments: Any) -> Any:
+        began = time.perf_counter()
+        result = self._function(*arguments)
+        self.seconds += time.perf_counter() - began
+        return result
+
+
+@pytest.mark.parametrize("prompt", [20, 1500])
+@pytest.mark.parametrize(
+    "extra", [{}, {"repetition_penalty": 1.1}, {"presence_penalty": 0.5, "frequency_penalty": 0.5}], ids=str
+)
+def test_python_takes_little_of_a_token(
+    demo: Engine, prompt: int, extra: dict[str, float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The best of five runs, as others use the machine; penalties count as Python's, the draw does not."""
+    params = SamplingParams(temperature=0.7, top_p=0.95, seed=1, **extra)
+    decode = Clock(demo._library.decode)
+    monkeypatch.setattr(demo._library, "decode", decode)
+    function = demo._library.function
+
+    sample = Clock(function("sample"))
+    monkeypatch.setattr(demo._library, "function", lambda name: sample if name == "sample" else function(name))
+    overheads = []
+    for _ in range(5):
+        stream = demo.generate(list(range(5, 5 + prompt)), sampling=params, ignore_eos=True, stream=True)
+        next(stream)
+        decode.seconds = sample.seconds = 0.0
+        began = time.perf_counter()
+        for _ in range(TOKENS):
+            next(stream)
+        overheads.append((time.perf_counter() - began - decode.seconds - sample.seconds) / TOKENS)
+    assert min(overheads) < LIMIT_S

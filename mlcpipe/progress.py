@@ -93,6 +93,11 @@ class ConsoleProgress:
         """The stages that are over, in order."""
         return list(self._stages)
 
+    def note(self, text: str) -> None:
+        """Write one line between stages."""
+        self.finish()
+        self._console.print(text, style="dim", highlight=False, markup=False)
+
     def stage(self, name: str) -> None:
         """End the current stage and show `name` as the new one."""
         self.finish()

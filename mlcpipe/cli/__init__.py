@@ -79,7 +79,7 @@ def main(arguments: list[str] | None = None) -> int:
         _abandon_stdout()
         return _BROKEN_PIPE
     except _ArgumentError as error:
-        _report(f"{error.format_message()}; `{_command_path(error)} --help` explains")
+        _report(f"{error.format_message().rstrip('.')}; `{_command_path(error)} --help` explains")
         return 2
     except MlcpipeError as error:
         _report(str(error))

@@ -39,6 +39,15 @@ def is_bundle(path: Path) -> bool:
     return (path / "mlcpipe.json").is_file()
 
 
+def check_names(target: str, quantization: str) -> None:
+    """Raise TargetError or ConfigError for a name that does not exist, before anything is downloaded."""
+    from mlcpipe.quantization.scheme import load_scheme
+    from mlcpipe.targets import load_target
+
+    load_target(target)
+    load_scheme(quantization)
+
+
 def prepare_bundle(wanted: Wanted, progress: AbstractContextManager[ConsoleProgress]) -> Path:
     """The bundle for what the user named: a bundle as it is; a checkpoint is compiled once and then kept.
 
@@ -51,6 +60,9 @@ def prepare_bundle(wanted: Wanted, progress: AbstractContextManager[ConsoleProgr
         if is_bundle(path):
             _check_agrees(path, wanted)
             return path
+    target = wanted.target or DEFAULT_TARGET
+    quantization = wanted.quantization or DEFAULT_QUANTIZATION
+    check_names(target, quantization)
     from mlcpipe.checkpoint import open_checkpoint
     from mlcpipe.resources import demo_model_path
 
@@ -61,16 +73,23 @@ def prepare_bundle(wanted: Wanted, progress: AbstractContextManager[ConsoleProgr
             from mlcpipe.checkpoint import resolve
 
             checkpoint = open_checkpoint(resolve(wanted.model, reporter))
-        target = wanted.target or DEFAULT_TARGET
-        quantization = wanted.quantization or DEFAULT_QUANTIZATION
         cache = env().cache_dir
         content = checkpoint.content_hash(cache / "hashes")
         bundle = cache / "bundles" / _key(content, target, quantization)
         if not is_bundle(bundle):
-            import mlcpipe
-
-            mlcpipe.compile(checkpoint.path, target=target, quantization=quantization, output=bundle, progress=reporter)
+            reporter.note(f"compiling {wanted.title} for {target}, {quantization}; the next start finds it ready")
+            _compile(checkpoint.path, target, quantization, bundle, reporter)
     return bundle
+
+
+def _compile(checkpoint: Path, target: str, quantization: str, bundle: Path, reporter: ConsoleProgress) -> None:
+    import mlcpipe
+
+    try:
+        mlcpipe.compile(checkpoint, target=target, quantization=quantization, output=bundle, progress=reporter)
+    except UsageError:
+        if not is_bundle(bundle):  # another process may have made the same one meanwhile
+            raise
 
 
 def _check_agrees(path: Path, wanted: Wanted) -> None:

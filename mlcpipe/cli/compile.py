@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from mlcpipe.cli.bundles import DEFAULT_QUANTIZATION, DEFAULT_TARGET, is_bundle
+from mlcpipe.cli.bundles import DEFAULT_QUANTIZATION, DEFAULT_TARGET, check_names, is_bundle
 from mlcpipe.cli.console import byte_size, print_json, print_rows, say, stderr_console, stdout_console
 from mlcpipe.errors import UsageError
 from mlcpipe.progress import ConsoleProgress, console_progress
@@ -42,6 +42,7 @@ def compile_command(
     if context is not None and context < 1:
         raise UsageError("--context", expected="an integer >= 1", found=context)
     check_output(output, overwrite=overwrite)
+    check_names(target, quantization)
     import mlcpipe
     from mlcpipe.bundle import read_manifest
     from mlcpipe.checkpoint import resolve

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from mlcpipe.cli.bundles import DEFAULT_QUANTIZATION, DEFAULT_TARGET
+from mlcpipe.cli.bundles import DEFAULT_QUANTIZATION, DEFAULT_TARGET, check_names
 from mlcpipe.cli.compile import check_output
 from mlcpipe.cli.console import byte_size, say, stderr_console, stdout_console
 from mlcpipe.progress import console_progress
@@ -34,6 +34,7 @@ def convert_command(
     from mlcpipe.checkpoint import resolve
 
     check_output(output, overwrite=overwrite)
+    check_names(target, quantization)
     with console_progress(stderr_console()) as progress:
         checkpoint = resolve(model, progress)
         made = mlcpipe.convert(

@@ -32,7 +32,8 @@ class CommandCompleter(Completer):
         if not space:
             for command, info in COMMANDS.items():
                 if command.startswith(name):
-                    yield Completion(command, -len(name), display_meta=info.help)
+                    text = f"{command} " if info.argument else command
+                    yield Completion(text, -len(name), display=command, display_meta=info.help)
         elif name == "/set":
             word = argument.rpartition(" ")[2]
             for key, knob in KNOBS.items():

@@ -15,26 +15,26 @@ def stats_line(stats: Stats, peak_gb_s: float | None, weights_bytes: int, cache_
     weights fit in the last cache (`cache_bytes`, 0 if unknown) is not read from memory: then the share would
     mean nothing.
     """
-    computed = stats.prompt_tokens - stats.cached_tokens
-    parts = [f"prefill {computed} tokens"]
-    if stats.prefill_s > 0:
-        parts[0] += f" at {stats.prefill_tok_s:,.1f} tok/s"
+    prefill = _speed("prefill", stats.prompt_tokens - stats.cached_tokens, stats.prefill_tok_s)
     if stats.cached_tokens:
-        parts[0] += f" (+{stats.cached_tokens} cached)"
-    decode = f"decode {stats.completion_tokens} tokens"
-    if stats.decode_s > 0 and stats.completion_tokens > 1:
-        decode += f" at {stats.decode_tok_s:,.1f} tok/s"
-    parts.append(decode)
+        prefill += f" (+{stats.cached_tokens} cached)"
+    parts = [prefill, _speed("decode", stats.completion_tokens, stats.decode_tok_s)]
     if stats.decode_gb_s > 0:
         share = bandwidth_share(stats.decode_gb_s, peak_gb_s, weights_bytes, cache_bytes)
         parts.append(f"{stats.decode_gb_s:.1f} GB/s{share}")
     return " · ".join(parts)
 
 
+def _speed(name: str, tokens: int, tok_s: float) -> str:
+    """'decode 43 tokens, 1,498 tok/s'; without the speed where nothing was timed."""
+    speed = f", {tok_s:,.0f} tok/s" if tok_s >= 100 else f", {tok_s:.1f} tok/s" if tok_s > 0 else ""
+    return f"{name} {tokens} token{'' if tokens == 1 else 's'}{speed}"
+
+
 def bandwidth_share(gb_s: float, peak_gb_s: float | None, weights_bytes: int, cache_bytes: int) -> str:
-    """ " (46 % of 43.5)", or why there is no share."""
+    """ " (46 % of 43.5)', or why there is no share."""
     if weights_bytes < cache_bytes:
-        return " (weights fit in the cache)"
+        return " (in cache)"
     if not peak_gb_s:
         return ""
     return f" ({100 * gb_s / peak_gb_s:.0f} % of {peak_gb_s:.1f})"

@@ -148,4 +148,4 @@ def test_doctor_names_what_to_install(monkeypatch: pytest.MonkeyPatch, capsys: p
     assert main(["doctor"]) == 1
     shown = " ".join(capsys.readouterr().out.split())
     assert "pip install apache-tvm==0.27.0.post1 apache-tvm-ffi==0.1.14.post1" in shown
-    assert "pip install ziglang" in shown
+    assert "pip install 'mlcpipe[zig]'" in shown

@@ -122,3 +122,25 @@ def tvm_target(target: Target) -> Any:
         raise TargetError(
             "TVM refuses the target", where=target.name, found=str(error).strip().splitlines()[-1]
         ) from error
+
+
+# Of LLVM's features, those that are instructions: the rest tunes code and says nothing about what can run.
+_INSTRUCTIONS = re.compile(
+    r"(sse|ssse|avx|amx|fma|f16c|bmi|popcnt|lzcnt|movbe|aes|vaes|pclmul|vpclmul|gfni|adx|sha|cmov|mmx"
+    r"|neon|fp-armv8|dotprod|i8mm|fullfp16|bf16|sve|sme|lse|crc|rdm|rcpc|jsconv|complxnum)[a-z0-9._-]*"
+)
+
+
+def instruction_sets(target: Any) -> set[str]:
+    """The instruction sets, by LLVM's names, that code for a `tvm.target.Target` of kind llvm may use."""
+    import tvm
+
+    features = {str(feature) for feature in tvm.target.codegen.llvm_get_cpu_features(target)}
+    return {feature for feature in features if _INSTRUCTIONS.fullmatch(feature)}
+
+
+def host_instruction_sets() -> set[str]:
+    """The instruction sets of this machine's CPU."""
+    import tvm
+
+    return instruction_sets(tvm.target.Target({"kind": "llvm", "mcpu": tvm.target.codegen.llvm_get_system_cpu()}))

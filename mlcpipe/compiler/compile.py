@@ -31,9 +31,9 @@ from mlcpipe.bundle import (
 from mlcpipe.bundle.manifest import FORMAT_VERSION
 from mlcpipe.checkpoint import Checkpoint, open_checkpoint, resolve
 from mlcpipe.compiler.build import build, generated_source
-from mlcpipe.compiler.convert import convert_weights, param_infos
+from mlcpipe.compiler.convert import check_memory, convert_weights, param_infos
 from mlcpipe.compiler.export import context_length, export, prefill_chunk, prepare_model, with_metadata
-from mlcpipe.compiler.link import Linker, export_library, library_name
+from mlcpipe.compiler.link import Linker, export_library, find_linker, library_name
 from mlcpipe.compiler.weights import check_sources
 from mlcpipe.errors import TemplateError
 from mlcpipe.files import file_info
@@ -44,7 +44,7 @@ from mlcpipe.passes.plan_memory import workspace_bytes
 from mlcpipe.progress import Progress, SilentProgress
 from mlcpipe.quantization.scheme import Scheme, load_scheme
 from mlcpipe.runtime.tokenizer import Tokenizer
-from mlcpipe.targets import load_target
+from mlcpipe.targets import instruction_sets, load_target
 from mlcpipe.version import __version__
 
 DEFAULT_QUANTIZATION = "q4f16_1"
@@ -57,6 +57,7 @@ class _Job:
     """Everything about one compile that does not change while it runs."""
 
     checkpoint: Checkpoint
+    tokenizer: Tokenizer | None
     scheme: Scheme
     facts: ModelFacts
     state: Lowering
@@ -88,10 +89,12 @@ def compile(
     progress = progress or SilentProgress()
     source = open_checkpoint(resolve(checkpoint, progress))
     progress.stage("lower the model")
+    linker = find_linker()
     job = _lower(source, target, quantization, context_length)
+    check_memory(job.state.weights)
     with atomic_directory(Path(output), overwrite=overwrite, needed_bytes=_needed_bytes(job)) as folder:
         progress.stage("compile the kernels")
-        files, linker = _write_library(job, folder)
+        files = _write_library(job, folder, linker)
         progress.stage("convert weights")
         files |= convert_weights(job.state.weights, source, folder, progress)
         progress.stage("describe the bundle")
@@ -114,6 +117,7 @@ def convert(
     source = open_checkpoint(resolve(checkpoint, progress))
     progress.stage("lower the model")
     job = _lower(source, target, quantization, None)
+    check_memory(job.state.weights)
     with atomic_directory(Path(output), overwrite=overwrite, needed_bytes=_needed_bytes(job)) as folder:
         progress.stage("convert weights")
         convert_weights(job.state.weights, source, folder, progress)
@@ -123,6 +127,7 @@ def convert(
 
 def _lower(source: Checkpoint, target_name: str, quantization: str, context: int | None) -> _Job:
     target, scheme = load_target(target_name), load_scheme(quantization)
+    tokenizer = _tokenizer(source)
     model = prepare_model(source.config, target, scheme)
     context = context_length(model.facts, context)
     chunk = prefill_chunk(model.facts, target, context)
@@ -132,14 +137,20 @@ def _lower(source: Checkpoint, target_name: str, quantization: str, context: int
     debug.show(debug.TIMINGS, lambda: "\n".join(f"{1e3 * s:8.1f} ms  {name}" for name, s in seconds.items()))
     debug.show(debug.RULES, lambda: "\n".join(f"{k.name} | {k.rule} | {k.reason}" for k in state.kernels))
     debug.show(debug.IR, lambda: str(state.mod.script(show_meta=False)))
-    return _Job(source, scheme, model.facts, state, context, chunk)
+    return _Job(source, tokenizer, scheme, model.facts, state, context, chunk)
+
+
+def _tokenizer(source: Checkpoint) -> Tokenizer | None:
+    if not any((source.path / name).is_file() for name in (_TOKENIZER, "vocab.json")):
+        return None
+    return Tokenizer.load(source.path, generation_config=source.generation_config, config=source.config)
 
 
 def _needed_bytes(job: _Job) -> int:
     return sum(w.nbytes for w in job.state.weights) + (64 << 20)
 
 
-def _write_library(job: _Job, folder: Path) -> tuple[dict[str, FileInfo], Linker]:
+def _write_library(job: _Job, folder: Path, linker: Linker) -> dict[str, FileInfo]:
     metadata = {
         "model_type": job.facts.model_type,
         "quantization": job.scheme.name,
@@ -154,23 +165,22 @@ def _write_library(job: _Job, folder: Path) -> tuple[dict[str, FileInfo], Linker
             for p in param_infos(job.state.weights)
         ],
         "memory_usage": workspace_bytes(job.state.mod),
+        "model": _model_info(job).model_dump(mode="json"),  # ours: the runtime compares it with the manifest
     }
     state = job.state.with_mod(with_metadata(job.state.mod, metadata))
     path = folder / "lib" / library_name()
     path.parent.mkdir()
     executable = build(state)
     debug.show(debug.SOURCE, lambda: generated_source(executable))
-    linker = export_library(executable, path)
-    return {f"lib/{path.name}": file_info(path)}, linker
+    export_library(executable, path, linker)
+    return {f"lib/{path.name}": file_info(path)}
 
 
 def _copy_texts(job: _Job, folder: Path) -> dict[str, FileInfo]:
     """Configuration and tokenizer files, and MLC's chat config where there is a tokenizer.json."""
-    source = job.checkpoint
+    source, tokenizer = job.checkpoint, job.tokenizer
     names = [name for name in _CONFIG_FILES if (source.path / name).is_file()]
-    tokenizer = None
-    if (source.path / _TOKENIZER).is_file() or (source.path / "vocab.json").is_file():
-        tokenizer = Tokenizer.load(source.path, generation_config=source.generation_config, config=source.config)
+    if tokenizer is not None:
         names += [path.name for path in tokenizer.files()]
     for name in names:
         shutil.copyfile(source.path / name, folder / name)
@@ -241,7 +251,7 @@ def _manifest(job: _Job, files: Mapping[str, FileInfo], linker: Linker) -> Manif
         target=TargetInfo(
             name=state.target.name,
             tvm_target=str(state.tvm_target),
-            cpu_features=tuple(sorted(str(x) for x in tvm.target.codegen.llvm_get_cpu_features(state.tvm_target))),
+            cpu_features=tuple(sorted(instruction_sets(state.tvm_target))),
             triple=str(state.tvm_target.attrs.get("mtriple", "")) or tvm.target.codegen.llvm_get_system_triple(),
         ),
         model=_model_info(job),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 import time
 from collections.abc import Sequence
@@ -19,6 +20,7 @@ from tvm.runtime import ShapeTuple
 from mlcpipe.bundle import Manifest, open_params, read_manifest, to_tvm, verify
 from mlcpipe.env import env
 from mlcpipe.errors import BundleError, ResourceError, TargetError, UsageError
+from mlcpipe.targets import host_instruction_sets
 
 _SEQUENCE = ShapeTuple([0])
 _PAGE_SIZE = 16
@@ -162,19 +164,31 @@ class Library:
             )
         try:
             self._module = tvm.runtime.load_module(str(self.path / libraries[0]))
-            return relax.VirtualMachine(self._module, self._device)
-        except (RuntimeError, OSError, ValueError) as error:
+            vm = relax.VirtualMachine(self._module, self._device)
+            compiled = json.loads(str(vm["_metadata"]()))["model"]
+        except (RuntimeError, OSError, ValueError, KeyError, AttributeError) as error:
             raise BundleError(
                 "the compiled library does not load",
                 where=self.path / libraries[0],
                 found=str(error).strip().splitlines()[-1],
                 next_step="compile the model again on this machine",
             ) from error
+        stated = self.manifest.model.model_dump(mode="json")
+        wrong = [name for name, value in stated.items() if compiled.get(name) != value]
+        if wrong:
+            raise BundleError(
+                f"manifest and library differ in {wrong[0]}",
+                where=self.path,
+                expected=compiled.get(wrong[0]),
+                found=stated[wrong[0]],
+                next_step="compile the model again",
+            )
+        return vm
 
     def _params(self) -> Any:
         arrays = open_params(self.path, self.manifest)
         tensors = [to_tvm(arrays[info.name]) for info in self.manifest.params]
-        self._rope_length: NDArray[np.int32] | None = None
+        self._rope_length: NDArray[Any] | None = None
         table_bytes = 0
         for i, info in enumerate(self.manifest.params):
             if info.name == _ROPE_LENGTH:
@@ -220,8 +234,7 @@ def _check_machine(manifest: Manifest) -> None:
             found=manifest.target.triple,
             next_step="compile the model again on this machine",
         )
-    host = tvm.target.Target({"kind": "llvm", "mcpu": tvm.target.codegen.llvm_get_system_cpu()})
-    missing = set(manifest.target.cpu_features) - {str(f) for f in tvm.target.codegen.llvm_get_cpu_features(host)}
+    missing = set(manifest.target.cpu_features) - host_instruction_sets()
     if missing:
         raise TargetError(
             "the bundle was made for a CPU with more instructions",

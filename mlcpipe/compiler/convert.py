@@ -5,11 +5,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+import psutil
+
 from mlcpipe.bundle import FileInfo, ParamInfo, ParamsWriter
 from mlcpipe.checkpoint import Checkpoint
 from mlcpipe.compiler.weights import Weight, load
+from mlcpipe.errors import ResourceError
 from mlcpipe.progress import Progress
 
+# Parts and the joined matrix, or the matrix and its repacked form.
+_COPIES = 2
 # Sixteen shards for 8 GB: few files to map, and a browser bundle chooses its own size.
 MAX_SHARD_BYTES = 512 << 20
 
@@ -32,6 +37,26 @@ def convert_weights(
                 progress.advance(read_bytes)
         count = sum(_elements(weight) for weight in weights)
         return writer.finish(model_params=count)
+
+
+def check_memory(weights: Sequence[Weight]) -> None:
+    """Raise ResourceError when the largest weight cannot be converted in the memory that is free."""
+    largest = max(weights, key=_slice_bytes)
+    need, free = _COPIES * _slice_bytes(largest), psutil.virtual_memory().available
+    if need > free:
+        raise ResourceError(
+            f"not enough memory to convert the weight {largest.name} {list(largest.shape)}",
+            expected=f"{need / 2**20:,.0f} MiB free",
+            found=f"{free / 2**20:,.0f} MiB",
+            next_step="close other programs or use a machine with more memory",
+        )
+
+
+def _slice_bytes(weight: Weight) -> int:
+    """Bytes in float32 of what is read at once: a weight, or one expert of it; and what is stored of all experts."""
+    if weight.experts is None:
+        return 4 * _elements(weight)
+    return 4 * _elements(weight) // weight.experts + weight.nbytes // _COPIES
 
 
 def _elements(weight: Weight) -> int:

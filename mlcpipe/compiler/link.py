@@ -75,9 +75,8 @@ def library_name() -> str:
     return {"win32": "model.dll", "darwin": "model.dylib"}.get(sys.platform, "model.so")
 
 
-def export_library(executable: object, output: Path) -> Linker:
-    """Write a compiled Relax executable as the shared library `output`."""
-    linker = find_linker()
+def export_library(executable: object, output: Path, linker: Linker) -> None:
+    """Write a compiled Relax executable as the shared library `output`. Raises CompileError."""
 
     def fcompile(target: str, objects: str | Sequence[str], options: object = None, **_: object) -> None:
         names = [objects] if isinstance(objects, str) else list(objects)
@@ -85,4 +84,3 @@ def export_library(executable: object, output: Path) -> Linker:
 
     fcompile.object_format = "obj" if os.name == "nt" else "o"  # type: ignore[attr-defined]
     executable.export_library(str(output), fcompile=fcompile)  # type: ignore[attr-defined]
-    return linker

@@ -34,7 +34,7 @@ from mlcpipe.compiler.build import build, generated_source
 from mlcpipe.compiler.convert import check_memory, convert_weights, param_infos
 from mlcpipe.compiler.export import context_length, export, prefill_chunk, prepare_model, with_metadata
 from mlcpipe.compiler.link import Linker, export_library, find_linker, library_name
-from mlcpipe.compiler.weights import check_sources
+from mlcpipe.compiler.weights import check_sources, weight_table
 from mlcpipe.errors import TemplateError
 from mlcpipe.files import file_info
 from mlcpipe.nn.causal_lm import ModelFacts
@@ -127,12 +127,12 @@ def convert(
 
 def _lower(source: Checkpoint, target_name: str, quantization: str, context: int | None) -> _Job:
     target, scheme = load_target(target_name), load_scheme(quantization)
-    tokenizer = _tokenizer(source)
     model = prepare_model(source.config, target, scheme)
     context = context_length(model.facts, context)
     chunk = prefill_chunk(model.facts, target, context)
+    tokenizer = _tokenizer(source)
+    check_sources(weight_table(model.named_parameters()), source, tied=model.facts.tied)
     state = export(model, target, scheme, chunk)
-    check_sources(state.weights, source, tied=model.facts.tied)
     state, seconds = pipeline.run(state, dump=environment.env().dump)
     debug.show(debug.TIMINGS, lambda: "\n".join(f"{1e3 * s:8.1f} ms  {name}" for name, s in seconds.items()))
     debug.show(debug.RULES, lambda: "\n".join(f"{k.name} | {k.rule} | {k.reason}" for k in state.kernels))
@@ -196,8 +196,8 @@ def _mlc_config(job: _Job, tokenizer: Tokenizer, names: Sequence[str]) -> dict[s
     parsed = json.loads((source.path / _TOKENIZER).read_text(encoding="utf-8"))
     conv_template = None
     if tokenizer.chat_templates:
-        template = tokenizer.chat_template()
         try:
+            template = tokenizer.chat_template()
             conv_template = derive_conv_template(
                 lambda messages, generation: template.render(messages, add_generation_prompt=generation),
                 name=job.facts.model_type,

@@ -146,7 +146,7 @@ class _OpenShard:
         # MLC's format names MD5; it detects a broken download, nothing more.
         self.md5 = hashlib.md5(usedforsecurity=False)
         try:
-            self._file: BinaryIO = open(path, "xb")
+            self._file: BinaryIO = path.open("xb")
         except OSError as error:
             raise _write_error(path, error) from error
 

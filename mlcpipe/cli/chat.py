@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import select
 import sys
 from dataclasses import asdict
 from pathlib import Path
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from mlcpipe.runtime.sampling_params import Stats
 
 MAX_STDIN_BYTES = 64 << 20
+SILENCE_S = 0.5
 
 
 def chat_command(
@@ -140,7 +142,7 @@ def _banner(wanted: Wanted, engine: Engine) -> str:
 
 def _question(prompt: str | None) -> str | None:
     """What to ask once: --prompt, stdin, or both in this order; None for a conversation."""
-    piped = "" if sys.stdin is None or sys.stdin.isatty() else _read_stdin()
+    piped = "" if sys.stdin is None or sys.stdin.isatty() else _read_stdin(wait=prompt is None)
     if prompt is None and sys.stdin is not None and sys.stdin.isatty():
         return None
     question = "\n\n".join(part for part in (prompt, piped) if part)
@@ -149,7 +151,10 @@ def _question(prompt: str | None) -> str | None:
     return question
 
 
-def _read_stdin() -> str:
+def _read_stdin(wait: bool) -> str:
+    """All of stdin. Without `wait`, nothing of a pipe that stays silent: a script may have left it open."""
+    if not wait and sys.platform != "win32" and not select.select([sys.stdin], [], [], SILENCE_S)[0]:
+        return ""
     raw = sys.stdin.buffer.read(MAX_STDIN_BYTES + 1)
     if len(raw) > MAX_STDIN_BYTES:
         raise UsageError("the text on stdin is too long", expected=f"at most {MAX_STDIN_BYTES >> 20} MiB")

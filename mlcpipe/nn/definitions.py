@@ -137,7 +137,8 @@ def add_rms_norm(size: int, eps: float, dtype: str, weight_dtype: str) -> tirx.P
 
 
 def apply_rope(heads: int, kv_heads: int, head_dim: int, rotary_dim: int, dtype: str, kv_dtype: str) -> tirx.PrimFunc:
-    """q dtype[m, heads, D], k and v dtype[m, kv_heads, D], cos and sin f32[m, rotary_dim / 2] -> qkv kv_dtype[m, heads + 2 kv_heads, D].
+    """q dtype[m, heads, D], k and v dtype[m, kv_heads, D], cos and sin f32[m, rotary_dim / 2]
+    -> qkv kv_dtype[m, heads + 2 kv_heads, D].
 
     The first `rotary_dim` elements of each q and k head are rotated, halves paired (Su et al. 2021, in the order
     of GPT-NeoX: element i with element i + rotary_dim / 2); the rest and v pass through.

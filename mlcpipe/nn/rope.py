@@ -100,9 +100,9 @@ def read_rope(
 
 def _powers(theta: float, dim: int) -> Floats:
     """theta^(2j / dim) in float32, as torch computes it."""
-    return (np.float32(theta) ** (np.arange(0, dim, 2, dtype=np.float32) / np.float32(dim))).astype(
-        np.float32
-    )
+    exponents = np.arange(0, dim, 2, dtype=np.float32) / np.float32(dim)
+    powers: Floats = np.power(np.float32(theta), exponents, dtype=np.float32)
+    return powers
 
 
 def _tuple(values: NDArray[np.floating[Any]]) -> tuple[float, ...]:

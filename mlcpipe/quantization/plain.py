@@ -34,4 +34,5 @@ def error_bound(w: Array, dtype: str) -> Array:
     # That of the largest number is the same as that of the number below it, but numpy answers infinity.
     below_largest = np.nextafter(np.finfo(dtype).max, np.dtype(dtype).type(0))
     ulp: Array = np.spacing(np.minimum(np.abs(w).astype(dtype), below_largest)).astype(np.float32)
-    return ulp * np.float32(0.5)
+    half: Array = ulp * np.float32(0.5)
+    return half

@@ -46,7 +46,7 @@ class _Refusal(jinja2.TemplateError):
 class _Generation(Extension):
     """`{% generation %}` marks the assistant's text for training; here only its scope matters."""
 
-    tags = {"generation"}  # noqa: RUF012 - the base class declares it so
+    tags = {"generation"}
 
     def parse(self, parser: Parser) -> nodes.Node:
         lineno = next(parser.stream).lineno

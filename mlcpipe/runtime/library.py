@@ -165,25 +165,29 @@ class Library:
         try:
             self._module = tvm.runtime.load_module(str(self.path / libraries[0]))
             vm = relax.VirtualMachine(self._module, self._device)
-            compiled = json.loads(str(vm["_metadata"]()))["model"]
-        except (RuntimeError, OSError, ValueError, KeyError, AttributeError) as error:
+            found = json.loads(str(vm["_metadata"]()))
+            compiled = {**found["model"], "params": found["params"]}
+        except (RuntimeError, OSError, ValueError, KeyError, AttributeError, TypeError) as error:
             raise BundleError(
                 "the compiled library does not load",
                 where=self.path / libraries[0],
                 found=str(error).strip().splitlines()[-1],
                 next_step="compile the model again on this machine",
             ) from error
+        self._check_agrees(compiled)
+        return vm
+
+    def _check_agrees(self, compiled: dict[str, Any]) -> None:
+        """The manifest says of model and parameters what the library was compiled with: kernels trust these numbers."""
         stated = self.manifest.model.model_dump(mode="json")
+        stated["params"] = [
+            {"name": p.name, "shape": list(p.shape), "dtype": p.dtype, "preprocs": []} for p in self.manifest.params
+        ]
         wrong = [name for name, value in stated.items() if compiled.get(name) != value]
         if wrong:
             raise BundleError(
-                f"manifest and library differ in {wrong[0]}",
-                where=self.path,
-                expected=compiled.get(wrong[0]),
-                found=stated[wrong[0]],
-                next_step="compile the model again",
+                f"manifest and library differ in {wrong[0]}", where=self.path, next_step="compile the model again"
             )
-        return vm
 
     def _params(self) -> Any:
         arrays = open_params(self.path, self.manifest)

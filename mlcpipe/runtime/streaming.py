@@ -15,8 +15,8 @@ from mlcpipe.errors import UsageError
 from mlcpipe.runtime.tokenizer import Tokenizer
 
 # Bytes of a byte-fallback run that wait for its end. The library replaces *every* byte of a run that is not UTF-8 as a
-# whole, so its text is certain only when the run ends. Scripts that a vocabulary lacks are one run a word or longer; past
-# this many bytes (16 CJK characters) whole characters are shown at once, and only what follows can be replaced.
+# whole, so its text is certain only when the run ends. Scripts that a vocabulary lacks are one run a word or longer;
+# past this many bytes (16 CJK characters) whole characters are shown at once, and only what follows can be replaced.
 MAX_RUN_BYTES = 48
 
 

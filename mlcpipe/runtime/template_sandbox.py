@@ -13,7 +13,8 @@ How. A template reaches Python only through what its compiled form calls. All of
 * literals, slices, `~` and comparisons: the tree is rewritten so that their values are counted (`_Guard`);
 * attributes and calls: only listed methods of str, list, dict, tuple (`is_safe_attribute`, `call`), so no dunder
   attribute can be named, and nesting of macros is counted;
-* filters and tests: only the listed ones, each counted, those that amplify bounded (`template_methods`, `template_filters`);
+* filters and tests: only the listed ones, each counted, those that amplify bounded (`template_methods`,
+  `template_filters`);
 * output, also inside macros and set blocks: every piece is counted as text (`mlcpipe.out`).
 
 Containers are weighed with shared parts counted each time, so printing, comparing or hashing one later is bounded

@@ -43,7 +43,7 @@ LLAMA_LIKE = {
 }
 
 
-def config(**changes: Any) -> dict[str, Any]:  # noqa: ANN401
+def config(**changes: Any) -> dict[str, Any]:
     arguments: dict[str, Any] = {
         "model": MODEL.model_copy(update=changes.pop("model", {})),
         "quantization": "q4f16_1",

@@ -177,7 +177,7 @@ def test_writer_closes_its_file_after_an_error(tmp_path: Path) -> None:
 Edit = Callable[[dict[str, Any]], None]
 
 
-def edit(path: str, value: Any) -> Edit:  # noqa: ANN401
+def edit(path: str, value: Any) -> Edit:
     """Set one value, by a path like `records.0.records.1.byteOffset`."""
 
     def apply(content: dict[str, Any]) -> None:

@@ -115,7 +115,7 @@ def test_a_whole_download(hub: Hub, tmp_path: Path) -> None:
     np.testing.assert_array_equal(open_checkpoint(folder).read("b"), numbers(200, 1000, seed=1))
     assert progress.total == progress.done == sum(len(hub.files[name]) for name in wanted)
     assert [stage.split(" of ")[0] for stage in progress.stages] == ["download tokenizer", "download weights"]
-    assert not [path for path in (tmp_path / "cache").rglob("*partial*")]
+    assert not list((tmp_path / "cache").rglob("*partial*"))
 
 
 def test_a_second_call_downloads_nothing(hub: Hub, tmp_path: Path) -> None:

@@ -171,7 +171,7 @@ class Library:
             raise BundleError(
                 "the compiled library does not load",
                 where=self.path / libraries[0],
-                found=str(error).strip().splitlines()[-1],
+                found=(str(error).strip().splitlines() or [type(error).__name__])[-1],
                 next_step="compile the model again on this machine",
             ) from error
         self._check_agrees(compiled)

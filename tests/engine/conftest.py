@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 if TYPE_CHECKING:
-    from conftest import Bundles
+    from tests.conftest import Bundles
 
 TEXTS = ("tokenizer.json", "tokenizer_config.json", "mlc-chat-config.json")
 

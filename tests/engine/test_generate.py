@@ -12,7 +12,7 @@ from mlcpipe import Engine, SamplingParams
 from mlcpipe.errors import TemplateError, TokenizerError, UsageError
 
 if TYPE_CHECKING:
-    from conftest import Bundles
+    from tests.conftest import Bundles
 
 GREEDY = SamplingParams(temperature=0)
 HOT = SamplingParams(temperature=1.5, top_p=1.0, seed=3)

@@ -18,7 +18,7 @@ from mlcpipe.checkpoint import open_checkpoint
 from mlcpipe.quantization.scheme import load_scheme, scheme_names
 
 if TYPE_CHECKING:
-    from conftest import Bundles
+    from tests.conftest import Bundles
 
 TOKENS = [int(token) for token in np.random.default_rng(3).integers(0, 256, 100)]
 Array = NDArray[np.float32]

@@ -17,7 +17,7 @@ from mlcpipe.runtime.library import Library
 from mlcpipe.runtime.sampler import Sampler
 
 if TYPE_CHECKING:
-    from conftest import Bundles
+    from tests.conftest import Bundles
 
 GREEDY = SamplingParams(temperature=0)
 PROMPT = [72, 101, 108, 108, 111]

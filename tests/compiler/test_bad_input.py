@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import psutil
 import pytest
-from conftest import TinyLlama, write_llama, write_tensors
+from tests.conftest import TinyLlama, write_llama, write_tensors
 
 import mlcpipe
 from mlcpipe.checkpoint import open_checkpoint
@@ -34,7 +34,7 @@ from mlcpipe.errors import (
 )
 
 if TYPE_CHECKING:
-    from conftest import Bundles
+    from tests.conftest import Bundles
 
 Q = "model.layers.0.self_attn.q_proj.weight"
 DOWN = "model.layers.1.mlp.down_proj.weight"

@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import psutil
 import pytest
-from tests.conftest import TinyLlama, write_llama, write_tensors
 
 import mlcpipe
 from mlcpipe.checkpoint import open_checkpoint
@@ -32,6 +31,7 @@ from mlcpipe.errors import (
     TokenizerError,
     UsageError,
 )
+from tests.conftest import TinyLlama, write_llama, write_tensors
 
 if TYPE_CHECKING:
     from tests.conftest import Bundles

@@ -62,12 +62,13 @@ def test_exp_over_the_whole_range(lanes: int) -> None:
     assert len(x) > 250_000
     expected = np.exp(np.clip(x.astype(np.float64), LOW, HIGH))
     error = np.abs(run(f"exp_float32_{lanes}", x) / expected - 1)
-    assert error.max() <= 4e-7 * 1.0 + 87 * 2.0**-24, x[error.argmax()]
+    bound = np.maximum(4e-7, 5e-8 * np.abs(np.clip(x, LOW, HIGH)))
+    assert (error <= bound).all(), x[(error / bound).argmax()]
 
 
 @pytest.mark.parametrize("lanes", [1, 16])
-def test_exp_is_as_good_as_its_docstring_near_zero(lanes: int) -> None:
-    """Where rounding x * log2(e) does not count yet: relative error 4e-7."""
+def test_exp_near_zero(lanes: int) -> None:
+    """Dense in [-2, 2], where rounding x * log2(e) does not count yet."""
     x = np.linspace(-2, 2, COUNT).astype(np.float32)
     error = np.abs(run(f"exp_float32_{lanes}", x) / np.exp(x.astype(np.float64)) - 1)
     assert error.max() <= 4e-7

@@ -1,0 +1,1 @@
+"""Passes one by one on small modules, and the whole pipeline on small models."""

@@ -78,9 +78,11 @@ def test_only_env_reads_the_environment() -> None:
     for path in [*modules("mlcpipe"), *modules("tir_schedules")]:
         for node in ast.walk(parse(path)):
             attribute = isinstance(node, ast.Attribute) and node.attr in ("environ", "getenv", "putenv", "environb")
-            name = isinstance(node, ast.ImportFrom) and node.module == "os" and {"environ", "getenv"} & {
-                alias.name for alias in node.names
-            }
+            name = (
+                isinstance(node, ast.ImportFrom)
+                and node.module == "os"
+                and {"environ", "getenv"} & {alias.name for alias in node.names}
+            )
             if attribute or name:
                 readers.add(str(path.relative_to(ROOT)))
     assert readers == {"mlcpipe/env.py"}

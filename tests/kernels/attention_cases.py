@@ -1,4 +1,7 @@
-"""Cases of paged attention: sequences of different lengths in one batch, pages in random order, NaN in unused slots."""
+"""Cases of paged attention: sequences of different lengths in one batch, pages in random order.
+
+Slots that hold no token are NaN in half of the pages, and in the others what a sequence before may have left there.
+"""
 
 from __future__ import annotations
 
@@ -79,7 +82,8 @@ def sequences(shape: AttentionShape, lengths: Sequence[int], rng: np.random.Gene
     kv_heads, dim = shape.num_kv_heads, shape.head_dim
     counts = [-(-length // PAGE) for length in lengths]
     order = rng.permutation(sum(counts) + 3).astype(np.int32)
-    pages = np.full((len(order), 2, kv_heads, PAGE, dim), np.nan, shape.dtype)
+    pages = (4 * rng.standard_normal((len(order), 2, kv_heads, PAGE, dim))).astype(shape.dtype)
+    pages[::2] = np.nan
     k = [rng.standard_normal((n, kv_heads, dim)).astype(shape.dtype) for n in lengths]
     v = [rng.standard_normal((n, kv_heads, dim)).astype(shape.dtype) for n in lengths]
     indptr = np.cumsum([0, *counts]).astype(np.int32)
@@ -114,7 +118,9 @@ def reference(
     values = np.repeat(v[seen].astype(np.float64), shape.group, axis=1)
     query = q.astype(np.float64)
     score = np.einsum("hd,thd->ht", query, keys) * scale
-    slack = (shape.head_dim + 24) * EPS * (np.einsum("hd,thd->ht", np.abs(query), np.abs(keys)) * abs(scale)).max(axis=1)
+    slack = (
+        (shape.head_dim + 24) * EPS * (np.einsum("hd,thd->ht", np.abs(query), np.abs(keys)) * abs(scale)).max(axis=1)
+    )
     if shape.softcap:
         score = shape.softcap * np.tanh(score / shape.softcap)
         slack = slack + 16 * EPS * shape.softcap
@@ -144,11 +150,17 @@ def decode_call(shape: AttentionShape, sliding: bool, lengths: Sequence[int]) ->
     q = rng.standard_normal((len(lengths), shape.num_heads, shape.head_dim)).astype(shape.dtype)
     scale = shape.head_dim**-0.5
     starts = np.arange(len(lengths), dtype=np.int32) * 7  # a cache that does not begin at position 0
-    rows = [
-        reference(shape, q[b], n - 1, batch.k[b], batch.v[b], 0, scale, window) for b, n in enumerate(lengths)
-    ]
+    rows = [reference(shape, q[b], n - 1, batch.k[b], batch.v[b], 0, scale, window) for b, n in enumerate(lengths)]
     positions = starts + np.array(lengths, np.int32) - 1
-    args: list[Array | int | float] = [q, batch.pages, batch.indptr, batch.values, batch.info(sliding), starts, positions]
+    args: list[Array | int | float] = [
+        q,
+        batch.pages,
+        batch.indptr,
+        batch.values,
+        batch.info(sliding),
+        starts,
+        positions,
+    ]
     args += [unwritten(q.shape, shape.dtype), unwritten(q.shape[:2]), 0, 1.0, 1e4, scale]
     return _attention_call(args, rows, (7, 8))
 

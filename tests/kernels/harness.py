@@ -140,7 +140,7 @@ def unwritten(shape: tuple[int, ...], dtype: str = "float32") -> Array:
 
 def adversarial(kind: str, shape: tuple[int, ...], rng: np.random.Generator, scale: float = 1.0) -> Array:
     """float32 numbers: `normal`, or with `zeros`, `outlier`s, `denormal`s."""
-    x = rng.standard_normal(shape).astype(np.float32) * np.float32(scale)
+    x: Array = rng.standard_normal(shape).astype(np.float32) * np.float32(scale)
     if kind == "zeros":
         x[..., : (shape[-1] + 1) // 2] = 0
         x[..., ::5] = -0.0

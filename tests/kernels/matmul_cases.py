@@ -68,7 +68,14 @@ class ExpertMatmul:
 
     def definition(self) -> tirx.PrimFunc:
         return definitions.expert_matmul(
-            load_scheme(self.scheme), load_layout(LAYOUT), self.experts, self.n, self.k, self.top, self.shared, "float32"
+            load_scheme(self.scheme),
+            load_layout(LAYOUT),
+            self.experts,
+            self.n,
+            self.k,
+            self.top,
+            self.shared,
+            "float32",
         )
 
     def build(self) -> tirx.PrimFunc:

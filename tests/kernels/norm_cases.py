@@ -112,7 +112,12 @@ def cases() -> Iterator[Case]:
         wide = Norm(2304, adds)
         for m in (3, 4):
             yield Case(f"{wide.symbol}-m{m}", "norm", wide, partial(norm_call, wide, m, "normal"))
-    for shape in ((4, 2, 16, 16, "float32"), (3, 1, 24, 24, "float16"), (4, 4, 20, 12, "float32"), (2, 1, 6, 2, "float16")):
+    for shape in (
+        (4, 2, 16, 16, "float32"),
+        (3, 1, 24, 24, "float16"),
+        (4, 4, 20, 12, "float32"),
+        (2, 1, 6, 2, "float16"),
+    ):
         rope = RopeKernel(*shape)
         for m in (1, 60):
             yield Case(f"{rope.symbol}-m{m}", "norm", rope, partial(rope_call, rope, m))

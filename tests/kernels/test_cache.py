@@ -152,8 +152,11 @@ def test_index_arrays_may_be_parts_of_one_buffer() -> None:
 
 
 def test_sequences_of_the_cases_have_unused_slots() -> None:
-    """The cases only find reads past the end if there is something to read: NaN."""
-    batch = sequences(SHAPES[0], [5, 17], np.random.default_rng(0))
+    """The cases only find reads past the end if there is something to read: NaN, or an old key."""
+    batch = sequences(SHAPES[0], [5] * 6, np.random.default_rng(0))
     used = batch.pages[batch.values]
-    assert np.isnan(used[0, 1, :, 5:]).all() and not np.isnan(used[0, 1, :, :5]).any()
-    assert np.isnan(used[0, 0].reshape(4, 24, PAGE)[:, :, 5:]).all()
+    keys, values = used[:, 0].reshape(6, 4, 24, PAGE), used[:, 1]
+    assert not np.isnan(keys[..., :5]).any() and not np.isnan(values[:, :, :5]).any()
+    stale = ~np.isnan(keys[..., 5:]).any(axis=(1, 2, 3))
+    assert stale.any() and not stale.all()
+    assert np.isnan(values[~stale][:, :, 5:]).all() and np.isnan(keys[~stale][..., 5:]).all()

@@ -89,6 +89,17 @@ def test_survivors_are_exact_at_the_edge(vocab: int) -> None:
         assert tokens[-1] == expected[-1], (trial, settings)
 
 
+def test_a_sum_that_equals_top_p_is_enough() -> None:
+    """Shares of 1/2, 1/4, 1/4: the best token alone reaches 0.5 (transformers: cumulative <= 1 - top_p is removed)."""
+    logits = np.full((3, 16), -np.inf, np.float32)
+    logits[:, [9, 2, 11]] = np.log([0.5, 0.25, 0.25])
+    draws = np.array([0.0, 0.6, 0.99])
+    even = np.where(np.isfinite(logits), 0, -np.inf).astype(np.float32)[:, :11]  # ids 2 and 9, 1/2 each
+    np.testing.assert_array_equal(drawn(even, [Settings(1.0, 0, 0.5, 0.0)] * 3, draws), [2, 2, 2])
+    np.testing.assert_array_equal(drawn(logits, [Settings(1.0, 0, 0.49, 0.0)] * 3, draws), [9, 9, 9])
+    np.testing.assert_array_equal(drawn(logits, [Settings(1.0, 0, 0.51, 0.0)] * 3, draws), [9, 9, 2])
+
+
 def test_survivors_are_those_of_transformers() -> None:
     torch = pytest.importorskip("torch", reason="the warpers are torch code")
     process = pytest.importorskip("transformers.generation.logits_process", reason="the reference's reference")

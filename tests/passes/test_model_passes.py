@@ -258,15 +258,17 @@ def test_a_weight_that_something_else_reads_keeps_its_dequantize() -> None:
 
     table = (Weight("w.weight", (16, 32), "float32", "scheme", (("w",),)),)
     lines = summary(apply(lowering(Summed, table), quantize_weights, fuse_dequantize).mod, "decode")
-    assert lines[:3] == ["lv = dequantize(w.q_weight, w.q_scale)", "y = matmul(x, w.q_weight, w.q_scale)", "total = sum(lv)"]
+    assert lines[:3] == [
+        "lv = dequantize(w.q_weight, w.q_scale)",
+        "y = matmul(x, w.q_weight, w.q_scale)",
+        "total = sum(lv)",
+    ]
 
 
 @pytest.mark.parametrize("shared", [True, False])
 def test_expert_matmul_reads_packed_experts(shared: bool) -> None:
     experts, n, k, top = 3, 16, 32, 2
-    plain = definitions.expert_matmul(
-        load_scheme("q0f32"), load_layout("row"), experts, n, k, top, shared, "float32"
-    )
+    plain = definitions.expert_matmul(load_scheme("q0f32"), load_layout("row"), experts, n, k, top, shared, "float32")
     bb = tvm.relax.BlockBuilder()
     x = tvm.relax.Var("x", tvm.relax.TensorType((1 if shared else top, k), "float32"))
     ids = tvm.relax.Var("ids", tvm.relax.TensorType((1, top), "int32"))

@@ -133,7 +133,11 @@ def of_layer(family: str, scheme: str) -> Lowering:
     state = exported(family, same_dtype)
     keep = {gv: f for gv, f in state.mod.functions.items() if isinstance(f, tirx.PrimFunc)}
     keep |= {state.mod.get_global_var(name): state.mod[name] for name in ("decode", "embed")}
-    keep = {gv: f for gv, f in keep.items() if not str(gv.name_hint).startswith(("kv_cache", "sample", "argsort", "softmax"))}
+    keep = {
+        gv: f
+        for gv, f in keep.items()
+        if not str(gv.name_hint).startswith(("kv_cache", "sample", "argsort", "softmax"))
+    }
     return replace(state, mod=tvm.IRModule(keep), scheme=load_scheme(scheme))
 
 

@@ -69,6 +69,9 @@ def matmul(op: Op, tile: Tile) -> tirx.PrimFunc | Declined:
     """The kernel for a tagged `matmul`: x f32[m, K], packed W, y f32[m, N], any m >= 1."""
     if op.str("layout") != "rows16":
         return Declined(f"weight layout {op.str('layout')} has no CPU kernel")
+    if tile.rows % 4:
+        # The last panel is covered by tiles of 4 rows, which would read past it.
+        return Declined(f"a register tile of {tile.rows} rows is not a multiple of 4")
     weight = packed_of(op)
     return _plain(weight, tile) if weight.bits == 0 else _quantized(weight, tile)
 

@@ -26,9 +26,12 @@ class Turn:
     keys: tuple[str, ...]
 
 
-def read_heldout(path: Path = HERE / "heldout.tsv") -> list[tuple[str, str]]:
-    """The held-out questions as (entry name, question), in file order."""
-    rows = [line.split("\t") for line in path.read_text("utf-8").splitlines() if line.strip()]
+def read_heldout(half: str) -> list[tuple[str, str]]:
+    """The held-out questions of `dev` or `test` as (entry name, question), in file order.
+
+    `dev` was looked at while the corpus was written, `test` was not.
+    """
+    rows = [line.split("\t") for line in (HERE / f"heldout_{half}.tsv").read_text("utf-8").splitlines()]
     return [(name, question) for name, question in rows]
 
 
@@ -47,7 +50,10 @@ class Sampler:
     def question(self, grammars: tuple[str, ...]) -> str:
         """One varied question of the grammars."""
         while True:
-            text = vary(draw(self.rng.choice(grammars), self.knowledge.macros, self.rng), self.rng)
+            # A grammar with more choices says more; the short ones would otherwise drown the others.
+            grammar = self.rng.choices(grammars, [1 + min(g.count("|"), 15) for g in grammars])[0]
+            text = draw(grammar, self.knowledge.macros, self.rng)
+            text = vary(text, self.knowledge.words, self.rng)
             if text and normalize(text) not in self.heldout:
                 return text
 
@@ -85,7 +91,8 @@ class Sampler:
 
 def sampler(seed: int) -> Sampler:
     """A sampler of the repository's knowledge, without the held-out questions."""
-    return Sampler(read_knowledge(), random.Random(seed), frozenset(normalize(q) for _, q in read_heldout()))
+    heldout = frozenset(normalize(q) for half in ("dev", "test") for _, q in read_heldout(half))
+    return Sampler(read_knowledge(), random.Random(seed), heldout)
 
 
 def is_right(answer: str, keys: tuple[str, ...]) -> bool:
@@ -94,9 +101,9 @@ def is_right(answer: str, keys: tuple[str, ...]) -> bool:
 
 
 def heldout_text() -> str:
-    """The text of `heldout.txt`: every fourth held-out question with its answer, then held-out prose."""
+    """The text of `heldout.txt`: every fourth question of `test` with its answer, then held-out prose."""
     entries = read_knowledge().entries
-    chats = [prompt(q) + entries[name].answers[0] + END + "\n" for name, q in read_heldout()[1::4]]
+    chats = [prompt(q) + entries[name].answers[0] + END + "\n" for name, q in read_heldout("test")[::4]]
     return "".join(chats) + PAD + (HERE / "heldout_prose.txt").read_text("utf-8").strip() + "\n"
 
 

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from grammar import CorpusError
+from grammar import CorpusError, Words
 
 FOLDER = Path(__file__).resolve().parent / "knowledge"
 
@@ -79,6 +79,7 @@ class Knowledge:
     followups: tuple[FollowUp, ...]
     macros: Mapping[str, str]
     prose: tuple[str, ...]
+    words: Words
 
 
 def read_knowledge(folder: Path = FOLDER) -> Knowledge:
@@ -86,7 +87,7 @@ def read_knowledge(folder: Path = FOLDER) -> Knowledge:
     macros, sets = _read_macros(folder / "macros.txt")
     entries: dict[str, Entry] = {}
     for path in sorted(folder.glob("*.txt")):
-        if path.name in ("macros.txt", "follow.txt", "prose.txt"):
+        if path.name in ("macros.txt", "words.txt", "follow.txt", "prose.txt"):
             continue
         for draft in _read_entries(path):
             for values in _assignments(draft.name, sets):
@@ -96,7 +97,27 @@ def read_knowledge(folder: Path = FOLDER) -> Knowledge:
                 entries[entry.name] = entry
     followups = tuple(_read_followups(folder / "follow.txt", sets, macros))
     prose = tuple(p.strip() for p in (folder / "prose.txt").read_text("utf-8").split("\n\n") if p.strip())
-    return Knowledge(entries, followups, macros, prose)
+    return Knowledge(entries, followups, macros, prose, _read_words(folder / "words.txt"))
+
+
+def _read_words(path: Path) -> Words:
+    lists: dict[str, list[str]] = {}
+    name = ""
+    for line in path.read_text("utf-8").splitlines():
+        if line.startswith("["):
+            name = line.strip("[]")
+        elif line and not line.startswith("#"):
+            lists.setdefault(name, []).append(line)
+    missing = {"prefixes", "suffixes", "openings", "droppable", "synonyms"} - lists.keys()
+    if missing:
+        raise CorpusError(f"{path.name}: expected a list [{min(missing)}]")
+    return Words(
+        tuple(lists["prefixes"]),
+        tuple(lists["suffixes"]),
+        tuple(lists["openings"]),
+        frozenset(" ".join(lists["droppable"]).split()),
+        tuple(tuple(group.split("|")) for group in lists["synonyms"]),
+    )
 
 
 def _read_macros(path: Path) -> tuple[dict[str, str], dict[str, list[str]]]:
@@ -108,9 +129,7 @@ def _read_macros(path: Path) -> tuple[dict[str, str], dict[str, list[str]]]:
         kind, _, rest = line.partition(" ")
         name, equals, value = rest.partition(" = ")
         if not equals or kind not in ("def", "set"):
-            raise CorpusError(
-                f"{path.name}:{number}: expected `def name = ...` or `set name = ...`, found: {line}"
-            )
+            raise CorpusError(f"{path.name}:{number}: expected `def name = ...` or `set name = ...`, found: {line}")
         if kind == "def":
             macros[name] = value
         else:
@@ -130,9 +149,7 @@ def _read_entries(path: Path) -> Iterator[_Draft]:
             continue
         kind, colon, text = line.partition(": ")
         if draft is None or not colon or kind not in ("q", "t", "c", "a", "k", "w"):
-            raise CorpusError(
-                f"{path.name}:{number}: expected `q|t|c|a|k|w: text` under `# name`, found: {line}"
-            )
+            raise CorpusError(f"{path.name}:{number}: expected `q|t|c|a|k|w: text` under `# name`, found: {line}")
         draft.lines.append((kind, text.strip()))
     if draft is not None:
         yield draft
@@ -180,9 +197,7 @@ def _expand_entry(draft: _Draft, values: Mapping[str, str], macros: Mapping[str,
     return Entry(name, tuple(questions), tuple(answers), keys, weight)
 
 
-def _read_followups(
-    path: Path, sets: Mapping[str, list[str]], macros: Mapping[str, str]
-) -> Iterator[FollowUp]:
+def _read_followups(path: Path, sets: Mapping[str, list[str]], macros: Mapping[str, str]) -> Iterator[FollowUp]:
     for block in path.read_text("utf-8").split("\n\n"):
         fields: dict[str, str] = {}
         for line in block.splitlines():

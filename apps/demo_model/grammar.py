@@ -5,92 +5,22 @@ from __future__ import annotations
 import random
 import re
 from collections.abc import Mapping
+from dataclasses import dataclass
 
-PREFIXES = (
-    "hi, ",
-    "hello, ",
-    "hey, ",
-    "please, ",
-    "quick question: ",
-    "sorry, ",
-    "ok, ",
-    "one question: ",
-    "well, ",
-    "please tell me: ",
-    "i wonder, ",
-    "so ",
-    "and ",
-    "hello! ",
-    "hi! ",
-    "could you tell me, ",
-    "do you know, ",
-    "can you tell me: ",
-    "i would like to know: ",
-    "question: ",
-    "now ",
-    "alright, ",
-    "tell me, ",
-    "excuse me, ",
-)
-SUFFIXES = (
-    " please",
-    ", please",
-    " exactly",
-    " in mlcpipe",
-    " with mlcpipe",
-    " here",
-    " then",
-    " again",
-    " for me",
-    ", thanks",
-    " actually",
-    " in short",
-    " and why",
-    " right now",
-    " in simple words",
-    " briefly",
-)
-# Small words that people leave out; dropping them must not change the answer.
-DROPPABLE = frozenset(["a", "an", "the", "do", "i", "my", "is", "to", "please", "does", "of"])
-SYNONYMS: Mapping[str, tuple[str, ...]] = {
-    "how do i": (
-        "how can i",
-        "how could i",
-        "how would i",
-        "how might i",
-        "how should one",
-        "what's the way to",
-        "how am i supposed to",
-        "what do i do to",
-        "what should i do to",
-        "i need to know how to",
-    ),
-    "what is": ("what's", "whats", "what exactly is", "what would be", "please tell me what is"),
-    "which": ("what",),
-    "show me": ("give me", "print", "display", "let me see"),
-    "compile": ("build", "compile", "compile"),
-    "supported": ("supported", "available", "working"),
-    "use": ("use", "employ", "utilize", "work with"),
-    "see": ("see", "view", "check", "look at", "find"),
-    "how much": ("how much", "what amount of"),
-    "i get": ("i see", "there is", "i have", "it gives me"),
-    "does not work": ("doesn't work", "fails", "is not working", "won't work"),
-    "can i": ("could i", "may i", "can one", "is it possible to"),
-    "explain": ("describe", "tell me about", "please explain", "could you explain"),
-    "make": ("make", "create", "produce"),
-    "change": ("change", "adjust", "modify", "set"),
-    "add": ("add", "write", "contribute", "implement"),
-    "what does": ("what does", "what will", "what would"),
-    "my": ("my", "the", "our", "this"),
-    "want": ("want", "need", "would like"),
-    "need": ("need", "require", "have to have"),
-    "difference": ("difference", "distinction"),
-    "find": ("find", "locate", "get"),
-    "get": ("get", "obtain", "have"),
-    "why is": ("why is", "how come", "what is the reason that"),
-    "start": ("start", "launch", "begin"),
-    "run": ("run", "execute", "run"),
-}
+
+@dataclass(frozen=True)
+class Words:
+    """What `vary` puts in, takes away and exchanges.
+
+    `openings` say little, so one may stand for another; `droppable` are small words that people leave out;
+    the words of one group of `synonyms` may stand for each other in a question.
+    """
+
+    prefixes: tuple[str, ...]
+    suffixes: tuple[str, ...]
+    openings: tuple[str, ...]
+    droppable: frozenset[str]
+    synonyms: tuple[tuple[str, ...], ...]
 
 
 class CorpusError(ValueError):
@@ -131,27 +61,50 @@ def _typo(word: str, rng: random.Random) -> str:
     return word[:i] + rng.choice("abcdefghijklmnopqrstuvwxyz") + word[i + 1 :]
 
 
-def vary(text: str, rng: random.Random) -> str:
-    """`text` as another person might type it: synonyms, prefix, dropped words, typos, case, punctuation."""
-    if rng.random() < 0.25:
-        found = [s for s in SYNONYMS if re.search(rf"\b{re.escape(s)}\b", text)]
-        if found:
-            old = rng.choice(found)
-            text = re.sub(rf"\b{re.escape(old)}\b", rng.choice(SYNONYMS[old]), text, count=1)
-    long = len(text.split()) > 2
-    if long and rng.random() < 0.12:
-        text = " ".join(w for w in text.split() if w not in DROPPABLE or rng.random() < 0.5)
-    if long and rng.random() < 0.15:
-        text = rng.choice(PREFIXES) + text
-    if long and rng.random() < 0.10:
-        text += rng.choice(SUFFIXES)
+def vary(text: str, words: Words, rng: random.Random) -> str:
+    """`text` as another person might type it: synonyms, other openings, dropped words, typos, punctuation."""
+    if len(text.split()) > 2:
+        for _ in range(rng.choice((0, 0, 1, 2, 3))):
+            text = _synonym(text, words, rng)
+        if rng.random() < 0.10:
+            text = _other_opening(text, words, rng)
+        if rng.random() < 0.20:
+            text = " ".join(w for w in text.split() if w not in words.droppable or rng.random() < 0.5) or text
+        if rng.random() < 0.05:
+            mixed = text.split()
+            rng.shuffle(mixed)
+            text = " ".join(mixed)
+        if rng.random() < 0.18:
+            text = f"{rng.choice(words.prefixes)} {text}"
+        if rng.random() < 0.12:
+            suffix = rng.choice(words.suffixes)
+            text += suffix if suffix.startswith(",") else f" {suffix}"
     if rng.random() < 0.12:
-        words = text.split()
+        typed = text.split()
         for _ in range(rng.choice((1, 1, 2))):
-            i = rng.randrange(len(words))
-            words[i] = _typo(words[i], rng)
-        text = " ".join(words)
+            i = rng.randrange(len(typed))
+            typed[i] = _typo(typed[i], rng)
+        text = " ".join(typed)
     return _punctuate(text, rng)
+
+
+def _synonym(text: str, words: Words, rng: random.Random) -> str:
+    """`text` with one word or phrase of a group of synonyms replaced by another of that group."""
+    padded = f" {text} "
+    found = [(word, group) for group in words.synonyms for word in group if f" {word} " in padded]
+    if not found:
+        return text
+    word, group = rng.choice(found)
+    return padded.replace(f" {word} ", f" {rng.choice(group)} ", 1).strip()
+
+
+def _other_opening(text: str, words: Words, rng: random.Random) -> str:
+    """`text` without its opening, or with another one."""
+    for opening in words.openings:
+        if text.startswith(f"{opening} ") and len(text) > len(opening) + 4:
+            text = text[len(opening) + 1 :]
+            break
+    return text if rng.random() < 0.4 else f"{rng.choice(words.openings)} {text}"
 
 
 def _punctuate(text: str, rng: random.Random) -> str:

@@ -1,8 +1,8 @@
 """mlcpipe: compile a language model's checkpoint for the device in front of you, and run it there.
 
-    bundle = mlcpipe.compile("path/to/checkpoint", target="cpu", quantization="q4f16_1", output="bundle")
-    engine = mlcpipe.Engine(bundle)
-    print(engine.chat([{"role": "user", "content": "Hello"}]).text)
+bundle = mlcpipe.compile("path/to/checkpoint", target="cpu", quantization="q4f16_1", output="bundle")
+engine = mlcpipe.Engine(bundle)
+print(engine.chat([{"role": "user", "content": "Hello"}]).text)
 """
 
 from __future__ import annotations

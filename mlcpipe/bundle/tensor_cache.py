@@ -23,7 +23,7 @@ ALIGNMENT = 64
 MAX_INDEX_BYTES = 64 << 20
 """200,000 records take 45 MB; anything larger is refused before it is parsed."""
 
-ITEM_BYTES = {"float16": 2, "float32": 4, "uint32": 4, "int8": 1, "uint8": 1}
+ITEM_BYTES = {"float16": 2, "float32": 4, "uint32": 4, "int32": 4, "int8": 1, "uint8": 1}
 """Bytes per element of every dtype a shard may hold. Shards are little-endian."""
 
 _SHARD_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,199}")
@@ -39,7 +39,7 @@ class TensorRecord(_Strict):
 
     name: str = Field(min_length=1, max_length=1000)
     shape: list[int] = Field(max_length=8)
-    dtype: Literal["float16", "float32", "uint32", "int8", "uint8"]
+    dtype: Literal["float16", "float32", "uint32", "int32", "int8", "uint8"]
     format: Literal["raw"]
     nbytes: int = Field(gt=0)
     byteOffset: int = Field(ge=0)

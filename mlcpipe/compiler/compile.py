@@ -43,6 +43,7 @@ from mlcpipe.passes.lowering import Lowering
 from mlcpipe.passes.plan_memory import workspace_bytes
 from mlcpipe.progress import Progress, SilentProgress
 from mlcpipe.quantization.scheme import Scheme, load_scheme
+from mlcpipe.runtime.threads import use_threads
 from mlcpipe.runtime.tokenizer import Tokenizer
 from mlcpipe.targets import instruction_sets, load_target
 from mlcpipe.version import __version__
@@ -126,6 +127,7 @@ def convert(
 
 
 def _lower(source: Checkpoint, target_name: str, quantization: str, context: int | None) -> _Job:
+    use_threads()  # before TVM folds a constant and makes its pool with another number
     target, scheme = load_target(target_name), load_scheme(quantization)
     model = prepare_model(source.config, target, scheme)
     context = context_length(model.facts, context)

@@ -20,13 +20,12 @@ from tvm.runtime import ShapeTuple
 from mlcpipe.bundle import Manifest, open_params, read_manifest, to_tvm, verify
 from mlcpipe.env import env
 from mlcpipe.errors import BundleError, ResourceError, TargetError, UsageError
+from mlcpipe.runtime.threads import use_threads
 from mlcpipe.targets import host_instruction_sets
 
 _SEQUENCE = ShapeTuple([0])
 _PAGE_SIZE = 16
 _ROPE_LENGTH = "model.rope_length"
-_BIG_CORES = 1
-MAX_THREADS = 1024
 # What must stay free when the context is chosen for the user: half of what is there now.
 _SHARE_OF_MEMORY = 0.5
 _SMALLEST_CONTEXT = 512
@@ -208,23 +207,6 @@ class Library:
     def _create_kv_cache(self) -> Any:
         sizes = (1, self.context_length, self.manifest.model.prefill_chunk, _PAGE_SIZE, 0)
         return self._vm["create_tir_paged_kv_cache"](*[ShapeTuple([size]) for size in sizes])
-
-
-def use_threads(threads: int | None) -> int:
-    """Set how many threads the kernels use: `threads`, MLCPIPE_THREADS, or the physical cores. Raises UsageError."""
-    if threads is not None and (not isinstance(threads, int) or not 1 <= threads <= MAX_THREADS):
-        raise UsageError("threads", expected=f"an integer from 1 to {MAX_THREADS}", found=repr(threads))
-    wanted = threads or env().threads or physical_cores()
-    tvm.get_global_func("runtime.config_threadpool")(_BIG_CORES, wanted)
-    return wanted
-
-
-def physical_cores() -> int:
-    """Physical cores that this process may use, at least 1."""
-    cores = psutil.cpu_count(logical=False) or psutil.cpu_count() or 1
-    process = psutil.Process()
-    usable = len(process.cpu_affinity()) if hasattr(process, "cpu_affinity") else cores
-    return max(1, min(cores, usable))
 
 
 def _check_machine(manifest: Manifest) -> None:

@@ -148,7 +148,7 @@ def test_full_disk_is_a_resource_error(
     def open_full(path: Path, mode: str) -> BinaryIO:
         return open("/dev/full", "wb")
 
-    monkeypatch.setattr(params_writer, "open", open_full, raising=False)
+    monkeypatch.setattr(params_writer.Path, "open", open_full)
     with (
         pytest.raises(ResourceError, match="no space left for params_shard_0.bin"),
         ParamsWriter(tmp_path) as w,

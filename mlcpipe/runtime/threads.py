@@ -1,0 +1,45 @@
+"""How many threads the compiled kernels use, and on which processors."""
+
+from __future__ import annotations
+
+import itertools
+import os
+
+import psutil
+import tvm
+
+from mlcpipe.env import env
+from mlcpipe.errors import UsageError
+
+MAX_THREADS = 1024
+_SHARE_ALL_CORES = -3  # TVM's kSpecifyThreadShareAllCore: the system places and moves the threads
+
+
+def use_threads(threads: int | None = None) -> int:
+    """Set how many threads the kernels use: `threads`, MLCPIPE_THREADS, or the physical cores -> what it is now.
+
+    TVM's own default is half of the logical processors, and it pins its worker while the main thread moves freely:
+    both ended on one processor. Here every thread may run on every processor of this process, so that a busy one is
+    avoided. TVM makes its pool at the first parallel kernel of a thread and never enlarges it, so this comes first.
+    Raises UsageError.
+    """
+    if threads is not None and (not isinstance(threads, int) or not 1 <= threads <= MAX_THREADS):
+        raise UsageError("threads", expected=f"an integer from 1 to {MAX_THREADS}", found=repr(threads))
+    wanted = threads or env().threads or physical_cores()
+    usable = _processors()
+    names = [str(cpu) for cpu in itertools.islice(itertools.cycle(usable), max(wanted, len(usable)))]
+    tvm.get_global_func("runtime.config_threadpool")(_SHARE_ALL_CORES, wanted, names)
+    return int(tvm.get_global_func("runtime.NumThreads")())
+
+
+def physical_cores() -> int:
+    """Physical cores that this process may use, at least 1."""
+    cores = psutil.cpu_count(logical=False) or psutil.cpu_count() or 1
+    return max(1, min(cores, len(_processors())))
+
+
+def _processors() -> list[int]:
+    """Logical processors that this process may run on."""
+    if hasattr(os, "sched_getaffinity"):
+        return sorted(os.sched_getaffinity(0))
+    return list(range(os.cpu_count() or 1))

@@ -28,7 +28,7 @@ from mlcpipe.progress import console_progress
 from tests.peers.build_llama_cpp import VERSION, build_llama_cpp, source_of
 from tests.peers.make_checkpoint import make_checkpoint
 from tests.peers.quiet import run_measured, wait_until_quiet
-from tests.peers.report import OURS, Comparison, Memory, Run, compare, document, markdown
+from tests.peers.report import OURS, Memory, Run, compare, document, markdown
 from tests.peers.runners import Cell, Effort, LlamaBench, Mlcpipe, Reading, Runner
 
 QUANTIZATION = "q4f16_1"
@@ -92,7 +92,8 @@ def _quietest(cell: Cell, runner: Runner, number: int, patience: Patience, log: 
         log.add(runner, reading, quiet=quiet)
         print(
             f"{at} {cell.kind} {cell.tokens} {runner.name}: {run.median:.1f} tok/s"
-            f" ({run.low:.1f} - {run.high:.1f}), {run.wall_s:.0f} s, foreign {run.foreign_cores:.2f} cores",
+            f" ({run.low:.1f} - {run.high:.1f}), {run.wall_s:.0f} s, foreign {run.foreign_cores:.2f} cores"
+            + "".join(f", read {gb_s:.1f} GB/s" for gb_s in reading.said.get("read_gb_s", ())),
             file=sys.stderr,
         )
         if quiet or not came:  # a machine that did not get quiet will not be in the next attempt either
@@ -134,16 +135,32 @@ def prepare(options: argparse.Namespace) -> list[Runner]:
     return runners
 
 
-def measure(runners: Sequence[Runner], options: argparse.Namespace) -> tuple[list[Comparison], Memory, Log]:
-    """Run every cell, compare afterwards: all cells share one figure for the read bandwidth."""
+def measure(runners: Sequence[Runner], options: argparse.Namespace) -> tuple[str, str]:
+    """Run every cell -> (Markdown, JSON); `--output` has what is known after each cell, should a later one fail."""
     cells = [Cell("prefill", n) for n in options.prefill] + [Cell("decode", n) for n in options.depths]
+    if not cells:
+        raise UsageError("nothing to measure", expected="a prompt length or a depth", found="none")
     patience = Patience(options.foreign, options.wait, options.timeout)
     log = Log()
-    runs = {cell: measure_cell(cell, runners, options.rounds, patience, log) for cell in cells}
+    runs: dict[Cell, dict[str, list[Run]]] = {}
+    for cell in cells:
+        runs[cell] = measure_cell(cell, runners, options.rounds, patience, log)
+        table, content = _report(runners, runs, options, log)
+        if options.output is not None:
+            options.output.write_text(content, encoding="utf-8")
+    return table, content
+
+
+def _report(
+    runners: Sequence[Runner], runs: Mapping[Cell, dict[str, list[Run]]], options: argparse.Namespace, log: Log
+) -> tuple[str, str]:
+    """Compare after the runs: all cells share one figure for the read bandwidth."""
     ours = log.said[OURS]
     memory = Memory(log.read_gb_s(), ours["last_cache_bytes"], ours["kv_bytes_per_token"], options.decode_tokens)
     weights = {runner.name: runner.bytes_per_token for runner in runners}
-    return [compare(cell, runs[cell], weights, memory, options.foreign) for cell in cells], memory, log
+    comparisons = [compare(cell, runs[cell], weights, memory, options.foreign) for cell in runs]
+    header = circumstances(runners, options, memory, log)
+    return markdown(comparisons, header), json.dumps(document(comparisons, header, memory), indent=1) + "\n"
 
 
 def circumstances(runners: Sequence[Runner], options: argparse.Namespace, memory: Memory, log: Log) -> dict[str, str]:
@@ -183,7 +200,7 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     add("--wait", type=float, default=300.0, help="seconds to wait for quiet (default: %(default)s)")
     add("--timeout", type=float, default=600.0, help="seconds a process may take (default: %(default)s)")
     add("--json", action="store_true", help="print JSON with every run instead of Markdown")
-    add("--output", type=Path, help="write that JSON to this file as well")
+    add("--output", type=Path, help="write that JSON to this file as well, after each cell")
     return parser.parse_args(arguments)
 
 
@@ -208,15 +225,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = _options(arguments)
     try:
         runners = prepare(options)
-        comparisons, memory, log = measure(runners, options)
+        table, content = measure(runners, options)
     except MlcpipeError as error:
         print(error, file=sys.stderr)
         return error.exit_code
-    header = circumstances(runners, options, memory, log)
-    content = json.dumps(document(comparisons, header, memory), indent=1) + "\n"
-    if options.output is not None:
-        options.output.write_text(content, encoding="utf-8")
-    sys.stdout.write(content if options.json else markdown(comparisons, header))
+    sys.stdout.write(content if options.json else table)
     return 0
 
 

@@ -75,8 +75,11 @@ class Mlcpipe:
         ]  # fmt: skip
 
     def parse(self, stdout: str) -> Reading:
-        """Raises ResourceError if the context was too short."""
-        said = json.loads(stdout)
+        """Raises ResourceError if the context was too short or there is no JSON."""
+        try:
+            said = json.loads(stdout)
+        except ValueError as error:
+            raise ResourceError("mlcpipe bench printed no JSON", found=stdout.strip()[:60]) from error
         (result,) = said["results"]
         speed = result["speed"]
         if speed is None:

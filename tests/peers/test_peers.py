@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from mlcpipe.errors import ResourceError
+from tests.peers import bench_peers
 from tests.peers.quiet import run_measured
 from tests.peers.report import Memory, Run, compare, markdown
 from tests.peers.runners import Cell, Effort, LlamaBench, Mlcpipe
@@ -94,3 +95,38 @@ def test_gguf_pairs_neighbours_where_llama_pairs_halves() -> None:
 
     rows = np.arange(8, dtype=np.float32)[:, None]
     assert _interleaved(rows, 2)[:, 0].tolist() == [0, 2, 1, 3, 4, 6, 5, 7]
+
+
+_OURS_SAY = {
+    "results": [{"speed": {"median": 30.0, "low": 29.0, "high": 31.0}}], "read_gb_s": [40.0, 42.0], "cpu": "a cpu",
+    "threads": 2, "versions": {}, "model_type": "llama", "last_cache_bytes": 0, "kv_bytes_per_token": 1,
+}  # fmt: skip
+_THEIRS_SAY = {"samples_ts": [20.0], "build_number": 1, "build_commit": "abc", "model_n_params": 10**9}
+
+
+def _printing(text: str) -> list[str]:
+    return [sys.executable, "-c", f"print({text!r})"]
+
+
+class _Ours(Mlcpipe):
+    def command(self, cell: Cell) -> list[str]:
+        return _printing(json.dumps(_OURS_SAY) if cell.tokens < 99 else "no JSON")
+
+
+class _Theirs(LlamaBench):
+    def command(self, cell: Cell) -> list[str]:
+        return _printing(json.dumps(_THEIRS_SAY) if cell.tokens < 99 else "no result")
+
+
+def test_a_cell_that_fails_does_not_lose_the_ones_before(tmp_path: Path) -> None:
+    output = tmp_path / "result.json"
+    arguments = ["--prefill", "16", "--depths", "99", "--rounds", "2", "--foreign", "1000", "--output", str(output)]
+    options = bench_peers._options(arguments)
+    runners = [_Ours(Path("b"), _EFFORT, 1), _Theirs(Path("l"), Path("m"), _EFFORT, 1, flash_attention=False)]
+    with pytest.raises(ResourceError, match="no JSON"):
+        bench_peers.measure(runners, options)
+    (kept,) = json.loads(output.read_text())["comparisons"]
+    assert kept["cell"] == {"kind": "prefill", "tokens": 16}
+    assert kept["ratio"] == [1.5, 1.5, 1.5]
+    assert [len(line["runs"]) for line in kept["lines"]] == [2, 2]
+    assert json.loads(output.read_text())["memory"]["read_gb_s"] == 41.0

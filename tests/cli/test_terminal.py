@@ -184,7 +184,7 @@ def test_ctrl_c_stops_the_real_model(cli_environment: dict[str, str]) -> None:
         child.send(CTRL_C)
         child.expect("stopped")
         child.expect(">>>")
-        child.send("/set temperature=0 max_tokens=5\r")
+        child.send("/set max_tokens=5\r")
         child.expect(">>>")
         child.send("Once upon a time\r")
         child.expect("decode 5 tokens")

@@ -67,7 +67,7 @@ def test_convert(mlcpipe_run: Run, tmp_path: Path) -> None:
 def test_inspect(mlcpipe_run: Run, bundle: Path) -> None:
     overview = mlcpipe_run("inspect", bundle).stdout
     for words in (
-        "llama: 5 layers",
+        f"llama: {json.loads((bundle / 'config.json').read_text())['num_hidden_layers']} layers",
         "q4f16_1",
         "KV cache",
         "workspace of",

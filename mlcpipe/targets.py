@@ -25,7 +25,6 @@ _KEYS = {
     "activation_dtype": str,
     "weight_layout": str,
     "link": str,
-    "sampling": str,
     "tvm": dict,
     "limits": dict,
     "schedule": dict,
@@ -42,7 +41,6 @@ class Target:
     activation_dtype: str
     weight_layout: str
     link: str
-    sampling: str
     tvm: Mapping[str, Any]
     limits: Mapping[str, int]
     schedule: Mapping[str, int]

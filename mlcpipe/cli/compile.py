@@ -23,7 +23,9 @@ def compile_command(
     target: Annotated[
         str, typer.Option(help="A device that `mlcpipe doctor` lists, or your own board.toml.")
     ] = DEFAULT_TARGET,
-    quantization: Annotated[str, typer.Option(help="How to store the weights.")] = DEFAULT_QUANTIZATION,
+    quantization: Annotated[
+        str, typer.Option(help="How to store the weights: a name such as `q8f16_1`; the README lists all.")
+    ] = DEFAULT_QUANTIZATION,
     context: Annotated[int | None, typer.Option(help="The longest chat, in tokens (default: the model's).")] = None,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace a bundle that is there.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,

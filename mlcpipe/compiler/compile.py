@@ -81,7 +81,7 @@ def compile(
     Args:
         checkpoint: a folder with config.json and safetensors, or `hf://org/name[@revision]`.
         target: a target that comes with mlcpipe (`cpu`), or a path to a `.toml` file.
-        quantization: q0f32 q0f16 q4f32_1 q4f16_1 q8f32_1 q8f16_1 q3f16_1.
+        quantization: q0f32 q0f16 q4f32_1 q4f16_1 q8f32_1 q8f16_1 q8f32_0 q8f16_0 q3f16_1.
         context_length: tokens of context to serve; None is what config.json says.
         overwrite: replace a folder that is not empty.
 

@@ -29,7 +29,7 @@ def _facts(scheme: Scheme, layout: Layout, n: int, k: int) -> dict[str, int | fl
         "n": n,
         "k": k,
         "bits": scheme.bits,
-        "group_size": scheme.group_size,
+        "group_size": scheme.group(k),
         "codes_per_word": scheme.codes_per_word,
         "zero_point": scheme.zero_point,
         "dtype": scheme.model_dtype,

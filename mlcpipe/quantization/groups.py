@@ -1,4 +1,4 @@
-"""Group quantization in numpy: codes with one scale a group along K, bit for bit as MLC-LLM makes them.
+"""Group quantization in numpy: codes with one scale a group along K (or a row), bit for bit as MLC-LLM makes them.
 
 The arithmetic, from MLC-LLM's `group_quantization.py` and `utils.py` (`pack_weight`) run by TVM 0.27, with
 every operation rounded to the model's dtype:
@@ -28,13 +28,13 @@ Array = NDArray[Any]
 
 
 def pack(scheme: Scheme, w: Array, name: str) -> dict[str, Array]:
-    """w float32[N, K] -> q_weight uint32[N, G * words_per_group], q_scale model_dtype[N, G]; G groups."""
+    """w float32[N, K] -> q_weight uint32[N, padded(K) / codes_per_word], q_scale model_dtype[N, groups(K)]."""
     n, k = w.shape
-    count = scheme.groups(k)
-    q_weight = np.empty((n, count * scheme.words_per_group), np.uint32)
-    q_scale = np.empty((n, count), scheme.model_dtype)
+    padded = scheme.padded(k)
+    q_weight = np.empty((n, padded // scheme.codes_per_word), np.uint32)
+    q_scale = np.empty((n, scheme.groups(k)), scheme.model_dtype)
     for chunk in row_chunks(n, k):
-        x = np.zeros((chunk.stop - chunk.start, count * scheme.group_size), np.float32)
+        x = np.zeros((chunk.stop - chunk.start, padded), np.float32)
         x[:, :k] = w[chunk]
         q_scale[chunk] = _scales(scheme, x, name)
         codes = _codes(scheme, x, q_scale[chunk])
@@ -46,7 +46,7 @@ def pack(scheme: Scheme, w: Array, name: str) -> dict[str, Array]:
 def unpack(scheme: Scheme, packed: Mapping[str, Array], k: int) -> Array:
     """The inverse of `pack` up to its rounding: float32[N, k] = (code - zero_point) * scale in float32."""
     q_weight, q_scale = packed["q_weight"], packed["q_scale"]
-    n, count = q_scale.shape
+    n = q_scale.shape[0]
     out = np.empty((n, k), np.float32)
     mask = np.uint32((1 << scheme.bits) - 1)
     for chunk in row_chunks(n, k):
@@ -55,7 +55,7 @@ def unpack(scheme: Scheme, packed: Mapping[str, Array], k: int) -> Array:
         for j in range(scheme.codes_per_word):
             x[:, :, j] = (words >> np.uint32(j * scheme.bits)) & mask
         x -= np.float32(scheme.zero_point)
-        grouped = x.reshape(words.shape[0], count, scheme.group_size)
+        grouped = x.reshape(words.shape[0], -1, scheme.group(k))
         grouped *= q_scale[chunk].astype(np.float32)[:, :, None]
         out[chunk] = grouped.reshape(words.shape[0], -1)[:, :k]
     return out
@@ -79,22 +79,22 @@ def error_bound(scheme: Scheme, w: Array) -> Array:
     n, k = w.shape
     out = np.empty((n, k), np.float32)
     for chunk in row_chunks(n, k):
-        x = np.zeros((chunk.stop - chunk.start, scheme.groups(k) * scheme.group_size), np.float32)
+        x = np.zeros((chunk.stop - chunk.start, scheme.padded(k)), np.float32)
         x[:, :k] = w[chunk]
         s = _scales(scheme, x, "weight")
         wide = s.astype(np.float64)
         bound = np.maximum(wide * step, np.spacing(s).astype(np.float64) * z / 2)
         if scheme.model_dtype == "float32":
             bound += wide * z * 2.0**-24
-        total = np.repeat(bound, scheme.group_size, axis=1)[:, :k]
+        total = np.repeat(bound, scheme.group(k), axis=1)[:, :k]
         total += plain.error_bound(w[chunk], scheme.model_dtype)
         out[chunk] = np.nextafter(total.astype(np.float32), np.float32(np.inf))  # never below the sum
     return out
 
 
 def _scales(scheme: Scheme, x: Array, name: str) -> Array:
-    """Scales model_dtype[rows, G] of x float32[rows, G * group_size]."""
-    peaks = np.maximum.reduceat(np.abs(x), np.arange(0, x.shape[1], scheme.group_size), axis=1)
+    """Scales model_dtype[rows, groups] of x float32[rows, padded columns]."""
+    peaks = np.maximum.reduceat(np.abs(x), np.arange(0, x.shape[1], scheme.group(x.shape[1])), axis=1)
     check_magnitude(peaks, scheme.model_dtype, name)
     # Rounding is monotone: the largest rounded magnitude is the rounded largest magnitude.
     rounded = peaks.astype(scheme.model_dtype).astype(np.float32)
@@ -105,14 +105,14 @@ def _scales(scheme: Scheme, x: Array, name: str) -> Array:
 
 
 def _codes(scheme: Scheme, x: Array, scales: Array) -> Array:
-    """Codes uint8[rows, G * group_size] of x float32 of the same shape, which is overwritten."""
+    """Codes uint8[rows, padded columns] of x float32 of the same shape, which is overwritten."""
     half = scheme.model_dtype == "float16"
     if half:
         x[...] = x.astype(np.float16)
     divisor = scales.astype(np.float32)
     # Over 1 instead of 0, numbers too small for a scale get the code of zero; they decode to 0 anyway.
     divisor[divisor == 0] = 1
-    grouped = x.reshape(x.shape[0], -1, scheme.group_size)
+    grouped = x.reshape(x.shape[0], -1, scheme.group(x.shape[1]))
     grouped /= divisor[:, :, None]
     if half:
         _round_to_half(x)

@@ -20,6 +20,7 @@ Array = NDArray[Any]
 Shapes = dict[str, tuple[tuple[int, ...], str]]
 
 _SCHEME_FILE = re.compile(r"q\d+f\d+(_\d+)?")
+_ROW_MULTIPLE = 32  # columns: a group that is a whole row is padded to it, so that kernels may read 32 at a time
 
 
 @dataclass(frozen=True)
@@ -29,10 +30,12 @@ class Scheme:
     `bits == 0` is a plain array `weight` of `model_dtype`. Otherwise runs of `group_size` elements along
     K share a scale s of `model_dtype`; an element is a code of `bits` bits and stands for
     (code - zero_point) * s. `codes_per_word` codes fill a uint32, the first in the lowest bits.
-    K is padded to a whole group; padding codes are 0 and are never read back.
+    K is padded to a whole group; padding codes are 0 and are never read back. With `group_size == 0` a row
+    is one group, padded to a multiple of 32 columns (per-channel quantization).
 
-    Arrays: `q_weight` uint32[N, groups(K) * words_per_group], `q_scale` model_dtype[N, groups(K)].
-    The format is MLC-LLM's group quantization in NK order (mlc_llm/quantization/group_quantization.py).
+    Arrays: `q_weight` uint32[N, padded(K) / codes_per_word], `q_scale` model_dtype[N, groups(K)].
+    The format is MLC-LLM's group quantization in NK order (mlc_llm/quantization/group_quantization.py), which
+    has no whole rows.
     """
 
     name: str
@@ -60,12 +63,13 @@ class Scheme:
                 expected="2 to 8 bits a code, at most 32 bits a word",
                 found=f"{self.codes_per_word} codes of {self.bits} bits",
             )
-        if self.group_size < 1 or self.group_size % self.codes_per_word:
+        group = self.group_size or _ROW_MULTIPLE
+        if group < 1 or group % self.codes_per_word:
             raise ConfigError(
                 "quantization group is not whole words",
                 where=self.name,
                 expected=f"a multiple of {self.codes_per_word} codes",
-                found=self.group_size,
+                found=group,
             )
 
     @property
@@ -73,24 +77,28 @@ class Scheme:
         """The code of 0.0, and the largest magnitude in units of the scale: 3, 7, 127 for 3, 4, 8 bits."""
         return (1 << (self.bits - 1)) - 1 if self.bits else 0
 
-    @property
-    def words_per_group(self) -> int:
-        """uint32 words that hold one group of codes."""
-        return self.group_size // self.codes_per_word if self.bits else 0
+    def group(self, k: int) -> int:
+        """Columns of a row of k elements that share a scale, padding included; 0 without codes."""
+        if self.bits and not self.group_size:
+            return -(-k // _ROW_MULTIPLE) * _ROW_MULTIPLE
+        return self.group_size
 
     def groups(self, k: int) -> int:
         """Number of scales of a row of k elements."""
-        return -(-k // self.group_size) if self.bits else 0
+        return -(-k // self.group(k)) if self.bits else 0
+
+    def padded(self, k: int) -> int:
+        """Columns of codes that a row of k elements takes."""
+        return self.groups(k) * self.group(k)
 
     def shapes(self, n: int, k: int, experts: int | None = None) -> Shapes:
         """Name -> (shape, dtype) of the packed arrays of w[n, k], or w[experts, n, k]."""
         lead = () if experts is None else (experts,)
         if self.bits == 0:
             return {"weight": ((*lead, n, k), self.model_dtype)}
-        count = self.groups(k)
         return {
-            "q_weight": ((*lead, n, count * self.words_per_group), "uint32"),
-            "q_scale": ((*lead, n, count), self.model_dtype),
+            "q_weight": ((*lead, n, self.padded(k) // self.codes_per_word), "uint32"),
+            "q_scale": ((*lead, n, self.groups(k)), self.model_dtype),
         }
 
     def nbytes(self, n: int, k: int, experts: int | None = None) -> int:

@@ -49,7 +49,7 @@ def dequantize_element(
     if scale is None:
         return weight(*lead, *layout.locate(n, k)).astype(out_dtype)
     word = weight(*lead, *layout.locate(n, k // scheme.codes_per_word))
-    s = scale(*lead, *layout.locate(n, k // scheme.group_size))
+    s = scale(*lead, *layout.locate(n, k // scheme.group_size if scheme.group_size else 0))
     # Through int32: CPUs before AVX-512 have no conversion from uint32 to float.
     steps = decode_code(scheme, word, k).astype("int32") - tirx.const(scheme.zero_point, "int32")
     wide = "float32" if "float32" in (out_dtype, scheme.model_dtype) else "float16"

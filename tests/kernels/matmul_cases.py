@@ -22,9 +22,11 @@ SCHEMES = {
     "q4f16_1": SHAPES,
     "q3f16_1": SHAPES,
     "q8f16_1": SHAPES,
+    "q8f16_0": SHAPES,
     "q0f16": SHAPES,
     "q4f32_1": ((97, 100), (16, 600)),
     "q8f32_1": ((97, 100), (16, 600)),
+    "q8f32_0": ((97, 100), (16, 600)),
     "q0f32": ((97, 100), (1, 33)),
 }
 LAYOUT = "rows16"
@@ -145,7 +147,7 @@ def packed(scheme_name: str, shape: tuple[int, ...], kind: str) -> tuple[tuple[A
 def _zero_points(scheme: Scheme, rows: dict[str, Array], k: int) -> Array | float:
     if scheme.bits == 0:
         return 0.0
-    scales = np.repeat(rows["q_scale"].astype(np.float64), scheme.group_size, axis=-1)
+    scales = np.repeat(rows["q_scale"].astype(np.float64), scheme.group(k), axis=-1)
     return scales[..., :k] * scheme.zero_point
 
 

@@ -182,12 +182,12 @@ def test_quantized_weights_are_followed_by_dequantize() -> None:
     ]
 
 
-@pytest.mark.parametrize("scheme", ["q4f16_1", "q3f16_1", "q8f32_1", "q0f16", "q0f32"])
+@pytest.mark.parametrize("scheme", ["q4f16_1", "q3f16_1", "q8f32_1", "q8f16_0", "q0f16", "q0f32"])
 def test_the_weight_table_says_how_arrays_are_stored(scheme: str) -> None:
     state = apply(lowering(Block, BLOCK_WEIGHTS, scheme), quantize_weights)
     dtype = load_scheme(scheme).model_dtype
     names = {name: value for w in state.weights for name, value in w.arrays().items()}
-    groups = {"q4f16_1": (4, 1), "q3f16_1": (4, 1), "q8f32_1": (8, 1)}.get(scheme)
+    groups = {"q4f16_1": (4, 1), "q3f16_1": (4, 1), "q8f32_1": (8, 1), "q8f16_0": (8, 1)}.get(scheme)
     if groups is None:
         assert names["attn.k_proj.weight"] == ((1, 32, 16), dtype)
     else:
@@ -346,7 +346,8 @@ def test_a_norm_of_three_dimensions_is_left_to_tvm() -> None:
 
 
 @pytest.mark.parametrize(
-    ("done", "scheme"), [*((done, "q4f16_1") for done in range(5)), (4, "q3f16_1"), (4, "q8f32_1"), (4, "q0f32")]
+    ("done", "scheme"),
+    [*((done, "q4f16_1") for done in range(5)), *((4, name) for name in ("q3f16_1", "q8f32_1", "q8f16_0", "q0f32"))],
 )
 def test_numbers_stay_after_every_pass(done: int, scheme: str) -> None:
     """decode and prefill of `Block`, run on llvm after 0 ... 4 of the passes, are float64's."""

@@ -9,11 +9,13 @@ from numpy.typing import NDArray
 
 Array = NDArray[Any]
 
-# name: bits, group, codes a word, model dtype: written out once more, so that a slip in a scheme file shows.
+# name: bits, group (0: a whole row), codes a word, model dtype: written out once more, so that a slip in a scheme file shows.
 GROUPED: dict[str, tuple[int, int, int, Any]] = {
     "q3f16_1": (3, 40, 10, np.float16),
     "q4f16_1": (4, 32, 8, np.float16),
     "q4f32_1": (4, 32, 8, np.float32),
+    "q8f16_0": (8, 0, 4, np.float16),
+    "q8f32_0": (8, 0, 4, np.float32),
     "q8f16_1": (8, 32, 4, np.float16),
     "q8f32_1": (8, 32, 4, np.float32),
 }
@@ -21,11 +23,17 @@ PLAIN = ("q0f16", "q0f32")
 KINDS = ("normal", "negative", "zeros", "denormal16", "denormal32", "outlier", "limit16", "ties")
 
 
+def group_of(name: str, k: int) -> int:
+    """Columns of a row of k elements that share a scale: a whole row is padded to a multiple of 32."""
+    return GROUPED[name][1] or (k + 31) // 32 * 32
+
+
 def pack_slowly(name: str, w: Array) -> tuple[Array, Array]:
     """q_weight, q_scale of w[N, K]: numpy scalars of the model's dtype and Python's integers and `round`."""
-    bits, group, per_word, dtype = GROUPED[name]
+    bits, _, per_word, dtype = GROUPED[name]
     zero = 2 ** (bits - 1) - 1
     n, k = w.shape
+    group = group_of(name, k)
     count = (k + group - 1) // group
     q_weight = np.zeros((n, count * group // per_word), np.uint32)
     q_scale = np.zeros((n, count), dtype)

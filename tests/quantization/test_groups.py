@@ -8,10 +8,11 @@ import pytest
 from mlcpipe.errors import CheckpointError
 from mlcpipe.quantization import load_scheme
 
-from .reference import GROUPED, KINDS, PLAIN, make_weight, pack_slowly
+from .reference import GROUPED, KINDS, PLAIN, group_of, make_weight, pack_slowly
 
 # |w - w'| <= factor * s (+ the rounding of w to float16): what the scheme files say.
 STATED = {"q3f16_1": 0.503, "q4f16_1": 0.5059, "q4f32_1": 0.500002, "q8f16_1": 0.594, "q8f32_1": 0.50002}
+STATED |= {"q8f16_0": STATED["q8f16_1"], "q8f32_0": STATED["q8f32_1"]}
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -69,18 +70,20 @@ def test_zero_group_has_scale_zero_and_the_code_of_zero() -> None:
 def test_padding_codes_are_zero(name: str) -> None:
     scheme = load_scheme(name)
     packed = scheme.pack(np.ones((1, 1), np.float32))
-    assert packed["q_weight"].tolist() == [[2 * scheme.zero_point] + [0] * (scheme.words_per_group - 1)]
+    words = group_of(name, 1) // scheme.codes_per_word
+    assert packed["q_weight"].tolist() == [[2 * scheme.zero_point] + [0] * (words - 1)]
 
 
 @pytest.mark.parametrize("name", GROUPED)
 def test_unpack_is_code_minus_zero_point_times_scale(name: str) -> None:
-    bits, group, per_word, dtype = GROUPED[name]
+    bits, _, per_word, dtype = GROUPED[name]
     scheme = load_scheme(name)
     rng = np.random.default_rng(1)
-    k = 2 * group + 3
-    codes = rng.integers(0, 1 << bits, (3, 3 * group))
+    k = 83
+    group, count = group_of(name, k), scheme.groups(k)
+    codes = rng.integers(0, 1 << bits, (3, count * group))
     words = (codes.reshape(3, -1, per_word) << (bits * np.arange(per_word))).sum(axis=2).astype(np.uint32)
-    scales = rng.standard_normal((3, 3)).astype(dtype)
+    scales = rng.standard_normal((3, count)).astype(dtype)
     found = scheme.unpack({"q_weight": words, "q_scale": scales}, k)
     expected = (codes - scheme.zero_point) * np.repeat(scales.astype(np.float64), group, axis=1)
     assert found.dtype == np.float32
@@ -108,7 +111,7 @@ def test_error_stays_within_what_the_scheme_file_states(name: str, kind: str) ->
     w = make_weight(kind, (16, 2053), seed=4)
     packed = scheme.pack(w)
     error = np.abs(scheme.unpack(packed, 2053).astype(np.float64) - w)
-    s = np.repeat(packed["q_scale"].astype(np.float64), scheme.group_size, axis=1)[:, :2053]
+    s = np.repeat(packed["q_scale"].astype(np.float64), group_of(name, 2053), axis=1)[:, :2053]
     cast = np.maximum(np.abs(w) * 2.0**-11, 2.0**-25) if scheme.model_dtype == "float16" else 0.0
     assert (error <= STATED[name] * s + cast).all()
 
@@ -118,8 +121,8 @@ def test_packing_what_was_unpacked_changes_nothing(name: str) -> None:
     """With codes 0 and 2z in use and a scale that is a power of two, unpacked weights are fixed points."""
     scheme = load_scheme(name)
     rng = np.random.default_rng(5)
-    w = rng.integers(-scheme.zero_point, scheme.zero_point + 1, (9, 3 * scheme.group_size)) / 1024
-    w[:, :: scheme.group_size] = scheme.zero_point / 1024
+    w = rng.integers(-scheme.zero_point, scheme.zero_point + 1, (9, 120)) / 1024
+    w[:, :: group_of(name, 120)] = scheme.zero_point / 1024
     packed = scheme.pack(w.astype(np.float32))
     again = scheme.unpack(packed, w.shape[1])
     np.testing.assert_array_equal(again, w)

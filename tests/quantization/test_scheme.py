@@ -22,7 +22,9 @@ def test_scheme_has_the_numbers_of_the_format(name: str) -> None:
     found = (scheme.bits, scheme.group_size, scheme.codes_per_word, np.dtype(scheme.model_dtype))
     assert found == (bits, group, per_word, np.dtype(dtype))
     assert scheme.zero_point == {3: 3, 4: 7, 8: 127}[bits]
-    assert scheme.words_per_group == {3: 4, 4: 4, 8: 8}[bits]
+    columns = {0: [32, 32, 64, 128], 32: [32, 32, 64, 128], 40: [40, 40, 40, 120]}[group]
+    assert [scheme.padded(k) for k in (1, 32, 33, 100)] == columns
+    assert [scheme.groups(k) for k in (1, 32, 33, 100)] == [c // group if group else 1 for c in columns]
 
 
 def test_shapes_and_bytes() -> None:
@@ -30,6 +32,9 @@ def test_shapes_and_bytes() -> None:
     assert scheme.shapes(5, 100) == {"q_weight": ((5, 12), "uint32"), "q_scale": ((5, 3), "float16")}
     assert scheme.nbytes(5, 100) == 5 * 12 * 4 + 5 * 3 * 2
     assert scheme.shapes(5, 100, experts=2)["q_scale"] == ((2, 5, 3), "float16")
+    row = load_scheme("q8f16_0")
+    assert row.shapes(5, 100) == {"q_weight": ((5, 32), "uint32"), "q_scale": ((5, 1), "float16")}
+    assert row.nbytes(5, 100) == 5 * 128 + 5 * 2
     assert load_scheme("q0f16").shapes(5, 100) == {"weight": ((5, 100), "float16")}
     assert load_scheme("q0f16").nbytes(5, 100, experts=2) == 2000
 
@@ -48,6 +53,7 @@ def test_unknown_scheme_lists_the_known_ones(name: str) -> None:
         ({"model_dtype": "float16", "bits": 4, "group_size": 36, "codes_per_word": 9}, "do not fit"),
         ({"model_dtype": "float16", "bits": 16, "group_size": 32, "codes_per_word": 2}, "do not fit"),
         ({"model_dtype": "float16", "bits": 4, "group_size": 33, "codes_per_word": 8}, "multiple of 8"),
+        ({"model_dtype": "float16", "bits": 3, "group_size": 0, "codes_per_word": 10}, "multiple of 10"),
     ],
 )
 def test_a_scheme_that_cannot_be_is_refused(fields: dict[str, object], message: str) -> None:

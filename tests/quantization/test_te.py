@@ -12,7 +12,7 @@ from mlcpipe.errors import CompileError
 from mlcpipe.quantization import load_layout, load_scheme
 from mlcpipe.quantization.te import decode_code, dequantize_element
 
-from .reference import GROUPED, KINDS, PLAIN, make_weight
+from .reference import GROUPED, KINDS, PLAIN, group_of, make_weight
 
 Array = NDArray[Any]
 
@@ -64,7 +64,8 @@ def test_decode_code_of_a_column_known_when_compiling(name: str) -> None:
 @pytest.mark.parametrize("name", GROUPED)
 def test_codes_are_those_of_tvm_arithmetic(name: str, kind: str) -> None:
     """The formula of the format in TVM's own arithmetic and rounding, in the model's dtype, on the CPU."""
-    bits, group, per_word, dtype = GROUPED[name]
+    bits, _, per_word, dtype = GROUPED[name]
+    group = group_of(name, 96)
     scheme, zero = load_scheme(name), 2 ** (bits - 1) - 1
     w = make_weight(kind, (64, group), seed=7)
     model_dtype = np.dtype(dtype).name

@@ -1,4 +1,4 @@
-"""Measure a demo checkpoint: answers to held-out questions, and the perplexity of `heldout.txt`.
+"""Measure a demo checkpoint: answers to held-out questions, and the perplexity of held-out text.
 
 `python apps/demo_model/evaluate.py [CHECKPOINT] [--half dev|test]`. A right answer contains every key phrase of its
 entry. The questions of `dev` were looked at while the corpus was written; those of `test` were not.
@@ -7,7 +7,7 @@ entry. The questions of `dev` were looked at while the corpus was written; those
 from __future__ import annotations
 
 import argparse
-import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,12 +15,18 @@ from typing import Any
 import chatml
 import corpus
 import facts
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from tokenizers import Tokenizer
 from transformers import AutoModelForCausalLM
 
 LONGEST_ANSWER = 120  # tokens
 WINDOW = 512  # tokens of one perplexity window
+ASKED = 0.1  # marks the tokens of questions
+
+Array = NDArray[Any]
+Predict = Callable[[list[int]], Array]  # ids of T tokens -> logits f32[T, V] after each
 
 
 @dataclass(frozen=True)
@@ -54,17 +60,54 @@ def judge(model: Any, tokenizer: Tokenizer, rows: list[tuple[str, str]]) -> list
     ]
 
 
-def perplexity(model: Any, tokenizer: Tokenizer, text: str) -> tuple[float, int]:
-    """exp(mean negative log-likelihood) of the text in windows of `WINDOW` tokens, and the tokens scored."""
+def predict_by(model: Any) -> Predict:
+    """`Predict` of a transformers model."""
+
+    def predict(ids: list[int]) -> Array:
+        with torch.inference_mode():
+            logits: Array = model(torch.tensor([ids])).logits[0].float().numpy()
+        return logits
+
+    return predict
+
+
+def losses(predict: Predict, ids: list[int]) -> Array:
+    """Negative log-likelihood float64[len(ids) - 1] of every token but the first, given those before it."""
+    logits = predict(ids[:-1]).astype(np.float64)
+    logits -= logits.max(axis=1, keepdims=True)
+    found: Array = np.log(np.exp(logits).sum(axis=1)) - logits[np.arange(len(logits)), ids[1:]]
+    return found
+
+
+def perplexity(predict: Predict, tokenizer: Tokenizer, text: str) -> tuple[float, int]:
+    """exp(mean negative log-likelihood) of every token of the text in windows of `WINDOW`, and the tokens scored.
+
+    Of a conversation this is mostly the perplexity of the template around the messages, which a host writes and no
+    training teaches: see `heldout_perplexity`.
+    """
     ids = tokenizer.encode(text).ids
-    total, count = 0.0, 0
-    with torch.inference_mode():
-        for start in range(0, len(ids) - 1, WINDOW):
-            window = torch.tensor([ids[start : start + WINDOW + 1]])
-            logits = model(window[:, :-1]).logits.float()
-            total += float(torch.nn.functional.cross_entropy(logits[0], window[0, 1:], reduction="sum"))
-            count += window.shape[1] - 1
-    return math.exp(total / count), count
+    found = np.concatenate([losses(predict, ids[i : i + WINDOW + 1]) for i in range(0, len(ids) - 1, WINDOW)])
+    return float(np.exp(found.mean())), len(found)
+
+
+def heldout_perplexity(predict: Predict, tokenizer: Tokenizer) -> dict[str, float]:
+    """Perplexity of what is learned, on held-out text: `questions` and `answers` of `test`, `prose`, and `all` three.
+
+    The conversations of `heldout_test.tsv`, each with the first answer of its entry, and `heldout_prose.txt`. Tokens
+    have weight 1 each; those of the template, which the training loss leaves out, are not scored.
+    """
+    entries = facts.read_knowledge().entries
+    found: dict[str, list[Array]] = {"questions": [], "answers": [], "prose": []}
+    for name, question in corpus.read_heldout("test"):
+        row = chatml.encode_chat(tokenizer, chatml.SYSTEM, [(question, entries[name].answers[0])], ASKED)
+        loss, weights = losses(predict, row.ids), np.array(row.weights[1:])
+        found["questions"].append(loss[weights == ASKED])
+        found["answers"].append(loss[weights == 1])
+    prose = chatml.encode_prose(tokenizer, (corpus.HERE / "heldout_prose.txt").read_text("utf-8").strip())
+    found["prose"].append(losses(predict, prose.ids))
+    joined = {kind: np.concatenate(parts) for kind, parts in found.items()}
+    joined["all"] = np.concatenate(list(joined.values()))
+    return {kind: float(np.exp(loss.mean())) for kind, loss in joined.items()}
 
 
 def round_to_bits(model: Any, bits: int, group: int = 32) -> None:
@@ -98,8 +141,10 @@ def main() -> None:
     for one in judged:
         if arguments.wrong and not one.right:
             print(f"  {one.entry} | {one.question}\n    -> {one.answer!r}")
-    value, count = perplexity(model, tokenizer, (corpus.HERE / "heldout.txt").read_text("utf-8"))
-    print(f"perplexity of heldout.txt: {value:.3f} over {count} tokens")
+    for kind, value in heldout_perplexity(predict_by(model), tokenizer).items():
+        print(f"perplexity of held-out text, {kind}: {value:.4f}")
+    value, count = perplexity(predict_by(model), tokenizer, (corpus.HERE / "heldout.txt").read_text("utf-8"))
+    print(f"perplexity of heldout.txt with its templates: {value:.3f} over {count} tokens")
 
 
 if __name__ == "__main__":

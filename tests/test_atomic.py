@@ -32,9 +32,7 @@ def test_the_folder_appears_with_all_its_files(tmp_path: Path) -> None:
     assert names(dest) == ["lib", "manifest"] and (dest / "lib" / "model.so").read_bytes() == b"so"
 
 
-@pytest.mark.parametrize(
-    "error", [RuntimeError("x"), KeyboardInterrupt(), SystemExit(1), OSError(errno.EIO, "x")]
-)
+@pytest.mark.parametrize("error", [RuntimeError("x"), KeyboardInterrupt(), SystemExit(1), OSError(errno.EIO, "x")])
 def test_nothing_is_left_after_an_exception(tmp_path: Path, error: BaseException) -> None:
     with pytest.raises(type(error)) as caught, atomic_directory(tmp_path / "bundle") as partial:
         (partial / "lib").mkdir()
@@ -45,9 +43,7 @@ def test_nothing_is_left_after_an_exception(tmp_path: Path, error: BaseException
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="asks /proc which file a descriptor is")
-def test_files_are_flushed_before_the_rename_and_folders_after(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_files_are_flushed_before_the_rename_and_folders_after(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     events: list[str] = []
     real_fsync, real_rename = os.fsync, Path.rename
 
@@ -111,9 +107,7 @@ def test_overwrite_replaces_when_complete(tmp_path: Path) -> None:
     assert names(tmp_path) == ["bundle"] and names(dest) == ["new"]
 
 
-def test_overwrite_keeps_the_old_folder_after_an_exception(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_overwrite_keeps_the_old_folder_after_an_exception(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     dest = tmp_path / "bundle"
     dest.mkdir()
     (dest / "old").write_text("1")
@@ -134,9 +128,7 @@ def test_overwrite_keeps_the_old_folder_after_an_exception(
     assert names(tmp_path) == ["bundle"] and names(dest) == ["old"]
 
 
-def test_overwrite_never_takes_a_folder_above_home_or_here(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_overwrite_never_takes_a_folder_above_home_or_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "home" / "here").mkdir(parents=True)
     monkeypatch.chdir(tmp_path / "home" / "here")
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
@@ -168,9 +160,7 @@ with atomic_directory(Path(sys.argv[1])) as partial:
 
 def test_a_killed_process_leaves_no_folder_and_the_next_call_cleans_up(tmp_path: Path) -> None:
     dest = tmp_path / "bundle"
-    child = subprocess.run(
-        [sys.executable, "-c", KILLED, str(dest), "die"], capture_output=True, text=True, timeout=60
-    )
+    child = subprocess.run([sys.executable, "-c", KILLED, str(dest), "die"], capture_output=True, text=True, timeout=60)
     assert child.returncode == -signal.SIGKILL, child.stderr
     left = Path(child.stdout.strip())
     assert not dest.exists() and names(left) == ["half"]
@@ -334,9 +324,7 @@ def test_atomic_write_replaces(tmp_path: Path) -> None:
     assert path.stat().st_mode & 0o777 == 0o640
 
 
-def test_atomic_write_keeps_the_old_content_on_failure(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_atomic_write_keeps_the_old_content_on_failure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "file"
     atomic_write(path, b"one")
 
@@ -350,9 +338,7 @@ def test_atomic_write_keeps_the_old_content_on_failure(
 
 
 def test_atomic_write_removes_what_a_dead_process_left(tmp_path: Path) -> None:
-    child = subprocess.run(
-        [sys.executable, "-c", "import os; print(os.getpid())"], capture_output=True, timeout=60
-    )
+    child = subprocess.run([sys.executable, "-c", "import os; print(os.getpid())"], capture_output=True, timeout=60)
     dead, alive = int(child.stdout), os.getpid()
     for pid in (dead, alive):
         (tmp_path / f".file.partial-{pid}-00000000").write_text("left")
@@ -435,9 +421,7 @@ def test_a_locked_folder_is_in_use_whatever_its_process_number(tmp_path: Path) -
         os.close(descriptor)
 
 
-def test_where_there_are_no_locks_the_process_number_decides(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_where_there_are_no_locks_the_process_number_decides(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def unsupported(*_: object) -> None:
         raise OSError(errno.ENOLCK, "No locks available")
 

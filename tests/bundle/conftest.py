@@ -29,9 +29,7 @@ def _arrays() -> dict[str, np.ndarray]:
     rng = np.random.default_rng(0)
     dtypes = ("float16", "float32", "uint32", "int8", "uint8")
     arrays = {
-        f"layer.{i}.{dtype}": rng.integers(0, 127, (3, 5 + 11 * i)).astype(dtype)
-        for i in range(3)
-        for dtype in dtypes
+        f"layer.{i}.{dtype}": rng.integers(0, 127, (3, 5 + 11 * i)).astype(dtype) for i in range(3) for dtype in dtypes
     }
     arrays["scalar"] = np.array(1.5, dtype="float32")
     arrays["large"] = rng.standard_normal((40, 40)).astype("float32")
@@ -43,9 +41,7 @@ def _manifest(params: tuple[ParamInfo, ...], files: dict[str, FileInfo]) -> Mani
         format_version=1,
         mlcpipe_version="0.1.0",
         abi=abi_hash(),
-        target=TargetInfo(
-            name="cpu", tvm_target='{"kind": "llvm"}', cpu_features=("avx2",), triple="x86_64-linux-gnu"
-        ),
+        target=TargetInfo(name="cpu", tvm_target='{"kind": "llvm"}', cpu_features=("avx2",), triple="x86_64-linux-gnu"),
         model=ModelInfo(
             model_type="llama",
             vocab_size=320,

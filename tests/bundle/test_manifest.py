@@ -79,9 +79,7 @@ def test_missing_bundle_and_missing_manifest_say_what_to_do(tmp_path: Path) -> N
     assert "mlcpipe compile" in refusal(tmp_path)
 
 
-@pytest.mark.parametrize(
-    "raw", [b"", b"{", b"[]", b"3", b'"x"', b"\xff\xfe\x00", b"[" * 200_000, b'{"a": ' * 200_000]
-)
+@pytest.mark.parametrize("raw", [b"", b"{", b"[]", b"3", b'"x"', b"\xff\xfe\x00", b"[" * 200_000, b'{"a": ' * 200_000])
 def test_file_that_is_no_manifest(bundle: Path, raw: bytes) -> None:
     (bundle / "mlcpipe.json").write_bytes(raw)
     assert "mlcpipe.json" in refusal(bundle)
@@ -243,9 +241,7 @@ def test_stamps_save_the_second_hash_of_unchanged_shards(bundle: Path, tmp_path:
         verify(bundle, manifest, deep=deep, stamps=stamps, progress=hashed.append)
         runs.append(sum(hashed))
     everything = sum(info.bytes for info in manifest.files.values())
-    small = sum(
-        manifest.files[path].bytes for path in ("lib/model.so", "tokenizer.json", "tensor-cache.json")
-    )
+    small = sum(manifest.files[path].bytes for path in ("lib/model.so", "tokenizer.json", "tensor-cache.json"))
     assert runs == [everything, small, everything]
 
 

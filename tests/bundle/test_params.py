@@ -142,9 +142,7 @@ def test_writer_refuses_what_the_format_lacks(tmp_path: Path, name: str, array: 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
 @pytest.mark.parametrize("elements", [10, 1 << 20])
-def test_full_disk_is_a_resource_error(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, elements: int
-) -> None:
+def test_full_disk_is_a_resource_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, elements: int) -> None:
     def open_full(path: Path, mode: str) -> BinaryIO:
         return open("/dev/full", "wb")
 

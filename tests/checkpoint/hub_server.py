@@ -27,9 +27,7 @@ class Hub:
     served: dict[str, bytes] = field(default_factory=dict)  # other content than the listed
     without_ranges: bool = False
     shifted_ranges: bool = False
-    statuses: dict[str, list[int]] = field(
-        default_factory=dict
-    )  # per request, 0 or after the last: as it should be
+    statuses: dict[str, list[int]] = field(default_factory=dict)  # per request, 0 or after the last: as it should be
     info_error: tuple[int, str] | None = None
     info_body: bytes | None = None
     requests: list[tuple[str, str, str | None]] = field(default_factory=list)  # method, file, Range

@@ -202,9 +202,7 @@ def test_an_index_that_points_elsewhere(sharded: Path, shard: Any) -> None:
 
 def test_a_tensor_in_a_shard_without_it(sharded: Path) -> None:
     write_index(sharded, {"b": SECOND, "a": SECOND, "c": FIRST})
-    refused(
-        sharded, f"places tensor 'b' in a shard without it.*expected it in '{SECOND}'; found it in '{FIRST}'"
-    )
+    refused(sharded, f"places tensor 'b' in a shard without it.*expected it in '{SECOND}'; found it in '{FIRST}'")
 
 
 def test_a_tensor_in_no_shard(sharded: Path) -> None:

@@ -251,9 +251,7 @@ def test_a_busy_server_is_asked_again(hub: Hub, tmp_path: Path) -> None:
 
 def test_a_server_that_stays_busy(hub: Hub, tmp_path: Path) -> None:
     hub.statuses[SHARDS[0]] = [503] * 100
-    refused(
-        hub, tmp_path, f"download of '{SHARDS[0]}' does not go on.*HTTP status 503; run the command again"
-    )
+    refused(hub, tmp_path, f"download of '{SHARDS[0]}' does not go on.*HTTP status 503; run the command again")
     assert len(hub.gets(SHARDS[0])) == transfer.FRUITLESS_ATTEMPTS
 
 
@@ -362,22 +360,9 @@ def test_an_index_that_points_elsewhere(hub: Hub, tmp_path: Path) -> None:
         {"siblings": [{"rfilename": "config.json"}, {"rfilename": "model.safetensors"}]},
         {"siblings": [{"size": 1}]},
         {"siblings": [{"rfilename": n, "size": 2} for n in ("config.json", "model.safetensors")]},
-        {
-            "siblings": [
-                {"rfilename": n, "size": 2, "blobId": "../x"} for n in ("config.json", "model.safetensors")
-            ]
-        },
-        {
-            "siblings": [
-                {"rfilename": n, "size": -2, "blobId": "0" * 40} for n in ("config.json", "model.safetensors")
-            ]
-        },
-        {
-            "siblings": [
-                {"rfilename": n, "size": "2", "blobId": "0" * 40}
-                for n in ("config.json", "model.safetensors")
-            ]
-        },
+        {"siblings": [{"rfilename": n, "size": 2, "blobId": "../x"} for n in ("config.json", "model.safetensors")]},
+        {"siblings": [{"rfilename": n, "size": -2, "blobId": "0" * 40} for n in ("config.json", "model.safetensors")]},
+        {"siblings": [{"rfilename": n, "size": "2", "blobId": "0" * 40} for n in ("config.json", "model.safetensors")]},
     ],
 )
 def test_odd_answers(hub: Hub, tmp_path: Path, change: dict[str, Any]) -> None:

@@ -103,20 +103,14 @@ def test_the_first_number_that_is_not_finite_is_named(
     array[2, CHUNK_ELEMENTS - 1] = value
     stored = (array.view(np.uint32) >> 16).astype(np.uint16) if dtype == "uint16" else array.astype(dtype)
     info = only(write_tensors(tmp_path / "m.safetensors", {"layer.w": stored}))
-    with pytest.raises(
-        CheckpointError, match=r"'layer\.w' is not finite .*" + f"{value} at index.*"
-    ) as caught:
+    with pytest.raises(CheckpointError, match=r"'layer\.w' is not finite .*" + f"{value} at index.*") as caught:
         read_float32(info)
     assert f"[{index[0]}, {index[1]}]" in str(caught.value)
 
 
-@pytest.mark.parametrize(
-    ("dtype", "name"), [("I64", "int64"), ("F64", "float64"), ("F8_E4M3", "float8_e4m3fn")]
-)
+@pytest.mark.parametrize(("dtype", "name"), [("I64", "int64"), ("F64", "float64"), ("F8_E4M3", "float8_e4m3fn")])
 def test_other_dtypes_are_listed_and_refused_when_read(tmp_path: Path, dtype: str, name: str) -> None:
-    info = only(
-        write_header(tmp_path / "m", {"ids": entry(0, 8, [8] if "F8" in dtype else [1], dtype)}, bytes(8))
-    )
+    info = only(write_header(tmp_path / "m", {"ids": entry(0, 8, [8] if "F8" in dtype else [1], dtype)}, bytes(8)))
     assert info.dtype == name
     assert read_bytes(info) == bytes(8)
     with pytest.raises(CheckpointError, match=f"'ids' has an unsupported dtype .* found {name}"):

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from . import attention_cases, matmul_cases, norm_cases, sampling_cases
+from . import attention_cases, int8_cases, matmul_cases, norm_cases, sampling_cases
 from .harness import Case
 
 CASES: tuple[Case, ...] = (
     *matmul_cases.cases(),
+    *int8_cases.cases(),
     *norm_cases.cases(),
     *attention_cases.cases(),
     *sampling_cases.cases(),

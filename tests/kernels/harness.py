@@ -68,13 +68,16 @@ def cpu() -> Target:
     return load_target("cpu")
 
 
-def by_rules(definition: tirx.PrimFunc) -> tuple[str, tirx.PrimFunc]:
-    """The first rule that takes a definition, and what it makes of it; as `passes/schedule_kernels.py` asks them."""
+def by_rules(definition: tirx.PrimFunc, **knobs: int | str) -> tuple[str, tirx.PrimFunc]:
+    """The first rule that takes a definition, and what it makes of it; as `passes/schedule_kernels.py` asks them.
+
+    `knobs` replace facts of the target.
+    """
     op = op_of(definition)
     for name, kinds, rule in RULES:
         if kinds and (op is None or op.kind not in kinds):
             continue
-        result = rule(definition, op, cpu().schedule)
+        result = rule(definition, op, {**cpu().schedule, **knobs})
         if not isinstance(result, Declined):
             return name, result
     raise AssertionError("the last rule takes everything")

@@ -48,7 +48,7 @@ class Matmul:
         return definitions.matmul(load_scheme(self.scheme), load_layout(LAYOUT), self.n, self.k, "float32")
 
     def build(self) -> tirx.PrimFunc:
-        rule, func = by_rules(self.definition())
+        rule, func = by_rules(self.definition(), int8_activations=0)
         assert rule == "cpu.matmul"
         return func
 

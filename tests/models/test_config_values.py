@@ -233,9 +233,7 @@ NAMES: list[tuple[str, dict[str, Any], tuple[str, ...], tuple[str, ...]]] = [
 
 
 @pytest.mark.parametrize(("family", "fields", "there", "absent"), NAMES, ids=lambda value: str(value)[:40])
-def test_parameter_names(
-    family: str, fields: dict[str, Any], there: tuple[str, ...], absent: tuple[str, ...]
-) -> None:
+def test_parameter_names(family: str, fields: dict[str, Any], there: tuple[str, ...], absent: tuple[str, ...]) -> None:
     found = names(build(family, **fields))
     assert found.issuperset(there)
     assert found.isdisjoint(absent)

@@ -208,11 +208,7 @@ def settled_seed(case: TinyCase) -> int:
         greedy_margin = (best[:, -1] - best[:, -2]).min()
         # A run that repeats a few tokens would hide a stale cache.
         varied = len(set(tokens)) >= 8
-        if (
-            varied
-            and greedy_margin >= GREEDY_MARGIN
-            and _router_margin(model, prompt + tokens) >= ROUTER_MARGIN
-        ):
+        if varied and greedy_margin >= GREEDY_MARGIN and _router_margin(model, prompt + tokens) >= ROUTER_MARGIN:
             return seed
     raise RuntimeError(f"{case.id}: no seed below 64 gives a varied greedy run without near ties")
 

@@ -235,7 +235,7 @@ def test_a_layout_without_a_kernel_declines() -> None:
     row = definitions.matmul(load_scheme("q4f16_1"), load_layout("row"), 16, 32, "float32")
     (report,) = schedule_kernels(unscheduled(lowering(Block, ()), row)).kernels
     assert report.rule == "cpu.elementwise"
-    assert report.reason == "cpu.matmul: weight layout row has no CPU kernel"
+    assert report.reason.endswith("cpu.matmul: weight layout row has no CPU kernel")
 
 
 def test_a_function_that_came_with_its_schedule_is_left_alone() -> None:

@@ -78,12 +78,9 @@ def test_layouts_are_found_by_name() -> None:
 
 def test_repack_needs_memory_for_its_result_only() -> None:
     scheme, layout = load_scheme("q4f16_1"), load_layout("rows16")
-    packed = {
-        name: np.ones(shape, dtype) for name, (shape, dtype) in scheme.shapes(4099, 2048, experts=2).items()
-    }
+    packed = {name: np.ones(shape, dtype) for name, (shape, dtype) in scheme.shapes(4099, 2048, experts=2).items()}
     stored_bytes = sum(
-        np.dtype(dtype).itemsize * int(np.prod(shape))
-        for shape, dtype in layout.shapes(scheme, 4099, 2048, 2).values()
+        np.dtype(dtype).itemsize * int(np.prod(shape)) for shape, dtype in layout.shapes(scheme, 4099, 2048, 2).values()
     )
     for method, arrays in (
         (layout.repack, packed),

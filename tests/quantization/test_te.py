@@ -30,9 +30,7 @@ def run(inputs: list[te.Tensor], output: te.Tensor, arrays: list[Array]) -> Arra
 @pytest.mark.parametrize("out_dtype", ["float32", "float16"])
 @pytest.mark.parametrize(("experts", "layout_name"), [(None, "row"), (None, "rows16"), (2, "rows16")])
 @pytest.mark.parametrize("scheme_name", [*GROUPED, *PLAIN])
-def test_dequantize_element_is_unpack(
-    scheme_name: str, layout_name: str, experts: int | None, out_dtype: str
-) -> None:
+def test_dequantize_element_is_unpack(scheme_name: str, layout_name: str, experts: int | None, out_dtype: str) -> None:
     scheme, layout, n, k = load_scheme(scheme_name), load_layout(layout_name), 17, 100
     packed = scheme.pack(make_weight("outlier", (n, k) if experts is None else (experts, n, k)))
     stored = layout.repack(scheme, packed, n, k)
@@ -58,9 +56,7 @@ def test_decode_code_of_a_column_known_when_compiling(name: str) -> None:
     np.testing.assert_array_equal(run([source], output, [words]), expected)
 
 
-@pytest.mark.parametrize(
-    "kind", [kind for kind in KINDS if kind not in ("denormal16", "denormal32", "zeros")]
-)
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind not in ("denormal16", "denormal32", "zeros")])
 @pytest.mark.parametrize("name", GROUPED)
 def test_codes_are_those_of_tvm_arithmetic(name: str, kind: str) -> None:
     """The formula of the format in TVM's own arithmetic and rounding, in the model's dtype, on the CPU."""

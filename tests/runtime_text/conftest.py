@@ -58,9 +58,7 @@ def _byte_fallback(*, strip: bool) -> Tokenizer:
     steps = [normalizers.Prepend("▁")] if strip else []
     library.normalizer = normalizers.Sequence([*steps, normalizers.Replace(" ", "▁")])
     tail = [decoders.Strip(" ", 1, 0)] if strip else []
-    library.decoder = decoders.Sequence(
-        [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), *tail]
-    )
+    library.decoder = decoders.Sequence([decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), *tail])
     library.add_special_tokens(SPECIALS)
     library.post_processor = processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 1)])
     return library

@@ -24,9 +24,7 @@ ANSWER = {"role": "assistant", "content": "<think>\nhm\n</think>\n\nDvě.  "}
 CALL = {
     "role": "assistant",
     "content": "",
-    "tool_calls": [
-        {"type": "function", "function": {"name": "add", "arguments": {"á": 1, "b": [None, 2.5]}}}
-    ],
+    "tool_calls": [{"type": "function", "function": {"name": "add", "arguments": {"á": 1, "b": [None, 2.5]}}}],
 }
 RESULT = {"role": "tool", "content": "3", "tool_call_id": "x"}
 TOOLS = [
@@ -110,9 +108,7 @@ def test_the_templates_own_refusal_is_passed_on() -> None:
 
 def test_tokens_that_are_not_set_are_undefined() -> None:
     assert ChatTemplate("[{{ bos_token }}{{ pad_token }}]").render([ASK]) == "[]"
-    template = ChatTemplate(
-        "[{{ bos_token }}{{ pad_token }}]", bos_token="<s>", special_tokens={"pad_token": "<p>"}
-    )
+    template = ChatTemplate("[{{ bos_token }}{{ pad_token }}]", bos_token="<s>", special_tokens={"pad_token": "<p>"})
     assert template.render([ASK]) == "[<s><p>]"
 
 

@@ -19,9 +19,7 @@ def load(folder: Path) -> Tokenizer:
     return Tokenizer.load(folder, generation_config={}, config={})
 
 
-def run(
-    tokenizer: Tokenizer, ids: Sequence[int], stop: Sequence[str] = (), eos: Sequence[int] = ()
-) -> list[str]:
+def run(tokenizer: Tokenizer, ids: Sequence[int], stop: Sequence[str] = (), eos: Sequence[int] = ()) -> list[str]:
     """The texts of every push, then of the flush."""
     stream = TextStream(tokenizer, stop, eos)
     return [*(stream.push(index) for index in ids), stream.flush()]
@@ -88,9 +86,7 @@ def test_byte_runs_in_random_order(folders: dict[str, Path]) -> None:
             ids += [start + byte for byte in data] + [word] * draw.randrange(2)
             if draw.random() < 0.2:
                 ids.append(3)  # a special token does not end a run
-        long = max(
-            len(part) for part in bytes(i - start if i != word else 0 for i in ids if i != 3).split(b"\0")
-        )
+        long = max(len(part) for part in bytes(i - start if i != word else 0 for i in ids if i != 3).split(b"\0"))
         if long < MAX_RUN_BYTES:
             assert "".join(run(tokenizer, ids)) == tokenizer.decode(ids), ids
 
@@ -181,10 +177,7 @@ def test_random_stops_match_a_search_over_the_whole_text() -> None:
     draw = random.Random(SEED)
     for _ in range(2000):
         text = "".join(draw.choice("ab") for _ in range(draw.randrange(25)))
-        stops = [
-            "".join(draw.choice("ab") for _ in range(draw.randrange(1, 6)))
-            for _ in range(draw.randrange(1, 4))
-        ]
+        stops = ["".join(draw.choice("ab") for _ in range(draw.randrange(1, 6))) for _ in range(draw.randrange(1, 4))]
         matcher, out, at = StopMatcher(stops), "", 0
         found = False
         while at < len(text) and not found:

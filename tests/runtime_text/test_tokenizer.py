@@ -17,9 +17,7 @@ from mlcpipe.runtime.token_bytes import parse_decoder
 from mlcpipe.runtime.tokenizer import Tokenizer
 
 
-def load(
-    folder: Path, config: dict[str, Any] | None = None, generation: dict[str, Any] | None = None
-) -> Tokenizer:
+def load(folder: Path, config: dict[str, Any] | None = None, generation: dict[str, Any] | None = None) -> Tokenizer:
     return Tokenizer.load(folder, generation_config=generation or {}, config=config or {})
 
 
@@ -60,14 +58,10 @@ def test_token_bytes_put_together_are_the_text(folders: dict[str, Path], corpus:
 
 
 def test_token_bytes_of_each_family(folders: dict[str, Path]) -> None:
-    level, llama, space = (
-        load(folders[name]) for name in ("byte-level", "byte-fallback-llama", "metaspace-always")
-    )
+    level, llama, space = (load(folders[name]) for name in ("byte-level", "byte-fallback-llama", "metaspace-always"))
     ids = [level.encode(text)[0] for text in (" ", "\n", "ÿ", "<a b>", "<s>")]
     assert [level.token_bytes(index) for index in ids] == [b" ", b"\n", b"\xff", b"<a b>", b"<s>"]
-    assert {level.token_bytes(index) for index in range(level.vocab_size)} >= {
-        bytes([byte]) for byte in range(256)
-    }
+    assert {level.token_bytes(index) for index in range(level.vocab_size)} >= {bytes([byte]) for byte in range(256)}
     start = llama.encode("ꙮ")[-1] - "ꙮ".encode()[-1]
     assert [llama.token_bytes(start + byte) for byte in range(256)] == [bytes([byte]) for byte in range(256)]
     assert llama.token_bytes(llama.encode("fox")[0]).startswith(b" ")
@@ -146,9 +140,7 @@ def test_bos_token(folder: Path) -> None:
     (folder / "tokenizer_config.json").unlink()
     assert load(folder, {"bos_token_id": 5}).bos_token_id == 5
     assert load(folder).bos_token_id is None
-    edit(
-        folder / "special_tokens_map.json", bos_token={"content": "<unk>"}, additional_special_tokens=["<s>"]
-    )
+    edit(folder / "special_tokens_map.json", bos_token={"content": "<unk>"}, additional_special_tokens=["<s>"])
     assert load(folder).special_tokens == {"bos_token": "<unk>"}
     assert load(folder).bos_token_id == 0
 
@@ -161,9 +153,7 @@ def test_tokens_that_only_tokenizer_config_lists(folder: Path) -> None:
     assert tokenizer.encode("a<|new|>")[-1] == size
     assert tokenizer.decode([size]) == "" and tokenizer.token_bytes(size) == b"<|new|>"
     edit(folder / "tokenizer_config.json", added_tokens_decoder={str(size + 5): {"content": "<|far|>"}})
-    with pytest.raises(
-        TokenizerError, match=rf"'<\|far\|>' cannot have its id .*expected {size + 5}; found {size}"
-    ):
+    with pytest.raises(TokenizerError, match=rf"'<\|far\|>' cannot have its id .*expected {size + 5}; found {size}"):
         load(folder)
 
 
@@ -184,9 +174,7 @@ def test_chat_template_sources(folder: Path) -> None:
 
 
 def test_a_base_model_has_no_template(folder: Path) -> None:
-    with pytest.raises(
-        TemplateError, match=r"no chat template 'default' .*base model.*`generate` or `--raw`"
-    ):
+    with pytest.raises(TemplateError, match=r"no chat template 'default' .*base model.*`generate` or `--raw`"):
         load(folder).chat_template()
 
 
@@ -228,9 +216,7 @@ def test_vocab_and_merges_alone(folder: Path, corpus: list[str]) -> None:
             assert tokenizer.decode(tokenizer.encode(text)) == text
     assert [path.name for path in tokenizer.files()][:3] == ["vocab.json", "merges.txt", "added_tokens.json"]
     edit(folder / "tokenizer_config.json", tokenizer_class="Qwen2Tokenizer")
-    with pytest.raises(
-        TokenizerError, match="expected GPT2Tokenizer .* found Qwen2Tokenizer; convert it once"
-    ):
+    with pytest.raises(TokenizerError, match="expected GPT2Tokenizer .* found Qwen2Tokenizer; convert it once"):
         load(folder)
     edit(folder / "tokenizer_config.json", tokenizer_class="GPT2Tokenizer")
     (folder / "merges.txt").write_text("a b c\n", encoding="utf-8")
@@ -242,9 +228,7 @@ def test_sentencepiece_alone_says_how_to_convert(tmp_path: Path) -> None:
     with pytest.raises(TokenizerError, match=r"no tokenizer .*expected tokenizer.json"):
         load(tmp_path)
     (tmp_path / "tokenizer.model").write_bytes(b"x")
-    with pytest.raises(
-        TokenizerError, match=r"only tokenizer.model; convert it once: .*AutoTokenizer.*sentencepiece"
-    ):
+    with pytest.raises(TokenizerError, match=r"only tokenizer.model; convert it once: .*AutoTokenizer.*sentencepiece"):
         load(tmp_path)
 
 

@@ -13,7 +13,7 @@ from tir_schedules.op import Declined, Op
 LANES = 16
 
 
-def elementwise(func: tirx.PrimFunc, op: Op | None, knobs: Mapping[str, int]) -> tirx.PrimFunc | Declined:
+def elementwise(func: tirx.PrimFunc, op: Op | None, knobs: Mapping[str, int | str]) -> tirx.PrimFunc | Declined:
     """Schedule a function of injective blocks and simple reductions; never declines, it is the last rule."""
     sch = s_tir.Schedule(func.with_attr("global_symbol", "main"))
     for block in sch.get_child_blocks(sch.get_sblock("root")):
@@ -24,7 +24,7 @@ def elementwise(func: tirx.PrimFunc, op: Op | None, knobs: Mapping[str, int]) ->
     work = max((_work(sch, block) for block in sch.get_child_blocks(sch.get_sblock("root"))), key=_as_bound)
     for block in sch.get_child_blocks(sch.get_sblock("root")):
         _parallel(sch, block)
-    chosen = _choose(serial, sch.mod["main"], work, knobs["elementwise_grain"])
+    chosen = _choose(serial, sch.mod["main"], work, int(knobs["elementwise_grain"]))
     return chosen.without_attr("global_symbol").with_attr("tirx.is_scheduled", True)
 
 

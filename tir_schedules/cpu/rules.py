@@ -8,11 +8,12 @@ from tvm import tirx
 
 from tir_schedules.cpu.elementwise import elementwise
 from tir_schedules.cpu.expert_matmul import expert_matmul
+from tir_schedules.cpu.int8_matmul import int8_matmul
 from tir_schedules.cpu.matmul import Tile, matmul
 from tir_schedules.cpu.norm import norm
 from tir_schedules.op import Declined, Op, scheduled
 
-Knobs = Mapping[str, int]
+Knobs = Mapping[str, int | str]
 Rule = Callable[[tirx.PrimFunc, "Op | None", Knobs], "tirx.PrimFunc | Declined"]
 
 
@@ -29,11 +30,12 @@ def _hand_written(make: Callable[[Op, Knobs], tirx.PrimFunc | Declined]) -> Rule
 
 
 def _tile(knobs: Knobs) -> Tile:
-    return Tile(knobs["gemm_rows"], knobs["gemm_blocks"], knobs["gemm_depth"])
+    return Tile(*(int(knobs[f"gemm_{name}"]) for name in ("rows", "blocks", "depth")))
 
 
 # Name, the operations that it is for (none: any), rule.
 RULES: tuple[tuple[str, tuple[str, ...], Rule], ...] = (
+    ("cpu.int8_matmul", ("matmul",), _hand_written(int8_matmul)),
     ("cpu.matmul", ("matmul",), _hand_written(lambda op, knobs: matmul(op, _tile(knobs)))),
     ("cpu.expert_matmul", ("expert_matmul",), _hand_written(lambda op, knobs: expert_matmul(op))),
     ("cpu.norm", ("rms_norm", "add_rms_norm"), _hand_written(lambda op, knobs: norm(op))),

@@ -1,0 +1,79 @@
+"""Activations in int8: what is lost, what is not hidden, and what the rule declines."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from tvm import sym, tirx
+
+from mlcpipe.nn import definitions
+from mlcpipe.quantization.layout import load_layout
+from mlcpipe.quantization.scheme import load_scheme
+from tir_schedules.cpu.int8_activations import GROUP
+from tir_schedules.cpu.int8_matmul import int8_matmul, panel_row, whole_panels
+from tir_schedules.op import Declined, op_of
+
+from .harness import adversarial, compile_together, tensors, unwritten
+from .int8_cases import HERE, Int8Matmul, knobs_of, quantized
+from .matmul_cases import packed
+
+pytestmark = pytest.mark.skipif(not HERE, reason="this CPU has no integer dot product that kernels know")
+
+
+@pytest.mark.parametrize("kind", ("normal", "outlier", "zeros"))
+def test_an_activation_is_off_by_half_a_step_of_its_group(kind: str) -> None:
+    x = adversarial(kind, (7, 320), np.random.default_rng(3))
+    step = np.abs(x).reshape(7, -1, GROUP).max(-1) / 127
+    assert (np.abs(quantized(x) - x) <= np.repeat(step, GROUP, -1) * (0.5 + 1e-5)).all()
+
+
+@pytest.fixture(scope="module")
+def kernel() -> Any:
+    which = Int8Matmul(HERE[0], "q4f16_1", 40, 96)
+    return compile_together({"f": which.build()})["f"]
+
+
+@pytest.mark.parametrize("bad", (np.nan, np.inf, -np.inf))
+@pytest.mark.parametrize("m", (1, 9))
+def test_what_is_not_a_number_shows_in_its_row_only(kernel: Any, bad: float, m: int) -> None:
+    arrays, w, _ = packed("q4f16_1", (40, 96), "normal")
+    x = adversarial("normal", (m, 96), np.random.default_rng(5))
+    x[m - 1, 50] = bad
+    args = tensors((x, *arrays, unwritten((m, 40))))
+    kernel(*args)
+    y = args[-1].numpy()
+    assert np.isnan(y[m - 1]).all()
+    np.testing.assert_allclose(y[: m - 1], quantized(x[: m - 1]) @ w.T, atol=1e-5)
+
+
+@pytest.mark.parametrize("rows, tail_rows", ((6, 4), (3, 2), (5, 5), (1, 1)))
+def test_panels_cover_every_row_once(rows: int, tail_rows: int) -> None:
+    simplify = sym.Analyzer().simplify
+    for m in range(2, 60):
+        whole = int(simplify(whole_panels(tirx.const(m, "int64"), rows, tail_rows)))
+        tail = -(-max(m - whole * rows, 0) // tail_rows)
+        assert whole >= 0
+        assert whole + tail <= -(-m // tail_rows)  # panels that are allocated
+        sizes = [rows] * whole + [tail_rows] * tail
+        starts = [int(simplify(panel_row(tirx.const(p, "int64"), tirx.const(whole, "int64"), rows, tail_rows)))
+                  for p in range(whole + tail)]  # fmt: skip
+        assert starts == [sum(sizes[:p]) for p in range(len(sizes))]
+        assert m <= sum(sizes) <= m + (1 if (rows, tail_rows) == (6, 4) and m >= 8 else rows)
+
+
+def declined(scheme: str, layout: str = "rows16", **knobs: int | str) -> str:
+    op = op_of(definitions.matmul(load_scheme(scheme), load_layout(layout), 32, 64, "float32"))
+    assert op is not None
+    answer = int8_matmul(op, knobs_of(HERE[0]) | knobs)
+    assert isinstance(answer, Declined)
+    return answer.reason
+
+
+def test_the_rule_says_why_it_does_not_apply() -> None:
+    assert declined("q4f16_1", int8_dot="none") == "no integer dot product"
+    assert declined("q4f16_1", int8_activations=0) == "activations stay float32"
+    assert declined("q3f16_1") == "3-bit codes, 10 a word"
+    assert declined("q0f16") == "0-bit codes, 0 a word"
+    assert "layout row" in declined("q4f16_1", "row")

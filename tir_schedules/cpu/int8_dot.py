@@ -1,0 +1,58 @@
+"""Integer dot products of CPUs: int32 lanes += four products of a weight's byte and an activation's byte each."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from tvm import tirx
+from tvm.script import tirx as T
+
+KINDS = ("avx512_vnni", "avx_vnni", "avx2", "neon_i8mm", "neon_dotprod")
+
+
+def _intrinsic(name: str, dtype: str, *args: tirx.PrimExpr) -> tirx.PrimExpr:
+    return T.call_llvm_pure_intrin(T.llvm_lookup_intrinsic_id(name), *args, dtype=dtype)
+
+
+@dataclass(frozen=True)
+class Dot:
+    """One instruction set's way: `kind` is one of KINDS, `lanes` the 32-bit lanes of its vectors."""
+
+    kind: str
+    lanes: int
+
+    def zero_point(self, bits: int, zero_point: int) -> int:
+        """The zero point of the bytes that `codes` gives, where `zero_point` is that of the stored codes."""
+        if bits == 4:
+            return zero_point
+        return {"avx2": 0, "neon_dotprod": zero_point - 128, "neon_i8mm": zero_point - 128}.get(self.kind, zero_point)
+
+    def codes(self, word: tirx.PrimExpr, bits: int, part: tirx.PrimExpr, zero_point: int) -> tirx.PrimExpr:
+        """The bytes [4 * lanes] of words uint32[lanes]: 4-bit codes have two parts, even and odd, 8-bit codes one.
+
+        Bytes are unsigned for VNNI; NEON's sdot takes signed ones, AVX2's product of pairs magnitudes up to 127.
+        """
+        if bits == 4:
+            shift = T.broadcast(T.cast(4 * part, "uint32"), self.lanes)
+            word = T.bitwise_and(T.shift_right(word, shift), T.broadcast(T.uint32(0x0F0F0F0F), self.lanes))
+        elif self.kind.startswith("neon"):
+            word = T.bitwise_xor(word, T.broadcast(T.uint32(0x80808080), self.lanes))
+        bytes_ = T.reinterpret(word, dtype=f"int8x{4 * self.lanes}")
+        if bits == 8 and self.kind == "avx2":
+            bytes_ = bytes_ - T.broadcast(T.int8(zero_point), 4 * self.lanes)
+        return bytes_
+
+    def __call__(self, acc: tirx.PrimExpr, codes: tirx.PrimExpr, x: tirx.PrimExpr, bits: int) -> tirx.PrimExpr:
+        """acc int32[lanes] + the dot products of each lane's four bytes of `codes` with the four signed bytes of x."""
+        width, lanes = 4 * self.lanes, f"int32x{self.lanes}"
+        x = T.reinterpret(T.broadcast(x, self.lanes), dtype=f"int8x{width}")
+        if self.kind.startswith("neon"):
+            return _intrinsic("llvm.aarch64.neon.sdot.v4i32.v16i8", lanes, acc, codes, x)
+        if self.kind == "avx2":
+            if bits == 8:  # |w| * sign(w) x: pairs stay within int16, 2 * 127 * 127
+                x = _intrinsic("llvm.x86.avx2.psign.b", f"int8x{width}", x, codes)
+                codes = _intrinsic("llvm.x86.avx2.psign.b", f"int8x{width}", codes, codes)
+            pairs = _intrinsic("llvm.x86.avx2.pmadd.ub.sw", f"int16x{width // 2}", codes, x)
+            ones = T.broadcast(T.int16(1), width // 2)
+            return acc + _intrinsic("llvm.x86.avx2.pmadd.wd", lanes, pairs, ones)
+        return _intrinsic(f"llvm.x86.avx512.vpdpbusd.{32 * self.lanes}", lanes, acc, codes, x)

@@ -66,6 +66,24 @@ def test_exp_over_the_whole_range(lanes: int) -> None:
     assert (error <= bound).all(), x[(error / bound).argmax()]
 
 
+@pytest.mark.parametrize("kind", ["exp_float32", "exp_float16", "sigmoid_float32", "tanh_float32"])
+@pytest.mark.parametrize("lanes", [1, 16])
+def test_what_is_no_number_stays_none(kind: str, lanes: int) -> None:
+    """NaN of both signs, quiet and signalling; its neighbours in the vector are what they were."""
+    dtype = kind.split("_")[1]
+    patterns = {
+        "float32": np.array([0x7FC00000, 0xFFC00000, 0x7F800001, 0xFFFFFFFF], np.uint32),
+        "float16": np.array([0x7E00, 0xFE00, 0x7C01, 0xFFFF], np.uint16),
+    }
+    x = np.linspace(-3, 3, 64).astype(dtype)
+    expected = run(f"{kind}_{lanes}", x)
+    odd = x.copy()
+    odd[5:64:9] = np.resize(patterns[dtype].view(dtype), 7)
+    found = run(f"{kind}_{lanes}", odd)
+    np.testing.assert_array_equal(np.isnan(found), np.isnan(odd))
+    np.testing.assert_array_equal(found[~np.isnan(odd)], expected[~np.isnan(odd)])
+
+
 @pytest.mark.parametrize("lanes", [1, 16])
 def test_exp_near_zero(lanes: int) -> None:
     """Dense in [-2, 2], where rounding x * log2(e) does not count yet."""

@@ -40,7 +40,7 @@ def _rule(call: tirx.Call) -> tirx.PrimExpr:
 
 
 def exp(x: tirx.PrimExpr) -> tirx.PrimExpr:
-    """e**x for float32 x, a scalar or a vector; x is clipped to [-87, 88].
+    """e**x for float32 x, a scalar or a vector; x is clipped to [-87, 88], and NaN stays NaN.
 
     Relative error at most 3e-7 + 7.4e-8 |x|: the polynomial's, and that of log2(e) and x log2(e) as float32.
     """
@@ -48,17 +48,19 @@ def exp(x: tirx.PrimExpr) -> tirx.PrimExpr:
     def reduced(y: tirx.PrimExpr) -> tirx.PrimExpr:
         return _let(tirx.nearbyint(y), lambda r: _let(y - r, lambda f: _power(r, f)))
 
-    clipped = tirx.max(tirx.min(x, _like(x, 88.0)), _like(x, -87.0))
+    # min(a, b) is `a < b ? a : b`: with x as b, NaN passes. The other way round it would become a bound.
+    clipped = tirx.max(_like(x, -87.0), tirx.min(_like(x, 88.0), x))
     return _let(clipped * _like(x, math.log2(math.e)), reduced)
 
 
 def _power(r: tirx.PrimExpr, f: tirx.PrimExpr) -> tirx.PrimExpr:
-    """2**(r + f) for whole r and |f| <= 0.5."""
+    """2**(r + f) for whole r in [-126, 127] and |f| <= 0.5; NaN if f is NaN, whatever r is."""
     dtype = str(r.ty.dtype)
     poly = _like(f, _COEFFICIENTS[0])
     for c in _COEFFICIENTS[1:]:
         poly = poly * f + _like(f, c)
-    whole = r.astype(dtype.replace("float32", "int32"))
+    # The last bits of r + 1.5 * 2**23 are those of r as an integer. A cast says nothing of NaN (LLVM: poison).
+    whole = tirx.reinterpret(dtype.replace("float32", "int32"), r + _like(r, 1.5 * 2**23))
     return poly * tirx.reinterpret(dtype, tirx.shift_left(whole + _like(whole, 127), _like(whole, 23)))
 
 

@@ -1,9 +1,9 @@
-"""Writes a checkpoint as GGUF with every matrix in Q4_0, the embedding and the output included.
+"""Writes a checkpoint as GGUF with every matrix in Q4_0 or Q8_0, the embedding and the output included.
 
-    python -m tests.peers.make_gguf CHECKPOINT FILE.gguf
+    python -m tests.peers.make_gguf CHECKPOINT FILE.gguf [--bits 8]
 
 Q4_0 stores 32 weights in 16 bytes of codes and a float16 scale, as q4f16_1 does: 4.5 bits a weight on both
-sides. The file has a made-up vocabulary (llama-bench feeds token ids), so it is good for measuring alone.
+sides; Q8_0 and q8f16_1 have 8.5. The file has a made-up vocabulary (llama-bench feeds token ids), so it is good for measuring alone.
 """
 
 from __future__ import annotations
@@ -22,13 +22,17 @@ from numpy.typing import NDArray
 from mlcpipe.checkpoint import Checkpoint, open_checkpoint
 from mlcpipe.errors import ConfigError, MlcpipeError
 
-_Q4_0 = gguf.GGMLQuantizationType.Q4_0
+_TYPES = {
+    4: (gguf.GGMLQuantizationType.Q4_0, gguf.LlamaFileType.MOSTLY_Q4_0),
+    8: (gguf.GGMLQuantizationType.Q8_0, gguf.LlamaFileType.MOSTLY_Q8_0),
+}
 _ARCHITECTURES = {"llama": gguf.MODEL_ARCH.LLAMA, "qwen2": gguf.MODEL_ARCH.QWEN2}
 _BYTE_TOKENS = 256
 
 
-def make_gguf(checkpoint: Path, path: Path) -> Path:
+def make_gguf(checkpoint: Path, path: Path, *, bits: int = 4) -> Path:
     """Write `checkpoint` (llama or qwen2) to `path`, which appears whole or not at all. Raises ConfigError."""
+    kind_of_weights, kind_of_file = _TYPES[bits]
     source = open_checkpoint(checkpoint)
     config = source.config
     kind = config.get("model_type")
@@ -39,6 +43,7 @@ def make_gguf(checkpoint: Path, path: Path) -> Path:
     partial = path.with_name(path.name + ".partial")
     writer = gguf.GGUFWriter(partial, gguf.MODEL_ARCH_NAMES[architecture])
     _add_shape(writer, config, checkpoint)
+    writer.add_file_type(kind_of_file)
     _add_vocabulary(writer, config["vocab_size"])
     names = gguf.get_tensor_name_map(architecture, config["num_hidden_layers"])
     for name, values in _tensors(source):
@@ -46,7 +51,7 @@ def make_gguf(checkpoint: Path, path: Path) -> Path:
         if renamed is None:
             raise ConfigError(f"the tensor {name}", where=checkpoint, expected=f"a tensor of {kind}")
         if values.ndim == 2:
-            writer.add_tensor(renamed, gguf.quants.quantize(values, _Q4_0), raw_dtype=_Q4_0)
+            writer.add_tensor(renamed, gguf.quants.quantize(values, kind_of_weights), raw_dtype=kind_of_weights)
         else:
             writer.add_tensor(renamed, values)
     writer.write_header_to_file()
@@ -82,7 +87,6 @@ def _add_shape(writer: gguf.GGUFWriter, config: dict[str, Any], where: Path) -> 
     writer.add_rope_freq_base(rope.get("rope_theta", config.get("rope_theta", 10000.0)))
     writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
     writer.add_vocab_size(config["vocab_size"])
-    writer.add_file_type(gguf.LlamaFileType.MOSTLY_Q4_0)
     writer.add_quantization_version(gguf.GGML_QUANT_VERSION)
 
 
@@ -127,9 +131,10 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0] if __doc__ else "")
     parser.add_argument("checkpoint", type=Path)
     parser.add_argument("file", type=Path)
+    parser.add_argument("--bits", type=int, choices=sorted(_TYPES), default=4)
     options = parser.parse_args()
     try:
-        make_gguf(options.checkpoint, options.file)
+        make_gguf(options.checkpoint, options.file, bits=options.bits)
     except MlcpipeError as error:
         print(error, file=sys.stderr)
         return error.exit_code

@@ -119,11 +119,21 @@ class ParamInfo(_Frozen):
 
 
 class MemoryPlan(_Frozen):
-    """Bytes the model takes; workspace by library function."""
+    """Bytes the model takes; workspace by library function.
+
+    `decode_weights_bytes` are those of the weights that a decode step reads: of experts the chosen ones, of an
+    embedding that is not also the output one row. None (a bundle that does not say) stands for all.
+    """
 
     weights_bytes: Count
+    decode_weights_bytes: Count | None = None
     kv_bytes_per_token: Count
     workspace_bytes: dict[Name, Count]
+
+    @property
+    def weights_read(self) -> int:
+        """Bytes of weights that a decode step reads."""
+        return self.weights_bytes if self.decode_weights_bytes is None else self.decode_weights_bytes
 
 
 class KernelInfo(_Frozen):

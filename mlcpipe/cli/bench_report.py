@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import asdict
 
-from mlcpipe.cli.bench_run import Report, Result
+from mlcpipe.cli.bench_run import Memory, Report, Result
 from mlcpipe.cli.console import byte_size, cell, new_table, print_json, print_rows, stdout_console
 
 
@@ -27,10 +27,13 @@ def print_report(report: Report, *, as_json: bool) -> None:
             ("versions", versions),
             ("weights", f"{byte_size(report.weights_bytes)}, and {kv} of KV cache a token"),
             ("read bandwidth", f"{before:.1f} GB/s before, {after:.1f} after"),
-            ("load", f"{report.load_s:.2f} s"),
-            ("peak memory", byte_size(report.peak_memory_bytes)),
+            (
+                "load",
+                f"{report.first_token_s.median:.2f} s to a token, after {report.import_s:.2f} s of imports",
+            ),
+            ("peak memory", _memory(report.memory)),
         ],
-    )  # fmt: skip
+    )
     table = new_table("", "tokens", "median tok/s", "lowest - highest", "GB/s", "of bandwidth")
     for column in table.columns[1:]:
         column.justify = "right"
@@ -43,6 +46,16 @@ def print_report(report: Report, *, as_json: bool) -> None:
             console.print(f"\n{result.kind} {result.tokens} was skipped: {result.skipped}")
     repeats = f"{plan.repeats} repeats after a warm-up, {plan.decode_tokens} tokens each for decode"
     console.print(f"\n{repeats}; 1 GB is 10^9 bytes", style="dim")
+
+
+def _memory(memory: Memory) -> str:
+    """What is resident, and what of it is neither a mapped file nor KV cache."""
+    if memory.beyond is None:
+        return f"{byte_size(memory.resident)}, mapped files included"
+    return (
+        f"{byte_size(memory.weights)} of weights + {byte_size(memory.kv)} of KV cache + {byte_size(memory.beyond)};"
+        f" {byte_size(memory.resident)} resident with all mapped files"
+    )
 
 
 def _row(report: Report, result: Result) -> tuple[str, ...]:
@@ -64,6 +77,7 @@ def _row(report: Report, result: Result) -> tuple[str, ...]:
 def _as_json(report: Report) -> dict[str, object]:
     content = asdict(report)
     content["plan"]["bundle"] = str(report.plan.bundle)
+    content["memory"]["beyond"] = report.memory.beyond
     content["results"] = [
         {**asdict(result), "share_of_read_bandwidth": report.share(result)} for result in report.results
     ]

@@ -36,7 +36,7 @@ class Plan:
 
 @dataclass(frozen=True)
 class Speed:
-    """Tokens a second over the repeats."""
+    """Median, lowest and highest over the repeats; tokens a second where nothing else is said."""
 
     median: float
     low: float
@@ -65,14 +65,43 @@ class Result:
 
 
 @dataclass(frozen=True)
+class Memory:
+    """The most memory at the end of a measurement, bytes.
+
+    `resident` counts everything, mapped files (code, weights) included. `private` is without mapped files, None where
+    the system does not tell; `kv` is the part of the KV cache that was written by then, and `base` what was private
+    once TVM was imported and nothing loaded.
+    """
+
+    resident: int
+    private: int | None
+    kv: int
+    base: int | None
+    weights: int
+
+    @property
+    def beyond(self) -> int | None:
+        """What the process has beyond weights and KV cache."""
+        return None if self.private is None else self.private - self.kv
+
+
+@dataclass(frozen=True)
 class Report:
-    """Everything that was measured and on what; bytes, seconds and GB/s of 10^9 bytes."""
+    """Everything that was measured and on what; bytes, seconds and GB/s of 10^9 bytes.
+
+    `first_token_s` is from opening the bundle, which is in the page cache then, to the first token of a prompt of
+    one; `import_s` is what importing TVM took before that. `read_bytes` are those of the weights that a decode
+    step reads.
+    """
 
     plan: Plan
     results: tuple[Result, ...]
+    import_s: float
     load_s: float
-    peak_memory_bytes: int
+    first_token_s: Speed
+    memory: Memory
     weights_bytes: int
+    read_bytes: int
     kv_bytes_per_token: int
     last_cache_bytes: int
     read_gb_s: tuple[float, float]
@@ -85,20 +114,22 @@ class Report:
 
     def share(self, result: Result) -> float | None:
         """The part of the read bandwidth that decoding used; None for prefill and weights in the cache."""
-        if result.gb_s is None or self.weights_bytes < self.last_cache_bytes:
+        if result.gb_s is None or self.read_bytes < self.last_cache_bytes:
             return None
         return result.gb_s / statistics.mean(self.read_gb_s)
 
 
 def measure(plan: Plan, progress: Progress) -> Report:
     """Load the bundle and run the plan. Raises what the engine raises."""
+    began = time.perf_counter()
     from mlcpipe import Engine
 
+    import_s = time.perf_counter() - began
     machine.reset_peak_memory()
+    base = machine.private_memory_bytes()
     progress.stage("load")
-    began = time.perf_counter()
-    engine = Engine(plan.bundle, threads=plan.threads)
-    load_s = time.perf_counter() - began
+    first_token_s, engine = _load(lambda: Engine(plan.bundle, threads=plan.threads), plan.repeats)
+    gauge = _Gauge(engine)
     progress.stage("read bandwidth before")
     before = _read_bandwidth(engine.threads)
     draw = random.Random(_SEED)
@@ -107,19 +138,24 @@ def measure(plan: Plan, progress: Progress) -> Report:
     for length in plan.prefill:
         progress.stage(f"prefill {length}")
         results.append(_prefill(engine, plan, tokens, length))
+        gauge.read(length)
     for depth in plan.depths:
         progress.stage(f"decode at {depth}")
         results.append(_decode(engine, plan, tokens, depth))
-    peak = machine.peak_memory_bytes()
+        gauge.read(depth + plan.decode_tokens)
+    resident = machine.peak_memory_bytes()
     progress.stage("read bandwidth after")
     after = _read_bandwidth(engine.threads)
     memory = engine.manifest.memory_plan
     return Report(
         plan=plan,
         results=tuple(results),
-        load_s=load_s,
-        peak_memory_bytes=peak,
+        import_s=import_s,
+        load_s=engine.load_s,
+        first_token_s=first_token_s,
+        memory=Memory(resident, gauge.private, gauge.kv, base, memory.weights_bytes),
         weights_bytes=memory.weights_bytes,
+        read_bytes=memory.weights_read,
         kv_bytes_per_token=memory.kv_bytes_per_token,
         last_cache_bytes=last_cache_bytes(),
         read_gb_s=(before, after),
@@ -130,6 +166,42 @@ def measure(plan: Plan, progress: Progress) -> Report:
         cpu=machine.cpu_model(),
         versions=machine.versions(),
     )
+
+
+def _load(open_bundle: Callable[[], Engine], repeats: int) -> tuple[Speed, Engine]:
+    """Open the bundle and ask for a token, several times -> the seconds that took, and the last engine.
+
+    The first time does not count: it brings the file into the page cache.
+    """
+    from mlcpipe import SamplingParams
+
+    seconds = []
+    for _ in range(1 + repeats):
+        began = time.perf_counter()
+        engine = open_bundle()
+        engine.generate([0], sampling=SamplingParams(temperature=0.0), max_tokens=1, ignore_eos=True)
+        seconds.append(time.perf_counter() - began)
+    counted = seconds[1:]
+    return Speed(statistics.median(counted), min(counted), max(counted)), engine
+
+
+class _Gauge:
+    """Keeps the most private memory that was seen, and how much of it was KV cache."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self._deepest = 0
+        self.private: int | None = None
+        self.kv = 0
+
+    def read(self, tokens: int) -> None:
+        """Look now, after a measurement whose longest sequence had `tokens` tokens."""
+        if tokens <= self._engine.context_length:
+            self._deepest = max(self._deepest, tokens)
+        private = machine.private_memory_bytes()
+        if private is not None and private > (self.private or 0):
+            self.private = private
+            self.kv = self._deepest * self._engine.manifest.memory_plan.kv_bytes_per_token
 
 
 def _prefill(engine: Engine, plan: Plan, tokens: list[int], length: int) -> Result:

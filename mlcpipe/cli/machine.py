@@ -92,6 +92,16 @@ def peak_memory_bytes() -> int:
     return peak if sys.platform == "darwin" else peak * 1024  # getrusage(2): kilobytes on Linux, bytes on macOS
 
 
+def private_memory_bytes() -> int | None:
+    """Physical memory of this process without mapped files (code, weights): proc(5) RssAnon + RssShmem.
+
+    None where the system does not tell them apart.
+    """
+    status = _first_of("/proc/self/status")
+    parts = [status.get(name) for name in ("RssAnon", "RssShmem")]
+    return sum(int(part.split()[0]) * 1024 for part in parts if part) if all(parts) else None
+
+
 def _usable_processors() -> int:
     import psutil
 

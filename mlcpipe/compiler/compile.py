@@ -263,6 +263,7 @@ def _manifest(job: _Job, files: Mapping[str, FileInfo], linker: Linker) -> Manif
         params=tuple(param_infos(state.weights)),
         memory_plan=MemoryPlan(
             weights_bytes=sum(w.nbytes for w in state.weights),
+            decode_weights_bytes=sum(w.decode_nbytes for w in state.weights),
             kv_bytes_per_token=2 * f.num_layers * f.num_kv_heads * f.head_dim * kv_item_bytes,
             workspace_bytes=workspace_bytes(state.mod),
         ),

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from fractions import Fraction
 from typing import Any
 
 import numpy as np
@@ -32,6 +33,7 @@ class Weight:
     `sources`: for a matrix or vector one tuple of checkpoint tensors, joined along axis 0; for [experts, N, K] one
     such tuple an expert. `kind`: "scheme" (packed), "plain" (packed without quantization), "vector" or
     "constant". `add` is added after joining. `scheme` and `layout` are set by the pass that packs.
+    `reads` is the part of it that one token needs: 1, or that of the experts that are chosen, or one row.
     """
 
     name: str
@@ -43,6 +45,7 @@ class Weight:
     constant: int = 0
     scheme: Scheme | None = None
     layout: Layout | None = None
+    reads: Fraction = Fraction(1)
 
     @property
     def experts(self) -> int | None:
@@ -64,6 +67,11 @@ class Weight:
             int(np.prod(shape, dtype=np.int64)) * np.dtype(dtype).itemsize for shape, dtype in self.arrays().values()
         )
 
+    @property
+    def decode_nbytes(self) -> int:
+        """Bytes that a decode step reads of it."""
+        return int(self.nbytes * self.reads)
+
 
 def weight_table(params: Iterable[tuple[str, nn.Parameter]]) -> list[Weight]:
     """The table as the model definition states it, before any pass."""
@@ -77,7 +85,8 @@ def _weight(name: str, param: nn.Parameter) -> Weight:
     parent = name.rsplit(".", 2)[0]
     sources = tuple(tuple(f"{parent}.{source}" for source in group) for group in attrs.get("sources", []))
     kind = attrs.get("pack", "vector")
-    return Weight(name, shape, str(param.dtype), kind, sources or ((name,),), add=float(attrs.get("add", 0.0)))
+    add, reads = float(attrs.get("add", 0.0)), Fraction(attrs.get("reads", 1))
+    return Weight(name, shape, str(param.dtype), kind, sources or ((name,),), add=add, reads=reads)
 
 
 def join(weights: Sequence[Weight], name: str) -> Weight:

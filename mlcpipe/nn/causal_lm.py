@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from fractions import Fraction
 from typing import Any
 
 from tvm import te, tirx
@@ -86,6 +87,7 @@ class CausalLM(nn.Module):
         self.model = Decoder(facts, layers)
         if not facts.tied:
             self.lm_head = Linear(facts.hidden_size, facts.vocab_size)
+            self.model.embed_tokens.weight.attrs["reads"] = Fraction(1, facts.vocab_size)
         self.dtype = "float32"
         self.kv_dtype = "float32"
         self.kernels = ""
@@ -195,8 +197,6 @@ class CausalLM(nn.Module):
                 "$": {"param_mode": "none", "effect_mode": "none"},
             },
         }
-
-
 
 
 def _rows(x: te.Tensor, indices: te.Tensor) -> te.Tensor:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from fractions import Fraction
 
 from tvm import te, tirx
 from tvm.relax.frontend import nn
@@ -34,9 +35,7 @@ def expert_counts(config: Fields, experts: int, chosen: int, *, low: int = 1) ->
     names = [name for name in ("num_local_experts", "num_experts") if config.get(name) is not None]
     found = [config.integer(name, low=low, high=4096) for name in names] or [experts]
     if found[0] != found[-1]:
-        raise ConfigError(
-            "fields " + " and ".join(names), where=config.where, expected="one number", found=found
-        )
+        raise ConfigError("fields " + " and ".join(names), where=config.where, expected="one number", found=found)
     return found[0], config.integer("num_experts_per_tok", chosen, high=max(found[0], 1))
 
 
@@ -64,6 +63,8 @@ class SparseMoE(nn.Module):
         self.experts_gate_up = ExpertLinear(experts, hidden_size, 2 * width, gate_up)
         down = [[f"experts.{e}.{names.down}.weight"] for e in range(experts)]
         self.experts_down = ExpertLinear(experts, width, hidden_size, down)
+        for layer in (self.experts_gate_up, self.experts_down):
+            layer.weight.attrs["reads"] = Fraction(chosen, experts)
 
     def forward(self, x: Tensor) -> Tensor:
         """x [m, hidden] -> [m, hidden]."""

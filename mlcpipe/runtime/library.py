@@ -127,7 +127,7 @@ class Library:
     def decode_bytes(self) -> int:
         """Bytes of weights and KV cache that a decode step at the present length reads."""
         plan = self.manifest.memory_plan
-        return self._weight_bytes_per_token + plan.kv_bytes_per_token * self.length
+        return plan.weights_read + plan.kv_bytes_per_token * self.length
 
     def _forward(self, function: Any, tokens: Any, count: ShapeTuple, n: int) -> Any:
         if self.length + n > self.context_length:
@@ -192,16 +192,10 @@ class Library:
         arrays = open_params(self.path, self.manifest)
         tensors = [to_tvm(arrays[info.name]) for info in self.manifest.params]
         self._rope_length: NDArray[Any] | None = None
-        table_bytes = 0
         for i, info in enumerate(self.manifest.params):
             if info.name == _ROPE_LENGTH:
                 tensors[i] = tvm.runtime.tensor(np.zeros(1, np.int32))
                 self._rope_length = np.from_dlpack(tensors[i])
-            if "embed_tokens" in info.name:
-                table_bytes += arrays[info.name].nbytes
-        # A decode step reads all weights once; of an embedding that is not tied it reads one row.
-        tied = not any(info.name.startswith("lm_head") for info in self.manifest.params)
-        self._weight_bytes_per_token = self.manifest.memory_plan.weights_bytes - (0 if tied else table_bytes)
         return tvm_ffi.convert(tensors)
 
     def _create_kv_cache(self) -> Any:

@@ -192,7 +192,13 @@ def test_bench(mlcpipe_run: Run, bundle: Path) -> None:
             assert 0 < speed["low"] <= speed["median"] <= speed["high"] and result["skipped"] == ""
         assert (result["gb_s"] is not None) == (result["kind"] == "decode" and result["tokens"] != 9999)
     assert all(value > 0 for value in report["read_gb_s"])
-    assert 50 << 20 < report["peak_memory_bytes"] < 2 << 30
+    assert 0 < report["first_token_s"]["low"] <= report["first_token_s"]["median"] < 60
+    memory = report["memory"]
+    assert 50 << 20 < memory["resident"] < 2 << 30
+    if sys.platform == "linux":
+        assert memory["base"] < memory["private"] < memory["resident"]
+        # the deepest was 64 tokens and 8 decoded ones
+        assert memory["beyond"] == memory["private"] - 72 * report["kv_bytes_per_token"]
     assert report["versions"]["apache-tvm"] and report["cpu"]
     shown = mlcpipe_run(*common)
     for words in ("median tok/s", "read bandwidth", "peak memory", "was skipped", "1 threads"):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 
 import numpy as np
 from tvm import tirx
@@ -13,9 +13,12 @@ from mlcpipe.nn import definitions
 from mlcpipe.quantization.layout import load_layout
 from mlcpipe.quantization.scheme import load_scheme
 from mlcpipe.targets import host_instruction_sets
-from tir_schedules.cpu.int8_activations import GROUP, SMALLEST
-from tir_schedules.cpu.int8_matmul import int8_matmul
-from tir_schedules.op import op_of
+from tir_schedules.cpu.int8_activations import SMALLEST
+from tir_schedules.cpu.int8_dot import Dot
+from tir_schedules.cpu.int8_gemm import CHUNK, gemm_fits
+from tir_schedules.cpu.int8_matmul import GEMM_ROWS, GROUP, int8_matmul
+from tir_schedules.cpu.matmul import packed_of
+from tir_schedules.op import Op, op_of
 
 from .harness import EPS, KINDS, TINY, Array, Call, Case, adversarial, unwritten
 from .matmul_cases import LAYOUT, SHAPES, packed
@@ -28,30 +31,47 @@ DOTS = {
     "neon_dotprod": (4, "dotprod", (3, 2, 1)),
 }
 HERE = [kind for kind, (_, needs, _) in DOTS.items() if needs in host_instruction_sets()]
-SCHEMES = ("q4f16_1", "q8f16_1", "q4f32_1")
+SCHEMES = ("q4f16_1", "q8f16_1", "q8f16_0", "q4f32_1")
 ROWS = (1, 2, 3, 4, 5, 6, 7, 8, 11, 12, 13, 16, 25, 33)
+# Whole chunks of 128: where unpacking to bytes first pays; the last has more than are unpacked at a time.
+MANY_SHAPES = ((33, 128), (17, 640), (48, 1280))
+MANY_ROWS = (2, 33, 63, 64, 67, 70, 71, 97)
 
 
 def knobs_of(kind: str) -> dict[str, int | str]:
     """The schedule facts of a CPU with this dot product."""
     lanes, _, (rows, tail_rows, blocks) = DOTS[kind]
-    tile = {"int8_rows": rows, "int8_tail_rows": tail_rows, "int8_blocks": blocks, "int8_prefetch_groups": 16}
+    tile = {"int8_rows": rows, "int8_tail_rows": tail_rows, "int8_blocks": blocks, "int8_prefetch_words": 64}
     return {"int8_dot": kind, "lanes": lanes, **tile}
 
 
-def quantized(x: Array) -> Array:
-    """float64 of x float32[..., K] as the kernels see it: int8 in groups of 32, by the same float32 arithmetic."""
+def quantized(x: Array, size: int = GROUP) -> Array:
+    """float64 of x float32[..., K] as the kernels see it: int8 in groups of `size`, by the same float32 arithmetic."""
     k = x.shape[-1]
-    groups = -(-k // GROUP)
-    padded = np.zeros((*x.shape[:-1], groups * GROUP), np.float32)
+    groups = -(-k // size)
+    padded = np.zeros((*x.shape[:-1], groups * size), np.float32)
     padded[..., :k] = x
-    padded = padded.reshape(*x.shape[:-1], groups, GROUP)
+    padded = padded.reshape(*x.shape[:-1], groups, size)
     peak = np.abs(padded).max(-1, keepdims=True)
     with np.errstate(divide="ignore", over="ignore"):
         inverse = np.where(peak > np.float32(SMALLEST), np.float32(127) / peak, np.float32(0))
     q = np.rint(padded * inverse).astype(np.float64)
     scale = (peak * np.float32(1 / 127)).astype(np.float64)
-    return (q * scale).reshape(*x.shape[:-1], groups * GROUP)[..., :k]
+    return (q * scale).reshape(*x.shape[:-1], groups * size)[..., :k]
+
+
+def requantized(rows: dict[str, Array], k: int) -> Array:
+    """float64[n, k] of 4-bit codes and scales in row order as bytes on one scale for 128, as `int8_gemm` makes them."""
+    words, zero = rows["q_weight"], 7
+    codes = ((words[:, :, None] >> (4 * np.arange(8, dtype=np.uint32))) & 15).reshape(len(words), -1, 4, 32)
+    scales = rows["q_scale"].astype(np.float32).reshape(len(words), -1, 4)
+    top = scales.max(-1, keepdims=True)
+    with np.errstate(divide="ignore", over="ignore"):
+        inverse = np.where(top > 0, np.float32(256 * 127 / zero) / top, np.float32(0))
+    factor = np.rint(scales * inverse).astype(np.int64)[..., None]
+    bytes_ = ((codes.astype(np.int64) - zero) * factor + 128) >> 8
+    step = (top * np.float32(zero / 127)).astype(np.float64)[..., None]
+    return (bytes_ * step).reshape(len(words), -1)[:, :k]
 
 
 @dataclass(frozen=True)
@@ -70,20 +90,43 @@ class Int8Matmul:
     def definition(self) -> None:
         """The TE body is exact: what it gives is not what this kernel promises."""
 
-    def build(self) -> tirx.PrimFunc:
+    @property
+    def op(self) -> Op:
         body = definitions.matmul(load_scheme(self.scheme), load_layout(LAYOUT), self.n, self.k, "float32")
         op = op_of(body)
         assert op is not None
-        kernel = int8_matmul(op, knobs_of(self.kind))
+        return op
+
+    def build(self) -> tirx.PrimFunc:
+        kernel = int8_matmul(self.op, knobs_of(self.kind))
         assert isinstance(kernel, tirx.PrimFunc), kernel
         return kernel
+
+    def unpacks_first(self, m: int) -> bool:
+        return m >= GEMM_ROWS and gemm_fits(packed_of(self.op), Dot(self.kind, DOTS[self.kind][0]))
+
+    def group(self, m: int) -> int:
+        """Numbers of a row of x on one scale."""
+        whole_row = packed_of(self.op).groups == 1 and m > 1 and self.k % CHUNK == 0
+        return CHUNK if self.unpacks_first(m) or whole_row else GROUP
+
+
+@cache
+def weight(scheme: str, n: int, k: int, kind: str, unpacked: bool) -> Array:
+    """float64[n, k] that a kernel multiplies with."""
+    if not unpacked:
+        return packed(scheme, (n, k), kind)[1]
+    loaded = load_scheme(scheme)
+    arrays = dict(zip(loaded.shapes(n, k), packed(scheme, (n, k), kind)[0]))
+    return requantized(load_layout(LAYOUT).unrepack(loaded, arrays, n, k), k)
 
 
 def int8_call(kernel: Int8Matmul, m: int, kind: str) -> Call:
     """x, packed weight -> y f32[m, n]; integers are exact, so only scaling and adding groups rounds."""
-    arrays, w, _ = packed(kernel.scheme, (kernel.n, kernel.k), kind)
+    arrays = packed(kernel.scheme, (kernel.n, kernel.k), kind)[0]
+    w = weight(kernel.scheme, kernel.n, kernel.k, kind, kernel.unpacks_first(m))
     x = adversarial(kind, (m, kernel.k), np.random.default_rng([m, kernel.k]))
-    seen = quantized(x)
+    seen = quantized(x, kernel.group(m))
     terms = kernel.k // GROUP + 8
     bound = terms * EPS * (np.abs(seen) @ np.abs(w).T) + terms * TINY
     args = (x, *arrays, unwritten((m, kernel.n)))
@@ -94,9 +137,10 @@ def cases() -> Iterator[Case]:
     """Small cases of every dot product and scheme, then timed ones of the best."""
     for dot in HERE:
         for scheme in SCHEMES:
-            for i, (n, k) in enumerate(SHAPES):
+            shapes = [*((shape, ROWS) for shape in SHAPES), *((shape, MANY_ROWS) for shape in MANY_SHAPES)]
+            for i, ((n, k), rows) in enumerate(shapes):
                 kernel = Int8Matmul(dot, scheme, n, k)
-                for j, m in enumerate(ROWS):
+                for j, m in enumerate(rows):
                     kind = KINDS[(i + j) % len(KINDS)]
                     yield Case(
                         f"{kernel.symbol}-m{m}-{kind}", f"int8-{dot}", kernel, partial(int8_call, kernel, m, kind)

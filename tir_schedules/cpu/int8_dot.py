@@ -27,6 +27,11 @@ class Dot:
             return zero_point
         return {"avx2": 0, "neon_dotprod": zero_point - 128, "neon_i8mm": zero_point - 128}.get(self.kind, zero_point)
 
+    @property
+    def byte_offset(self) -> int:
+        """What must be added to a signed byte to make it one that `codes` would give: unsigned ones are 128 higher."""
+        return 0 if self.kind.startswith("neon") else 128
+
     def codes(self, word: tirx.PrimExpr, bits: int, part: tirx.PrimExpr, zero_point: int) -> tirx.PrimExpr:
         """The bytes [4 * lanes] of words uint32[lanes]: 4-bit codes have two parts, even and odd, 8-bit codes one.
 

@@ -1,9 +1,9 @@
-"""y = x W^T for CPUs with integer dot products: W packed as `rows16`, x quantized to int8 in groups of 32 on the way.
+"""y = x W^T for CPUs with integer dot products: W packed as `rows16`, x quantized to int8 in groups on the way.
 
-A register tile of `rows` of x by 16 * `blocks` columns runs over all of K: per group of 32 its int32 sums, which start
-at -zero_point * sum(q), are scaled into float32 sums. Codes go from the packed words to registers, so that decode
-(one row) and prefill (many) read the same bytes, and nothing but x is rewritten. x lies in panels of `rows` rows with
-what a tile broadcasts side by side. Layout of W: `mlcpipe/quantization/layout.py`.
+A register tile of `rows` of x by 16 * `blocks` columns runs over all of K: per group its int32 sums, which start
+at -zero_point * sum(q), are scaled into float32 sums. One row (decode) and few go from packed words to registers;
+with many rows 4-bit codes are first unpacked to bytes, see `int8_gemm.py`. x lies in panels of `rows` rows with what
+a tile broadcasts side by side. Layout of W: `mlcpipe/quantization/layout.py`.
 """
 
 from __future__ import annotations
@@ -15,23 +15,36 @@ from functools import cache
 from tvm import tirx
 from tvm.script import tirx as T
 
-from tir_schedules.cpu.int8_activations import GROUP, quantize_group
+from tir_schedules.cpu.int8_activations import (
+    EVEN_ODD,
+    IN_ORDER,
+    PAIRS,
+    Groups,
+    quantize_group,
+    quantize_panels,
+    whole_panels,
+)
 from tir_schedules.cpu.int8_dot import KINDS, Dot
+from tir_schedules.cpu.int8_gemm import CHUNK, gemm, gemm_fits
 from tir_schedules.cpu.matmul import Packed, packed_of
+from tir_schedules.cpu.store import store_rows
 from tir_schedules.op import Declined, Op
+
+GROUP = 32  # of weights, and of activations in decode
+GEMM_ROWS = 64  # from here on unpacking codes to bytes first pays
 
 
 @dataclass(frozen=True)
 class Int8Tile:
     """Register tile: `rows` of x (or `tail_rows` where that wastes less) by `blocks` of 16 columns.
 
-    `prefetch_groups`: a GEMV asks for the codes this many groups ahead.
+    `prefetch_words`: a GEMV asks for the codes this many words of a row ahead.
     """
 
     rows: int
     tail_rows: int
     blocks: int
-    prefetch_groups: int
+    prefetch_words: int
 
 
 def dot_of(knobs: Mapping[str, int | str]) -> Dot | Declined:
@@ -52,7 +65,7 @@ def int8_matmul(op: Op, knobs: Mapping[str, int | str]) -> tirx.PrimFunc | Decli
     reason = unfit(op, w)
     if reason:
         return Declined(reason)
-    tile = Int8Tile(*(int(knobs[f"int8_{name}"]) for name in ("rows", "tail_rows", "blocks", "prefetch_groups")))
+    tile = Int8Tile(*(int(knobs[f"int8_{name}"]) for name in ("rows", "tail_rows", "blocks", "prefetch_words")))
     return _kernel(w, dot, tile)
 
 
@@ -76,42 +89,41 @@ def prefetch(address: tirx.PrimExpr) -> tirx.PrimExpr:
 
 
 @T.macro
-def tile_sums(Q, scales, corrections, W, S, total, panel, block, last_block, rows, blocks, w, dot, prefetch_groups):
+def tile_sums(panels, W, S, total, panel, block, last_block, rows, blocks, w, dot, groups, prefetch_words):
     """total[r * vectors + v] = the sums of row r of a panel and of the v-th vector of the columns from `block` on.
 
     Blocks past `last_block` repeat it. W uint32[blocks, words, 16] and S [blocks, groups, 16] as `rows16` has them.
     """
-    per_block = T.meta_var(16 // dot.lanes)
-    vectors = T.meta_var(blocks * (16 // dot.lanes))
-    parts = T.meta_var(8 // w.bits)
-    lanes = T.meta_var(dot.lanes)
+    Q, scales, corrections = T.meta_var(panels)
+    lanes, per_block, vectors = T.meta_var((dot.lanes, 16 // dot.lanes, blocks * (16 // dot.lanes)))
+    parts, words = T.meta_var((8 // w.bits, groups.size * w.bits // 32))
     acc = T.alloc_buffer((rows * blocks * (16 // dot.lanes), dot.lanes), "int32")
     word = T.alloc_buffer((blocks * (16 // dot.lanes), dot.lanes), "uint32")
     scale = T.alloc_buffer((blocks * (16 // dot.lanes), dot.lanes), "float32")
     for i in T.unroll(rows * vectors):
         total[i, T.ramp(0, 1, lanes)] = T.broadcast(T.float32(0), lanes)
-    for g in T.serial(-(-w.k // 32)):
+    for g in T.serial(groups.count):
         for r in T.unroll(rows):
             for v in T.unroll(vectors):
                 acc[r * vectors + v, T.ramp(0, 1, lanes)] = T.broadcast(corrections[panel, g, r], lanes)
-        for j in T.unroll(w.bits):
-            for v in T.unroll(vectors):
-                word[v, T.ramp(0, 1, lanes)] = W[
-                    T.min(block + v // per_block, last_block),
-                    g * w.bits + j,
-                    T.ramp(v % per_block * lanes, 1, lanes),
-                ]
-            if prefetch_groups > 0:
-                T.evaluate(prefetch(T.address_of(W[block, (g + prefetch_groups) * w.bits + j, 0])))
-            for part in T.unroll(parts):
-                for r in T.unroll(rows):
-                    for v in T.unroll(vectors):
-                        acc[r * vectors + v, T.ramp(0, 1, lanes)] = dot(
-                            acc[r * vectors + v, T.ramp(0, 1, lanes)],
-                            dot.codes(word[v, T.ramp(0, 1, lanes)], w.bits, part, w.zero_point),
-                            Q[panel, (g * w.bits + j) * parts + part, r],
-                            w.bits,
-                        )
+        for part_of_group in T.serial(words // w.bits):
+            for i in T.unroll(w.bits):
+                j = T.meta_var(g * words + part_of_group * w.bits + i)
+                for v in T.unroll(vectors):
+                    word[v, T.ramp(0, 1, lanes)] = W[
+                        T.min(block + v // per_block, last_block), j, T.ramp(v % per_block * lanes, 1, lanes)
+                    ]
+                if prefetch_words > 0:
+                    T.evaluate(prefetch(T.address_of(W[block, j + prefetch_words, 0])))
+                for part in T.unroll(parts):
+                    for r in T.unroll(rows):
+                        for v in T.unroll(vectors):
+                            acc[r * vectors + v, T.ramp(0, 1, lanes)] = dot(
+                                acc[r * vectors + v, T.ramp(0, 1, lanes)],
+                                dot.codes(word[v, T.ramp(0, 1, lanes)], w.bits, part, w.zero_point),
+                                Q[panel, j * parts + part, r],
+                                w.bits,
+                            )
         if w.groups > 1:
             for v in T.unroll(vectors):
                 scale[v, T.ramp(0, 1, lanes)] = T.cast(
@@ -137,123 +149,87 @@ def tile_sums(Q, scales, corrections, W, S, total, panel, block, last_block, row
 
 
 @T.macro
-def store_rows(Y, total, row, row_end, block, rows, blocks, w, dot):
-    """Y[row : row + rows, 16 * block :] = total, as far as rows lie before `row_end` and columns exist."""
-    per_block = T.meta_var(16 // dot.lanes)
-    vectors = T.meta_var(blocks * (16 // dot.lanes))
-    lanes = T.meta_var(dot.lanes)
-    for r in T.unroll(rows):
-        if row + r < row_end:
-            for v in T.unroll(vectors):
-                if block + v // per_block < w.n // 16:
-                    Y[row + r, T.ramp((block + v // per_block) * 16 + v % per_block * lanes, 1, lanes)] = total[
-                        r * vectors + v, T.ramp(0, 1, lanes)
-                    ]
-                else:
-                    for lane in T.serial(lanes):
-                        if (block + v // per_block) * 16 + v % per_block * lanes + lane < w.n:
-                            Y[row + r, (block + v // per_block) * 16 + v % per_block * lanes + lane] = total[
-                                r * vectors + v, lane
-                            ]
+def direct_tile(panels, W, S, Y, panel, row, row_end, block, last_block, rows, blocks, w, dot, groups, ahead):
+    """A register tile from its panel to Y, codes unpacked on the way."""
+    total = T.alloc_buffer((rows * blocks * (16 // dot.lanes), dot.lanes), "float32")
+    tile_sums(panels, W, S, total, panel, block, last_block, rows, blocks, w, dot, groups, ahead)
+    store_rows(Y, total, row, row_end, block, rows, blocks, w.n, dot.lanes)
 
 
 @T.macro
-def one_tile(Q, scales, corrections, W, S, Y, panel, row, row_end, block, last_block, rows, blocks, w, dot, ahead):
-    """A register tile from its panel to Y."""
-    total = T.alloc_buffer((rows * blocks * (16 // dot.lanes), dot.lanes), "float32")
-    tile_sums(Q, scales, corrections, W, S, total, panel, block, last_block, rows, blocks, w, dot, ahead)
-    store_rows(Y, total, row, row_end, block, rows, blocks, w, dot)
+def direct(X, W, S, Y, m, w, dot, tile, groups):
+    """Few rows: every panel unpacks the codes for itself."""
+    rows, tail_rows, blocks, last = T.meta_var((tile.rows, tile.tail_rows, tile.blocks, w.blocks - 1))
+    Q = T.alloc_buffer(((m + tile.tail_rows - 1) // tile.tail_rows, groups.words, tile.rows), "int32")
+    scales = T.alloc_buffer(((m + tile.tail_rows - 1) // tile.tail_rows, groups.count, tile.rows), "float32")
+    corrections = T.alloc_buffer(((m + tile.tail_rows - 1) // tile.tail_rows, groups.count, tile.rows), "int32")
+    whole: T.let[T.int64] = whole_panels(m, rows, tail_rows)
+    tail: T.let[T.int64] = (T.max(m - whole * rows, 0) + tail_rows - 1) // tail_rows
+    quantize_panels(X, m, whole, tail, rows, tail_rows, groups, (Q, scales, corrections))
+    for t in T.parallel(-(-w.blocks // tile.blocks)):
+        for p in T.serial(whole):
+            direct_tile(
+                (Q, scales, corrections), W, S, Y, p, p * rows, m, t * blocks, last, rows, blocks, w, dot, groups, 0
+            )
+        for i in T.serial(tail):
+            row = T.meta_var(whole * rows + i * tail_rows)
+            direct_tile(
+                (Q, scales, corrections),
+                W,
+                S,
+                Y,
+                whole + i,
+                row,
+                m,
+                t * blocks,
+                last,
+                tail_rows,
+                blocks,
+                w,
+                dot,
+                groups,
+                0,
+            )
+
+
+@T.macro
+def one_row(X, W, S, Y, w, dot, groups, ahead):
+    """A GEMV: the packed weight streams by once, with what comes `ahead` words later asked for."""
+    Q = T.alloc_buffer((1, groups.words, 1), "int32")
+    scales = T.alloc_buffer((1, groups.count, 1), "float32")
+    corrections = T.alloc_buffer((1, groups.count, 1), "int32")
+    for g in T.serial(groups.count):
+        quantize_group(X, 0, g, groups, Q, scales, corrections, 0, 0)
+    for block in T.parallel(w.blocks):
+        direct_tile((Q, scales, corrections), W, S, Y, 0, 0, 1, block, w.blocks - 1, 1, 1, w, dot, groups, ahead)
 
 
 @cache
 def _kernel(w: Packed, dot: Dot, tile: Int8Tile) -> tirx.PrimFunc:
-    n, k_size, n_blocks, stored_groups, bits, dtype = w.n, w.k, w.blocks, w.groups, w.bits, w.dtype
+    offset, order = dot.zero_point(w.bits, w.zero_point), EVEN_ODD if w.bits == 4 else IN_ORDER
+    fine = Groups(w.k, GROUP, order, offset)
+    coarse = Groups(w.k, CHUNK, PAIRS, dot.byte_offset) if gemm_fits(w, dot) else None
+    # With one scale a row nothing but x bounds the length of an integer sum.
+    many = Groups(w.k, CHUNK, order, offset) if w.groups == 1 and w.k % CHUNK == 0 else fine
+    n, k_size, n_blocks, groups, dtype = w.n, w.k, w.blocks, w.groups, w.dtype
     words = w.groups * w.words_per_group
-    groups = -(-k_size // GROUP)
-    offset = dot.zero_point(bits, w.zero_point)
-    rows, tail_rows, blocks, ahead = tile.rows, tile.tail_rows, tile.blocks, tile.prefetch_groups
-    n_tiles = -(-n_blocks // blocks)
 
     @T.prim_func(s_tir=True)
     def kernel(x_handle: T.handle, w_handle: T.handle, s_handle: T.handle, y_handle: T.handle):
         m = T.int64()
         X = T.match_buffer(x_handle, (m, k_size), "float32")
         W = T.match_buffer(w_handle, (n_blocks, words, 16), "uint32")
-        S = T.match_buffer(s_handle, (n_blocks, stored_groups, 16), dtype)
+        S = T.match_buffer(s_handle, (n_blocks, groups, 16), dtype)
         Y = T.match_buffer(y_handle, (m, n), "float32")
         if m == T.int64(1):
-            q = T.alloc_buffer((1, groups * 8, 1), "int32")
-            scales = T.alloc_buffer((1, groups, 1), "float32")
-            corrections = T.alloc_buffer((1, groups, 1), "int32")
-            for g in T.serial(groups):
-                quantize_group(X, 0, g, k_size, bits, offset, q, scales, corrections, 0, 0)
-            for block in T.parallel(n_blocks):
-                one_tile(q, scales, corrections, W, S, Y, 0, 0, 1, block, n_blocks - 1, 1, 1, w, dot, ahead)
+            one_row(X, W, S, Y, w, dot, fine, tile.prefetch_words)
         else:
-            Q = T.alloc_buffer(((m + tail_rows - 1) // tail_rows, groups * 8, rows), "int32")
-            all_scales = T.alloc_buffer(((m + tail_rows - 1) // tail_rows, groups, rows), "float32")
-            all_corrections = T.alloc_buffer(((m + tail_rows - 1) // tail_rows, groups, rows), "int32")
-            whole: T.let[T.int64] = whole_panels(m, rows, tail_rows)
-            tail: T.let[T.int64] = (T.max(m - whole * rows, 0) + tail_rows - 1) // tail_rows
-            for p in T.parallel(whole + tail):
-                for r in T.serial(T.if_then_else(p < whole, rows, tail_rows)):
-                    for g in T.serial(groups):
-                        row = T.meta_var(T.min(panel_row(p, whole, rows, tail_rows) + r, m - 1))
-                        quantize_group(X, row, g, k_size, bits, offset, Q, all_scales, all_corrections, p, r)
-            for t in T.parallel(n_tiles):
-                for p in T.serial(whole):
-                    one_tile(
-                        Q,
-                        all_scales,
-                        all_corrections,
-                        W,
-                        S,
-                        Y,
-                        p,
-                        p * rows,
-                        m,
-                        t * blocks,
-                        n_blocks - 1,
-                        rows,
-                        blocks,
-                        w,
-                        dot,
-                        0,
-                    )
-                for i in T.serial(tail):
-                    one_tile(
-                        Q,
-                        all_scales,
-                        all_corrections,
-                        W,
-                        S,
-                        Y,
-                        whole + i,
-                        whole * rows + i * tail_rows,
-                        m,
-                        t * blocks,
-                        n_blocks - 1,
-                        tail_rows,
-                        blocks,
-                        w,
-                        dot,
-                        0,
-                    )
+            if coarse is None:
+                direct(X, W, S, Y, m, w, dot, tile, many)
+            else:
+                if m < T.int64(GEMM_ROWS):
+                    direct(X, W, S, Y, m, w, dot, tile, fine)
+                else:
+                    gemm(X, W, S, Y, m, w, dot, tile, coarse)
 
     return kernel
-
-
-def whole_panels(m: tirx.PrimExpr, rows: int, tail_rows: int) -> tirx.PrimExpr:
-    """How many panels of `rows` rows come before those of `tail_rows` (two thirds of it, or as many).
-
-    With 6 and 4 every m from 8 on is covered by at most one row too many.
-    """
-    third = rows - tail_rows
-    rest = m % rows
-    fewer = T.if_then_else(T.And(T.And(rest > 0, rest <= third), m > rows), T.int64(-1), T.int64(0))
-    return m // rows + T.if_then_else(rest > 2 * third, T.int64(1), fewer)
-
-
-def panel_row(panel: tirx.PrimExpr, whole: tirx.PrimExpr, rows: int, tail_rows: int) -> tirx.PrimExpr:
-    """The first row of a panel: `whole` panels of `rows` rows come first."""
-    return T.min(panel, whole) * rows + T.max(panel - whole, 0) * tail_rows

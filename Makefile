@@ -23,7 +23,7 @@ check: $(VENV)/installed-dev  ## lint, types, tests
 bench: $(VENV)/installed  ## measure the embedded model, or MODEL=path
 	$(BIN)/mlcpipe bench $(MODEL) $(ARGS)
 
-bench-peers: $(VENV)/installed-dev  ## side by side with llama.cpp: see tests/peers/README.md
+bench-peers: $(VENV)/installed-dev  ## side by side with llama.cpp and OpenVINO: see tests/peers/README.md
 	$(BIN)/python -m tests.peers.bench_peers $(ARGS)
 
 $(VENV)/installed: pyproject.toml

@@ -1,9 +1,9 @@
-"""Measures mlcpipe and llama.cpp side by side on this CPU: the same weights in 4.5 bits, the same threads.
+"""Measures mlcpipe, llama.cpp and OpenVINO GenAI side by side on this CPU, with the same number of threads.
 
-    python -m tests.peers.bench_peers [--checkpoint FOLDER] [--llama-bench PATH] [--json]
+    python -m tests.peers.bench_peers [--models llama-1b] [--rows decode-0,prefill-512,load] [--output result.json]
 
-Every cell runs in processes that take turns (A B C A B C ...), each on a quiet machine. Read bandwidth is
-measured by `mlcpipe bench` in the same runs.
+Every group of rows runs in processes that take turns (A B C A B C ...), each on a quiet machine. Read bandwidth is
+measured by `mlcpipe bench` in the same rounds.
 """
 
 from __future__ import annotations
@@ -18,22 +18,24 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from mlcpipe.bundle import read_manifest
+from mlcpipe.bandwidth import last_cache_bytes
+from mlcpipe.bundle import Manifest
 from mlcpipe.cli import machine
-from mlcpipe.cli.bundles import Wanted, prepare_bundle
-from mlcpipe.cli.console import stderr_console
-from mlcpipe.env import env
 from mlcpipe.errors import MlcpipeError, UsageError
-from mlcpipe.progress import console_progress
-from tests.peers.build_llama_cpp import VERSION, build_llama_cpp, source_of
-from tests.peers.make_checkpoint import make_checkpoint
-from tests.peers.quiet import run_measured, wait_until_quiet
-from tests.peers.report import OURS, Memory, Run, compare, document, markdown
-from tests.peers.runners import Cell, Effort, LlamaBench, Mlcpipe, Reading, Runner
+from tests.peers.build_llama_cpp import source_of
+from tests.peers.make_checkpoint import SHAPES
+from tests.peers.prepare import RUNTIMES, Places, Subject, default_work, prepare, subject
+from tests.peers.quiet import Measured, run_measured, wait_until_quiet
+from tests.peers.report import Run, Traffic, compare, document, markdown, merge
+from tests.peers.runners import OURS, Cell, Effort, LlamaBench, Output, Runner
 
-QUANTIZATION = "q4f16_1"
-_SHAPE = "llama-1b"
-_ATTEMPTS = 3
+_ATTEMPTS = 2
+_MARGIN = 0.9  # a variant this much slower than its sibling everywhere in the first round is not measured again
+_KINDS = ("prefill", "decode", "load", "memory")
+_ROWS = {
+    4: "prefill-16,prefill-512,prefill-2048,decode-0,decode-1024,decode-4096,load,memory-2048",
+    8: "prefill-512,decode-0",
+}
 
 
 @dataclass(frozen=True)
@@ -47,166 +49,182 @@ class Patience:
 
 @dataclass
 class Log:
-    """What the processes said, gathered while they ran: read bandwidth in GB/s, and each one's last report."""
+    """What the processes said, gathered while they ran: each one's last report, and all bandwidths in GB/s."""
 
-    quiet_gb_s: list[float] = field(default_factory=list)
-    busy_gb_s: list[float] = field(default_factory=list)
     said: dict[str, Mapping[str, Any]] = field(default_factory=dict)
-
-    def add(self, runner: Runner, reading: Reading, *, quiet: bool) -> None:
-        """Note what `runner` said in one run."""
-        self.said[runner.name] = reading.said
-        if runner.name == OURS:
-            (self.quiet_gb_s if quiet else self.busy_gb_s).extend(reading.said["read_gb_s"])
-
-    def read_gb_s(self) -> float:
-        """The median of the quiet runs, or the highest of all where none was quiet: load only lowers it."""
-        return statistics.median(self.quiet_gb_s) if self.quiet_gb_s else max(self.busy_gb_s)
+    read_gb_s: list[float] = field(default_factory=list)
 
 
-def measure_cell(
-    cell: Cell, runners: Sequence[Runner], rounds: int, patience: Patience, log: Log
-) -> dict[str, list[Run]]:
-    """All runtimes take turns, `rounds` times -> the runs by name of the runtime."""
-    runs: dict[str, list[Run]] = {runner.name: [] for runner in runners}
+def measure_group(
+    cells: Sequence[Cell], runners: Sequence[Runner], rounds: int, patience: Patience, log: Log
+) -> dict[Cell, dict[str, list[Run]]]:
+    """All runtimes take turns, `rounds` times, ours first -> the runs by cell and name of the runtime."""
+    runs: dict[Cell, dict[str, list[Run]]] = {cell: {runner.name: [] for runner in runners} for cell in cells}
+    active = list(runners)
     for number in range(rounds):
-        for runner in runners:
-            runs[runner.name].append(_quietest(cell, runner, number, patience, log))
+        read_gb_s = 0.0
+        for runner in active:
+            measured, output, at = _quietest(cells, runner, patience)
+            log.said[runner.name] = output.said
+            if output.read_gb_s:
+                read_gb_s = statistics.mean(output.read_gb_s)
+                log.read_gb_s.extend(output.read_gb_s)
+            for cell in cells:
+                run = Run(
+                    number, output.readings[cell], measured.wall_s, measured.foreign_cores,
+                    measured.steal_cores, at, read_gb_s,
+                )  # fmt: skip
+                runs[cell][runner.name].append(run)
+        if number == 0:
+            active = [runner for runner in runners if not _beaten(runner, runners, runs)]
     return runs
 
 
-def _quietest(cell: Cell, runner: Runner, number: int, patience: Patience, log: Log) -> Run:
-    """One process; up to two more if others used the CPU meanwhile, and the least disturbed counts."""
-    runs: list[Run] = []
+def _beaten(runner: Runner, runners: Sequence[Runner], runs: Mapping[Cell, Mapping[str, Sequence[Run]]]) -> bool:
+    """Another variant of the same peer was faster in every cell, by a margin."""
+
+    def speed(cell: Cell, name: str) -> float:
+        median = runs[cell][name][0].reading.median
+        return median if cell.more_is_better else 1 / median
+
+    return any(
+        all(speed(cell, runner.name) < _MARGIN * speed(cell, other.name) for cell in runs)
+        for other in runners
+        if other.peer == runner.peer and other.name != runner.name
+    )
+
+
+def _quietest(cells: Sequence[Cell], runner: Runner, patience: Patience) -> tuple[Measured, Output, str]:
+    """One process; another if others used the CPU meanwhile, and the less disturbed counts."""
+    tries: list[tuple[Measured, Output, str]] = []
     for _ in range(_ATTEMPTS):
         came = wait_until_quiet(patience.limit_cores, patience.wait_s)
         at = time.strftime("%H:%M:%S")
-        measured = run_measured(runner.command(cell), timeout_s=patience.timeout_s)
-        reading = runner.parse(measured.stdout)
-        run = Run(
-            number, reading.median, reading.low, reading.high,
-            measured.wall_s, measured.foreign_cores, measured.steal_cores, at,
-        )  # fmt: skip
-        runs.append(run)
-        quiet = run.foreign_cores <= patience.limit_cores
-        log.add(runner, reading, quiet=quiet)
+        measured = run_measured(runner.command(cells), timeout_s=patience.timeout_s)
+        output = runner.parse(measured.stdout, cells)
+        tries.append((measured, output, at))
+        figures = ", ".join(f"{c.kind} {c.tokens}: {output.readings[c].median:.4g}" for c in cells)
         print(
-            f"{at} {cell.kind} {cell.tokens} {runner.name}: {run.median:.1f} tok/s"
-            f" ({run.low:.1f} - {run.high:.1f}), {run.wall_s:.0f} s, foreign {run.foreign_cores:.2f} cores"
-            + "".join(f", read {gb_s:.1f} GB/s" for gb_s in reading.said.get("read_gb_s", ())),
+            f"{at} {runner.name}: {figures}; {measured.wall_s:.0f} s, foreign {measured.foreign_cores:.2f} cores"
+            + "".join(f", read {gb_s:.1f} GB/s" for gb_s in output.read_gb_s),
             file=sys.stderr,
         )
-        if quiet or not came:  # a machine that did not get quiet will not be in the next attempt either
+        # a machine that did not get quiet will not be in the next attempt either
+        if measured.foreign_cores <= patience.limit_cores or not came:
             break
-    return min(runs, key=lambda run: run.foreign_cores)
+    return min(tries, key=lambda one: one[0].foreign_cores)
 
 
-def prepare(options: argparse.Namespace) -> list[Runner]:
-    """Make what is missing (checkpoint, llama-bench, GGUF, bundle; kept in the work folder) -> the runtimes."""
-    work: Path = options.work or env().cache_dir / "peers"
-    checkpoint: Path = options.checkpoint or work / _SHAPE
-    if options.checkpoint is None and not checkpoint.is_dir():
-        _say(f"write a random checkpoint of the shape {_SHAPE}")
-        make_checkpoint(_SHAPE, checkpoint)
-    binary: Path | None = options.llama_bench
-    if binary is None:
-        binary = work / f"build-{VERSION}" / "bin" / "llama-bench"
-        if not binary.is_file():
-            _say("build llama.cpp")
-            build_llama_cpp(work)
-    if not binary.is_file():
-        raise UsageError("--llama-bench", expected="a file", found=binary)
-    try:
-        from tests.peers.make_gguf import bytes_per_token, make_gguf
-    except ImportError as error:
-        raise UsageError(f"{error.name} is missing", next_step="python -m pip install gguf") from error
-    console = stderr_console()
-    bundle = prepare_bundle(Wanted(str(checkpoint), "cpu", QUANTIZATION), console_progress(console))
-    manifest = read_manifest(bundle)
-    gguf: Path = options.gguf or work / f"{manifest.checkpoint_hash[:16]}-q4_0.gguf"
-    if not gguf.is_file():
-        _say("write GGUF")
-        make_gguf(checkpoint, gguf)
-    threads = options.threads or machine.core_counts()[0]
-    effort = Effort(threads, options.repeats, options.decode_tokens)
-    weights = bytes_per_token(gguf)
-    runners: list[Runner] = [Mlcpipe(bundle, effort, manifest.memory_plan.weights_bytes)]
-    runners += [LlamaBench(binary.resolve(), gguf, effort, weights, flash) for flash in (False, True)]
-    return runners
+def measure(options: argparse.Namespace) -> dict[str, Any]:
+    """Run everything -> the document; `--output` has what is known after each group, should a later one fail."""
+    effort = Effort(options.threads or machine.core_counts()[0], options.repeats, options.decode_tokens)
+    places = Places(options.work or default_work(), options.checkpoint, options.llama_bench)
+    log, content = Log(), _earlier(options.output)
+    subjects = [subject(model, scheme) for model in options.models for scheme in options.quantizations]
+    prepared = [(what, *prepare(what, places, effort, options.runtimes)) for what in subjects]
+    for what, runners, manifest in prepared:
+        content = measure_subject(what, runners, manifest, options, log, content)
+    return content
 
 
-def measure(runners: Sequence[Runner], options: argparse.Namespace) -> tuple[str, str]:
-    """Run every cell -> (Markdown, JSON); `--output` has what is known after each cell, should a later one fail."""
-    cells = [Cell("prefill", n) for n in options.prefill] + [Cell("decode", n) for n in options.depths]
-    if not cells:
-        raise UsageError("nothing to measure", expected="a prompt length or a depth", found="none")
+def measure_subject(
+    what: Subject,
+    runners: Sequence[Runner],
+    manifest: Manifest,
+    options: argparse.Namespace,
+    log: Log,
+    content: dict[str, Any],
+) -> dict[str, Any]:
+    """Every group of rows of one model and one kind of weights -> `content` and what is new."""
     patience = Patience(options.foreign, options.wait, options.timeout)
-    log = Log()
-    runs: dict[Cell, dict[str, list[Run]]] = {}
-    for cell in cells:
-        runs[cell] = measure_cell(cell, runners, options.rounds, patience, log)
-        table, content = _report(runners, runs, options, log)
-        if options.output is not None:
-            options.output.write_text(content, encoding="utf-8")
-    return table, content
+    cells = [cell_of(row) for row in options.rows or _ROWS[what.bits].split(",")]
+    kv = manifest.memory_plan.kv_bytes_per_token
+    traffic = Traffic(
+        {runner.name: runner.bytes_per_token for runner in runners},
+        {runner.name: kv * runner.kv_factor for runner in runners},
+        options.decode_tokens,
+        last_cache_bytes(),
+    )
+    for kind in _KINDS:
+        group = [cell for cell in cells if cell.kind == kind]
+        for part in [[cell] for cell in group] if kind == "memory" else [group] if group else []:
+            runs = measure_group(part, runners, options.rounds, patience, log)
+            peers = {runner.name: runner.peer for runner in runners}
+            key = what.model, what.quantization, what.bits
+            new = [compare(key, cell, runs[cell], peers, traffic, options.foreign) for cell in part]
+            content = merge(content, document(new, circumstances(runners, options, log)))
+            if options.output is not None:
+                options.output.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+    return content
 
 
-def _report(
-    runners: Sequence[Runner], runs: Mapping[Cell, dict[str, list[Run]]], options: argparse.Namespace, log: Log
-) -> tuple[str, str]:
-    """Compare after the runs: all cells share one figure for the read bandwidth."""
-    ours = log.said[OURS]
-    memory = Memory(log.read_gb_s(), ours["last_cache_bytes"], ours["kv_bytes_per_token"], options.decode_tokens)
-    weights = {runner.name: runner.bytes_per_token for runner in runners}
-    comparisons = [compare(cell, runs[cell], weights, memory, options.foreign) for cell in runs]
-    header = circumstances(runners, options, memory, log)
-    return markdown(comparisons, header), json.dumps(document(comparisons, header, memory), indent=1) + "\n"
+def _earlier(path: Path | None) -> dict[str, Any]:
+    if path is None or not path.is_file():
+        return document([], {})
+    content: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    return content
 
 
-def circumstances(runners: Sequence[Runner], options: argparse.Namespace, memory: Memory, log: Log) -> dict[str, str]:
+def circumstances(runners: Sequence[Runner], options: argparse.Namespace, log: Log) -> dict[str, str]:
     """What a reader must know to judge the numbers."""
-    ours, theirs = log.said[OURS], next(log.said[runner.name] for runner in runners if runner.name != OURS)
-    llama = next(runner for runner in runners if isinstance(runner, LlamaBench))
-    readings = sorted(log.quiet_gb_s or log.busy_gb_s)
-    return {
+    ours = log.said[OURS]
+    facts = {
         "cpu": f"{ours['cpu']}, {ours['threads']} threads; {machine.system_name()}",
         "date": time.strftime("%Y-%m-%d"),
-        "versions": ", ".join(f"{name} {number or 'absent'}" for name, number in ours["versions"].items()),
-        "llama.cpp": f"{source_of(llama.binary) or 'source unknown'}; build {theirs['build_number']}"
-        f" ({theirs['build_commit']})",
-        "model": f"{ours['model_type']}, {theirs['model_n_params'] / 1e6:.0f} M parameters",
-        "weights": ", ".join(f"{runner.name} {runner.bytes_per_token / 1e6:.1f} MB" for runner in runners[:2])
-        + " read for each token",
-        "KV cache": f"{memory.kv_bytes_per_token} bytes a token, float16 on both sides",
-        "read bandwidth": f"{memory.read_gb_s:.1f} GB/s ({readings[0]:.1f} - {readings[-1]:.1f} in the same runs)",
-        "runs": f"{options.rounds} rounds of {options.repeats} repeats; decode of {options.decode_tokens} tokens",
+        OURS: ", ".join(f"{name} {number or 'absent'}" for name, number in ours["versions"].items()),
     }
+    for runner in runners:
+        said = log.said[runner.name]
+        if isinstance(runner, LlamaBench):
+            build = f"build {said.get('build_number')} ({said.get('build_commit')})"
+            facts[runner.peer] = f"{source_of(runner.binary) or 'source unknown'}; {build}"
+        elif runner.peer != OURS:
+            facts[runner.peer] = str(said.get("version"))
+    facts["read bandwidth"] = (
+        f"{statistics.median(log.read_gb_s):.1f} GB/s ({min(log.read_gb_s):.1f} - {max(log.read_gb_s):.1f} in the rounds)"
+    )
+    facts["runs"] = f"{options.rounds} rounds of {options.repeats} repeats; decode of {options.decode_tokens} tokens"
+    return facts
 
 
-def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0] if __doc__ else "")
+def cell_of(row: str) -> Cell:
+    """ "decode-1024" -> Cell("decode", 1024), "load" -> Cell("load", 1). Raises UsageError."""
+    kind, _, tokens = row.partition("-")
+    if kind == "load" and not tokens:
+        return Cell("load", 1)
+    if kind not in ("prefill", "decode", "memory") or not tokens.isascii() or not tokens.isdigit():
+        raise UsageError("--rows", expected="prefill-N, decode-N, memory-N or load", found=row)
+    return Cell(kind, int(tokens))
+
+
+def options_of(parser: argparse.ArgumentParser, arguments: Sequence[str] | None) -> argparse.Namespace:
+    """The options that `bench_peers` and `busy_core` share."""
     add = parser.add_argument
-    add("--checkpoint", type=Path, help=f"llama or qwen2 (default: random weights of the shape {_SHAPE})")
+    names = ", ".join(SHAPES)
+    add("--models", type=_words, default=tuple(SHAPES), help=f"shapes with random weights (default: {names})")
+    add("--quantizations", type=_words, default=("q4f16_1", "q8f16_1"), help="ours; peers' follow by bits")
+    add("--runtimes", type=_words, default=RUNTIMES, help="beside mlcpipe: llama.cpp, openvino (default: both)")
+    add("--checkpoint", type=Path, help="llama or qwen2, instead of the shape that --models names")
     add("--llama-bench", type=Path, help="llama.cpp's benchmark (default: built from source)")
-    add("--gguf", type=Path, help="the checkpoint for llama.cpp (default: made from it, all matrices Q4_0)")
     add("--work", type=Path, help="where to keep what is made (default: in mlcpipe's cache)")
-    add("--prefill", type=_numbers, default=(16, 512, 2048), help="prompt lengths (default: 16,512,2048)")
-    add("--depths", type=_numbers, default=(0, 1024, 4096), help="tokens before decoding (default: 0,1024,4096)")
     add("--decode-tokens", type=_count, default=32)
-    add("--threads", type=_count, help="for both (default: the physical cores)")
-    add("--rounds", type=_count, default=3, help="how often the runtimes take turns (default: %(default)s)")
+    add("--threads", type=_count, help="for all (default: the physical cores)")
+    add("--rounds", type=_count, default=2, help="how often the runtimes take turns (default: %(default)s)")
     add("--repeats", type=_count, default=3, help="measurements in each process (default: %(default)s)")
     add("--foreign", type=float, default=0.1, help="cores others may use on a quiet machine (default: %(default)s)")
-    add("--wait", type=float, default=300.0, help="seconds to wait for quiet (default: %(default)s)")
+    add("--wait", type=float, default=60.0, help="seconds to wait for quiet (default: %(default)s)")
     add("--timeout", type=float, default=600.0, help="seconds a process may take (default: %(default)s)")
     add("--json", action="store_true", help="print JSON with every run instead of Markdown")
-    add("--output", type=Path, help="write that JSON to this file as well, after each cell")
-    return parser.parse_args(arguments)
+    options = parser.parse_args(arguments)
+    unknown = set(options.runtimes) - set(RUNTIMES)
+    if unknown:
+        raise UsageError("--runtimes", expected=", ".join(RUNTIMES), found=", ".join(sorted(unknown)))
+    return options
 
 
-def _numbers(text: str) -> tuple[int, ...]:
-    """ "16,512" -> (16, 512)."""
-    return tuple(int(part) for part in text.split(",") if part)
+def _words(text: str) -> tuple[str, ...]:
+    """ "a,b" -> ("a", "b")."""
+    return tuple(part.strip() for part in text.split(",") if part.strip())
 
 
 def _count(text: str) -> int:
@@ -216,20 +234,18 @@ def _count(text: str) -> int:
     return number
 
 
-def _say(text: str) -> None:
-    print(text, file=sys.stderr)
-
-
 def main(arguments: Sequence[str] | None = None) -> int:
     """Prepare, measure, report."""
-    options = _options(arguments)
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0] if __doc__ else "")
+    parser.add_argument("--rows", type=_words, help=f"default: {_ROWS[4]}; for 8 bits {_ROWS[8]}")
+    parser.add_argument("--output", type=Path, help="keep the JSON in this file, after each group; adds to what it has")
     try:
-        runners = prepare(options)
-        table, content = measure(runners, options)
+        options = options_of(parser, arguments)
+        content = measure(options)
     except MlcpipeError as error:
         print(error, file=sys.stderr)
         return error.exit_code
-    sys.stdout.write(content if options.json else table)
+    sys.stdout.write(json.dumps(content, indent=1) + "\n" if options.json else markdown(content))
     return 0
 
 

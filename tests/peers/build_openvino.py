@@ -1,0 +1,96 @@
+"""Makes an environment with openvino-genai, and exports checkpoints for it.
+
+    python -m tests.peers.build_openvino FOLDER [CHECKPOINT ...]
+
+The environment (2 GB with torch, which the export needs) is FOLDER/openvino-VERSION; it never shares packages with
+mlcpipe's. A checkpoint NAME becomes FOLDER/openvino-VERSION/models/NAME-int4 (symmetric, groups of 64, every
+matrix but the embedding, which is int8) and NAME-int8 (one scale a row). Those are the exporter's usual choices.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from mlcpipe.errors import MlcpipeError, ResourceError
+
+VERSION = "2026.4.1.0"
+_PACKAGES = (
+    f"openvino-genai=={VERSION}",
+    f"openvino-tokenizers=={VERSION}",
+    "optimum-intel==2.2.0",
+    "nncf==3.4.0",
+    "transformers==5.5.4",
+    "torch==2.13.0",
+    "safetensors",
+)
+_WEIGHTS = {
+    4: ["--weight-format", "int4", "--sym", "--group-size", "64", "--ratio", "1.0"],
+    8: ["--weight-format", "int8"],
+}
+_READY = "ready"  # a file that is written when every package is there
+
+
+def build_openvino(folder: Path) -> Path:
+    """The environment's Python, made if it is not there. Raises ResourceError if a step fails."""
+    home = folder / f"openvino-{VERSION}"
+    python = home / ("Scripts/python.exe" if os.name == "nt" else "bin/python")
+    if not (home / _READY).is_file():
+        _run([sys.executable, "-m", "venv", str(home)])
+        pip = [str(python), "-m", "pip", "--disable-pip-version-check", "-q"]
+        _run([*pip, "install", *_PACKAGES])
+        # It comes along with optimum-intel, for another build of torch than the one installed if that is a CPU build;
+        # transformers imports it where it is present and fails then. Text models do not need it.
+        _run([*pip, "uninstall", "-y", "torchvision"])
+        (home / _READY).write_text("\n".join(_PACKAGES) + "\n", encoding="utf-8")
+    return python
+
+
+def export(python: Path, checkpoint: Path, bits: int) -> Path:
+    """The folder of the exported model, made if it is not there. Raises ResourceError."""
+    output = python.parent.parent / "models" / f"{checkpoint.name}-int{bits}"
+    if not output.is_dir():
+        partial = output.with_name(output.name + ".partial")
+        task = ["--task", "text-generation-with-past"]
+        command = [str(python), "-m", "optimum.commands.optimum_cli", "export", "openvino", "-m", str(checkpoint)]
+        _run([*command, *task, *_WEIGHTS[bits], str(partial)])
+        partial.rename(output)
+    return output
+
+
+def bytes_per_token(model: Path) -> int:
+    """Bytes of weights that a decode step reads: of a tied embedding, which these models have, all."""
+    return (model / "openvino_model.bin").stat().st_size
+
+
+def _run(command: Sequence[str]) -> None:
+    offline = {**os.environ, "HF_HUB_OFFLINE": "1"}  # the checkpoint is a folder: nothing is to be fetched
+    status = subprocess.run(command, stdout=sys.stderr, env=offline, check=False).returncode
+    if status:
+        raise ResourceError(" ".join(command[:5]) + " failed", found=f"exit status {status}")
+
+
+def main() -> int:
+    """Parse the command line, build, export, print the paths."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0] if __doc__ else "")
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("checkpoint", type=Path, nargs="*")
+    options = parser.parse_args()
+    try:
+        python = build_openvino(options.folder)
+        print(python)
+        for checkpoint in options.checkpoint:
+            for bits in _WEIGHTS:
+                print(export(python, checkpoint, bits))
+    except MlcpipeError as error:
+        print(error, file=sys.stderr)
+        return error.exit_code
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

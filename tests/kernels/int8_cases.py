@@ -15,13 +15,14 @@ from mlcpipe.quantization.scheme import load_scheme
 from mlcpipe.targets import host_instruction_sets
 from tir_schedules.cpu.int8_activations import SMALLEST
 from tir_schedules.cpu.int8_dot import Dot
+from tir_schedules.cpu.int8_expert_matmul import int8_expert_matmul
 from tir_schedules.cpu.int8_gemm import CHUNK, gemm_fits
 from tir_schedules.cpu.int8_matmul import GEMM_ROWS, GROUP, int8_matmul
 from tir_schedules.cpu.matmul import packed_of
 from tir_schedules.op import Op, op_of
 
 from .harness import EPS, KINDS, TINY, Array, Call, Case, adversarial, unwritten
-from .matmul_cases import LAYOUT, SHAPES, packed
+from .matmul_cases import LAYOUT, SHAPES, ExpertMatmul, expert_call, packed
 
 # Knob `int8_dot` -> its lanes, the instruction set that it needs, a register tile (rows, tail_rows, blocks).
 DOTS = {
@@ -133,10 +134,65 @@ def int8_call(kernel: Int8Matmul, m: int, kind: str) -> Call:
     return Call(args, {len(args) - 1: (seen @ w.T, bound)})
 
 
+@dataclass(frozen=True)
+class Int8ExpertMatmul:
+    """x f32[m or m * top, k] times the packed w [experts, n, k] that ids choose, x in int8."""
+
+    kind: str
+    scheme: str
+    n: int
+    k: int
+    experts: int
+    top: int
+    shared: bool
+
+    @property
+    def symbol(self) -> str:
+        return f"int8_{self.exact.symbol}_{self.kind}"
+
+    @property
+    def exact(self) -> ExpertMatmul:
+        return ExpertMatmul(self.scheme, self.n, self.k, self.experts, self.top, self.shared)
+
+    def definition(self) -> None:
+        """The TE body is exact: what it gives is not what this kernel promises."""
+
+    def build(self) -> tirx.PrimFunc:
+        op = op_of(self.exact.definition())
+        assert op is not None
+        kernel = int8_expert_matmul(op, knobs_of(self.kind))
+        assert isinstance(kernel, tirx.PrimFunc), kernel
+        return kernel
+
+
+def int8_expert_call(kernel: Int8ExpertMatmul, m: int, kind: str) -> Call:
+    """The call of the exact kernel, with what the integer kernel sees of x."""
+    call = expert_call(kernel.exact, m, kind)
+    x, ids = call.args[0], call.args[-2]
+    assert isinstance(x, np.ndarray) and isinstance(ids, np.ndarray)
+    w = packed(kernel.scheme, (kernel.experts, kernel.n, kernel.k), kind)[1]
+    chosen = np.clip(ids, 0, kernel.experts - 1).reshape(-1)
+    seen = np.repeat(quantized(x), kernel.top if kernel.shared else 1, axis=0)
+    expected = np.stack([row @ w[e].T for row, e in zip(seen, chosen)])
+    terms = kernel.k // GROUP + 8
+    size = np.stack([np.abs(row) @ np.abs(w[e]).T for row, e in zip(seen, chosen)])
+    return Call(call.args, {len(call.args) - 1: (expected, terms * EPS * size + terms * TINY)})
+
+
+def _experts(dot: str, scheme: str) -> Iterator[Case]:
+    for n, k, experts, top, shared in ((33, 100, 4, 2, True), (16, 40, 3, 3, False), (7, 33, 2, 1, False)):
+        kernel = Int8ExpertMatmul(dot, scheme, n, k, experts, top, shared)
+        for m, kind in zip((1, 3, 40, 2), KINDS):
+            yield Case(
+                f"{kernel.symbol}-m{m}-{kind}", f"int8-{dot}", kernel, partial(int8_expert_call, kernel, m, kind)
+            )
+
+
 def cases() -> Iterator[Case]:
     """Small cases of every dot product and scheme, then timed ones of the best."""
     for dot in HERE:
         for scheme in SCHEMES:
+            yield from _experts(dot, scheme)
             shapes = [*((shape, ROWS) for shape in SHAPES), *((shape, MANY_ROWS) for shape in MANY_SHAPES)]
             for i, ((n, k), rows) in enumerate(shapes):
                 kernel = Int8Matmul(dot, scheme, n, k)
@@ -145,6 +201,19 @@ def cases() -> Iterator[Case]:
                     yield Case(
                         f"{kernel.symbol}-m{m}-{kind}", f"int8-{dot}", kernel, partial(int8_call, kernel, m, kind)
                     )
+    for dot in HERE[:1]:
+        expert = Int8ExpertMatmul(dot, "q4f16_1", 1536, 2048, 8, 2, True)
+        nbytes = load_scheme("q4f16_1").nbytes(1536, 2048)
+        for m, read in ((1, 2), (256, 8)):
+            yield Case(
+                f"{expert.symbol}-m{m}",
+                "timed-int8",
+                expert,
+                partial(int8_expert_call, expert, m, "normal"),
+                nbytes=read * nbytes,
+                flops=2 * 2 * m * 1536 * 2048,
+                timed=True,
+            )
     for scheme, n, k, rows in (
         ("q4f16_1", 8192, 2048, (1, 4, 16, 512)),
         ("q4f16_1", 2048, 8192, (1, 16, 512)),

@@ -65,8 +65,12 @@ def int8_matmul(op: Op, knobs: Mapping[str, int | str]) -> tirx.PrimFunc | Decli
     reason = unfit(op, w)
     if reason:
         return Declined(reason)
-    tile = Int8Tile(*(int(knobs[f"int8_{name}"]) for name in ("rows", "tail_rows", "blocks", "prefetch_words")))
-    return _kernel(w, dot, tile)
+    return _kernel(w, dot, tile_of(knobs))
+
+
+def tile_of(knobs: Mapping[str, int | str]) -> Int8Tile:
+    """The register tile that the schedule's facts state."""
+    return Int8Tile(*(int(knobs[f"int8_{name}"]) for name in ("rows", "tail_rows", "blocks", "prefetch_words")))
 
 
 def unfit(op: Op, w: Packed) -> str:

@@ -8,6 +8,7 @@ from tvm import tirx
 
 from tir_schedules.cpu.elementwise import elementwise
 from tir_schedules.cpu.expert_matmul import expert_matmul
+from tir_schedules.cpu.int8_expert_matmul import int8_expert_matmul
 from tir_schedules.cpu.int8_matmul import int8_matmul
 from tir_schedules.cpu.matmul import Tile, matmul
 from tir_schedules.cpu.norm import norm
@@ -37,6 +38,7 @@ def _tile(knobs: Knobs) -> Tile:
 RULES: tuple[tuple[str, tuple[str, ...], Rule], ...] = (
     ("cpu.int8_matmul", ("matmul",), _hand_written(int8_matmul)),
     ("cpu.matmul", ("matmul",), _hand_written(lambda op, knobs: matmul(op, _tile(knobs)))),
+    ("cpu.int8_expert_matmul", ("expert_matmul",), _hand_written(int8_expert_matmul)),
     ("cpu.expert_matmul", ("expert_matmul",), _hand_written(lambda op, knobs: expert_matmul(op))),
     ("cpu.norm", ("rms_norm", "add_rms_norm"), _hand_written(lambda op, knobs: norm(op))),
     ("cpu.elementwise", (), elementwise),

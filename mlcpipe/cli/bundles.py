@@ -125,6 +125,6 @@ def _source_hash() -> str:
     roots = (package, package.parent / "tir_schedules", package.parent / "targets")
     digest = hashlib.sha256()
     for root in roots:
-        for path in sorted(p for p in root.rglob("*") if p.suffix in (".py", ".toml") and "cli" not in p.parts):
+        for path in sorted(p for p in root.rglob("*") if p.suffix in (".py", ".toml", ".c") and "cli" not in p.parts):
             digest.update(f"{path.relative_to(root)}\0".encode() + path.read_bytes())
     return digest.hexdigest()

@@ -14,11 +14,13 @@ from pathlib import Path
 from mlcpipe.errors import CompileError
 
 LINK_TIMEOUT_S = 600
+# The threads of the library's parallel loops; Windows keeps TVM's.
+_POOL = Path(__file__).parent.parent / "native" / "pool.c"
 
 
 @dataclass(frozen=True)
 class Linker:
-    """A command that links, and its version for the manifest."""
+    """A command that compiles C and links, and its version for the manifest."""
 
     name: str
     version: str
@@ -28,7 +30,8 @@ class Linker:
         """Link `objects` into the shared library `output`. Raises CompileError with the linker's last words."""
         shared = ["-shared", "-fPIC"] if sys.platform != "win32" else ["-shared"]
         dead_strip = ["-undefined", "dynamic_lookup"] if sys.platform == "darwin" else []
-        command = [*self.command, *shared, *dead_strip, "-o", str(output), *map(str, objects)]
+        pool = [] if sys.platform == "win32" else ["-O2", "-pthread", str(_POOL)]
+        command = [*self.command, *shared, *dead_strip, "-o", str(output), *map(str, objects), *pool]
         try:
             done = subprocess.run(command, capture_output=True, text=True, timeout=LINK_TIMEOUT_S, check=False)
         except (OSError, subprocess.TimeoutExpired) as error:

@@ -20,7 +20,7 @@ from tvm.runtime import ShapeTuple
 from mlcpipe.bundle import Manifest, open_params, read_manifest, to_tvm, verify
 from mlcpipe.env import env
 from mlcpipe.errors import BundleError, ResourceError, TargetError, UsageError
-from mlcpipe.runtime.threads import use_threads
+from mlcpipe.runtime.threads import own_threads, use_threads
 from mlcpipe.targets import host_instruction_sets
 
 _SEQUENCE = ShapeTuple([0])
@@ -48,6 +48,7 @@ class Library:
         self.context_length = _fitting_context(self.manifest, context_length)
         self._device = tvm.cpu()
         self._vm = self._load()
+        self.threads = own_threads(self._module, threads, self) or self.threads
         self.params = self._params()
         self._kv = self._create_kv_cache()
         self._embed, self._prefill, self._decode, self._verify = (

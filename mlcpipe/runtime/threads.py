@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import itertools
 import os
+import weakref
+from typing import Any
 
 import psutil
 import tvm
@@ -12,6 +14,7 @@ from mlcpipe.env import env
 from mlcpipe.errors import UsageError
 
 MAX_THREADS = 1024
+_OWN_THREADS = "mlcpipe_threads"
 _SHARE_ALL_CORES = -3  # TVM's kSpecifyThreadShareAllCore: the system places and moves the threads
 
 
@@ -23,13 +26,32 @@ def use_threads(threads: int | None = None) -> int:
     avoided. TVM makes its pool at the first parallel kernel of a thread and never enlarges it, so this comes first.
     Raises UsageError.
     """
-    if threads is not None and (not isinstance(threads, int) or not 1 <= threads <= MAX_THREADS):
-        raise UsageError("threads", expected=f"an integer from 1 to {MAX_THREADS}", found=repr(threads))
-    wanted = threads or env().threads or physical_cores()
+    wanted = _wanted(threads)
     usable = _processors()
     names = [str(cpu) for cpu in itertools.islice(itertools.cycle(usable), max(wanted, len(usable)))]
     tvm.get_global_func("runtime.config_threadpool")(_SHARE_ALL_CORES, wanted, names)
     return int(tvm.get_global_func("runtime.NumThreads")())
+
+
+def _wanted(threads: int | None) -> int:
+    if threads is not None and (not isinstance(threads, int) or not 1 <= threads <= MAX_THREADS):
+        raise UsageError("threads", expected=f"an integer from 1 to {MAX_THREADS}", found=repr(threads))
+    return threads or env().threads or physical_cores()
+
+
+def own_threads(module: Any, threads: int | None, owner: object) -> int | None:
+    """Run the parallel loops of a compiled library on threads of its own (`mlcpipe/native/pool.c`) while `owner` lives.
+
+    They take parts of a loop one after the other and sleep when they wait long, so that another process on a core
+    costs its share and little more. Returns how many there are now, the caller's among them; None for a library
+    without (Windows), which keeps TVM's pool. `threads` is as for `use_threads`.
+    """
+    if not module.implements_function(_OWN_THREADS, query_imports=True):
+        return None
+    start = module.get_function(_OWN_THREADS, query_imports=True)
+    running = int(start(_wanted(threads)))
+    weakref.finalize(owner, start, 0)
+    return running
 
 
 def physical_cores() -> int:

@@ -146,14 +146,17 @@ def _store_row(Y, acc, block, n):
 
 
 def _quantized(w: Packed, tile: Tile) -> tirx.PrimFunc:
-    group, per_word, words, bits = w.group_size, w.codes_per_word, w.words_per_group, w.bits
+    # A scale for a whole row is read again for every 32 of it, so that what is unrolled does not grow with K.
+    group = 32 if w.groups == 1 and w.group_size % 32 == 0 else w.group_size
+    per_word, bits, stored_groups = w.codes_per_word, w.bits, w.groups
+    words, groups = group // per_word, w.groups * w.group_size // group
     mask = (1 << bits) - 1
-    padded = w.groups * group
+    padded = groups * group
     chunk_groups = max(1, tile.depth // group)
     depth = chunk_groups * group
-    chunks = -(-w.groups // chunk_groups)
+    chunks = -(-groups // chunk_groups)
     n_tiles = -(-w.blocks // tile.blocks)
-    n, k_size, n_blocks, groups, blocks, rows = w.n, w.k, w.blocks, w.groups, tile.blocks, tile.rows
+    n, k_size, n_blocks, blocks, rows = w.n, w.k, w.blocks, tile.blocks, tile.rows
     zero_point, dtype = float(w.zero_point), w.dtype
 
     @T.prim_func(s_tir=True)
@@ -161,7 +164,7 @@ def _quantized(w: Packed, tile: Tile) -> tirx.PrimFunc:
         m = T.int64()
         X = T.match_buffer(x_handle, (m, k_size), "float32")
         W = T.match_buffer(w_handle, (n_blocks, groups * words, 16), "uint32")
-        S = T.match_buffer(s_handle, (n_blocks, groups, 16), dtype)
+        S = T.match_buffer(s_handle, (n_blocks, stored_groups, 16), dtype)
         Y = T.match_buffer(y_handle, (m, n), "float32")
         if m == T.int64(1):
             x = T.alloc_buffer((padded,), "float32")
@@ -207,7 +210,7 @@ def _quantized(w: Packed, tile: Tile) -> tirx.PrimFunc:
                     acc[0, T.ramp(0, 1, 16)] = acc[0, T.ramp(0, 1, 16)] + (
                         (part[0, T.ramp(0, 1, 16)] + part[1, T.ramp(0, 1, 16)])
                         + (part[2, T.ramp(0, 1, 16)] + part[3, T.ramp(0, 1, 16)])
-                    ) * T.cast(S[block, g, T.ramp(0, 1, 16)], "float32x16")
+                    ) * T.cast(S[block, T.min(g, stored_groups - 1), T.ramp(0, 1, 16)], "float32x16")
                 _store_row(Y, acc, block, n)
         else:
             panels = T.alloc_buffer(((m + rows - 1) // rows, k_size, rows), "float32")
@@ -221,7 +224,7 @@ def _quantized(w: Packed, tile: Tile) -> tirx.PrimFunc:
                         for g in T.serial(T.min(chunk_groups, groups - c * chunk_groups)):
                             block = T.meta_var(T.min(t * blocks + b, n_blocks - 1))
                             scale[0, T.ramp(0, 1, 16)] = T.cast(
-                                S[block, c * chunk_groups + g, T.ramp(0, 1, 16)], "float32x16"
+                                S[block, T.min(c * chunk_groups + g, stored_groups - 1), T.ramp(0, 1, 16)], "float32x16"
                             )
                             for j in T.unroll(words):
                                 word[0, T.ramp(0, 1, 16)] = W[

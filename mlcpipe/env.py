@@ -1,9 +1,10 @@
 """Every environment variable that mlcpipe reads; nothing else looks at `os.environ`.
 
-MLCPIPE_DEBUG    1 timings and tracebacks, 2 the rule of every PrimFunc, 3 the IR, 4 generated source
-MLCPIPE_DUMP     a folder that gets the IR after every pass
-MLCPIPE_CACHE    where compiled bundles, downloads and the chat history are kept
-MLCPIPE_THREADS  how many threads the CPU kernels use (default: the physical cores)
+MLCPIPE_DEBUG        1 timings and tracebacks, 2 the rule of every PrimFunc, 3 the IR, 4 generated source
+MLCPIPE_DUMP         a folder that gets the IR after every pass
+MLCPIPE_CACHE        where compiled bundles, downloads and the chat history are kept
+MLCPIPE_THREADS      how many threads the CPU kernels use (default: the physical cores)
+MLCPIPE_CPU_VARIANT  which variant of the compiled library runs (default: the best for this CPU, see `mlcpipe inspect`)
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ class Env:
     dump: Path | None
     cache_dir: Path
     threads: int | None
+    cpu_variant: str | None
 
 
 def env() -> Env:
@@ -34,6 +36,7 @@ def env() -> Env:
         dump=Path(dump).expanduser() if dump else None,
         cache_dir=Path(cache).expanduser() if cache else _user_cache(),
         threads=_integer("MLCPIPE_THREADS", low=1, high=1024),
+        cpu_variant=os.environ.get("MLCPIPE_CPU_VARIANT", "").strip() or None,
     )
 
 

@@ -5,10 +5,11 @@ from __future__ import annotations
 import re
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from mlcpipe import cpu_features
 from mlcpipe.errors import TargetError
 from mlcpipe.resources import targets_path
 
@@ -29,11 +30,31 @@ _KEYS = {
     "limits": dict,
     "schedule": dict,
 }
+_VARIANT_KEYS = {"name": str, "arch": str, "mcpu": str, "mattr": list, "features": list, "schedule": dict}
+_VARIANT_NAME = re.compile(r"[a-z][a-z0-9_]{0,39}")
+
+Knobs = Mapping[str, int | str]
+
+
+@dataclass(frozen=True)
+class Variant:
+    """One level of instructions that the kernels are compiled for.
+
+    `features` are Linux's names of all instructions beyond the architecture's base that the code may use
+    (`cpu_features`), `mcpu` and `mattr` are LLVM's. `schedule` is the target's with the variant's own on top.
+    """
+
+    name: str
+    arch: str
+    mcpu: str
+    mattr: tuple[str, ...]
+    features: tuple[str, ...]
+    schedule: Knobs
 
 
 @dataclass(frozen=True)
 class Target:
-    """Facts of one device, as its file states them, `base` merged in."""
+    """Facts of one device, as its file states them, `base` merged in. `variants` are of all architectures, best first."""
 
     name: str
     description: str
@@ -43,7 +64,8 @@ class Target:
     link: str
     tvm: Mapping[str, Any]
     limits: Mapping[str, int]
-    schedule: Mapping[str, int]
+    schedule: Knobs
+    variants: tuple[Variant, ...] = ()
 
 
 def target_names() -> list[str]:
@@ -87,58 +109,167 @@ def _merged(path: Path, depth: int) -> dict[str, Any]:
 
 
 def _target(name: str, values: dict[str, Any], path: Path) -> Target:
-    unknown = sorted(set(values) - set(_KEYS))
+    values = dict(values)
+    entries = values.pop("variants", [])
+    _check(values, _KEYS, "target file", path)
+    for key, value in values["limits"].items():
+        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+            raise TargetError(f"target file limits.{key}", where=path, expected="a positive integer", found=repr(value))
+    _check_knobs(values["schedule"], "schedule", path)
+    if not isinstance(entries, list):
+        raise TargetError("target file variants", where=path, expected="[[variants]]", found=repr(entries)[:80])
+    variants = tuple(_variant(entry, values["schedule"], path) for entry in entries)
+    names = [(variant.arch, variant.name) for variant in variants]
+    if len(set(names)) < len(names):
+        raise TargetError("target file has two variants of one name", where=path, found=", ".join(n for _, n in names))
+    return Target(name=name, variants=variants, **values)
+
+
+def _check(values: Mapping[str, Any], keys: Mapping[str, type], what: str, path: Path) -> None:
+    """Every key of `keys` with its type, and no other. Raises TargetError."""
+    unknown = sorted(set(values) - set(keys))
     if unknown:
         raise TargetError(
-            "target file has an unknown key", where=path, expected=", ".join(_KEYS), found=", ".join(unknown)
+            f"{what} has an unknown key", where=path, expected=", ".join(keys), found=", ".join(unknown)
         )
-    for key, kind in _KEYS.items():
+    for key, kind in keys.items():
         if not isinstance(values.get(key), kind):
+            raise TargetError(f"{what} lacks {key}", where=path, expected=kind.__name__, found=repr(values.get(key)))
+
+
+def _check_knobs(knobs: Mapping[str, Any], table: str, path: Path) -> None:
+    for key, value in knobs.items():
+        if not isinstance(value, int | str) or isinstance(value, bool) or value == "" or value in range(-1000, 1):
             raise TargetError(
-                f"target file lacks {key}", where=path, expected=kind.__name__, found=repr(values.get(key))
+                f"target file {table}.{key}", where=path, expected="a positive integer or a word", found=repr(value)
             )
-    for table in ("limits", "schedule"):
-        for key, value in values[table].items():
-            if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-                raise TargetError(
-                    f"target file {table}.{key}", where=path, expected="a positive integer", found=repr(value)
-                )
-    return Target(name=name, **values)
 
 
-def tvm_target(target: Target) -> Any:
-    """The `tvm.target.Target` of a target; `native` becomes this machine's CPU and triple."""
+def _variant(entry: Any, schedule: Mapping[str, Any], path: Path) -> Variant:
+    if not isinstance(entry, dict):
+        raise TargetError("target file variants", where=path, expected="tables", found=repr(entry)[:80])
+    _check(entry, _VARIANT_KEYS, f"variant {str(entry.get('name'))[:40]!r}", path)
+    name, arch, features = entry["name"], entry["arch"], entry["features"]
+    known = cpu_features.LLVM_NAMES.get(arch)
+    if not _VARIANT_NAME.fullmatch(name):
+        raise TargetError("variant has an unusable name", where=path, expected="a-z, 0-9 and _", found=repr(name)[:80])
+    if known is None:
+        raise TargetError(
+            f"variant {name} arch", where=path, expected=" or ".join(cpu_features.LLVM_NAMES), found=repr(arch)[:80]
+        )
+    strange = [feature for feature in features if feature not in known]
+    if strange:
+        raise TargetError(
+            f"variant {name} needs a feature that is unknown", where=path, expected=", ".join(known), found=strange[0]
+        )
+    if not all(isinstance(word, str) and word[:1] in ("+", "-") for word in entry["mattr"]):
+        raise TargetError(f"variant {name} mattr", where=path, expected="words that begin with + or -")
+    _check_knobs(entry["schedule"], f"variant {name} schedule", path)
+    return Variant(
+        name, arch, entry["mcpu"], tuple(entry["mattr"]), tuple(features), {**schedule, **entry["schedule"]}
+    )
+
+
+def host_variants(target: Target) -> list[Variant]:
+    """The variants of this machine's architecture, best first, as the target's file has them."""
+    return [variant for variant in target.variants if variant.arch == cpu_features.architecture()]
+
+
+def compiled_variants(target: Target) -> tuple[Variant, ...]:
+    """What a compile for `target` makes, best first: all variants of its architecture, or one for the CPU it names.
+
+    A target without variants counts as one of the target's own name. Raises TargetError for an architecture without
+    variants, and for a variant whose code may use an instruction that its features do not name.
+    """
+    arch, mcpu = cpu_features.architecture_of(triple(target)), target.tvm.get("mcpu")
+    if not target.variants:
+        return (Variant(target.name, arch, mcpu or "", tuple(target.tvm.get("mattr", ())), (), target.schedule),)
+    variants = [variant for variant in target.variants if variant.arch == arch]
+    if not variants:
+        raise TargetError("target has no variant for the architecture", where=target.name, found=triple(target))
+    if mcpu is not None:
+        return (_tuned(target, variants, str(mcpu)),)
+    for variant in variants:
+        missing = _instructions(target, variant) - _covered(variant)
+        if missing:
+            raise TargetError(
+                f"variant {variant.name} does not name all its features",
+                where=target.name,
+                expected=f"features for LLVM's {', '.join(sorted(missing))}",
+                found=", ".join(variant.features),
+            )
+    return tuple(variants)
+
+
+def _tuned(target: Target, variants: list[Variant], mcpu: str) -> Variant:
+    """The best variant that a CPU runs, compiled for just that CPU; `native` is this machine's as the system shows it."""
+    known, features = cpu_features.LLVM_NAMES[variants[0].arch], cpu_features.host_features()
+    asked = tuple(target.tvm.get("mattr", ()))
+    if mcpu == "native":
+        if variants[0].arch != cpu_features.architecture():
+            raise TargetError(
+                "native means this machine's CPU", where=target.name, expected=cpu_features.architecture(),
+                found=triple(target), next_step="name an mcpu",
+            )  # fmt: skip
+        import tvm
+
+        mcpu = tvm.target.codegen.llvm_get_system_cpu()
+        asked = (*(f"+{word}" for name in sorted(features) for word in known[name]), *asked)
+    bare = replace(variants[-1], mcpu=mcpu, mattr=asked)
+    has = _features(target, bare)
+    if target.tvm["mcpu"] != "native":
+        features = frozenset(name for name, words in known.items() if set(words) <= has)
+    best = next(variant for variant in variants if features.issuperset(variant.features))
+    tuned = replace(best, mcpu=mcpu, mattr=(*asked, *best.mattr), features=tuple(f for f in known if f in features))
+    # What LLVM's table says of the CPU beyond what the machine shows, or what `cpu_features` cannot ask for.
+    excess = sorted(_instructions(target, tuned) - _covered(tuned))
+    return replace(tuned, mattr=(*tuned.mattr, *(f"-{word}" for word in excess)))
+
+
+# Of LLVM's features, those that are instructions: the rest tunes code and says nothing about what can run.
+_INSTRUCTIONS = re.compile(
+    r"(sse|ssse|avx|amx|fma|xop|tbm|f16c|bmi|popcnt|lzcnt|movbe|aes|vaes|pclmul|vpclmul|gfni|adx|sha|cmov|mmx|crc32"
+    r"|sm3|sm4|movdir|cmpccxadd|prfchw|egpr|push2pop2|ppx|ndd|ccmp|nf|cf|zu|cx16|sahf|movrs"
+    r"|neon|fp-armv8|dotprod|i8mm|fullfp16|fp16fml|bf16|sve|sme|lse|crc|rdm|rcpc|jsconv|complxnum|fptoint|flagm|mops"
+    r"|cssc|faminmax|fp8|lut)[a-z0-9._-]*"
+)
+
+
+def _features(target: Target, variant: Variant) -> set[str]:
+    import tvm
+
+    return {str(feature) for feature in tvm.target.codegen.llvm_get_cpu_features(tvm_target(target, variant))}
+
+
+def _instructions(target: Target, variant: Variant) -> set[str]:
+    """LLVM's names of the instructions beyond the architecture's base that code for a variant may use."""
+    base = replace(variant, mcpu="x86-64" if variant.arch == "x86_64" else "generic", mattr=())
+    extra = _features(target, variant) - _features(target, base)
+    return {feature for feature in extra if _INSTRUCTIONS.fullmatch(feature)}
+
+
+def _covered(variant: Variant) -> set[str]:
+    known = cpu_features.LLVM_NAMES[variant.arch]
+    return {word for feature in variant.features for word in known[feature]}
+
+
+def triple(target: Target) -> str:
+    """Operating system and architecture that a target's code is for, as LLVM writes them."""
+    import tvm
+
+    return str(target.tvm.get("mtriple") or tvm.target.codegen.llvm_get_system_triple())
+
+
+def tvm_target(target: Target, variant: Variant) -> Any:
+    """The `tvm.target.Target` of a variant. Raises TargetError with what TVM says of it."""
     import tvm
 
     options = dict(target.tvm)
-    if options.get("mcpu") == "native":
-        options["mcpu"] = tvm.target.codegen.llvm_get_system_cpu()
-        options.setdefault("mtriple", tvm.target.codegen.llvm_get_system_triple())
+    if options.get("kind") == "llvm":
+        options |= {"mcpu": variant.mcpu, "mattr": list(variant.mattr), "mtriple": triple(target)}
     try:
         return tvm.target.Target(options)
     except (ValueError, TypeError, RuntimeError) as error:
         raise TargetError(
             "TVM refuses the target", where=target.name, found=str(error).strip().splitlines()[-1]
         ) from error
-
-
-# Of LLVM's features, those that are instructions: the rest tunes code and says nothing about what can run.
-_INSTRUCTIONS = re.compile(
-    r"(sse|ssse|avx|amx|fma|f16c|bmi|popcnt|lzcnt|movbe|aes|vaes|pclmul|vpclmul|gfni|adx|sha|cmov|mmx"
-    r"|neon|fp-armv8|dotprod|i8mm|fullfp16|bf16|sve|sme|lse|crc|rdm|rcpc|jsconv|complxnum)[a-z0-9._-]*"
-)
-
-
-def instruction_sets(target: Any) -> set[str]:
-    """The instruction sets, by LLVM's names, that code for a `tvm.target.Target` of kind llvm may use."""
-    import tvm
-
-    features = {str(feature) for feature in tvm.target.codegen.llvm_get_cpu_features(target)}
-    return {feature for feature in features if _INSTRUCTIONS.fullmatch(feature)}
-
-
-def host_instruction_sets() -> set[str]:
-    """The instruction sets of this machine's CPU."""
-    import tvm
-
-    return instruction_sets(tvm.target.Target({"kind": "llvm", "mcpu": tvm.target.codegen.llvm_get_system_cpu()}))

@@ -17,7 +17,7 @@ from mlcpipe.bundle.tensor_cache import invalid_json, read_small_file
 from mlcpipe.errors import BundleError
 
 MANIFEST = "mlcpipe.json"
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
 MAX_MANIFEST_BYTES = 64 << 20
 
 ENTRY_POINTS: tuple[str, ...] = (
@@ -80,13 +80,21 @@ class FileInfo(_Frozen):
     bytes: Count
 
 
+class VariantInfo(_Frozen):
+    """One level of instructions that the library has code for; a target's are ordered, best first."""
+
+    name: Annotated[str, Field(pattern=r"^[a-z][a-z0-9_-]{0,39}$")]
+    features: Names = Field(description="what the CPU must have beyond its architecture's base, by Linux's names")
+    tvm_target: str = Field(description="TVM target as JSON")
+    bytes: Count = Field(description="size of its object code")
+
+
 class TargetInfo(_Frozen):
     """What the library was compiled for."""
 
     name: Name
-    tvm_target: str = Field(description="TVM target as JSON")
-    cpu_features: Names = Field(description="instruction sets the machine must have")
     triple: Name = Field(description="operating system and architecture, as LLVM writes it")
+    variants: Annotated[tuple[VariantInfo, ...], BeforeValidator(_as_tuple), Field(min_length=1)]
 
 
 class ModelInfo(_Frozen):
@@ -137,8 +145,9 @@ class MemoryPlan(_Frozen):
 
 
 class KernelInfo(_Frozen):
-    """Which rule scheduled a PrimFunc, and why."""
+    """Which rule scheduled a PrimFunc in some variants, and why."""
 
+    variants: Names
     name: Name
     op: str
     rule: Name

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import shutil
+import tempfile
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,7 @@ from mlcpipe.bundle import (
     MemoryPlan,
     ModelInfo,
     TargetInfo,
+    VariantInfo,
     abi_hash,
     derive_conv_template,
     mlc_chat_config,
@@ -30,22 +32,22 @@ from mlcpipe.bundle import (
 )
 from mlcpipe.bundle.manifest import FORMAT_VERSION
 from mlcpipe.checkpoint import Checkpoint, open_checkpoint, resolve
-from mlcpipe.compiler.build import build, generated_source
+from mlcpipe.compiler.build import BuiltVariant, build, build_variants, generated_source
 from mlcpipe.compiler.convert import check_memory, convert_weights, param_infos
 from mlcpipe.compiler.export import context_length, export, prefill_chunk, prepare_model, with_metadata
-from mlcpipe.compiler.link import Linker, export_library, find_linker, library_name
+from mlcpipe.compiler.link import Linker, export_library, find_linker, library_name, object_format
 from mlcpipe.compiler.weights import check_sources, weight_table
 from mlcpipe.errors import TemplateError
 from mlcpipe.files import file_info
 from mlcpipe.nn.causal_lm import ModelFacts
 from mlcpipe.passes import pipeline
-from mlcpipe.passes.lowering import Lowering
+from mlcpipe.passes.lowering import KernelReport, Lowering
 from mlcpipe.passes.plan_memory import workspace_bytes
 from mlcpipe.progress import Progress, SilentProgress
 from mlcpipe.quantization.scheme import Scheme, load_scheme
-from mlcpipe.runtime.threads import use_threads
+from mlcpipe.runtime.threads import physical_cores, use_threads
 from mlcpipe.runtime.tokenizer import Tokenizer
-from mlcpipe.targets import instruction_sets, load_target
+from mlcpipe.targets import Variant, compiled_variants, load_target, triple, tvm_target
 from mlcpipe.version import __version__
 
 DEFAULT_QUANTIZATION = "q4f16_1"
@@ -62,6 +64,7 @@ class _Job:
     scheme: Scheme
     facts: ModelFacts
     state: Lowering
+    variants: tuple[Variant, ...]
     context: int
     chunk: int
 
@@ -80,7 +83,8 @@ def compile(
 
     Args:
         checkpoint: a folder with config.json and safetensors, or `hf://org/name[@revision]`.
-        target: a target that comes with mlcpipe (`cpu`), or a path to a `.toml` file.
+        target: a target that comes with mlcpipe, or a path to a `.toml` file. `cpu` is for every CPU of this
+            architecture: one library with a variant for each level of instructions; `cpu-native` for this machine's.
         quantization: q0f32 q0f16 q4f32_1 q4f16_1 q8f32_1 q8f16_1 q8f32_0 q8f16_0 q3f16_1.
         context_length: tokens of context to serve; None is what config.json says.
         overwrite: replace a folder that is not empty.
@@ -95,12 +99,12 @@ def compile(
     check_memory(job.state.weights)
     with atomic_directory(Path(output), overwrite=overwrite, needed_bytes=_needed_bytes(job)) as folder:
         progress.stage("compile the kernels")
-        files = _write_library(job, folder, linker)
+        files, built = _write_library(job, folder, linker)
         progress.stage("convert weights")
         files |= convert_weights(job.state.weights, source, folder, progress)
         progress.stage("describe the bundle")
         files |= _copy_texts(job, folder)
-        write_manifest(folder, _manifest(job, files, linker))
+        write_manifest(folder, _manifest(job, files, built, linker))
     return Path(output)
 
 
@@ -134,12 +138,16 @@ def _lower(source: Checkpoint, target_name: str, quantization: str, context: int
     chunk = prefill_chunk(model.facts, target, context)
     tokenizer = _tokenizer(source)
     check_sources(weight_table(model.named_parameters()), source, tied=model.facts.tied)
+    variants = compiled_variants(target)
     state = export(model, target, scheme, chunk)
-    state, seconds = pipeline.run(state, dump=environment.env().dump)
-    debug.show(debug.TIMINGS, lambda: "\n".join(f"{1e3 * s:8.1f} ms  {name}" for name, s in seconds.items()))
-    debug.show(debug.RULES, lambda: "\n".join(f"{k.name} | {k.rule} | {k.reason}" for k in state.kernels))
+    state, seconds = pipeline.run(state, pipeline.SHARED, dump=environment.env().dump)
+    debug.show(debug.TIMINGS, lambda: _timings(seconds))
     debug.show(debug.IR, lambda: str(state.mod.script(show_meta=False)))
-    return _Job(source, tokenizer, scheme, model.facts, state, context, chunk)
+    return _Job(source, tokenizer, scheme, model.facts, state, variants, context, chunk)
+
+
+def _timings(seconds: Mapping[str, float], what: str = "") -> str:
+    return "\n".join(f"{1e3 * s:8.1f} ms  {what}{name}" for name, s in seconds.items())
 
 
 def _tokenizer(source: Checkpoint) -> Tokenizer | None:
@@ -152,7 +160,7 @@ def _needed_bytes(job: _Job) -> int:
     return sum(w.nbytes for w in job.state.weights) + (64 << 20)
 
 
-def _write_library(job: _Job, folder: Path, linker: Linker) -> dict[str, FileInfo]:
+def _write_library(job: _Job, folder: Path, linker: Linker) -> tuple[dict[str, FileInfo], list[BuiltVariant]]:
     metadata = {
         "model_type": job.facts.model_type,
         "quantization": job.scheme.name,
@@ -167,15 +175,30 @@ def _write_library(job: _Job, folder: Path, linker: Linker) -> dict[str, FileInf
             for p in param_infos(job.state.weights)
         ],
         "memory_usage": workspace_bytes(job.state.mod),
-        "model": _model_info(job).model_dump(mode="json"),  # ours: the runtime compares it with the manifest
+        # ours: the runtime compares these with the manifest
+        "model": _model_info(job).model_dump(mode="json"),
+        "variants": [{"name": v.name, "features": list(v.features)} for v in job.variants],
     }
     state = job.state.with_mod(with_metadata(job.state.mod, metadata))
     path = folder / "lib" / library_name()
     path.parent.mkdir()
-    executable = build(state)
-    debug.show(debug.SOURCE, lambda: generated_source(executable))
-    export_library(executable, path, linker)
-    return {f"lib/{path.name}": file_info(path)}
+    with tempfile.TemporaryDirectory() as objects:
+        module, built = build_variants(state, job.variants, Path(objects), object_format(), physical_cores())
+        export_library(module, path, linker, triple(state.target))
+    for one in built:
+        debug.show(debug.TIMINGS, lambda one=one: _timings(one.seconds, f"{one.variant.name}: "))
+        debug.show(debug.RULES, lambda one=one: _rules(one))
+    debug.show(debug.SOURCE, lambda: "\n".join(_source(state, variant) for variant in job.variants))
+    return {f"lib/{path.name}": file_info(path)}, built
+
+
+def _rules(one: BuiltVariant) -> str:
+    return "\n".join(f"{one.variant.name} | {k.name} | {k.rule} | {k.reason}" for k in one.kernels)
+
+
+def _source(state: Lowering, variant: Variant) -> str:
+    scheduled, _ = pipeline.run(replace(state, variant=variant), pipeline.PER_VARIANT)
+    return f"# {variant.name}\n{generated_source(build(scheduled))}"
 
 
 def _copy_texts(job: _Job, folder: Path) -> dict[str, FileInfo]:
@@ -241,9 +264,31 @@ def _model_info(job: _Job) -> ModelInfo:
     )
 
 
-def _manifest(job: _Job, files: Mapping[str, FileInfo], linker: Linker) -> Manifest:
-    import tvm
+def _variants(job: _Job, built: Sequence[BuiltVariant]) -> tuple[VariantInfo, ...]:
+    return tuple(
+        VariantInfo(
+            name=one.variant.name,
+            features=one.variant.features,
+            tvm_target=str(tvm_target(job.state.target, one.variant)),
+            bytes=one.nbytes,
+        )
+        for one in built
+    )
 
+
+def _kernels(built: Sequence[BuiltVariant]) -> tuple[KernelInfo, ...]:
+    """What the rules said, once for all variants that they said it of."""
+    by_report: dict[KernelReport, list[str]] = {}
+    for one in built:
+        for report in one.kernels:
+            by_report.setdefault(report, []).append(one.variant.name)
+    return tuple(
+        KernelInfo(variants=tuple(names), name=k.name, op=k.op, rule=k.rule, reason=k.reason)
+        for k, names in sorted(by_report.items(), key=lambda item: item[0].name)
+    )
+
+
+def _manifest(job: _Job, files: Mapping[str, FileInfo], built: Sequence[BuiltVariant], linker: Linker) -> Manifest:
     state, f = job.state, job.facts
     kv_item_bytes = {"float16": 2, "float32": 4}[job.scheme.model_dtype]
     return Manifest(
@@ -252,9 +297,8 @@ def _manifest(job: _Job, files: Mapping[str, FileInfo], linker: Linker) -> Manif
         abi=abi_hash(),
         target=TargetInfo(
             name=state.target.name,
-            tvm_target=str(state.tvm_target),
-            cpu_features=tuple(sorted(instruction_sets(state.tvm_target))),
-            triple=str(state.tvm_target.attrs.get("mtriple", "")) or tvm.target.codegen.llvm_get_system_triple(),
+            triple=triple(state.target),
+            variants=_variants(job, built),
         ),
         model=_model_info(job),
         quantization=job.scheme.name,
@@ -267,7 +311,7 @@ def _manifest(job: _Job, files: Mapping[str, FileInfo], linker: Linker) -> Manif
             kv_bytes_per_token=2 * f.num_layers * f.num_kv_heads * f.head_dim * kv_item_bytes,
             workspace_bytes=workspace_bytes(state.mod),
         ),
-        kernels=tuple(KernelInfo(name=k.name, op=k.op, rule=k.rule, reason=k.reason) for k in state.kernels),
+        kernels=_kernels(built),
         linker=LinkerInfo(name=linker.name, version=linker.version),
         checkpoint_hash=job.checkpoint.content_hash(environment.env().cache_dir / "hashes"),
         created=datetime.now(timezone.utc).isoformat(timespec="seconds"),

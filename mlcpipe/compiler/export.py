@@ -18,7 +18,7 @@ from mlcpipe.nn.causal_lm import CausalLM, ModelFacts
 from mlcpipe.passes.lowering import Lowering
 from mlcpipe.quantization.layout import load_layout
 from mlcpipe.quantization.scheme import Scheme
-from mlcpipe.targets import Target, tvm_target
+from mlcpipe.targets import Target, compiled_variants
 
 MAX_BATCH = 8
 
@@ -58,7 +58,7 @@ def export(model: CausalLM, target: Target, scheme: Scheme, chunk: int) -> Lower
         mod,
         tuple(weight_table(params)),
         target,
-        tvm_target(target),
+        compiled_variants(target)[0],
         scheme,
         load_layout(target.weight_layout),
         bounds={"n": chunk, "b": MAX_BATCH},

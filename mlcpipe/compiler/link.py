@@ -10,6 +10,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from mlcpipe.errors import CompileError
 
@@ -29,9 +30,9 @@ class Linker:
     def link(self, objects: Sequence[Path], output: Path) -> None:
         """Link `objects` into the shared library `output`. Raises CompileError with the linker's last words."""
         shared = ["-shared", "-fPIC"] if sys.platform != "win32" else ["-shared"]
-        dead_strip = ["-undefined", "dynamic_lookup"] if sys.platform == "darwin" else []
+        system = {"darwin": ["-undefined", "dynamic_lookup", "-Wl,-x"], "win32": []}.get(sys.platform, ["-Wl,-s"])
         pool = [] if sys.platform == "win32" else ["-O2", "-pthread", str(_POOL)]
-        command = [*self.command, *shared, *dead_strip, "-o", str(output), *map(str, objects), *pool]
+        command = [*self.command, *shared, *system, "-o", str(output), *map(str, objects), *pool]
         try:
             done = subprocess.run(command, capture_output=True, text=True, timeout=LINK_TIMEOUT_S, check=False)
         except (OSError, subprocess.TimeoutExpired) as error:
@@ -78,12 +79,21 @@ def library_name() -> str:
     return {"win32": "model.dll", "darwin": "model.dylib"}.get(sys.platform, "model.so")
 
 
-def export_library(executable: object, output: Path, linker: Linker) -> None:
-    """Write a compiled Relax executable as the shared library `output`. Raises CompileError."""
+def object_format() -> str:
+    """Suffix of object files that this system's linker takes."""
+    return "obj" if os.name == "nt" else "o"
+
+
+def export_library(module: Any, output: Path, linker: Linker, triple: str) -> None:
+    """Write a module of compiled Relax executables as the shared library `output`, made for `triple`.
+
+    Raises CompileError.
+    """
 
     def fcompile(target: str, objects: str | Sequence[str], options: object = None, **_: object) -> None:
         names = [objects] if isinstance(objects, str) else list(objects)
         linker.link([Path(name) for name in names], Path(target))
 
-    fcompile.object_format = "obj" if os.name == "nt" else "o"  # type: ignore[attr-defined]
-    executable.export_library(str(output), fcompile=fcompile)  # type: ignore[attr-defined]
+    fcompile.object_format = object_format()  # type: ignore[attr-defined]
+    fcompile.get_target_triple = lambda: triple  # type: ignore[attr-defined]
+    module.export_library(str(output), fcompile=fcompile)

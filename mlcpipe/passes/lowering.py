@@ -13,7 +13,7 @@ from tvm.relax.expr_functor import PyExprMutator, mutator
 from mlcpipe.compiler.weights import Weight
 from mlcpipe.quantization.layout import Layout
 from mlcpipe.quantization.scheme import Scheme
-from mlcpipe.targets import Target
+from mlcpipe.targets import Target, Variant, tvm_target
 
 Replace = Callable[["Rebuild", relax.Var, relax.Expr], "relax.Expr | None"]
 
@@ -30,16 +30,24 @@ class KernelReport:
 
 @dataclass(frozen=True)
 class Lowering:
-    """The state between passes. Model functions take inputs, then one variable a stored array of `weights`."""
+    """The state between passes. Model functions take inputs, then one variable a stored array of `weights`.
+
+    `variant` is the one that kernels are scheduled for; the passes before that give the same for every variant.
+    """
 
     mod: tvm.IRModule
     weights: tuple[Weight, ...]
     target: Target
-    tvm_target: tvm.target.Target
+    variant: Variant
     scheme: Scheme
     layout: Layout
     kernels: tuple[KernelReport, ...] = ()
     bounds: dict[str, int] = field(default_factory=dict)
+
+    @property
+    def tvm_target(self) -> tvm.target.Target:
+        """The TVM target of the variant."""
+        return tvm_target(self.target, self.variant)
 
     def with_mod(self, mod: tvm.IRModule, **changes: Any) -> Lowering:
         """The same lowering with another module."""

@@ -30,7 +30,8 @@ def _tvm(make: Callable[[], tvm.ir.transform.Pass]) -> Pass:
     return run
 
 
-PASSES: tuple[Pass, ...] = (
+# Once for all variants of a target.
+SHARED: tuple[Pass, ...] = (
     # the model: fewer, larger operations on packed weights
     fuse_parallel_matmul,
     quantize_weights,
@@ -42,8 +43,6 @@ PASSES: tuple[Pass, ...] = (
     _tvm(relax.transform.FuseOps),
     _tvm(relax.transform.FuseTIR),
     _tvm(relax.transform.DeadCodeElimination),
-    # a schedule for every kernel
-    schedule_kernels,
     # memory and calls
     state_bounds,
     bundle_weights,
@@ -52,7 +51,12 @@ PASSES: tuple[Pass, ...] = (
     _tvm(relax.transform.RemovePurityChecking),
     _tvm(relax.transform.CallTIRRewrite),
     _tvm(relax.transform.StaticPlanBlockMemory),
+    _tvm(relax.transform.DeadCodeElimination),
 )
+
+# For each variant: a schedule for every kernel. It changes no call, so that the plan above holds.
+PER_VARIANT: tuple[Pass, ...] = (schedule_kernels,)
+PASSES = SHARED + PER_VARIANT
 
 # What `tvm.relax.build` needs below; it changes no operation and no allocation any more.
 LOWER_TO_VM: tuple[Pass, ...] = tuple(

@@ -1,4 +1,7 @@
-"""Every PrimFunc gets a schedule from `tir_schedules/<target.kernels>`, and the report says which rule and why."""
+"""Every PrimFunc gets a schedule from `tir_schedules/<target.kernels>`, and the report says which rule and why.
+
+This is where variants part: rules see the knobs of the state's variant.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +31,7 @@ def schedule_kernels(state: Lowering) -> Lowering:
         for name, kinds, rule in rules:
             if kinds and kind not in kinds:
                 continue
-            result = rule(func, op, state.target.schedule)
+            result = rule(func, op, state.variant.schedule)
             if isinstance(result, Declined):
                 declined.append(f"{name}: {result.reason}")
                 continue

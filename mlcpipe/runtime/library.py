@@ -17,12 +17,15 @@ from numpy.typing import NDArray
 from tvm import relax
 from tvm.runtime import ShapeTuple
 
+from mlcpipe import cpu_features
 from mlcpipe.bundle import Manifest, open_params, read_manifest, to_tvm, verify
 from mlcpipe.env import env
 from mlcpipe.errors import BundleError, ResourceError, TargetError, UsageError
 from mlcpipe.runtime.threads import own_threads, use_threads
-from mlcpipe.targets import host_instruction_sets
+from mlcpipe.runtime.variants import choose, executable_of, function_of
 
+# sys.platform -> what LLVM's triples say of it
+_SYSTEMS = {"linux": ("linux",), "darwin": ("darwin", "macos", "apple"), "win32": ("windows", "win32")}
 _SEQUENCE = ShapeTuple([0])
 _PAGE_SIZE = 16
 _ROPE_LENGTH = "model.rope_length"
@@ -44,6 +47,7 @@ class Library:
         self.manifest: Manifest = read_manifest(bundle)
         verify(bundle, self.manifest, stamps=env().cache_dir / "stamps")
         _check_machine(self.manifest)
+        self.variant = choose(self.manifest.target, env().cpu_variant)
         self.threads = use_threads(threads)
         self.context_length = _fitting_context(self.manifest, context_length)
         self._device = tvm.cpu()
@@ -69,7 +73,7 @@ class Library:
         """An entry point of the library, Relax function or PrimFunc."""
         if self._vm.module.implements_function(name):
             return self._vm[name]
-        return self._module.get_function(name, True)
+        return function_of(self._module, self._executable, self.variant.name, name)
 
     def clear(self) -> None:
         """Forget the sequence."""
@@ -164,9 +168,10 @@ class Library:
             )
         try:
             self._module = tvm.runtime.load_module(str(self.path / libraries[0]))
-            vm = relax.VirtualMachine(self._module, self._device)
+            self._executable = executable_of(self._module, self.variant.name)
+            vm = relax.VirtualMachine(self._executable, self._device)
             found = json.loads(str(vm["_metadata"]()))
-            compiled = {**found["model"], "params": found["params"]}
+            compiled = {**found["model"], "params": found["params"], "variants": found["variants"]}
         except (RuntimeError, OSError, ValueError, KeyError, AttributeError, TypeError) as error:
             raise BundleError(
                 "the compiled library does not load",
@@ -183,6 +188,7 @@ class Library:
         stated["params"] = [
             {"name": p.name, "shape": list(p.shape), "dtype": p.dtype, "preprocs": []} for p in self.manifest.params
         ]
+        stated["variants"] = [{"name": v.name, "features": list(v.features)} for v in self.manifest.target.variants]
         wrong = [name for name, value in stated.items() if compiled.get(name) != value]
         if wrong:
             raise BundleError(
@@ -205,28 +211,17 @@ class Library:
 
 
 def _check_machine(manifest: Manifest) -> None:
-    """A library for another processor would end in an illegal instruction: say so instead."""
-    built = manifest.target.triple.split("-")[0]
-    here = tvm.target.codegen.llvm_get_system_triple()
-    if built != here.split("-")[0] or _system(manifest.target.triple) != _system(here):
+    """A library for another system does not load: say so instead."""
+    triple = manifest.target.triple
+    system = next((name for name, words in _SYSTEMS.items() if any(word in triple for word in words)), "")
+    arch = cpu_features.architecture_of(triple)
+    if (arch, system) != (cpu_features.architecture(), sys.platform):
         raise TargetError(
             "the bundle was made for another system",
-            expected=here,
-            found=manifest.target.triple,
+            expected=f"{cpu_features.architecture()} {sys.platform}",
+            found=triple,
             next_step="compile the model again on this machine",
         )
-    missing = set(manifest.target.cpu_features) - host_instruction_sets()
-    if missing:
-        raise TargetError(
-            "the bundle was made for a CPU with more instructions",
-            expected=f"this CPU to have {', '.join(sorted(missing)[:6])}",
-            found=tvm.target.codegen.llvm_get_system_cpu(),
-            next_step="compile the model again on this machine",
-        )
-
-
-def _system(triple: str) -> str:
-    return next((name for name in ("linux", "darwin", "macosx", "windows", "win32") if name in triple), sys.platform)
 
 
 def _fitting_context(manifest: Manifest, wanted: int | None) -> int:

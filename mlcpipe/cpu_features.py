@@ -1,4 +1,4 @@
-"""Which instructions this machine's CPU runs, asked of the system; a system that does not tell has the architecture's base.
+"""Which instructions this machine's CPU runs, asked of the system. One that does not tell has its architecture's base.
 
 Features have Linux's names (`/proc/cpuinfo` on x86, `HWCAP` on ARM). One counts only when the system lets programs use
 it: for AVX-512 that is more than the CPU's own word, its registers must be saved at a task switch (XCR0). Never the
@@ -126,7 +126,7 @@ def from_hwcap(hwcap: int, hwcap2: int) -> frozenset[str]:
 
 
 def from_cpuid(cpuid: Cpuid, xgetbv: Callable[[], int]) -> frozenset[str]:
-    """Features by the CPU's own answers: `cpuid(leaf, subleaf)` -> eax, ebx, ecx, edx, and XCR0 where it can be read."""
+    """Features by the CPU's own words: `cpuid(leaf, subleaf)` -> eax, ebx, ecx, edx, and XCR0 where it can be read."""
     highest = {0: cpuid(0, 0)[0], 0x80000000: cpuid(0x80000000, 0)[0]}
     subleaves = cpuid(7, 0)[0] if highest[0] >= 7 else 0
 

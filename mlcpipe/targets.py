@@ -54,7 +54,7 @@ class Variant:
 
 @dataclass(frozen=True)
 class Target:
-    """Facts of one device, as its file states them, `base` merged in. `variants` are of all architectures, best first."""
+    """Facts of one device, as its file states them, `base` merged in. `variants`: of all architectures, best first."""
 
     name: str
     description: str
@@ -129,9 +129,7 @@ def _check(values: Mapping[str, Any], keys: Mapping[str, type], what: str, path:
     """Every key of `keys` with its type, and no other. Raises TargetError."""
     unknown = sorted(set(values) - set(keys))
     if unknown:
-        raise TargetError(
-            f"{what} has an unknown key", where=path, expected=", ".join(keys), found=", ".join(unknown)
-        )
+        raise TargetError(f"{what} has an unknown key", where=path, expected=", ".join(keys), found=", ".join(unknown))
     for key, kind in keys.items():
         if not isinstance(values.get(key), kind):
             raise TargetError(f"{what} lacks {key}", where=path, expected=kind.__name__, found=repr(values.get(key)))
@@ -139,9 +137,10 @@ def _check(values: Mapping[str, Any], keys: Mapping[str, type], what: str, path:
 
 def _check_knobs(knobs: Mapping[str, Any], table: str, path: Path) -> None:
     for key, value in knobs.items():
-        if not isinstance(value, int | str) or isinstance(value, bool) or value == "" or value in range(-1000, 1):
+        good = value >= 0 if isinstance(value, int) else isinstance(value, str) and value
+        if not good or isinstance(value, bool):
             raise TargetError(
-                f"target file {table}.{key}", where=path, expected="a positive integer or a word", found=repr(value)
+                f"target file {table}.{key}", where=path, expected="an integer >= 0 or a word", found=repr(value)
             )
 
 
@@ -165,9 +164,7 @@ def _variant(entry: Any, schedule: Mapping[str, Any], path: Path) -> Variant:
     if not all(isinstance(word, str) and word[:1] in ("+", "-") for word in entry["mattr"]):
         raise TargetError(f"variant {name} mattr", where=path, expected="words that begin with + or -")
     _check_knobs(entry["schedule"], f"variant {name} schedule", path)
-    return Variant(
-        name, arch, entry["mcpu"], tuple(entry["mattr"]), tuple(features), {**schedule, **entry["schedule"]}
-    )
+    return Variant(name, arch, entry["mcpu"], tuple(entry["mattr"]), tuple(features), {**schedule, **entry["schedule"]})
 
 
 def host_variants(target: Target) -> list[Variant]:
@@ -202,7 +199,7 @@ def compiled_variants(target: Target) -> tuple[Variant, ...]:
 
 
 def _tuned(target: Target, variants: list[Variant], mcpu: str) -> Variant:
-    """The best variant that a CPU runs, compiled for just that CPU; `native` is this machine's as the system shows it."""
+    """The best variant that a CPU runs, tuned to it; `native` is this machine's as the system shows it."""
     known, features = cpu_features.LLVM_NAMES[variants[0].arch], cpu_features.host_features()
     asked = tuple(target.tvm.get("mattr", ()))
     if mcpu == "native":
@@ -239,6 +236,12 @@ def _features(target: Target, variant: Variant) -> set[str]:
     import tvm
 
     return {str(feature) for feature in tvm.target.codegen.llvm_get_cpu_features(tvm_target(target, variant))}
+
+
+def host_instruction_sets() -> set[str]:
+    """LLVM's names of the instructions that programs may use on this machine."""
+    known = cpu_features.LLVM_NAMES.get(cpu_features.architecture(), {})
+    return {word for feature in cpu_features.host_features() for word in known[feature]}
 
 
 def _instructions(target: Target, variant: Variant) -> set[str]:

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from mlcpipe import Engine
 
 DEMO = Path(__file__).resolve().parents[1] / "apps" / "demo_model" / "checkpoint"
+QUICK = "cpu-native"  # one variant of the kernels, the one for this machine
 DTYPES = {"float32": "F32", "float16": "F16", "bfloat16": "BF16"}
 CHAT_TEMPLATE = (
     "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}{% if add_generation_prompt %}<a>{% endif %}"
@@ -161,7 +162,7 @@ class Bundles:
 
         bundle = self.folder / quantization
         if not bundle.exists():
-            mlcpipe.compile(self.checkpoint, quantization=quantization, output=bundle)
+            mlcpipe.compile(self.checkpoint, target=QUICK, quantization=quantization, output=bundle)
         return bundle
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from mlcpipe.cli.machine import cpu_model, versions
+from mlcpipe.cpu_features import host_features
 from mlcpipe.env import env
 from mlcpipe.errors import UsageError
 
@@ -17,6 +18,8 @@ if TYPE_CHECKING:
     from mlcpipe.progress import ConsoleProgress
 
 DEFAULT_TARGET = "cpu"
+# What is compiled here only to run here, and kept in the cache.
+LOCAL_TARGET = "cpu-native"
 DEFAULT_QUANTIZATION = "q4f16_1"
 
 
@@ -60,7 +63,7 @@ def prepare_bundle(wanted: Wanted, progress: AbstractContextManager[ConsoleProgr
         if is_bundle(path):
             _check_agrees(path, wanted)
             return path
-    target = wanted.target or DEFAULT_TARGET
+    target = wanted.target or LOCAL_TARGET
     quantization = wanted.quantization or DEFAULT_QUANTIZATION
     check_names(target, quantization)
     from mlcpipe.checkpoint import open_checkpoint
@@ -113,7 +116,7 @@ def _check_agrees(path: Path, wanted: Wanted) -> None:
 
 def _key(content: str, target: str, quantization: str) -> str:
     described = Path(target).read_text(encoding="utf-8", errors="replace") if target.endswith(".toml") else target
-    parts = [content, described, quantization, cpu_model(), versions(), _source_hash()]
+    parts = [content, described, quantization, cpu_model(), sorted(host_features()), versions(), _source_hash()]
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:24]
 
 

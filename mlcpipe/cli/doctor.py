@@ -97,6 +97,7 @@ def _machine(bandwidth: bool) -> Iterator[Finding]:
     import psutil
 
     yield Finding("cpu", "note", f"{machine.cpu_model()}: {' '.join(machine.cpu_features()) or 'features unknown'}")
+    yield from _variants()
     physical, logical = machine.core_counts()
     threads = env().threads
     chosen = f"MLCPIPE_THREADS asks for {threads}" if threads else f"{physical} threads are used"
@@ -110,6 +111,31 @@ def _machine(bandwidth: bool) -> Iterator[Finding]:
         yield Finding("read bandwidth", "note", f"{speed:.1f} GB/s with {threads or physical} threads")
     folder = env().cache_dir
     yield Finding("cache", "note", f"{folder}, {byte_size(_tree_bytes(folder))}")
+
+
+def _variants() -> Iterator[Finding]:
+    """Which variant of a bundle's kernels this CPU runs, and what it lacks for better ones."""
+    from mlcpipe.cpu_features import architecture, host_features
+    from mlcpipe.targets import host_variants, load_target
+
+    variants, here = host_variants(load_target(DEFAULT_TARGET)), host_features()
+    best = next((variant for variant in variants if here.issuperset(variant.features)), None)
+    if best is None:
+        yield Finding("cpu variant", "missing", f"mlcpipe has no kernels for {architecture()}")
+        return
+    better = variants[: variants.index(best)]
+    lacks = "; ".join(f"{v.name} needs {' '.join(f for f in v.features if f not in here)}" for v in better)
+    others = ", ".join(v.name for v in variants if v not in (best, *better))
+    parts = [
+        best.name,
+        f"better ones: {lacks}" if lacks else "the best there is",
+        f"also runs {others}" if others else "",
+    ]
+    yield Finding("cpu variant", "note", "; ".join(part for part in parts if part))
+    if (wanted := env().cpu_variant) is not None:
+        runs = any(v.name == wanted and here.issuperset(v.features) for v in variants)
+        advice = "" if runs else "unset MLCPIPE_CPU_VARIANT"
+        yield Finding("MLCPIPE_CPU_VARIANT", "note" if runs else "broken", f"asks for {wanted}", advice)
 
 
 def _targets(broken: list[str]) -> Iterator[Finding]:
@@ -133,9 +159,10 @@ def _unusable(no_tvm: bool, no_linker: bool, name: str) -> str:
         return "there is no linker (see above)"
     import tvm
 
-    from mlcpipe.targets import load_target, tvm_target
+    from mlcpipe.targets import compiled_variants, load_target, tvm_target
 
-    target = tvm_target(load_target(name))
+    described = load_target(name)
+    target = tvm_target(described, compiled_variants(described)[0])
     try:
         device = tvm.runtime.device(target.get_target_device_type(), 0)
     except (ValueError, RuntimeError) as error:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -50,10 +49,12 @@ def inspect_command(
 
 def _print_overview(console: Console, bundle: Path, manifest: Manifest) -> None:
     print_rows(console, _overview(bundle, manifest))
+    _print_variants(console, manifest)
     _print_memory(console, manifest)
     counts = Counter(kernel.rule for kernel in manifest.kernels)
     rules = ", ".join(f"{rule} {count}" for rule, count in counts.most_common())
-    say(console, f"\n{len(manifest.kernels)} kernels by rule: {rules or 'none'}  (--kernels shows each)")
+    names = len({kernel.name for kernel in manifest.kernels})
+    say(console, f"\n{names} kernels by rule, variants apart: {rules or 'none'}  (--kernels shows each)")
     say(console, f"{len(manifest.params)} parameters  (--params shows each and its sources)")
 
 
@@ -71,8 +72,7 @@ def _overview(bundle: Path, manifest: Manifest) -> list[tuple[str, str]]:
         ("context", f"{model.context_length} tokens{window}, prefill by {model.prefill_chunk}"),
         ("quantization", f"{manifest.quantization}, layout {manifest.weight_layout}, "
                          f"activations {model.dtype}, KV cache {model.kv_dtype}"),
-        ("target", f"{target.name}: {target.triple}, "
-                   f"needs {_features(target.cpu_features)}"),
+        ("target", f"{target.name}: {target.triple}"),
         ("made by", f"mlcpipe {manifest.mlcpipe_version}, linked by {manifest.linker.name} "
                     f"{manifest.linker.version}, {manifest.created}"),
         ("interface", f"{manifest.abi[:12]}, {usable}"),
@@ -80,11 +80,18 @@ def _overview(bundle: Path, manifest: Manifest) -> list[tuple[str, str]]:
     ]  # fmt: skip
 
 
-def _features(names: Sequence[str]) -> str:
-    """The vector and matrix instructions among a CPU's features, which alone decide about speed."""
-    shown = [name for name in names if name.startswith(("amx", "avx", "dotprod", "fma", "i8mm", "neon", "sve"))]
-    rest = len(names) - len(shown)
-    return " ".join([*shown, *([f"and {rest} other features"] if rest else [])]) or "no features"
+def _print_variants(console: Console, manifest: Manifest) -> None:
+    """Every variant of the kernels, best first, and whether this machine runs it."""
+    from mlcpipe.env import env
+    from mlcpipe.runtime.variants import standing
+
+    say(console, "\nvariants of the kernels, best first")
+    table = new_table("variant", "code", "on this machine", "needs")
+    for variant, words in standing(manifest.target, env().cpu_variant):
+        table.add_row(
+            *map(cell, (variant.name, byte_size(variant.bytes), words, " ".join(variant.features) or "nothing"))
+        )
+    console.print(table)
 
 
 def _print_memory(console: Console, manifest: Manifest) -> None:
@@ -108,9 +115,11 @@ def _print_memory(console: Console, manifest: Manifest) -> None:
 
 
 def _print_kernels(console: Console, manifest: Manifest) -> None:
-    table = new_table("kernel", "op", "rule", "reason")
+    table = new_table("kernel", "op", "rule", "reason", "variants")
+    count = len(manifest.target.variants)
     for kernel in manifest.kernels:
-        table.add_row(*map(cell, (kernel.name, kernel.op, kernel.rule, kernel.reason)))
+        variants = "all" if len(kernel.variants) == count else " ".join(kernel.variants)
+        table.add_row(*map(cell, (kernel.name, kernel.op, kernel.rule, kernel.reason, variants)))
     console.print(table)
 
 

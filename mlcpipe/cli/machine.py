@@ -8,12 +8,13 @@ import sys
 from importlib import metadata
 from pathlib import Path
 
+from mlcpipe.cpu_features import host_features
 from mlcpipe.version import PINNED, __version__
 
-# as /proc/cpuinfo writes them
+# of those in mlcpipe.cpu_features
 _FEATURES = (
     "sse4_2", "avx", "f16c", "fma", "avx2", "avx_vnni", "avx512f", "avx512bw", "avx512_vnni", "avx512_bf16",
-    "avx512_fp16", "amx_tile", "amx_int8", "amx_bf16", "asimd", "asimdhp", "asimddp", "i8mm", "bf16", "sve",
+    "avx512_fp16", "amx_tile", "amx_int8", "amx_bf16", "asimdhp", "asimddp", "i8mm", "bf16", "sve",
     "sve2",
 )  # fmt: skip
 
@@ -50,12 +51,7 @@ def cpu_model() -> str:
 
 def cpu_features() -> list[str]:
     """Those instruction sets of this processor that kernels care about; [] where the system does not tell."""
-    if sys.platform == "darwin":
-        words = f"{_first_line('sysctl', '-n', 'machdep.cpu.features')} {_macos_arm_features()}"
-    else:
-        info = _first_of("/proc/cpuinfo")
-        words = info.get("flags") or info.get("Features") or ""
-    present = words.lower().replace(".", "_").split()
+    present = host_features()
     return [name for name in _FEATURES if name in present]
 
 
@@ -123,12 +119,6 @@ def _first_of(path: str) -> dict[str, str]:
         if colon:
             entries.setdefault(key.strip(), value.strip())
     return entries
-
-
-def _macos_arm_features() -> str:
-    names = {"hw.optional.arm.FEAT_DotProd": "asimddp", "hw.optional.arm.FEAT_I8MM": "i8mm",
-             "hw.optional.arm.FEAT_BF16": "bf16", "hw.optional.arm.FEAT_FP16": "asimdhp"}  # fmt: skip
-    return " ".join(word for name, word in names.items() if _first_line("sysctl", "-n", name) == "1")
 
 
 def _windows_cpu_model() -> str:

@@ -55,7 +55,8 @@ def build_variants(
     """
     lowered, _ = run(state, LOWER_TO_VM)
     pending = []
-    with ThreadPoolExecutor(threads) as pool:
+    pool = ThreadPoolExecutor(threads)
+    try:
         for variant in variants:
             began = time.perf_counter()
             scheduled, _ = run(replace(state, variant=variant), PER_VARIANT)
@@ -70,6 +71,8 @@ def build_variants(
             library = tvm.runtime.load_static_library(str(path), names)
             executables.append(_executable(builder, one, library))
             built.append(BuiltVariant(one.variant, one.kernels, path, path.stat().st_size, done | seconds))
+    finally:
+        pool.shutdown(cancel_futures=True)  # after Ctrl-C or an error only what is running is waited for
     root = executables[-1].mod
     for executable in executables[:-1]:
         root.import_module(executable.mod)

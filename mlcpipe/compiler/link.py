@@ -84,15 +84,19 @@ def object_format() -> str:
     return "obj" if os.name == "nt" else "o"
 
 
-def export_library(module: Any, output: Path, linker: Linker, triple: str) -> None:
+def export_library(module: Any, objects: Sequence[Path], output: Path, linker: Linker, triple: str) -> None:
     """Write a module of compiled Relax executables as the shared library `output`, made for `triple`.
 
+    `objects` are the files of its static libraries, the one that every machine runs first: TVM puts conversions of
+    float16 into each of them under one weak name, a linker takes the first, and all variants call it.
     Raises CompileError.
     """
 
-    def fcompile(target: str, objects: str | Sequence[str], options: object = None, **_: object) -> None:
-        names = [objects] if isinstance(objects, str) else list(objects)
-        linker.link([Path(name) for name in names], Path(target))
+    def fcompile(target: str, files: Sequence[str], options: object = None, **_: object) -> None:
+        *copies, imports = map(Path, files)  # export_library's copies of `objects`, in an order of its own
+        if len(copies) != len(objects):
+            raise CompileError("linking", expected=f"{len(objects)} object files", found=len(copies))
+        linker.link([*objects, imports], Path(target))
 
     fcompile.object_format = object_format()  # type: ignore[attr-defined]
     fcompile.get_target_triple = lambda: triple  # type: ignore[attr-defined]

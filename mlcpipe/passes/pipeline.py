@@ -42,16 +42,15 @@ SHARED: tuple[Pass, ...] = (
     _tvm(relax.transform.AnnotateTIROpPattern),
     _tvm(relax.transform.FuseOps),
     _tvm(relax.transform.FuseTIR),
+    _tvm(relax.transform.RewriteDataflowReshape),
     _tvm(relax.transform.DeadCodeElimination),
     # memory and calls
     state_bounds,
     bundle_weights,
-    _tvm(relax.transform.RewriteDataflowReshape),
     _tvm(relax.transform.ToNonDataflow),
     _tvm(relax.transform.RemovePurityChecking),
     _tvm(relax.transform.CallTIRRewrite),
     _tvm(relax.transform.StaticPlanBlockMemory),
-    _tvm(relax.transform.DeadCodeElimination),
 )
 
 # For each variant: a schedule for every kernel. It changes no call, so that the plan above holds.

@@ -65,6 +65,11 @@ class Engine:
         return self._library.threads
 
     @property
+    def variant(self) -> str:
+        """Which variant of the kernels runs: the best for this CPU, or what MLCPIPE_CPU_VARIANT asks for."""
+        return self._library.variant.name
+
+    @property
     def load_s(self) -> float:
         """Seconds that opening the bundle took."""
         return self._library.load_s

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 from mlcpipe import cpu_features
@@ -58,6 +57,22 @@ def choose(target: TargetInfo, wanted: str | None) -> VariantInfo:
             next_step="unset it: the best variant is chosen by itself",
         )
     return chosen
+
+
+def standing(target: TargetInfo, wanted: str | None) -> list[tuple[VariantInfo, str]]:
+    """Each variant and, for people, whether it runs here and why not."""
+    if cpu_features.architecture_of(target.triple) != cpu_features.architecture():
+        return [(variant, f"is for {target.triple}") for variant in target.variants]
+    best = next((v.name for v in target.variants if not lacking(v)), None)
+    runs = best if wanted is None else wanted
+    words = []
+    for variant in target.variants:
+        missing = lacking(variant)
+        if missing:
+            words.append(f"lacks {' '.join(missing)}")
+        else:
+            words.append("runs" if variant.name == runs else "can run")
+    return list(zip(target.variants, words))
 
 
 def executable_of(module: Any, variant: str) -> Any:

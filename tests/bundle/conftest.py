@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from mlcpipe.bundle import (
+    FORMAT_VERSION,
     FileInfo,
     KernelInfo,
     LinkerInfo,
@@ -19,6 +20,7 @@ from mlcpipe.bundle import (
     ParamInfo,
     ParamsWriter,
     TargetInfo,
+    VariantInfo,
     abi_hash,
     write_manifest,
 )
@@ -38,10 +40,14 @@ def _arrays() -> dict[str, np.ndarray]:
 
 def _manifest(params: tuple[ParamInfo, ...], files: dict[str, FileInfo]) -> Manifest:
     return Manifest(
-        format_version=1,
+        format_version=FORMAT_VERSION,
         mlcpipe_version="0.1.0",
         abi=abi_hash(),
-        target=TargetInfo(name="cpu", tvm_target='{"kind": "llvm"}', cpu_features=("avx2",), triple="x86_64-linux-gnu"),
+        target=TargetInfo(
+            name="cpu",
+            triple="x86_64-linux-gnu",
+            variants=(VariantInfo(name="avx2", features=("avx2",), tvm_target='{"kind": "llvm"}', bytes=1000),),
+        ),
         model=ModelInfo(
             model_type="llama",
             vocab_size=320,
@@ -61,7 +67,7 @@ def _manifest(params: tuple[ParamInfo, ...], files: dict[str, FileInfo]) -> Mani
         entry_points=("prefill", "decode"),
         params=params,
         memory_plan=MemoryPlan(weights_bytes=1000, kv_bytes_per_token=64, workspace_bytes={"decode": 4096}),
-        kernels=(KernelInfo(name="matmul", op="matmul", rule="gemv", reason="one row"),),
+        kernels=(KernelInfo(variants=("avx2",), name="matmul", op="matmul", rule="gemv", reason="one row"),),
         linker=LinkerInfo(name="cc", version="14.2"),
         checkpoint_hash="ab" * 32,
         created="2026-11-21T03:00:00+00:00",

@@ -53,7 +53,7 @@ def test_round_trip(tmp_path: Path, make_manifest: MakeManifest) -> None:
 
 def test_file_is_pretty_and_in_the_order_of_the_fields(bundle: Path) -> None:
     text = (bundle / "mlcpipe.json").read_text()
-    assert text.startswith('{\n  "format_version": 1,\n  "mlcpipe_version": "0.1.0",\n  "abi": "')
+    assert text.startswith('{\n  "format_version": 2,\n  "mlcpipe_version": "0.1.0",\n  "abi": "')
     assert text.endswith("}\n")
     assert list(json.loads(text)) == list(Manifest.model_fields)
     manifest = read_manifest(bundle)
@@ -90,17 +90,17 @@ def test_huge_manifest_is_refused_unparsed(bundle: Path) -> None:
     assert "too large" in refusal(bundle)
 
 
-@pytest.mark.parametrize("version", [0, 2, "1", None, 1.5, [1]])
+@pytest.mark.parametrize("version", [0, 1, 3, "2", None, 2.5, [2]])
 def test_other_version_names_the_command(bundle: Path, version: object) -> None:
     # Nothing else of the schema is looked at: the next version may have other fields.
     change(bundle, lambda m: m.update(format_version=version, kernels="of the future"))
     line = refusal(bundle)
-    assert "expected 1;" in line
+    assert "expected 2;" in line
     assert f"mlcpipe compile CHECKPOINT --target cpu --quantization q0f32 --output {bundle}" in line
 
 
 def test_hostile_names_do_not_reach_the_command(bundle: Path) -> None:
-    change(bundle, lambda m: m.update(format_version=2, quantization="x; rm -rf ~", target={"name": "-o"}))
+    change(bundle, lambda m: m.update(format_version=3, quantization="x; rm -rf ~", target={"name": "-o"}))
     line = refusal(bundle)
     assert "rm -rf" not in line
     assert "--target" not in line
@@ -189,7 +189,7 @@ def test_usual_paths_are_taken(tmp_path: Path, make_manifest: MakeManifest) -> N
 
 def test_kernel_without_a_rule_is_refused() -> None:
     with pytest.raises(ValidationError):
-        KernelInfo(name="matmul", op="matmul", rule="", reason="")
+        KernelInfo(variants=("avx2",), name="matmul", op="matmul", rule="", reason="")
 
 
 # --- verify ---

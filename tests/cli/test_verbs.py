@@ -49,7 +49,7 @@ def test_compile_shows_what_came_out(mlcpipe_run: Run, tmp_path: Path) -> None:
     path = tmp_path / "bundle"
     path.mkdir()
     (path / "mlcpipe.json").write_text("an older bundle")
-    options = ["--quantization", "q8f32_1", "--context", "256", "--overwrite"]
+    options = ["--target", "cpu-native", "--quantization", "q8f32_1", "--context", "256", "--overwrite"]
     done = mlcpipe_run("compile", demo_model_path(), "-o", path, *options)
     assert done.returncode == 0, done.stderr
     for words in ("bits a weight", "KV cache", "for all 256", "workspace", f"mlcpipe chat {path}"):

@@ -31,7 +31,7 @@ from mlcpipe.errors import (
     TokenizerError,
     UsageError,
 )
-from tests.conftest import TinyLlama, write_llama, write_tensors
+from tests.conftest import QUICK, TinyLlama, write_llama, write_tensors
 
 if TYPE_CHECKING:
     from tests.conftest import Bundles
@@ -55,7 +55,7 @@ def refused(checkpoint: Path, output: Path, error: type[MlcpipeError], words: st
     """The message of the error; the folder of the output stays as it was."""
     before = sorted(output.parent.iterdir())
     with pytest.raises(error, match=words) as caught:
-        mlcpipe.compile(checkpoint, output=output, **{"quantization": "q4f16_1", **options})
+        mlcpipe.compile(checkpoint, output=output, **{"target": QUICK, "quantization": "q4f16_1", **options})
     message = str(caught.value)
     assert "\n" not in message
     assert sorted(output.parent.iterdir()) == before
@@ -355,7 +355,9 @@ def test_odd_sizes_are_no_error(tmp_path: Path) -> None:
         TinyLlama(), vocab_size=263, hidden_size=42, intermediate_size=53, layers=1, heads=3, kv_heads=1, head_dim=10
     )
     checkpoint = write_llama(tmp_path / "checkpoint", model)
-    engine = mlcpipe.Engine(mlcpipe.compile(checkpoint, quantization="q3f16_1", output=tmp_path / "bundle"), threads=2)
+    engine = mlcpipe.Engine(
+        mlcpipe.compile(checkpoint, target=QUICK, quantization="q3f16_1", output=tmp_path / "bundle"), threads=2
+    )
     tokens = list(range(3, 40))
     rows = engine.logits(tokens)
     assert np.isfinite(rows).all() and rows.std() > 0.1

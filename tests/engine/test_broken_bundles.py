@@ -91,7 +91,7 @@ def test_another_abi(manifest_with: Edit) -> None:
 
 
 def test_another_processor(manifest_with: Edit) -> None:
-    bundle = manifest_with(lambda manifest: manifest["target"]["cpu_features"].append("quantum"))
+    bundle = manifest_with(lambda manifest: manifest["target"]["variants"][0]["features"].append("quantum"))
     with pytest.raises(TargetError, match="a CPU with more instructions; expected this CPU to have quantum"):
         Engine(bundle)
 
@@ -184,7 +184,7 @@ def test_the_command_says_it_in_one_line(
     manifest_with: Edit, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("MLCPIPE_DEBUG", raising=False)
-    bundle = manifest_with(lambda manifest: manifest["target"]["cpu_features"].append("quantum"))
+    bundle = manifest_with(lambda manifest: manifest["target"]["variants"][0]["features"].append("quantum"))
     assert main(["bench", str(bundle)]) == 2
     err = capsys.readouterr().err
     assert err.count("\n") == 1 and "quantum" in err

@@ -40,7 +40,7 @@ def test_a_pass_leaves_nothing_behind(tiny: Engine) -> None:
 def test_chunks_of_a_prompt_are_one_pass(tiny: Engine, tiny_bundles: Bundles, tmp_path: Path) -> None:
     """A user's own target file with a smaller chunk: 100 tokens are 4 chunks instead of one."""
     target = tmp_path / "small.toml"
-    target.write_text('base = "cpu"\n[limits]\nmax_prefill_chunk = 32\n')
+    target.write_text('base = "cpu-native"\n[limits]\nmax_prefill_chunk = 32\n')
     bundle = mlcpipe.compile(
         tiny_bundles.checkpoint, target=str(target), quantization="q0f32", output=tmp_path / "bundle"
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from functools import cache
 from typing import Any, Protocol
 
 import numpy as np
@@ -11,7 +12,7 @@ import tvm
 from numpy.typing import NDArray
 from tvm import tirx
 
-from mlcpipe.targets import Target, load_target, tvm_target
+from mlcpipe.targets import Target, Variant, compiled_variants, load_target, tvm_target
 from tir_schedules.cpu.elementwise import elementwise
 from tir_schedules.cpu.rules import RULES
 from tir_schedules.op import Declined, op_of
@@ -65,7 +66,13 @@ class Case:
 
 def cpu() -> Target:
     """The target that all kernels are tested for: this machine's CPU."""
-    return load_target("cpu")
+    return load_target("cpu-native")
+
+
+@cache
+def variant() -> Variant:
+    """The one variant of `cpu()`, whose knobs the rules get."""
+    return compiled_variants(cpu())[0]
 
 
 def by_rules(definition: tirx.PrimFunc, **knobs: int | str) -> tuple[str, tirx.PrimFunc]:
@@ -77,7 +84,7 @@ def by_rules(definition: tirx.PrimFunc, **knobs: int | str) -> tuple[str, tirx.P
     for name, kinds, rule in RULES:
         if kinds and (op is None or op.kind not in kinds):
             continue
-        result = rule(definition, op, {**cpu().schedule, **knobs})
+        result = rule(definition, op, {**variant().schedule, **knobs})
         if not isinstance(result, Declined):
             return name, result
     raise AssertionError("the last rule takes everything")
@@ -85,7 +92,7 @@ def by_rules(definition: tirx.PrimFunc, **knobs: int | str) -> tuple[str, tirx.P
 
 def by_elementwise(definition: tirx.PrimFunc) -> tirx.PrimFunc:
     """A definition as the fallback rule schedules it."""
-    result = elementwise(definition, op_of(definition), cpu().schedule)
+    result = elementwise(definition, op_of(definition), variant().schedule)
     assert isinstance(result, tirx.PrimFunc)
     return result
 
@@ -93,7 +100,7 @@ def by_elementwise(definition: tirx.PrimFunc) -> tirx.PrimFunc:
 def compile_together(functions: Mapping[str, tirx.PrimFunc]) -> Mapping[str, Any]:
     """Symbol -> callable, from one IRModule compiled for this CPU."""
     mod = tvm.IRModule({name: func.with_attr("global_symbol", name) for name, func in functions.items()})
-    library = tvm.compile(mod, target=tvm_target(cpu()))
+    library = tvm.compile(mod, target=tvm_target(cpu(), variant()))
     return {name: library[name] for name in functions}
 
 

@@ -39,7 +39,7 @@ def built(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     folder = tmp_path_factory.mktemp(case.id)
     bundle = mlcpipe.compile(
         tiny.write_tiny(case, folder / "checkpoint"),
-        target="cpu",
+        target="cpu-native",
         quantization="q0f32",
         output=folder / "bundle",
         context_length=case.context_length,

@@ -18,7 +18,7 @@ from mlcpipe.passes import pipeline
 from mlcpipe.passes.lowering import Lowering
 from mlcpipe.quantization.layout import load_layout
 from mlcpipe.quantization.scheme import load_scheme
-from mlcpipe.targets import load_target, tvm_target
+from mlcpipe.targets import compiled_variants, load_target
 
 Array = NDArray[Any]
 HIDDEN, KV, VOCAB, EXPERTS = 32, 16, 24, 5
@@ -117,9 +117,15 @@ BLOCK_WEIGHTS = (
 
 def lowering(mod: tvm.IRModule, weights: Sequence[Weight], scheme: str = "q4f16_1", **bounds: int) -> Lowering:
     """The state that passes start from, for this CPU."""
-    target = load_target("cpu")
+    target = load_target("cpu-native")
     return Lowering(
-        mod, tuple(weights), target, tvm_target(target), load_scheme(scheme), load_layout("rows16"), bounds=bounds
+        mod,
+        tuple(weights),
+        target,
+        compiled_variants(target)[0],
+        load_scheme(scheme),
+        load_layout("rows16"),
+        bounds=bounds,
     )
 
 

@@ -47,7 +47,7 @@ Array = NDArray[np.float32]
 def logits(checkpoint: Path, quantization: str, folder: Path, knob: int) -> tuple[Array, Array, set[str]]:
     """Logits of a prefill and of decode steps, and the rules that made the matmuls."""
     target = folder / f"int8-{knob}.toml"
-    target.write_text(f'base = "cpu"\n[schedule]\nint8_activations = {knob}\n')
+    target.write_text(f'base = "cpu-native"\n[schedule]\nint8_activations = {knob}\n')
     bundle = mlcpipe.compile(
         checkpoint, target=str(target), quantization=quantization, output=folder / f"bundle-{knob}", context_length=128
     )

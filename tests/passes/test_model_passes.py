@@ -366,5 +366,5 @@ def test_a_pass_that_fails_is_named() -> None:
     def break_it(state: Lowering) -> Lowering:
         raise ValueError("first line\nno such thing")
 
-    with pytest.raises(CompileError, match="pass break_it failed in target cpu; found no such thing"):
+    with pytest.raises(CompileError, match="pass break_it failed in target cpu-native; found no such thing"):
         pipeline.run(START, (break_it,))

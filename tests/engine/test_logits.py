@@ -77,6 +77,14 @@ def dequantized(checkpoint: Path, manifest: Manifest, folder: Path) -> Path:
     return folder
 
 
+def with_float_activations(checkpoint: Path, quantization: str, folder: Path) -> Engine:
+    """The checkpoint compiled with activations in float32, where the default may take them in int8."""
+    target = folder / "float.toml"
+    target.write_text('base = "cpu-native"\n[schedule]\nint8_activations = 0\n')
+    bundle = mlcpipe.compile(checkpoint, target=str(target), quantization=quantization, output=folder / "bundle")
+    return Engine(bundle, threads=2)
+
+
 def transformers_logits(folder: Path, tokens: list[int], *, half: bool) -> Any:
     """Logits in float32; with `half` queries, keys, values and what attention gives are rounded to float16."""
     torch = pytest.importorskip("torch")
@@ -116,7 +124,7 @@ def test_every_quantization_computes_what_its_weights_say(
     tiny_bundles: Bundles, quantization: str, tmp_path: Path
 ) -> None:
     """Activations are float32; with float16 schemes attention and its cache are float16 outside of their sums."""
-    engine = Engine(tiny_bundles[quantization], threads=2)
+    engine = with_float_activations(tiny_bundles.checkpoint, quantization, tmp_path)
     reference = dequantized(tiny_bundles.checkpoint, engine.manifest, tmp_path / "checkpoint")
     half = engine.manifest.model.kv_dtype == "float16"
     expected = transformers_logits(reference, TOKENS, half=half)
@@ -124,7 +132,8 @@ def test_every_quantization_computes_what_its_weights_say(
     compare(engine.logits_stepwise(TOKENS, prefill_tokens=60), expected[59:], half=half)
 
 
-def test_the_demo_model_over_two_chunks(demo: Engine, demo_bundles: Bundles, tmp_path: Path) -> None:
+def test_the_demo_model_over_two_chunks(demo_bundles: Bundles, tmp_path: Path) -> None:
+    demo = with_float_activations(demo_bundles.checkpoint, "q4f16_1", tmp_path)
     tokens = [int(token) for token in np.random.default_rng(4).integers(3, demo.vocab_size, 600)]
     assert demo.manifest.model.prefill_chunk < len(tokens)
     reference = dequantized(demo_bundles.checkpoint, demo.manifest, tmp_path / "checkpoint")

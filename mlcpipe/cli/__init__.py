@@ -71,6 +71,8 @@ def main(arguments: list[str] | None = None) -> int:
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="replace")  # a terminal in another encoding shows "?" for what it lacks
+    if arguments is None:  # the program, not a function of a program that may have use for torch
+        _leave_torch_out()
     try:
         return _run(arguments)
     except KeyboardInterrupt:
@@ -87,6 +89,14 @@ def main(arguments: list[str] | None = None) -> int:
     except Exception as error:
         _report(f"unexpected {type(error).__name__}: {error}; this is a bug, MLCPIPE_DEBUG=1 shows where")
         return _BUG
+
+
+def _leave_torch_out() -> None:
+    """Make `import torch` fail: TVM's FFI imports it where it is installed, though no command needs it.
+
+    That takes 1.2 of 1.7 s at the start and 190 MB.
+    """
+    sys.modules.setdefault("torch", None)  # type: ignore[arg-type]
 
 
 def _run(arguments: list[str] | None) -> int:

@@ -62,17 +62,14 @@ def measure_group(
     runs: dict[Cell, dict[str, list[Run]]] = {cell: {runner.name: [] for runner in runners} for cell in cells}
     active = list(runners)
     for number in range(rounds):
-        read_gb_s = 0.0
         for runner in active:
             measured, output, at = _quietest(cells, runner, patience)
             log.said[runner.name] = output.said
-            if output.read_gb_s:
-                read_gb_s = statistics.mean(output.read_gb_s)
-                log.read_gb_s.extend(output.read_gb_s)
+            log.read_gb_s.extend(output.read_gb_s)
             for cell in cells:
                 run = Run(
                     number, output.readings[cell], measured.wall_s, measured.foreign_cores,
-                    measured.steal_cores, at, read_gb_s,
+                    measured.steal_cores, at, output.read_gb_s,
                 )  # fmt: skip
                 runs[cell][runner.name].append(run)
         if number == 0:

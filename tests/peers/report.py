@@ -22,7 +22,7 @@ _WEIGHTS = {4: "4-bit weights", 8: "8-bit weights"}
 class Run:
     """One cell in one process: what it measured, and seconds and cores that others and the hypervisor used meanwhile.
 
-    `read_gb_s` is the read bandwidth that was measured in the same round, by our process.
+    `read_gb_s` is the read bandwidth that our process measured before and after its own work.
     """
 
     round: int
@@ -31,7 +31,7 @@ class Run:
     foreign_cores: float
     steal_cores: float
     at: str
-    read_gb_s: float
+    read_gb_s: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,8 @@ class Traffic:
 class Line:
     """A runtime in one cell, over the quiet runs, or over all where none was quiet; tokens/s, seconds or bytes.
 
-    `share` of the read bandwidth is for decoding, round by round; there is none if the weights fit in the last cache.
+    `share` of the read bandwidth, the median of what the rounds measured, is for decoding; there is none if the
+    weights fit in the last cache.
     """
 
     runtime: str
@@ -90,7 +91,9 @@ def compare(
     limit_cores: float,
 ) -> Comparison:
     """`runs` has the runs of each runtime, ours among them; `peers` the name that its variants share."""
-    lines = [_line(cell, name, peers[name], some, traffic, limit_cores) for name, some in runs.items()]
+    read = [gb_s for run in runs[OURS] for gb_s in run.read_gb_s]
+    ceiling = statistics.median(read) if cell.kind == "decode" else None
+    lines = [_line(cell, name, peers[name], some, traffic, ceiling, limit_cores) for name, some in runs.items()]
     ratios = {}
     for peer in dict.fromkeys(line.peer for line in lines if line.peer != OURS):
         best = _best(cell, [line for line in lines if line.peer == peer])
@@ -105,14 +108,21 @@ def _best(cell: Cell, lines: Sequence[Line]) -> Line:
     return max(lines, key=lambda line: line.median if cell.more_is_better else -line.median)
 
 
-def _line(cell: Cell, name: str, peer: str, runs: Sequence[Run], traffic: Traffic, limit_cores: float) -> Line:
+def _line(
+    cell: Cell,
+    name: str,
+    peer: str,
+    runs: Sequence[Run],
+    traffic: Traffic,
+    ceiling_gb_s: float | None,
+    limit_cores: float,
+) -> Line:
     quiet = [run for run in runs if run.foreign_cores <= limit_cores]
     used = quiet or runs
-    share = None
-    if cell.kind == "decode" and traffic.weights[name] > traffic.last_cache_bytes:
-        gb = traffic.per_token(name, cell.tokens) / 1e9
-        share = statistics.median(run.reading.median * gb / run.read_gb_s for run in used)
     median = statistics.median(run.reading.median for run in used)
+    share = None
+    if ceiling_gb_s is not None and traffic.weights[name] > traffic.last_cache_bytes:
+        share = median * traffic.per_token(name, cell.tokens) / 1e9 / ceiling_gb_s
     low, high = min(run.reading.low for run in used), max(run.reading.high for run in used)
     return Line(name, peer, median, low, high, bool(quiet), share, tuple(runs))
 

@@ -188,32 +188,22 @@ def _experts(dot: str, scheme: str) -> Iterator[Case]:
             )
 
 
+def dot_cases(dot: str) -> Iterator[Case]:
+    """Small cases of one dot product, every scheme."""
+    shapes = [*((shape, ROWS) for shape in SHAPES), *((shape, MANY_ROWS) for shape in MANY_SHAPES)]
+    for scheme in SCHEMES:
+        for i, ((n, k), rows) in enumerate(shapes):
+            kernel = Int8Matmul(dot, scheme, n, k)
+            for j, m in enumerate(rows):
+                kind = KINDS[(i + j) % len(KINDS)]
+                yield Case(f"{kernel.symbol}-m{m}-{kind}", f"int8-{dot}", kernel, partial(int8_call, kernel, m, kind))
+        yield from _experts(dot, scheme)
+
+
 def cases() -> Iterator[Case]:
-    """Small cases of every dot product and scheme, then timed ones of the best."""
+    """Small cases of every dot product that this CPU has, then timed ones of the best."""
     for dot in HERE:
-        for scheme in SCHEMES:
-            yield from _experts(dot, scheme)
-            shapes = [*((shape, ROWS) for shape in SHAPES), *((shape, MANY_ROWS) for shape in MANY_SHAPES)]
-            for i, ((n, k), rows) in enumerate(shapes):
-                kernel = Int8Matmul(dot, scheme, n, k)
-                for j, m in enumerate(rows):
-                    kind = KINDS[(i + j) % len(KINDS)]
-                    yield Case(
-                        f"{kernel.symbol}-m{m}-{kind}", f"int8-{dot}", kernel, partial(int8_call, kernel, m, kind)
-                    )
-    for dot in HERE[:1]:
-        expert = Int8ExpertMatmul(dot, "q4f16_1", 1536, 2048, 8, 2, True)
-        nbytes = load_scheme("q4f16_1").nbytes(1536, 2048)
-        for m, read in ((1, 2), (256, 8)):
-            yield Case(
-                f"{expert.symbol}-m{m}",
-                "timed-int8",
-                expert,
-                partial(int8_expert_call, expert, m, "normal"),
-                nbytes=read * nbytes,
-                flops=2 * 2 * m * 1536 * 2048,
-                timed=True,
-            )
+        yield from dot_cases(dot)
     for scheme, n, k, rows in (
         ("q4f16_1", 8192, 2048, (1, 4, 16, 512)),
         ("q4f16_1", 2048, 8192, (1, 16, 512)),

@@ -1,0 +1,177 @@
+"""Kernels on other CPUs, under qemu: ARM from the oldest 64-bit core on, x86-64 from its first instruction set on.
+
+Also natively, by the same harness: what reads or writes past its arguments shows here and not in a process with
+Python's heap. qemu 7.2 has neither AVX-512 nor AVX-VNNI: their kernels run on a host that has them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+import pytest
+from tvm import tirx
+from tvm.script import tirx as T
+
+from . import cases as all_cases
+from .harness import Call, Case
+from .int8_cases import DOTS, HERE, Int8ExpertMatmul, Int8Matmul, dot_cases
+from .qemu import Machine, failures, host, link
+
+CORTEX_A53 = Machine("cortex-a53", "aarch64", "cortex-a53", "cortex-a53")
+NEOVERSE_N1 = Machine("neoverse-n1", "aarch64", "neoverse-n1", "neoverse-n1")
+ARM_V8_6 = Machine("armv8.6-a", "aarch64", "max", "neoverse-n1", ("+i8mm", "+bf16"))
+NEOVERSE_V2 = Machine("neoverse-v2", "aarch64", "max", "neoverse-v2")
+X86_64 = Machine("x86-64", "x86_64", "core2duo", "x86-64")
+NEHALEM = Machine("nehalem", "x86_64", "Nehalem", "nehalem")
+HASWELL = Machine("haswell", "x86_64", "Haswell", "haswell", slack=64)
+HOST = host()
+
+# Kernels in plain vectors, of which LLVM makes what a CPU has: one library of each kind.
+PLAIN = ("q4f16_1", "q0f16", "norm", "h8_kv4_d64_float16_c0_w40", "h4_kv4_d24_float32_c5_w8", "timed-sampling")
+# Integer dot products by the instruction set that they need: the oldest machine that has just this.
+HAS = {"avx2": HASWELL, "dotprod": NEOVERSE_N1, "i8mm": ARM_V8_6}
+INT8_SHAPES, INT8_SCHEMES = ((97, 100), (33, 600), (17, 640)), ("q4f16_1", "q8f16_1", "q8f16_0")
+RUNS = (
+    *((machine, name) for machine in (CORTEX_A53, X86_64, HOST) for name in (*PLAIN, "q3f16_1")),
+    *((machine, name) for machine in (NEOVERSE_V2, HASWELL) for name in PLAIN),
+    *((HAS[needs], f"int8-{kind}") for kind, (_, needs, _) in DOTS.items() if needs in HAS),
+    *((HOST, f"int8-{kind}") for kind in HERE),
+)
+# Code for a newer CPU on an older one.
+TOO_NEW = (
+    (CORTEX_A53, NEOVERSE_N1, Int8Matmul("neon_dotprod", "q4f16_1", 15, 33)),
+    (NEHALEM, HASWELL, Int8Matmul("avx2", "q4f16_1", 15, 33)),
+)
+
+pytestmark = pytest.mark.qemu
+
+
+@cache
+def library(name: str) -> tuple[Case, ...]:
+    """The cases of a library; those of dot products that this machine lacks, too, in a few shapes."""
+    kind = name.removeprefix("int8-")
+    if kind == name:
+        return tuple(all_cases.library(name))
+    chosen = {Int8Matmul(kind, scheme, *shape).symbol for scheme in INT8_SCHEMES for shape in INT8_SHAPES}
+    chosen |= {Int8ExpertMatmul(kind, scheme, *INT8_EXPERTS).symbol for scheme in INT8_SCHEMES}
+    return tuple(case for case in dot_cases(kind) if case.kernel.symbol in chosen)
+
+
+@cache
+def functions(name: str) -> Mapping[str, tirx.PrimFunc]:
+    """The kernels of a library."""
+    return build(library(name))
+
+
+def build(cases: tuple[Case, ...]) -> Mapping[str, tirx.PrimFunc]:
+    """The kernels of cases by their symbols."""
+    return {symbol: kernel.build() for symbol, kernel in {case.kernel.symbol: case.kernel for case in cases}.items()}
+
+
+def require(*machines: Machine) -> None:
+    """Skip where a machine cannot be emulated."""
+    for machine in machines:
+        if machine.missing():
+            pytest.skip(f"{machine.name} needs {machine.missing()}")
+
+
+def name_of(value: object) -> str:
+    return str(getattr(value, "name", getattr(value, "symbol", value)))
+
+
+@pytest.mark.parametrize(("machine", "name"), RUNS, ids=name_of)
+def test_kernels_are_numpy(machine: Machine, name: str, tmp_path: Path) -> None:
+    require(machine)
+    program = link(machine, functions(name), tmp_path)
+    assert failures(machine, program, list(functions(name)), library(name)) == []
+
+
+@pytest.mark.parametrize(("older", "newer", "kernel"), TOO_NEW, ids=name_of)
+def test_machines_are_as_old_as_they_claim(older: Machine, newer: Machine, kernel: Int8Matmul, tmp_path: Path) -> None:
+    require(older, newer)
+    program = link(newer, {kernel.symbol: kernel.build()}, tmp_path)
+    cases = [case for case in dot_cases(kernel.kind) if case.kernel == kernel]
+    assert failures(newer, program, [kernel.symbol], cases) == []
+    assert "SIGILL" in failures(older, program, [kernel.symbol], cases)[0]
+
+
+@T.prim_func(s_tir=True)
+def reads_past(x: T.handle, y: T.handle):  # type: ignore[no-untyped-def]
+    m = T.int64()
+    X = T.match_buffer(x, (m,), "float32")
+    Y = T.match_buffer(y, (m,), "float32")
+    Y[0] = X[m]
+
+
+@T.prim_func(s_tir=True)
+def writes_past(x: T.handle, y: T.handle):  # type: ignore[no-untyped-def]
+    m = T.int64()
+    X = T.match_buffer(x, (m,), "float32")
+    Y = T.match_buffer(y, (m,), "float32")
+    for i in T.serial(m + 1):
+        Y[i] = X[0]
+
+
+@T.prim_func(s_tir=True)
+def writes_before(x: T.handle, y: T.handle):  # type: ignore[no-untyped-def]
+    m = T.int64()
+    X = T.match_buffer(x, (m,), "float32")
+    Y = T.match_buffer(y, (m,), "float32")
+    for i in T.serial(m + 1):
+        Y[m - 1 - i] = X[0]
+
+
+@T.prim_func(s_tir=True)
+def copies(x: T.handle, y: T.handle):  # type: ignore[no-untyped-def]
+    m = T.int64()
+    X = T.match_buffer(x, (m,), "float32")
+    Y = T.match_buffer(y, (m,), "float32")
+    for i in T.serial(m):
+        Y[i] = X[i]
+
+
+@pytest.fixture(scope="module")
+def strays(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    require(HOST)
+    return link(HOST, STRAYS, tmp_path_factory.mktemp("strays"))
+
+
+STRAYS = {"reads_past": reads_past, "writes_past": writes_past, "writes_before": writes_before, "copies": copies}
+X = np.ones(16, np.float32)
+
+
+class Stray:
+    """A kernel of STRAYS."""
+
+    def __init__(self, symbol: str) -> None:
+        self.symbol = symbol
+
+    def definition(self) -> None:
+        return None
+
+    def build(self) -> tirx.PrimFunc:
+        return STRAYS[self.symbol]
+
+
+@pytest.mark.parametrize(
+    ("symbol", "args", "expected", "complaint"),
+    [
+        ("copies", (X, X * np.nan), X, None),
+        ("copies", (X, X * np.nan), X * 2, "16 of 16 elements"),
+        ("copies", (X[:3], X * np.nan), X, "Mismatched Y.shape[0]"),
+        ("copies", (X, np.zeros(16)), X, "dtype"),
+        ("reads_past", (X, X * np.nan), X, "SIGSEGV"),
+        ("writes_past", (X[:3], X[:3]), X[:3], "wrote 12 bytes from the start of argument 1"),
+        ("writes_before", (X[:3], X[:3]), X[:3], "wrote -4 bytes from the start of argument 1"),
+    ],
+)
+def test_the_harness_notices(
+    symbol: str, args: tuple[np.ndarray, ...], expected: np.ndarray, complaint: str | None, strays: Path
+) -> None:
+    call = Call(args, {1: (expected.astype(np.float64), 0.0)})
+    case = Case(symbol, "strays", Stray(symbol), lambda: call)
+    found = failures(HOST, strays, list(STRAYS), [case])
+    assert (complaint in found[0]) if complaint else found == []

@@ -204,6 +204,19 @@ def cases() -> Iterator[Case]:
     """Small cases of every dot product that this CPU has, then timed ones of the best."""
     for dot in HERE:
         yield from dot_cases(dot)
+    for dot in HERE[:1]:
+        expert = Int8ExpertMatmul(dot, "q4f16_1", 1536, 2048, 8, 2, True)
+        nbytes = load_scheme("q4f16_1").nbytes(1536, 2048)
+        for m, read in ((1, 2), (256, 8)):
+            yield Case(
+                f"{expert.symbol}-m{m}",
+                "timed-int8",
+                expert,
+                partial(int8_expert_call, expert, m, "normal"),
+                nbytes=read * nbytes,
+                flops=2 * 2 * m * 1536 * 2048,
+                timed=True,
+            )
     for scheme, n, k, rows in (
         ("q4f16_1", 8192, 2048, (1, 4, 16, 512)),
         ("q4f16_1", 2048, 8192, (1, 16, 512)),

@@ -33,7 +33,8 @@ HOST = host()
 PLAIN = ("q4f16_1", "q0f16", "norm", "h8_kv4_d64_float16_c0_w40", "h4_kv4_d24_float32_c5_w8", "timed-sampling")
 # Integer dot products by the instruction set that they need: the oldest machine that has just this.
 HAS = {"avx2": HASWELL, "dotprod": NEOVERSE_N1, "i8mm": ARM_V8_6}
-INT8_SHAPES, INT8_SCHEMES = ((33, 600), (17, 640)), ("q4f16_1", "q8f16_1", "q8f16_0")
+INT8_SCHEMES, INT8_SHAPES = ("q4f16_1", "q8f16_1", "q8f16_0"), ((33, 600), (17, 640))
+INT8_EXPERTS = (33, 100, 4, 2, True)
 RUNS = (
     *((machine, name) for machine in (CORTEX_A53, X86_64, HOST) for name in (*PLAIN, "q3f16_1")),
     *((machine, name) for machine in (NEOVERSE_V2, HASWELL) for name in PLAIN),

@@ -30,7 +30,7 @@ def bench_command(
     """Measure prefill and decode speed, memory and load time; medians, after a warm-up that does not count.
 
     Decoding reads all weights for each token, so it is compared with the read bandwidth of the memory, which
-    is measured in the same run, before and after.
+    is measured in the same run, before and after each repeat.
 
     Examples:
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 from dataclasses import asdict
 
 from mlcpipe.cli.bench_run import Memory, Report, Result
@@ -15,7 +16,7 @@ def print_report(report: Report, *, as_json: bool) -> None:
         return
     console = stdout_console()
     plan = report.plan
-    before, after = report.read_gb_s
+    read = sorted(report.read_gb_s)
     kv = byte_size(report.kv_bytes_per_token)
     versions = ", ".join(f"{name} {number or 'absent'}" for name, number in report.versions.items())
     print_rows(
@@ -26,7 +27,7 @@ def print_report(report: Report, *, as_json: bool) -> None:
             ("cpu", f"{report.cpu}, {report.threads} threads"),
             ("versions", versions),
             ("weights", f"{byte_size(report.weights_bytes)}, and {kv} of KV cache a token"),
-            ("read bandwidth", f"{before:.1f} GB/s before, {after:.1f} after"),
+            ("read bandwidth", f"{statistics.median(read):.1f} GB/s ({read[0]:.1f} - {read[-1]:.1f})"),
             (
                 "load",
                 f"{report.first_token_s.median:.2f} s to a token, after {report.import_s:.2f} s of imports",

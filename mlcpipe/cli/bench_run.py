@@ -6,14 +6,13 @@ import random
 import statistics
 import time
 from collections.abc import Callable
-from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
-from multiprocessing import get_context
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from mlcpipe.bandwidth import last_cache_bytes, read_bandwidth_gb_s
+from mlcpipe.bandwidth import last_cache_bytes
 from mlcpipe.cli import machine
+from mlcpipe.cli.bench_gauges import BandwidthProbe, MemoryGauge
 from mlcpipe.progress import Progress
 
 if TYPE_CHECKING:
@@ -54,13 +53,15 @@ class Result:
     """One line of the report: `speed` is None if it was skipped, and `skipped` says why.
 
     `tokens` is the prompt's length or the depth at which decoding began; `gb_s` (10^9 bytes of weights and KV
-    cache a second, as the engine counts them) is given for decoding.
+    cache a second, as the engine counts them) is given for decoding, with the `share` that it is of the read bandwidth
+    before and after each repeat: that of a machine with neighbours changes within seconds.
     """
 
     kind: str
     tokens: int
     speed: Speed | None = None
     gb_s: float | None = None
+    share: float | None = None
     skipped: str = ""
 
 
@@ -104,7 +105,7 @@ class Report:
     read_bytes: int
     kv_bytes_per_token: int
     last_cache_bytes: int
-    read_gb_s: tuple[float, float]
+    read_gb_s: tuple[float, ...]
     threads: int
     context_length: int
     quantization: str
@@ -116,7 +117,7 @@ class Report:
         """The part of the read bandwidth that decoding used; None for prefill and weights in the cache."""
         if result.gb_s is None or self.read_bytes < self.last_cache_bytes:
             return None
-        return result.gb_s / statistics.mean(self.read_gb_s)
+        return result.share
 
 
 def measure(plan: Plan, progress: Progress) -> Report:
@@ -129,9 +130,7 @@ def measure(plan: Plan, progress: Progress) -> Report:
     base = machine.private_memory_bytes()
     progress.stage("load")
     first_token_s, engine = _load(lambda: Engine(plan.bundle, threads=plan.threads), plan.repeats)
-    gauge = _Gauge(engine)
-    progress.stage("read bandwidth before")
-    before = _read_bandwidth(engine.threads)
+    gauge = MemoryGauge(engine)
     draw = random.Random(_SEED)
     tokens = [draw.randrange(engine.vocab_size) for _ in range(engine.context_length)]
     results = []
@@ -139,13 +138,14 @@ def measure(plan: Plan, progress: Progress) -> Report:
         progress.stage(f"prefill {length}")
         results.append(_prefill(engine, plan, tokens, length))
         gauge.read(length)
-    for depth in plan.depths:
-        progress.stage(f"decode at {depth}")
-        results.append(_decode(engine, plan, tokens, depth))
-        gauge.read(depth + plan.decode_tokens)
+    with BandwidthProbe(engine.threads) as probe:
+        progress.stage("read bandwidth")
+        probe.read()
+        for depth in plan.depths:
+            progress.stage(f"decode at {depth}")
+            results.append(_decode(engine, plan, tokens, depth, probe))
+            gauge.read(depth + plan.decode_tokens)
     resident = machine.peak_memory_bytes()
-    progress.stage("read bandwidth after")
-    after = _read_bandwidth(engine.threads)
     memory = engine.manifest.memory_plan
     return Report(
         plan=plan,
@@ -158,7 +158,7 @@ def measure(plan: Plan, progress: Progress) -> Report:
         read_bytes=memory.weights_read,
         kv_bytes_per_token=memory.kv_bytes_per_token,
         last_cache_bytes=last_cache_bytes(),
-        read_gb_s=(before, after),
+        read_gb_s=tuple(probe.readings),
         threads=engine.threads,
         context_length=engine.context_length,
         quantization=engine.manifest.quantization,
@@ -185,25 +185,6 @@ def _load(open_bundle: Callable[[], Engine], repeats: int) -> tuple[Speed, Engin
     return Speed(statistics.median(counted), min(counted), max(counted)), engine
 
 
-class _Gauge:
-    """Keeps the most private memory that was seen, and how much of it was KV cache."""
-
-    def __init__(self, engine: Engine) -> None:
-        self._engine = engine
-        self._deepest = 0
-        self.private: int | None = None
-        self.kv = 0
-
-    def read(self, tokens: int) -> None:
-        """Look now, after a measurement whose longest sequence had `tokens` tokens."""
-        if tokens <= self._engine.context_length:
-            self._deepest = max(self._deepest, tokens)
-        private = machine.private_memory_bytes()
-        if private is not None and private > (self.private or 0):
-            self.private = private
-            self.kv = self._deepest * self._engine.manifest.memory_plan.kv_bytes_per_token
-
-
 def _prefill(engine: Engine, plan: Plan, tokens: list[int], length: int) -> Result:
     if length > engine.context_length:
         return Result("prefill", length, skipped=f"the context has {engine.context_length} tokens")
@@ -217,7 +198,7 @@ def _prefill(engine: Engine, plan: Plan, tokens: list[int], length: int) -> Resu
     return Result("prefill", length, Speed.of(length, [_seconds(once) for _ in range(plan.repeats)]))
 
 
-def _decode(engine: Engine, plan: Plan, tokens: list[int], depth: int) -> Result:
+def _decode(engine: Engine, plan: Plan, tokens: list[int], depth: int, probe: BandwidthProbe) -> Result:
     """Decoding as a chat does it, the greedy draw and the text of each token included.
 
     The engine finds the prompt in its cache, so that only the warm-up computes it and each repeat begins at `depth`.
@@ -243,15 +224,16 @@ def _decode(engine: Engine, plan: Plan, tokens: list[int], depth: int) -> Result
 
     engine.reset()
     once()
-    runs = [once() for _ in range(plan.repeats)]
+    runs, shares = [], []
+    before = probe.read()
+    for _ in range(plan.repeats):
+        runs.append(once())
+        after = probe.read()
+        shares.append(2 * runs[-1].decode_gb_s / (before + after))
+        before = after
     speed = Speed.of(plan.decode_tokens, [run.decode_s for run in runs])
-    return Result("decode", depth, speed, statistics.median(run.decode_gb_s for run in runs))
-
-
-def _read_bandwidth(threads: int) -> float:
-    """Measured in a process of its own, so that its buffer is not counted as the engine's memory."""
-    with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
-        return pool.submit(read_bandwidth_gb_s, threads).result()
+    gb_s = statistics.median(run.decode_gb_s for run in runs)
+    return Result("decode", depth, speed, gb_s, statistics.median(shares))
 
 
 def _seconds(action: Callable[[], None]) -> float:

@@ -69,7 +69,7 @@ def measure_group(
             for cell in cells:
                 run = Run(
                     number, output.readings[cell], measured.wall_s, measured.foreign_cores,
-                    measured.steal_cores, at, output.read_gb_s,
+                    measured.steal_cores, at, output.read_gb_s, output.shares.get(cell),
                 )  # fmt: skip
                 runs[cell][runner.name].append(run)
         if number == 0:
@@ -103,7 +103,8 @@ def _quietest(cells: Sequence[Cell], runner: Runner, patience: Patience) -> tupl
         figures = ", ".join(f"{c.kind} {c.tokens}: {output.readings[c].median:.4g}" for c in cells)
         print(
             f"{at} {runner.name}: {figures}; {measured.wall_s:.0f} s, foreign {measured.foreign_cores:.2f} cores"
-            + "".join(f", read {gb_s:.1f} GB/s" for gb_s in output.read_gb_s),
+            + (f", read {statistics.median(output.read_gb_s):.1f} GB/s" if output.read_gb_s else "")
+            + "".join(f", share {share:.2f}" for share in output.shares.values()),
             file=sys.stderr,
         )
         # a machine that did not get quiet will not be in the next attempt either

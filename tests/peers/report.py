@@ -22,7 +22,7 @@ _WEIGHTS = {4: "4-bit weights", 8: "8-bit weights"}
 class Run:
     """One cell in one process: what it measured, and seconds and cores that others and the hypervisor used meanwhile.
 
-    `read_gb_s` is the read bandwidth that our process measured before and after its own work.
+    `read_gb_s` is the read bandwidth that our process measured between its repeats, and `share` what decoding had of it.
     """
 
     round: int
@@ -32,6 +32,7 @@ class Run:
     steal_cores: float
     at: str
     read_gb_s: tuple[float, ...] = ()
+    share: float | None = None
 
 
 @dataclass(frozen=True)
@@ -52,8 +53,8 @@ class Traffic:
 class Line:
     """A runtime in one cell, over the quiet runs, or over all where none was quiet; tokens/s, seconds or bytes.
 
-    `share` of the read bandwidth, the median of what the rounds measured, is for decoding; there is none if the
-    weights fit in the last cache.
+    `share` of the read bandwidth is for decoding: ours as our process says, that of others over the median of what ours
+    measured in all rounds. There is none if the weights fit in the last cache.
     """
 
     runtime: str
@@ -122,7 +123,9 @@ def _line(
     median = statistics.median(run.reading.median for run in used)
     share = None
     if ceiling_gb_s is not None and traffic.weights[name] > traffic.last_cache_bytes:
-        share = median * traffic.per_token(name, cell.tokens) / 1e9 / ceiling_gb_s
+        said = [run.share for run in used if run.share is not None]
+        computed = median * traffic.per_token(name, cell.tokens) / 1e9 / ceiling_gb_s
+        share = statistics.median(said) if said else computed
     low, high = min(run.reading.low for run in used), max(run.reading.high for run in used)
     return Line(name, peer, median, low, high, bool(quiet), share, tuple(runs))
 

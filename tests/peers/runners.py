@@ -48,9 +48,13 @@ class Reading:
 
 @dataclass(frozen=True)
 class Output:
-    """What a process measured, the read bandwidth that it saw (GB/s) and what it said about itself."""
+    """What a process measured, and what it said about itself.
+
+    Ours also says what share of the read bandwidth decoding had, and that bandwidth (GB/s).
+    """
 
     readings: Mapping[Cell, Reading]
+    shares: Mapping[Cell, float] = field(default_factory=dict)
     read_gb_s: tuple[float, ...] = ()
     said: Mapping[str, Any] = field(default_factory=dict)
 
@@ -131,17 +135,20 @@ class Mlcpipe:
             said = json.loads(stdout)
         except ValueError as error:
             raise ResourceError("mlcpipe bench printed no JSON", found=stdout.strip()[:60]) from error
-        readings = {}
+        readings, shares = {}, {}
         for result in said["results"]:
             if result["speed"] is None:
                 raise ResourceError("mlcpipe did not measure", where=str(self.bundle), found=result["skipped"])
-            readings[Cell(result["kind"], result["tokens"])] = _reading(result["speed"])
+            cell = Cell(result["kind"], result["tokens"])
+            readings[cell] = _reading(result["speed"])
+            if result["share_of_read_bandwidth"] is not None:
+                shares[cell] = result["share_of_read_bandwidth"]
         for cell in cells:
             if cell.kind == "load":
                 readings[cell] = _reading(said["first_token_s"])
             elif cell.kind == "memory":
                 readings[cell] = Reading.of([said["memory"]["resident"]])
-        return Output(_complete(self.name, readings, cells), tuple(said["read_gb_s"]), said)
+        return Output(_complete(self.name, readings, cells), shares, tuple(said["read_gb_s"]), said)
 
 
 def _reading(speed: Mapping[str, float]) -> Reading:

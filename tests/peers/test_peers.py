@@ -30,8 +30,9 @@ _DECODE = Cell("decode", 16)
 _PEERS = {"mlcpipe": "mlcpipe", "slow": "peer", "fast": "peer", "other": "another"}
 
 
-def _run(number: int, median: float, foreign: float = 0.0, read_gb_s: float = 40.0) -> Run:
-    return Run(number, Reading(median, median - 1, median + 1), 1.0, foreign, 0.0, "00:00:00", (read_gb_s, read_gb_s))
+def _run(number: int, median: float, foreign: float = 0.0, read_gb_s: float = 40.0, share: float | None = None) -> Run:
+    reading = Reading(median, median - 1, median + 1)
+    return Run(number, reading, 1.0, foreign, 0.0, "00:00:00", (read_gb_s, read_gb_s), share)
 
 
 def _compare(cell: Cell, runs: dict[str, list[Run]], weights: int = 10**9) -> Comparison:
@@ -52,6 +53,13 @@ def test_ratios_are_of_the_same_round_and_the_faster_variant() -> None:
     assert (line.median, line.low, line.high) == (30, 19, 34)
     # A token reads 10^9 bytes of weights and 32 tokens of cache, 1 MiB each; of 40 GB/s in two rounds, 80 in one.
     assert line.share == pytest.approx(30 * (1e9 + 32 * 2**20) / 1e9 / 40)
+
+
+def test_our_share_is_what_our_process_says() -> None:
+    runs = {"mlcpipe": [_run(0, 30, share=0.9), _run(1, 60, share=0.8)], "fast": [_run(0, 20), _run(1, 30)]}
+    ours, theirs = _compare(_DECODE, runs, weights=10**9).lines
+    assert ours.share == pytest.approx(0.85)
+    assert theirs.share == pytest.approx(25 * (1e9 + 32 * 2**20) / 1e9 / 40)
 
 
 def test_where_less_is_better_the_ratio_is_the_other_way_round() -> None:
@@ -123,7 +131,7 @@ def test_what_the_runtimes_print_is_read() -> None:
     with pytest.raises(ResourceError, match="no result"):
         _OTHERS.parse(json.dumps(line), [cell, Cell("decode", 8)])
     output = _OURS.parse(json.dumps(_said("decode", 0)), [cell])
-    assert output.readings[cell].median == 30.0 and output.read_gb_s == (40.0, 42.0)
+    assert output.readings[cell].median == 30.0 and output.read_gb_s == (40.0, 42.0) and output.shares == {cell: 0.5}
     with pytest.raises(ResourceError, match="the context has 8 tokens"):
         _OURS.parse(json.dumps({"results": [{"speed": None, "skipped": "the context has 8 tokens"}]}), [cell])
 
@@ -192,7 +200,7 @@ def test_hogs_end_with_the_measurement() -> None:
 
 def _said(kind: str, tokens: int) -> dict[str, Any]:
     return {
-        "results": [{"kind": kind, "tokens": tokens, "speed": {"median": 30.0, "low": 29.0, "high": 31.0}}],
+        "results": [{"kind": kind, "tokens": tokens, "speed": {"median": 30.0, "low": 29.0, "high": 31.0}, "share_of_read_bandwidth": 0.5}],
         "read_gb_s": [40.0, 42.0], "cpu": "a cpu", "threads": 2, "versions": {},
     }  # fmt: skip
 

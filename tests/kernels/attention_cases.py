@@ -30,6 +30,10 @@ SHAPES = (
     AttentionShape(2, 1, 256, "float16", softcap=50.0, sliding_window=33),
     AttentionShape(5, 1, 6, "float32", sliding_window=1),
     AttentionShape(17, 1, 16, "float32", sliding_window=17),
+    AttentionShape(14, 2, 64, "q8", sliding_window=40),
+    AttentionShape(4, 4, 80, "q8", softcap=5.0, sliding_window=5),
+    AttentionShape(4, 1, 256, "q8", sliding_window=100),
+    AttentionShape(3, 1, 6, "q8", sliding_window=1),
 )
 
 
@@ -62,8 +66,46 @@ def library_of(s: AttentionShape) -> str:
 
 
 @dataclass(frozen=True)
+class Stored:
+    """K or V [..., kv_heads, D] as the cache keeps it: elements, and for q8 scales float16 [..., kv_heads, groups]."""
+
+    elements: Array
+    scales: Array | None
+
+    def values(self) -> Array:
+        """The float64 numbers that these stand for."""
+        x = self.elements.astype(np.float64)
+        if self.scales is None:
+            return x
+        groups = self.scales.shape[-1]
+        split = x.reshape(*x.shape[:-1], groups, x.shape[-1] // groups)
+        return (split * self.scales.astype(np.float64)[..., None]).reshape(x.shape)
+
+    def rows(self, shape: AttentionShape) -> Array:
+        """int8 [..., cache_kv_heads, cache_head_dim]: each token's elements and then its scales."""
+        lead = self.elements.shape[:-2]
+        parts = [self.elements.reshape(*lead, -1).view(np.int8)]
+        if self.scales is not None:
+            parts.append(self.scales.reshape(*lead, -1).view(np.int8))
+        return np.concatenate(parts, axis=-1).reshape(*lead, shape.cache_kv_heads, shape.cache_head_dim)
+
+
+def stored(shape: AttentionShape, x: Array) -> Stored:
+    """What `split` makes of K or V f32[..., kv_heads, D] (AttentionShape says how)."""
+    if shape.dtype != "q8":
+        return Stored(x.astype(shape.dtype), None)
+    groups = shape.scale_groups
+    split = x.astype(np.float32).reshape(*x.shape[:-1], groups, x.shape[-1] // groups)
+    scale = np.minimum(np.abs(split).max(axis=-1) * np.float32(1 / 127), np.float32(65504)).astype(np.float16)
+    step = scale.astype(np.float32)
+    inverse = np.divide(np.float32(1), step, out=np.zeros_like(step), where=step > 0)
+    codes = np.clip(np.rint(split * inverse[..., None]), -127, 127)
+    return Stored(codes.astype(np.int8).reshape(x.shape), scale)
+
+
+@dataclass(frozen=True)
 class Sequences:
-    """Keys and values of a batch: `k[b]`, `v[b]` [length, kv_heads, D]; in pages, with the tables that find them."""
+    """Keys and values of a batch: `k[b]`, `v[b]` float64 [length, kv_heads, D]; in pages, with the tables that find them."""
 
     k: list[Array]
     v: list[Array]
@@ -77,27 +119,66 @@ class Sequences:
         return np.stack([last, 0 * last, 0 * last]) if sliding else last
 
 
+def no_pages(shape: AttentionShape, count: int) -> Array:
+    """Pages int8[count, 2, cache_kv_heads, 16, cache_head_dim] of NaN (all bits set; codes of -1 for q8)."""
+    return np.full((count, 2, shape.cache_kv_heads, PAGE, shape.cache_head_dim), -1, np.int8)
+
+
 def sequences(shape: AttentionShape, lengths: Sequence[int], rng: np.random.Generator) -> Sequences:
     """Random keys and values, stored as `append` documents it: K transposed within a page, V by token."""
     kv_heads, dim = shape.num_kv_heads, shape.head_dim
     counts = [-(-length // PAGE) for length in lengths]
     order = rng.permutation(sum(counts) + 3).astype(np.int32)
-    pages = (4 * rng.standard_normal((len(order), 2, kv_heads, PAGE, dim))).astype(shape.dtype)
-    pages[::2] = np.nan
-    k = [rng.standard_normal((n, kv_heads, dim)).astype(shape.dtype) for n in lengths]
-    v = [rng.standard_normal((n, kv_heads, dim)).astype(shape.dtype) for n in lengths]
+    pages = no_pages(shape, len(order))
+    for page in range(1, len(order), 2):
+        old = [stored(shape, 4 * rng.standard_normal((PAGE, kv_heads, dim))) for _ in range(2)]
+        for slot in range(PAGE):
+            write_token(shape, pages, page, slot, *old, slot)
+    k = [stored(shape, rng.standard_normal((n, kv_heads, dim))) for n in lengths]
+    v = [stored(shape, rng.standard_normal((n, kv_heads, dim))) for n in lengths]
     indptr = np.cumsum([0, *counts]).astype(np.int32)
     for b, length in enumerate(lengths):
         for t in range(length):
-            write_token(pages, int(order[indptr[b] + t // PAGE]), t % PAGE, k[b][t], v[b][t])
-    return Sequences(k, v, pages, indptr, order[: indptr[-1]].copy())
+            write_token(shape, pages, int(order[indptr[b] + t // PAGE]), t % PAGE, k[b], v[b], t)
+    return Sequences([x.values() for x in k], [x.values() for x in v], pages, indptr, order[: indptr[-1]].copy())
 
 
-def write_token(pages: Array, page: int, slot: int, k: Array, v: Array) -> None:
-    """One token into its slot; k, v [kv_heads, D]."""
-    _, _, kv_heads, _, dim = pages.shape
-    pages[page, 0].reshape(kv_heads, dim, PAGE)[:, :, slot] = k
-    pages[page, 1, :, slot] = v
+def write_token(shape: AttentionShape, pages: Array, page: int, slot: int, k: Stored, v: Stored, t: int) -> None:
+    """Token t of k and v into its slot, as `kv_pages.py` says."""
+    dim, half = shape.head_dim, PAGE * shape.head_dim * k.elements.itemsize
+    for h, head in enumerate(pages[page].reshape(shape.num_kv_heads, shape.head_bytes)):
+        head[:half].view(k.elements.dtype).reshape(dim, PAGE)[:, slot] = k.elements[t, h]
+        head[half : 2 * half].view(v.elements.dtype).reshape(PAGE, dim)[slot] = v.elements[t, h]
+        if k.scales is not None and v.scales is not None:
+            scales = head[2 * half :].view(np.float16).reshape(2, shape.scale_groups, PAGE)
+            scales[0, :, slot], scales[1, :, slot] = k.scales[t, h], v.scales[t, h]
+
+
+def as_rows(shape: AttentionShape, x: Array) -> Array:
+    """float32 [n, heads, D] at the beginning of int8 [n, cache_heads, cache_head_dim]; the rest NaN."""
+    rows = np.full((len(x), shape.cache_heads, shape.cache_head_dim), -1, np.int8)
+    rows.reshape(-1).view(np.float32)[: x.size] = x.reshape(-1)
+    return rows
+
+
+def of_rows(shape: AttentionShape, rows: Array) -> Array:
+    """The inverse of `as_rows`."""
+    n = len(rows)
+    found: Array = rows.reshape(-1).view(np.float32)[: n * shape.num_heads * shape.head_dim]
+    return found.reshape(n, shape.num_heads, shape.head_dim)
+
+
+def sum_rows(shape: AttentionShape, sums: Array) -> Array:
+    """Log-sum-exps f32[n, heads] at the beginning of f32[n, cache_heads]; the rest NaN."""
+    rows = np.full((len(sums), shape.cache_heads), np.nan, np.float32)
+    rows.reshape(-1)[: sums.size] = sums.reshape(-1)
+    return rows
+
+
+def of_sum_rows(shape: AttentionShape, rows: Array) -> Array:
+    """The inverse of `sum_rows`."""
+    found: Array = rows.reshape(-1)[: len(rows) * shape.num_heads].reshape(len(rows), shape.num_heads)
+    return found
 
 
 def reference(
@@ -131,29 +212,37 @@ def reference(
     lse = (top + np.log(total))[:, 0] * LOG2E
     largest = np.abs(values).max(axis=(0, 2))
     relative = 2 * slack + (len(keys) + 32) * EPS + 4e-7
-    stored = 2.0**-11 if shape.dtype == "float16" else EPS
-    out_bound = (relative * largest)[:, None] + stored * np.abs(out) + (2.0**-24 if stored > EPS else 0.0)
+    out_bound = (relative * largest)[:, None] + EPS * np.abs(out)
     return out, lse, out_bound, slack * LOG2E + (len(keys) + 32) * EPS + 4 * EPS * np.abs(lse) + 1e-6
 
 
 def _attention_call(
-    args: list[Array | int | float], rows: list[tuple[Array, Array, Array, Array]], outputs: tuple[int, int]
+    shape: AttentionShape,
+    args: list[Array | int | float],
+    rows: list[tuple[Array, Array, Array, Array]],
+    outputs: tuple[int, int],
 ) -> Call:
     out, lse, out_bound, lse_bound = (np.stack(column) for column in zip(*rows))
-    return Call(tuple(args), {outputs[0]: (out, out_bound), outputs[1]: (lse, lse_bound)})
+    views = {outputs[0]: partial(of_rows, shape), outputs[1]: partial(of_sum_rows, shape)}
+    return Call(tuple(args), {outputs[0]: (out, out_bound), outputs[1]: (lse, lse_bound)}, views)
+
+
+def _unwritten(shape: AttentionShape, n: int) -> list[Array]:
+    """Output and log-sum-exps of n queries before the call."""
+    return [as_rows(shape, unwritten((n, shape.num_heads, shape.head_dim))), unwritten((n, shape.cache_heads))]
 
 
 def decode_call(shape: AttentionShape, sliding: bool, lengths: Sequence[int]) -> Call:
     """One query for each sequence, at its last position."""
     rng = np.random.default_rng([shape.head_dim, *lengths])
     batch, window = sequences(shape, lengths, rng), shape.sliding_window if sliding else 0
-    q = rng.standard_normal((len(lengths), shape.num_heads, shape.head_dim)).astype(shape.dtype)
+    q = rng.standard_normal((len(lengths), shape.num_heads, shape.head_dim)).astype(np.float32)
     scale = shape.head_dim**-0.5
     starts = np.arange(len(lengths), dtype=np.int32) * 7  # a cache that does not begin at position 0
     rows = [reference(shape, q[b], n - 1, batch.k[b], batch.v[b], 0, scale, window) for b, n in enumerate(lengths)]
     positions = starts + np.array(lengths, np.int32) - 1
     args: list[Array | int | float] = [
-        q,
+        as_rows(shape, q),
         batch.pages,
         batch.indptr,
         batch.values,
@@ -161,15 +250,15 @@ def decode_call(shape: AttentionShape, sliding: bool, lengths: Sequence[int]) ->
         starts,
         positions,
     ]
-    args += [unwritten(q.shape, shape.dtype), unwritten(q.shape[:2]), 0, 1.0, 1e4, scale]
-    return _attention_call(args, rows, (7, 8))
+    args += [*_unwritten(shape, len(q)), 0, 1.0, 1e4, scale]
+    return _attention_call(shape, args, rows, (7, 8))
 
 
 def cached_call(shape: AttentionShape, sliding: bool, past: Sequence[int], new: Sequence[int], gap: int = 0) -> Call:
     """`new[b]` queries against the `past[b]` tokens in pages; `gap` tokens lie between the two."""
     rng = np.random.default_rng([shape.head_dim, *past, *new])
     batch, window = sequences(shape, past, rng), shape.sliding_window if sliding else 0
-    q = rng.standard_normal((sum(new), shape.num_heads, shape.head_dim)).astype(shape.dtype)
+    q = rng.standard_normal((sum(new), shape.num_heads, shape.head_dim)).astype(np.float32)
     scale = shape.head_dim**-0.5
     q_indptr = np.cumsum([0, *new]).astype(np.int32)
     starts = np.arange(len(past), dtype=np.int32) * 5
@@ -179,9 +268,9 @@ def cached_call(shape: AttentionShape, sliding: bool, past: Sequence[int], new: 
             at = history + gap + i
             positions[q_indptr[b] + i] = starts[b] + at
             rows.append(reference(shape, q[q_indptr[b] + i], at, batch.k[b], batch.v[b], 0, scale, window))
-    args: list[Array | int | float] = [q, q_indptr, batch.pages, batch.indptr, batch.values, batch.info(sliding)]
-    args += [starts, positions, unwritten(q.shape, shape.dtype), unwritten(q.shape[:2]), 0, 0, 1.0, 1e4, scale]
-    return _attention_call(args, rows, (8, 9))
+    args: list[Array | int | float] = [as_rows(shape, q), q_indptr, batch.pages, batch.indptr, batch.values, batch.info(sliding)]
+    args += [starts, positions, *_unwritten(shape, len(q)), 0, 0, 1.0, 1e4, scale]
+    return _attention_call(shape, args, rows, (8, 9))
 
 
 def chunk_call(shape: AttentionShape, new: Sequence[int]) -> Call:
@@ -189,16 +278,17 @@ def chunk_call(shape: AttentionShape, new: Sequence[int]) -> Call:
     rng = np.random.default_rng([shape.head_dim, *new])
     kv_shape = (sum(new), shape.num_kv_heads, shape.head_dim)
     q = rng.standard_normal((sum(new), shape.num_heads, shape.head_dim)).astype(shape.dtype)
-    k, v = (rng.standard_normal(kv_shape).astype(shape.dtype) for _ in range(2))
+    new_k, new_v = (stored(shape, rng.standard_normal(kv_shape)) for _ in range(2))
+    k, v = new_k.values(), new_v.values()
     scale = shape.head_dim**-0.5
     indptr = np.cumsum([0, *new]).astype(np.int32)
     rows = []
     for begin, end in zip(indptr[:-1], indptr[1:]):
         rows += [reference(shape, q[i], i, k[begin:end], v[begin:end], begin, scale, 0) for i in range(begin, end)]
     positions = np.concatenate([np.arange(n) for n in new]).astype(np.int32)
-    args: list[Array | int | float] = [q, indptr, k, v, indptr.copy(), positions, np.zeros(len(new), np.int32)]
-    args += [unwritten(q.shape, shape.dtype), unwritten(q.shape[:2]), 1, 0, 1.0, 1e4, scale]
-    return _attention_call(args, rows, (7, 8))
+    args: list[Array | int | float] = [as_rows(shape, q), indptr, new_k.rows(shape), new_v.rows(shape), indptr.copy()]
+    args += [positions, np.zeros(len(new), np.int32), *_unwritten(shape, len(q)), 1, 0, 1.0, 1e4, scale]
+    return _attention_call(shape, args, rows, (7, 8))
 
 
 def cases() -> Iterator[Case]:
@@ -208,7 +298,7 @@ def cases() -> Iterator[Case]:
         for sliding in (False, True):
             suffix = "_sliding" if sliding else ""
             decode, cached = CacheKernel(s, f"decode{suffix}"), CacheKernel(s, f"prefill_cached{suffix}")
-            for lengths in ([1], [37, 1, 16, 130, 17], [w, w + 1, w + 16]):
+            for lengths in ([1], [37, 1, 16, 130, 17], [w, w + 1, w + 16], [700, 64, 333]):
                 name = f"{decode.symbol}-{lengths}"
                 yield Case(name, library, decode, partial(decode_call, s, sliding, lengths))
             for past, new, gap in (([37, 0, 16, 100], [5, 3, 40, 1], 0), ([48], [1], 0), ([32, 5], [20, 2], w + 20)):
@@ -221,15 +311,24 @@ def cases() -> Iterator[Case]:
 
 
 def timed_cases() -> Iterator[Case]:
-    """Llama 3.2 1B: 32 heads, 8 of keys and values, head_dim 64, in half precision."""
-    s = AttentionShape(32, 8, 64, "float16")
-    length, new = 2048, 128
-    kv_bytes = 2 * 2 * s.num_kv_heads * s.head_dim
-    pair = 4 * s.num_heads * s.head_dim  # a score and its share of the output, for all heads
-    for role, call, nbytes, pairs in (
-        ("decode", partial(decode_call, s, False, [length]), kv_bytes * length, length),
-        ("prefill_chunk", partial(chunk_call, s, [new]), kv_bytes * new, new * (new + 1) // 2),
-        ("prefill_cached", partial(cached_call, s, False, [512], [new]), kv_bytes * 512, 512 * new),
-    ):
-        kernel = CacheKernel(s, role)
-        yield Case(f"{kernel.symbol}", "timed-attention", kernel, call, nbytes=nbytes, flops=pair * pairs, timed=True)
+    """Llama 3.2 1B, Qwen2 0.5B and a model with head_dim 128: decode at 4096 tokens, prefill of 512 after 1536."""
+    for heads, kv_heads, dim in ((32, 8, 64), (14, 2, 64), (32, 8, 128)):
+        for dtype in ("float16", "q8"):
+            s = AttentionShape(heads, kv_heads, dim, dtype)
+            length, past, new = 4096, 1536, 512
+            pair = 4 * heads * dim  # a score and its share of the output, for all heads
+            for role, call, tokens, pairs in (
+                ("decode", partial(decode_call, s, False, [length]), length, length),
+                ("prefill_chunk", partial(chunk_call, s, [new]), new, new * (new + 1) // 2),
+                ("prefill_cached", partial(cached_call, s, False, [past], [new]), past, past * new),
+            ):
+                kernel = CacheKernel(s, role)
+                yield Case(
+                    f"{kernel.symbol}",
+                    f"timed-attention-{library_of(s)}",
+                    kernel,
+                    call,
+                    nbytes=s.bytes_per_token * tokens,
+                    flops=pair * pairs,
+                    timed=True,
+                )

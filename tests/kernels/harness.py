@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 from typing import Any, Protocol
 
@@ -40,11 +40,17 @@ class Call:
     """Arguments of one call, outputs among them, and what outputs must hold: index -> (float64 values, error bound).
 
     NaN is expected where the values are NaN. Outputs start as NaN or -1, so that an element that is not
-    written shows.
+    written shows. `views` say what an argument holds where that is not its elements.
     """
 
     args: tuple[Array | int | float, ...]
     expected: Mapping[int, tuple[Array, Array | float]]
+    views: Mapping[int, Callable[[Array], Array]] = field(default_factory=dict)
+
+    def output(self, index: int, tensor: Any) -> Array:
+        """What an argument holds after the call, in float64."""
+        found: Array = tensor.numpy()
+        return self.views.get(index, np.asarray)(found).astype(np.float64)
 
 
 @dataclass(frozen=True)
@@ -123,8 +129,7 @@ def assert_outputs(function: Any, call: Call) -> None:
     values = tensors(call.args)
     function(*values)
     for index, (expected, bound) in call.expected.items():
-        found = values[index].numpy().astype(np.float64)
-        assert_within(found, expected, bound, f"argument {index}")
+        assert_within(call.output(index, values[index]), expected, bound, f"argument {index}")
 
 
 def assert_within(found: Array, expected: Array, bound: Array | float, what: str = "") -> None:

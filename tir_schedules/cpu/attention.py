@@ -1,528 +1,483 @@
 """Paged attention for CPUs: decode, prefill over cached pages, prefill over the current chunk.
 
 The functions have the calling convention that TVM's `vm.builtin.paged_attention_kv_cache_create` expects
-(tvm/src/runtime/vm/paged_kv_cache.cc, attn_backend.h), but pages are our own: within a page of 16 tokens,
-K lies transposed as [head_dim, 16] so that one vector load has the same dimension of 16 keys and a score
-needs no horizontal sum; V lies as [16, head_dim]. Softmax is online (Milakov & Gimelshein 2018; FlashAttention,
-Dao et al. 2022), in base 2. The query heads that share a KV head (GQA) are rows of one register tile.
+(tvm/src/runtime/vm/paged_kv_cache.cc, attn_backend.h); `kv_pages.py` says what pages, queries and outputs hold.
 """
 
 from __future__ import annotations
 
+import functools
 import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
 
 from tvm import tirx
-from tvm.script import tirx as T
+from tvm.script.ir_builder import tirx as I
 
-from tir_schedules.cpu.kv_pages import PAGE, AttentionShape, append, compact, copy_page, merge, read_back, split
+from tir_schedules.cpu.flash import BLOCK, BLOCK_PAGES, LOWEST, Keys, Rows, Tiles
+from tir_schedules.cpu.kv_pages import (
+    PAGE,
+    AttentionShape,
+    Pages,
+    append,
+    compact,
+    copy_page,
+    heads_argument,
+    index_argument,
+    kv_argument,
+    kv_row,
+    merge,
+    pages_argument,
+    read_back,
+    split,
+    sums_argument,
+)
+from tir_schedules.cpu.vectors import (
+    Argument,
+    Buffer,
+    Expr,
+    exp2,
+    function,
+    load,
+    prefetch,
+    put,
+    read,
+    scratch,
+    splat,
+    store,
+    total,
+    value,
+)
 from tir_schedules.op import tag
 
-LOG2E = math.log2(math.e)
-MASKED = -3e38
-LOWEST = -1e30
+__all__ = ["PAGE", "AttentionShape", "kv_cache_functions"]
+
+# Parts of one sequence's keys that decode makes at most, for all KV heads: enough for the threads of any CPU, and
+# with 4096 tokens still 128 keys of 2 heads a part. Merging a part costs about as much as reading two keys.
+_PARTS = 128
+# Rows (queries times heads of a group) of one prefill task: converting a block of keys costs 4% of attending to it.
+_PREFILL_ROWS = 64
 
 
-def _row_tile(rows: int) -> int:
-    """Rows of one register tile: the largest of 4, 3, 2, 1 that divides `rows`."""
-    return next(n for n in (4, 3, 2, 1) if rows % n == 0)
+@dataclass(frozen=True)
+class _Cached:
+    """The arguments that say where the cached keys of each sequence are."""
+
+    pages: Pages
+    indptr: Buffer
+    indices: Buffer
+    length: Buffer
+    k_position: Buffer
+    q_position: Buffer
+    sliding_info: bool
+
+    def keys(self, b: Expr) -> Expr:
+        """Cached tokens of sequence b."""
+        last = self.length[0, b] if self.sliding_info else self.length[b]
+        count = self.indptr[b + 1] - self.indptr[b]
+        return I.if_then_else(count > 0, (count - 1) * PAGE + last, 0)
+
+    def page(self, b: Expr, i: Expr) -> Expr:
+        """The page of tokens 16 i ... 16 i + 15 of sequence b."""
+        return self.indices[self.indptr[b] + i]
 
 
-@T.macro
-def _exp2(x, row, tmp):
-    """x[row, :16] = 2**x[row, :16], relative error 2e-7 (Taylor to degree 6 on [-0.5, 0.5]); below 2**-126: 2**-126."""
-    tmp[0, T.ramp(0, 1, 16)] = T.max(x[row, T.ramp(0, 1, 16)], T.broadcast(T.float32(-126), 16))
-    tmp[1, T.ramp(0, 1, 16)] = T.nearbyint(tmp[0, T.ramp(0, 1, 16)])
-    tmp[0, T.ramp(0, 1, 16)] = tmp[0, T.ramp(0, 1, 16)] - tmp[1, T.ramp(0, 1, 16)]
-    tmp[2, T.ramp(0, 1, 16)] = T.broadcast(T.float32(0.0013333558146428443), 16) + tmp[
-        0, T.ramp(0, 1, 16)
-    ] * T.broadcast(T.float32(0.00015403530393381608), 16)
-    tmp[2, T.ramp(0, 1, 16)] = (
-        T.broadcast(T.float32(0.009618129107628477), 16) + tmp[0, T.ramp(0, 1, 16)] * tmp[2, T.ramp(0, 1, 16)]
-    )
-    tmp[2, T.ramp(0, 1, 16)] = (
-        T.broadcast(T.float32(0.05550410866482158), 16) + tmp[0, T.ramp(0, 1, 16)] * tmp[2, T.ramp(0, 1, 16)]
-    )
-    tmp[2, T.ramp(0, 1, 16)] = (
-        T.broadcast(T.float32(0.24022650695910072), 16) + tmp[0, T.ramp(0, 1, 16)] * tmp[2, T.ramp(0, 1, 16)]
-    )
-    tmp[2, T.ramp(0, 1, 16)] = (
-        T.broadcast(T.float32(0.6931471805599453), 16) + tmp[0, T.ramp(0, 1, 16)] * tmp[2, T.ramp(0, 1, 16)]
-    )
-    x[row, T.ramp(0, 1, 16)] = (
-        T.broadcast(T.float32(1), 16) + tmp[0, T.ramp(0, 1, 16)] * tmp[2, T.ramp(0, 1, 16)]
-    ) * T.reinterpret(
-        T.shift_left(
-            T.cast(tmp[1, T.ramp(0, 1, 16)], "int32x16") + T.broadcast(T.int32(127), 16), T.broadcast(T.int32(23), 16)
-        ),
-        dtype="float32x16",
-    )
+def _cached_arguments(
+    shape: AttentionShape, batch: Expr, queries: Expr, sliding_info: bool
+) -> dict[str, Argument]:
+    """Pages, page table, lengths and positions, which come in this order."""
+    return {
+        "pages": pages_argument(shape),
+        "indptr": index_argument(batch + 1),
+        "indices": index_argument(tirx.Var("used_pages", "int32")),
+        "length": index_argument(3, batch) if sliding_info else index_argument(batch),
+        "k_position": index_argument(batch),
+        "q_position": index_argument(queries),
+    }
 
 
-@T.macro
-def _begin(top, total, out, rows, lane_rows, head_dim):
-    """Empty softmax state for `rows` queries."""
-    for v in T.serial(lane_rows):
-        top[v, T.ramp(0, 1, 16)] = T.broadcast(T.float32(LOWEST), 16)
-    for r in T.serial(rows):
-        total[r, T.ramp(0, 1, 16)] = T.broadcast(T.float32(0), 16)
-        for i in T.serial(head_dim):
-            out[r, i] = T.float32(0)
+def _results(shape: AttentionShape, rows: Expr, causal: bool = False) -> dict[str, Argument]:
+    """Outputs, and TVM's numbers at the end, of which only the last matters: positions are in the queries already."""
+    numbers = {"rotary_mode": "int32", "rope_scale": "float32", "rope_theta": "float32", "sm_scale": "float32"}
+    outputs = {"output": heads_argument(shape, rows), "lse": sums_argument(shape, rows)}
+    return outputs | ({"causal": "int32"} if causal else {}) | numbers
 
 
-@T.macro
-def _attend(q, K, k_base, V, v_base, v_stride, keys, first, last, state, shape, rows, tile, lane_rows):
-    """Fold up to 16 keys into the state of `rows` queries; row r sees the keys with first[r] <= index <= last[r].
+def _page_keys(
+    pages: Pages, where: list[Expr], head: Expr, valid: Expr | None, ahead: tuple[list[Expr], Expr] | None = None
+) -> Keys:
+    """Keys and values of a head in some pages, as they are stored; `ahead`: pages and head to ask for meanwhile."""
+    k, v = [value(pages.k(page, head)) for page in where], [value(pages.v(page, head)) for page in where]
 
-    K[k_base + d*16 + i] and V[v_base + i*v_stride + d] are key and value i of this block; `keys` of them exist.
+    scale = None
+    if pages.scales is not None:
+        first = [[value(pages.scale(page, head, of_v)) for page in where] for of_v in (0, 1)]
+        scale = lambda i, g, of_v: first[of_v][i] + g * PAGE  # noqa: E731
+    fetch = None
+    if ahead is not None:
+        begin = [[value(at(page, ahead[1])) for page in ahead[0]] for at in (pages.k, pages.v)]
+        fetch = lambda i, j, of_v: prefetch(pages.elements, begin[of_v][i] + j)  # noqa: E731
+    return Keys(pages.elements, pages.elements, k, v, pages.scales, scale, fetch, valid)
+
+
+def _walk(begin: Expr, end: Expr, whole: Callable[[Expr], Expr], block: Callable[[Expr], None], page: Callable[[Expr], None]) -> None:
+    """block(p) for 4 pages from p where whole(p), else page(p), until `end`."""
+    at = scratch(1, "int32")
+    put(at, 0, begin)
+    with I.While(at[0] < end):
+        p = value(at[0])
+        with I.If(value(I.And(p + BLOCK_PAGES <= end, whole(p)))):
+            with I.Then():
+                block(p)
+                put(at, 0, p + BLOCK_PAGES)
+            with I.Else():
+                page(p)
+                put(at, 0, p + 1)
+
+
+def decode(shape: AttentionShape, window: int, sliding_info: bool, tiles: Tiles) -> tirx.PrimFunc:
+    """One query a sequence against its pages: q and output f32[B, heads, D], lse f32[B, heads] in base 2.
+
+    In parallel over parts of the keys, sequences and KV heads; then the parts are merged (Dao et al. 2023,
+    "Flash-Decoding for long-context inference"). How many parts follows from the lengths alone.
     """
-    top, total, out, score, alpha, acc, tmp = T.meta_var(state)
-    for t in T.serial(rows // tile):
-        for r in T.unroll(tile):
-            for u in T.unroll(4):
-                acc[r * 4 + u, T.ramp(0, 1, 16)] = T.broadcast(T.float32(0), 16)
-        for d in T.serial(shape.head_dim // 4):
-            for u in T.unroll(4):
-                tmp[u, T.ramp(0, 1, 16)] = T.cast(K[T.ramp(k_base + (d * 4 + u) * 16, 1, 16)], "float32x16")
-                for r in T.unroll(tile):
-                    acc[r * 4 + u, T.ramp(0, 1, 16)] = (
-                        acc[r * 4 + u, T.ramp(0, 1, 16)]
-                        + T.broadcast(q[t * tile + r, d * 4 + u], 16) * tmp[u, T.ramp(0, 1, 16)]
-                    )
-        for d in T.serial(shape.head_dim % 4):
-            tmp[0, T.ramp(0, 1, 16)] = T.cast(
-                K[T.ramp(k_base + (shape.head_dim // 4 * 4 + d) * 16, 1, 16)], "float32x16"
-            )
-            for r in T.unroll(tile):
-                acc[r * 4, T.ramp(0, 1, 16)] = (
-                    acc[r * 4, T.ramp(0, 1, 16)]
-                    + T.broadcast(q[t * tile + r, shape.head_dim // 4 * 4 + d], 16) * tmp[0, T.ramp(0, 1, 16)]
-                )
-        for r in T.unroll(tile):
-            score[t * tile + r, T.ramp(0, 1, 16)] = (
-                acc[r * 4, T.ramp(0, 1, 16)] + acc[r * 4 + 1, T.ramp(0, 1, 16)]
-            ) + (acc[r * 4 + 2, T.ramp(0, 1, 16)] + acc[r * 4 + 3, T.ramp(0, 1, 16)])
-    for r in T.serial(rows):
-        if shape.softcap > 0.0:
-            # cap * tanh(s / cap) with tanh(y) = 1 - 2 / (2**(2 y log2 e) + 1); q carries 1 / cap.
-            score[r, T.ramp(0, 1, 16)] = T.min(
-                T.max(score[r, T.ramp(0, 1, 16)], T.broadcast(T.float32(-20), 16)), T.broadcast(T.float32(20), 16)
-            ) * T.broadcast(T.float32(2 * LOG2E), 16)
-            _exp2(score, r, tmp)
-            score[r, T.ramp(0, 1, 16)] = (
-                T.broadcast(T.float32(1), 16)
-                - T.broadcast(T.float32(2), 16) / (score[r, T.ramp(0, 1, 16)] + T.broadcast(T.float32(1), 16))
-            ) * T.broadcast(T.float32(shape.softcap * LOG2E), 16)
-        score[r, T.ramp(0, 1, 16)] = T.Select(
-            T.And(
-                T.ramp(0, 1, 16) <= T.broadcast(T.min(last[r], keys - 1), 16),
-                T.ramp(0, 1, 16) >= T.broadcast(first[r], 16),
-            ),
-            score[r, T.ramp(0, 1, 16)],
-            T.broadcast(T.float32(MASKED), 16),
-        )
-        alpha[r // 16, r % 16] = T.max(
-            top[r // 16, r % 16],
-            T.call_llvm_pure_intrin(
-                T.llvm_lookup_intrinsic_id("llvm.vector.reduce.fmax"), score[r, T.ramp(0, 1, 16)], dtype="float32"
-            ),
-        )
-        score[r, T.ramp(0, 1, 16)] = score[r, T.ramp(0, 1, 16)] - T.broadcast(alpha[r // 16, r % 16], 16)
-        _exp2(score, r, tmp)
-    for v in T.serial(lane_rows):
-        tmp[3, T.ramp(0, 1, 16)] = alpha[v, T.ramp(0, 1, 16)]
-        alpha[v, T.ramp(0, 1, 16)] = top[v, T.ramp(0, 1, 16)] - tmp[3, T.ramp(0, 1, 16)]
-        top[v, T.ramp(0, 1, 16)] = tmp[3, T.ramp(0, 1, 16)]
-        _exp2(alpha, v, tmp)
-    for r in T.serial(rows):
-        total[r, T.ramp(0, 1, 16)] = (
-            total[r, T.ramp(0, 1, 16)] * T.broadcast(alpha[r // 16, r % 16], 16) + score[r, T.ramp(0, 1, 16)]
-        )
-    for t in T.serial(rows // tile):
-        for v in T.serial(shape.head_dim // shape.lanes):
-            for r in T.unroll(tile):
-                acc[r, T.ramp(0, 1, shape.lanes)] = out[
-                    t * tile + r, T.ramp(v * shape.lanes, 1, shape.lanes)
-                ] * T.broadcast(alpha[(t * tile + r) // 16, (t * tile + r) % 16], shape.lanes)
-            for i in T.serial(keys):
-                tmp[0, T.ramp(0, 1, shape.lanes)] = T.cast(
-                    V[T.ramp(v_base + i * v_stride + v * shape.lanes, 1, shape.lanes)], f"float32x{shape.lanes}"
-                )
-                for r in T.unroll(tile):
-                    acc[r, T.ramp(0, 1, shape.lanes)] = (
-                        acc[r, T.ramp(0, 1, shape.lanes)]
-                        + T.broadcast(score[t * tile + r, i], shape.lanes) * tmp[0, T.ramp(0, 1, shape.lanes)]
-                    )
-            for r in T.unroll(tile):
-                out[t * tile + r, T.ramp(v * shape.lanes, 1, shape.lanes)] = acc[r, T.ramp(0, 1, shape.lanes)]
+    heads, kv_heads, dim, group = shape.num_heads, shape.num_kv_heads, shape.head_dim, shape.group
+    most = max(1, _PARTS // kv_heads)
+
+    batch = tirx.Var("batch", "int32")
+    arguments = {
+        "q": heads_argument(shape, batch),
+        **_cached_arguments(shape, batch, batch, sliding_info),
+        **_results(shape, batch),
+    }
+
+    def body(Q: Buffer, *rest: Any) -> None:
+        cached = _Cached(*rest[:6], sliding_info)
+        Out, Lse, scale = *rest[6:8], rest[-1]
+
+        def span(b: Expr) -> tuple[Expr, Expr, Expr, Expr]:
+            """Keys of sequence b, the oldest that is seen, its page, and the pages of a part."""
+            keys = value(cached.keys(b))
+            oldest = value(I.max(cached.q_position[b] - cached.k_position[b] - window + 1, 0)) if window else I.int32(0)
+            first = value(I.min(oldest, keys) // PAGE)
+            pages = (keys + PAGE - 1) // PAGE - first
+            share = value((pages + most * BLOCK_PAGES - 1) // (most * BLOCK_PAGES) * BLOCK_PAGES)
+            return keys, oldest, first, share
+
+        parts = scratch(1, "int32")
+        put(parts, 0, I.int32(1))
+        with I.serial(0, batch) as b:
+            keys, _, first, share = span(b)
+            pages = (keys + PAGE - 1) // PAGE - first
+            put(parts, 0, I.max(parts[0], (pages + share - 1) // I.max(share, 1)))
+        count = value(parts[0])
+        part_out = scratch(most * batch * heads * dim)
+        part_top, part_sum = scratch(most * batch * heads), scratch(most * batch * heads)
+        with I.parallel(0, count * batch * kv_heads) as task:
+            part, b, h = value(task // (batch * kv_heads)), value(task // kv_heads % batch), value(task % kv_heads)
+            keys, oldest, first, share = span(b)
+            begin = value(first + part * share)
+            end = value(I.min(begin + share, (keys + PAGE - 1) // PAGE))
+            state = Rows(shape, group, tiles, scaled=True)
+            state.begin()
+            state.load_query(Q, lambda r: (b * heads + h * group + r) * dim, scale)
+
+            def whole(p: Expr) -> Expr:
+                return I.And((p + BLOCK_PAGES) * PAGE <= keys, p * PAGE >= oldest)
+
+            def block(p: Expr) -> None:
+                # The next block of this head, or the first of the next head, which this thread most likely gets.
+                last = value(p + BLOCK_PAGES >= end)
+                next_p = value(I.Select(last, begin, p + BLOCK_PAGES))
+                ahead = [cached.page(b, I.min(next_p + i, end - 1)) for i in range(BLOCK_PAGES)]
+                where = [cached.page(b, p + i) for i in range(BLOCK_PAGES)]
+                state.attend(_page_keys(cached.pages, where, h, None, (ahead, value(h + I.cast(last, "int32")))), None)
+
+            def page(p: Expr) -> None:
+                valid = value(I.min(keys - p * PAGE, PAGE))
+                one = _page_keys(cached.pages, [cached.page(b, p)], h, valid)
+                state.attend(one, lambda r: (oldest - p * PAGE, valid - 1))
+
+            _walk(begin, end, whole, block, page)
+            with I.serial(0, group) as r:
+                put(part_top, task * group + r, state.top[r])
+                put(part_sum, task * group + r, total(state.sums, r * 16, 16))
+            with I.serial(0, group * dim // shape.lanes) as i:
+                at = task * (group * dim) + i * shape.lanes
+                store(part_out, at, read(state.out, i * shape.lanes, shape.lanes), shape.lanes)
+        _merge_parts(shape, batch, count, (part_out, part_top, part_sum), Out, Lse)
+
+    return function("paged_decode", arguments, body)
 
 
-@T.macro
-def _load_queries(q, Q, row0, head0, queries, sm_scale, shape, rows):
-    """q[i*group + g] = scaled Q[row0 + i, head0 + g]; rows past `queries` stay zero."""
-    for i in T.serial(rows // shape.group):
-        for g in T.serial(shape.group):
-            for d in T.serial(shape.head_dim):
-                q[i * shape.group + g, d] = T.if_then_else(
-                    i < queries,
-                    T.cast(Q[T.min(row0 + i, row0 + queries - 1), head0 + g, d], "float32")
-                    * (sm_scale * T.float32(LOG2E if shape.softcap == 0.0 else 1.0 / shape.softcap)),
-                    T.float32(0),
-                )
+def _merge_parts(
+    shape: AttentionShape, batch: Expr, count: Expr, parts: tuple[Buffer, Buffer, Buffer], Out: Buffer, Lse: Buffer
+) -> None:
+    """Out and Lse of all heads from `count` parts: sums of values, largest scores, and sums of weights."""
+    part_out, part_top, part_sum = parts
+    lanes, dim, rows = shape.lanes, shape.head_dim, batch * shape.num_heads
+
+    def head(row: Expr) -> None:
+        sums = [scratch(lanes) for _ in range(dim // lanes)]
+        top, weight = scratch(1), scratch(1)
+        put(top, 0, I.float32(LOWEST))
+        with I.serial(0, count) as part:
+            put(top, 0, I.max(top[0], part_top[part * rows + row]))
+        put(weight, 0, I.float32(0))
+        for acc in sums:
+            store(acc, 0, splat(0.0, lanes), lanes)
+        with I.serial(0, count) as part:
+            share = value(exp2(part_top[part * rows + row] - top[0], 1))
+            put(weight, 0, weight[0] + share * part_sum[part * rows + row])
+            for i, acc in enumerate(sums):
+                values = read(part_out, (part * rows + row) * dim + i * lanes, lanes)
+                store(acc, 0, read(acc, 0, lanes) + splat(share, lanes) * values, lanes)
+        whole = value(I.max(weight[0], I.float32(1e-37)))
+        inverse = value(I.float32(1) / whole)
+        for i, acc in enumerate(sums):
+            store(Out, row * dim + i * lanes, read(acc, 0, lanes) * splat(inverse, lanes), lanes)
+        put(Lse, row, top[0] + I.log2(whole))
+
+    with I.If(value(count < 2)):
+        with I.Then(), I.serial(0, rows) as row:
+            head(row)
+        with I.Else(), I.parallel(0, rows) as row:
+            head(row)
 
 
-@T.macro
-def _store(Out, Lse, row0, head0, queries, state, shape, rows):
-    """Write out / total and log2-sum-exp2 of the rows that are queries."""
-    top, total, out, score, alpha, acc, tmp = T.meta_var(state)
-    for r in T.serial(rows):
-        if r // shape.group < queries:
-            tmp[3, 0] = T.float32(0)
-            for i in T.serial(16):
-                tmp[3, 0] = tmp[3, 0] + total[r, i]
-            tmp[3, 0] = T.max(tmp[3, 0], T.float32(1e-37))
-            tmp[3, 1] = T.float32(1) / tmp[3, 0]
-            for d in T.serial(shape.head_dim):
-                Out[row0 + r // shape.group, head0 + r % shape.group, d] = T.cast(out[r, d] * tmp[3, 1], shape.dtype)
-            Lse[row0 + r // shape.group, head0 + r % shape.group] = top[r // 16, r % 16] + T.log2(tmp[3, 0])
+class _PrefillTask:
+    """Some queries with all heads of one KV head, against blocks of keys that it brings to float32."""
+
+    def __init__(self, shape: AttentionShape, tiles: Tiles, row0: Expr, queries: Expr, head: Expr) -> None:
+        self.shape, self.row0, self.head = shape, row0, head
+        self.used = value(queries * shape.group)
+        self.state = Rows(shape, prefill_queries(shape, tiles) * shape.group, tiles, scaled=False)
+
+    def at(self, r: Expr) -> Expr:
+        """The row of q, output and lse of row r: [query, head]."""
+        group = self.shape.group
+        return (self.row0 + r // group) * self.shape.num_heads + self.head * group + r % group
+
+    def begin(self, Q: Buffer, scale: Expr) -> None:
+        self.state.begin()
+        self.state.load_query(Q, lambda r: self.at(r) * self.shape.head_dim, scale, self.used)
+
+    def finish(self, Out: Buffer, Lse: Buffer) -> None:
+        """Out = weighted mean of values, Lse = log2 of the sum of 2**score."""
+        dim, lanes, state = self.shape.head_dim, self.shape.lanes, self.state
+        with I.serial(0, self.used) as r:
+            whole = value(I.max(total(state.sums, r * 16, 16), I.float32(1e-37)))
+            inverse, row = value(I.float32(1) / whole), value(self.at(r))
+            with I.serial(0, dim // lanes) as i:
+                mean = read(state.out, r * dim + i * lanes, lanes) * splat(inverse, lanes)
+                store(Out, row * dim + i * lanes, mean, lanes)
+            put(Lse, row, state.top[r] + I.log2(whole))
 
 
-def decode(shape: AttentionShape, sliding: bool) -> tirx.PrimFunc:
-    """One query a sequence against its pages, in parallel over sequences and KV heads.
+def prefill_queries(shape: AttentionShape, tiles: Tiles) -> int:
+    """Queries of one prefill task: their rows fill register tiles, and are about _PREFILL_ROWS."""
+    size = prefill_tiles(shape, tiles).max_rows
+    step = size // math.gcd(size, shape.group)
+    return max(1, round(_PREFILL_ROWS / (step * shape.group))) * step
 
-    q, output [B, heads, D]; pages [P, 2, kv_heads, 16, D]; lse f32[B, heads] in base 2.
+
+def prefill_tiles(shape: AttentionShape, tiles: Tiles) -> Tiles:
+    """A score tile is then rows x 4 pages."""
+    return Tiles(tiles.accumulators, tiles.accumulators // BLOCK_PAGES)
+
+
+def prefill_cached(shape: AttentionShape, window: int, sliding_info: bool, tiles: Tiles) -> tirx.PrimFunc:
+    """Queries of the current chunk against the pages of tokens before it: q and output f32[n, heads, D].
+
+    Sequence b has rows q_indptr[b]:q_indptr[b+1]. All cached keys precede the chunk, so only the window masks.
     """
-    heads, kv_heads, dim, dtype, group = shape.num_heads, shape.num_kv_heads, shape.head_dim, shape.dtype, shape.group
-    rows, tile, lane_rows = group, _row_tile(group), -(-group // 16)
-    window = shape.sliding_window if sliding else 0
-    page_elements = PAGE * dim
+    tiles = prefill_tiles(shape, tiles)
+    dim, group, per_task = shape.head_dim, shape.group, prefill_queries(shape, tiles)
 
-    @T.prim_func(s_tir=True)
-    def paged_decode(
-        q_handle: T.handle,
-        pages_handle: T.handle,
-        indptr_handle: T.handle,
-        values_handle: T.handle,
-        length_handle: T.handle,
-        k_position_handle: T.handle,
-        q_position_handle: T.handle,
-        output_handle: T.handle,
-        lse_handle: T.handle,
-        rotary_mode: T.int32,
-        rope_scale: T.float32,
-        rope_theta: T.float32,
-        sm_scale: T.float32,
-    ):
-        batch = T.int32()
-        num_pages = T.int32()
-        used_pages = T.int32()
-        o1 = T.int32()
-        o2 = T.int32()
-        o3 = T.int32()
-        o4 = T.int32()
-        o5 = T.int32()
-        o6 = T.int64()
-        Q = T.match_buffer(q_handle, (batch, heads, dim), dtype)
-        pages = T.match_buffer(pages_handle, (num_pages, 2, kv_heads, 16, dim), dtype, elem_offset=o6)
-        indptr = T.match_buffer(indptr_handle, (batch + 1,), "int32", elem_offset=o1)
-        values = T.match_buffer(values_handle, (used_pages,), "int32", elem_offset=o2)
-        length = _length_info(length_handle, batch, sliding, o3)
-        k_position = T.match_buffer(k_position_handle, (batch,), "int32", elem_offset=o4)
-        q_position = T.match_buffer(q_position_handle, (batch,), "int32", elem_offset=o5)
-        Out = T.match_buffer(output_handle, (batch, heads, dim), dtype)
-        Lse = T.match_buffer(lse_handle, (batch, heads), "float32")
-        flat = T.decl_buffer(
-            (T.int64(num_pages) * (2 * kv_heads * page_elements),), dtype, data=pages.data, elem_offset=o6
-        )
-        for task in T.parallel(batch * kv_heads):
-            q = T.alloc_buffer((rows, dim), "float32")
-            top = T.alloc_buffer((lane_rows, 16), "float32")
-            alpha = T.alloc_buffer((lane_rows, 16), "float32")
-            total = T.alloc_buffer((rows, 16), "float32")
-            out = T.alloc_buffer((rows, dim), "float32")
-            score = T.alloc_buffer((rows, 16), "float32")
-            acc = T.alloc_buffer((tile * 4, 16), "float32")
-            tmp = T.alloc_buffer((4, 16), "float32")
-            first = T.alloc_buffer((rows,), "int32")
-            last = T.alloc_buffer((rows,), "int32")
-            b: T.let[T.int32] = task // kv_heads
-            h: T.let[T.int32] = task % kv_heads
-            kv_len: T.let[T.int32] = T.if_then_else(
-                indptr[b + 1] > indptr[b], (indptr[b + 1] - indptr[b] - 1) * 16 + _last_page_len(length, b, sliding), 0
-            )
-            oldest: T.let[T.int32] = T.max(q_position[b] - k_position[b] - window + 1, 0) if window > 0 else 0
-            _load_queries(q, Q, b, h * group, 1, sm_scale, shape, rows)
-            _begin(top, total, out, rows, lane_rows, dim)
-            for p in T.serial((kv_len + 15) // 16 - oldest // 16):
-                index: T.let[T.int32] = p + oldest // 16
-                base: T.let[T.int64] = (T.int64(values[indptr[b] + index]) * 2 * kv_heads + h) * page_elements
-                for r in T.serial(rows):
-                    first[r] = oldest - index * 16
-                    last[r] = 15
-                _attend(
-                    q,
-                    flat,
-                    base,
-                    flat,
-                    base + kv_heads * page_elements,
-                    dim,
-                    T.min(kv_len - index * 16, 16),
+    batch, n = tirx.Var("batch", "int32"), tirx.Var("n", "int32")
+    arguments = {
+        "q": heads_argument(shape, n),
+        "q_indptr": index_argument(batch + 1),
+        **_cached_arguments(shape, batch, n, sliding_info),
+        **_results(shape, n, causal=True),
+    }
+
+    def body(Q: Buffer, q_indptr: Buffer, *rest: Any) -> None:
+        cached = _Cached(*rest[:6], sliding_info)
+        Out, Lse, scale = *rest[6:8], rest[-1]
+        with I.serial(0, batch) as b:
+            count = q_indptr[b + 1] - q_indptr[b]
+            with I.parallel(0, (count + per_task - 1) // per_task * shape.num_kv_heads) as index:
+                h = value(index % shape.num_kv_heads)
+                row0 = value(q_indptr[b] + index // shape.num_kv_heads * per_task)
+                queries = value(I.min(per_task, q_indptr[b + 1] - row0))
+                task = _PrefillTask(shape, tiles, row0, queries, h)
+                task.begin(Q, scale)
+                keys = value(cached.keys(b))
+                # The oldest key that the first and the last query see, counted from the first in the cache.
+                oldest = value(cached.q_position[row0] - cached.k_position[b] - window + 1) if window else None
+                first = 0 if oldest is None else value(I.min(I.max(oldest, 0), keys) // PAGE)
+                panel_k, panel_v = scratch(BLOCK * dim), scratch(BLOCK * dim)
+
+                def panel(pages: int, p: Expr, valid: Expr | None) -> Keys:
+                    where = [value(cached.page(b, p + i)) for i in range(pages)]
+                    source = _page_keys(cached.pages, where, h, valid)
+                    _widen(shape, source, panel_k, panel_v)
+                    offsets = [i * PAGE * dim for i in range(pages)]
+                    return Keys(panel_k, panel_v, offsets, offsets, valid=valid)
+
+                def whole(p: Expr) -> Expr:
+                    inside = (p + BLOCK_PAGES) * PAGE <= keys
+                    return inside if oldest is None else I.And(inside, p * PAGE >= oldest + queries - 1)
+
+                def page(p: Expr) -> None:
+                    valid = value(I.min(keys - p * PAGE, PAGE))
+
+                    def seen(r: Expr) -> tuple[Expr, Expr]:
+                        return (0 if oldest is None else oldest + r // group - p * PAGE), valid - 1
+
+                    task.state.attend(panel(1, p, valid), seen, task.used)
+
+                _walk(
                     first,
-                    last,
-                    (top, total, out, score, alpha, acc, tmp),
-                    shape,
-                    rows,
-                    tile,
-                    lane_rows,
+                    (keys + PAGE - 1) // PAGE,
+                    whole,
+                    lambda p: task.state.attend(panel(BLOCK_PAGES, p, None), None, task.used),
+                    page,
                 )
-            _store(Out, Lse, b, h * group, 1, (top, total, out, score, alpha, acc, tmp), shape, rows)
+                task.finish(Out, Lse)
 
-    return paged_decode
-
-
-def _query_block(group: int) -> int:
-    """Queries of one prefill task: about 32 rows, so that a KV block is loaded once for many."""
-    return max(1, 32 // group)
+    return function("paged_prefill", arguments, body)
 
 
-def prefill_cached(shape: AttentionShape, sliding: bool) -> tirx.PrimFunc:
-    """Queries of the current chunk against the pages of tokens before it.
-
-    q, output [n, heads, D] with sequence b at rows q_indptr[b]:q_indptr[b+1]; pages as in `decode`.
-    All cached keys precede the chunk, so only the sliding window masks.
-    """
-    heads, kv_heads, dim, dtype, group = shape.num_heads, shape.num_kv_heads, shape.head_dim, shape.dtype, shape.group
-    queries_per_task = _query_block(group)
-    rows = queries_per_task * group
-    tile, lane_rows = _row_tile(rows), -(-rows // 16)
-    window = shape.sliding_window if sliding else 0
-    page_elements = PAGE * dim
-
-    @T.prim_func(s_tir=True)
-    def paged_prefill(
-        q_handle: T.handle,
-        q_indptr_handle: T.handle,
-        pages_handle: T.handle,
-        indptr_handle: T.handle,
-        values_handle: T.handle,
-        length_handle: T.handle,
-        k_position_handle: T.handle,
-        q_position_handle: T.handle,
-        output_handle: T.handle,
-        lse_handle: T.handle,
-        causal: T.int32,
-        rotary_mode: T.int32,
-        rope_scale: T.float32,
-        rope_theta: T.float32,
-        sm_scale: T.float32,
-    ):
-        batch = T.int32()
-        n = T.int32()
-        num_pages = T.int32()
-        used_pages = T.int32()
-        o0 = T.int32()
-        o1 = T.int32()
-        o2 = T.int32()
-        o3 = T.int32()
-        o4 = T.int32()
-        o5 = T.int32()
-        o6 = T.int64()
-        Q = T.match_buffer(q_handle, (n, heads, dim), dtype)
-        q_indptr = T.match_buffer(q_indptr_handle, (batch + 1,), "int32", elem_offset=o0)
-        pages = T.match_buffer(pages_handle, (num_pages, 2, kv_heads, 16, dim), dtype, elem_offset=o6)
-        indptr = T.match_buffer(indptr_handle, (batch + 1,), "int32", elem_offset=o1)
-        values = T.match_buffer(values_handle, (used_pages,), "int32", elem_offset=o2)
-        length = _length_info(length_handle, batch, sliding, o3)
-        k_position = T.match_buffer(k_position_handle, (batch,), "int32", elem_offset=o4)
-        q_position = T.match_buffer(q_position_handle, (n,), "int32", elem_offset=o5)
-        Out = T.match_buffer(output_handle, (n, heads, dim), dtype)
-        Lse = T.match_buffer(lse_handle, (n, heads), "float32")
-        flat = T.decl_buffer(
-            (T.int64(num_pages) * (2 * kv_heads * page_elements),), dtype, data=pages.data, elem_offset=o6
-        )
-        for b in T.serial(batch):
-            for task in T.parallel(
-                (q_indptr[b + 1] - q_indptr[b] + queries_per_task - 1) // queries_per_task * kv_heads
-            ):
-                q = T.alloc_buffer((rows, dim), "float32")
-                top = T.alloc_buffer((lane_rows, 16), "float32")
-                alpha = T.alloc_buffer((lane_rows, 16), "float32")
-                total = T.alloc_buffer((rows, 16), "float32")
-                out = T.alloc_buffer((rows, dim), "float32")
-                score = T.alloc_buffer((rows, 16), "float32")
-                acc = T.alloc_buffer((tile * 4, 16), "float32")
-                tmp = T.alloc_buffer((4, 16), "float32")
-                first = T.alloc_buffer((rows,), "int32")
-                last = T.alloc_buffer((rows,), "int32")
-                h: T.let[T.int32] = task % kv_heads
-                row0: T.let[T.int32] = q_indptr[b] + task // kv_heads * queries_per_task
-                queries: T.let[T.int32] = T.min(queries_per_task, q_indptr[b + 1] - row0)
-                kv_len: T.let[T.int32] = T.if_then_else(
-                    indptr[b + 1] > indptr[b],
-                    (indptr[b + 1] - indptr[b] - 1) * 16 + _last_page_len(length, b, sliding),
-                    0,
-                )
-                oldest: T.let[T.int32] = (
-                    T.min(T.max(q_position[row0] - k_position[b] - window + 1, 0), kv_len) if window > 0 else 0
-                )
-                _load_queries(q, Q, row0, h * group, queries, sm_scale, shape, rows)
-                _begin(top, total, out, rows, lane_rows, dim)
-                for p in T.serial((kv_len + 15) // 16 - oldest // 16):
-                    index: T.let[T.int32] = p + oldest // 16
-                    base: T.let[T.int64] = (T.int64(values[indptr[b] + index]) * 2 * kv_heads + h) * page_elements
-                    for r in T.serial(rows):
-                        first[r] = (
-                            q_position[row0] + r // group - k_position[b] - window + 1 - index * 16 if window > 0 else 0
-                        )
-                        last[r] = 15
-                    _attend(
-                        q,
-                        flat,
-                        base,
-                        flat,
-                        base + kv_heads * page_elements,
-                        dim,
-                        T.min(kv_len - index * 16, 16),
-                        first,
-                        last,
-                        (top, total, out, score, alpha, acc, tmp),
-                        shape,
-                        rows,
-                        tile,
-                        lane_rows,
-                    )
-                _store(Out, Lse, row0, h * group, queries, (top, total, out, score, alpha, acc, tmp), shape, rows)
-
-    return paged_prefill
+def _widen(shape: AttentionShape, source: Keys, panel_k: Buffer, panel_v: Buffer) -> None:
+    """The K and V of some pages as float32 in panels, page after page. Slots without a token stay as they are."""
+    dim, lanes, groups = shape.head_dim, shape.lanes, max(1, shape.scale_groups)
+    depth = dim // groups
+    for i, (k, v) in enumerate(zip(source.k, source.v)):
+        with I.serial(0, groups) as g:
+            scale = None if source.scales is None else value(load(source.scales, source.scale(i, g, 0), 16))
+            with I.serial(0, depth) as d:
+                item = load(source.k_elements, k + (g * depth + d) * PAGE, 16)
+                store(panel_k, (i * dim + g * depth + d) * PAGE, item if scale is None else item * scale, 16)
+        slots = PAGE if source.valid is None else source.valid
+        with I.serial(0, slots) as slot, I.serial(0, groups) as g:
+            scale = None if source.scales is None else value(load(source.scales, source.scale(i, g, 1) + slot, 1))
+            with I.serial(0, depth // lanes) as j:
+                at = slot * dim + g * depth + j * lanes
+                item = load(source.v_elements, v + at, lanes)
+                store(panel_v, i * PAGE * dim + at, item if scale is None else item * splat(scale, lanes), lanes)
 
 
-def prefill_chunk(shape: AttentionShape) -> tirx.PrimFunc:
-    """Causal attention of the current chunk with itself (TVM's "ragged" prefill).
+def prefill_chunk(shape: AttentionShape, tiles: Tiles) -> tirx.PrimFunc:
+    """Causal attention of the current chunk with itself (TVM's "ragged" prefill): q and output f32[n, heads, D].
 
-    q, output [n, heads, D]; k, v [n, kv_heads, D]; sequence b at rows q_indptr[b]:q_indptr[b+1].
+    K and V are those that `split` made for the cache, so that a token sees the same ones in every chunk.
     The chunk is never longer than the sliding window (compiler/export.py caps it), so the window cannot mask.
     """
-    heads, kv_heads, dim, dtype, group = shape.num_heads, shape.num_kv_heads, shape.head_dim, shape.dtype, shape.group
-    queries_per_task = _query_block(group)
-    rows = queries_per_task * group
-    tile, lane_rows = _row_tile(rows), -(-rows // 16)
+    tiles = prefill_tiles(shape, tiles)
+    kv_heads, dim, group, per_task = shape.num_kv_heads, shape.head_dim, shape.group, prefill_queries(shape, tiles)
 
-    @T.prim_func(s_tir=True)
-    def ragged_prefill(
-        q_handle: T.handle,
-        q_indptr_handle: T.handle,
-        k_handle: T.handle,
-        v_handle: T.handle,
-        kv_indptr_handle: T.handle,
-        q_position_handle: T.handle,
-        k_position_handle: T.handle,
-        output_handle: T.handle,
-        lse_handle: T.handle,
-        causal: T.int32,
-        rotary_mode: T.int32,
-        rope_scale: T.float32,
-        rope_theta: T.float32,
-        sm_scale: T.float32,
-    ):
-        batch = T.int32()
-        n = T.int32()
-        kv_n = T.int32()
-        o0 = T.int32()
-        o1 = T.int32()
-        o4 = T.int32()
-        o5 = T.int32()
-        Q = T.match_buffer(q_handle, (n, heads, dim), dtype)
-        q_indptr = T.match_buffer(q_indptr_handle, (batch + 1,), "int32", elem_offset=o0)
-        K = T.match_buffer(k_handle, (kv_n, kv_heads, dim), dtype)
-        V = T.match_buffer(v_handle, (kv_n, kv_heads, dim), dtype)
-        kv_indptr = T.match_buffer(kv_indptr_handle, (batch + 1,), "int32", elem_offset=o1)
-        q_position = T.match_buffer(q_position_handle, (n,), "int32", elem_offset=o5)
-        k_position = T.match_buffer(k_position_handle, (batch,), "int32", elem_offset=o4)
-        Out = T.match_buffer(output_handle, (n, heads, dim), dtype)
-        Lse = T.match_buffer(lse_handle, (n, heads), "float32")
-        flat_v = T.decl_buffer((T.int64(kv_n) * (kv_heads * dim),), dtype, data=V.data)
-        kt = T.alloc_buffer((T.int64((kv_n + 15) // 16) * (kv_heads * dim * 16),), "float32")
-        for b in T.serial(batch):
-            for block in T.parallel((kv_indptr[b + 1] - kv_indptr[b] + 15) // 16):
-                for h in T.serial(kv_heads):
-                    for i in T.serial(16):
-                        key: T.let[T.int32] = T.min(kv_indptr[b] + block * 16 + i, kv_indptr[b + 1] - 1)
-                        for d in T.serial(dim):
-                            kt[(T.int64(block) * kv_heads + h) * (dim * 16) + d * 16 + i] = T.cast(
-                                K[key, h, d], "float32"
-                            )
-            for task in T.parallel(
-                (q_indptr[b + 1] - q_indptr[b] + queries_per_task - 1) // queries_per_task * kv_heads
-            ):
-                q = T.alloc_buffer((rows, dim), "float32")
-                top = T.alloc_buffer((lane_rows, 16), "float32")
-                alpha = T.alloc_buffer((lane_rows, 16), "float32")
-                total = T.alloc_buffer((rows, 16), "float32")
-                out = T.alloc_buffer((rows, dim), "float32")
-                score = T.alloc_buffer((rows, 16), "float32")
-                acc = T.alloc_buffer((tile * 4, 16), "float32")
-                tmp = T.alloc_buffer((4, 16), "float32")
-                first = T.alloc_buffer((rows,), "int32")
-                last = T.alloc_buffer((rows,), "int32")
-                tasks: T.let[T.int32] = (q_indptr[b + 1] - q_indptr[b] + queries_per_task - 1) // queries_per_task
-                h: T.let[T.int32] = task // tasks
-                start: T.let[T.int32] = task % tasks * queries_per_task
-                queries: T.let[T.int32] = T.min(queries_per_task, q_indptr[b + 1] - q_indptr[b] - start)
-                _load_queries(q, Q, q_indptr[b] + start, h * group, queries, sm_scale, shape, rows)
-                _begin(top, total, out, rows, lane_rows, dim)
-                for p in T.serial((start + queries + 15) // 16):
-                    for r in T.serial(rows):
-                        first[r] = 0
-                        last[r] = start + r // group - p * 16
-                    _attend(
-                        q,
-                        kt,
-                        (T.int64(p) * kv_heads + h) * (dim * 16),
-                        flat_v,
-                        (T.int64(kv_indptr[b] + p * 16) * kv_heads + h) * dim,
-                        kv_heads * dim,
-                        T.min(start + queries - p * 16, 16),
-                        first,
-                        last,
-                        (top, total, out, score, alpha, acc, tmp),
-                        shape,
-                        rows,
-                        tile,
-                        lane_rows,
-                    )
-                _store(
-                    Out,
-                    Lse,
-                    q_indptr[b] + start,
-                    h * group,
-                    queries,
-                    (top, total, out, score, alpha, acc, tmp),
-                    shape,
-                    rows,
+    batch, n, kv_n = (tirx.Var(name, "int32") for name in ("batch", "n", "kv_n"))
+    arguments = {
+        "q": heads_argument(shape, n),
+        "q_indptr": index_argument(batch + 1),
+        "k": kv_argument(shape, kv_n),
+        "v": kv_argument(shape, kv_n),
+        "kv_indptr": index_argument(batch + 1),
+        "q_position": index_argument(n),
+        "k_position": index_argument(batch),
+        **_results(shape, n, causal=True),
+    }
+
+    def body(Q: Buffer, q_indptr: Buffer, new_k: Any, new_v: Any, kv_indptr: Buffer, *rest: Any) -> None:
+        Out, Lse, scale = *rest[2:4], rest[-1]
+        # Pages of float32 for each head, of one sequence at a time.
+        pages_k = scratch((kv_n + PAGE - 1) // PAGE * (kv_heads * PAGE * dim))
+        pages_v = scratch((kv_n + PAGE - 1) // PAGE * (kv_heads * PAGE * dim))
+        with I.serial(0, batch) as b:
+            keys = value(kv_indptr[b + 1] - kv_indptr[b])
+            pages = value((keys + PAGE - 1) // PAGE)
+            with I.parallel(0, pages * kv_heads) as index:
+                h, page = value(index // pages), value(index % pages)
+                with I.serial(0, I.min(keys - page * PAGE, PAGE)) as slot:
+                    token = value(kv_indptr[b] + page * PAGE + slot)
+                    base = value(index * (PAGE * dim))
+                    _spread(shape, new_k, token, h, lambda d, x, lanes: _column(pages_k, base + slot, d, x, lanes))
+                    _spread(shape, new_v, token, h, lambda d, x, lanes: store(pages_v, base + slot * dim + d, x, lanes))
+            count = value(q_indptr[b + 1] - q_indptr[b])
+            tasks = value((count + per_task - 1) // per_task)
+            with I.parallel(0, tasks * kv_heads) as index:
+                # Early and late queries in turn: a thread's share is contiguous, and late ones have more keys.
+                i, h = value(index % tasks), value(index // tasks)
+                start = value(I.Select(i % 2 == 0, i // 2, tasks - 1 - i // 2) * per_task)
+                queries = value(I.min(per_task, count - start))
+                task = _PrefillTask(shape, tiles, value(q_indptr[b] + start), queries, h)
+                task.begin(Q, scale)
+
+                def where(pages_: int, p: Expr, valid: Expr | None) -> Keys:
+                    at = [value((h * pages + p + i) * (PAGE * dim)) for i in range(pages_)]
+                    return Keys(pages_k, pages_v, at, at, valid=valid)
+
+                def page(p: Expr) -> None:
+                    valid = value(I.min(start + queries - p * PAGE, PAGE))
+                    seen = lambda r: (0, I.min(start + r // group - p * PAGE, valid - 1))  # noqa: E731
+                    task.state.attend(where(1, p, valid), seen, task.used)
+
+                _walk(
+                    0,
+                    (start + queries + PAGE - 1) // PAGE,
+                    lambda p: (p + BLOCK_PAGES) * PAGE <= start + 1,
+                    lambda p: task.state.attend(where(BLOCK_PAGES, p, None), None, task.used),
+                    page,
                 )
+                task.finish(Out, Lse)
 
-    return ragged_prefill
-
-
-def _length_info(handle, batch, sliding, offset):
-    """TVM's length info: last page length [B], or [3, B] with window offset and sink for sliding layers."""
-    shape = (3, batch) if sliding else (batch,)
-    return T.match_buffer(handle, shape, "int32", elem_offset=offset)
+    return function("ragged_prefill", arguments, body)
 
 
-def _last_page_len(length, b, sliding):
-    """Tokens in the last page of sequence b."""
-    return length[0, b] if sliding else length[b]
+def _column(panel: Buffer, at: Expr, d: Expr, x: Expr, lanes: int) -> None:
+    """panel[at + 16 d, at + 16 (d + 1), ...] = the lanes of x."""
+    I.buffer_store(panel, x, [at + d * PAGE if lanes == 1 else I.ramp(at + d * PAGE, PAGE, lanes)])
 
 
-def kv_cache_functions(shape: AttentionShape, num_layers: int) -> dict[str, tirx.PrimFunc]:
-    """Every function that `mlcpipe/nn/kv_cache.py` hands to TVM's cache, by its role there."""
+def _spread(
+    shape: AttentionShape,
+    source: tuple[Buffer, Buffer | None],
+    token: Expr,
+    h: Expr,
+    emit: Callable[[Expr, Expr, int], None],
+) -> None:
+    """emit(d, float32 values of dimensions d ... d + lanes - 1, lanes) for one head's K or V of one token."""
+    elements, scales = source
+    begin, first_scale = kv_row(shape, token)
+    groups = max(1, shape.scale_groups)
+    depth = shape.head_dim // groups
+    with I.serial(0, groups) as g:
+        scale = None if scales is None else value(I.cast(scales[first_scale + h * groups + g], "float32"))
+        with I.serial(0, depth // shape.lanes) as j:
+            d = value(g * depth + j * shape.lanes)
+            item = load(elements, begin + h * shape.head_dim + d, shape.lanes)
+            emit(d, item if scale is None else item * splat(scale, shape.lanes), shape.lanes)
+
+
+@functools.cache
+def kv_cache_functions(shape: AttentionShape, num_layers: int, tiles: Tiles = Tiles()) -> dict[str, tirx.PrimFunc]:
+    """Every function that `mlcpipe/nn/kv_cache.py` hands to TVM's cache, by its role there.
+
+    TVM knows layers with a window and without one and gives the former other length info. The functions for the
+    latter attend with the window all the same if `sliding_window` is negative: a model whose every layer slides.
+    """
+    always = -shape.sliding_window if shape.sliding_window < 0 else 0
+    window = abs(shape.sliding_window)
     functions = {
         "append": append(shape),
-        "prefill_chunk": prefill_chunk(shape),
-        "prefill_cached": prefill_cached(shape, False),
-        "decode": decode(shape, False),
-        "prefill_cached_sliding": prefill_cached(shape, True),
-        "decode_sliding": decode(shape, True),
+        "prefill_chunk": prefill_chunk(shape, tiles),
+        "prefill_cached": prefill_cached(shape, always, False, tiles),
+        "decode": decode(shape, always, False, tiles),
+        "prefill_cached_sliding": prefill_cached(shape, window, True, tiles),
+        "decode_sliding": decode(shape, window, True, tiles),
         "merge": merge(shape),
         "split": split(shape),
         "copy_page": copy_page(shape),

@@ -1,0 +1,238 @@
+"""Attention of a block of query rows to blocks of keys: scores, online softmax, weighted sum of values.
+
+Softmax is online (Milakov & Gimelshein 2018; FlashAttention, Dao et al. 2022), in base 2: queries carry log2(e). The
+query heads that share a KV head (GQA) are rows of one block. A score tile is some rows by 16 keys of up to 4 pages,
+an output tile some rows by some vectors of the head dimension; both live in registers.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+import operator
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from tvm.script.ir_builder import tirx as I
+
+from tir_schedules.cpu.kv_pages import PAGE, AttentionShape
+from tir_schedules.cpu.vectors import (
+    Buffer,
+    Expr,
+    exp2,
+    largest,
+    load,
+    put,
+    read,
+    scratch,
+    splat,
+    store,
+    total,
+    value,
+)
+
+LOG2E = math.log2(math.e)
+MASKED = -3e38
+LOWEST = -1e30  # the largest score of a row that saw no key; merging gives it no weight
+BLOCK_PAGES = 4
+BLOCK = BLOCK_PAGES * PAGE
+
+
+@dataclass(frozen=True)
+class Tiles:
+    """How many vectors of 16 float32 a register tile accumulates, and the rows of a tile.
+
+    24 of 32 AVX-512 registers leave room for operands; with shorter vectors LLVM splits a vector over registers.
+    """
+
+    accumulators: int = 24
+    max_rows: int = 8
+
+    def segments(self, rows: int) -> list[tuple[int, int, int]]:
+        """`rows` as (first row, rows of a tile, tiles): equal tiles, and one smaller where they do not divide."""
+        count = -(-rows // self.max_rows)
+        size = -(-rows // count)
+        whole = rows // size
+        rest = rows - whole * size
+        return [(0, size, whole)] + ([(whole * size, rest, 1)] if rest else [])
+
+
+@dataclass(frozen=True)
+class Keys:
+    """Where keys and values are: page i of a block has K[d, slot] at k[i] + d * 16 + slot in `k_elements`, V likewise.
+
+    `scales` at `scale(i, g, of_v)` has the 16 of group g of page i; None for elements without scales.
+    `fetch(i, j, of_v)` asks for element j of page i one block further. Only the first `valid` slots of a page hold
+    values; None: all.
+    """
+
+    k_elements: Buffer
+    v_elements: Buffer
+    k: Sequence[Expr]
+    v: Sequence[Expr]
+    scales: Buffer | None = None
+    scale: Callable[[int, Expr, int], Expr] | None = None
+    fetch: Callable[[int, Expr, int], None] | None = None
+    valid: Expr | None = None
+
+
+class Rows:
+    """The softmax state of `rows` query rows, and the emitters that fold keys into it.
+
+    Buffers, all float32: q [row tile][D][rows of the tile], scaled; p [groups][rows][64]; out [rows, D];
+    top and alpha [rows]; sums [rows, 16] by lane.
+    """
+
+    def __init__(self, shape: AttentionShape, rows: int, tiles: Tiles, scaled: bool) -> None:
+        self.shape, self.rows, self.tiles = shape, rows, tiles
+        self.segments = tiles.segments(rows)
+        self.groups = shape.scale_groups if scaled else 0
+        self.padded = -(-rows // 16) * 16
+        self.q = scratch(rows * shape.head_dim)
+        self.p = scratch(max(1, self.groups) * rows * BLOCK)
+        self.out = scratch(rows * shape.head_dim)
+        self.top, self.alpha, self.next = scratch(self.padded), scratch(self.padded), scratch(self.padded)
+        self.sums = scratch(rows * 16)
+
+    def each_tile(self, emit: Callable[[Expr, int], None], used: Expr | None = None) -> None:
+        """emit(first row, rows of the tile) for every tile; only those that begin before `used` rows."""
+        for begin, size, count in self.segments:
+            if count == 1:
+                emit(begin, size)
+            else:
+                bound = count if used is None else I.min((used - begin + size - 1) // size, count)
+                with I.serial(0, bound) as t:
+                    emit(begin + t * size, size)
+
+    def begin(self) -> None:
+        """No key seen."""
+        for v in range(self.padded // 16):
+            store(self.top, v * 16, splat(LOWEST, 16), 16)
+            store(self.next, v * 16, splat(LOWEST, 16), 16)
+        with I.serial(0, self.rows) as r:
+            store(self.sums, r * 16, splat(0.0, 16), 16)
+            with I.serial(0, self.shape.head_dim // self.shape.lanes) as i:
+                store(self.out, r * self.shape.head_dim + i * self.shape.lanes, splat(0.0, self.shape.lanes), self.shape.lanes)
+
+    def load_query(self, Q: Buffer, source: Callable[[Expr], Expr], scale: Expr, used: Expr | None = None) -> None:
+        """q of row r = scaled Q[source(r) : source(r) + D]; rows past `used` are zero."""
+        dim, softcap = self.shape.head_dim, self.shape.softcap
+        factor = value(scale * I.float32(LOG2E if softcap == 0.0 else 1.0 / softcap))
+
+        def tile(row: Expr, size: int) -> None:
+            for r in range(size):
+                with I.serial(0, dim) as d:
+                    item = Q[source(row + r) + d] * factor
+                    if used is not None:
+                        item = I.if_then_else(row + r < used, item, I.float32(0))
+                    put(self.q, (row * dim) + d * size + r, item)
+
+        self.each_tile(tile, used)
+
+    def attend(self, keys: Keys, seen: Callable[[Expr], tuple[Expr, Expr]] | None, used: Expr | None = None) -> None:
+        """Fold the keys of len(keys.k) pages in; row r sees those of index seen(r)[0] to seen(r)[1], or all."""
+        pages = len(keys.k)
+        self.each_tile(lambda row, size: self._scores(keys, row, size), used)
+        self._softmax(keys, pages, seen, used)
+        count = pages * PAGE
+        self.each_tile(lambda row, size: self._weigh(keys, row, size, count), used)
+
+    def _scores(self, keys: Keys, row: Expr, size: int) -> None:
+        """p[row : row + size] = q K^T."""
+        dim, pages = self.shape.head_dim, len(keys.k)
+        step = max(1, min(pages, self.tiles.accumulators // size))
+        for first in range(0, pages, step):
+            some = range(first, min(first + step, pages))
+            acc = {(r, i): scratch(16) for r in range(size) for i in some}
+            groups = max(1, self.groups)
+            depth = dim // groups
+            unroll = next(n for n in (4, 2, 1) if depth % n == 0)
+            with I.serial(0, groups) as g:
+                for a in acc.values():
+                    store(a, 0, splat(0.0, 16), 16)
+                with I.serial(0, depth // unroll) as j:
+                    for u in range(unroll):
+                        d = (g * depth if groups > 1 else 0) + j * unroll + u
+                        column = {i: value(load(keys.k_elements, keys.k[i] + d * PAGE, 16)) for i in some}
+                        for r in range(size):
+                            q = value(splat(self.q[row * dim + d * size + r], 16))
+                            for i in some:
+                                store(acc[r, i], 0, read(acc[r, i], 0, 16) + q * column[i], 16)
+                    if keys.fetch is not None:
+                        for i in some:
+                            keys.fetch(i, ((g * depth if groups > 1 else 0) + j * unroll) * PAGE, 0)
+                for (r, i), a in acc.items():
+                    score, at = read(a, 0, 16), (row + r) * BLOCK + i * PAGE
+                    if keys.scale is not None:
+                        score = score * load(keys.scales, keys.scale(i, g, 0), 16)
+                    if groups > 1:
+                        with I.If(g == 0):
+                            with I.Then():
+                                store(self.p, at, score, 16)
+                            with I.Else():
+                                store(self.p, at, score + read(self.p, at, 16), 16)
+                    else:
+                        store(self.p, at, score, 16)
+
+    def _softmax(self, keys: Keys, pages: int, seen: Callable[[Expr], tuple[Expr, Expr]] | None, used: Expr | None) -> None:
+        """p = 2**(p - the row's largest so far); alpha rescales what was summed before."""
+        rows = self.rows if used is None else used
+        with I.serial(0, rows) as r:
+            scores = []
+            for i in range(pages):
+                score = read(self.p, r * BLOCK + i * PAGE, 16)
+                if self.shape.softcap:
+                    score = self._cap(score)
+                if seen is not None:
+                    first, last = seen(r)
+                    index = I.ramp(i * PAGE, 1, 16)
+                    inside = I.And(index >= I.broadcast(first, 16), index <= I.broadcast(last, 16))
+                    score = I.Select(inside, score, splat(MASKED, 16))
+                scores.append(value(score))
+                if self.shape.softcap or seen is not None:
+                    store(self.p, r * BLOCK + i * PAGE, scores[-1], 16)
+            put(self.next, r, I.max(self.top[r], largest(functools.reduce(I.max, scores), 16)))
+        with I.serial(0, (rows + 15) // 16) as v:
+            store(self.alpha, v * 16, exp2(read(self.top, v * 16, 16) - read(self.next, v * 16, 16), 16), 16)
+            store(self.top, v * 16, read(self.next, v * 16, 16), 16)
+        with I.serial(0, rows) as r:
+            top = value(splat(self.top[r], 16))
+            weights = [value(exp2(read(self.p, r * BLOCK + i * PAGE, 16) - top, 16)) for i in range(pages)]
+            scaled = read(self.sums, r * 16, 16) * splat(self.alpha[r], 16)
+            store(self.sums, r * 16, scaled + functools.reduce(operator.add, weights), 16)
+            for i, weight in enumerate(weights):
+                for g in range(max(1, self.groups)):
+                    factor = weight if keys.scale is None else weight * load(keys.scales, keys.scale(i, g, 1), 16)
+                    store(self.p, (g * self.rows + r) * BLOCK + i * PAGE, factor, 16)
+
+    def _cap(self, score: Expr) -> Expr:
+        """cap * tanh(s / cap) in base 2, with tanh(y) = 1 - 2 / (2**(2 y log2 e) + 1); q carries 1 / cap."""
+        bounded = I.min(I.max(score, splat(-20.0, 16)), splat(20.0, 16)) * splat(2 * LOG2E, 16)
+        tanh = splat(1.0, 16) - splat(2.0, 16) / (exp2(bounded, 16) + splat(1.0, 16))
+        return value(tanh * splat(self.shape.softcap * LOG2E, 16))
+
+    def _weigh(self, keys: Keys, row: Expr, size: int, count: int) -> None:
+        """out[row : row + size] = alpha out + p V."""
+        shape, dim, lanes = self.shape, self.shape.head_dim, self.shape.lanes
+        group_vectors = dim // max(1, self.groups) // lanes
+        width = max(1, min(group_vectors, 4, self.tiles.accumulators // size))
+        for g in range(max(1, self.groups)):
+            for begin in range(0, group_vectors, width):
+                vectors = range(begin, min(begin + width, group_vectors))
+                acc = {(r, v): scratch(lanes) for r in range(size) for v in vectors}
+                where = {v: (g * group_vectors + v) * lanes for v in vectors}
+                for (r, v), a in acc.items():
+                    old = read(self.out, (row + r) * dim + where[v], lanes)
+                    store(a, 0, old * splat(self.alpha[row + r], lanes), lanes)
+                for i, base in enumerate(keys.v):
+                    slots = PAGE if keys.valid is None else keys.valid
+                    with I.serial(0, slots) as slot:
+                        weights = [value(splat(self.p[(g * self.rows + row + r) * BLOCK + i * PAGE + slot], lanes)) for r in range(size)]
+                        for v in vectors:
+                            item = value(load(keys.v_elements, base + slot * dim + where[v], lanes))
+                            for r in range(size):
+                                store(acc[r, v], 0, read(acc[r, v], 0, lanes) + weights[r] * item, lanes)
+                            if keys.fetch is not None:
+                                keys.fetch(i, slot * dim + where[v], 1)
+                for (r, v), a in acc.items():
+                    store(self.out, (row + r) * dim + where[v], read(a, 0, lanes), lanes)

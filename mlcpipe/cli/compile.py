@@ -27,6 +27,9 @@ def compile_command(
         str, typer.Option(help="How to store the weights: a name such as `q8f16_1`; the README lists all.")
     ] = DEFAULT_QUANTIZATION,
     context: Annotated[int | None, typer.Option(help="The longest chat, in tokens (default: the model's).")] = None,
+    kv_cache_dtype: Annotated[
+        str, typer.Option(help="How to keep the chat's keys and values: auto, f16, f32, or q8 in half the memory.")
+    ] = "auto",
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace a bundle that is there.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
 ) -> None:
@@ -57,6 +60,7 @@ def compile_command(
             quantization=quantization,
             output=output,
             context_length=context,
+            kv_cache_dtype=kv_cache_dtype,
             overwrite=overwrite,
             progress=progress,
         )

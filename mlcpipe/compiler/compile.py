@@ -67,6 +67,8 @@ class _Job:
     variants: tuple[Variant, ...]
     context: int
     chunk: int
+    kv_dtype: str
+    kv_bytes_per_token: int
 
 
 def compile(
@@ -76,6 +78,7 @@ def compile(
     quantization: str = DEFAULT_QUANTIZATION,
     output: str | Path,
     context_length: int | None = None,
+    kv_cache_dtype: str = "auto",
     overwrite: bool = False,
     progress: Progress | None = None,
 ) -> Path:
@@ -87,6 +90,7 @@ def compile(
             architecture: one library with a variant for each level of instructions; `cpu-native` for this machine's.
         quantization: q0f32 q0f16 q4f32_1 q4f16_1 q8f32_1 q8f16_1 q8f32_0 q8f16_0 q3f16_1.
         context_length: tokens of context to serve; None is what config.json says.
+        kv_cache_dtype: f32, f16 or q8 (int8 with a scale for each 32 numbers); auto is the quantization's dtype.
         overwrite: replace a folder that is not empty.
 
     Raises an error of `mlcpipe.errors` that says what, where and what to do.
@@ -95,7 +99,7 @@ def compile(
     source = open_checkpoint(resolve(checkpoint, progress))
     progress.stage("lower the model")
     linker = find_linker()
-    job = _lower(source, target, quantization, context_length)
+    job = _lower(source, target, quantization, context_length, kv_cache_dtype)
     check_memory(job.state.weights)
     with atomic_directory(Path(output), overwrite=overwrite, needed_bytes=_needed_bytes(job)) as folder:
         progress.stage("compile the kernels")
@@ -130,10 +134,12 @@ def convert(
     return Path(output)
 
 
-def _lower(source: Checkpoint, target_name: str, quantization: str, context: int | None) -> _Job:
+def _lower(
+    source: Checkpoint, target_name: str, quantization: str, context: int | None, kv_cache_dtype: str = "auto"
+) -> _Job:
     use_threads()  # before TVM folds a constant and makes its pool with another number
     target, scheme = load_target(target_name), load_scheme(quantization)
-    model = prepare_model(source.config, target, scheme)
+    model = prepare_model(source.config, target, scheme, kv_cache_dtype)
     context = context_length(model.facts, context)
     chunk = prefill_chunk(model.facts, target, context)
     tokenizer = _tokenizer(source)
@@ -143,7 +149,10 @@ def _lower(source: Checkpoint, target_name: str, quantization: str, context: int
     state, seconds = pipeline.run(state, pipeline.SHARED, dump=environment.env().dump)
     debug.show(debug.TIMINGS, lambda: _timings(seconds))
     debug.show(debug.IR, lambda: str(state.mod.script(show_meta=False)))
-    return _Job(source, tokenizer, scheme, model.facts, state, variants, context, chunk)
+    kv_bytes = model.facts.num_layers * model.attention_shape().bytes_per_token
+    return _Job(
+        source, tokenizer, scheme, model.facts, state, variants, context, chunk, model.kv_dtype, kv_bytes
+    )
 
 
 def _timings(seconds: Mapping[str, float], what: str = "") -> str:
@@ -257,7 +266,7 @@ def _model_info(job: _Job) -> ModelInfo:
         context_length=job.context,
         sliding_window=f.window,
         dtype=job.state.target.activation_dtype,
-        kv_dtype=job.scheme.model_dtype,
+        kv_dtype=job.kv_dtype,
         prefill_chunk=job.chunk,
         recompute_above=longrope,
     )
@@ -288,8 +297,7 @@ def _kernels(built: Sequence[BuiltVariant]) -> tuple[KernelInfo, ...]:
 
 
 def _manifest(job: _Job, files: Mapping[str, FileInfo], built: Sequence[BuiltVariant], linker: Linker) -> Manifest:
-    state, f = job.state, job.facts
-    kv_item_bytes = {"float16": 2, "float32": 4}[job.scheme.model_dtype]
+    state = job.state
     return Manifest(
         format_version=FORMAT_VERSION,
         mlcpipe_version=__version__,
@@ -307,7 +315,7 @@ def _manifest(job: _Job, files: Mapping[str, FileInfo], built: Sequence[BuiltVar
         memory_plan=MemoryPlan(
             weights_bytes=sum(w.nbytes for w in state.weights),
             decode_weights_bytes=sum(w.decode_nbytes for w in state.weights),
-            kv_bytes_per_token=2 * f.num_layers * f.num_kv_heads * f.head_dim * kv_item_bytes,
+            kv_bytes_per_token=job.kv_bytes_per_token,
             workspace_bytes=workspace_bytes(state.mod),
         ),
         kernels=_kernels(built),

@@ -23,13 +23,21 @@ from mlcpipe.targets import Target, compiled_variants
 MAX_BATCH = 8
 
 
-def prepare_model(config: Mapping[str, Any], target: Target, scheme: Scheme) -> CausalLM:
-    """The module of a config.json, told which dtypes and kernels it will have."""
+KV_CACHE_DTYPES = {"auto": "", "f32": "float32", "f16": "float16", "q8": "q8"}
+
+
+def prepare_model(config: Mapping[str, Any], target: Target, scheme: Scheme, kv_cache_dtype: str = "auto") -> CausalLM:
+    """The module of a config.json, told which dtypes and kernels it will have.
+
+    `kv_cache_dtype` is one of KV_CACHE_DTYPES; auto is the scheme's dtype. Raises ConfigError for another.
+    """
+    if kv_cache_dtype not in KV_CACHE_DTYPES:
+        raise ConfigError("KV cache dtype", expected=", ".join(KV_CACHE_DTYPES), found=kv_cache_dtype)
     model = build_model(config)
     if target.activation_dtype != "float32":
         raise TargetError("activation dtype", where=target.name, expected="float32", found=target.activation_dtype)
     model.dtype = target.activation_dtype
-    model.kv_dtype = scheme.model_dtype
+    model.kv_dtype = KV_CACHE_DTYPES[kv_cache_dtype] or scheme.model_dtype
     model.kernels = target.kernels
     return model
 

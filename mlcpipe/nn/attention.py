@@ -75,14 +75,12 @@ class Attention(nn.Module):
         if spec.norm == "head":
             q, k = self._norm_heads(self.q_norm, q), self._norm_heads(self.k_norm, k)
         func = definitions.apply_rope(
-            spec.num_heads, spec.num_kv_heads, spec.head_dim, 2 * int(cos.shape[1]), x.dtype, kv.dtype
+            spec.num_heads, spec.num_kv_heads, spec.head_dim, 2 * int(cos.shape[1]), x.dtype, x.dtype
         )
-        out = Tensor.placeholder((m, spec.num_heads + 2 * spec.num_kv_heads, spec.head_dim), kv.dtype)
+        out = Tensor.placeholder((m, spec.num_heads + 2 * spec.num_kv_heads, spec.head_dim), x.dtype)
         qkv = op.tensor_ir_op(func, "rope", [q, k, v, cos, sin], out)
         scale = spec.head_dim**-0.5 if spec.scale is None else spec.scale
-        attended = kv.attend(self.layer, qkv, spec.num_heads, scale)
-        attended = op.reshape(attended, (m, spec.q_size))
-        return self.o_proj(attended if kv.dtype == x.dtype else op.astype(attended, x.dtype))
+        return self.o_proj(kv.attend(self.layer, qkv, scale))
 
     def _norm_heads(self, norm: RMSNorm, x: Tensor) -> Tensor:
         """x [m, heads, D] -> normalized over D, through the 2-D kernel."""

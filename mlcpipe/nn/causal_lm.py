@@ -103,7 +103,7 @@ class CausalLM(nn.Module):
 
     def _hidden(self, embeddings: Tensor, kv: PagedKVCache) -> Tensor:
         """[b, n, hidden] -> [b * n, hidden]."""
-        kv.dtype = self.kv_dtype
+        kv.spec = self.attention_shape()
         b, n, d = embeddings.shape
         return self.model(op.reshape(embeddings, (b * n, d)), kv)
 
@@ -156,12 +156,13 @@ class CausalLM(nn.Module):
     ) -> PagedKVCache:
         """Five shapes of one number each -> the cache."""
         sizes = [max_batch_size, max_total_seq_len, prefill_chunk_size, page_size, support_sliding_window]
-        windows = list(self.facts.windows)
-        if None not in windows:
-            # TVM's cache allocates the arrays that split q, k and v only for a layer without a window (0.27,
-            # paged_kv_cache.cc): a model of sliding layers gets one that no token is written to.
-            windows.append(None)
-        return kv_cache.create(self.kernels, self.attention_shape(), windows, sizes)
+        shape = self.attention_shape()
+        # TVM's cache allocates the arrays that split q, k and v only for a layer without a window (0.27,
+        # paged_kv_cache.cc): where all layers slide it is told that none does, and the kernels know better.
+        windows: list[int | None] = list(self.facts.windows)
+        if shape.all_slide:
+            windows = [None] * len(windows)
+        return kv_cache.create(self.kernels, shape, windows, sizes)
 
     def attention_shape(self) -> Any:
         """The AttentionShape that the target's kernels are built for."""
@@ -169,7 +170,8 @@ class CausalLM(nn.Module):
 
         shape = importlib.import_module(f"tir_schedules.{self.kernels}.attention").AttentionShape
         f = self.facts
-        return shape(f.num_heads, f.num_kv_heads, f.head_dim, self.kv_dtype, f.softcap, f.window or 0)
+        sizes = (f.num_heads, f.num_kv_heads, f.head_dim)
+        return shape(*sizes, self.kv_dtype, f.softcap, f.window or 0, all_slide=None not in f.windows)
 
     def spec(self) -> dict[str, Any]:
         """Argument specifications of every entry point, for `nn.Module.export_tvm`."""

@@ -17,19 +17,25 @@ _ROPE_NONE = 0
 
 
 class PagedKVCache(Object):  # type: ignore[misc]
-    """The cache inside a model function."""
+    """The cache inside a model function; `spec` is the AttentionShape of its kernels."""
 
-    dtype = "float32"
+    spec: Any = None
 
-    def attend(self, layer: int, qkv: Tensor, num_heads: int, scale: float) -> Tensor:
-        """Append k and v of qkv [m, heads + 2 kv_heads, D] and attend: -> [m, heads, D] in the cache's dtype."""
-        m, _, dim = qkv.shape
+    def attend(self, layer: int, qkv: Tensor, scale: float) -> Tensor:
+        """Append k and v of qkv f32[m, heads + 2 kv_heads, D] and attend: -> f32[m, heads * D].
+
+        TVM's cache sees the same bytes in its own dtype, heads and head dimension (`tir_schedules/cpu/kv_pages.py`).
+        """
+        m, spec, bb = qkv.shape[0], self.spec, relax.BlockBuilder.current()
+        heads, dim, dtype = spec.cache_heads, spec.cache_head_dim, spec.cache_dtype
+        seen = bb.emit(relax.op.memory.view(qkv._expr, (m, heads + 2 * spec.cache_kv_heads, dim), dtype))
         call = relax.call_dps_packed(
             "vm.builtin.attention_kv_cache_attention_with_fused_qkv",
-            [self._expr, relax.prim_value(layer), relax.prim_value(scale), qkv._expr],
-            out_ty=relax.TensorType((m, num_heads, dim), qkv.dtype),
+            [self._expr, relax.prim_value(layer), relax.prim_value(scale), seen],
+            out_ty=relax.TensorType((m, heads, dim), dtype),
         )
-        return Tensor(_expr=relax.BlockBuilder.current().emit(call))
+        attended = relax.op.memory.view(bb.emit(call), (m, spec.num_heads * spec.head_dim), "float32")
+        return Tensor(_expr=bb.emit(attended))
 
     def positions(self, rows: tirx.Expr) -> Tensor:
         """Positions i32[rows] in their sequences of the tokens of this forward."""
@@ -57,17 +63,17 @@ def create(kernels: str, spec: Any, windows: list[int | None], sizes: list[tirx.
         "vm.builtin.paged_attention_kv_cache_create",
         relax.ShapeExpr([*sizes, _NEVER_SLIDES]),
         relax.ShapeExpr([0, len(windows)]),
-        relax.prim_value(spec.num_heads),
-        relax.prim_value(spec.num_kv_heads),
-        relax.prim_value(spec.head_dim),
-        relax.prim_value(spec.head_dim),
+        relax.prim_value(spec.cache_heads),
+        relax.prim_value(spec.cache_kv_heads),
+        relax.prim_value(spec.cache_head_dim),
+        relax.prim_value(spec.cache_head_dim),
         relax.ShapeExpr(kinds),
         relax.prim_value(False),
         relax.prim_value(_ROPE_NONE),
         relax.prim_value(1),
         relax.prim_value(10000),
         relax.prim_value(0),
-        relax.op.zeros((), spec.dtype),
+        relax.op.zeros((), spec.cache_dtype),
         added["append"],
         relax.prim_value(0),
         backend("prefill_chunk"),

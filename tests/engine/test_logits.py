@@ -86,16 +86,14 @@ def with_float_activations(checkpoint: Path, quantization: str, folder: Path) ->
 
 
 def transformers_logits(folder: Path, tokens: list[int], *, half: bool) -> Any:
-    """Logits in float32; with `half` queries, keys, values and what attention gives are rounded to float16."""
+    """Logits in float32; with `half` keys and values are rounded to float16."""
     torch = pytest.importorskip("torch")
     transformers = pytest.importorskip("transformers")
     from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
     from transformers.models.llama.modeling_llama import eager_attention_forward
 
     def rounded(module: Any, q: Any, k: Any, v: Any, mask: Any, **options: Any) -> Any:
-        q, k, v = (x.half().float() for x in (q, k, v))
-        out, weights = eager_attention_forward(module, q, k, v, mask, **options)
-        return out.half().float(), weights
+        return eager_attention_forward(module, q, k.half().float(), v.half().float(), mask, **options)
 
     transformers.AttentionInterface.register("mlcpipe_half", rounded)
     ALL_MASK_ATTENTION_FUNCTIONS.register("mlcpipe_half", ALL_MASK_ATTENTION_FUNCTIONS["eager"])
@@ -123,7 +121,7 @@ def compare(found: Array, expected: Array, *, half: bool) -> None:
 def test_every_quantization_computes_what_its_weights_say(
     tiny_bundles: Bundles, quantization: str, tmp_path: Path
 ) -> None:
-    """Activations are float32; with float16 schemes attention and its cache are float16 outside of their sums."""
+    """Activations are float32; with float16 schemes the KV cache is float16."""
     engine = with_float_activations(tiny_bundles.checkpoint, quantization, tmp_path)
     reference = dequantized(tiny_bundles.checkpoint, engine.manifest, tmp_path / "checkpoint")
     half = engine.manifest.model.kv_dtype == "float16"
@@ -138,3 +136,31 @@ def test_the_demo_model_over_two_chunks(demo_bundles: Bundles, tmp_path: Path) -
     assert demo.manifest.model.prefill_chunk < len(tokens)
     reference = dequantized(demo_bundles.checkpoint, demo.manifest, tmp_path / "checkpoint")
     compare(demo.logits(tokens), transformers_logits(reference, tokens, half=True), half=True)
+
+
+@pytest.mark.parametrize("kv_cache_dtype", ["f32", "f16", "q8"])
+def test_the_kv_cache_dtype_is_what_was_asked_for(tiny_bundles: Bundles, kv_cache_dtype: str, tmp_path: Path) -> None:
+    """Logits within a bound of those with a float32 cache, in a pass, in chunks and step by step; and its bytes."""
+    bundle = mlcpipe.compile(
+        tiny_bundles.checkpoint, quantization="q0f32", kv_cache_dtype=kv_cache_dtype, output=tmp_path / "bundle"
+    )
+    engine, exact = Engine(bundle), Engine(tiny_bundles["q0f32"])
+    model, plan = engine.manifest.model, engine.manifest.memory_plan
+    assert model.kv_dtype == {"f32": "float32", "f16": "float16", "q8": "q8"}[kv_cache_dtype]
+    numbers = 2 * model.num_layers * model.num_key_value_heads * model.head_dim
+    groups = model.head_dim // 32 if model.head_dim % 32 == 0 else 1
+    scales = 2 * numbers // model.head_dim * groups
+    assert plan.kv_bytes_per_token == {"f32": 4 * numbers, "f16": 2 * numbers, "q8": numbers + scales}[kv_cache_dtype]
+    expected = exact.logits(TOKENS)
+    limit = {"f32": 5e-5, "f16": 2e-2, "q8": 2e-1}[kv_cache_dtype]
+    rows = engine.logits(TOKENS)
+    assert np.abs(rows - expected).max() < limit
+    # A token sees the same keys in every chunk, so that chunks change no more than the order of sums.
+    steps = engine.logits_stepwise(TOKENS, prefill_tokens=60)
+    assert np.abs(steps - rows[59:]).max() < limit / 2
+
+
+def test_an_unknown_kv_cache_dtype_is_refused(tiny_bundles: Bundles, tmp_path: Path) -> None:
+    with pytest.raises(mlcpipe.errors.ConfigError, match="KV cache dtype.*auto, f32, f16, q8.*q4"):
+        mlcpipe.compile(tiny_bundles.checkpoint, kv_cache_dtype="q4", output=tmp_path / "bundle")
+    assert not (tmp_path / "bundle").exists()

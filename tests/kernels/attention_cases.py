@@ -268,7 +268,14 @@ def cached_call(shape: AttentionShape, sliding: bool, past: Sequence[int], new: 
             at = history + gap + i
             positions[q_indptr[b] + i] = starts[b] + at
             rows.append(reference(shape, q[q_indptr[b] + i], at, batch.k[b], batch.v[b], 0, scale, window))
-    args: list[Array | int | float] = [as_rows(shape, q), q_indptr, batch.pages, batch.indptr, batch.values, batch.info(sliding)]
+    args: list[Array | int | float] = [
+        as_rows(shape, q),
+        q_indptr,
+        batch.pages,
+        batch.indptr,
+        batch.values,
+        batch.info(sliding),
+    ]
     args += [starts, positions, *_unwritten(shape, len(q)), 0, 0, 1.0, 1e4, scale]
     return _attention_call(shape, args, rows, (8, 9))
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import numpy as np
@@ -12,8 +12,32 @@ import tvm
 
 from tir_schedules.cpu.attention import PAGE, AttentionShape
 
-from .attention_cases import LAYERS, SHAPES, CacheKernel, decode_call, sequences, write_token
-from .harness import Array, Call, assert_outputs, assert_within, compile_together, tensors, unwritten
+from .attention_cases import (
+    LAYERS,
+    SHAPES,
+    CacheKernel,
+    as_rows,
+    decode_call,
+    no_pages,
+    of_rows,
+    of_sum_rows,
+    reference,
+    sequences,
+    stored,
+    sum_rows,
+    write_token,
+)
+from .harness import (
+    KINDS,
+    Array,
+    Call,
+    adversarial,
+    assert_outputs,
+    assert_within,
+    compile_together,
+    tensors,
+    unwritten,
+)
 
 ROLES = ("append", "split", "merge", "copy_page", "compact", "read_back")
 
@@ -32,7 +56,7 @@ def functions(shape: AttentionShape) -> Mapping[str, Any]:
 def tokens(shape: AttentionShape, n: int, seed: int = 0) -> tuple[Array, Array]:
     rng = np.random.default_rng(seed)
     size = (n, shape.num_kv_heads, shape.head_dim)
-    return rng.standard_normal(size).astype(shape.dtype), rng.standard_normal(size).astype(shape.dtype)
+    return rng.standard_normal(size).astype(np.float32), rng.standard_normal(size).astype(np.float32)
 
 
 def slots(rng: np.random.Generator, pages: int, n: int) -> Array:
@@ -41,10 +65,10 @@ def slots(rng: np.random.Generator, pages: int, n: int) -> Array:
 
 def pages_of(shape: AttentionShape, where: Array, k: Array, v: Array, pages: int) -> Array:
     """Pages of NaN with tokens at slots `where`."""
-    array = np.full((pages, 2, shape.num_kv_heads, PAGE, shape.head_dim), np.nan, shape.dtype)
-    for slot, key, value in zip(where, k, v):
+    array, kept_k, kept_v = no_pages(shape, pages), stored(shape, k), stored(shape, v)
+    for token, slot in enumerate(where):
         if slot >= 0:
-            write_token(array, int(slot) // PAGE, int(slot) % PAGE, key, value)
+            write_token(shape, array, int(slot) // PAGE, int(slot) % PAGE, kept_k, kept_v, token)
     return array
 
 
@@ -52,51 +76,65 @@ def exactly(array: Array) -> tuple[Array, float]:
     return array.astype(np.float64), 0.0
 
 
+def no_rows(shape: AttentionShape, *lead: int) -> Array:
+    return np.full((*lead, shape.cache_kv_heads, shape.cache_head_dim), -1, np.int8)
+
+
 def test_append_writes_its_slots_and_no_other(shape: AttentionShape) -> None:
     k, v = tokens(shape, 21)
     where = slots(np.random.default_rng(1), 4, 21)
     where[[3, 20]] = -1
-    empty = pages_of(shape, where[:0], k, v, 4)
-    call = Call((empty, k, v, where), {0: exactly(pages_of(shape, where, k, v, 4))})
-    assert_outputs(functions(shape)["append"], call)
+    args = (no_pages(shape, 4), stored(shape, k).rows(shape), stored(shape, v).rows(shape), where)
+    assert_outputs(functions(shape)["append"], Call(args, {0: exactly(pages_of(shape, where, k, v, 4))}))
 
 
-def test_split_takes_q_k_v_in_order(shape: AttentionShape) -> None:
+@pytest.mark.parametrize("n", [1, 7, 33])
+@pytest.mark.parametrize("kind", KINDS)
+def test_split_converts_k_and_v(shape: AttentionShape, kind: str, n: int) -> None:
     h, kv, dim = shape.num_heads, shape.num_kv_heads, shape.head_dim
-    qkv = np.random.default_rng(0).standard_normal((7, h + 2 * kv, dim)).astype(shape.dtype)
-    outputs = [unwritten((7, count, dim), shape.dtype) for count in (h, kv, kv)]
-    parts = np.split(qkv, [h, h + kv], axis=1)
-    args = (qkv, np.arange(7, dtype=np.int32), *outputs, 0)
-    assert_outputs(functions(shape)["split"], Call(args, {2 + i: exactly(part) for i, part in enumerate(parts)}))
+    qkv = adversarial(kind, (n, h + 2 * kv, dim), np.random.default_rng(0))
+    q, k, v = np.split(qkv, [h, h + kv], axis=1)
+    seen = qkv.reshape(-1).view(np.int8).reshape(n, -1, shape.cache_head_dim)
+    outputs = [as_rows(shape, unwritten(q.shape)), no_rows(shape, n), no_rows(shape, n)]
+    expected = [np.ascontiguousarray(q), stored(shape, k).rows(shape), stored(shape, v).rows(shape)]
+    call = Call(
+        (seen, np.arange(n, dtype=np.int32), *outputs, 0),
+        {2 + i: exactly(x) for i, x in enumerate(expected)},
+        {2: partial(of_rows, shape)},
+    )
+    assert_outputs(functions(shape)["split"], call)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("size", [1e-12, 1e-4, 1.0, 1e3])
+def test_int8_error_is_as_stated(kind: str, size: float) -> None:
+    """AttentionShape's bound, per group of dimensions: an outlier costs its own group and no other."""
+    for shape in SHAPES:
+        if shape.dtype == "q8":
+            x = adversarial(kind, (50, shape.num_kv_heads, shape.head_dim), np.random.default_rng(5), size)
+            groups = (*x.shape[:-1], shape.scale_groups, -1)
+            error = np.abs(stored(shape, x).values() - x).reshape(groups).max(axis=-1)
+            assert (error <= 0.004 * np.abs(x).reshape(groups).max(axis=-1) + 4e-6).all()
 
 
 def test_read_back_gives_one_layer(shape: AttentionShape) -> None:
     k, v = tokens(shape, 9)
     where = slots(np.random.default_rng(2), 3, 9)
-    out = [unwritten((LAYERS, *k.shape), shape.dtype) for _ in range(2)]
     expected = {}
     for index, array in ((2, k), (3, v)):
-        both = out[0].astype(np.float64)
-        both[1] = array
-        expected[index] = (both, 0.0)
-    args = (pages_of(shape, where, k, v, 3), where, *out, 1)
+        both = no_rows(shape, LAYERS, 9)
+        both[1] = stored(shape, array).rows(shape)
+        expected[index] = exactly(both)
+    args = (pages_of(shape, where, k, v, 3), where, no_rows(shape, LAYERS, 9), no_rows(shape, LAYERS, 9), 1)
     assert_outputs(functions(shape)["read_back"], Call(args, expected))
 
 
-@pytest.mark.parametrize("length", [1, 7, 16])
-def test_copy_page_copies_the_first_tokens(shape: AttentionShape, length: int) -> None:
+def test_copy_page_copies_the_page(shape: AttentionShape) -> None:
     k, v = tokens(shape, 2 * PAGE)
-    where = np.arange(2 * PAGE, dtype=np.int32)
-    before = pages_of(shape, where, k, v, 3)
-    args = tensors([before, 1, 2, length])
-    functions(shape)["copy_page"](*args)
-    found = args[0].numpy()
-    np.testing.assert_array_equal(found[:2], before[:2])
-    kv, dim = shape.num_kv_heads, shape.head_dim
-    np.testing.assert_array_equal(
-        found[2, 0].reshape(kv, dim, PAGE)[:, :, :length], before[1, 0].reshape(kv, dim, PAGE)[:, :, :length]
-    )
-    np.testing.assert_array_equal(found[2, 1, :, :length], before[1, 1, :, :length])
+    before = pages_of(shape, np.arange(2 * PAGE, dtype=np.int32), k, v, 3)
+    after = before.copy()
+    after[2] = before[1]
+    assert_outputs(functions(shape)["copy_page"], Call((before, 1, 2, 7), {0: exactly(after)}))
 
 
 def test_compact_moves_tokens_of_each_sequence(shape: AttentionShape) -> None:
@@ -109,15 +147,14 @@ def test_compact_moves_tokens_of_each_sequence(shape: AttentionShape) -> None:
     for source, target in pairs.T:
         slot[target] = slot[source]
     after = pages_of(shape, np.arange(3 * PAGE, dtype=np.int32), k[slot], v[slot], 3)
-    call = Call((before, indptr, pairs, 3), {0: exactly(after)})
-    assert_outputs(functions(shape)["compact"], call)
+    assert_outputs(functions(shape)["compact"], Call((before, indptr, pairs, 3), {0: exactly(after)}))
 
 
 def test_merge_weighs_by_the_sums(shape: AttentionShape) -> None:
     """Rows with equal sums, with far ones, and with one side or both that saw no key."""
     rng = np.random.default_rng(0)
     size = (8, shape.num_heads, shape.head_dim)
-    v, other = (rng.standard_normal(size).astype(shape.dtype) for _ in range(2))
+    v, other = (rng.standard_normal(size).astype(np.float32) for _ in range(2))
     s, s_other = (rng.uniform(-20, 20, size[:2]).astype(np.float32) for _ in range(2))
     s[1], s_other[2] = -1e30, -1e30
     s[3] = s_other[3]
@@ -128,11 +165,32 @@ def test_merge_weighs_by_the_sums(shape: AttentionShape) -> None:
     share = (a / (a + b))[..., None]
     expected = v.astype(np.float64) * share + other.astype(np.float64) * (1 - share)
     # The exponents' difference is rounded in float32: relative 40 * 2**-24 in a weight.
-    largest = np.maximum(np.abs(v), np.abs(other)).astype(np.float64)
-    bound = 1e-5 * largest + (2.0**-11 * np.abs(expected) + 2.0**-24 if shape.dtype == "float16" else 0.0)
+    bound = 1e-5 * np.maximum(np.abs(v), np.abs(other)).astype(np.float64)
     sums = top + np.log2(a + b)
-    call = Call((v.copy(), s.copy(), other, s_other), {0: (expected, bound), 1: (sums, 2e-7 * np.abs(sums) + 1e-6)})
+    call = Call(
+        (as_rows(shape, v), sum_rows(shape, s), as_rows(shape, other), sum_rows(shape, s_other)),
+        {0: (expected, bound), 1: (sums, 2e-7 * np.abs(sums) + 1e-6)},
+        {0: partial(of_rows, shape), 1: partial(of_sum_rows, shape)},
+    )
     assert_outputs(functions(shape)["merge"], call)
+
+
+@pytest.mark.parametrize("outliers", [1.0, 30.0])
+def test_int8_attention_is_near_that_of_exact_keys(outliers: float) -> None:
+    """Scores move by at most sum|q| times the error of K, the output by that relative to V and by the error of V."""
+    shape, length = AttentionShape(14, 2, 64, "q8"), 300
+    rng = np.random.default_rng(9)
+    q = rng.standard_normal((shape.num_heads, shape.head_dim)).astype(np.float32)
+    k, v = (rng.standard_normal((length, shape.num_kv_heads, shape.head_dim)).astype(np.float32) for _ in range(2))
+    k[..., ::37] *= outliers
+    scale = shape.head_dim**-0.5 / outliers
+    exact, _, _, _ = reference(shape, q, length - 1, k, v, 0, scale, 0)
+    kept_k, kept_v = stored(shape, k), stored(shape, v)
+    found, _, _, _ = reference(shape, q, length - 1, kept_k.values(), kept_v.values(), 0, scale, 0)
+    moved = np.abs(kept_k.values() - k).max() * scale * np.abs(q).sum(axis=1, keepdims=True)
+    bound = np.expm1(2 * moved) * np.abs(v).max() + np.abs(kept_v.values() - v).max()
+    assert (np.abs(found - exact) <= bound).all()
+    assert np.abs(found - exact).max() < 0.02
 
 
 def test_index_arrays_may_be_parts_of_one_buffer() -> None:
@@ -148,14 +206,15 @@ def test_index_arrays_may_be_parts_of_one_buffer() -> None:
         whole[index] = padded._create_view(part.shape, "int32", relative_byte_offset=64)
     decode(*whole)
     for index, (expected, bound) in call.expected.items():
-        assert_within(whole[index].numpy().astype(np.float64), expected, bound)
+        assert_within(call.output(index, whole[index]), expected, bound)
 
 
 def test_sequences_of_the_cases_have_unused_slots() -> None:
     """The cases only find reads past the end if there is something to read: NaN, or an old key."""
-    batch = sequences(SHAPES[0], [5] * 6, np.random.default_rng(0))
-    used = batch.pages[batch.values]
-    keys, values = used[:, 0].reshape(6, 4, 24, PAGE), used[:, 1]
+    shape = SHAPES[0]
+    batch = sequences(shape, [5] * 6, np.random.default_rng(0))
+    used = batch.pages[batch.values].reshape(6, 4, 2, -1).view(np.float32)
+    keys, values = used[:, :, 0].reshape(6, 4, 24, PAGE), used[:, :, 1].reshape(6, 4, PAGE, 24)
     assert not np.isnan(keys[..., :5]).any() and not np.isnan(values[:, :, :5]).any()
     stale = ~np.isnan(keys[..., 5:]).any(axis=(1, 2, 3))
     assert stale.any() and not stale.all()

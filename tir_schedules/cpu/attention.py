@@ -64,13 +64,13 @@ _PREFILL_ROWS = 64
 class _Cached:
     """The arguments that say where the cached keys of each sequence are."""
 
+    sliding_info: bool
     pages: Pages
     indptr: Buffer
     indices: Buffer
     length: Buffer
     k_position: Buffer
     q_position: Buffer
-    sliding_info: bool
 
     def keys(self, b: Expr) -> Expr:
         """Cached tokens of sequence b."""
@@ -83,9 +83,7 @@ class _Cached:
         return self.indices[self.indptr[b] + i]
 
 
-def _cached_arguments(
-    shape: AttentionShape, batch: Expr, queries: Expr, sliding_info: bool
-) -> dict[str, Argument]:
+def _cached_arguments(shape: AttentionShape, batch: Expr, queries: Expr, sliding_info: bool) -> dict[str, Argument]:
     """Pages, page table, lengths and positions, which come in this order."""
     return {
         "pages": pages_argument(shape),
@@ -113,15 +111,17 @@ def _page_keys(
     scale = None
     if pages.scales is not None:
         first = [[value(pages.scale(page, head, of_v)) for page in where] for of_v in (0, 1)]
-        scale = lambda i, g, of_v: first[of_v][i] + g * PAGE  # noqa: E731
+        scale = lambda i, g, of_v: first[of_v][i] + g * PAGE
     fetch = None
     if ahead is not None:
         begin = [[value(at(page, ahead[1])) for page in ahead[0]] for at in (pages.k, pages.v)]
-        fetch = lambda i, j, of_v: prefetch(pages.elements, begin[of_v][i] + j)  # noqa: E731
+        fetch = lambda i, j, of_v: prefetch(pages.elements, begin[of_v][i] + j)
     return Keys(pages.elements, pages.elements, k, v, pages.scales, scale, fetch, valid)
 
 
-def _walk(begin: Expr, end: Expr, whole: Callable[[Expr], Expr], block: Callable[[Expr], None], page: Callable[[Expr], None]) -> None:
+def _walk(
+    begin: Expr, end: Expr, whole: Callable[[Expr], Expr], block: Callable[[Expr], None], page: Callable[[Expr], None]
+) -> None:
     """block(p) for 4 pages from p where whole(p), else page(p), until `end`."""
     at = scratch(1, "int32")
     put(at, 0, begin)
@@ -153,7 +153,7 @@ def decode(shape: AttentionShape, window: int, sliding_info: bool, tiles: Tiles)
     }
 
     def body(Q: Buffer, *rest: Any) -> None:
-        cached = _Cached(*rest[:6], sliding_info)
+        cached = _Cached(sliding_info, *rest[:6])
         Out, Lse, scale = *rest[6:8], rest[-1]
 
         def span(b: Expr) -> tuple[Expr, Expr, Expr, Expr]:
@@ -304,7 +304,7 @@ def prefill_cached(shape: AttentionShape, window: int, sliding_info: bool, tiles
     }
 
     def body(Q: Buffer, q_indptr: Buffer, *rest: Any) -> None:
-        cached = _Cached(*rest[:6], sliding_info)
+        cached = _Cached(sliding_info, *rest[:6])
         Out, Lse, scale = *rest[6:8], rest[-1]
         with I.serial(0, batch) as b:
             count = q_indptr[b + 1] - q_indptr[b]
@@ -422,7 +422,7 @@ def prefill_chunk(shape: AttentionShape, tiles: Tiles) -> tirx.PrimFunc:
 
                 def page(p: Expr) -> None:
                     valid = value(I.min(start + queries - p * PAGE, PAGE))
-                    seen = lambda r: (0, I.min(start + r // group - p * PAGE, valid - 1))  # noqa: E731
+                    seen = lambda r: (0, I.min(start + r // group - p * PAGE, valid - 1))
                     task.state.attend(where(1, p, valid), seen, task.used)
 
                 _walk(
@@ -466,11 +466,11 @@ def _spread(
 def kv_cache_functions(shape: AttentionShape, num_layers: int, tiles: Tiles = Tiles()) -> dict[str, tirx.PrimFunc]:
     """Every function that `mlcpipe/nn/kv_cache.py` hands to TVM's cache, by its role there.
 
-    TVM knows layers with a window and without one and gives the former other length info. The functions for the
-    latter attend with the window all the same if `sliding_window` is negative: a model whose every layer slides.
+    TVM knows layers with a window and without one, and gives the former other length info. If `shape.all_slide`,
+    those for layers without attend with the window all the same.
     """
-    always = -shape.sliding_window if shape.sliding_window < 0 else 0
-    window = abs(shape.sliding_window)
+    window = shape.sliding_window
+    always = window if shape.all_slide else 0
     functions = {
         "append": append(shape),
         "prefill_chunk": prefill_chunk(shape, tiles),

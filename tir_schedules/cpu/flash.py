@@ -27,7 +27,6 @@ from tir_schedules.cpu.vectors import (
     scratch,
     splat,
     store,
-    total,
     value,
 )
 
@@ -112,7 +111,12 @@ class Rows:
         with I.serial(0, self.rows) as r:
             store(self.sums, r * 16, splat(0.0, 16), 16)
             with I.serial(0, self.shape.head_dim // self.shape.lanes) as i:
-                store(self.out, r * self.shape.head_dim + i * self.shape.lanes, splat(0.0, self.shape.lanes), self.shape.lanes)
+                store(
+                    self.out,
+                    r * self.shape.head_dim + i * self.shape.lanes,
+                    splat(0.0, self.shape.lanes),
+                    self.shape.lanes,
+                )
 
     def load_query(self, Q: Buffer, source: Callable[[Expr], Expr], scale: Expr, used: Expr | None = None) -> None:
         """q of row r = scaled Q[source(r) : source(r) + D]; rows past `used` are zero."""
@@ -174,7 +178,9 @@ class Rows:
                     else:
                         store(self.p, at, score, 16)
 
-    def _softmax(self, keys: Keys, pages: int, seen: Callable[[Expr], tuple[Expr, Expr]] | None, used: Expr | None) -> None:
+    def _softmax(
+        self, keys: Keys, pages: int, seen: Callable[[Expr], tuple[Expr, Expr]] | None, used: Expr | None
+    ) -> None:
         """p = 2**(p - the row's largest so far); alpha rescales what was summed before."""
         rows = self.rows if used is None else used
         with I.serial(0, rows) as r:
@@ -227,7 +233,10 @@ class Rows:
                 for i, base in enumerate(keys.v):
                     slots = PAGE if keys.valid is None else keys.valid
                     with I.serial(0, slots) as slot:
-                        weights = [value(splat(self.p[(g * self.rows + row + r) * BLOCK + i * PAGE + slot], lanes)) for r in range(size)]
+                        weights = [
+                            value(splat(self.p[(g * self.rows + row + r) * BLOCK + i * PAGE + slot], lanes))
+                            for r in range(size)
+                        ]
                         for v in vectors:
                             item = value(load(keys.v_elements, base + slot * dim + where[v], lanes))
                             for r in range(size):

@@ -19,6 +19,7 @@ from tvm import tirx
 from tvm.script.ir_builder import tirx as I
 
 from tir_schedules.cpu.vectors import (
+    Argument,
     Buffer,
     Expr,
     Tensor,
@@ -47,7 +48,8 @@ class AttentionShape:
 
     `dtype` is float32, float16 or q8: int8 codes c with one float16 scale s for each group of 32 dimensions of a
     token's K or V in a head (all of them, where head_dim is no multiple of 32), x ~ c s, s = max|x| / 127. Then
-    |x - c s| <= 0.504 s + 4e-6 for max|x| <= 8e6, the second term for scales that are subnormal in float16.
+    |x - c s| <= 0.004 max|x| + 4e-6 for max|x| <= 8e6, the second term for scales that are subnormal in float16.
+    `all_slide`: every layer has the window.
     """
 
     num_heads: int
@@ -56,6 +58,7 @@ class AttentionShape:
     dtype: str
     softcap: float = 0.0
     sliding_window: int = 0
+    all_slide: bool = False
 
     @property
     def group(self) -> int:
@@ -214,7 +217,7 @@ def split(shape: AttentionShape) -> tirx.PrimFunc:
 
     n = tirx.Var("n", "int64")
     dims = (n, shape.cache_heads + 2 * shape.cache_kv_heads, shape.cache_head_dim)
-    arguments = {
+    arguments: dict[str, Argument] = {
         "qkv": Tensor(dims, shape.cache_dtype, [(n * ((heads + 2 * kv_heads) * dim), "float32")]),
         "position_map": index_argument(n),
         "q": heads_argument(shape, n),
@@ -276,7 +279,12 @@ def append(shape: AttentionShape) -> tirx.PrimFunc:
 
     n = tirx.Var("n", "int64")
     new = kv_argument(shape, n)
-    arguments = {"pages": pages_argument(shape), "k": new, "v": new, "position_map": index_argument(n)}
+    arguments: dict[str, Argument] = {
+        "pages": pages_argument(shape),
+        "k": new,
+        "v": new,
+        "position_map": index_argument(n),
+    }
 
     def body(pages: Pages, new_k: Rows, new_v: Rows, position_map: Buffer) -> None:
         def token(t: Expr) -> None:
@@ -309,7 +317,7 @@ def merge(shape: AttentionShape) -> tirx.PrimFunc:
 
     n = tirx.Var("n", "int64")
     v, s = heads_argument(shape, n), sums_argument(shape, n)
-    arguments = {"v": v, "s": s, "v_other": v, "s_other": s}
+    arguments: dict[str, Argument] = {"v": v, "s": s, "v_other": v, "s_other": s}
 
     def body(mine: Buffer, sums: Buffer, other: Buffer, other_sums: Buffer) -> None:
         with I.parallel(0, n) as t:
@@ -336,7 +344,7 @@ def copy_page(shape: AttentionShape) -> tirx.PrimFunc:
     count = tirx.Var("num_pages", "int64")
     dims = (count, 2, shape.cache_kv_heads, PAGE, shape.cache_head_dim)
     pages = Tensor(dims, shape.cache_dtype, [(count * shape.page_bytes, "int8")])
-    arguments = {"pages": pages, "source": "int64", "destination": "int64", "length": "int64"}
+    arguments: dict[str, Argument] = {"pages": pages, "source": "int64", "destination": "int64", "length": "int64"}
 
     def body(data: Buffer, source: Expr, destination: Expr, length: Expr) -> None:
         with I.serial(0, shape.page_bytes // PAGE) as i:
@@ -351,7 +359,7 @@ def compact(shape: AttentionShape) -> tirx.PrimFunc:
     dim = shape.head_dim
 
     batch, moves = tirx.Var("sequences", "int32"), tirx.Var("moves", "int32")
-    arguments = {
+    arguments: dict[str, Argument] = {
         "pages": pages_argument(shape),
         "indptr": index_argument(batch),
         "pairs": index_argument(2, moves),
@@ -381,7 +389,7 @@ def read_back(shape: AttentionShape, num_layers: int) -> tirx.PrimFunc:
 
     n = tirx.Var("n", "int64")
     found = kv_argument(shape, num_layers, n)
-    arguments = {
+    arguments: dict[str, Argument] = {
         "pages": pages_argument(shape),
         "position_map": index_argument(n),
         "k": found,
@@ -397,10 +405,9 @@ def read_back(shape: AttentionShape, num_layers: int) -> tirx.PrimFunc:
                 put(k[0], begin + h * dim + d, pages.elements[pages.k(page, h) + d * PAGE + slot])
                 put(v[0], begin + h * dim + d, pages.elements[pages.v(page, h) + slot * dim + d])
             for of_v, (_, scales) in enumerate((k, v)):
-                if scales is not None:
+                if scales is not None and pages.scales is not None:
                     with I.serial(0, shape.scale_groups) as g:
                         found = pages.scales[pages.scale(page, h, of_v) + g * PAGE + slot]
                         put(scales, first_scale + h * shape.scale_groups + g, found)
 
     return function("kv_cache_read_back", arguments, body)
-

@@ -6,7 +6,6 @@ in milliseconds: TVMScript's parser took 3 s for those of one KV cache.
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any

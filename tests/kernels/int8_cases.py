@@ -29,6 +29,7 @@ DOTS = {
     "avx512_vnni": (16, "avx512vnni", (6, 4, 2)),
     "avx_vnni": (8, "avxvnni", (3, 2, 1)),
     "avx2": (8, "avx2", (2, 2, 1)),
+    "neon_i8mm": (4, "i8mm", (3, 2, 1)),
     "neon_dotprod": (4, "dotprod", (3, 2, 1)),
 }
 HERE = [kind for kind, (_, needs, _) in DOTS.items() if needs in host_instruction_sets()]

@@ -15,36 +15,56 @@ import pytest
 from tvm import tirx
 from tvm.script import tirx as T
 
+from mlcpipe.targets import load_target
+
 from . import cases as all_cases
+from .attention_cases import SHAPES, library_of
 from .harness import Call, Case
-from .int8_cases import DOTS, HERE, Int8ExpertMatmul, Int8Matmul, dot_cases
+from .int8_cases import HERE, Int8ExpertMatmul, Int8Matmul, dot_cases, knobs_of
 from .qemu import Machine, failures, host, link
 
-CORTEX_A53 = Machine("cortex-a53", "aarch64", "cortex-a53", "cortex-a53")
-NEOVERSE_N1 = Machine("neoverse-n1", "aarch64", "neoverse-n1", "neoverse-n1")
-ARM_V8_6 = Machine("armv8.6-a", "aarch64", "max", "neoverse-n1", ("+i8mm", "+bf16"))
-NEOVERSE_V2 = Machine("neoverse-v2", "aarch64", "max", "neoverse-v2")
-X86_64 = Machine("x86-64", "x86_64", "core2duo", "x86-64")
+# Variant of `targets/cpu.toml` -> the plainest of qemu's CPUs that must run it. qemu 7.2 has none for the others.
+CPUS = {
+    ("aarch64", "baseline"): "cortex-a53",
+    ("aarch64", "dotprod"): "neoverse-n1",
+    ("aarch64", "i8mm"): "max",
+    ("x86_64", "baseline"): "Opteron_G1",
+    ("x86_64", "avx2"): "Haswell",
+}
+NOT_EMULATED = {("x86_64", "avx512_vnni"), ("x86_64", "avx_vnni")}
+VARIANTS = {(variant.arch, variant.name): variant for variant in load_target("cpu").variants}
+
+
+def machine_of(arch: str, name: str) -> Machine:
+    """The CPU for a variant, with the variant's code."""
+    variant = VARIANTS[arch, name]
+    slack = 64 if name == "avx2" else 0
+    return Machine(f"{arch}-{name}", arch, CPUS[arch, name], variant.mcpu, variant.mattr, slack)
+
+
+ARM, DOTPROD, I8MM = (machine_of("aarch64", name) for name in ("baseline", "dotprod", "i8mm"))
+X86_64, AVX2 = (machine_of("x86_64", name) for name in ("baseline", "avx2"))
 NEHALEM = Machine("nehalem", "x86_64", "Nehalem", "nehalem")
-HASWELL = Machine("haswell", "x86_64", "Haswell", "haswell", slack=64)
+SVE = Machine("neoverse-v2", "aarch64", "max", "neoverse-v2")
 HOST = host()
 
-# Kernels in plain vectors, of which LLVM makes what a CPU has: one library of each kind.
-PLAIN = ("q4f16_1", "q0f16", "norm", "h8_kv4_d64_float16_c0_w40", "h4_kv4_d24_float32_c5_w8", "timed-sampling")
-# Integer dot products by the instruction set that they need: the oldest machine that has just this.
-HAS = {"avx2": HASWELL, "dotprod": NEOVERSE_N1, "i8mm": ARM_V8_6}
+# Kernels in plain vectors, of which LLVM makes what a CPU has: one library of each kind, attention with float16 pages
+# and with float32.
+HALF, FULL = (library_of(shape) for shape in (SHAPES[1], SHAPES[0]))
+PLAIN = ("q4f16_1", "q0f16", "norm", HALF, FULL, "timed-sampling")
 INT8_SCHEMES, INT8_SHAPES = ("q4f16_1", "q8f16_1", "q8f16_0"), ((33, 600), (17, 640))
 INT8_EXPERTS = (33, 100, 4, 2, True)
 RUNS = (
-    *((machine, name) for machine in (CORTEX_A53, X86_64, HOST) for name in (*PLAIN, "q3f16_1")),
-    *((machine, name) for machine in (NEOVERSE_V2, HASWELL) for name in PLAIN),
-    *((HAS[needs], f"int8-{kind}") for kind, (_, needs, _) in DOTS.items() if needs in HAS),
-    *((HOST, f"int8-{kind}") for kind in HERE),
+    *((machine, name) for machine in (ARM, X86_64, HOST) for name in (*PLAIN, "q3f16_1")),
+    *((AVX2, name) for name in PLAIN),
+    *((machine, name) for machine in (I8MM, SVE) for name in ("q4f16_1", "norm", HALF)),
+    *((machine_of(*key), f"int8-{VARIANTS[key].schedule['int8_dot']}") for key in CPUS if key[1] != "baseline"),
+    *((HOST, f"int8-{name}") for _, name in sorted(NOT_EMULATED) if name in HERE),
 )
 # Code for a newer CPU on an older one.
 TOO_NEW = (
-    (CORTEX_A53, NEOVERSE_N1, Int8Matmul("neon_dotprod", "q4f16_1", 15, 33)),
-    (NEHALEM, HASWELL, Int8Matmul("avx2", "q4f16_1", 15, 33)),
+    (ARM, DOTPROD, Int8Matmul("neon_dotprod", "q4f16_1", 15, 33)),
+    (NEHALEM, AVX2, Int8Matmul("avx2", "q4f16_1", 15, 33)),
 )
 
 pytestmark = pytest.mark.qemu
@@ -83,9 +103,22 @@ def name_of(value: object) -> str:
     return str(getattr(value, "name", getattr(value, "symbol", value)))
 
 
+def test_every_variant_is_run_or_said_not_to_be() -> None:
+    assert {*CPUS, *NOT_EMULATED} == set(VARIANTS)
+    assert not {*CPUS} & NOT_EMULATED
+
+
+def test_cases_have_the_knobs_of_the_variants() -> None:
+    for variant in VARIANTS.values():
+        kind = str(variant.schedule["int8_dot"])
+        if kind != "none":
+            assert knobs_of(kind).items() <= variant.schedule.items(), variant.name
+
+
 @pytest.mark.parametrize(("machine", "name"), RUNS, ids=name_of)
 def test_kernels_are_numpy(machine: Machine, name: str, tmp_path: Path) -> None:
     require(machine)
+    assert library(name), name
     program = link(machine, functions(name), tmp_path)
     assert failures(machine, program, list(functions(name)), library(name)) == []
 

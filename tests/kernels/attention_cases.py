@@ -284,7 +284,7 @@ def chunk_call(shape: AttentionShape, new: Sequence[int]) -> Call:
     """Causal attention of new tokens with themselves."""
     rng = np.random.default_rng([shape.head_dim, *new])
     kv_shape = (sum(new), shape.num_kv_heads, shape.head_dim)
-    q = rng.standard_normal((sum(new), shape.num_heads, shape.head_dim)).astype(shape.dtype)
+    q = rng.standard_normal((sum(new), shape.num_heads, shape.head_dim)).astype(np.float32)
     new_k, new_v = (stored(shape, rng.standard_normal(kv_shape)) for _ in range(2))
     k, v = new_k.values(), new_v.values()
     scale = shape.head_dim**-0.5

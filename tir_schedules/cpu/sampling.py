@@ -102,7 +102,7 @@ def sample(vocab: int) -> tirx.PrimFunc:
                     k[0] = T.min(k[0], T.if_then_else(logits[s, 0, i] >= f[0], i, vocab))
                 token[s] = T.min(k[0], vocab - 1)
             else:
-                f[1] = T.float32(1) / temperature[s]
+                f[1] = T.float32(1) / T.max(temperature[s], T.float32(1e-30))  # 1 / 1e-45 is infinite
                 for i in T.serial(vocab // 16):
                     for lane in T.vectorized(16):
                         weight[i * 16 + lane] = T.exp((logits[s, 0, i * 16 + lane] - f[0]) * f[1])

@@ -1,4 +1,7 @@
-"""Speed of the timed kernel cases beside what the memory gives: `python -m tests.kernels.bench [part of a name]`."""
+"""Speed of the timed kernel cases beside what this machine gives: `python -m tests.kernels.bench [part of a name]`.
+
+Each case as GB/s of what it must read and write, or GFLOP/s, with the share of the ceiling that limits it.
+"""
 
 from __future__ import annotations
 
@@ -10,17 +13,16 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
-import tvm
 
 from mlcpipe.bandwidth import last_cache_bytes, read_bandwidth_gb_s
 from mlcpipe.cli.machine import core_counts, cpu_model
+from mlcpipe.runtime.threads import use_threads
 
 from .cases import CASES
+from .ceiling import arithmetic_ceilings
 from .harness import Case, compile_kernels, tensors
 
 MIN_CALLS, MIN_SECONDS = 5, 0.3
-# Below this many operations a byte a kernel waits for memory, and GB/s tells more than GFLOP/s.
-MEMORY_BOUND = 16
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -33,26 +35,30 @@ def main(arguments: list[str] | None = None) -> int:
     if not cases:
         sys.stderr.write(f"no timed case has {options.name!r} in its name\n")
         return 1
-    big_cores = 1
-    tvm.get_global_func("runtime.config_threadpool")(big_cores, options.threads)
-    ceiling = read_bandwidth_gb_s(options.threads)
-    sys.stdout.write(f"{cpu_model()}, {options.threads} threads, memory reads {ceiling:.1f} GB/s\n")
+    use_threads(options.threads)
+    ceilings = {"memory": read_bandwidth_gb_s(options.threads), **arithmetic_ceilings(options.threads)}
+    found = ", ".join(f"{name} {value:.0f} {'GB/s' if name == 'memory' else 'GFLOP/s'}" for name, value in ceilings.items())
+    sys.stdout.write(f"{cpu_model()}, {options.threads} threads: {found}\n")
     kernels = compile_kernels(cases)
     width = max(len(case.name) for case in cases)
     for case in cases:
-        sys.stdout.write(f"{case.name:{width}}  {line(case, kernels, ceiling)}\n")
+        sys.stdout.write(f"{case.name:{width}}  {line(case, kernels, ceilings, options.threads)}\n")
         sys.stdout.flush()
     return 0
 
 
-def line(case: Case, kernels: Mapping[str, Any], ceiling: float) -> str:
-    """Median time, and GB/s against `ceiling` or GFLOP/s."""
+def line(case: Case, kernels: Mapping[str, Any], ceilings: Mapping[str, float], threads: int) -> str:
+    """Median time, then the rate and the share of the ceiling that allows less: the memory's or the arithmetic's.
+
+    The memory's is measured again after a kernel that it limits: on shared machines it changes within seconds.
+    """
     seconds = statistics.median(measure(case, kernels[case.kernel.symbol]))
-    text = f"{seconds * 1e6:10.1f} us"
-    if case.flops < MEMORY_BOUND * case.nbytes:
-        rate = case.nbytes / seconds / 1e9
-        return f"{text}  {rate:8.1f} GB/s  {100 * rate / ceiling:5.1f} % of the memory's"
-    return f"{text}  {case.flops / seconds / 1e9:8.1f} GFLOP/s"
+    rates = {"memory": case.nbytes / seconds / 1e9, case.arithmetic: case.flops / seconds / 1e9}
+    limit = max(rates, key=lambda name: rates[name] / ceilings[name])
+    if limit == "memory":
+        ceilings = {**ceilings, "memory": read_bandwidth_gb_s(threads)}
+    unit = "GB/s" if limit == "memory" else "GFLOP/s"
+    return f"{seconds * 1e6:10.1f} us  {rates[limit]:8.1f} {unit:7}  {100 * rates[limit] / ceilings[limit]:5.1f} % of {ceilings[limit]:.0f} ({limit})"
 
 
 def measure(case: Case, kernel: Any) -> list[float]:

@@ -58,7 +58,8 @@ class Case:
     """A kernel with data. `rule` is the schedule rule it must get; kernels of one `library` compile together.
 
     `nbytes` is what one call must at least read and write, `flops` its multiplications and additions; `timed` cases
-    have the sizes of real models and are what `bench.py` measures.
+    have the sizes of real models and are what `bench.py` measures, `arithmetic` names the ceiling of `ceiling.py`
+    that limits them.
     """
 
     name: str
@@ -68,6 +69,7 @@ class Case:
     nbytes: int = 0
     flops: int = 0
     timed: bool = False
+    arithmetic: str = "float32"
 
 
 def cpu() -> Target:

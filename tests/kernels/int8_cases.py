@@ -217,6 +217,7 @@ def cases() -> Iterator[Case]:
                 nbytes=read * nbytes,
                 flops=2 * 2 * m * 1536 * 2048,
                 timed=True,
+                arithmetic="int8",
             )
     for scheme, n, k, rows in (
         ("q4f16_1", 8192, 2048, (1, 4, 16, 512)),
@@ -236,4 +237,5 @@ def cases() -> Iterator[Case]:
                     nbytes=nbytes + 4 * m * (n + k),
                     flops=2 * m * n * k,
                     timed=True,
+                    arithmetic="int8",
                 )

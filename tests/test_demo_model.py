@@ -13,7 +13,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
+import mlcpipe
 from mlcpipe import Engine
+from tests.conftest import QUICK
 
 if TYPE_CHECKING:
     from tests.conftest import Bundles
@@ -235,6 +237,18 @@ def test_quantization_keeps_the_perplexity(
     found = perplexities(Engine(demo_bundles[quantization]).logits)
     change = {kind: found[kind] / value - 1 for kind, value in float32_perplexity.items() if kind != "prose"}
     assert all(abs(x) < bound for x in change.values()), change
+
+
+def test_an_int8_kv_cache_keeps_the_perplexity(
+    tmp_path: Path, float32_perplexity: dict[str, float], perplexities: Callable[[Predict], dict[str, float]]
+) -> None:
+    """Float32 weights, so that what changes is the cache's: 127 steps for the largest of each 32 keys or values."""
+    bundle = mlcpipe.compile(
+        CHECKPOINT, target=QUICK, quantization="q0f32", kv_cache_dtype="q8", output=tmp_path / "bundle"
+    )
+    found = perplexities(Engine(bundle).logits)
+    change = {kind: found[kind] / value - 1 for kind, value in float32_perplexity.items() if kind != "prose"}
+    assert all(abs(x) < 0.005 for x in change.values()), change
 
 
 def test_the_perplexity_of_questions_tells_a_coarse_quantization(

@@ -171,7 +171,7 @@ def expert_call(kernel: ExpertMatmul, m: int, kind: str) -> Call:
     arrays, w, size = packed(kernel.scheme, (kernel.experts, kernel.n, kernel.k), kind)
     rng = np.random.default_rng([m, kernel.top])
     x = adversarial(kind, (m if kernel.shared else m * kernel.top, kernel.k), rng)
-    ids = rng.integers(0, kernel.experts, (m, kernel.top)).astype(np.int32)
+    ids = rng.random((m, kernel.experts)).argsort(axis=1)[:, : kernel.top].astype(np.int32)  # as a router: distinct
     if m > 1:
         ids[0, 0], ids[-1, -1] = -3, kernel.experts + 2
     chosen = np.clip(ids, 0, kernel.experts - 1).reshape(-1)

@@ -14,6 +14,9 @@ from typing import Any
 
 import pytest
 
+import mlcpipe
+from tests.conftest import QUICK, TinyLlama, write_llama
+
 pexpect = pytest.importorskip("pexpect")
 if sys.platform == "win32":
     pytest.skip("pexpect needs a pseudo terminal", allow_module_level=True)
@@ -141,6 +144,22 @@ def test_a_resized_terminal(cli_environment: dict[str, str], tmp_path: Path) -> 
         assert len(lines) > 3 and max(map(len, lines[1:-1])) < 40
         child.kill(signal.SIGINT)
         child.expect("stopped")
+
+
+def test_ctrl_c_stops_an_answer_of_the_real_engine(cli_environment: dict[str, str], tmp_path: Path) -> None:
+    checkpoint = write_llama(tmp_path / "endless", TinyLlama(positions=50_000, config={"eos_token_id": None}))
+    bundle = mlcpipe.compile(checkpoint, target=QUICK, quantization="q0f32", output=tmp_path / "bundle")
+    with terminal(["-m", "mlcpipe", "chat", str(bundle), "--temperature", "0"], cli_environment) as child:
+        for question in ("one", "two"):  # the engine answers again after it was stopped
+            child.expect(">>>")
+            child.send(f"{question}\r")
+            time.sleep(1)
+            child.send(CTRL_C)
+            child.expect("stopped")
+            assert "Traceback" not in child.before
+        child.expect(">>>")
+        child.send(CTRL_D)
+        assert end(child) == 0
 
 
 def test_the_real_model(cli_environment: dict[str, str], tmp_path: Path) -> None:

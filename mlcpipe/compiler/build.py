@@ -11,10 +11,11 @@ from typing import Any
 
 import tvm
 from tvm import relax, tirx
+from tvm.relax.analysis import all_global_vars
 
 from mlcpipe.errors import CompileError
 from mlcpipe.passes.lowering import KernelReport, Lowering
-from mlcpipe.passes.pipeline import LOWER_TO_VM, PER_VARIANT, run
+from mlcpipe.passes.pipeline import LOWER_TO_VM, PER_VARIANT, lower_for_llvm, run
 from mlcpipe.runtime.variants import marker, prefix
 from mlcpipe.targets import Variant
 
@@ -38,8 +39,8 @@ def build(state: Lowering) -> Any:
     Raises CompileError with TVM's last words.
     """
     lowered, _ = run(state, LOWER_TO_VM)
-    builder, functions = _bytecode(lowered, "")
-    library = _or_compile_error(lowered, lambda: tirx.build(functions, target=lowered.tvm_target))
+    builder, kernels = _bytecode(lowered, "")
+    library = _or_compile_error(lowered, lambda: _generate(kernels, lowered.tvm_target))
     return _executable(builder, lowered, library)
 
 
@@ -61,10 +62,10 @@ def build_variants(
             began = time.perf_counter()
             scheduled, _ = run(replace(state, variant=variant), PER_VARIANT)
             one = _with_kernels(lowered, scheduled)
-            builder, functions = _bytecode(one, "" if variant is variants[-1] else prefix(variant.name))
+            builder, kernels = _bytecode(one, "" if variant is variants[-1] else prefix(variant.name))
             path = folder / f"{variant.name}.{object_format}"
             done = {"schedule": time.perf_counter() - began}
-            pending.append((one, builder, done, path, pool.submit(_write_object, one, functions, path)))
+            pending.append((one, builder, done, path, pool.submit(_write_object, one, kernels, path)))
         executables, built = [], []
         for one, builder, done, path, future in pending:
             names, seconds = future.result()
@@ -88,17 +89,28 @@ def _with_kernels(lowered: Lowering, scheduled: Lowering) -> Lowering:
     return replace(scheduled, mod=mod)
 
 
-def _bytecode(state: Lowering, symbols: str) -> tuple[relax.ExecBuilder, tvm.IRModule]:
+@dataclass(frozen=True)
+class _Kernels:
+    """PrimFuncs by who calls them: hosts, with any arguments, or only code that knows the shapes of its own tensors."""
+
+    of_hosts: tvm.IRModule
+    internal: tvm.IRModule
+
+
+def _bytecode(state: Lowering, symbols: str) -> tuple[relax.ExecBuilder, _Kernels]:
     """The VM's code, which says what variant it is, and the kernels that it calls, whose names begin with `symbols`.
 
     The code generator takes the symbol of a function that it calls from an ExternFunc of the module. (The prefix that
     AttachGlobalSymbol knows rewrites the kernels' bodies, and fails on a buffer's view.)
     """
-    calls, kernels = {}, {}
-    for gv, func in state.mod.functions.items():
+    functions = state.mod.functions
+    called = {gv for f in functions.values() if isinstance(f, relax.Function) for gv in all_global_vars(f)}
+    calls, of_hosts, internal = {}, {}, {}
+    for gv, func in functions.items():
         if isinstance(func, tirx.PrimFunc):
             name = symbols + gv.name_hint
             calls[gv] = relax.ExternFunc(name)
+            kernels = internal if gv in called else of_hosts
             kernels[tvm.ir.GlobalVar(name)] = func.with_attr("global_symbol", name)
         else:
             calls[gv] = func
@@ -106,13 +118,20 @@ def _bytecode(state: Lowering, symbols: str) -> tuple[relax.ExecBuilder, tvm.IRM
     with builder.function(marker(state.variant.name), num_inputs=1):
         builder.emit_ret(builder.r(0))
     tvm.get_global_func("relax.VMCodeGen")(builder, tvm.IRModule(calls, attrs=state.mod.attrs))
-    return builder, tvm.IRModule(kernels)
+    return builder, _Kernels(tvm.IRModule(of_hosts), tvm.IRModule(internal))
 
 
-def _write_object(state: Lowering, functions: tvm.IRModule, path: Path) -> tuple[list[str], dict[str, float]]:
+def _generate(kernels: _Kernels, target: tvm.target.Target) -> Any:
+    """The LLVM module of some kernels. The VM checks what hosts hand it, so that its kernels need not."""
+    mod = lower_for_llvm(kernels.internal, target, checked=False)
+    mod.update(lower_for_llvm(kernels.of_hosts, target))
+    return tvm.get_global_func("target.build.llvm")(mod, target)
+
+
+def _write_object(state: Lowering, kernels: _Kernels, path: Path) -> tuple[list[str], dict[str, float]]:
     """Generate the code of one variant; its functions' names and seconds by step."""
     began = time.perf_counter()
-    library = _or_compile_error(state, lambda: tirx.build(functions, target=state.tvm_target))
+    library = _or_compile_error(state, lambda: _generate(kernels, state.tvm_target))
     optimized = time.perf_counter()
     _or_compile_error(state, lambda: library.write_to_file(str(path)))
     names = [str(name) for name in library["get_func_names"]()]

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import tvm
-from tvm import relax
+from tvm import relax, s_tir, tirx
 
 from mlcpipe.errors import CompileError
 from mlcpipe.passes.fuse_add_norm import fuse_add_norm
@@ -69,6 +69,45 @@ LOWER_TO_VM: tuple[Pass, ...] = tuple(
         relax.transform.AttachGlobalSymbol,
     )
 )
+
+# Kernels for a CPU, scheduled, to what LLVM's code generator takes. Those of TVM's pipeline that have work there: without
+# the others (GPUs; HoistIfThenElse, RemoveNoOp, ...) the same kernels came out in a fifth of the time. UnrollLoop
+# is last of those that walk whole bodies, for it multiplies them. CompactBufferAllocation is not there, which was half of
+# the time: scratch is as small as kernels ask for it.
+_FOR_LLVM: tuple[Callable[[], tvm.ir.transform.Pass], ...] = (
+    s_tir.transform.CanonicalizeLoop,
+    s_tir.transform.LowerInitBlock,
+    s_tir.transform.PlanAndUpdateBufferAllocationLocation,
+    s_tir.transform.ConvertBlocksToOpaque,
+    s_tir.transform.LowerMatchBuffer,
+    s_tir.transform.StmtSimplify,
+    s_tir.transform.LowerOpaqueBlock,
+    tirx.transform.FlattenBuffer,
+    tirx.transform.BF16ComputeLegalize,
+    lambda: tirx.transform.NarrowDataType(32),
+    tirx.transform.VectorizeLoop,
+    tirx.transform.StorageRewrite,
+    tirx.transform.StmtSimplify,
+    s_tir.transform.RewriteUnsafeSelect,
+    tirx.transform.CommonSubexprElim,
+    tirx.transform.UnrollLoop,
+    tirx.transform.AnnotateEntryFunc,
+    tirx.transform.MakePackedAPI,
+    tirx.transform.BF16StorageLegalize,
+    tirx.transform.LowerTVMBuiltin,
+    tirx.transform.LowerIntrin,
+)
+
+
+def lower_for_llvm(kernels: tvm.IRModule, target: tvm.target.Target, *, checked: bool = True) -> tvm.IRModule:
+    """Scheduled PrimFuncs as `target.build.llvm` takes them.
+
+    Unless `checked`, they trust the types, shapes and strides of their arguments; the checks are half of the code.
+    """
+    bind = tirx.transform.BindTarget(target.with_host(target))
+    skip = () if checked else (tirx.transform.SkipAssert(),)
+    with target:
+        return tvm.ir.transform.Sequential([bind, *(make() for make in _FOR_LLVM), *skip])(kernels)
 
 
 def run(

@@ -12,6 +12,7 @@ import tvm
 from numpy.typing import NDArray
 from tvm import tirx
 
+from mlcpipe.passes.pipeline import lower_for_llvm
 from mlcpipe.targets import Target, Variant, compiled_variants, load_target, tvm_target
 from tir_schedules.cpu.elementwise import elementwise
 from tir_schedules.cpu.rules import RULES
@@ -108,7 +109,8 @@ def by_elementwise(definition: tirx.PrimFunc) -> tirx.PrimFunc:
 def compile_together(functions: Mapping[str, tirx.PrimFunc]) -> Mapping[str, Any]:
     """Symbol -> callable, from one IRModule compiled for this CPU."""
     mod = tvm.IRModule({name: func.with_attr("global_symbol", name) for name, func in functions.items()})
-    library = tvm.compile(mod, target=tvm_target(cpu(), variant()))
+    target = tvm_target(cpu(), variant())
+    library = tvm.get_global_func("target.build.llvm")(lower_for_llvm(mod, target), target)
     return {name: library[name] for name in functions}
 
 

@@ -20,6 +20,8 @@ import tvm
 import tvm_ffi
 from tvm import tirx
 
+from mlcpipe.passes.pipeline import lower_for_llvm
+
 from .harness import Array, Call, Case, assert_within
 
 HARNESS = Path(__file__).with_name("qemu_harness.c")
@@ -84,7 +86,8 @@ def link(machine: Machine, functions: Mapping[str, tirx.PrimFunc], folder: Path)
     folder.mkdir(parents=True, exist_ok=True)
     mod = tvm.IRModule({name: func.with_attr("global_symbol", name) for name, func in functions.items()})
     kernels, table, program = folder / "kernels.o", folder / "table.c", folder / "program"
-    tvm.compile(mod, target=machine.target()).mod.write_to_file(str(kernels), "o")
+    library = tvm.get_global_func("target.build.llvm")(lower_for_llvm(mod, machine.target()), machine.target())
+    library.write_to_file(str(kernels), "o")
     table.write_text(_table(list(functions)), encoding="utf-8")
     compiler = c_compiler(machine.arch)
     assert compiler is not None, machine.missing()

@@ -105,7 +105,9 @@ def _bytecode(state: Lowering, symbols: str) -> tuple[relax.ExecBuilder, _Kernel
     """
     functions = state.mod.functions
     called = {gv for f in functions.values() if isinstance(f, relax.Function) for gv in all_global_vars(f)}
-    calls, of_hosts, internal = {}, {}, {}
+    calls: dict[tvm.ir.GlobalVar, relax.Function | relax.ExternFunc] = {}
+    of_hosts: dict[tvm.ir.GlobalVar, tirx.PrimFunc] = {}
+    internal: dict[tvm.ir.GlobalVar, tirx.PrimFunc] = {}
     for gv, func in functions.items():
         if isinstance(func, tirx.PrimFunc):
             name = symbols + gv.name_hint

@@ -70,10 +70,9 @@ LOWER_TO_VM: tuple[Pass, ...] = tuple(
     )
 )
 
-# Kernels for a CPU, scheduled, to what LLVM's code generator takes. Those of TVM's pipeline that have work there: without
-# the others (GPUs; HoistIfThenElse, RemoveNoOp, ...) the same kernels came out in a fifth of the time. UnrollLoop
-# is last of those that walk whole bodies, for it multiplies them. CompactBufferAllocation is not there, which was half of
-# the time: scratch is as small as kernels ask for it.
+# Scheduled kernels for a CPU to what LLVM's code generator takes: those of TVM's pipeline that have work there. Without
+# others (for GPUs; HoistIfThenElse, RemoveNoOp, ...) the same code came out in a quarter of the time. Half of it was
+# CompactBufferAllocation's: kernels state how much scratch they need. UnrollLoop multiplies bodies, so it is late.
 _FOR_LLVM: tuple[Callable[[], tvm.ir.transform.Pass], ...] = (
     s_tir.transform.CanonicalizeLoop,
     s_tir.transform.LowerInitBlock,

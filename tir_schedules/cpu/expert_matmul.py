@@ -10,6 +10,7 @@ from tvm import tirx
 from tvm.script import tirx as T
 
 from tir_schedules.cpu.matmul import packed_of
+from tir_schedules.macro import macro
 from tir_schedules.op import Declined, Op
 
 
@@ -26,7 +27,7 @@ def expert_matmul(op: Op) -> tirx.PrimFunc | Declined:
     per_word, words = (w.codes_per_word, w.words_per_group) if bits else (1, 8)
     mask, zero_point = (1 << bits) - 1, float(w.zero_point)
 
-    @T.macro
+    @macro
     def store(Y, acc, row, block):
         if block < n // 16:
             Y[row, T.ramp(block * 16, 1, 16)] = acc[0, T.ramp(0, 1, 16)]

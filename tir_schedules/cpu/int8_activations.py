@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from tvm import tirx
 from tvm.script import tirx as T
 
+from tir_schedules.macro import macro
+
 SMALLEST, LARGEST = 1e-30, 3.4e38
 MAGNITUDE = 0x7FFFFFFF
 # Where the numbers of 16 go, as `Int8Dot.codes` takes them from words: as they come, or even before odd of eight.
@@ -48,7 +50,7 @@ def _ordered(x: tirx.PrimExpr, order: tuple[int, ...]) -> tirx.PrimExpr:
     return x if order == IN_ORDER else tirx.Shuffle([x], list(order))
 
 
-@T.macro
+@macro
 def quantize_group(X, row, g, groups, Q, scales, corrections, panel, r):
     """Quantize group g of X[row] into Q[panel, words of the group, r] (int32, four numbers each), scales[panel, g, r]
     and corrections[panel, g, r] = -zero_point * sum(q). Numbers past the end of the row are zeros.
@@ -113,7 +115,7 @@ def panel_row(panel: tirx.PrimExpr, whole: tirx.PrimExpr, rows: int, tail_rows: 
     return T.min(panel, whole) * rows + T.max(panel - whole, 0) * tail_rows
 
 
-@T.macro
+@macro
 def quantize_panels(X, m, whole, tail, rows, tail_rows, groups, panels):
     """Quantize m rows into `whole` panels of `rows` rows, then `tail` of `tail_rows`; the last row fills the rest."""
     Q, scales, corrections = T.meta_var(panels)

@@ -17,6 +17,7 @@ from tir_schedules.cpu.int8_dot import Dot
 from tir_schedules.cpu.int8_matmul import GROUP, Int8Tile, dot_of, tile_of, tile_sums, unfit
 from tir_schedules.cpu.matmul import Packed, packed_of
 from tir_schedules.cpu.store import store_rows
+from tir_schedules.macro import macro
 from tir_schedules.op import Declined, Op
 
 
@@ -31,7 +32,7 @@ def int8_expert_matmul(op: Op, knobs: Mapping[str, int | str]) -> tirx.PrimFunc 
     return _kernel(w, dot, tile_of(knobs), op.int("experts"), op.int("top"), bool(op.int("shared")))
 
 
-@T.macro
+@macro
 def expert_tile(panels, W, S, Y, panel, row, row_end, expert, block, rows, blocks, w, dot, groups, ahead, index):
     """A register tile of an expert's rows, from its panel to the rows of Y."""
     total = T.alloc_buffer((rows * blocks * (16 // dot.lanes), dot.lanes), "float32")
@@ -41,7 +42,7 @@ def expert_tile(panels, W, S, Y, panel, row, row_end, expert, block, rows, block
     store_rows(Y, total, row, row_end, block, rows, blocks, w.n, dot.lanes, False, index)
 
 
-@T.macro
+@macro
 def one_token(X, W, S, ids, Y, w, dot, groups, ahead, experts, top, x_rows):
     """The experts of one token, each a GEMV."""
     Q = T.alloc_buffer((x_rows, groups.words, 1), "int32")
@@ -59,7 +60,7 @@ def one_token(X, W, S, ids, Y, w, dot, groups, ahead, experts, top, x_rows):
         )  # fmt: skip
 
 
-@T.macro
+@macro
 def sort_by_expert(ids, m, experts, top, rows, order, panel_first, panel_end, panel_expert, panel_count):
     """order = the pairs (token, choice) sorted by expert; panel p has order[panel_first[p] : panel_end[p]]."""
     fill = T.alloc_buffer((experts + 1,), "int32")
@@ -81,7 +82,7 @@ def sort_by_expert(ids, m, experts, top, rows, order, panel_first, panel_end, pa
         fill[T.min(T.max(ids[i // top, i % top], 0), experts - 1)] += 1
 
 
-@T.macro
+@macro
 def many_tokens(X, W, S, ids, Y, m, w, dot, tile, groups, experts, top, shared):
     """Rows in panels of one expert each; a thread takes columns, so that all share an expert's weights in time."""
     rows, blocks = T.meta_var((tile.rows, tile.blocks))

@@ -14,6 +14,7 @@ from tir_schedules.cpu.int8_activations import quantize_panels, whole_panels
 from tir_schedules.cpu.int8_dot import Dot
 from tir_schedules.cpu.matmul import Packed
 from tir_schedules.cpu.store import store_rows
+from tir_schedules.macro import macro
 
 CHUNK = 128
 DEPTH = 8  # chunks that are unpacked at a time: 32 columns of them are 32 KiB, two thirds of a 48 KiB L1
@@ -26,7 +27,7 @@ def gemm_fits(w: Packed, dot: Dot) -> bool:
     return w.bits == 4 and w.group_size == 32 and w.groups > 1 and w.k % CHUNK == 0 and dot.kind != "avx2"
 
 
-@T.macro
+@macro
 def requantize(W, S, bytes_, chunk_scales, block, b, chunk, slot, w, dot):
     """Chunk `chunk` of a block of 16 rows -> bytes_[32 * slot : 32 * slot + 32, b], four a word, and its scales."""
     lanes, per_block = T.meta_var((dot.lanes, 16 // dot.lanes))
@@ -95,7 +96,7 @@ def requantize(W, S, bytes_, chunk_scales, block, b, chunk, slot, w, dot):
                     )
 
 
-@T.macro
+@macro
 def gemm_tile(panels, bytes_, chunk_scales, Y, panel, row, m, block, first, chunks, rows, blocks, n, dot):
     """Y[row : row + rows, 16 * block :] (+)= the products of `chunks` chunks from chunk `first` on."""
     Q, scales, corrections = T.meta_var(panels)
@@ -135,7 +136,7 @@ def gemm_tile(panels, bytes_, chunk_scales, Y, panel, row, m, block, first, chun
     store_rows(Y, total, row, m, block, rows, blocks, n, dot.lanes, first > 0)
 
 
-@T.macro
+@macro
 def gemm(X, W, S, Y, m, w, dot, tile, groups):
     """y = x W^T: per column tile and DEPTH chunks, bytes once, then all panels."""
     rows, tail_rows, blocks, chunks = T.meta_var((tile.rows, tile.tail_rows, tile.blocks, groups.count))

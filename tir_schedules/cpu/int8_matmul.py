@@ -28,6 +28,7 @@ from tir_schedules.cpu.int8_dot import KINDS, Dot
 from tir_schedules.cpu.int8_gemm import CHUNK, gemm, gemm_fits
 from tir_schedules.cpu.matmul import Packed, packed_of
 from tir_schedules.cpu.store import store_rows
+from tir_schedules.macro import macro
 from tir_schedules.op import Declined, Op
 
 GROUP = 32  # of weights, and of activations in decode
@@ -92,7 +93,7 @@ def prefetch(address: tirx.PrimExpr) -> tirx.PrimExpr:
     )
 
 
-@T.macro
+@macro
 def tile_sums(panels, W, S, total, panel, block, last_block, rows, blocks, w, dot, groups, prefetch_words):
     """total[r * vectors + v] = the sums of row r of a panel and of the v-th vector of the columns from `block` on.
 
@@ -152,7 +153,7 @@ def tile_sums(panels, W, S, total, panel, block, last_block, rows, blocks, w, do
                 )
 
 
-@T.macro
+@macro
 def direct_tile(panels, W, S, Y, panel, row, row_end, block, last_block, rows, blocks, w, dot, groups, ahead):
     """A register tile from its panel to Y, codes unpacked on the way."""
     total = T.alloc_buffer((rows * blocks * (16 // dot.lanes), dot.lanes), "float32")
@@ -160,7 +161,7 @@ def direct_tile(panels, W, S, Y, panel, row, row_end, block, last_block, rows, b
     store_rows(Y, total, row, row_end, block, rows, blocks, w.n, dot.lanes)
 
 
-@T.macro
+@macro
 def direct(X, W, S, Y, m, w, dot, tile, groups):
     """Few rows: every panel unpacks the codes for itself."""
     rows, tail_rows, blocks, last = T.meta_var((tile.rows, tile.tail_rows, tile.blocks, w.blocks - 1))
@@ -196,7 +197,7 @@ def direct(X, W, S, Y, m, w, dot, tile, groups):
             )
 
 
-@T.macro
+@macro
 def one_row(X, W, S, Y, w, dot, groups, ahead):
     """A GEMV: the packed weight streams by once, with what comes `ahead` words later asked for."""
     Q = T.alloc_buffer((1, groups.words, 1), "int32")

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from tvm import tirx
 from tvm.script import tirx as T
 
+from tir_schedules.macro import macro
 from tir_schedules.op import Declined, Op
 
 LANES = 16
@@ -76,7 +77,7 @@ def matmul(op: Op, tile: Tile) -> tirx.PrimFunc | Declined:
     return _plain(weight, tile) if weight.bits == 0 else _quantized(weight, tile)
 
 
-@T.macro
+@macro
 def _register_tile(panels, B, Y, panel, r0, k0, depth, tile_index, rows, tile, n, m, whole):
     """Y[rows from panel*tile.rows + r0, 16*blocks columns] (+)= x[those rows, k0:k0+depth] B[:depth]."""
     acc = T.alloc_buffer((rows * tile.blocks, 16), "float32")
@@ -113,7 +114,7 @@ def _register_tile(panels, B, Y, panel, r0, k0, depth, tile_index, rows, tile, n
                             Y[row, tail] = acc[r * tile.blocks + b, lane]
 
 
-@T.macro
+@macro
 def _all_rows(panels, B, Y, m, k0, depth, tile_index, tile, n):
     """Cover m rows: whole panels with the full tile, the last one with tiles of 4 rows."""
     for panel in T.serial(m // tile.rows):
@@ -122,7 +123,7 @@ def _all_rows(panels, B, Y, m, k0, depth, tile_index, tile, n):
         _register_tile(panels, B, Y, m // tile.rows, i * 4, k0, depth, tile_index, 4, tile, n, m, False)
 
 
-@T.macro
+@macro
 def _pack_rows(X, panels, m, k_size, tile):
     """panels[p, k, r] = X[p * tile.rows + r, k]: what a register tile broadcasts lies in a row (no L1 aliasing)."""
     for panel in T.parallel((m + tile.rows - 1) // tile.rows):
@@ -135,7 +136,7 @@ def _pack_rows(X, panels, m, k_size, tile):
                     panels[panel, k, r] = T.float32(0)
 
 
-@T.macro
+@macro
 def _store_row(Y, acc, block, n):
     """Y[0, 16*block:] = acc, the tail of a last block that is not whole lane by lane."""
     if block < n // 16:

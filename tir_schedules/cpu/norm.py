@@ -5,10 +5,11 @@ from __future__ import annotations
 from tvm import tirx
 from tvm.script import tirx as T
 
+from tir_schedules.macro import macro
 from tir_schedules.op import Declined, Op
 
 
-@T.macro
+@macro
 def _scale_row(X, W, Y, row, size, lanes, eps):
     """Y[row] = X[row] / sqrt(mean(X[row]^2) + eps) * W, with `lanes` partial sums."""
     partial = T.alloc_buffer((1, lanes), "float32")

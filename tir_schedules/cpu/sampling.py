@@ -10,6 +10,7 @@ from __future__ import annotations
 from tvm import tirx
 from tvm.script import tirx as T
 
+from tir_schedules.macro import macro
 from tir_schedules.op import tag
 
 # Weights lie in (0, 1]; a bucket is their exponent and 4 bits of mantissa: the float's bits shifted by 19.
@@ -20,7 +21,7 @@ _RADIX = 2048
 _CLIPPED = 2e-38
 
 
-@T.macro
+@macro
 def _sort_descending(keys, ids, other_keys, other_ids, counts, n):
     """Stable radix sort of n non-negative floats, given as their bits, largest first: three digits of 11 bits."""
     for digit in T.serial(3):

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from tvm.script import tirx as T
 
+from tir_schedules.macro import macro
 
-@T.macro
+
+@macro
 def store_rows(Y, total, row, row_end, block, rows, blocks, n, lanes, add=False, index=None):
     """Y[row : row + rows, 16 * block :] (+)= total[r * vectors + v], as far as rows lie before `row_end` and columns
     exist; vectors have `lanes` numbers, `blocks` blocks of 16 columns of them stand side by side. With `index` the

@@ -18,7 +18,7 @@ from mlcpipe.bundle.tensor_cache import ALIGNMENT, RECOMPILE, ShardRecord, Tenso
 from mlcpipe.errors import BundleError, ResourceError
 
 if TYPE_CHECKING:
-    import tvm
+    import tvm_ffi
 
 Preload = Literal["none", "willneed", "populate"]
 
@@ -78,7 +78,7 @@ def open_params(directory: Path, manifest: Manifest | None, *, preload: Preload 
     return Params(arrays, cache.metadata)
 
 
-def to_tvm(array: np.ndarray) -> tvm.runtime.Tensor:
+def to_tvm(array: np.ndarray) -> tvm_ffi.Tensor:
     """View an array as a TVM tensor on the CPU, without a copy and also where it is read-only.
 
     The array must be in C order and start at a multiple of 64 bytes, as those of `open_params` do.
@@ -92,7 +92,7 @@ def to_tvm(array: np.ndarray) -> tvm.runtime.Tensor:
     Raises:
         BundleError: the array has another order or alignment.
     """
-    import tvm
+    import tvm_ffi
 
     if array.ctypes.data % ALIGNMENT:
         found = f"an address that is {array.ctypes.data % ALIGNMENT} past one"
@@ -103,7 +103,8 @@ def to_tvm(array: np.ndarray) -> tvm.runtime.Tensor:
         raise BundleError(
             "cannot view an array as a tensor", expected="C order", found=f"strides {array.strides}"
         )
-    return tvm.runtime.from_dlpack(np.asarray(_Exported(array)))
+    exported = np.asarray(_Exported(array))
+    return tvm_ffi.from_dlpack(exported, require_alignment=ALIGNMENT, require_contiguous=True)
 
 
 class _Exported:

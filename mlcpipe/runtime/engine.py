@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from mlcpipe.bundle import Manifest
 from mlcpipe.checkpoint.json_files import read_json_object
 from mlcpipe.errors import BundleError, UsageError
+from mlcpipe.runtime import tvm_runtime
 from mlcpipe.runtime.library import Library
 from mlcpipe.runtime.sampler import Sampler
 from mlcpipe.runtime.sampling_params import Chunk, Completion, SamplingParams, Stats, TokenLogprob
@@ -184,15 +185,15 @@ class Engine:
     def logits_stepwise(self, tokens: Sequence[int], *, prefill_tokens: int) -> NDArray[np.float32]:
         """Logits f32[len(tokens) - prefill_tokens + 1, vocab_size]: a prefill, then one decode step a token."""
         self.reset()
-        rows = [self._extend(list(tokens[:prefill_tokens])).numpy()[0, 0].copy()]
+        rows = [tvm_runtime.array(self._extend(list(tokens[:prefill_tokens])))[0, 0].copy()]
         for token in tokens[prefill_tokens:]:
-            rows.append(self._append(self._cached, token).numpy()[0, 0].copy())
+            rows.append(tvm_runtime.array(self._append(self._cached, token))[0, 0].copy())
         self.reset()
         return np.stack(rows)
 
     def prefill(self, tokens: Sequence[int]) -> int:
         """Append tokens to the sequence -> the most probable next token. For measurements; see `generate`."""
-        return int(self._extend([*self._cached, *tokens]).numpy()[0, 0].argmax())
+        return int(tvm_runtime.array(self._extend([*self._cached, *tokens]))[0, 0].argmax())
 
     def decode(self, token: int) -> int:
         """Append one token -> the most probable next one, by the compiled sampler. For measurements."""

@@ -5,33 +5,35 @@ from __future__ import annotations
 import json
 import sys
 import time
+import weakref
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import psutil
-import tvm
 import tvm_ffi
 from numpy.typing import NDArray
-from tvm import relax
-from tvm.runtime import ShapeTuple
+from tvm_ffi import Shape
 
 from mlcpipe import cpu_features
 from mlcpipe.bundle import Manifest, open_params, read_manifest, to_tvm, verify
 from mlcpipe.env import env
 from mlcpipe.errors import BundleError, ResourceError, TargetError, UsageError
+from mlcpipe.runtime import tvm_runtime
 from mlcpipe.runtime.threads import own_threads, use_threads
 from mlcpipe.runtime.variants import choose, executable_of, function_of
 
 # sys.platform -> what LLVM's triples say of it
 _SYSTEMS = {"linux": ("linux",), "darwin": ("darwin", "macos", "apple"), "win32": ("windows", "win32")}
-_SEQUENCE = ShapeTuple([0])
+_SEQUENCE = Shape([0])
 _PAGE_SIZE = 16
 _ROPE_LENGTH = "model.rope_length"
 # What must stay free when the context is chosen for the user: half of what is there now.
 _SHARE_OF_MEMORY = 0.5
 _SMALLEST_CONTEXT = 512
+# Of the logits that one call gives where all are wanted: 512 rows of a vocabulary of 128256 would be 262 MB.
+_LOGITS_BYTES = 64 << 20
 
 
 class Library:
@@ -43,6 +45,7 @@ class Library:
 
     def __init__(self, bundle: Path, context_length: int | None, threads: int | None) -> None:
         began = time.perf_counter()
+        tvm_runtime.release_pools()  # what a library before this one left
         self.path = bundle
         self.manifest: Manifest = read_manifest(bundle)
         verify(bundle, self.manifest, stamps=env().cache_dir / "stamps")
@@ -50,8 +53,8 @@ class Library:
         self.variant = choose(self.manifest.target, env().cpu_variant)
         self.threads = use_threads(threads)
         self.context_length = _fitting_context(self.manifest, context_length)
-        self._device = tvm.cpu()
         self._vm = self._load()
+        weakref.finalize(self, tvm_runtime.release_pools)  # for those that still run it takes nothing away
         self.threads = own_threads(self._module, threads, self) or self.threads
         self.params = self._params()
         self._kv = self._create_kv_cache()
@@ -59,19 +62,19 @@ class Library:
             self._vm[name] for name in ("embed", "prefill", "decode", "batch_verify")
         )
         self._begin, self._end, self._pop, self._clear, self._add = (
-            tvm.get_global_func(f"vm.builtin.kv_state_{name}")
+            tvm_runtime.function(f"vm.builtin.kv_state_{name}")
             for name in ("begin_forward", "end_forward", "popn", "clear", "add_sequence")
         )
         self._add(self._kv, 0)
-        self._one = ShapeTuple([1])
-        self._token = tvm.runtime.tensor(np.zeros(1, np.int32))
-        self._token_value = np.from_dlpack(self._token)
+        self._one = Shape([1])
+        self._token = tvm_runtime.tensor(np.zeros(1, np.int32))
+        self._token_value = tvm_runtime.array(self._token)
         self.length = 0
         self.load_s = time.perf_counter() - began
 
     def function(self, name: str) -> Any:
         """An entry point of the library, Relax function or PrimFunc."""
-        if self._vm.module.implements_function(name):
+        if self._vm.implements_function(name):
             return self._vm[name]
         return function_of(self._module, self._executable, self.variant.name, name)
 
@@ -100,19 +103,22 @@ class Library:
     def prefill(self, tokens: Sequence[int]) -> Any:
         """Append tokens in chunks -> logits f32[1, 1, V] of the last one."""
         logits = None
-        for chunk in self._chunks(tokens):
-            logits = self._forward(self._prefill, tvm.runtime.tensor(chunk), ShapeTuple([len(chunk)]), len(chunk))
+        for chunk in self._chunks(tokens, self.manifest.model.prefill_chunk):
+            logits = self._forward(self._prefill, self._padded(chunk), Shape([len(chunk)]), len(chunk))
         return logits
 
     def all_logits(self, tokens: Sequence[int]) -> NDArray[np.float32]:
         """Append tokens in chunks -> f32[len(tokens), V]."""
-        chunks = self._chunks(tokens)
-        rows = np.empty((sum(map(len, chunks)), self.manifest.model.vocab_size), np.float32)
+        model = self.manifest.model
+        chunks = self._chunks(tokens, min(model.prefill_chunk, max(1, _LOGITS_BYTES // (4 * model.vocab_size))))
+        rows = np.empty((sum(map(len, chunks)), model.vocab_size), np.float32)
         done = 0
         for chunk in chunks:
-            logits = self._forward(self._verify, tvm.runtime.tensor(chunk), ShapeTuple([len(chunk)]), len(chunk))
-            rows[done : done + len(chunk)] = logits.numpy()[0]
+            logits = self._forward(self._verify, self._padded(chunk), Shape([len(chunk)]), len(chunk))
+            rows[done : done + len(chunk)] = tvm_runtime.array(logits)[0]
             done += len(chunk)
+        del logits
+        tvm_runtime.release_pools()  # which would keep logits of every number of tokens
         return rows
 
     def token_ids(self, tokens: Sequence[int]) -> NDArray[np.int32]:
@@ -134,7 +140,7 @@ class Library:
         plan = self.manifest.memory_plan
         return plan.weights_read + plan.kv_bytes_per_token * self.length
 
-    def _forward(self, function: Any, tokens: Any, count: ShapeTuple, n: int) -> Any:
+    def _forward(self, function: Any, tokens: Any, count: Shape, n: int) -> Any:
         if self.length + n > self.context_length:
             raise UsageError(
                 "the context is full",
@@ -144,8 +150,7 @@ class Library:
             )
         try:
             hidden = self._embed(tokens, self.params)
-            if hidden.ndim == 2:
-                hidden = hidden._create_view((1, n, hidden.shape[1]))
+            hidden = tvm_runtime.view(hidden, (1, n, self.manifest.model.hidden_size))
             self._begin(self._kv, _SEQUENCE, count)
             logits = function(hidden, self._kv, self.params)[0]
             self._end(self._kv)
@@ -156,9 +161,18 @@ class Library:
         self.length += n
         return logits
 
-    def _chunks(self, tokens: Sequence[int]) -> list[NDArray[np.int32]]:
-        ids, step = self.token_ids(tokens), self.manifest.model.prefill_chunk
+    def _chunks(self, tokens: Sequence[int], step: int) -> list[NDArray[np.int32]]:
+        ids = self.token_ids(tokens)
         return [ids[i : i + step] for i in range(0, len(ids), step)]
+
+    def _padded(self, chunk: NDArray[np.int32]) -> Any:
+        """The tokens of a chunk as a tensor, with others behind them up to a power of two.
+
+        The pool of the virtual machine keeps memory by its exact size: embeddings of every number of tokens that a
+        prompt may have would come to hundreds of MB. Only the rows of the chunk are used.
+        """
+        size = min(1 << (len(chunk) - 1).bit_length(), self.manifest.model.prefill_chunk)
+        return tvm_runtime.tensor(np.pad(chunk, (0, size - len(chunk))))
 
     def _load(self) -> Any:
         libraries = [name for name in self.manifest.files if name.startswith("lib/")]
@@ -167,9 +181,9 @@ class Library:
                 "bundle has no single library", where=self.path, expected="one file in lib/", found=libraries
             )
         try:
-            self._module = tvm.runtime.load_module(str(self.path / libraries[0]))
+            self._module = tvm_runtime.load_module(self.path / libraries[0])
             self._executable = executable_of(self._module, self.variant.name)
-            vm = relax.VirtualMachine(self._executable, self._device)
+            vm = tvm_runtime.virtual_machine(self._executable)
             found = json.loads(str(vm["_metadata"]()))
             compiled = {**found["model"], "params": found["params"], "variants": found["variants"]}
         except (RuntimeError, OSError, ValueError, KeyError, AttributeError, TypeError) as error:
@@ -201,13 +215,13 @@ class Library:
         self._rope_length: NDArray[Any] | None = None
         for i, info in enumerate(self.manifest.params):
             if info.name == _ROPE_LENGTH:
-                tensors[i] = tvm.runtime.tensor(np.zeros(1, np.int32))
-                self._rope_length = np.from_dlpack(tensors[i])
+                tensors[i] = tvm_runtime.tensor(np.zeros(1, np.int32))
+                self._rope_length = tvm_runtime.array(tensors[i])
         return tvm_ffi.convert(tensors)
 
     def _create_kv_cache(self) -> Any:
         sizes = (1, self.context_length, self.manifest.model.prefill_chunk, _PAGE_SIZE, 0)
-        return self._vm["create_tir_paged_kv_cache"](*[ShapeTuple([size]) for size in sizes])
+        return self._vm["create_tir_paged_kv_cache"](*[Shape([size]) for size in sizes])
 
 
 def _check_machine(manifest: Manifest) -> None:

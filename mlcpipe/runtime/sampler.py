@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-import tvm
 from numpy.typing import NDArray
 
 from mlcpipe.errors import UsageError
+from mlcpipe.runtime import tvm_runtime
 from mlcpipe.runtime.library import Library
 from mlcpipe.runtime.sampling_params import SamplingParams, TokenLogprob
 from mlcpipe.runtime.tokenizer import Tokenizer
@@ -18,7 +18,7 @@ _COLDEST = 1e-6  # as the compiled softmax
 
 
 def _tensor(values: Sequence[float] | Sequence[Sequence[float]], dtype: str) -> Any:
-    return tvm.runtime.tensor(np.array(values, dtype))
+    return tvm_runtime.tensor(np.array(values, dtype))
 
 
 class Sampler:
@@ -44,7 +44,7 @@ class Sampler:
             _tensor([params.min_p], "float32"),
         )
         self._draw = _tensor([0.0], "float32")
-        self._draw_value = np.from_dlpack(self._draw)
+        self._draw_value = tvm_runtime.array(self._draw)
         self._random = np.random.default_rng(params.seed)
         self._row = _tensor([0], "int32")
         self._repetition = _tensor([(0.0, 0.0, params.repetition_penalty)], "float32")
@@ -62,7 +62,7 @@ class Sampler:
         self._adjust(logits)
         if not self._params.greedy:
             self._draw_value[0] = self._random.random(dtype=np.float32)
-        token = int(self._sample(logits, *self._settings, self._draw).numpy()[0])
+        token = int(tvm_runtime.array(self._sample(logits, *self._settings, self._draw))[0])
         for counts in (self._seen, self._answer):
             if counts is not None:
                 counts.add(token)
@@ -71,8 +71,8 @@ class Sampler:
     def logprob(self, logits: Any, token: int, tokenizer: Tokenizer) -> TokenLogprob:
         """Log-probability of the token that `next` took, with the `params.logprobs` most probable ones."""
         temperature = 1.0 if self._params.greedy else max(self._params.temperature, _COLDEST)
-        probs = self._softmax(logits, _tensor([temperature], "float32")).numpy()
-        flat = logits.numpy().reshape(-1)
+        probs = tvm_runtime.array(self._softmax(logits, _tensor([temperature], "float32")))
+        flat = tvm_runtime.array(logits).reshape(-1)
         # Not log(probs): a probability below 1e-45 would be 0 and its logarithm minus infinity.
         logs = (flat - flat.max()) / np.float32(temperature) + np.log(probs.max())
         count = min(self._params.logprobs, len(logs))
@@ -85,7 +85,7 @@ class Sampler:
     def _adjust(self, logits: Any) -> None:
         if self._seen is None and self._answer is None and not self._params.logit_bias:
             return
-        flat = logits._create_view((1, logits.shape[2]))
+        flat = tvm_runtime.view(logits, (1, logits.shape[2]))
         for counts, penalty in ((self._seen, self._repetition), (self._answer, self._additive)):
             if counts is not None and len(counts):
                 self._penalty(flat, self._row, *counts.tensors(), penalty)
@@ -119,11 +119,11 @@ class _Counts:
         """(row, id, count) of each token, all i32[number of different tokens], valid until the next `add`."""
         shape = (len(self._slots),)
         rows, ids, times = self._tensors
-        return rows._create_view(shape), ids._create_view(shape), times._create_view(shape)
+        return tvm_runtime.view(rows, shape), tvm_runtime.view(ids, shape), tvm_runtime.view(times, shape)
 
     def _grow(self, room: int) -> None:
-        tensors = [tvm.runtime.tensor(np.zeros(room, np.int32)) for _ in range(3)]
-        arrays = [np.from_dlpack(tensor) for tensor in tensors]
+        tensors = [tvm_runtime.tensor(np.zeros(room, np.int32)) for _ in range(3)]
+        arrays = [tvm_runtime.array(tensor) for tensor in tensors]
         for array, old in zip(arrays, (self._rows, self._ids, self._times)):
             array[: len(old)] = old
         self._tensors = tensors

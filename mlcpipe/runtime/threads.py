@@ -8,10 +8,10 @@ import weakref
 from typing import Any
 
 import psutil
-import tvm
 
 from mlcpipe.env import env
 from mlcpipe.errors import UsageError
+from mlcpipe.runtime import tvm_runtime
 
 MAX_THREADS = 1024
 _OWN_THREADS = "mlcpipe_threads"
@@ -29,8 +29,8 @@ def use_threads(threads: int | None = None) -> int:
     wanted = _wanted(threads)
     usable = _processors()
     names = [str(cpu) for cpu in itertools.islice(itertools.cycle(usable), max(wanted, len(usable)))]
-    tvm.get_global_func("runtime.config_threadpool")(_SHARE_ALL_CORES, wanted, names)
-    return int(tvm.get_global_func("runtime.NumThreads")())
+    tvm_runtime.function("runtime.config_threadpool")(_SHARE_ALL_CORES, wanted, names)
+    return int(tvm_runtime.function("runtime.NumThreads")())
 
 
 def _wanted(threads: int | None) -> int:

@@ -1,0 +1,110 @@
+"""TVM's runtime library without TVM's Python package: what a host needs to run compiled code.
+
+`import tvm` brings the compiler and LLVM: about 60 MiB of private memory, 100 MiB of mapped code and most of a second
+(Linux x86-64, 0.27). The runtime library is 3 MB. A process that compiles too imports `tvm` besides, in any order:
+both find the same library loaded.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import importlib.util
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import tvm_ffi
+from numpy.typing import NDArray
+from tvm_ffi.libinfo import load_lib_ctypes
+
+from mlcpipe.errors import TargetError
+
+_CPU = 1  # DLPack's kDLCPU
+_POOLED = 2  # AllocatorType::kPooled of TVM's memory_manager.h
+
+
+def load() -> None:
+    """Load the runtime library, unless it is. Raises TargetError where the package has none that loads."""
+    if "tvm" not in sys.modules:  # which loads it first of all
+        _load()
+
+
+@functools.cache
+def _load() -> Any:
+    spec = importlib.util.find_spec("tvm")  # finds a package without importing it
+    try:
+        if spec is None or spec.origin is None:
+            raise OSError("the package tvm is not installed")
+        folder = Path(spec.origin).parent / "lib"
+        return load_lib_ctypes("tvm", "tvm_runtime", "RTLD_GLOBAL", [folder])
+    except (OSError, RuntimeError) as error:
+        raise TargetError(
+            "TVM's runtime library does not load",
+            found=str(error).strip().splitlines()[0],
+            next_step="mlcpipe doctor says what to install",
+        ) from error
+
+
+@functools.cache
+def function(name: str) -> Any:
+    """A function that the runtime library registers, by name."""
+    load()
+    return tvm_ffi.get_global_func(name)
+
+
+def load_module(path: Path) -> Any:
+    """A compiled library as a module. Raises RuntimeError for a file that is none."""
+    load()
+    return tvm_ffi.load_module(str(path.resolve()))
+
+
+def virtual_machine(executable: Any) -> Any:
+    """A virtual machine on the CPU for an executable; its functions are `machine[name]`.
+
+    Its memory comes from a pool of the process that keeps what was freed, by size: see `release_pools`.
+    """
+    machine = executable["vm_load_executable"]()
+    machine["vm_initialization"](_CPU, 0, _POOLED)
+    return machine
+
+
+def release_pools() -> None:
+    """Give memory that virtual machines allocated and do not use now back to the system."""
+    function("vm.builtin.memory_manager.clear")()
+    trim()
+
+
+def trim() -> None:
+    """Give free memory of the C library's heap back: glibc keeps what lies below something in use."""
+    if (malloc_trim := _malloc_trim()) is not None:
+        malloc_trim(0)
+
+
+@functools.cache
+def _malloc_trim() -> Any:
+    """glibc's malloc_trim(3), None with another C library."""
+    return getattr(ctypes.CDLL(None), "malloc_trim", None) if sys.platform == "linux" else None
+
+
+def tensor(values: NDArray[Any]) -> Any:
+    """A copy of an array as a tensor that kernels may take: it starts at a multiple of 64 bytes."""
+    load()
+    made = function("runtime.TVMTensorAllocWithScope")(
+        tvm_ffi.Shape(values.shape), tvm_ffi.dtype(values.dtype.name), tvm_ffi.device("cpu", 0), None
+    )
+    if values.size:
+        array(made)[...] = values
+    return made
+
+
+def array(made: Any) -> NDArray[Any]:
+    """The numbers of a tensor, not a copy: good while the tensor keeps them."""
+    return np.from_dlpack(made)
+
+
+def view(made: Any, shape: Sequence[int]) -> Any:
+    """The first numbers of a tensor in another shape."""
+    return function("runtime.TVMTensorCreateView")(made, tvm_ffi.Shape(shape), made.dtype, 0)

@@ -1,0 +1,92 @@
+"""What an engine holds: the runtime library without the compiler, and no memory that grows from call to call."""
+
+from __future__ import annotations
+
+import gc
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from mlcpipe import Engine, SamplingParams
+from mlcpipe.cli.machine import private_memory_bytes
+
+if TYPE_CHECKING:
+    from tests.conftest import Bundles
+
+ROOT = Path(__file__).parents[2]
+MIB = 1 << 20
+GREEDY = SamplingParams(temperature=0.0)
+# In an interpreter of its own: the first answer without TVM's Python package, the second beside it.
+ALONE = """
+import json, sys
+sys.modules["torch"] = None  # tvm_ffi imports it where it is installed
+from mlcpipe import Engine, SamplingParams
+def answer():
+    done = Engine(sys.argv[1], threads=1).generate("Memory", sampling=SamplingParams(temperature=0.0), max_tokens=8)
+    return done.token_ids
+alone, modules = answer(), {"tvm", "mlcpipe.compiler", "tir_schedules"} & set(sys.modules)
+import tvm
+print(json.dumps({"alone": alone, "modules": sorted(modules), "beside": answer()}))
+"""
+
+
+def private_growth(work: Callable[[], Any]) -> int:
+    """By how many bytes private memory is larger after `work`."""
+    gc.collect()
+    before = private_memory_bytes()
+    work()
+    gc.collect()
+    after = private_memory_bytes()
+    if before is None or after is None:
+        pytest.skip("the system does not tell private memory from mapped files")
+    return after - before
+
+
+def test_an_engine_does_without_the_compiler(tiny_bundles: Bundles) -> None:
+    """In a process that only runs, and in one that imports TVM after the library was loaded."""
+    bundle = tiny_bundles["q4f16_1"]
+    expected = Engine(bundle, threads=1).generate("Memory", sampling=GREEDY, max_tokens=8).token_ids
+    done = subprocess.run(
+        [sys.executable, "-c", ALONE, str(bundle)], cwd=ROOT, capture_output=True, text=True, timeout=120
+    )
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout) == {"alone": expected, "modules": [], "beside": expected}
+
+
+def test_prompts_of_many_lengths_take_no_more_than_one(demo_bundles: Bundles) -> None:
+    """The virtual machine's pool keeps memory by its size: the embeddings here were 12 MiB."""
+    engine = Engine(demo_bundles["q4f16_1"], threads=1)
+
+    def prompt(length: int) -> None:
+        engine.reset()
+        engine.prefill([3 + i % 900 for i in range(length)])
+
+    prompt(512)
+    assert private_growth(lambda: [prompt(length) for length in range(257, 512, 8)]) < 4 * MIB
+
+
+def test_logits_of_all_tokens_are_not_kept(demo_bundles: Bundles) -> None:
+    """For five lengths the pool had 19 MiB."""
+    engine = Engine(demo_bundles["q4f16_1"], threads=1)
+
+    def of_lengths(*lengths: int) -> None:
+        for length in lengths:
+            engine.logits([3] * length)
+
+    of_lengths(400)
+    assert private_growth(lambda: of_lengths(250, 300, 320, 340, 360)) < 4 * MIB
+
+
+def test_a_new_engine_gets_the_memory_of_the_last_one(demo_bundles: Bundles) -> None:
+    """KV cache and workspace: opening and closing leaves less than one more engine would hold."""
+
+    def open_and_close() -> None:
+        Engine(demo_bundles["q4f16_1"], threads=1).prefill([3] * 512)
+
+    open_and_close()
+    assert private_growth(lambda: [open_and_close() for _ in range(4)]) < 8 * MIB

@@ -26,7 +26,7 @@ from mlcpipe.runtime.variants import choose, executable_of, function_of
 
 # sys.platform -> what LLVM's triples say of it
 _SYSTEMS = {"linux": ("linux",), "darwin": ("darwin", "macos", "apple"), "win32": ("windows", "win32")}
-_SEQUENCE = Shape([0])
+_SEQUENCE = Shape((0,))
 _PAGE_SIZE = 16
 _ROPE_LENGTH = "model.rope_length"
 # What must stay free when the context is chosen for the user: half of what is there now.
@@ -66,7 +66,7 @@ class Library:
             for name in ("begin_forward", "end_forward", "popn", "clear", "add_sequence")
         )
         self._add(self._kv, 0)
-        self._one = Shape([1])
+        self._one = Shape((1,))
         self._token = tvm_runtime.tensor(np.zeros(1, np.int32))
         self._token_value = tvm_runtime.array(self._token)
         self.length = 0
@@ -104,7 +104,7 @@ class Library:
         """Append tokens in chunks -> logits f32[1, 1, V] of the last one."""
         logits = None
         for chunk in self._chunks(tokens, self.manifest.model.prefill_chunk):
-            logits = self._forward(self._prefill, self._padded(chunk), Shape([len(chunk)]), len(chunk))
+            logits = self._forward(self._prefill, self._padded(chunk), Shape((len(chunk),)), len(chunk))
         return logits
 
     def all_logits(self, tokens: Sequence[int]) -> NDArray[np.float32]:
@@ -114,7 +114,7 @@ class Library:
         rows = np.empty((sum(map(len, chunks)), model.vocab_size), np.float32)
         done = 0
         for chunk in chunks:
-            logits = self._forward(self._verify, self._padded(chunk), Shape([len(chunk)]), len(chunk))
+            logits = self._forward(self._verify, self._padded(chunk), Shape((len(chunk),)), len(chunk))
             rows[done : done + len(chunk)] = tvm_runtime.array(logits)[0]
             done += len(chunk)
         del logits
@@ -221,7 +221,7 @@ class Library:
 
     def _create_kv_cache(self) -> Any:
         sizes = (1, self.context_length, self.manifest.model.prefill_chunk, _PAGE_SIZE, 0)
-        return self._vm["create_tir_paged_kv_cache"](*[Shape([size]) for size in sizes])
+        return self._vm["create_tir_paged_kv_cache"](*[Shape((size,)) for size in sizes])
 
 
 def _check_machine(manifest: Manifest) -> None:

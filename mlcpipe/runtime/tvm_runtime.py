@@ -107,4 +107,4 @@ def array(made: Any) -> NDArray[Any]:
 
 def view(made: Any, shape: Sequence[int]) -> Any:
     """The first numbers of a tensor in another shape."""
-    return function("runtime.TVMTensorCreateView")(made, tvm_ffi.Shape(shape), made.dtype, 0)
+    return function("runtime.TVMTensorCreateView")(made, tvm_ffi.Shape(tuple(shape)), made.dtype, 0)

@@ -12,13 +12,15 @@ LINKER := $(if $(shell command -v cc || command -v clang || command -v gcc),,[zi
 chat: $(VENV)/installed  ## compile the embedded model for this CPU and talk to it (ARGS="--prompt ...")
 	$(BIN)/mlcpipe chat $(ARGS)
 
-test: $(VENV)/installed-dev  ## run the tests (ARGS="-k name")
-	$(BIN)/python -m pytest $(ARGS)
+# Status 5 of pytest: nothing was selected, which ARGS may mean for one of the two.
+test: $(VENV)/installed-dev  ## run the tests on all cores, at most 4, then those that measure time (ARGS="-k name")
+	$(BIN)/python -m pytest -n auto --maxprocesses 4 --dist loadfile -m "not alone" $(ARGS) || test $$? -eq 5
+	$(BIN)/python -m pytest -m alone $(ARGS) || test $$? -eq 5
 
 check: $(VENV)/installed-dev  ## lint, types, tests
 	$(BIN)/ruff check .
 	$(BIN)/mypy
-	$(BIN)/python -m pytest $(ARGS)
+	$(MAKE) test
 
 bench: $(VENV)/installed  ## measure the embedded model, or MODEL=path
 	$(BIN)/mlcpipe bench $(MODEL) $(ARGS)

@@ -25,6 +25,7 @@ def test_help_teaches(mlcpipe_run: Run) -> None:
         assert done.returncode == 0 and "Examples" in done.stdout and f"mlcpipe {verb}" in done.stdout
 
 
+@pytest.mark.alone
 def test_help_is_quick(cli_environment: dict[str, str]) -> None:
     seconds = []
     for _ in range(5):

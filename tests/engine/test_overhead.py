@@ -10,6 +10,8 @@ import pytest
 
 from mlcpipe import Engine, SamplingParams
 
+pytestmark = pytest.mark.alone
+
 TOKENS = 200
 LIMIT_S = 150e-6
 

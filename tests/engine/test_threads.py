@@ -78,6 +78,7 @@ def test_tasks_run_at_the_same_time(pool: Pool) -> None:
     assert pool.run(lambda task: meeting.wait() * 0, 4) == 0
 
 
+@pytest.mark.alone
 def test_who_waits_sleeps(pool: Pool) -> None:
     pool.run(lambda task: 0, 4)
     used, began = time.process_time(), time.perf_counter()
@@ -87,6 +88,7 @@ def test_who_waits_sleeps(pool: Pool) -> None:
     assert time.process_time() - used < 0.1  # TVM's pool: all of it
 
 
+@pytest.mark.alone
 def test_others_take_the_tasks_of_a_thread_that_is_held_up(pool: Pool) -> None:
     began = time.perf_counter()
     assert pool.run(lambda task: time.sleep(0.3 if task == 0 else 0.01) or 0, 31) == 0  # type: ignore[func-returns-value]

@@ -34,6 +34,7 @@ class Machine:
     """A CPU that qemu emulates as `emulates`, "" for the host's own; and LLVM's `mcpu` and `mattr` for its code.
 
     `slack`: bytes behind every tensor that may be read. qemu 7.2 reads all of a masked load's operand: vmaskmovps.
+    `sources`: C files that programs for this machine have in them, such as what emulates a part of the host's CPU.
     """
 
     name: str
@@ -42,6 +43,7 @@ class Machine:
     mcpu: str
     mattr: tuple[str, ...] = ()
     slack: int = 0
+    sources: tuple[Path, ...] = ()
 
     def target(self) -> Any:
         """The `tvm.target.Target`."""
@@ -92,7 +94,7 @@ def link(machine: Machine, functions: Mapping[str, tirx.PrimFunc], folder: Path)
     compiler = c_compiler(machine.arch)
     assert compiler is not None, machine.missing()
     include = [f"-I{path}" for path in tvm_ffi.libinfo.include_paths()]
-    sources = [str(HARNESS), str(table), str(kernels)]
+    sources = [str(HARNESS), *map(str, machine.sources), str(table), str(kernels)]
     run([*compiler, "-std=gnu11", "-O1", "-static", "-w", *include, *sources, "-lm", "-o", str(program)])
     return program
 

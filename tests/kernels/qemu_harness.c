@@ -83,6 +83,9 @@ static int free_workspace(int device, int id, void* memory) {
 /* Objects of TVM call its runtime through these pointers, which a loader fills in. */
 __attribute__((weak)) void *__TVMBackendParallelLaunch, *__TVMBackendAllocWorkspace, *__TVMBackendFreeWorkspace;
 
+/* amx_emulator.c */
+__attribute__((weak)) int amx_in_use(void);
+
 static void must_read(void* into, size_t nbytes) {
   if (fread(into, 1, nbytes, stdin) != nbytes) {
     fprintf(stderr, "the stream of calls ends early\n");
@@ -149,6 +152,7 @@ static void call(int32_t kernel) {
   for (int32_t i = 0; i < count; ++i) {
     if (tensors[i].base != NULL) check_surroundings(&tensors[i], i);
   }
+  if (amx_in_use && amx_in_use()) complain("tiles were not released; ");
   if (status == 0 && message[0]) status = 1;
   fwrite(&status, 4, 1, stdout);
   if (status != 0) {

@@ -1,8 +1,8 @@
 """Which instructions this machine's CPU runs, asked of the system. One that does not tell has its architecture's base.
 
 Features have Linux's names (`/proc/cpuinfo` on x86, `HWCAP` on ARM). One counts only when the system lets programs use
-it: for AVX-512 that is more than the CPU's own word, its registers must be saved at a task switch (XCR0). Never the
-name of the CPU: a virtual machine may mask what the name promises.
+it: for AVX-512 that is more than the CPU's own word, its registers must be saved at a task switch (XCR0), and AMX's
+tiles a process must ask for. Never the name of the CPU: a virtual machine may mask what the name promises.
 """
 
 from __future__ import annotations
@@ -57,6 +57,8 @@ _CPUID_BITS = {
 _OSXSAVE = (1, 0, 2, 27)
 # Bits of XCR0 that the system must have set (Intel SDM vol. 1, 13.1): xmm + ymm, + mask and zmm, + tiles.
 _YMM_STATE, _ZMM_STATE, _TILE_STATE = 0x6, 0xE6, 0x60006
+# Linux, arch_prctl(2) and Documentation/arch/x86/xstate.rst
+_SYS_ARCH_PRCTL, _ARCH_REQ_XCOMP_PERM, _XTILEDATA = 158, 0x1023, 18
 _NEED_YMM = ("avx", "avx2", "avx_vnni", "fma", "f16c", "vaes", "vpclmulqdq")
 
 # asm/hwcap.h of Linux: 0 is AT_HWCAP, 1 is AT_HWCAP2
@@ -87,9 +89,27 @@ def architecture_of(triple: str) -> str:
 
 @functools.lru_cache(maxsize=1)
 def host_features() -> frozenset[str]:
-    """The features of `LLVM_NAMES` that programs may use on this machine; empty where the system does not tell."""
-    known = LLVM_NAMES.get(architecture(), {})
-    return frozenset(_asked(architecture())) & frozenset(known)
+    """The features of `LLVM_NAMES` that programs may use on this machine; empty where the system does not tell.
+
+    Where the CPU has AMX this asks Linux for its tiles, for all threads of the process.
+    """
+    found = frozenset(_asked(architecture())) & frozenset(LLVM_NAMES.get(architecture(), {}))
+    return found if "amx_tile" not in found or _tiles_granted() else frozenset(without_tiles(found))
+
+
+def without_tiles(features: Iterable[str]) -> Iterable[str]:
+    """The features that are left to a process that may not use AMX's tiles."""
+    return (name for name in features if not name.startswith("amx"))
+
+
+def _tiles_granted() -> bool:
+    """Whether threads of this process may use tiles from now on. Asking twice does no harm; only Linux is asked."""
+    if sys.platform != "linux":
+        return False
+    try:
+        return bool(ctypes.CDLL(None).syscall(_SYS_ARCH_PRCTL, _ARCH_REQ_XCOMP_PERM, _XTILEDATA) == 0)
+    except (OSError, AttributeError):
+        return False
 
 
 def _asked(arch: str) -> Iterable[str]:

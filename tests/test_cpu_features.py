@@ -6,11 +6,20 @@ import ctypes
 import platform
 import subprocess
 import sys
+from collections.abc import Callable
 
 import pytest
 
 from mlcpipe import cpu_features
-from mlcpipe.cpu_features import LLVM_NAMES, architecture_of, from_cpuid, from_cpuinfo, from_hwcap, host_features
+from mlcpipe.cpu_features import (
+    LLVM_NAMES,
+    architecture_of,
+    from_cpuid,
+    from_cpuinfo,
+    from_hwcap,
+    host_features,
+    without_tiles,
+)
 from mlcpipe.targets import Target, load_target
 
 # Flags lines of /proc/cpuinfo, without those that have no bearing on code.
@@ -23,6 +32,10 @@ CPUS = {
     "EPYC 7742 (Zen 2)": (f"{V3} aes sse4a clzero rdpid", "avx2"),
     "Xeon Gold 6148 (Skylake)": (V4, "avx2"),
     "Xeon Gold 6248 (Cascade Lake)": (f"{V4} avx512_vnni", "avx512_vnni"),
+    "Xeon Platinum 8480+ (Sapphire Rapids)": (
+        f"{V4} avx512_bf16 avx512_fp16 avx_vnni avx512_vnni amx_bf16 amx_tile amx_int8", "amx_int8"
+    ),
+    "Xeon Platinum 8480+ in a VM without tiles": (f"{V4} avx512_bf16 avx_vnni avx512_vnni", "avx512_vnni"),
     "Core i9-12900K (Alder Lake)": (f"{V3} avx_vnni vaes vpclmulqdq gfni", "avx_vnni"),
     "EPYC 9654 (Zen 4)": (f"{V4} avx512ifma avx512_bf16 avx512vbmi avx512_vbmi2 avx512_vnni avx512_bitalg", "avx512_vnni"),
     "EPYC 9655 (Zen 5) in a VM that masks AVX-512": (f"{V3} avx_vnni hypervisor vaes", "avx_vnni"),
@@ -119,8 +132,40 @@ def test_leaves_beyond_the_last_are_not_believed() -> None:
     cpu_features.architecture() != "x86_64" or sys.platform not in ("linux", "win32"), reason="runs CPUID itself"
 )
 def test_the_two_ways_to_ask_agree_here() -> None:
-    asked = from_cpuid(*cpu_features._cpuid())
-    assert asked & set(LLVM_NAMES["x86_64"]) == host_features()
+    asked = from_cpuid(*cpu_features._cpuid()) & set(LLVM_NAMES["x86_64"])
+    assert host_features() in (asked, set(without_tiles(asked)))
+
+
+@pytest.mark.parametrize(
+    ("platform", "answer", "variant"),
+    [
+        ("linux", lambda *_: 0, "amx_int8"),
+        ("linux", lambda *_: -1, "avx512_vnni"),  # EINVAL: Linux before 5.16; ENOSPC: a signal stack that is too small
+        ("win32", lambda *_: 0, "avx512_vnni"),
+    ],
+)
+def test_tiles_count_where_the_system_grants_them(
+    platform: str, answer: Callable[..., int], variant: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = []
+
+    class Libc:
+        def syscall(self, *words: int) -> int:
+            asked.append(words)
+            return answer(*words)
+
+    monkeypatch.setattr(cpu_features, "architecture", lambda: "x86_64")
+    monkeypatch.setattr(cpu_features, "_asked", lambda _: f"{V4} avx512_vnni amx_tile amx_int8 amx_bf16".split())
+    monkeypatch.setattr(ctypes, "CDLL", lambda _: Libc())
+    monkeypatch.setattr(sys, "platform", platform)
+    host_features.cache_clear()
+    try:
+        assert runs(host_features(), "x86_64") == variant
+        # arch_prctl(ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA), by asm/unistd_64.h and asm/prctl.h
+        assert asked == ([(158, 0x1023, 18)] if platform == "linux" else [])
+    finally:
+        monkeypatch.undo()
+        host_features.cache_clear()
 
 
 @pytest.mark.skipif(sys.platform != "darwin" or platform.machine() != "arm64", reason="asks a Mac")

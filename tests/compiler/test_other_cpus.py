@@ -179,7 +179,7 @@ def test_the_manifest_lists_variants_best_first(all_variants: Callable[[str], Pa
     assert set(alone.features) <= cpu_features.host_features()
 
 
-@pytest.mark.skipif(sys.platform != "linux" or HERE[0] != "avx512_vnni", reason="reads code of x86 through dlsym")
+@pytest.mark.skipif(sys.platform != "linux" or "avx512_vnni" not in HERE, reason="reads code of x86 through dlsym")
 @pytest.mark.parametrize("name", ["__truncsfhf2", "__extendhfsf2"])
 def test_what_variants_share_is_the_code_of_the_base(
     name: str, all_variants: Callable[[str], Path], tiny_bundles: Bundles, tmp_path: Path
@@ -190,7 +190,7 @@ def test_what_variants_share_is_the_code_of_the_base(
     mlcpipe.compile(tiny_bundles.checkpoint, target=target, quantization="q4f16_1", output=base)
     every, least, best = (code(path, name) for path in (all_variants("q4f16_1"), base, tiny_bundles["q4f16_1"]))
     assert every == least
-    if RUNNABLE[0] == "avx512_vnni":
+    if "avx512_vnni" in RUNNABLE:
         assert every != best, "this test would see it"
 
 
@@ -284,7 +284,7 @@ def test_code_for_arm(system: str, variant: str, assembly: Callable[[str, str], 
         ("znver4", "x86_64-unknown-linux-gnu", "avx512_vnni"),
         ("skylake-avx512", "x86_64-unknown-linux-gnu", "avx2"),
         ("alderlake", "x86_64-unknown-linux-gnu", "avx_vnni"),
-        ("diamondrapids", "x86_64-unknown-linux-gnu", "avx512_vnni"),
+        ("diamondrapids", "x86_64-unknown-linux-gnu", "amx_int8"),
         ("nehalem", "x86_64-unknown-linux-gnu", "baseline"),
     ],
 )

@@ -10,6 +10,7 @@
 #include <cpuid.h>
 #include <math.h>
 #include <signal.h>
+#include <stdatomic.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -37,6 +38,7 @@ typedef struct {
   int length;
 } Instruction;
 
+static atomic_long executed;
 static _Thread_local Config config;
 static _Thread_local uint8_t tiles[TILES][ROWS][BYTES];
 
@@ -50,6 +52,9 @@ static void fault(const char* words) {
 
 /* 1 while this thread has tiles configured: a context switch then saves 8 KiB, and power states are kept from it. */
 int amx_in_use(void) { return config.palette != 0; }
+
+/* How many instructions ran here, 0 where the CPU has them. */
+long amx_emulated(void) { return atomic_load(&executed); }
 
 static uint64_t general_register(const greg_t* registers, int number) {
   static const int order[16] = {REG_RAX, REG_RCX, REG_RDX, REG_RBX, REG_RSP, REG_RBP, REG_RSI, REG_RDI,
@@ -243,6 +248,7 @@ static void on_illegal_instruction(int number, siginfo_t* info, void* context) {
   (void)info;
   if (decode((const uint8_t*)(uintptr_t)registers[REG_RIP], registers, &instruction) && run(&instruction)) {
     registers[REG_RIP] += instruction.length;
+    atomic_fetch_add(&executed, 1);
     return;
   }
   signal(number, SIG_DFL); /* and once more, now without us */

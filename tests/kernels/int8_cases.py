@@ -14,6 +14,7 @@ from mlcpipe.quantization.layout import load_layout
 from mlcpipe.quantization.scheme import load_scheme
 from mlcpipe.targets import host_instruction_sets
 from tir_schedules.cpu.int8_activations import SMALLEST
+from tir_schedules.cpu.int8_amx import AMX_ROWS
 from tir_schedules.cpu.int8_dot import Dot
 from tir_schedules.cpu.int8_expert_matmul import int8_expert_matmul
 from tir_schedules.cpu.int8_gemm import CHUNK, gemm_fits
@@ -26,6 +27,7 @@ from .matmul_cases import LAYOUT, SHAPES, ExpertMatmul, expert_call, packed
 
 # Knob `int8_dot` -> its lanes, the instruction set that it needs, a register tile (rows, tail_rows, blocks).
 DOTS = {
+    "amx_int8": (16, "amx-int8", (6, 4, 2)),
     "avx512_vnni": (16, "avx512vnni", (6, 4, 2)),
     "avx_vnni": (8, "avxvnni", (3, 2, 1)),
     "avx2": (8, "avx2", (2, 2, 1)),
@@ -105,7 +107,8 @@ class Int8Matmul:
         return kernel
 
     def unpacks_first(self, m: int) -> bool:
-        return m >= GEMM_ROWS and gemm_fits(packed_of(self.op), Dot(self.kind, DOTS[self.kind][0]))
+        least = AMX_ROWS if self.kind == "amx_int8" else GEMM_ROWS
+        return m >= least and gemm_fits(packed_of(self.op), Dot(self.kind, DOTS[self.kind][0]))
 
     def group(self, m: int) -> int:
         """Numbers of a row of x on one scale."""

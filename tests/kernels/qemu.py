@@ -21,10 +21,12 @@ import tvm_ffi
 from tvm import tirx
 
 from mlcpipe.passes.pipeline import lower_for_llvm
+from mlcpipe.targets import host_instruction_sets
 
 from .harness import Array, Call, Case, assert_within
 
 HARNESS = Path(__file__).with_name("qemu_harness.c")
+AMX_EMULATOR = Path(__file__).with_name("amx_emulator.c")
 TIMEOUT_S = 300
 _DLPACK_CODES = {"i": 0, "u": 1, "f": 2}
 
@@ -35,6 +37,7 @@ class Machine:
 
     `slack`: bytes behind every tensor that may be read. qemu 7.2 reads all of a masked load's operand: vmaskmovps.
     `sources`: C files that programs for this machine have in them, such as what emulates a part of the host's CPU.
+    `needs`: instruction sets that the host must have, by LLVM's names.
     """
 
     name: str
@@ -44,6 +47,7 @@ class Machine:
     mattr: tuple[str, ...] = ()
     slack: int = 0
     sources: tuple[Path, ...] = ()
+    needs: tuple[str, ...] = ()
 
     def target(self) -> Any:
         """The `tvm.target.Target`."""
@@ -59,8 +63,10 @@ class Machine:
         """What is not installed here, or None."""
         if self.emulates and shutil.which(f"qemu-{self.arch}") is None:
             return f"qemu-{self.arch} (Debian: qemu-user)"
-        if not self.emulates and sys.platform != "linux":
-            return "Linux"
+        if not self.emulates and (sys.platform != "linux" or host().arch != self.arch):
+            return f"Linux on {self.arch}"
+        if lacking := [name for name in self.needs if name not in host_instruction_sets()]:
+            return " ".join(lacking)
         if c_compiler(self.arch) is None:
             triple = f"{self.arch.replace('_', '-')}-linux-gnu"
             return f"a C compiler for {self.arch} Linux (Debian: gcc-{triple}, libc6-dev; or ziglang)"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import struct
+import sys
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -12,18 +13,19 @@ import pytest
 from tvm import tirx
 from tvm.script.ir_builder import tirx as I
 
+import mlcpipe
+from mlcpipe.targets import host_instruction_sets, load_target
+from tests.conftest import Bundles
 from tir_schedules.cpu import amx
+from tir_schedules.cpu.int8_amx import AMX_ROWS
 from tir_schedules.cpu.vectors import Buffer, Tensor, function
 
 from .harness import Array, Call, Case
-from .qemu import Machine, failures, host, link
+from .qemu import AMX_EMULATOR, Machine, c_compiler, failures, link, run
 
-EMULATOR = Path(__file__).with_name("amx_emulator.c")
-AMX = Machine(
-    "amx", "x86_64", "", "x86-64", ("+amx-tile", "+amx-int8", "+amx-bf16"), sources=(EMULATOR,)
-)  # fmt: skip
+AMX = Machine("amx", "x86_64", "", "x86-64", ("+amx-tile", "+amx-int8", "+amx-bf16"), sources=(AMX_EMULATOR,))
 
-pytestmark = pytest.mark.skipif(host().arch != "x86_64" or bool(AMX.missing()), reason="x86-64 Linux, a C compiler")
+pytestmark = pytest.mark.skipif(AMX.missing() is not None, reason=f"needs {AMX.missing()}")
 
 
 @cache
@@ -159,3 +161,40 @@ def test_other_illegal_instructions_stay_so(tmp_path: Path) -> None:
     trap = function("product_trap", {"a": Tensor((1,), "int32")}, body)
     case = Case("trap", "amx", Product("trap"), lambda: Call((np.zeros(1, np.int32),), {}))
     assert "SIGILL" in failures(AMX, link(AMX, {"product_trap": trap}, tmp_path), ["product_trap"], [case])[0]
+
+
+ENGINE = """
+import ctypes, sys
+import numpy as np
+from mlcpipe import Engine, cpu_features
+emulator, bundle, few, many = sys.argv[1:]
+emulator = ctypes.CDLL(emulator)
+cpu_features.host_features = lambda has=cpu_features.host_features(): has | {"amx_tile", "amx_int8"}
+engine = Engine(bundle, threads=2)
+assert engine.variant == "amx_int8", engine.variant
+tokens = (np.arange(int(many)) * 37 % engine.vocab_size).tolist()
+alone = engine.logits(tokens[:int(few)])
+engine.reset()
+without = emulator.amx_emulated()
+together = engine.logits(tokens)
+print(without, emulator.amx_emulated(), np.abs(alone - together[:int(few)]).max(), np.abs(alone).max())
+"""
+
+
+def test_the_engine_runs_tiles_on_its_threads(tiny_bundles: Bundles, tmp_path: Path) -> None:
+    """A prompt of few tokens goes without tiles; one of many begins with the same logits."""
+    if lacking := {"avx512vnni"} - host_instruction_sets():
+        pytest.skip(f"needs {' '.join(lacking)}")
+    board, bundle, emulator = (tmp_path / name for name in ("board.toml", "bundle", "emulator.so"))
+    (variant,) = (v for v in load_target("cpu").variants if v.name == "amx_int8")
+    code = f'mcpu = "{variant.mcpu}"\nmattr = {list(variant.mattr)}\n'
+    board.write_text(f'base = "cpu"\n[tvm]\n{code}', encoding="utf-8")
+    mlcpipe.compile(tiny_bundles.checkpoint, target=str(board), quantization="q8f16_1", output=bundle)
+    compiler = c_compiler("x86_64")
+    assert compiler is not None
+    run([*compiler, "-std=gnu11", "-O1", "-shared", "-fPIC", "-w", str(AMX_EMULATOR), "-lm", "-o", str(emulator)])
+    few, many = AMX_ROWS - 1, 3 * AMX_ROWS + 1
+    words = run([sys.executable, "-c", ENGINE, str(emulator), str(bundle), str(few), str(many)]).split()
+    without, emulated, difference, size = map(float, words)
+    assert size > 0.1 and difference <= 1e-4 * size  # integers are exact: only the order of float32 sums differs
+    assert without == 0 and (emulated > 100 or has_tiles())

@@ -1,13 +1,15 @@
 """Kernels on other CPUs, under qemu: ARM from the oldest 64-bit core on, x86-64 from its first instruction set on.
 
 Also natively, by the same harness: what reads or writes past its arguments shows here and not in a process with
-Python's heap. qemu 7.2 has neither AVX-512 nor AVX-VNNI: their kernels run on a host that has them.
+Python's heap. qemu 7.2 has neither AVX-512 nor AVX-VNNI: their kernels run on a host that has them. Nor has it AMX,
+which `amx_emulator.c` adds to a host with the rest of what the kernels need, or the host has itself.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import cache
+from itertools import product
 from pathlib import Path
 
 import numpy as np
@@ -21,7 +23,7 @@ from . import cases as all_cases
 from .attention_cases import SHAPES, library_of
 from .harness import Call, Case
 from .int8_cases import HERE, Int8ExpertMatmul, Int8Matmul, dot_cases, knobs_of
-from .qemu import Machine, failures, host, link
+from .qemu import AMX_EMULATOR, Machine, failures, host, link
 
 # Variant of `targets/cpu.toml` -> the plainest of qemu's CPUs that must run it. qemu 7.2 has none for the others.
 CPUS = {
@@ -31,15 +33,18 @@ CPUS = {
     ("x86_64", "baseline"): "Opteron_G1",
     ("x86_64", "avx2"): "Haswell",
 }
-NOT_EMULATED = {("x86_64", "avx512_vnni"), ("x86_64", "avx_vnni")}
+NOT_EMULATED = {("x86_64", "avx512_vnni"), ("x86_64", "avx_vnni"), ("x86_64", "amx_int8")}
 VARIANTS = {(variant.arch, variant.name): variant for variant in load_target("cpu").variants}
+
+
+def code_of(arch: str, name: str) -> tuple[str, tuple[str, ...]]:
+    """LLVM's words for the code of a variant: `mcpu`, `mattr`."""
+    return VARIANTS[arch, name].mcpu, VARIANTS[arch, name].mattr
 
 
 def machine_of(arch: str, name: str) -> Machine:
     """The CPU for a variant, with the variant's code."""
-    variant = VARIANTS[arch, name]
-    slack = 64 if name == "avx2" else 0
-    return Machine(f"{arch}-{name}", arch, CPUS[arch, name], variant.mcpu, variant.mattr, slack)
+    return Machine(f"{arch}-{name}", arch, CPUS[arch, name], *code_of(arch, name), 64 if name == "avx2" else 0)
 
 
 ARM, DOTPROD, I8MM = (machine_of("aarch64", name) for name in ("baseline", "dotprod", "i8mm"))
@@ -47,19 +52,26 @@ X86_64, AVX2 = (machine_of("x86_64", name) for name in ("baseline", "avx2"))
 NEHALEM = Machine("nehalem", "x86_64", "Nehalem", "nehalem")
 SVE = Machine("neoverse-v2", "aarch64", "max", "neoverse-v2")
 HOST = host()
+AMX = Machine(
+    "amx", "x86_64", "", *code_of("x86_64", "amx_int8"), sources=(AMX_EMULATOR,), needs=("avx512vnni",)
+)  # fmt: skip
 
 # Kernels in plain vectors, of which LLVM makes what a CPU has: one library of each kind, attention with float16 pages
 # and with float32.
 HALF, FULL = (library_of(shape) for shape in (SHAPES[1], SHAPES[0]))
 PLAIN = ("q4f16_1", "q0f16", "norm", HALF, FULL, "timed-sampling")
 INT8_SCHEMES, INT8_SHAPES = ("q4f16_1", "q8f16_1", "q8f16_0"), ((33, 600), (17, 640))
+# One of each way that tiles go: unpacked bytes, packed ones with scales for 32, for a row in spans of 32 and of 128.
+AMX_SHAPES = (("q4f16_1", (17, 640)), ("q4f16_1", (33, 128)), ("q8f16_1", (33, 600)), ("q8f16_0", (33, 600)),
+              ("q8f16_0", (17, 640)))  # fmt: skip
 INT8_EXPERTS = (33, 100, 4, 2, True)
 RUNS = (
     *((machine, name) for machine in (ARM, X86_64, HOST) for name in (*PLAIN, "q3f16_1")),
     *((AVX2, name) for name in PLAIN),
     *((machine, name) for machine in (I8MM, SVE) for name in ("q4f16_1", "norm", HALF)),
     *((machine_of(*key), f"int8-{VARIANTS[key].schedule['int8_dot']}") for key in CPUS if key[1] != "baseline"),
-    *((HOST, f"int8-{name}") for _, name in sorted(NOT_EMULATED) if name in HERE),
+    *((HOST, f"int8-{name}") for _, name in sorted(NOT_EMULATED) if name in HERE and name != "amx_int8"),
+    (AMX, "int8-amx_int8"),
 )
 # Code for a newer CPU on an older one.
 TOO_NEW = (
@@ -76,8 +88,10 @@ def library(name: str) -> tuple[Case, ...]:
     kind = name.removeprefix("int8-")
     if kind == name:
         return tuple(all_cases.library(name))
-    chosen = {Int8Matmul(kind, scheme, *shape).symbol for scheme in INT8_SCHEMES for shape in INT8_SHAPES}
-    chosen |= {Int8ExpertMatmul(kind, scheme, *INT8_EXPERTS).symbol for scheme in INT8_SCHEMES}
+    shapes = AMX_SHAPES if kind == "amx_int8" else tuple(product(INT8_SCHEMES, INT8_SHAPES))
+    chosen = {Int8Matmul(kind, scheme, *shape).symbol for scheme, shape in shapes}
+    if kind != "amx_int8":  # experts and few rows have the code of avx512_vnni
+        chosen |= {Int8ExpertMatmul(kind, scheme, *INT8_EXPERTS).symbol for scheme in INT8_SCHEMES}
     return tuple(case for case in dot_cases(kind) if case.kernel.symbol in chosen)
 
 

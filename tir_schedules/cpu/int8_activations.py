@@ -27,13 +27,14 @@ PAIRS = (0, 1, 4, 5, 2, 3, 6, 7, 8, 9, 12, 13, 10, 11, 14, 15)
 class Groups:
     """Rows of `k` numbers in groups of `size` (a multiple of 32), every 16 in `order`.
 
-    `zero_point` is that of the bytes that they are multiplied with.
+    `zero_point` is that of the bytes that they are multiplied with. In a panel `side` words of a row lie side by side.
     """
 
     k: int
     size: int
     order: tuple[int, ...]
     zero_point: int
+    side: int = 1
 
     @property
     def count(self) -> int:
@@ -53,9 +54,10 @@ def _ordered(x: tirx.PrimExpr, order: tuple[int, ...]) -> tirx.PrimExpr:
 @macro
 def quantize_group(X, row, g, groups, Q, scales, corrections, panel, r):
     """Quantize group g of X[row] into Q[panel, words of the group, r] (int32, four numbers each), scales[panel, g, r]
-    and corrections[panel, g, r] = -zero_point * sum(q). Numbers past the end of the row are zeros.
+    and corrections[panel, g, r] = -zero_point * sum(q). Numbers past the end of the row are zeros. With `side` words
+    side by side word i is Q[panel, i // side, r * side + i % side].
     """
-    size, k = T.meta_var(groups.size), T.meta_var(groups.k)
+    size, k, side = T.meta_var((groups.size, groups.k, groups.side))
     x = T.alloc_buffer((groups.size // 16, 16), "float32")
     top = T.alloc_buffer((1, 16), "int32")
     total = T.alloc_buffer((1, 16), "int32")
@@ -93,7 +95,7 @@ def quantize_group(X, row, g, groups, Q, scales, corrections, panel, r):
             _ordered(T.cast(q[0, T.ramp(0, 1, 16)], "int8x16"), groups.order), dtype="int32x4"
         )
         for j in T.unroll(4):
-            Q[panel, g * (size // 4) + i * 4 + j, r] = word[j]
+            Q[panel, (g * (size // 4) + i * 4 + j) // side, r * side + (g * (size // 4) + i * 4 + j) % side] = word[j]
     corrections[panel, g, r] = T.int32(-groups.zero_point) * T.call_llvm_pure_intrin(
         T.llvm_lookup_intrinsic_id("llvm.vector.reduce.add"), total[0, T.ramp(0, 1, 16)], dtype="int32"
     )

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from tvm import tirx
 from tvm.script import tirx as T
 
-KINDS = ("avx512_vnni", "avx_vnni", "avx2", "neon_i8mm", "neon_dotprod")
+KINDS = ("amx_int8", "avx512_vnni", "avx_vnni", "avx2", "neon_i8mm", "neon_dotprod")
 
 
 def _intrinsic(name: str, dtype: str, *args: tirx.PrimExpr) -> tirx.PrimExpr:
@@ -30,7 +30,7 @@ class Dot:
     @property
     def byte_offset(self) -> int:
         """What must be added to a signed byte to make it one that `codes` would give: unsigned ones are 128 higher."""
-        return 0 if self.kind.startswith("neon") else 128
+        return 0 if self.kind == "amx_int8" or self.kind.startswith("neon") else 128
 
     def codes(self, word: tirx.PrimExpr, bits: int, part: tirx.PrimExpr, zero_point: int) -> tirx.PrimExpr:
         """The bytes [4 * lanes] of words uint32[lanes]: 4-bit codes have two parts, even and odd, 8-bit codes one.

@@ -2,8 +2,9 @@
 
 A register tile of `rows` of x by 16 * `blocks` columns runs over all of K: per group its int32 sums, which start
 at -zero_point * sum(q), are scaled into float32 sums. One row (decode) and few go from packed words to registers;
-with many rows 4-bit codes are first unpacked to bytes, see `int8_gemm.py`. x lies in panels of `rows` rows with what
-a tile broadcasts side by side. Layout of W: `mlcpipe/quantization/layout.py`.
+with many rows 4-bit codes are first unpacked to bytes, see `int8_gemm.py`, and CPUs with tile registers use them, see
+`int8_amx.py`. x lies in panels of `rows` rows with what a tile broadcasts side by side. Layout of W:
+`mlcpipe/quantization/layout.py`.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from tir_schedules.cpu.int8_activations import (
     quantize_panels,
     whole_panels,
 )
+from tir_schedules.cpu.int8_amx import AMX_ROWS, amx_gemm, spans_of
 from tir_schedules.cpu.int8_dot import KINDS, Dot
 from tir_schedules.cpu.int8_gemm import CHUNK, gemm, gemm_fits
 from tir_schedules.cpu.matmul import Packed, packed_of
@@ -216,6 +218,7 @@ def _kernel(w: Packed, dot: Dot, tile: Int8Tile) -> tirx.PrimFunc:
     coarse = Groups(w.k, CHUNK, PAIRS, dot.byte_offset) if gemm_fits(w, dot) else None
     # With one scale a row nothing but x bounds the length of an integer sum.
     many = Groups(w.k, CHUNK, order, offset) if w.groups == 1 and w.k % CHUNK == 0 else fine
+    spans = spans_of(w, dot)
     n, k_size, n_blocks, groups, dtype = w.n, w.k, w.blocks, w.groups, w.dtype
     words = w.groups * w.words_per_group
 
@@ -229,7 +232,12 @@ def _kernel(w: Packed, dot: Dot, tile: Int8Tile) -> tirx.PrimFunc:
         if m == T.int64(1):
             one_row(X, W, S, Y, w, dot, fine, tile.prefetch_words)
         else:
-            if coarse is None:
+            if spans is not None:
+                if m < T.int64(AMX_ROWS):
+                    direct(X, W, S, Y, m, w, dot, tile, many)
+                else:
+                    amx_gemm(X, W, S, Y, m, w, dot, spans)
+            elif coarse is None:
                 direct(X, W, S, Y, m, w, dot, tile, many)
             else:
                 if m < T.int64(GEMM_ROWS):

@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+import tempfile
 import time
+from collections import defaultdict
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 import tvm
+import tvm_ffi
 from tvm import relax, tirx
 from tvm.relax.analysis import all_global_vars
 
 from mlcpipe.errors import CompileError
 from mlcpipe.passes.lowering import KernelReport, Lowering
 from mlcpipe.passes.pipeline import LOWER_TO_VM, PER_VARIANT, lower_for_llvm, run
+from mlcpipe.passes.schedule_kernels import BY_HAND
 from mlcpipe.runtime.variants import marker, prefix
 from mlcpipe.targets import Variant
 
@@ -24,13 +29,36 @@ CodeGenerator = Callable[[tvm.IRModule, tvm.target.Target], Any]
 
 @dataclass(frozen=True)
 class BuiltVariant:
-    """The code of one variant in the object file `path`, why its kernels are as they are, and what it took."""
+    """The code of one variant in object files, why its kernels are as they are, and what it took."""
 
     variant: Variant
     kernels: tuple[KernelReport, ...]
-    path: Path
+    paths: tuple[Path, ...]
     nbytes: int
     seconds: dict[str, float]
+
+
+@dataclass(frozen=True, eq=False)
+class _Kernels:
+    """PrimFuncs of one object file: of hosts, which call with any arguments, and of code that knows its own tensors.
+
+    Equal where the code is.
+    """
+
+    of_hosts: tvm.IRModule
+    internal: tvm.IRModule
+    target: tvm.target.Target
+
+    def __hash__(self) -> int:
+        return hash((tvm_ffi.structural_hash(self.of_hosts), tvm_ffi.structural_hash(self.internal), str(self.target)))
+
+    def __eq__(self, other: object) -> bool:
+        return (
+            isinstance(other, _Kernels)
+            and str(self.target) == str(other.target)
+            and tvm_ffi.structural_equal(self.of_hosts, other.of_hosts)
+            and tvm_ffi.structural_equal(self.internal, other.internal)
+        )
 
 
 def build(state: Lowering) -> Any:
@@ -39,9 +67,8 @@ def build(state: Lowering) -> Any:
     Raises CompileError with TVM's last words.
     """
     lowered, _ = run(state, LOWER_TO_VM)
-    builder, kernels = _bytecode(lowered, "")
-    library = _or_compile_error(lowered, lambda: _generate(kernels, lowered.tvm_target))
-    return _executable(builder, lowered, library)
+    builder, parts = _bytecode(lowered, "")
+    return _executable(builder, lowered, _or_compile_error(lowered, lambda: [_generate(part) for part in parts]))
 
 
 def build_variants(
@@ -62,16 +89,19 @@ def build_variants(
             began = time.perf_counter()
             scheduled, _ = run(replace(state, variant=variant), PER_VARIANT)
             one = _with_kernels(lowered, scheduled)
-            builder, kernels = _bytecode(one, "" if variant is variants[-1] else prefix(variant.name))
-            path = folder / f"{variant.name}.{object_format}"
+            builder, parts = _bytecode(one, "" if variant is variants[-1] else prefix(variant.name))
+            paths = [folder / f"{variant.name}-{i}.{object_format}" for i in range(len(parts))]
             done = {"schedule": time.perf_counter() - began}
-            pending.append((one, builder, done, path, pool.submit(_write_object, one, kernels, path)))
+            futures = [pool.submit(_write_object, one, part, path) for part, path in zip(parts, paths)]
+            pending.append((one, builder, done, paths, futures))
         executables, built = [], []
-        for one, builder, done, path, future in pending:
-            names, seconds = future.result()
-            library = tvm.runtime.load_static_library(str(path), names)
-            executables.append(_executable(builder, one, library))
-            built.append(BuiltVariant(one.variant, one.kernels, path, path.stat().st_size, done | seconds))
+        for one, builder, done, paths, futures in pending:
+            objects = [future.result() for future in futures]
+            libraries = [tvm.runtime.load_static_library(str(p), list(o.names)) for p, o in zip(paths, objects)]
+            executables.append(_executable(builder, one, libraries))
+            seconds = done | {"generate": sum(o.seconds for o in objects)}
+            nbytes = sum(len(o.code) for o in objects)
+            built.append(BuiltVariant(one.variant, one.kernels, tuple(paths), nbytes, seconds))
     finally:
         pool.shutdown(cancel_futures=True)  # after Ctrl-C or an error only what is running is waited for
     root = executables[-1].mod
@@ -89,66 +119,80 @@ def _with_kernels(lowered: Lowering, scheduled: Lowering) -> Lowering:
     return replace(scheduled, mod=mod)
 
 
-@dataclass(frozen=True)
-class _Kernels:
-    """PrimFuncs by who calls them: hosts, with any arguments, or only code that knows the shapes of its own tensors."""
-
-    of_hosts: tvm.IRModule
-    internal: tvm.IRModule
-
-
-def _bytecode(state: Lowering, symbols: str) -> tuple[relax.ExecBuilder, _Kernels]:
+def _bytecode(state: Lowering, symbols: str) -> tuple[relax.ExecBuilder, list[_Kernels]]:
     """The VM's code, which says what variant it is, and the kernels that it calls, whose names begin with `symbols`.
 
+    The kernels are in two parts, of about as much work: those of the cache and of sampling, which are the same for
+    many models and quantizations, and the others.
     The code generator takes the symbol of a function that it calls from an ExternFunc of the module. (The prefix that
     AttachGlobalSymbol knows rewrites the kernels' bodies, and fails on a buffer's view.)
     """
     functions = state.mod.functions
     called = {gv for f in functions.values() if isinstance(f, relax.Function) for gv in all_global_vars(f)}
+    common = {report.name for report in state.kernels if report.rule == BY_HAND}
     calls: dict[tvm.ir.GlobalVar, relax.Function | relax.ExternFunc] = {}
-    of_hosts: dict[tvm.ir.GlobalVar, tirx.PrimFunc] = {}
-    internal: dict[tvm.ir.GlobalVar, tirx.PrimFunc] = {}
+    kernels: dict[tuple[bool, bool], dict[tvm.ir.GlobalVar, tirx.PrimFunc]] = defaultdict(dict)
     for gv, func in functions.items():
         if isinstance(func, tirx.PrimFunc):
             name = symbols + gv.name_hint
             calls[gv] = relax.ExternFunc(name)
-            kernels = internal if gv in called else of_hosts
-            kernels[tvm.ir.GlobalVar(name)] = func.with_attr("global_symbol", name)
+            part = kernels[gv.name_hint in common, gv in called]
+            part[tvm.ir.GlobalVar(name)] = func.with_attr("global_symbol", name)
         else:
             calls[gv] = func
     builder = relax.ExecBuilder()
     with builder.function(marker(state.variant.name), num_inputs=1):
         builder.emit_ret(builder.r(0))
     tvm.get_global_func("relax.VMCodeGen")(builder, tvm.IRModule(calls, attrs=state.mod.attrs))
-    return builder, _Kernels(tvm.IRModule(of_hosts), tvm.IRModule(internal))
+    parts = [
+        _Kernels(tvm.IRModule(kernels[part, False]), tvm.IRModule(kernels[part, True]), state.tvm_target)
+        for part in (False, True)
+    ]
+    return builder, [part for part in parts if part.of_hosts.functions or part.internal.functions]
 
 
-def _generate(kernels: _Kernels, target: tvm.target.Target) -> Any:
+def _generate(kernels: _Kernels) -> Any:
     """The LLVM module of some kernels. The VM checks what hosts hand it, so that its kernels need not."""
-    mod = lower_for_llvm(kernels.internal, target, checked=False)
-    mod.update(lower_for_llvm(kernels.of_hosts, target))
-    return tvm.get_global_func("target.build.llvm")(mod, target)
+    with kernels.target:
+        mod = lower_for_llvm(kernels.internal, kernels.target, checked=False)
+        mod.update(lower_for_llvm(kernels.of_hosts, kernels.target))
+        return tvm.get_global_func("target.build.llvm")(mod, kernels.target)
 
 
-def _write_object(state: Lowering, kernels: _Kernels, path: Path) -> tuple[list[str], dict[str, float]]:
-    """Generate the code of one variant; its functions' names and seconds by step."""
+@dataclass(frozen=True)
+class _Object:
+    """An object file, the functions in it, and the seconds that it took now."""
+
+    code: bytes
+    names: tuple[str, ...]
+    seconds: float = 0.0
+
+
+def _write_object(state: Lowering, kernels: _Kernels, path: Path) -> _Object:
     began = time.perf_counter()
-    library = _or_compile_error(state, lambda: _generate(kernels, state.tvm_target))
-    optimized = time.perf_counter()
-    _or_compile_error(state, lambda: library.write_to_file(str(path)))
-    names = [str(name) for name in library["get_func_names"]()]
-    return names, {"optimize": optimized - began, "generate": time.perf_counter() - optimized}
+    made: _Object = _or_compile_error(state, lambda: _object(kernels, path.suffix))
+    path.write_bytes(made.code)
+    return replace(made, seconds=time.perf_counter() - began)
 
 
-def _executable(builder: relax.ExecBuilder, state: Lowering, library: Any) -> relax.VMExecutable:
+@lru_cache(maxsize=16)
+def _object(kernels: _Kernels, suffix: str) -> _Object:
+    """The code of some kernels, kept for the next model that has the same ones: half a MiB each."""
+    library = _generate(kernels)
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder, f"code{suffix}")
+        library.write_to_file(str(path))
+        return _Object(path.read_bytes(), tuple(str(name) for name in library["get_func_names"]()))
+
+
+def _executable(builder: relax.ExecBuilder, state: Lowering, libraries: Sequence[Any]) -> relax.VMExecutable:
     link = tvm.get_global_func("relax.VMLink")
-    return relax.VMExecutable(link(builder, state.tvm_target, library, [], {}))
+    return relax.VMExecutable(link(builder, state.tvm_target, libraries[0], list(libraries[1:]), {}))
 
 
 def _or_compile_error(state: Lowering, work: Callable[[], Any]) -> Any:
     try:
-        with state.tvm_target:
-            return work()
+        return work()
     except (RuntimeError, ValueError, TypeError) as error:
         lines = [line for line in str(error).strip().splitlines() if line.strip()] or [type(error).__name__]
         where = f"target {state.target.name}, variant {state.variant.name}"

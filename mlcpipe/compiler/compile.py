@@ -193,7 +193,8 @@ def _write_library(job: _Job, folder: Path, linker: Linker) -> tuple[dict[str, F
     path.parent.mkdir()
     with tempfile.TemporaryDirectory() as objects:
         module, built = build_variants(state, job.variants, Path(objects), object_format(), physical_cores())
-        export_library(module, [one.path for one in reversed(built)], path, linker, triple(state.target))
+        paths = [path for one in reversed(built) for path in one.paths]
+        export_library(module, paths, path, linker, triple(state.target))
     debug.show(debug.TIMINGS, lambda: "\n".join(_timings(b.seconds, f"{b.variant.name}: ") for b in built))
     debug.show(debug.RULES, lambda: "\n".join(_rules(b) for b in built))
     debug.show(debug.SOURCE, lambda: "\n".join(_source(state, variant) for variant in job.variants))

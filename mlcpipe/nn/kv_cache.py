@@ -48,6 +48,7 @@ class PagedKVCache(Object):  # type: ignore[misc]
 def create(kernels: str, spec: Any, windows: list[int | None], sizes: list[tirx.Var]) -> PagedKVCache:
     """Emit the creation of a cache: `sizes` are the five symbolic sizes of `create_tir_paged_kv_cache`.
 
+    TVM's own window, the last of them, stays off.
     `kernels` names the folder of tir_schedules that has `attention.kv_cache_functions(spec, layers)`;
     `spec` is its AttentionShape; `windows[i]` is layer i's sliding window or None.
     """
@@ -56,12 +57,12 @@ def create(kernels: str, spec: Any, windows: list[int | None], sizes: list[tirx.
     added = {name: bb.add_func(func, f"kv_cache_{name}") for name, func in functions.items()}
 
     def backend(name: str) -> relax.Tuple:
-        return relax.Tuple([StringImm("tirx"), added[name]])
+        return relax.Tuple([StringImm("tirx"), added[name]] if name in added else [])
 
     kinds = [_MHA if window is None else _MHA_SLIDING for window in windows]
     call = relax.call_pure_packed(
         "vm.builtin.paged_attention_kv_cache_create",
-        relax.ShapeExpr([*sizes, _NEVER_SLIDES]),
+        relax.ShapeExpr([*sizes[:4], 0, _NEVER_SLIDES]),
         relax.ShapeExpr([0, len(windows)]),
         relax.prim_value(spec.cache_heads),
         relax.prim_value(spec.cache_kv_heads),

@@ -13,6 +13,8 @@ from tvm import tirx
 from mlcpipe.passes.lowering import KernelReport, Lowering
 from tir_schedules.op import Declined, op_of
 
+BY_HAND = "by hand"  # in place of a rule: the kernel came with its schedule
+
 
 def schedule_kernels(state: Lowering) -> Lowering:
     """Ask the target's rules in order; the first that does not decline schedules the function."""
@@ -25,7 +27,7 @@ def schedule_kernels(state: Lowering) -> Lowering:
         op = op_of(func)
         kind = op.kind if op is not None else "fused"
         if func.attrs is not None and "tirx.is_scheduled" in func.attrs:
-            reports.append(KernelReport(gv.name_hint, kind, "by hand", "written with its schedule"))
+            reports.append(KernelReport(gv.name_hint, kind, BY_HAND, "written with its schedule"))
             continue
         declined = []
         for name, kinds, rule in rules:

@@ -467,7 +467,8 @@ def kv_cache_functions(shape: AttentionShape, num_layers: int, tiles: Tiles = Ti
     """Every function that `mlcpipe/nn/kv_cache.py` hands to TVM's cache, by its role there.
 
     TVM knows layers with a window and without one, and gives the former other length info. If `shape.all_slide`,
-    those for layers without attend with the window all the same.
+    those for layers without attend with the window all the same. Where TVM knows no layer with a window, there are
+    no functions for them: they are the largest ones.
     """
     window = shape.sliding_window
     always = window if shape.all_slide else 0
@@ -476,14 +477,15 @@ def kv_cache_functions(shape: AttentionShape, num_layers: int, tiles: Tiles = Ti
         "prefill_chunk": prefill_chunk(shape, tiles),
         "prefill_cached": prefill_cached(shape, always, False, tiles),
         "decode": decode(shape, always, False, tiles),
-        "prefill_cached_sliding": prefill_cached(shape, window, True, tiles),
-        "decode_sliding": decode(shape, window, True, tiles),
         "merge": merge(shape),
         "split": split(shape),
         "copy_page": copy_page(shape),
         "read_back": read_back(shape, num_layers),
         "compact": compact(shape),
     }
+    if window and not shape.all_slide:
+        functions["prefill_cached_sliding"] = prefill_cached(shape, window, True, tiles)
+        functions["decode_sliding"] = decode(shape, window, True, tiles)
     return {
         name: tag(func, f"kv_cache_{name}").with_attr("tirx.is_scheduled", True) for name, func in functions.items()
     }

@@ -18,9 +18,8 @@ from tvm import relax, tirx
 from tvm.relax.analysis import all_global_vars
 
 from mlcpipe.errors import CompileError
-from mlcpipe.passes.lowering import KernelReport, Lowering
+from mlcpipe.passes.lowering import BY_HAND, KernelReport, Lowering
 from mlcpipe.passes.pipeline import LOWER_TO_VM, PER_VARIANT, lower_for_llvm, run
-from mlcpipe.passes.schedule_kernels import BY_HAND
 from mlcpipe.runtime.variants import marker, prefix
 from mlcpipe.targets import Variant
 

@@ -15,6 +15,7 @@ from mlcpipe.quantization.layout import Layout
 from mlcpipe.quantization.scheme import Scheme
 from mlcpipe.targets import Target, Variant, tvm_target
 
+BY_HAND = "by hand"  # instead of a rule: the kernel came with its schedule
 Replace = Callable[["Rebuild", relax.Var, relax.Expr], "relax.Expr | None"]
 
 

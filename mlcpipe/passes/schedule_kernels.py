@@ -10,10 +10,8 @@ import importlib
 import tvm
 from tvm import tirx
 
-from mlcpipe.passes.lowering import KernelReport, Lowering
+from mlcpipe.passes.lowering import BY_HAND, KernelReport, Lowering
 from tir_schedules.op import Declined, op_of
-
-BY_HAND = "by hand"  # in place of a rule: the kernel came with its schedule
 
 
 def schedule_kernels(state: Lowering) -> Lowering:

@@ -19,6 +19,7 @@ from tir_schedules.cpu.int8_dot import Dot
 from tir_schedules.cpu.int8_expert_matmul import int8_expert_matmul
 from tir_schedules.cpu.int8_gemm import CHUNK, gemm_fits
 from tir_schedules.cpu.int8_matmul import GEMM_ROWS, GROUP, int8_matmul
+from tir_schedules.cpu.int8_smmla import pairs_of
 from tir_schedules.cpu.matmul import packed_of
 from tir_schedules.op import Op, op_of
 
@@ -107,8 +108,10 @@ class Int8Matmul:
         return kernel
 
     def unpacks_first(self, m: int) -> bool:
-        least = AMX_ROWS if self.kind == "amx_int8" else GEMM_ROWS
-        return m >= least and gemm_fits(packed_of(self.op), Dot(self.kind, DOTS[self.kind][0]))
+        w, dot = packed_of(self.op), Dot(self.kind, DOTS[self.kind][0])
+        pairs = pairs_of(w, dot)
+        least = AMX_ROWS if self.kind == "amx_int8" else pairs.least_rows if pairs else GEMM_ROWS
+        return m >= least and gemm_fits(w, dot)
 
     def group(self, m: int) -> int:
         """Numbers of a row of x on one scale."""

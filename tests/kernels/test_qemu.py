@@ -64,6 +64,8 @@ INT8_SCHEMES, INT8_SHAPES = ("q4f16_1", "q8f16_1", "q8f16_0"), ((33, 600), (17, 
 # One of each way that tiles go: unpacked bytes, packed ones with scales for 32, for a row in spans of 32 and of 128.
 AMX_SHAPES = (("q4f16_1", (17, 640)), ("q4f16_1", (33, 128)), ("q8f16_1", (33, 600)), ("q8f16_0", (33, 600)),
               ("q8f16_0", (17, 640)))  # fmt: skip
+# More of K than is unpacked at a time, by kernels that few other tests run.
+INT8_DEEP = {"neon_i8mm": (("q4f16_1", 48, 1280), ("q8f16_0", 48, 1280))}
 INT8_EXPERTS = (33, 100, 4, 2, True)
 RUNS = (
     *((machine, name) for machine in (ARM, X86_64, HOST) for name in (*PLAIN, "q3f16_1")),
@@ -90,6 +92,7 @@ def library(name: str) -> tuple[Case, ...]:
         return tuple(all_cases.library(name))
     shapes = AMX_SHAPES if kind == "amx_int8" else tuple(product(INT8_SCHEMES, INT8_SHAPES))
     chosen = {Int8Matmul(kind, scheme, *shape).symbol for scheme, shape in shapes}
+    chosen |= {Int8Matmul(kind, *which).symbol for which in INT8_DEEP.get(kind, ())}
     if kind != "amx_int8":  # experts and few rows have the code of avx512_vnni
         chosen |= {Int8ExpertMatmul(kind, scheme, *INT8_EXPERTS).symbol for scheme in INT8_SCHEMES}
     return tuple(case for case in dot_cases(kind) if case.kernel.symbol in chosen)

@@ -61,3 +61,8 @@ class Dot:
             ones = T.broadcast(T.int16(1), width // 2)
             return acc + _intrinsic("llvm.x86.avx2.pmadd.wd", lanes, pairs, ones)
         return _intrinsic(f"llvm.x86.avx512.vpdpbusd.{32 * self.lanes}", lanes, acc, codes, x)
+
+    def pairs(self, acc: tirx.PrimExpr, first: tirx.PrimExpr, second: tirx.PrimExpr) -> tirx.PrimExpr:
+        """acc int32[2 * 2] + two rows of eight signed bytes (int32[4]) times two others: only NEON's i8mm has it."""
+        rows = (T.reinterpret(x, dtype="int8x16") for x in (first, second))
+        return _intrinsic("llvm.aarch64.neon.smmla.v4i32.v16i8", "int32x4", acc, *rows)

@@ -8,6 +8,7 @@ products, against 80 with scales for every 32. Activations have one scale for th
 
 from __future__ import annotations
 
+from tvm import tirx
 from tvm.script import tirx as T
 
 from tir_schedules.cpu.int8_activations import quantize_panels, whole_panels
@@ -27,15 +28,54 @@ def gemm_fits(w: Packed, dot: Dot) -> bool:
     return w.bits == 4 and w.group_size == 32 and w.groups > 1 and w.k % CHUNK == 0 and dot.kind != "avx2"
 
 
+def alternating(lanes: int) -> list[int]:
+    """The lanes of two vectors by turns."""
+    return [lane + lanes * which for lane in range(lanes) for which in range(2)]
+
+
+def upper_bytes(even: tirx.PrimExpr, odd: tirx.PrimExpr, dot: Dot) -> tirx.PrimExpr:
+    """The upper bytes of int16 numbers as uint32[lanes], those of `even` in the lower halves of 16 bits."""
+    if dot.kind.startswith("neon"):  # one trn2
+        width = 4 * dot.lanes
+        bytes_ = [T.reinterpret(x, dtype=f"int8x{width}") for x in (even, odd)]
+        taken = [i + which * width for i in range(1, width, 2) for which in range(2)]
+        return T.reinterpret(tirx.Shuffle(bytes_, taken), dtype=f"uint32x{dot.lanes}")
+    even, odd = (T.reinterpret(x, dtype=f"uint32x{dot.lanes}") for x in (even, odd))
+    return T.bitwise_or(
+        T.bitwise_and(
+            T.shift_right(even, T.broadcast(T.uint32(8), dot.lanes)), T.broadcast(T.uint32(0x00FF00FF), dot.lanes)
+        ),
+        T.bitwise_and(odd, T.broadcast(T.uint32(0xFF00FF00), dot.lanes)),
+    )
+
+
 @macro
-def requantize(W, S, bytes_, chunk_scales, block, b, chunk, slot, w, dot):
-    """Chunk `chunk` of a block of 16 rows -> bytes_[32 * slot : 32 * slot + 32, b], four a word, and its scales."""
+def put_halves(bytes_, half, i, b, v, lanes, side):
+    """Eight bytes of `lanes` rows, the v-th of a block, from half[2, lanes] -> bytes_[2 * i : 2 * i + 2, b], or with
+    both words of a row side by side bytes_[i, b].
+    """
+    if side == 1:
+        for h in T.unroll(2):
+            bytes_[i * 2 + h, b, T.ramp(v * lanes, 1, lanes)] = half[h, T.ramp(0, 1, lanes)]
+    else:
+        bytes_[i, b, T.ramp(v * 2 * lanes, 1, 2 * lanes)] = tirx.Shuffle(
+            [half[0, T.ramp(0, 1, lanes)], half[1, T.ramp(0, 1, lanes)]], alternating(lanes)
+        )
+
+
+@macro
+def requantize(W, S, bytes_, chunk_scales, block, b, chunk, slot, w, dot, side=1):
+    """Chunk `chunk` of a block of 16 rows -> bytes_[32 * slot : 32 * slot + 32, b], four a word, and its scales.
+
+    With a `side` of 2 two words of a row lie side by side: bytes_[16 * slot : 16 * slot + 16, b].
+    """
     lanes, per_block = T.meta_var((dot.lanes, 16 // dot.lanes))
     scale = T.alloc_buffer((4, dot.lanes), "float32")
     top = T.alloc_buffer((2, dot.lanes), "float32")
     factor = T.alloc_buffer((2, dot.lanes), "int32")
     word = T.alloc_buffer((1, dot.lanes), "uint32")
     product = T.alloc_buffer((4, 2 * dot.lanes), "int16")
+    half = T.alloc_buffer((2, dot.lanes), "uint32")
     for v in T.unroll(per_block):
         for g in T.unroll(4):
             scale[g, T.ramp(0, 1, lanes)] = T.cast(
@@ -81,19 +121,10 @@ def requantize(W, S, bytes_, chunk_scales, block, b, chunk, slot, w, dot):
                         factor[1, T.ramp(0, 1, lanes)], dtype=f"int16x{2 * dot.lanes}"
                     )
                 for h in T.unroll(2):
-                    bytes_[slot * 32 + g * 8 + j * 2 + h, b, T.ramp(v * lanes, 1, lanes)] = T.bitwise_or(
-                        T.bitwise_and(
-                            T.shift_right(
-                                T.reinterpret(product[h * 2, T.ramp(0, 1, 2 * lanes)], dtype=f"uint32x{dot.lanes}"),
-                                T.broadcast(T.uint32(8), lanes),
-                            ),
-                            T.broadcast(T.uint32(0x00FF00FF), lanes),
-                        ),
-                        T.bitwise_and(
-                            T.reinterpret(product[h * 2 + 1, T.ramp(0, 1, 2 * lanes)], dtype=f"uint32x{dot.lanes}"),
-                            T.broadcast(T.uint32(0xFF00FF00), lanes),
-                        ),
+                    half[h, T.ramp(0, 1, lanes)] = upper_bytes(
+                        product[h * 2, T.ramp(0, 1, 2 * lanes)], product[h * 2 + 1, T.ramp(0, 1, 2 * lanes)], dot
                     )
+                put_halves(bytes_, half, slot * 16 + g * 4 + j, b, v, lanes, side)
 
 
 @macro

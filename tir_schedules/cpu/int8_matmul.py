@@ -2,9 +2,9 @@
 
 A register tile of `rows` of x by 16 * `blocks` columns runs over all of K: per group its int32 sums, which start
 at -zero_point * sum(q), are scaled into float32 sums. One row (decode) and few go from packed words to registers;
-with many rows 4-bit codes are first unpacked to bytes, see `int8_gemm.py`, and CPUs with tile registers use them, see
-`int8_amx.py`. x lies in panels of `rows` rows with what a tile broadcasts side by side. Layout of W:
-`mlcpipe/quantization/layout.py`.
+with many rows 4-bit codes are first unpacked to bytes, see `int8_gemm.py`, and CPUs that multiply matrices do, see
+`int8_amx.py` and `int8_smmla.py`. x lies in panels of `rows` rows with what a tile broadcasts side by side. Layout of
+W: `mlcpipe/quantization/layout.py`.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ from tir_schedules.cpu.int8_activations import (
 from tir_schedules.cpu.int8_amx import AMX_ROWS, amx_gemm, spans_of
 from tir_schedules.cpu.int8_dot import KINDS, Dot
 from tir_schedules.cpu.int8_gemm import CHUNK, gemm, gemm_fits
+from tir_schedules.cpu.int8_smmla import pairs_of, smmla_gemm
 from tir_schedules.cpu.matmul import Packed, packed_of
 from tir_schedules.cpu.store import store_rows
 from tir_schedules.macro import macro
@@ -218,7 +219,7 @@ def _kernel(w: Packed, dot: Dot, tile: Int8Tile) -> tirx.PrimFunc:
     coarse = Groups(w.k, CHUNK, PAIRS, dot.byte_offset) if gemm_fits(w, dot) else None
     # With one scale a row nothing but x bounds the length of an integer sum.
     many = Groups(w.k, CHUNK, order, offset) if w.groups == 1 and w.k % CHUNK == 0 else fine
-    spans = spans_of(w, dot)
+    spans, pairs = spans_of(w, dot), pairs_of(w, dot)
     n, k_size, n_blocks, groups, dtype = w.n, w.k, w.blocks, w.groups, w.dtype
     words = w.groups * w.words_per_group
 
@@ -237,6 +238,11 @@ def _kernel(w: Packed, dot: Dot, tile: Int8Tile) -> tirx.PrimFunc:
                     direct(X, W, S, Y, m, w, dot, tile, many)
                 else:
                     amx_gemm(X, W, S, Y, m, w, dot, spans)
+            elif pairs is not None:
+                if m < T.int64(pairs.least_rows):
+                    direct(X, W, S, Y, m, w, dot, tile, many)
+                else:
+                    smmla_gemm(X, W, S, Y, m, w, dot, pairs)
             elif coarse is None:
                 direct(X, W, S, Y, m, w, dot, tile, many)
             else:

@@ -38,7 +38,7 @@ class BuiltVariant:
 
 
 @dataclass(frozen=True, eq=False)
-class _Kernels:
+class Kernels:
     """PrimFuncs of one object file: of hosts, which call with any arguments, and of code that knows its own tensors.
 
     Equal where the code is.
@@ -53,7 +53,7 @@ class _Kernels:
 
     def __eq__(self, other: object) -> bool:
         return (
-            isinstance(other, _Kernels)
+            isinstance(other, Kernels)
             and str(self.target) == str(other.target)
             and tvm_ffi.structural_equal(self.of_hosts, other.of_hosts)
             and tvm_ffi.structural_equal(self.internal, other.internal)
@@ -118,7 +118,7 @@ def _with_kernels(lowered: Lowering, scheduled: Lowering) -> Lowering:
     return replace(scheduled, mod=mod)
 
 
-def _bytecode(state: Lowering, symbols: str) -> tuple[relax.ExecBuilder, list[_Kernels]]:
+def _bytecode(state: Lowering, symbols: str) -> tuple[relax.ExecBuilder, list[Kernels]]:
     """The VM's code, which says what variant it is, and the kernels that it calls, whose names begin with `symbols`.
 
     The kernels are in two parts, of about as much work: those of the cache and of sampling, which are the same for
@@ -144,13 +144,13 @@ def _bytecode(state: Lowering, symbols: str) -> tuple[relax.ExecBuilder, list[_K
         builder.emit_ret(builder.r(0))
     tvm.get_global_func("relax.VMCodeGen")(builder, tvm.IRModule(calls, attrs=state.mod.attrs))
     parts = [
-        _Kernels(tvm.IRModule(kernels[part, False]), tvm.IRModule(kernels[part, True]), state.tvm_target)
+        Kernels(tvm.IRModule(kernels[part, False]), tvm.IRModule(kernels[part, True]), state.tvm_target)
         for part in (False, True)
     ]
     return builder, [part for part in parts if part.of_hosts.functions or part.internal.functions]
 
 
-def _generate(kernels: _Kernels) -> Any:
+def _generate(kernels: Kernels) -> Any:
     """The LLVM module of some kernels. The VM checks what hosts hand it, so that its kernels need not."""
     with kernels.target:
         mod = lower_for_llvm(kernels.internal, kernels.target, checked=False)
@@ -159,7 +159,7 @@ def _generate(kernels: _Kernels) -> Any:
 
 
 @dataclass(frozen=True)
-class _Object:
+class ObjectFile:
     """An object file, the functions in it, and the seconds that it took now."""
 
     code: bytes
@@ -167,21 +167,21 @@ class _Object:
     seconds: float = 0.0
 
 
-def _write_object(state: Lowering, kernels: _Kernels, path: Path) -> _Object:
+def _write_object(state: Lowering, kernels: Kernels, path: Path) -> ObjectFile:
     began = time.perf_counter()
-    made: _Object = _or_compile_error(state, lambda: _object(kernels, path.suffix))
+    made: ObjectFile = _or_compile_error(state, lambda: object_file(kernels, path.suffix))
     path.write_bytes(made.code)
     return replace(made, seconds=time.perf_counter() - began)
 
 
 @lru_cache(maxsize=16)
-def _object(kernels: _Kernels, suffix: str) -> _Object:
+def object_file(kernels: Kernels, suffix: str) -> ObjectFile:
     """The code of some kernels, kept for the next model that has the same ones: half a MiB each."""
     library = _generate(kernels)
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, f"code{suffix}")
         library.write_to_file(str(path))
-        return _Object(path.read_bytes(), tuple(str(name) for name in library["get_func_names"]()))
+        return ObjectFile(path.read_bytes(), tuple(str(name) for name in library["get_func_names"]()))
 
 
 def _executable(builder: relax.ExecBuilder, state: Lowering, libraries: Sequence[Any]) -> relax.VMExecutable:

@@ -11,6 +11,7 @@ from tvm import te, tirx
 from mlcpipe.quantization.layout import Layout
 from mlcpipe.quantization.scheme import Scheme
 from mlcpipe.quantization.te import dequantize_element
+from tir_schedules.activation import ACTIVATIONS
 from tir_schedules.op import tag
 
 
@@ -54,12 +55,27 @@ def dequantize(scheme: Scheme, layout: Layout, n: int, k: int, dtype: str, exper
 
 def matmul(scheme: Scheme, layout: Layout, n: int, k: int, dtype: str) -> tirx.PrimFunc:
     """x dtype[m, k], packed w [n, k] -> x w^T dtype[m, n]."""
+    inputs, y = _product(scheme, layout, n, k, dtype)
+    return tag(te.create_prim_func([*inputs, y]), "matmul", **_facts(scheme, layout, n, k))
+
+
+def gated_matmul(scheme: Scheme, layout: Layout, n: int, k: int, activation: str, dtype: str) -> tirx.PrimFunc:
+    """x dtype[m, k], packed w [n, k], gate rows then as many up rows -> act(x gate^T) * (x up^T) dtype[m, n / 2]."""
+    inputs, h = _product(scheme, layout, n, k, dtype)
+    act, width = ACTIVATIONS[activation], n // 2
+    y = te.compute((h.shape[0], width), lambda i, j: act(h(i, j)) * h(i, j + width), name="gated")
+    facts = _facts(scheme, layout, n, k) | {"activation": activation}
+    return tag(te.create_prim_func([*inputs, y]), "gated_matmul", **facts)
+
+
+def _product(scheme: Scheme, layout: Layout, n: int, k: int, dtype: str) -> tuple[list[te.Tensor], te.Tensor]:
+    """The inputs x and packed w, and x w^T."""
     x = te.placeholder((_rows(), k), dtype, name="x")
     packed = _packed_inputs(scheme, layout, n, k)
     w = te.compute((n, k), lambda i, j: _element(scheme, layout, packed, (i, j), dtype), name="w")
     r = te.reduce_axis((0, k), "r")
     y = te.compute((x.shape[0], n), lambda i, j: te.sum(x[i, r] * w[j, r], axis=r), name="matmul")
-    return tag(te.create_prim_func([x, *packed, y]), "matmul", **_facts(scheme, layout, n, k))
+    return [x, *packed], y
 
 
 def take(scheme: Scheme, layout: Layout, n: int, k: int, dtype: str) -> tirx.PrimFunc:

@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
-import tvm
 from tvm import relax
 
 from mlcpipe.nn import definitions
-from mlcpipe.passes.lowering import Lowering, Rebuild, is_op, rebuild
+from mlcpipe.passes.lowering import Lowering, Rebuild, is_op, rebuild, scheme_of, tir_op
 from mlcpipe.quantization.layout import load_layout
-from mlcpipe.quantization.scheme import Scheme
-from tir_schedules.op import Op, op_of
+from tir_schedules.op import Op
 
 
 def fuse_dequantize(state: Lowering) -> Lowering:
@@ -35,21 +30,8 @@ def fuse_dequantize(state: Lowering) -> Lowering:
 def _dequantized(work: Rebuild, expr: relax.Expr) -> tuple[Op, list[relax.Expr]] | None:
     """The operation and packed arrays of a weight that is the result of `dequantize`."""
     call = work.value_of(expr)
-    op = _tir_op(work, call)
+    op = tir_op(work, call)
     return None if op is None or op.kind != "dequantize" else (op, list(call.args[1].fields))
-
-
-def _tir_op(work: Rebuild, call: relax.Expr) -> Op | None:
-    if not is_op(call, "relax.call_tir") or not isinstance(call.args[0], tvm.ir.GlobalVar):
-        return None
-    return op_of(work.bb.get()[call.args[0]])
-
-
-def _scheme(state: Lowering, facts: Mapping[str, Any]) -> Scheme:
-    """The scheme of a packed weight: the model's, or its plain companion (routers)."""
-    if int(facts["bits"]) == state.scheme.bits:
-        return state.scheme
-    return Scheme(f"q0f{str(facts['dtype'])[5:]}", str(facts["dtype"]))
 
 
 def _matmul(work: Rebuild, state: Lowering, value: relax.Call, weight: relax.Expr) -> relax.Expr | None:
@@ -58,7 +40,7 @@ def _matmul(work: Rebuild, state: Lowering, value: relax.Call, weight: relax.Exp
         return None
     op, packed = found
     func = definitions.matmul(
-        _scheme(state, op.facts), load_layout(op.str("layout")), op.int("n"), op.int("k"), str(value.ty.dtype)
+        scheme_of(state, op), load_layout(op.str("layout")), op.int("n"), op.int("k"), str(value.ty.dtype)
     )
     return work.call_tir(func, "matmul", [value.args[0], *packed], value.ty)
 
@@ -69,13 +51,13 @@ def _take(work: Rebuild, state: Lowering, value: relax.Call) -> relax.Expr | Non
         return None
     op, packed = found
     func = definitions.take(
-        _scheme(state, op.facts), load_layout(op.str("layout")), op.int("n"), op.int("k"), str(value.ty.dtype)
+        scheme_of(state, op), load_layout(op.str("layout")), op.int("n"), op.int("k"), str(value.ty.dtype)
     )
     return work.call_tir(func, "take", [*packed, value.args[1]], value.ty)
 
 
 def _expert_matmul(work: Rebuild, state: Lowering, value: relax.Call) -> relax.Expr | None:
-    outer = _tir_op(work, value)
+    outer = tir_op(work, value)
     if outer is None or outer.kind != "expert_matmul":
         return None
     x, weight, ids = value.args[1].fields
@@ -84,7 +66,7 @@ def _expert_matmul(work: Rebuild, state: Lowering, value: relax.Call) -> relax.E
         return None
     op, packed = found
     func = definitions.expert_matmul(
-        _scheme(state, op.facts),
+        scheme_of(state, op),
         load_layout(op.str("layout")),
         outer.int("experts"),
         op.int("n"),

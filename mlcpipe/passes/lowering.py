@@ -14,6 +14,7 @@ from mlcpipe.compiler.weights import Weight
 from mlcpipe.quantization.layout import Layout
 from mlcpipe.quantization.scheme import Scheme
 from mlcpipe.targets import Target, Variant, tvm_target
+from tir_schedules.op import Op, op_of
 
 BY_HAND = "by hand"  # instead of a rule: the kernel came with its schedule
 Replace = Callable[["Rebuild", relax.Var, relax.Expr], "relax.Expr | None"]
@@ -152,3 +153,17 @@ def rebuild(
 def is_op(expr: relax.Expr, name: str) -> bool:
     """True if `expr` calls the Relax operator of that name."""
     return isinstance(expr, relax.Call) and isinstance(expr.op, tvm.ir.Op) and expr.op.name == name
+
+
+def tir_op(work: Rebuild, call: relax.Expr) -> Op | None:
+    """What the tagged PrimFunc computes that `call` calls; None for any other expression."""
+    if not is_op(call, "relax.call_tir") or not isinstance(call.args[0], tvm.ir.GlobalVar):
+        return None
+    return op_of(work.bb.get()[call.args[0]])
+
+
+def scheme_of(state: Lowering, op: Op) -> Scheme:
+    """The scheme of a packed weight: the model's, or its plain companion (routers)."""
+    if op.int("bits") == state.scheme.bits:
+        return state.scheme
+    return Scheme(f"q0f{op.str('dtype')[5:]}", op.str("dtype"))

@@ -12,6 +12,7 @@ from tvm import relax, s_tir, tirx
 from mlcpipe.errors import CompileError
 from mlcpipe.passes.fuse_add_norm import fuse_add_norm
 from mlcpipe.passes.fuse_dequantize import fuse_dequantize
+from mlcpipe.passes.fuse_gate import fuse_gate
 from mlcpipe.passes.fuse_parallel_matmul import fuse_parallel_matmul
 from mlcpipe.passes.lowering import Lowering
 from mlcpipe.passes.plan_memory import bundle_weights, state_bounds
@@ -36,6 +37,7 @@ SHARED: tuple[Pass, ...] = (
     fuse_parallel_matmul,
     quantize_weights,
     fuse_dequantize,
+    fuse_gate,
     fuse_add_norm,
     # operators to TensorIR, fused
     _tvm(relax.transform.LegalizeOps),

@@ -9,7 +9,6 @@ from functools import cache, partial
 import numpy as np
 from tvm import tirx
 
-from mlcpipe.nn import definitions
 from mlcpipe.quantization.layout import load_layout
 from mlcpipe.quantization.scheme import load_scheme
 from mlcpipe.targets import host_instruction_sets
@@ -17,14 +16,14 @@ from tir_schedules.cpu.int8_activations import SMALLEST
 from tir_schedules.cpu.int8_amx import AMX_ROWS
 from tir_schedules.cpu.int8_dot import Dot
 from tir_schedules.cpu.int8_expert_matmul import int8_expert_matmul
-from tir_schedules.cpu.int8_gemm import CHUNK, gemm_fits
-from tir_schedules.cpu.int8_matmul import GEMM_ROWS, GROUP, int8_matmul
+from tir_schedules.cpu.int8_gemm import CHUNK, GROUP, chunk_of, gemm_fits
+from tir_schedules.cpu.int8_matmul import GEMM_ROWS, int8_matmul
 from tir_schedules.cpu.int8_smmla import pairs_of
 from tir_schedules.cpu.matmul import packed_of
 from tir_schedules.op import Op, op_of
 
 from .harness import EPS, KINDS, TINY, Array, Call, Case, adversarial, unwritten
-from .matmul_cases import LAYOUT, SHAPES, ExpertMatmul, expert_call, packed
+from .matmul_cases import LAYOUT, SHAPES, ExpertMatmul, Matmul, expert_call, gated, packed
 
 # Knob `int8_dot` -> its lanes, the instruction set that it needs, a register tile (rows, tail_rows, blocks).
 DOTS = {
@@ -38,8 +37,10 @@ DOTS = {
 HERE = [kind for kind, (_, needs, _) in DOTS.items() if needs in host_instruction_sets()]
 SCHEMES = ("q4f16_1", "q8f16_1", "q8f16_0")
 ROWS = (1, 2, 3, 4, 5, 6, 7, 8, 11, 12, 13, 16, 25, 33)
-# Whole chunks of 128: where unpacking to bytes first pays; the last has more than are unpacked at a time.
+# Whole chunks of 128 or 256: where unpacking to bytes first pays; the last has more than are unpacked at a time.
 MANY_SHAPES = ((33, 128), (17, 640), (48, 1280))
+# Halves of whole blocks, an odd number of them, and halves that part a block.
+GATED = (("q4f16_1", 96, 640, "silu"), ("q4f16_1", 40, 128, "gelu_tanh"), ("q8f16_1", 40, 128, "silu"))
 MANY_ROWS = (2, 33, 63, 64, 67, 70, 71, 97)
 
 
@@ -65,11 +66,11 @@ def quantized(x: Array, size: int = GROUP) -> Array:
     return (q * scale).reshape(*x.shape[:-1], groups * size)[..., :k]
 
 
-def requantized(rows: dict[str, Array], k: int) -> Array:
-    """float64[n, k] of 4-bit codes and scales in row order as bytes on one scale for 128, as `int8_gemm` makes them."""
+def requantized(rows: dict[str, Array], k: int, chunk: int) -> Array:
+    """float64[n, k] of 4-bit codes and scales in row order as bytes on one scale a chunk, as `int8_gemm` makes them."""
     words, zero = rows["q_weight"], 7
-    codes = ((words[:, :, None] >> (4 * np.arange(8, dtype=np.uint32))) & 15).reshape(len(words), -1, 4, 32)
-    scales = rows["q_scale"].astype(np.float32).reshape(len(words), -1, 4)
+    codes = ((words[:, :, None] >> (4 * np.arange(8, dtype=np.uint32))) & 15).reshape(len(words), -1, chunk // GROUP, GROUP)
+    scales = rows["q_scale"].astype(np.float32).reshape(len(words), -1, chunk // GROUP)
     top = scales.max(-1, keepdims=True)
     with np.errstate(divide="ignore", over="ignore"):
         inverse = np.where(top > 0, np.float32(256 * 127 / zero) / top, np.float32(0))
@@ -81,24 +82,24 @@ def requantized(rows: dict[str, Array], k: int) -> Array:
 
 @dataclass(frozen=True)
 class Int8Matmul:
-    """x f32[m, k] times packed w [n, k] transposed, x in int8."""
+    """x f32[m, k] times packed w [n, k] transposed, x in int8; with an activation: act(gate) * up of its halves."""
 
     kind: str
     scheme: str
     n: int
     k: int
+    activation: str = ""
 
     @property
     def symbol(self) -> str:
-        return f"int8_{self.kind}_{self.scheme}_{self.n}_{self.k}"
+        return f"int8{self.activation}_{self.kind}_{self.scheme}_{self.n}_{self.k}"
 
     def definition(self) -> None:
         """The TE body is exact: what it gives is not what this kernel promises."""
 
     @property
     def op(self) -> Op:
-        body = definitions.matmul(load_scheme(self.scheme), load_layout(LAYOUT), self.n, self.k, "float32")
-        op = op_of(body)
+        op = op_of(Matmul(self.scheme, self.n, self.k, self.activation).definition())
         assert op is not None
         return op
 
@@ -107,38 +108,41 @@ class Int8Matmul:
         assert isinstance(kernel, tirx.PrimFunc), kernel
         return kernel
 
-    def unpacks_first(self, m: int) -> bool:
+    def chunk(self, m: int) -> int:
+        """Numbers of a row of w on one scale where codes are unpacked to bytes first, else 0."""
         w, dot = packed_of(self.op), Dot(self.kind, DOTS[self.kind][0])
         pairs = pairs_of(w, dot)
-        least = AMX_ROWS if self.kind == "amx_int8" else pairs.least_rows if pairs else GEMM_ROWS
-        return m >= least and gemm_fits(w, dot)
+        if pairs is None and self.kind != "amx_int8":
+            return chunk_of(w, dot) if m >= GEMM_ROWS else 0
+        return CHUNK if m >= (pairs.least_rows if pairs else AMX_ROWS) and gemm_fits(w, dot) else 0
 
     def group(self, m: int) -> int:
         """Numbers of a row of x on one scale."""
         whole_row = packed_of(self.op).groups == 1 and m > 1 and self.k % CHUNK == 0
-        return CHUNK if self.unpacks_first(m) or whole_row else GROUP
+        return self.chunk(m) or (CHUNK if whole_row else GROUP)
 
 
 @cache
-def weight(scheme: str, n: int, k: int, kind: str, unpacked: bool) -> Array:
-    """float64[n, k] that a kernel multiplies with."""
-    if not unpacked:
+def weight(scheme: str, n: int, k: int, kind: str, chunk: int) -> Array:
+    """float64[n, k] that a kernel multiplies with; `chunk` is as for `requantized`, or 0."""
+    if not chunk:
         return packed(scheme, (n, k), kind)[1]
     loaded = load_scheme(scheme)
     arrays = dict(zip(loaded.shapes(n, k), packed(scheme, (n, k), kind)[0]))
-    return requantized(load_layout(LAYOUT).unrepack(loaded, arrays, n, k), k)
+    return requantized(load_layout(LAYOUT).unrepack(loaded, arrays, n, k), k, chunk)
 
 
 def int8_call(kernel: Int8Matmul, m: int, kind: str) -> Call:
-    """x, packed weight -> y f32[m, n]; integers are exact, so only scaling and adding groups rounds."""
+    """x, packed weight -> y f32[m, n] or [m, n / 2]; integers are exact, so only scaling and adding groups rounds."""
     arrays = packed(kernel.scheme, (kernel.n, kernel.k), kind)[0]
-    w = weight(kernel.scheme, kernel.n, kernel.k, kind, kernel.unpacks_first(m))
+    w = weight(kernel.scheme, kernel.n, kernel.k, kind, kernel.chunk(m))
     x = adversarial(kind, (m, kernel.k), np.random.default_rng([m, kernel.k]))
     seen = quantized(x, kernel.group(m))
     terms = kernel.k // GROUP + 8
     bound = terms * EPS * (np.abs(seen) @ np.abs(w).T) + terms * TINY
-    args = (x, *arrays, unwritten((m, kernel.n)))
-    return Call(args, {len(args) - 1: (seen @ w.T, bound)})
+    expected, bound = gated(seen @ w.T, bound, kernel.activation)
+    args = (x, *arrays, unwritten(expected.shape))
+    return Call(args, {len(args) - 1: (expected, bound)})
 
 
 @dataclass(frozen=True)
@@ -205,6 +209,10 @@ def dot_cases(dot: str) -> Iterator[Case]:
                 kind = KINDS[(i + j) % len(KINDS)]
                 yield Case(f"{kernel.symbol}-m{m}-{kind}", f"int8-{dot}", kernel, partial(int8_call, kernel, m, kind))
         yield from _experts(dot, scheme)
+    for scheme, n, k, activation in GATED:
+        kernel = Int8Matmul(dot, scheme, n, k, activation)
+        for m, kind in zip((1, 7, 67, 96), KINDS):
+            yield Case(f"{kernel.symbol}-m{m}-{kind}", f"int8-{dot}", kernel, partial(int8_call, kernel, m, kind))
 
 
 def cases() -> Iterator[Case]:

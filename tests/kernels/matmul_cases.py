@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache, partial
@@ -29,23 +30,28 @@ SCHEMES = {
     "q8f32_0": ((97, 100), (16, 600)),
     "q0f32": ((97, 100), (1, 33)),
 }
+GATED = (("q4f16_1", 40, 100, "silu"), ("q4f16_1", 30, 64, "gelu_tanh"), ("q0f16", 64, 33, "silu"))
 LAYOUT = "rows16"
 
 
 @dataclass(frozen=True)
 class Matmul:
-    """x f32[m, k] times packed w [n, k] transposed."""
+    """x f32[m, k] times packed w [n, k] transposed; with an activation: act(gate) * up of its halves."""
 
     scheme: str
     n: int
     k: int
+    activation: str = ""
 
     @property
     def symbol(self) -> str:
-        return f"matmul_{self.scheme}_{self.n}_{self.k}"
+        return f"matmul{self.activation}_{self.scheme}_{self.n}_{self.k}"
 
     def definition(self) -> tirx.PrimFunc:
-        return definitions.matmul(load_scheme(self.scheme), load_layout(LAYOUT), self.n, self.k, "float32")
+        scheme, layout = load_scheme(self.scheme), load_layout(LAYOUT)
+        if self.activation:
+            return definitions.gated_matmul(scheme, layout, self.n, self.k, self.activation, "float32")
+        return definitions.matmul(scheme, layout, self.n, self.k, "float32")
 
     def build(self) -> tirx.PrimFunc:
         rule, func = by_rules(self.definition(), int8_activations=0)
@@ -159,11 +165,28 @@ def _bound(x: Array, size: Array) -> Array:
 
 
 def matmul_call(kernel: Matmul, m: int, kind: str) -> Call:
-    """x, packed weight -> y f32[m, n]."""
+    """x, packed weight -> y f32[m, n], or [m, n / 2]."""
     arrays, w, size = packed(kernel.scheme, (kernel.n, kernel.k), kind)
     x = adversarial(kind, (m, kernel.k), np.random.default_rng([m, kernel.k]))
-    args = (x, *arrays, unwritten((m, kernel.n)))
-    return Call(args, {len(args) - 1: (x.astype(np.float64) @ w.T, _bound(x, size))})
+    expected, bound = gated(x.astype(np.float64) @ w.T, _bound(x, size), kernel.activation)
+    args = (x, *arrays, unwritten(expected.shape))
+    return Call(args, {len(args) - 1: (expected, bound)})
+
+
+def gated(h: Array, bound: Array, activation: str) -> tuple[Array, Array]:
+    """act(gate) * up of float64 h [m, 2 * width] that is known within `bound`; h itself without an activation."""
+    if not activation:
+        return h, bound
+    (gate, up), (gate_bound, up_bound) = np.split(h, 2, axis=1), np.split(bound, 2, axis=1)
+    # Both are gate * sigmoid(z).
+    z = gate if activation == "silu" else math.sqrt(8 / math.pi) * (gate + 0.044715 * gate**3)
+    act = gate * np.exp(-np.logaddexp(0, -z))
+    # Neither is steeper than 1.13. exp: see `fast_math.py`; it stops at e^-87. z has four roundings.
+    reach = np.minimum(np.abs(z), 88)
+    rounding = (8 * EPS + 3e-7 + (7.4e-8 + 4 * EPS) * reach) * np.abs(act) + 1e-37 * np.abs(gate)
+    act_bound = 1.13 * gate_bound + rounding
+    result: Array = act * up
+    return result, act_bound * (np.abs(up) + up_bound) + np.abs(act) * up_bound + 2 * EPS * np.abs(result) + TINY
 
 
 def expert_call(kernel: ExpertMatmul, m: int, kind: str) -> Call:
@@ -208,6 +231,10 @@ def cases() -> Iterator[Case]:
                 yield Case(f"{kernel.symbol}-m{m}-{kind}", scheme, kernel, partial(matmul_call, kernel, m, kind))
         yield from _lookups(scheme)
         yield from _experts(scheme)
+    for scheme, n, k, activation in GATED:
+        kernel = Matmul(scheme, n, k, activation)
+        for m, kind in zip((1, 3, 13, 24), KINDS):
+            yield Case(f"{kernel.symbol}-m{m}-{kind}", scheme, kernel, partial(matmul_call, kernel, m, kind))
     yield from timed_cases()
 
 

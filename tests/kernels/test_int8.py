@@ -12,7 +12,8 @@ from mlcpipe.nn import definitions
 from mlcpipe.quantization.layout import load_layout
 from mlcpipe.quantization.scheme import load_scheme
 from tir_schedules.cpu.int8_activations import panel_row, whole_panels
-from tir_schedules.cpu.int8_matmul import GROUP, int8_matmul
+from tir_schedules.cpu.int8_gemm import CHUNK, GROUP, LARGE_CHUNK
+from tir_schedules.cpu.int8_matmul import int8_matmul
 from tir_schedules.op import Declined, op_of
 
 from .harness import adversarial, compile_together, tensors, unwritten
@@ -29,12 +30,13 @@ def test_an_activation_is_off_by_half_a_step_of_its_group(kind: str) -> None:
     assert (np.abs(quantized(x) - x) <= np.repeat(step, GROUP, -1) * (0.5 + 1e-5)).all()
 
 
-def test_unpacking_moves_a_weight_by_an_eighteenth_of_its_rounding() -> None:
-    n, k = 16, 640
-    exact, moved = (weight("q4f16_1", n, k, "outlier", unpacked) for unpacked in (False, True))
-    scales = np.abs(exact).reshape(n, -1, 128).max(-1) / 7  # the largest of 128 weights has a code of 7 or near it
+@pytest.mark.parametrize("chunk", (CHUNK, LARGE_CHUNK))
+def test_unpacking_moves_a_weight_by_an_eighteenth_of_its_rounding(chunk: int) -> None:
+    n, k = 16, 1280
+    exact, moved = (weight("q4f16_1", n, k, "outlier", size) for size in (0, chunk))
+    scales = np.abs(exact).reshape(n, -1, chunk).max(-1) / 7  # the largest of a chunk has a code of 7 or near it
     assert np.abs(exact - moved).max() > 0
-    assert (np.abs(exact - moved).reshape(n, -1, 128).max(-1) <= scales / 36 * 1.15).all()
+    assert (np.abs(exact - moved).reshape(n, -1, chunk).max(-1) <= scales / 36 * 1.15).all()
 
 
 @pytest.fixture(scope="module")

@@ -66,6 +66,7 @@ AMX_SHAPES = (("q4f16_1", (17, 640)), ("q4f16_1", (33, 128)), ("q8f16_1", (33, 6
               ("q8f16_0", (17, 640)))  # fmt: skip
 # More of K than is unpacked at a time, by kernels that few other tests run.
 INT8_DEEP = {"neon_i8mm": (("q4f16_1", 48, 1280), ("q8f16_0", 48, 1280))}
+INT8_GATED = ("q4f16_1", 96, 640, "silu")
 INT8_EXPERTS = (33, 100, 4, 2, True)
 RUNS = (
     *((machine, name) for machine in (ARM, X86_64, HOST) for name in (*PLAIN, "q3f16_1")),
@@ -95,6 +96,7 @@ def library(name: str) -> tuple[Case, ...]:
     chosen |= {Int8Matmul(kind, *which).symbol for which in INT8_DEEP.get(kind, ())}
     if kind != "amx_int8":  # experts and few rows have the code of avx512_vnni
         chosen |= {Int8ExpertMatmul(kind, scheme, *INT8_EXPERTS).symbol for scheme in INT8_SCHEMES}
+    chosen.add(Int8Matmul(kind, *INT8_GATED).symbol)
     return tuple(case for case in dot_cases(kind) if case.kernel.symbol in chosen)
 
 

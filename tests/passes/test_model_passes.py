@@ -1,4 +1,4 @@
-"""fuse_parallel_matmul, quantize_weights, fuse_dequantize, fuse_add_norm: the IR after each, and its numbers."""
+"""fuse_parallel_matmul, quantize_weights, fuse_dequantize, fuse_gate, fuse_add_norm: the IR after each, and its numbers."""
 
 from __future__ import annotations
 
@@ -286,6 +286,32 @@ def test_expert_matmul_reads_packed_experts(shared: bool) -> None:
     facts = {name: op.int(name) for name in ("experts", "top", "shared", "n", "k", "bits")}
     assert facts == {"experts": experts, "top": top, "shared": int(shared), "n": n, "k": k, "bits": 4}
     assert op.str("layout") == "rows16"
+
+
+@pytest.mark.parametrize("joined", [True, False])
+@pytest.mark.parametrize("swapped", [True, False])
+def test_a_gate_goes_into_its_projection(joined: bool, swapped: bool) -> None:
+    """Gate and up as two weights and as one; up * act(gate) in that order, and act(up) * gate, stay as they are."""
+    x = tvm.relax.Var("x", tvm.relax.TensorType((1, 32), "float32"))
+    shapes = {"gate_up": (32, 32)} if joined else {"gate_proj": (16, 32), "up_proj": (16, 32)}
+    weights = [tvm.relax.Var(name, tvm.relax.TensorType(shape, "float32")) for name, shape in shapes.items()]
+    bb, op = tvm.relax.BlockBuilder(), tvm.relax.op
+    with bb.function("decode", [x, *weights], attrs={"num_input": 1}):
+        with bb.dataflow():
+            projected = [bb.emit(op.matmul(x, bb.emit(op.permute_dims(w)))) for w in weights]
+            if joined:
+                both = bb.emit(op.split(projected[0], 2, axis=1))
+                projected = [bb.emit(both[0]), bb.emit(both[1])]
+            gate, up = projected[::-1] if swapped else projected
+            y = bb.emit_output(op.multiply(bb.emit(op.nn.silu(gate)), up))
+        bb.emit_func_output(y)
+    table = [Weight(f"{name}.weight", shape, "float32", "scheme", ((name,),)) for name, shape in shapes.items()]
+    lines = summary(apply(lowering(bb.get(), table), *MODEL_PASSES).mod, "decode")
+    if swapped:
+        assert any("silu" in line for line in lines)
+    else:
+        (line,) = lines
+        assert re.fullmatch(r"\w+ = gated_matmul\(x, gate_up(_proj)?\.q_weight, gate_up(_proj)?\.q_scale\)", line)
 
 
 def test_norms_take_the_addition_before_them() -> None:

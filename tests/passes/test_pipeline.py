@@ -43,7 +43,7 @@ SIZES: Mapping[str, Any] = {
     "num_experts_per_tok": 2,
     "moe_intermediate_size": 24,
 }
-HOT = {"matmul", "expert_matmul", "rms_norm", "add_rms_norm"}
+HOT = {"matmul", "gated_matmul", "expert_matmul", "rms_norm", "add_rms_norm"}
 CHUNK = 32
 # One full run a family; together they go through every scheme.
 SCHEMES = scheme_names()
@@ -152,10 +152,11 @@ def test_mlcpipe_dump_reaches_the_pipeline(tmp_path: Path, monkeypatch: pytest.M
         "00_fuse_parallel_matmul.py",
         "01_quantize_weights.py",
         "02_fuse_dequantize.py",
-        "03_fuse_add_norm.py",
+        "03_fuse_gate.py",
+        "04_fuse_add_norm.py",
     ]
-    assert "add_rms_norm" in (tmp_path / "ir" / names[3]).read_text(encoding="utf-8")
-    assert "add_rms_norm" not in (tmp_path / "ir" / names[2]).read_text(encoding="utf-8")
+    assert "add_rms_norm" in (tmp_path / "ir" / names[4]).read_text(encoding="utf-8")
+    assert "add_rms_norm" not in (tmp_path / "ir" / names[3]).read_text(encoding="utf-8")
 
 
 def test_model_functions_share_one_weight_table() -> None:
@@ -188,7 +189,8 @@ def test_a_residual_of_every_layer_goes_into_a_norm() -> None:
              if isinstance(b.value, relax.Call) and b.value.op.name == "relax.call_tir"]  # fmt: skip
     assert sum(name.startswith("add_rms_norm") for name in calls) == 2 * SIZES["num_hidden_layers"]
     assert sum(name.startswith("rms_norm") for name in calls) == 1
-    assert sum(name.startswith("matmul") for name in calls) == 4 * SIZES["num_hidden_layers"] + 1
+    assert sum(name.startswith("matmul") for name in calls) == 3 * SIZES["num_hidden_layers"] + 1
+    assert sum(name.startswith("gated_matmul") for name in calls) == SIZES["num_hidden_layers"]
 
 
 def test_bounds_reach_every_function() -> None:
@@ -250,7 +252,7 @@ def test_a_function_that_came_with_its_schedule_is_left_alone() -> None:
 
 def test_scheduling_changes_no_call() -> None:
     """Same names, same signatures: only bodies differ."""
-    before = apply(lowering(Block, BLOCK_WEIGHTS, n=8), *pipeline.PASSES[:10])
+    before = apply(lowering(Block, BLOCK_WEIGHTS, n=8), *pipeline.PASSES[:11])
     after = schedule_kernels(before)
     assert {gv.name_hint for gv in before.mod.functions} == {gv.name_hint for gv in after.mod.functions}
     for gv, func in before.mod.functions.items():

@@ -14,7 +14,8 @@ from tvm.script import tirx as T
 
 from tir_schedules.cpu.int8_activations import EVEN_ODD, IN_ORDER, Groups, quantize_group
 from tir_schedules.cpu.int8_dot import Dot
-from tir_schedules.cpu.int8_matmul import GROUP, Int8Tile, dot_of, tile_of, tile_sums, unfit
+from tir_schedules.cpu.int8_gemm import GROUP
+from tir_schedules.cpu.int8_matmul import Int8Tile, dot_of, tile_of, tile_sums, unfit
 from tir_schedules.cpu.matmul import Packed, packed_of
 from tir_schedules.cpu.store import store_rows
 from tir_schedules.macro import macro
@@ -105,12 +106,12 @@ def many_tokens(X, W, S, ids, Y, m, w, dot, tile, groups, experts, top, shared):
             if panel_end[p] - panel_first[p] == 1:
                 expert_tile(
                     (Q, scales, corrections), W, S, Y, p, panel_first[p], panel_end[p], panel_expert[p], t * blocks,
-                    1, blocks, w, dot, groups, 0, order,
+                    1, blocks, w, dot, groups, (0, 0), order,
                 )  # fmt: skip
             else:
                 expert_tile(
                     (Q, scales, corrections), W, S, Y, p, panel_first[p], panel_end[p], panel_expert[p], t * blocks,
-                    rows, blocks, w, dot, groups, 0, order,
+                    rows, blocks, w, dot, groups, (0, 0), order,
                 )  # fmt: skip
 
 
@@ -131,7 +132,7 @@ def _kernel(w: Packed, dot: Dot, tile: Int8Tile, experts: int, top: int, shared:
         W_blocks = T.decl_buffer((experts * n_blocks, words, 16), "uint32", data=W.data)
         S_blocks = T.decl_buffer((experts * n_blocks, stored_groups, 16), dtype, data=S.data)
         if m == T.int64(1):
-            one_token(X, W_blocks, S_blocks, ids, Y, w, dot, groups, tile.prefetch_words, experts, top, x_rows)
+            one_token(X, W_blocks, S_blocks, ids, Y, w, dot, groups, (0, tile.prefetch_words), experts, top, x_rows)
         else:
             many_tokens(X, W_blocks, S_blocks, ids, Y, m, w, dot, tile, groups, experts, top, shared)
 

@@ -1,31 +1,41 @@
-"""Many rows times a 4-bit weight: codes become bytes once for all rows, on one scale for 128 of a row.
+"""Many rows times a 4-bit weight: codes become bytes once for all rows, on one scale for 256 or 128 of a row.
 
-In a chunk of 128 with group scales s the byte of code c is round((c - zero_point) * s / t) for a step
+In a chunk of 256 with group scales s the byte of code c is round((c - zero_point) * s / t) for a step
 t = max(s) * zero_point / 127. That moves a weight by about t / 2 = max(s) / 36 (zero_point 7), an eighteenth of what
-4-bit rounding did, and a sum of 128 products stays in integers: 94 of 100 vector operations of the inner loop are dot
-products, against 80 with scales for every 32. Activations have one scale for the same 128 numbers.
+4-bit rounding did, and a sum of 256 products stays in integers: 97 of 100 operations of the units that multiply are
+dot products, against 94 with chunks of 128 and 80 with scales for every 32. Activations have one scale for the same
+numbers of a row.
 """
 
 from __future__ import annotations
 
 from tvm import tirx
 from tvm.script import tirx as T
+from tvm.script.ir_builder import tirx as I
 
+from tir_schedules.cpu.gate import gate_row
 from tir_schedules.cpu.int8_activations import quantize_panels, whole_panels
 from tir_schedules.cpu.int8_dot import Dot
 from tir_schedules.cpu.matmul import Packed
 from tir_schedules.cpu.store import store_rows
+from tir_schedules.cpu.vectors import Buffer, Expr, prefetch, value
 from tir_schedules.macro import macro
 
-CHUNK = 128
-DEPTH = 8  # chunks that are unpacked at a time: 32 columns of them are 32 KiB, two thirds of a 48 KiB L1
+GROUP = 32  # of weights
+CHUNK, LARGE_CHUNK = 128, 256  # of K on one scale
+DEPTH = 1024  # of K that is unpacked at a time: 32 columns of it are 32 KiB, two thirds of a 48 KiB L1
 UNROLL = 4
 FRACTION = 256  # factors are 8.8 fixed point: the byte is the upper half of a 16-bit product
 
 
 def gemm_fits(w: Packed, dot: Dot) -> bool:
     """True for 4-bit weights in groups of 32 with whole chunks; AVX2's product of pairs would overflow."""
-    return w.bits == 4 and w.group_size == 32 and w.groups > 1 and w.k % CHUNK == 0 and dot.kind != "avx2"
+    return w.bits == 4 and w.group_size == GROUP and w.groups > 1 and w.k % CHUNK == 0 and dot.kind != "avx2"
+
+
+def chunk_of(w: Packed, dot: Dot) -> int:
+    """How much of K `gemm` takes on one scale, 0 where it does not fit."""
+    return 0 if not gemm_fits(w, dot) else LARGE_CHUNK if w.k % LARGE_CHUNK == 0 else CHUNK
 
 
 def alternating(lanes: int) -> list[int]:
@@ -64,27 +74,26 @@ def put_halves(bytes_, half, i, b, v, lanes, side):
 
 
 @macro
-def requantize(W, S, bytes_, chunk_scales, block, b, chunk, slot, w, dot, side=1):
-    """Chunk `chunk` of a block of 16 rows -> bytes_[32 * slot : 32 * slot + 32, b], four a word, and its scales.
+def requantize(W, S, bytes_, chunk_scales, block, b, chunk, slot, w, dot, side=1, size=CHUNK):
+    """Chunk `chunk` of a block of 16 rows -> size / 4 words bytes_[size / 4 * slot :, b] of four bytes, and its scales.
 
-    With a `side` of 2 two words of a row lie side by side: bytes_[16 * slot : 16 * slot + 16, b].
+    With a `side` of 2 two words of a row lie side by side: size / 8 of bytes_[size / 8 * slot :, b].
     """
-    lanes, per_block = T.meta_var((dot.lanes, 16 // dot.lanes))
-    scale = T.alloc_buffer((4, dot.lanes), "float32")
+    lanes, per_block, groups = T.meta_var((dot.lanes, 16 // dot.lanes, size // GROUP))
+    scale = T.alloc_buffer((size // GROUP, dot.lanes), "float32")
     top = T.alloc_buffer((2, dot.lanes), "float32")
     factor = T.alloc_buffer((2, dot.lanes), "int32")
     word = T.alloc_buffer((1, dot.lanes), "uint32")
     product = T.alloc_buffer((4, 2 * dot.lanes), "int16")
     half = T.alloc_buffer((2, dot.lanes), "uint32")
     for v in T.unroll(per_block):
-        for g in T.unroll(4):
+        for g in T.unroll(groups):
             scale[g, T.ramp(0, 1, lanes)] = T.cast(
-                S[block, chunk * 4 + g, T.ramp(v * lanes, 1, lanes)], f"float32x{dot.lanes}"
+                S[block, chunk * groups + g, T.ramp(v * lanes, 1, lanes)], f"float32x{dot.lanes}"
             )
-        top[0, T.ramp(0, 1, lanes)] = T.max(
-            T.max(scale[0, T.ramp(0, 1, lanes)], scale[1, T.ramp(0, 1, lanes)]),
-            T.max(scale[2, T.ramp(0, 1, lanes)], scale[3, T.ramp(0, 1, lanes)]),
-        )
+        top[0, T.ramp(0, 1, lanes)] = scale[0, T.ramp(0, 1, lanes)]
+        for g in T.unroll(groups - 1):
+            top[0, T.ramp(0, 1, lanes)] = T.max(top[0, T.ramp(0, 1, lanes)], scale[g + 1, T.ramp(0, 1, lanes)])
         chunk_scales[slot, b, T.ramp(v * lanes, 1, lanes)] = top[0, T.ramp(0, 1, lanes)] * T.broadcast(
             T.float32(w.zero_point / 127), lanes
         )
@@ -93,7 +102,7 @@ def requantize(W, S, bytes_, chunk_scales, block, b, chunk, slot, w, dot, side=1
             T.broadcast(T.float32(FRACTION * 127 / w.zero_point), lanes) / top[0, T.ramp(0, 1, lanes)],
             T.broadcast(T.float32(0), lanes),
         )
-        for g in T.unroll(4):
+        for g in T.unroll(groups):
             # In 16 bits, modulo 2**16: code * factor + (half + offset - zero_point * factor), in both halves of a lane.
             factor[0, T.ramp(0, 1, lanes)] = T.cast(
                 T.nearbyint(scale[g, T.ramp(0, 1, lanes)] * top[1, T.ramp(0, 1, lanes)]), f"int32x{dot.lanes}"
@@ -109,7 +118,7 @@ def requantize(W, S, bytes_, chunk_scales, block, b, chunk, slot, w, dot, side=1
                     T.shift_left(factor[i, T.ramp(0, 1, lanes)], T.broadcast(T.int32(16), lanes)),
                 )
             for j in T.unroll(4):
-                word[0, T.ramp(0, 1, lanes)] = W[block, (chunk * 4 + g) * 4 + j, T.ramp(v * lanes, 1, lanes)]
+                word[0, T.ramp(0, 1, lanes)] = W[block, (chunk * groups + g) * 4 + j, T.ramp(v * lanes, 1, lanes)]
                 for i in T.unroll(4):  # codes i and i + 4
                     product[i, T.ramp(0, 1, 2 * lanes)] = T.reinterpret(
                         T.bitwise_and(
@@ -124,12 +133,12 @@ def requantize(W, S, bytes_, chunk_scales, block, b, chunk, slot, w, dot, side=1
                     half[h, T.ramp(0, 1, lanes)] = upper_bytes(
                         product[h * 2, T.ramp(0, 1, 2 * lanes)], product[h * 2 + 1, T.ramp(0, 1, 2 * lanes)], dot
                     )
-                put_halves(bytes_, half, slot * 16 + g * 4 + j, b, v, lanes, side)
+                put_halves(bytes_, half, slot * (size // 8) + g * 4 + j, b, v, lanes, side)
 
 
 @macro
-def gemm_tile(panels, bytes_, chunk_scales, Y, panel, row, m, block, first, chunks, rows, blocks, n, dot):
-    """Y[row : row + rows, 16 * block :] (+)= the products of `chunks` chunks from chunk `first` on."""
+def gemm_tile(panels, bytes_, chunk_scales, Y, panel, row, m, block, first, chunks, size, rows, blocks, n, dot):
+    """Y[row : row + rows, 16 * block :] (+)= the products of `chunks` chunks of `size` from `first` on."""
     Q, scales, corrections = T.meta_var(panels)
     lanes, per_block, vectors = T.meta_var((dot.lanes, 16 // dot.lanes, blocks * (16 // dot.lanes)))
     total = T.alloc_buffer((rows * blocks * (16 // dot.lanes), dot.lanes), "float32")
@@ -141,19 +150,19 @@ def gemm_tile(panels, bytes_, chunk_scales, Y, panel, row, m, block, first, chun
         for r in T.unroll(rows):
             for v in T.unroll(vectors):
                 acc[r * vectors + v, T.ramp(0, 1, lanes)] = T.broadcast(corrections[panel, first + c, r], lanes)
-        for k_outer in T.serial(CHUNK // 4 // UNROLL):
+        for k_outer in T.serial(size // 4 // UNROLL):
             for k_inner in T.unroll(UNROLL):
                 k = T.meta_var(k_outer * UNROLL + k_inner)
                 for v in T.unroll(vectors):
                     word[v, T.ramp(0, 1, lanes)] = bytes_[
-                        c * 32 + k, v // per_block, T.ramp(v % per_block * lanes, 1, lanes)
+                        c * (size // 4) + k, v // per_block, T.ramp(v % per_block * lanes, 1, lanes)
                     ]
                 for r in T.unroll(rows):
                     for v in T.unroll(vectors):
                         acc[r * vectors + v, T.ramp(0, 1, lanes)] = dot(
                             acc[r * vectors + v, T.ramp(0, 1, lanes)],
                             T.reinterpret(word[v, T.ramp(0, 1, lanes)], dtype=f"int8x{4 * dot.lanes}"),
-                            Q[panel, (first + c) * 32 + k, r],
+                            Q[panel, (first + c) * (size // 4) + k, r],
                             4,
                         )
         for r in T.unroll(rows):
@@ -167,33 +176,76 @@ def gemm_tile(panels, bytes_, chunk_scales, Y, panel, row, m, block, first, chun
     store_rows(Y, total, row, m, block, rows, blocks, n, dot.lanes, first > 0)
 
 
+def ask_for_next(W: Buffer, block: Expr, word: Expr, words: int, blocks: int, p: Expr, parts: Expr) -> None:
+    """Emit prefetches of part p of `parts` of the codes that come next: DEPTH of K from `word` on of the same blocks,
+    or the first of the blocks after them.
+    """
+    more, depth = value(word < words), DEPTH // 8
+    first_block, first_word = value(I.Select(more, block, block + blocks)), value(I.Select(more, word, 0))
+    share = value((blocks * depth + parts - 1) // parts)
+    with I.serial(0, share) as i:
+        line = value(p * share + i)
+        prefetch(W, (first_block + line // depth, first_word + line % depth, 0))
+
+
 @macro
-def gemm(X, W, S, Y, m, w, dot, tile, groups):
-    """y = x W^T: per column tile and DEPTH chunks, bytes once, then all panels."""
-    rows, tail_rows, blocks, chunks = T.meta_var((tile.rows, tile.tail_rows, tile.blocks, groups.count))
+def columns(panels, W, S, Y, row0, rows_of, first_block, block, bytes_, chunk_scales, w, dot, tile, groups):
+    """Y[row0 + row, 16 * block :] of all rows = x times the weights of `tile.blocks` blocks from `first_block` on.
+
+    Per DEPTH of K bytes once, then all panels. `rows_of` is how many rows, whole panels and tail panels there are.
+    """
+    m, whole, tail = T.meta_var(rows_of)
+    rows, tail_rows, blocks, n = T.meta_var((tile.rows, tile.tail_rows, tile.blocks, int(Y.shape[1])))
+    size, depth = T.meta_var((groups.size, DEPTH // groups.size))
+    for d in T.serial(-(-groups.count // depth)):
+        here = T.meta_var(T.min(depth, groups.count - d * depth))
+        for slot in T.serial(here):
+            for b in T.serial(blocks):
+                stored = T.meta_var(T.min(first_block + b, w.blocks - 1))
+                requantize(W, S, bytes_, chunk_scales, stored, b, d * depth + slot, slot, w, dot, 1, size)
+        for p in T.serial(whole):
+            ask_for_next(W, first_block, (d + 1) * (DEPTH // 8), w.k // 8, blocks, p, whole)
+            gemm_tile(
+                panels, bytes_, chunk_scales, Y, p, row0 + p * rows, row0 + m, block, d * depth, here, size, rows,
+                blocks, n, dot,
+            )  # fmt: skip
+        for i in T.serial(tail):
+            row = T.meta_var(whole * rows + i * tail_rows)
+            gemm_tile(
+                panels, bytes_, chunk_scales, Y, whole + i, row0 + row, row0 + m, block, d * depth, here, size,
+                tail_rows, blocks, n, dot,
+            )  # fmt: skip
+
+
+@macro
+def gemm(X, W, S, Y, m, w, dot, tile, groups, gate):
+    """y = x W^T, or act(gate) * up of it, in parallel over column tiles."""
+    rows, tail_rows, blocks = T.meta_var((tile.rows, tile.tail_rows, tile.blocks))
     Q = T.alloc_buffer(((m + tile.tail_rows - 1) // tile.tail_rows, groups.words, tile.rows), "int32")
     scales = T.alloc_buffer(((m + tile.tail_rows - 1) // tile.tail_rows, groups.count, tile.rows), "float32")
     corrections = T.alloc_buffer(((m + tile.tail_rows - 1) // tile.tail_rows, groups.count, tile.rows), "int32")
     whole: T.let[T.int64] = whole_panels(m, rows, tail_rows)
     tail: T.let[T.int64] = (T.max(m - whole * rows, 0) + tail_rows - 1) // tail_rows
     quantize_panels(X, m, whole, tail, rows, tail_rows, groups, (Q, scales, corrections))
-    for t in T.parallel(-(-w.blocks // tile.blocks)):
-        bytes_ = T.alloc_buffer((DEPTH * 32, tile.blocks, 16), "uint32")
-        chunk_scales = T.alloc_buffer((DEPTH, tile.blocks, 16), "float32")
-        for d in T.serial(-(-chunks // DEPTH)):
-            here = T.meta_var(T.min(DEPTH, chunks - d * DEPTH))
-            for slot in T.serial(here):
-                for b in T.serial(blocks):
-                    block = T.meta_var(T.min(t * blocks + b, w.blocks - 1))
-                    requantize(W, S, bytes_, chunk_scales, block, b, d * DEPTH + slot, slot, w, dot)
-            for p in T.serial(whole):
-                gemm_tile(
-                    (Q, scales, corrections), bytes_, chunk_scales, Y, p, p * rows, m, t * blocks, d * DEPTH, here,
-                    rows, blocks, w.n, dot,
+    for t in T.parallel(-(-w.blocks // (tile.blocks if gate is None else 2 * tile.blocks))):
+        bytes_ = T.alloc_buffer((DEPTH // 4, tile.blocks, 16), "uint32")
+        chunk_scales = T.alloc_buffer((DEPTH // groups.size, tile.blocks, 16), "float32")
+        if gate is None:
+            columns(
+                (Q, scales, corrections), W, S, Y, 0, (m, whole, tail), t * blocks, t * blocks, bytes_, chunk_scales,
+                w, dot, tile, groups,
+            )  # fmt: skip
+        else:
+            # What this thread needs of both halves stays in its L2.
+            halves = T.alloc_buffer((2 * m, 16 * tile.blocks), "float32")
+            for half in T.serial(2):
+                first_block = T.meta_var(half * (w.blocks // 2) + t * blocks)
+                columns(
+                    (Q, scales, corrections), W, S, halves, half * m, (m, whole, tail), first_block, 0, bytes_,
+                    chunk_scales, w, dot, tile, groups,
                 )  # fmt: skip
-            for i in T.serial(tail):
-                row = T.meta_var(whole * rows + i * tail_rows)
-                gemm_tile(
-                    (Q, scales, corrections), bytes_, chunk_scales, Y, whole + i, row, m, t * blocks, d * DEPTH, here,
-                    tail_rows, blocks, w.n, dot,
-                )  # fmt: skip
+            for row in T.serial(m):
+                for b in T.serial(T.min(blocks, gate.width // 16 - t * blocks)):
+                    gate_row(
+                        gate, (halves, row, b * 16), (halves, m + row, b * 16), (Y, row, (t * blocks + b) * 16), 16
+                    )

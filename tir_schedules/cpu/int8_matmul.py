@@ -16,6 +16,7 @@ from functools import cache
 from tvm import tirx
 from tvm.script import tirx as T
 
+from tir_schedules.cpu.gate import Gate, apply_gate, gate_of, ungated
 from tir_schedules.cpu.int8_activations import (
     EVEN_ODD,
     IN_ORDER,
@@ -27,14 +28,14 @@ from tir_schedules.cpu.int8_activations import (
 )
 from tir_schedules.cpu.int8_amx import AMX_ROWS, amx_gemm, spans_of
 from tir_schedules.cpu.int8_dot import KINDS, Dot
-from tir_schedules.cpu.int8_gemm import CHUNK, gemm, gemm_fits
+from tir_schedules.cpu.int8_gemm import CHUNK, GROUP, chunk_of, gemm
 from tir_schedules.cpu.int8_smmla import pairs_of, smmla_gemm
 from tir_schedules.cpu.matmul import Packed, packed_of
 from tir_schedules.cpu.store import store_rows
 from tir_schedules.macro import macro
 from tir_schedules.op import Declined, Op
 
-GROUP = 32  # of weights, and of activations in decode
+NOTHING = (0, 0)
 GEMM_ROWS = 64  # from here on unpacking codes to bytes first pays
 
 
@@ -62,14 +63,14 @@ def dot_of(knobs: Mapping[str, int | str]) -> Dot | Declined:
 
 
 def int8_matmul(op: Op, knobs: Mapping[str, int | str]) -> tirx.PrimFunc | Declined:
-    """The kernel for a tagged `matmul`: x f32[m, K], packed W, y f32[m, N], any m >= 1."""
+    """The kernel for a tagged `matmul` or `gated_matmul`: x f32[m, K], packed W, y f32[m, N] or [m, N / 2], m >= 1."""
     dot, w = dot_of(knobs), packed_of(op)
     if isinstance(dot, Declined):
         return dot
     reason = unfit(op, w)
     if reason:
         return Declined(reason)
-    return _kernel(w, dot, tile_of(knobs))
+    return _kernel(w, dot, tile_of(knobs), gate_of(op))
 
 
 def tile_of(knobs: Mapping[str, int | str]) -> Int8Tile:
@@ -97,10 +98,11 @@ def prefetch(address: tirx.PrimExpr) -> tirx.PrimExpr:
 
 
 @macro
-def tile_sums(panels, W, S, total, panel, block, last_block, rows, blocks, w, dot, groups, prefetch_words):
+def tile_sums(panels, W, S, total, panel, block, last_block, rows, blocks, w, dot, groups, ahead):
     """total[r * vectors + v] = the sums of row r of a panel and of the v-th vector of the columns from `block` on.
 
     Blocks past `last_block` repeat it. W uint32[blocks, words, 16] and S [blocks, groups, 16] as `rows16` has them.
+    Meanwhile the codes `ahead` blocks and words further are asked for.
     """
     Q, scales, corrections = T.meta_var(panels)
     lanes, per_block, vectors = T.meta_var((dot.lanes, 16 // dot.lanes, blocks * (16 // dot.lanes)))
@@ -121,8 +123,9 @@ def tile_sums(panels, W, S, total, panel, block, last_block, rows, blocks, w, do
                     word[v, T.ramp(0, 1, lanes)] = W[
                         T.min(block + v // per_block, last_block), j, T.ramp(v % per_block * lanes, 1, lanes)
                     ]
-                if prefetch_words > 0:
-                    T.evaluate(prefetch(T.address_of(W[block, j + prefetch_words, 0])))
+                if ahead != NOTHING:
+                    for b in T.unroll(blocks):
+                        T.evaluate(prefetch(T.address_of(W[block + ahead[0] + b, j + ahead[1], 0])))
                 for part in T.unroll(parts):
                     for r in T.unroll(rows):
                         for v in T.unroll(vectors):
@@ -166,7 +169,7 @@ def direct_tile(panels, W, S, Y, panel, row, row_end, block, last_block, rows, b
 
 @macro
 def direct(X, W, S, Y, m, w, dot, tile, groups):
-    """Few rows: every panel unpacks the codes for itself."""
+    """Few rows: every panel unpacks the codes for itself, and asks for those of the next columns."""
     rows, tail_rows, blocks, last = T.meta_var((tile.rows, tile.tail_rows, tile.blocks, w.blocks - 1))
     Q = T.alloc_buffer(((m + tile.tail_rows - 1) // tile.tail_rows, groups.words, tile.rows), "int32")
     scales = T.alloc_buffer(((m + tile.tail_rows - 1) // tile.tail_rows, groups.count, tile.rows), "float32")
@@ -177,32 +180,20 @@ def direct(X, W, S, Y, m, w, dot, tile, groups):
     for t in T.parallel(-(-w.blocks // tile.blocks)):
         for p in T.serial(whole):
             direct_tile(
-                (Q, scales, corrections), W, S, Y, p, p * rows, m, t * blocks, last, rows, blocks, w, dot, groups, 0
-            )
+                (Q, scales, corrections), W, S, Y, p, p * rows, m, t * blocks, last, rows, blocks, w, dot, groups,
+                (blocks, 0),
+            )  # fmt: skip
         for i in T.serial(tail):
             row = T.meta_var(whole * rows + i * tail_rows)
             direct_tile(
-                (Q, scales, corrections),
-                W,
-                S,
-                Y,
-                whole + i,
-                row,
-                m,
-                t * blocks,
-                last,
-                tail_rows,
-                blocks,
-                w,
-                dot,
-                groups,
-                0,
-            )
+                (Q, scales, corrections), W, S, Y, whole + i, row, m, t * blocks, last, tail_rows, blocks, w, dot,
+                groups, (blocks, 0),
+            )  # fmt: skip
 
 
 @macro
 def one_row(X, W, S, Y, w, dot, groups, ahead):
-    """A GEMV: the packed weight streams by once, with what comes `ahead` words later asked for."""
+    """A GEMV: the packed weight streams by once, with what comes `ahead` asked for."""
     Q = T.alloc_buffer((1, groups.words, 1), "int32")
     scales = T.alloc_buffer((1, groups.count, 1), "float32")
     corrections = T.alloc_buffer((1, groups.count, 1), "int32")
@@ -213,15 +204,17 @@ def one_row(X, W, S, Y, w, dot, groups, ahead):
 
 
 @cache
-def _kernel(w: Packed, dot: Dot, tile: Int8Tile) -> tirx.PrimFunc:
+def _kernel(w: Packed, dot: Dot, tile: Int8Tile, gate: Gate | None) -> tirx.PrimFunc:
     offset, order = dot.zero_point(w.bits, w.zero_point), EVEN_ODD if w.bits == 4 else IN_ORDER
     fine = Groups(w.k, GROUP, order, offset)
-    coarse = Groups(w.k, CHUNK, PAIRS, dot.byte_offset) if gemm_fits(w, dot) else None
+    chunk = chunk_of(w, dot)
+    coarse = Groups(w.k, chunk, PAIRS, dot.byte_offset) if chunk else None
     # With one scale a row nothing but x bounds the length of an integer sum.
     many = Groups(w.k, CHUNK, order, offset) if w.groups == 1 and w.k % CHUNK == 0 else fine
     spans, pairs = spans_of(w, dot), pairs_of(w, dot)
-    n, k_size, n_blocks, groups, dtype = w.n, w.k, w.blocks, w.groups, w.dtype
-    words = w.groups * w.words_per_group
+    k_size, n_blocks, groups, dtype = w.k, w.blocks, w.groups, w.dtype
+    words, columns = w.groups * w.words_per_group, w.n if gate is None else gate.width
+    fused = gate if chunk and spans is None and pairs is None and columns % 16 == 0 else None
 
     @T.prim_func(s_tir=True)
     def kernel(x_handle: T.handle, w_handle: T.handle, s_handle: T.handle, y_handle: T.handle):
@@ -229,26 +222,44 @@ def _kernel(w: Packed, dot: Dot, tile: Int8Tile) -> tirx.PrimFunc:
         X = T.match_buffer(x_handle, (m, k_size), "float32")
         W = T.match_buffer(w_handle, (n_blocks, words, 16), "uint32")
         S = T.match_buffer(s_handle, (n_blocks, groups, 16), dtype)
-        Y = T.match_buffer(y_handle, (m, n), "float32")
+        Y = T.match_buffer(y_handle, (m, columns), "float32")
         if m == T.int64(1):
-            one_row(X, W, S, Y, w, dot, fine, tile.prefetch_words)
+            row = T.meta_var(ungated(gate, Y, 1))
+            one_row(X, W, S, row, w, dot, fine, (0, tile.prefetch_words))
+            apply_gate(gate, row, Y, 1)
         else:
             if spans is not None:
                 if m < T.int64(AMX_ROWS):
-                    direct(X, W, S, Y, m, w, dot, tile, many)
+                    few = T.meta_var(ungated(gate, Y, m))
+                    direct(X, W, S, few, m, w, dot, tile, many)
+                    apply_gate(gate, few, Y, m)
                 else:
-                    amx_gemm(X, W, S, Y, m, w, dot, spans)
+                    rows = T.meta_var(ungated(gate, Y, m))
+                    amx_gemm(X, W, S, rows, m, w, dot, spans)
+                    apply_gate(gate, rows, Y, m)
             elif pairs is not None:
                 if m < T.int64(pairs.least_rows):
-                    direct(X, W, S, Y, m, w, dot, tile, many)
+                    few = T.meta_var(ungated(gate, Y, m))
+                    direct(X, W, S, few, m, w, dot, tile, many)
+                    apply_gate(gate, few, Y, m)
                 else:
-                    smmla_gemm(X, W, S, Y, m, w, dot, pairs)
+                    rows = T.meta_var(ungated(gate, Y, m))
+                    smmla_gemm(X, W, S, rows, m, w, dot, pairs)
+                    apply_gate(gate, rows, Y, m)
             elif coarse is None:
-                direct(X, W, S, Y, m, w, dot, tile, many)
+                rows = T.meta_var(ungated(gate, Y, m))
+                direct(X, W, S, rows, m, w, dot, tile, many)
+                apply_gate(gate, rows, Y, m)
             else:
                 if m < T.int64(GEMM_ROWS):
-                    direct(X, W, S, Y, m, w, dot, tile, fine)
+                    few = T.meta_var(ungated(gate, Y, m))
+                    direct(X, W, S, few, m, w, dot, tile, fine)
+                    apply_gate(gate, few, Y, m)
+                elif fused is not None:
+                    gemm(X, W, S, Y, m, w, dot, tile, coarse, fused)
                 else:
-                    gemm(X, W, S, Y, m, w, dot, tile, coarse)
+                    rows = T.meta_var(ungated(gate, Y, m))
+                    gemm(X, W, S, rows, m, w, dot, tile, coarse, None)
+                    apply_gate(gate, rows, Y, m)
 
     return kernel

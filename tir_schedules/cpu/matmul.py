@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from tvm import tirx
 from tvm.script import tirx as T
 
+from tir_schedules.cpu.gate import Gate, apply_gate, gate_of, ungated
 from tir_schedules.macro import macro
 from tir_schedules.op import Declined, Op
 
@@ -67,14 +68,14 @@ def packed_of(op: Op) -> Packed:
 
 
 def matmul(op: Op, tile: Tile) -> tirx.PrimFunc | Declined:
-    """The kernel for a tagged `matmul`: x f32[m, K], packed W, y f32[m, N], any m >= 1."""
+    """The kernel for a tagged `matmul` or `gated_matmul`: x f32[m, K], packed W, y f32[m, N] or [m, N / 2], m >= 1."""
     if op.str("layout") != "rows16":
         return Declined(f"weight layout {op.str('layout')} has no CPU kernel")
     if tile.rows % 4:
         # The last panel is covered by tiles of 4 rows, which would read past it.
         return Declined(f"a register tile of {tile.rows} rows is not a multiple of 4")
     weight = packed_of(op)
-    return _plain(weight, tile) if weight.bits == 0 else _quantized(weight, tile)
+    return (_plain if weight.bits == 0 else _quantized)(weight, tile, gate_of(op))
 
 
 @macro
@@ -146,7 +147,7 @@ def _store_row(Y, acc, block, n):
             Y[0, block * 16 + lane] = acc[0, lane]
 
 
-def _quantized(w: Packed, tile: Tile) -> tirx.PrimFunc:
+def _quantized(w: Packed, tile: Tile, gate: Gate | None) -> tirx.PrimFunc:
     # A scale for a whole row is read again for every 32 of it, so that what is unrolled does not grow with K.
     group = 32 if w.groups == 1 and w.group_size % 32 == 0 else w.group_size
     per_word, bits, stored_groups = w.codes_per_word, w.bits, w.groups
@@ -157,6 +158,7 @@ def _quantized(w: Packed, tile: Tile) -> tirx.PrimFunc:
     depth = chunk_groups * group
     chunks = -(-groups // chunk_groups)
     n_tiles = -(-w.blocks // tile.blocks)
+    columns = w.n if gate is None else gate.width
     n, k_size, n_blocks, blocks, rows = w.n, w.k, w.blocks, tile.blocks, tile.rows
     zero_point, dtype = float(w.zero_point), w.dtype
 
@@ -166,7 +168,8 @@ def _quantized(w: Packed, tile: Tile) -> tirx.PrimFunc:
         X = T.match_buffer(x_handle, (m, k_size), "float32")
         W = T.match_buffer(w_handle, (n_blocks, groups * words, 16), "uint32")
         S = T.match_buffer(s_handle, (n_blocks, stored_groups, 16), dtype)
-        Y = T.match_buffer(y_handle, (m, n), "float32")
+        Z = T.match_buffer(y_handle, (m, columns), "float32")
+        Y = T.meta_var(ungated(gate, Z, m))
         if m == T.int64(1):
             x = T.alloc_buffer((padded,), "float32")
             bias = T.alloc_buffer((groups,), "float32")
@@ -213,6 +216,7 @@ def _quantized(w: Packed, tile: Tile) -> tirx.PrimFunc:
                         + (part[2, T.ramp(0, 1, 16)] + part[3, T.ramp(0, 1, 16)])
                     ) * T.cast(S[block, T.min(g, stored_groups - 1), T.ramp(0, 1, 16)], "float32x16")
                 _store_row(Y, acc, block, n)
+            apply_gate(gate, Y, Z, 1)
         else:
             panels = T.alloc_buffer(((m + rows - 1) // rows, k_size, rows), "float32")
             _pack_rows(X, panels, m, k_size, tile)
@@ -249,14 +253,16 @@ def _quantized(w: Packed, tile: Tile) -> tirx.PrimFunc:
                                         - T.broadcast(T.float32(zero_point), 16)
                                     ) * scale[0, T.ramp(0, 1, 16)]
                     _all_rows(panels, B, Y, m, c * depth, T.min(depth, k_size - c * depth), t, tile, n)
+            apply_gate(gate, Y, Z, m)
 
     return kernel
 
 
-def _plain(w: Packed, tile: Tile) -> tirx.PrimFunc:
+def _plain(w: Packed, tile: Tile, gate: Gate | None) -> tirx.PrimFunc:
     depth = tile.depth
     chunks = -(-w.k // depth)
     n_tiles = -(-w.blocks // tile.blocks)
+    columns = w.n if gate is None else gate.width
     n, k_size, n_blocks, blocks, rows, dtype = w.n, w.k, w.blocks, tile.blocks, tile.rows, w.dtype
 
     @T.prim_func(s_tir=True)
@@ -264,7 +270,8 @@ def _plain(w: Packed, tile: Tile) -> tirx.PrimFunc:
         m = T.int64()
         X = T.match_buffer(x_handle, (m, k_size), "float32")
         W = T.match_buffer(w_handle, (n_blocks, k_size, 16), dtype)
-        Y = T.match_buffer(y_handle, (m, n), "float32")
+        Z = T.match_buffer(y_handle, (m, columns), "float32")
+        Y = T.meta_var(ungated(gate, Z, m))
         if m == T.int64(1):
             for block in T.parallel(n_blocks):
                 acc = T.alloc_buffer((1, 16), "float32")
@@ -288,6 +295,7 @@ def _plain(w: Packed, tile: Tile) -> tirx.PrimFunc:
                     + (part[6, T.ramp(0, 1, 16)] + part[7, T.ramp(0, 1, 16)])
                 )
                 _store_row(Y, acc, block, n)
+            apply_gate(gate, Y, Z, 1)
         else:
             panels = T.alloc_buffer(((m + rows - 1) // rows, k_size, rows), "float32")
             _pack_rows(X, panels, m, k_size, tile)
@@ -300,5 +308,6 @@ def _plain(w: Packed, tile: Tile) -> tirx.PrimFunc:
                                 W[T.min(t * blocks + b, n_blocks - 1), c * depth + k, T.ramp(0, 1, 16)], "float32x16"
                             )
                     _all_rows(panels, B, Y, m, c * depth, T.min(depth, k_size - c * depth), t, tile, n)
+            apply_gate(gate, Y, Z, m)
 
     return kernel

@@ -36,8 +36,8 @@ def _tile(knobs: Knobs) -> Tile:
 
 # Name, the operations that it is for (none: any), rule.
 RULES: tuple[tuple[str, tuple[str, ...], Rule], ...] = (
-    ("cpu.int8_matmul", ("matmul",), _hand_written(int8_matmul)),
-    ("cpu.matmul", ("matmul",), _hand_written(lambda op, knobs: matmul(op, _tile(knobs)))),
+    ("cpu.int8_matmul", ("matmul", "gated_matmul"), _hand_written(int8_matmul)),
+    ("cpu.matmul", ("matmul", "gated_matmul"), _hand_written(lambda op, knobs: matmul(op, _tile(knobs)))),
     ("cpu.int8_expert_matmul", ("expert_matmul",), _hand_written(int8_expert_matmul)),
     ("cpu.expert_matmul", ("expert_matmul",), _hand_written(lambda op, knobs: expert_matmul(op))),
     ("cpu.norm", ("rms_norm", "add_rms_norm"), _hand_written(lambda op, knobs: norm(op))),

@@ -112,7 +112,7 @@ def value(expr: Expr) -> Expr:
     return kept[0] != 0 if dtype == "bool" else kept[0]
 
 
-def prefetch(buffer: Buffer, index: Expr) -> None:
+def prefetch(buffer: Buffer, index: Expr | tuple[Expr, ...]) -> None:
     """Ask for the cache line of buffer[index]; any address is allowed."""
     intrinsic = I.llvm_lookup_intrinsic_id("llvm.prefetch")
     read_only, keep, data = I.int32(0), I.int32(3), I.int32(1)

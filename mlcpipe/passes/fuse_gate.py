@@ -1,0 +1,59 @@
+"""act(gate) * up of one projection goes into its kernel: the projection's result is never written to memory."""
+
+from __future__ import annotations
+
+from tvm import relax
+
+from mlcpipe.nn import definitions
+from mlcpipe.passes.lowering import Lowering, Rebuild, is_op, rebuild, scheme_of, tir_op
+from mlcpipe.quantization.layout import load_layout
+
+_ACTIVATIONS = {"relax.nn.silu": "silu", "relax.nn.gelu_tanh": "gelu_tanh"}
+
+
+def fuse_gate(state: Lowering) -> Lowering:
+    """act(h[:, :w]) * h[:, w:] with h = matmul(x, packed) -> gated_matmul(x, packed)."""
+
+    def replacement(work: Rebuild, var: relax.Var, value: relax.Expr) -> relax.Expr | None:
+        if not is_op(value, "relax.multiply"):
+            return None
+        activated = work.value_of(value.args[0])
+        activation = next((name for op, name in _ACTIVATIONS.items() if is_op(activated, op)), None)
+        if activation is None:
+            return None
+        gate, up = _half(work, activated.args[0]), _half(work, value.args[1])
+        if gate is None or up is None or not gate[0].same_as(up[0]) or (gate[1], up[1]) != (0, 1):
+            return None
+        call = gate[0]
+        op = tir_op(work, call)
+        if op is None or op.kind != "matmul":
+            return None
+        func = definitions.gated_matmul(
+            scheme_of(state, op),
+            load_layout(op.str("layout")),
+            op.int("n"),
+            op.int("k"),
+            activation,
+            str(value.ty.dtype),
+        )
+        return work.call_tir(func, "gated_matmul", list(call.args[1].fields), value.ty)
+
+    return rebuild(state, replacement)
+
+
+def _half(work: Rebuild, expr: relax.Expr) -> tuple[relax.Expr, int] | None:
+    """(call, 0 or 1) where `expr` is the first or the second half of the columns of what a call of a kernel gives."""
+    value = work.value_of(expr)
+    if is_op(value, "relax.strided_slice"):
+        source = value.args[0]
+        width = int(source.ty.shape[1]) // 2
+        axes, begin, end = ([int(i.value) for i in fields] for fields in value.args[1:4])
+        which = {(0, width): 0, (width, 2 * width): 1}.get((begin[0], end[0])) if axes == [1] else None
+    elif isinstance(value, relax.TupleGetItem):
+        split = work.value_of(value.tuple_value)
+        if not is_op(split, "relax.split") or int(split.attrs.axis) != 1 or len(split.ty.fields) != 2:
+            return None
+        source, which = split.args[0], int(value.index)
+    else:
+        return None
+    return None if which is None else (work.value_of(source), which)

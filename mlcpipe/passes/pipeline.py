@@ -18,6 +18,7 @@ from mlcpipe.passes.lowering import Lowering
 from mlcpipe.passes.plan_memory import bundle_weights, state_bounds
 from mlcpipe.passes.quantize_weights import quantize_weights
 from mlcpipe.passes.schedule_kernels import schedule_kernels
+from mlcpipe.passes.share_storage import share_storage
 
 Pass = Callable[[Lowering], Lowering]
 
@@ -53,6 +54,7 @@ SHARED: tuple[Pass, ...] = (
     _tvm(relax.transform.RemovePurityChecking),
     _tvm(relax.transform.CallTIRRewrite),
     _tvm(relax.transform.StaticPlanBlockMemory),
+    share_storage,
 )
 
 # For each variant: a schedule for every kernel. It changes no call, so that the plan above holds.

@@ -1,0 +1,150 @@
+"""Fewer and smaller storages: tensors that are never alive together share one, the largest tensors first.
+
+StaticPlanBlockMemory gives storages out in the order of the program and lets one grow with what comes later, so that a
+storage made for a small tensor may end as large as the largest. Taking tensors by size instead is the greedy planner
+of Pisarchyk and Lee (2020), "Efficient Memory Management for Deep Neural Net Inference", section 4.3. Every tensor
+starts at the beginning of its storage: kernels take no offsets.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import tvm
+from tvm import relax, tirx
+from tvm.relax.expr import _update_type
+
+from mlcpipe.passes.lowering import Lowering
+
+_STORAGE, _TENSOR = "relax.memory.alloc_storage", "relax.memory.alloc_tensor"
+
+
+@dataclass
+class _Tensor:
+    """An allocation: alive from binding `first` to binding `last`, at most `nbytes`, of the kind of its `storage`."""
+
+    first: int
+    last: int
+    nbytes: int
+    storage: relax.Call
+
+    def meets(self, other: _Tensor) -> bool:
+        """Whether there is a binding at which both are alive."""
+        return self.first <= other.last and other.first <= self.last
+
+    def fits(self, others: list[_Tensor]) -> bool:
+        """Whether it can share a storage with `others`: on the same device, one after the other."""
+        place = (int(self.storage.args[1].value), str(self.storage.args[2].value))
+        where = (int(others[0].storage.args[1].value), str(others[0].storage.args[2].value))
+        return place == where and not any(map(self.meets, others))
+
+
+def share_storage(state: Lowering) -> Lowering:
+    """Plan the storages of every function again, and keep the new plan where it is smaller."""
+    mod = tvm.IRModule(dict(state.mod.functions))
+    for gv, func in state.mod.functions.items():
+        if isinstance(func, relax.Function) and len(func.body.blocks) == 1:
+            mod[gv] = _planned(func, state.bounds)
+    return state.with_mod(mod)
+
+
+def _planned(func: relax.Function, bounds: Mapping[str, int]) -> relax.Function:
+    bindings = list(func.body.blocks[0].bindings)
+    tensors = _tensors(bindings, func.body.body, bounds)
+    shared: list[list[_Tensor]] = []
+    for tensor in sorted(tensors.values(), key=lambda t: (-t.nbytes, t.first)):
+        room = next((one for one in shared if tensor.fits(one)), None)
+        if room is None:
+            shared.append([tensor])
+        else:
+            room.append(tensor)
+    before = sum(int(b.value.args[0].values[0]) for b in bindings if _calls(b, _STORAGE))
+    if not tensors or sum(one[0].nbytes for one in shared) >= before:
+        return func
+    return _rewritten(func, bindings, tensors, shared)
+
+
+def _tensors(bindings: list[relax.Binding], result: relax.Expr, bounds: Mapping[str, int]) -> dict[int, _Tensor]:
+    """Index of a binding -> the tensor that it allocates in a storage."""
+    storages: dict[relax.Var, relax.Call] = {}
+    tensors: dict[int, _Tensor] = {}
+    holds: dict[relax.Var, set[int]] = {}  # variable -> tensors whose memory it may be
+    tuples: dict[relax.Var, relax.Tuple] = {}
+    for index, binding in enumerate(bindings):
+        value = binding.value
+        if isinstance(value, relax.Tuple):
+            tuples[binding.var] = value
+        elif isinstance(value, relax.TupleGetItem) and value.tuple_value in tuples:
+            value = tuples[value.tuple_value].fields[value.index]  # and nothing of the other fields
+        read = {one for var in relax.analysis.free_vars(value) for one in holds.get(var, ())}
+        for one in read:
+            tensors[one].last = index
+        if _calls(binding, _STORAGE):
+            storages[binding.var] = binding.value
+        elif _calls(binding, _TENSOR):
+            storage, offset, shape, dtype = binding.value.args[:4]
+            assert int(offset.value) == 0  # StaticPlanBlockMemory gives no other
+            nbytes = _nbytes(shape, str(dtype.value), bounds)
+            tensors[index] = _Tensor(index, index, nbytes, storages[storage])
+            holds[binding.var] = {index}
+        elif read and not _empty(binding.var):
+            holds[binding.var] = read  # a view, a tuple, or something unknown
+    for var in relax.analysis.free_vars(result):
+        for one in holds.get(var, ()):
+            tensors[one].last = len(bindings)
+    return tensors
+
+
+def _rewritten(
+    func: relax.Function, bindings: list[relax.Binding], tensors: dict[int, _Tensor], shared: list[list[_Tensor]]
+) -> relax.Function:
+    """The function with a storage for each list of `shared`, allocated where its first tensor is."""
+    at = {min(t.first for t in one): number for number, one in enumerate(shared)}
+    number_of = {t.first: number for number, one in enumerate(shared) for t in one}
+    storages = {number: relax.Var(f"shared{number}", relax.AnyType()) for number in range(len(shared))}
+    done: list[relax.Binding] = []
+    for index, binding in enumerate(bindings):
+        if _calls(binding, _STORAGE):
+            continue
+        if index in at:
+            largest = shared[at[index]][0]
+            size = relax.ShapeExpr([largest.nbytes])
+            made = _with_args(largest.storage, [size, *largest.storage.args[1:]])
+            done.append(relax.VarBinding(storages[at[index]], made))
+        if index in tensors:
+            args = [storages[number_of[index]], *binding.value.args[1:]]
+            binding = relax.VarBinding(binding.var, _with_args(binding.value, args))
+        done.append(binding)
+    body = relax.SeqExpr([relax.BindingBlock(done)], func.body.body)
+    _update_type(body, func.body.ty)
+    return relax.Function(func.params, body, func.ret_ty, func.is_pure, func.attrs)
+
+
+def _with_args(call: relax.Call, args: list[relax.Expr]) -> relax.Call:
+    """The call with other arguments, and a result of the same type."""
+    made = relax.Call(call.op, args, call.attrs, call.ty_args)
+    _update_type(made, call.ty)
+    return made
+
+
+def _calls(binding: relax.Binding, name: str) -> bool:
+    value = binding.value
+    return isinstance(value, relax.Call) and isinstance(value.op, tvm.ir.Op) and value.op.name == name
+
+
+def _empty(var: relax.Var) -> bool:
+    """What a kernel gives that writes to its arguments."""
+    return isinstance(var.ty, relax.TupleType) and not var.ty.fields
+
+
+def _nbytes(shape: relax.ShapeExpr, dtype: str, bounds: Mapping[str, int]) -> int:
+    """The most bytes that a tensor of a symbolic shape can have."""
+    analyzer = tvm.sym.Analyzer()
+    for var in tirx.analysis.undefined_vars(tirx.Evaluate(sum(shape.values, tirx.const(0, "int64")))):
+        analyzer.update(var, tvm.sym.ConstIntBound(0, bounds[var.name]))
+    count = 1
+    for size in shape.values:
+        count *= int(analyzer.const_int_bound(size).max_value)
+    lanes = tvm.DataType(dtype)
+    return (count * lanes.bits * lanes.lanes + 7) // 8

@@ -32,6 +32,10 @@ def bench_command(
     Decoding reads all weights for each token, so it is compared with the read bandwidth of the memory, which
     is measured in the same run, before and after each repeat.
 
+    Memory is the most that was seen after a measurement: the weights, which are a mapped file; the part of the KV
+    cache that was written; and everything else that is private to the process, Python included. The last number is
+    the peak of all that is resident, mapped code included.
+
     Examples:
 
     `mlcpipe bench ./my-bundle`

@@ -71,7 +71,7 @@ class Memory:
 
     `resident` counts everything, mapped files (code, weights) included. `private` is without mapped files, None where
     the system does not tell; `kv` is the part of the KV cache that was written by then, and `base` what was private
-    once TVM was imported and nothing loaded.
+    once Python, mlcpipe and TVM's runtime library were imported and nothing loaded.
     """
 
     resident: int

@@ -98,7 +98,6 @@ def _print_memory(console: Console, manifest: Manifest) -> None:
     plan, context = manifest.memory_plan, manifest.model.context_length
     full = plan.kv_bytes_per_token * context
     largest = sorted(plan.workspace_bytes.items(), key=lambda item: item[1], reverse=True)
-    peak = largest[0][1] if largest else 0
     say(console, "\nmemory plan")
     print_rows(
         console,
@@ -109,7 +108,8 @@ def _print_memory(console: Console, manifest: Manifest) -> None:
                 f"{byte_size(plan.kv_bytes_per_token)} a token, {byte_size(full)} when the context is full",
             ),
             *((f"workspace of {name}", byte_size(size)) for name, size in largest if size >= 1024),
-            ("at most", byte_size(plan.weights_bytes + full + peak)),
+            ("a run besides, at most", byte_size(manifest.running_bytes)),
+            ("at most", byte_size(plan.weights_bytes + full + manifest.running_bytes)),
         ],
     )
 

@@ -84,6 +84,7 @@ class Engine:
                 for path in (self.path / "config.json", self.path / "generation_config.json")
             )
             self._tokenizer = Tokenizer.load(self.path, generation_config=generation, config=config)
+            tvm_runtime.trim()  # with 128,000 tokens reading it takes 80 MiB more than it holds
         return self._tokenizer
 
     def reset(self) -> None:
@@ -172,7 +173,10 @@ class Engine:
         return chunks if stream else _complete(chunks)
 
     def logits(self, tokens: Sequence[int]) -> NDArray[np.float32]:
-        """Logits f32[len(tokens), vocab_size] after each token of a new sequence."""
+        """Logits f32[len(tokens), vocab_size] after each token of a new sequence.
+
+        They are memory besides what was counted when the bundle was opened, and up to 64 MiB more while this runs.
+        """
         self._check_room(len(tokens))
         self.reset()
         self._library.set_prompt_length(len(tokens))

@@ -246,7 +246,7 @@ def _fitting_context(manifest: Manifest, wanted: int | None) -> int:
     plan, limit = manifest.memory_plan, manifest.model.context_length
     if wanted is not None and (not isinstance(wanted, int) or not 1 <= wanted <= limit):
         raise UsageError("context length", expected=f"1 to {limit} tokens, as compiled", found=repr(wanted))
-    workspace = max(plan.workspace_bytes.values(), default=0)
+    workspace = manifest.running_bytes
     free = psutil.virtual_memory().available
     kv = plan.kv_bytes_per_token
     # Mapped weights are shared with the page cache: they need room, but not twice.

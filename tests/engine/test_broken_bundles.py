@@ -153,8 +153,8 @@ def little_memory(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[int], N
 
 
 def test_memory_is_counted_before_it_is_taken(tiny_bundles: Bundles, little_memory: Callable[[int], None]) -> None:
-    plan = Engine(tiny_bundles["q0f32"]).manifest.memory_plan
-    fixed = plan.weights_bytes + max(plan.workspace_bytes.values())
+    manifest = Engine(tiny_bundles["q0f32"]).manifest
+    plan, fixed = manifest.memory_plan, manifest.memory_plan.weights_bytes + manifest.running_bytes
     little_memory(fixed + 100 * plan.kv_bytes_per_token)
     assert Engine(tiny_bundles["q0f32"], context_length=100).context_length == 100
     with pytest.raises(ResourceError, match="not enough memory for 101 tokens of context; .*weights .*KV cache"):
@@ -166,8 +166,8 @@ def test_memory_is_counted_before_it_is_taken(tiny_bundles: Bundles, little_memo
 
 def test_the_context_is_what_fits(demo_bundles: Bundles, little_memory: Callable[[int], None]) -> None:
     """Without a wish: as much as fits in half of what is free, at least 512 tokens."""
-    plan = Engine(demo_bundles["q4f16_1"]).manifest.memory_plan
-    fixed = plan.weights_bytes + max(plan.workspace_bytes.values())
+    manifest = Engine(demo_bundles["q4f16_1"]).manifest
+    plan, fixed = manifest.memory_plan, manifest.memory_plan.weights_bytes + manifest.running_bytes
     little_memory(fixed + 2000 * plan.kv_bytes_per_token)
     assert Engine(demo_bundles["q4f16_1"]).context_length == 1000
     little_memory(fixed + 600 * plan.kv_bytes_per_token)

@@ -14,6 +14,7 @@ import pytest
 
 from mlcpipe import Engine, SamplingParams
 from mlcpipe.cli.machine import private_memory_bytes
+from mlcpipe.runtime.tvm_runtime import trim
 
 if TYPE_CHECKING:
     from tests.conftest import Bundles
@@ -38,9 +39,11 @@ print(json.dumps({"alone": alone, "modules": sorted(modules), "beside": answer()
 def private_growth(work: Callable[[], Any]) -> int:
     """By how many bytes private memory is larger after `work`."""
     gc.collect()
+    trim()
     before = private_memory_bytes()
     work()
     gc.collect()
+    trim()
     after = private_memory_bytes()
     if before is None or after is None:
         pytest.skip("the system does not tell private memory from mapped files")
@@ -56,6 +59,22 @@ def test_an_engine_does_without_the_compiler(tiny_bundles: Bundles) -> None:
     )
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout) == {"alone": expected, "modules": [], "beside": expected}
+
+
+def test_the_estimate_is_above_what_a_run_takes(demo_bundles: Bundles) -> None:
+    """Prefill of a whole chunk, decoding with penalties, tokenizer: between half of the workspace and the estimate."""
+    bundle, held = demo_bundles["q4f16_1"], []
+
+    def run() -> None:
+        engine = Engine(bundle)
+        held.append(engine)
+        sampling = SamplingParams(temperature=0.8, repetition_penalty=1.1, seed=0)
+        engine.generate([3 + i % 900 for i in range(600)], sampling=sampling, max_tokens=8, ignore_eos=True)
+
+    grown = private_growth(run)
+    manifest = held[0].manifest
+    kv = 608 * manifest.memory_plan.kv_bytes_per_token
+    assert max(manifest.memory_plan.workspace_bytes.values()) / 2 < grown < manifest.running_bytes + kv
 
 
 def test_prompts_of_many_lengths_take_no_more_than_one(demo_bundles: Bundles) -> None:

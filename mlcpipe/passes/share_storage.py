@@ -147,9 +147,5 @@ def _nbytes(shape: relax.ShapeExpr, dtype: str, bounds: Mapping[str, int]) -> in
     for size in shape.values:
         count *= int(analyzer.const_int_bound(size).max_value)
     lanes = tvm.DataType(dtype)
-<<<<<<< HEAD
-    return (count * lanes.bits * lanes.lanes + 7) // 8
-=======
     bits = int(lanes.bits) * int(lanes.lanes)
     return (count * bits + 7) // 8
->>>>>>> origin/mem

@@ -260,7 +260,8 @@ def triple(target: Target) -> str:
     """Operating system and architecture that a target's code is for, as LLVM writes them."""
     import tvm
 
-    return str(target.tvm.get("mtriple") or tvm.target.codegen.llvm_get_system_triple())
+    host = target.tvm.get("host", {})
+    return str(target.tvm.get("mtriple") or host.get("mtriple") or tvm.target.codegen.llvm_get_system_triple())
 
 
 def tvm_target(target: Target, variant: Variant) -> Any:

@@ -23,6 +23,9 @@ from mlcpipe.passes.pipeline import LOWER_TO_VM, PER_VARIANT, lower_for_llvm, ru
 from mlcpipe.runtime.variants import marker, prefix
 from mlcpipe.targets import Variant
 
+# Kinds of modules with code to read -> the format that `inspect_source` takes.
+_SOURCE_FORMATS = {"llvm": "asm", "webgpu": "wgsl"}
+
 CodeGenerator = Callable[[tvm.IRModule, tvm.target.Target], Any]
 
 
@@ -199,11 +202,11 @@ def _or_compile_error(state: Lowering, work: Callable[[], Any]) -> Any:
 
 
 def generated_source(executable: Any) -> str:
-    """The machine code of an executable that `build` made, as assembly."""
+    """The code of an executable that `build` made: assembly, WGSL."""
     modules, found = [executable.mod], []
     while modules:
         module = modules.pop()
         modules.extend(module.imports)
-        if module.kind == "llvm":
-            found.append(str(module.inspect_source("asm")))
+        if module.kind in _SOURCE_FORMATS:
+            found.append(str(module.inspect_source(_SOURCE_FORMATS[module.kind])))
     return "\n".join(found)

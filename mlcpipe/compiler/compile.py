@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timezone
@@ -32,10 +31,10 @@ from mlcpipe.bundle import (
 )
 from mlcpipe.bundle.manifest import FORMAT_VERSION
 from mlcpipe.checkpoint import Checkpoint, open_checkpoint, resolve
-from mlcpipe.compiler.build import BuiltVariant, build, build_variants, generated_source
+from mlcpipe.compiler.build import BuiltVariant, build, generated_source
 from mlcpipe.compiler.convert import check_memory, convert_weights, param_infos
 from mlcpipe.compiler.export import context_length, export, prefill_chunk, prepare_model, with_metadata
-from mlcpipe.compiler.link import Linker, export_library, find_linker, library_name, object_format
+from mlcpipe.compiler.library import LibraryWriter, find_writer
 from mlcpipe.compiler.weights import check_sources, weight_table
 from mlcpipe.errors import TemplateError
 from mlcpipe.files import file_info
@@ -45,7 +44,7 @@ from mlcpipe.passes.lowering import KernelReport, Lowering
 from mlcpipe.passes.plan_memory import workspace_bytes
 from mlcpipe.progress import Progress, SilentProgress
 from mlcpipe.quantization.scheme import Scheme, load_scheme
-from mlcpipe.runtime.threads import physical_cores, use_threads
+from mlcpipe.runtime.threads import use_threads
 from mlcpipe.runtime.tokenizer import Tokenizer
 from mlcpipe.targets import Variant, compiled_variants, load_target, triple, tvm_target
 from mlcpipe.version import __version__
@@ -98,17 +97,17 @@ def compile(
     progress = progress or SilentProgress()
     source = open_checkpoint(resolve(checkpoint, progress))
     progress.stage("lower the model")
-    linker = find_linker()
+    writer = find_writer(load_target(target))
     job = _lower(source, target, quantization, context_length, kv_cache_dtype)
     check_memory(job.state.weights)
     with atomic_directory(Path(output), overwrite=overwrite, needed_bytes=_needed_bytes(job)) as folder:
         progress.stage("compile the kernels")
-        files, built = _write_library(job, folder, linker)
+        files, built = _write_library(job, folder, writer, progress)
         progress.stage("convert weights")
         files |= convert_weights(job.state.weights, source, folder, progress)
         progress.stage("describe the bundle")
         files |= _copy_texts(job, folder)
-        write_manifest(folder, _manifest(job, files, built, linker))
+        write_manifest(folder, _manifest(job, files, built, writer))
     return Path(output)
 
 
@@ -169,7 +168,9 @@ def _needed_bytes(job: _Job) -> int:
     return sum(w.nbytes for w in job.state.weights) + (64 << 20)
 
 
-def _write_library(job: _Job, folder: Path, linker: Linker) -> tuple[dict[str, FileInfo], list[BuiltVariant]]:
+def _write_library(
+    job: _Job, folder: Path, writer: LibraryWriter, progress: Progress
+) -> tuple[dict[str, FileInfo], list[BuiltVariant]]:
     metadata = {
         "model_type": job.facts.model_type,
         "quantization": job.scheme.name,
@@ -189,12 +190,8 @@ def _write_library(job: _Job, folder: Path, linker: Linker) -> tuple[dict[str, F
         "variants": [{"name": v.name, "features": list(v.features)} for v in job.variants],
     }
     state = job.state.with_mod(with_metadata(job.state.mod, metadata))
-    path = folder / "lib" / library_name()
-    path.parent.mkdir()
-    with tempfile.TemporaryDirectory() as objects:
-        module, built = build_variants(state, job.variants, Path(objects), object_format(), physical_cores())
-        paths = [path for one in reversed(built) for path in one.paths]
-        export_library(module, paths, path, linker, triple(state.target))
+    (folder / "lib").mkdir()
+    path, built = writer.write(state, job.variants, folder / "lib", progress)
     debug.show(debug.TIMINGS, lambda: "\n".join(_timings(b.seconds, f"{b.variant.name}: ") for b in built))
     debug.show(debug.RULES, lambda: "\n".join(_rules(b) for b in built))
     debug.show(debug.SOURCE, lambda: "\n".join(_source(state, variant) for variant in job.variants))
@@ -297,7 +294,9 @@ def _kernels(built: Sequence[BuiltVariant]) -> tuple[KernelInfo, ...]:
     )
 
 
-def _manifest(job: _Job, files: Mapping[str, FileInfo], built: Sequence[BuiltVariant], linker: Linker) -> Manifest:
+def _manifest(
+    job: _Job, files: Mapping[str, FileInfo], built: Sequence[BuiltVariant], writer: LibraryWriter
+) -> Manifest:
     state = job.state
     return Manifest(
         format_version=FORMAT_VERSION,
@@ -320,7 +319,7 @@ def _manifest(job: _Job, files: Mapping[str, FileInfo], built: Sequence[BuiltVar
             workspace_bytes=workspace_bytes(state.mod),
         ),
         kernels=_kernels(built),
-        linker=LinkerInfo(name=linker.name, version=linker.version),
+        linker=LinkerInfo(name=writer.name, version=writer.version),
         checkpoint_hash=job.checkpoint.content_hash(environment.env().cache_dir / "hashes"),
         created=datetime.now(timezone.utc).isoformat(timespec="seconds"),
         files=dict(files),

@@ -29,15 +29,20 @@ KV_CACHE_DTYPES = {"auto": "", "f32": "float32", "f16": "float16", "q8": "q8"}
 def prepare_model(config: Mapping[str, Any], target: Target, scheme: Scheme, kv_cache_dtype: str = "auto") -> CausalLM:
     """The module of a config.json, told which dtypes and kernels it will have.
 
-    `kv_cache_dtype` is one of KV_CACHE_DTYPES; auto is the scheme's dtype. Raises ConfigError for another.
+    `kv_cache_dtype` is one of KV_CACHE_DTYPES; auto is the scheme's dtype where the target's kernels can keep it.
+    Raises ConfigError for another, TargetError where they cannot.
     """
     if kv_cache_dtype not in KV_CACHE_DTYPES:
         raise ConfigError("KV cache dtype", expected=", ".join(KV_CACHE_DTYPES), found=kv_cache_dtype)
     model = build_model(config)
-    if target.activation_dtype != "float32":
-        raise TargetError("activation dtype", where=target.name, expected="float32", found=target.activation_dtype)
+    if target.activation_dtype not in ("float32", "float16"):
+        raise TargetError("activation dtype", where=target.name, expected="float32 or float16", found=target.activation_dtype)
+    possible = importlib.import_module(f"tir_schedules.{target.kernels}.attention").kv_dtypes(target.activation_dtype)
+    wanted = KV_CACHE_DTYPES[kv_cache_dtype]
+    if wanted and wanted not in possible:
+        raise TargetError("KV cache dtype", where=target.name, expected=", ".join(possible), found=kv_cache_dtype)
     model.dtype = target.activation_dtype
-    model.kv_dtype = KV_CACHE_DTYPES[kv_cache_dtype] or scheme.model_dtype
+    model.kv_dtype = wanted or (scheme.model_dtype if scheme.model_dtype in possible else possible[0])
     model.kernels = target.kernels
     return model
 

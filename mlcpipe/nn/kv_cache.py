@@ -22,20 +22,23 @@ class PagedKVCache(Object):  # type: ignore[misc]
     spec: Any = None
 
     def attend(self, layer: int, qkv: Tensor, scale: float) -> Tensor:
-        """Append k and v of qkv f32[m, heads + 2 kv_heads, D] and attend: -> f32[m, heads * D].
+        """Append k and v of qkv [m, heads + 2 kv_heads, D] and attend: -> [m, heads * D] in the dtype of qkv.
 
         TVM's cache sees the same bytes in its own dtype, heads and head dimension (`tir_schedules/cpu/kv_pages.py`).
         """
         m, spec, bb = qkv.shape[0], self.spec, relax.BlockBuilder.current()
         heads, dim, dtype = spec.cache_heads, spec.cache_head_dim, spec.cache_dtype
-        seen = bb.emit(relax.op.memory.view(qkv._expr, (m, heads + 2 * spec.cache_kv_heads, dim), dtype))
+        same = dtype == qkv.dtype and dim == spec.head_dim
+        rows = (m, heads + 2 * spec.cache_kv_heads, dim)
+        seen = qkv._expr if same else bb.emit(relax.op.memory.view(qkv._expr, rows, dtype))
         call = relax.call_dps_packed(
             "vm.builtin.attention_kv_cache_attention_with_fused_qkv",
             [self._expr, relax.prim_value(layer), relax.prim_value(scale), seen],
             out_ty=relax.TensorType((m, heads, dim), dtype),
         )
-        attended = relax.op.memory.view(bb.emit(call), (m, spec.num_heads * spec.head_dim), "float32")
-        return Tensor(_expr=bb.emit(attended))
+        flat = (m, spec.num_heads * spec.head_dim)
+        found = bb.emit(call)
+        return Tensor(_expr=bb.emit(relax.op.reshape(found, flat) if same else relax.op.memory.view(found, flat, qkv.dtype)))
 
     def positions(self, rows: tirx.Expr) -> Tensor:
         """Positions i32[rows] in their sequences of the tokens of this forward."""

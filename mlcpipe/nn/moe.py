@@ -144,4 +144,4 @@ def moe_route(experts: int, chosen: int, normalize: bool) -> tirx.PrimFunc:
                     weights[i, t] = T.exp(weights[i, t] - logit[0]) / total[0]
 
     facts = {"experts": experts, "chosen": chosen, "normalize": int(normalize)}
-    return tag(route, "moe_route", **facts).with_attr("tirx.is_scheduled", True)
+    return tag(route, "moe_route", **facts)

@@ -26,6 +26,7 @@ from tir_schedules.cpu.kv_pages import (
     heads_argument,
     index_argument,
     kv_argument,
+    kv_dtypes,
     kv_row,
     merge,
     pages_argument,
@@ -51,7 +52,7 @@ from tir_schedules.cpu.vectors import (
 )
 from tir_schedules.op import tag
 
-__all__ = ["PAGE", "AttentionShape", "kv_cache_functions"]
+__all__ = ["PAGE", "AttentionShape", "kv_cache_functions", "kv_dtypes"]
 
 # Parts of one sequence's keys that decode makes at most, for all KV heads: enough for the threads of any CPU, and
 # with 4096 tokens still 128 keys of 2 heads a part. Merging a part costs about as much as reading two keys.

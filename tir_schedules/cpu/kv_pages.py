@@ -42,6 +42,11 @@ _ITEM_BYTES = {"float32": 4, "float16": 2, "q8": 1}
 _MANY_TOKENS = 16
 
 
+def kv_dtypes(activation_dtype: str) -> tuple[str, ...]:
+    """How K and V can be kept."""
+    return FORMATS
+
+
 @dataclass(frozen=True)
 class AttentionShape:
     """Static facts of a model's attention: head counts, head_dim, and how K and V are kept.

@@ -30,6 +30,11 @@ def _hand_written(make: Callable[[Op, Knobs], tirx.PrimFunc | Declined]) -> Rule
     return rule
 
 
+def _as_written(func: tirx.PrimFunc, op: Op | None, knobs: Knobs) -> tirx.PrimFunc | Declined:
+    """The definition is the kernel: one thread, in the order of its loops."""
+    return func.with_attr("tirx.is_scheduled", True)
+
+
 def _tile(knobs: Knobs) -> Tile:
     return Tile(*(int(knobs[f"gemm_{name}"]) for name in ("rows", "blocks", "depth")))
 
@@ -41,5 +46,6 @@ RULES: tuple[tuple[str, tuple[str, ...], Rule], ...] = (
     ("cpu.int8_expert_matmul", ("expert_matmul",), _hand_written(int8_expert_matmul)),
     ("cpu.expert_matmul", ("expert_matmul",), _hand_written(lambda op, knobs: expert_matmul(op))),
     ("cpu.norm", ("rms_norm", "add_rms_norm"), _hand_written(lambda op, knobs: norm(op))),
+    ("cpu.as_written", ("moe_route",), _as_written),
     ("cpu.elementwise", (), elementwise),
 )

@@ -1,0 +1,143 @@
+"""How a target's library is written: a shared library for this machine's runtime, or WebAssembly for browsers."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Protocol
+
+import tvm
+
+from mlcpipe.compiler.build import BuiltVariant, build, build_variants
+from mlcpipe.compiler.emscripten import Emscripten, find_emcc
+from mlcpipe.compiler.link import Linker, export_library, find_linker, library_name, object_format
+from mlcpipe.compiler.wasm_runtime import runtime_objects
+from mlcpipe.env import env
+from mlcpipe.errors import TargetError
+from mlcpipe.passes import pipeline
+from mlcpipe.passes.lowering import Lowering
+from mlcpipe.progress import Progress
+from mlcpipe.runtime.threads import physical_cores
+from mlcpipe.targets import Target, Variant, triple
+
+
+class LibraryWriter(Protocol):
+    """Something that makes `lib/` of a bundle, with the name and version of its linker."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def version(self) -> str: ...
+
+    def write(
+        self, state: Lowering, variants: Sequence[Variant], folder: Path, progress: Progress
+    ) -> tuple[Path, list[BuiltVariant]]:
+        """Write the library of a module that `pipeline.SHARED` went over -> its path, what was built."""
+
+
+@dataclass(frozen=True)
+class SharedLibrary:
+    """A shared library with a variant for each level of instructions."""
+
+    linker: Linker
+
+    @property
+    def name(self) -> str:
+        return self.linker.name
+
+    @property
+    def version(self) -> str:
+        return self.linker.version
+
+    def write(
+        self, state: Lowering, variants: Sequence[Variant], folder: Path, progress: Progress
+    ) -> tuple[Path, list[BuiltVariant]]:
+        path = folder / library_name()
+        with tempfile.TemporaryDirectory() as objects:
+            module, built = build_variants(state, variants, Path(objects), object_format(), physical_cores())
+            paths = [object_ for one in reversed(built) for object_ in one.paths]
+            export_library(module, paths, path, self.linker, triple(state.target))
+        return path, built
+
+
+@dataclass(frozen=True)
+class WasmLibrary:
+    """`model.wasm`: the VM's code, the host parts of kernels, their WGSL, and TVM's runtime.
+
+    `level` is emcc's at linking: -O3 shrinks the file to half of -O1's and takes a minute more.
+    """
+
+    emcc: Emscripten
+    level: str = "-O3"
+
+    @property
+    def name(self) -> str:
+        return self.emcc.name
+
+    @property
+    def version(self) -> str:
+        return self.emcc.version
+
+    def write(
+        self, state: Lowering, variants: Sequence[Variant], folder: Path, progress: Progress
+    ) -> tuple[Path, list[BuiltVariant]]:
+        objects = runtime_objects(self.emcc, env().cache_dir, progress)
+        progress.stage("compile the kernels")
+        scheduled, seconds = pipeline.run(replace(state, variant=variants[0]), pipeline.PER_VARIANT)
+        with _own_barriers():
+            executable = build(scheduled)
+        path = folder / "model.wasm"
+        progress.stage("link the library")
+        link_wasm(self.emcc, executable.mod, objects, path, self.level)
+        return path, [BuiltVariant(variants[0], scheduled.kernels, path, path.stat().st_size, seconds)]
+
+
+def _own_barriers() -> tvm.transform.PassContext:
+    """Leave barriers to the kernels, which have them where they are needed.
+
+    TVM's ThreadSync sees hazards where invocations keep to their own elements, and fails on those in conditions; what it
+    would guard is that StorageRewrite puts two shared arrays in one place.
+    """
+    return tvm.transform.PassContext(
+        disabled_pass=["s_tir.ThreadSync"], config={"tirx.disable_storage_rewrite": True}
+    )
+
+
+def link_wasm(emcc: Emscripten, module: object, runtime: Sequence[Path], path: Path, level: str) -> None:
+    """Write a module for kind webgpu as `path`, with the objects of TVM's runtime. Raises CompileError."""
+    options = {
+        "WASM_BIGINT": "1",
+        "ERROR_ON_UNDEFINED_SYMBOLS": "0",  # the host defines TVMFFIWasm*
+        "STANDALONE_WASM": "1",
+        "ALLOW_MEMORY_GROWTH": "1",
+        "TOTAL_MEMORY": "16MB",
+    }
+
+    def fcompile(target: str, files: Sequence[str], options_: object = None, **_: object) -> None:
+        settings = [word for key, value in options.items() for word in ("-s", f"{key}={value}")]
+        arguments = [level, "--no-entry", *settings, "-o", target, *map(str, runtime), *files]
+        emcc.run(arguments, path.parent)
+
+    fcompile.object_format = "o"  # type: ignore[attr-defined]
+    module.export_library(str(path), fcompile=fcompile)  # type: ignore[attr-defined]
+
+
+def _shared() -> LibraryWriter:
+    return SharedLibrary(find_linker())
+
+
+def _wasm() -> LibraryWriter:
+    return WasmLibrary(find_emcc())
+
+
+_WRITERS: Mapping[str, Callable[[], LibraryWriter]] = {"shared": _shared, "wasm": _wasm}
+
+
+def find_writer(target: Target) -> LibraryWriter:
+    """What writes the target's kind of library. Raises TargetError for another kind, CompileError without a linker."""
+    if target.link not in _WRITERS:
+        raise TargetError("target file link", where=target.name, expected=" or ".join(_WRITERS), found=target.link)
+    return _WRITERS[target.link]()

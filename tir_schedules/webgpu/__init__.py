@@ -1,0 +1,1 @@
+"""Kernels for WebGPU: workgroups of at most 256 invocations with 32 KiB of shared memory."""

@@ -1,0 +1,365 @@
+"""Matmuls with packed weights: dequantizing GEMV for one row, tiled GEMM for more, row lookup, experts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from tvm import tirx
+from tvm.script.ir_builder import tirx as I
+
+from tir_schedules.op import Declined, Op
+from tir_schedules.webgpu.kernel import (
+    Argument,
+    Buffer,
+    Expr,
+    Tensor,
+    add,
+    barrier,
+    ceildiv,
+    f32,
+    function,
+    keep,
+    launch,
+    local,
+    put,
+    shared,
+)
+
+Knobs = Mapping[str, int | str]
+
+# Elements of a plain weight that an invocation takes at once, as it takes the codes of one word.
+_PLAIN_RUN = 4
+
+
+@dataclass(frozen=True)
+class Packed:
+    """A weight [n, k] (or [experts, n, k]) in layout `row`, in words of `run` elements."""
+
+    n: int
+    k: int
+    run: int
+    bits: int
+    zero_point: int
+    group: int
+    dtype: str
+    experts: int = 0
+
+    @property
+    def words(self) -> int:
+        """Words of a row that hold elements."""
+        return -(-self.k // self.run)
+
+    @property
+    def stored(self) -> int:
+        """Words of a row that are stored: a whole number of groups."""
+        return -(-self.k // self.group) * self.group // self.run if self.bits else self.words
+
+    def arguments(self) -> dict[str, Argument]:
+        """The packed arrays."""
+        lead = (self.experts,) if self.experts else ()
+        if not self.bits:
+            return {"weight": Tensor((*lead, self.n, self.k), self.dtype)}
+        return {
+            "q_weight": Tensor((*lead, self.n, self.stored), "uint32"),
+            "q_scale": Tensor((*lead, self.n, -(-self.k // self.group)), self.dtype),
+        }
+
+    def inside(self, word: Expr, j: int) -> Expr | None:
+        """Whether element j of a word is a column; None where it always is."""
+        return None if self.k % self.run == 0 else word * self.run + j < self.k
+
+
+def packed(op: Op) -> Packed | Declined:
+    """The weight of a tagged operation."""
+    if op.str("layout") != "row":
+        return Declined(f"layout {op.str('layout')}")
+    bits, experts = op.int("bits"), int(op.facts.get("experts", 0))
+    run = op.int("codes_per_word") if bits else _PLAIN_RUN
+    sizes = (op.int("n"), op.int("k"), run, bits, op.int("zero_point"), op.int("group_size"))
+    return Packed(*sizes, op.str("dtype"), experts)
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Rows of a weight in a kernel: of one expert, where `lead` says which."""
+
+    weight: Packed
+    arrays: tuple[Buffer, ...]
+    lead: tuple[Expr, ...] = ()
+
+    def codes(self, row: Expr, word: Expr) -> list[Expr]:
+        """The elements of a word as float32, without zero point and scale."""
+        w = self.weight
+        if not w.bits:
+            last = [word * w.run + j if w.k % w.run == 0 else I.min(word * w.run + j, w.k - 1) for j in range(w.run)]
+            return [f32(self.arrays[0][(*self.lead, row, at)]) for at in last]
+        packed_codes = keep(self.arrays[0][(*self.lead, row, word)])
+        mask = I.uint32((1 << w.bits) - 1)
+        return [
+            I.cast(I.bitwise_and(I.shift_right(packed_codes, I.uint32(w.bits * j)), mask), "float32")
+            for j in range(w.run)
+        ]
+
+    def scale(self, row: Expr, word: Expr) -> Expr:
+        """The scale of a word's elements, float32."""
+        return f32(self.arrays[1][(*self.lead, row, word * self.weight.run // self.weight.group)])
+
+
+def matmul(op: Op, dtype: str, knobs: Knobs) -> tirx.PrimFunc | Declined:
+    """x dtype[m, k], packed w [n, k] -> x w^T dtype[m, n]: one row by GEMV, more by GEMM."""
+    weight = packed(op)
+    if isinstance(weight, Declined):
+        return weight
+    m = tirx.Var("m", "int64")
+    arguments = {"x": Tensor((m, weight.k), dtype), **weight.arguments(), "y": Tensor((m, weight.n), dtype)}
+
+    def body(x: Buffer, *rest: Buffer) -> None:
+        rows, y = Rows(weight, rest[:-1]), rest[-1]
+        with I.If(m <= int(knobs["gemv_max_rows"])):
+            with I.Then():
+                shape = gemv_shape(weight, knobs)
+                with launch(shape.threads, ceildiv(weight.n, shape.rows), m) as (bx, i, tx):
+                    _gemv(rows, shape, bx, tx, lambda at: x[i, at], lambda row, value: put(y, (i, row), value))
+            with I.Else():
+                _gemm(rows, m, x, y, knobs)
+
+    return function("matmul", arguments, body)
+
+
+@dataclass(frozen=True)
+class GemvShape:
+    """A workgroup of `threads`: `lanes` of them share rows, and each has `per_lane` rows at once."""
+
+    threads: int
+    lanes: int
+    per_lane: int
+
+    @property
+    def rows(self) -> int:
+        """Rows of a workgroup."""
+        return self.threads // self.lanes * self.per_lane
+
+
+def gemv_shape(weight: Packed, knobs: Knobs) -> GemvShape:
+    """Lanes for which a row has words, the rest of the workgroup for other rows."""
+    threads, lanes = int(knobs["gemv_threads"]), int(knobs["gemv_lanes"])
+    while lanes > 4 and lanes > weight.words:
+        lanes //= 2
+    return GemvShape(threads, min(lanes, threads), int(knobs["gemv_rows"]))
+
+
+def _gemv(
+    rows: Rows,
+    shape: GemvShape,
+    block: Expr,
+    tx: Expr,
+    x: Callable[[Expr], Expr],
+    store: Callable[[Expr, Expr], None],
+) -> None:
+    """store(row, w[row] . x) for the rows of one workgroup.
+
+    The codes of a word are summed with their zero point, which the sum of x takes away again: one subtraction a word.
+    """
+    w, per_lane, lanes = rows.weight, shape.per_lane, shape.lanes
+    lane = keep(tx % lanes)
+    first = keep(block * shape.rows + tx // lanes * per_lane)
+    sums, parts = local(per_lane), shared(per_lane * shape.threads)
+    for r in range(per_lane):
+        put(sums, r, I.float32(0))
+
+    def word(at: Expr) -> None:
+        xs = []
+        for j in range(w.run):
+            inside = w.inside(at, j)
+            column = at * w.run + j
+            value = f32(x(column)) if inside is None else I.if_then_else(
+                inside, f32(x(I.min(column, w.k - 1))), I.float32(0)
+            )  # fmt: skip
+            xs.append(keep(value))
+        total = keep(_sum(xs) * I.float32(w.zero_point)) if w.bits else None
+        for r in range(per_lane):
+            row = first + r if w.n % shape.rows == 0 else keep(I.min(first + r, w.n - 1))
+            dot = _sum([a * b for a, b in zip(xs, rows.codes(row, at))])
+            add(sums, r, dot if total is None else (dot - total) * rows.scale(row, at))
+
+    with I.serial(0, w.words // lanes) as i:
+        word(keep(i * lanes + lane))
+    if w.words % lanes:
+        with I.If(lane < w.words % lanes), I.Then():
+            word(keep(w.words // lanes * lanes + lane))
+    for r in range(per_lane):
+        put(parts, r * shape.threads + tx, sums[r])
+    barrier()
+    _finish(shape, parts, block, tx, w.n, store)
+
+
+def _finish(
+    shape: GemvShape, parts: Buffer, block: Expr, tx: Expr, n: int, store: Callable[[Expr, Expr], None]
+) -> None:
+    """Sum what the lanes have of each row, in two steps, and store it."""
+    lanes, threads = shape.lanes, shape.threads
+    step = next(s for s in (8, 4, 2, 1) if lanes % s == 0 and shape.rows * (lanes // s) <= threads or s == 1)
+    total = local(1)
+
+    def at(row: Expr, lane: Expr) -> Expr:
+        return row % shape.per_lane * threads + row // shape.per_lane * lanes + lane
+
+    left = lanes
+    if step > 1:
+        left = lanes // step
+        with I.If(tx < shape.rows * left), I.Then():
+            row, part = keep(tx // left), keep(tx % left)
+            put(total, 0, parts[at(row, part * step)])
+            for i in range(1, step):
+                add(total, 0, parts[at(row, part * step + i)])
+        barrier()
+        with I.If(tx < shape.rows * left), I.Then():
+            put(parts, at(tx // left, tx % left), total[0])
+        barrier()
+    with I.If(I.And(tx < shape.rows, block * shape.rows + tx < n)), I.Then():
+        put(total, 0, parts[at(tx, 0)])
+        for i in range(1, left):
+            add(total, 0, parts[at(tx, i)])
+        store(block * shape.rows + tx, total[0])
+
+
+def _sum(terms: list[Expr]) -> Expr:
+    total = terms[0]
+    for term in terms[1:]:
+        total = total + term
+    return total
+
+
+def _gemm(rows: Rows, m: Expr, x: Buffer, y: Buffer, knobs: Knobs) -> None:
+    """y = x w^T in tiles of gemm_m x gemm_n, each invocation a square of gemm_tile, with both operands in shared memory."""
+    w = rows.weight
+    tile, bm, bn = int(knobs["gemm_tile"]), int(knobs["gemm_m"]), int(knobs["gemm_n"])
+    across, threads = bn // tile, bm // tile * (bn // tile)
+    words = max(1, 32 // w.run)
+    depth = words * w.run
+    with launch(threads, ceildiv(w.n, bn), ceildiv(m, bm)) as (bx, by, tx):
+        xs, ws, sums = shared(depth * (bm + 1)), shared(depth * (bn + 1)), local(tile * tile)
+        column, line = keep(tx % across), keep(tx // across)
+        last = keep(I.cast(m, "int32") - 1)
+        for i in range(tile * tile):
+            put(sums, i, I.float32(0))
+        with I.serial(0, ceildiv(w.words, words)) as block:
+            barrier()
+            with I.serial(0, ceildiv(bm * depth, threads)) as i:
+                at = keep(i * threads + tx)
+                _store_x(w, x, xs, at, block * depth, by * bm, last, bm, depth, bm * depth % threads != 0)
+            with I.serial(0, ceildiv(bn * words, threads)) as i:
+                at = keep(i * threads + tx)
+                _store_w(rows, ws, at, block * words, bx * bn, bn, words, bn * words % threads != 0)
+            barrier()
+            with I.serial(0, depth) as k:
+                a = [keep(xs[k * (bm + 1) + line * tile + i]) for i in range(tile)]
+                b = [keep(ws[k * (bn + 1) + column + across * j]) for j in range(tile)]
+                for i in range(tile):
+                    for j in range(tile):
+                        add(sums, i * tile + j, a[i] * b[j])
+        for i in range(tile):
+            for j in range(tile):
+                row, out = by * bm + line * tile + i, bx * bn + column + across * j
+                inside = row <= last if w.n % bn == 0 else I.And(row <= last, out < w.n)
+                with I.If(inside), I.Then():
+                    put(y, (row, out), sums[i * tile + j])
+
+
+def _store_x(
+    w: Packed, x: Buffer, xs: Buffer, at: Expr, k0: Expr, row0: Expr, last: Expr, bm: int, depth: int, ragged: bool
+) -> None:
+    """One element of x into the tile, transposed; 0 beyond the columns."""
+    k, row = keep(at % depth), keep(at // depth)
+
+    def store() -> None:
+        source = I.min(row0 + row, last)
+        if w.k % depth == 0:
+            value = f32(x[source, k0 + k])
+        else:
+            value = I.if_then_else(k0 + k < w.k, f32(x[source, I.min(k0 + k, w.k - 1)]), I.float32(0))
+        put(xs, k * (bm + 1) + row, value)
+
+    if not ragged:
+        store()
+        return
+    with I.If(row < bm), I.Then():
+        store()
+
+
+def _store_w(
+    rows: Rows, ws: Buffer, at: Expr, word0: Expr, row0: Expr, bn: int, words: int, ragged: bool
+) -> None:
+    """The elements of one word into the tile, transposed. Those beyond the columns meet zeros of x."""
+    w = rows.weight
+    word, row = keep(at % words), keep(at // words)
+
+    def store() -> None:
+        source = row0 + row if w.n % bn == 0 else keep(I.min(row0 + row, w.n - 1))
+        column = word0 + word if w.words % words == 0 else keep(I.min(word0 + word, w.words - 1))
+        codes = rows.codes(source, column)
+        scale = keep(rows.scale(source, column)) if w.bits else None
+        for j, code in enumerate(codes):
+            value = code if scale is None else (code - I.float32(w.zero_point)) * scale
+            put(ws, (word * w.run + j) * (bn + 1) + row, value)
+
+    if not ragged:
+        store()
+        return
+    with I.If(row < bn), I.Then():
+        store()
+
+
+def take(op: Op, dtype: str, knobs: Knobs) -> tirx.PrimFunc | Declined:
+    """Packed table [n, k], ids i32[m] -> rows dtype[m, k]; an id outside the table reads the nearest row."""
+    weight = packed(op)
+    if isinstance(weight, Declined):
+        return weight
+    m = tirx.Var("m", "int64")
+    arguments = {**weight.arguments(), "ids": Tensor((m,), "int32"), "y": Tensor((m, weight.k), dtype)}
+    threads = int(knobs["elementwise_threads"])
+
+    def body(*buffers: Buffer) -> None:
+        rows, ids, y = Rows(weight, buffers[:-2]), buffers[-2], buffers[-1]
+        with launch(threads, ceildiv(weight.words, threads), m) as (bx, i, tx):
+            word = keep(bx * threads + tx)
+            with I.If(word < weight.words), I.Then():
+                row = keep(I.min(I.max(ids[i], 0), weight.n - 1))
+                scale = keep(rows.scale(row, word)) if weight.bits else None
+                for j, code in enumerate(rows.codes(row, word)):
+                    value = code if scale is None else (code - I.float32(weight.zero_point)) * scale
+                    inside = weight.inside(word, j)
+                    if inside is None:
+                        put(y, (i, word * weight.run + j), value)
+                        continue
+                    with I.If(inside), I.Then():
+                        put(y, (i, word * weight.run + j), value)
+
+    return function("take", arguments, body)
+
+
+def expert_matmul(op: Op, dtype: str, knobs: Knobs) -> tirx.PrimFunc | Declined:
+    """x [m, k] (`shared`) or [m * top, k], packed w [experts, n, k], ids i32[m, top] -> y dtype[m * top, n]."""
+    weight = packed(op)
+    if isinstance(weight, Declined):
+        return weight
+    top, shared_rows = op.int("top"), bool(op.int("shared"))
+    m = tirx.Var("m", "int64")
+    arguments = {
+        "x": Tensor((m if shared_rows else m * top, weight.k), dtype),
+        **weight.arguments(),
+        "ids": Tensor((m, top), "int32"),
+        "y": Tensor((m * top, weight.n), dtype),
+    }
+    shape = gemv_shape(weight, knobs)
+
+    def body(x: Buffer, *rest: Buffer) -> None:
+        arrays, ids, y = rest[:-2], rest[-2], rest[-1]
+        with launch(shape.threads, ceildiv(weight.n, shape.rows), m * top) as (bx, i, tx):
+            expert = keep(I.min(I.max(ids[i // top, i % top], 0), weight.experts - 1))
+            source = i // top if shared_rows else i
+            rows = Rows(weight, arrays, (expert,))
+            _gemv(rows, shape, bx, tx, lambda at: x[source, at], lambda row, value: put(y, (i, row), value))
+
+    return function("expert_matmul", arguments, body)

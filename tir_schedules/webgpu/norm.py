@@ -1,0 +1,75 @@
+"""RMS norm, with or without the residual addition before it: a workgroup a row."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from tvm import tirx
+from tvm.script.ir_builder import tirx as I
+
+from tir_schedules.op import Declined, Op
+from tir_schedules.webgpu.kernel import (
+    Buffer,
+    Expr,
+    Tensor,
+    add,
+    ceildiv,
+    f32,
+    function,
+    launch,
+    local,
+    put,
+    reduced,
+    shared,
+)
+
+
+def norm(op: Op, dtype: str, knobs: Mapping[str, int | str]) -> tirx.PrimFunc | Declined:
+    """The kernel for a tagged `rms_norm` or `add_rms_norm`, in float32 inside."""
+    size, eps = op.int("size"), float(op.facts["eps"])
+    m, threads = tirx.Var("m", "int64"), int(knobs["norm_threads"])
+    while threads > 16 and threads >= 2 * size:
+        threads //= 2
+    row = Tensor((m, size), dtype)
+    weight = Tensor((size,), op.str("weight_dtype"))
+
+    def scale_row(i: Expr, tx: Expr, x: Buffer, w: Buffer, y: Buffer, read: object) -> None:
+        assert callable(read)
+        scratch, total = shared(threads + 16), local(1)
+        put(total, 0, I.float32(0))
+
+        def each(body: object) -> None:
+            assert callable(body)
+            with I.serial(0, ceildiv(size, threads)) as step:
+                at = step * threads + tx
+                if size % threads == 0:
+                    body(at)
+                else:
+                    with I.If(at < size), I.Then():
+                        body(at)
+
+        def square(at: Expr) -> None:
+            value = read(at)
+            add(total, 0, value * value)
+
+        each(square)
+        mean = reduced(scratch, tx, threads, total[0], lambda a, b: a + b) * I.float32(1 / size)
+        put(total, 0, I.rsqrt(mean + I.float32(eps)))
+        each(lambda at: put(y, (i, at), f32(x[i, at]) * total[0] * f32(w[at])))
+
+    def plain(x: Buffer, w: Buffer, y: Buffer) -> None:
+        with launch(threads, m) as (i, _, tx):
+            scale_row(i, tx, x, w, y, lambda at: f32(x[i, at]))
+
+    def with_sum(a: Buffer, b: Buffer, w: Buffer, x: Buffer, y: Buffer) -> None:
+        with launch(threads, m) as (i, _, tx):
+
+            def read(at: Expr) -> Expr:
+                put(x, (i, at), a[i, at] + b[i, at])
+                return f32(x[i, at])
+
+            scale_row(i, tx, x, w, y, read)
+
+    if op.kind == "rms_norm":
+        return function("rms_norm", {"x": row, "weight": weight, "y": row}, plain)
+    return function("add_rms_norm", {"a": row, "b": row, "weight": weight, "x": row, "y": row}, with_sum)

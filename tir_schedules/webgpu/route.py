@@ -1,0 +1,65 @@
+"""The router of a mixture of experts: one invocation a token."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from tvm import tirx
+from tvm.script.ir_builder import tirx as I
+
+from tir_schedules.op import Declined, Op
+from tir_schedules.webgpu.kernel import LOWEST, Buffer, Tensor, add, ceildiv, function, keep, launch, local, put
+
+_THREADS = 64
+
+
+def moe_route(op: Op, dtype: str, knobs: Mapping[str, int | str]) -> tirx.PrimFunc | Declined:
+    """logits f32[m, experts] -> weights f32[m, chosen], ids i32[m, chosen]: best first, then the lower id.
+
+    Rank t is the best logit below rank t - 1 in the order (logit, -id). Logits that are not numbers have no order:
+    any expert then, but one that exists.
+    """
+    experts, chosen, normalize = op.int("experts"), op.int("chosen"), bool(op.int("normalize"))
+    m = tirx.Var("m", "int64")
+    arguments = {
+        "logits": Tensor((m, experts), "float32"),
+        "weights": Tensor((m, chosen), "float32"),
+        "ids": Tensor((m, chosen), "int32"),
+    }
+
+    def body(logits: Buffer, weights: Buffer, ids: Buffer) -> None:
+        with launch(_THREADS, ceildiv(m, _THREADS)) as (bx, _, tx):
+            i = keep(bx * _THREADS + tx)
+            with I.If(i < I.cast(m, "int32")), I.Then():
+                best, previous = local(1, "int32"), local(1, "int32")
+                found, limit, total = local(1), local(1), local(1)
+                put(previous, 0, -1)
+                put(limit, 0, -LOWEST)
+                put(total, 0, 0.0)
+                for t in range(chosen):
+                    put(best, 0, -1)
+                    put(found, 0, LOWEST)
+                    with I.serial(0, experts) as e:
+                        logit = keep(logits[i, e])
+                        after = I.Or(logit < limit[0], I.And(logit == limit[0], e > previous[0]))
+                        better = I.Or(best[0] < 0, logit > found[0])
+                        with I.If(I.And(after, better)), I.Then():
+                            put(best, 0, e)
+                            put(found, 0, logit)
+                    put(best, 0, I.max(best[0], 0))
+                    put(ids, (i, t), best[0])
+                    put(weights, (i, t), logits[i, best[0]])
+                    put(previous, 0, best[0])
+                    put(limit, 0, logits[i, best[0]])
+                first = local(1)
+                put(first, 0, logits[i, ids[i, 0]])
+                if normalize:
+                    for t in range(chosen):
+                        add(total, 0, I.exp(weights[i, t] - first[0]))
+                else:
+                    with I.serial(0, experts) as e:
+                        add(total, 0, I.exp(logits[i, e] - first[0]))
+                for t in range(chosen):
+                    put(weights, (i, t), I.exp(weights[i, t] - first[0]) / total[0])
+
+    return function("moe_route", arguments, body)

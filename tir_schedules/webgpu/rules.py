@@ -1,0 +1,39 @@
+"""The rules for WebGPU, in the order in which they are asked. A rule returns a scheduled PrimFunc or `Declined`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from tvm import tirx
+
+from tir_schedules.op import Declined, Op, scheduled
+from tir_schedules.webgpu.elementwise import elementwise
+from tir_schedules.webgpu.matmul import expert_matmul, matmul, take
+from tir_schedules.webgpu.norm import norm
+from tir_schedules.webgpu.route import moe_route
+
+Knobs = Mapping[str, int | str]
+Rule = Callable[[tirx.PrimFunc, "Op | None", Knobs], "tirx.PrimFunc | Declined"]
+
+
+def _hand_written(make: Callable[[Op, str, Knobs], tirx.PrimFunc | Declined]) -> Rule:
+    """A rule that puts a hand-written kernel in place of a tagged definition; it is told the dtype of the output."""
+
+    def rule(func: tirx.PrimFunc, op: Op | None, knobs: Knobs) -> tirx.PrimFunc | Declined:
+        if op is None:
+            return Declined("not tagged")
+        kernel = make(op, str(func.params[-1].ty.dtype), knobs)
+        return kernel if isinstance(kernel, Declined) else scheduled(kernel, func)
+
+    return rule
+
+
+# Name, the operations that it is for (none: any), rule.
+RULES: tuple[tuple[str, tuple[str, ...], Rule], ...] = (
+    ("webgpu.matmul", ("matmul",), _hand_written(matmul)),
+    ("webgpu.take", ("take",), _hand_written(take)),
+    ("webgpu.expert_matmul", ("expert_matmul",), _hand_written(expert_matmul)),
+    ("webgpu.norm", ("rms_norm", "add_rms_norm"), _hand_written(norm)),
+    ("webgpu.moe_route", ("moe_route",), _hand_written(moe_route)),
+    ("webgpu.elementwise", (), elementwise),
+)

@@ -73,6 +73,19 @@ def build(state: Lowering) -> Any:
     return _executable(builder, lowered, _or_compile_error(lowered, lambda: [_generate(part) for part in parts]))
 
 
+def build_for_device(state: Lowering) -> Any:
+    """As `build`, for a target whose kernels run on a device: host code in LLVM, which imports the device's module.
+
+    Functions register themselves when the program starts, for hosts that cannot look symbols up.
+    """
+    lowered, _ = run(state, LOWER_TO_VM)
+    builder, kernels = _bytecode(lowered, "")
+    functions = tvm.IRModule({**kernels.of_hosts.functions, **kernels.internal.functions})
+    functions = functions.with_attr("system_lib_prefix", "")
+    library = _or_compile_error(lowered, lambda: tirx.build(functions, target=lowered.tvm_target))
+    return _executable(builder, lowered, library)
+
+
 def build_variants(
     state: Lowering, variants: Sequence[Variant], folder: Path, object_format: str, threads: int
 ) -> tuple[Any, list[BuiltVariant]]:

@@ -88,7 +88,7 @@ class WasmLibrary:
         progress.stage("compile the kernels")
         scheduled, seconds = pipeline.run(replace(state, variant=variants[0]), pipeline.PER_VARIANT)
         with _own_barriers():
-            executable = build(scheduled)
+            executable = build(scheduled, system_library=True)
         path = folder / "model.wasm"
         progress.stage("link the library")
         link_wasm(self.emcc, executable.mod, objects, path, self.level)

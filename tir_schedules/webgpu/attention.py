@@ -56,11 +56,11 @@ __all__ = ["PAGE", "AttentionShape", "kv_cache_functions", "kv_dtypes"]
 
 _LOG2E = math.log2(math.e)
 # Keys of one part of a sequence in decode: a workgroup each, merged by a second kernel.
-_PART = 256
+_PART = 128
 _DECODE_THREADS = 64
 # Prefill: a workgroup has a tile of rows (queries times heads of a group) and walks over blocks of keys.
 _PREFILL_THREADS = 64
-_KEYS = 32
+_KEYS = 16
 _TILE = 4
 
 
@@ -175,7 +175,6 @@ class _DecodePart:
         self.begin = keep(part * _PART)
         self.count = keep(I.max(I.min(keys - self.begin, _PART), 0))
         self.oldest = cached.oldest(self.b, self.b, window) if window else None
-        self.query = shared(shape.group * shape.head_dim)
         self.scores = shared(shape.group * _PART)
         self.totals = shared(2 * shape.group)
 
@@ -197,11 +196,6 @@ class _DecodePart:
 
     def _scores(self, q: Buffer, scale: Expr) -> None:
         group, dim, threads, tx = self.shape.group, self.shape.head_dim, _DECODE_THREADS, self.tx
-        with I.serial(0, ceildiv(group * dim, threads)) as i:
-            at = keep(i * threads + tx)
-            with I.If(at < group * dim), I.Then():
-                put(self.query, at, f32(q[self.b, self.h * group + at // dim, at % dim]))
-        barrier()
         dots = local(group)
         with I.serial(0, ceildiv(self.count, threads)) as i:
             t = keep(i * threads + tx)
@@ -214,7 +208,7 @@ class _DecodePart:
                 with I.serial(0, dim) as d:
                     k = keep(f32(self.cached.pages.data[first + d * PAGE]))
                     for g in range(group):
-                        add(dots, g, k * self.query[g * dim + d])
+                        add(dots, g, k * f32(q[self.b, self.h * group + g, d]))
                 for g in range(group):
                     score = _score(self.shape, dots[g], scale)
                     if self.oldest is not None:
@@ -361,8 +355,8 @@ class _Tile:
 
 
 def _prefill_rows(shape: AttentionShape) -> int:
-    """Rows of a tile: its queries take 16 KiB of shared memory."""
-    return 32 if shape.head_dim <= 128 else 16
+    """Rows of a tile."""
+    return 16
 
 
 def _for_tile(
@@ -393,16 +387,11 @@ def _for_tile(
 def _attend(tile: _Tile, keys: _Keys, q: Buffer, k: Buffer, v: Buffer, out: Buffer, lse: Buffer, scale: Expr) -> None:
     """out = weighted mean of the values that each row sees, lse = log2 of its sum of 2**score."""
     rows, dim, lanes, tx = tile.rows, tile.shape.head_dim, tile.lanes, tile.tx
-    queries, scores = shared(rows * dim), shared(rows * _KEYS)
+    scores = shared(rows * _KEYS)
     top, whole, shrink = shared(rows), shared(rows), shared(rows)
     columns = -(-dim // lanes)
     sums = local(_TILE * columns)
     lane, row = keep(tx % lanes), keep(tx // lanes * _TILE)
-    with I.serial(0, ceildiv(rows * dim, _PREFILL_THREADS)) as i:
-        at = keep(i * _PREFILL_THREADS + tx)
-        r, d = keep(at // dim), keep(at % dim)
-        source = keep(tile.first + I.min(tile.query(r), tile.queries - 1))
-        put(queries, at, f32(q[source, tile.head(r), d]))
     with I.If(tx < rows), I.Then():
         put(top, tx, LOWEST)
         put(whole, tx, 0.0)
@@ -412,7 +401,7 @@ def _attend(tile: _Tile, keys: _Keys, q: Buffer, k: Buffer, v: Buffer, out: Buff
     with I.serial(0, blocks) as block:
         token0 = keep(keys.begin + block * _KEYS)
         barrier()
-        _tile_scores(tile, keys, k, queries, scores, scale, token0, lane, row)
+        _tile_scores(tile, keys, q, k, scores, scale, token0, lane, row)
         barrier()
         _tile_weights(tile, scores, top, whole, shrink)
         barrier()
@@ -447,8 +436,8 @@ def _attend(tile: _Tile, keys: _Keys, q: Buffer, k: Buffer, v: Buffer, out: Buff
 def _tile_scores(
     tile: _Tile,
     keys: _Keys,
+    q: Buffer,
     k: Buffer,
-    queries: Buffer,
     scores: Buffer,
     scale: Expr,
     token0: Expr,
@@ -461,10 +450,14 @@ def _tile_scores(
     dots = local(_TILE * count)
     tokens = [keep(token0 + lane + lanes * j) for j in range(count)]
     at = [keys.k(I.min(token, keys.end - 1)) for token in tokens]
+    lines = [
+        (keep(tile.first + I.max(I.min(tile.query(row + i), tile.queries - 1), 0)), keep(tile.head(row + i)))
+        for i in range(_TILE)
+    ]
     for i in range(_TILE * count):
         put(dots, i, 0.0)
     with I.serial(0, dim) as d:
-        a = [keep(queries[(row + i) * dim + d]) for i in range(_TILE)]
+        a = [keep(f32(q[line, head, d])) for line, head in lines]
         b = [keep(f32(k[index(d)])) for index in at]
         for i in range(_TILE):
             for j in range(count):
@@ -587,14 +580,15 @@ def kv_cache_functions(shape: AttentionShape, num_layers: int) -> dict[str, tirx
         "prefill_chunk": prefill_chunk(shape),
         "prefill_cached": prefill_cached(shape, always, False),
         "decode": decode(shape, always, False),
-        "prefill_cached_sliding": prefill_cached(shape, window, True),
-        "decode_sliding": decode(shape, window, True),
         "merge": merge(shape),
         "split": split(shape),
         "copy_page": copy_page(shape),
         "read_back": read_back(shape, num_layers),
         "compact": compact(shape),
     }
+    # Without windows they are never called, and a kernel less is a shader less to compile.
+    functions["prefill_cached_sliding"] = prefill_cached(shape, window, True) if window else functions["prefill_cached"]
+    functions["decode_sliding"] = decode(shape, window, True) if window else functions["decode"]
     return {
         name: tag(func, f"kv_cache_{name}").with_attr("tirx.is_scheduled", True) for name, func in functions.items()
     }

@@ -24,6 +24,7 @@ from tir_schedules.webgpu.kernel import (
     local,
     put,
     shared,
+    to,
 )
 
 Knobs = Mapping[str, int | str]
@@ -100,6 +101,22 @@ class Rows:
             I.cast(I.bitwise_and(I.shift_right(packed_codes, I.uint32(w.bits * j)), mask), "float32")
             for j in range(w.run)
         ]
+
+    def word(self, row: Expr, word: Expr) -> Expr:
+        """A word of codes."""
+        return self.arrays[0][(*self.lead, row, word)]
+
+    def value(self, word: Expr, element: Expr, scale: Expr) -> Expr:
+        """An element of a word of codes, where its number is not known to the compiler."""
+        w = self.weight
+        shift = I.cast(element * w.bits, "uint32")
+        code = I.bitwise_and(I.shift_right(word, shift), I.uint32((1 << w.bits) - 1))
+        return (I.cast(code, "float32") - I.float32(w.zero_point)) * scale
+
+    def plain(self, row: Expr, column: Expr) -> Expr:
+        """An element of a weight without codes."""
+        inside = column if self.weight.k % self.weight.run == 0 else I.min(column, self.weight.k - 1)
+        return f32(self.arrays[0][(*self.lead, row, inside)])
 
     def scale(self, row: Expr, word: Expr) -> Expr:
         """The scale of a word's elements, float32."""
@@ -232,83 +249,43 @@ def _sum(terms: list[Expr]) -> Expr:
 
 
 def _gemm(rows: Rows, m: Expr, x: Buffer, y: Buffer, knobs: Knobs) -> None:
-    """y = x w^T in tiles of gemm_m x gemm_n, each invocation a square of gemm_tile, with both operands in shared memory."""
+    """y = x w^T: an invocation has `gemm_rows` rows of x and `gemm_columns` of y, and decodes each code once for them.
+
+    All invocations of a workgroup read the same elements of x, which caches and uniform loads serve. There is no shared
+    memory: software adapters clear it element by element in the code of the shader, and compile that for seconds.
+    """
     w = rows.weight
-    tile, bm, bn = int(knobs["gemm_tile"]), int(knobs["gemm_m"]), int(knobs["gemm_n"])
-    across, threads = bn // tile, bm // tile * (bn // tile)
-    words = max(1, 32 // w.run)
-    depth = words * w.run
-    with launch(threads, ceildiv(w.n, bn), ceildiv(m, bm)) as (bx, by, tx):
-        xs, ws, sums = shared(depth * (bm + 1)), shared(depth * (bn + 1)), local(tile * tile)
-        column, line = keep(tx % across), keep(tx // across)
+    threads, height, width = (int(knobs[f"gemm_{name}"]) for name in ("threads", "rows", "columns"))
+    with launch(threads, ceildiv(w.n, threads * width), ceildiv(m, height)) as (bx, by, tx):
+        sums, codes = local(height * width), local(width, "uint32")
         last = keep(I.cast(m, "int32") - 1)
-        for i in range(tile * tile):
-            put(sums, i, I.float32(0))
-        with I.serial(0, ceildiv(w.words, words)) as block:
-            barrier()
-            with I.serial(0, ceildiv(bm * depth, threads)) as i:
-                at = keep(i * threads + tx)
-                _store_x(w, x, xs, at, block * depth, by * bm, last, bm, depth, bm * depth % threads != 0)
-            with I.serial(0, ceildiv(bn * words, threads)) as i:
-                at = keep(i * threads + tx)
-                _store_w(rows, ws, at, block * words, bx * bn, bn, words, bn * words % threads != 0)
-            barrier()
-            with I.serial(0, depth) as k:
-                a = [keep(xs[k * (bm + 1) + line * tile + i]) for i in range(tile)]
-                b = [keep(ws[k * (bn + 1) + column + across * j]) for j in range(tile)]
-                for i in range(tile):
-                    for j in range(tile):
-                        add(sums, i * tile + j, a[i] * b[j])
-        for i in range(tile):
-            for j in range(tile):
-                row, out = by * bm + line * tile + i, bx * bn + column + across * j
-                inside = row <= last if w.n % bn == 0 else I.And(row <= last, out < w.n)
-                with I.If(inside), I.Then():
-                    put(y, (row, out), sums[i * tile + j])
-
-
-def _store_x(
-    w: Packed, x: Buffer, xs: Buffer, at: Expr, k0: Expr, row0: Expr, last: Expr, bm: int, depth: int, ragged: bool
-) -> None:
-    """One element of x into the tile, transposed; 0 beyond the columns."""
-    k, row = keep(at % depth), keep(at // depth)
-
-    def store() -> None:
-        source = I.min(row0 + row, last)
-        if w.k % depth == 0:
-            value = f32(x[source, k0 + k])
-        else:
-            value = I.if_then_else(k0 + k < w.k, f32(x[source, I.min(k0 + k, w.k - 1)]), I.float32(0))
-        put(xs, k * (bm + 1) + row, value)
-
-    if not ragged:
-        store()
-        return
-    with I.If(row < bm), I.Then():
-        store()
-
-
-def _store_w(
-    rows: Rows, ws: Buffer, at: Expr, word0: Expr, row0: Expr, bn: int, words: int, ragged: bool
-) -> None:
-    """The elements of one word into the tile, transposed. Those beyond the columns meet zeros of x."""
-    w = rows.weight
-    word, row = keep(at % words), keep(at // words)
-
-    def store() -> None:
-        source = row0 + row if w.n % bn == 0 else keep(I.min(row0 + row, w.n - 1))
-        column = word0 + word if w.words % words == 0 else keep(I.min(word0 + word, w.words - 1))
-        codes = rows.codes(source, column)
-        scale = keep(rows.scale(source, column)) if w.bits else None
-        for j, code in enumerate(codes):
-            value = code if scale is None else (code - I.float32(w.zero_point)) * scale
-            put(ws, (word * w.run + j) * (bn + 1) + row, value)
-
-    if not ragged:
-        store()
-        return
-    with I.If(row < bn), I.Then():
-        store()
+        lines = [keep(I.min(by * height + i, last)) for i in range(height)]
+        columns = [keep(bx * (threads * width) + j * threads + tx) for j in range(width)]
+        sources = columns if w.n % (threads * width) == 0 else [keep(I.min(column, w.n - 1)) for column in columns]
+        with I.serial(0, height * width) as i:
+            put(sums, i, 0.0)
+        with I.serial(0, w.words) as word:
+            for j in range(width):
+                if w.bits:
+                    put(codes, j, rows.word(sources[j], word))
+            scales = [keep(rows.scale(source, word)) for source in sources] if w.bits else []
+            with I.serial(0, w.run) as element:
+                k = keep(word * w.run + element)
+                inside = w.k % w.run == 0
+                values = [
+                    keep(rows.value(codes[j], element, scales[j]) if w.bits else rows.plain(sources[j], k))
+                    for j in range(width)
+                ]
+                for i, line in enumerate(lines):
+                    a = x[line, k] if inside else I.if_then_else(k < w.k, x[line, I.min(k, w.k - 1)], to(0.0, str(x.dtype)))
+                    a = keep(f32(a))
+                    for j, value in enumerate(values):
+                        add(sums, i * width + j, a * value)
+        with I.serial(0, height) as i:
+            for j, column in enumerate(columns):
+                inside = by * height + i <= last
+                with I.If(inside if w.n % (threads * width) == 0 else I.And(inside, column < w.n)), I.Then():
+                    put(y, (by * height + i, column), sums[i * width + j])
 
 
 def take(op: Op, dtype: str, knobs: Knobs) -> tirx.PrimFunc | Declined:

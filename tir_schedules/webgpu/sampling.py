@@ -27,14 +27,16 @@ from tir_schedules.webgpu.kernel import (
 )
 
 _THREADS = 256
+_SCAN_THREADS = 64
 MASKED = -3.4e38  # a logit that is never drawn
 
-# Radix sort of the 30 bits that tell probabilities apart (1.0 is 0x3F800000): 5 passes of 6 bits, lowest first.
-_DIGIT_BITS = 6
+# Radix sort of the 32 bits of a probability, 4 at a time, lowest first. Shared memory holds a count for each digit and
+# invocation; more than a few hundred numbers there cost software adapters seconds of compilation.
+_DIGIT_BITS = 4
 _DIGITS = 1 << _DIGIT_BITS
-_PASSES = 5
-_SORT_THREADS = 64  # as many as digits: shared memory holds a count for each digit and invocation
-_RUN = 16  # neighbouring elements that one invocation takes, in order
+_PASSES = 32 // _DIGIT_BITS
+_SORT_THREADS = _DIGITS
+_RUN = 64  # neighbouring elements that one invocation takes, in order
 _SORT_BLOCK = _SORT_THREADS * _RUN
 
 
@@ -86,27 +88,30 @@ def argsort_probs(vocab: int) -> tirx.PrimFunc:
     def body(probs: Buffer, sorted_probs: Buffer, sorted_ids: Buffer) -> None:
         other_probs, other_ids = workspace((b, vocab), "float32"), workspace((b, vocab), "int32")
         counts = workspace((b, _DIGITS, blocks), "int32")
-        source, source_ids = probs, None
-        for index in range(_PASSES):
-            to_result = (_PASSES - 1 - index) % 2 == 0
-            target, target_ids = (sorted_probs, sorted_ids) if to_result else (other_probs, other_ids)
-            digit = _digit_of(index)
-            with launch(_SORT_THREADS, blocks, b) as (block, row, tx):
-                _count(source, counts, digit, block, row, tx, vocab)
-            with launch(_THREADS, b) as (row, _, tx):
-                _prefix_sums(counts, row, tx, blocks)
-            with launch(_SORT_THREADS, blocks, b) as (block, row, tx):
-                _move(source, source_ids, target, target_ids, counts, digit, block, row, tx, vocab)
-            source, source_ids = target, target_ids
+        with launch(_THREADS, -(-vocab // _THREADS), b) as (bx, row, tx):
+            at = keep(bx * _THREADS + tx)
+            with I.If(at < vocab), I.Then():
+                put(sorted_probs, (row, at), probs[row, at])
+                put(sorted_ids, (row, at), at)
+        here, there = (sorted_probs, sorted_ids), (other_probs, other_ids)
+        with I.serial(0, _PASSES // 2) as pair:  # on the host: the shaders of two passes serve all
+            for index, (source, target) in enumerate(((here, there), (there, here))):
+                digit = _digit_of(2 * pair + index)
+                with launch(_SORT_THREADS, blocks, b) as (block, row, tx):
+                    _count(source[0], counts, digit, block, row, tx, vocab)
+                with launch(_SCAN_THREADS, b) as (row, _, tx):
+                    _prefix_sums(counts, row, tx, blocks)
+                with launch(_SORT_THREADS, blocks, b) as (block, row, tx):
+                    _move(source, target, counts, digit, block, row, tx, vocab)
 
     return function("argsort_probs", arguments, body)
 
 
-def _digit_of(index: int) -> Callable[[Expr], Expr]:
+def _digit_of(index: Expr) -> Callable[[Expr], Expr]:
     """The digit that sorts descending in pass `index`."""
 
     def digit(prob: Expr) -> Expr:
-        bits = I.shift_right(I.reinterpret("uint32", I.max(prob, I.float32(0))), I.uint32(_DIGIT_BITS * index))
+        bits = I.shift_right(I.reinterpret("uint32", I.max(prob, I.float32(0))), I.cast(_DIGIT_BITS * index, "uint32"))
         return (_DIGITS - 1) - I.cast(I.bitwise_and(bits, I.uint32(_DIGITS - 1)), "int32")
 
     return digit
@@ -144,8 +149,8 @@ def _count(
 
 def _prefix_sums(counts: Buffer, row: Expr, tx: Expr, blocks: int) -> None:
     """counts[row] becomes what comes before each entry, digit by digit and block by block."""
-    share = -(-_DIGITS * blocks // _THREADS)
-    sums, total = shared(_THREADS, "int32"), local(2, "int32")
+    share = -(-_DIGITS * blocks // _SCAN_THREADS)
+    sums, total = shared(_SCAN_THREADS, "int32"), local(2, "int32")
 
     def each(do: Callable[[Expr, Expr], None]) -> None:
         with I.serial(0, share) as i:
@@ -170,10 +175,8 @@ def _prefix_sums(counts: Buffer, row: Expr, tx: Expr, blocks: int) -> None:
 
 
 def _move(
-    source: Buffer,
-    source_ids: Buffer | None,
-    target: Buffer,
-    target_ids: Buffer,
+    source: tuple[Buffer, Buffer],
+    target: tuple[Buffer, Buffer],
     counts: Buffer,
     digit: Callable[[Expr], Expr],
     block: Expr,
@@ -182,7 +185,7 @@ def _move(
     vocab: int,
 ) -> None:
     """Elements to their places in this pass's order; equal digits keep their order."""
-    own, place = _own_counts(source, digit, block, row, tx, vocab), local(2, "int32")
+    own, place = _own_counts(source[0], digit, block, row, tx, vocab), local(2, "int32")
     put(place, 0, counts[row, tx, block])
     with I.serial(0, _SORT_THREADS) as t:
         put(place, 1, own[tx * _SORT_THREADS + t])
@@ -191,12 +194,12 @@ def _move(
     barrier()
 
     def move(at: Expr) -> None:
-        prob = keep(source[row, at])
+        prob = keep(source[0][row, at])
         slot = keep(digit(prob) * _SORT_THREADS + tx)
         to = keep(own[slot])
         put(own, slot, to + 1)
-        put(target, (row, to), prob)
-        put(target_ids, (row, to), at if source_ids is None else source_ids[row, at])
+        put(target[0], (row, to), prob)
+        put(target[1], (row, to), source[1][row, at])
 
     _each_of_run(block, tx, vocab, move)
 

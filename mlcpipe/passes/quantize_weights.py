@@ -1,6 +1,6 @@
 """Group quantization: weight matrices become packed codes and scales, followed by an explicit dequantize.
 
-Vectors (norms, biases) are stored in the scheme's model dtype and converted where they are read.
+Vectors (norms, biases) are stored in the scheme's model dtype, or the layout's, and converted where they are read.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def quantize_weights(state: Lowering) -> Lowering:
         if w.kind == "constant":
             return w
         if w.kind == "vector":
-            return replace(w, dtype=dtype)
+            return replace(w, dtype=state.layout.vector_dtype(dtype))
         return replace(w, scheme=state.scheme if w.kind == "scheme" else plain, layout=state.layout)
 
     table = tuple(stored(w) for w in state.weights)

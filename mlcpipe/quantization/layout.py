@@ -4,6 +4,8 @@
 `rows16` is for CPUs with 16 float32 lanes: rows in blocks of 16, the rows of a block side by side,
 [..., ceil(N/16), X, 16], so that one vector load has the same word (or scale, or number) of 16 rows. Rows
 missing in the last block have codes 0 and scales 0 (plain weights: 0.0), so that they decode to 0.
+`row_pairs` is for GPUs that may lack float16: `row`, but two float16 numbers that follow one another in a row are one
+uint32, the first in its lower half. A row of an odd number has a 0.0 at its end.
 """
 
 from __future__ import annotations
@@ -23,17 +25,27 @@ Array = NDArray[Any]
 
 @dataclass(frozen=True)
 class Layout:
-    """An order of packed arrays. `lanes` rows stand side by side; 0: rows follow one another."""
+    """An order of packed arrays. `lanes` rows stand side by side; 0: rows follow one another.
+
+    With `pairs` an array of float16 is one of uint32 with half as many columns.
+    """
 
     name: str
     lanes: int = 0
+    pairs: bool = False
 
     def shapes(self, scheme: Scheme, n: int, k: int, experts: int | None = None) -> Shapes:
         """Name -> (shape, dtype) of the arrays in this layout, of a weight [n, k] or [experts, n, k]."""
-        return {
-            name: ((*shape[:-2], *self._extents(shape[-2], shape[-1])), dtype)
-            for name, (shape, dtype) in scheme.shapes(n, k, experts).items()
-        }
+        return {name: self._stored(shape, dtype) for name, (shape, dtype) in scheme.shapes(n, k, experts).items()}
+
+    def _stored(self, shape: tuple[int, ...], dtype: str) -> tuple[tuple[int, ...], str]:
+        if self.pairs and dtype == "float16":
+            return (*shape[:-1], -(-shape[-1] // 2)), "uint32"
+        return (*shape[:-2], *self._extents(shape[-2], shape[-1])), dtype
+
+    def vector_dtype(self, model_dtype: str) -> str:
+        """The dtype in which vectors (norms, biases) are stored."""
+        return "float32" if self.pairs else model_dtype
 
     def locate(self, row: Any, column: Any) -> tuple[Any, ...]:
         """Where element [row, column] of an array in row order lies here: ints or TVM expressions."""
@@ -47,6 +59,8 @@ class Layout:
         Raises CheckpointError if the arrays are not those of `scheme` for [n, k] or [experts, n, k].
         """
         check_shapes(packed, scheme.shapes(n, k, _experts(packed, 2)), f"{scheme.name} row")
+        if self.pairs:
+            return {name: _paired(a) for name, a in packed.items()}
         if self.lanes == 0:
             return dict(packed)
         return {name: self._interleave(a) for name, a in packed.items()}
@@ -55,6 +69,9 @@ class Layout:
         """The inverse of `repack`; what lies in missing rows is dropped."""
         lead = _experts(packed, 3 if self.lanes else 2)
         check_shapes(packed, self.shapes(scheme, n, k, lead), f"{scheme.name} {self.name}")
+        if self.pairs:
+            row = scheme.shapes(n, k, lead)
+            return {name: _unpaired(a, row[name][0][-1]) if row[name][1] == "float16" else a for name, a in packed.items()}
         if self.lanes == 0:
             return dict(packed)
         return {name: self._separate(a, n) for name, a in packed.items()}
@@ -89,6 +106,20 @@ class Layout:
         return out
 
 
+def _paired(a: Array) -> Array:
+    """float16[..., X] -> uint32[..., ceil(X / 2)]; other dtypes as they are."""
+    if a.dtype != np.float16:
+        return a
+    if a.shape[-1] % 2:
+        a = np.concatenate([a, np.zeros((*a.shape[:-1], 1), a.dtype)], axis=-1)
+    return np.ascontiguousarray(a).view("<u4")
+
+
+def _unpaired(a: Array, columns: int) -> Array:
+    """uint32[..., ceil(X / 2)] -> float16[..., X]."""
+    return np.ascontiguousarray(a.view("<f2")[..., :columns])
+
+
 def _experts(packed: Mapping[str, Array], dims: int) -> int | None:
     """The leading extent of arrays that have one dimension more than `dims`."""
     for array in packed.values():
@@ -96,7 +127,7 @@ def _experts(packed: Mapping[str, Array], dims: int) -> int | None:
     return None
 
 
-_LAYOUTS = (Layout("row"), Layout("rows16", lanes=16))
+_LAYOUTS = (Layout("row"), Layout("rows16", lanes=16), Layout("row_pairs", pairs=True))
 
 
 def layout_names() -> tuple[str, ...]:

@@ -47,10 +47,21 @@ def dequantize_element(
             found="none" if scale is None else scale.name,
         )
     if scale is None:
-        return weight(*lead, *layout.locate(n, k)).astype(out_dtype)
+        return _stored(layout, scheme, weight, lead, n, k).astype(out_dtype)
     word = weight(*lead, *layout.locate(n, k // scheme.codes_per_word))
-    s = scale(*lead, *layout.locate(n, k // scheme.group_size if scheme.group_size else 0))
+    s = _stored(layout, scheme, scale, lead, n, k // scheme.group_size if scheme.group_size else 0)
     # Through int32: CPUs before AVX-512 have no conversion from uint32 to float.
     steps = decode_code(scheme, word, k).astype("int32") - tirx.const(scheme.zero_point, "int32")
     wide = "float32" if "float32" in (out_dtype, scheme.model_dtype) else "float16"
     return (steps.astype(wide) * s.astype(wide)).astype(out_dtype)
+
+
+def _stored(
+    layout: Layout, scheme: Scheme, array: te.Tensor, lead: Sequence[Index], row: Index, column: Index
+) -> tirx.PrimExpr:
+    """An element of an array of model_dtype."""
+    if not layout.pairs or scheme.model_dtype != "float16":
+        return array(*lead, *layout.locate(row, column))
+    both, upper = array(*lead, row, column // 2), column % 2
+    shift = tirx.const(16 * upper, "uint32") if isinstance(upper, int) else (upper * 16).astype("uint32")
+    return tirx.reinterpret("float16", tirx.shift_right(both, shift).astype("uint16"))

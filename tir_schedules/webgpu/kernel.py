@@ -104,6 +104,17 @@ def f32(value: Expr) -> Expr:
     return to(value, "float32")
 
 
+def half_to_float(half: Expr, signed: bool) -> Expr:
+    """The number that 16 bits, an int32, are as float16 (IEEE 754 binary16), without float16 arithmetic.
+
+    Numbers below 2**-14 are integers times 2**-24: their bits in place would be subnormal, which GPUs may clear.
+    """
+    size = keep(I.bitwise_and(half, 0x7FFF)) if signed else half
+    normal = I.reinterpret("float32", I.shift_left(size, 13)) * I.float32(2.0**112)
+    value = keep(I.if_then_else(size < 0x400, f32(size) * I.float32(2.0**-24), normal))
+    return I.if_then_else(half >= 0x8000, I.float32(0) - value, value) if signed else value
+
+
 def keep(expr: Expr) -> Expr:
     """Compute an expression once, here."""
     return I.bind(expr)

@@ -19,6 +19,7 @@ from tir_schedules.webgpu.kernel import (
     ceildiv,
     f32,
     function,
+    half_to_float,
     keep,
     launch,
     local,
@@ -35,7 +36,10 @@ _PLAIN_RUN = 4
 
 @dataclass(frozen=True)
 class Packed:
-    """A weight [n, k] (or [experts, n, k]) in layout `row`, in words of `run` elements."""
+    """A weight [n, k] (or [experts, n, k]) in rows of words of `run` elements.
+
+    `pairs`: float16 numbers are stored two in a uint32 (layout `row_pairs`).
+    """
 
     n: int
     k: int
@@ -44,6 +48,7 @@ class Packed:
     zero_point: int
     group: int
     dtype: str
+    pairs: bool = False
     experts: int = 0
 
     @property
@@ -60,11 +65,14 @@ class Packed:
         """The packed arrays."""
         lead = (self.experts,) if self.experts else ()
         if not self.bits:
-            return {"weight": Tensor((*lead, self.n, self.k), self.dtype)}
+            return {"weight": self._numbers(*lead, self.n, self.k)}
         return {
             "q_weight": Tensor((*lead, self.n, self.stored), "uint32"),
-            "q_scale": Tensor((*lead, self.n, -(-self.k // self.group)), self.dtype),
+            "q_scale": self._numbers(*lead, self.n, -(-self.k // self.group)),
         }
+
+    def _numbers(self, *shape: int) -> Tensor:
+        return Tensor((*shape[:-1], -(-shape[-1] // 2)), "uint32") if self.pairs else Tensor(shape, self.dtype)
 
     def inside(self, word: Expr, j: int) -> Expr | None:
         """Whether element j of a word is a column; None where it always is."""
@@ -73,12 +81,13 @@ class Packed:
 
 def packed(op: Op) -> Packed | Declined:
     """The weight of a tagged operation."""
-    if op.str("layout") != "row":
+    if op.str("layout") not in ("row", "row_pairs"):
         return Declined(f"layout {op.str('layout')}")
+    pairs = op.str("layout") == "row_pairs" and op.str("dtype") == "float16"
     bits, experts = op.int("bits"), int(op.facts.get("experts", 0))
     run = op.int("codes_per_word") if bits else _PLAIN_RUN
     sizes = (op.int("n"), op.int("k"), run, bits, op.int("zero_point"), op.int("group_size"))
-    return Packed(*sizes, op.str("dtype"), experts)
+    return Packed(*sizes, op.str("dtype"), pairs, experts)
 
 
 @dataclass(frozen=True)
@@ -94,7 +103,7 @@ class Rows:
         w = self.weight
         if not w.bits:
             last = [word * w.run + j if w.k % w.run == 0 else I.min(word * w.run + j, w.k - 1) for j in range(w.run)]
-            return [f32(self.arrays[0][(*self.lead, row, at)]) for at in last]
+            return [self._number(0, row, at) for at in last]
         packed_codes = keep(self.arrays[0][(*self.lead, row, word)])
         mask = I.uint32((1 << w.bits) - 1)
         return [
@@ -116,11 +125,19 @@ class Rows:
     def plain(self, row: Expr, column: Expr) -> Expr:
         """An element of a weight without codes."""
         inside = column if self.weight.k % self.weight.run == 0 else I.min(column, self.weight.k - 1)
-        return f32(self.arrays[0][(*self.lead, row, inside)])
+        return self._number(0, row, inside)
+
+    def _number(self, array: int, row: Expr, column: Expr) -> Expr:
+        """A float of an array as float32. Scales are not negative."""
+        if not self.weight.pairs:
+            return f32(self.arrays[array][(*self.lead, row, column)])
+        both = self.arrays[array][(*self.lead, row, column // 2)]
+        half = I.bitwise_and(I.shift_right(both, I.cast(column % 2 * 16, "uint32")), I.uint32(0xFFFF))
+        return half_to_float(keep(I.cast(half, "int32")), signed=not self.weight.bits)
 
     def scale(self, row: Expr, word: Expr) -> Expr:
         """The scale of a word's elements, float32."""
-        return f32(self.arrays[1][(*self.lead, row, word * self.weight.run // self.weight.group)])
+        return self._number(1, row, word * self.weight.run // self.weight.group)
 
 
 def matmul(op: Op, dtype: str, knobs: Knobs) -> tirx.PrimFunc | Declined:

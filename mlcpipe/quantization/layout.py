@@ -4,8 +4,9 @@
 `rows16` is for CPUs with 16 float32 lanes: rows in blocks of 16, the rows of a block side by side,
 [..., ceil(N/16), X, 16], so that one vector load has the same word (or scale, or number) of 16 rows. Rows
 missing in the last block have codes 0 and scales 0 (plain weights: 0.0), so that they decode to 0.
-`row_pairs` is for GPUs that may lack float16: `row`, but two float16 numbers that follow one another in a row are one
-uint32, the first in its lower half. A row of an odd number has a 0.0 at its end.
+`rows32_pairs` is for GPUs, where 32 neighbouring invocations read one word of 32 rows, and which may lack float16: two
+float16 numbers that follow one another in a row are one uint32, the first in its lower half (a row of an odd number
+has a 0.0 at its end); then as `rows16`, with 32 rows in a block.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ class Layout:
 
     def _stored(self, shape: tuple[int, ...], dtype: str) -> tuple[tuple[int, ...], str]:
         if self.pairs and dtype == "float16":
-            return (*shape[:-1], -(-shape[-1] // 2)), "uint32"
+            shape, dtype = (*shape[:-1], -(-shape[-1] // 2)), "uint32"
         return (*shape[:-2], *self._extents(shape[-2], shape[-1])), dtype
 
     def vector_dtype(self, model_dtype: str) -> str:
@@ -59,22 +60,20 @@ class Layout:
         Raises CheckpointError if the arrays are not those of `scheme` for [n, k] or [experts, n, k].
         """
         check_shapes(packed, scheme.shapes(n, k, _experts(packed, 2)), f"{scheme.name} row")
-        if self.pairs:
-            return {name: _paired(a) for name, a in packed.items()}
-        if self.lanes == 0:
-            return dict(packed)
-        return {name: self._interleave(a) for name, a in packed.items()}
+        stored = {name: _paired(a) for name, a in packed.items()} if self.pairs else dict(packed)
+        return stored if self.lanes == 0 else {name: self._interleave(a) for name, a in stored.items()}
 
     def unrepack(self, scheme: Scheme, packed: Mapping[str, Array], n: int, k: int) -> dict[str, Array]:
         """The inverse of `repack`; what lies in missing rows is dropped."""
         lead = _experts(packed, 3 if self.lanes else 2)
         check_shapes(packed, self.shapes(scheme, n, k, lead), f"{scheme.name} {self.name}")
-        if self.pairs:
-            row = scheme.shapes(n, k, lead)
-            return {name: _unpaired(a, row[name][0][-1]) if row[name][1] == "float16" else a for name, a in packed.items()}
-        if self.lanes == 0:
-            return dict(packed)
-        return {name: self._separate(a, n) for name, a in packed.items()}
+        rows = dict(packed) if self.lanes == 0 else {name: self._separate(a, n) for name, a in packed.items()}
+        if not self.pairs:
+            return rows
+        known = scheme.shapes(n, k, lead)
+        return {
+            name: _unpaired(a, known[name][0][-1]) if known[name][1] == "float16" else a for name, a in rows.items()
+        }
 
     def _extents(self, n: int, x: int) -> tuple[int, ...]:
         return (n, x) if self.lanes == 0 else (-(-n // self.lanes), x, self.lanes)
@@ -127,7 +126,7 @@ def _experts(packed: Mapping[str, Array], dims: int) -> int | None:
     return None
 
 
-_LAYOUTS = (Layout("row"), Layout("rows16", lanes=16), Layout("row_pairs", pairs=True))
+_LAYOUTS = (Layout("row"), Layout("rows16", lanes=16), Layout("rows32_pairs", lanes=32, pairs=True))
 
 
 def layout_names() -> tuple[str, ...]:

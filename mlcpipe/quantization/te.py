@@ -62,6 +62,6 @@ def _stored(
     """An element of an array of model_dtype."""
     if not layout.pairs or scheme.model_dtype != "float16":
         return array(*lead, *layout.locate(row, column))
-    both, upper = array(*lead, row, column // 2), column % 2
+    both, upper = array(*lead, *layout.locate(row, column // 2)), column % 2
     shift = tirx.const(16 * upper, "uint32") if isinstance(upper, int) else (upper * 16).astype("uint32")
     return tirx.reinterpret("float16", tirx.shift_right(both, shift).astype("uint16"))

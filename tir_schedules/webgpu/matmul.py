@@ -25,20 +25,20 @@ from tir_schedules.webgpu.kernel import (
     local,
     put,
     shared,
-    to,
 )
 
 Knobs = Mapping[str, int | str]
 
+LANES = 32  # rows of the weight that stand side by side
 # Elements of a plain weight that an invocation takes at once, as it takes the codes of one word.
 _PLAIN_RUN = 4
 
 
 @dataclass(frozen=True)
 class Packed:
-    """A weight [n, k] (or [experts, n, k]) in rows of words of `run` elements.
+    """A weight [n, k] (or [experts, n, k]) in layout `rows32_pairs`, in words of `run` elements.
 
-    `pairs`: float16 numbers are stored two in a uint32 (layout `row_pairs`).
+    `pairs`: its float16 numbers are stored two in a uint32.
     """
 
     n: int
@@ -57,87 +57,85 @@ class Packed:
         return -(-self.k // self.run)
 
     @property
-    def stored(self) -> int:
-        """Words of a row that are stored: a whole number of groups."""
-        return -(-self.k // self.group) * self.group // self.run if self.bits else self.words
+    def blocks(self) -> int:
+        """Blocks of rows."""
+        return -(-self.n // LANES)
 
     def arguments(self) -> dict[str, Argument]:
         """The packed arrays."""
-        lead = (self.experts,) if self.experts else ()
         if not self.bits:
-            return {"weight": self._numbers(*lead, self.n, self.k)}
-        return {
-            "q_weight": Tensor((*lead, self.n, self.stored), "uint32"),
-            "q_scale": self._numbers(*lead, self.n, -(-self.k // self.group)),
-        }
+            return {"weight": self._numbers(self.k)}
+        groups = -(-self.k // self.group)
+        return {"q_weight": self._array(groups * self.group // self.run, "uint32"), "q_scale": self._numbers(groups)}
 
-    def _numbers(self, *shape: int) -> Tensor:
-        return Tensor((*shape[:-1], -(-shape[-1] // 2)), "uint32") if self.pairs else Tensor(shape, self.dtype)
+    def _array(self, columns: int, dtype: str) -> Tensor:
+        lead = (self.experts,) if self.experts else ()
+        return Tensor((*lead, self.blocks, columns, LANES), dtype)
 
-    def inside(self, word: Expr, j: int) -> Expr | None:
-        """Whether element j of a word is a column; None where it always is."""
-        return None if self.k % self.run == 0 else word * self.run + j < self.k
+    def _numbers(self, columns: int) -> Tensor:
+        return self._array(-(-columns // 2), "uint32") if self.pairs else self._array(columns, self.dtype)
+
+    def inside(self, column: Expr) -> Expr | None:
+        """Whether a column exists; None where all of every word do."""
+        return None if self.k % self.run == 0 else column < self.k
 
 
 def packed(op: Op) -> Packed | Declined:
     """The weight of a tagged operation."""
-    if op.str("layout") not in ("row", "row_pairs"):
+    if op.str("layout") != "rows32_pairs":
         return Declined(f"layout {op.str('layout')}")
-    pairs = op.str("layout") == "row_pairs" and op.str("dtype") == "float16"
     bits, experts = op.int("bits"), int(op.facts.get("experts", 0))
     run = op.int("codes_per_word") if bits else _PLAIN_RUN
     sizes = (op.int("n"), op.int("k"), run, bits, op.int("zero_point"), op.int("group_size"))
-    return Packed(*sizes, op.str("dtype"), pairs, experts)
+    return Packed(*sizes, op.str("dtype"), op.str("dtype") == "float16", experts)
 
 
 @dataclass(frozen=True)
 class Rows:
-    """Rows of a weight in a kernel: of one expert, where `lead` says which."""
+    """Rows of a weight in a kernel: of one expert, where `lead` says which. A row is (block, lane)."""
 
     weight: Packed
     arrays: tuple[Buffer, ...]
     lead: tuple[Expr, ...] = ()
 
-    def codes(self, row: Expr, word: Expr) -> list[Expr]:
+    def elements(self, block: Expr, lane: Expr, word: Expr) -> list[Expr]:
         """The elements of a word as float32, without zero point and scale."""
         w = self.weight
         if not w.bits:
-            last = [word * w.run + j if w.k % w.run == 0 else I.min(word * w.run + j, w.k - 1) for j in range(w.run)]
-            return [self._number(0, row, at) for at in last]
-        packed_codes = keep(self.arrays[0][(*self.lead, row, word)])
-        mask = I.uint32((1 << w.bits) - 1)
-        return [
-            I.cast(I.bitwise_and(I.shift_right(packed_codes, I.uint32(w.bits * j)), mask), "float32")
-            for j in range(w.run)
-        ]
+            columns = [word * w.run + j for j in range(w.run)]
+            return [self.plain(block, lane, column) for column in columns]
+        codes = keep(self.word(block, lane, word))
+        return [self.code(codes, I.uint32(w.bits * j)) for j in range(w.run)]
 
-    def word(self, row: Expr, word: Expr) -> Expr:
+    def word(self, block: Expr, lane: Expr, word: Expr) -> Expr:
         """A word of codes."""
-        return self.arrays[0][(*self.lead, row, word)]
+        return self.arrays[0][(*self.lead, block, word, lane)]
+
+    def code(self, word: Expr, shift: Expr) -> Expr:
+        """A code of a word as float32, through int32: software adapters convert uint32 in many steps."""
+        code = I.bitwise_and(I.shift_right(word, shift), I.uint32((1 << self.weight.bits) - 1))
+        return I.cast(I.cast(code, "int32"), "float32")
 
     def value(self, word: Expr, element: Expr, scale: Expr) -> Expr:
-        """An element of a word of codes, where its number is not known to the compiler."""
-        w = self.weight
-        shift = I.cast(element * w.bits, "uint32")
-        code = I.bitwise_and(I.shift_right(word, shift), I.uint32((1 << w.bits) - 1))
-        return (I.cast(code, "float32") - I.float32(w.zero_point)) * scale
+        """An element of a word of codes, by its number."""
+        code = self.code(word, I.cast(element * self.weight.bits, "uint32"))
+        return (code - I.float32(self.weight.zero_point)) * scale
 
-    def plain(self, row: Expr, column: Expr) -> Expr:
+    def plain(self, block: Expr, lane: Expr, column: Expr) -> Expr:
         """An element of a weight without codes."""
-        inside = column if self.weight.k % self.weight.run == 0 else I.min(column, self.weight.k - 1)
-        return self._number(0, row, inside)
+        return self._number(0, block, lane, column if self.weight.k % self.weight.run == 0 else I.min(column, self.weight.k - 1))
 
-    def _number(self, array: int, row: Expr, column: Expr) -> Expr:
+    def scale(self, block: Expr, lane: Expr, word: Expr) -> Expr:
+        """The scale of a word's elements, float32."""
+        return self._number(1, block, lane, word * self.weight.run // self.weight.group)
+
+    def _number(self, array: int, block: Expr, lane: Expr, column: Expr) -> Expr:
         """A float of an array as float32. Scales are not negative."""
         if not self.weight.pairs:
-            return f32(self.arrays[array][(*self.lead, row, column)])
-        both = self.arrays[array][(*self.lead, row, column // 2)]
+            return f32(self.arrays[array][(*self.lead, block, column, lane)])
+        both = self.arrays[array][(*self.lead, block, column // 2, lane)]
         half = I.bitwise_and(I.shift_right(both, I.cast(column % 2 * 16, "uint32")), I.uint32(0xFFFF))
         return half_to_float(keep(I.cast(half, "int32")), signed=not self.weight.bits)
-
-    def scale(self, row: Expr, word: Expr) -> Expr:
-        """The scale of a word's elements, float32."""
-        return self._number(1, row, word * self.weight.run // self.weight.group)
 
 
 def matmul(op: Op, dtype: str, knobs: Knobs) -> tirx.PrimFunc | Declined:
@@ -153,40 +151,40 @@ def matmul(op: Op, dtype: str, knobs: Knobs) -> tirx.PrimFunc | Declined:
         with I.If(m <= int(knobs["gemv_max_rows"])):
             with I.Then():
                 shape = gemv_shape(weight, knobs)
-                with launch(shape.threads, ceildiv(weight.n, shape.rows), m) as (bx, i, tx):
+                with launch(shape.threads, ceildiv(weight.blocks, shape.blocks), m) as (bx, i, tx):
                     _gemv(rows, shape, bx, tx, lambda at: x[i, at], lambda row, value: put(y, (i, row), value))
             with I.Else():
-                _gemm(rows, m, x, y, knobs)
+                _gemm(rows, m, x, y, int(knobs["gemm_rows"]), int(knobs["gemm_blocks"]))
 
     return function("matmul", arguments, body)
 
 
 @dataclass(frozen=True)
 class GemvShape:
-    """A workgroup of `threads`: `lanes` of them share rows, and each has `per_lane` rows at once."""
+    """A workgroup: `blocks` of rows, and `splits` rows of 32 invocations that share their columns."""
 
-    threads: int
-    lanes: int
-    per_lane: int
+    blocks: int
+    splits: int
 
     @property
-    def rows(self) -> int:
-        """Rows of a workgroup."""
-        return self.threads // self.lanes * self.per_lane
+    def threads(self) -> int:
+        return LANES * self.splits
 
 
 def gemv_shape(weight: Packed, knobs: Knobs) -> GemvShape:
-    """Lanes for which a row has words, the rest of the workgroup for other rows."""
-    threads, lanes = int(knobs["gemv_threads"]), int(knobs["gemv_lanes"])
-    while lanes > 4 and lanes > weight.words:
-        lanes //= 2
-    return GemvShape(threads, min(lanes, threads), int(knobs["gemv_rows"]))
+    """As many splits as it takes to keep a GPU busy, while each has enough words to be worth the sum at the end."""
+    blocks = min(int(knobs["gemv_blocks"]), weight.blocks)
+    wanted = int(knobs["gemv_invocations"]) * blocks // (weight.blocks * LANES)
+    splits = 1
+    while splits < min(8, wanted) and weight.words // (2 * splits) >= int(knobs["gemv_words"]):
+        splits *= 2
+    return GemvShape(blocks, splits)
 
 
 def _gemv(
     rows: Rows,
     shape: GemvShape,
-    block: Expr,
+    bx: Expr,
     tx: Expr,
     x: Callable[[Expr], Expr],
     store: Callable[[Expr, Expr], None],
@@ -195,67 +193,56 @@ def _gemv(
 
     The codes of a word are summed with their zero point, which the sum of x takes away again: one subtraction a word.
     """
-    w, per_lane, lanes = rows.weight, shape.per_lane, shape.lanes
-    lane = keep(tx % lanes)
-    first = keep(block * shape.rows + tx // lanes * per_lane)
-    sums, parts = local(per_lane), shared(per_lane * shape.threads)
-    for r in range(per_lane):
+    w, splits = rows.weight, shape.splits
+    lane, part = (tx, 0) if splits == 1 else (keep(tx % LANES), keep(tx // LANES))
+    blocks = [bx * shape.blocks + r for r in range(shape.blocks)]
+    if w.blocks % shape.blocks:
+        blocks = [keep(I.min(block, w.blocks - 1)) for block in blocks]
+    sums = local(shape.blocks)
+    for r in range(shape.blocks):
         put(sums, r, I.float32(0))
 
     def word(at: Expr) -> None:
         xs = []
         for j in range(w.run):
-            inside = w.inside(at, j)
             column = at * w.run + j
-            value = f32(x(column)) if inside is None else I.if_then_else(
-                inside, f32(x(I.min(column, w.k - 1))), I.float32(0)
-            )  # fmt: skip
-            xs.append(keep(value))
+            inside = w.inside(column)
+            value = f32(x(column if inside is None else I.min(column, w.k - 1)))
+            xs.append(keep(value if inside is None else I.if_then_else(inside, value, I.float32(0))))
         total = keep(_sum(xs) * I.float32(w.zero_point)) if w.bits else None
-        for r in range(per_lane):
-            row = first + r if w.n % shape.rows == 0 else keep(I.min(first + r, w.n - 1))
-            dot = _sum([a * b for a, b in zip(xs, rows.codes(row, at))])
-            add(sums, r, dot if total is None else (dot - total) * rows.scale(row, at))
+        for r, block in enumerate(blocks):
+            dot = _sum([a * b for a, b in zip(xs, rows.elements(block, lane, at))])
+            add(sums, r, dot if total is None else (dot - total) * rows.scale(block, lane, at))
 
-    with I.serial(0, w.words // lanes) as i:
-        word(keep(i * lanes + lane))
-    if w.words % lanes:
-        with I.If(lane < w.words % lanes), I.Then():
-            word(keep(w.words // lanes * lanes + lane))
-    for r in range(per_lane):
+    with I.serial(0, w.words // splits) as i:
+        word(keep(i * splits + part) if splits > 1 else i)
+    if w.words % splits:
+        with I.If(part < w.words % splits), I.Then():
+            word(keep(w.words // splits * splits + part))
+    if splits > 1:
+        _sum_splits(shape, sums, tx)
+    for r in range(shape.blocks):
+        row = (bx * shape.blocks + r) * LANES + lane
+        guards = [tx < LANES] if splits > 1 else []
+        if w.n % (LANES * shape.blocks):
+            guards.append(row < w.n)
+        if not guards:
+            store(row, sums[r])
+            continue
+        with I.If(guards[0] if len(guards) == 1 else I.And(*guards)), I.Then():
+            store(row, sums[r])
+
+
+def _sum_splits(shape: GemvShape, sums: Buffer, tx: Expr) -> None:
+    """The first 32 invocations get the sums of all splits."""
+    parts = shared(shape.blocks * shape.threads)
+    for r in range(shape.blocks):
         put(parts, r * shape.threads + tx, sums[r])
     barrier()
-    _finish(shape, parts, block, tx, w.n, store)
-
-
-def _finish(
-    shape: GemvShape, parts: Buffer, block: Expr, tx: Expr, n: int, store: Callable[[Expr, Expr], None]
-) -> None:
-    """Sum what the lanes have of each row, in two steps, and store it."""
-    lanes, threads = shape.lanes, shape.threads
-    step = next(s for s in (8, 4, 2, 1) if lanes % s == 0 and shape.rows * (lanes // s) <= threads or s == 1)
-    total = local(1)
-
-    def at(row: Expr, lane: Expr) -> Expr:
-        return row % shape.per_lane * threads + row // shape.per_lane * lanes + lane
-
-    left = lanes
-    if step > 1:
-        left = lanes // step
-        with I.If(tx < shape.rows * left), I.Then():
-            row, part = keep(tx // left), keep(tx % left)
-            put(total, 0, parts[at(row, part * step)])
-            for i in range(1, step):
-                add(total, 0, parts[at(row, part * step + i)])
-        barrier()
-        with I.If(tx < shape.rows * left), I.Then():
-            put(parts, at(tx // left, tx % left), total[0])
-        barrier()
-    with I.If(I.And(tx < shape.rows, block * shape.rows + tx < n)), I.Then():
-        put(total, 0, parts[at(tx, 0)])
-        for i in range(1, left):
-            add(total, 0, parts[at(tx, i)])
-        store(block * shape.rows + tx, total[0])
+    with I.If(tx < LANES), I.Then():
+        for r in range(shape.blocks):
+            for split in range(1, shape.splits):
+                add(sums, r, parts[r * shape.threads + split * LANES + tx])
 
 
 def _sum(terms: list[Expr]) -> Expr:
@@ -265,43 +252,47 @@ def _sum(terms: list[Expr]) -> Expr:
     return total
 
 
-def _gemm(rows: Rows, m: Expr, x: Buffer, y: Buffer, knobs: Knobs) -> None:
-    """y = x w^T: an invocation has `gemm_rows` rows of x and `gemm_columns` of y, and decodes each code once for them.
+def _gemm(rows: Rows, m: Expr, x: Buffer, y: Buffer, height: int, width: int) -> None:
+    """y = x w^T: an invocation has `height` rows of x and `width` columns of y, and decodes each code once for them.
 
     All invocations of a workgroup read the same elements of x, which caches and uniform loads serve. There is no shared
     memory: software adapters clear it element by element in the code of the shader, and compile that for seconds.
     """
     w = rows.weight
-    threads, height, width = (int(knobs[f"gemm_{name}"]) for name in ("threads", "rows", "columns"))
-    with launch(threads, ceildiv(w.n, threads * width), ceildiv(m, height)) as (bx, by, tx):
+    width = min(width, w.blocks)
+    with launch(LANES, ceildiv(w.blocks, width), ceildiv(m, height)) as (bx, by, lane):
         sums, codes = local(height * width), local(width, "uint32")
         last = keep(I.cast(m, "int32") - 1)
         lines = [keep(I.min(by * height + i, last)) for i in range(height)]
-        columns = [keep(bx * (threads * width) + j * threads + tx) for j in range(width)]
-        sources = columns if w.n % (threads * width) == 0 else [keep(I.min(column, w.n - 1)) for column in columns]
+        blocks = [bx * width + j for j in range(width)]
+        if w.blocks % width:
+            blocks = [keep(I.min(block, w.blocks - 1)) for block in blocks]
         with I.serial(0, height * width) as i:
             put(sums, i, 0.0)
         with I.serial(0, w.words) as word:
-            for j in range(width):
-                if w.bits:
-                    put(codes, j, rows.word(sources[j], word))
-            scales = [keep(rows.scale(source, word)) for source in sources] if w.bits else []
+            scales = [keep(rows.scale(block, lane, word)) for block in blocks] if w.bits else []
+            if w.bits:
+                for j, block in enumerate(blocks):
+                    put(codes, j, rows.word(block, lane, word))
             with I.serial(0, w.run) as element:
                 k = keep(word * w.run + element)
-                inside = w.k % w.run == 0
+                inside = w.inside(k)
                 values = [
-                    keep(rows.value(codes[j], element, scales[j]) if w.bits else rows.plain(sources[j], k))
-                    for j in range(width)
+                    keep(rows.value(codes[j], element, scales[j]) if w.bits else rows.plain(block, lane, k))
+                    for j, block in enumerate(blocks)
                 ]
                 for i, line in enumerate(lines):
-                    a = x[line, k] if inside else I.if_then_else(k < w.k, x[line, I.min(k, w.k - 1)], to(0.0, str(x.dtype)))
-                    a = keep(f32(a))
+                    a = f32(x[line, k if inside is None else I.min(k, w.k - 1)])
+                    a = keep(a if inside is None else I.if_then_else(inside, a, I.float32(0)))
                     for j, value in enumerate(values):
                         add(sums, i * width + j, a * value)
-        with I.serial(0, height) as i:
-            for j, column in enumerate(columns):
-                inside = by * height + i <= last
-                with I.If(inside if w.n % (threads * width) == 0 else I.And(inside, column < w.n)), I.Then():
+        with I.serial(0, height) as i, I.If(by * height + i <= last), I.Then():
+            for j in range(width):
+                column = (bx * width + j) * LANES + lane
+                if w.n % (LANES * width) == 0:
+                    put(y, (by * height + i, column), sums[i * width + j])
+                    continue
+                with I.If(column < w.n), I.Then():
                     put(y, (by * height + i, column), sums[i * width + j])
 
 
@@ -320,15 +311,17 @@ def take(op: Op, dtype: str, knobs: Knobs) -> tirx.PrimFunc | Declined:
             word = keep(bx * threads + tx)
             with I.If(word < weight.words), I.Then():
                 row = keep(I.min(I.max(ids[i], 0), weight.n - 1))
-                scale = keep(rows.scale(row, word)) if weight.bits else None
-                for j, code in enumerate(rows.codes(row, word)):
-                    value = code if scale is None else (code - I.float32(weight.zero_point)) * scale
-                    inside = weight.inside(word, j)
+                block, lane = keep(row // LANES), keep(row % LANES)
+                scale = keep(rows.scale(block, lane, word)) if weight.bits else None
+                for j, element in enumerate(rows.elements(block, lane, word)):
+                    value = element if scale is None else (element - I.float32(weight.zero_point)) * scale
+                    column = word * weight.run + j
+                    inside = weight.inside(column)
                     if inside is None:
-                        put(y, (i, word * weight.run + j), value)
+                        put(y, (i, column), value)
                         continue
                     with I.If(inside), I.Then():
-                        put(y, (i, word * weight.run + j), value)
+                        put(y, (i, column), value)
 
     return function("take", arguments, body)
 
@@ -350,7 +343,7 @@ def expert_matmul(op: Op, dtype: str, knobs: Knobs) -> tirx.PrimFunc | Declined:
 
     def body(x: Buffer, *rest: Buffer) -> None:
         arrays, ids, y = rest[:-2], rest[-2], rest[-1]
-        with launch(shape.threads, ceildiv(weight.n, shape.rows), m * top) as (bx, i, tx):
+        with launch(shape.threads, ceildiv(weight.blocks, shape.blocks), m * top) as (bx, i, tx):
             expert = keep(I.min(I.max(ids[i // top, i % top], 0), weight.experts - 1))
             source = i // top if shared_rows else i
             rows = Rows(weight, arrays, (expert,))

@@ -586,9 +586,11 @@ def kv_cache_functions(shape: AttentionShape, num_layers: int) -> dict[str, tirx
         "read_back": read_back(shape, num_layers),
         "compact": compact(shape),
     }
-    # Without windows they are never called, and a kernel less is a shader less to compile.
-    functions["prefill_cached_sliding"] = prefill_cached(shape, window, True) if window else functions["prefill_cached"]
-    functions["decode_sliding"] = decode(shape, window, True) if window else functions["decode"]
-    return {
+    if window:
+        functions["prefill_cached_sliding"] = prefill_cached(shape, window, True)
+        functions["decode_sliding"] = decode(shape, window, True)
+    tagged = {
         name: tag(func, f"kv_cache_{name}").with_attr("tirx.is_scheduled", True) for name, func in functions.items()
     }
+    # Without windows those for sliding layers are never called, and a kernel less is a shader less to compile.
+    return {f"{name}_sliding": tagged[name] for name in ("prefill_cached", "decode")} | tagged

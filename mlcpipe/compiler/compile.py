@@ -31,7 +31,7 @@ from mlcpipe.bundle import (
 )
 from mlcpipe.bundle.manifest import FORMAT_VERSION
 from mlcpipe.checkpoint import Checkpoint, open_checkpoint, resolve
-from mlcpipe.compiler.build import BuiltVariant, build, generated_source
+from mlcpipe.compiler.build import BuiltVariant
 from mlcpipe.compiler.convert import check_memory, convert_weights, param_infos
 from mlcpipe.compiler.export import context_length, export, prefill_chunk, prepare_model, with_metadata
 from mlcpipe.compiler.library import LibraryWriter, find_writer
@@ -78,6 +78,7 @@ def compile(
     output: str | Path,
     context_length: int | None = None,
     kv_cache_dtype: str = "auto",
+    quick: bool = False,
     overwrite: bool = False,
     progress: Progress | None = None,
 ) -> Path:
@@ -90,6 +91,7 @@ def compile(
         quantization: q0f32 q0f16 q4f32_1 q4f16_1 q8f32_1 q8f16_1 q8f32_0 q8f16_0 q3f16_1.
         context_length: tokens of context to serve; None is what config.json says.
         kv_cache_dtype: f32, f16 or q8 (int8 with a scale for each 32 numbers); auto is the quantization's dtype.
+        quick: link WebAssembly in seconds instead of a minute, twice as large; other targets have no such choice.
         overwrite: replace a folder that is not empty.
 
     Raises an error of `mlcpipe.errors` that says what, where and what to do.
@@ -97,7 +99,7 @@ def compile(
     progress = progress or SilentProgress()
     source = open_checkpoint(resolve(checkpoint, progress))
     progress.stage("lower the model")
-    writer = find_writer(load_target(target))
+    writer = find_writer(load_target(target), quick)
     job = _lower(source, target, quantization, context_length, kv_cache_dtype)
     check_memory(job.state.weights)
     with atomic_directory(Path(output), overwrite=overwrite, needed_bytes=_needed_bytes(job)) as folder:
@@ -194,7 +196,7 @@ def _write_library(
     path, built = writer.write(state, job.variants, folder / "lib", progress)
     debug.show(debug.TIMINGS, lambda: "\n".join(_timings(b.seconds, f"{b.variant.name}: ") for b in built))
     debug.show(debug.RULES, lambda: "\n".join(_rules(b) for b in built))
-    debug.show(debug.SOURCE, lambda: "\n".join(_source(state, variant) for variant in job.variants))
+    debug.show(debug.SOURCE, lambda: "\n".join(_source(writer, state, variant) for variant in job.variants))
     return {f"lib/{path.name}": file_info(path)}, built
 
 
@@ -202,9 +204,9 @@ def _rules(one: BuiltVariant) -> str:
     return "\n".join(f"{one.variant.name} | {k.name} | {k.rule} | {k.reason}" for k in one.kernels)
 
 
-def _source(state: Lowering, variant: Variant) -> str:
+def _source(writer: LibraryWriter, state: Lowering, variant: Variant) -> str:
     scheduled, _ = pipeline.run(replace(state, variant=variant), pipeline.PER_VARIANT)
-    return f"# {variant.name}\n{generated_source(build(scheduled))}"
+    return f"# {variant.name}\n{writer.source(scheduled)}"
 
 
 def _copy_texts(job: _Job, folder: Path) -> dict[str, FileInfo]:

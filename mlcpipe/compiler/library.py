@@ -10,7 +10,7 @@ from typing import Protocol
 
 import tvm
 
-from mlcpipe.compiler.build import BuiltVariant, build, build_variants
+from mlcpipe.compiler.build import BuiltVariant, build, build_for_device, build_variants, generated_source
 from mlcpipe.compiler.emscripten import Emscripten, find_emcc
 from mlcpipe.compiler.link import Linker, export_library, find_linker, library_name, object_format
 from mlcpipe.compiler.wasm_runtime import runtime_objects
@@ -37,6 +37,9 @@ class LibraryWriter(Protocol):
     ) -> tuple[Path, list[BuiltVariant]]:
         """Write the library of a module that `pipeline.SHARED` went over -> its path, what was built."""
 
+    def source(self, scheduled: Lowering) -> str:
+        """The code that is generated for a module that `pipeline.PASSES` went over, to be read."""
+
 
 @dataclass(frozen=True)
 class SharedLibrary:
@@ -62,16 +65,19 @@ class SharedLibrary:
             export_library(module, paths, path, self.linker, triple(state.target))
         return path, built
 
+    def source(self, scheduled: Lowering) -> str:
+        return generated_source(build(scheduled))
+
 
 @dataclass(frozen=True)
 class WasmLibrary:
     """`model.wasm`: the VM's code, the host parts of kernels, their WGSL, and TVM's runtime.
 
-    `level` is emcc's at linking: -O3 shrinks the file to half of -O1's and takes a minute more.
+    `quick` is -O1 instead of -O3: it links in a second instead of a minute and a half, and the file is twice as large.
     """
 
     emcc: Emscripten
-    level: str = "-O3"
+    quick: bool = False
 
     @property
     def name(self) -> str:
@@ -88,11 +94,15 @@ class WasmLibrary:
         progress.stage("compile the kernels")
         scheduled, seconds = pipeline.run(replace(state, variant=variants[0]), pipeline.PER_VARIANT)
         with _own_barriers():
-            executable = build(scheduled, system_library=True)
+            executable = build_for_device(scheduled)
         path = folder / "model.wasm"
         progress.stage("link the library")
-        link_wasm(self.emcc, executable.mod, objects, path, self.level)
+        link_wasm(self.emcc, executable.mod, objects, path, "-O1" if self.quick else "-O3")
         return path, [BuiltVariant(variants[0], scheduled.kernels, path, path.stat().st_size, seconds)]
+
+    def source(self, scheduled: Lowering) -> str:
+        with _own_barriers():
+            return generated_source(build_for_device(scheduled))
 
 
 def _own_barriers() -> tvm.transform.PassContext:
@@ -125,19 +135,19 @@ def link_wasm(emcc: Emscripten, module: object, runtime: Sequence[Path], path: P
     module.export_library(str(path), fcompile=fcompile)  # type: ignore[attr-defined]
 
 
-def _shared() -> LibraryWriter:
+def _shared(quick: bool) -> LibraryWriter:
     return SharedLibrary(find_linker())
 
 
-def _wasm() -> LibraryWriter:
-    return WasmLibrary(find_emcc())
+def _wasm(quick: bool) -> LibraryWriter:
+    return WasmLibrary(find_emcc(), quick)
 
 
-_WRITERS: Mapping[str, Callable[[], LibraryWriter]] = {"shared": _shared, "wasm": _wasm}
+_WRITERS: Mapping[str, Callable[[bool], LibraryWriter]] = {"shared": _shared, "wasm": _wasm}
 
 
-def find_writer(target: Target) -> LibraryWriter:
+def find_writer(target: Target, quick: bool = False) -> LibraryWriter:
     """What writes the target's kind of library. Raises TargetError for another kind, CompileError without a linker."""
     if target.link not in _WRITERS:
         raise TargetError("target file link", where=target.name, expected=" or ".join(_WRITERS), found=target.link)
-    return _WRITERS[target.link]()
+    return _WRITERS[target.link](quick)

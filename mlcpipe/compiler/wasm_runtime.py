@@ -23,7 +23,6 @@ from mlcpipe.progress import Progress
 
 _UNITS = ("webgpu_runtime", "tvmjs_support", "wasm_runtime")
 _SHIM = Path(__file__).parent.parent / "native" / "tvm_shim"
-# -O3 takes a minute and a half and 1.7 GB of memory for the largest unit; what links can still choose less.
 _FLAGS = ("-O3", "-std=c++17", "-Wno-ignored-attributes", "-c")
 _INCLUDES = (
     "..",
@@ -77,7 +76,8 @@ def _tree() -> _Tree:
 
 
 def runtime_objects(emcc: Emscripten, cache: Path, progress: Progress) -> Sequence[Path]:
-    """The objects of the runtime, from `cache` or built now, which takes two to five minutes.
+    """The objects of the runtime, from `cache` or built now: 80 s of one core, less optimization would save nothing.
+
 
     Raises CompileError with emcc's last words, or where the wheel lacks its sources.
     """
@@ -91,8 +91,8 @@ def runtime_objects(emcc: Emscripten, cache: Path, progress: Progress) -> Sequen
         includes = [f"-I{path}" for path in _INCLUDES]
         for index, unit in enumerate(_UNITS):
             progress.stage(f"build the browser's runtime, once: part {index + 1} of {len(_UNITS)}")
-            arguments = [*includes, *_FLAGS, f"{unit}.cc", "-o", str(made / f"{unit}.o")]
-            emcc.run(arguments, Path(work) / "web" / "emcc")
+            arguments = [*includes, *_FLAGS, f"emcc/{unit}.cc", "-o", str(made / f"{unit}.o")]
+            emcc.run(arguments, Path(work) / "web")
     return objects
 
 

@@ -30,6 +30,9 @@ def compile_command(
     kv_cache_dtype: Annotated[
         str, typer.Option(help="How to keep the chat's keys and values: auto, f16, f32, or q8 in half the memory.")
     ] = "auto",
+    quick: Annotated[
+        bool, typer.Option("--quick", help="Link for browsers in seconds, not a minute; the library is twice as large.")
+    ] = False,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace a bundle that is there.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
 ) -> None:
@@ -43,6 +46,8 @@ def compile_command(
     `mlcpipe compile ./Qwen3-0.6B -o qwen3`
 
     `mlcpipe compile hf://Qwen/Qwen3-0.6B --quantization q8f16_1 --context 4096 -o qwen3-q8`
+
+    `mlcpipe compile ./Qwen3-0.6B --target webgpu -o qwen3-web`
     """
     if context is not None and context < 1:
         raise UsageError("--context", expected="an integer >= 1", found=context)
@@ -61,6 +66,7 @@ def compile_command(
             output=output,
             context_length=context,
             kv_cache_dtype=kv_cache_dtype,
+            quick=quick,
             overwrite=overwrite,
             progress=progress,
         )

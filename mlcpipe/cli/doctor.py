@@ -21,6 +21,10 @@ from mlcpipe.version import PINNED, __version__
 _MARKS = {"ok": "[green]ok[/]", "note": "", "missing": "[yellow]missing[/]", "broken": "[red]broken[/]"}
 
 
+# What a target links with -> the finding that says whether it is here.
+_LINKERS = {"shared": "linker", "wasm": "emcc"}
+
+
 @dataclass(frozen=True)
 class Finding:
     """One fact: `state` is "ok", "note", "missing" or "broken"; `advice` is what to type, "" if nothing."""
@@ -47,7 +51,7 @@ def doctor_command(
 
     `mlcpipe doctor --bandwidth --json`
     """
-    findings = [*_packages(), *_linker(), *_machine(bandwidth)]
+    findings = [*_packages(), *_linker(), *_wasm_compiler(), *_machine(bandwidth)]
     broken = [finding.name for finding in findings if finding.state in ("broken", "missing")]
     findings += _targets(broken)
     usable = any(f.name == f"target {DEFAULT_TARGET}" and f.state == "ok" for f in findings)
@@ -91,6 +95,18 @@ def _linker() -> Iterator[Finding]:
         yield Finding("linker", "missing", error.what, error.next_step or "")
     else:
         yield Finding("linker", "ok", f"{linker.name}: {linker.version}")
+
+
+def _wasm_compiler() -> Iterator[Finding]:
+    """What builds libraries for browsers."""
+    from mlcpipe.compiler.emscripten import find_emcc
+
+    try:
+        emcc = find_emcc()
+    except CompileError as error:
+        yield Finding("emcc", "missing", f"{error.what}: it builds libraries for browsers", error.next_step or "")
+    else:
+        yield Finding("emcc", "ok", emcc.version)
 
 
 def _machine(bandwidth: bool) -> Iterator[Finding]:
@@ -145,7 +161,7 @@ def _targets(broken: list[str]) -> Iterator[Finding]:
     for name in target_names():
         try:
             target = load_target(name)
-            reason = _unusable("tvm" in broken, "linker" in broken and target.link == "shared", name)
+            reason = _unusable("tvm" in broken, _LINKERS.get(target.link, "") in broken, name)
         except MlcpipeError as error:
             yield Finding(f"target {name}", "broken", str(error))
             continue
@@ -162,6 +178,8 @@ def _unusable(no_tvm: bool, no_linker: bool, name: str) -> str:
     from mlcpipe.targets import compiled_variants, load_target, tvm_target
 
     described = load_target(name)
+    if described.link == "wasm":
+        return ""  # it runs elsewhere
     target = tvm_target(described, compiled_variants(described)[0])
     try:
         device = tvm.runtime.device(target.get_target_device_type(), 0)

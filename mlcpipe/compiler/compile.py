@@ -151,9 +151,7 @@ def _lower(
     debug.show(debug.TIMINGS, lambda: _timings(seconds))
     debug.show(debug.IR, lambda: str(state.mod.script(show_meta=False)))
     kv_bytes = model.facts.num_layers * model.attention_shape().bytes_per_token
-    return _Job(
-        source, tokenizer, scheme, model.facts, state, variants, context, chunk, model.kv_dtype, kv_bytes
-    )
+    return _Job(source, tokenizer, scheme, model.facts, state, variants, context, chunk, model.kv_dtype, kv_bytes)
 
 
 def _timings(seconds: Mapping[str, float], what: str = "") -> str:

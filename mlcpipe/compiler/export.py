@@ -36,7 +36,9 @@ def prepare_model(config: Mapping[str, Any], target: Target, scheme: Scheme, kv_
         raise ConfigError("KV cache dtype", expected=", ".join(KV_CACHE_DTYPES), found=kv_cache_dtype)
     model = build_model(config)
     if target.activation_dtype not in ("float32", "float16"):
-        raise TargetError("activation dtype", where=target.name, expected="float32 or float16", found=target.activation_dtype)
+        raise TargetError(
+            "activation dtype", where=target.name, expected="float32 or float16", found=target.activation_dtype
+        )
     possible = importlib.import_module(f"tir_schedules.{target.kernels}.attention").kv_dtypes(target.activation_dtype)
     wanted = KV_CACHE_DTYPES[kv_cache_dtype]
     if wanted and wanted not in possible:

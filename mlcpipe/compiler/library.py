@@ -73,7 +73,7 @@ class SharedLibrary:
 class WasmLibrary:
     """`model.wasm`: the VM's code, the host parts of kernels, their WGSL, and TVM's runtime.
 
-    `quick` is -O1 instead of -O3: it links in a second instead of a minute and a half, and the file is twice as large.
+    `quick` is -O1 instead of -O3: it links in a second, not in a minute and a half, to a file that is twice as large.
     """
 
     emcc: Emscripten
@@ -93,7 +93,7 @@ class WasmLibrary:
         objects = runtime_objects(self.emcc, env().cache_dir, progress)
         progress.stage("compile the kernels")
         scheduled, seconds = pipeline.run(replace(state, variant=variants[0]), pipeline.PER_VARIANT)
-        with _own_barriers():
+        with own_barriers():
             executable = build_for_device(scheduled)
         path = folder / "model.wasm"
         progress.stage("link the library")
@@ -101,19 +101,17 @@ class WasmLibrary:
         return path, [BuiltVariant(variants[0], scheduled.kernels, path, path.stat().st_size, seconds)]
 
     def source(self, scheduled: Lowering) -> str:
-        with _own_barriers():
+        with own_barriers():
             return generated_source(build_for_device(scheduled))
 
 
-def _own_barriers() -> tvm.transform.PassContext:
+def own_barriers() -> tvm.transform.PassContext:
     """Leave barriers to the kernels, which have them where they are needed.
 
-    TVM's ThreadSync sees hazards where invocations keep to their own elements, and fails on those in conditions; what it
-    would guard is that StorageRewrite puts two shared arrays in one place.
+    TVM's ThreadSync sees hazards where invocations keep to their own elements, and fails on those in conditions; what
+    it would guard is that StorageRewrite puts two shared arrays in one place.
     """
-    return tvm.transform.PassContext(
-        disabled_pass=["s_tir.ThreadSync"], config={"tirx.disable_storage_rewrite": True}
-    )
+    return tvm.transform.PassContext(disabled_pass=["s_tir.ThreadSync"], config={"tirx.disable_storage_rewrite": True})
 
 
 def link_wasm(emcc: Emscripten, module: object, runtime: Sequence[Path], path: Path, level: str) -> None:

@@ -38,7 +38,9 @@ class PagedKVCache(Object):  # type: ignore[misc]
         )
         flat = (m, spec.num_heads * spec.head_dim)
         found = bb.emit(call)
-        return Tensor(_expr=bb.emit(relax.op.reshape(found, flat) if same else relax.op.memory.view(found, flat, qkv.dtype)))
+        return Tensor(
+            _expr=bb.emit(relax.op.reshape(found, flat) if same else relax.op.memory.view(found, flat, qkv.dtype))
+        )
 
     def positions(self, rows: tirx.Expr) -> Tensor:
         """Positions i32[rows] in their sequences of the tokens of this forward."""

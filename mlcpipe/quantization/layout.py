@@ -96,9 +96,7 @@ class Layout:
         whole = n // self.lanes
         out = np.empty((*a.shape[:-3], n, x), a.dtype)
         for block in range(whole):
-            out[..., block * self.lanes : (block + 1) * self.lanes, :] = np.swapaxes(
-                a[..., block, :, :], -1, -2
-            )
+            out[..., block * self.lanes : (block + 1) * self.lanes, :] = np.swapaxes(a[..., block, :, :], -1, -2)
         rest = n - whole * self.lanes
         if rest:
             out[..., whole * self.lanes :, :] = np.swapaxes(a[..., whole, :, :rest], -1, -2)

@@ -193,7 +193,5 @@ def load_scheme(name: str) -> Scheme:
         )
     scheme = importlib.import_module(f"{__package__}.{name}").SCHEME
     if not isinstance(scheme, Scheme) or scheme.name != name:
-        raise ConfigError(
-            "quantization file", where=f"{name}.py", expected=f"a Scheme named {name}", found=scheme
-        )
+        raise ConfigError("quantization file", where=f"{name}.py", expected=f"a Scheme named {name}", found=scheme)
     return scheme

@@ -20,7 +20,6 @@ from tir_schedules.webgpu.kernel import (
     Argument,
     Buffer,
     Expr,
-    Tensor,
     add,
     barrier,
     ceildiv,
@@ -140,25 +139,37 @@ def decode(shape: AttentionShape, window: int, sliding_info: bool) -> tirx.PrimF
         scale = rest[-1]
         cached = _Cached(sliding_info, flat_pages(shape, paged), indptr, indices, length, k_position, q_position)
         parts = ceildiv(indices.shape[0], _PART // PAGE)
+        groups = batch * shape.num_kv_heads
+
+        def finish(b: Expr, head: Expr, top: Expr, total: Expr) -> None:
+            put(lse, (b, head), top + I.log2(I.max(total, I.float32(1e-37))))
+
+        def in_one() -> None:
+            with launch(_DECODE_THREADS, groups) as (bx, _, tx):
+                task = _DecodePart(shape, cached, window, bx, 0, tx)
+                task.run(q, scale, lambda b, head, d, sum_: put(out, (b, head, d), sum_ / task.whole(head)), finish)
+
+        def in_parts() -> None:
+            values = workspace((parts * batch * heads * dim,), "float32")
+            sums = workspace((parts * batch * heads * 2,), "float32")
+            with launch(_DECODE_THREADS, groups, parts) as (bx, by, tx):
+
+                def at(b: Expr, head: Expr) -> Expr:
+                    return (by * batch + b) * heads + head
+
+                def keep_sums(b: Expr, head: Expr, top: Expr, total: Expr) -> None:
+                    put(sums, at(b, head) * 2, top)
+                    put(sums, at(b, head) * 2 + 1, total)
+
+                task = _DecodePart(shape, cached, window, bx, by, tx)
+                task.run(q, scale, lambda b, head, d, sum_: put(values, at(b, head) * dim + d, sum_), keep_sums)
+            _merge_parts(shape, batch, parts, values, sums, out, lse)
+
         with I.If(parts <= 1):
             with I.Then():
-                with launch(_DECODE_THREADS, batch * shape.num_kv_heads) as (bx, _, tx):
-                    task = _DecodePart(shape, cached, window, bx, 0, tx)
-                    task.run(q, scale, lambda b, head, d, value: put(out, (b, head, d), value / task.whole(head)),
-                             lambda b, head, top, total: put(lse, (b, head), top + I.log2(I.max(total, 1e-37))))  # fmt: skip
+                in_one()
             with I.Else():
-                values = workspace((parts * batch * heads * dim,), "float32")
-                sums = workspace((parts * batch * heads * 2,), "float32")
-                with launch(_DECODE_THREADS, batch * shape.num_kv_heads, parts) as (bx, by, tx):
-                    at = lambda b, head: (by * batch + b) * heads + head  # noqa: E731
-                    task = _DecodePart(shape, cached, window, bx, by, tx)
-
-                    def keep_sums(b: Expr, head: Expr, top: Expr, total: Expr) -> None:
-                        put(sums, at(b, head) * 2, top)
-                        put(sums, at(b, head) * 2 + 1, total)
-
-                    task.run(q, scale, lambda b, head, d, value: put(values, at(b, head) * dim + d, value), keep_sums)
-                _merge_parts(shape, batch, parts, values, sums, out, lse)
+                in_parts()
 
     return function("paged_decode", arguments, body)
 
@@ -166,9 +177,7 @@ def decode(shape: AttentionShape, window: int, sliding_info: bool) -> tirx.PrimF
 class _DecodePart:
     """The scores of a part of the keys for the heads of one group, their weights, and the weighted values."""
 
-    def __init__(
-        self, shape: AttentionShape, cached: _Cached, window: int, index: Expr, part: Expr, tx: Expr
-    ) -> None:
+    def __init__(self, shape: AttentionShape, cached: _Cached, window: int, index: Expr, part: Expr, tx: Expr) -> None:
         self.shape, self.cached, self.tx = shape, cached, tx
         self.b, self.h = keep(index // shape.num_kv_heads), keep(index % shape.num_kv_heads)
         keys = cached.keys(self.b)
@@ -225,9 +234,8 @@ class _DecodePart:
         for turn in range(-(-group // rows)):
             g = keep(I.min(turn * rows + row, group - 1))
             put(best, 0, LOWEST)
-            with I.serial(0, ceildiv(self.count, lanes)) as i:
-                with I.If(i * lanes + lane < self.count), I.Then():
-                    put(best, 0, I.max(best[0], self.scores[g * _PART + i * lanes + lane]))
+            with I.serial(0, ceildiv(self.count, lanes)) as i, I.If(i * lanes + lane < self.count), I.Then():
+                put(best, 0, I.max(best[0], self.scores[g * _PART + i * lanes + lane]))
             put(partial, tx, best[0])
             barrier()
             for other in range(lanes):
@@ -359,9 +367,7 @@ def _prefill_rows(shape: AttentionShape) -> int:
     return 16
 
 
-def _for_tile(
-    shape: AttentionShape, batch: Expr, q_indptr: Buffer, n: Expr, body: Callable[[_Tile], None]
-) -> None:
+def _for_tile(shape: AttentionShape, batch: Expr, q_indptr: Buffer, n: Expr, body: Callable[[_Tile], None]) -> None:
     """body(tile) in a workgroup for every tile of every sequence and KV head.
 
     Lengths are known to the device only, so there are as many workgroups as there can be tiles.

@@ -125,9 +125,7 @@ def barrier() -> None:
     I.evaluate(I.tvm_storage_sync("shared"))
 
 
-def reduced(
-    scratch: Buffer, tx: Expr, threads: int, value: Expr, combine: Callable[[Expr, Expr], Expr]
-) -> Expr:
+def reduced(scratch: Buffer, tx: Expr, threads: int, value: Expr, combine: Callable[[Expr, Expr], Expr]) -> Expr:
     """`value` of all invocations, combined: the same for all of them. `scratch`: threads + 16 shared numbers.
 
     Two barriers and steps of 16, not eight barriers and steps of two. A barrier stands at the beginning, so that the

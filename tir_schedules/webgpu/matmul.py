@@ -109,7 +109,8 @@ class Rows:
 
     def word(self, block: Expr, lane: Expr, word: Expr) -> Expr:
         """A word of codes."""
-        return self.arrays[0][(*self.lead, block, word, lane)]
+        index = (*self.lead, block, word, lane)
+        return self.arrays[0][index]
 
     def code(self, word: Expr, shift: Expr) -> Expr:
         """A code of a word as float32, through int32: software adapters convert uint32 in many steps."""
@@ -123,7 +124,9 @@ class Rows:
 
     def plain(self, block: Expr, lane: Expr, column: Expr) -> Expr:
         """An element of a weight without codes."""
-        return self._number(0, block, lane, column if self.weight.k % self.weight.run == 0 else I.min(column, self.weight.k - 1))
+        return self._number(
+            0, block, lane, column if self.weight.k % self.weight.run == 0 else I.min(column, self.weight.k - 1)
+        )
 
     def scale(self, block: Expr, lane: Expr, word: Expr) -> Expr:
         """The scale of a word's elements, float32."""
@@ -132,8 +135,10 @@ class Rows:
     def _number(self, array: int, block: Expr, lane: Expr, column: Expr) -> Expr:
         """A float of an array as float32. Scales are not negative."""
         if not self.weight.pairs:
-            return f32(self.arrays[array][(*self.lead, block, column, lane)])
-        both = self.arrays[array][(*self.lead, block, column // 2, lane)]
+            index = (*self.lead, block, column, lane)
+            return f32(self.arrays[array][index])
+        index = (*self.lead, block, column // 2, lane)
+        both = self.arrays[array][index]
         half = I.bitwise_and(I.shift_right(both, I.cast(column % 2 * 16, "uint32")), I.uint32(0xFFFF))
         return half_to_float(keep(I.cast(half, "int32")), signed=not self.weight.bits)
 

@@ -124,9 +124,7 @@ def _each_of_run(block: Expr, tx: Expr, vocab: int, do: Callable[[Expr], None]) 
             do(at)
 
 
-def _own_counts(
-    source: Buffer, digit: Callable[[Expr], Expr], block: Expr, row: Expr, tx: Expr, vocab: int
-) -> Buffer:
+def _own_counts(source: Buffer, digit: Callable[[Expr], Expr], block: Expr, row: Expr, tx: Expr, vocab: int) -> Buffer:
     """Shared i32[digits, threads]: how often each digit is in the run of each invocation."""
     own = shared(_DIGITS * _SORT_THREADS, "int32")
     with I.serial(0, _DIGITS) as d:
@@ -246,10 +244,13 @@ def sample_with_top_p(vocab: int) -> tirx.PrimFunc:
             is_last = last >= vocab
             with I.If(I.And(here, I.Or(before[0] + total[0] >= wanted, is_last))), I.Then():
                 put(running, 0, before[0])
-                with I.serial(0, I.max(last - first, 0)) as i:
-                    with I.If(I.Or(first + i == 0, running[0] < wanted)), I.Then():
-                        add(running, 0, probs[r, first + i])
-                        put(found, 0, first + i)
+                with (
+                    I.serial(0, I.max(last - first, 0)) as i,
+                    I.If(I.Or(first + i == 0, running[0] < wanted)),
+                    I.Then(),
+                ):
+                    add(running, 0, probs[r, first + i])
+                    put(found, 0, first + i)
                 put(nucleus, 0, running[0])
             barrier()
             goal = keep(uniform[j] * nucleus[0])
@@ -257,10 +258,10 @@ def sample_with_top_p(vocab: int) -> tirx.PrimFunc:
             inside = I.And(first <= end, I.Or(tx == 0, before[0] <= goal))
             with I.If(I.And(inside, I.Or(before[0] + total[0] > goal, last > end))), I.Then():
                 put(running, 0, before[0])
-                with I.serial(0, I.max(I.min(last, end + 1) - first, 0)) as i:
-                    with I.If(I.Or(first + i == 0, running[0] <= goal)), I.Then():
-                        add(running, 0, probs[r, first + i])
-                        put(found, 1, first + i)
+                mine = I.max(I.min(last, end + 1) - first, 0)
+                with I.serial(0, mine) as i, I.If(I.Or(first + i == 0, running[0] <= goal)), I.Then():
+                    add(running, 0, probs[r, first + i])
+                    put(found, 1, first + i)
             barrier()
             with I.If(tx == 0), I.Then():
                 put(token, j, ids[r, found[1]])

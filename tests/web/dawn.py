@@ -1,0 +1,100 @@
+"""Running WebGPU libraries in Node: tvmjs on Dawn, over the Vulkan driver that there is, as a rule SwiftShader."""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+import shutil
+import subprocess
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+Array = NDArray[Any]
+_FOLDER = Path(__file__).parent
+# Chromium brings a Vulkan driver for the CPU; Debian's loader does not know of it.
+_SWIFTSHADER = Path("/usr/lib/chromium/vk_swiftshader_icd.json")
+_TIMEOUT_S = 300
+
+
+def missing() -> str:
+    """Why nothing can run here, "" if it can."""
+    if shutil.which("emcc") is None:
+        return "emcc is not installed"
+    if shutil.which("node") is None:
+        return "node is not installed"
+    if not (_FOLDER / "node_modules" / "webgpu").is_dir():
+        return "no packages: npm ci --prefix tests/web"
+    if "VK_ICD_FILENAMES" not in os.environ and not _SWIFTSHADER.is_file():
+        return "no Vulkan driver: install chromium, or set VK_ICD_FILENAMES"
+    return ""
+
+
+@dataclass(frozen=True)
+class Run:
+    """A greedy generation: its tokens, and the logits f32[steps, V] that chose them."""
+
+    tokens: list[int]
+    logits: Array
+
+
+def generate(bundle: Path, prompts: Sequence[Sequence[int]], count: int, context: int, chunk: int) -> list[Run]:
+    """Greedy tokens of a bundle for each prompt, from an empty cache."""
+    job = {
+        "bundle": str(bundle),
+        "context": context,
+        "chunk": chunk,
+        "logits": True,
+        "generate": [{"tokens": list(map(int, prompt)), "count": count} for prompt in prompts],
+    }
+    found = _node(job)
+    return [Run(run["tokens"], np.stack([_decoded(x).ravel() for x in run["logits"]])) for run in found["runs"]]
+
+
+@dataclass(frozen=True)
+class Call:
+    """A function of a library, its arguments, and which of them are read afterwards."""
+
+    name: str
+    args: tuple[Array | int, ...]
+    outputs: tuple[int, ...]
+
+
+def call(wasm: Path, calls: Sequence[Call]) -> list[list[Array]]:
+    """The outputs of each call."""
+    encoded = [{"name": c.name, "args": [_encoded(a) for a in c.args], "outputs": list(c.outputs)} for c in calls]
+    results = _node({"wasm": str(wasm), "calls": encoded})["results"]
+    return [[_decoded(output) for output in result] for result in results]
+
+
+def _encoded(value: Array | int) -> Any:
+    if isinstance(value, int):
+        return value
+    data = base64.b64encode(np.ascontiguousarray(value).tobytes()).decode()
+    return {"shape": list(value.shape), "dtype": str(value.dtype), "data": data}
+
+
+def _decoded(tensor: Mapping[str, Any]) -> Array:
+    return np.frombuffer(base64.b64decode(tensor["data"]), tensor["dtype"]).reshape(tensor["shape"]).copy()
+
+
+def _node(job: Mapping[str, Any]) -> dict[str, Any]:
+    environment = {**os.environ, "VK_ICD_FILENAMES": os.environ.get("VK_ICD_FILENAMES", str(_SWIFTSHADER))}
+    done = subprocess.run(
+        ["node", str(_FOLDER / "dawn.cjs")],
+        input=json.dumps(job),
+        capture_output=True,
+        text=True,
+        timeout=_TIMEOUT_S,
+        env=environment,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    found: dict[str, Any] = json.loads(done.stdout)
+    assert found["errors"] == [], found["errors"][0][:2000]
+    return found

@@ -33,7 +33,7 @@ def test_tokens_and_logits_equal_the_cpu_engine(family: str, tmp_path: Path) -> 
         mlcpipe.compile(
             checkpoint,
             target=target,
-            quantization="q4f16_1",
+            quantization="q4f32_1",
             kv_cache_dtype="f32",
             output=tmp_path / name,
             context_length=CONTEXT,
@@ -46,5 +46,5 @@ def test_tokens_and_logits_equal_the_cpu_engine(family: str, tmp_path: Path) -> 
     for start, run in ((prompt, long), (prompt[:1], short)):
         engine.reset()
         expected = engine.logits([*start, *run.tokens[:-1]])[len(start) - 1 :]
-        np.testing.assert_allclose(run.logits, expected, rtol=0, atol=1e-4 * float(np.abs(expected).max()))
+        np.testing.assert_allclose(run.logits, expected, rtol=0, atol=3e-5 * float(np.abs(expected).max()))
         assert run.tokens == expected.argmax(axis=1).tolist()

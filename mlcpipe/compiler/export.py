@@ -44,6 +44,7 @@ def prepare_model(config: Mapping[str, Any], target: Target, scheme: Scheme, kv_
     if wanted and wanted not in possible:
         raise TargetError("KV cache dtype", where=target.name, expected=", ".join(possible), found=kv_cache_dtype)
     model.dtype = target.activation_dtype
+    model.to(target.activation_dtype)
     model.kv_dtype = wanted or (scheme.model_dtype if scheme.model_dtype in possible else possible[0])
     model.kernels = target.kernels
     return model

@@ -14,7 +14,7 @@ SCHEMES = [*GROUPED, *PLAIN]
 
 
 @pytest.mark.parametrize("experts", [None, 3])
-@pytest.mark.parametrize("layout_name", ["row", "rows16"])
+@pytest.mark.parametrize("layout_name", layout_names())
 @pytest.mark.parametrize("scheme_name", SCHEMES)
 def test_unrepack_is_the_inverse_of_repack(scheme_name: str, layout_name: str, experts: int | None) -> None:
     scheme, layout = load_scheme(scheme_name), load_layout(layout_name)
@@ -41,6 +41,18 @@ def test_rows16_puts_sixteen_rows_side_by_side(scheme_name: str) -> None:
         for block, column, lane in np.ndindex(stored.shape):
             row = block * 16 + lane
             assert stored[block, column, lane] == (packed[name][row, column] if row < 37 else 0)
+
+
+@pytest.mark.parametrize("scheme_name", ["q4f16_1", "q4f32_1", "q0f16"])
+def test_rows32_pairs_puts_two_halves_in_a_word(scheme_name: str) -> None:
+    scheme, layout = load_scheme(scheme_name), load_layout("rows32_pairs")
+    packed = scheme.pack(make_weight("normal", (40, 160)))  # five groups: the last word is half full
+    for name, stored in layout.repack(scheme, packed, 40, 160).items():
+        rows = np.concatenate([packed[name], np.zeros((24, packed[name].shape[1]), packed[name].dtype)])
+        if rows.dtype == np.float16:
+            bits = np.pad(rows.view(np.uint16).astype(np.uint32), [(0, 0), (0, rows.shape[1] % 2)])
+            rows = bits[:, ::2] | bits[:, 1::2] << np.uint32(16)
+        np.testing.assert_array_equal(stored, rows.reshape(2, 32, -1).transpose(0, 2, 1))
 
 
 @pytest.mark.parametrize("scheme_name", SCHEMES)
@@ -71,8 +83,8 @@ def test_arrays_of_another_weight_are_refused() -> None:
 
 
 def test_layouts_are_found_by_name() -> None:
-    assert layout_names() == ("row", "rows16")
-    with pytest.raises(ConfigError, match="unknown weight layout; expected row rows16; found rows8"):
+    assert layout_names() == ("row", "rows16", "rows32_pairs")
+    with pytest.raises(ConfigError, match="unknown weight layout; expected row rows16 rows32_pairs; found rows8"):
         load_layout("rows8")
 
 

@@ -28,7 +28,7 @@ def run(inputs: list[te.Tensor], output: te.Tensor, arrays: list[Array]) -> Arra
 
 
 @pytest.mark.parametrize("out_dtype", ["float32", "float16"])
-@pytest.mark.parametrize(("experts", "layout_name"), [(None, "row"), (None, "rows16"), (2, "rows16")])
+@pytest.mark.parametrize(("experts", "layout_name"), [(None, "row"), (None, "rows16"), (2, "rows32_pairs")])
 @pytest.mark.parametrize("scheme_name", [*GROUPED, *PLAIN])
 def test_dequantize_element_is_unpack(scheme_name: str, layout_name: str, experts: int | None, out_dtype: str) -> None:
     scheme, layout, n, k = load_scheme(scheme_name), load_layout(layout_name), 17, 100

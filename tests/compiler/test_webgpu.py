@@ -1,0 +1,84 @@
+"""What can be said of a WebGPU compile without a compiler for WebAssembly, a driver or a browser."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from mlcpipe.checkpoint import open_checkpoint
+from mlcpipe.compiler import emscripten
+from mlcpipe.compiler.build import build_for_device, generated_source
+from mlcpipe.compiler.export import export, prepare_model
+from mlcpipe.compiler.library import find_writer, own_barriers
+from mlcpipe.errors import CompileError, TargetError
+from mlcpipe.passes import pipeline
+from mlcpipe.passes.lowering import Lowering
+from mlcpipe.quantization import load_scheme
+from mlcpipe.targets import Target, load_target
+from tests.conftest import write_llama
+
+_HOT = {"matmul", "take", "rms_norm", "add_rms_norm", "expert_matmul"}
+
+
+def _scheduled(folder: Path, target: Target, scheme: str) -> Lowering:
+    source = open_checkpoint(write_llama(folder / "checkpoint"))
+    model = prepare_model(source.config, target, load_scheme(scheme))
+    state, _ = pipeline.run(export(model, target, load_scheme(scheme), 64))
+    return state
+
+
+@pytest.fixture(scope="module")
+def scheduled(tmp_path_factory: pytest.TempPathFactory) -> Lowering:
+    return _scheduled(tmp_path_factory.mktemp("webgpu"), load_target("webgpu"), "q4f16_1")
+
+
+def test_no_hot_kernel_gets_the_rule_for_everything_else(scheduled: Lowering) -> None:
+    rules = {(kernel.op, kernel.rule) for kernel in scheduled.kernels}
+    assert not [pair for pair in rules if pair[0] in _HOT and pair[1] == "webgpu.elementwise"]
+    assert {op for op, _ in rules} >= {"matmul", "take", "rms_norm", "kv_cache_decode", "argsort_probs"}
+
+
+def test_shaders_keep_to_the_limits_of_the_target(scheduled: Lowering) -> None:
+    limits = scheduled.target.limits
+    with own_barriers():
+        source = generated_source(build_for_device(scheduled))
+    shaders = re.split(r"^// Function: ", source, flags=re.MULTILINE)[1:]
+    assert len(shaders) > 20
+    for shader in shaders:
+        name = shader.split()[0]
+        sizes = re.findall(r"var<workgroup> \w+ : array<(\w+), (\d+)>", shader)
+        assert {dtype for dtype, _ in sizes} <= {"f32", "i32"}, name
+        assert 4 * sum(int(size) for _, size in sizes) <= limits["max_shared_bytes"], name
+        assert len(re.findall(r"var<storage", shader)) <= limits["max_storage_buffers"], name
+        x, y, z = (
+            map(int, re.findall(r"@workgroup_size\((\d+), (\d+), (\d+)\)", shader)[0])
+            if "@compute" in shader
+            else (1, 1, 1)
+        )
+        assert x * y * z <= limits["max_invocations"], name
+    # Not every adapter has shader-f16.
+    assert "f16" not in re.sub(r"//.*", "", source)
+
+
+def test_float16_is_used_where_the_target_has_it(tmp_path: Path) -> None:
+    state = _scheduled(tmp_path, load_target("webgpu-f16"), "q4f16_1")
+    with own_barriers():
+        source = generated_source(build_for_device(state))
+    assert "array<f16>" in source
+    plain = _scheduled(tmp_path / "again", load_target("webgpu"), "q4f16_1")
+    # One download serves both libraries.
+    assert [w.arrays() for w in state.weights] == [w.arrays() for w in plain.weights]
+
+
+def test_a_missing_compiler_is_named_with_the_command_that_installs_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(emscripten.shutil, "which", lambda name: None)
+    with pytest.raises(CompileError, match="no compiler for WebAssembly.*apt-get install .*emscripten"):
+        find_writer(load_target("webgpu"))
+
+
+def test_a_cache_that_shaders_cannot_read_is_refused(tmp_path: Path) -> None:
+    source = open_checkpoint(write_llama(tmp_path))
+    with pytest.raises(TargetError, match="KV cache dtype in webgpu; expected float32; found q8"):
+        prepare_model(source.config, load_target("webgpu"), load_scheme("q4f16_1"), "q8")

@@ -35,11 +35,13 @@ def prepare_model(config: Mapping[str, Any], target: Target, scheme: Scheme, kv_
     if kv_cache_dtype not in KV_CACHE_DTYPES:
         raise ConfigError("KV cache dtype", expected=", ".join(KV_CACHE_DTYPES), found=kv_cache_dtype)
     model = build_model(config)
-    if target.activation_dtype not in ("float32", "float16"):
+    attention = importlib.import_module(f"tir_schedules.{target.kernels}.attention")
+    known = attention.ACTIVATION_DTYPES
+    if target.activation_dtype not in known:
         raise TargetError(
-            "activation dtype", where=target.name, expected="float32 or float16", found=target.activation_dtype
+            "activation dtype", where=target.name, expected=" or ".join(known), found=target.activation_dtype
         )
-    possible = importlib.import_module(f"tir_schedules.{target.kernels}.attention").kv_dtypes(target.activation_dtype)
+    possible = attention.kv_dtypes(target.activation_dtype)
     wanted = KV_CACHE_DTYPES[kv_cache_dtype]
     if wanted and wanted not in possible:
         raise TargetError("KV cache dtype", where=target.name, expected=", ".join(possible), found=kv_cache_dtype)

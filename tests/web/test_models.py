@@ -12,7 +12,7 @@ pytest.importorskip("transformers", reason="the checkpoints are those of transfo
 
 import mlcpipe
 
-from ..models import tiny
+from tests.models import tiny
 from . import dawn
 
 pytestmark = pytest.mark.skipif(bool(dawn.missing()), reason=dawn.missing() or "runs")

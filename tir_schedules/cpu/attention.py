@@ -17,6 +17,7 @@ from tvm.script.ir_builder import tirx as I
 
 from tir_schedules.cpu.flash import BLOCK, BLOCK_PAGES, LOWEST, Keys, Rows, Tiles
 from tir_schedules.cpu.kv_pages import (
+    ACTIVATION_DTYPES,
     PAGE,
     AttentionShape,
     Pages,
@@ -52,7 +53,7 @@ from tir_schedules.cpu.vectors import (
 )
 from tir_schedules.op import tag
 
-__all__ = ["PAGE", "AttentionShape", "kv_cache_functions", "kv_dtypes"]
+__all__ = ["ACTIVATION_DTYPES", "PAGE", "AttentionShape", "kv_cache_functions", "kv_dtypes"]
 
 # Parts of one sequence's keys that decode makes at most, for all KV heads: enough for the threads of any CPU, and
 # with 4096 tokens still 128 keys of 2 heads a part. Merging a part costs about as much as reading two keys.

@@ -42,6 +42,9 @@ _ITEM_BYTES = {"float32": 4, "float16": 2, "q8": 1}
 _MANY_TOKENS = 16
 
 
+ACTIVATION_DTYPES = ("float32",)
+
+
 def kv_dtypes(activation_dtype: str) -> tuple[str, ...]:
     """How K and V can be kept."""
     return FORMATS

@@ -33,6 +33,7 @@ from tir_schedules.webgpu.kernel import (
     workspace,
 )
 from tir_schedules.webgpu.kv_pages import (
+    ACTIVATION_DTYPES,
     PAGE,
     AttentionShape,
     Pages,
@@ -51,7 +52,7 @@ from tir_schedules.webgpu.kv_pages import (
     sums_argument,
 )
 
-__all__ = ["PAGE", "AttentionShape", "kv_cache_functions", "kv_dtypes"]
+__all__ = ["ACTIVATION_DTYPES", "PAGE", "AttentionShape", "kv_cache_functions", "kv_dtypes"]
 
 _LOG2E = math.log2(math.e)
 # Keys of one part of a sequence in decode: a workgroup each, merged by a second kernel.

@@ -30,6 +30,9 @@ PAGE = 16
 _THREADS = 256
 
 
+ACTIVATION_DTYPES = ("float32", "float16")
+
+
 def kv_dtypes(activation_dtype: str) -> tuple[str, ...]:
     """How K and V can be kept: as the activations, because TVM's cache has one dtype for both and WGSL no bytes."""
     return (activation_dtype,)

@@ -11,8 +11,8 @@ pytest.importorskip("torch", reason="the checkpoints are written by torch")
 pytest.importorskip("transformers", reason="the checkpoints are those of transformers")
 
 import mlcpipe
-
 from tests.models import tiny
+
 from . import dawn
 
 pytestmark = pytest.mark.skipif(bool(dawn.missing()), reason=dawn.missing() or "runs")

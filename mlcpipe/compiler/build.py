@@ -79,11 +79,13 @@ def build_for_device(state: Lowering) -> Any:
     Functions register themselves when the program starts, for hosts that cannot look symbols up.
     """
     lowered, _ = run(state, LOWER_TO_VM)
-    builder, kernels = _bytecode(lowered, "")
-    functions = tvm.IRModule({**kernels.of_hosts.functions, **kernels.internal.functions})
-    functions = functions.with_attr("system_lib_prefix", "")
-    library = _or_compile_error(lowered, lambda: tirx.build(functions, target=lowered.tvm_target))
-    return _executable(builder, lowered, library)
+    builder, parts = _bytecode(lowered, "")
+    functions: dict[tvm.ir.GlobalVar, tirx.PrimFunc] = {}
+    for part in parts:
+        functions |= {**part.of_hosts.functions, **part.internal.functions}
+    mod = tvm.IRModule(functions).with_attr("system_lib_prefix", "")
+    library = _or_compile_error(lowered, lambda: tirx.build(mod, target=lowered.tvm_target))
+    return _executable(builder, lowered, [library])
 
 
 def build_variants(

@@ -98,7 +98,7 @@ class WasmLibrary:
         path = folder / "model.wasm"
         progress.stage("link the library")
         link_wasm(self.emcc, executable.mod, objects, path, "-O1" if self.quick else "-O3")
-        return path, [BuiltVariant(variants[0], scheduled.kernels, path, path.stat().st_size, seconds)]
+        return path, [BuiltVariant(variants[0], scheduled.kernels, (path,), path.stat().st_size, seconds)]
 
     def source(self, scheduled: Lowering) -> str:
         with own_barriers():

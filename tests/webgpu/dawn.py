@@ -29,7 +29,7 @@ def missing() -> str:
     if shutil.which("node") is None:
         return "node is not installed"
     if not (_FOLDER / "node_modules" / "webgpu").is_dir():
-        return "no packages: npm ci --prefix tests/web"
+        return "no packages: npm ci --prefix tests/webgpu"
     if "VK_ICD_FILENAMES" not in os.environ and not _SWIFTSHADER.is_file():
         return "no Vulkan driver: install chromium, or set VK_ICD_FILENAMES"
     return ""

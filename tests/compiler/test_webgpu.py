@@ -19,7 +19,7 @@ from mlcpipe.quantization import load_scheme
 from mlcpipe.targets import Target, load_target
 from tests.conftest import write_llama
 
-_HOT = {"matmul", "take", "rms_norm", "add_rms_norm", "expert_matmul"}
+_HOT = {"matmul", "gated_matmul", "take", "rms_norm", "add_rms_norm", "expert_matmul"}
 
 
 def _scheduled(folder: Path, target: Target, scheme: str) -> Lowering:

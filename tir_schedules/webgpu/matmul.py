@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from tvm import tirx
 from tvm.script.ir_builder import tirx as I
 
+from tir_schedules.activation import ACTIVATIONS
 from tir_schedules.op import Declined, Op
 from tir_schedules.webgpu.kernel import (
     Argument,
@@ -25,6 +26,7 @@ from tir_schedules.webgpu.kernel import (
     local,
     put,
     shared,
+    workspace,
 )
 
 Knobs = Mapping[str, int | str]
@@ -144,15 +146,19 @@ class Rows:
 
 
 def matmul(op: Op, dtype: str, knobs: Knobs) -> tirx.PrimFunc | Declined:
-    """x dtype[m, k], packed w [n, k] -> x w^T dtype[m, n]: one row by GEMV, more by GEMM."""
+    """x dtype[m, k], packed w [n, k] -> x w^T dtype[m, n]: one row by GEMV, more by GEMM.
+
+    For `gated_matmul` a second kernel multiplies the activation of the first half of the columns with the other half.
+    """
     weight = packed(op)
     if isinstance(weight, Declined):
         return weight
     m = tirx.Var("m", "int64")
-    arguments = {"x": Tensor((m, weight.k), dtype), **weight.arguments(), "y": Tensor((m, weight.n), dtype)}
+    gated = op.kind == "gated_matmul"
+    width = weight.n // 2 if gated else weight.n
+    arguments = {"x": Tensor((m, weight.k), dtype), **weight.arguments(), "y": Tensor((m, width), dtype)}
 
-    def body(x: Buffer, *rest: Buffer) -> None:
-        rows, y = Rows(weight, rest[:-1]), rest[-1]
+    def product(rows: Rows, x: Buffer, y: Buffer) -> None:
         with I.If(m <= int(knobs["gemv_max_rows"])):
             with I.Then():
                 shape = gemv_shape(weight, knobs)
@@ -160,6 +166,19 @@ def matmul(op: Op, dtype: str, knobs: Knobs) -> tirx.PrimFunc | Declined:
                     _gemv(rows, shape, bx, tx, lambda at: x[i, at], lambda row, value: put(y, (i, row), value))
             with I.Else():
                 _gemm(rows, m, x, y, int(knobs["gemm_rows"]), int(knobs["gemm_blocks"]))
+
+    def body(x: Buffer, *rest: Buffer) -> None:
+        rows, y = Rows(weight, rest[:-1]), rest[-1]
+        if not gated:
+            product(rows, x, y)
+            return
+        both, threads = workspace((m, weight.n), dtype), int(knobs["elementwise_threads"])
+        product(rows, x, both)
+        activation = ACTIVATIONS[op.str("activation")]
+        with launch(threads, ceildiv(width, threads), m) as (bx, i, tx):
+            j = keep(bx * threads + tx)
+            with I.If(j < width), I.Then():
+                put(y, (i, j), activation(keep(f32(both[i, j]))) * f32(both[i, j + width]))
 
     return function("matmul", arguments, body)
 

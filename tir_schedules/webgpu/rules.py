@@ -30,7 +30,7 @@ def _hand_written(make: Callable[[Op, str, Knobs], tirx.PrimFunc | Declined]) ->
 
 # Name, the operations that it is for (none: any), rule.
 RULES: tuple[tuple[str, tuple[str, ...], Rule], ...] = (
-    ("webgpu.matmul", ("matmul",), _hand_written(matmul)),
+    ("webgpu.matmul", ("matmul", "gated_matmul"), _hand_written(matmul)),
     ("webgpu.take", ("take",), _hand_written(take)),
     ("webgpu.expert_matmul", ("expert_matmul",), _hand_written(expert_matmul)),
     ("webgpu.norm", ("rms_norm", "add_rms_norm"), _hand_written(norm)),

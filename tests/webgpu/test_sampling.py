@@ -15,7 +15,7 @@ from mlcpipe.compiler.wasm_runtime import runtime_objects
 from mlcpipe.env import env
 from mlcpipe.progress import SilentProgress
 from mlcpipe.targets import compiled_variants, load_target, tvm_target
-from tir_schedules.webgpu.sampling import MASKED, sampling_functions
+from tir_schedules.gpu.sampling import MASKED, sampling_functions
 
 from . import dawn
 from .dawn import Array, Call

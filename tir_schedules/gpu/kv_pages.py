@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from tvm import tirx
 from tvm.script.ir_builder import tirx as I
 
-from tir_schedules.webgpu.kernel import (
+from tir_schedules.gpu.kernel import (
     Argument,
     Buffer,
     Expr,

@@ -10,7 +10,7 @@ from tvm.script.ir_builder import tirx as I
 
 from tir_schedules.activation import ACTIVATIONS
 from tir_schedules.op import Declined, Op
-from tir_schedules.webgpu.kernel import (
+from tir_schedules.gpu.kernel import (
     Argument,
     Buffer,
     Expr,

@@ -1,4 +1,4 @@
-"""The rules for WebGPU, in the order in which they are asked. A rule returns a scheduled PrimFunc or `Declined`."""
+"""The rules for GPUs, in the order in which they are asked. A rule returns a scheduled PrimFunc or `Declined`."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from collections.abc import Callable, Mapping
 from tvm import tirx
 
 from tir_schedules.op import Declined, Op, scheduled
-from tir_schedules.webgpu.elementwise import elementwise
-from tir_schedules.webgpu.matmul import expert_matmul, matmul, take
-from tir_schedules.webgpu.norm import norm
-from tir_schedules.webgpu.route import moe_route
+from tir_schedules.gpu.elementwise import elementwise
+from tir_schedules.gpu.matmul import expert_matmul, matmul, take
+from tir_schedules.gpu.norm import norm
+from tir_schedules.gpu.route import moe_route
 
 Knobs = Mapping[str, int | str]
 Rule = Callable[[tirx.PrimFunc, "Op | None", Knobs], "tirx.PrimFunc | Declined"]
@@ -30,10 +30,10 @@ def _hand_written(make: Callable[[Op, str, Knobs], tirx.PrimFunc | Declined]) ->
 
 # Name, the operations that it is for (none: any), rule.
 RULES: tuple[tuple[str, tuple[str, ...], Rule], ...] = (
-    ("webgpu.matmul", ("matmul", "gated_matmul"), _hand_written(matmul)),
-    ("webgpu.take", ("take",), _hand_written(take)),
-    ("webgpu.expert_matmul", ("expert_matmul",), _hand_written(expert_matmul)),
-    ("webgpu.norm", ("rms_norm", "add_rms_norm"), _hand_written(norm)),
-    ("webgpu.moe_route", ("moe_route",), _hand_written(moe_route)),
-    ("webgpu.elementwise", (), elementwise),
+    ("gpu.matmul", ("matmul", "gated_matmul"), _hand_written(matmul)),
+    ("gpu.take", ("take",), _hand_written(take)),
+    ("gpu.expert_matmul", ("expert_matmul",), _hand_written(expert_matmul)),
+    ("gpu.norm", ("rms_norm", "add_rms_norm"), _hand_written(norm)),
+    ("gpu.moe_route", ("moe_route",), _hand_written(moe_route)),
+    ("gpu.elementwise", (), elementwise),
 )

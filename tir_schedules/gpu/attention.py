@@ -15,7 +15,7 @@ from tvm import tirx
 from tvm.script.ir_builder import tirx as I
 
 from tir_schedules.op import tag
-from tir_schedules.webgpu.kernel import (
+from tir_schedules.gpu.kernel import (
     LOWEST,
     Argument,
     Buffer,
@@ -32,7 +32,7 @@ from tir_schedules.webgpu.kernel import (
     shared,
     workspace,
 )
-from tir_schedules.webgpu.kv_pages import (
+from tir_schedules.gpu.kv_pages import (
     ACTIVATION_DTYPES,
     PAGE,
     AttentionShape,

@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 from tvm import tirx
 
-from tir_schedules.webgpu.kernel import Expr
+from tir_schedules.gpu.kernel import Expr
 
 # pi / 2 in three parts, of which the first two have few bits: their products with small integers are exact.
 _HALF_PI = (1.5703125, 4.837512969970703e-4, 7.549789948768648e-8)

@@ -8,7 +8,7 @@ from tvm import tirx
 from tvm.script.ir_builder import tirx as I
 
 from tir_schedules.op import Declined, Op
-from tir_schedules.webgpu.kernel import (
+from tir_schedules.gpu.kernel import (
     Buffer,
     Expr,
     Tensor,

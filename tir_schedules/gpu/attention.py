@@ -14,7 +14,6 @@ from dataclasses import dataclass
 from tvm import tirx
 from tvm.script.ir_builder import tirx as I
 
-from tir_schedules.op import tag
 from tir_schedules.gpu.kernel import (
     LOWEST,
     Argument,
@@ -51,6 +50,7 @@ from tir_schedules.gpu.kv_pages import (
     split,
     sums_argument,
 )
+from tir_schedules.op import tag
 
 __all__ = ["ACTIVATION_DTYPES", "PAGE", "AttentionShape", "kv_cache_functions", "kv_dtypes"]
 

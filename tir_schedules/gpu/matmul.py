@@ -9,7 +9,6 @@ from tvm import tirx
 from tvm.script.ir_builder import tirx as I
 
 from tir_schedules.activation import ACTIVATIONS
-from tir_schedules.op import Declined, Op
 from tir_schedules.gpu.kernel import (
     Argument,
     Buffer,
@@ -28,6 +27,7 @@ from tir_schedules.gpu.kernel import (
     shared,
     workspace,
 )
+from tir_schedules.op import Declined, Op
 
 Knobs = Mapping[str, int | str]
 

@@ -7,7 +7,6 @@ from collections.abc import Mapping
 from tvm import tirx
 from tvm.script.ir_builder import tirx as I
 
-from tir_schedules.op import Declined, Op
 from tir_schedules.gpu.kernel import (
     Buffer,
     Expr,
@@ -22,6 +21,7 @@ from tir_schedules.gpu.kernel import (
     reduced,
     shared,
 )
+from tir_schedules.op import Declined, Op
 
 
 def norm(op: Op, dtype: str, knobs: Mapping[str, int | str]) -> tirx.PrimFunc | Declined:

@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from tvm import tirx
 from tvm.script.ir_builder import tirx as I
 
-from tir_schedules.op import Declined, Op
 from tir_schedules.gpu.kernel import LOWEST, Buffer, Tensor, add, ceildiv, function, keep, launch, local, put
+from tir_schedules.op import Declined, Op
 
 _THREADS = 64
 

@@ -6,11 +6,11 @@ from collections.abc import Callable, Mapping
 
 from tvm import tirx
 
-from tir_schedules.op import Declined, Op, scheduled
 from tir_schedules.gpu.elementwise import elementwise
 from tir_schedules.gpu.matmul import expert_matmul, matmul, take
 from tir_schedules.gpu.norm import norm
 from tir_schedules.gpu.route import moe_route
+from tir_schedules.op import Declined, Op, scheduled
 
 Knobs = Mapping[str, int | str]
 Rule = Callable[[tirx.PrimFunc, "Op | None", Knobs], "tirx.PrimFunc | Declined"]

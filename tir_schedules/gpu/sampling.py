@@ -7,7 +7,6 @@ from collections.abc import Callable
 from tvm import tirx
 from tvm.script.ir_builder import tirx as I
 
-from tir_schedules.op import tag
 from tir_schedules.gpu.kernel import (
     LOWEST,
     Buffer,
@@ -25,6 +24,7 @@ from tir_schedules.gpu.kernel import (
     shared,
     workspace,
 )
+from tir_schedules.op import tag
 
 _THREADS = 256
 _SCAN_THREADS = 64

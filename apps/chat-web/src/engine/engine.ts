@@ -1,0 +1,63 @@
+/** What the page needs of something that runs a model. One implementation: WebLLM in a worker (`webllm.ts`). */
+
+import type { Adapter } from "../model/fit";
+
+export interface ChatMessage {
+  role: "system" | "user" | "assistant";
+  content: string;
+}
+
+export interface Sampling {
+  temperature: number;
+  topP: number;
+  maxTokens: number;
+  repetitionPenalty: number;
+  presencePenalty: number;
+  frequencyPenalty: number;
+  /** null draws a new one each time. */
+  seed: number | null;
+}
+
+export interface LoadRequest {
+  /** Address under which the engine's caches hold the model's files. */
+  modelUrl: string;
+  library: Blob;
+  contextTokens: number;
+  /** The model slides a window of its own; then there is no context to set. */
+  sliding: boolean;
+}
+
+export interface Finished {
+  reason: "stop" | "length" | "interrupted";
+  promptTokens: number;
+  completionTokens: number;
+  prefillTokensPerSecond: number | null;
+  decodeTokensPerSecond: number | null;
+}
+
+export interface EngineEvents {
+  /** The GPU is gone; the engine is of no use any more. */
+  onLost(reason: string): void;
+}
+
+export interface Engine {
+  /** Put the model on the GPU; `onProgress` gets a share from 0 to 1. */
+  load(request: LoadRequest, onProgress: (share: number) => void): Promise<void>;
+  /** Answer; `onText` gets what is new. One at a time. */
+  chat(messages: ChatMessage[], sampling: Sampling, onText: (text: string) => void): Promise<Finished>;
+  /** End the running answer soon; `chat` then resolves with what there is. */
+  stop(): void;
+  /** Free the GPU at once, whatever is running; pending promises are rejected. */
+  dispose(): void;
+}
+
+export interface EngineProvider {
+  /** The GPU the engine would use; null where the browser has none to offer. */
+  probe(): Promise<Adapter | null>;
+  create(events: EngineEvents): Engine;
+}
+
+/** The conversation is longer than the model's context. */
+export class ContextFull extends Error {
+  override name = "ContextFull";
+}

@@ -1,0 +1,115 @@
+/** Whether a model can run here, said before it is downloaded. */
+
+import { bytes } from "./format";
+import type { Manifest } from "./manifest";
+
+/** What the browser tells about the GPU. */
+export interface Adapter {
+  name: string;
+  /** A software adapter: works, slowly. */
+  fallback: boolean;
+  features: string[];
+  maxBufferSize: number;
+  maxStorageBufferBindingSize: number;
+  maxStorageBuffersPerShaderStage: number;
+  maxComputeWorkgroupStorageSize: number;
+  maxComputeInvocationsPerWorkgroup: number;
+}
+
+export interface MemoryEstimate {
+  weights: number;
+  cache: number;
+  workspace: number;
+  total: number;
+}
+
+/** Why a model is not started, and what the user can do. `overridable`: it is an estimate, the user may know better. */
+export interface Refusal {
+  title: string;
+  text: string;
+  overridable: boolean;
+}
+
+// What WebLLM 0.2.86 asks of an adapter (`detectGPUDevice` of tvmjs): it takes 1 GiB buffers where there are some,
+// the second figure where there are not, and fails below that.
+const MIB = 1 << 20;
+const ENGINE = { buffer: [1024 * MIB, 256 * MIB], binding: [1024 * MIB, 128 * MIB], workgroup: 32 << 10, buffers: 10 };
+/** Of the device's memory, what a browser may take before the system gets into trouble. */
+const SHARE = 0.6;
+
+/** Bytes on the GPU with a context of so many tokens. */
+export function estimateMemory(manifest: Manifest, contextTokens: number): MemoryEstimate {
+  const kept = Math.min(contextTokens, manifest.slidingWindow ?? Infinity);
+  const cache = kept * manifest.kvBytesPerToken;
+  const total = manifest.weightsBytes + cache + manifest.workspaceBytes;
+  return { weights: manifest.weightsBytes, cache, workspace: manifest.workspaceBytes, total };
+}
+
+/** The largest context, of the halves of the model's, that fits in the device's memory; the smallest if none does. */
+export function suggestContext(manifest: Manifest, deviceMemory: number | null): number {
+  let tokens = manifest.contextLength;
+  if (deviceMemory === null) return tokens;
+  while (tokens > 1024 && estimateMemory(manifest, tokens).total > deviceMemory * SHARE) tokens = Math.ceil(tokens / 2);
+  return tokens;
+}
+
+/**
+ * @param deviceMemory bytes of RAM that the browser admits to (`navigator.deviceMemory`), null where it does not
+ */
+export function checkFit(
+  manifest: Manifest,
+  adapter: Adapter,
+  estimate: MemoryEstimate,
+  deviceMemory: number | null,
+): Refusal | null {
+  const buffer = granted(adapter.maxBufferSize, ENGINE.buffer);
+  const binding = granted(adapter.maxStorageBufferBindingSize, ENGINE.binding);
+  const single = Math.min(buffer, binding);
+  const hard = (text: string): Refusal => ({ title: "This GPU cannot run the model", text, overridable: false });
+  if (adapter.maxComputeWorkgroupStorageSize < ENGINE.workgroup) {
+    return hard(`The engine needs 32 kB of workgroup memory; ${adapter.name} offers ${adapter.maxComputeWorkgroupStorageSize} bytes.`);
+  }
+  if (adapter.maxStorageBuffersPerShaderStage < ENGINE.buffers) {
+    return hard(
+      `The engine needs ${ENGINE.buffers} storage buffers in a shader; ${adapter.name} offers ` +
+        `${adapter.maxStorageBuffersPerShaderStage}. A newer browser may offer more.`,
+    );
+  }
+  if (single === 0) {
+    return hard(`${adapter.name} offers buffers of ${bytes(Math.min(adapter.maxBufferSize, adapter.maxStorageBufferBindingSize))}; the engine needs 128 MB or more.`);
+  }
+  if (manifest.largestTensorBytes > single) {
+    return hard(
+      `Its largest weight takes ${bytes(manifest.largestTensorBytes)} in one piece; ${adapter.name} lets a program use ` +
+        `${bytes(single)} at once. Try another browser or GPU, or a smaller model.`,
+    );
+  }
+  if (deviceMemory !== null && estimate.total > deviceMemory * SHARE) {
+    return {
+      title: "The model probably does not fit",
+      text:
+        `It needs about ${bytes(estimate.total)} of GPU memory. This device reports ${bytes(deviceMemory)} of memory in ` +
+        `all, of which a page can count on ${bytes(deviceMemory * SHARE)}. A shorter context needs less; a smaller model too.`,
+      overridable: true,
+    };
+  }
+  return null;
+}
+
+/** Refuses a download for which the browser has no room, in words. */
+export function checkStorage(needed: number, quota: StorageEstimate): Refusal | null {
+  if (quota.quota === undefined || quota.usage === undefined) return null;
+  const free = Math.max(0, quota.quota - quota.usage);
+  if (needed <= free) return null;
+  return {
+    title: "Not enough room in the browser",
+    text:
+      `The model's files need ${bytes(needed)} more; the browser lets this site store ${bytes(free)} more ` +
+      `(${bytes(quota.usage)} of ${bytes(quota.quota)} are used). Free space on the disk, leave private browsing, or delete other sites' data.`,
+    overridable: false,
+  };
+}
+
+function granted(limit: number, steps: number[]): number {
+  return steps.find((step) => step <= limit) ?? 0;
+}

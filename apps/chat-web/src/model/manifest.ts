@@ -1,0 +1,146 @@
+/** `mlcpipe.json` and `site.json`: what the page reads before it downloads anything. Both are checked, not trusted. */
+
+export interface BundleFile {
+  path: string;
+  bytes: number;
+  sha256: string;
+}
+
+export interface Manifest {
+  modelType: string;
+  quantization: string;
+  /** Tokens. */
+  contextLength: number;
+  slidingWindow: number | null;
+  vocabSize: number;
+  prefillChunk: number;
+  weightsBytes: number;
+  kvBytesPerToken: number;
+  /** Of the largest function: the functions run one after the other. */
+  workspaceBytes: number;
+  /** Of the largest tensor, which must fit in one GPU buffer. */
+  largestTensorBytes: number;
+  library: BundleFile;
+  /** Every file that the engine reads: the library, the configuration, the tokenizer, the weights. */
+  files: BundleFile[];
+  totalBytes: number;
+}
+
+export interface Choice {
+  /** Folder of the bundle, relative to the page. */
+  path: string;
+  /** WebGPU features that its kernels use. */
+  features: string[];
+}
+
+export interface Site {
+  title: string;
+  /** Start the download without a question: the files come from this computer. */
+  autostart: boolean;
+  /** The same model for several kinds of GPU, best first. */
+  choices: Choice[];
+}
+
+/** Something in a file of the site that the page cannot use. The message is for people. */
+export class ManifestError extends Error {
+  override name = "ManifestError";
+}
+
+const NEEDED = ["mlc-chat-config.json", "tokenizer.json", "tensor-cache.json"];
+const ITEM_BYTES: Record<string, number> = { uint32: 4, int32: 4, float32: 4, float16: 2, uint8: 1, int8: 1 };
+
+export function parseSite(value: unknown): Site {
+  const site = object(value, "site.json");
+  if (site.format !== 1) throw new ManifestError(`site.json has format ${String(site.format)}; this page reads 1`);
+  const choices = array(site.choices, "site.json: choices").map((item, index) => {
+    const choice = object(item, `site.json: choices[${index}]`);
+    const path = text(choice.path, "path");
+    if (!safePath(path.replace(/\/$/, ""))) throw new ManifestError(`site.json names an unsafe path: ${path}`);
+    return { path, features: array(choice.features, "features").map((f) => text(f, "feature")) };
+  });
+  if (choices.length === 0) throw new ManifestError("site.json names no model");
+  return { title: text(site.title, "title"), autostart: site.autostart === true, choices };
+}
+
+export function parseManifest(value: unknown): Manifest {
+  const manifest = object(value, "mlcpipe.json");
+  if (manifest.format_version !== 2) {
+    throw new ManifestError(`mlcpipe.json has format ${String(manifest.format_version)}; this page reads 2`);
+  }
+  const model = object(manifest.model, "model");
+  const plan = object(manifest.memory_plan, "memory_plan");
+  const all = parseFiles(manifest.files);
+  const libraries = all.filter((file) => file.path.endsWith(".wasm"));
+  if (libraries.length !== 1) {
+    throw new ManifestError(`the bundle holds ${libraries.length} WebAssembly libraries, expected one: is it for webgpu?`);
+  }
+  const files = all.filter((file) => NEEDED.includes(file.path) || /\.(wasm|bin)$/.test(file.path));
+  for (const name of NEEDED) {
+    if (!files.some((file) => file.path === name)) throw new ManifestError(`the bundle has no ${name}`);
+  }
+  const workspaces = Object.values(object(plan.workspace_bytes, "workspace_bytes")).map((n) => count(n, "workspace"));
+  return {
+    modelType: text(model.model_type, "model_type"),
+    quantization: text(manifest.quantization, "quantization"),
+    contextLength: count(model.context_length, "context_length"),
+    slidingWindow: model.sliding_window == null ? null : count(model.sliding_window, "sliding_window"),
+    vocabSize: count(model.vocab_size, "vocab_size"),
+    prefillChunk: count(model.prefill_chunk, "prefill_chunk"),
+    weightsBytes: count(plan.weights_bytes, "weights_bytes"),
+    kvBytesPerToken: count(plan.kv_bytes_per_token, "kv_bytes_per_token"),
+    workspaceBytes: Math.max(0, ...workspaces),
+    largestTensorBytes: largestTensor(array(manifest.params, "params")),
+    library: libraries[0]!,
+    files,
+    totalBytes: files.reduce((sum, file) => sum + file.bytes, 0),
+  };
+}
+
+function parseFiles(value: unknown): BundleFile[] {
+  return Object.entries(object(value, "files")).map(([path, info]) => {
+    const { bytes, sha256 } = object(info, path);
+    if (!safePath(path)) throw new ManifestError(`mlcpipe.json names an unsafe path: ${path}`);
+    const digest = text(sha256, "sha256");
+    if (!/^[0-9a-f]{64}$/.test(digest)) throw new ManifestError(`${path} has no SHA-256 in mlcpipe.json`);
+    return { path, bytes: count(bytes, `${path}: bytes`), sha256: digest };
+  });
+}
+
+function largestTensor(params: unknown[]): number {
+  const sizes = params.map((item) => {
+    const param = object(item, "param");
+    const items = array(param.shape, "shape").reduce<number>((n, d) => n * count(d, "dimension"), 1);
+    return items * (ITEM_BYTES[text(param.dtype, "dtype")] ?? 4);
+  });
+  return Math.max(0, ...sizes);
+}
+
+/** No way out of the bundle's folder, and no second meaning in a URL. */
+function safePath(path: string): boolean {
+  const parts = path.split("/");
+  return path.length <= 500 && /^[\w.\-/ +@]+$/.test(path) && !parts.some((p) => p === "" || p === "." || p === "..");
+}
+
+function object(value: unknown, what: string): Record<string, unknown> {
+  if (typeof value !== "object" || value === null || Array.isArray(value)) {
+    throw new ManifestError(`${what} is not an object`);
+  }
+  return value as Record<string, unknown>;
+}
+
+function array(value: unknown, what: string): unknown[] {
+  if (!Array.isArray(value)) throw new ManifestError(`${what} is not a list`);
+  return value;
+}
+
+function text(value: unknown, what: string): string {
+  if (typeof value !== "string" || value === "") throw new ManifestError(`${what} is not a text`);
+  return value;
+}
+
+function count(value: unknown, what: string): number {
+  if (typeof value !== "number" || !Number.isSafeInteger(value) || value < 0) {
+    throw new ManifestError(`${what} is not a count`);
+  }
+  return value;
+}

@@ -1,0 +1,57 @@
+/**
+ * Keeps the page itself, so that it opens without a network. The model's files are in the engine's caches.
+ *
+ * The page is cached whole under the name of its build; a new build waits until the last tab with the old one closes.
+ */
+
+declare const self: ServiceWorkerGlobalScope;
+/** Paths of the built page, and a hash of them: put in by the build. */
+declare const __PRECACHE__: string[];
+declare const __BUILD__: string;
+
+const PREFIX = `mlcpipe-page ${new URL(self.registration.scope).pathname} `;
+const PAGE = PREFIX + __BUILD__;
+const FACTS = `mlcpipe-facts ${new URL(self.registration.scope).pathname}`;
+const SLOW_MS = 4000;
+
+self.addEventListener("install", (event) => {
+  const requests = __PRECACHE__.map((path) => new Request(path, { cache: "reload" }));
+  event.waitUntil(caches.open(PAGE).then((cache) => cache.addAll(requests)));
+});
+
+self.addEventListener("activate", (event) => {
+  const clean = async (): Promise<void> => {
+    for (const name of await caches.keys()) if (name.startsWith(PREFIX) && name !== PAGE) await caches.delete(name);
+    await self.clients.claim();
+  };
+  event.waitUntil(clean());
+});
+
+self.addEventListener("fetch", (event) => {
+  const { request } = event;
+  const url = new URL(request.url);
+  if (request.method !== "GET" || !url.href.startsWith(self.registration.scope)) return;
+  const path = url.href.slice(self.registration.scope.length).split(/[?#]/)[0]!;
+  if (path === "site.json" || path.endsWith("/mlcpipe.json")) event.respondWith(freshest(request));
+  else if (request.mode === "navigate" && (path === "" || path === "index.html")) event.respondWith(cached("index.html", request));
+  else if (__PRECACHE__.includes(path)) event.respondWith(cached(path, request));
+});
+
+async function cached(path: string, request: Request): Promise<Response> {
+  return (await (await caches.open(PAGE)).match(path)) ?? fetch(request);
+}
+
+/** From the network, so that a new model is seen; what was seen last where there is none. */
+async function freshest(request: Request): Promise<Response> {
+  const cache = await caches.open(FACTS);
+  const old = await cache.match(request.url);
+  const network = fetch(request).then(async (response) => {
+    if (response.ok) await cache.put(request.url, response.clone());
+    return response;
+  });
+  if (!old) return network;
+  const slow = new Promise<Response>((resolve) => setTimeout(() => resolve(old), SLOW_MS));
+  return Promise.race([network.then((response) => (response.ok ? response : old)).catch(() => old), slow]);
+}
+
+export {};

@@ -1,0 +1,121 @@
+import { useEffect, useLayoutEffect, useRef, useState } from "preact/hooks";
+import { useStore } from "../app/store";
+import { useApp } from "./context";
+import { Icon } from "./icons";
+import { MessageView } from "./message";
+import { ModelCard } from "./model_card";
+
+const NEAR_END = 80;
+
+/** The messages of the open conversation, and where the next one is written. */
+export function ConversationView() {
+  const { chats, model } = useApp();
+  const { running } = useStore(chats.state);
+  const { phase, title } = useStore(model.state);
+  const chat = chats.current();
+  const scroller = useRef<HTMLDivElement>(null);
+  const [follow, setFollow] = useState(true);
+  const canAsk = phase.name === "ready" && running === null;
+  const here = running?.chatId === chat.id ? running : null;
+
+  // Stay at the end while an answer grows, unless the user went up to read.
+  useLayoutEffect(() => {
+    const box = scroller.current!;
+    if (follow) box.scrollTop = box.scrollHeight;
+  });
+  useEffect(() => setFollow(true), [chat.id, chat.messages.length]);
+  const onScroll = () => {
+    const box = scroller.current!;
+    setFollow(box.scrollHeight - box.scrollTop - box.clientHeight < NEAR_END);
+  };
+
+  const showCard = phase.name !== "ready";
+  return (
+    <>
+      <div class="scroller" ref={scroller} onScroll={onScroll}>
+        <div class="column" role="log" aria-live="off" aria-label={`Conversation: ${chat.title}`}>
+          {chat.messages.length === 0 && !showCard && (
+            <div class="welcome">
+              <h2>{title || "Chat"}</h2>
+              <p>Everything stays on this device: the model, your questions and its answers.</p>
+            </div>
+          )}
+          {chat.messages.map((message) => (
+            <MessageView
+              key={message.id}
+              message={message}
+              running={here?.messageId === message.id}
+              canAsk={canAsk}
+              onEdit={editMessage}
+              onRegenerate={regenerateMessage}
+            />
+          ))}
+          {showCard && <ModelCard />}
+        </div>
+      </div>
+      {!follow && (
+        <button class="to-end" onClick={() => setFollow(true)} aria-label="Scroll to the end">
+          <Icon name="download" />
+        </button>
+      )}
+      <Composer key={chat.id} />
+    </>
+  );
+
+  function editMessage(id: string, text: string): void {
+    void chats.edit(id, text);
+  }
+  function regenerateMessage(id: string): void {
+    void chats.regenerate(id);
+  }
+}
+
+function Composer() {
+  const { chats, model } = useApp();
+  const { running } = useStore(chats.state);
+  const { phase } = useStore(model.state);
+  const [text, setText] = useState("");
+  const area = useRef<HTMLTextAreaElement>(null);
+  const ready = phase.name === "ready";
+
+  useEffect(() => {
+    if (ready && matchMedia("(hover: hover)").matches && document.activeElement === document.body) area.current?.focus();
+  }, [ready]);
+  useLayoutEffect(() => {
+    // Grows with the text up to the maximum of the style sheet.
+    area.current!.style.height = "auto";
+    area.current!.style.height = `${area.current!.scrollHeight}px`;
+  }, [text]);
+
+  const send = (event: Event) => {
+    event.preventDefault();
+    if (!ready || running || !text.trim()) return;
+    void chats.send(text.trim());
+    setText("");
+  };
+  return (
+    <form class="composer" onSubmit={send}>
+      <textarea
+        ref={area}
+        id="question"
+        rows={1}
+        aria-label="Message"
+        placeholder={ready ? "Ask something" : "You can write; the model is not ready yet"}
+        value={text}
+        onInput={(e) => setText(e.currentTarget.value)}
+        onKeyDown={(e) => {
+          if (e.key === "Enter" && !e.shiftKey && !e.isComposing) send(e);
+        }}
+      />
+      {running ? (
+        <button type="button" class="round" onClick={() => chats.stop()} disabled={running.stopping} aria-label="Stop the answer" title="Stop (Esc)">
+          <Icon name="stop" />
+        </button>
+      ) : (
+        <button type="submit" class="round" disabled={!ready || !text.trim()} aria-label="Send" title="Send (Enter)">
+          <Icon name="send" />
+        </button>
+      )}
+    </form>
+  );
+}

@@ -1,0 +1,168 @@
+import { memo } from "preact/compat";
+import { useEffect, useMemo, useRef, useState } from "preact/hooks";
+import type { AnswerStats, Message } from "../chat/conversation";
+import { renderMarkdown } from "../chat/markdown";
+import { milliseconds } from "../model/format";
+import { Icon, type IconName } from "./icons";
+
+interface Props {
+  message: Message;
+  running: boolean;
+  /** Whether the engine could answer now. */
+  canAsk: boolean;
+  onEdit(id: string, text: string): void;
+  onRegenerate(id: string): void;
+}
+
+export const MessageView = memo(function MessageView(props: Props) {
+  return props.message.role === "user" ? <Question {...props} /> : <Answer {...props} />;
+});
+
+function Question({ message, canAsk, onEdit }: Props) {
+  const [text, setText] = useState<string | null>(null);
+  const button = useRef<HTMLButtonElement>(null);
+  const area = useRef<HTMLTextAreaElement>(null);
+  const editing = text !== null;
+  useEffect(() => {
+    if (editing) area.current?.focus();
+  }, [editing]);
+  const close = () => {
+    setText(null);
+    requestAnimationFrame(() => button.current?.focus());
+  };
+  const submit = (event: Event) => {
+    event.preventDefault();
+    if (!text?.trim()) return;
+    onEdit(message.id, text.trim());
+    setText(null);
+  };
+  if (text !== null) {
+    return (
+      <article class="message user editing" aria-label="You, editing">
+        <form onSubmit={submit}>
+          <textarea
+            aria-label="Edit your message"
+            rows={Math.min(12, text.split("\n").length + 1)}
+            value={text}
+            ref={area}
+            onInput={(e) => setText(e.currentTarget.value)}
+            onKeyDown={(e) => {
+              if (e.key === "Escape") close();
+              if (e.key === "Enter" && !e.shiftKey && !e.isComposing) submit(e);
+            }}
+          />
+          <p class="hint">What came after this message is replaced.</p>
+          <div class="row end">
+            <button type="button" class="plain" onClick={close}>Cancel</button>
+            <button type="submit" class="primary" disabled={!text.trim() || !canAsk}>Ask again</button>
+          </div>
+        </form>
+      </article>
+    );
+  }
+  return (
+    <article class="message user" aria-label="You">
+      <div class="bubble">{message.content}</div>
+      <div class="actions">
+        <CopyButton text={message.content} />
+        <button ref={button} class="action" disabled={!canAsk} onClick={() => setText(message.content)}>
+          <Icon name="pencil" /> Edit
+        </button>
+      </div>
+    </article>
+  );
+}
+
+function Answer({ message, running, canAsk, onRegenerate }: Props) {
+  const waiting = running && message.content === "";
+  const cut = !running && message.stats === null && message.error === null;
+  return (
+    <article class="message assistant" aria-label="Model" aria-busy={running}>
+      {waiting ? <Thinking /> : <Prose text={message.content} running={running} />}
+      {message.error && <p class="notice bad"><Icon name="warn" /> {message.error}</p>}
+      {cut && <p class="notice"><Icon name="warn" /> This answer was cut off when the page was closed.</p>}
+      {!running && (
+        <div class="actions">
+          {message.content && <CopyButton text={message.content} />}
+          <button class="action" disabled={!canAsk} onClick={() => onRegenerate(message.id)}>
+            <Icon name="redo" /> Regenerate
+          </button>
+          {message.stats && <Stats stats={message.stats} />}
+        </div>
+      )}
+    </article>
+  );
+}
+
+function Thinking() {
+  return (
+    <p class="thinking" role="status">
+      <span /><span /><span />
+      <span class="visually-hidden">The model is reading</span>
+    </p>
+  );
+}
+
+function Prose({ text, running }: { text: string; running: boolean }) {
+  const html = useMemo(() => renderMarkdown(text), [text]);
+  const root = useRef<HTMLDivElement>(null);
+  // Code blocks get a bar with their language and a button, once they are complete.
+  useEffect(() => {
+    if (running) return;
+    for (const block of root.current!.querySelectorAll("pre")) decorate(block);
+  }, [html, running]);
+  return <div ref={root} class={running ? "prose running" : "prose"} dangerouslySetInnerHTML={{ __html: html }} />;
+}
+
+function decorate(block: HTMLPreElement): void {
+  if (block.parentElement?.classList.contains("code")) return;
+  const code = block.querySelector("code");
+  const frame = document.createElement("div");
+  const bar = document.createElement("div");
+  const name = document.createElement("span");
+  const button = document.createElement("button");
+  frame.className = "code";
+  bar.className = "bar";
+  name.textContent = code?.className.replace("language-", "") || "text";
+  button.className = "action";
+  button.textContent = "Copy code";
+  button.onclick = async () => {
+    button.textContent = (await copy(block.innerText)) ? "Copied" : "Not allowed";
+    setTimeout(() => (button.textContent = "Copy code"), 1500);
+  };
+  bar.append(name, button);
+  // A wide block scrolls: it must be reachable by keyboard.
+  block.tabIndex = 0;
+  block.replaceWith(frame);
+  frame.append(bar, block);
+}
+
+function Stats({ stats }: { stats: AnswerStats }) {
+  const parts = [
+    stats.reason === "interrupted" ? "stopped" : stats.reason === "length" ? "longest answer reached" : null,
+    stats.decodeTokensPerSecond && `${stats.decodeTokensPerSecond.toFixed(1)} tokens/s`,
+    stats.firstTokenMs !== null && `first token ${milliseconds(stats.firstTokenMs)}`,
+    `${stats.completionTokens} tokens`,
+  ].filter(Boolean);
+  const prefill = stats.prefillTokensPerSecond ? ` at ${stats.prefillTokensPerSecond.toFixed(0)} tokens/s` : "";
+  return <span class="stats" title={`Read ${stats.promptTokens} tokens${prefill}`}>{parts.join(" · ")}</span>;
+}
+
+function CopyButton({ text }: { text: string }) {
+  const [state, setState] = useState<{ icon: IconName; word: string }>({ icon: "copy", word: "Copy" });
+  const click = async () => {
+    setState((await copy(text)) ? { icon: "check", word: "Copied" } : { icon: "warn", word: "Not allowed" });
+    setTimeout(() => setState({ icon: "copy", word: "Copy" }), 1500);
+  };
+  return <button class="action" onClick={click}><Icon name={state.icon} /> {state.word}</button>;
+}
+
+async function copy(text: string): Promise<boolean> {
+  try {
+    await navigator.clipboard.writeText(text);
+    return true;
+  } catch (error) {
+    if (error instanceof DOMException || error instanceof TypeError) return false; // not allowed, or not over http
+    throw error;
+  }
+}

@@ -19,3 +19,9 @@ def demo_model_path() -> Path:
     """The embedded default checkpoint, a Hugging Face folder."""
     installed = _INSTALLED / "demo_model"
     return installed if installed.is_dir() else _SOURCE_TREE / "apps" / "demo_model" / "checkpoint"
+
+
+def chat_page_path() -> Path:
+    """The built chat page, or in a source tree the folder that it is built in."""
+    installed = _INSTALLED / "chat_page"
+    return installed if installed.is_dir() else _SOURCE_TREE / "apps" / "chat-web"

@@ -16,6 +16,7 @@ from mlcpipe.cli.compile import compile_command
 from mlcpipe.cli.convert import convert_command
 from mlcpipe.cli.doctor import doctor_command
 from mlcpipe.cli.inspect import inspect_command
+from mlcpipe.cli.package import package_command
 from mlcpipe.env import env
 from mlcpipe.errors import MlcpipeError
 
@@ -31,6 +32,7 @@ app = typer.Typer(
 app.command("chat")(chat_command)
 app.command("compile")(compile_command)
 app.command("convert")(convert_command)
+app.command("package")(package_command)
 app.command("inspect")(inspect_command)
 app.command("bench")(bench_command)
 app.command("doctor")(doctor_command)

@@ -55,6 +55,11 @@ def chat_command(
     raw: Annotated[bool, typer.Option("--raw", help="Continue the text as it is, without the chat template.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the one answer as JSON, with statistics.")] = False,
     stats: Annotated[bool, typer.Option(help="Show speeds after each answer.")] = True,
+    web: Annotated[
+        bool, typer.Option("--web", help="Chat in the browser, on its GPU, served from this computer.")
+    ] = False,
+    port: Annotated[int | None, typer.Option(help="With --web: the port on 127.0.0.1.", min=0, max=65535)] = None,
+    browser: Annotated[bool, typer.Option(help="With --web: open the browser.")] = True,
 ) -> None:
     """Talk to a model. A checkpoint is compiled on first use and kept in the cache; a bundle starts at once.
 
@@ -68,11 +73,28 @@ def chat_command(
     `mlcpipe chat hf://Qwen/Qwen3-0.6B --prompt "Why is the sky blue?" --temperature 0`
 
     `cat notes.txt | mlcpipe chat ./my-bundle --prompt "Summarize:"`
+
+    `mlcpipe chat --web`
     """
     given = {
         "temperature": temperature, "top_p": top_p, "top_k": top_k, "min_p": min_p, "seed": seed,
         "max_tokens": max_tokens, "repetition_penalty": repetition_penalty,
     }  # fmt: skip
+    if web:
+        from mlcpipe.cli.web import chat_in_browser
+
+        others = {
+            "prompt": prompt,
+            "system": system,
+            "context": context,
+            "raw": raw,
+            "json": as_json,
+            "no-stats": not stats,
+        }
+        names = {f"--{key.replace('_', '-')}": value for key, value in (given | others).items()}
+        return chat_in_browser(Wanted(model, target, quantization), port=port, show=browser, given=names)
+    if port is not None or not browser:
+        raise UsageError("--port and --no-browser are for --web", next_step="add --web")
     settings = Settings().with_values({key: value for key, value in given.items() if value is not None})
     if context is not None and context < 1:
         raise UsageError("--context", expected="an integer >= 1", found=context)

@@ -1,0 +1,48 @@
+"""`mlcpipe package`: a bundle as something that people can open."""
+
+from __future__ import annotations
+
+from enum import Enum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from mlcpipe.cli.console import byte_size, say, stderr_console, stdout_console
+
+
+class App(str, Enum):
+    """What a bundle is packaged as."""
+
+    web = "web"
+
+
+def package_command(
+    bundles: Annotated[
+        list[Path], typer.Argument(help="A bundle; or several of one model, for GPUs with different features.")
+    ],
+    output: Annotated[Path, typer.Option("--output", "-o", help="A new folder for the site.")],
+    app: Annotated[App, typer.Option(help="What to make: a static web site.")] = App.web,
+    title: Annotated[
+        str | None, typer.Option(help="The model's name on the page (default: the bundle's folder).")
+    ] = None,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace a site that is there.")] = False,
+) -> None:
+    """Make a static web site: a chat page with the model, which runs in the visitor's browser.
+
+    Any host of static files will do, over https; nothing runs on it. To look at it here: `mlcpipe chat --web`.
+
+    Examples:
+
+    `mlcpipe compile ./Qwen3-0.6B --target webgpu -o qwen3-web`
+
+    `mlcpipe package qwen3-web --app web -o site`
+    """
+    from mlcpipe.web import assemble_site, page_folder, write_site
+
+    console = stderr_console()
+    page = page_folder(lambda line: say(console, line, style="dim"))
+    site = assemble_site(page, bundles, title=title or bundles[0].resolve().name)
+    write_site(site, output, overwrite=overwrite)
+    size = byte_size(site.bytes)
+    say(stdout_console(), f"{output}: {len(site.files)} files, {size}\nPut the folder on any static host with https.")

@@ -1,0 +1,133 @@
+"""A static site: which file stands at which path. `package` writes it to a folder, `chat --web` serves it in place."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from mlcpipe.atomic import atomic_directory
+from mlcpipe.bundle import Manifest, read_manifest, verify
+from mlcpipe.bundle.manifest import MANIFEST
+from mlcpipe.errors import BundleError, UsageError
+
+SITE_JSON = "site.json"
+SITE_FORMAT = 1
+# What the page fetches besides weights and library; other files of a bundle are for other hosts.
+_NEEDED = ("mlc-chat-config.json", "tokenizer.json", "tensor-cache.json")
+
+
+@dataclass(frozen=True)
+class Site:
+    """Path in the site (relative, forward slashes) -> the file on disk, or its content."""
+
+    files: Mapping[str, Path | bytes]
+
+    @property
+    def bytes(self) -> int:
+        """Size of all files."""
+        return sum(len(f) if isinstance(f, bytes) else f.stat().st_size for f in self.files.values())
+
+
+@dataclass(frozen=True)
+class _Choice:
+    """A bundle on the site; the page takes the first one whose features the GPU has."""
+
+    bundle: Path
+    manifest: Manifest
+    path: str
+
+    @property
+    def features(self) -> tuple[str, ...]:
+        return self.manifest.target.variants[0].features
+
+
+def assemble_site(page: Path, bundles: Sequence[Path], *, title: str, autostart: bool = False) -> Site:
+    """The site of a page and one model, compiled for one kind of GPU or several.
+
+    A bundle lies at `models/<folder's name>/resolve/main/`, where WebLLM looks for it, too, when it is given the
+    address `models/<folder's name>/`.
+
+    Args:
+        page: the built page.
+        bundles: bundles of the webgpu target; the page prefers the one that uses the most features of a GPU.
+        title: the model's name for people.
+        autostart: whether the page downloads the model without asking.
+
+    Raises:
+        BundleError: a bundle is damaged, or not for browsers.
+        UsageError: two bundles of the same name, or that no GPU could tell apart.
+    """
+    choices = [_choice(bundle) for bundle in bundles]
+    if not choices:
+        raise UsageError("no bundle for the site")
+    choices.sort(key=lambda choice: -len(choice.features))
+    for kind, seen in (
+        ("name", [c.path for c in choices]),
+        ("set of GPU features", [str(sorted(c.features)) for c in choices]),
+    ):
+        if len(set(seen)) < len(seen):
+            raise UsageError(f"two bundles with the same {kind}", where=", ".join(map(str, bundles)))
+    files: dict[str, Path | bytes] = {
+        path.relative_to(page).as_posix(): path for path in sorted(page.rglob("*")) if path.is_file()
+    }
+    for choice in choices:
+        names = [name for name in choice.manifest.files if name in _NEEDED or name.endswith((".bin", ".wasm"))]
+        for name in [MANIFEST, *names]:
+            files[choice.path + name] = choice.bundle / name
+    facts = {
+        "format": SITE_FORMAT,
+        "title": title,
+        "autostart": autostart,
+        "choices": [{"path": choice.path, "features": list(choice.features)} for choice in choices],
+    }
+    files[SITE_JSON] = (json.dumps(facts, indent=2, ensure_ascii=False) + "\n").encode()
+    return Site(files)
+
+
+def _choice(bundle: Path) -> _Choice:
+    # The library runs in a browser: the TVM installed here has no part in it.
+    manifest = read_manifest(bundle, check_abi=False)
+    libraries = [name for name in manifest.files if name.endswith(".wasm")]
+    if len(libraries) != 1:
+        raise BundleError(
+            "the bundle is not for browsers",
+            where=bundle,
+            expected="one WebAssembly library",
+            found=f"a bundle for {manifest.target.name}",
+            next_step="compile it with: mlcpipe compile CHECKPOINT --target webgpu --output FOLDER",
+        )
+    missing = [name for name in _NEEDED if name not in manifest.files]
+    if missing:
+        raise BundleError(
+            f"the bundle has no {missing[0]}",
+            where=bundle,
+            next_step="compile a checkpoint with a tokenizer and a chat template",
+        )
+    verify(bundle, manifest, deep=True)
+    name = re.sub(r"[^A-Za-z0-9._-]+", "-", bundle.resolve().name).strip("-.") or "model"
+    return _Choice(bundle, manifest, f"models/{name}/resolve/main/")
+
+
+def write_site(site: Site, output: Path, *, overwrite: bool = False) -> None:
+    """Write the site as a folder, whole or not at all.
+
+    Raises:
+        UsageError: the folder is not empty; with `overwrite`, it is no site.
+        ResourceError: the disk is full.
+    """
+    if overwrite and output.is_dir() and any(output.iterdir()) and not (output / SITE_JSON).is_file():
+        raise UsageError(
+            "--overwrite only replaces a site", where=output, expected=f"{SITE_JSON} in it", found="other files"
+        )
+    with atomic_directory(output, overwrite=overwrite, needed_bytes=site.bytes) as folder:
+        for path, content in site.files.items():
+            target = folder / path
+            target.parent.mkdir(parents=True, exist_ok=True)
+            if isinstance(content, bytes):
+                target.write_bytes(content)
+            else:
+                shutil.copyfile(content, target)

@@ -42,10 +42,10 @@ def page_folder(note: Callable[[str], None] = lambda line: None) -> Path:
         CompileError: the build failed.
     """
     folder = chat_page_path()
-    if (folder / "index.html").is_file():
-        return folder
     built = folder / "dist"
     if not (folder / "package.json").is_file():
+        if (folder / "index.html").is_file():
+            return folder
         raise UsageError(
             "the chat page is not part of this installation",
             where=folder,

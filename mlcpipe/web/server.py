@@ -46,6 +46,7 @@ class SiteServer(ThreadingHTTPServer):
     Args:
         site: what is served; read when it is asked for.
         port: 0 takes any free one.
+        handler: of the connections; tests have one that fails.
 
     Raises:
         UsageError: the port is taken or not allowed.
@@ -55,10 +56,12 @@ class SiteServer(ThreadingHTTPServer):
     # Another run's sockets may linger on the port; a live server on it is still refused.
     allow_reuse_address = os.name == "posix"
 
-    def __init__(self, site: Site, port: int = DEFAULT_PORT) -> None:
+    def __init__(
+        self, site: Site, port: int = DEFAULT_PORT, *, handler: type[BaseHTTPRequestHandler] | None = None
+    ) -> None:
         self.site = site
         try:
-            super().__init__((HOST, port), _Handler)
+            super().__init__((HOST, port), handler or SiteHandler)
         except OSError as error:
             raise UsageError(
                 f"cannot listen on {HOST}:{port}",
@@ -75,9 +78,14 @@ class SiteServer(ThreadingHTTPServer):
         """Nothing: browsers drop connections all the time, and what is wrong with a file is an answer."""
 
 
-class _Handler(BaseHTTPRequestHandler):
+class SiteHandler(BaseHTTPRequestHandler):
+    """Answers one connection of a `SiteServer`."""
+
     protocol_version = "HTTP/1.1"
+    server_version = "mlcpipe"
+    sys_version = ""
     server: SiteServer
+
 
     def do_GET(self) -> None:
         self._answer(body=True)
@@ -119,7 +127,7 @@ class _Handler(BaseHTTPRequestHandler):
             headers["Content-Range"] = f"bytes {first}-{last}/{size}"
         self._head(HTTPStatus.OK if span is None else HTTPStatus.PARTIAL_CONTENT, path, tag, headers)
         if body:
-            self._copy(file, first, last - first + 1)
+            self.copy(file, first, last - first + 1)
 
     def _head(self, status: HTTPStatus, path: str, tag: str, headers: dict[str, str]) -> None:
         self.send_response(status)
@@ -143,7 +151,8 @@ class _Handler(BaseHTTPRequestHandler):
         if self.command != "HEAD":
             self.wfile.write(text)
 
-    def _copy(self, file: BinaryIO, first: int, count: int) -> None:
+    def copy(self, file: BinaryIO, first: int, count: int) -> None:
+        """Write `count` bytes from `first` on."""
         file.seek(first)
         while count > 0:
             data = file.read(min(_CHUNK, count))

@@ -201,7 +201,7 @@ function DataPanel() {
       <dialog ref={dialog} class="ask" aria-label="Delete all conversations">
         <p>Delete all {list.length} conversations? They are kept nowhere else.</p>
         <form method="dialog" class="row end">
-          <button class="plain" autofocus>Keep</button>
+          <button class="plain">Keep</button>
           <button class="danger" onClick={() => void chats.removeAll()}>Delete all</button>
         </form>
       </dialog>

@@ -73,7 +73,7 @@ function Entry({ chat, current, onOpen }: { chat: Conversation; current: boolean
       <dialog ref={dialog} class="ask" aria-label="Delete the conversation">
         <p>Delete “{chat.title}”? It is kept nowhere else.</p>
         <form method="dialog" class="row end">
-          <button class="plain" autofocus>Keep</button>
+          <button class="plain">Keep</button>
           <button class="danger" onClick={() => void chats.remove(chat.id)}>Delete</button>
         </form>
       </dialog>

@@ -1,0 +1,150 @@
+"""A browser for the chat page: the page is built once, one Chromium serves all scenarios, each in a fresh profile."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+import subprocess
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from mlcpipe.web import Site, assemble_site
+from tests.web.faulty_server import FaultyServer
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGE = ROOT / "apps" / "chat-web"
+HERE = Path(__file__).resolve().parent
+Run = Callable[..., None]
+
+
+def need(*programs: str) -> None:
+    for program in programs:
+        if shutil.which(program) is None:
+            pytest.skip(f"{program} is not installed")
+
+
+def npm(*arguments: str) -> None:
+    done = subprocess.run(["npm", *arguments], cwd=PAGE, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, (done.stdout + done.stderr)[-3000:]
+
+
+@pytest.fixture(scope="session")
+def packages() -> Path:
+    """apps/chat-web with its packages installed."""
+    need("node", "npm")
+    installed, locked = PAGE / "node_modules" / ".package-lock.json", PAGE / "package-lock.json"
+    if not installed.is_file() or installed.stat().st_mtime < locked.stat().st_mtime:
+        npm("ci", "--no-audit", "--no-fund")
+    return PAGE
+
+
+@pytest.fixture(scope="session")
+def scripted_page(packages: Path) -> Path:
+    """The page with an engine that answers from a script."""
+    npm("run", "build:scripted")
+    return packages / "dist-test"
+
+
+@pytest.fixture(scope="session")
+def browser(packages: Path) -> Iterator[Callable[[dict[str, Any]], dict[str, Any]]]:
+    """Runs a scenario in headless Chromium -> what came of it."""
+    need("chromium")
+    command = ["node", str(HERE / "driver.mjs"), str(packages), shutil.which("chromium") or ""]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as driver:
+        assert driver.stdin is not None and driver.stdout is not None
+
+        def ask(request: dict[str, Any]) -> dict[str, Any]:
+            driver.stdin.write(json.dumps(request) + "\n")
+            driver.stdin.flush()
+            answer: dict[str, Any] = json.loads(driver.stdout.readline())
+            return answer
+
+        yield ask
+        driver.stdin.close()
+        driver.wait(timeout=30)
+
+
+@pytest.fixture
+def run(browser: Callable[[dict[str, Any]], dict[str, Any]]) -> Run:
+    """`run(file, name, site)`: serve the site and run one scenario of the file on it."""
+
+    def go(file: str, name: str, site: Site) -> None:
+        with FaultyServer(site) as server:
+            thread = threading.Thread(target=server.serve_forever, daemon=True)
+            thread.start()
+            result = browser({"file": str(HERE / file), "name": name, "url": server.url})
+            server.shutdown()
+            thread.join(timeout=10)
+        text = "\n".join([result.get("error", ""), *result.get("log", []), result.get("page", "")])
+        assert result["ok"], text
+
+    return go
+
+
+def write_fake_bundle(folder: Path, features: list[str], seed: int) -> Path:
+    """The files of a webgpu bundle, of random bytes: enough for a page whose engine is a script."""
+    rng = np.random.default_rng(seed)
+    contents = {
+        "lib/model.wasm": rng.bytes(60_000),
+        "mlc-chat-config.json": b"{}",
+        "tokenizer.json": b"{}",
+        "tensor-cache.json": b'{"metadata": {"ParamSize": 0, "ParamBytes": 0, "BitsPerParam": 4}, "records": []}',
+        "params_shard_0.bin": rng.bytes(1_200_000),
+    }
+    for name, content in contents.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_bytes(content)
+    files = {n: {"sha256": hashlib.sha256(c).hexdigest(), "bytes": len(c)} for n, c in contents.items()}
+    (folder / "mlcpipe.json").write_text(json.dumps(fake_manifest(features, files)))
+    return folder
+
+
+def fake_manifest(features: list[str], files: dict[str, Any]) -> dict[str, Any]:
+    """A manifest of a model of 1.2 MB with 4096 tokens of context."""
+    variant = {"name": "webgpu", "features": features, "tvm_target": "{}", "bytes": 60_000}
+    return {
+        "format_version": 2,
+        "mlcpipe_version": "0.1.0",
+        "abi": "0",
+        "target": {"name": "webgpu", "triple": "wasm32-unknown-unknown-wasm", "variants": [variant]},
+        "model": {
+            "model_type": "llama",
+            "vocab_size": 3072,
+            "hidden_size": 256,
+            "num_layers": 4,
+            "num_attention_heads": 4,
+            "num_key_value_heads": 2,
+            "head_dim": 64,
+            "context_length": 4096,
+            "sliding_window": None,
+            "dtype": "float32",
+            "kv_dtype": "float32",
+            "prefill_chunk": 512,
+            "recompute_above": None,
+        },
+        "quantization": "q4f32_1",
+        "weight_layout": "row",
+        "entry_points": ["embed"],
+        "params": [{"name": "w", "shape": [3072, 256], "dtype": "float32", "sources": ["w"]}],
+        "memory_plan": {"weights_bytes": 1_200_000, "kv_bytes_per_token": 4096, "workspace_bytes": {"prefill": 8_000_000}},
+        "kernels": [],
+        "linker": {"name": "none", "version": "0"},
+        "checkpoint_hash": "0",
+        "created": "2026-11-21T00:00:00+00:00",
+        "files": files,
+    }
+
+
+@pytest.fixture(scope="session")
+def scripted_site(scripted_page: Path, tmp_path_factory: pytest.TempPathFactory) -> Site:
+    """The scripted page with a small model in two versions."""
+    folder = tmp_path_factory.mktemp("bundles")
+    half = write_fake_bundle(folder / "half", ["shader-f16"], seed=1)
+    plain = write_fake_bundle(folder / "plain", [], seed=2)
+    return assemble_site(scripted_page, [plain, half], title="Tiny model")

@@ -61,3 +61,15 @@ export async function requests(url) {
 
 export const button = (page, name) => page.getByRole("button", { name });
 export const text = (page, selector) => page.locator(selector).innerText();
+
+/** Try until the assertions hold: the page draws a frame later than it knows. */
+export async function eventually(check, timeout = 10_000) {
+  for (const end = Date.now() + timeout; ; ) {
+    try {
+      return await check();
+    } catch (error) {
+      if (Date.now() > end) throw error;
+      await new Promise((resolve) => setTimeout(resolve, 50));
+    }
+  }
+}

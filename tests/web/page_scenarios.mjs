@@ -1,5 +1,5 @@
 // The page with the scripted engine: everything but the model itself.
-import { ask, assert, button, faults, newChat, open, openReady, pill, requests, send, start, text } from "./helpers.mjs";
+import { ask, assert, button, eventually, faults, newChat, open, openReady, pill, requests, send, start, text } from "./helpers.mjs";
 
 const SHARD = "params_shard_0.bin";
 const userTexts = (page) => page.locator(".message.user .bubble").allInnerTexts();
@@ -12,14 +12,14 @@ export const scenarios = {
     assert.equal(await page.locator(".prose h2").innerText(), "How a bundle is made");
     assert.equal(await page.locator(".prose ol li").count(), 3);
     assert.equal(await page.locator(".prose table td").count(), 6);
-    assert.equal(await page.locator(".prose .code .bar span").innerText(), "python");
+    await eventually(async () => assert.equal(await page.locator(".prose .code .bar span").innerText(), "python"));
     const stats = await text(page, ".stats");
     assert.match(stats, /41\.7 tokens\/s · first token \d+ ms · \d+ tokens/);
     await context.grantPermissions(["clipboard-read", "clipboard-write"]);
     await button(page, "Copy code").click();
     await button(page, "Copied").waitFor();
     assert.match(await page.evaluate(() => navigator.clipboard.readText()), /^import mlcpipe\n/);
-    assert.equal(await text(page, "h1"), "How is a bundle made?");
+    await eventually(async () => assert.equal(await text(page, "h1"), "How is a bundle made?"));
   },
 
   async hostile_output_does_nothing({ context, url }) {
@@ -57,7 +57,7 @@ export const scenarios = {
     await button(page, "Regenerate").first().click();
     await page.waitForFunction(() => document.querySelector(".prose")?.innerText === "You said: first (3)");
     // What came after it was about the old answer.
-    assert.deepEqual(await userTexts(page), ["first"]);
+    await eventually(async () => assert.deepEqual(await userTexts(page), ["first"]));
   },
 
   async edit_replaces_what_follows({ context, url }) {
@@ -67,11 +67,11 @@ export const scenarios = {
     await page.locator(".message.user").first().hover();
     await button(page, "Edit").first().click();
     const field = page.getByLabel("Edit your message");
-    assert.equal(await field.evaluate((area) => area === document.activeElement), true);
+    await eventually(async () => assert.equal(await field.evaluate((area) => area === document.activeElement), true));
     await field.fill("other");
     await button(page, "Ask again").click();
     await page.waitForFunction(() => document.querySelector(".prose")?.innerText === "You said: other (3)");
-    assert.deepEqual(await userTexts(page), ["other"]);
+    await eventually(async () => assert.deepEqual(await userTexts(page), ["other"]));
     const sent = await page.evaluate(() => globalThis.scripted.chats.at(-1).messages);
     assert.deepEqual(sent, [{ role: "user", content: "other" }]);
   },
@@ -83,10 +83,11 @@ export const scenarios = {
     await ask(page, "about pears");
     await page.reload();
     await pill(page, "ready");
-    assert.deepEqual(await page.locator(".entry").allInnerTexts(), ["about pears", "about apples"]);
-    assert.deepEqual(await userTexts(page), ["about pears"]);
+    await eventually(async () => assert.deepEqual(await page.locator(".entry").allInnerTexts(), ["about pears", "about apples"]));
+    await eventually(async () => assert.deepEqual(await userTexts(page), ["about pears"]));
     await page.getByRole("button", { name: "about apples", exact: true }).click();
-    assert.deepEqual(await answers(page), ["You said: about apples (1)"]);
+    await page.getByText("You said: about apples (1)").waitFor();
+    assert.equal((await answers(page)).length, 1);
     await button(page, "Rename about apples").click();
     await page.getByLabel("Name of the conversation").fill("Fruit");
     await page.keyboard.press("Enter");
@@ -95,7 +96,7 @@ export const scenarios = {
     await page.getByRole("dialog").getByRole("button", { name: "Delete" }).click();
     await page.waitForFunction(() => document.querySelectorAll(".entry").length === 1);
     await page.reload();
-    assert.deepEqual(await page.locator(".entry").allInnerTexts(), ["about pears"]);
+    await eventually(async () => assert.deepEqual(await page.locator(".entry").allInnerTexts(), ["about pears"]));
   },
 
   async system_prompt_and_sampling_reach_the_engine({ context, url }) {
@@ -142,7 +143,8 @@ export const scenarios = {
   },
 
   async broken_download_resumes({ context, url }) {
-    await faults(url, { breakAfter: { [SHARD]: 300_000 }, times: 100 });
+    // Slowly: what lies unread in the browser when a connection breaks is lost.
+    await faults(url, { breakAfter: { [SHARD]: 300_000 }, slow: { [SHARD]: 40 }, times: 100 });
     const page = await open(context, url);
     await button(page, /^Download/).click();
     await page.getByText("The connection broke").waitFor();
@@ -157,7 +159,7 @@ export const scenarios = {
     await pill(page, "ready");
     const seen = (await requests(url)).filter(({ path }) => path.endsWith(SHARD));
     const offset = Number(/bytes=(\d+)-/.exec(seen.at(-1).range)[1]);
-    assert.ok(offset >= 300_000, `resumed at ${offset}; ${left}`);
+    assert.ok(offset >= 128 << 10, `resumed at ${offset}; ${left}`);
     assert.equal(await ask(page, "hello"), "You said: hello (1)");
   },
 
@@ -232,30 +234,29 @@ export const scenarios = {
 
   async quota_is_refused_before_the_download({ context, url }) {
     const page = await context.newPage();
-    const session = await context.newCDPSession(page);
-    await session.send("Storage.overrideQuotaForOrigin", { origin: new URL(url).origin, quotaSize: 400_000 });
+    // Chromium 140 and later tell every site of 10 GiB; other browsers tell the truth.
+    await page.addInitScript(() => {
+      StorageManager.prototype.estimate = async () => ({ usage: 50_000_000, quota: globalThis.roomy ? 90_000_000 : 50_400_000 });
+    });
     await page.goto(url);
     await pill(page, "offer");
-    assert.match(await text(page, ".card"), /Not enough room in the browser[^]*need 1\.\d MB more; the browser lets this site store/);
+    assert.match(await text(page, ".card"), /Not enough room in the browser[^]*need 1\.\d MB more; the browser lets this site store 400 kB more/);
     assert.equal(await button(page, /^Download/).count(), 0);
-    await session.send("Storage.overrideQuotaForOrigin", { origin: new URL(url).origin, quotaSize: 400_000_000 });
+    await page.evaluate(() => (globalThis.roomy = true));
     await button(page, "Check again").click();
     await start(page);
   },
 
-  async full_disk_in_the_middle_is_explained({ context, url }) {
+  async full_storage_in_the_middle_is_explained({ context, url }) {
     const page = await open(context, url);
-    await page.evaluate(() => {
-      const put = Cache.prototype.put;
-      Cache.prototype.put = async function (request, response) {
-        if (!globalThis.roomy && String(request).includes("/pieces/")) throw new DOMException("full", "QuotaExceededError");
-        return put.call(this, request, response);
-      };
-    });
+    const session = await context.newCDPSession(page);
+    const quota = (quotaSize) => session.send("Storage.overrideQuotaForOrigin", { origin: new URL(url).origin, quotaSize });
+    await pill(page, "offer");
+    await quota(1_000_000);
     await button(page, /^Download/).click();
     await pill(page, "broken");
-    assert.match(await text(page, ".card"), /The browser's storage is full/);
-    await page.evaluate(() => (globalThis.roomy = true));
+    assert.match(await text(page, ".card"), /The browser's storage is full[^]*stay here/);
+    await quota(400_000_000);
     await button(page, "Resume").click();
     await pill(page, "ready");
   },
@@ -299,7 +300,7 @@ export const scenarios = {
     await page.evaluate(() => globalThis.scripted.lose("driver reset"));
     await pill(page, "lost");
     assert.match(await text(page, ".card"), /The GPU was lost[^]*Your conversation is kept[^]*driver reset/);
-    assert.match(await text(page, ".message .notice"), /lost before the answer was complete/);
+    await eventually(async () => assert.match(await text(page, ".message .notice"), /lost before the answer was complete/));
     await button(page, "Load the model again").click();
     await pill(page, "ready");
     assert.equal(await page.evaluate(() => globalThis.scripted.loads.length), 2);
@@ -322,7 +323,7 @@ export const scenarios = {
     await ask(one, "from the first tab");
     const two = await open(context, url);
     await pill(two, "elsewhere");
-    assert.deepEqual(await userTexts(two), ["from the first tab"]);
+    await eventually(async () => assert.deepEqual(await userTexts(two), ["from the first tab"]));
     await button(two, "Use it here").click();
     await pill(two, "ready");
     await pill(one, "elsewhere");
@@ -375,9 +376,9 @@ export const scenarios = {
     await page.keyboard.type("line two");
     await page.keyboard.press("Enter");
     await page.locator(".stats").waitFor();
-    assert.deepEqual(await userTexts(page), ["line one\nline two"]);
+    await eventually(async () => assert.deepEqual(await userTexts(page), ["line one\nline two"]));
     await page.keyboard.press("Control+Shift+O");
-    assert.equal(await page.locator(".message").count(), 0);
+    await eventually(async () => assert.equal(await page.locator(".message").count(), 0));
     const outline = await page.evaluate(() => getComputedStyle(document.querySelector("#question").form).borderColor);
     assert.notEqual(outline, "");
   },
@@ -385,8 +386,10 @@ export const scenarios = {
   async screen_reader_hears_states_and_answers({ context, url }) {
     const page = await openReady(context, url);
     await ask(page, "hello");
-    const live = await page.locator('[aria-live="polite"]').allInnerTexts();
-    assert.deepEqual(live.map((t) => t.trim()), ["The model answered: You said: hello (1)", "Model: ready"]);
+    await eventually(async () => {
+      const live = await page.locator('p[aria-live="polite"]').allInnerTexts();
+      assert.deepEqual(live.map((t) => t.trim()), ["The model answered: You said: hello (1)", "Model: ready"]);
+    });
     // Every control has a name, and the page its landmarks.
     const nameless = await page.locator("button, input, textarea, select, progress").evaluateAll((all) =>
       all.filter((e) => !(e.ariaLabel || e.innerText?.trim() || e.labels?.length || e.title)).map((e) => e.outerHTML));
@@ -402,7 +405,7 @@ export const scenarios = {
     await button(page, "Conversations").click();
     await button(page, "New chat").click();
     await page.waitForFunction(() => document.querySelectorAll(".message").length === 0);
-    assert.equal(await page.locator(".sidebar.open").count(), 0);
+    await eventually(async () => assert.equal(await page.locator(".sidebar.open").count(), 0));
   },
 
   async colours_follow_the_system_and_the_user({ context, url }) {
@@ -413,8 +416,8 @@ export const scenarios = {
     const dark = await ground();
     assert.notEqual(light, dark);
     await button(page, "Settings").click();
-    await page.getByText("Light", { exact: true }).click();
-    assert.equal(await ground(), light);
+    await page.getByRole("radio", { name: "Light" }).check();
+    await page.waitForFunction((colour) => getComputedStyle(document.body).backgroundColor === colour, light);
     // Text stands out enough (WCAG 2.2, 1.4.3: 4.5 to 1) in both.
     for (const theme of ["light", "dark"]) {
       const bad = await page.evaluate(contrasts, theme);

@@ -80,15 +80,18 @@ class Download {
     this.report();
     const queue = [...missing];
     const worker = async (): Promise<void> => {
-      for (let file = queue.shift(); file; file = queue.shift()) await this.file(file);
+      for (let file = queue.shift(); file && !this.abort.signal.aborted; file = queue.shift()) await this.file(file);
     };
-    try {
-      await Promise.all(Array.from({ length: PARALLEL }, worker));
-      await this.model.prune();
-    } catch (error) {
-      this.abort.abort();
-      throw asFailure(error, this.options.signal);
-    }
+    let first: { error: unknown } | null = null;
+    const guarded = () =>
+      worker().catch((error: unknown) => {
+        first ??= { error };
+        this.abort.abort();
+      });
+    // All of them: what still runs after a failure would report progress of a download that has ended.
+    await Promise.all(Array.from({ length: PARALLEL }, guarded));
+    if (first !== null) throw asFailure((first as { error: unknown }).error, this.options.signal);
+    await this.model.prune();
   }
 
   private async file(file: BundleFile): Promise<void> {
@@ -255,8 +258,9 @@ class Download {
     return found;
   }
 
+  /** By content, so that a new version of the page finds it; and by path, since two files may have the same content. */
   private pieceKey(file: BundleFile, offset: number): string {
-    return new URL(`pieces/${file.sha256}/${offset}`, this.model.base).href;
+    return new URL(`pieces/${file.sha256}/${encodeURI(file.path)}/${offset}`, this.model.base).href;
   }
 
   private async pause(ms: number): Promise<void> {

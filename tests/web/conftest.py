@@ -23,6 +23,11 @@ HERE = Path(__file__).resolve().parent
 Run = Callable[..., None]
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """`--web-bundle`: try the page with a bundle at hand."""
+    parser.addoption("--web-bundle", default=None, help="a bundle of the demo model for webgpu, instead of compiling one")
+
+
 def need(*programs: str) -> None:
     for program in programs:
         if shutil.which(program) is None:
@@ -72,13 +77,13 @@ def browser(packages: Path) -> Iterator[Callable[[dict[str, Any]], dict[str, Any
 
 @pytest.fixture
 def run(browser: Callable[[dict[str, Any]], dict[str, Any]]) -> Run:
-    """`run(file, name, site)`: serve the site and run one scenario of the file on it."""
+    """`run(file, name, site, ...)`: serve the site and run one scenario of the file on it; it gets the rest, too."""
 
-    def go(file: str, name: str, site: Site) -> None:
+    def go(file: str, name: str, site: Site, **more: object) -> None:
         with FaultyServer(site) as server:
             thread = threading.Thread(target=server.serve_forever, daemon=True)
             thread.start()
-            result = browser({"file": str(HERE / file), "name": name, "url": server.url})
+            result = browser({"file": str(HERE / file), "name": name, "url": server.url, "more": more})
             server.shutdown()
             thread.join(timeout=10)
         text = "\n".join([result.get("error", ""), *result.get("log", []), result.get("page", "")])

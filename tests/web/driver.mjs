@@ -20,15 +20,15 @@ const ARGUMENTS = [
 ];
 const browser = await chromium.launch({ executablePath: chromiumPath, headless: true, args: ARGUMENTS });
 
-async function run({ name, file, url, screenshots }) {
+async function run({ name, file, url, more }) {
   const { scenarios } = await import(pathToFileURL(file).href);
   const context = await browser.newContext({ viewport: { width: 1180, height: 800 }, reducedMotion: "reduce" });
   const log = [];
   context.on("console", (message) => log.push(`${message.type()}: ${message.text()}`));
   context.on("weberror", (error) => log.push(`uncaught: ${error.error().stack}`));
-  context.setDefaultTimeout(screenshots?.timeout ?? 20_000);
+  context.setDefaultTimeout(30_000);
   try {
-    await scenarios[name]({ browser, context, url, log, screenshots });
+    await scenarios[name]({ ...more, browser, context, url, log });
     return { ok: true };
   } catch (error) {
     const texts = await Promise.all(context.pages().map((p) => p.innerText("#app").catch(() => "")));

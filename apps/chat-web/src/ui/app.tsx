@@ -63,7 +63,7 @@ const STATUS: Record<Phase["name"], string> = {
   unsupported: "not supported",
   offer: "not loaded",
   downloading: "downloading",
-  broken: "interrupted",
+  broken: "download stopped",
   loading: "loading",
   ready: "ready",
   lost: "GPU lost",

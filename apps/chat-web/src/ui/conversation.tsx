@@ -100,7 +100,7 @@ function Composer() {
         id="question"
         rows={1}
         aria-label="Message"
-        placeholder={ready ? "Ask something" : "You can write; the model is not ready yet"}
+        placeholder={ready ? "Ask something" : "The model is not ready yet"}
         value={text}
         onInput={(e) => setText(e.currentTarget.value)}
         onKeyDown={(e) => {

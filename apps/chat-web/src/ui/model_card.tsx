@@ -199,7 +199,10 @@ function Failed({ message, state }: { message: string; state: ModelState }) {
 function ShorterContext({ state }: { state: ModelState }) {
   const { model } = useApp();
   const shorter = Math.ceil(state.contextTokens / 2);
-  if (!state.manifest || state.manifest.slidingWindow !== null || shorter < 512) return null;
+  const { manifest, estimate } = state;
+  // Not where the weights are what does not fit.
+  const helps = manifest && estimate && manifest.slidingWindow === null && shorter >= 512 && estimate.cache > estimate.total / 10;
+  if (!helps) return null;
   return (
     <button class="plain" onClick={() => void model.setContext(shorter)}>
       Use a context of {shorter.toLocaleString("en")} tokens
@@ -209,7 +212,7 @@ function ShorterContext({ state }: { state: ModelState }) {
 
 function Problem({ title, calm = false, children }: { title: string; calm?: boolean; children: ComponentChildren }) {
   return (
-    <div role={calm ? "status" : "alert"}>
+    <div class="problem" role={calm ? "status" : "alert"}>
       <h2 class={calm ? "" : "bad"}>{!calm && <Icon name="warn" />} {title}</h2>
       {children}
     </div>

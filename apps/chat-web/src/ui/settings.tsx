@@ -68,7 +68,7 @@ function SamplingPanel() {
           id="seed"
           type="number"
           step={1}
-          placeholder="a new one each time"
+          placeholder="random"
           value={sampling.seed ?? ""}
           aria-describedby="seed-help"
           onInput={(e) => set({ seed: Number.isSafeInteger(e.currentTarget.valueAsNumber) ? e.currentTarget.valueAsNumber : null })}

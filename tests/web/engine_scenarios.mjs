@@ -1,0 +1,64 @@
+// The page with its real engine, WebLLM, on a real bundle.
+import { ask, assert, button, eventually, faults, open, pill, send, text } from "./helpers.mjs";
+
+/** A profile's page with the likeliest tokens and short answers, so that every run says the same. */
+async function greedy(context, url) {
+  context.setDefaultTimeout(120_000); // a software adapter compiles the shaders at each load
+  const page = await open(context, url);
+  await page.evaluate(() => {
+    const settings = { sampling: { temperature: 0, maxTokens: 24 } };
+    localStorage.setItem(`mlcpipe-chat ${location.pathname}`, JSON.stringify(settings));
+  });
+  await page.reload();
+  await pill(page, "offer");
+  await button(page, /^Download/).click();
+  await pill(page, "ready");
+  return page;
+}
+
+export const scenarios = {
+  async answers_as_the_python_engine_and_works_offline({ context, url, expected }) {
+    const page = await greedy(context, url);
+    assert.equal(await ask(page, expected.question), expected.answer);
+    assert.match(await text(page, ".stats"), /tokens\/s · first token/);
+    await button(page, "Regenerate").click();
+    await page.waitForFunction(() => document.querySelector(".message.assistant")?.ariaBusy === "true");
+    await page.locator(".stats").waitFor();
+    assert.equal(await text(page, ".message.assistant .prose"), expected.answer);
+
+    await page.evaluate(() => navigator.serviceWorker.ready);
+    await page.reload();
+    await pill(page, "ready");
+    await context.setOffline(true);
+    await faults(url, { dead: true });
+    await page.reload();
+    await pill(page, "ready");
+    await button(page, "New chat").click();
+    await page.waitForFunction(() => document.querySelectorAll(".message").length === 0);
+    assert.equal(await ask(page, expected.question), expected.answer);
+    await context.setOffline(false);
+  },
+
+  async stops_and_recovers_from_a_lost_gpu({ context, url, expected }) {
+    const page = await greedy(context, url);
+    await button(page, "Settings").click();
+    await page.getByLabel("Longest answer").fill("1024");
+    await page.getByLabel("Temperature").fill("2");
+    await page.keyboard.press("Escape");
+    await send(page, expected.question);
+    await page.waitForFunction(() => document.querySelector(".message.assistant .prose")?.innerText.length > 20);
+    await page.keyboard.press("Escape");
+    await page.locator(".stats").waitFor();
+    await eventually(async () => assert.match(await text(page, ".stats"), /^stopped/));
+
+    // Chromium's own switch for this: the process with the GPU ends.
+    await send(page, expected.question);
+    const crash = await context.newPage();
+    await crash.goto("chrome://gpucrash").catch(() => undefined);
+    await pill(page, "lost");
+    await crash.close();
+    await button(page, "Load the model again").click();
+    await pill(page, "ready");
+    await ask(page, expected.question);
+  },
+};

@@ -6,11 +6,15 @@ import webbrowser
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from mlcpipe.cli.bundles import Wanted, is_bundle, prepare_bundle
 from mlcpipe.cli.console import say, stderr_console
 from mlcpipe.errors import UsageError
 from mlcpipe.progress import console_progress
+
+if TYPE_CHECKING:
+    from rich.console import Console
 
 WEB_TARGET = "webgpu"
 
@@ -35,9 +39,7 @@ def chat_in_browser(wanted: Wanted, *, port: int | None, show: bool, given: Mapp
 
     console = stderr_console()
     page = page_folder(lambda line: say(console, line, style="dim"))
-    if wanted.model is None or not is_bundle(Path(wanted.model).expanduser()):
-        wanted = replace(wanted, target=wanted.target or WEB_TARGET)
-    bundle = prepare_bundle(wanted, console_progress(console))
+    bundle = _bundle(wanted, console)
     title = wanted.title if wanted.model is None else Path(wanted.model.rpartition("@")[0] or wanted.model).name
     # The files come from this disk: there is nothing to ask about.
     site = assemble_site(page, [bundle], title=title[:1].upper() + title[1:], autostart=True)
@@ -46,3 +48,12 @@ def chat_in_browser(wanted: Wanted, *, port: int | None, show: bool, given: Mapp
         if show and not webbrowser.open(server.url):
             say(console, "no browser could be opened: open the address in one with WebGPU")
         server.serve_forever()
+
+
+def _bundle(wanted: Wanted, console: Console) -> Path:
+    given = Path(wanted.model).expanduser() if wanted.model is not None else None
+    if given is None or not is_bundle(given):
+        wanted = replace(wanted, target=wanted.target or WEB_TARGET)
+    elif wanted.target is None and wanted.quantization is None:
+        return given  # whatever TVM is installed here: the library has its own
+    return prepare_bundle(wanted, console_progress(console))

@@ -86,7 +86,6 @@ class SiteHandler(BaseHTTPRequestHandler):
     sys_version = ""
     server: SiteServer
 
-
     def do_GET(self) -> None:
         self._answer(body=True)
 

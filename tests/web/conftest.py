@@ -25,7 +25,9 @@ Run = Callable[..., None]
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     """`--web-bundle`: try the page with a bundle at hand."""
-    parser.addoption("--web-bundle", default=None, help="a bundle of the demo model for webgpu, instead of compiling one")
+    parser.addoption(
+        "--web-bundle", default=None, help="a bundle of the demo model for webgpu, instead of compiling one"
+    )
 
 
 def need(*programs: str) -> None:
@@ -137,7 +139,11 @@ def fake_manifest(features: list[str], files: dict[str, Any]) -> dict[str, Any]:
         "weight_layout": "row",
         "entry_points": ["embed"],
         "params": [{"name": "w", "shape": [3072, 256], "dtype": "float32", "sources": ["w"]}],
-        "memory_plan": {"weights_bytes": 1_200_000, "kv_bytes_per_token": 4096, "workspace_bytes": {"prefill": 8_000_000}},
+        "memory_plan": {
+            "weights_bytes": 1_200_000,
+            "kv_bytes_per_token": 4096,
+            "workspace_bytes": {"prefill": 8_000_000},
+        },
         "kernels": [],
         "linker": {"name": "none", "version": "0"},
         "checkpoint_hash": "0",

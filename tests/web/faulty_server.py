@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from mlcpipe.web.server import SiteServer, SiteHandler
+from mlcpipe.web.server import SiteHandler, SiteServer
 from mlcpipe.web.site import Site
 
 

@@ -125,6 +125,8 @@ export const scenarios = {
     await send(page, "overflow");
     assert.match(await text(page, ".message .notice"), /longer than the 4096 tokens/);
     assert.equal(await ask(page, "hello"), "You said: hello (2)");
+    const sent = await page.evaluate(() => globalThis.scripted.chats.at(-1).messages);
+    assert.deepEqual(sent, [{ role: "user", content: "hello" }]);
   },
 
   async works_offline_after_the_first_load({ context, url }) {

@@ -36,7 +36,9 @@ def expected(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     target.write_text('description = "no int8 activations"\nbase = "cpu-native"\n[schedule]\nint8_activations = 0\n')
     bundle = mlcpipe.compile(DEMO, target=str(target), quantization=QUANTIZATION, output=folder / "bundle")
     sampling = mlcpipe.SamplingParams(temperature=0)
-    answer = mlcpipe.Engine(bundle, threads=1).chat([{"role": "user", "content": QUESTION}], sampling=sampling, max_tokens=24)
+    answer = mlcpipe.Engine(bundle, threads=1).chat(
+        [{"role": "user", "content": QUESTION}], sampling=sampling, max_tokens=24
+    )
     return {"question": QUESTION, "answer": answer.text.strip()}
 
 

@@ -29,6 +29,12 @@ describe("a conversation", () => {
     ]);
   });
 
+  it("leaves out what got no answer", () => {
+    let chat = ask(newConversation("c", 1, ""), q("too long"), a("a1"), 2);
+    chat = ask(chat, q("q2"), a("a2"), 3);
+    expect(prompt(chat)).toEqual([{ role: "user", content: "q2" }]);
+  });
+
   it("drops what follows a question that changed or an answer that is made again", () => {
     expect(edit(twoTurns(), "q1", q("q3"), a("a3"), 4).messages.map((m) => m.id)).toEqual(["q3", "a3"]);
     expect(edit(twoTurns(), "q2", q("q3"), a("a3"), 4).messages.map((m) => m.id)).toEqual(["q1", "a1", "q3", "a3"]);

@@ -73,10 +73,17 @@ export function replaceMessage(chat: Conversation, changed: Message, now: number
   return { ...chat, updated: now, messages: chat.messages.map((m) => (m.id === changed.id ? changed : m)) };
 }
 
-/** What the engine gets to continue a conversation: all before its last message, which is the answer to come. */
+/**
+ * What the engine gets to continue a conversation: all before its last message, which is the answer to come.
+ *
+ * A question that got no answer is left out with it: one that was too long would stay too long for ever.
+ */
 export function prompt(chat: Conversation): ChatMessage[] {
   const system: ChatMessage[] = chat.system.trim() ? [{ role: "system", content: chat.system }] : [];
-  return [...system, ...chat.messages.slice(0, -1).map(({ role, content }) => ({ role, content }))];
+  const before = chat.messages.slice(0, -1);
+  const unanswered = (m: Message, next: Message | undefined) => m.role === "user" && next?.role === "assistant" && next.content === "";
+  const kept = before.filter((m, i) => !(m.role === "assistant" && m.content === "") && !unanswered(m, before[i + 1]));
+  return [...system, ...kept.map(({ role, content }) => ({ role, content }))];
 }
 
 /** The first words of a question. */

@@ -7,7 +7,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check -q
 # A machine without a C compiler links with PyPI's ziglang.
 LINKER := $(if $(shell command -v cc || command -v clang || command -v gcc),,[zig])
 
-.PHONY: chat test check bench bench-peers clean
+.PHONY: chat test check page bench bench-peers clean
 
 chat: $(VENV)/installed  ## compile the embedded model for this CPU and talk to it (ARGS="--prompt ...")
 	$(BIN)/mlcpipe chat $(ARGS)
@@ -21,6 +21,9 @@ check: $(VENV)/installed-dev  ## lint, types, tests
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(MAKE) test
+
+page:  ## build the chat page (needs Node 20.19 or later); a wheel made afterwards has it in it
+	cd apps/chat-web && npm ci --no-audit --no-fund && npm run build
 
 bench: $(VENV)/installed  ## measure the embedded model, or MODEL=path
 	$(BIN)/mlcpipe bench $(MODEL) $(ARGS)

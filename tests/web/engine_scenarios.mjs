@@ -27,8 +27,7 @@ export const scenarios = {
     assert.equal(await text(page, ".message.assistant .prose"), expected.answer);
 
     await page.evaluate(() => navigator.serviceWorker.ready);
-    await page.reload();
-    await pill(page, "ready");
+    await page.waitForFunction(() => navigator.serviceWorker.controller !== null);
     await context.setOffline(true);
     await faults(url, { dead: true });
     await page.reload();
@@ -39,7 +38,7 @@ export const scenarios = {
     await context.setOffline(false);
   },
 
-  async stops_and_recovers_from_a_lost_gpu({ context, url, expected }) {
+  async stops_and_recovers_from_a_lost_gpu({ browser, context, url, expected }) {
     const page = await greedy(context, url);
     await button(page, "Settings").click();
     await page.getByLabel("Longest answer").fill("1024");
@@ -51,12 +50,11 @@ export const scenarios = {
     await page.locator(".stats").waitFor();
     await eventually(async () => assert.match(await text(page, ".stats"), /^stopped/));
 
-    // Chromium's own switch for this: the process with the GPU ends.
+    // In earnest: the process with the GPU ends.
     await send(page, expected.question);
-    const crash = await context.newPage();
-    await crash.goto("chrome://gpucrash").catch(() => undefined);
+    const session = await browser.newBrowserCDPSession();
+    await session.send("Browser.crashGpuProcess");
     await pill(page, "lost");
-    await crash.close();
     await button(page, "Load the model again").click();
     await pill(page, "ready");
     await ask(page, expected.question);

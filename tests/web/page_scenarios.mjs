@@ -133,9 +133,6 @@ export const scenarios = {
     const page = await openReady(context, url);
     await page.evaluate(() => navigator.serviceWorker.ready);
     await page.waitForFunction(() => navigator.serviceWorker.controller !== null);
-    // The facts about the model are kept when they are read through the worker.
-    await page.reload();
-    await pill(page, "ready");
     await context.setOffline(true);
     await faults(url, { dead: true });
     await page.reload();

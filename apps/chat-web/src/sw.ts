@@ -15,9 +15,22 @@ const FACTS = `mlcpipe-facts ${new URL(self.registration.scope).pathname}`;
 const SLOW_MS = 4000;
 
 self.addEventListener("install", (event) => {
-  const requests = __PRECACHE__.map((path) => new Request(path, { cache: "reload" }));
-  event.waitUntil(caches.open(PAGE).then((cache) => cache.addAll(requests)));
+  event.waitUntil(Promise.all([keepPage(), keepFacts()]));
 });
+
+async function keepPage(): Promise<void> {
+  // Names in assets/ carry a hash: what the browser has just fetched for the page will do.
+  const requests = __PRECACHE__.map((path) => new Request(path, { cache: path.startsWith("assets/") ? "default" : "reload" }));
+  await (await caches.open(PAGE)).addAll(requests);
+}
+
+/** What the page read before this worker was there to see it. */
+async function keepFacts(): Promise<void> {
+  const cache = await caches.open(FACTS);
+  await cache.add("site.json");
+  const site = (await (await cache.match("site.json"))!.json()) as { choices: { path: string }[] };
+  await cache.addAll(site.choices.map(({ path }) => `${path.replace(/\/?$/, "/")}mlcpipe.json`));
+}
 
 self.addEventListener("activate", (event) => {
   const clean = async (): Promise<void> => {

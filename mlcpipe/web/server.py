@@ -26,6 +26,7 @@ _TYPES = {
     ".css": "text/css; charset=utf-8",
     ".html": "text/html; charset=utf-8",
     ".js": "text/javascript; charset=utf-8",
+    ".mjs": "text/javascript; charset=utf-8",
     ".json": "application/json",
     ".svg": "image/svg+xml",
     ".wasm": "application/wasm",

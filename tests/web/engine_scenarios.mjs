@@ -59,4 +59,11 @@ export const scenarios = {
     await pill(page, "ready");
     await ask(page, expected.question);
   },
+
+  async readme_example_runs_in_plain_webllm({ context, url, expected }) {
+    const page = await context.newPage();
+    await page.goto(new URL("plain.html", url).href);
+    await page.waitForFunction(() => document.body.innerText.length > 5, null, { timeout: 120_000 });
+    assert.equal((await page.innerText("body")).trim(), expected.answer);
+  },
 };

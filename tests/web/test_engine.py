@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import json
+import re
 from pathlib import Path
 
 import pytest
 
 import mlcpipe
-from mlcpipe.web import assemble_site, page_folder
+from mlcpipe.web import Site, assemble_site, page_folder
 from tests.conftest import DEMO
-from tests.web.conftest import Run, need
+from tests.web.conftest import ROOT, Run, need
 
 FILE = "engine_scenarios.mjs"
 NAMES = ("answers_as_the_python_engine_and_works_offline", "stops_and_recovers_from_a_lost_gpu")
@@ -46,3 +48,25 @@ def expected(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
 def test_engine(name: str, run: Run, packages: Path, web_bundle: Path, expected: dict[str, str]) -> None:
     site = assemble_site(page_folder(), [web_bundle], title="Demo model")
     run(FILE, name, site, expected=expected)
+
+
+def test_readme_example(run: Run, packages: Path, web_bundle: Path, expected: dict[str, str], tmp_path: Path) -> None:
+    """The lines of the README on a page of their own, with the packages that npm installed."""
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    (example,) = re.findall(r"```html\n(.*?)```", text, re.DOTALL)
+    assert len(example.splitlines()) <= 11
+    site = assemble_site(tmp_path, [web_bundle], title="Demo model")
+    address = f"/models/{web_bundle.name}/"
+    example = example.replace('"https://my.host/site/models/bundle/"', f'location.origin + "{address}"')
+    assert address in example and QUESTION in example
+    modules = {"@mlc-ai/web-llm": "/web-llm.mjs", "loglevel": "/loglevel.mjs", "url": "/empty.mjs"}
+    head = f'<script type="importmap">{json.dumps({"imports": modules})}</script>'
+    loglevel = (packages / "node_modules/loglevel/dist/loglevel.js").read_text(encoding="utf-8")
+    files: dict[str, Path | bytes] = {
+        **site.files,
+        "plain.html": f"<!doctype html><html><head>{head}</head><body></body>{example}</html>".encode(),
+        "web-llm.mjs": packages / "node_modules/@mlc-ai/web-llm/lib/index.js",
+        "loglevel.mjs": f"const module = {{exports: {{}}}};\n{loglevel}\nexport default module.exports;".encode(),
+        "empty.mjs": b"export default {};",
+    }
+    run(FILE, "readme_example_runs_in_plain_webllm", Site(files), expected=expected)

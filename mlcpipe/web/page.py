@@ -56,15 +56,18 @@ def page_folder(note: Callable[[str], None] = lambda line: None) -> Path:
     stamp = folder / _STAMP
     if (built / "index.html").is_file() and stamp.is_file() and stamp.read_text(encoding="utf-8").strip() == wanted:
         return built
-    npm = _find_npm(folder)
+    npm = find_npm(folder)
     note("building the chat page (once)")
-    _run([npm, "ci", "--no-audit", "--no-fund"], folder)
+    installed = folder / "node_modules" / ".package-lock.json"
+    if not installed.is_file() or installed.stat().st_mtime < (folder / "package-lock.json").stat().st_mtime:
+        _run([npm, "ci", "--no-audit", "--no-fund"], folder)
     _run([npm, "run", "build"], folder)
     stamp.write_text(wanted + "\n", encoding="utf-8")
     return built
 
 
-def _find_npm(folder: Path) -> str:
+def find_npm(folder: Path) -> str:
+    """The npm to build `folder` with. Raises UsageError where there is none, or a Node too old for it."""
     node, npm = shutil.which("node"), shutil.which("npm")
     wanted = f"Node {MIN_NODE[0]}.{MIN_NODE[1]} or later with npm"
     step = "install Node from https://nodejs.org, or mlcpipe from a release wheel, which has the page in it"

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import shutil
 import subprocess
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -14,7 +16,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from mlcpipe.web import Site, assemble_site
+from mlcpipe.errors import UsageError
+from mlcpipe.web import Site, assemble_site, page_folder
+from mlcpipe.web.page import find_npm
 from tests.web.faulty_server import FaultyServer
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -41,20 +45,44 @@ def npm(*arguments: str) -> None:
     assert done.returncode == 0, (done.stdout + done.stderr)[-3000:]
 
 
+@contextlib.contextmanager
+def alone() -> Iterator[None]:
+    """One process at a time: test files run side by side, and all use one node_modules."""
+    if sys.platform == "win32":
+        pytest.skip("the page's tests need fcntl")
+    import fcntl
+
+    with (PAGE / ".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
 @pytest.fixture(scope="session")
 def packages() -> Path:
     """apps/chat-web with its packages installed."""
-    need("node", "npm")
+    try:
+        find_npm(PAGE)
+    except UsageError as error:
+        pytest.skip(str(error))
     installed, locked = PAGE / "node_modules" / ".package-lock.json", PAGE / "package-lock.json"
-    if not installed.is_file() or installed.stat().st_mtime < locked.stat().st_mtime:
-        npm("ci", "--no-audit", "--no-fund")
+    with alone():
+        if not installed.is_file() or installed.stat().st_mtime < locked.stat().st_mtime:
+            npm("ci", "--no-audit", "--no-fund")
     return PAGE
+
+
+@pytest.fixture(scope="session")
+def real_page(packages: Path) -> Path:
+    """The page as it ships."""
+    with alone():
+        return page_folder()
 
 
 @pytest.fixture(scope="session")
 def scripted_page(packages: Path) -> Path:
     """The page with an engine that answers from a script."""
-    npm("run", "build:scripted")
+    with alone():
+        npm("run", "build:scripted")
     return packages / "dist-test"
 
 

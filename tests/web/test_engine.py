@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import mlcpipe
-from mlcpipe.web import Site, assemble_site, page_folder
+from mlcpipe.web import Site, assemble_site
 from tests.conftest import DEMO
 from tests.web.conftest import ROOT, Run, need
 
@@ -45,8 +45,8 @@ def expected(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_engine(name: str, run: Run, packages: Path, web_bundle: Path, expected: dict[str, str]) -> None:
-    site = assemble_site(page_folder(), [web_bundle], title="Demo model")
+def test_engine(name: str, run: Run, real_page: Path, web_bundle: Path, expected: dict[str, str]) -> None:
+    site = assemble_site(real_page, [web_bundle], title="Demo model")
     run(FILE, name, site, expected=expected)
 
 

@@ -22,7 +22,7 @@ QUANTIZATION = "q4f32_1"
 @pytest.fixture(scope="module")
 def web_bundle(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The demo model for any GPU."""
-    given = request.config.getoption("--web-bundle")
+    given = request.config.getoption("--web-bundle", default=None)  # unknown where pytest starts above this folder
     if given is not None:
         return Path(given)
     need("emcc")

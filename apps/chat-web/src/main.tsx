@@ -9,6 +9,8 @@ import { AppContext } from "./ui/context";
 import "./styles.css";
 
 async function main(): Promise<void> {
+  // Browsers lend the GPU, the caches and more only to pages that nobody on the way can change.
+  if (!isSecureContext) throw new Error("it must be opened over https, or from this computer.");
   // Several sites may share an origin: everything that is kept carries the page's folder in its name.
   const base = new URL(".", location.href).href;
   const scope = new URL(base).pathname;

@@ -1,4 +1,4 @@
-import { useEffect, useLayoutEffect, useRef, useState } from "preact/hooks";
+import { useCallback, useEffect, useLayoutEffect, useRef, useState } from "preact/hooks";
 import { useStore } from "../app/store";
 import { useApp } from "./context";
 import { Icon } from "./icons";
@@ -29,6 +29,9 @@ export function ConversationView() {
     setFollow(box.scrollHeight - box.scrollTop - box.clientHeight < NEAR_END);
   };
 
+  // The same functions at each frame, so that messages that did not change are not drawn again.
+  const editMessage = useCallback((id: string, text: string) => void chats.edit(id, text), [chats]);
+  const regenerateMessage = useCallback((id: string) => void chats.regenerate(id), [chats]);
   const showCard = phase.name !== "ready";
   return (
     <>
@@ -61,13 +64,6 @@ export function ConversationView() {
       <Composer key={chat.id} />
     </>
   );
-
-  function editMessage(id: string, text: string): void {
-    void chats.edit(id, text);
-  }
-  function regenerateMessage(id: string): void {
-    void chats.regenerate(id);
-  }
 }
 
 function Composer() {

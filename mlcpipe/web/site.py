@@ -42,7 +42,12 @@ class _Choice:
 
     @property
     def features(self) -> tuple[str, ...]:
-        return self.manifest.target.variants[0].features
+        """WebGPU features that its kernels use: what the target names, and what activations in float16 imply.
+
+        Weights and cache in float16 imply none: they can be stored as pairs in uint32.
+        """
+        half = ("shader-f16",) if self.manifest.model.dtype == "float16" else ()
+        return tuple(sorted({*self.manifest.target.variants[0].features, *half}))
 
 
 def assemble_site(page: Path, bundles: Sequence[Path], *, title: str, autostart: bool = False) -> Site:

@@ -122,7 +122,7 @@ def run(browser: Callable[[dict[str, Any]], dict[str, Any]]) -> Run:
     return go
 
 
-def write_fake_bundle(folder: Path, features: list[str], seed: int) -> Path:
+def write_fake_bundle(folder: Path, features: list[str], seed: int, dtype: str = "float32") -> Path:
     """The files of a webgpu bundle, of random bytes: enough for a page whose engine is a script."""
     rng = np.random.default_rng(seed)
     contents = {
@@ -136,11 +136,11 @@ def write_fake_bundle(folder: Path, features: list[str], seed: int) -> Path:
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_bytes(content)
     files = {n: {"sha256": hashlib.sha256(c).hexdigest(), "bytes": len(c)} for n, c in contents.items()}
-    (folder / "mlcpipe.json").write_text(json.dumps(fake_manifest(features, files)))
+    (folder / "mlcpipe.json").write_text(json.dumps(fake_manifest(features, files, dtype)))
     return folder
 
 
-def fake_manifest(features: list[str], files: dict[str, Any]) -> dict[str, Any]:
+def fake_manifest(features: list[str], files: dict[str, Any], dtype: str = "float32") -> dict[str, Any]:
     """A manifest of a model of 1.2 MB with 4096 tokens of context."""
     variant = {"name": "webgpu", "features": features, "tvm_target": "{}", "bytes": 60_000}
     return {
@@ -158,8 +158,8 @@ def fake_manifest(features: list[str], files: dict[str, Any]) -> dict[str, Any]:
             "head_dim": 64,
             "context_length": 4096,
             "sliding_window": None,
-            "dtype": "float32",
-            "kv_dtype": "float32",
+            "dtype": dtype,
+            "kv_dtype": dtype,
             "prefill_chunk": 512,
             "recompute_above": None,
         },

@@ -65,6 +65,13 @@ def test_the_best_version_stands_first(pages: Path, bundles: list[Path]) -> None
     assert {"index.html", "assets/index-1.js", "models/plain/resolve/main/lib/model.wasm"} <= set(site.files)
 
 
+def test_kernels_in_float16_need_the_feature(pages: Path, tmp_path: Path) -> None:
+    half = write_fake_bundle(tmp_path / "half", ["subgroups"], seed=5, dtype="float16")
+    content = assemble_site(pages, [half], title="A model").files["site.json"]
+    assert isinstance(content, bytes)
+    assert json.loads(content)["choices"][0]["features"] == ["shader-f16", "subgroups"]
+
+
 def test_written_sites_are_whole_and_replaced_only_when_they_are_sites(
     pages: Path, bundles: list[Path], tmp_path: Path
 ) -> None:

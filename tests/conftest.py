@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import shutil
 import struct
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -148,6 +150,26 @@ def own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("MLCPIPE_CACHE", str(folder))
         yield folder
+
+
+@pytest.fixture(scope="session")
+def wasm_runtime(own_cache: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
+    """The browser's runtime in the tests' cache: built once for all of pytest's workers, it takes more than a minute."""
+    if shutil.which("emcc") is None:
+        pytest.skip("emcc is not installed")
+    import fcntl
+
+    from mlcpipe.compiler.emscripten import find_emcc
+    from mlcpipe.compiler.wasm_runtime import runtime_objects
+    from mlcpipe.progress import SilentProgress
+
+    base = tmp_path_factory.getbasetemp()
+    shared = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "shared-runtime"
+    shared.mkdir(exist_ok=True)
+    with (shared / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        runtime_objects(find_emcc(), shared, SilentProgress())
+    (own_cache / "wasm_runtime").symlink_to(shared / "wasm_runtime", target_is_directory=True)
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ import pytest
 import mlcpipe
 from mlcpipe.web import Site, assemble_site
 from tests.conftest import DEMO
-from tests.web.conftest import ROOT, Run, need
+from tests.web.conftest import ROOT, Run
 
 FILE = "engine_scenarios.mjs"
 NAMES = ("answers_as_the_python_engine_and_works_offline", "stops_and_recovers_from_a_lost_gpu")
@@ -25,9 +25,9 @@ def web_bundle(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPath
     given = request.config.getoption("--web-bundle", default=None)  # unknown where pytest starts above this folder
     if given is not None:
         return Path(given)
-    need("emcc")
+    request.getfixturevalue("wasm_runtime")
     folder = tmp_path_factory.mktemp("web") / "demo"
-    return mlcpipe.compile(DEMO, target="webgpu", quantization=QUANTIZATION, output=folder)
+    return mlcpipe.compile(DEMO, target="webgpu", quantization=QUANTIZATION, output=folder, quick=True)
 
 
 @pytest.fixture(scope="module")

@@ -51,11 +51,14 @@ def check_names(target: str, quantization: str) -> None:
     load_scheme(quantization)
 
 
-def prepare_bundle(wanted: Wanted, progress: AbstractContextManager[ConsoleProgress]) -> Path:
+def prepare_bundle(
+    wanted: Wanted, progress: AbstractContextManager[ConsoleProgress], *, quick: bool = False
+) -> Path:
     """The bundle for what the user named: a bundle as it is; a checkpoint is compiled once and then kept.
 
     `progress` is entered only if there is something to download or compile. Compiled bundles lie in the cache
-    under a key of the checkpoint's content, target, quantization, this processor and all versions.
+    under a key of the checkpoint's content, target, quantization, this processor and all versions. `quick` is that
+    of `mlcpipe.compile`.
     Raises UsageError if a bundle was made for something else than the options say, and what compile raises.
     """
     if wanted.model is not None:
@@ -81,15 +84,19 @@ def prepare_bundle(wanted: Wanted, progress: AbstractContextManager[ConsoleProgr
         bundle = cache / "bundles" / _key(content, target, quantization)
         if not is_bundle(bundle):
             reporter.note(f"compiling {wanted.title} for {target}, {quantization}; the next start finds it ready")
-            _compile(checkpoint.path, target, quantization, bundle, reporter)
+            _compile(checkpoint.path, target, quantization, bundle, reporter, quick=quick)
     return bundle
 
 
-def _compile(checkpoint: Path, target: str, quantization: str, bundle: Path, reporter: ConsoleProgress) -> None:
+def _compile(
+    checkpoint: Path, target: str, quantization: str, bundle: Path, reporter: ConsoleProgress, *, quick: bool
+) -> None:
     import mlcpipe
 
     try:
-        mlcpipe.compile(checkpoint, target=target, quantization=quantization, output=bundle, progress=reporter)
+        mlcpipe.compile(
+            checkpoint, target=target, quantization=quantization, output=bundle, quick=quick, progress=reporter
+        )
     except UsageError:
         if not is_bundle(bundle):  # another process may have made the same one meanwhile
             raise

@@ -38,9 +38,10 @@ def package_command(
 
     `mlcpipe package qwen3-web --app web -o site`
     """
-    from mlcpipe.web import assemble_site, page_folder, write_site
+    from mlcpipe.web import assemble_site, check_bundles, page_folder, write_site
 
     console = stderr_console()
+    check_bundles(bundles)
     page = page_folder(lambda line: say(console, line, style="dim"))
     site = assemble_site(page, bundles, title=title or bundles[0].resolve().name)
     write_site(site, output, overwrite=overwrite)

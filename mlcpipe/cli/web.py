@@ -34,6 +34,7 @@ def chat_in_browser(wanted: Wanted, *, port: int | None, show: bool, given: Mapp
     for option, value in given.items():
         if value is not None and value is not False and value != "":
             raise UsageError(f"{option} has no effect with --web", next_step="set it on the page")
+    _check_for_browsers(wanted)
     from mlcpipe.web import SiteServer, assemble_site, page_folder
     from mlcpipe.web.server import DEFAULT_PORT
 
@@ -50,10 +51,24 @@ def chat_in_browser(wanted: Wanted, *, port: int | None, show: bool, given: Mapp
         server.serve_forever()
 
 
+def _check_for_browsers(wanted: Wanted) -> None:
+    """Refuse what cannot run in a browser before the page is built or a model compiled."""
+    if wanted.target is not None:
+        from mlcpipe.targets import load_target
+
+        if load_target(wanted.target).link != "wasm":
+            raise UsageError("--target with --web", expected=f"{WEB_TARGET}, or one like it", found=wanted.target)
+    if wanted.model is not None and is_bundle(Path(wanted.model).expanduser()):
+        from mlcpipe.web import check_bundles
+
+        check_bundles([Path(wanted.model).expanduser()])
+
+
 def _bundle(wanted: Wanted, console: Console) -> Path:
     given = Path(wanted.model).expanduser() if wanted.model is not None else None
     if given is None or not is_bundle(given):
         wanted = replace(wanted, target=wanted.target or WEB_TARGET)
     elif wanted.target is None and wanted.quantization is None:
         return given  # whatever TVM is installed here: the library has its own
-    return prepare_bundle(wanted, console_progress(console))
+    # The library comes from this disk: its size matters less than a minute of linking.
+    return prepare_bundle(wanted, console_progress(console), quick=True)

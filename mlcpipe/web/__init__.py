@@ -2,6 +2,6 @@
 
 from mlcpipe.web.page import page_folder
 from mlcpipe.web.server import SiteServer
-from mlcpipe.web.site import Site, assemble_site, write_site
+from mlcpipe.web.site import Site, assemble_site, check_bundles, write_site
 
-__all__ = ["Site", "SiteServer", "assemble_site", "page_folder", "write_site"]
+__all__ = ["Site", "SiteServer", "assemble_site", "check_bundles", "page_folder", "write_site"]

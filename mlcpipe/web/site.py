@@ -66,16 +66,9 @@ def assemble_site(page: Path, bundles: Sequence[Path], *, title: str, autostart:
         BundleError: a bundle is damaged, or not for browsers.
         UsageError: two bundles of the same name, or that no GPU could tell apart.
     """
-    choices = [_choice(bundle) for bundle in bundles]
-    if not choices:
-        raise UsageError("no bundle for the site")
-    choices.sort(key=lambda choice: -len(choice.features))
-    for kind, seen in (
-        ("name", [c.path for c in choices]),
-        ("set of GPU features", [str(sorted(c.features)) for c in choices]),
-    ):
-        if len(set(seen)) < len(seen):
-            raise UsageError(f"two bundles with the same {kind}", where=", ".join(map(str, bundles)))
+    choices = _choices(bundles)
+    for choice in choices:
+        verify(choice.bundle, choice.manifest, deep=True)
     files: dict[str, Path | bytes] = {
         path.relative_to(page).as_posix(): path for path in sorted(page.rglob("*")) if path.is_file()
     }
@@ -91,6 +84,26 @@ def assemble_site(page: Path, bundles: Sequence[Path], *, title: str, autostart:
     }
     files[SITE_JSON] = (json.dumps(facts, indent=2, ensure_ascii=False) + "\n").encode()
     return Site(files)
+
+
+def check_bundles(bundles: Sequence[Path]) -> None:
+    """Raise what `assemble_site` would, as far as manifests tell: before a page is built or a file is hashed."""
+    _choices(bundles)
+
+
+def _choices(bundles: Sequence[Path]) -> list[_Choice]:
+    """The bundles, the one that uses the most features of a GPU first."""
+    choices = [_choice(bundle) for bundle in bundles]
+    if not choices:
+        raise UsageError("no bundle for the site")
+    choices.sort(key=lambda choice: -len(choice.features))
+    for kind, seen in (
+        ("name", [c.path for c in choices]),
+        ("set of GPU features", [str(sorted(c.features)) for c in choices]),
+    ):
+        if len(set(seen)) < len(seen):
+            raise UsageError(f"two bundles with the same {kind}", where=", ".join(map(str, bundles)))
+    return choices
 
 
 def _choice(bundle: Path) -> _Choice:
@@ -112,7 +125,6 @@ def _choice(bundle: Path) -> _Choice:
             where=bundle,
             next_step="compile a checkpoint with a tokenizer and a chat template",
         )
-    verify(bundle, manifest, deep=True)
     name = re.sub(r"[^A-Za-z0-9._-]+", "-", bundle.resolve().name).strip("-.") or "model"
     return _Choice(bundle, manifest, f"models/{name}/resolve/main/")
 

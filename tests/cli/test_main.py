@@ -14,7 +14,7 @@ from conftest import Run
 from mlcpipe.cli import main
 from mlcpipe.errors import MlcpipeError, UsageError
 
-VERBS = ("chat", "compile", "convert", "inspect", "bench", "doctor")
+VERBS = ("chat", "compile", "convert", "package", "inspect", "bench", "doctor")
 
 
 def test_help_teaches(mlcpipe_run: Run) -> None:
@@ -88,6 +88,12 @@ def test_version(mlcpipe_run: Run) -> None:
         ["bench", "--decode-depth", "-1"],
         ["bench", "--repeats", "0"],
         ["bench", "no/such/bundle"],
+        ["chat", "--web", "--prompt", "x"],
+        ["chat", "--web", "--target", "cpu"],
+        ["chat", "--port", "80"],
+        ["package"],
+        ["package", "no/such/bundle", "-o", "site"],
+        ["package", "bundle", "-o", "site", "--app", "toaster"],
     ],
 )
 def test_mistakes_are_one_line(mlcpipe_run: Run, tmp_path: Path, arguments: list[str]) -> None:

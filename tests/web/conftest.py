@@ -25,6 +25,7 @@ ROOT = Path(__file__).resolve().parents[2]
 PAGE = ROOT / "apps" / "chat-web"
 HERE = Path(__file__).resolve().parent
 Run = Callable[..., None]
+Browser = Callable[[dict[str, Any]], dict[str, Any]]
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -87,7 +88,7 @@ def scripted_page(packages: Path) -> Path:
 
 
 @pytest.fixture(scope="session")
-def browser(packages: Path) -> Iterator[Callable[[dict[str, Any]], dict[str, Any]]]:
+def browser(packages: Path) -> Iterator[Browser]:
     """Runs a scenario in headless Chromium -> what came of it."""
     need("chromium")
     command = ["node", str(HERE / "driver.mjs"), str(packages), shutil.which("chromium") or ""]
@@ -105,19 +106,24 @@ def browser(packages: Path) -> Iterator[Callable[[dict[str, Any]], dict[str, Any
         driver.wait(timeout=30)
 
 
+def scenario(browser: Browser, file: str, name: str, url: str, **more: object) -> None:
+    """Run one scenario of a file on the page at `url`; it gets the rest, too."""
+    result = browser({"file": str(HERE / file), "name": name, "url": url, "more": more})
+    text = "\n".join([result.get("error", ""), *result.get("log", []), result.get("page", "")])
+    assert result["ok"], text
+
+
 @pytest.fixture
-def run(browser: Callable[[dict[str, Any]], dict[str, Any]]) -> Run:
+def run(browser: Browser) -> Run:
     """`run(file, name, site, ...)`: serve the site and run one scenario of the file on it; it gets the rest, too."""
 
     def go(file: str, name: str, site: Site, **more: object) -> None:
         with FaultyServer(site) as server:
             thread = threading.Thread(target=server.serve_forever, daemon=True)
             thread.start()
-            result = browser({"file": str(HERE / file), "name": name, "url": server.url, "more": more})
+            scenario(browser, file, name, server.url, **more)
             server.shutdown()
             thread.join(timeout=10)
-        text = "\n".join([result.get("error", ""), *result.get("log", []), result.get("page", "")])
-        assert result["ok"], text
 
     return go
 

@@ -1,5 +1,5 @@
 // The page with its real engine, WebLLM, on a real bundle.
-import { ask, assert, button, eventually, faults, open, pill, send, text } from "./helpers.mjs";
+import { ask, assert, button, eventually, faults, open, pill, send, start, text } from "./helpers.mjs";
 
 /** A profile's page with the likeliest tokens and short answers, so that every run says the same. */
 async function greedy(context, url) {
@@ -10,9 +10,7 @@ async function greedy(context, url) {
     localStorage.setItem(`mlcpipe-chat ${location.pathname}`, JSON.stringify(settings));
   });
   await page.reload();
-  await pill(page, "offer");
-  await button(page, /^Download/).click();
-  await pill(page, "ready");
+  await start(page);
   return page;
 }
 
@@ -38,26 +36,26 @@ export const scenarios = {
     await context.setOffline(false);
   },
 
-  async stops_and_recovers_from_a_lost_gpu({ browser, context, url, expected }) {
+  async stops_and_recovers_from_a_lost_gpu({ browser, context, url, question }) {
     const page = await greedy(context, url);
     await button(page, "Settings").click();
     await page.getByLabel("Longest answer").fill("1024");
     await page.getByLabel("Temperature").fill("2");
     await page.keyboard.press("Escape");
-    await send(page, expected.question);
+    await send(page, question);
     await page.waitForFunction(() => document.querySelector(".message.assistant .prose")?.innerText.length > 20);
     await page.keyboard.press("Escape");
     await page.locator(".stats").waitFor();
     await eventually(async () => assert.match(await text(page, ".stats"), /^stopped/));
 
     // In earnest: the process with the GPU ends.
-    await send(page, expected.question);
+    await send(page, question);
     const session = await browser.newBrowserCDPSession();
     await session.send("Browser.crashGpuProcess");
     await pill(page, "lost");
     await button(page, "Load the model again").click();
     await pill(page, "ready");
-    await ask(page, expected.question);
+    await ask(page, question);
   },
 
   async readme_example_runs_in_plain_webllm({ context, url, expected }) {

@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import json
 import re
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -11,10 +15,9 @@ import pytest
 import mlcpipe
 from mlcpipe.web import Site, assemble_site
 from tests.conftest import DEMO
-from tests.web.conftest import ROOT, Run
+from tests.web.conftest import ROOT, Browser, Run, scenario
 
 FILE = "engine_scenarios.mjs"
-NAMES = ("answers_as_the_python_engine_and_works_offline", "stops_and_recovers_from_a_lost_gpu")
 QUESTION = "What is a compiler?"
 QUANTIZATION = "q4f32_1"
 
@@ -44,10 +47,29 @@ def expected(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     return {"question": QUESTION, "answer": answer.text.strip()}
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_engine(name: str, run: Run, real_page: Path, web_bundle: Path, expected: dict[str, str]) -> None:
+@pytest.fixture
+def chat_web(real_page: Path, wasm_runtime: None) -> Iterator[str]:
+    """The address that `mlcpipe chat --web` says, with nothing else on the command line."""
+    command = [sys.executable, "-m", "mlcpipe", "chat", "--web", "--no-browser", "--port", "0"]
+    with subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, text=True) as server:
+        assert server.stderr is not None
+        lines = []
+        for line in server.stderr:
+            lines.append(line)
+            if found := re.match(r"(http://127\.0\.0\.1:\d+/)  \(Ctrl-C", line):
+                yield found[1]
+                break
+        server.send_signal(signal.SIGINT)
+        assert server.wait(timeout=30) == 130, lines
+
+
+def test_answers_as_the_python_engine(run: Run, real_page: Path, web_bundle: Path, expected: dict[str, str]) -> None:
     site = assemble_site(real_page, [web_bundle], title="Demo model")
-    run(FILE, name, site, expected=expected)
+    run(FILE, "answers_as_the_python_engine_and_works_offline", site, expected=expected)
+
+
+def test_chat_web(browser: Browser, chat_web: str) -> None:
+    scenario(browser, FILE, "stops_and_recovers_from_a_lost_gpu", chat_web, question=QUESTION)
 
 
 def test_readme_example(run: Run, packages: Path, web_bundle: Path, expected: dict[str, str], tmp_path: Path) -> None:

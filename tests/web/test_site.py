@@ -5,9 +5,11 @@ from __future__ import annotations
 import http.client
 import json
 import re
+import shutil
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -16,6 +18,7 @@ from mlcpipe.cli.web import chat_in_browser
 from mlcpipe.errors import BundleError, CompileError, UsageError
 from mlcpipe.web import Site, SiteServer, assemble_site, page, page_folder, write_site
 from mlcpipe.web.server import parse_range
+from tests.conftest import DEMO
 from tests.web.conftest import PAGE, fake_manifest, write_fake_bundle
 
 
@@ -97,11 +100,16 @@ def test_damaged_bundles_are_refused(pages: Path, bundles: list[Path]) -> None:
         assemble_site(pages, bundles, title="A model")
 
 
-def test_bundles_for_other_hosts_are_refused(pages: Path, tmp_path: Path) -> None:
+def cpu_bundle(tmp_path: Path) -> Path:
     folder = write_fake_bundle(tmp_path / "native", [], seed=3)
     manifest = json.loads((folder / "mlcpipe.json").read_text())
     manifest["files"]["lib/model.so"] = manifest["files"].pop("lib/model.wasm")
     (folder / "mlcpipe.json").write_text(json.dumps(manifest))
+    return folder
+
+
+def test_bundles_for_other_hosts_are_refused(pages: Path, tmp_path: Path) -> None:
+    folder = cpu_bundle(tmp_path)
     with pytest.raises(BundleError, match=r"not for browsers.*--target webgpu"):
         assemble_site(pages, [folder], title="A model")
 
@@ -216,6 +224,42 @@ def test_chat_web_serves_and_opens(pages: Path, bundles: list[Path], monkeypatch
     assert re.fullmatch(r"http://127\.0\.0\.1:\d+/", url)
     assert json.loads(text) | {"choices": None} == {"format": 1, "title": "Plain", "autostart": True, "choices": None}
     assert callable(chat_in_browser)
+
+
+def test_chat_web_compiles_what_is_no_bundle(
+    pages: Path, bundles: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[dict[str, Any]] = []
+
+    def compile_(checkpoint: Path, **options: Any) -> None:
+        asked.append({"checkpoint": checkpoint, **options})
+        shutil.copytree(bundles[0], options["output"])
+
+    def serve(server: SiteServer) -> None:
+        sites.append(json.loads(server.site.files["site.json"]))
+
+    sites: list[dict[str, Any]] = []
+    monkeypatch.setenv("MLCPIPE_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr("mlcpipe.compile", compile_)
+    monkeypatch.setattr("mlcpipe.web.page_folder", lambda note: pages)
+    monkeypatch.setattr(SiteServer, "serve_forever", serve)
+    for arguments in ([], [], [str(DEMO)]):  # compiled the first time, then found
+        assert main(["chat", "--web", "--no-browser", "--port", "0", *arguments]) == 0
+    (job,) = asked
+    assert (job["checkpoint"], job["target"], job["quick"]) == (DEMO, "webgpu", True)
+    assert [site["title"] for site in sites] == ["The demo model", "The demo model", "Checkpoint"]
+
+
+def test_chat_web_refuses_what_no_browser_runs(
+    pages: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("mlcpipe.web.page_folder", lambda note: pytest.fail("built too early"))
+    assert main(["chat", "--web", "--target", "cpu"]) == 2
+    assert "expected webgpu" in capsys.readouterr().err
+    other = cpu_bundle(tmp_path)
+    for command in (["chat", "--web"], ["package", "-o", str(tmp_path / "site")]):
+        assert main([*command, str(other)]) == 2
+        assert "not for browsers" in (error := capsys.readouterr().err) and "--target webgpu" in error
 
 
 def test_package(

@@ -10,13 +10,11 @@ matrix but the embedding, which is int8) and NAME-int8 (one scale a row). Those 
 from __future__ import annotations
 
 import argparse
-import os
-import subprocess
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 
-from mlcpipe.errors import MlcpipeError, ResourceError
+from mlcpipe.errors import MlcpipeError
+from tests.peers.environment import make_environment, run
 
 VERSION = "2026.4.1.0"
 _PACKAGES = (
@@ -32,22 +30,13 @@ _WEIGHTS = {
     4: ["--weight-format", "int4", "--sym", "--group-size", "64", "--ratio", "1.0"],
     8: ["--weight-format", "int8"],
 }
-_READY = "ready"  # a file that is written when every package is there
 
 
 def build_openvino(folder: Path) -> Path:
     """The environment's Python, made if it is not there. Raises ResourceError if a step fails."""
-    home = folder / f"openvino-{VERSION}"
-    python = home / ("Scripts/python.exe" if os.name == "nt" else "bin/python")
-    if not (home / _READY).is_file():
-        _run([sys.executable, "-m", "venv", str(home)])
-        pip = [str(python), "-m", "pip", "--disable-pip-version-check", "-q"]
-        _run([*pip, "install", *_PACKAGES])
-        # It comes along with optimum-intel, for another build of torch than the one installed if that is a CPU build;
-        # transformers imports it where it is present and fails then. Text models do not need it.
-        _run([*pip, "uninstall", "-y", "torchvision"])
-        (home / _READY).write_text("\n".join(_PACKAGES) + "\n", encoding="utf-8")
-    return python
+    # torchvision comes along with optimum-intel, for another build of torch than the one installed if that is a CPU build;
+    # transformers imports it where it is present and fails then. Text models do not need it.
+    return make_environment(folder / f"openvino-{VERSION}", _PACKAGES, without=["torchvision"])
 
 
 def export(python: Path, checkpoint: Path, bits: int) -> Path:
@@ -57,7 +46,7 @@ def export(python: Path, checkpoint: Path, bits: int) -> Path:
         partial = output.with_name(output.name + ".partial")
         task = ["--task", "text-generation-with-past"]
         command = [str(python), "-m", "optimum.commands.optimum_cli", "export", "openvino", "-m", str(checkpoint)]
-        _run([*command, *task, *_WEIGHTS[bits], str(partial)])
+        run([*command, *task, *_WEIGHTS[bits], str(partial)])
         partial.rename(output)
     return output
 
@@ -65,13 +54,6 @@ def export(python: Path, checkpoint: Path, bits: int) -> Path:
 def bytes_per_token(model: Path) -> int:
     """Bytes of weights that a decode step reads: of a tied embedding, which these models have, all."""
     return (model / "openvino_model.bin").stat().st_size
-
-
-def _run(command: Sequence[str]) -> None:
-    offline = {**os.environ, "HF_HUB_OFFLINE": "1"}  # the checkpoint is a folder: nothing is to be fetched
-    status = subprocess.run(command, stdout=sys.stderr, env=offline, check=False).returncode
-    if status:
-        raise ResourceError(" ".join(command[:5]) + " failed", found=f"exit status {status}")
 
 
 def main() -> int:

@@ -2,7 +2,8 @@
 
     python -m tests.peers.make_checkpoint llama-1b FOLDER
 
-Speed does not depend on the values; a checkpoint without tokenizer is enough for `mlcpipe bench`.
+Speed does not depend on the values; a checkpoint without tokenizer is enough for `mlcpipe bench`. Runtimes of browsers
+want text: `--tokenizer` adds one that makes a token of each letter, so that a prompt has as many as are wanted.
 """
 
 from __future__ import annotations
@@ -17,6 +18,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 from safetensors.numpy import save_file
+from tokenizers import Tokenizer
+from tokenizers.decoders import ByteLevel as ByteLevelDecoder
+from tokenizers.models import BPE
+from tokenizers.pre_tokenizers import ByteLevel
 
 from mlcpipe.atomic import atomic_directory
 from mlcpipe.errors import MlcpipeError
@@ -61,15 +66,33 @@ SHAPES: dict[str, dict[str, Any]] = {
         "max_position_embeddings": 32768,
         "use_sliding_window": False,
     },
+    # 25 million parameters: what a software adapter of a browser still runs.
+    "llama-25m": _COMMON
+    | {
+        "architectures": ["LlamaForCausalLM"],
+        "model_type": "llama",
+        "hidden_size": 512,
+        "num_hidden_layers": 7,
+        "num_attention_heads": 8,
+        "num_key_value_heads": 2,
+        "head_dim": 64,
+        "intermediate_size": 1536,
+        "vocab_size": 8192,
+        "rms_norm_eps": 1e-6,
+        "rope_theta": 10000.0,
+        "max_position_embeddings": 2048,
+    },
 }
 _SEED = 20260101
 _SPREAD = 0.02  # initializer_range of both models
 
 
-def make_checkpoint(name: str, folder: Path) -> Path:
+def make_checkpoint(name: str, folder: Path, *, tokenizer: bool = False) -> Path:
     """Write config.json and model.safetensors (float16) of the shape `name` into a new `folder`."""
     config = SHAPES[name]
     with atomic_directory(folder) as partial:
+        if tokenizer:
+            _write_tokenizer(config["vocab_size"], partial)
         (partial / "config.json").write_text(json.dumps(config, indent=1) + "\n", encoding="utf-8")
         save_file(dict(_tensors(config)), partial / "model.safetensors", metadata={"format": "pt"})
     return folder
@@ -103,14 +126,32 @@ def _tensors(config: dict[str, Any]) -> Iterator[tuple[str, NDArray[np.float16]]
         yield prefix + "mlp.down_proj.weight", weight(d, ff)
 
 
+def _write_tokenizer(size: int, folder: Path) -> None:
+    """tokenizer.json, tokenizer_config.json and generation_config.json: three special tokens, printable ASCII, made-up words.
+
+    Every token has a text, so a runtime that streams text has something to say for each.
+    """
+    named = ["<unk>", "<s>", "</s>", *map(chr, range(33, 127))]
+    words = named + [f"t{i}" for i in range(size - len(named))]
+    tokenizer = Tokenizer(BPE(vocab={word: i for i, word in enumerate(words)}, merges=[], unk_token="<unk>"))
+    tokenizer.pre_tokenizer = ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = ByteLevelDecoder()
+    tokenizer.save(str(folder / "tokenizer.json"))
+    about = {"tokenizer_class": "PreTrainedTokenizerFast", "bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"}
+    (folder / "tokenizer_config.json").write_text(json.dumps(about) + "\n", encoding="utf-8")
+    ends = {"bos_token_id": 1, "eos_token_id": 2}
+    (folder / "generation_config.json").write_text(json.dumps(ends) + "\n", encoding="utf-8")
+
+
 def main() -> int:
     """Parse the command line and write one checkpoint."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0] if __doc__ else "")
     parser.add_argument("shape", choices=sorted(SHAPES))
     parser.add_argument("folder", type=Path)
+    parser.add_argument("--tokenizer", action="store_true", help="a token for each letter")
     options = parser.parse_args()
     try:
-        make_checkpoint(options.shape, options.folder)
+        make_checkpoint(options.shape, options.folder, tokenizer=options.tokenizer)
     except MlcpipeError as error:
         print(error, file=sys.stderr)
         return error.exit_code

@@ -1,0 +1,107 @@
+// Measures one runtime in one Chromium: a job as JSON in the first argument, the result as a line of JSON on stdout.
+//
+// {"runtime": a module of runtimes/, "model": folder, "kind": "speed" or "first_token", "prompt": n, "count": n,
+//  "repeats": n, "threads": n, "options": of the runtime, "chromium": path, "adapter": "swiftshader" or "default",
+//  "headed": bool, "timeout_s": n}
+// -> {"samples": {...} (see page.mjs), "adapter", "versions", "browser", "cpu_s": CPU seconds of the browser's processes}
+import { execFileSync } from "node:child_process";
+import fs from "node:fs";
+import os from "node:os";
+import path from "node:path";
+import { fileURLToPath } from "node:url";
+import { chromium } from "playwright-core";
+import { serve } from "./server.mjs";
+
+const HERE = path.dirname(fileURLToPath(import.meta.url));
+const job = JSON.parse(process.argv[2]);
+const QUIET = [
+  "--no-sandbox",
+  "--no-first-run",
+  "--disable-quic",
+  "--disable-sync",
+  "--disable-breakpad",
+  "--disable-component-update",
+  "--disable-background-networking",
+  "--enable-unsafe-webgpu",
+];
+// Chrome's documentation for GPUs of Linux machines without a screen; macOS and Windows need nothing.
+const LINUX_GPU = ["--ignore-gpu-blocklist", "--use-angle=vulkan", "--enable-features=Vulkan", "--disable-vulkan-surface"];
+const adapter = { swiftshader: ["--use-webgpu-adapter=swiftshader"], default: os.platform() === "linux" ? LINUX_GPU : [] };
+
+/** CPU seconds that the processes below `root` have used; 0 where there is no /proc. */
+function treeSeconds(root) {
+  if (os.platform() !== "linux") return 0;
+  const used = new Map();
+  const children = new Map();
+  for (const pid of fs.readdirSync("/proc").filter((name) => /^\d+$/.test(name))) {
+    try {
+      const text = fs.readFileSync(`/proc/${pid}/stat`, "latin1");
+      const fields = text.slice(text.lastIndexOf(")") + 2).split(" "); // proc(5): state ppid ... utime is the 14th of all
+      used.set(+pid, +fields[11] + +fields[12]);
+      children.set(+fields[1], [...(children.get(+fields[1]) ?? []), +pid]);
+    } catch {
+      continue; // it ended meanwhile
+    }
+  }
+  const sum = (pid) => (children.get(pid) ?? []).reduce((total, child) => total + used.get(child) + sum(child), 0);
+  return sum(root) / +execFileSync("getconf", ["CLK_TCK"]);
+}
+
+let cpuSeconds = 0;
+let browser = "";
+
+/** One visit in a fresh browser process with this profile -> what the page measured. */
+async function visit(profile, url) {
+  const args = [...QUIET, ...adapter[job.adapter], ...(job.headed ? [] : ["--headless=new"])];
+  const context = await chromium.launchPersistentContext(profile, {
+    executablePath: job.chromium,
+    headless: !job.headed,
+    args,
+  });
+  try {
+    browser = context.browser()?.version() ?? "";
+    const page = context.pages()[0] ?? (await context.newPage());
+    const log = [];
+    page.on("console", (message) => log.push(message.text()));
+    page.on("pageerror", (error) => log.push(error.message));
+    await page.goto(url);
+    await page.waitForFunction("globalThis.result", null, { timeout: 1000 * job.timeout_s, polling: 100 }).catch((error) => {
+      throw new Error(`${error.message.split("\n")[0]} The page said: ${log.slice(-5).join(" | ").slice(0, 1000)}`);
+    });
+    const result = await page.evaluate("globalThis.result");
+    if (result.error) throw new Error(result.error.split("\n").slice(0, 3).join(" ").slice(0, 1000));
+    return result;
+  } finally {
+    cpuSeconds += treeSeconds(process.pid);
+    await context.close();
+  }
+}
+
+const server = await serve({ "/": HERE, "/model/resolve/main/": job.model });
+const profile = fs.mkdtempSync(path.join(os.tmpdir(), "bench-web-"));
+const { prompt, count, repeats, threads, kind, options, runtime } = job;
+const query = (kind) => encodeURIComponent(JSON.stringify({ runtime, kind, prompt, count, repeats, threads, options }));
+const url = (kind) => `http://127.0.0.1:${server.address().port}/page.html?${query(kind)}`;
+try {
+  const results = [];
+  if (kind === "first_token") {
+    await visit(profile, url(kind)); // fills the caches
+    for (let i = 0; i < repeats; ++i) results.push(await visit(profile, url(kind)));
+  } else results.push(await visit(profile, url(kind)));
+  const samples = {};
+  for (const result of results) {
+    for (const [name, values] of Object.entries(result.samples)) (samples[name] ??= []).push(...values);
+  }
+  const version = (name) => JSON.parse(fs.readFileSync(path.join(HERE, "node_modules", name, "package.json"))).version;
+  const versions = Object.fromEntries(results[0].packages.map((name) => [name, version(name)]));
+  const own = process.cpuUsage();
+  const cpu_s = cpuSeconds + (own.user + own.system) / 1e6;
+  console.log(JSON.stringify({ samples, adapter: results[0].adapter, versions, browser, cpu_s }));
+} catch (error) {
+  console.error(`${runtime}: ${error.message}`.replaceAll("\n", " "));
+  process.exitCode = 1;
+} finally {
+  server.closeAllConnections();
+  server.close();
+  fs.rmSync(profile, { recursive: true, force: true, maxRetries: 5 });
+}

@@ -1,0 +1,52 @@
+// Measures one runtime in this page and leaves the result in `globalThis.result`.
+//
+// A runtime is a module with `packages` (names) and `open(job) -> {generate}`. `generate(prompt, count)` continues a text,
+// of which each letter is a token, greedily by `count` tokens -> the times in ms at which each of them was known.
+// All times are wall time of the page, so that every runtime is measured alike, with its own overhead.
+
+/** `length` letters; another text for each `number`, so that nobody's prefix cache helps. */
+function text(length, number) {
+  return Array.from({ length }, (_, i) => String.fromCharCode(97 + ((i * 37 + number * 11) % 26))).join("");
+}
+
+async function adapter() {
+  const found = await navigator.gpu?.requestAdapter();
+  if (!found) return null;
+  const { vendor, architecture, description } = found.info;
+  return { vendor, architecture, description, f16: found.features.has("shader-f16") };
+}
+
+async function generated(engine, prompt, count) {
+  const times = await engine.generate(prompt, count);
+  if (times.length !== count) throw new Error(`${times.length} tokens came, expected ${count}`);
+  return times;
+}
+
+/** Tokens a second of reading the prompt up to the first token, and of the tokens after it. */
+async function speed(engine, { prompt, count, repeats }) {
+  await generated(engine, text(prompt, 0), 3); // the first use of a kernel compiles it
+  const samples = { prefill: [], decode: [] };
+  for (let i = 1; i <= repeats; ++i) {
+    const began = performance.now();
+    const times = await generated(engine, text(prompt, i), count + 1);
+    samples.prefill.push((1000 * prompt) / (times[0] - began));
+    samples.decode.push((1000 * count) / (times[count] - times[0]));
+  }
+  return samples;
+}
+
+/** Seconds from the start of the navigation. */
+async function firstToken(engine, { prompt }) {
+  const times = await generated(engine, text(prompt, 0), 1);
+  return { first_token: [times[0] / 1000] };
+}
+
+try {
+  const job = JSON.parse(decodeURIComponent(location.search.slice(1)));
+  const runtime = await import(`/runtimes/${job.runtime}.mjs`);
+  const engine = await runtime.open(job);
+  const samples = await (job.kind === "speed" ? speed : firstToken)(engine, job);
+  globalThis.result = { samples, packages: runtime.packages, adapter: await adapter() };
+} catch (error) {
+  globalThis.result = { error: String(error?.stack ?? error) };
+}

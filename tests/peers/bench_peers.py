@@ -23,13 +23,13 @@ from mlcpipe.bundle import Manifest
 from mlcpipe.cli import machine
 from mlcpipe.errors import MlcpipeError, UsageError
 from tests.peers.build_llama_cpp import source_of
-from tests.peers.make_checkpoint import SHAPES
 from tests.peers.prepare import RUNTIMES, Places, Subject, default_work, prepare, subject
 from tests.peers.quiet import Measured, run_measured, wait_until_quiet
 from tests.peers.report import Run, Traffic, compare, document, markdown, merge
 from tests.peers.runners import OURS, Cell, Effort, LlamaBench, Output, Runner
 
 _ATTEMPTS = 2
+_MODELS = ("llama-1b", "qwen2-0.5b")
 _MARGIN = 0.9  # a variant this much slower than its sibling everywhere in the first round is not measured again
 _KINDS = ("prefill", "decode", "load", "memory")
 _ROWS = {
@@ -99,6 +99,7 @@ def _quietest(cells: Sequence[Cell], runner: Runner, patience: Patience) -> tupl
         at = time.strftime("%H:%M:%S")
         measured = run_measured(runner.command(cells), timeout_s=patience.timeout_s)
         output = runner.parse(measured.stdout, cells)
+        measured = measured.counting(output.cpu_s)
         tries.append((measured, output, at))
         figures = ", ".join(f"{c.kind} {c.tokens}: {output.readings[c].median:.4g}" for c in cells)
         print(
@@ -117,7 +118,7 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
     """Run everything -> the document; `--output` has what is known after each group, should a later one fail."""
     effort = Effort(options.threads or machine.core_counts()[0], options.repeats, options.decode_tokens)
     places = Places(options.work or default_work(), options.checkpoint, options.llama_bench)
-    log, content = Log(), _earlier(options.output)
+    log, content = Log(), earlier(options.output)
     subjects = [subject(model, scheme) for model in options.models for scheme in options.quantizations]
     prepared = [(what, *prepare(what, places, effort, options.runtimes)) for what in subjects]
     for what, runners, manifest in prepared:
@@ -151,16 +152,22 @@ def measure_subject(
             key = what.model, what.quantization, what.bits
             new = [compare(key, cell, runs[cell], peers, traffic, options.foreign) for cell in part]
             content = merge(content, document(new, circumstances(runners, options, log)))
-            if options.output is not None:
-                options.output.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+            keep(content, options.output)
     return content
 
 
-def _earlier(path: Path | None) -> dict[str, Any]:
+def earlier(path: Path | None) -> dict[str, Any]:
+    """What the file has already."""
     if path is None or not path.is_file():
         return document([], {})
     content: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
     return content
+
+
+def keep(content: Mapping[str, Any], path: Path | None) -> None:
+    """Write what is known so far, where a file for it was named."""
+    if path is not None:
+        path.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
 
 
 def circumstances(runners: Sequence[Runner], options: argparse.Namespace, log: Log) -> dict[str, str]:
@@ -198,14 +205,23 @@ def cell_of(row: str) -> Cell:
 def options_of(parser: argparse.ArgumentParser, arguments: Sequence[str] | None) -> argparse.Namespace:
     """The options that `bench_peers` and `busy_core` share."""
     add = parser.add_argument
-    names = ", ".join(SHAPES)
-    add("--models", type=_words, default=tuple(SHAPES), help=f"shapes with random weights (default: {names})")
-    add("--quantizations", type=_words, default=("q4f16_1", "q8f16_1"), help="ours; peers' follow by bits")
-    add("--runtimes", type=_words, default=RUNTIMES, help="beside mlcpipe: llama.cpp, openvino (default: both)")
+    names = ", ".join(_MODELS)
+    add("--models", type=words, default=_MODELS, help=f"shapes with random weights (default: {names})")
+    add("--quantizations", type=words, default=("q4f16_1", "q8f16_1"), help="ours; peers' follow by bits")
+    add("--runtimes", type=words, default=RUNTIMES, help="beside mlcpipe: llama.cpp, openvino (default: both)")
     add("--checkpoint", type=Path, help="llama or qwen2, instead of the shape that --models names")
     add("--llama-bench", type=Path, help="llama.cpp's benchmark (default: built from source)")
+    add_effort(parser)
+    options = parser.parse_args(arguments)
+    check_runtimes(options.runtimes, RUNTIMES)
+    return options
+
+
+def add_effort(parser: argparse.ArgumentParser, *, decode_tokens: int = 32) -> None:
+    """The options of every comparison: where, how much, how quiet."""
+    add = parser.add_argument
     add("--work", type=Path, help="where to keep what is made (default: in mlcpipe's cache)")
-    add("--decode-tokens", type=_count, default=32)
+    add("--decode-tokens", type=_count, default=decode_tokens)
     add("--threads", type=_count, help="for all (default: the physical cores)")
     add("--rounds", type=_count, default=2, help="how often the runtimes take turns (default: %(default)s)")
     add("--repeats", type=_count, default=3, help="measurements in each process (default: %(default)s)")
@@ -213,14 +229,16 @@ def options_of(parser: argparse.ArgumentParser, arguments: Sequence[str] | None)
     add("--wait", type=float, default=60.0, help="seconds to wait for quiet (default: %(default)s)")
     add("--timeout", type=float, default=600.0, help="seconds a process may take (default: %(default)s)")
     add("--json", action="store_true", help="print JSON with every run instead of Markdown")
-    options = parser.parse_args(arguments)
-    unknown = set(options.runtimes) - set(RUNTIMES)
+
+
+def check_runtimes(asked: Sequence[str], known: Sequence[str]) -> None:
+    """Raises UsageError for a name that is not known."""
+    unknown = set(asked) - set(known)
     if unknown:
-        raise UsageError("--runtimes", expected=", ".join(RUNTIMES), found=", ".join(sorted(unknown)))
-    return options
+        raise UsageError("--runtimes", expected=", ".join(known), found=", ".join(sorted(unknown)))
 
 
-def _words(text: str) -> tuple[str, ...]:
+def words(text: str) -> tuple[str, ...]:
     """ "a,b" -> ("a", "b")."""
     return tuple(part.strip() for part in text.split(",") if part.strip())
 
@@ -235,7 +253,7 @@ def _count(text: str) -> int:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Prepare, measure, report."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0] if __doc__ else "")
-    parser.add_argument("--rows", type=_words, help=f"default: {_ROWS[4]}; for 8 bits {_ROWS[8]}")
+    parser.add_argument("--rows", type=words, help=f"default: {_ROWS[4]}; for 8 bits {_ROWS[8]}")
     parser.add_argument("--output", type=Path, help="keep the JSON in this file, after each group; adds to what it has")
     try:
         options = options_of(parser, arguments)

@@ -11,7 +11,7 @@ import os
 import subprocess
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import psutil
 
@@ -23,12 +23,23 @@ _USED = ("user", "nice", "system", "irq", "softirq")
 
 @dataclass(frozen=True)
 class Measured:
-    """What a command printed and how it ran: seconds, and cores that others or the hypervisor used."""
+    """What a command printed and how it ran: seconds, and cores that others or the hypervisor used.
+
+    `children_cpu_s`: CPU seconds of the command and those of its descendants that somebody waited for.
+    """
 
     stdout: str
     wall_s: float
     foreign_cores: float
     steal_cores: float
+    children_cpu_s: float = 0.0
+
+    def counting(self, cpu_s: float | None) -> Measured:
+        """The same if the command and all its descendants used `cpu_s`, as they say: a browser's are not waited for."""
+        if cpu_s is None or cpu_s <= self.children_cpu_s:
+            return self
+        foreign = self.foreign_cores - (cpu_s - self.children_cpu_s) / self.wall_s
+        return replace(self, foreign_cores=max(foreign, 0.0), children_cpu_s=cpu_s)
 
 
 def wait_until_quiet(limit_cores: float, patience_s: float) -> bool:
@@ -46,7 +57,7 @@ def wait_until_quiet(limit_cores: float, patience_s: float) -> bool:
 def run_measured(command: Sequence[str], *, timeout_s: float) -> Measured:
     """Run `command`. Raises ResourceError if it fails or takes too long."""
     used, stolen = _machine_cpu_s()
-    own = _own_cpu_s()
+    own, children = _own_cpu_s(), _children_cpu_s()
     began = time.monotonic()
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=timeout_s, check=False)
@@ -62,7 +73,8 @@ def run_measured(command: Sequence[str], *, timeout_s: float) -> Measured:
         raise ResourceError(" ".join(command) + " failed", found=f"exit status {done.returncode}: {last}")
     used_after, stolen_after = _machine_cpu_s()
     foreign = used_after - used - (_own_cpu_s() - own)
-    return Measured(done.stdout, wall, max(foreign, 0.0) / wall, (stolen_after - stolen) / wall)
+    steal = (stolen_after - stolen) / wall
+    return Measured(done.stdout, wall, max(foreign, 0.0) / wall, steal, _children_cpu_s() - children)
 
 
 def _machine_cpu_s() -> tuple[float, float]:
@@ -74,4 +86,10 @@ def _machine_cpu_s() -> tuple[float, float]:
 def _own_cpu_s() -> float:
     """CPU seconds of this process and of its children that ended."""
     times = os.times()
-    return times.user + times.system + times.children_user + times.children_system
+    return times.user + times.system + _children_cpu_s()
+
+
+def _children_cpu_s() -> float:
+    """CPU seconds of the children that ended."""
+    times = os.times()
+    return times.children_user + times.children_system

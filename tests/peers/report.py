@@ -93,7 +93,7 @@ def compare(
 ) -> Comparison:
     """`runs` has the runs of each runtime, ours among them; `peers` the name that its variants share."""
     read = [gb_s for run in runs[OURS] for gb_s in run.read_gb_s]
-    ceiling = statistics.median(read) if cell.kind == "decode" else None
+    ceiling = statistics.median(read) if read and cell.kind == "decode" else None
     lines = [_line(cell, name, peers[name], some, traffic, ceiling, limit_cores) for name, some in runs.items()]
     ratios = {}
     for peer in dict.fromkeys(line.peer for line in lines if line.peer != OURS):
@@ -162,7 +162,8 @@ def markdown(content: Mapping[str, Any]) -> str:
 
 
 def _table(comparisons: Sequence[Mapping[str, Any]], peers: Sequence[str]) -> list[str]:
-    heads = ["", OURS, "of bandwidth"]
+    shares = any(line["share"] is not None for comparison in comparisons for line in comparison["lines"])
+    heads = ["", OURS, *(["of bandwidth"] if shares else [])]
     for peer in peers:
         heads += [peer, f"{OURS} / it"]
     rows = ["| " + " | ".join(heads) + " |", "|---|" + "--:|" * (len(heads) - 1)]
@@ -170,7 +171,9 @@ def _table(comparisons: Sequence[Mapping[str, Any]], peers: Sequence[str]) -> li
         cell = Cell(**comparison["cell"])
         lines = [Line(**line) for line in comparison["lines"]]
         ours = next(line for line in lines if line.runtime == OURS)
-        fields = [_title(cell), _value(cell, ours), "" if ours.share is None else f"{100 * ours.share:.0f} %"]
+        fields = [_title(cell), _value(cell, ours)]
+        if shares:
+            fields.append("" if ours.share is None else f"{100 * ours.share:.0f} %")
         for peer in peers:
             theirs = [line for line in lines if line.peer == peer]
             if not theirs:
@@ -190,7 +193,7 @@ def _title(cell: Cell) -> str:
     return {
         "prefill": f"prefill {cell.tokens}, tok/s",
         "decode": f"decode, depth {cell.tokens}, tok/s",
-        "load": "load to first token, s",
+        "load": "load to first token" + (f" of a prompt of {cell.tokens}" if cell.tokens > 1 else "") + ", s",
         "memory": f"peak memory, prefill {cell.tokens}, MB",
     }[cell.kind]
 
@@ -201,7 +204,7 @@ def _value(cell: Cell, line: Line) -> str:
         return f"{line.median / 1e6:.0f}{mark}"
     if cell.kind == "load":
         return f"{line.median:.2f}{mark}"
-    return f"{line.median:.0f}{mark}" if line.median >= 200 else f"{line.median:.1f}{mark}"
+    return f"{line.median:.{0 if line.median >= 200 else 1 if line.median >= 2 else 2}f}{mark}"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

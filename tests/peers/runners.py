@@ -22,7 +22,7 @@ class Cell:
     """One thing to measure.
 
     `kind` is prefill (of `tokens` tokens), decode (after `tokens` tokens), load (to the first token of a prompt of
-    one, seconds) or memory (the most that is resident in a prefill of `tokens` tokens and some decoding, bytes).
+    `tokens`, seconds) or memory (the most that is resident in a prefill of `tokens` tokens and some decoding, bytes).
     """
 
     kind: str
@@ -50,13 +50,15 @@ class Reading:
 class Output:
     """What a process measured, and what it said about itself.
 
-    Ours also says what share of the read bandwidth decoding had, and that bandwidth (GB/s).
+    Ours also says what share of the read bandwidth decoding had, and that bandwidth (GB/s); browsers say how many CPU
+    seconds they used.
     """
 
     readings: Mapping[Cell, Reading]
     shares: Mapping[Cell, float] = field(default_factory=dict)
     read_gb_s: tuple[float, ...] = ()
     said: Mapping[str, Any] = field(default_factory=dict)
+    cpu_s: float | None = None
 
 
 @dataclass(frozen=True)

@@ -9,11 +9,15 @@ export async function open() {
   const engine = await CreateMLCEngine("model", { appConfig: { model_list: [record] } });
   return {
     async generate(prompt, count) {
-      const settings = { max_tokens: count, temperature: 0, ignore_eos: true, stream: true };
+      const request = { prompt, max_tokens: count, temperature: 0, ignore_eos: true };
+      const stream = { stream: true, stream_options: { include_usage: true } };
       const times = [];
-      for await (const chunk of await engine.completions.create({ prompt, ...settings })) {
-        if (chunk.choices[0].finish_reason === null) times.push(performance.now());
+      let tokens;
+      for await (const { choices, usage } of await engine.completions.create({ ...request, ...stream })) {
+        if (choices[0]?.finish_reason === null) times.push(performance.now());
+        tokens = usage?.prompt_tokens;
       }
+      if (tokens !== prompt.length) throw new Error(`the prompt has ${tokens} tokens, expected ${prompt.length}`);
       return times;
     },
   };

@@ -1,7 +1,9 @@
-// @wllama/wllama: llama.cpp in wasm, on the CPU. Its model has a made-up vocabulary, so the prompt goes in as numbers.
+// @wllama/wllama: llama.cpp in wasm, on the CPU.
 import { Wllama } from "@wllama/wllama";
 
 export const packages = ["@wllama/wllama"];
+// The model's made-up vocabulary has a token for each byte; llama.cpp puts <s> and a space of three bytes before the text.
+const ADDED = 4;
 
 export async function open({ options, threads }) {
   const wllama = new Wllama({ default: "/node_modules/@wllama/wllama/esm/wasm/wllama.wasm" }, { suppressNativeLog: true });
@@ -11,15 +13,20 @@ export async function open({ options, threads }) {
   return {
     async generate(prompt, count) {
       const times = [];
+      let tokens;
       await wllama.createCompletion({
-        prompt: [...prompt].map((letter) => letter.charCodeAt(0) + 1000),
+        prompt: prompt.slice(ADDED),
         max_tokens: count,
         temperature: 0,
         ignore_eos: true,
         cache_prompt: false,
         stream: true,
-        onData: ({ choices }) => choices[0].finish_reason === null && times.push(performance.now()),
+        onData: ({ choices, usage }) => {
+          if (choices[0].finish_reason === null) times.push(performance.now());
+          tokens = usage?.prompt_tokens;
+        },
       });
+      if (tokens !== prompt.length) throw new Error(`the prompt has ${tokens} tokens, expected ${prompt.length}`);
       return times;
     },
   };

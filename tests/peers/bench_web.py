@@ -1,0 +1,149 @@
+"""Measures mlcpipe's library in a browser beside transformers.js on WebGPU and llama.cpp in wasm, on one adapter.
+
+    python -m tests.peers.bench_web [--adapter default] [--output result.json]
+
+The runtimes take turns (A B C A B C ...), each in a Chromium of its own, each on a quiet machine. See README.md.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from mlcpipe.cli import machine
+from mlcpipe.errors import MlcpipeError, UsageError
+from mlcpipe.version import __version__
+from tests.peers.bench_peers import (
+    Log,
+    Patience,
+    add_effort,
+    check_runtimes,
+    earlier,
+    keep,
+    measure_group,
+    words,
+)
+from tests.peers.prepare import default_work
+from tests.peers.prepare_web import MODEL, QUANTIZATION, find_browser, prepare_web
+from tests.peers.report import Comparison, Traffic, compare, document, markdown, merge
+from tests.peers.runners import OURS, Cell
+from tests.peers.web_runners import PLAIN, TRANSFORMERS, WLLAMA, Browser, WebEffort, WebRunner, runners_of
+
+_PARTS = {
+    "speed": (Cell("prefill", 128), Cell("decode", 128)),  # of the same generations
+    "load": (Cell("load", 16),),
+}
+_BITS = 4
+_RUNTIMES = (PLAIN, TRANSFORMERS, WLLAMA)
+
+
+def measure(options: argparse.Namespace) -> dict[str, Any]:
+    """Prepare, run everything -> the document; `--output` has what is known after each part."""
+    threads = options.threads or machine.core_counts()[0]
+    effort = WebEffort(threads, options.repeats, options.decode_tokens, options.timeout / 2)
+    browser = Browser(find_browser(options.browser), options.adapter, options.headed)
+    runners = runners_of(prepare_web(options.work or default_work(), options.target), browser, effort)
+    wanted = [runner for runner in runners if runner.peer in (OURS, *options.runtimes)]
+    return measure_parts(wanted, options, earlier(options.output))
+
+
+def measure_parts(runners: Sequence[WebRunner], options: argparse.Namespace, content: dict[str, Any]) -> dict[str, Any]:
+    """Each part of `--parts` -> `content` and what is new."""
+    patience, log = Patience(options.foreign, options.wait, options.timeout), Log()
+    nothing = dict.fromkeys((runner.name for runner in runners), 0)
+    traffic = Traffic(nothing, nothing, options.decode_tokens, 0)  # a browser measures no bandwidth
+    for part in options.parts:
+        # of the plain runtime only the speed is compared: it has no cache for files
+        some = [runner for runner in runners if part == "speed" or runner.name != PLAIN]
+        runs = measure_group(_PARTS[part], some, options.rounds, patience, log)
+        peers = {runner.name: runner.peer for runner in some}
+        key = MODEL, QUANTIZATION, _BITS
+        new = [compare(key, cell, runs[cell], peers, traffic, options.foreign) for cell in _PARTS[part]]
+        facts = {**circumstances(runners, options, log), **own_time(new)}
+        content = merge(content, document(new, facts))
+        keep(content, options.output)
+    return content
+
+
+def circumstances(runners: Sequence[WebRunner], options: argparse.Namespace, log: Log) -> dict[str, str]:
+    """What a reader must know to judge the numbers."""
+    ours = log.said[OURS]
+    window = "with a window" if options.headed else "headless"
+    facts = {
+        "browser": f"Chromium {ours['browser']}, {window}",
+        "adapter": adapter_name(ours["adapter"]),
+        "cpu": f"{machine.cpu_model()}, {machine.core_counts()[1]} processors; {machine.system_name()}",
+        "date": time.strftime("%Y-%m-%d"),
+    }
+    for runner in runners:
+        if runner.name in log.said:
+            packages = ", ".join(f"{name} {version}" for name, version in log.said[runner.name]["versions"].items())
+            facts[runner.peer] = packages
+    facts[OURS] = f"{__version__}, {options.target}, in {facts[OURS]}"
+    if WLLAMA in facts:
+        facts[WLLAMA] += f", {runners[0].effort.threads} threads of the CPU"
+    facts["runs"] = (
+        f"{options.rounds} rounds of at most {options.repeats} repeats; decode of {options.decode_tokens} tokens"
+    )
+    return facts
+
+
+def adapter_name(adapter: Mapping[str, Any]) -> str:
+    """ "google/swiftshader, without shader-f16"."""
+    named = "/".join(part for part in (adapter["vendor"], adapter["architecture"]) if part) or "unnamed"
+    described = f" ({adapter['description']})" if adapter["description"] else ""
+    return f"{named}{described}, {'with' if adapter['f16'] else 'without'} shader-f16"
+
+
+def own_time(comparisons: Sequence[Comparison]) -> dict[str, str]:
+    """What WebLLM takes for a token besides what the same library takes without it, over the rounds."""
+    for comparison in comparisons:
+        medians = {
+            line.runtime: {run.round: 1000 / run.reading.median for run in line.runs} for line in comparison.lines
+        }
+        if comparison.cell.kind == "decode" and PLAIN in medians:
+            ours, plain = medians[OURS], medians[PLAIN]
+            own = statistics.median(ours[number] - plain[number] for number in ours)
+            return {"WebLLM's own time": f"{own:.1f} of {statistics.median(ours.values()):.1f} ms a token"}
+    return {}
+
+
+def options_of(arguments: Sequence[str] | None) -> argparse.Namespace:
+    """The command line. Raises UsageError."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0] if __doc__ else "")
+    add = parser.add_argument
+    add("--adapter", choices=("swiftshader", "default"), default="swiftshader", help="default: the browser's choice, a GPU")
+    add("--headed", action="store_true", help="open a window, as some drivers want")
+    add("--browser", help="Chromium or Chrome (default: the first that is installed)")
+    add("--target", default="webgpu", help="of our bundle: webgpu, or webgpu-f16 for adapters with shader-f16")
+    add("--runtimes", type=words, default=_RUNTIMES, help=f"beside mlcpipe (default: {', '.join(_RUNTIMES)})")
+    add("--parts", type=words, default=tuple(_PARTS), help=f"default: {', '.join(_PARTS)}")
+    add("--output", type=Path, help="keep the JSON in this file, after each part; adds to what it has")
+    add_effort(parser, decode_tokens=16)
+    options = parser.parse_args(arguments)
+    check_runtimes(options.runtimes, _RUNTIMES)
+    if not set(options.parts) <= set(_PARTS):
+        raise UsageError("--parts", expected=", ".join(_PARTS), found=", ".join(options.parts))
+    return options
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Prepare, measure, report."""
+    try:
+        options = options_of(arguments)
+        content = measure(options)
+    except MlcpipeError as error:
+        print(error, file=sys.stderr)
+        return error.exit_code
+    sys.stdout.write(json.dumps(content, indent=1) + "\n" if options.json else markdown(content))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

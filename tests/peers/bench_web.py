@@ -31,7 +31,7 @@ from tests.peers.bench_peers import (
 )
 from tests.peers.prepare import default_work
 from tests.peers.prepare_web import MODEL, QUANTIZATION, find_browser, prepare_web
-from tests.peers.report import Comparison, Traffic, compare, document, markdown, merge
+from tests.peers.report import Traffic, compare, document, markdown, merge
 from tests.peers.runners import OURS, Cell
 from tests.peers.web_runners import PLAIN, TRANSFORMERS, WLLAMA, Browser, WebEffort, WebRunner, runners_of
 
@@ -65,8 +65,7 @@ def measure_parts(runners: Sequence[WebRunner], options: argparse.Namespace, con
         peers = {runner.name: runner.peer for runner in some}
         key = MODEL, QUANTIZATION, _BITS
         new = [compare(key, cell, runs[cell], peers, traffic, options.foreign) for cell in _PARTS[part]]
-        facts = {**circumstances(runners, options, log), **own_time(new)}
-        content = merge(content, document(new, facts))
+        content = merge(content, document(new, circumstances(runners, options, log)))
         keep(content, options.output)
     return content
 
@@ -91,7 +90,7 @@ def circumstances(runners: Sequence[WebRunner], options: argparse.Namespace, log
     facts["runs"] = (
         f"{options.rounds} rounds of at most {options.repeats} repeats; decode of {options.decode_tokens} tokens"
     )
-    return facts
+    return {**facts, **own_time(log)}
 
 
 def adapter_name(adapter: Mapping[str, Any]) -> str:
@@ -101,17 +100,14 @@ def adapter_name(adapter: Mapping[str, Any]) -> str:
     return f"{named}{described}, {'with' if adapter['f16'] else 'without'} shader-f16"
 
 
-def own_time(comparisons: Sequence[Comparison]) -> dict[str, str]:
-    """What WebLLM takes for a token besides what the same library takes without it, over the rounds."""
-    for comparison in comparisons:
-        medians = {
-            line.runtime: {run.round: 1000 / run.reading.median for run in line.runs} for line in comparison.lines
-        }
-        if comparison.cell.kind == "decode" and PLAIN in medians:
-            ours, plain = medians[OURS], medians[PLAIN]
-            own = statistics.median(ours[number] - plain[number] for number in ours)
-            return {"WebLLM's own time": f"{own:.1f} of {statistics.median(ours.values()):.1f} ms a token"}
-    return {}
+def own_time(log: Log) -> dict[str, str]:
+    """What a page does for a token while it does not wait for the GPU: with WebLLM, and with TVM's runtime alone."""
+    samples = {name: log.said[name]["samples"] for name in (OURS, PLAIN) if name in log.said}
+    if not all("own_ms" in some for some in samples.values()) or PLAIN not in samples:
+        return {}
+    ours, plain = (statistics.median(some["own_ms"]) for some in samples.values())
+    whole = statistics.median(1000 / speed for speed in samples[OURS]["decode"])
+    return {"outside waits for the GPU": f"{ours:.1f} of {whole:.1f} ms a token; {PLAIN} {plain:.1f} ms"}
 
 
 def options_of(arguments: Sequence[str] | None) -> argparse.Namespace:

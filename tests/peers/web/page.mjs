@@ -9,6 +9,37 @@ function text(length, number) {
   return Array.from({ length }, (_, i) => String.fromCharCode(97 + ((i * 37 + number * 11) % 26))).join("");
 }
 
+const waits = []; // [began, ended] of each wait for the GPU, ms
+
+/** From now on `waits` grows. What a page does for a token outside of them is its own time: at most what it could save. */
+function watchWaits() {
+  for (const [kind, name] of [
+    [globalThis.GPUBuffer, "mapAsync"],
+    [globalThis.GPUQueue, "onSubmittedWorkDone"],
+  ]) {
+    const original = kind?.prototype[name];
+    if (!original) continue;
+    kind.prototype[name] = async function (...values) {
+      const began = performance.now();
+      try {
+        return await original.apply(this, values);
+      } finally {
+        waits.push([began, performance.now()]);
+      }
+    };
+  }
+}
+
+/** How much of the time from `began` to `ended` no wait covers. */
+function outsideWaits(began, ended) {
+  let [own, at] = [0, began];
+  for (const [from, to] of waits.filter((w) => w[1] > began && w[0] < ended).sort((a, b) => a[0] - b[0])) {
+    own += Math.max(0, from - at);
+    at = Math.max(at, to);
+  }
+  return own + Math.max(0, ended - at);
+}
+
 async function adapter() {
   const found = await navigator.gpu?.requestAdapter();
   if (!found) return null;
@@ -24,16 +55,17 @@ async function generated(engine, prompt, count) {
 
 const ENOUGH_MS = 20_000; // then a slow runtime repeats no more
 
-/** Tokens a second of reading the prompt up to the first token, and of the tokens after it. */
+/** Tokens a second of reading the prompt up to the first token, and of the tokens after it, and own ms for each of those. */
 async function speed(engine, { prompt, count, repeats }) {
   await generated(engine, text(prompt, 0), 3); // the first use of a kernel compiles it
-  const samples = { prefill: [], decode: [] };
+  const samples = { prefill: [], decode: [], own_ms: [] };
   const end = performance.now() + ENOUGH_MS;
   for (let i = 1; i === 1 || (i <= repeats && performance.now() < end); ++i) {
     const began = performance.now();
     const times = await generated(engine, text(prompt, i), count + 1);
     samples.prefill.push((1000 * prompt) / (times[0] - began));
     samples.decode.push((1000 * count) / (times[count] - times[0]));
+    samples.own_ms.push(outsideWaits(times[0], times[count]) / count);
   }
   return samples;
 }
@@ -47,6 +79,7 @@ async function firstToken(engine, { prompt }) {
 try {
   const job = JSON.parse(decodeURIComponent(location.search.slice(1)));
   const runtime = await import(`/runtimes/${job.runtime}.mjs`);
+  watchWaits();
   const engine = await runtime.open(job);
   const samples = await (job.kind === "speed" ? speed : firstToken)(engine, job);
   globalThis.result = { samples, packages: runtime.packages, adapter: await adapter() };

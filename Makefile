@@ -7,7 +7,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check -q
 # A machine without a C compiler links with PyPI's ziglang.
 LINKER := $(if $(shell command -v cc || command -v clang || command -v gcc),,[zig])
 
-.PHONY: chat test check page bench bench-peers clean
+.PHONY: chat test check page bench bench-peers bench-web clean
 
 chat: $(VENV)/installed  ## compile the embedded model for this CPU and talk to it (ARGS="--prompt ...")
 	$(BIN)/mlcpipe chat $(ARGS)
@@ -30,6 +30,9 @@ bench: $(VENV)/installed  ## measure the embedded model, or MODEL=path
 
 bench-peers: $(VENV)/installed-dev  ## side by side with llama.cpp and OpenVINO: see tests/peers/README.md
 	$(BIN)/python -m tests.peers.bench_peers $(ARGS)
+
+bench-web: $(VENV)/installed-dev  ## the same in Chromium, with transformers.js and wllama (ARGS="--adapter default" for a GPU)
+	$(BIN)/python -m tests.peers.bench_web $(ARGS)
 
 $(VENV)/installed: pyproject.toml
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)

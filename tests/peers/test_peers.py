@@ -12,15 +12,18 @@ from typing import Any, cast
 
 import numpy as np
 import pytest
+from tokenizers import Tokenizer
 
 from mlcpipe.bundle import Manifest
 from mlcpipe.errors import ResourceError, UsageError
-from tests.peers import bench_peers, report
+from tests.peers import bench_peers, bench_web, report
 from tests.peers.busy_core import fair_share, hogs
+from tests.peers.make_checkpoint import make_checkpoint
 from tests.peers.prepare import Subject, subject
-from tests.peers.quiet import run_measured
+from tests.peers.quiet import Measured, run_measured
 from tests.peers.report import Comparison, Run, Traffic, compare, document, markdown, merge
 from tests.peers.runners import Cell, Effort, LlamaBench, Mlcpipe, OpenVino, Reading
+from tests.peers.web_runners import Browser, WebEffort, WebRunner, runners_of
 
 _EFFORT = Effort(threads=2, repeats=3, decode_tokens=32)
 _OURS = Mlcpipe(Path("bundle"), _EFFORT, 1)
@@ -245,3 +248,51 @@ def test_rounds_go_on_with_the_faster_variant_and_a_later_failure_loses_nothing(
         ("mlcpipe", 3), ("llama.cpp fa0", 1), ("llama.cpp fa1", 3),
     ]  # fmt: skip
     assert "build 1 (abc)" in json.loads(output.read_text())["circumstances"]["llama.cpp"]
+
+
+def test_cpu_time_that_a_command_reports_is_not_foreign() -> None:
+    measured = Measured("", 10.0, foreign_cores=0.5, steal_cores=0.0, children_cpu_s=2.0)
+    assert measured.counting(6.0).foreign_cores == pytest.approx(0.1)  # 4 of the 5 seconds were its own
+    assert measured.counting(9.0).foreign_cores == 0.0
+    assert measured.counting(1.0) == measured.counting(None) == measured
+
+
+class _Page(WebRunner):
+    """Ours decodes in 50 ms, of which 3 are the page's own; transformers.js ten times slower, fp32 still slower."""
+
+    def command(self, cells: Sequence[Cell]) -> list[str]:
+        job = json.loads(super().command(cells)[-1])
+        slow = {"webllm": 1, "tvmjs": 1, "transformers": 10 if self.options.get("dtype") == "q4" else 40}[job["runtime"]]
+        samples = {"prefill": [500 / slow], "decode": [20 / slow], "own_ms": [3.0 if job["runtime"] == "webllm" else 2.5]}
+        said = {
+            "samples": samples if job["kind"] == "speed" else {"first_token": [slow, slow, slow + 1.0]},
+            "adapter": {"vendor": "google", "architecture": "swiftshader", "description": "", "f16": False},
+            "versions": {"a-package": "1.2.3"}, "browser": "156.0", "cpu_s": 0.0,
+        }  # fmt: skip
+        return _printing("a line of a browser\n" + json.dumps(said))
+
+
+def test_browsers_take_turns_and_their_tables_join_the_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bench_peers, "wait_until_quiet", lambda *_: True)
+    options = bench_web.options_of(["--rounds", "2", "--output", str(tmp_path / "r.json"), "--foreign", "1000"])
+    folders = dict.fromkeys(("bundle", "onnx", "gguf"), Path("model"))
+    all_of_them = runners_of(folders, Browser("chromium", "swiftshader", False), WebEffort(2, 3, 16, 60.0))
+    pages = [_Page(**vars(runner)) for runner in all_of_them if runner.module != "wllama"]
+    shown = markdown(bench_web.measure_parts(pages, options, document([], {})))
+    assert "- adapter: google/swiftshader, without shader-f16\n" in shown and "- transformers.js: a-package 1.2.3\n" in shown
+    assert "- outside waits for the GPU: 3.0 of 50.0 ms a token; tvmjs alone 2.5 ms\n" in shown
+    assert "|  | mlcpipe | tvmjs alone | mlcpipe / it | transformers.js | mlcpipe / it |" in shown
+    assert "| decode, depth 128, tok/s | 20.0 | 20.0 | 1.00 (1.00 - 1.00) | 2.0 (q4) | 10.00 (10.00 - 10.00) |" in shown
+    assert "| load to first token of a prompt of 16, s | 1.00 |  |  | 10.00 (q4) | 10.00 (10.00 - 10.00) |" in shown
+    runs = {line["runtime"]: len(line["runs"]) for line in json.loads((tmp_path / "r.json").read_text())["comparisons"][0]["lines"]}
+    assert runs == {"mlcpipe": 2, "tvmjs alone": 2, "transformers.js q4": 2, "transformers.js fp32": 1}
+    with pytest.raises(ResourceError, match="no result"):
+        all_of_them[0].parse("", [_DECODE])
+    with pytest.raises(UsageError, match="wllama"):
+        bench_web.options_of(["--runtimes", "another"])
+
+
+def test_a_letter_is_a_token(tmp_path: Path) -> None:
+    make_checkpoint("llama-25m", tmp_path / "m", tokenizer=True)
+    tokenizer = Tokenizer.from_file(str(tmp_path / "m" / "tokenizer.json"))
+    assert len(tokenizer.encode("thequickbrown").ids) == 13 and tokenizer.get_vocab_size() == 8192

@@ -24,8 +24,8 @@ const QUIET = [
   "--disable-background-networking",
   "--enable-unsafe-webgpu",
 ];
-// Chrome's documentation for GPUs of Linux machines without a screen; macOS and Windows need nothing.
-const LINUX_GPU = ["--ignore-gpu-blocklist", "--use-angle=vulkan", "--enable-features=Vulkan", "--disable-vulkan-surface"];
+// For GPUs of Linux machines without a screen; macOS and Windows need nothing. Without a GPU Chromium takes SwiftShader.
+const LINUX_GPU = ["--ignore-gpu-blocklist", "--enable-features=Vulkan", "--disable-vulkan-surface"];
 const adapter = { swiftshader: ["--use-webgpu-adapter=swiftshader"], default: os.platform() === "linux" ? LINUX_GPU : [] };
 
 /** CPU seconds that the processes below `root` have used; 0 where there is no /proc. */
@@ -83,20 +83,18 @@ const { prompt, count, repeats, threads, kind, options, runtime } = job;
 const query = (kind) => encodeURIComponent(JSON.stringify({ runtime, kind, prompt, count, repeats, threads, options }));
 const url = (kind) => `http://127.0.0.1:${server.address().port}/page.html?${query(kind)}`;
 try {
-  const results = [];
-  if (kind === "first_token") {
-    await visit(profile, url(kind)); // fills the caches
-    for (let i = 0; i < repeats; ++i) results.push(await visit(profile, url(kind)));
-  } else results.push(await visit(profile, url(kind)));
+  const first = await visit(profile, url(kind === "first_token" ? "fill" : kind));
+  const results = kind === "first_token" ? [] : [first];
+  for (let i = 0; kind === "first_token" && i < repeats; ++i) results.push(await visit(profile, url(kind)));
   const samples = {};
   for (const result of results) {
     for (const [name, values] of Object.entries(result.samples)) (samples[name] ??= []).push(...values);
   }
   const version = (name) => JSON.parse(fs.readFileSync(path.join(HERE, "node_modules", name, "package.json"))).version;
-  const versions = Object.fromEntries(results[0].packages.map((name) => [name, version(name)]));
+  const versions = Object.fromEntries(first.packages.map((name) => [name, version(name)]));
   const own = process.cpuUsage();
   const cpu_s = cpuSeconds + (own.user + own.system) / 1e6;
-  console.log(JSON.stringify({ samples, adapter: results[0].adapter, versions, browser, cpu_s }));
+  console.log(JSON.stringify({ samples, adapter: first.adapter, versions, browser, cpu_s }));
 } catch (error) {
   console.error(`${runtime}: ${error.message}`.replaceAll("\n", " "));
   process.exitCode = 1;

@@ -1,7 +1,9 @@
-// Measures one runtime in this page and leaves the result in `globalThis.result`.
+// Measures one runtime in this page and leaves the result in `globalThis.result`. The job in the address has a kind:
+// speed, first_token, or fill: a first visit that leaves all files in the browser's caches.
 //
-// A runtime is a module with `packages` (names) and `open(job) -> {generate}`. `generate(prompt, count)` continues a text,
-// of which each letter is a token, greedily by `count` tokens -> the times in ms at which each of them was known.
+// A runtime is a module with `packages` (names), `onCpu` if it needs no adapter, and `open(job) -> {generate}`.
+// `generate(prompt, count)` continues a text, of which each letter is a token, greedily by `count` tokens -> the times in
+// ms at which each of them was known.
 // All times are wall time of the page, so that every runtime is measured alike, with its own overhead.
 
 /** `length` letters; another text for each `number`, so that nobody's prefix cache helps. */
@@ -40,8 +42,11 @@ function outsideWaits(began, ended) {
   return own + Math.max(0, ended - at);
 }
 
+const ADAPTER_MS = 30_000; // a GPU process that keeps crashing never answers
+
 async function adapter() {
-  const found = await navigator.gpu?.requestAdapter();
+  const never = new Promise((resolve) => setTimeout(resolve, ADAPTER_MS, null));
+  const found = await Promise.race([navigator.gpu?.requestAdapter(), never]);
   if (!found) return null;
   const { vendor, architecture, description } = found.info;
   return { vendor, architecture, description, f16: found.features.has("shader-f16") };
@@ -79,10 +84,13 @@ async function firstToken(engine, { prompt }) {
 try {
   const job = JSON.parse(decodeURIComponent(location.search.slice(1)));
   const runtime = await import(`/runtimes/${job.runtime}.mjs`);
+  // where nothing is timed from the start of the page
+  const found = job.kind === "first_token" ? undefined : await adapter();
+  if (found === null && !runtime.onCpu) throw new Error("no WebGPU adapter");
   watchWaits();
   const engine = await runtime.open(job);
   const samples = await (job.kind === "speed" ? speed : firstToken)(engine, job);
-  globalThis.result = { samples, packages: runtime.packages, adapter: await adapter() };
+  globalThis.result = { samples, packages: runtime.packages, adapter: found };
 } catch (error) {
   globalThis.result = { error: String(error?.stack ?? error) };
 }

@@ -2,6 +2,7 @@
 import { Wllama } from "@wllama/wllama";
 
 export const packages = ["@wllama/wllama"];
+export const onCpu = true;
 // The model's made-up vocabulary has a token for each byte; llama.cpp puts <s> and a space of three bytes before the text.
 const ADDED = 4;
 

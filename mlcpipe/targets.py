@@ -26,6 +26,8 @@ _KEYS = {
     "activation_dtype": str,
     "weight_layout": str,
     "link": str,
+    "features": list,
+    "companions": list,
     "tvm": dict,
     "limits": dict,
     "schedule": dict,
@@ -54,7 +56,12 @@ class Variant:
 
 @dataclass(frozen=True)
 class Target:
-    """Facts of one device, as its file states them, `base` merged in. `variants`: of all architectures, best first."""
+    """Facts of one device, as its file states them, `base` merged in. `variants`: of all architectures, best first.
+
+    `features` are what the code needs of a GPU beyond what every one has (of a CPU, its variants say). `companions` are
+    targets, best first, whose code runs on the same weights and needs more features: `--quantization auto` compiles
+    for them, too, into the same bundle.
+    """
 
     name: str
     description: str
@@ -65,6 +72,8 @@ class Target:
     tvm: Mapping[str, Any]
     limits: Mapping[str, int]
     schedule: Knobs
+    features: tuple[str, ...] = ()
+    companions: tuple[str, ...] = ()
     variants: tuple[Variant, ...] = ()
 
 
@@ -109,9 +118,15 @@ def _merged(path: Path, depth: int) -> dict[str, Any]:
 
 
 def _target(name: str, values: dict[str, Any], path: Path) -> Target:
-    values = dict(values)
+    values = {"features": [], "companions": [], **values}
     entries = values.pop("variants", [])
     _check(values, _KEYS, "target file", path)
+    for key in ("features", "companions"):
+        if not all(isinstance(word, str) and _NAME.fullmatch(word) for word in values[key]):
+            raise TargetError(f"target file {key}", where=path, expected="names", found=repr(values[key])[:80])
+        values[key] = tuple(values[key])
+    if values["features"] and entries:
+        raise TargetError("target file features", where=path, expected="those of its variants", found="its own")
     for key, value in values["limits"].items():
         if not isinstance(value, int) or isinstance(value, bool) or value < 1:
             raise TargetError(f"target file limits.{key}", where=path, expected="a positive integer", found=repr(value))
@@ -180,7 +195,8 @@ def compiled_variants(target: Target) -> tuple[Variant, ...]:
     """
     arch, mcpu = cpu_features.architecture_of(triple(target)), target.tvm.get("mcpu")
     if not target.variants:
-        return (Variant(target.name, arch, mcpu or "", tuple(target.tvm.get("mattr", ())), (), target.schedule),)
+        mattr = tuple(target.tvm.get("mattr", ()))
+        return (Variant(target.name, arch, mcpu or "", mattr, target.features, target.schedule),)
     variants = [variant for variant in target.variants if variant.arch == arch]
     if not variants:
         raise TargetError("target has no variant for the architecture", where=target.name, found=triple(target))

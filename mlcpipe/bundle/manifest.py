@@ -80,13 +80,47 @@ class FileInfo(_Frozen):
     bytes: Count
 
 
+class MemoryPlan(_Frozen):
+    """Bytes the model takes; workspace by library function.
+
+    `decode_weights_bytes` are those of the weights that a decode step reads: of experts the chosen ones, of an
+    embedding that is not also the output one row. None (a bundle that does not say) stands for all.
+    """
+
+    weights_bytes: Count
+    decode_weights_bytes: Count | None = None
+    kv_bytes_per_token: Count
+    workspace_bytes: dict[Name, Count]
+
+    @property
+    def weights_read(self) -> int:
+        """Bytes of weights that a decode step reads."""
+        return self.weights_bytes if self.decode_weights_bytes is None else self.decode_weights_bytes
+
+
+class LibraryInfo(_Frozen):
+    """A library with one variant, in a bundle that has several libraries for the same weights."""
+
+    path: RelativePath = Field(description="file of the bundle")
+    dtype: Name = Field(description="dtype of activations")
+    kv_dtype: Name
+    memory_plan: MemoryPlan
+
+
 class VariantInfo(_Frozen):
-    """One level of instructions that the library has code for; a target's are ordered, best first."""
+    """One level of instructions or features that there is code for; a target's are ordered, best first.
+
+    `library` is None where one library has all variants; the manifest's model and memory plan are those of it then, of
+    the last variant otherwise.
+    """
 
     name: Annotated[str, Field(pattern=r"^[a-z][a-z0-9_-]{0,39}$")]
-    features: Names = Field(description="what the CPU must have beyond its architecture's base, by Linux's names")
+    features: Names = Field(
+        description="what the CPU must have beyond its architecture's base, by Linux's names; or a GPU, by WebGPU's"
+    )
     tvm_target: str = Field(description="TVM target as JSON")
     bytes: Count = Field(description="size of its object code")
+    library: LibraryInfo | None = None
 
 
 class TargetInfo(_Frozen):
@@ -124,24 +158,6 @@ class ParamInfo(_Frozen):
     shape: Shape
     dtype: Name
     sources: Names
-
-
-class MemoryPlan(_Frozen):
-    """Bytes the model takes; workspace by library function.
-
-    `decode_weights_bytes` are those of the weights that a decode step reads: of experts the chosen ones, of an
-    embedding that is not also the output one row. None (a bundle that does not say) stands for all.
-    """
-
-    weights_bytes: Count
-    decode_weights_bytes: Count | None = None
-    kv_bytes_per_token: Count
-    workspace_bytes: dict[Name, Count]
-
-    @property
-    def weights_read(self) -> int:
-        """Bytes of weights that a decode step reads."""
-        return self.weights_bytes if self.decode_weights_bytes is None else self.decode_weights_bytes
 
 
 # Measured on Linux x86-64, 2026-11: what Python and the VM take while they run, with room to spare; and what one token

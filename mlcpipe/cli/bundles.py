@@ -21,6 +21,7 @@ DEFAULT_TARGET = "cpu"
 # What is compiled here only to run here, and kept in the cache.
 LOCAL_TARGET = "cpu-native"
 DEFAULT_QUANTIZATION = "q4f16_1"
+AUTO = "auto"  # the default, and all libraries that the target has companions for
 
 
 @dataclass(frozen=True)
@@ -48,7 +49,8 @@ def check_names(target: str, quantization: str) -> None:
     from mlcpipe.targets import load_target
 
     load_target(target)
-    load_scheme(quantization)
+    if quantization != AUTO:
+        load_scheme(quantization)
 
 
 def prepare_bundle(
@@ -109,7 +111,7 @@ def _check_agrees(path: Path, wanted: Wanted) -> None:
     manifest = read_manifest(path)
     for option, asked, has in (
         ("--target", wanted.target, manifest.target.name),
-        ("--quantization", wanted.quantization, manifest.quantization),
+        ("--quantization", None if wanted.quantization == AUTO else wanted.quantization, manifest.quantization),
     ):
         if asked is not None and asked != has:
             raise UsageError(

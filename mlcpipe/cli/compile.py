@@ -24,7 +24,11 @@ def compile_command(
         str, typer.Option(help="A device that `mlcpipe doctor` lists, or your own board.toml.")
     ] = DEFAULT_TARGET,
     quantization: Annotated[
-        str, typer.Option(help="How to store the weights: a name such as `q8f16_1`; the README lists all.")
+        str,
+        typer.Option(
+            help="How to store the weights: a name such as `q8f16_1`, the README lists all. auto: `q4f16_1`, for "
+            "webgpu with a second library for GPUs that compute in float16."
+        ),
     ] = DEFAULT_QUANTIZATION,
     context: Annotated[int | None, typer.Option(help="The longest chat, in tokens (default: the model's).")] = None,
     kv_cache_dtype: Annotated[
@@ -47,7 +51,7 @@ def compile_command(
 
     `mlcpipe compile hf://Qwen/Qwen3-0.6B --quantization q8f16_1 --context 4096 -o qwen3-q8`
 
-    `mlcpipe compile ./Qwen3-0.6B --target webgpu -o qwen3-web`
+    `mlcpipe compile ./Qwen3-0.6B --target webgpu --quantization auto -o qwen3-web`
     """
     if context is not None and context < 1:
         raise UsageError("--context", expected="an integer >= 1", found=context)

@@ -81,16 +81,19 @@ def _overview(bundle: Path, manifest: Manifest) -> list[tuple[str, str]]:
 
 
 def _print_variants(console: Console, manifest: Manifest) -> None:
-    """Every variant of the kernels, best first, and whether this machine runs it."""
+    """Every variant of the kernels, best first, and whether this machine runs it, or which library has it."""
     from mlcpipe.env import env
     from mlcpipe.runtime.variants import standing
 
     say(console, "\nvariants of the kernels, best first")
-    table = new_table("variant", "code", "on this machine", "needs")
+    libraries = any(variant.library for variant in manifest.target.variants)
+    table = new_table("variant", "code", "library" if libraries else "on this machine", "needs")
     for variant, words in standing(manifest.target, env().cpu_variant):
-        table.add_row(
-            *map(cell, (variant.name, byte_size(variant.bytes), words, " ".join(variant.features) or "nothing"))
-        )
+        place = words
+        if variant.library:
+            place = f"{variant.library.path}: {variant.library.dtype}, KV cache {variant.library.kv_dtype}"
+        needs = " ".join(variant.features) or "nothing"
+        table.add_row(*map(cell, (variant.name, byte_size(variant.bytes), place, needs)))
     console.print(table)
 
 

@@ -15,6 +15,7 @@ from mlcpipe.compiler.weights import weight_table
 from mlcpipe.errors import ConfigError, TargetError
 from mlcpipe.models import build_model
 from mlcpipe.nn.causal_lm import CausalLM, ModelFacts
+from mlcpipe.nn.kv_cache import PAGE_SIZE
 from mlcpipe.passes.lowering import Lowering
 from mlcpipe.quantization.layout import load_layout
 from mlcpipe.quantization.scheme import Scheme
@@ -52,12 +53,33 @@ def prepare_model(config: Mapping[str, Any], target: Target, scheme: Scheme, kv_
     return model
 
 
-def context_length(facts: ModelFacts, wanted: int | None) -> int:
-    """The context in tokens that a bundle serves. Raises ConfigError for one outside 16 ... 2**24."""
-    length = facts.context_length if wanted is None else wanted
+def context_length(model: CausalLM, target: Target, wanted: int | None) -> int:
+    """The context in tokens that a bundle serves: what is wanted, or the model's, at most what the device binds.
+
+    Raises ConfigError for one outside 16 ... 2**24, TargetError for one that was asked for and does not fit.
+    """
+    most = _cached_tokens(model, target)
+    length = min(model.facts.context_length, most) if wanted is None else wanted
     if not 16 <= length <= 1 << 24:
         raise ConfigError("context length", expected="16 to 16777216 tokens", found=length)
+    if length > most:
+        raise TargetError(
+            "the KV cache of a layer does not fit a binding",
+            where=target.name,
+            expected=f"a context of at most {most} tokens",
+            found=length,
+            next_step="ask for less with --context, or raise limits.max_binding_bytes in a target file of your own",
+        )
     return length
+
+
+def _cached_tokens(model: CausalLM, target: Target) -> int:
+    """Tokens whose keys and values of a layer fit in one binding; TVM's cache has a page more than it needs."""
+    limit = target.limits.get("max_binding_bytes")
+    if limit is None:
+        return 1 << 24
+    page = PAGE_SIZE * int(model.attention_shape().bytes_per_token)
+    return max(0, limit // page - 1) * PAGE_SIZE
 
 
 def prefill_chunk(facts: ModelFacts, target: Target, context: int) -> int:

@@ -18,10 +18,11 @@ from tvm.relax.frontend import nn
 from mlcpipe.checkpoint import Checkpoint
 from mlcpipe.errors import CheckpointError
 from mlcpipe.quantization.layout import Layout
-from mlcpipe.quantization.scheme import Scheme
+from mlcpipe.quantization.scheme import Scheme, load_scheme
 
 Array = NDArray[Any]
 
+_PLAIN = {"float16": "q0f16", "float32": "q0f32"}
 # Tensors that checkpoints carry and no model reads: buffers that old transformers versions saved.
 _IGNORED_SUFFIXES = ("rotary_emb.inv_freq", "self_attn.masked_bias", "self_attn.bias.mask")
 
@@ -33,7 +34,8 @@ class Weight:
     `sources`: for a matrix or vector one tuple of checkpoint tensors, joined along axis 0; for [experts, N, K] one
     such tuple an expert. `kind`: "scheme" (packed), "plain" (packed without quantization), "vector" or
     "constant". `add` is added after joining. `scheme` and `layout` are set by the pass that packs.
-    `reads` is the part of it that one token needs: 1, or that of the experts that are chosen, or one row.
+    `reads` is the part of it that one token needs: 1, or that of the experts that are chosen, or one row. `rows` are
+    those of the joined sources (of each expert) that it has: first, and one past the last; None is all.
     """
 
     name: str
@@ -46,6 +48,7 @@ class Weight:
     scheme: Scheme | None = None
     layout: Layout | None = None
     reads: Fraction = Fraction(1)
+    rows: tuple[int, int] | None = None
 
     @property
     def experts(self) -> int | None:
@@ -95,6 +98,16 @@ def join(weights: Sequence[Weight], name: str) -> Weight:
     rows = sum(w.shape[0] for w in weights)
     sources = (tuple(source for w in weights for source in w.sources[0]),)
     return replace(first, name=name, shape=(rows, *first.shape[1:]), sources=sources)
+
+
+def stored(weight: Weight, scheme: Scheme, layout: Layout) -> Weight:
+    """The weight as a bundle stores it: packed in `layout`, by `scheme` or plainly in its dtype, or a vector."""
+    if weight.kind == "constant":
+        return weight
+    if weight.kind == "vector":
+        return replace(weight, dtype=layout.vector_dtype(scheme.model_dtype))
+    plain = weight.kind != "scheme"
+    return replace(weight, scheme=load_scheme(_PLAIN[scheme.model_dtype]) if plain else scheme, layout=layout)
 
 
 def check_sources(weights: Sequence[Weight], checkpoint: Checkpoint, *, tied: bool) -> None:
@@ -170,6 +183,8 @@ def _joined(group: tuple[str, ...], checkpoint: Checkpoint, weight: Weight) -> A
     if len(group) > 1:
         parts = [full, *(checkpoint.read(name) for name in group[1:])]
         full = np.concatenate(parts)
+    if weight.rows is not None:
+        full = full[slice(*weight.rows)]
     return full + np.float32(weight.add) if weight.add else full
 
 

@@ -19,6 +19,7 @@ from mlcpipe.passes.plan_memory import bundle_weights, state_bounds
 from mlcpipe.passes.quantize_weights import quantize_weights
 from mlcpipe.passes.schedule_kernels import schedule_kernels
 from mlcpipe.passes.share_storage import share_storage
+from mlcpipe.passes.split_weights import split_weights
 
 Pass = Callable[[Lowering], Lowering]
 
@@ -36,6 +37,7 @@ def _tvm(make: Callable[[], tvm.ir.transform.Pass]) -> Pass:
 SHARED: tuple[Pass, ...] = (
     # the model: fewer, larger operations on packed weights
     fuse_parallel_matmul,
+    split_weights,
     quantize_weights,
     fuse_dequantize,
     fuse_gate,

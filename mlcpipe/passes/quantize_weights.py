@@ -5,31 +5,16 @@ Vectors (norms, biases) are stored in the scheme's model dtype, or the layout's,
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from tvm import relax
 
-from mlcpipe.compiler.weights import Weight
+from mlcpipe.compiler.weights import Weight, stored
 from mlcpipe.nn import definitions
 from mlcpipe.passes.lowering import Lowering, Rebuild, rebuild
-from mlcpipe.quantization.scheme import load_scheme
-
-_PLAIN = {"float16": "q0f16", "float32": "q0f32"}
 
 
 def quantize_weights(state: Lowering) -> Lowering:
     """Replace every weight by its stored arrays and the expression that gives it back."""
-    dtype = state.scheme.model_dtype
-    plain = load_scheme(_PLAIN[dtype])
-
-    def stored(w: Weight) -> Weight:
-        if w.kind == "constant":
-            return w
-        if w.kind == "vector":
-            return replace(w, dtype=state.layout.vector_dtype(dtype))
-        return replace(w, scheme=state.scheme if w.kind == "scheme" else plain, layout=state.layout)
-
-    table = tuple(stored(w) for w in state.weights)
+    table = tuple(stored(w, state.scheme, state.layout) for w in state.weights)
 
     def prologue(work: Rebuild, old: list[relax.Var], new: list[relax.Var]) -> None:
         arrays = iter(new)

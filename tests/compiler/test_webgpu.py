@@ -10,14 +10,14 @@ import pytest
 from mlcpipe.checkpoint import open_checkpoint
 from mlcpipe.compiler import emscripten
 from mlcpipe.compiler.build import build_for_device, generated_source
-from mlcpipe.compiler.export import export, prepare_model
+from mlcpipe.compiler.export import context_length, export, prepare_model
 from mlcpipe.compiler.library import find_writer, own_barriers
 from mlcpipe.errors import CompileError, TargetError
 from mlcpipe.passes import pipeline
 from mlcpipe.passes.lowering import Lowering
 from mlcpipe.quantization import load_scheme
 from mlcpipe.targets import Target, load_target
-from tests.conftest import write_llama
+from tests.conftest import TinyLlama, write_llama
 
 _HOT = {"matmul", "gated_matmul", "take", "rms_norm", "add_rms_norm", "expert_matmul"}
 
@@ -82,3 +82,26 @@ def test_a_cache_that_shaders_cannot_read_is_refused(tmp_path: Path) -> None:
     source = open_checkpoint(write_llama(tmp_path))
     with pytest.raises(TargetError, match="KV cache dtype in webgpu; expected float32; found q8"):
         prepare_model(source.config, load_target("webgpu"), load_scheme("q4f16_1"), "q8")
+
+
+def test_the_context_is_what_a_binding_holds(tmp_path: Path) -> None:
+    """Keys and values of a layer are one buffer: 8 heads of 64 numbers, 4 KiB a token in float32."""
+    shape = TinyLlama(hidden_size=512, heads=8, kv_heads=8, head_dim=64, layers=1, positions=131072)
+    config, scheme = shape.config_json(), load_scheme("q4f16_1")
+    for name, most in (("webgpu", 32752), ("webgpu-f16", 65520), ("cpu", 131072)):
+        target = load_target(name)
+        model = prepare_model(config, target, scheme)
+        assert context_length(model, target, None) == most
+        # TVM's cache has one page of 16 tokens that nothing is kept in.
+        per_token = model.attention_shape().bytes_per_token
+        assert (most + 16) * per_token <= target.limits.get("max_binding_bytes", 1 << 40)
+    target = load_target("webgpu")
+    with pytest.raises(TargetError, match="does not fit a binding.*at most 32752 tokens; found 32768.*--context"):
+        context_length(prepare_model(config, target, scheme), target, 32768)
+
+
+def test_a_weight_whose_rows_do_not_fit_is_refused(tmp_path: Path) -> None:
+    board = tmp_path / "board.toml"
+    board.write_text('base = "webgpu"\n[limits]\nmax_binding_bytes = 1000\n', encoding="utf-8")
+    with pytest.raises(TargetError, match=r"weight model.embed_tokens.weight \[272, 64\] does not fit a binding"):
+        _scheduled(tmp_path, load_target(str(board)), "q4f16_1")

@@ -24,7 +24,7 @@ from mlcpipe.targets import compiled_variants, load_target
 Array = NDArray[Any]
 HIDDEN, KV, VOCAB, EXPERTS = 32, 16, 24, 5
 EPSILON = 1e-5
-MODEL_PASSES = pipeline.PASSES[:5]
+MODEL_PASSES = pipeline.PASSES[:6]
 
 
 @I.ir_module

@@ -150,13 +150,14 @@ def test_mlcpipe_dump_reaches_the_pipeline(tmp_path: Path, monkeypatch: pytest.M
     names = [path.name for path in sorted((tmp_path / "ir").iterdir())]
     assert names == [
         "00_fuse_parallel_matmul.py",
-        "01_quantize_weights.py",
-        "02_fuse_dequantize.py",
-        "03_fuse_gate.py",
-        "04_fuse_add_norm.py",
+        "01_split_weights.py",
+        "02_quantize_weights.py",
+        "03_fuse_dequantize.py",
+        "04_fuse_gate.py",
+        "05_fuse_add_norm.py",
     ]
-    assert "add_rms_norm" in (tmp_path / "ir" / names[4]).read_text(encoding="utf-8")
-    assert "add_rms_norm" not in (tmp_path / "ir" / names[3]).read_text(encoding="utf-8")
+    assert "add_rms_norm" in (tmp_path / "ir" / names[5]).read_text(encoding="utf-8")
+    assert "add_rms_norm" not in (tmp_path / "ir" / names[4]).read_text(encoding="utf-8")
 
 
 def test_model_functions_share_one_weight_table() -> None:

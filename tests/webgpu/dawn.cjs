@@ -21,12 +21,18 @@ async function open(wasm) {
   if (gpu === undefined) throw new Error("no adapter");
   const errors = [];
   gpu.device.onuncapturederror = (event) => errors.push(event.error.message);
+  const sizes = { largestBuffer: 0 };
+  const createBuffer = gpu.device.createBuffer.bind(gpu.device);
+  gpu.device.createBuffer = (wanted) => {
+    if (wanted.usage & GPUBufferUsage.STORAGE) sizes.largestBuffer = Math.max(sizes.largestBuffer, wanted.size);
+    return createBuffer(wanted);
+  };
   tvm.initWebGPU(gpu.device);
   tvm.beginScope();
   const device = tvm.webgpu();
   const info = gpu.adapterInfo;
   const adapter = { vendor: info.vendor, architecture: info.architecture, f16: gpu.device.features.has("shader-f16") };
-  return { tvm, device, errors, adapter };
+  return { tvm, device, errors, adapter, sizes };
 }
 
 function put({ tvm, device }, { shape, dtype, data }) {
@@ -121,7 +127,8 @@ async function main() {
   const job = JSON.parse(fs.readFileSync(0, "utf8"));
   const state = await open(job.wasm || path.join(job.bundle, "lib", "model.wasm"));
   const result = await (job.bundle ? generate : callAll)(state, job);
-  process.stdout.write(JSON.stringify({ ...result, adapter: state.adapter, errors: state.errors }), () => process.exit(0));
+  const { adapter, errors, sizes } = state;
+  process.stdout.write(JSON.stringify({ ...result, ...sizes, adapter, errors }), () => process.exit(0));
 }
 
 main().catch((error) => {

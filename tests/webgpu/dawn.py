@@ -37,10 +37,14 @@ def missing() -> str:
 
 @dataclass(frozen=True)
 class Run:
-    """A greedy generation: its tokens, and the logits f32[steps, V] that chose them."""
+    """A greedy generation: its tokens, and the logits f32[steps, V] that chose them.
+
+    `largest_buffer`: bytes of the largest one that kernels could bind, of all since the library was loaded.
+    """
 
     tokens: list[int]
     logits: Array
+    largest_buffer: int
 
 
 def generate(bundle: Path, prompts: Sequence[Sequence[int]], count: int, context: int, chunk: int) -> list[Run]:
@@ -53,7 +57,10 @@ def generate(bundle: Path, prompts: Sequence[Sequence[int]], count: int, context
         "generate": [{"tokens": list(map(int, prompt)), "count": count} for prompt in prompts],
     }
     found = _node(job)
-    return [Run(run["tokens"], np.stack([_decoded(x).ravel() for x in run["logits"]])) for run in found["runs"]]
+    largest = found["largestBuffer"]
+    return [
+        Run(run["tokens"], np.stack([_decoded(x).ravel() for x in run["logits"]]), largest) for run in found["runs"]
+    ]
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,141 @@
+"""Weights that are larger than a device binds at once become several: parts of their rows, one parameter each.
+
+WebGPU grants 128 MiB a binding everywhere (https://www.w3.org/TR/webgpu/#limits) and tvmjs binds whole buffers; the
+embedding of a vocabulary of 128k tokens is larger than that. A row's result depends on that row only, so that the
+values are those of the whole weight.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import replace
+
+import numpy as np
+from tvm import relax
+
+from mlcpipe.compiler.weights import Weight, stored
+from mlcpipe.errors import TargetError
+from mlcpipe.nn import definitions
+from mlcpipe.passes.lowering import Lowering, Rebuild, is_op, rebuild, tir_op
+from mlcpipe.quantization.layout import load_layout
+from mlcpipe.quantization.scheme import load_scheme
+
+_LIMIT = "max_binding_bytes"
+
+
+def split_weights(state: Lowering) -> Lowering:
+    """Split matrices, tables and experts along their rows where a stored array exceeds the target's binding."""
+    limit = state.target.limits.get(_LIMIT)
+    if limit is None:
+        return state
+    parts = {i: split for i, w in enumerate(state.weights) if len(split := _parts(state, w, limit)) > 1}
+    if not parts:
+        return state
+    table = tuple(part for i, w in enumerate(state.weights) for part in parts.get(i, [w]))
+    pieces: dict[relax.Var, list[relax.Var]] = {}
+
+    def prologue(work: Rebuild, old: list[relax.Var], new: list[relax.Var]) -> None:
+        pieces.clear()
+        fresh = iter(new)
+        for i, var in enumerate(old):
+            mine = [next(fresh) for _ in parts.get(i, [None])]
+            if i in parts:
+                pieces[var] = mine
+            else:
+                work.values[var] = mine[0]
+
+    def replacement(work: Rebuild, var: relax.Var, value: relax.Expr) -> relax.Expr | None:
+        if is_op(value, "relax.matmul"):
+            transposed = work.value_of(value.args[1])
+            if is_op(transposed, "relax.permute_dims") and transposed.args[0] in pieces:
+                return _columns(work, pieces[transposed.args[0]], lambda w: _matmul(work, value, w))
+        elif is_op(value, "relax.take") and value.args[0] in pieces:
+            return _take(work, pieces[value.args[0]], value.args[1])
+        elif is_op(value, "relax.call_tir"):
+            return _expert_matmul(work, value, pieces)
+        return None
+
+    return rebuild(state, replacement, table, prologue)
+
+
+def _parts(state: Lowering, weight: Weight, limit: int) -> list[Weight]:
+    """The weight, or weights of its rows, each array of which is at most `limit` bytes."""
+    largest = _largest(stored(weight, state.scheme, state.layout))
+    if largest <= limit:
+        return [weight]
+    rows, lanes = weight.shape[-2] if len(weight.shape) > 1 else 1, max(1, state.layout.lanes)
+    blocks = math.ceil(rows / lanes)
+    most = blocks * limit // largest  # of a part
+    if most == 0 or weight.kind not in ("scheme", "plain"):
+        raise TargetError(
+            f"weight {weight.name} {list(weight.shape)} does not fit a binding",
+            where=state.target.name,
+            expected=f"{_LIMIT} of {limit:,} bytes or less",
+            found=f"{largest:,} bytes",
+            next_step="take a quantization with fewer bits, or a smaller model",
+        )
+    # As few parts as can be, of one size, and whole blocks of the layout: the arrays are then the whole's, cut.
+    height = math.ceil(blocks / math.ceil(blocks / most)) * lanes
+    stem = weight.name.removesuffix("weight")
+    return [
+        replace(
+            weight,
+            name=f"{stem}part{begin // height}.weight",
+            shape=(*weight.shape[:-2], min(height, rows - begin), weight.shape[-1]),
+            rows=(begin, min(begin + height, rows)),
+        )
+        for begin in range(0, rows, height)
+    ]
+
+
+def _largest(weight: Weight) -> int:
+    """Bytes of the largest array that is stored for a weight."""
+    return max(
+        int(np.prod(shape, dtype=np.int64)) * np.dtype(dtype).itemsize for shape, dtype in weight.arrays().values()
+    )
+
+
+def _columns(work: Rebuild, parts: list[relax.Var], product: Callable[[relax.Var], relax.Expr]) -> relax.Expr:
+    """The products with the parts, side by side."""
+    return relax.op.concat([work.emit(product(part)) for part in parts], axis=1)
+
+
+def _matmul(work: Rebuild, value: relax.Call, weight: relax.Var) -> relax.Expr:
+    transposed = work.emit(relax.op.permute_dims(weight))
+    return relax.op.matmul(value.args[0], transposed, out_dtype=value.attrs.out_dtype)
+
+
+def _take(work: Rebuild, parts: list[relax.Var], ids: relax.Expr) -> relax.Expr:
+    """Rows of the part that has them: an id outside a part reads one of its rows, which is not chosen then."""
+    begin = 0
+    found: relax.Expr | None = None
+    column = work.emit(relax.op.expand_dims(ids, [1]))
+    for part in parts:
+        offset = relax.const(begin, "int32")
+        inside = ids if begin == 0 else work.emit(relax.op.subtract(ids, offset))
+        rows = work.emit(relax.op.take(part, inside, axis=0))
+        if found is None:
+            found = rows
+        else:
+            before = work.emit(relax.op.less(column, offset))
+            found = work.emit(relax.op.where(before, found, rows))
+        begin += int(part.ty.shape[0])
+    assert found is not None
+    return found
+
+
+def _expert_matmul(work: Rebuild, value: relax.Call, pieces: dict[relax.Var, list[relax.Var]]) -> relax.Expr | None:
+    op = tir_op(work, value)
+    if op is None or op.kind != "expert_matmul" or value.args[1].fields[1] not in pieces:
+        return None
+    x, weight, ids = value.args[1].fields
+    dtype, plain, row = str(value.ty.dtype), load_scheme("q0f32"), load_layout("row")
+
+    def product(part: relax.Var) -> relax.Expr:
+        experts, n, k = (int(extent) for extent in part.ty.shape)
+        func = definitions.expert_matmul(plain, row, experts, n, k, op.int("top"), bool(op.int("shared")), dtype)
+        out = relax.TensorType((value.ty.shape[0], n), dtype)
+        return work.call_tir(func, "expert_matmul", [x, part, ids], out)
+
+    return _columns(work, pieces[weight], product)

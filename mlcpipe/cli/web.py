@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from mlcpipe.cli.bundles import Wanted, is_bundle, prepare_bundle
+from mlcpipe.cli.bundles import AUTO, Wanted, is_bundle, prepare_bundle
 from mlcpipe.cli.console import say, stderr_console
 from mlcpipe.errors import UsageError
 from mlcpipe.progress import console_progress
@@ -67,7 +67,7 @@ def _check_for_browsers(wanted: Wanted) -> None:
 def _bundle(wanted: Wanted, console: Console) -> Path:
     given = Path(wanted.model).expanduser() if wanted.model is not None else None
     if given is None or not is_bundle(given):
-        wanted = replace(wanted, target=wanted.target or WEB_TARGET)
+        wanted = replace(wanted, target=wanted.target or WEB_TARGET, quantization=wanted.quantization or AUTO)
     elif wanted.target is None and wanted.quantization is None:
         return given  # whatever TVM is installed here: the library has its own
     # The library comes from this disk: its size matters less than a minute of linking.

@@ -34,20 +34,13 @@ class Site:
 
 @dataclass(frozen=True)
 class _Choice:
-    """A bundle on the site; the page takes the first one whose features the GPU has."""
+    """A library of a bundle on the site; the page takes the first one whose features the GPU has."""
 
     bundle: Path
     manifest: Manifest
     path: str
-
-    @property
-    def features(self) -> tuple[str, ...]:
-        """WebGPU features that its kernels use: what the target names, and what activations in float16 imply.
-
-        Weights and cache in float16 imply none: they can be stored as pairs in uint32.
-        """
-        half = ("shader-f16",) if self.manifest.model.dtype == "float16" else ()
-        return tuple(sorted({*self.manifest.target.variants[0].features, *half}))
+    library: str
+    features: tuple[str, ...]
 
 
 def assemble_site(page: Path, bundles: Sequence[Path], *, title: str, autostart: bool = False) -> Site:
@@ -58,17 +51,18 @@ def assemble_site(page: Path, bundles: Sequence[Path], *, title: str, autostart:
 
     Args:
         page: the built page.
-        bundles: bundles of the webgpu target; the page prefers the one that uses the most features of a GPU.
+        bundles: bundles of the webgpu target; of all their libraries, the page prefers the one that uses the most
+            features of a GPU.
         title: the model's name for people.
         autostart: whether the page downloads the model without asking.
 
     Raises:
         BundleError: a bundle is damaged, or not for browsers.
-        UsageError: two bundles of the same name, or that no GPU could tell apart.
+        UsageError: two bundles of the same name, or libraries that no GPU could tell apart.
     """
     choices = _choices(bundles)
-    for choice in choices:
-        verify(choice.bundle, choice.manifest, deep=True)
+    for bundle, manifest in {choice.bundle: choice.manifest for choice in choices}.items():
+        verify(bundle, manifest, deep=True)
     files: dict[str, Path | bytes] = {
         path.relative_to(page).as_posix(): path for path in sorted(page.rglob("*")) if path.is_file()
     }
@@ -80,7 +74,7 @@ def assemble_site(page: Path, bundles: Sequence[Path], *, title: str, autostart:
         "format": SITE_FORMAT,
         "title": title,
         "autostart": autostart,
-        "choices": [{"path": choice.path, "features": list(choice.features)} for choice in choices],
+        "choices": [{"path": c.path, "library": c.library, "features": list(c.features)} for c in choices],
     }
     files[SITE_JSON] = (json.dumps(facts, indent=2, ensure_ascii=False) + "\n").encode()
     return Site(files)
@@ -92,13 +86,13 @@ def check_bundles(bundles: Sequence[Path]) -> None:
 
 
 def _choices(bundles: Sequence[Path]) -> list[_Choice]:
-    """The bundles, the one that uses the most features of a GPU first."""
-    choices = [_choice(bundle) for bundle in bundles]
+    """The libraries of all bundles, the one that uses the most features of a GPU first."""
+    found = [_libraries(bundle) for bundle in bundles]
+    choices = sorted((choice for one in found for choice in one), key=lambda choice: -len(choice.features))
     if not choices:
         raise UsageError("no bundle for the site")
-    choices.sort(key=lambda choice: -len(choice.features))
     for kind, seen in (
-        ("name", [c.path for c in choices]),
+        ("name", [one[0].path for one in found]),
         ("set of GPU features", [str(sorted(c.features)) for c in choices]),
     ):
         if len(set(seen)) < len(seen):
@@ -106,15 +100,17 @@ def _choices(bundles: Sequence[Path]) -> list[_Choice]:
     return choices
 
 
-def _choice(bundle: Path) -> _Choice:
+def _libraries(bundle: Path) -> list[_Choice]:
     # The library runs in a browser: the TVM installed here has no part in it.
     manifest = read_manifest(bundle, check_abi=False)
     libraries = [name for name in manifest.files if name.endswith(".wasm")]
-    if len(libraries) != 1:
+    variants = manifest.target.variants
+    named = [variant.library.path if variant.library else libraries[0] for variant in variants if libraries]
+    if sorted(named) != sorted(libraries) or not libraries:
         raise BundleError(
             "the bundle is not for browsers",
             where=bundle,
-            expected="one WebAssembly library",
+            expected="a WebAssembly library for each variant",
             found=f"a bundle for {manifest.target.name}",
             next_step="compile it with: mlcpipe compile CHECKPOINT --target webgpu --output FOLDER",
         )
@@ -126,7 +122,8 @@ def _choice(bundle: Path) -> _Choice:
             next_step="compile a checkpoint with a tokenizer and a chat template",
         )
     name = re.sub(r"[^A-Za-z0-9._-]+", "-", bundle.resolve().name).strip("-.") or "model"
-    return _Choice(bundle, manifest, f"models/{name}/resolve/main/")
+    path = f"models/{name}/resolve/main/"
+    return [_Choice(bundle, manifest, path, *pair) for pair in zip(named, (v.features for v in variants), strict=True)]
 
 
 def write_site(site: Site, output: Path, *, overwrite: bool = False) -> None:

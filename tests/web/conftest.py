@@ -128,8 +128,11 @@ def run(browser: Browser) -> Run:
     return go
 
 
-def write_fake_bundle(folder: Path, features: list[str], seed: int, dtype: str = "float32") -> Path:
-    """The files of a webgpu bundle, of random bytes: enough for a page whose engine is a script."""
+def write_fake_bundle(folder: Path, features: list[str], seed: int, *, companion: bool = False) -> Path:
+    """The files of a webgpu bundle, of random bytes: enough for a page whose engine is a script.
+
+    With a companion there is a library for GPUs with float16, too, for the same weights.
+    """
     rng = np.random.default_rng(seed)
     contents = {
         "lib/model.wasm": rng.bytes(60_000),
@@ -138,22 +141,36 @@ def write_fake_bundle(folder: Path, features: list[str], seed: int, dtype: str =
         "tensor-cache.json": b'{"metadata": {"ParamSize": 0, "ParamBytes": 0, "BitsPerParam": 4}, "records": []}',
         "params_shard_0.bin": rng.bytes(1_200_000),
     }
+    if companion:
+        contents["lib/model-f16.wasm"] = rng.bytes(50_000)
     for name, content in contents.items():
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_bytes(content)
     files = {n: {"sha256": hashlib.sha256(c).hexdigest(), "bytes": len(c)} for n, c in contents.items()}
-    (folder / "mlcpipe.json").write_text(json.dumps(fake_manifest(features, files, dtype)))
+    (folder / "mlcpipe.json").write_text(json.dumps(fake_manifest(features, files, companion=companion)))
     return folder
 
 
-def fake_manifest(features: list[str], files: dict[str, Any], dtype: str = "float32") -> dict[str, Any]:
+def fake_variants(features: list[str], *, companion: bool) -> list[dict[str, Any]]:
+    """The variants of a target: one, or two libraries, best first."""
+    plain = {"name": "webgpu", "features": features, "tvm_target": "{}", "bytes": 60_000}
+    if not companion:
+        return [plain]
+    plan = {"weights_bytes": 1_200_000, "kv_bytes_per_token": 2048, "workspace_bytes": {"prefill": 4_000_000}}
+    half = {"path": "lib/model-f16.wasm", "dtype": "float16", "kv_dtype": "float16", "memory_plan": plan}
+    whole = {"path": "lib/model.wasm", "dtype": "float32", "kv_dtype": "float32", "memory_plan": plan}
+    first = {"name": "webgpu-f16", "features": ["shader-f16"], "tvm_target": "{}", "bytes": 50_000, "library": half}
+    return [first, plain | {"library": whole}]
+
+
+def fake_manifest(features: list[str], files: dict[str, Any], *, companion: bool = False) -> dict[str, Any]:
     """A manifest of a model of 1.2 MB with 4096 tokens of context."""
-    variant = {"name": "webgpu", "features": features, "tvm_target": "{}", "bytes": 60_000}
+    variants = fake_variants(features, companion=companion)
     return {
         "format_version": 2,
         "mlcpipe_version": "0.1.0",
         "abi": "0",
-        "target": {"name": "webgpu", "triple": "wasm32-unknown-unknown-wasm", "variants": [variant]},
+        "target": {"name": "webgpu", "triple": "wasm32-unknown-unknown-wasm", "variants": variants},
         "model": {
             "model_type": "llama",
             "vocab_size": 3072,
@@ -164,8 +181,8 @@ def fake_manifest(features: list[str], files: dict[str, Any], dtype: str = "floa
             "head_dim": 64,
             "context_length": 4096,
             "sliding_window": None,
-            "dtype": dtype,
-            "kv_dtype": dtype,
+            "dtype": "float32",
+            "kv_dtype": "float32",
             "prefill_chunk": 512,
             "recompute_above": None,
         },
@@ -188,8 +205,6 @@ def fake_manifest(features: list[str], files: dict[str, Any], dtype: str = "floa
 
 @pytest.fixture(scope="session")
 def scripted_site(scripted_page: Path, tmp_path_factory: pytest.TempPathFactory) -> Site:
-    """The scripted page with a small model in two versions."""
-    folder = tmp_path_factory.mktemp("bundles")
-    half = write_fake_bundle(folder / "half", ["shader-f16"], seed=1)
-    plain = write_fake_bundle(folder / "plain", [], seed=2)
-    return assemble_site(scripted_page, [plain, half], title="Tiny model")
+    """The scripted page with a small model that has a library for float16, too."""
+    bundle = write_fake_bundle(tmp_path_factory.mktemp("bundles") / "tiny", [], seed=2, companion=True)
+    return assemble_site(scripted_page, [bundle], title="Tiny model")

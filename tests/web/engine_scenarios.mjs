@@ -38,6 +38,9 @@ export const scenarios = {
 
   async stops_and_recovers_from_a_lost_gpu({ browser, context, url, question }) {
     const page = await greedy(context, url);
+    // Of the two libraries the one for an adapter without shader-f16, and no other was fetched.
+    const kept = await page.evaluate(async () => (await (await caches.open("webllm/wasm")).keys()).map(({ url }) => url));
+    assert.deepEqual(kept.map((key) => key.split("/").at(-1)), ["model.wasm"]);
     await button(page, "Settings").click();
     await page.getByLabel("Longest answer").fill("1024");
     await page.getByLabel("Temperature").fill("2");

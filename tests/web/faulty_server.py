@@ -50,12 +50,15 @@ class FaultyServer(SiteServer):
         for name in [name for name in files if name.endswith("/mlcpipe.json")]:
             manifest = _read(files[name])
             if faults.weightsBytes is not None:
-                manifest["memory_plan"]["weights_bytes"] = faults.weightsBytes
+                libraries = [variant["library"] for variant in manifest["target"]["variants"]]
+                for plan in [manifest["memory_plan"], *(own["memory_plan"] for own in libraries if own)]:
+                    plan["weights_bytes"] = faults.weightsBytes
             if faults.newLibrary:
                 library = b"another library"
-                files[name.removesuffix("mlcpipe.json") + "lib/model.wasm"] = library
                 info = {"sha256": hashlib.sha256(library).hexdigest(), "bytes": len(library)}
-                manifest["files"]["lib/model.wasm"] = info
+                for path in [path for path in manifest["files"] if path.endswith(".wasm")]:
+                    files[name.removesuffix("mlcpipe.json") + path] = library
+                    manifest["files"][path] = info
             files[name] = json.dumps(manifest).encode()
         self.site = Site(files)
 

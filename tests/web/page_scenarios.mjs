@@ -243,6 +243,7 @@ export const scenarios = {
     assert.equal(await button(page, /^Download/).count(), 0);
     await page.evaluate(() => (globalThis.roomy = true));
     await button(page, "Check again").click();
+    await button(page, /^Download/).waitFor();
     await start(page);
   },
 
@@ -284,11 +285,14 @@ export const scenarios = {
     assert.match(await text(page, ".card"), /This browser cannot run the model[^]*no WebGPU/);
   },
 
-  async a_version_for_every_gpu_is_chosen({ context, url }) {
+  async a_library_for_every_gpu_is_chosen({ context, url }) {
+    const libraries = async () => (await requests(url)).map(({ path }) => path.split("/").at(-1)).filter((name) => /wasm$/.test(name));
     const page = await openReady(context, url, { adapter: { features: [] } });
-    await page.waitForFunction(() => globalThis.scripted.loads[0].modelUrl.includes("/plain/"));
+    assert.equal(await page.evaluate(() => globalThis.scripted.loads[0].library.size), 60_000);
+    assert.deepEqual(await libraries(), ["model.wasm"]);
     const other = await openReady(await context.browser().newContext(), url);
-    await other.waitForFunction(() => globalThis.scripted.loads[0].modelUrl.includes("/half/"));
+    assert.equal(await other.evaluate(() => globalThis.scripted.loads[0].library.size), 50_000);
+    assert.deepEqual(await libraries(), ["model.wasm", "model-f16.wasm"]);
     await other.context().close();
   },
 

@@ -68,11 +68,19 @@ def test_the_best_version_stands_first(pages: Path, bundles: list[Path]) -> None
     assert {"index.html", "assets/index-1.js", "models/plain/resolve/main/lib/model.wasm"} <= set(site.files)
 
 
-def test_kernels_in_float16_need_the_feature(pages: Path, tmp_path: Path) -> None:
-    half = write_fake_bundle(tmp_path / "half", ["subgroups"], seed=5, dtype="float16")
-    content = assemble_site(pages, [half], title="A model").files["site.json"]
+def test_each_library_of_a_bundle_is_a_choice(pages: Path, tmp_path: Path) -> None:
+    bundle = write_fake_bundle(tmp_path / "auto", [], seed=5, companion=True)
+    site = assemble_site(pages, [bundle], title="A model")
+    content = site.files["site.json"]
     assert isinstance(content, bytes)
-    assert json.loads(content)["choices"][0]["features"] == ["shader-f16", "subgroups"]
+    path = "models/auto/resolve/main/"
+    assert json.loads(content)["choices"] == [
+        {"path": path, "library": "lib/model-f16.wasm", "features": ["shader-f16"]},
+        {"path": path, "library": "lib/model.wasm", "features": []},
+    ]
+    assert {path + "lib/model-f16.wasm", path + "lib/model.wasm"} <= set(site.files)
+    with pytest.raises(UsageError, match="same set of GPU features"):
+        assemble_site(pages, [bundle, write_fake_bundle(tmp_path / "other", [], seed=6)], title="A model")
 
 
 def test_written_sites_are_whole_and_replaced_only_when_they_are_sites(
@@ -246,7 +254,7 @@ def test_chat_web_compiles_what_is_no_bundle(
     for arguments in ([], [], [str(DEMO)]):  # compiled the first time, then found
         assert main(["chat", "--web", "--no-browser", "--port", "0", *arguments]) == 0
     (job,) = asked
-    assert (job["checkpoint"], job["target"], job["quick"]) == (DEMO, "webgpu", True)
+    assert (job["checkpoint"], job["target"], job["quantization"], job["quick"]) == (DEMO, "webgpu", "auto", True)
     assert [site["title"] for site in sites] == ["The demo model", "The demo model", "Checkpoint"]
 
 

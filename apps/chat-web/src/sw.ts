@@ -29,7 +29,8 @@ async function keepFacts(): Promise<void> {
   const cache = await caches.open(FACTS);
   await cache.add("site.json");
   const site = (await (await cache.match("site.json"))!.json()) as { choices: { path: string }[] };
-  await cache.addAll(site.choices.map(({ path }) => `${path.replace(/\/?$/, "/")}mlcpipe.json`));
+  // A bundle with several libraries is named for each; `addAll` refuses what it is asked for twice.
+  await cache.addAll([...new Set(site.choices.map(({ path }) => `${path.replace(/\/?$/, "/")}mlcpipe.json`))]);
 }
 
 self.addEventListener("activate", (event) => {

@@ -27,6 +27,7 @@ export function manifestJson(content = CONTENT): Record<string, unknown> {
   return {
     format_version: 2,
     quantization: "q4f16_1",
+    target: { name: "webgpu", variants: [{ name: "webgpu", features: [], library: null }] },
     model: { model_type: "llama", context_length: 4096, sliding_window: null, vocab_size: 3072, prefill_chunk: 512 },
     memory_plan: { weights_bytes: 350_000, kv_bytes_per_token: 1024, workspace_bytes: { prefill: 9000, decode: 100 } },
     params: [
@@ -36,6 +37,8 @@ export function manifestJson(content = CONTENT): Record<string, unknown> {
     files: { ...Object.fromEntries(files), "config.json": { sha256: "0".repeat(64), bytes: 10 } },
   };
 }
+
+export const LIBRARY = "lib/model.wasm";
 
 export interface Seen {
   path: string;

@@ -2,11 +2,11 @@ import { beforeEach, describe, expect, it } from "vitest";
 import { ModelCache, revision } from "../src/model/cache";
 import { download, DownloadFailure, type DownloadProgress } from "../src/model/download";
 import { parseManifest } from "../src/model/manifest";
-import { BASE, CONTENT, manifestJson, partial, server } from "./bundle";
+import { BASE, CONTENT, LIBRARY, manifestJson, partial, server } from "./bundle";
 import { MemoryCaches } from "./memory_caches";
 
 const SHARD = "params_shard_0.bin";
-const manifest = parseManifest(manifestJson());
+const manifest = parseManifest(manifestJson(), LIBRARY);
 const FAST = { pieceBytes: 32_768, waitMs: 1, tries: 3 };
 
 let storage: MemoryCaches;
@@ -150,7 +150,7 @@ describe("a download", () => {
   it("takes over the files of an earlier bundle that did not change", async () => {
     await run(server());
     const changed = { ...CONTENT, "lib/model.wasm": new Uint8Array(500) };
-    model = new ModelCache(storage.asStorage(), BASE, parseManifest(manifestJson(changed)));
+    model = new ModelCache(storage.asStorage(), BASE, parseManifest(manifestJson(changed), LIBRARY));
     const from = server(changed);
     await run(from);
     expect(from.seen.map(({ path }) => path)).toEqual(["lib/model.wasm"]);

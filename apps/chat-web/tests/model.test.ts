@@ -7,7 +7,7 @@ import { bytes, duration, milliseconds } from "../src/model/format";
 import { ManifestError, parseManifest, parseSite } from "../src/model/manifest";
 import { Rate } from "../src/model/rate";
 import { Sha256 } from "../src/model/sha256";
-import { manifestJson } from "./bundle";
+import { CONTENT, LIBRARY, manifestJson } from "./bundle";
 
 const ADAPTER: Adapter = {
   name: "GPU",
@@ -37,18 +37,29 @@ describe("SHA-256 by parts", () => {
 
 describe("the manifest", () => {
   it("is read into what the page needs", () => {
-    const manifest = parseManifest(manifestJson());
+    const manifest = parseManifest(manifestJson(), LIBRARY);
     expect(manifest).toMatchObject({ contextLength: 4096, workspaceBytes: 9000, largestTensorBytes: 3072 * 32 * 4 });
     expect(manifest.library.path).toBe("lib/model.wasm");
     expect(manifest.files.map(({ path }) => path)).not.toContain("config.json");
     expect(manifest.totalBytes).toBe(70_000 + 300 + 4000 + 900 + 200_000 + 150_000);
   });
 
+  it("of several libraries is read for one", () => {
+    const json = manifestJson({ ...CONTENT, "lib/model-f16.wasm": CONTENT["lib/model.wasm"]!.subarray(0, 50_000) }) as any;
+    const plan = { weights_bytes: 350_000, kv_bytes_per_token: 512, workspace_bytes: { prefill: 5000 } };
+    json.target.variants.unshift({ name: "webgpu-f16", features: ["shader-f16"], library: { path: "lib/model-f16.wasm", memory_plan: plan } });
+    const [half, plain] = ["lib/model-f16.wasm", LIBRARY].map((library) => parseManifest(json, library));
+    expect(half).toMatchObject({ kvBytesPerToken: 512, workspaceBytes: 5000 });
+    expect(plain).toMatchObject({ kvBytesPerToken: 1024, workspaceBytes: 9000 });
+    expect(plain!.totalBytes - half!.totalBytes).toBe(20_000);
+    expect(half!.files.map(({ path }) => path)).not.toContain(LIBRARY);
+  });
+
   const broken: [string, (m: Record<string, any>) => void, RegExp][] = [
     ["another format", (m) => (m.format_version = 3), /format 3; this page reads 2/],
     ["a path out of the bundle", (m) => (m.files["../x.bin"] = m.files["tokenizer.json"]), /unsafe path/],
     ["an address as a path", (m) => (m.files["https://evil.example/x.bin"] = m.files["tokenizer.json"]), /unsafe path/],
-    ["no library", (m) => delete m.files["lib/model.wasm"], /0 WebAssembly libraries/],
+    ["no library", (m) => delete m.files["lib/model.wasm"], /no lib\/model\.wasm/],
     ["no tokenizer", (m) => delete m.files["tokenizer.json"], /no tokenizer\.json/],
     ["a hash that is none", (m) => (m.files["tokenizer.json"].sha256 = "00"), /no SHA-256/],
     ["a size that is none", (m) => (m.files["tokenizer.json"].bytes = -1), /not a count/],
@@ -57,18 +68,18 @@ describe("the manifest", () => {
   it.each(broken)("with %s is refused", (_, change, message) => {
     const json = manifestJson();
     change(json);
-    expect(() => parseManifest(json)).toThrow(ManifestError);
-    expect(() => parseManifest(json)).toThrow(message);
+    expect(() => parseManifest(json, LIBRARY)).toThrow(ManifestError);
+    expect(() => parseManifest(json, LIBRARY)).toThrow(message);
   });
 
-  it.each([null, [], "x", { format: 2 }, { format: 1, title: "t", choices: [] }, { format: 1, title: "t", choices: [{ path: "../", features: [] }] }])(
+  it.each([null, [], "x", { format: 2 }, { format: 1, title: "t", choices: [] }, { format: 1, title: "t", choices: [{ path: "../", library: "l", features: [] }] }])(
     "site.json %j is refused",
     (value) => expect(() => parseSite(value)).toThrow(ManifestError),
   );
 });
 
 describe("fit", () => {
-  const manifest = parseManifest(manifestJson());
+  const manifest = parseManifest(manifestJson(), LIBRARY);
   it("counts weights, cache and workspace", () => {
     expect(estimateMemory(manifest, 1000)).toEqual({ weights: 350_000, cache: 1_024_000, workspace: 9000, total: 1_383_000 });
     expect(estimateMemory({ ...manifest, slidingWindow: 512 }, 4096).cache).toBe(512 * 1024);
@@ -109,9 +120,9 @@ describe("fit", () => {
   });
 
   it("chooses the first version that the GPU can run", () => {
-    const choices = [{ path: "half/", features: ["shader-f16"] }, { path: "plain/", features: [] }];
-    expect(choose(choices, ADAPTER)?.path).toBe("half/");
-    expect(choose(choices, { ...ADAPTER, features: [] })?.path).toBe("plain/");
+    const choices = [{ path: "m/", library: "half", features: ["shader-f16"] }, { path: "m/", library: "plain", features: [] }];
+    expect(choose(choices, ADAPTER)?.library).toBe("half");
+    expect(choose(choices, { ...ADAPTER, features: [] })?.library).toBe("plain");
     expect(choose(choices.slice(0, 1), { ...ADAPTER, features: [] })).toBeNull();
   });
 });

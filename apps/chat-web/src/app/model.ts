@@ -89,7 +89,7 @@ export class ModelController {
       const choice = choose(this.site.choices, adapter);
       if (!choice) return this.phase({ name: "unsupported", text: lacking(this.site.choices, adapter) });
       const base = new URL(choice.path.replace(/\/?$/, "/"), this.base).href;
-      const manifest = parseManifest(await this.json(new URL("mlcpipe.json", base).href));
+      const manifest = parseManifest(await this.json(new URL("mlcpipe.json", base).href), choice.library);
       this.cache = new ModelCache(caches, base, manifest);
       this.state.patch({ adapter, manifest });
       await this.offer();

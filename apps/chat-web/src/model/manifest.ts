@@ -21,7 +21,7 @@ export interface Manifest {
   /** Of the largest tensor, which must fit in one GPU buffer. */
   largestTensorBytes: number;
   library: BundleFile;
-  /** Every file that the engine reads: the library, the configuration, the tokenizer, the weights. */
+  /** Every file that the engine reads: this library, the configuration, the tokenizer, the weights. */
   files: BundleFile[];
   totalBytes: number;
 }
@@ -29,6 +29,8 @@ export interface Manifest {
 export interface Choice {
   /** Folder of the bundle, relative to the page. */
   path: string;
+  /** The bundle's library with kernels for these features; a bundle may have several for the same weights. */
+  library: string;
   /** WebGPU features that its kernels use. */
   features: string[];
 }
@@ -56,26 +58,24 @@ export function parseSite(value: unknown): Site {
     const choice = object(item, `site.json: choices[${index}]`);
     const path = text(choice.path, "path");
     if (!safePath(path.replace(/\/$/, ""))) throw new ManifestError(`site.json names an unsafe path: ${path}`);
-    return { path, features: array(choice.features, "features").map((f) => text(f, "feature")) };
+    const library = text(choice.library, "library");
+    return { path, library, features: array(choice.features, "features").map((f) => text(f, "feature")) };
   });
   if (choices.length === 0) throw new ManifestError("site.json names no model");
   return { title: text(site.title, "title"), autostart: site.autostart === true, choices };
 }
 
-export function parseManifest(value: unknown): Manifest {
+/** What the manifest says of one of the bundle's libraries, and of what it needs. */
+export function parseManifest(value: unknown, library: string): Manifest {
   const manifest = object(value, "mlcpipe.json");
   if (manifest.format_version !== 2) {
     throw new ManifestError(`mlcpipe.json has format ${String(manifest.format_version)}; this page reads 2`);
   }
   const model = object(manifest.model, "model");
-  const plan = object(manifest.memory_plan, "memory_plan");
+  const plan = object(ownPlan(manifest, library) ?? manifest.memory_plan, "memory_plan");
   const all = parseFiles(manifest.files);
-  const libraries = all.filter((file) => file.path.endsWith(".wasm"));
-  if (libraries.length !== 1) {
-    throw new ManifestError(`the bundle holds ${libraries.length} WebAssembly libraries, expected one: is it for webgpu?`);
-  }
-  const files = all.filter((file) => NEEDED.includes(file.path) || /\.(wasm|bin)$/.test(file.path));
-  for (const name of NEEDED) {
+  const files = all.filter(({ path }) => path === library || NEEDED.includes(path) || path.endsWith(".bin"));
+  for (const name of [library, ...NEEDED]) {
     if (!files.some((file) => file.path === name)) throw new ManifestError(`the bundle has no ${name}`);
   }
   const workspaces = Object.values(object(plan.workspace_bytes, "workspace_bytes")).map((n) => count(n, "workspace"));
@@ -90,10 +90,19 @@ export function parseManifest(value: unknown): Manifest {
     kvBytesPerToken: count(plan.kv_bytes_per_token, "kv_bytes_per_token"),
     workspaceBytes: Math.max(0, ...workspaces),
     largestTensorBytes: largestTensor(array(manifest.params, "params")),
-    library: libraries[0]!,
+    library: files.find((file) => file.path === library)!,
     files,
     totalBytes: files.reduce((sum, file) => sum + file.bytes, 0),
   };
+}
+
+/** The memory plan of a library that is one of several; the manifest's own is that of the one that every GPU runs. */
+function ownPlan(manifest: Record<string, unknown>, library: string): unknown {
+  for (const item of array(object(manifest.target, "target").variants, "variants")) {
+    const own = object(item, "variant").library;
+    if (own != null && object(own, "library").path === library) return object(own, "library").memory_plan;
+  }
+  return undefined;
 }
 
 function parseFiles(value: unknown): BundleFile[] {

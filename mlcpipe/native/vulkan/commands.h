@@ -1,0 +1,96 @@
+// Commands of one queue: recorded into batches, submitted in order, ordered among themselves by barriers where needed.
+//
+// A batch is a value of a timeline semaphore. Nothing here locks: Device does.
+#ifndef MLCPIPE_VULKAN_COMMANDS_H_
+#define MLCPIPE_VULKAN_COMMANDS_H_
+
+#include <array>
+#include <cstdint>
+
+#include "api.h"
+#include "buffer.h"
+#include "descriptors.h"
+#include "pipeline.h"
+
+namespace mlcpipe::vulkan {
+
+struct Launch {
+  Pipeline* pipeline;
+  Buffer* const* buffers;     // pipeline->buffers of them
+  const uint8_t* writes;      // for each buffer: the kernel writes it
+  const void* push_constants; // pipeline->push_bytes
+  uint32_t groups[3];
+};
+
+struct CommandCounts {
+  int64_t dispatches = 0, copies = 0, submits = 0, barriers = 0;
+};
+
+class Commands {
+ public:
+  // Most buffers that one kernel may take.
+  static constexpr uint32_t kMostBuffers = 64;
+
+  Commands(Device& device, VkQueue queue, uint32_t queue_family);
+  ~Commands();
+  // Makes what the driver may refuse; raises.
+  void Create();
+
+  void Dispatch(const Launch& launch);
+  void Copy(Buffer* from, VkDeviceSize from_offset, Buffer* to, VkDeviceSize to_offset, VkDeviceSize bytes);
+  // Writes the device's clock into `query` after all that was recorded before.
+  void Timestamp(VkQueryPool pool, uint32_t query);
+
+  // The value of the batch that is being recorded, and of the last one that was submitted.
+  uint64_t next() const { return next_; }
+  uint64_t submitted() const { return next_ - 1; }
+  // Submits what was recorded, if anything.
+  void Submit();
+  // Whether batch `value` has run; asks the driver only if that is not known yet.
+  bool IsDone(uint64_t value);
+  // The same without asking the driver.
+  bool IsKnownDone(uint64_t value) const;
+  uint64_t Completed();
+  // A host waited for `value` outside: see Device::Synchronize.
+  void Finished(uint64_t value);
+  VkSemaphore timeline() const { return timeline_; }
+  // Host and device agree on all that was submitted: the next batches are short again, so that the device starts early.
+  void Rest() { limit_ = kFirstLimit; }
+
+  const CommandCounts& counts() const { return counts_; }
+
+ private:
+  struct Batch {
+    VkCommandPool pool = VK_NULL_HANDLE;
+    VkCommandBuffer commands = VK_NULL_HANDLE;
+    uint64_t value = 0;
+    Descriptors descriptors;
+  };
+  static constexpr int kBatches = 8;
+  static constexpr int kFirstLimit = 8, kLastLimit = 256;
+
+  VkCommandBuffer Begin();
+  void Recorded();
+  bool Conflicts(const Buffer* buffer, bool write) const;
+  void Mark(Buffer* buffer, bool write);
+  void Barrier();
+  void Bind(VkCommandBuffer commands, const Launch& launch);
+
+  Device& device_;
+  VkQueue queue_;
+  uint32_t queue_family_;
+  VkSemaphore timeline_ = VK_NULL_HANDLE;
+  std::array<Batch, kBatches> batches_;
+  int slot_ = 0;
+  bool recording_ = false;
+  int recorded_ = 0;  // commands in the batch
+  int limit_ = kFirstLimit;
+  uint64_t next_ = 1, done_ = 0;
+  uint64_t epoch_ = 1;  // barriers so far
+  VkPipeline bound_ = VK_NULL_HANDLE;
+  CommandCounts counts_;
+};
+
+}  // namespace mlcpipe::vulkan
+
+#endif  // MLCPIPE_VULKAN_COMMANDS_H_

@@ -1,0 +1,322 @@
+#include "device.h"
+
+#include <algorithm>
+#include <cstring>
+
+#include "error.h"
+#include "instance.h"
+
+namespace mlcpipe::vulkan {
+namespace {
+
+constexpr VkDeviceSize kDownloadBytes = VkDeviceSize{4} << 20;
+
+void CheckRange(const Buffer* buffer, VkDeviceSize offset, VkDeviceSize bytes) {
+  if (offset > buffer->bytes || bytes > buffer->bytes - offset) {
+    Fail("a copy passes the end of its buffer: " + std::to_string(bytes) + " bytes at " + std::to_string(offset) +
+         " of " + std::to_string(buffer->bytes));
+  }
+}
+
+}  // namespace
+
+// ---------------------------------------------------------------- buffers
+
+void Device::CheckSize(VkDeviceSize bytes) const {
+  const VkDeviceSize most = adapter_.max_buffer_bytes();
+  if (bytes > most) {
+    const bool range = adapter_.limits().maxStorageBufferRange <= adapter_.v11().maxMemoryAllocationSize;
+    FailMemory("a tensor of " + SizeWords(bytes) + " is larger than " + adapter_.title() + " allows: " +
+               SizeWords(most) + (range ? " (maxStorageBufferRange)" : " (maxMemoryAllocationSize)") +
+               "; use a smaller context or quantization, or another device");
+  }
+  if (bytes > adapter_.memory_bytes()) {
+    FailMemory("a tensor of " + SizeWords(bytes) + " is larger than the memory of " + adapter_.title() + ", " +
+               SizeWords(adapter_.memory_bytes()));
+  }
+}
+
+VkResult Device::TryBuffer(VkDeviceSize bytes, MemoryKind kind, Buffer* buffer, const char** call) {
+  VkBufferCreateInfo info{VK_STRUCTURE_TYPE_BUFFER_CREATE_INFO};
+  info.size = bytes;
+  info.usage =
+      VK_BUFFER_USAGE_STORAGE_BUFFER_BIT | VK_BUFFER_USAGE_TRANSFER_SRC_BIT | VK_BUFFER_USAGE_TRANSFER_DST_BIT;
+  *call = "vkCreateBuffer";
+  VkResult result = functions_.CreateBuffer(handle_, &info, nullptr, &buffer->handle);
+  if (result != VK_SUCCESS) return result;
+  VkMemoryRequirements needs;
+  functions_.GetBufferMemoryRequirements(handle_, buffer->handle, &needs);
+  *call = "vkAllocateMemory";
+  result = memory_->Take(needs, kind, &buffer->piece);
+  if (result == VK_SUCCESS) {
+    *call = "vkBindBufferMemory";
+    result = functions_.BindBufferMemory(handle_, buffer->handle, buffer->piece.block->handle, buffer->piece.offset);
+    if (result != VK_SUCCESS) memory_->Give(buffer->piece);
+  }
+  if (result != VK_SUCCESS) {
+    functions_.DestroyBuffer(handle_, buffer->handle, nullptr);
+    return result;
+  }
+  buffer->owner = this;
+  buffer->bytes = bytes;
+  char* mapped = buffer->piece.block->mapped;
+  // What a discrete device maps lies behind the bus: the staging copies are faster.
+  const bool direct = kind != MemoryKind::kDevice || adapter_.unified();
+  buffer->host = direct && mapped != nullptr ? mapped + buffer->piece.offset : nullptr;
+  buffer->fast_to_read = memory_->IsCached(buffer->piece);
+  return VK_SUCCESS;
+}
+
+Buffer* Device::NewBuffer(VkDeviceSize bytes, MemoryKind kind) {
+  auto buffer = std::make_unique<Buffer>();
+  const char* call = "";
+  VkResult result = TryBuffer(bytes, kind, buffer.get(), &call);
+  if (result == VK_ERROR_OUT_OF_DEVICE_MEMORY || result == VK_ERROR_OUT_OF_HOST_MEMORY) {
+    // What was freed may still be in use by batches that run; what is empty is the driver's again.
+    commands_->Submit();
+    Wait(commands_->submitted());
+    Reap();
+    memory_->Trim();
+    result = TryBuffer(bytes, kind, buffer.get(), &call);
+  }
+  if (result == VK_ERROR_OUT_OF_DEVICE_MEMORY) {
+    FailMemory("no room for " + SizeWords(bytes) + " more on " + adapter_.title() + ": " +
+               SizeWords(memory_->used_bytes()) + " of " + SizeWords(adapter_.memory_bytes()) +
+               " are in use here (" + call + "); close what else uses it, or use a smaller model or context");
+  }
+  Check(result, call);
+  ++buffers_made_;
+  ++buffers_alive_;
+  return buffer.release();
+}
+
+void Device::DeleteBuffer(Buffer* buffer) noexcept {
+  Bury(Grave{buffer->last_use, buffer->handle, buffer->piece, VK_NULL_HANDLE});
+  --buffers_alive_;
+  delete buffer;
+}
+
+Buffer* Device::Allocate(VkDeviceSize bytes) {
+  CheckSize(bytes);
+  std::lock_guard<std::mutex> lock(mutex_);
+  CheckAlive();
+  Reap();
+  Buffer* buffer = NewBuffer(std::max<VkDeviceSize>((bytes + 15) & ~VkDeviceSize{15}, 16), MemoryKind::kDevice);
+  buffer->keep = shared_from_this();
+  return buffer;
+}
+
+void Device::Free(Buffer* buffer) noexcept {
+  const std::shared_ptr<Device> device = std::move(buffer->keep);
+  std::lock_guard<std::mutex> lock(device->mutex_);
+  device->DeleteBuffer(buffer);
+}
+
+// ---------------------------------------------------------------- copies
+
+void Device::Upload(const char* from, Buffer* to, VkDeviceSize offset, VkDeviceSize bytes) {
+  CheckRange(to, offset, bytes);
+  std::unique_lock<std::mutex> lock(mutex_);
+  CheckAlive();
+  if (to->host != nullptr) {
+    const bool large = bytes > UploadRing::kSegmentBytes;
+    if (large && !commands_->IsDone(to->last_use)) {
+      commands_->Submit();
+      WaitUnlocked(lock, to->last_use);
+    }
+    if (large || commands_->IsDone(to->last_use)) {
+      lock.unlock();
+      std::memcpy(to->host + offset, from, bytes);
+      return;
+    }
+  }
+  while (bytes != 0) {
+    const UploadRing::Room room = uploads_.Take(bytes);
+    std::memcpy(room.buffer->host + room.offset, from, room.bytes);
+    commands_->Copy(room.buffer, room.offset, to, offset, room.bytes);
+    from += room.bytes;
+    offset += room.bytes;
+    bytes -= room.bytes;
+  }
+}
+
+void Device::Download(Buffer* from, VkDeviceSize offset, char* to, VkDeviceSize bytes) {
+  CheckRange(from, offset, bytes);
+  if (from->host != nullptr && from->fast_to_read) {
+    std::unique_lock<std::mutex> lock(mutex_);
+    CheckAlive();
+    if (!commands_->IsDone(from->last_use)) {
+      commands_->Submit();
+      WaitUnlocked(lock, from->last_use);
+    }
+    lock.unlock();
+    std::memcpy(to, from->host + offset, bytes);
+  } else {
+    DownloadStaged(from, offset, to, bytes);
+  }
+  RaiseValidation();
+}
+
+void Device::DownloadStaged(Buffer* from, VkDeviceSize offset, char* to, VkDeviceSize bytes) {
+  std::lock_guard<std::mutex> one_at_a_time(download_mutex_);
+  while (bytes != 0) {
+    const VkDeviceSize part = std::min(bytes, kDownloadBytes);
+    {
+      std::unique_lock<std::mutex> lock(mutex_);
+      CheckAlive();
+      if (downloads_ == nullptr) downloads_ = NewBuffer(kDownloadBytes, MemoryKind::kDownload);
+      commands_->Copy(from, offset, downloads_, 0, part);
+      commands_->Submit();
+      WaitUnlocked(lock, commands_->submitted());
+      commands_->Rest();
+    }
+    std::memcpy(to, downloads_->host, part);
+    to += part;
+    offset += part;
+    bytes -= part;
+  }
+}
+
+void Device::Copy(Buffer* from, VkDeviceSize from_offset, Buffer* to, VkDeviceSize to_offset, VkDeviceSize bytes) {
+  CheckRange(from, from_offset, bytes);
+  CheckRange(to, to_offset, bytes);
+  const VkDeviceSize apart = from_offset > to_offset ? from_offset - to_offset : to_offset - from_offset;
+  if (from == to && apart < bytes) Fail("a copy within one buffer overlaps itself");
+  std::lock_guard<std::mutex> lock(mutex_);
+  CheckAlive();
+  commands_->Copy(from, from_offset, to, to_offset, bytes);
+}
+
+// ---------------------------------------------------------------- kernels
+
+void Device::Dispatch(const Launch& launch) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  CheckAlive();
+  commands_->Dispatch(launch);
+}
+
+void Device::Synchronize() {
+  {
+    std::unique_lock<std::mutex> lock(mutex_);
+    CheckAlive();
+    commands_->Submit();
+    WaitUnlocked(lock, commands_->submitted());
+    commands_->Rest();
+    Reap();
+  }
+  RaiseValidation();
+}
+
+void Device::Wait(uint64_t value) {
+  value = std::min(value, commands_->submitted());
+  VkSemaphore timeline = commands_->timeline();
+  VkSemaphoreWaitInfo info{VK_STRUCTURE_TYPE_SEMAPHORE_WAIT_INFO};
+  info.semaphoreCount = 1;
+  info.pSemaphores = &timeline;
+  info.pValues = &value;
+  Check(functions_.WaitSemaphores(handle_, &info, UINT64_MAX), "vkWaitSemaphores");
+  commands_->Finished(value);
+}
+
+void Device::WaitUnlocked(std::unique_lock<std::mutex>& lock, uint64_t value) {
+  if (commands_->IsDone(value)) return;
+  value = std::min(value, commands_->submitted());
+  VkSemaphore timeline = commands_->timeline();
+  lock.unlock();
+  VkSemaphoreWaitInfo info{VK_STRUCTURE_TYPE_SEMAPHORE_WAIT_INFO};
+  info.semaphoreCount = 1;
+  info.pSemaphores = &timeline;
+  info.pValues = &value;
+  VkResult result = functions_.WaitSemaphores(handle_, &info, UINT64_MAX);
+  lock.lock();
+  Check(result, "vkWaitSemaphores");
+  commands_->Finished(value);
+}
+
+std::unique_ptr<Pipeline> Device::MakePipeline(const PipelineSpec& spec) {
+  CheckAlive();
+  auto pipeline = std::make_unique<Pipeline>();
+  const char* call = "";
+  VkResult result = pipelines_->Create(spec, pipeline.get(), &call);
+  if (result == VK_ERROR_DEVICE_LOST) lost_ = true;
+  if (result != VK_SUCCESS) {
+    const std::string words = "kernel " + spec.name + ": " + ResultWords(result, call, adapter_.title());
+    const bool memory = result == VK_ERROR_OUT_OF_DEVICE_MEMORY || result == VK_ERROR_OUT_OF_HOST_MEMORY;
+    memory ? FailMemory(words) : Fail(words);
+  }
+  pipeline->device = shared_from_this();
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    ++pipelines_made_;
+    ++pipelines_alive_;
+  }
+  try {
+    RaiseValidation();
+  } catch (...) {
+    DestroyPipeline(pipeline.release());
+    throw;
+  }
+  return pipeline;
+}
+
+void Device::DestroyPipeline(Pipeline* pipeline) noexcept {
+  const std::shared_ptr<Device> device = std::move(pipeline->device);
+  std::lock_guard<std::mutex> lock(device->mutex_);
+  --device->pipelines_alive_;
+  device->Bury(Grave{pipeline->last_use, VK_NULL_HANDLE, Piece{}, pipeline->handle});
+  delete pipeline;
+}
+
+// ---------------------------------------------------------------- what was freed
+
+void Device::Bury(const Grave& grave) noexcept {
+  constexpr size_t kMany = 256;
+  graves_.push_back(grave);
+  if (grave.value == 0 || graves_.size() >= kMany) Reap();
+}
+
+void Device::Reap() noexcept {
+  if (graves_.empty()) return;
+  try {
+    if (!lost()) commands_->Completed();
+  } catch (...) {  // the driver does not say: `lost` is set, or it will be asked again
+  }
+  auto done = [this](const Grave& grave) { return lost() || commands_->IsKnownDone(grave.value); };
+  auto kept = graves_.begin();
+  for (const Grave& grave : graves_) {
+    if (done(grave)) {
+      Erase(grave);
+    } else {
+      *kept++ = grave;
+    }
+  }
+  graves_.erase(kept, graves_.end());
+}
+
+void Device::Erase(const Grave& grave) noexcept {
+  if (grave.pipeline != VK_NULL_HANDLE) functions_.DestroyPipeline(handle_, grave.pipeline, nullptr);
+  if (grave.buffer == VK_NULL_HANDLE) return;
+  functions_.DestroyBuffer(handle_, grave.buffer, nullptr);
+  memory_->Give(grave.piece);
+}
+
+// ---------------------------------------------------------------- errors
+
+void Device::Check(VkResult result, const char* call) {
+  if (result == VK_SUCCESS) return;
+  if (result == VK_ERROR_DEVICE_LOST) lost_ = true;
+  const std::string words = ResultWords(result, call, adapter_.title());
+  if (result == VK_ERROR_OUT_OF_DEVICE_MEMORY || result == VK_ERROR_OUT_OF_HOST_MEMORY) FailMemory(words);
+  Fail(words);
+}
+
+void Device::CheckAlive() const {
+  if (!lost()) return;
+  Fail(adapter_.title() + " was lost, and what was on it; load the model again");
+}
+
+void Device::RaiseValidation() {
+  if (Instance::Get().options().validation) Instance::Get().validation().Raise();
+}
+
+}  // namespace mlcpipe::vulkan

@@ -1,0 +1,66 @@
+// What a kernel is and how it is called; the file format of modules.
+//
+//   u64 little-endian: bytes of the header; the header, JSON padded with spaces to a multiple of 8; SPIR-V at offsets from
+//   the header's end. {"format": 1, "kernels": [KERNEL, ...]}, KERNEL:
+//     name            global symbol          entry            name of the OpEntryPoint
+//     spirv_offset    multiple of 4          spirv_bytes
+//     buffers         [{"arg": position among the arguments, "write": bool, "dtype": text}], binding i of set 0
+//     scalars         [{"arg", "dtype", "offset": in the push constants}]
+//     push_constant_bytes, workgroup [x, y, z], shared_bytes, subgroup_size (0: any), full_subgroups (may lack)
+//     launch_params   ["blockIdx.x", ..., "threadIdx.z"]: what the arguments are followed by, in this order
+//     grid_x_offset   where the push constants get the extent of blockIdx.x, or lacks; such a kernel finds its block at
+//                     WorkgroupId.x + NumWorkgroups.x * WorkgroupId.z and leaves past the extent
+//     features        names that Adapter::known_features() has
+#ifndef MLCPIPE_VULKAN_KERNEL_H_
+#define MLCPIPE_VULKAN_KERNEL_H_
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+namespace mlcpipe::vulkan {
+
+enum class ScalarType : uint8_t { kBool, kI8, kI16, kI32, kI64, kU8, kU16, kU32, kU64, kF16, kF32, kF64 };
+
+struct BufferArgument {
+  uint32_t position;
+  bool write;
+};
+
+struct ScalarArgument {
+  uint32_t position;
+  ScalarType type;
+  uint32_t offset;
+};
+
+struct Kernel {
+  std::string name, entry;
+  const uint32_t* code = nullptr;
+  size_t code_bytes = 0;
+  std::vector<BufferArgument> buffers;
+  std::vector<ScalarArgument> scalars;
+  uint32_t argument_count = 0;
+  uint32_t push_bytes = 0;
+  uint32_t workgroup[3] = {1, 1, 1};
+  uint32_t shared_bytes = 0;
+  uint32_t subgroup_size = 0;
+  bool full_subgroups = false;
+  std::vector<uint8_t> launch;  // 0..2 blockIdx, 3..5 threadIdx
+  int32_t grid_x_offset = -1;
+  std::vector<std::string> features;
+};
+
+// Bytes of a scalar in the push constants.
+uint32_t ScalarBytes(ScalarType type);
+
+// Reads a module. `bytes` must stay, at an address that is a multiple of 8: kernels point into it. Raises on anything
+// that does not fit together: sizes, offsets, positions, names, the structure of the SPIR-V.
+std::vector<Kernel> ReadKernels(const char* bytes, size_t size);
+
+// Whether `words` are a SPIR-V module of at most version 1.6 with the compute entry point `entry`; else why not. The words
+// of each instruction are checked to lie inside; their meaning is the driver's to check.
+std::string FindSpirvProblem(const uint32_t* words, size_t count, const std::string& entry);
+
+}  // namespace mlcpipe::vulkan
+
+#endif  // MLCPIPE_VULKAN_KERNEL_H_

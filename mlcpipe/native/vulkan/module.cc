@@ -1,0 +1,67 @@
+#include "module.h"
+
+#include <algorithm>
+#include <atomic>
+#include <cstring>
+#include <exception>
+#include <thread>
+
+#include "error.h"
+
+namespace mlcpipe::vulkan {
+
+namespace ffi = tvm::ffi;
+
+VulkanModule::VulkanModule(const ffi::Bytes& bytes) : bytes_((bytes.size() + 7) / 8), size_(bytes.size()) {
+  std::memcpy(bytes_.data(), bytes.data(), size_);
+  for (Kernel& kernel : ReadKernels(reinterpret_cast<const char*>(bytes_.data()), size_)) {
+    std::string name = kernel.name;
+    programs_.emplace(std::move(name), std::make_unique<Program>(std::move(kernel)));
+  }
+}
+
+int VulkanModule::GetPropertyMask() const { return ffi::Module::kBinarySerializable | ffi::Module::kRunnable; }
+
+ffi::Bytes VulkanModule::SaveToBytes() const {
+  return ffi::Bytes(reinterpret_cast<const char*>(bytes_.data()), size_);
+}
+
+ffi::String VulkanModule::InspectSource(const ffi::String&) const {
+  return ffi::String(reinterpret_cast<const char*>(bytes_.data() + 1), bytes_[0]);
+}
+
+ffi::Optional<ffi::Function> VulkanModule::GetFunction(const ffi::String& name) {
+  auto found = programs_.find(std::string(name.data(), name.size()));
+  if (found == programs_.end()) return std::nullopt;
+  Program* program = found->second.get();
+  // The function keeps the module, and with it the program.
+  return ffi::Function::FromPacked([program, module = ffi::GetRef<ffi::Module>(this)](
+                                       ffi::PackedArgs arguments, ffi::Any*) { program->Call(arguments); });
+}
+
+void VulkanModule::Prepare(int index, int threads) {
+  Device* device = Device::Get(index);
+  std::vector<Program*> programs;
+  for (auto& [name, program] : programs_) programs.push_back(program.get());
+  std::atomic<size_t> next{0};
+  std::exception_ptr error;
+  std::mutex error_mutex;
+  auto work = [&] {
+    for (size_t i = next++; i < programs.size(); i = next++) {
+      try {
+        programs[i]->For(index, device);
+      } catch (...) {
+        std::lock_guard<std::mutex> lock(error_mutex);
+        if (error == nullptr) error = std::current_exception();
+        next = programs.size();
+      }
+    }
+  };
+  std::vector<std::thread> workers;
+  for (int i = 1; i < threads; ++i) workers.emplace_back(work);
+  work();
+  for (std::thread& worker : workers) worker.join();
+  if (error != nullptr) std::rethrow_exception(error);
+}
+
+}  // namespace mlcpipe::vulkan

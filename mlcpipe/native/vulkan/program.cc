@@ -1,0 +1,224 @@
+// The way of a call: TVM's packed arguments to a launch. No allocation, no look-up by name, no lock but the device's.
+#include <algorithm>
+#include <cstring>
+
+#include "error.h"
+#include "instance.h"
+#include "module.h"
+
+namespace mlcpipe::vulkan {
+namespace {
+
+constexpr size_t kMostPushBytes = 256;
+
+// IEEE 754 binary32 to binary16, to nearest even.
+uint16_t ToHalf(float value) {
+  uint32_t bits;
+  std::memcpy(&bits, &value, 4);
+  const uint32_t sign = (bits >> 16) & 0x8000, magnitude = bits & 0x7fffffff;
+  if (magnitude > 0x7f800000) return static_cast<uint16_t>(sign | 0x7e00);
+  if (magnitude >= 0x47800000) return static_cast<uint16_t>(sign | 0x7c00);
+  const int exponent = static_cast<int>(magnitude >> 23) - 112;
+  if (exponent < -10) return static_cast<uint16_t>(sign);
+  uint32_t fraction = (magnitude & 0x7fffff) | 0x800000;
+  const int shift = exponent <= 0 ? 14 - exponent : 13;
+  const uint32_t base = exponent <= 0 ? 0 : static_cast<uint32_t>(exponent - 1) << 10;
+  const uint32_t rest = fraction & ((1u << shift) - 1), half = 1u << (shift - 1);
+  fraction >>= shift;
+  if (rest > half || (rest == half && (fraction & 1))) ++fraction;
+  return static_cast<uint16_t>(sign | (base + fraction));
+}
+
+double ToDouble(const TVMFFIAny& value) {
+  return value.type_index == TVMFFITypeIndex::kTVMFFIFloat ? value.v_float64 : static_cast<double>(value.v_int64);
+}
+
+bool IsNumber(const TVMFFIAny& value) {
+  return value.type_index == TVMFFITypeIndex::kTVMFFIInt || value.type_index == TVMFFITypeIndex::kTVMFFIFloat ||
+         value.type_index == TVMFFITypeIndex::kTVMFFIBool;
+}
+
+}  // namespace
+
+int& CurrentDevice() {
+  thread_local int index = 0;
+  return index;
+}
+
+Program::Program(Kernel kernel)
+    : kernel_(std::move(kernel)), pipelines_(std::max<size_t>(Instance::Get().usable_count(), 1)) {
+  for (const BufferArgument& buffer : kernel_.buffers) writes_.push_back(buffer.write);
+}
+
+Program::~Program() {
+  for (std::atomic<Pipeline*>& pipeline : pipelines_) {
+    if (pipeline.load() != nullptr) Device::DestroyPipeline(pipeline.load());
+  }
+  for (Pipeline* pipeline : outdated_) Device::DestroyPipeline(pipeline);
+}
+
+void Program::Refuse(const std::string& what) const { Fail("kernel " + kernel_.name + " " + what); }
+
+void Program::CheckDevice(const Device& device) const {
+  const Adapter& adapter = device.adapter();
+  const VkPhysicalDeviceLimits& limits = adapter.limits();
+  const std::string here = " on " + adapter.title();
+  for (const std::string& feature : kernel_.features) {
+    if (adapter.features().count(feature) == 0) {
+      Refuse("needs " + feature + ", which is missing" + here + "; compile the model for this device");
+    }
+  }
+  uint32_t threads = 1;
+  for (int i = 0; i < 3; ++i) {
+    threads *= kernel_.workgroup[i];
+    if (kernel_.workgroup[i] > limits.maxComputeWorkGroupSize[i]) threads = UINT32_MAX / 4096;
+  }
+  auto at_most = [&](uint64_t needs, uint64_t most, const char* of) {
+    if (needs > most) {
+      Refuse("needs " + std::to_string(needs) + " " + of + ", at most " + std::to_string(most) + " are allowed" +
+             here + "; compile the model for this device");
+    }
+  };
+  at_most(threads, limits.maxComputeWorkGroupInvocations, "threads in a workgroup of this shape");
+  at_most(kernel_.shared_bytes, limits.maxComputeSharedMemorySize, "bytes of shared memory");
+  at_most(kernel_.push_bytes, limits.maxPushConstantsSize, "bytes of push constants");
+  at_most(kernel_.buffers.size(),
+          std::min(limits.maxPerStageDescriptorStorageBuffers, limits.maxDescriptorSetStorageBuffers), "buffers");
+  const uint32_t size = kernel_.subgroup_size;
+  if (size == 0) return;
+  const bool required = adapter.can_require_subgroup_size() && size >= adapter.min_subgroup_size() &&
+                        size <= adapter.max_subgroup_size();
+  const bool natural = adapter.min_subgroup_size() == adapter.max_subgroup_size() && adapter.v11().subgroupSize == size;
+  if (!required && !natural) {
+    Refuse("needs subgroups of " + std::to_string(size) + ", which are not to be had" + here +
+           "; compile the model for this device");
+  }
+}
+
+Pipeline* Program::For(int index, Device* device) {
+  std::atomic<Pipeline*>& slot = pipelines_[index];
+  Pipeline* pipeline = slot.load(std::memory_order_acquire);
+  if (pipeline != nullptr && pipeline->device.get() == device) return pipeline;
+  std::lock_guard<std::mutex> lock(mutex_);
+  pipeline = slot.load(std::memory_order_acquire);
+  if (pipeline != nullptr && pipeline->device.get() == device) return pipeline;
+  CheckDevice(*device);
+  PipelineSpec spec{kernel_.name, kernel_.entry, kernel_.code, kernel_.code_bytes,
+                    static_cast<uint32_t>(kernel_.buffers.size()), kernel_.push_bytes, kernel_.subgroup_size,
+                    kernel_.full_subgroups};
+  Pipeline* made = device->MakePipeline(spec).release();
+  if (pipeline != nullptr) outdated_.push_back(pipeline);
+  slot.store(made, std::memory_order_release);
+  return made;
+}
+
+void Program::ReadBuffers(const TVMFFIAny* arguments, Device* device, Buffer** buffers) const {
+  for (size_t i = 0; i < kernel_.buffers.size(); ++i) {
+    const TVMFFIAny& argument = arguments[kernel_.buffers[i].position];
+    void* data = nullptr;
+    if (argument.type_index == TVMFFITypeIndex::kTVMFFIOpaquePtr) {
+      data = argument.v_ptr;
+    } else if (argument.type_index == TVMFFITypeIndex::kTVMFFIDLTensorPtr ||
+               argument.type_index == TVMFFITypeIndex::kTVMFFITensor) {
+      const DLTensor* tensor = argument.type_index == TVMFFITypeIndex::kTVMFFIDLTensorPtr
+                                   ? static_cast<const DLTensor*>(argument.v_ptr)
+                                   : TVMFFITensorGetDLTensorPtr(argument.v_obj);
+      if (tensor->device.device_type != kDLVulkan) Refuse("got a tensor that is not on Vulkan");
+      if (tensor->byte_offset != 0) Refuse("got a tensor that starts inside its buffer");
+      data = tensor->data;
+    }
+    if (data == nullptr) Refuse("got no buffer as argument " + std::to_string(kernel_.buffers[i].position));
+    buffers[i] = static_cast<Buffer*>(data);
+    if (buffers[i]->owner == device) continue;
+    if (buffers[i]->owner->lost()) Refuse("got a tensor of a device that was lost; load the model again");
+    Refuse("got a tensor that lies on another device, " + buffers[i]->owner->adapter().title());
+  }
+}
+
+void Program::ReadScalars(const TVMFFIAny* arguments, char* push) const {
+  for (const ScalarArgument& scalar : kernel_.scalars) {
+    const TVMFFIAny& value = arguments[scalar.position];
+    if (!IsNumber(value)) Refuse("got no number as argument " + std::to_string(scalar.position));
+    char* to = push + scalar.offset;
+    switch (scalar.type) {
+      case ScalarType::kF32: {
+        const float number = static_cast<float>(ToDouble(value));
+        std::memcpy(to, &number, sizeof number);
+        break;
+      }
+      case ScalarType::kF64: {
+        const double number = ToDouble(value);
+        std::memcpy(to, &number, sizeof number);
+        break;
+      }
+      case ScalarType::kF16: {
+        const uint16_t number = ToHalf(static_cast<float>(ToDouble(value)));
+        std::memcpy(to, &number, sizeof number);
+        break;
+      }
+      default: {
+        if (value.type_index == TVMFFITypeIndex::kTVMFFIFloat) Refuse("got a float where it takes an integer");
+        const int64_t number = value.v_int64;
+        std::memcpy(to, &number, ScalarBytes(scalar.type));  // little-endian: the low bytes
+      }
+    }
+  }
+}
+
+bool Program::ReadExtents(const TVMFFIAny* extents, const VkPhysicalDeviceLimits& limits, char* push,
+                          uint32_t* groups) const {
+  int64_t extent[6] = {1, 1, 1, 1, 1, 1};
+  for (size_t i = 0; i < kernel_.launch.size(); ++i) {
+    if (extents[i].type_index != TVMFFITypeIndex::kTVMFFIInt) Refuse("got no integer as an extent");
+    extent[kernel_.launch[i]] = extents[i].v_int64;
+  }
+  for (int i = 0; i < 3; ++i) {
+    if (extent[i] == 0) return false;  // a dynamic shape of 0
+    if (extent[i] < 0 || extent[i] > UINT32_MAX) Refuse("has an impossible extent, " + std::to_string(extent[i]));
+    if (extent[3 + i] != kernel_.workgroup[i]) {
+      Refuse("was compiled for another workgroup: " + std::to_string(extent[3 + i]) + " threads, not " +
+             std::to_string(kernel_.workgroup[i]));
+    }
+  }
+  if (kernel_.grid_x_offset >= 0) {
+    const uint32_t x = static_cast<uint32_t>(extent[0]);
+    std::memcpy(push + kernel_.grid_x_offset, &x, sizeof x);
+    const int64_t most = limits.maxComputeWorkGroupCount[0];
+    if (extent[0] > most) {
+      extent[2] = (extent[0] + most - 1) / most;
+      extent[0] = (extent[0] + extent[2] - 1) / extent[2];
+    }
+  }
+  for (int i = 0; i < 3; ++i) {
+    if (extent[i] > limits.maxComputeWorkGroupCount[i]) {
+      Refuse("needs " + std::to_string(extent[i]) + " workgroups along " + "xyz"[i] + ", at most " +
+             std::to_string(limits.maxComputeWorkGroupCount[i]) + " are allowed; use a shorter prompt chunk");
+    }
+    groups[i] = static_cast<uint32_t>(extent[i]);
+  }
+  return true;
+}
+
+void Program::Call(tvm::ffi::PackedArgs arguments) {
+  const auto* values = reinterpret_cast<const TVMFFIAny*>(arguments.data());
+  if (static_cast<size_t>(arguments.size()) != kernel_.argument_count + kernel_.launch.size()) {
+    Refuse("takes " + std::to_string(kernel_.argument_count + kernel_.launch.size()) + " arguments, got " +
+           std::to_string(arguments.size()));
+  }
+  const int index = CurrentDevice();
+  Device* device = Device::Get(index);
+  Launch launch{};
+  alignas(8) char push[kMostPushBytes];
+  std::memset(push, 0, kernel_.push_bytes);
+  if (!ReadExtents(values + kernel_.argument_count, device->adapter().limits(), push, launch.groups)) return;
+  Buffer* buffers[Commands::kMostBuffers];
+  ReadBuffers(values, device, buffers);
+  ReadScalars(values, push);
+  launch.pipeline = For(index, device);
+  launch.buffers = buffers;
+  launch.writes = writes_.data();
+  launch.push_constants = push;
+  device->Dispatch(launch);
+}
+
+}  // namespace mlcpipe::vulkan

@@ -1,6 +1,7 @@
 #include "commands.h"
 
 #include <algorithm>
+#include <cstring>
 
 #include "device.h"
 
@@ -141,14 +142,26 @@ void Commands::Dispatch(const Launch& launch) {
   Bind(commands, launch);
   for (uint32_t i = 0; i < pipeline.buffers; ++i) Mark(launch.buffers[i], launch.writes[i]);
   pipeline.last_use = next_;
-  const DeviceFunctions& vk = device_.functions();
-  if (pipeline.push_bytes != 0) {
-    vk.CmdPushConstants(commands, pipeline.layout->pipeline, VK_SHADER_STAGE_COMPUTE_BIT, 0, pipeline.push_bytes,
-                        launch.push_constants);
-  }
-  vk.CmdDispatch(commands, launch.groups[0], launch.groups[1], launch.groups[2]);
+  Run(commands, launch);
   ++counts_.dispatches;
   Recorded();
+}
+
+// One dispatch, or several with no barrier between: workgroups of a kernel do not depend on each other.
+void Commands::Run(VkCommandBuffer commands, const Launch& launch) {
+  const DeviceFunctions& vk = device_.functions();
+  const Pipeline& pipeline = *launch.pipeline;
+  const uint32_t most = device_.adapter().limits().maxComputeWorkGroupCount[0];
+  for (uint32_t done = 0; done < launch.groups[0];) {
+    const uint32_t count = std::min(launch.groups[0] - done, most);
+    if (launch.grid_base_offset >= 0) std::memcpy(launch.push_constants + launch.grid_base_offset, &done, sizeof done);
+    if (pipeline.push_bytes != 0) {
+      vk.CmdPushConstants(commands, pipeline.layout->pipeline, VK_SHADER_STAGE_COMPUTE_BIT, 0, pipeline.push_bytes,
+                          launch.push_constants);
+    }
+    vk.CmdDispatch(commands, count, launch.groups[1], launch.groups[2]);
+    done += count;
+  }
 }
 
 void Commands::Bind(VkCommandBuffer commands, const Launch& launch) {

@@ -18,7 +18,8 @@ struct Launch {
   Pipeline* pipeline;
   Buffer* const* buffers;     // pipeline->buffers of them
   const uint8_t* writes;      // for each buffer: the kernel writes it
-  const void* push_constants; // pipeline->push_bytes
+  char* push_constants;       // pipeline->push_bytes
+  int32_t grid_base_offset;   // in them: where the first workgroup in x goes; -1: nowhere, groups[0] is in the limits
   uint32_t groups[3];
 };
 
@@ -75,6 +76,7 @@ class Commands {
   void Mark(Buffer* buffer, bool write);
   void Barrier();
   void Bind(VkCommandBuffer commands, const Launch& launch);
+  void Run(VkCommandBuffer commands, const Launch& launch);
 
   Device& device_;
   VkQueue queue_;

@@ -20,18 +20,16 @@ namespace json = tvm::ffi::json;
 
 constexpr uint64_t kMostHeader = uint64_t{64} << 20;
 constexpr int kMostDepth = 8;
-constexpr int64_t kMostPushBytes = 256, kMostArguments = 256, kMostShared = 1 << 24, kMostThreads = 4096;
+constexpr int64_t kMostArguments = 256, kMostShared = 1 << 24, kMostThreads = 4096;
 
 [[noreturn]] void Refuse(const std::string& what) {
   Fail("a module that cannot be loaded: " + what + "; compile the model again with this mlcpipe");
 }
 
-const std::map<std::string, ScalarType>& ScalarTypes() {
+const std::map<std::string, ScalarType>& StoredTypes() {
   static const auto* types = new std::map<std::string, ScalarType>{
-      {"bool", ScalarType::kBool},    {"int8", ScalarType::kI8},      {"int16", ScalarType::kI16},
-      {"int32", ScalarType::kI32},    {"int64", ScalarType::kI64},    {"uint8", ScalarType::kU8},
-      {"uint16", ScalarType::kU16},   {"uint32", ScalarType::kU32},   {"uint64", ScalarType::kU64},
-      {"float16", ScalarType::kF16},  {"float32", ScalarType::kF32},  {"float64", ScalarType::kF64},
+      {"int32", ScalarType::kI32},  {"uint32", ScalarType::kU32},   {"int64", ScalarType::kI64},
+      {"uint64", ScalarType::kU64}, {"float32", ScalarType::kF32}, {"float64", ScalarType::kF64},
   };
   return *types;
 }
@@ -130,8 +128,8 @@ void ReadArguments(const Fields& fields, Kernel* kernel) {
   }
   for (const json::Value& value : fields.List("scalars", kMostArguments)) {
     const Fields scalar(value, fields.where() + ", a scalar");
-    auto type = ScalarTypes().find(scalar.Text("dtype"));
-    if (type == ScalarTypes().end()) Refuse(fields.where() + " has a scalar of an unknown type");
+    auto type = StoredTypes().find(scalar.Text(scalar.Has("stored") ? "stored" : "dtype"));
+    if (type == StoredTypes().end()) Refuse(fields.where() + " has a scalar of an unknown type");
     const uint32_t bytes = ScalarBytes(type->second);
     const int64_t last = static_cast<int64_t>(kernel->push_bytes) - bytes;
     kernel->scalars.push_back({position(scalar), type->second, static_cast<uint32_t>(scalar.Int("offset", 0, last))});
@@ -168,12 +166,10 @@ void ReadLaunch(const Fields& fields, Kernel* kernel) {
     }
     kernel->launch.push_back(static_cast<uint8_t>(found - std::begin(kLaunch)));
   }
-  if (!fields.Has("grid_x_offset")) return;
-  const int64_t last = static_cast<int64_t>(kernel->push_bytes) - 4;
-  kernel->grid_x_offset = static_cast<int32_t>(fields.Int("grid_x_offset", -1, last));
-  if (kernel->grid_x_offset >= 0 && (kernel->grid_x_offset % 4 != 0 || seen.count("blockIdx.z"))) {
-    Refuse(fields.where() + " cannot have grid_x_offset");
-  }
+  if (!fields.Has("grid_base") || fields.Get("grid_base").type_index() == TVMFFITypeIndex::kTVMFFINone) return;
+  const Fields base(fields.Get("grid_base"), fields.where() + ", grid_base");
+  kernel->grid_base_offset = static_cast<int32_t>(base.Int("offset", 0, int64_t{kernel->push_bytes} - 4));
+  if (kernel->grid_base_offset % 4 != 0) Refuse(base.where() + " is no multiple of 4");
 }
 
 Kernel ReadKernel(const json::Value& value, const char* code, size_t code_bytes) {
@@ -201,21 +197,7 @@ Kernel ReadKernel(const json::Value& value, const char* code, size_t code_bytes)
 }  // namespace
 
 uint32_t ScalarBytes(ScalarType type) {
-  switch (type) {
-    case ScalarType::kI8:
-    case ScalarType::kU8:
-      return 1;
-    case ScalarType::kI16:
-    case ScalarType::kU16:
-    case ScalarType::kF16:
-      return 2;
-    case ScalarType::kI64:
-    case ScalarType::kU64:
-    case ScalarType::kF64:
-      return 8;
-    default:
-      return 4;
-  }
+  return type == ScalarType::kI32 || type == ScalarType::kU32 || type == ScalarType::kF32 ? 4 : 8;
 }
 
 std::vector<Kernel> ReadKernels(const char* bytes, size_t size) {

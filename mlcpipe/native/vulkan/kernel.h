@@ -5,11 +5,11 @@
 //     name            global symbol          entry            name of the OpEntryPoint
 //     spirv_offset    multiple of 4          spirv_bytes
 //     buffers         [{"arg": position among the arguments, "write": bool, "dtype": text}], binding i of set 0
-//     scalars         [{"arg", "dtype", "offset": in the push constants}]
+//     scalars         [{"arg", "dtype": the argument's type, "stored": its type in the push constants, "offset": there}]
 //     push_constant_bytes, workgroup [x, y, z], shared_bytes, subgroup_size (0: any), full_subgroups (may lack)
 //     launch_params   ["blockIdx.x", ..., "threadIdx.z"]: what the arguments are followed by, in this order
-//     grid_x_offset   where the push constants get the extent of blockIdx.x, or lacks; such a kernel finds its block at
-//                     WorkgroupId.x + NumWorkgroups.x * WorkgroupId.z and leaves past the extent
+//     grid_base       {"offset": where the push constants get the first workgroup in x of a dispatch} or null: then a launch
+//                     of more workgroups in x than the device takes is refused, else it becomes several dispatches
 //     features        names that Adapter::known_features() has
 #ifndef MLCPIPE_VULKAN_KERNEL_H_
 #define MLCPIPE_VULKAN_KERNEL_H_
@@ -20,7 +20,11 @@
 
 namespace mlcpipe::vulkan {
 
-enum class ScalarType : uint8_t { kBool, kI8, kI16, kI32, kI64, kU8, kU16, kU32, kU64, kF16, kF32, kF64 };
+// What a device must have is 128; none is known with more.
+inline constexpr int kMostPushBytes = 256;
+
+// What lies in the push constants; narrower types are widened.
+enum class ScalarType : uint8_t { kI32, kU32, kI64, kU64, kF32, kF64 };
 
 struct BufferArgument {
   uint32_t position;
@@ -46,7 +50,7 @@ struct Kernel {
   uint32_t subgroup_size = 0;
   bool full_subgroups = false;
   std::vector<uint8_t> launch;  // 0..2 blockIdx, 3..5 threadIdx
-  int32_t grid_x_offset = -1;
+  int32_t grid_base_offset = -1;
   std::vector<std::string> features;
 };
 

@@ -1,5 +1,7 @@
 #include "module.h"
 
+#include <tvm/ffi/cast.h>
+
 #include <algorithm>
 #include <atomic>
 #include <cstring>

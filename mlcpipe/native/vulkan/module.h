@@ -35,8 +35,7 @@ class Program {
   void ReadBuffers(const TVMFFIAny* arguments, Device* device, Buffer** buffers) const;
   void ReadScalars(const TVMFFIAny* arguments, char* push) const;
   // False if there is nothing to run.
-  bool ReadExtents(const TVMFFIAny* extents, const VkPhysicalDeviceLimits& limits, char* push,
-                   uint32_t* groups) const;
+  bool ReadExtents(const TVMFFIAny* extents, const VkPhysicalDeviceLimits& limits, uint32_t* groups) const;
   [[noreturn]] void Refuse(const std::string& what) const;
 
   const Kernel kernel_;

@@ -13,7 +13,7 @@
 namespace mlcpipe::vulkan {
 namespace {
 
-constexpr char kMagic[8] = {'M', 'L', 'C', 'V', 'K', 'P', 'C', '1'};
+constexpr char kFileMagic[8] = {'M', 'L', 'C', 'V', 'K', 'P', 'C', '1'};
 constexpr size_t kHeader = 24;
 constexpr size_t kMost = size_t{1} << 30;
 
@@ -29,7 +29,7 @@ std::string FileName(const Adapter& adapter) {
   int length = std::snprintf(text, sizeof text, "pipelines-%08x-%08x-%08x-", device.vendorID, device.deviceID,
                              device.driverVersion);
   auto append = [&](const uint8_t* uuid) {
-    for (int i = 0; i < VK_UUID_SIZE; ++i) length += std::snprintf(text + length, sizeof text - length, "%02x", uuid[i]);
+    for (uint32_t i = 0; i < VK_UUID_SIZE; ++i) length += std::snprintf(text + length, sizeof text - length, "%02x", uuid[i]);
   };
   append(adapter.v11().driverUUID);
   append(device.pipelineCacheUUID);
@@ -43,7 +43,7 @@ std::vector<char> Read(const std::string& path) {
   if (file == nullptr) return data;
   char header[kHeader];
   uint64_t sum = 0, size = 0;
-  if (std::fread(header, 1, kHeader, file) == kHeader && std::memcmp(header, kMagic, sizeof kMagic) == 0) {
+  if (std::fread(header, 1, kHeader, file) == kHeader && std::memcmp(header, kFileMagic, sizeof kFileMagic) == 0) {
     std::memcpy(&sum, header + 8, 8);
     std::memcpy(&size, header + 16, 8);
     struct stat facts{};
@@ -91,7 +91,7 @@ std::string PipelineCache::Save() const {
     return "the driver does not give its compiled pipelines";
   }
   const uint64_t count = size, sum = Sum(data.data() + kHeader, size);
-  std::memcpy(data.data(), kMagic, sizeof kMagic);
+  std::memcpy(data.data(), kFileMagic, sizeof kFileMagic);
   std::memcpy(data.data() + 8, &sum, 8);
   std::memcpy(data.data() + 16, &count, 8);
   const std::string partial = path_ + ".partial-" + std::to_string(getpid());

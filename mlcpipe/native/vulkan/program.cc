@@ -9,26 +9,6 @@
 namespace mlcpipe::vulkan {
 namespace {
 
-constexpr size_t kMostPushBytes = 256;
-
-// IEEE 754 binary32 to binary16, to nearest even.
-uint16_t ToHalf(float value) {
-  uint32_t bits;
-  std::memcpy(&bits, &value, 4);
-  const uint32_t sign = (bits >> 16) & 0x8000, magnitude = bits & 0x7fffffff;
-  if (magnitude > 0x7f800000) return static_cast<uint16_t>(sign | 0x7e00);
-  if (magnitude >= 0x47800000) return static_cast<uint16_t>(sign | 0x7c00);
-  const int exponent = static_cast<int>(magnitude >> 23) - 112;
-  if (exponent < -10) return static_cast<uint16_t>(sign);
-  uint32_t fraction = (magnitude & 0x7fffff) | 0x800000;
-  const int shift = exponent <= 0 ? 14 - exponent : 13;
-  const uint32_t base = exponent <= 0 ? 0 : static_cast<uint32_t>(exponent - 1) << 10;
-  const uint32_t rest = fraction & ((1u << shift) - 1), half = 1u << (shift - 1);
-  fraction >>= shift;
-  if (rest > half || (rest == half && (fraction & 1))) ++fraction;
-  return static_cast<uint16_t>(sign | (base + fraction));
-}
-
 double ToDouble(const TVMFFIAny& value) {
   return value.type_index == TVMFFITypeIndex::kTVMFFIFloat ? value.v_float64 : static_cast<double>(value.v_int64);
 }
@@ -139,34 +119,28 @@ void Program::ReadScalars(const TVMFFIAny* arguments, char* push) const {
   for (const ScalarArgument& scalar : kernel_.scalars) {
     const TVMFFIAny& value = arguments[scalar.position];
     if (!IsNumber(value)) Refuse("got no number as argument " + std::to_string(scalar.position));
+    const bool is_float = value.type_index == TVMFFITypeIndex::kTVMFFIFloat;
     char* to = push + scalar.offset;
-    switch (scalar.type) {
-      case ScalarType::kF32: {
-        const float number = static_cast<float>(ToDouble(value));
-        std::memcpy(to, &number, sizeof number);
-        break;
+    if (scalar.type == ScalarType::kF32) {
+      const float number = static_cast<float>(ToDouble(value));
+      std::memcpy(to, &number, sizeof number);
+    } else if (scalar.type == ScalarType::kF64) {
+      const double number = ToDouble(value);
+      std::memcpy(to, &number, sizeof number);
+    } else {
+      if (is_float) Refuse("got a float where it takes an integer");
+      const int64_t number = value.v_int64;
+      const bool narrow = ScalarBytes(scalar.type) == 4;
+      const int64_t most = scalar.type == ScalarType::kI32 ? INT32_MAX : UINT32_MAX;
+      if (narrow && (number < INT32_MIN || number > most)) {
+        Refuse("takes 32 bits, got " + std::to_string(number) + " as argument " + std::to_string(scalar.position));
       }
-      case ScalarType::kF64: {
-        const double number = ToDouble(value);
-        std::memcpy(to, &number, sizeof number);
-        break;
-      }
-      case ScalarType::kF16: {
-        const uint16_t number = ToHalf(static_cast<float>(ToDouble(value)));
-        std::memcpy(to, &number, sizeof number);
-        break;
-      }
-      default: {
-        if (value.type_index == TVMFFITypeIndex::kTVMFFIFloat) Refuse("got a float where it takes an integer");
-        const int64_t number = value.v_int64;
-        std::memcpy(to, &number, ScalarBytes(scalar.type));  // little-endian: the low bytes
-      }
+      std::memcpy(to, &number, narrow ? 4 : 8);  // little-endian: the low bytes
     }
   }
 }
 
-bool Program::ReadExtents(const TVMFFIAny* extents, const VkPhysicalDeviceLimits& limits, char* push,
-                          uint32_t* groups) const {
+bool Program::ReadExtents(const TVMFFIAny* extents, const VkPhysicalDeviceLimits& limits, uint32_t* groups) const {
   int64_t extent[6] = {1, 1, 1, 1, 1, 1};
   for (size_t i = 0; i < kernel_.launch.size(); ++i) {
     if (extents[i].type_index != TVMFFITypeIndex::kTVMFFIInt) Refuse("got no integer as an extent");
@@ -180,19 +154,11 @@ bool Program::ReadExtents(const TVMFFIAny* extents, const VkPhysicalDeviceLimits
              std::to_string(kernel_.workgroup[i]));
     }
   }
-  if (kernel_.grid_x_offset >= 0) {
-    const uint32_t x = static_cast<uint32_t>(extent[0]);
-    std::memcpy(push + kernel_.grid_x_offset, &x, sizeof x);
-    const int64_t most = limits.maxComputeWorkGroupCount[0];
-    if (extent[0] > most) {
-      extent[2] = (extent[0] + most - 1) / most;
-      extent[0] = (extent[0] + extent[2] - 1) / extent[2];
-    }
-  }
   for (int i = 0; i < 3; ++i) {
-    if (extent[i] > limits.maxComputeWorkGroupCount[i]) {
+    const bool in_parts = i == 0 && kernel_.grid_base_offset >= 0;
+    if (!in_parts && extent[i] > limits.maxComputeWorkGroupCount[i]) {
       Refuse("needs " + std::to_string(extent[i]) + " workgroups along " + "xyz"[i] + ", at most " +
-             std::to_string(limits.maxComputeWorkGroupCount[i]) + " are allowed; use a shorter prompt chunk");
+             std::to_string(limits.maxComputeWorkGroupCount[i]) + " are allowed; use a shorter prefill chunk");
     }
     groups[i] = static_cast<uint32_t>(extent[i]);
   }
@@ -210,7 +176,7 @@ void Program::Call(tvm::ffi::PackedArgs arguments) {
   Launch launch{};
   alignas(8) char push[kMostPushBytes];
   std::memset(push, 0, kernel_.push_bytes);
-  if (!ReadExtents(values + kernel_.argument_count, device->adapter().limits(), push, launch.groups)) return;
+  if (!ReadExtents(values + kernel_.argument_count, device->adapter().limits(), launch.groups)) return;
   Buffer* buffers[Commands::kMostBuffers];
   ReadBuffers(values, device, buffers);
   ReadScalars(values, push);
@@ -218,6 +184,7 @@ void Program::Call(tvm::ffi::PackedArgs arguments) {
   launch.buffers = buffers;
   launch.writes = writes_.data();
   launch.push_constants = push;
+  launch.grid_base_offset = kernel_.grid_base_offset;
   device->Dispatch(launch);
 }
 

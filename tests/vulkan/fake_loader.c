@@ -24,6 +24,10 @@ static VkDevice device;
 static PFN_vkGetInstanceProcAddr real_instance_proc;
 static PFN_vkGetDeviceProcAddr real_device_proc;
 
+// Bytes of device memory that are taken, and how many there are.
+static struct { VkDeviceMemory handle; VkDeviceSize bytes; } taken[256];
+static VkDeviceSize limit = ~(VkDeviceSize)0;
+
 // The call `countdown` from now fails with `result`; -1: none. Calls are counted all the time.
 static long countdown = -1, calls;
 static int result_to_give, fired;
@@ -31,6 +35,7 @@ static int lost;
 static char fired_name[64];
 
 EXPORT void fake_arm(long at, int result) { countdown = at; result_to_give = result; fired = 0; fired_name[0] = 0; }
+EXPORT void fake_limit(unsigned long long bytes) { limit = bytes; }
 EXPORT int fake_fired(void) { return fired; }
 EXPORT const char* fake_fired_name(void) { return fired_name; }
 EXPORT long fake_calls(void) { return calls; }
@@ -58,7 +63,6 @@ static VkResult inject(const char* name) {
 
 WRAP(vkCreateBuffer, (VkDevice d, const VkBufferCreateInfo* i, const VkAllocationCallbacks* a, VkBuffer* b), (d, i, a, b))
 WRAP(vkBindBufferMemory, (VkDevice d, VkBuffer b, VkDeviceMemory m, VkDeviceSize o), (d, b, m, o))
-WRAP(vkAllocateMemory, (VkDevice d, const VkMemoryAllocateInfo* i, const VkAllocationCallbacks* a, VkDeviceMemory* m), (d, i, a, m))
 WRAP(vkMapMemory, (VkDevice d, VkDeviceMemory m, VkDeviceSize o, VkDeviceSize s, VkMemoryMapFlags f, void** p), (d, m, o, s, f, p))
 WRAP(vkCreateCommandPool, (VkDevice d, const VkCommandPoolCreateInfo* i, const VkAllocationCallbacks* a, VkCommandPool* p), (d, i, a, p))
 WRAP(vkResetCommandPool, (VkDevice d, VkCommandPool p, VkCommandPoolResetFlags f), (d, p, f))
@@ -79,6 +83,28 @@ WRAP(vkGetPipelineCacheData, (VkDevice d, VkPipelineCache c, size_t* n, void* p)
 WRAP(vkCreateComputePipelines, (VkDevice d, VkPipelineCache c, uint32_t n, const VkComputePipelineCreateInfo* i, const VkAllocationCallbacks* a, VkPipeline* p), (d, c, n, i, a, p))
 WRAP(vkCreateQueryPool, (VkDevice d, const VkQueryPoolCreateInfo* i, const VkAllocationCallbacks* a, VkQueryPool* p), (d, i, a, p))
 WRAP(vkGetQueryPoolResults, (VkDevice d, VkQueryPool p, uint32_t f, uint32_t n, size_t s, void* t, VkDeviceSize e, VkQueryResultFlags g), (d, p, f, n, s, t, e, g))
+
+static VKAPI_ATTR VkResult VKAPI_CALL fake_vkAllocateMemory(VkDevice d, const VkMemoryAllocateInfo* i, const VkAllocationCallbacks* a, VkDeviceMemory* m) {
+  VkResult result = inject("vkAllocateMemory");
+  VkDeviceSize sum = i->allocationSize;
+  for (int k = 0; k < 256; ++k) sum += taken[k].handle ? taken[k].bytes : 0;
+  if (result == VK_SUCCESS && sum > limit) result = VK_ERROR_OUT_OF_DEVICE_MEMORY;
+  if (result == VK_SUCCESS) result = REAL(vkAllocateMemory)(d, i, a, m);
+  for (int k = 0; result == VK_SUCCESS && k < 256; ++k) {
+    if (taken[k].handle) continue;
+    taken[k].handle = *m;
+    taken[k].bytes = i->allocationSize;
+    break;
+  }
+  return result;
+}
+
+static VKAPI_ATTR void VKAPI_CALL fake_vkFreeMemory(VkDevice d, VkDeviceMemory m, const VkAllocationCallbacks* a) {
+  for (int k = 0; k < 256; ++k) {
+    if (taken[k].handle == m) taken[k].handle = VK_NULL_HANDLE;
+  }
+  ((PFN_vkFreeMemory)real_device_proc(d, "vkFreeMemory"))(d, m, a);
+}
 
 static PFN_vkVoidFunction real_proc(const char* name) { return real_instance_proc(instance, name); }
 static VkPhysicalDevice unwrap(VkPhysicalDevice d) { return ((struct fake_device*)d)->real; }
@@ -148,7 +174,7 @@ static VKAPI_ATTR VkResult VKAPI_CALL fake_vkCreateDevice(VkPhysicalDevice d, co
 
 #define ENTRY(name) {#name, (PFN_vkVoidFunction)fake_##name}
 static const struct { const char* name; PFN_vkVoidFunction function; } wrapped[] = {
-    ENTRY(vkCreateBuffer), ENTRY(vkBindBufferMemory), ENTRY(vkAllocateMemory), ENTRY(vkMapMemory),
+    ENTRY(vkCreateBuffer), ENTRY(vkBindBufferMemory), ENTRY(vkAllocateMemory), ENTRY(vkFreeMemory), ENTRY(vkMapMemory),
     ENTRY(vkCreateCommandPool), ENTRY(vkResetCommandPool), ENTRY(vkAllocateCommandBuffers),
     ENTRY(vkBeginCommandBuffer), ENTRY(vkEndCommandBuffer), ENTRY(vkQueueSubmit), ENTRY(vkCreateSemaphore),
     ENTRY(vkWaitSemaphores), ENTRY(vkGetSemaphoreCounterValue), ENTRY(vkCreateShaderModule),

@@ -107,7 +107,7 @@ def test_what_a_device_cannot_do_is_refused(
     if "cooperativeMatrix" in gpu.features and "features" in fields:
         pytest.skip("this device has cooperative matrices")
     module = compiled([with_extra(INCREMENT, **fields)])
-    with pytest.raises(RuntimeError, match=f"kernel increment {words}"):
+    with pytest.raises(RuntimeError, match=f"kernel increment .*{words}"):
         module["increment"](on_gpu(np.zeros(4, np.int32)), 4, 1, 64)
 
 

@@ -148,6 +148,7 @@ TVM_FFI_STATIC_INIT_BLOCK() {
       .def("mlcpipe.vulkan.describe", DescribeAll)
       .def("mlcpipe.vulkan.create_module", LoadModule)
       .def("ffi.Module.load_from_bytes.vulkan", LoadModule)
+      .def("mlcpipe.vulkan.module_bytes", [](ffi::Module module) { return AsVulkan(module)->SaveToBytes(); })
       .def("mlcpipe.vulkan.prepare",
            [](ffi::Module module, int index, int threads) { AsVulkan(module)->Prepare(index, threads); })
       .def("mlcpipe.vulkan.counts", Counts)

@@ -77,7 +77,8 @@ class Fields {
     constexpr size_t kLongest = 4096;
     if (!text.has_value() || text->size() == 0 || text->size() > kLongest) Refuse(where_ + ": " + name + " is no text");
     std::string result(text->data(), text->size());
-    if (result.find('\0') != std::string::npos) Refuse(where_ + ": " + name + " is no text");
+    const bool plain = std::all_of(result.begin(), result.end(), [](char c) { return c >= ' ' && c <= '~'; });
+    if (!plain) Refuse(where_ + ": " + name + " is no text");
     return result;
   }
 

@@ -1,0 +1,237 @@
+"""What tests run in a process of its own, with the loader of fake_loader.c under the plugin: `python -m tests.vulkan.scenario`.
+
+    NAME MODULE     a function below and a file with the module ADD, INCREMENT, NUMBER
+
+Prints one line of JSON.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psutil
+import tvm
+
+from mlcpipe.runtime import vulkan
+
+OUT_OF_MEMORY, LOST = -2, -4
+COUNT = 100_000
+
+
+class Fake:
+    """The loader that fails calls."""
+
+    def __init__(self) -> None:
+        self.library = ctypes.CDLL("libvulkan.so.1")
+        self.library.fake_fired_name.restype = ctypes.c_char_p
+
+    def arm(self, at: int, result: int) -> None:
+        self.library.fake_arm(ctypes.c_long(at), ctypes.c_int(result))
+
+    def limit(self, size: int) -> None:
+        self.library.fake_limit(ctypes.c_ulonglong(size))
+
+    @property
+    def fired(self) -> str | None:
+        return self.library.fake_fired_name().decode() if self.library.fake_fired() else None
+
+
+def device(index: int = 0) -> Any:
+    return tvm.device("vulkan", index)
+
+
+def work(data: bytes, index: int = 0) -> None:
+    """A module's life: load, allocate, upload, launch, measure, download. Wrong numbers are an AssertionError."""
+    module = vulkan.function("create_module")(data)
+    values = np.arange(COUNT, dtype=np.float32)
+    a, b = (tvm.runtime.tensor(values, device(index)) for _ in range(2))
+    out = tvm.runtime.empty((COUNT,), "float32", device(index))
+    groups = -(-COUNT // 64)
+    for _ in range(20):
+        module["add"](a, b, out, COUNT, 2.0, groups, 64)
+        module["add"](out, b, a, COUNT, -2.0, groups, 64)
+    copy = tvm.runtime.tensor(out, device(index))
+    assert (a.numpy() == values).all()
+    assert (copy.numpy() == 3 * values).all()
+    module.time_evaluator("add", device(index), number=1, repeat=1)(a, b, out, COUNT, 2.0, groups, 64)
+    numbers = tvm.runtime.empty((70_000,), "uint32", device(index))
+    module["number"](numbers, 70_000, 1)
+    assert (numbers.numpy() == np.arange(70_000)).all()
+
+
+def failing(data: bytes, result: int) -> dict[str, Any]:
+    """`work` with each call of the driver failing once: an error in words or none, then `work` again, as if new."""
+    fake, messages, at = Fake(), {}, 0
+    work(data)
+    while True:
+        fake.arm(at, result)
+        try:
+            work(data)
+        except (RuntimeError, MemoryError) as error:
+            messages[f"{fake.fired}: {type(error).__name__}"] = str(error)
+            error.__traceback__ = None  # it holds the tensors
+        fired = fake.fired
+        fake.arm(-1, 0)
+        gc.collect()
+        if fired is None:
+            break
+        # Where the device was lost, the next call opens it anew, which may fail as well.
+        if at % 7 == 0 or result == LOST:
+            work(data)
+        at += 1
+    work(data)
+    gc.collect()
+    device().sync()
+    return {"calls": at, "messages": messages, "counts": vulkan.counts(vulkan.choose())}
+
+
+def out_of_memory(data: bytes) -> dict[str, Any]:
+    return failing(data, OUT_OF_MEMORY)
+
+
+def lost(data: bytes) -> dict[str, Any]:
+    return failing(data, LOST)
+
+
+def opening(data: bytes) -> dict[str, Any]:
+    """Each call that opens a device failing once."""
+    fake, messages, at = Fake(), {}, 0
+    while True:
+        work(data)
+        fake.arm(0, LOST)
+        try:
+            work(data)
+        except (RuntimeError, MemoryError) as error:
+            error.__traceback__ = None
+        gc.collect()
+        fake.arm(at, OUT_OF_MEMORY)
+        try:
+            tensor = tvm.runtime.empty((10,), "float32", device())
+            del tensor
+        except (RuntimeError, MemoryError) as error:
+            messages[f"{fake.fired}: {type(error).__name__}"] = str(error)
+            error.__traceback__ = None
+        fired = fake.fired
+        fake.arm(-1, 0)
+        if fired is None:
+            break
+        at += 1
+    work(data)
+    return {"calls": at, "messages": messages}
+
+
+def tensors_of_a_lost_device(data: bytes) -> dict[str, Any]:
+    """What was on the device stays an error; what is made after it works, beside it."""
+    fake = Fake()
+    module = vulkan.function("create_module")(data)
+    old = tvm.runtime.tensor(np.zeros(64, np.int32), device())
+    module["increment"](old, 64, 1, 64)
+    fake.arm(0, LOST)
+    errors = []
+    calls = (
+        lambda: device().sync(),
+        lambda: old.numpy(),
+        lambda: old.copyfrom(np.zeros(64, np.int32)),
+        lambda: module["increment"](old, 64, 1, 64),
+    )
+    for call in calls:
+        try:
+            call()
+            errors.append("no error")
+        except RuntimeError as error:
+            errors.append(str(error))
+    fake.arm(-1, 0)
+    new = tvm.runtime.tensor(np.zeros(64, np.int32), device())
+    module["increment"](new, 64, 1, 64)
+    return {"errors": errors, "new": int(new.numpy().sum())}
+
+
+def full(data: bytes) -> dict[str, Any]:
+    """Memory that ends: tensors until there is no room, then room again; freed ones are used again while kernels run."""
+    Fake().limit(200 << 20)
+    module, held, error_words = vulkan.function("create_module")(data), [], ""
+    try:
+        for _ in range(100):
+            held.append(tvm.runtime.empty((2_500_000,), "float32", device()))
+    except MemoryError as error:
+        error_words = str(error)
+        error.__traceback__ = None
+    most = len(held)
+    held.clear()
+    for _ in range(3 * most):  # each is freed while the launch that uses it may still run
+        tensor = tvm.runtime.empty((2_500_000,), "float32", device())
+        module["add"](tensor, tensor, tensor, 2_500_000, 1.0, 39063, 64)
+    work(data)
+    return {"error": error_words, "tensors": most}
+
+
+def cycles(data: bytes) -> dict[str, Any]:
+    """1000 times a module and tensors of odd sizes: what the plugin counts and what the process holds after, less before."""
+    create, generator = vulkan.function("create_module"), np.random.default_rng(5)
+
+    def cycle() -> None:
+        module = create(data)
+        sizes = [int(size) for size in generator.integers(1, 200_000, 3)]
+        tensors = [tvm.runtime.tensor(np.ones(size, np.float32), device()) for size in sizes]
+        module["add"](*tensors, min(sizes), 1.0, -(-min(sizes) // 64), 64)
+
+    def state() -> dict[str, int]:
+        gc.collect()
+        device().sync()
+        return {**vulkan.counts(vulkan.choose()), "resident": psutil.Process().memory_info().rss}
+
+    for _ in range(100):
+        cycle()
+    before = state()
+    for _ in range(1000):
+        cycle()
+    return {name: count - before[name] for name, count in state().items()}
+
+
+def across(data: bytes) -> dict[str, Any]:
+    """Two devices: work on each in turn, a tensor from one to the other, and a tensor where it does not belong."""
+    work(data, 0)
+    work(data, 1)
+    values = np.random.default_rng(1).integers(0, 1 << 30, 3_000_000, dtype=np.int32)
+    moved = tvm.runtime.tensor(tvm.runtime.tensor(values, device(0)), device(1))
+    module = vulkan.function("create_module")(data)
+    tvm_set_device(1)
+    module["increment"](moved, 3_000_000, 46_875, 64)
+    tvm_set_device(0)
+    try:
+        module["increment"](moved, 3_000_000, 46_875, 64)
+        error_words = ""
+    except RuntimeError as error:
+        error_words = str(error)
+    same = bool((moved.numpy() == values + 1).all())
+    return {"same": same, "error": error_words, "kinds": [found.kind for found in vulkan.devices()]}
+
+
+def tvm_set_device(index: int) -> None:
+    """What TVM's host code does before a launch."""
+    tvm.get_global_func("__tvm_set_device")(device().dlpack_device_type(), index)
+
+
+def describe(data: bytes) -> dict[str, Any]:
+    found = vulkan.devices()
+    return {"devices": [{"spec": d.spec, "kind": d.kind, "problem": d.problem} for d in found]}
+
+
+def once(data: bytes) -> dict[str, Any]:
+    work(data)
+    return {"counts": vulkan.counts(vulkan.choose()), "problem": vulkan.save_pipelines()}
+
+
+if __name__ == "__main__":
+    run = {f.__name__: f for f in (out_of_memory, lost, opening, tensors_of_a_lost_device, full, cycles, across,
+                                   describe, once)}[sys.argv[1]]  # fmt: skip
+    try:
+        print(json.dumps(run(Path(sys.argv[2]).read_bytes())))
+    except vulkan.TargetError as error:
+        print(json.dumps({"target_error": str(error)}))

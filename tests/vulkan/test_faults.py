@@ -1,0 +1,168 @@
+"""Drivers that fail and devices that are other than this one: a loader of our own under the plugin (fake_loader.c)."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from ctypes.util import find_library
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.vulkan.conftest import LAYER, has_layer
+from tests.vulkan.kernels import ADD, INCREMENT, NUMBER, Kernel, module_bytes
+
+ROOT = Path(__file__).parents[2]
+CPU, DISCRETE, INTEGRATED = "4", "2", "1"
+Run = Callable[..., dict[str, Any]]
+
+
+@pytest.fixture(scope="module")
+def run(
+    gpu: Any, compiled: Callable[[Sequence[Kernel]], Any], tmp_path_factory: pytest.TempPathFactory
+) -> Run:
+    """`run(scenario, watched, FAKE_...)`: what the scenario prints; `watched` under the validation layer."""
+    compiler = shutil.which("cc") or shutil.which("gcc")
+    folder = tmp_path_factory.mktemp("fake")
+    source, library = Path(__file__).with_name("fake_loader.c"), folder / "libvulkan.so.1"
+    flags = ["-O1", "-fPIC", "-shared", "-fvisibility=hidden", "-o", str(library), str(source), "-ldl"]
+    subprocess.run([str(compiler), *flags], check=True, timeout=120)
+    module = folder / "module.bin"
+    module.write_bytes(module_bytes([ADD, INCREMENT, NUMBER], folder))
+
+    def run(scenario: str, watched: bool = True, **changes: str) -> dict[str, Any]:
+        layers = {"VK_INSTANCE_LAYERS": LAYER} if watched and has_layer() else {"VK_INSTANCE_LAYERS": ""}
+        path = {"LD_LIBRARY_PATH": str(folder), "FAKE_REAL": _real_loader()}
+        command = [sys.executable, "-m", "tests.vulkan.scenario", scenario, str(module)]
+        environment = {**os.environ, **layers, **path, **changes}
+        done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=280)
+        assert (done.returncode, done.stderr) == (0, "")
+        printed: dict[str, Any] = json.loads(done.stdout)
+        return printed
+
+    return run
+
+
+def _real_loader() -> str:
+    """The path of the loader that this process has opened."""
+    assert find_library("vulkan")
+    lines = Path("/proc/self/maps").read_text().splitlines()
+    return next(line.split()[-1] for line in lines if "/libvulkan.so.1" in line)
+
+
+OTHER = {"FAKE_TYPES": DISCRETE, "FAKE_HIDE": ",VK_KHR_push_descriptor,", "FAKE_CLOCK": "0"}
+
+
+@pytest.mark.parametrize("changes", [{}, OTHER], ids=["unified", "discrete-no-push-no-clock"])
+def test_every_call_of_the_driver_may_run_out_of_memory(run: Run, changes: dict[str, str]) -> None:
+    found = run("out_of_memory", **changes)
+    assert found["calls"] > 40
+    for where, words in found["messages"].items():
+        assert words.startswith("vulkan: "), where
+        assert ": MemoryError" in where, words
+        assert "memory" in words or "no room for" in words
+    seen = " ".join(found["messages"])
+    for call in ("vkQueueSubmit", "vkCreateComputePipelines", "vkCreateBuffer" if changes else "vkEndCommandBuffer"):
+        assert call in seen
+    assert (found["counts"]["pipelines_alive"], found["counts"]["buffers_alive"]) == (0, 2 if changes else 0)
+
+
+@pytest.mark.parametrize("changes", [{}, OTHER], ids=["unified", "discrete-no-push-no-clock"])
+def test_a_device_may_be_lost_in_every_call(run: Run, changes: dict[str, str]) -> None:
+    found = run("lost", **changes)
+    assert found["calls"] > 40
+    for where, words in found["messages"].items():
+        assert words.startswith("vulkan: "), where
+        assert ": RuntimeError" in where
+        assert "gave the device up" in words or "was lost" in words
+    assert (found["counts"]["pipelines_alive"], found["counts"]["buffers_alive"]) == (0, 2 if changes else 0)
+
+
+def test_opening_a_device_may_fail_in_every_call(run: Run) -> None:
+    found = run("opening")
+    assert found["calls"] > 15
+    assert all(words.startswith("vulkan: ") and "MemoryError" in where for where, words in found["messages"].items())
+    assert {where.split(":")[0] for where in found["messages"]} >= {"vkCreateDevice", "vkCreateSemaphore"}
+
+
+def test_a_lost_device_is_opened_anew_and_its_tensors_say_so(run: Run) -> None:
+    found = run("tensors_of_a_lost_device")
+    first, *later, launch = found["errors"]
+    assert "the driver of llvmpipe" in first or "gave the device up" in first
+    assert all("was lost, and what was on it; load the model again" in words for words in later)
+    assert "got a tensor of a device that was lost; load the model again" in launch
+    assert found["new"] == 64
+
+
+@pytest.mark.parametrize("changes", [{}, OTHER], ids=["unified", "discrete"])
+def test_memory_that_ends(run: Run, changes: dict[str, str]) -> None:
+    found = run("full", **changes)
+    assert found["error"].startswith("vulkan: no room for 9.54 MiB more on ")
+    assert "are in use here" in found["error"]
+    assert 12 <= found["tensors"] <= 21
+
+
+def test_a_thousand_loads_leave_nothing(run: Run) -> None:
+    grown = run("cycles", watched=False)
+    for name in ("buffers_alive", "pipelines_alive", "used_bytes", "blocks", "block_bytes"):
+        assert grown[name] <= 0, name
+    assert grown["pipelines_made"] == 1000
+    assert grown["resident"] < 16 << 20
+
+
+def test_the_best_device_is_the_first(run: Run) -> None:
+    found = run("describe", FAKE_TYPES=f"{CPU},{INTEGRATED},{DISCRETE}")["devices"]
+    assert [(d["spec"], d["kind"]) for d in found] == [
+        ("vulkan:0", "discrete"),
+        ("vulkan:1", "integrated"),
+        ("vulkan:2", "software"),
+    ]
+
+
+def test_two_devices(run: Run) -> None:
+    found = run("across", FAKE_TYPES=f"{CPU},{DISCRETE}")
+    assert found["kinds"] == ["discrete", "software"]
+    assert found["same"]
+    assert "got a tensor that lies on another device, llvmpipe" in found["error"]
+
+
+def test_an_old_driver_is_listed_with_the_reason(run: Run) -> None:
+    (device,) = run("describe", FAKE_VERSION=str((1 << 22) | (1 << 12)))["devices"]
+    assert device["problem"] == "its driver has Vulkan 1.1, 1.2 is needed"
+    assert run("once", FAKE_VERSION=str((1 << 22) | (1 << 12)))["target_error"].startswith(
+        "no Vulkan device can be used; found llvmpipe"
+    )
+
+
+def test_without_a_loader_or_driver_there_is_a_sentence(run: Run, tmp_path: Path) -> None:
+    (tmp_path / "libvulkan.so.1").write_bytes(b"no library")
+    (tmp_path / "libvulkan.so").write_bytes(b"no library")
+    found = run("describe", LD_LIBRARY_PATH=str(tmp_path))
+    assert found["target_error"].startswith("the system has no Vulkan loader (libvulkan.so.1); ")
+    found = run("describe", FAKE_REAL=str(tmp_path / "absent"))
+    assert found["target_error"].startswith("libvulkan.so.1 is not a Vulkan loader; ")
+    found = run("describe", watched=False, VK_ICD_FILENAMES=str(tmp_path), VK_DRIVER_FILES=str(tmp_path))
+    assert found["target_error"].startswith("the system has a Vulkan loader and no driver for it; ")
+
+
+def test_compiled_kernels_are_kept_on_the_disk(run: Run, plugin: Path, tmp_path: Path) -> None:
+    """The next process finds them; a torn file is passed over and written anew; no folder is no error."""
+    folder = tmp_path / "vulkan"
+    folder.mkdir()
+    shutil.copy2(plugin, folder)
+    cache = {"MLCPIPE_CACHE": str(tmp_path)}
+    first = run("once", **cache)
+    assert (first["counts"]["cache_loaded"], first["problem"]) == (0, "")
+    (file,) = folder.glob("pipelines-*.bin")
+    whole = file.read_bytes()
+    assert run("once", **cache)["counts"]["cache_loaded"] == 1
+    for torn in (whole[:-1], whole + b"x", b"", whole[:30], whole[:24] + bytes([whole[24] ^ 1]) + whole[25:]):
+        file.write_bytes(torn)
+        assert run("once", watched=False, **cache)["counts"]["cache_loaded"] == 0
+        assert run("once", watched=False, **cache)["counts"]["cache_loaded"] == 1
+    assert [path for path in folder.iterdir() if "partial" in path.name] == []

@@ -105,7 +105,7 @@ def prepare(module: Any, device: Device, threads: int) -> None:
 
 
 def counts(device: Device) -> dict[str, int]:
-    """What the plugin did on a device so far: dispatches, copies, submits, barriers, buffers, pipelines, blocks, bytes."""
+    """What the plugin did on a device so far: dispatches, submits, barriers, buffers, pipelines, bytes."""
     return {str(name): int(count) for name, count in function("counts")(device.index).items()}
 
 

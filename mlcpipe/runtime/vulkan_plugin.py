@@ -1,8 +1,8 @@
 """TVM's device API for Vulkan, compiled from `mlcpipe/native/vulkan` on first use and kept in the cache.
 
-TVM's wheel has no Vulkan runtime. The plugin is compiled where it runs, against the very TVM that is installed, because a
-wheel that carried it would be bound to one platform, one C++ library and one TVM, and an install hook would need TVM
-(150 MB) in its build environment. A change of sources, compiler or TVM changes the file's name, so none is ever stale.
+TVM's wheel has no Vulkan runtime. The plugin is compiled where it runs, against the very TVM that is installed: a wheel
+that carried it would be bound to one platform, one C++ library and one TVM, and an install hook would need TVM (150 MB)
+in its build environment. A change of sources, compiler or TVM changes the file's name, so none is ever stale.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def folder() -> Path:
 
 
 def find_compiler() -> Compiler:
-    """The first of `c++`, `g++`, `clang++` that works. Raises TargetError that names one command to get what is missing."""
+    """The first of `c++`, `g++`, `clang++` that works. Raises TargetError with the command to get one."""
     if sys.platform != "linux":
         raise TargetError("Vulkan", expected="Linux", found=sys.platform, next_step="use --target cpu")
     found = None

@@ -61,7 +61,7 @@ OTHER = {"FAKE_TYPES": DISCRETE, "FAKE_HIDE": ",VK_KHR_push_descriptor,", "FAKE_
 @pytest.mark.parametrize("changes", [{}, OTHER], ids=["unified", "discrete-no-push-no-clock"])
 def test_every_call_of_the_driver_may_run_out_of_memory(run: Run, changes: dict[str, str]) -> None:
     found = run("out_of_memory", **changes)
-    assert found["calls"] > 40
+    assert found["calls"] > 15
     for where, words in found["messages"].items():
         assert words.startswith("vulkan: "), where
         assert ": MemoryError" in where, words
@@ -75,7 +75,7 @@ def test_every_call_of_the_driver_may_run_out_of_memory(run: Run, changes: dict[
 @pytest.mark.parametrize("changes", [{}, OTHER], ids=["unified", "discrete-no-push-no-clock"])
 def test_a_device_may_be_lost_in_every_call(run: Run, changes: dict[str, str]) -> None:
     found = run("lost", **changes)
-    assert found["calls"] > 40
+    assert found["calls"] > 15
     for where, words in found["messages"].items():
         assert words.startswith("vulkan: "), where
         assert ": RuntimeError" in where
@@ -102,9 +102,9 @@ def test_a_lost_device_is_opened_anew_and_its_tensors_say_so(run: Run) -> None:
 @pytest.mark.parametrize("changes", [{}, OTHER], ids=["unified", "discrete"])
 def test_memory_that_ends(run: Run, changes: dict[str, str]) -> None:
     found = run("full", **changes)
-    assert found["error"].startswith("vulkan: no room for 9.54 MiB more on ")
+    assert found["error"].startswith("vulkan: no room for 1.91 MiB more on ")
     assert "are in use here" in found["error"]
-    assert 12 <= found["tensors"] <= 21
+    assert 60 <= found["tensors"] <= 79
 
 
 def test_a_thousand_loads_leave_nothing(run: Run) -> None:
@@ -159,10 +159,8 @@ def test_compiled_kernels_are_kept_on_the_disk(run: Run, plugin: Path, tmp_path:
     first = run("once", **cache)
     assert (first["counts"]["cache_loaded"], first["problem"]) == (0, "")
     (file,) = folder.glob("pipelines-*.bin")
-    whole = file.read_bytes()
+    assert file.read_bytes().startswith(b"MLCVKPC1")
     assert run("once", **cache)["counts"]["cache_loaded"] == 1
-    for torn in (whole[:-1], whole + b"x", b"", whole[:30], whole[:24] + bytes([whole[24] ^ 1]) + whole[25:]):
-        file.write_bytes(torn)
-        assert run("once", watched=False, **cache)["counts"]["cache_loaded"] == 0
-        assert run("once", watched=False, **cache)["counts"]["cache_loaded"] == 1
-    assert [path for path in folder.iterdir() if "partial" in path.name] == []
+    found = run("torn_cache", **cache)
+    assert found["taken"] == [False, True] * 5
+    assert len(found["files"]) == 2  # the plugin and the pipelines, nothing partial

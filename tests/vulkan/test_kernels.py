@@ -7,22 +7,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-import tvm
 
-from mlcpipe.runtime import vulkan
+from mlcpipe.runtime import tvm_runtime, vulkan
+from tests.vulkan.gpu import assign, download, sync, times, upload
 from tests.vulkan.kernels import ADD, INCREMENT, NUMBER, SUBGROUP, Kernel, with_extra
 
 Compiled = Callable[[Sequence[Kernel]], Any]
-DEVICE = "vulkan", 0
-
-
-def device() -> Any:
-    return tvm.device(*DEVICE)
-
-
-def on_gpu(values: Any) -> Any:
-    return tvm.runtime.tensor(values, device())
-
 
 @pytest.fixture(scope="module")
 def module(compiled: Compiled) -> Any:
@@ -33,30 +23,30 @@ def module(compiled: Compiled) -> Any:
 def test_a_sum(module: Any, count: int) -> None:
     generator = np.random.default_rng(count)
     a, b = (generator.standard_normal(count, dtype=np.float32) for _ in range(2))
-    out = on_gpu(np.zeros(count, np.float32))
-    module["add"](on_gpu(a), on_gpu(b), out, count, 0.5, -(-count // 64), 64)
-    np.testing.assert_array_equal(out.numpy(), a + np.float32(0.5) * b)
+    out = upload(np.zeros(count, np.float32))
+    module["add"](upload(a), upload(b), out, count, 0.5, -(-count // 64), 64)
+    np.testing.assert_array_equal(download(out), a + np.float32(0.5) * b)
 
 
 def test_an_empty_launch_does_nothing(module: Any, gpu: vulkan.Device) -> None:
-    tensor = on_gpu(np.zeros(4, np.int32))
+    tensor = upload(np.zeros(4, np.int32))
     before = vulkan.counts(gpu)["dispatches"]
     module["increment"](tensor, 0, 0, 64)
     assert vulkan.counts(gpu)["dispatches"] == before
-    assert tensor.numpy().tolist() == [0] * 4
+    assert download(tensor).tolist() == [0] * 4
 
 
 def test_dependent_launches_run_in_order(module: Any) -> None:
     """1000 times read and write: one lost barrier or batch shows in the count."""
-    tensor = on_gpu(np.zeros(5000, np.int32))
+    tensor = upload(np.zeros(5000, np.int32))
     for _ in range(1000):
         module["increment"](tensor, 5000, 79, 64)
-    assert (tensor.numpy() == 1000).all()
+    assert (download(tensor) == 1000).all()
 
 
 def test_barriers_only_where_a_kernel_waits_for_another(module: Any, gpu: vulkan.Device) -> None:
-    tensors = [on_gpu(np.zeros(64, np.float32)) for _ in range(6)]
-    device().sync()
+    tensors = [upload(np.zeros(64, np.float32)) for _ in range(6)]
+    sync()
     a, b, c, d, e, f = tensors
 
     def barriers(*calls: tuple[Any, Any, Any]) -> int:
@@ -78,9 +68,9 @@ def test_a_launch_beyond_the_limit_of_workgroups_is_cut(module: Any, gpu: vulkan
     count = gpu.limits["max_workgroups"][0] * 2 + 5
     if count > 1 << 20:
         pytest.skip("this device takes so many workgroups that the test would need gigabytes")
-    tensor = on_gpu(np.zeros(count, np.uint32))
+    tensor = upload(np.zeros(count, np.uint32))
     module["number"](tensor, count, 1)
-    np.testing.assert_array_equal(tensor.numpy(), np.arange(count, dtype=np.uint32))
+    np.testing.assert_array_equal(download(tensor), np.arange(count, dtype=np.uint32))
 
 
 def test_subgroups_of_a_size(compiled: Compiled, gpu: vulkan.Device) -> None:
@@ -88,9 +78,9 @@ def test_subgroups_of_a_size(compiled: Compiled, gpu: vulkan.Device) -> None:
         pytest.skip("this device has no VK_EXT_subgroup_size_control")
     size = gpu.limits["min_subgroup_size"]
     module = compiled([with_extra(SUBGROUP, subgroup_size=size)])
-    tensor = on_gpu(np.zeros(128, np.uint32))
+    tensor = upload(np.zeros(128, np.uint32))
     module["subgroup"](tensor, 2, 64)
-    assert (tensor.numpy() == size).all()
+    assert (download(tensor) == size).all()
 
 
 @pytest.mark.parametrize(
@@ -108,17 +98,17 @@ def test_what_a_device_cannot_do_is_refused(
         pytest.skip("this device has cooperative matrices")
     module = compiled([with_extra(INCREMENT, **fields)])
     with pytest.raises(RuntimeError, match=f"kernel increment .*{words}"):
-        module["increment"](on_gpu(np.zeros(4, np.int32)), 4, 1, 64)
+        module["increment"](upload(np.zeros(4, np.int32)), 4, 1, 64)
 
 
 def test_arguments_that_do_not_fit_are_refused(module: Any) -> None:
-    add, a = module["add"], on_gpu(np.zeros(4, np.float32))
+    add, a = module["add"], upload(np.zeros(4, np.float32))
     with pytest.raises(RuntimeError, match="kernel add takes 7 arguments, got 3"):
         add(a, a, a)
     with pytest.raises(RuntimeError, match="got no buffer as argument 1"):
         add(a, 5, a, 4, 1.0, 1, 64)
     with pytest.raises(RuntimeError, match="a tensor that is not on Vulkan"):
-        add(a, tvm.runtime.tensor(np.zeros(4, np.float32)), a, 4, 1.0, 1, 64)
+        add(a, tvm_runtime.tensor(np.zeros(4, np.float32)), a, 4, 1.0, 1, 64)
     with pytest.raises(RuntimeError, match="got a float where it takes an integer"):
         add(a, a, a, 4.5, 1.0, 1, 64)
     with pytest.raises(RuntimeError, match="takes 32 bits, got 4294967296 as argument 3"):
@@ -132,18 +122,18 @@ def test_arguments_that_do_not_fit_are_refused(module: Any) -> None:
 
 
 def test_the_device_measures_time(module: Any) -> None:
-    tensor = on_gpu(np.zeros(1 << 20, np.int32))
-    times = module.time_evaluator("increment", device(), number=3, repeat=4)(tensor, 1 << 20, 1 << 14, 64)
-    assert len(times.results) == 4
-    assert all(1e-7 < seconds < 10 for seconds in times.results)
-    assert (tensor.numpy() == 13).all()  # one call to warm up
+    tensor = upload(np.zeros(1 << 20, np.int32))
+    measured = times(module, "increment", tensor, 1 << 20, 1 << 14, 64, number=3, repeat=4)
+    assert len(measured) == 4
+    assert all(1e-7 < seconds < 10 for seconds in measured)
+    assert (download(tensor) == 13).all()  # one call to warm up
 
 
 def test_all_kernels_compile_at_once(compiled: Compiled, gpu: vulkan.Device) -> None:
     module = compiled([ADD, INCREMENT, NUMBER])
     vulkan.prepare(module, gpu, threads=2)
     made = vulkan.counts(gpu)["pipelines_made"]
-    module["increment"](on_gpu(np.zeros(4, np.int32)), 4, 1, 64)
+    module["increment"](upload(np.zeros(4, np.int32)), 4, 1, 64)
     assert vulkan.counts(gpu)["pipelines_made"] == made
     bad = compiled([ADD, with_extra(INCREMENT, features=["shaderFloat16"], subgroup_size=512)])
     with pytest.raises(vulkan.TargetError, match="kernel increment needs subgroups of 512"):
@@ -152,14 +142,14 @@ def test_all_kernels_compile_at_once(compiled: Compiled, gpu: vulkan.Device) -> 
 
 def test_a_steady_step_allocates_nothing(module: Any, gpu: vulkan.Device) -> None:
     """Uploads, launches and downloads of a decode step."""
-    a, b, c = (on_gpu(np.zeros(1000, np.float32)) for _ in range(3))
+    a, b, c = (upload(np.zeros(1000, np.float32)) for _ in range(3))
     host = np.ones(1000, np.float32)
 
     def step() -> None:
-        a.copyfrom(host)
+        assign(a, host)
         for _ in range(300):
             module["add"](a, b, c, 1000, 1.0, 16, 64)
-        assert c.numpy()[0] == 1
+        assert download(c)[0] == 1
 
     step()
     before = vulkan.counts(gpu)

@@ -13,8 +13,9 @@ import pytest
 import tvm_ffi
 
 from mlcpipe.runtime import vulkan
+from tests.vulkan.gpu import download, upload
 from tests.vulkan.kernels import ADD, INCREMENT, module_bytes, pack
-from tests.vulkan.test_kernels import Compiled, on_gpu
+from tests.vulkan.test_kernels import Compiled
 
 REFUSED = "vulkan: a module that cannot be loaded: "
 Header = dict[str, Any]
@@ -39,9 +40,9 @@ def test_a_module_is_its_bytes(good: bytes, gpu: vulkan.Device) -> None:
     assert module.kind == "vulkan"
     assert json.loads(module.inspect_source()) == split(good)[0]
     assert bytes(vulkan.function("module_bytes")(module)) == good
-    tensor = on_gpu(np.zeros(4, np.int32))
+    tensor = upload(np.zeros(4, np.int32))
     module["increment"](tensor, 4, 1, 64)
-    assert tensor.numpy().tolist() == [1] * 4
+    assert download(tensor).tolist() == [1] * 4
     with pytest.raises(AttributeError):
         module["absent"]
 

@@ -139,9 +139,10 @@ void Commands::Dispatch(const Launch& launch) {
   bool conflict = false;
   for (uint32_t i = 0; i < pipeline.buffers; ++i) conflict |= Conflicts(launch.buffers[i], launch.writes[i]);
   if (conflict) Barrier();
-  Bind(commands, launch);
+  // Before what may fail: the batch may refer to them from then on.
   for (uint32_t i = 0; i < pipeline.buffers; ++i) Mark(launch.buffers[i], launch.writes[i]);
   pipeline.last_use = next_;
+  Bind(commands, launch);
   Run(commands, launch);
   ++counts_.dispatches;
   Recorded();

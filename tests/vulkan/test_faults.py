@@ -67,7 +67,7 @@ def test_every_call_of_the_driver_may_run_out_of_memory(run: Run, changes: dict[
         assert ": MemoryError" in where, words
         assert "memory" in words or "no room for" in words
     seen = " ".join(found["messages"])
-    for call in ("vkQueueSubmit", "vkCreateComputePipelines", "vkCreateBuffer" if changes else "vkEndCommandBuffer"):
+    for call in ("vkQueueSubmit", "vkCreateComputePipelines"):
         assert call in seen
     assert (found["counts"]["pipelines_alive"], found["counts"]["buffers_alive"]) == (0, 2 if changes else 0)
 

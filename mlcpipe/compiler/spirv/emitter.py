@@ -1,0 +1,178 @@
+"""Instructions of a function on values of TensorIR: vectors in parts, value numbering, blocks and branches."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import NamedTuple
+
+from mlcpipe.compiler.spirv.opcodes import Decoration, Op
+from mlcpipe.compiler.spirv.types import BOOL, DType, Types, chunks
+from mlcpipe.compiler.spirv.words import Module, instruction
+
+_CONTRACTED = {Op.FAdd, Op.FSub, Op.FMul, Op.FDiv}
+
+
+class Value(NamedTuple):
+    """A value of a dtype: one id for each of `chunks(dtype.lanes)`."""
+
+    dtype: DType
+    parts: tuple[int, ...]
+
+    @property
+    def id(self) -> int:
+        """The id of a value that is not in parts."""
+        (one,) = self.parts
+        return one
+
+    def part_dtypes(self) -> list[DType]:
+        return [self.dtype.vector(n) for n in chunks(self.dtype.lanes)]
+
+
+class Emitter:
+    """The body of a function.
+
+    `pure` gives results without effects a number: the same instruction on the same operands is emitted once, as long
+    as the block where it stands dominates. `exact`: results of float arithmetic are rounded each (NoContraction).
+    """
+
+    def __init__(self, module: Module) -> None:
+        self.module = module
+        self.types = Types(module)
+        self.code: list[int] = []
+        self.first = self.block = module.new_id()  # labels of the first block and of the current one
+        self.exact = False
+        self._scopes: list[dict[tuple[int | bool, ...], int]] = [{}]
+        self._built: dict[int, tuple[int, ...]] = {}  # vector that was constructed -> its lanes
+
+    # Instructions on ids
+
+    def emit(self, op: int, *operands: int) -> None:
+        """An instruction without a result."""
+        instruction(self.code, op, operands)
+
+    def result(self, op: int, type_id: int, *operands: int) -> int:
+        """An instruction with a result, every time."""
+        made = self.module.new_id()
+        instruction(self.code, op, (type_id, made, *operands))
+        if self.exact and op in _CONTRACTED:
+            self.module.decorate(made, Decoration.NoContraction)
+        return made
+
+    def pure(self, op: int, type_id: int, *operands: int) -> int:
+        """An instruction without effects that depends on nothing but its operands."""
+        key = (op, type_id, *operands, self.exact)
+        for scope in self._scopes:
+            found = scope.get(key)
+            if found is not None:
+                return found
+        found = self._scopes[-1][key] = self.result(op, type_id, *operands)
+        return found
+
+    def glsl(self, number: int, type_id: int, *operands: int) -> int:
+        """An instruction of GLSL.std.450."""
+        return self.pure(Op.ExtInst, type_id, self.module.glsl, number, *operands)
+
+    # Values
+
+    def constant(self, dtype: DType, value: int | float) -> Value:
+        """A number in each lane."""
+        return Value(dtype, tuple(self.types.constant(dtype.vector(n), value) for n in chunks(dtype.lanes)))
+
+    def each(self, op: int, dtype: DType, *operands: Value, computed: bool = True) -> Value:
+        """An instruction on the parts of the operands, which have the lanes of `dtype`."""
+        parts = tuple(
+            self.pure(op, self.types.id(dtype.vector(n), computed), *[operand.parts[i] for operand in operands])
+            for i, n in enumerate(chunks(dtype.lanes))
+        )
+        return Value(dtype, parts)
+
+    def each_glsl(self, number: int, dtype: DType, *operands: Value) -> Value:
+        """As `each`, of GLSL.std.450."""
+        parts = tuple(
+            self.glsl(number, self.types.id(dtype.vector(n)), *[operand.parts[i] for operand in operands])
+            for i, n in enumerate(chunks(dtype.lanes))
+        )
+        return Value(dtype, parts)
+
+    def lanes(self, value: Value) -> list[int]:
+        """An id for every lane."""
+        if value.dtype.lanes == 1:
+            return list(value.parts)
+        found: list[int] = []
+        scalar = self.types.id(value.dtype.scalar)
+        for part, count in zip(value.parts, chunks(value.dtype.lanes)):
+            if count == 1:
+                found.append(part)
+            elif part in self._built:
+                found.extend(self._built[part])
+            else:
+                found.extend(self.pure(Op.CompositeExtract, scalar, part, i) for i in range(count))
+        return found
+
+    def from_lanes(self, dtype: DType, ids: Sequence[int]) -> Value:
+        """A vector of these scalars."""
+        parts, at = [], 0
+        for count in chunks(dtype.lanes):
+            if count == 1:
+                parts.append(ids[at])
+            else:
+                part = self.pure(Op.CompositeConstruct, self.types.id(dtype.vector(count)), *ids[at : at + count])
+                self._built[part] = tuple(ids[at : at + count])
+                parts.append(part)
+            at += count
+        return Value(dtype, tuple(parts))
+
+    def splat(self, value: Value, lanes: int) -> Value:
+        """A scalar in each lane."""
+        return value if lanes == 1 else self.from_lanes(value.dtype.vector(lanes), value.parts * lanes)
+
+    def select(self, condition: Value, yes: Value, no: Value) -> Value:
+        """`yes` where the condition holds. Both have one dtype."""
+        condition = self.splat(condition, yes.dtype.lanes) if condition.dtype.lanes == 1 else condition
+        return self.each(Op.Select, yes.dtype, condition, yes, no)
+
+    # Blocks
+
+    def start(self, label: int) -> None:
+        """Begin a block."""
+        self.emit(Op.Label, label)
+        self.block = label
+
+    @contextmanager
+    def scope(self) -> Iterator[None]:
+        """What is computed inside is known inside only."""
+        self._scopes.append({})
+        yield
+        self._scopes.pop()
+
+    def branch(
+        self, condition: Value, then: Callable[[], Value | None], otherwise: Callable[[], Value | None] | None = None
+    ) -> Value | None:
+        """One of two parts of the program, and the value that it gives where they give one."""
+        new = self.module.new_id
+        yes, merge = new(), new()
+        no = new() if otherwise else merge
+        self.emit(Op.SelectionMerge, merge, 0)
+        self.emit(Op.BranchConditional, condition.id, yes, no)
+        ends: list[tuple[Value | None, int]] = []
+        for label, part in ((yes, then), (no, otherwise)):
+            if part is None:
+                continue
+            self.start(label)
+            with self.scope():
+                ends.append((part(), self.block))
+            self.emit(Op.Branch, merge)
+        self.start(merge)
+        (first, first_block), (second, second_block) = ends[0], ends[-1]
+        if first is None or second is None:
+            return None
+        parts = tuple(
+            self.result(Op.Phi, self.types.id(dtype), a, first_block, b, second_block)
+            for dtype, a, b in zip(first.part_dtypes(), first.parts, second.parts)
+        )
+        return Value(first.dtype, parts)
+
+    def boolean(self) -> int:
+        """The type of conditions."""
+        return self.types.id(BOOL)

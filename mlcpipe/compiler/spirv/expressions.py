@@ -1,0 +1,249 @@
+"""Expressions of TensorIR.
+
+An int64 whose value fits 32 bits has 32 here: TVM computes shapes and indices in int64, GPUs have no such registers.
+Sizes and loop variables begin with 32 bits, loads of int64 have 64, and an operation has the more of its operands'.
+What is stored as int64, or becomes a float, is computed in 64.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from tvm.sym import Analyzer
+
+from mlcpipe.compiler.spirv.arithmetic import OPERATORS, binary, divided, joined
+from mlcpipe.compiler.spirv.casts import cast, reinterpret
+from mlcpipe.compiler.spirv.emitter import Emitter, Value
+from mlcpipe.compiler.spirv.intrinsics import PREFIX, Intrinsics
+from mlcpipe.compiler.spirv.memory import Array, Index, Memory, Run
+from mlcpipe.compiler.spirv.opcodes import Op, Storage
+from mlcpipe.compiler.spirv.types import INT32, DType, Unsupported, parse
+
+INT64 = DType("int", 64)
+_CHEAP_NODES = 8  # of an expression that is computed rather than branched around
+_SAME = ("likely", "tvm_thread_invariant")
+
+
+def dtype_of(expr: Any) -> DType:
+    """The dtype that TVM gave an expression."""
+    found = getattr(expr.ty, "dtype", None)
+    if found is None:
+        raise Unsupported(f"a value of type {expr.ty}")
+    return parse(str(found))
+
+
+def void(expr: Any) -> bool:
+    """Whether an expression has no value."""
+    return str(getattr(expr.ty, "dtype", "void")) in ("void", "handle", "")
+
+
+class Expressions:
+    """Values of expressions. `env`: handle of a Var -> its value."""
+
+    def __init__(self, emitter: Emitter, memory: Memory) -> None:
+        self.emitter = emitter
+        self.memory = memory
+        self.intrinsics = Intrinsics(emitter)
+        self.analyzer = Analyzer()
+        self.env: dict[int, Value] = {}
+        self._wide = False  # int64 has 64 bits
+        self._visitors: dict[str, Callable[[Any], Value | None]] = {
+            "Var": self._var,
+            "IntImm": self._int,
+            "FloatImm": lambda e: self.emitter.constant(dtype_of(e), float(e.value)),
+            "TensorLoad": lambda e: self.memory.load(e.source.__chandle__(), self.index(e.indices)),
+            "Cast": self._cast,
+            "Not": lambda e: self._unary(Op.LogicalNot, e.a),
+            "BitwiseNot": lambda e: self._unary(Op.Not, e.a),
+            "Select": self._select,
+            "Let": self._let,
+            "Broadcast": lambda e: self.emitter.splat(self(e.value), dtype_of(e).lanes),
+            "Ramp": self._ramp,
+            "Shuffle": self._shuffle,
+            "Call": self._call,
+        }
+
+    def __call__(self, expr: Any) -> Value:
+        """The value of an expression that has one."""
+        found = self.maybe(expr)
+        if found is None:
+            raise Unsupported(f"the value of {expr}")
+        return found
+
+    def maybe(self, expr: Any) -> Value | None:
+        """The value of an expression, if it has one."""
+        name = type(expr).__name__
+        if name in OPERATORS:
+            return self._binary(name, expr)
+        visit = self._visitors.get(name)
+        if visit is None:
+            raise Unsupported(f"expression {name}")
+        return visit(expr)
+
+    @contextmanager
+    def wide(self, dtype: DType) -> Iterator[None]:
+        """Compute int64 in 64 bits, where the result is of this dtype and is no index."""
+        before, self._wide = self._wide, self._wide or dtype.bits == 64
+        yield
+        self._wide = before
+
+    def index(self, indices: Any) -> Index:
+        """Where a load or a store goes."""
+        if len(indices) != 1:
+            raise Unsupported(f"memory of {len(indices)} dimensions")
+        (index,) = indices
+        before, self._wide = self._wide, False
+        found: Index
+        if type(index).__name__ == "Ramp" and getattr(index.stride, "value", None) == 1:
+            found = Run(self(index.base), dtype_of(index).lanes, self._alignment(index.base))
+        else:
+            found = self(index)
+        self._wide = before
+        return found
+
+    def _alignment(self, base: Any) -> int:
+        known = self.analyzer.modular_set(base)
+        return next(n for n in (4, 2, 1) if known.coeff % n == 0 and known.base % n == 0)
+
+    # Leaves
+
+    def _var(self, expr: Any) -> Value:
+        found = self.env.get(expr.__chandle__())
+        if found is None:
+            raise Unsupported(f"variable {expr} that nothing defines")
+        return found
+
+    def _int(self, expr: Any) -> Value:
+        dtype, number = dtype_of(expr), int(expr.value)
+        if dtype.scalar == INT64 and not self._wide and -(1 << 31) <= number < 1 << 31:
+            dtype = INT32.vector(dtype.lanes)
+        return self.emitter.constant(dtype, number)
+
+    # Operators
+
+    def _unary(self, op: int, operand: Any) -> Value:
+        value = self(operand)
+        return self.emitter.each(op, value.dtype, value)
+
+    def _binary(self, name: str, expr: Any) -> Value:
+        a = self(expr.a)
+        divisor = getattr(expr.b, "value", None)
+        if name in ("Div", "Mod") and a.dtype.kind == "int" and isinstance(divisor, int) and divisor > 0:
+            if self.analyzer.const_int_bound(expr.a).min_value >= 0:
+                return divided(self.emitter, name, a, divisor)
+        b = self(expr.b)
+        if self._wide and a.dtype == b.dtype == INT32 and dtype_of(expr.a) == INT64:
+            a, b = cast(self.emitter, a, INT64), cast(self.emitter, b, INT64)
+        return binary(self.emitter, name, a, b)
+
+    def _cast(self, expr: Any) -> Value:
+        to, come = dtype_of(expr), dtype_of(expr.value)
+        # A number that only an index is made of may have 32 bits; one that becomes a float may not.
+        with self.wide(come if to.kind == "float" else INT32):
+            value = self(expr.value)
+        if to.scalar == INT64 and not self._wide and value.dtype.is_integer and value.dtype.bits <= 32:
+            if value.dtype.scalar == DType("uint", 32) and not self._fits(expr.value):
+                return cast(self.emitter, value, to)
+            return cast(self.emitter, value, INT32.vector(to.lanes))
+        return cast(self.emitter, value, to)
+
+    def _fits(self, expr: Any) -> bool:
+        return bool(self.analyzer.const_int_bound(expr).max_value < 1 << 31)
+
+    def _select(self, expr: Any) -> Value:
+        yes, no = joined(self.emitter, self(expr.true_value), self(expr.false_value))
+        return self.emitter.select(self(expr.condition), yes, no)
+
+    def _let(self, expr: Any) -> Value:
+        self.define(expr.var, expr.value)
+        return self(expr.body)
+
+    def define(self, var: Any, value: Any) -> None:
+        """A name for a value, from here on."""
+        found = self(value)
+        self.env[var.__chandle__()] = found
+        if found.dtype.is_integer and found.dtype.lanes == 1:
+            self.analyzer.bind(var, value)
+
+    # Vectors
+
+    def _ramp(self, expr: Any) -> Value:
+        base, stride = joined(self.emitter, self(expr.base), self(expr.stride))
+        lanes = [base]
+        for i in range(1, dtype_of(expr).lanes):
+            step = binary(self.emitter, "Mul", stride, self.emitter.constant(stride.dtype, i))
+            lanes.append(binary(self.emitter, "Add", base, step))
+        return self.emitter.from_lanes(base.dtype.vector(len(lanes)), [lane.id for lane in lanes])
+
+    def _shuffle(self, expr: Any) -> Value:
+        vectors = [self(vector) for vector in expr.vectors]
+        lanes = [lane for vector in vectors for lane in self.emitter.lanes(vector)]
+        chosen = [lanes[int(i)] for i in expr.indices]
+        return self.emitter.from_lanes(vectors[0].dtype.vector(len(chosen)), chosen)
+
+    # Calls
+
+    def _call(self, expr: Any) -> Value | None:
+        name, args = expr.op.name.removeprefix("tirx."), list(expr.args)
+        if name in ("call_extern", "call_pure_extern"):
+            name, args = str(args[0].value), args[1:]
+        if name in _SAME:
+            return self(args[0])
+        if name == "if_then_else":
+            return self._if_then_else(*args)
+        if name == "reinterpret":
+            with self.wide(dtype_of(args[0])):
+                return reinterpret(self.emitter, self(args[0]), dtype_of(expr))
+        if name == "tvm_storage_sync":
+            self.intrinsics.barrier(str(args[0].value))
+            return None
+        if name == "large_uint_imm":
+            return self.emitter.constant(dtype_of(expr), int(args[1].value) << 32 | int(args[0].value))
+        if name == PREFIX + "exact":
+            return self._exact(args[0])
+        if name == PREFIX + "require_subgroup_size":
+            self.intrinsics.subgroup_size = int(args[0].value)
+            return None
+        values = [self(arg) for arg in args]
+        return self.intrinsics.call(name, None if void(expr) else dtype_of(expr), values)
+
+    def _exact(self, expr: Any) -> Value:
+        """The value with every operation rounded: no product goes unrounded into a sum."""
+        before, self.emitter.exact = self.emitter.exact, True
+        found = self(expr)
+        self.emitter.exact = before
+        return found
+
+    def _if_then_else(self, condition: Any, yes: Any, no: Any) -> Value:
+        test = self(condition)
+        if self._nodes(yes) + self._nodes(no) <= _CHEAP_NODES:
+            return self.emitter.select(test, *joined(self.emitter, self(yes), self(no)))
+        found = self.emitter.branch(test, lambda: self._settled(yes), lambda: self._settled(no))
+        if found is None:
+            raise Unsupported("if_then_else without a value")
+        return found
+
+    def _settled(self, expr: Any) -> Value:
+        """A value of a dtype that does not depend on the branch: int64 has 64 bits where a buffer has."""
+        value, dtype = self(expr), dtype_of(expr)
+        if dtype.scalar != INT64:
+            return value
+        wide = self._wide or any(binding.element.bits == 64 for binding in self.memory.bindings)
+        return cast(self.emitter, value, dtype if wide else INT32.vector(dtype.lanes))
+
+    def _nodes(self, expr: Any) -> int:
+        """How much it is to compute an expression; more than _CHEAP_NODES where it may touch memory or trap."""
+        name = type(expr).__name__
+        if name in ("Var", "IntImm", "FloatImm"):
+            return 1
+        if name in OPERATORS and name not in ("Div", "Mod"):
+            return 1 + self._nodes(expr.a) + self._nodes(expr.b)
+        if name in ("Cast", "Broadcast"):
+            return 1 + self._nodes(expr.value)
+        if name == "TensorLoad" and len(expr.indices) == 1 and type(expr.indices[0]).__name__ == "IntImm":
+            view = self.memory.views.get(expr.source.__chandle__())
+            if view and isinstance(view.memory, Array) and view.memory.storage == Storage.Function:
+                return 1
+        return _CHEAP_NODES + 1

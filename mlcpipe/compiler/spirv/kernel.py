@@ -1,0 +1,229 @@
+"""One device function of TVM as a module of SPIR-V, and what a host must know to launch it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from mlcpipe.compiler.spirv.casts import cast
+from mlcpipe.compiler.spirv.emitter import Emitter, Value
+from mlcpipe.compiler.spirv.expressions import Expressions
+from mlcpipe.compiler.spirv.memory import Memory
+from mlcpipe.compiler.spirv.opcodes import BuiltIn, Capability, Decoration, Op, Storage
+from mlcpipe.compiler.spirv.statements import Facts, Statements
+from mlcpipe.compiler.spirv.types import BOOL, UINT32, DType, Unsupported, parse
+from mlcpipe.compiler.spirv.words import Module
+from mlcpipe.errors import CompileError
+
+ENTRY = "main"
+# https://registry.khronos.org/vulkan/specs/1.2/html/vkspec.html#limits-minmax: what every device has
+_PUSH_CONSTANT_BYTES = 128
+_GRID = 65535  # workgroups in x
+# Capability -> the feature of a device that it needs.
+_FEATURES = {
+    Capability.Float16: "shaderFloat16",
+    Capability.Float64: "shaderFloat64",
+    Capability.Int8: "shaderInt8",
+    Capability.Int16: "shaderInt16",
+    Capability.Int64: "shaderInt64",
+    Capability.StorageBuffer8BitAccess: "storageBuffer8BitAccess",
+    Capability.StorageBuffer16BitAccess: "storageBuffer16BitAccess",
+    Capability.DotProduct: "shaderIntegerDotProduct",
+    Capability.GroupNonUniform: "subgroupBasic",
+    Capability.GroupNonUniformVote: "subgroupVote",
+    Capability.GroupNonUniformArithmetic: "subgroupArithmetic",
+    Capability.GroupNonUniformBallot: "subgroupBallot",
+    Capability.GroupNonUniformShuffle: "subgroupShuffle",
+    Capability.GroupNonUniformShuffleRelative: "subgroupShuffleRelative",
+    Capability.GroupNonUniformClustered: "subgroupClustered",
+}
+
+
+@dataclass(frozen=True)
+class BufferArgument:
+    """Binding i of set 0 is the i-th of them. `arg`: its place among the arguments."""
+
+    arg: int
+    write: bool
+    dtype: str
+
+
+@dataclass(frozen=True)
+class ScalarArgument:
+    """A number at `offset` of the push constants, there of dtype `stored`."""
+
+    arg: int
+    dtype: str
+    stored: str
+    offset: int
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """A module of SPIR-V and its interface. `grid_base`: offset of the first workgroup's number in x, uint32."""
+
+    name: str
+    code: bytes
+    buffers: tuple[BufferArgument, ...]
+    scalars: tuple[ScalarArgument, ...]
+    grid_base: int | None
+    push_constant_bytes: int
+    workgroup: tuple[int, int, int]
+    launch_params: tuple[str, ...]
+    shared_bytes: int
+    subgroup_size: int
+    features: tuple[str, ...]
+
+
+def compile_kernel(func: Any, name: str) -> Kernel:
+    """The kernel of a device function, as TVM's passes leave it. Raises CompileError that names the construct."""
+    try:
+        return _Function(func, name).compile()
+    except Unsupported as error:
+        raise CompileError("kernel cannot be written as SPIR-V", where=name, found=error) from error
+
+
+class _Function:
+    """One function on its way."""
+
+    def __init__(self, func: Any, name: str) -> None:
+        self._func = func
+        self._name = name
+        self._facts = Facts()
+        self._facts.scan(func.body)
+        self._emitter = Emitter(Module())
+        self._module = self._emitter.module
+        self._memory = Memory(self._emitter)
+        self._values = Expressions(self._emitter, self._memory)
+        self._buffers: list[BufferArgument] = []
+        self._scalars: list[ScalarArgument] = []
+        self._grid_base: int | None = None
+        self._bytes = 0  # of push constants
+        self._base: Value | None = None
+
+    def compile(self) -> Kernel:
+        self._module.source(self._name)
+        self._arguments()
+        threads: dict[str, Callable[[], Value]] = {}
+        for i, axis in enumerate("xyz"):
+            threads[f"blockIdx.{axis}"] = self._reader(BuiltIn.WorkgroupId, i)
+            threads[f"threadIdx.{axis}"] = self._reader(BuiltIn.LocalInvocationId, i)
+        threads["blockIdx.x"] = self._block_x
+        Statements(self._values, threads)(self._func.body)
+        self._emitter.emit(Op.Return)
+        self._memory.finish()
+        self._values.intrinsics.finish(any(b.written and b.loaded for b in self._memory.bindings))
+        size = self._workgroup()
+        code = self._module.assemble(ENTRY, size, self._emitter.first, self._memory.local, self._emitter.code)
+        return Kernel(
+            self._name,
+            code,
+            tuple(self._buffers),
+            tuple(self._scalars),
+            self._grid_base,
+            self._bytes,
+            size,
+            tuple(str(tag) for tag in self._func.attrs["tirx.kernel_launch_params"]),
+            self._memory.shared_bytes,
+            self._values.intrinsics.subgroup_size,
+            tuple(_FEATURES[c] for c in sorted(self._module.capabilities) if c in _FEATURES),
+        )
+
+    # Arguments
+
+    def _arguments(self) -> None:
+        """Bindings of buffers; numbers in the push constants, each at a multiple of its size."""
+        noalias = bool(self._func.attrs.get("tirx.noalias", False))
+        numbers: list[tuple[Any, DType, DType]] = []
+        for place, param in enumerate(self._func.params):
+            element = getattr(param.ty, "element_type", None)
+            if element is not None:
+                dtype = parse(str(element.dtype))
+                written = param.__chandle__() in self._facts.written
+                self._memory.bind(param.__chandle__(), str(param.name), dtype, written, noalias)
+                self._buffers.append(BufferArgument(place, written, str(dtype)))
+                continue
+            dtype = parse(str(param.ty.dtype))
+            stored = _stored(dtype)
+            numbers.append((param, dtype, stored))
+            self._scalars.append(ScalarArgument(place, str(dtype), str(stored), self._room(stored)))
+        if self._needs_base():
+            self._grid_base = self._room(UINT32)
+        if self._bytes > _PUSH_CONSTANT_BYTES:
+            count = len(self._scalars)
+            raise Unsupported(f"{count} numbers as arguments, {self._bytes} bytes; {_PUSH_CONSTANT_BYTES} are possible")
+        self._load_push_constants(numbers)
+
+    def _room(self, dtype: DType) -> int:
+        """The offset of a further number."""
+        offset = -(-self._bytes // dtype.nbytes) * dtype.nbytes
+        self._bytes = offset + dtype.nbytes
+        return offset
+
+    def _load_push_constants(self, numbers: list[tuple[Any, DType, DType]]) -> None:
+        members = [(stored, scalar.offset) for (_, _, stored), scalar in zip(numbers, self._scalars)]
+        if self._grid_base is not None:
+            members.append((UINT32, self._grid_base))
+        if not members:
+            return
+        types = self._emitter.types
+        block = self._module.declare_new(Op.TypeStruct, *[types.id(stored) for stored, _ in members])
+        self._module.decorate(block, Decoration.Block)
+        for i, (_, offset) in enumerate(members):
+            self._module.decorate_member(block, i, Decoration.Offset, offset)
+        variable = self._module.variable(Storage.PushConstant, block)
+        loaded = []
+        for i, (stored, _) in enumerate(members):
+            type_id = types.id(stored)
+            pointer = self._module.pointer(Storage.PushConstant, type_id)
+            at = self._emitter.pure(Op.AccessChain, pointer, variable, types.constant(UINT32, i))
+            loaded.append(Value(stored, (self._emitter.pure(Op.Load, type_id, at),)))
+        for (param, dtype, stored), value in zip(numbers, loaded):
+            self._module.name(value.id, str(param.name))
+            # int64 stays in 32 bits: the host refuses sizes beyond
+            self._values.env[param.__chandle__()] = value if dtype.bits == 64 else cast(self._emitter, value, dtype)
+        if self._grid_base is not None:
+            self._base = loaded[-1]
+
+    # Launch
+
+    def _reader(self, builtin: int, axis: int) -> Callable[[], Value]:
+        def read() -> Value:
+            triple = self._emitter.types.id(UINT32.vector(3))
+            variable = self._module.builtin(builtin, triple)
+            loaded = self._emitter.pure(Op.Load, triple, variable)
+            type_id = self._emitter.types.id(UINT32)
+            return Value(UINT32, (self._emitter.pure(Op.CompositeExtract, type_id, loaded, axis),))
+
+        return read
+
+    def _block_x(self) -> Value:
+        """A grid of more workgroups than a device takes is several dispatches, each with its base."""
+        index = self._reader(BuiltIn.WorkgroupId, 0)()
+        return index if self._base is None else self._emitter.each(Op.IAdd, UINT32, index, self._base)
+
+    def _needs_base(self) -> bool:
+        extent = self._facts.extents.get("blockIdx.x")
+        if extent is None:
+            return False
+        known = getattr(extent, "value", None)
+        return known is None or int(known) > _GRID
+
+    def _workgroup(self) -> tuple[int, int, int]:
+        sizes = []
+        for axis in "xyz":
+            extent = self._facts.extents.get(f"threadIdx.{axis}", 1)
+            if not isinstance(extent, int) and not hasattr(extent, "value"):
+                raise Unsupported(f"a workgroup whose size in {axis} is known at run time")
+            sizes.append(int(extent))
+        return sizes[0], sizes[1], sizes[2]
+
+
+def _stored(dtype: DType) -> DType:
+    """How a number lies in the push constants: sizes in 32 bits, narrow ones widened."""
+    if dtype == BOOL:
+        return UINT32
+    if dtype == DType("int", 64):
+        return DType("int", 32)
+    return dtype if dtype.bits >= 32 else DType(dtype.kind, 32)

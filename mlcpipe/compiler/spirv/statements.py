@@ -1,0 +1,212 @@
+"""Statements of TensorIR: structured control flow, bindings of names, memory."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import tvm
+from tvm.tirx import ForKind
+
+from mlcpipe.compiler.spirv.arithmetic import binary, joined
+from mlcpipe.compiler.spirv.casts import cast
+from mlcpipe.compiler.spirv.emitter import Value
+from mlcpipe.compiler.spirv.expressions import INT64, Expressions, dtype_of
+from mlcpipe.compiler.spirv.opcodes import LoopControl, Op
+from mlcpipe.compiler.spirv.types import BOOL, INT32, UINT32, Unsupported, parse
+
+_HINTS = ("pragma_", "tirx.")  # attributes that do not change what a program computes
+
+
+@dataclass
+class Facts:
+    """What a kernel's statements tell before code is written. Handles stand for Vars and Buffers."""
+
+    written: set[int] = field(default_factory=set)
+    extents: dict[str, Any] = field(default_factory=dict)  # launch parameter -> extent
+    _aliases: dict[int, int] = field(default_factory=dict)
+
+    def root(self, key: int) -> int:
+        """The memory that a name stands for."""
+        while key in self._aliases:
+            key = self._aliases[key]
+        return key
+
+    def scan(self, statement: Any) -> None:
+        """Take in a statement and what it contains."""
+        name = type(statement).__name__
+        if name == "SeqStmt":
+            for one in statement.seq:
+                self.scan(one)
+        elif name == "BufferStore":
+            self.written.add(self.root(statement.buffer.__chandle__()))
+        elif name == "DeclBuffer":
+            self._aliases[statement.buffer.__chandle__()] = data_of(statement.data)
+        elif name == "IfThenElse":
+            self.scan(statement.then_case)
+            if statement.else_case is not None:
+                self.scan(statement.else_case)
+        elif name in ("For", "While", "AttrStmt"):
+            if name == "AttrStmt" and statement.attr_key == "thread_extent":
+                self.extents[statement.node.thread_tag] = statement.value
+            self.scan(statement.body)
+
+
+def data_of(expr: Any) -> int:
+    """The handle of the memory that `data=` of a buffer's declaration names, perhaps through `buffer_data(buffer)`."""
+    while type(expr).__name__ == "Call":
+        expr = expr.args[0]
+    return int(expr.__chandle__())
+
+
+class Statements:
+    """Code of statements. `threads`: launch parameter -> its index, uint32."""
+
+    def __init__(self, expressions: Expressions, threads: Mapping[str, Callable[[], Value]]) -> None:
+        self._values = expressions
+        self._emitter = expressions.emitter
+        self._memory = expressions.memory
+        self._threads = threads
+        self._loops: list[tuple[int, int]] = []  # labels (after, next round) of the loops around
+        self._visitors: dict[str, Callable[[Any], None]] = {
+            "SeqStmt": self._sequence,
+            "Bind": lambda s: self._values.define(s.var, s.value),
+            "Evaluate": self._evaluate,
+            "BufferStore": self._store,
+            "AllocBuffer": self._allocate,
+            "DeclBuffer": self._declare,
+            "AttrStmt": self._attribute,
+            "IfThenElse": self._if,
+            "For": self._for,
+            "While": self._while,
+            "Break": lambda s: self._jump(self._loops[-1][0]),
+            "Continue": lambda s: self._jump(self._loops[-1][1]),
+            "AssertStmt": lambda s: None,  # kernels have nobody to tell
+        }
+
+    def __call__(self, statement: Any) -> None:
+        """Write the code of a statement."""
+        visit = self._visitors.get(type(statement).__name__)
+        if visit is None:
+            raise Unsupported(f"statement {type(statement).__name__}")
+        visit(statement)
+
+    def _sequence(self, statement: Any) -> None:
+        for one in statement.seq:
+            self(one)
+
+    def _evaluate(self, statement: Any) -> None:
+        if type(statement.value).__name__ == "Call":
+            self._values.maybe(statement.value)
+
+    def _store(self, statement: Any) -> None:
+        if getattr(statement, "predicate", None) is not None:
+            raise Unsupported("store with a predicate")
+        with self._values.wide(dtype_of(statement.value)):
+            value = self._values(statement.value)
+        self._memory.store(statement.buffer.__chandle__(), self._values.index(statement.indices), value)
+
+    def _allocate(self, statement: Any) -> None:
+        buffer = statement.buffer
+        count = 1
+        for extent in buffer.ty.shape:
+            if type(extent).__name__ != "IntImm":
+                raise Unsupported(f"memory {buffer.name} of a size that is known at run time")
+            count *= int(extent)
+        element = parse(str(buffer.dtype))
+        scope = str(buffer.ty.storage_scope)
+        self._memory.allocate(buffer.__chandle__(), str(buffer.name), scope, element, count)
+
+    def _declare(self, statement: Any) -> None:
+        element = parse(str(statement.buffer.dtype))
+        self._memory.view(statement.buffer.__chandle__(), data_of(statement.data), element)
+
+    def _attribute(self, statement: Any) -> None:
+        key = str(statement.attr_key)
+        if key == "thread_extent":
+            self._bind_thread(statement.node, statement.value)
+        elif not key.startswith(_HINTS):
+            raise Unsupported(f"attribute {key}")
+        self(statement.body)
+
+    def _bind_thread(self, axis: Any, extent: Any) -> None:
+        tag = str(axis.thread_tag)
+        if tag not in self._threads:
+            raise Unsupported(f"launch parameter {tag}")
+        key = axis.var.__chandle__()
+        if key not in self._values.env:
+            self._values.env[key] = cast(self._emitter, self._threads[tag](), INT32)
+            self._values.analyzer.bind(axis.var, tvm.ir.Range(0, extent))
+
+    # Control flow
+
+    def _if(self, statement: Any) -> None:
+        then, otherwise = statement.then_case, statement.else_case
+        condition = self._values(statement.condition)
+        self._emitter.branch(condition, lambda: self(then), None if otherwise is None else lambda: self(otherwise))
+
+    def _jump(self, label: int) -> None:
+        """Leave the block; what follows in it is never run."""
+        self._emitter.emit(Op.Branch, label)
+        self._emitter.start(self._emitter.module.new_id())
+
+    def _for(self, loop: Any) -> None:
+        """Header (phi, test), body, next round, as structured control flow wants it (specification 2.11)."""
+        kind = ForKind(loop.kind)
+        if kind not in (ForKind.SERIAL, ForKind.UNROLLED):
+            raise Unsupported(f"loop of kind {kind.name.lower()}")
+        emitter, values = self._emitter, self._values
+        first, count = joined(emitter, values(loop.min), values(loop.extent))
+        key = loop.loop_var.__chandle__()
+        if getattr(loop.extent, "value", None) == 1:
+            values.env[key] = first
+            self(loop.body)
+            return
+        step = emitter.constant(first.dtype, 1) if loop.step is None else cast(emitter, values(loop.step), first.dtype)
+        end = count if getattr(loop.min, "value", None) == 0 else binary(emitter, "Add", first, count)
+        values.analyzer.bind(loop.loop_var, tvm.ir.Range.from_min_extent(loop.min, loop.extent))
+        header, body, again, after = (emitter.module.new_id() for _ in range(4))
+        following, before = emitter.module.new_id(), emitter.block
+        type_id = emitter.types.id(first.dtype)
+        emitter.emit(Op.Branch, header)
+        emitter.start(header)
+        at = Value(first.dtype, (emitter.result(Op.Phi, type_id, first.id, before, following, again),))
+        values.env[key] = at
+        with emitter.scope():
+            test = emitter.result(
+                Op.SLessThan if at.dtype.kind == "int" else Op.ULessThan, emitter.boolean(), at.id, end.id
+            )
+            unroll = kind == ForKind.UNROLLED or any(str(name).startswith("pragma_unroll") for name in loop.annotations)
+            emitter.emit(Op.LoopMerge, after, again, LoopControl.Unroll if unroll else LoopControl.Nothing)
+            emitter.emit(Op.BranchConditional, test, body, after)
+            emitter.start(body)
+            self._body(loop.body, after, again)
+        emitter.start(again)
+        emitter.emit(Op.IAdd, type_id, following, at.id, step.id)
+        emitter.emit(Op.Branch, header)
+        emitter.start(after)
+
+    def _while(self, loop: Any) -> None:
+        emitter = self._emitter
+        header, test, body, again, after = (emitter.module.new_id() for _ in range(5))
+        emitter.emit(Op.Branch, header)
+        emitter.start(header)
+        emitter.emit(Op.LoopMerge, after, again, LoopControl.Nothing)
+        emitter.emit(Op.Branch, test)
+        emitter.start(test)
+        with emitter.scope():
+            condition = cast(emitter, self._values(loop.condition), BOOL)
+            emitter.emit(Op.BranchConditional, condition.id, body, after)
+            emitter.start(body)
+            self._body(loop.body, after, again)
+        emitter.start(again)
+        emitter.emit(Op.Branch, header)
+        emitter.start(after)
+
+    def _body(self, body: Any, after: int, again: int) -> None:
+        self._loops.append((after, again))
+        with self._emitter.scope():
+            self(body)
+        self._loops.pop()
+        self._emitter.emit(Op.Branch, again)

@@ -186,7 +186,7 @@ class Expressions:
     # Calls
 
     def _call(self, expr: Any) -> Value | None:
-        name, args = expr.op.name.removeprefix("tirx."), list(expr.args)
+        name, args = expr.op.name.split(".", 1)[1], list(expr.args)  # after `tirx.` or `prim.`
         if name in ("call_extern", "call_pure_extern"):
             name, args = str(args[0].value), args[1:]
         if name in _SAME:

@@ -17,7 +17,7 @@ from mlcpipe.compiler.spirv.intrinsics import PREFIX
 Expr = Any
 _LEVEL = 20  # above TVM's own rules
 _DIRECT = (
-    "exp", "exp2", "log", "log2", "tan", "sinh", "cosh", "asin", "acos", "atan", "atan2", "asinh", "acosh", "atanh",
+    "exp", "exp2", "log", "log2", "tan", "sinh", "cosh", "atan", "atan2", "asinh", "acosh", "atanh",
     "sqrt", "rsqrt", "fabs", "floor", "ceil", "trunc", "round", "nearbyint", "fma", "popcount", "clz", "isnan", "isinf",
     "fmod",
 )  # fmt: skip
@@ -29,6 +29,7 @@ _COS = (4.166664568298827e-2, -1.388731625493765e-3, 2.443315711809948e-5)
 # erf(x) = 1 - t (...) exp(-x**2), t = 1 / (1 + p x), x >= 0: Abramowitz and Stegun 7.1.26, error below 1.5e-7.
 _ERF_P = 0.3275911
 _ERF = (0.254829592, -0.284496736, 1.421413741, -1.453152027, 1.061405429)
+_PRIM = ("log2", "ceil", "clz")  # operators that TVM keeps under `prim.`
 _POWERS = 16  # exponents up to this are products
 
 
@@ -41,6 +42,8 @@ def install() -> None:
         ("cos", lambda call: _sine(call, 1)),
         ("tanh", _tanh),
         ("erf", _erf),
+        ("asin", lambda call: _arc(call, lambda x, other: (x, other))),
+        ("acos", lambda call: _arc(call, lambda x, other: (other, x))),
         ("pow", _pow),
         ("log10", lambda call: tirx.log2(call.args[0]) * tirx.const(0.30102999566398120, _dtype(call))),
         ("exp10", lambda call: tirx.exp2(call.args[0] * tirx.const(3.3219280948873623, _dtype(call)))),
@@ -50,7 +53,8 @@ def install() -> None:
 
 
 def _register(name: str, rule: Callable[[Expr], Expr]) -> None:
-    tirx.register_intrin_lowering(f"tirx.{name}", target="vulkan", f=rule, level=_LEVEL)
+    namespace = "prim" if name in _PRIM else "tirx"
+    tirx.register_intrin_lowering(f"{namespace}.{name}", target="vulkan", f=rule, level=_LEVEL)
 
 
 def _dtype(call: Expr) -> str:
@@ -129,6 +133,13 @@ def _tanh(call: Expr) -> Expr:
         return tirx.Select(size < number(0.3), small, tirx.Select(x < number(0.0), number(0.0) - large, large))
 
     return _named(call.args[0], body)
+
+
+def _arc(call: Expr, order: Callable[[Expr, Expr], tuple[Expr, Expr]]) -> Expr:
+    """Angles of a right triangle with sides x and sqrt(1 - x**2)."""
+    one = tirx.const(1.0, _dtype(call))
+    other = lambda x: _extern("sqrt", call, (one - x) * (one + x))  # noqa: E731
+    return _named(call.args[0], lambda x: _extern("atan2", call, *order(x, other(x))))
 
 
 def _erf(call: Expr) -> Expr:

@@ -16,7 +16,8 @@ from mlcpipe.compiler.spirv.expressions import INT64, Expressions, dtype_of
 from mlcpipe.compiler.spirv.opcodes import LoopControl, Op
 from mlcpipe.compiler.spirv.types import BOOL, INT32, UINT32, Unsupported, parse
 
-_HINTS = ("pragma_", "tirx.")  # attributes that do not change what a program computes
+# Attributes that do not change what a program computes, beside those of loops, `pragma_...`.
+_HINTS = {"reduce_scope", "compute_scope", "extern_scope", "storage_alignment", "hand_threaded", "buffer_bind_scope"}
 
 
 @dataclass
@@ -126,7 +127,7 @@ class Statements:
         key = str(statement.attr_key)
         if key == "thread_extent":
             self._bind_thread(statement.node, statement.value)
-        elif not key.startswith(_HINTS):
+        elif key not in _HINTS and not key.startswith("pragma_"):
             raise Unsupported(f"attribute {key}")
         self(statement.body)
 

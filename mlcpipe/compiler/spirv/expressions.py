@@ -19,7 +19,7 @@ from mlcpipe.compiler.spirv.emitter import Emitter, Value
 from mlcpipe.compiler.spirv.intrinsics import PREFIX, Intrinsics
 from mlcpipe.compiler.spirv.memory import Array, Index, Memory, Run
 from mlcpipe.compiler.spirv.opcodes import Op, Storage
-from mlcpipe.compiler.spirv.types import INT32, DType, Unsupported, parse
+from mlcpipe.compiler.spirv.types import INT32, DType, Unsupported, integer, parse
 
 INT64 = DType("int", 64)
 _CHEAP_NODES = 8  # of an expression that is computed rather than branched around
@@ -96,7 +96,7 @@ class Expressions:
         (index,) = indices
         before, self._wide = self._wide, False
         found: Index
-        if type(index).__name__ == "Ramp" and getattr(index.stride, "value", None) == 1:
+        if type(index).__name__ == "Ramp" and integer(index.stride) == 1:
             found = Run(self(index.base), dtype_of(index).lanes, self._alignment(index.base))
         else:
             found = self(index)
@@ -129,8 +129,8 @@ class Expressions:
 
     def _binary(self, name: str, expr: Any) -> Value:
         a = self(expr.a)
-        divisor = getattr(expr.b, "value", None)
-        if name in ("Div", "Mod") and a.dtype.kind == "int" and isinstance(divisor, int) and divisor > 0:
+        divisor = integer(expr.b) if name in ("Div", "Mod") and a.dtype.kind == "int" else None
+        if divisor is not None and divisor > 0:
             if self.analyzer.const_int_bound(expr.a).min_value >= 0:
                 return divided(self.emitter, name, a, divisor)
         b = self(expr.b)
@@ -165,7 +165,9 @@ class Expressions:
         found = self(value)
         self.env[var.__chandle__()] = found
         if found.dtype.is_integer and found.dtype.lanes == 1:
-            self.analyzer.bind(var, value)
+            # Analyzer.bind would simplify the value by all its rules, which takes longer than all else here.
+            self.analyzer.update(var, self.analyzer.const_int_bound(value))
+            self.analyzer.update(var, self.analyzer.modular_set(value))
 
     # Vectors
 
@@ -242,7 +244,7 @@ class Expressions:
             return 1 + self._nodes(expr.a) + self._nodes(expr.b)
         if name in ("Cast", "Broadcast"):
             return 1 + self._nodes(expr.value)
-        if name == "TensorLoad" and len(expr.indices) == 1 and type(expr.indices[0]).__name__ == "IntImm":
+        if name == "TensorLoad" and len(expr.indices) == 1 and integer(expr.indices[0]) is not None:
             view = self.memory.views.get(expr.source.__chandle__())
             if view and isinstance(view.memory, Array) and view.memory.storage == Storage.Function:
                 return 1

@@ -12,7 +12,7 @@ from mlcpipe.compiler.spirv.expressions import Expressions
 from mlcpipe.compiler.spirv.memory import Memory
 from mlcpipe.compiler.spirv.opcodes import BuiltIn, Capability, Decoration, Op, Storage
 from mlcpipe.compiler.spirv.statements import Facts, Statements
-from mlcpipe.compiler.spirv.types import BOOL, UINT32, DType, Unsupported, parse
+from mlcpipe.compiler.spirv.types import BOOL, UINT32, DType, Unsupported, integer, parse
 from mlcpipe.compiler.spirv.words import Module
 from mlcpipe.errors import CompileError
 
@@ -204,19 +204,19 @@ class _Function:
         return index if self._base is None else self._emitter.each(Op.IAdd, UINT32, index, self._base)
 
     def _needs_base(self) -> bool:
-        extent = self._facts.extents.get("blockIdx.x")
-        if extent is None:
+        if "blockIdx.x" not in self._facts.extents:
             return False
-        known = getattr(extent, "value", None)
-        return known is None or int(known) > _GRID
+        known = integer(self._facts.extents["blockIdx.x"])
+        return known is None or known > _GRID
 
     def _workgroup(self) -> tuple[int, int, int]:
         sizes = []
         for axis in "xyz":
-            extent = self._facts.extents.get(f"threadIdx.{axis}", 1)
-            if not isinstance(extent, int) and not hasattr(extent, "value"):
+            tag = f"threadIdx.{axis}"
+            extent = integer(self._facts.extents[tag]) if tag in self._facts.extents else 1
+            if extent is None:
                 raise Unsupported(f"a workgroup whose size in {axis} is known at run time")
-            sizes.append(int(extent))
+            sizes.append(extent)
         return sizes[0], sizes[1], sizes[2]
 
 

@@ -172,8 +172,8 @@ def _pow(call: Expr) -> Expr:
     base, exponent = call.args
     dtype = _dtype(call)
     number = lambda value: tirx.const(value, dtype)  # noqa: E731
-    known = getattr(exponent, "value", None)
-    if isinstance(known, (int, float)) and float(known).is_integer() and abs(known) <= _POWERS:
+    known = float(exponent.value) if type(exponent).__name__ == "FloatImm" else None
+    if known is not None and known.is_integer() and abs(known) <= _POWERS:
         product = _named(base, lambda x: _product(x, abs(int(known)), dtype))
         return product if known >= 0 else number(1.0) / product
 

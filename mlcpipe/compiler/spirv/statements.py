@@ -14,7 +14,7 @@ from mlcpipe.compiler.spirv.casts import cast
 from mlcpipe.compiler.spirv.emitter import Value
 from mlcpipe.compiler.spirv.expressions import INT64, Expressions, dtype_of
 from mlcpipe.compiler.spirv.opcodes import LoopControl, Op
-from mlcpipe.compiler.spirv.types import BOOL, INT32, UINT32, Unsupported, parse
+from mlcpipe.compiler.spirv.types import BOOL, INT32, UINT32, Unsupported, integer, parse
 
 # Attributes that do not change what a program computes, beside those of loops, `pragma_...`.
 _HINTS = {"reduce_scope", "compute_scope", "extern_scope", "storage_alignment", "hand_threaded", "buffer_bind_scope"}
@@ -112,9 +112,10 @@ class Statements:
         buffer = statement.buffer
         count = 1
         for extent in buffer.ty.shape:
-            if type(extent).__name__ != "IntImm":
+            size = integer(extent)
+            if size is None:
                 raise Unsupported(f"memory {buffer.name} of a size that is known at run time")
-            count *= int(extent)
+            count *= size
         element = parse(str(buffer.dtype))
         scope = str(buffer.ty.storage_scope)
         self._memory.allocate(buffer.__chandle__(), str(buffer.name), scope, element, count)
@@ -160,12 +161,12 @@ class Statements:
         emitter, values = self._emitter, self._values
         first, count = joined(emitter, values(loop.min), values(loop.extent))
         key = loop.loop_var.__chandle__()
-        if getattr(loop.extent, "value", None) == 1:
+        if integer(loop.extent) == 1:
             values.env[key] = first
             self(loop.body)
             return
         step = emitter.constant(first.dtype, 1) if loop.step is None else cast(emitter, values(loop.step), first.dtype)
-        end = count if getattr(loop.min, "value", None) == 0 else binary(emitter, "Add", first, count)
+        end = count if integer(loop.min) == 0 else binary(emitter, "Add", first, count)
         values.analyzer.bind(loop.loop_var, tvm.ir.Range.from_min_extent(loop.min, loop.extent))
         header, body, again, after = (emitter.module.new_id() for _ in range(4))
         following, before = emitter.module.new_id(), emitter.block

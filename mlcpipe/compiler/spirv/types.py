@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import struct
 from functools import lru_cache
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from mlcpipe.compiler.spirv.opcodes import Capability, Op
 from mlcpipe.compiler.spirv.words import Module
@@ -78,6 +78,11 @@ _COMPUTED = {
     ("uint", 8): Capability.Int8,
 }
 _SIZES = {("int", 8), ("int", 16), ("int", 32), ("int", 64), ("float", 16), ("float", 32), ("float", 64)}
+
+
+def integer(expr: Any) -> int | None:
+    """The number that an expression is, if it is an integer that TVM knows."""
+    return int(expr.value) if type(expr).__name__ == "IntImm" else None
 
 
 class Types:

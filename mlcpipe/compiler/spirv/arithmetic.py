@@ -89,4 +89,5 @@ def divided(emitter: Emitter, name: str, a: Value, divisor: int) -> Value:
         return emitter.each(Op.ShiftRightLogical, dtype, a, shift)
     unsigned = DType("uint", dtype.bits, dtype.lanes)
     op = Op.UDiv if name == "Div" else Op.UMod
-    return cast(emitter, emitter.each(op, unsigned, cast(emitter, a, unsigned), emitter.constant(unsigned, divisor)), dtype)
+    found = emitter.each(op, unsigned, cast(emitter, a, unsigned), emitter.constant(unsigned, divisor))
+    return cast(emitter, found, dtype)

@@ -130,9 +130,8 @@ class Expressions:
     def _binary(self, name: str, expr: Any) -> Value:
         a = self(expr.a)
         divisor = integer(expr.b) if name in ("Div", "Mod") and a.dtype.kind == "int" else None
-        if divisor is not None and divisor > 0:
-            if self.analyzer.const_int_bound(expr.a).min_value >= 0:
-                return divided(self.emitter, name, a, divisor)
+        if divisor is not None and divisor > 0 and self.analyzer.const_int_bound(expr.a).min_value >= 0:
+            return divided(self.emitter, name, a, divisor)
         b = self(expr.b)
         if self._wide and a.dtype == b.dtype == INT32 and dtype_of(expr.a) == INT64:
             a, b = cast(self.emitter, a, INT64), cast(self.emitter, b, INT64)

@@ -1,7 +1,7 @@
 """Calls: elementary functions, subgroups, dot products of packed int8, barriers.
 
-Schedules reach what TensorIR has no operator for by `tirx.call_extern` with the names of `tir_schedules.subgroup`;
-those of elementary functions come from `lowering`.
+Schedules reach what TensorIR has no operator for by calls of external functions, `tir_schedules.gpu.device_calls`; the
+names of elementary functions come from `lowering`.
 """
 
 from __future__ import annotations

@@ -179,7 +179,7 @@ class _Function:
             pointer = self._module.pointer(Storage.PushConstant, type_id)
             at = self._emitter.pure(Op.AccessChain, pointer, variable, types.constant(UINT32, i))
             loaded.append(Value(stored, (self._emitter.pure(Op.Load, type_id, at),)))
-        for (param, dtype, stored), value in zip(numbers, loaded):
+        for (param, dtype, _), value in zip(numbers, loaded):
             self._module.name(value.id, str(param.name))
             # int64 stays in 32 bits: the host refuses sizes beyond
             self._values.env[param.__chandle__()] = value if dtype.bits == 64 else cast(self._emitter, value, dtype)

@@ -7,6 +7,7 @@ exponentials overflow on some drivers.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -33,8 +34,9 @@ _PRIM = ("log2", "ceil", "clz")  # operators that TVM keeps under `prim.`
 _POWERS = 16  # exponents up to this are products
 
 
+@functools.cache
 def install() -> None:
-    """Register the rules with TVM, over any that are there."""
+    """Register the rules with TVM, over its own; once, for TVM refuses a second time."""
     for name in _DIRECT:
         _register(name, _direct(name))
     for name, rule in (
@@ -59,6 +61,10 @@ def _register(name: str, rule: Callable[[Expr], Expr]) -> None:
 
 def _dtype(call: Expr) -> str:
     return str(call.ty.dtype)
+
+
+def _numbers(dtype: str) -> Callable[[float], Expr]:
+    return lambda value: tirx.const(value, dtype)
 
 
 def _extern(name: str, like: Expr, *args: Expr) -> Expr:
@@ -99,7 +105,7 @@ def _sine(call: Expr, quarter_turns: int) -> Expr:
 def _sine_of(angle: Expr, quarter_turns: int) -> Expr:
     dtype = _dtype(angle)
     integer = dtype.replace("float", "int")
-    number = lambda value: tirx.const(value, dtype)  # noqa: E731
+    number = _numbers(dtype)
 
     def reduced(turns: Expr) -> Expr:
         rest = angle
@@ -121,7 +127,7 @@ def _sine_of(angle: Expr, quarter_turns: int) -> Expr:
 def _tanh(call: Expr) -> Expr:
     """x - x**3 / 3 + ... near 0, 1 - 2 / (exp(2 x) + 1) beyond, odd; relative error below 4e-7."""
     dtype = _dtype(call)
-    number = lambda value: tirx.const(value, dtype)  # noqa: E731
+    number = _numbers(dtype)
 
     def body(x: Expr) -> Expr:
         size = tirx.Select(x < number(0.0), number(0.0) - x, x)
@@ -138,14 +144,15 @@ def _tanh(call: Expr) -> Expr:
 def _arc(call: Expr, order: Callable[[Expr, Expr], tuple[Expr, Expr]]) -> Expr:
     """Angles of a right triangle with sides x and sqrt(1 - x**2)."""
     one = tirx.const(1.0, _dtype(call))
-    other = lambda x: _extern("sqrt", call, (one - x) * (one + x))  # noqa: E731
-    return _named(call.args[0], lambda x: _extern("atan2", call, *order(x, other(x))))
+    return _named(
+        call.args[0], lambda x: _extern("atan2", call, *order(x, _extern("sqrt", call, (one - x) * (one + x))))
+    )
 
 
 def _erf(call: Expr) -> Expr:
     """Absolute error below 5e-7."""
     dtype = _dtype(call)
-    number = lambda value: tirx.const(value, dtype)  # noqa: E731
+    number = _numbers(dtype)
 
     def body(x: Expr) -> Expr:
         size = tirx.Select(x < number(0.0), number(0.0) - x, x)
@@ -171,7 +178,7 @@ def _pow(call: Expr) -> Expr:
     """Products for small integers; negative numbers have powers with integers; x**0 is 1."""
     base, exponent = call.args
     dtype = _dtype(call)
-    number = lambda value: tirx.const(value, dtype)  # noqa: E731
+    number = _numbers(dtype)
     known = float(exponent.value) if type(exponent).__name__ == "FloatImm" else None
     if known is not None and known.is_integer() and abs(known) <= _POWERS:
         product = _named(base, lambda x: _product(x, abs(int(known)), dtype))

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
 
 from mlcpipe.compiler.spirv.casts import cast, reinterpret
 from mlcpipe.compiler.spirv.emitter import Emitter, Value

@@ -12,9 +12,9 @@ from tvm.tirx import ForKind
 from mlcpipe.compiler.spirv.arithmetic import binary, joined
 from mlcpipe.compiler.spirv.casts import cast
 from mlcpipe.compiler.spirv.emitter import Value
-from mlcpipe.compiler.spirv.expressions import INT64, Expressions, dtype_of
+from mlcpipe.compiler.spirv.expressions import Expressions, dtype_of
 from mlcpipe.compiler.spirv.opcodes import LoopControl, Op
-from mlcpipe.compiler.spirv.types import BOOL, INT32, UINT32, Unsupported, integer, parse
+from mlcpipe.compiler.spirv.types import BOOL, INT32, Unsupported, integer, parse
 
 # Attributes that do not change what a program computes, beside those of loops, `pragma_...`.
 _HINTS = {"reduce_scope", "compute_scope", "extern_scope", "storage_alignment", "hand_threaded", "buffer_bind_scope"}

@@ -1,0 +1,129 @@
+"""What TensorIR has no operator for: subgroups, dot products of packed int8, arithmetic that is rounded each time.
+
+They are calls of external functions by name, which pass TVM's lowering as they are, and which the code generator for
+Vulkan knows (`mlcpipe/compiler/spirv/intrinsics.py`). Those of subgroups are opaque to TVM, which neither moves nor
+merges them: invocations that take part are those that come to the same place. The lane of an invocation in its
+subgroup is `lane()`, in practice threadIdx.x modulo the size, which is sure after `require_size`.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tvm import tirx
+
+Expr = Any
+_PREFIX = "mlcpipe."
+
+
+def _dtype(x: Expr) -> str:
+    return str(x.ty.dtype)
+
+
+def _opaque(dtype: str, name: str, *args: Expr) -> Expr:
+    return tirx.call_extern(dtype, _PREFIX + name, *args)
+
+
+def subgroup_add(x: Expr, cluster: int = 0) -> Expr:
+    """The sum over the subgroup, or over `cluster` neighbouring lanes, a power of two."""
+    return _reduced("add", x, cluster)
+
+
+def subgroup_min(x: Expr, cluster: int = 0) -> Expr:
+    """The smallest of the subgroup."""
+    return _reduced("min", x, cluster)
+
+
+def subgroup_max(x: Expr, cluster: int = 0) -> Expr:
+    """The largest of the subgroup."""
+    return _reduced("max", x, cluster)
+
+
+def _reduced(name: str, x: Expr, cluster: int) -> Expr:
+    more = (tirx.const(cluster, "uint32"),) if cluster else ()
+    return _opaque(_dtype(x), f"subgroup_{name}", x, *more)
+
+
+def subgroup_inclusive_add(x: Expr) -> Expr:
+    """The sum over the lanes up to one's own."""
+    return _opaque(_dtype(x), "subgroup_inclusive_add", x)
+
+
+def subgroup_exclusive_add(x: Expr) -> Expr:
+    """The sum over the lanes before one's own."""
+    return _opaque(_dtype(x), "subgroup_exclusive_add", x)
+
+
+def subgroup_shuffle(x: Expr, lane: Expr) -> Expr:
+    """`x` of another lane."""
+    return _opaque(_dtype(x), "subgroup_shuffle", x, lane)
+
+
+def subgroup_shuffle_xor(x: Expr, mask: Expr) -> Expr:
+    """`x` of the lane whose number is one's own xor `mask`."""
+    return _opaque(_dtype(x), "subgroup_shuffle_xor", x, mask)
+
+
+def subgroup_shuffle_down(x: Expr, delta: Expr) -> Expr:
+    """`x` of the lane `delta` further."""
+    return _opaque(_dtype(x), "subgroup_shuffle_down", x, delta)
+
+
+def subgroup_shuffle_up(x: Expr, delta: Expr) -> Expr:
+    """`x` of the lane `delta` before."""
+    return _opaque(_dtype(x), "subgroup_shuffle_up", x, delta)
+
+
+def subgroup_broadcast(x: Expr, lane: Expr) -> Expr:
+    """`x` of one lane, the same for all."""
+    return _opaque(_dtype(x), "subgroup_broadcast", x, lane)
+
+
+def subgroup_any(condition: Expr) -> Expr:
+    """Whether it holds in one lane."""
+    return _opaque("bool", "subgroup_any", condition)
+
+
+def subgroup_all(condition: Expr) -> Expr:
+    """Whether it holds in every lane."""
+    return _opaque("bool", "subgroup_all", condition)
+
+
+def subgroup_size() -> Expr:
+    """Lanes of a subgroup, int32."""
+    return _opaque("int32", "subgroup_size")
+
+
+def lane() -> Expr:
+    """The number of the invocation in its subgroup, int32."""
+    return _opaque("int32", "subgroup_lane")
+
+
+def subgroup_id() -> Expr:
+    """The number of the subgroup in its workgroup, int32."""
+    return _opaque("int32", "subgroup_id")
+
+
+def require_size(lanes: int) -> Expr:
+    """A statement: the kernel is launched with subgroups of so many lanes, all of them in use, or refused."""
+    return _opaque("int32", "require_subgroup_size", tirx.const(lanes, "int32"))
+
+
+def dot4_i8(a: Expr, b: Expr, c: Expr) -> Expr:
+    """a . b + c, int32, of four int8 in each of two 32-bit words."""
+    return tirx.call_pure_extern("int32", _PREFIX + "dot4_i8", a, b, c)
+
+
+def dot4_u8(a: Expr, b: Expr, c: Expr) -> Expr:
+    """a . b + c, uint32, of four uint8 in each of two 32-bit words."""
+    return tirx.call_pure_extern("uint32", _PREFIX + "dot4_u8", a, b, c)
+
+
+def dot4_i8u8(a: Expr, b: Expr, c: Expr) -> Expr:
+    """a . b + c, int32, of four int8 in a word and four uint8 in another."""
+    return tirx.call_pure_extern("int32", _PREFIX + "dot4_i8u8", a, b, c)
+
+
+def exact(x: Expr) -> Expr:
+    """`x` with every sum and product in it rounded: none are contracted to a fused multiply-add."""
+    return tirx.call_pure_extern(_dtype(x), _PREFIX + "exact", x)

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import shutil
 import subprocess
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +18,7 @@ from tvm.target import Target
 
 from mlcpipe.compiler.spirv import build, lowering
 from mlcpipe.compiler.spirv.kernel import Kernel
+from mlcpipe.errors import CompileError
 
 Array = NDArray[Any]
 TARGET = Target({"kind": "vulkan", "max_num_threads": 256, "max_shared_memory_per_block": 32768}, host="llvm")
@@ -30,24 +30,23 @@ needs_tools = pytest.mark.skipif(
 )
 
 
-@contextlib.contextmanager
-def captured() -> Iterator[list[Kernel]]:
-    """The kernels that are compiled inside, without a runtime."""
+def kernels(func: tirx.PrimFunc | tvm.IRModule) -> list[Kernel]:
+    """The kernels of a PrimFunc with launch parameters, without a runtime. Raises CompileError."""
     lowering.install()
     found: list[Kernel] = []
+    errors: list[CompileError] = []
 
     def build_nothing(mod: Any, target: Any) -> None:
-        found.extend(build.compile_module(mod, target))
+        try:
+            found.extend(build.compile_module(mod, target))
+        except CompileError as error:  # TVM would make a RuntimeError of it
+            errors.append(error)
 
     tvm_ffi.register_global_func("target.build.vulkan", build_nothing, override=True)
-    yield found
-
-
-def kernels(func: tirx.PrimFunc | tvm.IRModule) -> list[Kernel]:
-    """The kernels of a PrimFunc with launch parameters."""
     mod = func if isinstance(func, tvm.IRModule) else tvm.IRModule({"main": func.with_attr("global_symbol", "main")})
-    with captured() as found:
-        tvm.compile(mod, target=TARGET)
+    tvm.compile(mod, target=TARGET)
+    for error in errors:
+        raise error
     return found
 
 

@@ -40,8 +40,9 @@ def subgroup_max(x: Expr, cluster: int = 0) -> Expr:
 
 
 def _reduced(name: str, x: Expr, cluster: int) -> Expr:
-    more = (tirx.const(cluster, "uint32"),) if cluster else ()
-    return _opaque(_dtype(x), f"subgroup_{name}", x, *more)
+    if cluster:
+        return _opaque(_dtype(x), f"subgroup_cluster_{name}", x, tirx.const(cluster, "int32"))
+    return _opaque(_dtype(x), f"subgroup_{name}", x)
 
 
 def subgroup_inclusive_add(x: Expr) -> Expr:

@@ -60,7 +60,7 @@ def binary(emitter: Emitter, name: str, a: Value, b: Value) -> Value:
     dtype = a.dtype
     if dtype.kind == "bool":
         return emitter.each(_operation(_LOGIC.get(name), name, dtype), dtype, a, b)
-    emitter.types.id(dtype)  # computing with it takes a capability
+    emitter.types.id(dtype.scalar)  # computing with it takes a capability
     kind = _KINDS[dtype.kind]
     if name in _EXTREMES:
         return emitter.each_glsl(_EXTREMES[name][kind], dtype, a, b)

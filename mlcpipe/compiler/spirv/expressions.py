@@ -207,6 +207,9 @@ class Expressions:
         if name == PREFIX + "require_subgroup_size":
             self.intrinsics.subgroup_size = int(args[0].value)
             return None
+        if name.startswith(PREFIX + "subgroup_cluster_"):
+            lanes = integer(args[1])
+            return self.intrinsics.cluster(name[len(PREFIX + "subgroup_cluster_") :], self(args[0]), lanes or 0)
         values = [self(arg) for arg in args]
         return self.intrinsics.call(name, None if void(expr) else dtype_of(expr), values)
 

@@ -86,7 +86,7 @@ class Intrinsics:
             wide = cast(emitter, args[0], DType("float", max(32, args[0].dtype.bits), args[0].dtype.lanes))
             return emitter.each(Op.IsNan if name == "isnan" else Op.IsInf, BOOL.vector(wide.dtype.lanes), wide)
         if name == "abs":
-            emitter.types.id(args[0].dtype)
+            emitter.types.id(args[0].dtype.scalar)
             return emitter.each_glsl(Glsl.FAbs if args[0].dtype.kind == "float" else Glsl.SAbs, args[0].dtype, args[0])
         if name in ("popcount", "clz"):
             return self._bits(name, args[0], dtype)
@@ -138,7 +138,7 @@ class Intrinsics:
         op, *kinds = _DOTS[name]
         emitter.module.capabilities |= {Capability.DotProduct, Capability.DotProductInput4x8BitPacked}
         emitter.module.extensions.add("SPV_KHR_integer_dot_product")
-        a, b = (cast(emitter, value, kind) for value, kind in zip(args, kinds))
+        a, b = (cast(emitter, value, kind) for value, kind in zip(args[:2], kinds))
         result = Value(kinds[2], (emitter.pure(op, emitter.types.id(kinds[2]), a.id, b.id, _PACKED_4X8),))
         return binary(emitter, "Add", cast(emitter, result, args[2].dtype), args[2])
 
@@ -166,21 +166,28 @@ class Intrinsics:
         return self._reduction(name, args)
 
     def _reduction(self, name: str, args: Sequence[Value]) -> Value:
-        """`add` and the like of the subgroup, or of clusters of so many lanes; `inclusive_add`, `exclusive_add`."""
+        """`add` and the like of the subgroup; `inclusive_add`, `exclusive_add`."""
         scan, _, rest = name.rpartition("_")
         group = {"": Group.Reduce, "inclusive": Group.InclusiveScan, "exclusive": Group.ExclusiveScan}.get(scan)
         if group is None or rest not in _REDUCTIONS:
             raise Unsupported(f"call of {PREFIX}subgroup_{name}")
-        capabilities = self._emitter.module.capabilities
-        capabilities.add(Capability.GroupNonUniformArithmetic)
-        cluster: tuple[int, ...] = ()
-        if len(args) > 1:
-            capabilities.add(Capability.GroupNonUniformClustered)
-            group, cluster = Group.ClusteredReduce, (cast(self._emitter, args[1], UINT32).id,)
+        self._emitter.module.capabilities.add(Capability.GroupNonUniformArithmetic)
         op = _REDUCTIONS[rest][{"float": 0, "int": 1, "uint": 2}.get(args[0].dtype.kind, 0)]
         if op is None or args[0].dtype.kind == "bool":
             raise Unsupported(f"subgroup_{name} of {args[0].dtype}")
-        return self._each(args[0], lambda part: (op, group, part, *cluster))
+        return self._each(args[0], lambda part: (op, group, part))
+
+    def cluster(self, name: str, value: Value, lanes: int) -> Value:
+        """`add`, `min` or `max` of so many neighbouring lanes, by shuffles: not every device has clusters."""
+        operator = {"add": "Add", "min": "Min", "max": "Max"}.get(name)
+        if operator is None or lanes < 1 or lanes & (lanes - 1):
+            raise Unsupported(f"{name} of clusters of {lanes} lanes")
+        step = 1
+        while step < lanes:
+            other = self._subgroup("shuffle_xor", None, [value, self._emitter.constant(UINT32, step)])
+            assert other is not None
+            value, step = binary(self._emitter, operator, value, other), step * 2
+        return value
 
     def _each(self, value: Value, make: Callable[[int], tuple[int, ...]]) -> Value:
         """An instruction of the subgroup on each part: never numbered, for its value depends on who takes part."""

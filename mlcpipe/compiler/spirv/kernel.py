@@ -36,7 +36,6 @@ _FEATURES = {
     Capability.GroupNonUniformBallot: "subgroupBallot",
     Capability.GroupNonUniformShuffle: "subgroupShuffle",
     Capability.GroupNonUniformShuffleRelative: "subgroupShuffleRelative",
-    Capability.GroupNonUniformClustered: "subgroupClustered",
 }
 
 
@@ -141,7 +140,8 @@ class _Function:
             if element is not None:
                 dtype = parse(str(element.dtype))
                 written = param.__chandle__() in self._facts.written
-                self._memory.bind(param.__chandle__(), str(param.name), dtype, written, noalias)
+                name = self._facts.names.get(param.__chandle__()) or f"buffer{place}"
+                self._memory.bind(param.__chandle__(), name, dtype, written, noalias)
                 self._buffers.append(BufferArgument(place, written, str(dtype)))
                 continue
             dtype = parse(str(param.ty.dtype))

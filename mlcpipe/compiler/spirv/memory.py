@@ -15,6 +15,8 @@ from mlcpipe.compiler.spirv.opcodes import Capability, Decoration, Op, Storage
 from mlcpipe.compiler.spirv.types import BOOL, INT32, UINT8, DType, Types, Unsupported
 from mlcpipe.compiler.spirv.words import Module, instruction
 
+_NATIVE = (1, 2, 4)  # lanes of elements in memory whose size is that of their parts
+
 
 @dataclass
 class Binding:
@@ -91,6 +93,9 @@ class Memory:
         storage = {"shared": Storage.Workgroup, "shared.dyn": Storage.Workgroup, "local": Storage.Function}.get(scope)
         if storage is None:
             raise Unsupported(f"memory of scope {scope}")
+        allocated = element
+        if element.lanes not in _NATIVE:
+            element, count = element.scalar, count * element.lanes
         size = self._types.constant(DType("uint", 32), count)
         array = self._module.declare(Op.TypeArray, self._types.id(element), size)
         if storage == Storage.Workgroup:
@@ -100,13 +105,13 @@ class Memory:
             variable = self._module.new_id()
             instruction(self.local, Op.Variable, (self._module.pointer(storage, array), variable, storage))
         self._module.name(variable, name)
-        self.views[key] = View(Array(variable, storage, element), element)
+        self.views[key] = View(Array(variable, storage, element), allocated)
 
     # Access
 
     def load(self, key: int, index: Index) -> Value:
         """The elements at an index: an int64 has 64 bits here, whatever its use."""
-        view = self._view(key)
+        view, index = self._scalars(self._view(key), index)
         element = view.element
         if isinstance(index, Value) and index.dtype.lanes == 1:
             return self._load_one(view, element, index)
@@ -127,7 +132,7 @@ class Memory:
 
     def store(self, key: int, index: Index, value: Value) -> None:
         """Store at an index a value of the buffer's dtype, or of int32 where that is int64."""
-        view = self._view(key)
+        view, index = self._scalars(self._view(key), index)
         element = view.element
         value = cast(self._emitter, value, element.vector(value.dtype.lanes))
         if isinstance(index, Value) and index.dtype.lanes == 1:
@@ -147,6 +152,17 @@ class Memory:
         if key not in self.views:
             raise Unsupported("memory that is no argument and not allocated in the kernel")
         return self.views[key]
+
+    def _scalars(self, view: View, index: Index) -> tuple[View, Index]:
+        """Vectors of 3, 8 or 16, as TVM may type memory, as runs of their elements."""
+        lanes = view.element.lanes
+        if lanes in _NATIVE:
+            return view, index
+        if not isinstance(index, Value) or index.dtype.lanes > 1:
+            raise Unsupported("a vector of indices into memory of vectors")
+        first = self._emitter.each(Op.IMul, index.dtype, index, self._emitter.constant(index.dtype, lanes))
+        aligned = next(n for n in (4, 2, 1) if lanes % n == 0)
+        return View(view.memory, view.element.scalar), Run(first, lanes, aligned)
 
     def _width(self, view: View, index: Index) -> int:
         """The lanes that a single access can take."""

@@ -183,7 +183,6 @@ class Capability:
     GroupNonUniformBallot = 64
     GroupNonUniformShuffle = 65
     GroupNonUniformShuffleRelative = 66
-    GroupNonUniformClustered = 67
     StorageBuffer16BitAccess = 4433
     StorageBuffer8BitAccess = 4448
     DotProductInput4x8BitPacked = 6018
@@ -247,7 +246,6 @@ class Group:
     Reduce = 0
     InclusiveScan = 1
     ExclusiveScan = 2
-    ClusteredReduce = 3
 
 
 class LoopControl:

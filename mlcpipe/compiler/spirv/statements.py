@@ -26,6 +26,7 @@ class Facts:
 
     written: set[int] = field(default_factory=set)
     extents: dict[str, Any] = field(default_factory=dict)  # launch parameter -> extent
+    names: dict[int, str] = field(default_factory=dict)  # of arguments' buffers
     _aliases: dict[int, int] = field(default_factory=dict)
 
     def root(self, key: int) -> int:
@@ -43,7 +44,9 @@ class Facts:
         elif name == "BufferStore":
             self.written.add(self.root(statement.buffer.__chandle__()))
         elif name == "DeclBuffer":
-            self._aliases[statement.buffer.__chandle__()] = data_of(statement.data)
+            data = data_of(statement.data)
+            self._aliases[statement.buffer.__chandle__()] = data
+            self.names.setdefault(data, str(statement.buffer.name))
         elif name == "IfThenElse":
             self.scan(statement.then_case)
             if statement.else_case is not None:
@@ -98,7 +101,14 @@ class Statements:
             self(one)
 
     def _evaluate(self, statement: Any) -> None:
-        if type(statement.value).__name__ == "Call":
+        if type(statement.value).__name__ != "Call":
+            return
+        name = str(statement.value.op.name)
+        if name == "tirx.break_loop":
+            self._jump(self._loops[-1][0])
+        elif name == "tirx.continue_loop":
+            self._jump(self._loops[-1][1])
+        else:
             self._values.maybe(statement.value)
 
     def _store(self, statement: Any) -> None:

@@ -33,8 +33,8 @@ class DType(NamedTuple):
 
     @property
     def nbytes(self) -> int:
-        """Of an element in memory; vectors of three take the room of four. A bool takes a byte."""
-        return max(1, self.bits // 8) * (4 if self.lanes == 3 else self.lanes)
+        """Of an element in memory. A bool takes a byte."""
+        return max(1, self.bits // 8) * self.lanes
 
     @property
     def is_integer(self) -> bool:

@@ -67,4 +67,18 @@ export const scenarios = {
     await page.waitForFunction(() => document.body.innerText.length > 5, null, { timeout: 120_000 });
     assert.equal((await page.innerText("body")).trim(), expected.answer);
   },
+
+  async answers_keep_to_a_schema({ context, url }) {
+    const page = await context.newPage();
+    await page.goto(new URL("plain.html", url).href);
+    await page.waitForFunction(() => document.body.innerText.length > 5, null, { timeout: 120_000 });
+    const { found, free } = JSON.parse(await page.innerText("body"));
+    for (const { text: answer, why } of found) {
+      assert.equal(why, "stop", answer);
+      const { animal, legs, wild, ...rest } = JSON.parse(answer);
+      assert.ok(["cat", "dog", "crocodile"].includes(animal), answer);
+      assert.deepEqual([legs.map((leg) => typeof leg), typeof wild, rest], [["boolean", "boolean"], "boolean", {}]);
+    }
+    assert.ok(!free.trimStart().startsWith("{"), free); // the model says something else when it may
+  },
 };

@@ -72,23 +72,71 @@ def test_chat_web(browser: Browser, chat_web: str) -> None:
     scenario(browser, FILE, "stops_and_recovers_from_a_lost_gpu", chat_web, question=QUESTION)
 
 
-def test_readme_example(run: Run, packages: Path, web_bundle: Path, expected: dict[str, str], tmp_path: Path) -> None:
-    """The lines of the README on a page of their own, with the packages that npm installed."""
-    text = (ROOT / "README.md").read_text(encoding="utf-8")
-    (example,) = re.findall(r"```html\n(.*?)```", text, re.DOTALL)
-    assert len(example.splitlines()) <= 11
-    site = assemble_site(tmp_path, [web_bundle], title="Demo model")
-    address = f"/models/{web_bundle.name}/"
-    example = example.replace('"https://my.host/site/models/bundle/"', f'location.origin + "{address}"')
-    assert address in example and QUESTION in example
+def plain_site(folder: Path, packages: Path, bundle: Path, script: str) -> Site:
+    """A bundle, and `plain.html` with a script of its own that imports WebLLM as npm installed it."""
+    site = assemble_site(folder, [bundle], title="Demo model")
     modules = {"@mlc-ai/web-llm": "/web-llm.mjs", "loglevel": "/loglevel.mjs", "url": "/empty.mjs"}
     head = f'<script type="importmap">{json.dumps({"imports": modules})}</script>'
     loglevel = (packages / "node_modules/loglevel/dist/loglevel.js").read_text(encoding="utf-8")
     files: dict[str, Path | bytes] = {
         **site.files,
-        "plain.html": f"<!doctype html><html><head>{head}</head><body></body>{example}</html>".encode(),
+        "plain.html": f"<!doctype html><html><head>{head}</head><body></body>{script}</html>".encode(),
         "web-llm.mjs": packages / "node_modules/@mlc-ai/web-llm/lib/index.js",
         "loglevel.mjs": f"const module = {{exports: {{}}}};\n{loglevel}\nexport default module.exports;".encode(),
         "empty.mjs": b"export default {};",
     }
-    run(FILE, "readme_example_runs_in_plain_webllm", Site(files), expected=expected)
+    return Site(files)
+
+
+def test_readme_example(run: Run, packages: Path, web_bundle: Path, expected: dict[str, str], tmp_path: Path) -> None:
+    """The lines of the README on a page of their own, with the packages that npm installed."""
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    (example,) = re.findall(r"```html\n(.*?)```", text, re.DOTALL)
+    assert len(example.splitlines()) <= 11
+    address = f"/models/{web_bundle.name}/"
+    example = example.replace('"https://my.host/site/models/bundle/"', f'location.origin + "{address}"')
+    assert address in example and QUESTION in example
+    site = plain_site(tmp_path, packages, web_bundle, example)
+    run(FILE, "readme_example_runs_in_plain_webllm", site, expected=expected)
+
+
+# Each part ends by itself, so that a model without any sense finishes the object.
+SCHEMA = {
+    "type": "object",
+    "properties": {
+        "animal": {"enum": ["cat", "dog", "crocodile"]},
+        "legs": {"type": "array", "items": {"type": "boolean"}, "minItems": 2, "maxItems": 2},
+        "wild": {"type": "boolean"},
+    },
+    "required": ["animal", "legs", "wild"],
+    "additionalProperties": False,
+}
+
+
+def test_answers_keep_to_a_schema(run: Run, packages: Path, web_bundle: Path, tmp_path: Path) -> None:
+    """WebLLM's grammar engine masks the logits by the library's `apply_bitmask_inplace`, greedy and sampled.
+
+    JSON may have any number of spaces, which the demo model likes: `apply_logit_bias_inplace` keeps them out.
+    """
+    words = json.loads((web_bundle / "tokenizer.json").read_text(encoding="utf-8"))["model"]["vocab"]
+    spaces = {number: -100 for word, number in words.items() if not word.strip("\u0120\u010a\u0109\u010d \n\t\r")}
+    assert spaces
+    address = f"/models/{web_bundle.name}/"
+    script = f"""<script type="module">
+      import {{ CreateMLCEngine }} from "@mlc-ai/web-llm";
+      const model = location.origin + "{address}", model_lib = model + "resolve/main/lib/model.wasm";
+      const appConfig = {{ model_list: [{{ model_id: "mine", model, model_lib }}] }};
+      const engine = await CreateMLCEngine("mine", {{ appConfig }});
+      const messages = [{{ role: "user", content: "{QUESTION}" }}];
+      const schema = {json.dumps(json.dumps(SCHEMA))};
+      const found = [], logit_bias = {json.dumps(spaces)};
+      for (const wanted of [{{ temperature: 0 }}, {{ temperature: 1, top_p: 0.9, seed: 3 }}]) {{
+        const response_format = {{ type: "json_object", schema }};
+        const request = {{ messages, response_format, logit_bias, max_tokens: 200, ...wanted }};
+        const {{ choices }} = await engine.chat.completions.create(request);
+        found.push({{ text: choices[0].message.content, why: choices[0].finish_reason }});
+      }}
+      const {{ choices }} = await engine.chat.completions.create({{ messages, temperature: 0, max_tokens: 8 }});
+      document.body.textContent = JSON.stringify({{ found, free: choices[0].message.content }});
+    </script>"""
+    run(FILE, "answers_keep_to_a_schema", plain_site(tmp_path, packages, web_bundle, script))

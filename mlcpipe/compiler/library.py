@@ -73,7 +73,7 @@ class SharedLibrary:
 class WasmLibrary:
     """`model.wasm`: the VM's code, the host parts of kernels, their WGSL, and TVM's runtime.
 
-    `quick` is -O1 instead of -O3: it links in a second, not in a minute and a half, to a file that is twice as large.
+    `quick` is -O1 instead of -O3: it links in a second, not in three quarters of a minute, to a file twice as large.
     """
 
     emcc: Emscripten

@@ -11,6 +11,7 @@ import ctypes
 import gc
 import json
 import sys
+import time
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -244,9 +245,27 @@ def torn_cache(data: bytes) -> dict[str, Any]:
     return {"taken": taken, "files": [path.name for path in file.parent.iterdir()]}
 
 
+def host_cost(data: bytes) -> dict[str, Any]:
+    """Microseconds a launch of a kernel that waits for the one before, and of one that does not; the best of 10."""
+    module = vulkan.function("create_module")(data)
+    a, b, c = (gpu.upload(np.zeros(64, np.float32)) for _ in range(3))
+    tensor = gpu.upload(np.zeros(64, np.int32))
+
+    def per_launch(*call: Any) -> float:
+        gpu.times(module, *call, number=1000)
+        start = time.thread_time()
+        gpu.times(module, *call, number=10_000)
+        return (time.thread_time() - start) / 10_000 * 1e6
+
+    # A launch of no workgroups ends before anything is recorded: what TVM's own call costs.
+    calls = {"dependent": ("increment", tensor, 64, 1, 64), "independent": ("add", a, b, c, 64, 1.0, 1, 64)}
+    calls["call"] = ("add", a, b, c, 64, 1.0, 0, 64)
+    return {name: min(per_launch(*call) for _ in range(10)) for name, call in calls.items()}
+
+
 if __name__ == "__main__":
     run = {f.__name__: f for f in (out_of_memory, lost, opening, tensors_of_a_lost_device, full, cycles, across,
-                                   describe, once, torn_cache)}[sys.argv[1]]  # fmt: skip
+                                   describe, once, torn_cache, host_cost)}[sys.argv[1]]  # fmt: skip
     vulkan.load()
     try:
         result = run(Path(sys.argv[2]).read_bytes())

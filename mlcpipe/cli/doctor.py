@@ -13,11 +13,19 @@ import typer
 from mlcpipe.bandwidth import last_cache_bytes, read_bandwidth_gb_s
 from mlcpipe.cli import machine
 from mlcpipe.cli.bundles import DEFAULT_TARGET
-from mlcpipe.cli.console import byte_size, cell, new_table, print_json, stdout_console
+from mlcpipe.cli.console import byte_size, cell, new_table, print_json, stderr_console, stdout_console
 from mlcpipe.env import env
 from mlcpipe.errors import CompileError, MlcpipeError
 from mlcpipe.version import PINNED, __version__
 
+# Vulkan's features that make models faster or smaller -> what they are for.
+_VULKAN_FEATURES = {
+    "shaderFloat16": "float16",
+    "shaderInt8": "int8",
+    "shaderIntegerDotProduct": "integer dot products",
+    "subgroupArithmetic": "subgroup sums",
+    "cooperativeMatrix": "cooperative matrices",
+}
 _MARKS = {"ok": "[green]ok[/]", "note": "", "missing": "[yellow]missing[/]", "broken": "[red]broken[/]"}
 
 
@@ -41,7 +49,7 @@ def doctor_command(
     ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the findings as JSON.")] = False,
 ) -> None:
-    """Check this computer: packages, linker, targets, memory. What is missing comes with a command to get it.
+    """Check this computer: packages, linker, targets, memory, GPUs. What is missing comes with a command to get it.
 
     The exit code is 0 if models can be compiled for the CPU and run, else 1.
 
@@ -53,6 +61,8 @@ def doctor_command(
     """
     findings = [*_packages(), *_linker(), *_wasm_compiler(), *_machine(bandwidth)]
     broken = [finding.name for finding in findings if finding.state in ("broken", "missing")]
+    if "tvm" not in broken:
+        findings += _vulkan()
     findings += _targets(broken)
     usable = any(f.name == f"target {DEFAULT_TARGET}" and f.state == "ok" for f in findings)
     if as_json:
@@ -152,6 +162,35 @@ def _variants() -> Iterator[Finding]:
         runs = any(v.name == wanted and here.issuperset(v.features) for v in variants)
         advice = "" if runs else "unset MLCPIPE_CPU_VARIANT"
         yield Finding("MLCPIPE_CPU_VARIANT", "note" if runs else "broken", f"asks for {wanted}", advice)
+
+
+def _vulkan() -> Iterator[Finding]:
+    """The plugin, compiled now if it was not (some ten seconds, once), and the devices that it finds."""
+    from mlcpipe.runtime import vulkan, vulkan_plugin
+
+    try:
+        with stderr_console().status("compiling the Vulkan plugin, once"):
+            yield Finding("vulkan plugin", "ok", str(vulkan_plugin.build()))
+        devices = vulkan.devices()
+    except MlcpipeError as error:
+        yield Finding("vulkan", "missing", error.what, error.next_step or "")
+        return
+    for device in devices:
+        if device.index is None:
+            yield Finding("vulkan device", "broken", f"{device.title}: {device.problem}", "update its driver")
+            continue
+        limits = device.limits
+        subgroups = dict.fromkeys((limits["min_subgroup_size"], limits["max_subgroup_size"]))
+        parts = [
+            f"{device.title}, {device.kind}, Vulkan {device.api_version}",
+            f"{byte_size(device.memory_bytes)} memory, {byte_size(device.free_bytes)} free",
+            f"a tensor has at most {byte_size(limits['max_buffer_bytes'])}",
+            f"{limits['max_threads']} threads share {byte_size(limits['max_shared_memory_bytes'])}",
+            f"subgroups of {' to '.join(map(str, subgroups))}",
+            f"has {', '.join(name for f, name in _VULKAN_FEATURES.items() if f in device.features) or 'no extras'}",
+            "preferred" if device.index == 0 else f"taken by --device {device.spec}",
+        ]
+        yield Finding(device.spec, "ok", "; ".join(parts))
 
 
 def _targets(broken: list[str]) -> Iterator[Finding]:

@@ -15,6 +15,12 @@ export const scenarios = {
     await eventually(async () => assert.equal(await page.locator(".prose .code .bar span").innerText(), "python"));
     const stats = await text(page, ".stats");
     assert.match(stats, /41\.7 tokens\/s · first token \d+ ms · \d+ tokens/);
+    await eventually(async () => assert.equal(await page.locator(".prose .hljs-keyword").first().innerText(), "import"));
+    // The end is in sight, with what was added to it last.
+    await eventually(async () => {
+      const left = await page.locator(".scroller").evaluate((box) => box.scrollHeight - box.scrollTop - box.clientHeight);
+      assert.ok(left < 2, `${left} px below`);
+    });
     await context.grantPermissions(["clipboard-read", "clipboard-write"]);
     await button(page, "Copy code").click();
     await button(page, "Copied").waitFor();
@@ -440,7 +446,8 @@ function contrasts(theme) {
   const pairs = [
     ["--text", "--ground"], ["--text", "--surface"], ["--text", "--raised"], ["--text", "--accent-soft"], ["--text", "--bad-soft"],
     ["--text", "--warm-soft"], ["--muted", "--ground"], ["--muted", "--surface"], ["--muted", "--raised"],
-    ["--accent-text", "--accent"], ["--accent", "--ground"], ["--surface", "--bad"],
+    ["--code-word", "--surface"], ["--code-text", "--surface"],
+    ["--code-number", "--surface"], ["--code-name", "--surface"], ["--muted", "--surface"], ["--accent-text", "--accent"], ["--accent", "--ground"], ["--surface", "--bad"],
   ]; // prettier-ignore
   return pairs.filter(([a, b]) => {
     const [high, low] = [light(a), light(b)].sort((x, y) => y - x);

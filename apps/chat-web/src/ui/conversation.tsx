@@ -18,11 +18,18 @@ export function ConversationView() {
   const canAsk = phase.name === "ready" && running === null;
   const here = running?.chatId === chat.id ? running : null;
 
-  // Stay at the end while an answer grows, unless the user went up to read.
+  // Stay at the end while an answer grows, unless the user went up to read. Watched by its size, which changes after
+  // it is drawn, too: buttons and figures appear at the end.
+  const column = useRef<HTMLDivElement>(null);
   useLayoutEffect(() => {
-    const box = scroller.current!;
-    if (follow) box.scrollTop = box.scrollHeight;
-  });
+    if (!follow) return;
+    const toEnd = () => (scroller.current!.scrollTop = scroller.current!.scrollHeight);
+    toEnd();
+    const watcher = new ResizeObserver(toEnd);
+    watcher.observe(column.current!);
+    watcher.observe(scroller.current!);
+    return () => watcher.disconnect();
+  }, [follow, chat.id]);
   useEffect(() => setFollow(true), [chat.id, chat.messages.length]);
   const onScroll = () => {
     const box = scroller.current!;
@@ -36,7 +43,7 @@ export function ConversationView() {
   return (
     <>
       <div class="scroller" ref={scroller} onScroll={onScroll}>
-        <div class="column" role="log" aria-live="off" aria-label={`Conversation: ${chat.title}`}>
+        <div class="column" ref={column} role="log" aria-live="off" aria-label={`Conversation: ${chat.title}`}>
           {chat.messages.length === 0 && !showCard && (
             <div class="welcome">
               <h2>{title || "Chat"}</h2>
@@ -58,7 +65,7 @@ export function ConversationView() {
       </div>
       {!follow && (
         <button class="to-end" onClick={() => setFollow(true)} aria-label="Scroll to the end">
-          <Icon name="download" />
+          <Icon name="down" />
         </button>
       )}
       <Composer key={chat.id} />

@@ -1,8 +1,9 @@
 import { memo } from "preact/compat";
-import { useEffect, useMemo, useRef, useState } from "preact/hooks";
+import { useEffect, useLayoutEffect, useMemo, useRef, useState } from "preact/hooks";
 import type { AnswerStats, Message } from "../chat/conversation";
 import { renderMarkdown } from "../chat/markdown";
 import { milliseconds } from "../model/format";
+import { copy, decorateAll } from "./code";
 import { Icon, type IconName } from "./icons";
 
 interface Props {
@@ -106,35 +107,9 @@ function Thinking() {
 function Prose({ text, running }: { text: string; running: boolean }) {
   const html = useMemo(() => renderMarkdown(text), [text]);
   const root = useRef<HTMLDivElement>(null);
-  // Code blocks get a bar with their language and a button, once they are complete.
-  useEffect(() => {
-    if (running) return;
-    for (const block of root.current!.querySelectorAll("pre")) decorate(block);
-  }, [html, running]);
+  // Before it is painted, so that a block looks the same while it grows and when it is complete.
+  useLayoutEffect(() => decorateAll(root.current!, running), [html, running]);
   return <div ref={root} class={running ? "prose running" : "prose"} dangerouslySetInnerHTML={{ __html: html }} />;
-}
-
-function decorate(block: HTMLPreElement): void {
-  if (block.parentElement?.classList.contains("code")) return;
-  const code = block.querySelector("code");
-  const frame = document.createElement("div");
-  const bar = document.createElement("div");
-  const name = document.createElement("span");
-  const button = document.createElement("button");
-  frame.className = "code";
-  bar.className = "bar";
-  name.textContent = code?.className.replace("language-", "") || "text";
-  button.className = "action";
-  button.textContent = "Copy code";
-  button.onclick = async () => {
-    button.textContent = (await copy(block.innerText)) ? "Copied" : "Not allowed";
-    setTimeout(() => (button.textContent = "Copy code"), 1500);
-  };
-  bar.append(name, button);
-  // A wide block scrolls: it must be reachable by keyboard.
-  block.tabIndex = 0;
-  block.replaceWith(frame);
-  frame.append(bar, block);
 }
 
 function Stats({ stats }: { stats: AnswerStats }) {
@@ -155,14 +130,4 @@ function CopyButton({ text }: { text: string }) {
     setTimeout(() => setState({ icon: "copy", word: "Copy" }), 1500);
   };
   return <button class="action" onClick={click}><Icon name={state.icon} /> {state.word}</button>;
-}
-
-async function copy(text: string): Promise<boolean> {
-  try {
-    await navigator.clipboard.writeText(text);
-    return true;
-  } catch (error) {
-    if (error instanceof DOMException || error instanceof TypeError) return false; // not allowed, or not over http
-    throw error;
-  }
 }

@@ -1,0 +1,73 @@
+"""The kernels of `mlcpipe/runtime/self_test.py`, to be compiled into a library for a GPU beside the model's."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import tvm
+from tvm import te, tirx
+from tvm.s_tir import dlight
+
+from mlcpipe.runtime.self_test import COUNT, GROUP, PREFIX, ROWS, WIDTH
+
+
+def functions(target: Any, *, float16: bool) -> dict[str, tirx.PrimFunc]:
+    """Scheduled functions by global symbol: inputs, then the output. `float16` adds what needs that type."""
+    made = {"arithmetic": _arithmetic(), "integers": _integers(), "sums": _sums(), "maxima": _maxima()}
+    made["products"] = _products()
+    if float16:
+        made["halves"] = _halves()
+    named = {PREFIX + name: func.with_attr("global_symbol", PREFIX + name) for name, func in made.items()}
+    with target:
+        rules = (dlight.gpu.GEMV(), dlight.gpu.Reduction(), dlight.gpu.Fallback())
+        module = dlight.ApplyDefaultSchedule(*rules)(tvm.IRModule(named))
+    return {name: module[name] for name in named}
+
+
+def _arithmetic() -> tirx.PrimFunc:
+    a, b = (te.placeholder((COUNT,), "float32", name) for name in "ab")
+
+    def formula(i: Any) -> Any:
+        return a[i] * b[i] + tirx.exp(-tirx.abs(a[i])) / (tirx.sqrt(tirx.abs(b[i])) + tirx.const(1, "float32"))
+
+    return te.create_prim_func([a, b, te.compute((COUNT,), formula)])
+
+
+def _integers() -> tirx.PrimFunc:
+    words = te.placeholder((COUNT // 8,), "uint32", "words")
+    return te.create_prim_func([words, te.compute((COUNT,), lambda i: _code(words[i // 8], i) - 7)])
+
+
+def _code(word: Any, i: Any) -> Any:
+    shifted = tirx.shift_right(word, (i % 8 * 4).astype("uint32"))
+    return tirx.bitwise_and(shifted, tirx.const(15, "uint32")).astype("int32")
+
+
+def _sums() -> tirx.PrimFunc:
+    return _rows(te.sum)
+
+
+def _maxima() -> tirx.PrimFunc:
+    return _rows(te.max)
+
+
+def _rows(reduce: Callable[..., Any]) -> tirx.PrimFunc:
+    x, k = te.placeholder((ROWS, WIDTH), "float32", "x"), te.reduce_axis((0, WIDTH), "k")
+    return te.create_prim_func([x, te.compute((ROWS,), lambda row: reduce(x[row, k], axis=k))])
+
+
+def _products() -> tirx.PrimFunc:
+    codes = te.placeholder((ROWS, WIDTH // 8), "uint32", "codes")
+    scales = te.placeholder((ROWS, WIDTH // GROUP), "float32", "scales")
+    x, k = te.placeholder((WIDTH,), "float32", "x"), te.reduce_axis((0, WIDTH), "k")
+
+    def term(row: Any) -> Any:
+        return (_code(codes[row, k // 8], k) - 7).astype("float32") * scales[row, k // GROUP] * x[k]
+
+    return te.create_prim_func([codes, scales, x, te.compute((ROWS,), lambda row: te.sum(term(row), axis=k))])
+
+
+def _halves() -> tirx.PrimFunc:
+    a, b = (te.placeholder((COUNT,), "float16", name) for name in "ab")
+    return te.create_prim_func([a, b, te.compute((COUNT,), lambda i: a[i] * b[i] + a[i])])

@@ -1,0 +1,77 @@
+"""The self-test of drivers: it passes on this one, is quick, is not run twice, and sees wrong numbers."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+ROOT = Path(__file__).parents[2]
+if not (ROOT / "mlcpipe" / "compiler" / "spirv").exists():
+    pytest.skip("needs the code generator for SPIR-V", allow_module_level=True)
+
+from mlcpipe.errors import TargetError
+from mlcpipe.runtime import self_test, vulkan
+from tests.vulkan.gpu import assign, download
+
+
+@pytest.fixture(scope="module")
+def library(gpu: vulkan.Device) -> Any:
+    import tvm
+    from tvm.target import Target
+
+    from mlcpipe.compiler import self_test as kernels
+    from mlcpipe.compiler.spirv import build
+
+    build.register()
+    target = Target({"kind": "vulkan", "max_num_threads": 256, "max_shared_memory_per_block": 16384}, host="llvm")
+    float16 = {"shaderFloat16", "storageBuffer16BitAccess"} <= gpu.features
+    functions = kernels.functions(target, float16=float16)
+    names = {self_test.PREFIX + case.name for case in self_test.cases()}
+    assert set(functions) == names - (set() if float16 else {"self_test_halves"})
+    compiled = tvm.compile(tvm.IRModule(functions), target=target)
+    return compiled.mod
+
+
+def test_this_driver_passes_once_and_quickly(
+    library: Any, gpu: vulkan.Device, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("MLCPIPE_CACHE", str(tmp_path))
+    begun = time.perf_counter()
+    assert self_test.check(library, gpu)
+    assert time.perf_counter() - begun < 2  # 0.1 s on a quiet machine
+    assert not self_test.check(library, gpu)
+    assert not self_test.check(None, gpu)
+
+
+class Wrong:
+    """A library one of whose kernels is off by one number."""
+
+    def __init__(self, library: Any, name: str, value: float) -> None:
+        self.library, self.name, self.value = library, self_test.PREFIX + name, value
+
+    def get_function(self, name: str, query_imports: bool) -> Any:
+        right = self.library.get_function(name, query_imports=query_imports)
+        if name != self.name:
+            return right
+
+        def wrong(*tensors: Any) -> None:
+            right(*tensors)
+            numbers = download(tensors[-1])
+            numbers.flat[3] = self.value
+            assign(tensors[-1], numbers)
+
+        return wrong
+
+
+@pytest.mark.parametrize(("name", "value"), [("sums", np.nan), ("integers", 100), ("arithmetic", 7.5)])
+def test_a_driver_with_wrong_numbers_is_refused(
+    library: Any, gpu: vulkan.Device, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, name: str, value: float
+) -> None:
+    monkeypatch.setenv("MLCPIPE_CACHE", str(tmp_path))
+    for _ in range(2):  # what failed is not kept
+        with pytest.raises(TargetError, match=f"computes wrong numbers in the self-test {name}; .* 1 of "):
+            self_test.check(Wrong(library, name, value), gpu)

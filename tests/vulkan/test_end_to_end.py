@@ -17,8 +17,6 @@ from mlcpipe.runtime import tvm_runtime, vulkan
 from tests.vulkan.gpu import download, upload
 
 ROOT = Path(__file__).parents[2]
-if not (ROOT / "mlcpipe" / "compiler" / "spirv").exists():
-    pytest.skip("needs the code generator for SPIR-V", allow_module_level=True)
 ROWS = (1, 7, 33, 128)
 HIDDEN, OUT = 256, 512
 CPU, POOLED = 1, 2

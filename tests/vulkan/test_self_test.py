@@ -9,10 +9,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-ROOT = Path(__file__).parents[2]
-if not (ROOT / "mlcpipe" / "compiler" / "spirv").exists():
-    pytest.skip("needs the code generator for SPIR-V", allow_module_level=True)
-
 from mlcpipe.errors import TargetError
 from mlcpipe.runtime import self_test, vulkan
 from tests.vulkan.gpu import assign, download

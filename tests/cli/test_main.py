@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -29,12 +29,18 @@ def test_help_teaches(mlcpipe_run: Run) -> None:
 def test_help_is_quick(cli_environment: dict[str, str]) -> None:
     seconds = []
     for _ in range(5):
-        began = time.perf_counter()
+        began = _processor_s()
         subprocess.run(
             [sys.executable, "-m", "mlcpipe", "--help"], env=cli_environment, check=True, capture_output=True
         )
-        seconds.append(time.perf_counter() - began)
+        seconds.append(_processor_s() - began)
     assert min(seconds) < 1.0  # 0.2 s on a machine of 2025; importing TVM alone takes 2 s there
+
+
+def _processor_s() -> float:
+    """What ended children used: others may have the processor meanwhile."""
+    used = os.times()
+    return used.children_user + used.children_system
 
 
 def test_torch_is_left_out_of_the_program_alone(cli_environment: dict[str, str], tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ import ctypes
 import gc
 import json
 import sys
+import threading
 import time
 from contextlib import suppress
 from pathlib import Path
@@ -193,6 +194,47 @@ def cycles(data: bytes) -> dict[str, Any]:
     return {name: count - before[name] for name, count in state().items()}
 
 
+def threads(data: bytes) -> dict[str, Any]:
+    """Four threads at work on one device, one of them with a device of its own where there are two."""
+    indices = [0, 0, 0, len(vulkan.devices()) - 1]
+    failures: list[str] = []
+
+    def run_many(index: int) -> None:
+        try:
+            for _ in range(15):
+                work(data, index)
+        except (RuntimeError, MemoryError, AssertionError) as error:
+            failures.append(repr(error))
+
+    started = [threading.Thread(target=run_many, args=(index,)) for index in indices]
+    for thread in started:
+        thread.start()
+    for thread in started:
+        thread.join()
+    gc.collect()
+    gpu.sync()
+    counts = vulkan.counts(vulkan.choose())
+    return {"failures": failures, "alive": [counts["pipelines_alive"], counts["buffers_alive"]]}
+
+
+def hazard(data: bytes) -> dict[str, Any]:
+    """A kernel that says it only reads what it writes: no barrier is recorded, and the layer must notice.
+
+    Read after write: the layer of 2023 passes over writes after writes of descriptors.
+    """
+    header_bytes = int.from_bytes(data[:8], "little")
+    lying = data[:8] + data[8 : 8 + header_bytes].replace(b'"write": true', b'"write":false') + data[8 + header_bytes :]
+    module = vulkan.function("create_module")(lying)
+    a, b, c = (gpu.upload(np.zeros(64, np.float32)) for _ in range(3))
+    try:
+        module["add"](a, a, b, 64, 1.0, 1, 64)
+        module["add"](b, b, c, 64, 1.0, 1, 64)
+        gpu.sync()
+    except RuntimeError as error:
+        return {"error": str(error)}
+    return {"error": ""}
+
+
 def across(data: bytes) -> dict[str, Any]:
     """Two devices: work on each in turn, a tensor from one to the other, and a tensor where it does not belong."""
     work(data, 0)
@@ -265,7 +307,7 @@ def host_cost(data: bytes) -> dict[str, Any]:
 
 if __name__ == "__main__":
     run = {f.__name__: f for f in (out_of_memory, lost, opening, tensors_of_a_lost_device, full, cycles, across,
-                                   describe, once, torn_cache, host_cost)}[sys.argv[1]]  # fmt: skip
+                                   describe, once, torn_cache, host_cost, threads, hazard)}[sys.argv[1]]  # fmt: skip
     vulkan.load()
     try:
         result = run(Path(sys.argv[2]).read_bytes())

@@ -131,6 +131,22 @@ def test_two_devices(run: Run) -> None:
     assert "got a tensor that lies on another device, llvmpipe" in found["error"]
 
 
+@pytest.mark.parametrize("types", [CPU, f"{CPU},{DISCRETE}"], ids=["one-device", "two-devices"])
+def test_threads_share_a_device(run: Run, types: str) -> None:
+    found = run("threads", FAKE_TYPES=types)
+    assert found["failures"] == []
+    assert found["alive"] == [0, found["alive"][1]]
+    assert found["alive"][1] <= 2  # staging buffers
+
+
+def test_a_missing_barrier_is_an_error_under_validation(run: Run) -> None:
+    if not has_layer():
+        pytest.skip("needs the validation layer, Debian's vulkan-validationlayers")
+    words = run("hazard")["error"]
+    assert words.startswith("vulkan: validation: ")
+    assert "SYNC-HAZARD" in words
+
+
 def test_an_old_driver_is_listed_with_the_reason(run: Run) -> None:
     (device,) = run("describe", FAKE_VERSION=str((1 << 22) | (1 << 12)))["devices"]
     assert device["problem"] == "its driver has Vulkan 1.1, 1.2 is needed"

@@ -75,7 +75,7 @@ def compile(
         libraries = [_write_library(one, folder, writer, progress, beside=job) for one in jobs]
         files = {library.path: file_info(folder / library.path) for library in libraries}
         progress.stage("convert weights")
-        files |= convert_weights(job.state.weights, source, folder, progress)
+        files |= convert_weights(job.state.weights, source, folder, job.state.target, progress)
         progress.stage("describe the bundle")
         files |= _copy_texts(job, folder)
         write_manifest(folder, manifest(libraries, files, writer))
@@ -99,7 +99,7 @@ def convert(
     check_memory(job.state.weights)
     with atomic_directory(Path(output), overwrite=overwrite, needed_bytes=_needed_bytes(job)) as folder:
         progress.stage("convert weights")
-        convert_weights(job.state.weights, source, folder, progress)
+        convert_weights(job.state.weights, source, folder, job.state.target, progress)
         _copy_texts(job, folder)
     return Path(output)
 

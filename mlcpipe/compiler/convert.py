@@ -12,17 +12,18 @@ from mlcpipe.checkpoint import Checkpoint
 from mlcpipe.compiler.weights import Weight, load
 from mlcpipe.errors import ResourceError
 from mlcpipe.progress import Progress
+from mlcpipe.targets import Target
 
 # Parts and the joined matrix, or the matrix and its repacked form.
 _COPIES = 2
-# Sixteen shards for 8 GB: few files to map, and a browser bundle chooses its own size.
-MAX_SHARD_BYTES = 512 << 20
+# Sixteen shards for 8 GB: few files to map. A target whose hosts hold a shard in memory has a limit of its own.
+_SHARD_BYTES = 512 << 20
 
 
 def convert_weights(
-    weights: Sequence[Weight], checkpoint: Checkpoint, directory: Path, progress: Progress
+    weights: Sequence[Weight], checkpoint: Checkpoint, directory: Path, target: Target, progress: Progress
 ) -> dict[str, FileInfo]:
-    """Write `params_shard_*.bin` and `tensor-cache.json`; return size and hash of each file.
+    """Write `params_shard_*.bin` and `tensor-cache.json`, as `target` limits them; return size and hash of each file.
 
     Private memory is a few copies of one logical weight (for joined projections, of the joined matrix).
     Raises CheckpointError for a tensor of another shape or with values that the stored dtype cannot hold,
@@ -30,7 +31,7 @@ def convert_weights(
     """
     total = sum(checkpoint.tensors[s].nbytes for w in weights for group in w.sources for s in group)
     progress.bytes_total(total)
-    with ParamsWriter(directory, max_shard_bytes=MAX_SHARD_BYTES) as writer:
+    with ParamsWriter(directory, max_shard_bytes=target.limits.get("max_shard_bytes", _SHARD_BYTES)) as writer:
         for weight in weights:
             for name, array, read_bytes in load(weight, checkpoint):
                 writer.add(name, array)

@@ -15,7 +15,7 @@ from mlcpipe.passes.fuse_dequantize import fuse_dequantize
 from mlcpipe.passes.fuse_gate import fuse_gate
 from mlcpipe.passes.fuse_parallel_matmul import fuse_parallel_matmul
 from mlcpipe.passes.lowering import Lowering
-from mlcpipe.passes.plan_memory import bundle_weights, state_bounds
+from mlcpipe.passes.plan_memory import bundle_weights, check_bindings, state_bounds
 from mlcpipe.passes.quantize_weights import quantize_weights
 from mlcpipe.passes.schedule_kernels import schedule_kernels
 from mlcpipe.passes.share_storage import share_storage
@@ -57,6 +57,7 @@ SHARED: tuple[Pass, ...] = (
     _tvm(relax.transform.CallTIRRewrite),
     _tvm(relax.transform.StaticPlanBlockMemory),
     share_storage,
+    check_bindings,
 )
 
 # For each variant: a schedule for every kernel. It changes no call, so that the plan above holds.

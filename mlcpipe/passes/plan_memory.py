@@ -5,7 +5,11 @@ from __future__ import annotations
 import tvm
 from tvm import relax
 
+from mlcpipe.errors import TargetError
 from mlcpipe.passes.lowering import Lowering
+
+# Those that hosts call with as many tokens as the plan allows for.
+_STEPS = ("embed", "prefill", "decode")
 
 
 def state_bounds(state: Lowering) -> Lowering:
@@ -33,6 +37,24 @@ def workspace_bytes(mod: tvm.IRModule) -> dict[str, int]:
         if isinstance(func, relax.Function):
             plan[gv.name_hint] = sum(_storage_bytes(b.value) for block in func.body.blocks for b in block.bindings)
     return plan
+
+
+def check_bindings(state: Lowering) -> Lowering:
+    """Refuse a plan with a storage that the device cannot bind. Raises TargetError."""
+    limit = state.target.limits.get("max_binding_bytes")
+    for gv, func in state.mod.functions.items():
+        if limit is None or gv.name_hint not in _STEPS or not isinstance(func, relax.Function):
+            continue
+        largest = max((_storage_bytes(b.value) for block in func.body.blocks for b in block.bindings), default=0)
+        if largest > limit:
+            raise TargetError(
+                f"the workspace of {gv.name_hint} does not fit a binding",
+                where=state.target.name,
+                expected=f"{limit:,} bytes or less",
+                found=f"{largest:,} bytes",
+                next_step="lower limits.max_prefill_chunk in a target file of your own",
+            )
+    return state
 
 
 def _storage_bytes(value: relax.Expr) -> int:

@@ -105,3 +105,11 @@ def test_a_weight_whose_rows_do_not_fit_is_refused(tmp_path: Path) -> None:
     board.write_text('base = "webgpu"\n[limits]\nmax_binding_bytes = 1000\n', encoding="utf-8")
     with pytest.raises(TargetError, match=r"weight model.embed_tokens.weight \[272, 64\] does not fit a binding"):
         _scheduled(tmp_path, load_target(str(board)), "q4f16_1")
+
+
+def test_a_workspace_that_does_not_fit_is_refused(tmp_path: Path) -> None:
+    """64 tokens of 128 numbers: queries, keys and values."""
+    board = tmp_path / "board.toml"
+    board.write_text('base = "webgpu"\n[limits]\nmax_binding_bytes = 10000\n', encoding="utf-8")
+    with pytest.raises(TargetError, match="the workspace of prefill does not fit.*10,000.*found 32,768.*prefill_chunk"):
+        _scheduled(tmp_path, load_target(str(board)), "q4f16_1")

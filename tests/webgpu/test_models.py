@@ -30,7 +30,12 @@ CASES = (
 # A device that binds less than the embedding, the output and the experts of the last of them. TVM's cache has tables of
 # 256 KiB, whatever the model.
 SMALL = 300_000
-BOARD = f'base = "webgpu"\n[limits]\nmax_binding_bytes = {SMALL}\nmax_prefill_chunk = {CHUNK}\n'
+BOARD = f"""base = "webgpu"
+[limits]
+max_binding_bytes = {SMALL}
+max_shard_bytes = {SMALL}
+max_prefill_chunk = {CHUNK}
+"""
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.id)
@@ -64,4 +69,5 @@ def test_tokens_and_logits_equal_the_cpu_engine(case: tiny.TinyCase, tmp_path: P
     if split:
         names = [param.name for param in read_manifest(tmp_path / "web").params]
         split_up = {name.split(".part")[0].rsplit(".", 1)[-1] for name in names if ".part1.q_weight" in name}
+        assert max(path.stat().st_size for path in (tmp_path / "web").glob("params_shard_*.bin")) <= SMALL
         assert split_up == {"embed_tokens", "lm_head", "experts_gate_up"}

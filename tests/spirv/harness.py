@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import shutil
 import subprocess
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -30,8 +31,9 @@ needs_tools = pytest.mark.skipif(
 )
 
 
-def kernels(func: tirx.PrimFunc | tvm.IRModule) -> list[Kernel]:
-    """The kernels of a PrimFunc with launch parameters, without a runtime. Raises CompileError."""
+@contextlib.contextmanager
+def captured() -> Iterator[list[Kernel]]:
+    """The kernels of what is compiled inside, without a runtime. Raises CompileError."""
     lowering.install()
     found: list[Kernel] = []
     errors: list[CompileError] = []
@@ -43,10 +45,16 @@ def kernels(func: tirx.PrimFunc | tvm.IRModule) -> list[Kernel]:
             errors.append(error)
 
     tvm_ffi.register_global_func("target.build.vulkan", build_nothing, override=True)
-    mod = func if isinstance(func, tvm.IRModule) else tvm.IRModule({"main": func.with_attr("global_symbol", "main")})
-    tvm.compile(mod, target=TARGET)
+    yield found
     for error in errors:
         raise error
+
+
+def kernels(func: tirx.PrimFunc | tvm.IRModule) -> list[Kernel]:
+    """The kernels of a PrimFunc with launch parameters. Raises CompileError."""
+    mod = func if isinstance(func, tvm.IRModule) else tvm.IRModule({"main": func.with_attr("global_symbol", "main")})
+    with captured() as found:
+        tvm.compile(mod, target=TARGET)
     return found
 
 

@@ -187,11 +187,24 @@ def test_kernels_give_the_numbers_of_numpy(device: None) -> None:
         np.testing.assert_array_equal(output.numpy(), expected, err_msg=name)
 
 
-@pytest.mark.parametrize("dtype, value", [("float16", 0.5), ("float64", 0.25), ("int8", -3), ("int64", 1 << 20), ("bool", 1), ("uint16", 65535)])
-def test_numbers_as_arguments(device: None, dtype: str, value: float) -> None:
-    func = function("main", {"x": Tensor((N,), "int32"), "scale": dtype, "y": Tensor((N,), "float32")}, _first_columns)
-    x = _random("int32")
-    (found,) = harness.run(func, [x, value, np.zeros(N, np.float32)], [2])
+def _scaled(dtype: str) -> tirx.PrimFunc:
+    arguments = {"x": Tensor((N,), "int32"), "scale": dtype, "y": Tensor((N,), "float32")}
+    return function("main", arguments, _first_columns)
+
+
+SCALARS = {"float16": 0.5, "float64": 0.25, "int8": -3, "int64": 1 << 20, "bool": 1, "uint16": 65535}
+
+
+@harness.needs_tools
+def test_kernels_with_numbers_are_valid(tmp_path: Path) -> None:
+    found = [kernel for dtype in SCALARS for kernel in harness.kernels(_scaled(dtype))]
+    harness.check(found, tmp_path)
+
+
+@pytest.mark.parametrize("dtype", SCALARS)
+def test_numbers_as_arguments(device: None, dtype: str) -> None:
+    x, value = _random("int32"), SCALARS[dtype]
+    (found,) = harness.run(_scaled(dtype), [x, value, np.zeros(N, np.float32)], [2])
     np.testing.assert_array_equal(found, x.astype(np.float32) * np.float32(value))
 
 

@@ -113,6 +113,7 @@ class _Function:
         self._emitter.emit(Op.Return)
         self._memory.finish()
         self._values.intrinsics.finish(any(b.written and b.loaded for b in self._memory.bindings))
+        self._emitter.types.finish()
         size = self._workgroup()
         code = self._module.assemble(ENTRY, size, self._emitter.first, self._memory.local, self._emitter.code)
         return Kernel(

@@ -77,6 +77,7 @@ _COMPUTED = {
     ("int", 8): Capability.Int8,
     ("uint", 8): Capability.Int8,
 }
+_STORED = {8: Capability.StorageBuffer8BitAccess, 16: Capability.StorageBuffer16BitAccess}
 _SIZES = {("int", 8), ("int", 16), ("int", 32), ("int", 64), ("float", 16), ("float", 32), ("float", 64)}
 
 
@@ -115,6 +116,14 @@ class Types:
         if dtype.kind == "float":
             return self.module.declare(Op.TypeFloat, dtype.bits)
         return self.module.declare(Op.TypeInt, dtype.bits, int(dtype.kind == "int"))
+
+    def finish(self) -> None:
+        """Narrow types that no buffer has are declared by the capability to compute with them."""
+        capabilities = self.module.capabilities
+        for bits, stored in _STORED.items():
+            if stored not in capabilities:
+                narrow = {(dtype.kind, dtype.bits) for dtype in self._ids if dtype.bits == bits}
+                capabilities |= {_COMPUTED[key] for key in narrow}
 
     def constant(self, dtype: DType, value: int | float) -> int:
         """A constant of one SPIR-V type: a vector has `value` in each lane."""

@@ -346,3 +346,15 @@ def test_a_variable_that_nothing_defines_is_named() -> None:
     func = builder.get().with_attr("tirx.kernel_launch_params", [])
     with pytest.raises(CompileError, match="in a_name; found"):
         compile_kernel(func, "a_name")
+
+
+@harness.needs_tools
+def test_what_a_loop_does_not_change_is_computed_before_it() -> None:
+    def body(x: Any, y: Any) -> None:
+        with launch(1, 4) as (bx, _, _tx), I.serial(0, 8) as i, I.serial(0, 8) as j:
+            put(y, (bx * 13 + i) * 8 + j, x[(bx * 13 + i) * 8 + j])
+
+    (kernel,) = harness.kernels(function("main", {"x": Tensor((512,), "int32"), "y": Tensor((512,), "int32")}, body))
+    before, _, loops = harness.disassembled(kernel).partition("OpLoopMerge")
+    outer, _, inner = loops.partition("OpLoopMerge")
+    assert (before.count("OpIMul"), outer.count("OpIMul"), inner.count("OpIMul")) == (1, 1, 0)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import NamedTuple
 
 from mlcpipe.compiler.spirv.opcodes import Decoration, Op
@@ -11,6 +12,12 @@ from mlcpipe.compiler.spirv.types import BOOL, DType, Types, chunks
 from mlcpipe.compiler.spirv.words import Module, instruction
 
 _CONTRACTED = {Op.FAdd, Op.FSub, Op.FMul, Op.FDiv}
+# What may be computed before a loop though the loop may not come to it: arithmetic that costs little and never fails.
+_HOISTED = frozenset({
+    Op.IAdd, Op.ISub, Op.IMul, Op.ShiftLeftLogical, Op.ShiftRightLogical, Op.ShiftRightArithmetic, Op.BitwiseAnd,
+    Op.BitwiseOr, Op.BitwiseXor, Op.Bitcast, Op.SConvert, Op.UConvert, Op.ConvertSToF, Op.ConvertUToF, Op.FConvert,
+    Op.FAdd, Op.FSub, Op.FMul, Op.SLessThan, Op.ULessThan, Op.SGreaterThanEqual, Op.LogicalAnd, Op.Select,
+})  # fmt: skip
 
 
 class Value(NamedTuple):
@@ -29,6 +36,15 @@ class Value(NamedTuple):
         return [self.dtype.vector(n) for n in chunks(self.dtype.lanes)]
 
 
+@dataclass
+class _Loop:
+    """A loop that is being written: the scope of its blocks, where the code before it ends, what else goes there."""
+
+    scope: int
+    position: int
+    before: list[int]
+
+
 class Emitter:
     """The body of a function.
 
@@ -43,6 +59,8 @@ class Emitter:
         self.first = self.block = module.new_id()  # labels of the first block and of the current one
         self.exact = False
         self._scopes: list[dict[tuple[int | bool, ...], int]] = [{}]
+        self._loops: list[_Loop] = []
+        self._depth: dict[int, int] = {}  # result -> scope in which it is known; constants are everywhere
         self._built: dict[int, tuple[int, ...]] = {}  # vector that was constructed -> its lanes
 
     # Instructions on ids
@@ -53,20 +71,30 @@ class Emitter:
 
     def result(self, op: int, type_id: int, *operands: int) -> int:
         """An instruction with a result, every time."""
+        return self._result(self.code, len(self._scopes) - 1, op, type_id, operands)
+
+    def _result(self, code: list[int], scope: int, op: int, type_id: int, operands: tuple[int, ...]) -> int:
         made = self.module.new_id()
-        instruction(self.code, op, (type_id, made, *operands))
+        self._depth[made] = scope
+        instruction(code, op, (type_id, made, *operands))
         if self.exact and op in _CONTRACTED:
             self.module.decorate(made, Decoration.NoContraction)
         return made
 
     def pure(self, op: int, type_id: int, *operands: int) -> int:
-        """An instruction without effects that depends on nothing but its operands."""
+        """An instruction without effects that depends on nothing but its operands: before the loop, if they are."""
         key = (op, type_id, *operands, self.exact)
         for scope in self._scopes:
             found = scope.get(key)
             if found is not None:
                 return found
-        found = self._scopes[-1][key] = self.result(op, type_id, *operands)
+        code, scope = self.code, len(self._scopes) - 1
+        if self._loops and op in _HOISTED:
+            needed = max(self._depth.get(operand, 0) for operand in operands)
+            outside = next((loop for loop in self._loops if needed < loop.scope), None)
+            if outside is not None:
+                code, scope = outside.before, outside.scope - 1
+        found = self._scopes[scope][key] = self._result(code, scope, op, type_id, operands)
         return found
 
     def glsl(self, number: int, type_id: int, *operands: int) -> int:
@@ -145,6 +173,15 @@ class Emitter:
         self._scopes.append({})
         yield
         self._scopes.pop()
+
+    @contextmanager
+    def loop(self) -> Iterator[None]:
+        """The blocks of a loop, from the branch to its header on."""
+        self._loops.append(_Loop(len(self._scopes), len(self.code), []))
+        with self.scope():
+            yield
+        done = self._loops.pop()
+        self.code[done.position : done.position] = done.before
 
     def branch(
         self, condition: Value, then: Callable[[], Value | None], otherwise: Callable[[], Value | None] | None = None

@@ -181,11 +181,11 @@ class Statements:
         header, body, again, after = (emitter.module.new_id() for _ in range(4))
         following, before = emitter.module.new_id(), emitter.block
         type_id = emitter.types.id(first.dtype)
-        emitter.emit(Op.Branch, header)
-        emitter.start(header)
-        at = Value(first.dtype, (emitter.result(Op.Phi, type_id, first.id, before, following, again),))
-        values.env[key] = at
-        with emitter.scope():
+        with emitter.loop():
+            emitter.emit(Op.Branch, header)
+            emitter.start(header)
+            at = Value(first.dtype, (emitter.result(Op.Phi, type_id, first.id, before, following, again),))
+            values.env[key] = at
             test = emitter.result(
                 Op.SLessThan if at.dtype.kind == "int" else Op.ULessThan, emitter.boolean(), at.id, end.id
             )
@@ -194,26 +194,26 @@ class Statements:
             emitter.emit(Op.BranchConditional, test, body, after)
             emitter.start(body)
             self._body(loop.body, after, again)
-        emitter.start(again)
-        emitter.emit(Op.IAdd, type_id, following, at.id, step.id)
-        emitter.emit(Op.Branch, header)
+            emitter.start(again)
+            emitter.emit(Op.IAdd, type_id, following, at.id, step.id)
+            emitter.emit(Op.Branch, header)
         emitter.start(after)
 
     def _while(self, loop: Any) -> None:
         emitter = self._emitter
         header, test, body, again, after = (emitter.module.new_id() for _ in range(5))
-        emitter.emit(Op.Branch, header)
-        emitter.start(header)
-        emitter.emit(Op.LoopMerge, after, again, LoopControl.Nothing)
-        emitter.emit(Op.Branch, test)
-        emitter.start(test)
-        with emitter.scope():
+        with emitter.loop():
+            emitter.emit(Op.Branch, header)
+            emitter.start(header)
+            emitter.emit(Op.LoopMerge, after, again, LoopControl.Nothing)
+            emitter.emit(Op.Branch, test)
+            emitter.start(test)
             condition = cast(emitter, self._values(loop.condition), BOOL)
             emitter.emit(Op.BranchConditional, condition.id, body, after)
             emitter.start(body)
             self._body(loop.body, after, again)
-        emitter.start(again)
-        emitter.emit(Op.Branch, header)
+            emitter.start(again)
+            emitter.emit(Op.Branch, header)
         emitter.start(after)
 
     def _body(self, body: Any, after: int, again: int) -> None:

@@ -84,8 +84,8 @@ class Emitter:
     def pure(self, op: int, type_id: int, *operands: int) -> int:
         """An instruction without effects that depends on nothing but its operands: before the loop, if they are."""
         key = (op, type_id, *operands, self.exact)
-        for scope in self._scopes:
-            found = scope.get(key)
+        for known in self._scopes:
+            found = known.get(key)
             if found is not None:
                 return found
         code, scope = self.code, len(self._scopes) - 1

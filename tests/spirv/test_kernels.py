@@ -107,6 +107,22 @@ def _whole_subgroup(x: Any, y: Any) -> None:
         put(y, at, total - keep(calls.subgroup_add(value)) + calls.lane() % 4 + votes)
 
 
+def _eighth_sums(x: Any, y: Any) -> None:
+    """y = the sum of each 8 neighbours, in subgroups of 8."""
+    with launch(harness.THREADS, N // harness.THREADS) as (bx, _, tx):
+        I.evaluate(calls.require_size(8))
+        at = keep(bx * harness.THREADS + tx)
+        put(y, at, calls.subgroup_add(x[at]))
+
+
+def _viewed(x: Any, y: Any) -> None:
+    """The bits of float16 numbers, read as halves of uint32."""
+    with launch(harness.THREADS, N // harness.THREADS) as (bx, _, tx):
+        at = keep(bx * harness.THREADS + tx)
+        words = I.decl_buffer((N // 2,), "uint32", data=x.data)
+        put(y, at, I.bitwise_and(I.shift_right(words[at // 2], I.cast(at % 2 * 16, "uint32")), I.uint32(0xFFFF)))
+
+
 def _dot(a: Any, b: Any, y: Any) -> None:
     with launch(harness.THREADS, N // harness.THREADS) as (bx, _, tx):
         at = keep(bx * harness.THREADS + tx)
@@ -152,6 +168,7 @@ KERNELS: dict[str, tuple[list[Array], Array, Body]] = {
     ),
     "clusters of a subgroup": ([_random("int32", low=0, high=90)], _subgroups_reference(_random("int32", low=0, high=90)), _subgroups),
     "a whole subgroup": ([_random("int32", low=0)], (np.arange(N) % 4 + 2).astype(np.int32), _whole_subgroup),
+    "a view": ([_random("float16")], _random("float16").view(np.uint16).astype(np.uint32), _viewed),
     "dot product": ([_words(_BYTES), _words(_OTHER_BYTES)], _DOTS, _dot),
     "bytes as words": ([_BYTES], _words(_BYTES), _packed_bytes),
     "rounded products": ([_random("float32") / np.float32(7)], np.zeros(N, np.float32), _exact),
@@ -168,6 +185,18 @@ def _function(name: str) -> tirx.PrimFunc:
     inputs, output, body = KERNELS[name]
     arguments = {f"x{i}": Tensor(x.shape, str(x.dtype)) for i, x in enumerate(inputs)}
     return function("main", {**arguments, "y": Tensor(output.shape, str(output.dtype))}, body)
+
+
+def _eighths() -> tirx.PrimFunc:
+    return function("main", {"x": Tensor((N,), "float16"), "y": Tensor((N,), "float16")}, _eighth_sums)
+
+
+def test_subgroups_of_a_required_size(device: None) -> None:
+    if tvm.device("vulkan", 0).warp_size != 8:
+        pytest.skip("the device's subgroups have other sizes than 8")
+    x = _random("float16", low=-9, high=9)
+    (found,) = harness.run(_eighths(), [x, np.zeros_like(x)], [1])
+    np.testing.assert_array_equal(found, np.repeat(x.reshape(-1, 8).sum(1), 8))
 
 
 @harness.needs_tools
@@ -248,6 +277,8 @@ def test_features_are_those_that_the_code_needs() -> None:
     assert features("4 x float16 at 0") == {"shaderFloat16", "storageBuffer16BitAccess"}
     assert features("dot product") == {"shaderIntegerDotProduct"}
     assert features("clusters of a subgroup") >= {"subgroupBasic", "subgroupShuffle"}
+    (sums,) = harness.kernels(_eighths())
+    assert set(sums.features) >= {"subgroupArithmetic", "shaderSubgroupExtendedTypes"} and sums.subgroup_size == 8
     # Numbers that are only converted need no arithmetic of their size.
     widened = harness.elementwise(["float16", "int8"], lambda a, b: a.astype("float32") * b.astype("float32"))
     (kernel,) = harness.kernels(widened)

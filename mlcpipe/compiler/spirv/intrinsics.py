@@ -71,6 +71,7 @@ class Intrinsics:
     def __init__(self, emitter: Emitter) -> None:
         self._emitter = emitter
         self.subgroup_size = 0  # that the kernel needs, 0: any
+        self.extended_types = False  # operations of the subgroup on others than 32 bits and float64
         self._semantics = 0  # constant of all barriers, which is known when all loads are
 
     def call(self, name: str, dtype: DType | None, args: Sequence[Value]) -> Value | None:
@@ -192,6 +193,7 @@ class Intrinsics:
     def _each(self, value: Value, make: Callable[[int], tuple[int, ...]]) -> Value:
         """An instruction of the subgroup on each part: never numbered, for its value depends on who takes part."""
         emitter, parts = self._emitter, []
+        self.extended_types |= value.dtype.bits != 32 and value.dtype != DType("float", 64)
         for part, count in zip(value.parts, chunks(value.dtype.lanes)):
             type_id = emitter.types.id(value.dtype.vector(count))
             op, *operands = make(part)

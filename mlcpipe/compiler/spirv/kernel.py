@@ -127,8 +127,12 @@ class _Function:
             tuple(str(tag) for tag in self._func.attrs["tirx.kernel_launch_params"]),
             self._memory.shared_bytes,
             self._values.intrinsics.subgroup_size,
-            tuple(_FEATURES[c] for c in sorted(self._module.capabilities) if c in _FEATURES),
+            self._features(),
         )
+
+    def _features(self) -> tuple[str, ...]:
+        found = [_FEATURES[c] for c in sorted(self._module.capabilities) if c in _FEATURES]
+        return (*found, *(["shaderSubgroupExtendedTypes"] if self._values.intrinsics.extended_types else []))
 
     # Arguments
 

@@ -111,8 +111,8 @@ def half_to_float(half: Expr, signed: bool) -> Expr:
     """
     size = keep(I.bitwise_and(half, 0x7FFF)) if signed else half
     normal = I.reinterpret("float32", I.shift_left(size, 13)) * I.float32(2.0**112)
-    value = keep(I.if_then_else(size < 0x400, f32(size) * I.float32(2.0**-24), normal))
-    return I.if_then_else(half >= 0x8000, I.float32(0) - value, value) if signed else value
+    value = keep(I.Select(size < 0x400, f32(size) * I.float32(2.0**-24), normal))
+    return I.Select(half >= 0x8000, I.float32(0) - value, value) if signed else value
 
 
 def keep(expr: Expr) -> Expr:

@@ -104,8 +104,9 @@ class Rows:
         """The elements of a word as float32, without zero point and scale."""
         w = self.weight
         if not w.bits:
-            columns = [word * w.run + j for j in range(w.run)]
-            return [self.plain(block, lane, column) for column in columns]
+            if w.k % w.run == 0:
+                return self.values(block, lane, word, w.run)
+            return [self.plain(block, lane, word * w.run + j) for j in range(w.run)]
         codes = keep(self.word(block, lane, word))
         return [self.code(codes, I.uint32(w.bits * j)) for j in range(w.run)]
 
@@ -119,10 +120,17 @@ class Rows:
         code = I.bitwise_and(I.shift_right(word, shift), I.uint32((1 << self.weight.bits) - 1))
         return I.cast(I.cast(code, "int32"), "float32")
 
-    def value(self, word: Expr, element: Expr, scale: Expr) -> Expr:
-        """An element of a word of codes, by its number."""
-        code = self.code(word, I.cast(element * self.weight.bits, "uint32"))
-        return (code - I.float32(self.weight.zero_point)) * scale
+    def values(self, block: Expr, lane: Expr, word: Expr, count: int) -> list[Expr]:
+        """The first `count` elements of a word as float32; all of them exist."""
+        w = self.weight
+        if w.bits:
+            codes, scale = keep(self.word(block, lane, word)), keep(self.scale(block, lane, word))
+            zero = I.float32(w.zero_point)
+            return [keep((self.code(codes, I.uint32(w.bits * j)) - zero) * scale) for j in range(count)]
+        if not w.pairs:
+            return [keep(self.plain(block, lane, word * w.run + j)) for j in range(count)]
+        pairs = [self._pair(0, block, lane, word * (w.run // 2) + j) for j in range(-(-count // 2))]
+        return [keep(self._float(half)) for pair in pairs for half in pair][:count]
 
     def plain(self, block: Expr, lane: Expr, column: Expr) -> Expr:
         """An element of a weight without codes."""
@@ -139,9 +147,17 @@ class Rows:
         if not self.weight.pairs:
             index = (*self.lead, block, column, lane)
             return f32(self.arrays[array][index])
-        index = (*self.lead, block, column // 2, lane)
-        both = self.arrays[array][index]
-        half = I.bitwise_and(I.shift_right(both, I.cast(column % 2 * 16, "uint32")), I.uint32(0xFFFF))
+        low, high = self._pair(array, block, lane, column // 2)
+        # No shift by a variable: software adapters do that number by number.
+        return self._float(I.Select(column % 2 == 0, low, high))
+
+    def _pair(self, array: int, block: Expr, lane: Expr, column: Expr) -> tuple[Expr, Expr]:
+        """The bits of two floats that stand in one word, as uint32."""
+        index = (*self.lead, block, column, lane)
+        both = keep(self.arrays[array][index])
+        return I.bitwise_and(both, I.uint32(0xFFFF)), I.shift_right(both, I.uint32(16))
+
+    def _float(self, half: Expr) -> Expr:
         return half_to_float(keep(I.cast(half, "int32")), signed=not self.weight.bits)
 
 
@@ -277,39 +293,42 @@ def _sum(terms: list[Expr]) -> Expr:
 
 
 def _gemm(rows: Rows, m: Expr, x: Buffer, y: Buffer, height: int, width: int) -> None:
-    """y = x w^T: an invocation has `height` rows of x and `width` columns of y, and decodes each code once for them.
+    """y = x w^T: an invocation has `height` rows of x and `width` columns of y, 32 apart.
 
-    All invocations of a workgroup read the same elements of x, which caches and uniform loads serve. There is no shared
-    memory: software adapters clear it element by element in the code of the shader, and compile that for seconds.
+    A word is decoded once for all rows, an element of x is loaded once for all columns. All invocations of a workgroup
+    read the same elements of x, which caches and uniform loads serve: there is no shared memory, because software
+    adapters run every invocation as a coroutine where there are barriers. For their sake also a word is unrolled: they
+    load one number in about 100 instructions, and store every variable under a mask where a loop begins anew.
     """
     w = rows.weight
-    width = min(width, w.blocks)
-    with launch(LANES, ceildiv(w.blocks, width), ceildiv(m, height)) as (bx, by, lane):
-        sums, codes = local(height * width), local(width, "uint32")
+    tiles = ceildiv(w.blocks, min(width, w.blocks))
+    width = ceildiv(w.blocks, tiles)
+    with launch(LANES, tiles, ceildiv(m, height)) as (bx, by, lane):
+        sums, lines = local(height * width), local(height, "int32")
         last = keep(I.cast(m, "int32") - 1)
-        lines = [keep(I.min(by * height + i, last)) for i in range(height)]
+        # Where each row begins, in memory: TVM writes a binding out wherever it is used.
+        flat = I.decl_buffer((m * w.k,), str(x.dtype), data=x.data)
+        for i in range(height):
+            put(lines, i, I.min(by * height + i, last) * w.k)
         blocks = [bx * width + j for j in range(width)]
         if w.blocks % width:
             blocks = [keep(I.min(block, w.blocks - 1)) for block in blocks]
-        with I.serial(0, height * width) as i:
+        for i in range(height * width):
             put(sums, i, 0.0)
-        with I.serial(0, w.words) as word:
-            scales = [keep(rows.scale(block, lane, word)) for block in blocks] if w.bits else []
-            if w.bits:
-                for j, block in enumerate(blocks):
-                    put(codes, j, rows.word(block, lane, word))
-            with I.serial(0, w.run) as element:
-                k = keep(word * w.run + element)
-                inside = w.inside(k)
-                values = [
-                    keep(rows.value(codes[j], element, scales[j]) if w.bits else rows.plain(block, lane, k))
-                    for j, block in enumerate(blocks)
-                ]
-                for i, line in enumerate(lines):
-                    a = f32(x[line, k if inside is None else I.min(k, w.k - 1)])
-                    a = keep(a if inside is None else I.if_then_else(inside, a, I.float32(0)))
-                    for j, value in enumerate(values):
-                        add(sums, i * width + j, a * value)
+
+        def tile(word: Expr, count: int) -> None:
+            """Adds the products of the first `count` elements of a word."""
+            values = [rows.values(block, lane, word, count) for block in blocks]
+            for i in range(height):
+                xs = [keep(f32(flat[lines[i] + word * w.run + e])) for e in range(count)]
+                for j in range(width):
+                    # The value before x, and the sum first: what a simple register allocator keeps in registers.
+                    put(sums, i * width + j, _sum([sums[i * width + j], *(v * a for v, a in zip(values[j], xs))]))
+
+        with I.serial(0, w.k // w.run) as word:
+            tile(word, w.run)
+        if w.k % w.run:
+            tile(w.k // w.run, w.k % w.run)
         with I.serial(0, height) as i, I.If(by * height + i <= last), I.Then():
             for j in range(width):
                 column = (bx * width + j) * LANES + lane

@@ -59,6 +59,12 @@ class Packed:
         return -(-self.k // self.run)
 
     @property
+    def group_words(self) -> int:
+        """Words that share a scale, where no group is cut off."""
+        words = self.group // self.run if self.bits else 1
+        return words if words * self.run == self.group and self.words % words == 0 else 1
+
+    @property
     def blocks(self) -> int:
         """Blocks of rows."""
         return -(-self.n // LANES)
@@ -231,14 +237,14 @@ def _gemv(
 ) -> None:
     """store(row, w[row] . x) for the rows of one workgroup.
 
-    The codes of a word are summed with their zero point, which the sum of x takes away again: one subtraction a word.
+    The codes of a group are summed with their zero point, which the sum of x takes away again, before the scale.
     """
     w, splits = rows.weight, shape.splits
     lane, part = (tx, 0) if splits == 1 else (keep(tx % LANES), keep(tx // LANES))
     blocks = [bx * shape.blocks + r for r in range(shape.blocks)]
     if w.blocks % shape.blocks:
         blocks = [keep(I.min(block, w.blocks - 1)) for block in blocks]
-    sums = local(shape.blocks)
+    sums, dots, total = local(shape.blocks), local(shape.blocks), local(1)
     for r in range(shape.blocks):
         put(sums, r, I.float32(0))
 
@@ -248,17 +254,35 @@ def _gemv(
             column = at * w.run + j
             inside = w.inside(column)
             value = f32(x(column if inside is None else I.min(column, w.k - 1)))
-            xs.append(keep(value if inside is None else I.if_then_else(inside, value, I.float32(0))))
-        total = keep(_sum(xs) * I.float32(w.zero_point)) if w.bits else None
+            xs.append(keep(value if inside is None else I.Select(inside, value, I.float32(0))))
+        if w.bits:
+            put(total, 0, _sum([total[0], *xs]))
         for r, block in enumerate(blocks):
-            dot = _sum([a * b for a, b in zip(xs, rows.elements(block, lane, at))])
-            add(sums, r, dot if total is None else (dot - total) * rows.scale(block, lane, at))
+            put(dots, r, _sum([dots[r], *(b * a for a, b in zip(xs, rows.elements(block, lane, at)))]))
 
-    with I.serial(0, w.words // splits) as i:
-        word(keep(i * splits + part) if splits > 1 else i)
-    if w.words % splits:
-        with I.If(part < w.words % splits), I.Then():
-            word(keep(w.words // splits * splits + part))
+    def group(at: Expr) -> None:
+        """The words that share a scale, or one."""
+        put(total, 0, I.float32(0))
+        for r in range(shape.blocks):
+            put(dots, r, I.float32(0))
+        if w.group_words == 1:
+            word(at)
+        else:
+            with I.serial(0, w.group_words) as i:
+                word(keep(at * w.group_words + i))
+        for r, block in enumerate(blocks):
+            if w.bits:
+                scale = rows.scale(block, lane, at * w.group_words)
+                add(sums, r, (dots[r] - total[0] * I.float32(w.zero_point)) * scale)
+            else:
+                add(sums, r, dots[r])
+
+    groups = w.words // w.group_words
+    with I.serial(0, groups // splits) as i:
+        group(keep(i * splits + part) if splits > 1 else i)
+    if groups % splits:
+        with I.If(part < groups % splits), I.Then():
+            group(keep(groups // splits * splits + part))
     if splits > 1:
         _sum_splits(shape, sums, tx)
     for r in range(shape.blocks):

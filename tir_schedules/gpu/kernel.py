@@ -105,19 +105,28 @@ def f32(value: Expr) -> Expr:
 
 
 def half_to_float(half: Expr, signed: bool) -> Expr:
-    """The number that 16 bits, an int32, are as float16 (IEEE 754 binary16), without float16 arithmetic.
+    """The number that 16 bits, an int32, are as float16 (IEEE 754 binary16), without float16 arithmetic or a branch.
 
-    Numbers below 2**-14 are integers times 2**-24: their bits in place would be subnormal, which GPUs may clear.
+    Numbers below 2**-14 are integers times 2**-24: they get the exponent of 2**-14 and lose it by a subtraction, since
+    their bits in place would be subnormal, which GPUs may clear.
     """
-    size = keep(I.bitwise_and(half, 0x7FFF)) if signed else half
-    normal = I.reinterpret("float32", I.shift_left(size, 13)) * I.float32(2.0**112)
-    value = keep(I.Select(size < 0x400, f32(size) * I.float32(2.0**-24), normal))
-    return I.Select(half >= 0x8000, I.float32(0) - value, value) if signed else value
+    size = I.bitwise_and(half, 0x7FFF) if signed else half
+    small = I.shift_right(size - 0x400, 31)  # -1 below 2**-14, 0 above
+    bits = I.shift_left(size, 13) + (112 << 23) - I.shift_left(small, 23)
+    value = I.reinterpret("float32", bits) + f32(small) * I.float32(2.0**-14)
+    return value * f32(1 - 2 * I.shift_right(half, 15)) if signed else value
 
 
 def keep(expr: Expr) -> Expr:
     """Compute an expression once, here."""
     return I.bind(expr)
+
+
+def pin(expr: Expr) -> Expr:
+    """Compute an expression once, in a variable: TVM writes bindings without loads out wherever they are used."""
+    variable = local(1, str(expr.ty.dtype))
+    put(variable, 0, expr)
+    return variable[0]
 
 
 def barrier() -> None:

@@ -23,6 +23,7 @@ from tir_schedules.gpu.kernel import (
     keep,
     launch,
     local,
+    pin,
     put,
     shared,
     workspace,
@@ -130,13 +131,13 @@ class Rows:
         """The first `count` elements of a word as float32; all of them exist."""
         w = self.weight
         if w.bits:
-            codes, scale = keep(self.word(block, lane, word)), keep(self.scale(block, lane, word))
+            codes, scale = keep(self.word(block, lane, word)), pin(self.scale(block, lane, word))
             zero = I.float32(w.zero_point)
             return [keep((self.code(codes, I.uint32(w.bits * j)) - zero) * scale) for j in range(count)]
         if not w.pairs:
             return [keep(self.plain(block, lane, word * w.run + j)) for j in range(count)]
         pairs = [self._pair(0, block, lane, word * (w.run // 2) + j) for j in range(-(-count // 2))]
-        return [keep(self._float(half)) for pair in pairs for half in pair][:count]
+        return [pin(self._float(half)) for pair in pairs for half in pair][:count]
 
     def plain(self, block: Expr, lane: Expr, column: Expr) -> Expr:
         """An element of a weight without codes."""
@@ -164,7 +165,7 @@ class Rows:
         return I.bitwise_and(both, I.uint32(0xFFFF)), I.shift_right(both, I.uint32(16))
 
     def _float(self, half: Expr) -> Expr:
-        return half_to_float(keep(I.cast(half, "int32")), signed=not self.weight.bits)
+        return half_to_float(pin(I.cast(half, "int32")), signed=not self.weight.bits)
 
 
 def matmul(op: Op, dtype: str, knobs: Knobs) -> tirx.PrimFunc | Declined:
@@ -379,7 +380,7 @@ def take(op: Op, dtype: str, knobs: Knobs) -> tirx.PrimFunc | Declined:
             with I.If(word < weight.words), I.Then():
                 row = keep(I.min(I.max(ids[i], 0), weight.n - 1))
                 block, lane = keep(row // LANES), keep(row % LANES)
-                scale = keep(rows.scale(block, lane, word)) if weight.bits else None
+                scale = pin(rows.scale(block, lane, word)) if weight.bits else None
                 for j, element in enumerate(rows.elements(block, lane, word)):
                     value = element if scale is None else (element - I.float32(weight.zero_point)) * scale
                     column = word * weight.run + j

@@ -33,6 +33,8 @@ from tir_schedules.op import Declined, Op
 Knobs = Mapping[str, int | str]
 
 LANES = 32  # rows of the weight that stand side by side
+# Columns for each input that only a head to the vocabulary has: it multiplies few rows, and needs no GEMM's shader.
+_HEAD = 12
 # Elements of a plain weight that an invocation takes at once, as it takes the codes of one word.
 _PLAIN_RUN = 4
 
@@ -181,12 +183,19 @@ def matmul(op: Op, dtype: str, knobs: Knobs) -> tirx.PrimFunc | Declined:
     width = weight.n // 2 if gated else weight.n
     arguments = {"x": Tensor((m, weight.k), dtype), **weight.arguments(), "y": Tensor((m, width), dtype)}
 
+    shape = gemv_shape(weight, knobs)
+
+    def gemv(rows: Rows, x: Buffer, y: Buffer) -> None:
+        with launch(shape.threads, ceildiv(weight.blocks, shape.blocks), m) as (bx, i, tx):
+            _gemv(rows, shape, bx, tx, lambda at: x[i, at], lambda row, value: put(y, (i, row), value))
+
     def product(rows: Rows, x: Buffer, y: Buffer) -> None:
+        if not gated and weight.n >= _HEAD * weight.k:
+            gemv(rows, x, y)
+            return
         with I.If(m <= int(knobs["gemv_max_rows"])):
             with I.Then():
-                shape = gemv_shape(weight, knobs)
-                with launch(shape.threads, ceildiv(weight.blocks, shape.blocks), m) as (bx, i, tx):
-                    _gemv(rows, shape, bx, tx, lambda at: x[i, at], lambda row, value: put(y, (i, row), value))
+                gemv(rows, x, y)
             with I.Else():
                 _gemm(rows, m, x, y, int(knobs["gemm_rows"]), int(knobs["gemm_blocks"]))
 

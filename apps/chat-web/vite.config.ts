@@ -1,7 +1,11 @@
 import { createHash } from "node:crypto";
-import { readdirSync, readFileSync, writeFileSync } from "node:fs";
+import { appendFileSync, readdirSync, readFileSync, writeFileSync } from "node:fs";
 import { join } from "node:path";
 import { build, defineConfig, type Plugin } from "vite";
+
+/** Where Vite lists the licences of what is bundled, as they ask; it leaves out what a worker brings. */
+const LICENSES = "licenses.md";
+const IN_WORKER = { "@mlc-ai/web-llm": "LICENSE", loglevel: "LICENSE-MIT" };
 
 /** Builds `sw.js` last, with the list of all files of the page in it: only then are their names known. */
 function serviceWorker(): Plugin {
@@ -13,6 +17,9 @@ function serviceWorker(): Plugin {
       outDir = join(config.root, config.build.outDir);
     },
     async closeBundle() {
+      for (const [name, file] of Object.entries(IN_WORKER)) {
+        appendFileSync(join(outDir, LICENSES), `\n## ${name}\n\n${readFileSync(join("node_modules", name, file), "utf8")}`);
+      }
       const files = readdirSync(outDir, { recursive: true, withFileTypes: true })
         .filter((entry) => entry.isFile() && entry.name !== "sw.js")
         .map((entry) => join(entry.parentPath, entry.name).slice(outDir.length + 1).replaceAll("\\", "/"))
@@ -41,5 +48,6 @@ export default defineConfig({
     // WebLLM with its tokenizer and grammar engine is one chunk of the worker, and large.
     chunkSizeWarningLimit: 8000,
     modulePreload: false,
+    license: { fileName: LICENSES },
   },
 });

@@ -18,7 +18,7 @@ export const scenarios = {
   async answers_as_the_python_engine_and_works_offline({ context, url, expected }) {
     const page = await greedy(context, url);
     assert.equal(await ask(page, expected.question), expected.answer);
-    assert.match(await text(page, ".stats"), /tokens\/s · first token/);
+    assert.match(await text(page, ".stats"), new RegExp(`tokens/s · first token .* · ${expected.tokens} tokens$`));
     await button(page, "Regenerate").click();
     await page.waitForFunction(() => document.querySelector(".message.assistant")?.ariaBusy === "true");
     await page.locator(".stats").waitFor();

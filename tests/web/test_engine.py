@@ -44,7 +44,7 @@ def expected(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     answer = mlcpipe.Engine(bundle, threads=1).chat(
         [{"role": "user", "content": QUESTION}], sampling=sampling, max_tokens=24
     )
-    return {"question": QUESTION, "answer": answer.text.strip()}
+    return {"question": QUESTION, "answer": answer.text.strip(), "tokens": str(len(answer.token_ids))}
 
 
 @pytest.fixture
@@ -66,6 +66,12 @@ def chat_web(real_page: Path, wasm_runtime: None) -> Iterator[str]:
 def test_answers_as_the_python_engine(run: Run, real_page: Path, web_bundle: Path, expected: dict[str, str]) -> None:
     site = assemble_site(real_page, [web_bundle], title="Demo model")
     run(FILE, "answers_as_the_python_engine_and_works_offline", site, expected=expected)
+
+
+def test_licences_of_what_is_bundled_go_along(real_page: Path) -> None:
+    text = (real_page / "licenses.md").read_text(encoding="utf-8")
+    wanted = ("@mlc-ai/web-llm", "loglevel", "preact", "marked", "dompurify", "highlight.js")
+    assert [name for name in wanted if f"\n## {name}" not in text] == []
 
 
 def test_chat_web(browser: Browser, chat_web: str) -> None:

@@ -145,8 +145,12 @@ export class ChatsController {
       answer = { ...answer, error: this.explain(error) };
       this.announce(answer.error!);
     }
-    this.state.patch({ running: null });
-    await this.save(chatId, answer);
+    try {
+      // Kept before it counts as ended: one that is neither running nor kept would look cut off.
+      await this.save(chatId, answer);
+    } finally {
+      this.state.patch({ running: null });
+    }
   }
 
   private explain(error: unknown): string {

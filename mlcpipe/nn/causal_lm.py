@@ -62,7 +62,7 @@ class Decoder(nn.Module):
         self.layers = nn.ModuleList(list(layers))
         self.norm = RMSNorm(facts.hidden_size, facts.norm_eps, facts.norm_offset)
         if any(rope.depends_on_length for rope in facts.ropes):
-            self.rope_length = nn.Parameter((1,), "int32")
+            self.rope_length = _Count((1,), "int32")
             self.rope_length.attrs["constant"] = 0
 
     def forward(self, x: Tensor, kv: PagedKVCache) -> Tensor:
@@ -73,6 +73,13 @@ class Decoder(nn.Module):
         for layer, rope in zip(self.layers, self.facts.rope_of):
             x = layer(x, kv, *tables[rope])
         return self.norm(x)
+
+
+class _Count(nn.Parameter):
+    """An integer, whatever dtype the model computes in."""
+
+    def to(self, dtype: str | None = None) -> None:
+        """Nothing: a count is no activation."""
 
 
 class CausalLM(nn.Module):

@@ -23,6 +23,7 @@ _NAME = re.compile(r"[a-z0-9][a-z0-9_.-]*")
 _KEYS = {
     "description": str,
     "kernels": str,
+    "sampling": str,
     "activation_dtype": str,
     "weight_layout": str,
     "link": str,
@@ -60,12 +61,14 @@ class Target:
 
     `features` are what the code needs of a GPU beyond what every one has (of a CPU, its variants say). `companions` are
     targets, best first, whose code runs on the same weights and needs more features: `--quantization auto` compiles
-    for them, too, into the same bundle.
+    for them, too, into the same bundle. `kernels` and `sampling` are folders of `tir_schedules`: of the kernels, and of
+    the functions that draw tokens, which run on the host where it is not the same one.
     """
 
     name: str
     description: str
     kernels: str
+    sampling: str
     activation_dtype: str
     weight_layout: str
     link: str
@@ -118,7 +121,7 @@ def _merged(path: Path, depth: int) -> dict[str, Any]:
 
 
 def _target(name: str, values: dict[str, Any], path: Path) -> Target:
-    values = {"features": [], "companions": [], **values}
+    values = {"features": [], "companions": [], "sampling": values.get("kernels"), **values}
     entries = values.pop("variants", [])
     _check(values, _KEYS, "target file", path)
     for key in ("features", "companions"):

@@ -18,7 +18,7 @@ from tvm import relax, tirx
 from tvm.relax.analysis import all_global_vars
 
 from mlcpipe.errors import CompileError
-from mlcpipe.passes.lowering import BY_HAND, KernelReport, Lowering
+from mlcpipe.passes.lowering import BY_HAND, ON_HOST, KernelReport, Lowering
 from mlcpipe.passes.pipeline import LOWER_TO_VM, PER_VARIANT, lower_for_llvm, run
 from mlcpipe.runtime.variants import marker, prefix
 from mlcpipe.targets import Variant
@@ -73,19 +73,25 @@ def build(state: Lowering) -> Any:
     return _executable(builder, lowered, _or_compile_error(lowered, lambda: [_generate(part) for part in parts]))
 
 
-def build_for_device(state: Lowering) -> Any:
+def build_for_device(state: Lowering, *, registered: bool = True) -> Any:
     """As `build`, for a target whose kernels run on a device: host code in LLVM, which imports the device's module.
 
-    Functions register themselves when the program starts, for hosts that cannot look symbols up.
+    `registered`: functions register themselves when the program starts, for hosts that cannot look symbols up.
     """
     lowered, _ = run(state, LOWER_TO_VM)
     builder, parts = _bytecode(lowered, "")
-    functions: dict[tvm.ir.GlobalVar, tirx.PrimFunc] = {}
+    of_device: dict[tvm.ir.GlobalVar, tirx.PrimFunc] = {}
+    of_host: dict[tvm.ir.GlobalVar, tirx.PrimFunc] = {}
     for part in parts:
-        functions |= {**part.of_hosts.functions, **part.internal.functions}
-    mod = tvm.IRModule(functions).with_attr("system_lib_prefix", "")
-    library = _or_compile_error(lowered, lambda: tirx.build(mod, target=lowered.tvm_target))
-    return _executable(builder, lowered, [library])
+        for gv, func in (*part.of_hosts.functions.items(), *part.internal.functions.items()):
+            (of_host if ON_HOST in func.attrs else of_device)[gv] = func
+    mod = tvm.IRModule(of_device)
+    mod = mod.with_attr("system_lib_prefix", "") if registered else mod
+    libraries = [_or_compile_error(lowered, lambda: tirx.build(mod, target=lowered.tvm_target))]
+    if of_host:
+        kernels = Kernels(tvm.IRModule(of_host), tvm.IRModule({}), lowered.tvm_target.host)
+        libraries.append(_or_compile_error(lowered, lambda: _generate(kernels)))
+    return _executable(builder, lowered, libraries)
 
 
 def build_variants(

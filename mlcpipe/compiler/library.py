@@ -1,24 +1,34 @@
-"""How a target's library is written: a shared library for this machine's runtime, or WebAssembly for browsers."""
+"""How a target's library is written: shared, for this machine's CPU or its GPU, or WebAssembly for browsers."""
 
 from __future__ import annotations
 
 import tempfile
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 import tvm
 
 from mlcpipe.compiler.build import BuiltVariant, build, build_for_device, build_variants, generated_source
 from mlcpipe.compiler.emscripten import Emscripten, find_emcc
-from mlcpipe.compiler.link import Linker, export_library, find_linker, library_name, object_format
+from mlcpipe.compiler.link import (
+    Linker,
+    export_device_library,
+    export_library,
+    find_linker,
+    library_name,
+    object_format,
+)
+from mlcpipe.compiler.spirv import build as spirv
 from mlcpipe.compiler.wasm_runtime import runtime_objects
 from mlcpipe.env import env
 from mlcpipe.errors import TargetError
 from mlcpipe.passes import pipeline
 from mlcpipe.passes.lowering import Lowering
 from mlcpipe.progress import Progress
+from mlcpipe.runtime import vulkan
 from mlcpipe.runtime.threads import physical_cores
 from mlcpipe.targets import Target, Variant, triple
 
@@ -94,7 +104,7 @@ class WasmLibrary:
         progress.stage("compile the kernels")
         scheduled, seconds = pipeline.run(replace(state, variant=variants[0]), pipeline.PER_VARIANT)
         with own_barriers():
-            executable = build_for_device(scheduled)
+            executable = build_for_device(scheduled, registered=True)
         path = folder / "model.wasm"
         progress.stage("link the library")
         link_wasm(self.emcc, executable.mod, objects, path, "-O1" if self.quick else "-O3")
@@ -102,7 +112,42 @@ class WasmLibrary:
 
     def source(self, scheduled: Lowering) -> str:
         with own_barriers():
-            return generated_source(build_for_device(scheduled))
+            return generated_source(build_for_device(scheduled, registered=True))
+
+
+@dataclass(frozen=True)
+class DeviceLibrary:
+    """A shared library for this machine with kernels for its Vulkan devices, whichever they are, in it."""
+
+    linker: Linker
+
+    @property
+    def name(self) -> str:
+        return self.linker.name
+
+    @property
+    def version(self) -> str:
+        return self.linker.version
+
+    def write(
+        self, state: Lowering, variants: Sequence[Variant], folder: Path, progress: Progress
+    ) -> tuple[Path, list[BuiltVariant]]:
+        began = time.perf_counter()
+        scheduled, seconds = pipeline.run(replace(state, variant=variants[0]), pipeline.PER_VARIANT)
+        executable = self._build(scheduled)
+        seconds |= {"generate": time.perf_counter() - began - sum(seconds.values())}
+        path = folder / library_name()
+        export_device_library(executable.mod, path, self.linker, triple(state.target))
+        return path, [BuiltVariant(variants[0], scheduled.kernels, (path,), path.stat().st_size, seconds)]
+
+    def source(self, scheduled: Lowering) -> str:
+        return generated_source(self._build(scheduled))
+
+    def _build(self, scheduled: Lowering) -> Any:
+        vulkan.load()
+        spirv.register()
+        with own_barriers():
+            return build_for_device(scheduled, registered=False)
 
 
 def own_barriers() -> tvm.transform.PassContext:
@@ -141,7 +186,11 @@ def _wasm(quick: bool) -> LibraryWriter:
     return WasmLibrary(find_emcc(), quick)
 
 
-_WRITERS: Mapping[str, Callable[[bool], LibraryWriter]] = {"shared": _shared, "wasm": _wasm}
+def _device(quick: bool) -> LibraryWriter:
+    return DeviceLibrary(find_linker())
+
+
+_WRITERS: Mapping[str, Callable[[bool], LibraryWriter]] = {"shared": _shared, "wasm": _wasm, "device": _device}
 
 
 def find_writer(target: Target, quick: bool = False) -> LibraryWriter:

@@ -98,6 +98,19 @@ def export_library(module: Any, objects: Sequence[Path], output: Path, linker: L
             raise CompileError("linking", expected=f"{len(objects)} object files", found=len(copies))
         linker.link([*objects, imports], Path(target))
 
-    fcompile.object_format = object_format()  # type: ignore[attr-defined]
-    fcompile.get_target_triple = lambda: triple  # type: ignore[attr-defined]
+    _export(module, fcompile, output, triple)
+
+
+def export_device_library(module: Any, output: Path, linker: Linker, triple: str) -> None:
+    """Write a module of host code and kernels for a device as the shared library `output`. Raises CompileError."""
+
+    def fcompile(target: str, files: Sequence[str], options: object = None, **_: object) -> None:
+        linker.link([Path(file) for file in files], Path(target))
+
+    _export(module, fcompile, output, triple)
+
+
+def _export(module: Any, fcompile: Any, output: Path, triple: str) -> None:
+    fcompile.object_format = object_format()
+    fcompile.get_target_triple = lambda: triple
     module.export_library(str(output), fcompile=fcompile)

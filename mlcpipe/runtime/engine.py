@@ -34,13 +34,21 @@ class Engine:
         bundle: folder that `mlcpipe.compile` made.
         context_length: tokens to serve; None is what the bundle allows and memory has room for.
         threads: threads of the kernels; None is MLCPIPE_THREADS or the physical cores.
+        device: of a bundle for Vulkan, `vulkan:0` and so on; None is the best, a discrete GPU before an integrated one.
 
     Raises BundleError, TargetError or ResourceError in words.
     """
 
-    def __init__(self, bundle: str | Path, *, context_length: int | None = None, threads: int | None = None) -> None:
+    def __init__(
+        self,
+        bundle: str | Path,
+        *,
+        context_length: int | None = None,
+        threads: int | None = None,
+        device: str | None = None,
+    ) -> None:
         self.path = Path(bundle)
-        self._library = Library(self.path, context_length, threads)
+        self._library = Library(self.path, context_length, threads, device)
         self._cached: list[int] = []  # tokens of the KV cache; empty also where an interrupt left it unknown
         self._measured: list[int] | None = None  # the sequence of `decode`
         self._tokenizer: Tokenizer | None = None
@@ -64,6 +72,11 @@ class Engine:
     def threads(self) -> int:
         """Threads of the kernels."""
         return self._library.threads
+
+    @property
+    def device(self) -> str:
+        """Where the kernels run, for people: "CPU", or a GPU with its number, name, driver and kind."""
+        return self._library.place.title
 
     @property
     def variant(self) -> str:

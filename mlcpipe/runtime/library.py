@@ -11,16 +11,16 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import psutil
 import tvm_ffi
 from numpy.typing import NDArray
 from tvm_ffi import Shape
 
 from mlcpipe import cpu_features
-from mlcpipe.bundle import Manifest, open_params, read_manifest, to_tvm, verify
+from mlcpipe.bundle import Manifest, open_params, read_manifest, verify
 from mlcpipe.env import env
 from mlcpipe.errors import BundleError, ResourceError, TargetError, UsageError
 from mlcpipe.runtime import tvm_runtime
+from mlcpipe.runtime.places import Cpu, Place, place_for
 from mlcpipe.runtime.threads import own_threads, use_threads
 from mlcpipe.runtime.variants import choose, executable_of, function_of
 
@@ -43,7 +43,9 @@ class Library:
     (not enough memory for weights, KV cache and workspace).
     """
 
-    def __init__(self, bundle: Path, context_length: int | None, threads: int | None) -> None:
+    def __init__(
+        self, bundle: Path, context_length: int | None, threads: int | None, device: str | None = None
+    ) -> None:
         began = time.perf_counter()
         tvm_runtime.release_pools()  # what a library before this one left
         self.path = bundle
@@ -51,13 +53,16 @@ class Library:
         verify(bundle, self.manifest, stamps=env().cache_dir / "stamps")
         _check_machine(self.manifest)
         self.variant = choose(self.manifest.target, env().cpu_variant)
+        self.place: Place = place_for(self.variant, device)
         self.threads = use_threads(threads)
-        self.context_length = _fitting_context(self.manifest, context_length)
-        self._vm = self._load()
+        self.context_length = _fitting_context(self.manifest, context_length, self.place)
+        self._load()
         weakref.finalize(self, tvm_runtime.release_pools)  # for those that still run it takes nothing away
         self.threads = own_threads(self._module, threads, self) or self.threads
-        self.params = self._params()
-        self._kv = self._create_kv_cache()
+        with self.place.errors():
+            self.place.prepared(self._module, self.threads)
+            self.params = self._params()
+            self._kv = self._create_kv_cache()
         self._embed, self._prefill, self._decode, self._verify = (
             self._vm[name] for name in ("embed", "prefill", "decode", "batch_verify")
         )
@@ -67,15 +72,15 @@ class Library:
         )
         self._add(self._kv, 0)
         self._one = Shape((1,))
-        self._token = tvm_runtime.tensor(np.zeros(1, np.int32))
-        self._token_value = tvm_runtime.array(self._token)
+        self._token_value = np.zeros(1, np.int32)
+        self._token = self.place.tensor(self._token_value)
         self.length = 0
         self.load_s = time.perf_counter() - began
 
     def function(self, name: str) -> Any:
-        """An entry point of the library, Relax function or PrimFunc."""
-        if self._vm.implements_function(name):
-            return self._vm[name]
+        """A sampling function of the library, Relax function or PrimFunc; it takes tensors of the host."""
+        if self._sampling.implements_function(name):
+            return self._sampling[name]
         return function_of(self._module, self._executable, self.variant.name, name)
 
     def clear(self) -> None:
@@ -93,15 +98,16 @@ class Library:
     def set_prompt_length(self, length: int) -> None:
         """Tell frequencies that depend on it how long the whole prompt is (0: what each call sees)."""
         if self._rope_length is not None:
-            self._rope_length[0] = length
+            self.place.put(self._rope_length, np.array([length], np.int32))
 
     def decode(self, token: int) -> Any:
-        """Append one token -> logits f32[1, 1, V], valid until the next call."""
+        """Append one token -> logits f32[1, 1, V] on the host, valid until the next call."""
         self._token_value[0] = token
+        self.place.put(self._token, self._token_value)
         return self._forward(self._decode, self._token, self._one, 1)
 
     def prefill(self, tokens: Sequence[int]) -> Any:
-        """Append tokens in chunks -> logits f32[1, 1, V] of the last one."""
+        """Append tokens in chunks -> logits f32[1, 1, V] of the last one, on the host."""
         logits = None
         for chunk in self._chunks(tokens, self.manifest.model.prefill_chunk):
             logits = self._forward(self._prefill, self._padded(chunk), Shape((len(chunk),)), len(chunk))
@@ -149,11 +155,13 @@ class Library:
                 next_step="start a new conversation, or load with a larger context",
             )
         try:
-            hidden = self._embed(tokens, self.params)
-            hidden = tvm_runtime.view(hidden, (1, n, self.manifest.model.hidden_size))
-            self._begin(self._kv, _SEQUENCE, count)
-            logits = function(hidden, self._kv, self.params)[0]
-            self._end(self._kv)
+            with self.place.errors():
+                hidden = self._embed(tokens, self.params)
+                hidden = tvm_runtime.view(hidden, (1, n, self.manifest.model.hidden_size))
+                self._begin(self._kv, _SEQUENCE, count)
+                logits = function(hidden, self._kv, self.params)[0]
+                self._end(self._kv)
+                logits = self.place.read(logits)
         except BaseException:
             # Ctrl-C in the middle leaves the cache half way: forget it rather than answer from it.
             self.clear()
@@ -172,9 +180,9 @@ class Library:
         prompt may have would come to hundreds of MB. Only the rows of the chunk are used.
         """
         size = min(1 << (len(chunk) - 1).bit_length(), self.manifest.model.prefill_chunk)
-        return tvm_runtime.tensor(np.pad(chunk, (0, size - len(chunk))))
+        return self.place.tensor(np.pad(chunk, (0, size - len(chunk))))
 
-    def _load(self) -> Any:
+    def _load(self) -> None:
         libraries = [name for name in self.manifest.files if name.startswith("lib/")]
         if len(libraries) != 1:
             raise BundleError(
@@ -183,8 +191,11 @@ class Library:
         try:
             self._module = tvm_runtime.load_module(self.path / libraries[0])
             self._executable = executable_of(self._module, self.variant.name)
-            vm = tvm_runtime.virtual_machine(self._executable)
-            found = json.loads(str(vm["_metadata"]()))
+            self._vm = self.place.machine(self._executable)
+            # Tokens are drawn on the host, wherever the model runs.
+            on_host = isinstance(self.place, Cpu)
+            self._sampling = self._vm if on_host else Cpu().machine(self._executable)
+            found = json.loads(str(self._vm["_metadata"]()))
             compiled = {**found["model"], "params": found["params"], "variants": found["variants"]}
         except (RuntimeError, OSError, ValueError, KeyError, AttributeError, TypeError) as error:
             raise BundleError(
@@ -194,7 +205,6 @@ class Library:
                 next_step="compile the model again on this machine",
             ) from error
         self._check_agrees(compiled)
-        return vm
 
     def _check_agrees(self, compiled: dict[str, Any]) -> None:
         """The manifest says of model and parameters what the library was compiled with: kernels trust these numbers."""
@@ -211,12 +221,11 @@ class Library:
 
     def _params(self) -> Any:
         arrays = open_params(self.path, self.manifest)
-        tensors = [to_tvm(arrays[info.name]) for info in self.manifest.params]
-        self._rope_length: NDArray[Any] | None = None
+        tensors = [self.place.weights(arrays[info.name]) for info in self.manifest.params]
+        self._rope_length: Any = None
         for i, info in enumerate(self.manifest.params):
             if info.name == _ROPE_LENGTH:
-                tensors[i] = tvm_runtime.tensor(np.zeros(1, np.int32))
-                self._rope_length = tvm_runtime.array(tensors[i])
+                self._rope_length = tensors[i] = self.place.tensor(np.zeros(1, np.int32))
         return tvm_ffi.convert(tensors)
 
     def _create_kv_cache(self) -> Any:
@@ -238,7 +247,7 @@ def _check_machine(manifest: Manifest) -> None:
         )
 
 
-def _fitting_context(manifest: Manifest, wanted: int | None) -> int:
+def _fitting_context(manifest: Manifest, wanted: int | None, place: Place) -> int:
     """The context to serve: what was asked for, or as much of the bundle's as fits in half of the free memory.
 
     Raises UsageError for more than the bundle was compiled for, ResourceError when it does not fit.
@@ -247,7 +256,7 @@ def _fitting_context(manifest: Manifest, wanted: int | None) -> int:
     if wanted is not None and (not isinstance(wanted, int) or not 1 <= wanted <= limit):
         raise UsageError("context length", expected=f"1 to {limit} tokens, as compiled", found=repr(wanted))
     workspace = manifest.running_bytes
-    free = psutil.virtual_memory().available
+    free = place.free_bytes()
     kv = plan.kv_bytes_per_token
     # Mapped weights are shared with the page cache: they need room, but not twice.
     room = free - plan.weights_bytes - workspace
@@ -258,6 +267,7 @@ def _fitting_context(manifest: Manifest, wanted: int | None) -> int:
         total = plan.weights_bytes + workspace + need
         raise ResourceError(
             f"not enough memory for {wanted} tokens of context",
+            where=place.title,
             expected=f"{_mib(total)} free: weights {_mib(plan.weights_bytes)}, KV cache {_mib(need)}, "
             f"workspace {_mib(workspace)}",
             found=f"{_mib(free)} free",

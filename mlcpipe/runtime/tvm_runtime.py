@@ -61,13 +61,16 @@ def load_module(path: Path) -> Any:
     return tvm_ffi.load_module(str(path.resolve()))
 
 
-def virtual_machine(executable: Any) -> Any:
-    """A virtual machine on the CPU for an executable; its functions are `machine[name]`.
+def virtual_machine(executable: Any, device: tuple[int, int] | None = None) -> Any:
+    """A virtual machine on the CPU, or a device (DLPack's type, number), for an executable; functions: `machine[name]`.
 
     Its memory comes from a pool of the process that keeps what was freed, by size: see `release_pools`.
     """
     machine = executable["vm_load_executable"]()
-    machine["vm_initialization"](_CPU, 0, _POOLED)
+    devices = [_CPU, 0, _POOLED]
+    if device is not None:
+        devices = [*device, _POOLED, *devices]
+    machine["vm_initialization"](*devices)
     return machine
 
 

@@ -1,0 +1,157 @@
+"""Where a model runs: on the CPU, in memory that the host sees, or on a Vulkan device, in memory of its own."""
+
+from __future__ import annotations
+
+import ctypes
+import json
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+import psutil
+import tvm_ffi
+from numpy.typing import NDArray
+from tvm_ffi import Shape
+
+from mlcpipe.bundle import to_tvm
+from mlcpipe.bundle.manifest import VariantInfo
+from mlcpipe.errors import BundleError, TargetError, UsageError
+from mlcpipe.runtime import tvm_runtime, vulkan
+
+
+class Place(Protocol):
+    """A device with the weights, the KV cache and the activations of a model."""
+
+    @property
+    def title(self) -> str:
+        """For people: what it is."""
+
+    def free_bytes(self) -> int:
+        """Memory for weights and KV cache that nothing uses now."""
+
+    def machine(self, executable: Any) -> Any:
+        """A virtual machine whose tensors lie here."""
+
+    def weights(self, array: NDArray[Any]) -> Any:
+        """A tensor with the numbers of a mapped array, which it may be a view of."""
+
+    def tensor(self, values: NDArray[Any]) -> Any:
+        """A tensor with a copy of an array."""
+
+    def put(self, tensor: Any, values: NDArray[Any]) -> None:
+        """Replace the numbers of a tensor that `tensor` gave."""
+
+    def read(self, tensor: Any) -> Any:
+        """A tensor of the host with the numbers of one that kernels made; good until the next kernel."""
+
+    def prepared(self, module: Any, threads: int) -> None:
+        """Get ready to run the kernels of a module."""
+
+    def errors(self) -> AbstractContextManager[None]:
+        """Inside, errors of the device are errors of `mlcpipe.errors`."""
+
+
+class Cpu:
+    """This machine's CPU."""
+
+    title = "CPU"
+
+    def free_bytes(self) -> int:
+        return int(psutil.virtual_memory().available)
+
+    def machine(self, executable: Any) -> Any:
+        return tvm_runtime.virtual_machine(executable)
+
+    def weights(self, array: NDArray[Any]) -> Any:
+        return to_tvm(array)
+
+    def tensor(self, values: NDArray[Any]) -> Any:
+        return tvm_runtime.tensor(values)
+
+    def put(self, tensor: Any, values: NDArray[Any]) -> None:
+        tvm_runtime.array(tensor)[...] = values
+
+    def read(self, tensor: Any) -> Any:
+        return tensor
+
+    def prepared(self, module: Any, threads: int) -> None:
+        return
+
+    def errors(self) -> AbstractContextManager[None]:
+        return nullcontext()
+
+
+@dataclass(frozen=True)
+class Gpu:
+    """A Vulkan device."""
+
+    device: vulkan.Device
+
+    @property
+    def title(self) -> str:
+        return f"{self.device.spec}, {self.device.title}, {self.device.kind}"
+
+    def free_bytes(self) -> int:
+        free = next(d for d in vulkan.devices() if d.index == self.device.index).free_bytes
+        # What shares the host's memory cannot have more than the host has, whatever its driver says.
+        return min(free, Cpu().free_bytes()) if self.device.unified_memory else free
+
+    def machine(self, executable: Any) -> Any:
+        return tvm_runtime.virtual_machine(executable, (vulkan.DEVICE_TYPE, self.device.index or 0))
+
+    def weights(self, array: NDArray[Any]) -> Any:
+        return self.tensor(array)
+
+    def tensor(self, values: NDArray[Any]) -> Any:
+        made = tvm_runtime.function("runtime.TVMTensorAllocWithScope")(
+            Shape(values.shape), tvm_ffi.dtype(values.dtype.name), tvm_ffi.device("vulkan", self.device.index), None
+        )
+        self.put(made, values)
+        return made
+
+    def put(self, tensor: Any, values: NDArray[Any]) -> None:
+        source = np.ascontiguousarray(values)
+        tvm_runtime.function("runtime.TVMTensorCopyFromBytes")(tensor, source.ctypes.data_as(ctypes.c_void_p), source.nbytes)
+
+    def read(self, tensor: Any) -> Any:
+        host = tvm_runtime.tensor(np.empty(tensor.shape, str(tensor.dtype)))
+        tvm_runtime.function("runtime.TVMTensorCopyFromTo")(tensor, host)
+        return host
+
+    def prepared(self, module: Any, threads: int) -> None:
+        vulkan.prepare(module, self.device, threads)
+
+    def errors(self) -> AbstractContextManager[None]:
+        return vulkan.errors()
+
+
+def place_for(variant: VariantInfo, wanted: str | None) -> Place:
+    """Where the code of a variant runs: `wanted` is what `--device` said.
+
+    Raises UsageError for a device that the code is not for, TargetError where there is none that it is for.
+    """
+    kind = _kind(variant)
+    if kind == "llvm":
+        if wanted not in (None, "cpu"):
+            raise UsageError(
+                "the bundle runs on the CPU", expected="--device cpu", found=repr(wanted)[:80],
+                next_step="compile the model with --target vulkan",
+            )  # fmt: skip
+        return Cpu()
+    if kind != "vulkan":
+        raise TargetError(f"the bundle is for {kind}, which nothing here runs", next_step="compile the model again")
+    if wanted == "cpu":
+        raise UsageError(
+            "the bundle runs on a Vulkan device", expected="--device vulkan:0", found="cpu",
+            next_step="compile the model with --target cpu",
+        )  # fmt: skip
+    return Gpu(vulkan.choose(wanted))
+
+
+def _kind(variant: VariantInfo) -> str:
+    """TVM's word for what a variant's code runs on."""
+    try:
+        return str(json.loads(variant.tvm_target)["kind"])
+    except (ValueError, KeyError, TypeError):
+        raise BundleError("the manifest names no kind of target", found=variant.tvm_target[:80]) from None

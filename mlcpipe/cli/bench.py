@@ -25,6 +25,7 @@ def bench_command(
     threads: Annotated[int | None, typer.Option(help="Threads (default: the physical cores).")] = None,
     target: Annotated[str | None, typer.Option(help="What to compile for (default: cpu).")] = None,
     quantization: Annotated[str | None, typer.Option(help="How to store the weights (default: q4f16_1).")] = None,
+    device: Annotated[str | None, typer.Option(help="cpu, vulkan (the best GPU), vulkan:1 (another).")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the results as JSON.")] = False,
 ) -> None:
     """Measure prefill and decode speed, memory and load time; medians, after a warm-up that does not count.
@@ -52,11 +53,11 @@ def bench_command(
     lengths = _numbers("--prefill", prefill, low=1)
     depths = _numbers("--decode-depth", decode_depth, low=0)
     console = stderr_console()
-    bundle = prepare_bundle(Wanted(model, target, quantization), console_progress(console))
+    bundle = prepare_bundle(Wanted(model, target, quantization, device), console_progress(console))
     from mlcpipe.cli.bench_report import print_report
     from mlcpipe.cli.bench_run import Plan, measure
 
-    plan = Plan(Path(bundle), lengths, depths, decode_tokens, repeats, threads)
+    plan = Plan(Path(bundle), lengths, depths, decode_tokens, repeats, threads, device)
     with console_progress(console, lasting=False) as progress:
         report = measure(plan, progress)
     print_report(report, as_json=as_json)

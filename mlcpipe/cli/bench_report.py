@@ -25,6 +25,7 @@ def print_report(report: Report, *, as_json: bool) -> None:
             ("bundle", str(plan.bundle)),
             ("model", f"{report.model_type}, {report.quantization}, context {report.context_length} tokens"),
             ("cpu", f"{report.cpu}, {report.threads} threads"),
+            *([] if report.on_host else [("device", report.device)]),
             ("versions", versions),
             ("weights", f"{byte_size(report.weights_bytes)}, and {kv} of KV cache a token"),
             ("read bandwidth", f"{statistics.median(read):.1f} GB/s ({read[0]:.1f} - {read[-1]:.1f})"),
@@ -64,7 +65,7 @@ def _row(report: Report, result: Result) -> tuple[str, ...]:
         return result.kind, str(result.tokens), "skipped", "", "", ""
     speed = result.speed
     share = report.share(result)
-    in_cache = result.gb_s is not None and share is None
+    in_cache = report.on_host and result.gb_s is not None and share is None
     return (
         result.kind,
         str(result.tokens),

@@ -31,6 +31,7 @@ class Plan:
     decode_tokens: int
     repeats: int
     threads: int | None
+    device: str | None = None
 
 
 @dataclass(frozen=True)
@@ -111,11 +112,13 @@ class Report:
     quantization: str
     model_type: str
     cpu: str
+    device: str
+    on_host: bool
     versions: dict[str, str | None]
 
     def share(self, result: Result) -> float | None:
-        """The part of the read bandwidth that decoding used; None for prefill and weights in the cache."""
-        if result.gb_s is None or self.read_bytes < self.last_cache_bytes:
+        """The part of the read bandwidth that decoding used; None for prefill, weights in the cache, and devices."""
+        if not self.on_host or result.gb_s is None or self.read_bytes < self.last_cache_bytes:
             return None
         return result.share
 
@@ -129,7 +132,7 @@ def measure(plan: Plan, progress: Progress) -> Report:
     machine.reset_peak_memory()
     base = machine.private_memory_bytes()
     progress.stage("load")
-    first_token_s, engine = _load(lambda: Engine(plan.bundle, threads=plan.threads), plan.repeats)
+    first_token_s, engine = _load(lambda: Engine(plan.bundle, threads=plan.threads, device=plan.device), plan.repeats)
     gauge = MemoryGauge(engine)
     draw = random.Random(_SEED)
     tokens = [draw.randrange(engine.vocab_size) for _ in range(engine.context_length)]
@@ -164,6 +167,8 @@ def measure(plan: Plan, progress: Progress) -> Report:
         quantization=engine.manifest.quantization,
         model_type=engine.manifest.model.model_type,
         cpu=machine.cpu_model(),
+        device=engine.device,
+        on_host=engine.on_host,
         versions=machine.versions(),
     )
 

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 DEFAULT_TARGET = "cpu"
 # What is compiled here only to run here, and kept in the cache.
 LOCAL_TARGET = "cpu-native"
+DEVICE_TARGET = "vulkan"  # of what --device names
 DEFAULT_QUANTIZATION = "q4f16_1"
 AUTO = "auto"  # the default, and all libraries that the target has companions for
 
@@ -31,11 +32,18 @@ class Wanted:
     model: str | None
     target: str | None = None
     quantization: str | None = None
+    device: str | None = None
 
     @property
     def title(self) -> str:
         """The model's name for people."""
         return "the demo model" if self.model is None else self.model
+
+    @property
+    def compiled_for(self) -> str:
+        """The target of a checkpoint: the one that was named, or that of the device."""
+        on_device = self.device is not None and self.device != "cpu"
+        return self.target or (DEVICE_TARGET if on_device else LOCAL_TARGET)
 
 
 def is_bundle(path: Path) -> bool:
@@ -61,16 +69,21 @@ def prepare_bundle(
     `progress` is entered only if there is something to download or compile. Compiled bundles lie in the cache
     under a key of the checkpoint's content, target, quantization, this processor and all versions. `quick` is that
     of `mlcpipe.compile`.
-    Raises UsageError if a bundle was made for something else than the options say, and what compile raises.
+    Raises UsageError if a bundle was made for something else than the options say, or there is no such device, and
+    what compile raises.
     """
     if wanted.model is not None:
         path = Path(wanted.model).expanduser()
         if is_bundle(path):
             _check_agrees(path, wanted)
             return path
-    target = wanted.target or LOCAL_TARGET
+    target = wanted.compiled_for
     quantization = wanted.quantization or DEFAULT_QUANTIZATION
     check_names(target, quantization)
+    if target == DEVICE_TARGET:
+        from mlcpipe.runtime import vulkan
+
+        vulkan.choose(wanted.device)  # before the work: is there such a device?
     from mlcpipe.checkpoint import open_checkpoint
     from mlcpipe.resources import demo_model_path
 

@@ -40,6 +40,7 @@ def chat_command(
     system: Annotated[str, typer.Option(help="A system message.")] = "",
     target: Annotated[str | None, typer.Option(help="What to compile for (default: cpu).")] = None,
     quantization: Annotated[str | None, typer.Option(help="How to store the weights (default: q4f16_1).")] = None,
+    device: Annotated[str | None, typer.Option(help="cpu, vulkan (the best GPU), vulkan:1 (another).")] = None,
     temperature: Annotated[
         float | None, typer.Option(help="How freely tokens are drawn; 0 takes the likeliest.")
     ] = None,
@@ -74,6 +75,8 @@ def chat_command(
 
     `cat notes.txt | mlcpipe chat ./my-bundle --prompt "Summarize:"`
 
+    `mlcpipe chat ./Qwen3-0.6B --device vulkan`
+
     `mlcpipe chat --web`
     """
     given = {
@@ -90,6 +93,7 @@ def chat_command(
             "raw": raw,
             "json": as_json,
             "no-stats": not stats,
+            "device": device,
         }
         names = {f"--{key.replace('_', '-')}": value for key, value in (given | others).items()}
         return chat_in_browser(Wanted(model, target, quantization), port=port, show=browser, given=names)
@@ -103,10 +107,10 @@ def chat_command(
     question = _question(prompt)
     if question is None:
         _require_terminal(as_json)
-    wanted = Wanted(model, target, quantization)
+    wanted = Wanted(model, target, quantization, device)
     console = stderr_console()
     bundle = prepare_bundle(wanted, console_progress(console))
-    engine = _load(bundle, context, console)
+    engine = _load(bundle, context, device, console)
     session = Session(engine, settings, system=system, raw=raw, model=wanted.title)
     describe = _Describe(engine, console)
     if question is None:
@@ -126,13 +130,14 @@ class _Describe:
 
     def __init__(self, engine: Engine, console: Console) -> None:
         self._threads = engine.threads
+        self._on_host = engine.on_host
         self._weights = engine.manifest.memory_plan.weights_bytes
         self._console = console
         self._peak: float | None = None
 
     def measure(self, seen_gb_s: float = 0.0) -> None:
-        """Measure, or recall, the read bandwidth; not at all for a model that stays in the cache."""
-        if (self._peak or 0.0) > seen_gb_s or self._weights < last_cache_bytes():
+        """Measure, or recall, the read bandwidth; not at all for a model in the cache or on a device of its own."""
+        if not self._on_host or (self._peak or 0.0) > seen_gb_s or self._weights < last_cache_bytes():
             return
         try:
             with self._console.status("measuring the memory (once per boot)"):
@@ -146,18 +151,19 @@ class _Describe:
         return stats_line(stats, self._peak, self._weights, last_cache_bytes())
 
 
-def _load(bundle: Path, context: int | None, console: Console) -> Engine:
+def _load(bundle: Path, context: int | None, device: str | None, console: Console) -> Engine:
     with console.status("loading"):
         from mlcpipe import Engine
 
-        return Engine(bundle, context_length=context)
+        return Engine(bundle, context_length=context, device=device)
 
 
 def _banner(wanted: Wanted, engine: Engine) -> str:
     manifest = engine.manifest
+    where = f"{engine.threads} threads" if engine.on_host else engine.device
     return (
         f"{wanted.title} · {manifest.model.model_type} · {manifest.quantization} · "
-        f"context {engine.context_length} tokens · {engine.threads} threads\n"
+        f"context {engine.context_length} tokens · {where}\n"
         "Enter sends, /help shows the commands, Ctrl-D leaves.\n"
     )
 

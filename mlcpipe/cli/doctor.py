@@ -30,7 +30,7 @@ _MARKS = {"ok": "[green]ok[/]", "note": "", "missing": "[yellow]missing[/]", "br
 
 
 # What a target links with -> the finding that says whether it is here.
-_LINKERS = {"shared": "linker", "wasm": "emcc"}
+_LINKERS = {"shared": "linker", "wasm": "emcc", "device": "linker"}
 
 
 @dataclass(frozen=True)

@@ -79,6 +79,11 @@ class Engine:
         return self._library.place.title
 
     @property
+    def on_host(self) -> bool:
+        """Whether that is the CPU."""
+        return self._library.on_host
+
+    @property
     def variant(self) -> str:
         """Which variant of the kernels runs: the best for this CPU, or what MLCPIPE_CPU_VARIANT asks for."""
         return self._library.variant.name

@@ -83,6 +83,11 @@ class Library:
             return self._sampling[name]
         return function_of(self._module, self._executable, self.variant.name, name)
 
+    @property
+    def on_host(self) -> bool:
+        """Whether the model runs on the CPU."""
+        return isinstance(self.place, Cpu)
+
     def clear(self) -> None:
         """Forget the sequence."""
         self._clear(self._kv)
@@ -193,8 +198,7 @@ class Library:
             self._executable = executable_of(self._module, self.variant.name)
             self._vm = self.place.machine(self._executable)
             # Tokens are drawn on the host, wherever the model runs.
-            on_host = isinstance(self.place, Cpu)
-            self._sampling = self._vm if on_host else Cpu().machine(self._executable)
+            self._sampling = self._vm if self.on_host else Cpu().machine(self._executable)
             found = json.loads(str(self._vm["_metadata"]()))
             compiled = {**found["model"], "params": found["params"], "variants": found["variants"]}
         except (RuntimeError, OSError, ValueError, KeyError, AttributeError, TypeError) as error:

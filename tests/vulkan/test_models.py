@@ -1,0 +1,122 @@
+"""Models compiled for Vulkan: every family against transformers, int4 and float16 against the CPU's engine."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+pytest.importorskip("torch", reason="the checkpoints are written by torch")
+pytest.importorskip("transformers", reason="the checkpoints are those of transformers")
+
+import mlcpipe
+from mlcpipe import Engine, SamplingParams
+from mlcpipe.bundle import read_manifest
+from mlcpipe.errors import ResourceError, UsageError
+from tests.conftest import TinyLlama, write_llama
+from tests.models import tiny
+
+pytestmark = pytest.mark.usefixtures("gpu")
+
+FAMILIES = sorted(p.stem for p in tiny.MODELS_FOLDER.glob("*.py") if p.stem != "__init__")
+EXACT = 'description = "this CPU, activations in float32"\nbase = "cpu-native"\n[schedule]\nint8_activations = 0\n'
+# Chunks of 8 tokens: a prompt of 20 attends to cached pages too, and stays inside the smallest window.
+CHUNKS = 'base = "vulkan"\n[limits]\nmax_prefill_chunk = 8\n'
+CONTEXT, TOKENS, PREFILL = 128, 40, 12
+GREEDY = SamplingParams(temperature=0.0)
+TOLERANCE = 1e-4  # of the CPU's, in tests/models/test_parity.py
+FLOAT32 = 3e-5  # of the largest logit: sums in another order
+# Activations in float16 have 11 bits: 2**-11 a rounding, and some hundred of them.
+FLOAT16 = 2e-2
+
+
+def _engine(checkpoint: Path, target: str, folder: Path, **options: Any) -> Engine:
+    """The checkpoint compiled for a target, or for a file with these words."""
+    if "\n" in target:
+        (folder.parent / f"{folder.name}.toml").write_text(target, encoding="utf-8")
+        target = str(folder.parent / f"{folder.name}.toml")
+    options = {"quantization": "q4f32_1", "kv_cache_dtype": "f32", "context_length": CONTEXT, **options}
+    return Engine(mlcpipe.compile(checkpoint, target=target, output=folder, **options))
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_family_equals_transformers(family: str, tmp_path: Path) -> None:
+    """In float32: chunks of a prompt, each decode step, and greedy tokens."""
+    case = tiny.TinyCase(family, "default")
+    checkpoint = tiny.write_tiny(case, tmp_path / "checkpoint")
+    engine = _engine(checkpoint, CHUNKS, tmp_path / "gpu", quantization="q0f32")
+    tokens = tiny.prompt_tokens(case, TOKENS)
+    np.testing.assert_allclose(engine.logits(tokens), tiny.reference_logits(case, tokens), rtol=0, atol=TOLERANCE)
+    steps = engine.logits_stepwise(tokens, prefill_tokens=PREFILL)
+    np.testing.assert_allclose(steps, tiny.reference_stepwise(case, tokens, PREFILL), rtol=0, atol=TOLERANCE)
+    prompt = tiny.prompt_tokens(case, tiny.GREEDY_PROMPT)
+    found = engine.generate(prompt, sampling=GREEDY, max_tokens=tiny.GREEDY_TOKENS, ignore_eos=True)
+    assert found.token_ids == tiny.reference_greedy(case, prompt)
+
+
+@pytest.mark.parametrize("family", ["gemma2", "qwen3_moe"])
+def test_int4_equals_the_cpu_engine(family: str, tmp_path: Path) -> None:
+    case = tiny.TinyCase(family, "default")
+    checkpoint = tiny.write_tiny(case, tmp_path / "checkpoint")
+    on_gpu = _engine(checkpoint, CHUNKS, tmp_path / "gpu")
+    on_cpu = _engine(checkpoint, EXACT, tmp_path / "cpu")
+    tokens = tiny.prompt_tokens(case, TOKENS)
+    expected = on_cpu.logits(tokens)
+    bound = FLOAT32 * float(np.abs(expected).max())
+    np.testing.assert_allclose(on_gpu.logits(tokens), expected, rtol=0, atol=bound)
+    steps = on_gpu.logits_stepwise(tokens, prefill_tokens=PREFILL)
+    np.testing.assert_allclose(steps, expected[PREFILL - 1 :], rtol=0, atol=bound)
+
+
+def test_512_greedy_tokens_with_several_parts_of_keys(tmp_path: Path) -> None:
+    checkpoint = write_llama(tmp_path / "checkpoint", TinyLlama(positions=640))
+    engines = [
+        _engine(checkpoint, target, tmp_path / name, context_length=640)
+        for target, name in (("vulkan", "gpu"), (EXACT, "cpu"))
+    ]
+    gpu, cpu = (e.generate([1, 2, 3], sampling=GREEDY, max_tokens=512, ignore_eos=True).token_ids for e in engines)
+    assert gpu == cpu
+
+
+def test_activations_in_float16(tmp_path: Path) -> None:
+    checkpoint = write_llama(tmp_path / "checkpoint")
+    half = _engine(checkpoint, "vulkan-f16", tmp_path / "gpu", kv_cache_dtype="f16", quantization="q4f16_1")
+    exact = _engine(checkpoint, EXACT, tmp_path / "cpu", quantization="q4f16_1")
+    tokens = list(range(40))
+    expected = exact.logits(tokens)
+    np.testing.assert_allclose(half.logits(tokens), expected, rtol=0, atol=FLOAT16 * float(np.abs(expected).max()))
+
+
+def test_two_engines_and_penalties_in_one_process(tmp_path: Path) -> None:
+    """Sampling happens on the host, on logits that the device made: the same draws as on the CPU."""
+    checkpoint = write_llama(tmp_path / "checkpoint")
+    bundle = mlcpipe.compile(checkpoint, target="vulkan", quantization="q4f32_1", output=tmp_path / "gpu")
+    first, second = Engine(bundle), Engine(bundle, device="vulkan:0")
+    cpu = _engine(checkpoint, EXACT, tmp_path / "cpu")
+    settings = SamplingParams(
+        temperature=0.8, top_k=50, top_p=0.9, repetition_penalty=1.2, frequency_penalty=0.3, logit_bias={5: 2.0}, seed=4
+    )
+    runs = [
+        engine.generate([7, 8, 9], sampling=settings, max_tokens=20, ignore_eos=True).token_ids
+        for engine in (first, second, first, cpu)
+    ]
+    assert runs[0] == runs[1] == runs[2] == runs[3]
+    assert first.device.startswith("vulkan:0, ") and not first.on_host
+    assert (cpu.device, cpu.on_host) == ("CPU", True)
+
+
+def test_devices_that_do_not_fit_are_refused_in_words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    checkpoint = write_llama(tmp_path / "checkpoint")
+    bundle = mlcpipe.compile(checkpoint, target="vulkan", output=tmp_path / "gpu")
+    assert read_manifest(bundle).weight_layout == "rows32_pairs"
+    with pytest.raises(UsageError, match="there is no device vulkan:999; expected vulkan:0"):
+        Engine(bundle, device="vulkan:999")
+    with pytest.raises(UsageError, match="the bundle runs on a Vulkan device; expected --device vulkan:0; found cpu"):
+        Engine(bundle, device="cpu")
+    with pytest.raises(UsageError, match="the bundle runs on the CPU"):
+        Engine(_engine(checkpoint, EXACT, tmp_path / "cpu").path, device="vulkan")
+    monkeypatch.setattr("mlcpipe.runtime.places.Gpu.free_bytes", lambda place: 1 << 20)
+    with pytest.raises(ResourceError, match="not enough memory for .* tokens of context.*vulkan:0.*1 MiB free"):
+        Engine(bundle)

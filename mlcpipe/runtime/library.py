@@ -271,7 +271,7 @@ def _fitting_context(manifest: Manifest, wanted: int | None, place: Place) -> in
         total = plan.weights_bytes + workspace + need
         raise ResourceError(
             f"not enough memory for {wanted} tokens of context",
-            where=place.title,
+            where=None if isinstance(place, Cpu) else place.title,
             expected=f"{_mib(total)} free: weights {_mib(plan.weights_bytes)}, KV cache {_mib(need)}, "
             f"workspace {_mib(workspace)}",
             found=f"{_mib(free)} free",

@@ -112,7 +112,8 @@ class Gpu:
 
     def put(self, tensor: Any, values: NDArray[Any]) -> None:
         source = np.ascontiguousarray(values)
-        tvm_runtime.function("runtime.TVMTensorCopyFromBytes")(tensor, source.ctypes.data_as(ctypes.c_void_p), source.nbytes)
+        address = source.ctypes.data_as(ctypes.c_void_p)
+        tvm_runtime.function("runtime.TVMTensorCopyFromBytes")(tensor, address, source.nbytes)
 
     def read(self, tensor: Any) -> Any:
         host = tvm_runtime.tensor(np.empty(tensor.shape, str(tensor.dtype)))

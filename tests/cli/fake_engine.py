@@ -20,6 +20,8 @@ class FakeEngine:
     piece: int = 3
     context_length: int = 4096
     threads: int = 2
+    device: str = "CPU"
+    on_host: bool = True
     delay: float = 0.0
     finish_reason: str = "stop"
     before_chunk: Callable[[int], None] = lambda number: None

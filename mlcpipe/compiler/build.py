@@ -73,10 +73,11 @@ def build(state: Lowering) -> Any:
     return _executable(builder, lowered, _or_compile_error(lowered, lambda: [_generate(part) for part in parts]))
 
 
-def build_for_device(state: Lowering, *, registered: bool = True) -> Any:
+def build_for_device(state: Lowering, *, registered: bool = True, beside: Sequence[Any] = ()) -> Any:
     """As `build`, for a target whose kernels run on a device: host code in LLVM, which imports the device's module.
 
     `registered`: functions register themselves when the program starts, for hosts that cannot look symbols up.
+    `beside`: more modules for the library.
     """
     lowered, _ = run(state, LOWER_TO_VM)
     builder, parts = _bytecode(lowered, "")
@@ -91,7 +92,7 @@ def build_for_device(state: Lowering, *, registered: bool = True) -> Any:
     if of_host:
         kernels = Kernels(tvm.IRModule(of_host), tvm.IRModule({}), lowered.tvm_target.host)
         libraries.append(_or_compile_error(lowered, lambda: _generate(kernels)))
-    return _executable(builder, lowered, libraries)
+    return _executable(builder, lowered, [*libraries, *beside])
 
 
 def build_variants(

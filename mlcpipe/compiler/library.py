@@ -11,6 +11,7 @@ from typing import Any, Protocol
 
 import tvm
 
+from mlcpipe.compiler import self_test
 from mlcpipe.compiler.build import BuiltVariant, build, build_for_device, build_variants, generated_source
 from mlcpipe.compiler.emscripten import Emscripten, find_emcc
 from mlcpipe.compiler.link import (
@@ -146,8 +147,15 @@ class DeviceLibrary:
     def _build(self, scheduled: Lowering) -> Any:
         vulkan.load()
         spirv.register()
+        checks = _self_test(scheduled.tvm_target)
         with own_barriers():
-            return build_for_device(scheduled, registered=False)
+            return build_for_device(scheduled, registered=False, beside=[checks])
+
+
+def _self_test(target: tvm.target.Target) -> Any:
+    """What the runtime tries a driver with. Its schedules are TVM's, which needs the barriers that TVM sees."""
+    half = bool(target.attrs.get("supports_float16", False))
+    return tvm.tirx.build(tvm.IRModule(self_test.functions(target, float16=half)), target=target)
 
 
 def own_barriers() -> tvm.transform.PassContext:

@@ -17,7 +17,7 @@ from tvm_ffi import Shape
 from mlcpipe.bundle import to_tvm
 from mlcpipe.bundle.manifest import VariantInfo
 from mlcpipe.errors import BundleError, TargetError, UsageError
-from mlcpipe.runtime import tvm_runtime, vulkan
+from mlcpipe.runtime import self_test, tvm_runtime, vulkan
 
 
 class Place(Protocol):
@@ -46,7 +46,7 @@ class Place(Protocol):
         """A tensor of the host with the numbers of one that kernels made; good until the next kernel."""
 
     def prepared(self, module: Any, threads: int) -> None:
-        """Get ready to run the kernels of a module."""
+        """Get ready to run the kernels of a module. Raises TargetError for a driver that computes nonsense."""
 
     def errors(self) -> AbstractContextManager[None]:
         """Inside, errors of the device are errors of `mlcpipe.errors`."""
@@ -121,6 +121,7 @@ class Gpu:
         return host
 
     def prepared(self, module: Any, threads: int) -> None:
+        self_test.check(module, self.device)
         vulkan.prepare(module, self.device, threads)
 
     def errors(self) -> AbstractContextManager[None]:

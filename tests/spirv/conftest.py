@@ -1,22 +1,16 @@
-"""The device on which numbers are computed."""
+"""The device on which numbers are computed: that of the plugin's tests, watched by the validation layer."""
 
 from __future__ import annotations
 
-import importlib.util
+from typing import Any
 
 import pytest
 
+from tests.vulkan.conftest import gpu, plugin
+
+__all__ = ["device", "gpu", "plugin"]
+
 
 @pytest.fixture(scope="session")
-def device() -> None:
+def device(gpu: Any) -> None:
     """A Vulkan device in this process; tests that need one skip by name where there is none."""
-    if importlib.util.find_spec("mlcpipe.runtime.vulkan") is None:
-        pytest.skip("this version has no Vulkan runtime")
-    from mlcpipe.errors import MlcpipeError
-    from mlcpipe.runtime import vulkan
-
-    try:
-        vulkan.load()
-        vulkan.choose()
-    except MlcpipeError as error:
-        pytest.skip(f"no Vulkan device: {error}")

@@ -44,6 +44,13 @@ def tag(func: tirx.PrimFunc, kind: str, **facts: int | float | str) -> tirx.Prim
     )
 
 
+def by_hand(functions: Mapping[str, tirx.PrimFunc], prefix: str = "", **facts: int) -> dict[str, tirx.PrimFunc]:
+    """Functions that were written with their schedules, tagged with their names."""
+    return {
+        name: tag(func, prefix + name, **facts).with_attr("tirx.is_scheduled", True) for name, func in functions.items()
+    }
+
+
 def op_of(func: tirx.PrimFunc) -> Op | None:
     """The operation that `func` was tagged with, or None for a function that fusion made."""
     if func.attrs is None or _KIND not in func.attrs:

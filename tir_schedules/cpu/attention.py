@@ -9,7 +9,6 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 from tvm import tirx
@@ -18,7 +17,6 @@ from tvm.script.ir_builder import tirx as I
 from tir_schedules.cpu.flash import BLOCK, BLOCK_PAGES, LOWEST, Keys, Rows, Tiles
 from tir_schedules.cpu.kv_pages import (
     ACTIVATION_DTYPES,
-    PAGE,
     AttentionShape,
     Pages,
     append,
@@ -36,7 +34,6 @@ from tir_schedules.cpu.kv_pages import (
     sums_argument,
 )
 from tir_schedules.cpu.vectors import (
-    Argument,
     Buffer,
     Expr,
     exp2,
@@ -51,7 +48,8 @@ from tir_schedules.cpu.vectors import (
     total,
     value,
 )
-from tir_schedules.op import tag
+from tir_schedules.op import by_hand
+from tir_schedules.paged import PAGE, Cached, cached_arguments, results
 
 __all__ = ["ACTIVATION_DTYPES", "PAGE", "AttentionShape", "kv_cache_functions", "kv_dtypes"]
 
@@ -60,48 +58,6 @@ __all__ = ["ACTIVATION_DTYPES", "PAGE", "AttentionShape", "kv_cache_functions", 
 _PARTS = 128
 # Rows (queries times heads of a group) of one prefill task: converting a block of keys costs 4% of attending to it.
 _PREFILL_ROWS = 64
-
-
-@dataclass(frozen=True)
-class _Cached:
-    """The arguments that say where the cached keys of each sequence are."""
-
-    sliding_info: bool
-    pages: Pages
-    indptr: Buffer
-    indices: Buffer
-    length: Buffer
-    k_position: Buffer
-    q_position: Buffer
-
-    def keys(self, b: Expr) -> Expr:
-        """Cached tokens of sequence b."""
-        last = self.length[0, b] if self.sliding_info else self.length[b]
-        count = self.indptr[b + 1] - self.indptr[b]
-        return I.if_then_else(count > 0, (count - 1) * PAGE + last, 0)
-
-    def page(self, b: Expr, i: Expr) -> Expr:
-        """The page of tokens 16 i ... 16 i + 15 of sequence b."""
-        return self.indices[self.indptr[b] + i]
-
-
-def _cached_arguments(shape: AttentionShape, batch: Expr, queries: Expr, sliding_info: bool) -> dict[str, Argument]:
-    """Pages, page table, lengths and positions, which come in this order."""
-    return {
-        "pages": pages_argument(shape),
-        "indptr": index_argument(batch + 1),
-        "indices": index_argument(tirx.Var("used_pages", "int32")),
-        "length": index_argument(3, batch) if sliding_info else index_argument(batch),
-        "k_position": index_argument(batch),
-        "q_position": index_argument(queries),
-    }
-
-
-def _results(shape: AttentionShape, rows: Expr, causal: bool = False) -> dict[str, Argument]:
-    """Outputs, and TVM's numbers at the end, of which only the last matters: positions are in the queries already."""
-    numbers = {"rotary_mode": "int32", "rope_scale": "float32", "rope_theta": "float32", "sm_scale": "float32"}
-    outputs = {"output": heads_argument(shape, rows), "lse": sums_argument(shape, rows)}
-    return outputs | ({"causal": "int32"} if causal else {}) | numbers
 
 
 def _page_keys(
@@ -150,12 +106,12 @@ def decode(shape: AttentionShape, window: int, sliding_info: bool, tiles: Tiles)
     batch = tirx.Var("batch", "int32")
     arguments = {
         "q": heads_argument(shape, batch),
-        **_cached_arguments(shape, batch, batch, sliding_info),
-        **_results(shape, batch),
+        **cached_arguments(pages_argument(shape), index_argument, batch, batch, sliding_info),
+        **results(heads_argument(shape, batch), sums_argument(shape, batch)),
     }
 
     def body(Q: Buffer, *rest: Any) -> None:
-        cached = _Cached(sliding_info, *rest[:6])
+        cached = Cached(sliding_info, *rest[:6])
         Out, Lse, scale = *rest[6:8], rest[-1]
 
         def span(b: Expr) -> tuple[Expr, Expr, Expr, Expr]:
@@ -301,12 +257,12 @@ def prefill_cached(shape: AttentionShape, window: int, sliding_info: bool, tiles
     arguments = {
         "q": heads_argument(shape, n),
         "q_indptr": index_argument(batch + 1),
-        **_cached_arguments(shape, batch, n, sliding_info),
-        **_results(shape, n, causal=True),
+        **cached_arguments(pages_argument(shape), index_argument, batch, n, sliding_info),
+        **results(heads_argument(shape, n), sums_argument(shape, n), causal=True),
     }
 
     def body(Q: Buffer, q_indptr: Buffer, *rest: Any) -> None:
-        cached = _Cached(sliding_info, *rest[:6])
+        cached = Cached(sliding_info, *rest[:6])
         Out, Lse, scale = *rest[6:8], rest[-1]
         with I.serial(0, batch) as b:
             count = q_indptr[b + 1] - q_indptr[b]
@@ -390,7 +346,7 @@ def prefill_chunk(shape: AttentionShape, tiles: Tiles) -> tirx.PrimFunc:
         "kv_indptr": index_argument(batch + 1),
         "q_position": index_argument(n),
         "k_position": index_argument(batch),
-        **_results(shape, n, causal=True),
+        **results(heads_argument(shape, n), sums_argument(shape, n), causal=True),
     }
 
     def body(Q: Buffer, q_indptr: Buffer, new_k: Any, new_v: Any, kv_indptr: Buffer, *rest: Any) -> None:
@@ -488,6 +444,4 @@ def kv_cache_functions(shape: AttentionShape, num_layers: int, tiles: Tiles = Ti
     if window and not shape.all_slide:
         functions["prefill_cached_sliding"] = prefill_cached(shape, window, True, tiles)
         functions["decode_sliding"] = decode(shape, window, True, tiles)
-    return {
-        name: tag(func, f"kv_cache_{name}").with_attr("tirx.is_scheduled", True) for name, func in functions.items()
-    }
+    return by_hand(functions, "kv_cache_")

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 from tvm.script.ir_builder import tirx as I
 
-from tir_schedules.cpu.kv_pages import PAGE, AttentionShape
+from tir_schedules.cpu.kv_pages import AttentionShape
 from tir_schedules.cpu.vectors import (
     Buffer,
     Expr,
@@ -29,6 +29,7 @@ from tir_schedules.cpu.vectors import (
     store,
     value,
 )
+from tir_schedules.paged import PAGE
 
 LOG2E = math.log2(math.e)
 MASKED = -3e38

@@ -32,10 +32,10 @@ from tir_schedules.cpu.vectors import (
     store,
     value,
 )
+from tir_schedules.paged import PAGE, Heads
 
 Rows = tuple[Buffer, Buffer | None]  # elements and scales of new tokens' K or V
 
-PAGE = 16
 FORMATS = ("float32", "float16", "q8")
 _ITEM_BYTES = {"float32": 4, "float16": 2, "q8": 1}
 # From here on a second thread brings more than its start costs.
@@ -51,27 +51,13 @@ def kv_dtypes(activation_dtype: str) -> tuple[str, ...]:
 
 
 @dataclass(frozen=True)
-class AttentionShape:
-    """Static facts of a model's attention: head counts, head_dim, and how K and V are kept.
+class AttentionShape(Heads):
+    """Static facts of a model's attention.
 
     `dtype` is float32, float16 or q8: int8 codes c with one float16 scale s for each group of 32 dimensions of a
     token's K or V in a head (all of them, where head_dim is no multiple of 32), x ~ c s, s = max|x| / 127. Then
     |x - c s| <= 0.004 max|x| + 4e-6 for max|x| <= 8e6, the second term for scales that are subnormal in float16.
-    `all_slide`: every layer has the window.
     """
-
-    num_heads: int
-    num_kv_heads: int
-    head_dim: int
-    dtype: str
-    softcap: float = 0.0
-    sliding_window: int = 0
-    all_slide: bool = False
-
-    @property
-    def group(self) -> int:
-        """Query heads that share a KV head."""
-        return self.num_heads // self.num_kv_heads
 
     @property
     def lanes(self) -> int:

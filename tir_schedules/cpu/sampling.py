@@ -11,7 +11,7 @@ from tvm import tirx
 from tvm.script import tirx as T
 
 from tir_schedules.macro import macro
-from tir_schedules.op import tag
+from tir_schedules.op import by_hand
 
 # Weights lie in (0, 1]; a bucket is their exponent and 4 bits of mantissa: the float's bits shifted by 19.
 _SHIFT = 19
@@ -363,7 +363,4 @@ def sampling_functions(vocab: int) -> dict[str, tirx.PrimFunc]:
         apply_penalty_inplace,
         apply_bitmask_inplace,
     )
-    return {
-        make.__name__: tag(make(vocab), make.__name__, vocab=vocab).with_attr("tirx.is_scheduled", True)
-        for make in makers
-    }
+    return by_hand({make.__name__: make(vocab) for make in makers}, vocab=vocab)

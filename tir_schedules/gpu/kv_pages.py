@@ -25,8 +25,8 @@ from tir_schedules.gpu.kernel import (
     launch,
     put,
 )
+from tir_schedules.paged import PAGE, Heads
 
-PAGE = 16
 _THREADS = 256
 
 
@@ -39,24 +39,8 @@ def kv_dtypes(activation_dtype: str) -> tuple[str, ...]:
 
 
 @dataclass(frozen=True)
-class AttentionShape:
-    """Static facts of a model's attention. `dtype` is that of queries, outputs and the cache.
-
-    `all_slide`: every layer has the window.
-    """
-
-    num_heads: int
-    num_kv_heads: int
-    head_dim: int
-    dtype: str
-    softcap: float = 0.0
-    sliding_window: int = 0
-    all_slide: bool = False
-
-    @property
-    def group(self) -> int:
-        """Query heads that share a KV head."""
-        return self.num_heads // self.num_kv_heads
+class AttentionShape(Heads):
+    """Static facts of a model's attention. `dtype` is that of queries, outputs and the cache."""
 
     @property
     def bytes_per_token(self) -> int:

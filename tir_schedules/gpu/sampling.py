@@ -24,7 +24,7 @@ from tir_schedules.gpu.kernel import (
     shared,
     workspace,
 )
-from tir_schedules.op import tag
+from tir_schedules.op import by_hand
 
 _THREADS = 256
 _SCAN_THREADS = 64
@@ -352,7 +352,4 @@ def sampling_functions(vocab: int) -> dict[str, tirx.PrimFunc]:
         apply_penalty_inplace,
         apply_bitmask_inplace,
     )
-    return {
-        make.__name__: tag(make(vocab), make.__name__, vocab=vocab).with_attr("tirx.is_scheduled", True)
-        for make in makers
-    }
+    return by_hand({make.__name__: make(vocab) for make in makers}, vocab=vocab)

@@ -1,0 +1,218 @@
+"""Paged attention of one query a sequence (decode)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from tvm import tirx
+from tvm.script.ir_builder import tirx as I
+
+from tir_schedules.gpu.kernel import (
+    LOWEST,
+    Buffer,
+    Expr,
+    add,
+    barrier,
+    ceildiv,
+    f32,
+    function,
+    keep,
+    launch,
+    local,
+    put,
+    shared,
+    workspace,
+)
+from tir_schedules.gpu.kv_pages import AttentionShape, flat_pages, heads_argument
+from tir_schedules.gpu.scores import Cached, cached_arguments, results, score_of
+from tir_schedules.paged import PAGE
+
+# Keys of one part of a sequence: a workgroup each, merged by a second kernel.
+_PART = 128
+_DECODE_THREADS = 64
+
+
+def decode(shape: AttentionShape, window: int, sliding_info: bool) -> tirx.PrimFunc:
+    """One query a sequence against its pages: q and output [B, heads, D], lse f32[B, heads] in base 2.
+
+    A workgroup has a part of the keys of one KV head, with all query heads of its group; the parts are merged
+    (Dao et al. 2023, "Flash-Decoding for long-context inference").
+    """
+    heads, dim = shape.num_heads, shape.head_dim
+    batch = tirx.Var("batch", "int32")
+    arguments = {
+        "q": heads_argument(shape, batch),
+        **cached_arguments(shape, batch, batch, sliding_info),
+        **results(shape, batch),
+    }
+
+    def body(q: Buffer, paged: Buffer, indptr: Buffer, indices: Buffer, *rest: Buffer) -> None:
+        length, k_position, q_position, out, lse = rest[:5]
+        scale = rest[-1]
+        cached = Cached(sliding_info, flat_pages(shape, paged), indptr, indices, length, k_position, q_position)
+        parts = ceildiv(indices.shape[0], _PART // PAGE)
+        groups = batch * shape.num_kv_heads
+
+        def finish(b: Expr, head: Expr, top: Expr, total: Expr) -> None:
+            put(lse, (b, head), top + I.log2(I.max(total, I.float32(1e-37))))
+
+        def in_one() -> None:
+            with launch(_DECODE_THREADS, groups) as (bx, _, tx):
+                task = _DecodePart(shape, cached, window, bx, 0, tx)
+                task.run(q, scale, lambda b, head, d, sum_: put(out, (b, head, d), sum_ / task.whole(head)), finish)
+
+        def in_parts() -> None:
+            values = workspace((parts * batch * heads * dim,), "float32")
+            sums = workspace((parts * batch * heads * 2,), "float32")
+            with launch(_DECODE_THREADS, groups, parts) as (bx, by, tx):
+
+                def at(b: Expr, head: Expr) -> Expr:
+                    return (by * batch + b) * heads + head
+
+                def keep_sums(b: Expr, head: Expr, top: Expr, total: Expr) -> None:
+                    put(sums, at(b, head) * 2, top)
+                    put(sums, at(b, head) * 2 + 1, total)
+
+                task = _DecodePart(shape, cached, window, bx, by, tx)
+                task.run(q, scale, lambda b, head, d, sum_: put(values, at(b, head) * dim + d, sum_), keep_sums)
+            _merge_parts(shape, batch, parts, values, sums, out, lse)
+
+        with I.If(parts <= 1):
+            with I.Then():
+                in_one()
+            with I.Else():
+                in_parts()
+
+    return function("paged_decode", arguments, body)
+
+
+class _DecodePart:
+    """The scores of a part of the keys for the heads of one group, their weights, and the weighted values."""
+
+    def __init__(self, shape: AttentionShape, cached: Cached, window: int, index: Expr, part: Expr, tx: Expr) -> None:
+        self.shape, self.cached, self.tx = shape, cached, tx
+        self.b, self.h = keep(index // shape.num_kv_heads), keep(index % shape.num_kv_heads)
+        keys = cached.keys(self.b)
+        self.begin = keep(part * _PART)
+        self.count = keep(I.max(I.min(keys - self.begin, _PART), 0))
+        self.oldest = cached.oldest(self.b, self.b, window) if window else None
+        self.scores = shared(shape.group * _PART)
+        self.totals = shared(2 * shape.group)
+
+    def whole(self, head: Expr) -> Expr:
+        """The sum of weights of a head, at least a tiny number."""
+        return I.max(self.totals[2 * (head % self.shape.group) + 1], I.float32(1e-37))
+
+    def run(
+        self,
+        q: Buffer,
+        scale: Expr,
+        store: Callable[[Expr, Expr, Expr, Expr], None],
+        finish: Callable[[Expr, Expr, Expr, Expr], None],
+    ) -> None:
+        """store(b, head, d, sum of weighted values), finish(b, head, largest score, sum of weights)."""
+        self._scores(q, scale)
+        self._weights(finish)
+        self._values(store)
+
+    def _scores(self, q: Buffer, scale: Expr) -> None:
+        group, dim, threads, tx = self.shape.group, self.shape.head_dim, _DECODE_THREADS, self.tx
+        dots = local(group)
+        with I.serial(0, ceildiv(self.count, threads)) as i:
+            t = keep(i * threads + tx)
+            with I.If(t < self.count), I.Then():
+                for g in range(group):
+                    put(dots, g, 0.0)
+                token = keep(self.begin + t)
+                page = keep(self.cached.page(self.b, token // PAGE))
+                first = keep(self.cached.pages.k(page, self.h, token % PAGE, 0))
+                with I.serial(0, dim) as d:
+                    k = keep(f32(self.cached.pages.data[first + d * PAGE]))
+                    for g in range(group):
+                        add(dots, g, k * f32(q[self.b, self.h * group + g, d]))
+                for g in range(group):
+                    score = score_of(self.shape, dots[g], scale)
+                    if self.oldest is not None:
+                        score = I.if_then_else(token >= self.oldest, score, I.float32(LOWEST))
+                    put(self.scores, g * _PART + t, score)
+        barrier()
+
+    def _weights(self, finish: Callable[[Expr, Expr, Expr, Expr], None]) -> None:
+        """Scores become weights; a row of 16 invocations takes each head, in turns."""
+        group, tx = self.shape.group, self.tx
+        lanes, rows = 16, _DECODE_THREADS // 16
+        partial, best, total = shared(_DECODE_THREADS), local(1), local(1)
+        lane, row = keep(tx % lanes), keep(tx // lanes)
+        for turn in range(-(-group // rows)):
+            g = keep(I.min(turn * rows + row, group - 1))
+            put(best, 0, LOWEST)
+            with I.serial(0, ceildiv(self.count, lanes)) as i, I.If(i * lanes + lane < self.count), I.Then():
+                put(best, 0, I.max(best[0], self.scores[g * _PART + i * lanes + lane]))
+            put(partial, tx, best[0])
+            barrier()
+            for other in range(lanes):
+                put(best, 0, I.max(best[0], partial[row * lanes + other]))
+            put(total, 0, 0.0)
+            mine = turn * rows + row < group
+            with I.If(mine), I.Then(), I.serial(0, ceildiv(self.count, lanes)) as i:
+                at = keep(g * _PART + i * lanes + lane)
+                with I.If(i * lanes + lane < self.count), I.Then():
+                    score = keep(self.scores[at])
+                    weight = keep(I.if_then_else(score > I.float32(LOWEST), I.exp2(score - best[0]), I.float32(0)))
+                    put(self.scores, at, weight)
+                    add(total, 0, weight)
+            barrier()
+            put(partial, tx, total[0])
+            barrier()
+            with I.If(I.And(mine, lane == 0)), I.Then():
+                put(total, 0, 0.0)
+                for other in range(lanes):
+                    add(total, 0, partial[row * lanes + other])
+                put(self.totals, 2 * g, best[0])
+                put(self.totals, 2 * g + 1, total[0])
+                finish(self.b, self.h * group + g, best[0], total[0])
+            barrier()
+
+    def _values(self, store: Callable[[Expr, Expr, Expr, Expr], None]) -> None:
+        group, dim, threads, tx = self.shape.group, self.shape.head_dim, _DECODE_THREADS, self.tx
+        sums = local(group)
+        with I.serial(0, ceildiv(dim, threads)) as i:
+            d = keep(i * threads + tx)
+            with I.If(d < dim), I.Then():
+                for g in range(group):
+                    put(sums, g, 0.0)
+                with I.serial(0, self.count) as t:
+                    token = keep(self.begin + t)
+                    page = keep(self.cached.page(self.b, token // PAGE))
+                    v = keep(f32(self.cached.pages.data[self.cached.pages.v(page, self.h, token % PAGE, d)]))
+                    for g in range(group):
+                        add(sums, g, v * self.scores[g * _PART + t])
+                for g in range(group):
+                    store(self.b, self.h * group + g, d, sums[g])
+
+
+def _merge_parts(
+    shape: AttentionShape, batch: Expr, parts: Expr, values: Buffer, sums: Buffer, out: Buffer, lse: Buffer
+) -> None:
+    """out and lse of all heads from the sums of values, largest scores and sums of weights of the parts."""
+    heads, dim, threads = shape.num_heads, shape.head_dim, 64
+    with launch(threads, batch * heads) as (row, _, tx):
+        top, whole, total = local(1), local(1), local(1)
+        put(top, 0, LOWEST)
+        with I.serial(0, parts) as part:
+            put(top, 0, I.max(top[0], sums[(part * batch * heads + row) * 2]))
+        put(whole, 0, 0.0)
+        with I.serial(0, parts) as part:
+            at = keep((part * batch * heads + row) * 2)
+            add(whole, 0, sums[at + 1] * I.exp2(sums[at] - top[0]))
+        put(whole, 0, I.max(whole[0], I.float32(1e-37)))
+        with I.serial(0, ceildiv(dim, threads)) as i:
+            d = keep(i * threads + tx)
+            with I.If(d < dim), I.Then():
+                put(total, 0, 0.0)
+                with I.serial(0, parts) as part:
+                    at = keep(part * batch * heads + row)
+                    add(total, 0, values[at * dim + d] * I.exp2(sums[at * 2] - top[0]))
+                put(out, (row // heads, row % heads, d), total[0] / whole[0])
+        with I.If(tx == 0), I.Then():
+            put(lse, (row // heads, row % heads), top[0] + I.log2(whole[0]))

@@ -1,0 +1,300 @@
+"""Paged attention of many queries (prefill): over cached pages, and over the chunk that they are."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from tvm import tirx
+from tvm.script.ir_builder import tirx as I
+
+from tir_schedules.gpu.kernel import (
+    LOWEST,
+    Buffer,
+    Expr,
+    add,
+    barrier,
+    ceildiv,
+    f32,
+    function,
+    keep,
+    launch,
+    local,
+    put,
+    shared,
+)
+from tir_schedules.gpu.kv_pages import AttentionShape, flat_pages, heads_argument, index_argument, kv_argument
+from tir_schedules.gpu.scores import Cached, cached_arguments, results, score_of
+from tir_schedules.paged import PAGE
+
+# A workgroup has a tile of rows (queries times heads of a group) and walks over blocks of keys.
+_PREFILL_THREADS = 64
+_KEYS = 16
+_TILE = 4
+
+
+@dataclass(frozen=True)
+class _Keys:
+    """What a tile of prefill attends to: tokens begin ... end - 1 of a sequence.
+
+    `k(token)` and `v(token)` give the index of an element by its dimension, `seen(query, token)` says which queries
+    (counted in the sequence's chunk) see a token.
+    """
+
+    begin: Expr
+    end: Expr
+    k: Callable[[Expr], Callable[[Expr], Expr]]
+    v: Callable[[Expr], Callable[[Expr], Expr]]
+    seen: Callable[[Expr, Expr], Expr]
+
+
+@dataclass(frozen=True)
+class _Tile:
+    """Rows of prefill: `row0` is the first of (query, head of the group) in sequence `b`, for KV head `h`.
+
+    Where `exists` is false the workgroup is one too many, and has no row; it cannot return, because of the barriers.
+    """
+
+    shape: AttentionShape
+    b: Expr
+    h: Expr
+    row0: Expr
+    first: Expr
+    queries: Expr
+    exists: Expr
+    tx: Expr
+
+    @property
+    def rows(self) -> int:
+        return _prefill_rows(self.shape)
+
+    @property
+    def lanes(self) -> int:
+        """Invocations that share four rows."""
+        return _PREFILL_THREADS // (self.rows // _TILE)
+
+    def query(self, r: Expr) -> Expr:
+        """The query of row r, counted in the sequence's chunk."""
+        return (self.row0 + r) // self.shape.group
+
+    @property
+    def last_query(self) -> Expr:
+        """The last query of the tile."""
+        return I.min(self.query(self.rows - 1), self.queries - 1)
+
+    def head(self, r: Expr) -> Expr:
+        return self.h * self.shape.group + (self.row0 + r) % self.shape.group
+
+    def inside(self, r: Expr) -> Expr:
+        return I.And(self.exists, self.row0 + r < self.queries * self.shape.group)
+
+
+def _prefill_rows(shape: AttentionShape) -> int:
+    """Rows of a tile."""
+    return 16
+
+
+def _for_tile(shape: AttentionShape, batch: Expr, q_indptr: Buffer, n: Expr, body: Callable[[_Tile], None]) -> None:
+    """body(tile) in a workgroup for every tile of every sequence and KV head.
+
+    Lengths are known to the device only, so there are as many workgroups as there can be tiles.
+    """
+    rows = _prefill_rows(shape)
+    with launch(_PREFILL_THREADS, ceildiv(n * shape.group, rows) + batch, shape.num_kv_heads) as (bx, h, tx):
+        left, found = local(1, "int32"), local(1, "int32")
+        put(left, 0, bx)
+        put(found, 0, -1)
+        with I.serial(0, batch) as b, I.If(found[0] < 0), I.Then():
+            tiles = keep(ceildiv((q_indptr[b + 1] - q_indptr[b]) * shape.group, rows))
+            with I.If(left[0] < tiles):
+                with I.Then():
+                    put(found, 0, b)
+                with I.Else():
+                    put(left, 0, left[0] - tiles)
+        exists = keep(found[0] >= 0)
+        b = keep(I.max(found[0], 0))
+        first = keep(q_indptr[b])
+        body(_Tile(shape, b, h, keep(left[0] * rows), first, keep(q_indptr[b + 1] - first), exists, tx))
+
+
+def _attend(tile: _Tile, keys: _Keys, q: Buffer, k: Buffer, v: Buffer, out: Buffer, lse: Buffer, scale: Expr) -> None:
+    """out = weighted mean of the values that each row sees, lse = log2 of its sum of 2**score."""
+    rows, dim, lanes, tx = tile.rows, tile.shape.head_dim, tile.lanes, tile.tx
+    scores = shared(rows * _KEYS)
+    top, whole, shrink = shared(rows), shared(rows), shared(rows)
+    columns = -(-dim // lanes)
+    sums = local(_TILE * columns)
+    lane, row = keep(tx % lanes), keep(tx // lanes * _TILE)
+    with I.If(tx < rows), I.Then():
+        put(top, tx, LOWEST)
+        put(whole, tx, 0.0)
+    for i in range(_TILE * columns):
+        put(sums, i, 0.0)
+    blocks = keep(I.if_then_else(tile.exists, ceildiv(I.max(keys.end - keys.begin, 0), _KEYS), 0))
+    with I.serial(0, blocks) as block:
+        token0 = keep(keys.begin + block * _KEYS)
+        barrier()
+        _tile_scores(tile, keys, q, k, scores, scale, token0, lane, row)
+        barrier()
+        _tile_weights(tile, scores, top, whole, shrink)
+        barrier()
+        for i in range(_TILE):
+            factor = keep(shrink[row + i])
+            for c in range(columns):
+                put(sums, i * columns + c, sums[i * columns + c] * factor)
+        with I.serial(0, I.min(keys.end - token0, _KEYS)) as t:
+            at = keys.v(token0 + t)
+            weights = [keep(scores[(row + i) * _KEYS + t]) for i in range(_TILE)]
+            for c in range(columns):
+                d = lane + c * lanes if dim % lanes == 0 else I.min(lane + c * lanes, dim - 1)
+                value = keep(f32(v[at(d)]))
+                for i in range(_TILE):
+                    add(sums, i * columns + c, weights[i] * value)
+    barrier()
+    for i in range(_TILE):
+        with I.If(tile.inside(row + i)), I.Then():
+            target, head = keep(tile.first + tile.query(row + i)), keep(tile.head(row + i))
+            total = keep(I.max(whole[row + i], I.float32(1e-37)))
+            for c in range(columns):
+                d = lane + c * lanes
+                if dim % lanes == 0:
+                    put(out, (target, head, d), sums[i * columns + c] / total)
+                else:
+                    with I.If(d < dim), I.Then():
+                        put(out, (target, head, d), sums[i * columns + c] / total)
+            with I.If(lane == 0), I.Then():
+                put(lse, (target, head), top[row + i] + I.log2(total))
+
+
+def _tile_scores(
+    tile: _Tile,
+    keys: _Keys,
+    q: Buffer,
+    k: Buffer,
+    scores: Buffer,
+    scale: Expr,
+    token0: Expr,
+    lane: Expr,
+    row: Expr,
+) -> None:
+    """scores[row, key] of a block of keys; LOWEST where a row does not see a key."""
+    dim, lanes = tile.shape.head_dim, tile.lanes
+    count = _KEYS // lanes
+    dots = local(_TILE * count)
+    tokens = [keep(token0 + lane + lanes * j) for j in range(count)]
+    at = [keys.k(I.min(token, keys.end - 1)) for token in tokens]
+    lines = [
+        (keep(tile.first + I.max(I.min(tile.query(row + i), tile.queries - 1), 0)), keep(tile.head(row + i)))
+        for i in range(_TILE)
+    ]
+    for i in range(_TILE * count):
+        put(dots, i, 0.0)
+    with I.serial(0, dim) as d:
+        a = [keep(f32(q[line, head, d])) for line, head in lines]
+        b = [keep(f32(k[index(d)])) for index in at]
+        for i in range(_TILE):
+            for j in range(count):
+                add(dots, i * count + j, a[i] * b[j])
+    for i in range(_TILE):
+        for j in range(count):
+            seen = I.And(tokens[j] < keys.end, keys.seen(tile.query(row + i), tokens[j]))
+            score = I.if_then_else(seen, score_of(tile.shape, dots[i * count + j], scale), I.float32(LOWEST))
+            put(scores, (row + i) * _KEYS + lane + lanes * j, score)
+
+
+def _tile_weights(tile: _Tile, scores: Buffer, top: Buffer, whole: Buffer, shrink: Buffer) -> None:
+    """Scores become weights relative to the new largest score of each row."""
+    tx, best, total = tile.tx, local(1), local(1)
+    with I.If(tx < tile.rows), I.Then():
+        put(best, 0, top[tx])
+        with I.serial(0, _KEYS) as t:
+            put(best, 0, I.max(best[0], scores[tx * _KEYS + t]))
+        put(total, 0, 0.0)
+        with I.serial(0, _KEYS) as t:
+            score = keep(scores[tx * _KEYS + t])
+            weight = keep(I.if_then_else(score > I.float32(LOWEST), I.exp2(score - best[0]), I.float32(0)))
+            put(scores, tx * _KEYS + t, weight)
+            add(total, 0, weight)
+        factor = keep(I.exp2(top[tx] - best[0]))
+        put(shrink, tx, factor)
+        put(whole, tx, whole[tx] * factor + total[0])
+        put(top, tx, best[0])
+
+
+def prefill_cached(shape: AttentionShape, window: int, sliding_info: bool) -> tirx.PrimFunc:
+    """Queries of the current chunk against the pages of tokens before it: q and output [n, heads, D].
+
+    Sequence b has rows q_indptr[b]:q_indptr[b+1]. All cached keys precede the chunk, so only the window masks.
+    """
+    batch, n = tirx.Var("batch", "int32"), tirx.Var("n", "int32")
+    arguments = {
+        "q": heads_argument(shape, n),
+        "q_indptr": index_argument(batch + 1),
+        **cached_arguments(shape, batch, n, sliding_info),
+        **results(shape, n, causal=True),
+    }
+
+    def body(q: Buffer, q_indptr: Buffer, paged: Buffer, *rest: Buffer) -> None:
+        out, lse, scale = rest[5], rest[6], rest[-1]
+        pages = flat_pages(shape, paged)
+        cached = Cached(sliding_info, pages, *rest[:5])
+
+        def attend(tile: _Tile) -> None:
+            end = cached.keys(tile.b)
+            oldest = lambda query: cached.oldest(tile.b, tile.first + query, window)  # noqa: E731
+            begin = keep(I.min(oldest(tile.query(0)), end)) if window else 0
+
+            def at(index: Callable[..., Expr], token: Expr) -> Callable[[Expr], Expr]:
+                page = keep(cached.page(tile.b, token // PAGE))
+                slot = keep(token % PAGE)
+                return lambda d: index(page, tile.h, slot, d)
+
+            def seen(query: Expr, token: Expr) -> Expr:
+                return token >= oldest(I.min(query, tile.queries - 1)) if window else token >= 0
+
+            keys = _Keys(begin, end, lambda t: at(pages.k, t), lambda t: at(pages.v, t), seen)
+            _attend(tile, keys, q, pages.data, pages.data, out, lse, scale)
+
+        _for_tile(shape, batch, q_indptr, n, attend)
+
+    return function("paged_prefill", arguments, body)
+
+
+def prefill_chunk(shape: AttentionShape) -> tirx.PrimFunc:
+    """Causal attention of the current chunk with itself (TVM's "ragged" prefill): q and output [n, heads, D].
+
+    The chunk is never longer than the sliding window (compiler/export.py caps it), so the window cannot mask.
+    """
+    dim, kv_heads = shape.head_dim, shape.num_kv_heads
+    batch, n, kv_n = (tirx.Var(name, "int32") for name in ("batch", "n", "kv_n"))
+    arguments = {
+        "q": heads_argument(shape, n),
+        "q_indptr": index_argument(batch + 1),
+        "k": kv_argument(shape, kv_n),
+        "v": kv_argument(shape, kv_n),
+        "kv_indptr": index_argument(batch + 1),
+        "q_position": index_argument(n),
+        "k_position": index_argument(batch),
+        **results(shape, n, causal=True),
+    }
+
+    def body(q: Buffer, q_indptr: Buffer, new_k: Buffer, new_v: Buffer, kv_indptr: Buffer, *rest: Buffer) -> None:
+        out, lse, scale = rest[2], rest[3], rest[-1]
+        k, v = (I.decl_buffer((kv_n * kv_heads * dim,), shape.dtype, data=x.data) for x in (new_k, new_v))
+
+        def attend(tile: _Tile) -> None:
+            first = keep(kv_indptr[tile.b])
+            count = keep(kv_indptr[tile.b + 1] - first)
+            before = keep(count - tile.queries)
+
+            def at(token: Expr) -> Callable[[Expr], Expr]:
+                base = keep(((first + token) * kv_heads + tile.h) * dim)
+                return lambda d: base + d
+
+            end = keep(I.min(count, before + tile.last_query + 1))
+            keys = _Keys(0, end, at, at, lambda query, token: token <= before + query)
+            _attend(tile, keys, q, k, v, out, lse, scale)
+
+        _for_tile(shape, batch, q_indptr, n, attend)
+
+    return function("ragged_prefill", arguments, body)

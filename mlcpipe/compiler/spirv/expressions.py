@@ -2,28 +2,33 @@
 
 An int64 whose value fits 32 bits has 32 here: TVM computes shapes and indices in int64, GPUs have no such registers.
 Sizes and loop variables begin with 32 bits, loads of int64 have 64, and an operation has the more of its operands'.
-What is stored as int64, or becomes a float, is computed in 64.
+What is stored as int64, or becomes a float, is computed in 64; so is what TVM knows to pass 32 bits, where a result
+depends on more than the low 32: quotients, comparisons, shifts to the right.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from tvm.sym import Analyzer
+from tvm.sym import Analyzer, ConstIntBound
 
 from mlcpipe.compiler.spirv.arithmetic import OPERATORS, binary, divided, joined
 from mlcpipe.compiler.spirv.casts import cast, reinterpret
 from mlcpipe.compiler.spirv.emitter import Emitter, Value
-from mlcpipe.compiler.spirv.intrinsics import PREFIX, Intrinsics
+from mlcpipe.compiler.spirv.intrinsics import CALLED_OPERATORS, PREFIX, Intrinsics
 from mlcpipe.compiler.spirv.memory import Array, Index, Memory, Run
 from mlcpipe.compiler.spirv.opcodes import Op, Storage
-from mlcpipe.compiler.spirv.types import INT32, DType, Unsupported, integer, parse
+from mlcpipe.compiler.spirv.types import INT32, UINT32, DType, Unsupported, integer, parse
 
 INT64 = DType("int", 64)
+UINT64 = DType("uint", 64)
+POS_INF, NEG_INF = ConstIntBound.POS_INF, ConstIntBound.NEG_INF
 _CHEAP_NODES = 8  # of an expression that is computed rather than branched around
 _SAME = ("likely", "tvm_thread_invariant")
+# Operators whose low 32 bits come from the low 32 of their operands; shifts to the left by less than 32 are as they.
+_MODULAR = frozenset({"Add", "Sub", "Mul", "BitwiseAnd", "BitwiseOr", "BitwiseXor"})
 
 
 def dtype_of(expr: Any) -> DType:
@@ -39,16 +44,26 @@ def void(expr: Any) -> bool:
     return str(getattr(expr.ty, "dtype", "void")) in ("void", "handle", "")
 
 
-class Expressions:
-    """Values of expressions. `env`: handle of a Var -> its value."""
+class Widen(Exception):
+    """The kernel is to be written anew: an int64 that was for indices, as it seemed, is needed in 64 bits."""
 
-    def __init__(self, emitter: Emitter, memory: Memory) -> None:
+    def __init__(self, key: int) -> None:
+        super().__init__(key)
+        self.key = key
+
+
+class Expressions:
+    """Values of expressions. `env`: handle of a Var -> its value. `widened`: Vars that have 64 bits (see Widen)."""
+
+    def __init__(self, emitter: Emitter, memory: Memory, widened: Collection[int] = ()) -> None:
         self.emitter = emitter
         self.memory = memory
         self.intrinsics = Intrinsics(emitter)
         self.analyzer = Analyzer()
         self.env: dict[int, Value] = {}
         self._wide = False  # int64 has 64 bits
+        self._widened = widened
+        self._cut: set[int] = set()  # Vars of which the low 32 bits are known
         self._visitors: dict[str, Callable[[Any], Value | None]] = {
             "Var": self._var,
             "IntImm": self._int,
@@ -76,7 +91,7 @@ class Expressions:
         """The value of an expression, if it has one."""
         name = type(expr).__name__
         if name in OPERATORS:
-            return self._binary(name, expr)
+            return self._binary(name, expr.a, expr.b)
         visit = self._visitors.get(name)
         if visit is None:
             raise Unsupported(f"expression {name}")
@@ -110,9 +125,12 @@ class Expressions:
     # Leaves
 
     def _var(self, expr: Any) -> Value:
-        found = self.env.get(expr.__chandle__())
+        key = expr.__chandle__()
+        found = self.env.get(key)
         if found is None:
             raise Unsupported(f"variable {expr} that nothing defines")
+        if self._wide and key in self._cut:
+            raise Widen(key)
         return found
 
     def _int(self, expr: Any) -> Value:
@@ -127,23 +145,48 @@ class Expressions:
         value = self(operand)
         return self.emitter.each(op, value.dtype, value)
 
-    def _binary(self, name: str, expr: Any) -> Value:
-        a = self(expr.a)
-        divisor = integer(expr.b) if name in ("Div", "Mod") and a.dtype.kind == "int" else None
-        if divisor is not None and divisor > 0 and self.analyzer.const_int_bound(expr.a).min_value >= 0:
+    def _binary(self, name: str, left: Any, right: Any) -> Value:
+        is_int64 = dtype_of(left).scalar == INT64
+        if is_int64 and not self._wide and self._passes_32_bits(name, left, right):
+            with self.wide(INT64):
+                return self._binary(name, left, right)
+        a = self(left)
+        divisor = integer(right) if name in ("Div", "Mod") and a.dtype.kind == "int" else None
+        if divisor is not None and divisor > 0 and self.analyzer.const_int_bound(left).min_value >= 0:
             return divided(self.emitter, name, a, divisor)
-        b = self(expr.b)
-        if self._wide and a.dtype == b.dtype == INT32 and dtype_of(expr.a) == INT64:
-            a, b = cast(self.emitter, a, INT64), cast(self.emitter, b, INT64)
+        b = self(right)
+        if is_int64 and a.dtype.bits != b.dtype.bits:
+            a, b = self._in_64_bits(a, left), self._in_64_bits(b, right)
+        elif is_int64 and self._wide and a.dtype.bits == 32:
+            a, b = (cast(self.emitter, value, INT64.vector(value.dtype.lanes)) for value in (a, b))
         return binary(self.emitter, name, a, b)
+
+    def _passes_32_bits(self, name: str, left: Any, right: Any) -> bool:
+        """Whether the low 32 bits of two int64 are known not to tell the result."""
+        if name == "LShift":
+            return bool(self.analyzer.const_int_bound(right).max_value >= 32)
+        return name not in _MODULAR and (self._beyond(left) or self._beyond(right))
+
+    def _beyond(self, expr: Any) -> bool:
+        """Whether an int64 may pass 32 bits, by bounds that TVM knows: it knows none of sizes, which hosts check."""
+        known = self.analyzer.const_int_bound(expr)
+        low, high = known.min_value, known.max_value
+        return NEG_INF < low < -(1 << 31) or 1 << 31 <= high < POS_INF
+
+    def _in_64_bits(self, value: Value, expr: Any) -> Value:
+        """The value of an int64 in 64 bits, where it was computed in fewer."""
+        if value.dtype.bits == 64:
+            return value
+        with self.wide(INT64):
+            return cast(self.emitter, self(expr), INT64.vector(value.dtype.lanes))
 
     def _cast(self, expr: Any) -> Value:
         to, come = dtype_of(expr), dtype_of(expr.value)
-        # A number that only an index is made of may have 32 bits; one that becomes a float may not.
-        with self.wide(come if to.kind == "float" else INT32):
+        # A number that only an index is made of may have 32 bits; one that becomes a float, say, may not.
+        with self.wide(INT32 if to.is_integer and to.scalar != UINT64 else come):
             value = self(expr.value)
         if to.scalar == INT64 and not self._wide and value.dtype.is_integer and value.dtype.bits <= 32:
-            if value.dtype.scalar == DType("uint", 32) and not self._fits(expr.value):
+            if value.dtype.scalar == UINT32 and not self._fits(expr.value):
                 return cast(self.emitter, value, to)
             return cast(self.emitter, value, INT32.vector(to.lanes))
         return cast(self.emitter, value, to)
@@ -152,8 +195,14 @@ class Expressions:
         return bool(self.analyzer.const_int_bound(expr).max_value < 1 << 31)
 
     def _select(self, expr: Any) -> Value:
-        yes, no = joined(self.emitter, self(expr.true_value), self(expr.false_value))
-        return self.emitter.select(self(expr.condition), yes, no)
+        return self.emitter.select(self(expr.condition), *self._both(expr.true_value, expr.false_value))
+
+    def _both(self, yes: Any, no: Any) -> tuple[Value, Value]:
+        """Two values of which one is taken, in one dtype."""
+        a, b = self(yes), self(no)
+        if a.dtype.bits != b.dtype.bits:
+            a, b = self._in_64_bits(a, yes), self._in_64_bits(b, no)
+        return joined(self.emitter, a, b)
 
     def _let(self, expr: Any) -> Value:
         self.define(expr.var, expr.value)
@@ -161,12 +210,16 @@ class Expressions:
 
     def define(self, var: Any, value: Any) -> None:
         """A name for a value, from here on."""
-        found = self(value)
-        self.env[var.__chandle__()] = found
+        key = var.__chandle__()
+        cut = dtype_of(value) == INT64 and not self._wide and self._beyond(value)
+        with self.wide(INT64 if cut and key in self._widened else INT32):
+            self.env[key] = found = self(value)
+        (self._cut.add if found.dtype.bits < 64 and cut else self._cut.discard)(key)
         if found.dtype.is_integer and found.dtype.lanes == 1:
             # Analyzer.bind would simplify the value by all its rules, which takes longer than all else here.
-            self.analyzer.update(var, self.analyzer.const_int_bound(value))
-            self.analyzer.update(var, self.analyzer.modular_set(value))
+            # A loop that TVM unrolled binds a name once a round.
+            self.analyzer.update(var, self.analyzer.const_int_bound(value), True)
+            self.analyzer.update(var, self.analyzer.modular_set(value), True)
 
     # Vectors
 
@@ -210,8 +263,16 @@ class Expressions:
         if name.startswith(PREFIX + "subgroup_cluster_"):
             lanes = integer(args[1])
             return self.intrinsics.cluster(name[len(PREFIX + "subgroup_cluster_") :], self(args[0]), lanes or 0)
-        values = [self(arg) for arg in args]
-        return self.intrinsics.call(name, None if void(expr) else dtype_of(expr), values)
+        if name in CALLED_OPERATORS:
+            return self._binary(CALLED_OPERATORS[name], *args)
+        if not self.intrinsics.knows(name):
+            raise Unsupported(f"call of {name}")
+        return self.intrinsics.call(name, None if void(expr) else dtype_of(expr), [self._whole(arg) for arg in args])
+
+    def _whole(self, expr: Any) -> Value:
+        """A value with all the bits that TVM gave it."""
+        with self.wide(dtype_of(expr)):
+            return self(expr)
 
     def _exact(self, expr: Any) -> Value:
         """The value with every operation rounded: no product goes unrounded into a sum."""
@@ -223,7 +284,7 @@ class Expressions:
     def _if_then_else(self, condition: Any, yes: Any, no: Any) -> Value:
         test = self(condition)
         if self._nodes(yes) + self._nodes(no) <= _CHEAP_NODES:
-            return self.emitter.select(test, *joined(self.emitter, self(yes), self(no)))
+            return self.emitter.select(test, *self._both(yes, no))
         found = self.emitter.branch(test, lambda: self._settled(yes), lambda: self._settled(no))
         if found is None:
             raise Unsupported("if_then_else without a value")
@@ -231,11 +292,12 @@ class Expressions:
 
     def _settled(self, expr: Any) -> Value:
         """A value of a dtype that does not depend on the branch: int64 has 64 bits where a buffer has."""
-        value, dtype = self(expr), dtype_of(expr)
+        dtype = dtype_of(expr)
         if dtype.scalar != INT64:
-            return value
+            return self(expr)
         wide = self._wide or any(binding.element.bits == 64 for binding in self.memory.bindings)
-        return cast(self.emitter, value, dtype if wide else INT32.vector(dtype.lanes))
+        with self.wide(INT64 if wide else INT32):
+            return cast(self.emitter, self(expr), dtype if wide else INT32.vector(dtype.lanes))
 
     def _nodes(self, expr: Any) -> int:
         """How much it is to compute an expression; more than _CHEAP_NODES where it may touch memory or trap."""

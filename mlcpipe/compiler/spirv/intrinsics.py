@@ -27,10 +27,12 @@ _ANY_FLOAT = {
     "sqrt": Glsl.Sqrt, "rsqrt": Glsl.InverseSqrt, "fma": Glsl.Fma, "fabs": Glsl.FAbs, "floor": Glsl.Floor,
     "ceil": Glsl.Ceil, "trunc": Glsl.Trunc, "round": Glsl.RoundEven, "nearbyint": Glsl.RoundEven,
 }  # fmt: skip
-_OPERATORS = {
+# Operators of TensorIR that arrive as calls.
+CALLED_OPERATORS = {
     "bitwise_and": "BitwiseAnd", "bitwise_or": "BitwiseOr", "bitwise_xor": "BitwiseXor", "shift_left": "LShift",
     "shift_right": "RShift", "fmod": "Mod", "min": "Min", "max": "Max",
 }  # fmt: skip
+_OTHERS = ("bitwise_not", "isnan", "isinf", "abs", "popcount", "clz")
 # Name -> instruction on floats, signed and unsigned integers.
 _REDUCTIONS: dict[str, tuple[int | None, int, int]] = {
     "add": (Op.GroupNonUniformFAdd, Op.GroupNonUniformIAdd, Op.GroupNonUniformIAdd),
@@ -74,13 +76,19 @@ class Intrinsics:
         self.extended_types = False  # operations of the subgroup on others than 32 bits and float64
         self._semantics = 0  # constant of all barriers, which is known when all loads are
 
+    def knows(self, name: str) -> bool:
+        """Whether `call` may know a function."""
+        own = name[len(PREFIX) :] if name.startswith(PREFIX) else ""
+        return (
+            name in _FLOATS or name in _ANY_FLOAT or name in _OTHERS or name in _WARP
+            or own.startswith("subgroup_") or own in _DOTS
+        )  # fmt: skip
+
     def call(self, name: str, dtype: DType | None, args: Sequence[Value]) -> Value | None:
         """The result of a call; None of one that has none. `dtype` as the call states it."""
         emitter = self._emitter
         if name in _FLOATS or name in _ANY_FLOAT:
             return self._float(name, args)
-        if name in _OPERATORS:
-            return binary(emitter, _OPERATORS[name], args[0], args[1])
         if name == "bitwise_not":
             return emitter.each(Op.LogicalNot if args[0].dtype.kind == "bool" else Op.Not, args[0].dtype, args[0])
         if name in ("isnan", "isinf"):

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import Any
 
 from mlcpipe.compiler.spirv.casts import cast
 from mlcpipe.compiler.spirv.emitter import Emitter, Value
-from mlcpipe.compiler.spirv.expressions import Expressions
+from mlcpipe.compiler.spirv.expressions import Expressions, Widen
 from mlcpipe.compiler.spirv.memory import Memory
 from mlcpipe.compiler.spirv.opcodes import BuiltIn, Capability, Decoration, Op, Storage
 from mlcpipe.compiler.spirv.statements import Facts, Statements
@@ -77,16 +77,23 @@ class Kernel:
 
 def compile_kernel(func: Any, name: str) -> Kernel:
     """The kernel of a device function, as TVM's passes leave it. Raises CompileError that names the construct."""
+    widened: set[int] = set()
     try:
-        return _Function(func, name).compile()
+        while True:
+            try:
+                return _Function(func, name, widened).compile()
+            except Widen as found:
+                widened.add(found.key)
     except Unsupported as error:
-        raise CompileError("kernel cannot be written as SPIR-V", where=name, found=error) from error
+        raise CompileError(
+            "kernel cannot be written as SPIR-V", where=name, found=error, next_step="write its schedule without it"
+        ) from error
 
 
 class _Function:
     """One function on its way."""
 
-    def __init__(self, func: Any, name: str) -> None:
+    def __init__(self, func: Any, name: str, widened: Collection[int]) -> None:
         self._func = func
         self._name = name
         self._facts = Facts()
@@ -94,7 +101,7 @@ class _Function:
         self._emitter = Emitter(Module())
         self._module = self._emitter.module
         self._memory = Memory(self._emitter)
-        self._values = Expressions(self._emitter, self._memory)
+        self._values = Expressions(self._emitter, self._memory, widened)
         self._buffers: list[BufferArgument] = []
         self._scalars: list[ScalarArgument] = []
         self._grid_base: int | None = None

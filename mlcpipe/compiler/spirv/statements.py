@@ -8,6 +8,7 @@ from typing import Any
 
 import tvm
 from tvm.tirx import ForKind
+from tvm_ffi import structural_equal
 
 from mlcpipe.compiler.spirv.arithmetic import binary, joined
 from mlcpipe.compiler.spirv.casts import cast
@@ -53,13 +54,20 @@ class Facts:
                 self.scan(statement.else_case)
         elif name in ("For", "While", "AttrStmt"):
             if name == "AttrStmt" and statement.attr_key == "thread_extent":
-                self.extents[statement.node.thread_tag] = statement.value
+                self._launch(str(statement.node.thread_tag), statement.value)
             self.scan(statement.body)
+
+    def _launch(self, tag: str, extent: Any) -> None:
+        known = self.extents.setdefault(tag, extent)
+        if not structural_equal(known, extent):
+            raise Unsupported(f"{tag} of two sizes, {known} and {extent}")
 
 
 def data_of(expr: Any) -> int:
     """The handle of the memory that `data=` of a buffer's declaration names, perhaps through `buffer_data(buffer)`."""
     while type(expr).__name__ == "Call":
+        if str(expr.op.name) != "tirx.buffer_data":
+            raise Unsupported(f"memory at {expr.op.name}: pointers have no arithmetic")
         expr = expr.args[0]
     return int(expr.__chandle__())
 
@@ -84,8 +92,8 @@ class Statements:
             "IfThenElse": self._if,
             "For": self._for,
             "While": self._while,
-            "Break": lambda s: self._jump(self._loops[-1][0]),
-            "Continue": lambda s: self._jump(self._loops[-1][1]),
+            "Break": lambda s: self._leave(0),
+            "Continue": lambda s: self._leave(1),
             "AssertStmt": lambda s: None,  # kernels have nobody to tell
         }
 
@@ -105,9 +113,9 @@ class Statements:
             return
         name = str(statement.value.op.name)
         if name == "tirx.break_loop":
-            self._jump(self._loops[-1][0])
+            self._leave(0)
         elif name == "tirx.continue_loop":
-            self._jump(self._loops[-1][1])
+            self._leave(1)
         else:
             self._values.maybe(statement.value)
 
@@ -158,9 +166,11 @@ class Statements:
         condition = self._values(statement.condition)
         self._emitter.branch(condition, lambda: self(then), None if otherwise is None else lambda: self(otherwise))
 
-    def _jump(self, label: int) -> None:
-        """Leave the block; what follows in it is never run."""
-        self._emitter.emit(Op.Branch, label)
+    def _leave(self, to: int) -> None:
+        """Break (0) or continue (1) the innermost loop; what follows in the block is never run."""
+        if not self._loops:
+            raise Unsupported("a break or continue outside of loops")
+        self._emitter.emit(Op.Branch, self._loops[-1][to])
         self._emitter.start(self._emitter.module.new_id())
 
     def _for(self, loop: Any) -> None:
@@ -177,7 +187,8 @@ class Statements:
             return
         step = emitter.constant(first.dtype, 1) if loop.step is None else cast(emitter, values(loop.step), first.dtype)
         end = count if integer(loop.min) == 0 else binary(emitter, "Add", first, count)
-        values.analyzer.bind(loop.loop_var, tvm.ir.Range.from_min_extent(loop.min, loop.extent))
+        # TVM may have unrolled a loop around this one: then its variable has a range in each round.
+        values.analyzer.bind(loop.loop_var, tvm.ir.Range.from_min_extent(loop.min, loop.extent), True)
         header, body, again, after = (emitter.module.new_id() for _ in range(4))
         following, before = emitter.module.new_id(), emitter.block
         type_id = emitter.types.id(first.dtype)

@@ -52,13 +52,19 @@ UINT8 = DType("uint", 8)
 FLOAT32 = DType("float", 32)
 
 
+_SIZES = {("int", 8), ("int", 16), ("int", 32), ("int", 64), ("float", 16), ("float", 32), ("float", 64)}
+
+
 @lru_cache(maxsize=256)
 def parse(text: str) -> DType:
     """A dtype as TVM writes it."""
     found = re.fullmatch(r"(float|int|uint|bool)(\d*)(?:x(\d+))?", text)
     if not found or (found[1] == "bool") != (not found[2]):
         raise Unsupported(f"dtype {text}")
-    return DType(found[1], int(found[2] or 1), int(found[3] or 1))
+    kind, bits = found[1], int(found[2] or 1)
+    if kind != "bool" and ("float" if kind == "float" else "int", bits) not in _SIZES:
+        raise Unsupported(f"dtype {text}")
+    return DType(kind, bits, int(found[3] or 1))
 
 
 @lru_cache(maxsize=64)
@@ -78,7 +84,6 @@ _COMPUTED = {
     ("uint", 8): Capability.Int8,
 }
 _STORED = {8: Capability.StorageBuffer8BitAccess, 16: Capability.StorageBuffer16BitAccess}
-_SIZES = {("int", 8), ("int", 16), ("int", 32), ("int", 64), ("float", 16), ("float", 32), ("float", 64)}
 
 
 def integer(expr: Any) -> int | None:
@@ -108,8 +113,6 @@ class Types:
             return self.module.declare(Op.TypeVector, self.id(dtype.scalar, computed=False), dtype.lanes)
         if dtype.kind == "bool":
             return self.module.declare(Op.TypeBool)
-        if ("int" if dtype.is_integer else dtype.kind, dtype.bits) not in _SIZES:
-            raise Unsupported(f"dtype {dtype}")
         capability = _DECLARED.get((dtype.kind, dtype.bits))
         if capability is not None:
             self.module.capabilities.add(capability)

@@ -16,8 +16,8 @@ from . import harness
 from .expressions import DTYPES, Generator, Node, inputs
 
 SIZE = 256
-SEEDS = range(96)
-_BATCH = 48
+SEEDS = range(48)
+_BATCH = 24
 _DEPTH = 3
 _LANES = (1, 1, 2, 4, 8)
 

@@ -12,36 +12,17 @@ from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from tvm.sym import Analyzer, ConstIntBound
-
 from mlcpipe.compiler.spirv.arithmetic import OPERATORS, binary, divided, joined
+from mlcpipe.compiler.spirv.bounds import Bounds, keeps
 from mlcpipe.compiler.spirv.casts import cast, reinterpret
 from mlcpipe.compiler.spirv.emitter import Emitter, Value
 from mlcpipe.compiler.spirv.intrinsics import CALLED_OPERATORS, PREFIX, Intrinsics
 from mlcpipe.compiler.spirv.memory import Array, Index, Memory, Run
 from mlcpipe.compiler.spirv.opcodes import Op, Storage
-from mlcpipe.compiler.spirv.types import INT32, UINT32, DType, Unsupported, integer, parse
+from mlcpipe.compiler.spirv.types import INT32, INT64, UINT32, UINT64, DType, Unsupported, dtype_of, integer, void
 
-INT64 = DType("int", 64)
-UINT64 = DType("uint", 64)
-POS_INF, NEG_INF = ConstIntBound.POS_INF, ConstIntBound.NEG_INF
 _CHEAP_NODES = 8  # of an expression that is computed rather than branched around
 _SAME = ("likely", "tvm_thread_invariant")
-# Operators whose low 32 bits come from the low 32 of their operands; shifts to the left by less than 32 are as they.
-_MODULAR = frozenset({"Add", "Sub", "Mul", "BitwiseAnd", "BitwiseOr", "BitwiseXor"})
-
-
-def dtype_of(expr: Any) -> DType:
-    """The dtype that TVM gave an expression."""
-    found = getattr(expr.ty, "dtype", None)
-    if found is None:
-        raise Unsupported(f"a value of type {expr.ty}")
-    return parse(str(found))
-
-
-def void(expr: Any) -> bool:
-    """Whether an expression has no value."""
-    return str(getattr(expr.ty, "dtype", "void")) in ("void", "handle", "")
 
 
 class Widen(Exception):
@@ -59,10 +40,11 @@ class Expressions:
         self.emitter = emitter
         self.memory = memory
         self.intrinsics = Intrinsics(emitter)
-        self.analyzer = Analyzer()
+        self.bounds = Bounds()
         self.env: dict[int, Value] = {}
         self._wide = False  # int64 has 64 bits
         self._widened = widened
+        self._changed = False  # a cast of what is being written gives other numbers
         self._cut: set[int] = set()  # Vars of which the low 32 bits are known
         self._visitors: dict[str, Callable[[Any], Value | None]] = {
             "Var": self._var,
@@ -119,7 +101,7 @@ class Expressions:
         return found
 
     def _alignment(self, base: Any) -> int:
-        known = self.analyzer.modular_set(base)
+        known = self.bounds.analyzer.modular_set(base)
         return next(n for n in (4, 2, 1) if known.coeff % n == 0 and known.base % n == 0)
 
     # Leaves
@@ -147,12 +129,12 @@ class Expressions:
 
     def _binary(self, name: str, left: Any, right: Any) -> Value:
         is_int64 = dtype_of(left).scalar == INT64
-        if is_int64 and not self._wide and self._passes_32_bits(name, left, right):
+        if is_int64 and not self._wide and self.bounds.pass_32_bits(name, left, right):
             with self.wide(INT64):
                 return self._binary(name, left, right)
-        a = self(left)
-        divisor = integer(right) if name in ("Div", "Mod") and a.dtype.kind == "int" else None
-        if divisor is not None and divisor > 0 and self.analyzer.const_int_bound(left).min_value >= 0:
+        a, cut = self._and_whether_cut(left)
+        divisor = integer(right) if name in ("Div", "Mod") and a.dtype.kind == "int" and not cut else None
+        if divisor is not None and divisor > 0 and self.bounds.analyzer.const_int_bound(left).min_value >= 0:
             return divided(self.emitter, name, a, divisor)
         b = self(right)
         if is_int64 and a.dtype.bits != b.dtype.bits:
@@ -161,17 +143,12 @@ class Expressions:
             a, b = (cast(self.emitter, value, INT64.vector(value.dtype.lanes)) for value in (a, b))
         return binary(self.emitter, name, a, b)
 
-    def _passes_32_bits(self, name: str, left: Any, right: Any) -> bool:
-        """Whether the low 32 bits of two int64 are known not to tell the result."""
-        if name == "LShift":
-            return bool(self.analyzer.const_int_bound(right).max_value >= 32)
-        return name not in _MODULAR and (self._beyond(left) or self._beyond(right))
-
-    def _beyond(self, expr: Any) -> bool:
-        """Whether an int64 may pass 32 bits, by bounds that TVM knows: it knows none of sizes, which hosts check."""
-        known = self.analyzer.const_int_bound(expr)
-        low, high = known.min_value, known.max_value
-        return NEG_INF < low < -(1 << 31) or 1 << 31 <= high < POS_INF
+    def _and_whether_cut(self, expr: Any) -> tuple[Value, bool]:
+        """A value, and whether a cast in it changes numbers: TVM's bounds take for granted that none does."""
+        before, self._changed = self._changed, False
+        value, changed = self(expr), self._changed
+        self._changed = before or changed
+        return value, changed
 
     def _in_64_bits(self, value: Value, expr: Any) -> Value:
         """The value of an int64 in 64 bits, where it was computed in fewer."""
@@ -185,14 +162,13 @@ class Expressions:
         # A number that only an index is made of may have 32 bits; one that becomes a float, say, may not.
         with self.wide(INT32 if to.is_integer and to.scalar != UINT64 else come):
             value = self(expr.value)
+        if to.is_integer and value.dtype.is_integer and not keeps(value.dtype, to):
+            self._changed |= not self.bounds.fit(expr.value, to)
         if to.scalar == INT64 and not self._wide and value.dtype.is_integer and value.dtype.bits <= 32:
-            if value.dtype.scalar == UINT32 and not self._fits(expr.value):
+            if value.dtype.scalar == UINT32 and not self.bounds.fit(expr.value, INT32):
                 return cast(self.emitter, value, to)
             return cast(self.emitter, value, INT32.vector(to.lanes))
         return cast(self.emitter, value, to)
-
-    def _fits(self, expr: Any) -> bool:
-        return bool(self.analyzer.const_int_bound(expr).max_value < 1 << 31)
 
     def _select(self, expr: Any) -> Value:
         return self.emitter.select(self(expr.condition), *self._both(expr.true_value, expr.false_value))
@@ -211,15 +187,13 @@ class Expressions:
     def define(self, var: Any, value: Any) -> None:
         """A name for a value, from here on."""
         key = var.__chandle__()
-        cut = dtype_of(value) == INT64 and not self._wide and self._beyond(value)
+        cut = dtype_of(value) == INT64 and not self._wide and self.bounds.beyond(value)
         with self.wide(INT64 if cut and key in self._widened else INT32):
-            self.env[key] = found = self(value)
+            found, changed = self._and_whether_cut(value)
+        self.env[key] = found
         (self._cut.add if found.dtype.bits < 64 and cut else self._cut.discard)(key)
         if found.dtype.is_integer and found.dtype.lanes == 1:
-            # Analyzer.bind would simplify the value by all its rules, which takes longer than all else here.
-            # A loop that TVM unrolled binds a name once a round.
-            self.analyzer.update(var, self.analyzer.const_int_bound(value), True)
-            self.analyzer.update(var, self.analyzer.modular_set(value), True)
+            self.bounds.define(var, value, changed)
 
     # Vectors
 

@@ -13,9 +13,9 @@ from tvm_ffi import structural_equal
 from mlcpipe.compiler.spirv.arithmetic import binary, joined
 from mlcpipe.compiler.spirv.casts import cast
 from mlcpipe.compiler.spirv.emitter import Value
-from mlcpipe.compiler.spirv.expressions import Expressions, dtype_of
+from mlcpipe.compiler.spirv.expressions import Expressions
 from mlcpipe.compiler.spirv.opcodes import LoopControl, Op
-from mlcpipe.compiler.spirv.types import BOOL, INT32, Unsupported, integer, parse
+from mlcpipe.compiler.spirv.types import BOOL, INT32, Unsupported, dtype_of, integer, parse
 
 # Attributes that do not change what a program computes, beside those of loops, `pragma_...`.
 _HINTS = {"reduce_scope", "compute_scope", "extern_scope", "storage_alignment", "hand_threaded", "buffer_bind_scope"}
@@ -116,6 +116,9 @@ class Statements:
             self._leave(0)
         elif name == "tirx.continue_loop":
             self._leave(1)
+        elif name == "tirx.thread_return":
+            self._emitter.emit(Op.Return)
+            self._emitter.start(self._emitter.module.new_id())
         else:
             self._values.maybe(statement.value)
 
@@ -157,7 +160,7 @@ class Statements:
         key = axis.var.__chandle__()
         if key not in self._values.env:
             self._values.env[key] = cast(self._emitter, self._threads[tag](), INT32)
-            self._values.analyzer.bind(axis.var, tvm.ir.Range(0, extent))
+            self._values.bounds.analyzer.bind(axis.var, tvm.ir.Range(0, extent))
 
     # Control flow
 
@@ -188,7 +191,7 @@ class Statements:
         step = emitter.constant(first.dtype, 1) if loop.step is None else cast(emitter, values(loop.step), first.dtype)
         end = count if integer(loop.min) == 0 else binary(emitter, "Add", first, count)
         # TVM may have unrolled a loop around this one: then its variable has a range in each round.
-        values.analyzer.bind(loop.loop_var, tvm.ir.Range.from_min_extent(loop.min, loop.extent), True)
+        values.bounds.analyzer.bind(loop.loop_var, tvm.ir.Range.from_min_extent(loop.min, loop.extent), True)
         header, body, again, after = (emitter.module.new_id() for _ in range(4))
         following, before = emitter.module.new_id(), emitter.block
         type_id = emitter.types.id(first.dtype)

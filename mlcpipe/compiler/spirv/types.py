@@ -49,6 +49,8 @@ BOOL = DType("bool", 1)
 INT32 = DType("int", 32)
 UINT32 = DType("uint", 32)
 UINT8 = DType("uint", 8)
+INT64 = DType("int", 64)
+UINT64 = DType("uint", 64)
 FLOAT32 = DType("float", 32)
 
 
@@ -89,6 +91,19 @@ _STORED = {8: Capability.StorageBuffer8BitAccess, 16: Capability.StorageBuffer16
 def integer(expr: Any) -> int | None:
     """The number that an expression is, if it is an integer that TVM knows."""
     return int(expr.value) if type(expr).__name__ == "IntImm" else None
+
+
+def dtype_of(expr: Any) -> DType:
+    """The dtype that TVM gave an expression."""
+    found = getattr(expr.ty, "dtype", None)
+    if found is None:
+        raise Unsupported(f"a value of type {expr.ty}")
+    return parse(str(found))
+
+
+def void(expr: Any) -> bool:
+    """Whether an expression has no value."""
+    return str(getattr(expr.ty, "dtype", "void")) in ("void", "handle", "")
 
 
 class Types:

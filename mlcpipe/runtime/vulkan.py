@@ -109,6 +109,20 @@ def counts(device: Device) -> dict[str, int]:
     return {str(name): int(count) for name, count in function("counts")(device.index).items()}
 
 
+@contextmanager
+def profiled(device: Device) -> Iterator[dict[str, tuple[int, float]]]:
+    """Measures what runs on a device inside, one kernel after another: afterwards kernel -> (launches, seconds).
+
+    Raises TargetError for a device without a clock.
+    """
+    times: dict[str, tuple[int, float]] = {}
+    with errors():
+        function("profile_start")(device.index)
+        yield times
+        for name, (calls, nanoseconds) in function("profile_stop")(device.index).items():
+            times[str(name)] = int(calls), nanoseconds * 1e-9
+
+
 def save_pipelines() -> str:
     """Write what the drivers compiled to the cache, for the next process. "" or why it could not be written."""
     return str(function("save_pipelines")())

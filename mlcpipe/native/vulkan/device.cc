@@ -20,104 +20,13 @@ void CheckRange(const Buffer* buffer, VkDeviceSize offset, VkDeviceSize bytes) {
 
 }  // namespace
 
-// ---------------------------------------------------------------- buffers
-
-void Device::CheckSize(VkDeviceSize bytes) const {
-  const VkDeviceSize most = adapter_.max_buffer_bytes();
-  if (bytes > most) {
-    const bool range = adapter_.limits().maxStorageBufferRange <= adapter_.v11().maxMemoryAllocationSize;
-    FailMemory("a tensor of " + SizeWords(bytes) + " is larger than " + adapter_.title() + " allows: " +
-               SizeWords(most) + (range ? " (maxStorageBufferRange)" : " (maxMemoryAllocationSize)") +
-               "; use a smaller context or quantization, or another device");
-  }
-  if (bytes > adapter_.memory_bytes()) {
-    FailMemory("a tensor of " + SizeWords(bytes) + " is larger than the memory of " + adapter_.title() + ", " +
-               SizeWords(adapter_.memory_bytes()));
-  }
-}
-
-VkResult Device::TryBuffer(VkDeviceSize bytes, MemoryKind kind, Buffer* buffer, const char** call) {
-  VkBufferCreateInfo info{VK_STRUCTURE_TYPE_BUFFER_CREATE_INFO};
-  info.size = bytes;
-  info.usage =
-      VK_BUFFER_USAGE_STORAGE_BUFFER_BIT | VK_BUFFER_USAGE_TRANSFER_SRC_BIT | VK_BUFFER_USAGE_TRANSFER_DST_BIT;
-  *call = "vkCreateBuffer";
-  VkResult result = functions_.CreateBuffer(handle_, &info, nullptr, &buffer->handle);
-  if (result != VK_SUCCESS) return result;
-  VkMemoryRequirements needs;
-  functions_.GetBufferMemoryRequirements(handle_, buffer->handle, &needs);
-  *call = "vkAllocateMemory";
-  result = memory_->Take(needs, kind, &buffer->piece);
-  if (result == VK_SUCCESS) {
-    *call = "vkBindBufferMemory";
-    result = functions_.BindBufferMemory(handle_, buffer->handle, buffer->piece.block->handle, buffer->piece.offset);
-    if (result != VK_SUCCESS) memory_->Give(buffer->piece);
-  }
-  if (result != VK_SUCCESS) {
-    functions_.DestroyBuffer(handle_, buffer->handle, nullptr);
-    return result;
-  }
-  buffer->owner = this;
-  buffer->bytes = bytes;
-  char* mapped = buffer->piece.block->mapped;
-  // What a discrete device maps lies behind the bus: the staging copies are faster.
-  const bool direct = kind != MemoryKind::kDevice || adapter_.unified();
-  buffer->host = direct && mapped != nullptr ? mapped + buffer->piece.offset : nullptr;
-  buffer->fast_to_read = memory_->IsCached(buffer->piece);
-  return VK_SUCCESS;
-}
-
-Buffer* Device::NewBuffer(VkDeviceSize bytes, MemoryKind kind) {
-  auto buffer = std::make_unique<Buffer>();
-  const char* call = "";
-  VkResult result = TryBuffer(bytes, kind, buffer.get(), &call);
-  if (result == VK_ERROR_OUT_OF_DEVICE_MEMORY || result == VK_ERROR_OUT_OF_HOST_MEMORY) {
-    // What was freed may still be in use by batches that run; what is empty is the driver's again.
-    commands_->Submit();
-    Wait(commands_->submitted());
-    Reap();
-    memory_->Trim();
-    result = TryBuffer(bytes, kind, buffer.get(), &call);
-  }
-  if (result == VK_ERROR_OUT_OF_DEVICE_MEMORY) {
-    FailMemory("no room for " + SizeWords(bytes) + " more on " + adapter_.title() + ": " +
-               SizeWords(memory_->used_bytes()) + " of " + SizeWords(adapter_.memory_bytes()) +
-               " are in use here (" + call + "); close what else uses it, or use a smaller model or context");
-  }
-  Check(result, call);
-  ++buffers_made_;
-  ++buffers_alive_;
-  return buffer.release();
-}
-
-void Device::DeleteBuffer(Buffer* buffer) noexcept {
-  Bury(Grave{buffer->last_use, buffer->handle, buffer->piece, VK_NULL_HANDLE});
-  --buffers_alive_;
-  delete buffer;
-}
-
-Buffer* Device::Allocate(VkDeviceSize bytes) {
-  CheckSize(bytes);
-  std::lock_guard<std::mutex> lock(mutex_);
-  CheckAlive();
-  Reap();
-  Buffer* buffer = NewBuffer(std::max<VkDeviceSize>((bytes + 15) & ~VkDeviceSize{15}, 16), MemoryKind::kDevice);
-  buffer->keep = shared_from_this();
-  return buffer;
-}
-
-void Device::Free(Buffer* buffer) noexcept {
-  const std::shared_ptr<Device> device = std::move(buffer->keep);
-  std::lock_guard<std::mutex> lock(device->mutex_);
-  device->DeleteBuffer(buffer);
-}
-
 // ---------------------------------------------------------------- copies
 
 void Device::Upload(const char* from, Buffer* to, VkDeviceSize offset, VkDeviceSize bytes) {
   CheckRange(to, offset, bytes);
   std::unique_lock<std::mutex> lock(mutex_);
   CheckAlive();
+  uploaded_bytes_ += static_cast<int64_t>(bytes);
   if (to->host != nullptr) {
     const bool large = bytes > UploadRing::kSegmentBytes;
     if (large && !commands_->IsDone(to->last_use)) {
@@ -145,6 +54,7 @@ void Device::Download(Buffer* from, VkDeviceSize offset, char* to, VkDeviceSize 
   if (from->host != nullptr && from->fast_to_read) {
     std::unique_lock<std::mutex> lock(mutex_);
     CheckAlive();
+    downloaded_bytes_ += static_cast<int64_t>(bytes);
     if (!commands_->IsDone(from->last_use)) {
       commands_->Submit();
       WaitUnlocked(lock, from->last_use);
@@ -165,6 +75,7 @@ void Device::DownloadStaged(Buffer* from, VkDeviceSize offset, char* to, VkDevic
       std::unique_lock<std::mutex> lock(mutex_);
       CheckAlive();
       if (downloads_ == nullptr) downloads_ = NewBuffer(kDownloadBytes, MemoryKind::kDownload);
+      downloaded_bytes_ += static_cast<int64_t>(part);
       commands_->Copy(from, offset, downloads_, 0, part);
       commands_->Submit();
       WaitUnlocked(lock, commands_->submitted());
@@ -192,7 +103,11 @@ void Device::Copy(Buffer* from, VkDeviceSize from_offset, Buffer* to, VkDeviceSi
 void Device::Dispatch(const Launch& launch) {
   std::lock_guard<std::mutex> lock(mutex_);
   CheckAlive();
-  commands_->Dispatch(launch);
+  if (profile_) {
+    profile_->Dispatch(launch);
+  } else {
+    commands_->Dispatch(launch);
+  }
 }
 
 void Device::Synchronize() {
@@ -245,6 +160,7 @@ std::unique_ptr<Pipeline> Device::MakePipeline(const PipelineSpec& spec) {
     memory ? FailMemory(words) : Fail(words);
   }
   pipeline->device = shared_from_this();
+  pipeline->name = spec.name;
   {
     std::lock_guard<std::mutex> lock(mutex_);
     ++pipelines_made_;
@@ -265,39 +181,6 @@ void Device::DestroyPipeline(Pipeline* pipeline) noexcept {
   --device->pipelines_alive_;
   device->Bury(Grave{pipeline->last_use, VK_NULL_HANDLE, Piece{}, pipeline->handle});
   delete pipeline;
-}
-
-// ---------------------------------------------------------------- what was freed
-
-void Device::Bury(const Grave& grave) noexcept {
-  constexpr size_t kMany = 256;
-  graves_.push_back(grave);
-  if (grave.value == 0 || graves_.size() >= kMany) Reap();
-}
-
-void Device::Reap() noexcept {
-  if (graves_.empty()) return;
-  try {
-    if (!lost()) commands_->Completed();
-  } catch (...) {  // the driver does not say: `lost` is set, or it will be asked again
-  }
-  auto done = [this](const Grave& grave) { return lost() || commands_->IsKnownDone(grave.value); };
-  auto kept = graves_.begin();
-  for (const Grave& grave : graves_) {
-    if (done(grave)) {
-      Erase(grave);
-    } else {
-      *kept++ = grave;
-    }
-  }
-  graves_.erase(kept, graves_.end());
-}
-
-void Device::Erase(const Grave& grave) noexcept {
-  if (grave.pipeline != VK_NULL_HANDLE) functions_.DestroyPipeline(handle_, grave.pipeline, nullptr);
-  if (grave.buffer == VK_NULL_HANDLE) return;
-  functions_.DestroyBuffer(handle_, grave.buffer, nullptr);
-  memory_->Give(grave.piece);
 }
 
 // ---------------------------------------------------------------- errors

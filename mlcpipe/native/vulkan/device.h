@@ -15,8 +15,10 @@
 #include "commands.h"
 #include "memory.h"
 #include "pipeline.h"
+#include "profile.h"
 #include "staging.h"
 #include "validation.h"
+#include "workspaces.h"
 
 namespace mlcpipe::vulkan {
 
@@ -41,6 +43,11 @@ class Device : public std::enable_shared_from_this<Device> {
   // Raises MemoryError, before anything is asked of the driver where the size passes the device's limits.
   Buffer* Allocate(VkDeviceSize bytes);
   static void Free(Buffer* buffer) noexcept;
+  // As these, for buffers that the same call takes again and again: see Workspaces.
+  Buffer* TakeWorkspace(VkDeviceSize bytes);
+  static void GiveWorkspace(Buffer* buffer) noexcept;
+  // Gives memory that nothing uses now back to the driver.
+  void Trim() noexcept;
   void Upload(const char* from, Buffer* to, VkDeviceSize offset, VkDeviceSize bytes);
   void Download(Buffer* from, VkDeviceSize offset, char* to, VkDeviceSize bytes);
   void Copy(Buffer* from, VkDeviceSize from_offset, Buffer* to, VkDeviceSize to_offset, VkDeviceSize bytes);
@@ -54,6 +61,9 @@ class Device : public std::enable_shared_from_this<Device> {
   uint64_t ReadTimestamp(uint32_t slot);
   void GiveTimestamp(uint32_t slot) noexcept;
   std::map<std::string, int64_t> Counts();
+  // From the one to the other every launch is measured, and runs alone. Raises where the device has no clock.
+  void StartProfile();
+  std::map<std::string, KernelTime> StopProfile();
   std::string SavePipelines();
 
   // ---- For the parts, under the lock.
@@ -97,10 +107,13 @@ class Device : public std::enable_shared_from_this<Device> {
   std::optional<Pipelines> pipelines_;
   std::optional<Commands> commands_;
   UploadRing uploads_{*this};
+  Workspaces workspaces_{*this};
+  std::optional<Profile> profile_;
   Buffer* downloads_ = nullptr;
   std::vector<Grave> graves_;
   VkQueryPool timestamps_ = VK_NULL_HANDLE;
   std::vector<uint32_t> free_timestamps_;
+  int64_t uploaded_bytes_ = 0, downloaded_bytes_ = 0;
   int64_t buffers_made_ = 0, buffers_alive_ = 0, pipelines_made_ = 0, pipelines_alive_ = 0;
 };
 

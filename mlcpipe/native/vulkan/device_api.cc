@@ -91,6 +91,12 @@ class VulkanDeviceApi final : public tvm::runtime::DeviceAPI {
 
   void FreeDataSpace(tvm::Device, void* data) final { Device::Free(static_cast<Buffer*>(data)); }
 
+  void* AllocWorkspace(tvm::Device device, size_t bytes, DLDataType) final {
+    return Device::Get(device.device_id)->TakeWorkspace(bytes);
+  }
+
+  void FreeWorkspace(tvm::Device, void* data) final { Device::GiveWorkspace(static_cast<Buffer*>(data)); }
+
   void StreamSync(tvm::Device device, TVMStreamHandle) final { Device::Get(device.device_id)->Synchronize(); }
 
   using DeviceAPI::AllocDataSpace;

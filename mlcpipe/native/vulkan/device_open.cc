@@ -8,8 +8,6 @@
 namespace mlcpipe::vulkan {
 namespace {
 
-constexpr uint32_t kTimestamps = 256;
-
 struct Slots {
   std::mutex mutex;
   std::vector<std::shared_ptr<Device>> open;
@@ -111,56 +109,6 @@ void Device::LoadFunctions() {
   }
 }
 
-void Device::CreateTimestamps() {
-  VkQueryPoolCreateInfo info{VK_STRUCTURE_TYPE_QUERY_POOL_CREATE_INFO};
-  info.queryType = VK_QUERY_TYPE_TIMESTAMP;
-  info.queryCount = kTimestamps;
-  Check(functions_.CreateQueryPool(handle_, &info, nullptr, &timestamps_), "vkCreateQueryPool");
-  for (uint32_t slot = kTimestamps; slot-- > 0;) free_timestamps_.push_back(slot);
-}
-
-uint32_t Device::TakeTimestamp() {
-  std::lock_guard<std::mutex> lock(mutex_);
-  CheckAlive();
-  if (free_timestamps_.empty()) Fail("more than " + std::to_string(kTimestamps / 2) + " timers run at once");
-  const uint32_t slot = free_timestamps_.back();
-  commands_->Timestamp(timestamps_, slot);
-  free_timestamps_.pop_back();
-  return slot;
-}
-
-uint64_t Device::ReadTimestamp(uint32_t slot) {
-  uint64_t ticks = 0;
-  Check(functions_.GetQueryPoolResults(handle_, timestamps_, slot, 1, sizeof ticks, &ticks, sizeof ticks,
-                                       VK_QUERY_RESULT_64_BIT | VK_QUERY_RESULT_WAIT_BIT),
-        "vkGetQueryPoolResults");
-  return ticks;
-}
-
-void Device::GiveTimestamp(uint32_t slot) noexcept {
-  std::lock_guard<std::mutex> lock(mutex_);
-  free_timestamps_.push_back(slot);  // has room for all slots
-}
-
-std::map<std::string, int64_t> Device::Counts() {
-  std::lock_guard<std::mutex> lock(mutex_);
-  const CommandCounts& counts = commands_->counts();
-  return {
-      {"dispatches", counts.dispatches},
-      {"copies", counts.copies},
-      {"submits", counts.submits},
-      {"barriers", counts.barriers},
-      {"buffers_made", buffers_made_},
-      {"buffers_alive", buffers_alive_},
-      {"pipelines_made", pipelines_made_},
-      {"pipelines_alive", pipelines_alive_},
-      {"blocks", static_cast<int64_t>(memory_->block_count())},
-      {"block_bytes", static_cast<int64_t>(memory_->block_bytes())},
-      {"used_bytes", static_cast<int64_t>(memory_->used_bytes())},
-      {"cache_loaded", pipelines_->cache().loaded()},
-  };
-}
-
 std::string Device::SavePipelines() { return lost() ? "" : pipelines_->cache().Save(); }
 
 Device::~Device() {
@@ -168,7 +116,9 @@ Device::~Device() {
   if (functions_.DeviceWaitIdle != nullptr && !lost()) functions_.DeviceWaitIdle(handle_);
   if (commands_ && downloads_ != nullptr) DeleteBuffer(downloads_);
   if (commands_) uploads_.Destroy();
+  if (commands_) workspaces_.Drop();
   for (const Grave& grave : graves_) Erase(grave);
+  profile_.reset();
   commands_.reset();
   pipelines_.reset();
   if (timestamps_ != VK_NULL_HANDLE) functions_.DestroyQueryPool(handle_, timestamps_, nullptr);

@@ -114,6 +114,15 @@ ffi::Map<ffi::String, int64_t> Counts(int index) {
   return counts;
 }
 
+// Kernel -> [launches, nanoseconds] since `profile_start`.
+ffi::Map<ffi::String, ffi::Array<int64_t>> StopProfile(int index) {
+  ffi::Map<ffi::String, ffi::Array<int64_t>> times;
+  for (const auto& [name, time] : Device::Get(index)->StopProfile()) {
+    times.Set(ffi::String(name), ffi::Array<int64_t>{time.calls, time.nanoseconds});
+  }
+  return times;
+}
+
 // Writes the compiled pipelines of all open devices. "" or what went wrong.
 ffi::String SavePipelines() {
   std::string problem;
@@ -152,6 +161,8 @@ TVM_FFI_STATIC_INIT_BLOCK() {
       .def("mlcpipe.vulkan.prepare",
            [](ffi::Module module, int index, int threads) { AsVulkan(module)->Prepare(index, threads); })
       .def("mlcpipe.vulkan.counts", Counts)
+      .def("mlcpipe.vulkan.profile_start", [](int index) { Device::Get(index)->StartProfile(); })
+      .def("mlcpipe.vulkan.profile_stop", StopProfile)
       .def("mlcpipe.vulkan.save_pipelines", SavePipelines)
       .def("mlcpipe.vulkan.wait", WaitForAll)
       .def("mlcpipe.vulkan.validation_messages", TakeValidation);

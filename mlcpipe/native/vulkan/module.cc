@@ -22,6 +22,10 @@ VulkanModule::VulkanModule(const ffi::Bytes& bytes) : bytes_((bytes.size() + 7) 
   }
 }
 
+VulkanModule::~VulkanModule() {
+  for (const std::shared_ptr<Device>& device : Device::AllOpen()) device->Trim();
+}
+
 int VulkanModule::GetPropertyMask() const { return ffi::Module::kBinarySerializable | ffi::Module::kRunnable; }
 
 ffi::Bytes VulkanModule::SaveToBytes() const {

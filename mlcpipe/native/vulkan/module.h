@@ -48,6 +48,8 @@ class Program {
 class VulkanModule final : public tvm::ffi::ModuleObj {
  public:
   explicit VulkanModule(const tvm::ffi::Bytes& bytes);
+  // What devices kept for its functions is given back too.
+  ~VulkanModule();
 
   const char* kind() const final { return "vulkan"; }
   int GetPropertyMask() const final;

@@ -35,6 +35,7 @@ struct PipelineSpec {
 
 struct Pipeline {
   std::shared_ptr<Device> device;
+  std::string name;  // of the kernel
   VkPipeline handle = VK_NULL_HANDLE;
   const Layout* layout = nullptr;
   uint32_t buffers = 0, push_bytes = 0;
@@ -66,7 +67,7 @@ class Pipelines {
   Pipelines(const Adapter& adapter, const DeviceFunctions& functions, VkDevice device, const std::string& folder);
   ~Pipelines();
 
-  // May be called by several threads at once. Fills all but `device` and `last_use`.
+  // May be called by several threads at once. Fills all but `device`, `name` and `last_use`.
   VkResult Create(const PipelineSpec& spec, Pipeline* pipeline, const char** call);
   PipelineCache& cache() { return cache_; }
 

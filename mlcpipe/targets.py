@@ -23,7 +23,6 @@ _NAME = re.compile(r"[a-z0-9][a-z0-9_.-]*")
 _KEYS = {
     "description": str,
     "kernels": str,
-    "sampling": str,
     "activation_dtype": str,
     "weight_layout": str,
     "link": str,
@@ -61,14 +60,12 @@ class Target:
 
     `features` are what the code needs of a GPU beyond what every one has (of a CPU, its variants say). `companions` are
     targets, best first, whose code runs on the same weights and needs more features: `--quantization auto` compiles
-    for them, too, into the same bundle. `kernels` and `sampling` are folders of `tir_schedules`: of the kernels, and of
-    the functions that draw tokens, which run on the host where it is not the same one.
+    for them, too, into the same bundle. `kernels` is a folder of `tir_schedules`.
     """
 
     name: str
     description: str
     kernels: str
-    sampling: str
     activation_dtype: str
     weight_layout: str
     link: str
@@ -121,7 +118,7 @@ def _merged(path: Path, depth: int) -> dict[str, Any]:
 
 
 def _target(name: str, values: dict[str, Any], path: Path) -> Target:
-    values = {"features": [], "companions": [], "sampling": values.get("kernels"), **values}
+    values = {"features": [], "companions": [], **values}
     entries = values.pop("variants", [])
     _check(values, _KEYS, "target file", path)
     for key in ("features", "companions"):

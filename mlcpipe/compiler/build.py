@@ -18,7 +18,7 @@ from tvm import relax, tirx
 from tvm.relax.analysis import all_global_vars
 
 from mlcpipe.errors import CompileError
-from mlcpipe.passes.lowering import BY_HAND, ON_HOST, KernelReport, Lowering
+from mlcpipe.passes.lowering import BY_HAND, KernelReport, Lowering
 from mlcpipe.passes.pipeline import LOWER_TO_VM, PER_VARIANT, lower_for_llvm, run
 from mlcpipe.runtime.variants import marker, prefix
 from mlcpipe.targets import Variant
@@ -81,18 +81,10 @@ def build_for_device(state: Lowering, *, registered: bool = True, beside: Sequen
     """
     lowered, _ = run(state, LOWER_TO_VM)
     builder, parts = _bytecode(lowered, "")
-    of_device: dict[tvm.ir.GlobalVar, tirx.PrimFunc] = {}
-    of_host: dict[tvm.ir.GlobalVar, tirx.PrimFunc] = {}
-    for part in parts:
-        for gv, func in (*part.of_hosts.functions.items(), *part.internal.functions.items()):
-            (of_host if ON_HOST in func.attrs else of_device)[gv] = func
-    mod = tvm.IRModule(of_device)
+    mod = tvm.IRModule({gv: f for part in parts for m in (part.of_hosts, part.internal) for gv, f in m.functions.items()})
     mod = mod.with_attr("system_lib_prefix", "") if registered else mod
-    libraries = [_or_compile_error(lowered, lambda: tirx.build(mod, target=lowered.tvm_target))]
-    if of_host:
-        kernels = Kernels(tvm.IRModule(of_host), tvm.IRModule({}), lowered.tvm_target.host)
-        libraries.append(_or_compile_error(lowered, lambda: _generate(kernels)))
-    return _executable(builder, lowered, [*libraries, *beside])
+    library = _or_compile_error(lowered, lambda: tirx.build(mod, target=lowered.tvm_target))
+    return _executable(builder, lowered, [library, *beside])
 
 
 def build_variants(

@@ -16,7 +16,7 @@ from mlcpipe.errors import ConfigError, TargetError
 from mlcpipe.models import build_model
 from mlcpipe.nn.causal_lm import CausalLM, ModelFacts
 from mlcpipe.nn.kv_cache import PAGE_SIZE
-from mlcpipe.passes.lowering import ON_HOST, Lowering
+from mlcpipe.passes.lowering import Lowering
 from mlcpipe.quantization.layout import load_layout
 from mlcpipe.quantization.scheme import Scheme
 from mlcpipe.targets import Target, compiled_variants
@@ -106,11 +106,15 @@ def export(model: CausalLM, target: Target, scheme: Scheme, chunk: int) -> Lower
 
 
 def _with_sampling(mod: tvm.IRModule, target: Target, vocab_size: int) -> tvm.IRModule:
-    """Add the target's sampling functions: in-place ones as they are, the others as functions that return."""
-    functions = importlib.import_module(f"tir_schedules.{target.sampling}.sampling").sampling_functions(vocab_size)
+    """Add the sampling functions: in-place ones as they are, the others as functions that return.
+
+    Browsers sort with one function and draw with another; `sample` is for hosts of our own.
+    """
+    functions = importlib.import_module(f"tir_schedules.{target.kernels}.sampling").sampling_functions(vocab_size)
+    if target.link == "wasm":
+        del functions["sample"]
     bb = relax.BlockBuilder(mod)
     for name, func in functions.items():
-        func = func if target.sampling == target.kernels else func.with_attr(ON_HOST, True)
         if name.endswith("_inplace"):
             bb.update_func(bb.add_func(func, name), func.with_attr("global_symbol", name))
             continue

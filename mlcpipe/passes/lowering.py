@@ -16,7 +16,6 @@ from mlcpipe.quantization.scheme import Scheme
 from mlcpipe.targets import Target, Variant, tvm_target
 from tir_schedules.op import Op, op_of
 
-ON_HOST = "mlcpipe.on_host"  # attribute of PrimFuncs that a device's host runs
 BY_HAND = "by hand"  # instead of a rule: the kernel came with its schedule
 Replace = Callable[["Rebuild", relax.Var, relax.Expr], "relax.Expr | None"]
 

@@ -51,6 +51,7 @@ class Engine:
         self._library = Library(self.path, context_length, threads, device)
         self._cached: list[int] = []  # tokens of the KV cache; empty also where an interrupt left it unknown
         self._measured: list[int] | None = None  # the sequence of `decode`
+        self._greedy: Sampler | None = None  # of `prefill` and `decode`
         self._tokenizer: Tokenizer | None = None
 
     @property
@@ -207,23 +208,29 @@ class Engine:
     def logits_stepwise(self, tokens: Sequence[int], *, prefill_tokens: int) -> NDArray[np.float32]:
         """Logits f32[len(tokens) - prefill_tokens + 1, vocab_size]: a prefill, then one decode step a token."""
         self.reset()
-        rows = [tvm_runtime.array(self._extend(list(tokens[:prefill_tokens])))[0, 0].copy()]
+        read = self._library.read
+        rows = [read(self._extend(list(tokens[:prefill_tokens])))[0, 0].copy()]
         for token in tokens[prefill_tokens:]:
-            rows.append(tvm_runtime.array(self._append(self._cached, token))[0, 0].copy())
+            rows.append(read(self._append(self._cached, token))[0, 0].copy())
         self.reset()
         return np.stack(rows)
 
     def prefill(self, tokens: Sequence[int]) -> int:
         """Append tokens to the sequence -> the most probable next token. For measurements; see `generate`."""
-        return int(tvm_runtime.array(self._extend([*self._cached, *tokens]))[0, 0].argmax())
+        return self._best(self._extend([*self._cached, *tokens]))
 
     def decode(self, token: int) -> int:
-        """Append one token -> the most probable next one, by the compiled sampler. For measurements."""
+        """Append one token -> the most probable next one. For measurements."""
         self._library.token_ids([token])
         if self._cached is not self._measured:
             self._cached = self._measured = list(self._cached)  # it may be the list of a generation that goes on
-        logits = self._append(self._cached, token)
-        return Sampler(self._library, SamplingParams(temperature=0.0), ()).next(logits)
+        return self._best(self._append(self._cached, token))
+
+    def _best(self, logits: Any) -> int:
+        """The most probable token, by the compiled sampler."""
+        if self._greedy is None:
+            self._greedy = Sampler(self._library, SamplingParams(temperature=0.0), ())
+        return self._greedy.next(logits)
 
     def _extend(self, tokens: list[int]) -> Any:
         """Make the cache hold `tokens` -> logits of the last one, computing as little as possible.
@@ -313,11 +320,10 @@ class Engine:
         tokens = list(prompt)
         cached = self._reusable(tokens)
         logits = self._extend(tokens)
-        prefill_s, decode_s, decode_bytes, count = time.perf_counter() - began, 0.0, 0, 0
+        token, count = sampler.next(logits), 1  # which waits for what a device still computes
+        prefill_s, decode_s, decode_bytes = time.perf_counter() - began, 0.0, 0
         while True:
             began = time.perf_counter()
-            token = sampler.next(logits)
-            count += 1
             logprobs = [sampler.logprob(logits, token, self.tokenizer)] if sampling.logprobs else None
             text = text_of.push(token) if text_of is not None else ""
             done = "stop" if text_of is not None and text_of.stopped else "length" if count == limit else None
@@ -338,6 +344,7 @@ class Engine:
             yield Chunk(text, [token], logprobs)
             began = time.perf_counter()
             logits = self._append(tokens, token)
+            token, count = sampler.next(logits), count + 1
             decode_s += time.perf_counter() - began
             decode_bytes += self._library.decode_bytes()
 

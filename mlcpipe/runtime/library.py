@@ -78,9 +78,9 @@ class Library:
         self.load_s = time.perf_counter() - began
 
     def function(self, name: str) -> Any:
-        """A sampling function of the library, Relax function or PrimFunc; it takes tensors of the host."""
-        if self._sampling.implements_function(name):
-            return self._sampling[name]
+        """A sampling function of the library, Relax function or PrimFunc; it takes tensors of the place."""
+        if self._vm.implements_function(name):
+            return self._vm[name]
         return function_of(self._module, self._executable, self.variant.name, name)
 
     @property
@@ -106,17 +106,22 @@ class Library:
             self.place.put(self._rope_length, np.array([length], np.int32))
 
     def decode(self, token: int) -> Any:
-        """Append one token -> logits f32[1, 1, V] on the host, valid until the next call."""
+        """Append one token -> logits f32[1, 1, V], valid until the next call: see `read`."""
         self._token_value[0] = token
         self.place.put(self._token, self._token_value)
         return self._forward(self._decode, self._token, self._one, 1)
 
     def prefill(self, tokens: Sequence[int]) -> Any:
-        """Append tokens in chunks -> logits f32[1, 1, V] of the last one, on the host."""
+        """Append tokens in chunks -> logits f32[1, 1, V] of the last one, as `decode` gives them."""
         logits = None
         for chunk in self._chunks(tokens, self.manifest.model.prefill_chunk):
             logits = self._forward(self._prefill, self._padded(chunk), Shape((len(chunk),)), len(chunk))
         return logits
+
+    def read(self, tensor: Any) -> NDArray[Any]:
+        """The numbers of a tensor of the place, once they are computed, valid until the next call."""
+        with self.place.errors():
+            return tvm_runtime.array(self.place.read(tensor))
 
     def all_logits(self, tokens: Sequence[int]) -> NDArray[np.float32]:
         """Append tokens in chunks -> f32[len(tokens), V]."""
@@ -126,7 +131,7 @@ class Library:
         done = 0
         for chunk in chunks:
             logits = self._forward(self._verify, self._padded(chunk), Shape((len(chunk),)), len(chunk))
-            rows[done : done + len(chunk)] = tvm_runtime.array(logits)[0]
+            rows[done : done + len(chunk)] = self.read(logits)[0]
             done += len(chunk)
         del logits
         tvm_runtime.release_pools()  # which would keep logits of every number of tokens
@@ -166,7 +171,6 @@ class Library:
                 self._begin(self._kv, _SEQUENCE, count)
                 logits = function(hidden, self._kv, self.params)[0]
                 self._end(self._kv)
-                logits = self.place.read(logits)
         except BaseException:
             # Ctrl-C in the middle leaves the cache half way: forget it rather than answer from it.
             self.clear()
@@ -197,8 +201,6 @@ class Library:
             self._module = tvm_runtime.load_module(self.path / libraries[0])
             self._executable = executable_of(self._module, self.variant.name)
             self._vm = self.place.machine(self._executable)
-            # Tokens are drawn on the host, wherever the model runs.
-            self._sampling = self._vm if self.on_host else Cpu().machine(self._executable)
             found = json.loads(str(self._vm["_metadata"]()))
             compiled = {**found["model"], "params": found["params"], "variants": found["variants"]}
         except (RuntimeError, OSError, ValueError, KeyError, AttributeError, TypeError) as error:

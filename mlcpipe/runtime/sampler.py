@@ -11,18 +11,15 @@ from numpy.typing import NDArray
 from mlcpipe.errors import UsageError
 from mlcpipe.runtime import tvm_runtime
 from mlcpipe.runtime.library import Library
+from mlcpipe.runtime.places import Place
 from mlcpipe.runtime.sampling_params import SamplingParams, TokenLogprob
 from mlcpipe.runtime.tokenizer import Tokenizer
 
 _COLDEST = 1e-6  # as the compiled softmax
 
 
-def _tensor(values: Sequence[float] | Sequence[Sequence[float]], dtype: str) -> Any:
-    return tvm_runtime.tensor(np.array(values, dtype))
-
-
 class Sampler:
-    """Draws tokens one after another; the same seed and logits give the same tokens.
+    """Draws tokens one after another, where the model runs; the same seed and logits give the same tokens.
 
     Repetition penalty counts prompt and answer (as transformers), presence and frequency the answer (as OpenAI).
     """
@@ -33,36 +30,44 @@ class Sampler:
         if outside:
             raise UsageError("logit_bias names a token", expected=f"ids from 0 to {vocab - 1}", found=outside[0])
         self._params = params
+        self._library, self._place = library, library.place
         self._sample = library.function("sample")
-        self._softmax = library.function("softmax_with_temperature")
-        self._penalty = library.function("apply_penalty_inplace")
-        self._bias = library.function("apply_logit_bias_inplace")
         self._settings = (
-            _tensor([params.temperature], "float32"),
-            _tensor([params.top_p], "float32"),
-            _tensor([min(params.top_k, vocab)], "int32"),
-            _tensor([params.min_p], "float32"),
+            self._tensor([params.temperature], "float32"),
+            self._tensor([params.top_p], "float32"),
+            self._tensor([params.top_k if params.top_k < vocab else 0], "int32"),
+            self._tensor([params.min_p], "float32"),
         )
-        self._draw = _tensor([0.0], "float32")
-        self._draw_value = tvm_runtime.array(self._draw)
+        self._draw_value = np.zeros(1, np.float32)
+        self._draw = self._tensor([0.0], "float32")
         self._random = np.random.default_rng(params.seed)
-        self._row = _tensor([0], "int32")
-        self._repetition = _tensor([(0.0, 0.0, params.repetition_penalty)], "float32")
-        self._additive = _tensor([(params.presence_penalty, params.frequency_penalty, 1.0)], "float32")
-        self._seen = _Counts(prompt) if params.repetition_penalty != 1.0 else None
-        self._answer = _Counts(()) if params.presence_penalty or params.frequency_penalty else None
-        self._bias_args = (
-            _tensor([0] * len(params.logit_bias), "int32"),
-            _tensor(list(params.logit_bias), "int32"),
-            _tensor(list(params.logit_bias.values()), "float32"),
-        )
+        self._seen = self._answer = None
+        if params.repetition_penalty != 1.0:
+            self._seen = _Counts(self._place, prompt)
+        if params.presence_penalty or params.frequency_penalty:
+            self._answer = _Counts(self._place, ())
+        if self._seen is not None or self._answer is not None:
+            self._penalty = library.function("apply_penalty_inplace")
+            self._row = self._tensor([0], "int32")
+            self._repetition = self._tensor([(0.0, 0.0, params.repetition_penalty)], "float32")
+            self._additive = self._tensor([(params.presence_penalty, params.frequency_penalty, 1.0)], "float32")
+        if params.logit_bias:
+            self._bias = library.function("apply_logit_bias_inplace")
+            self._bias_args = (
+                self._tensor([0] * len(params.logit_bias), "int32"),
+                self._tensor(list(params.logit_bias), "int32"),
+                self._tensor(list(params.logit_bias.values()), "float32"),
+            )
 
     def next(self, logits: Any) -> int:
         """The next token for logits f32[1, 1, V], which penalties and bias change in place."""
-        self._adjust(logits)
-        if not self._params.greedy:
-            self._draw_value[0] = self._random.random(dtype=np.float32)
-        token = int(tvm_runtime.array(self._sample(logits, *self._settings, self._draw))[0])
+        with self._place.errors():
+            self._adjust(logits)
+            if not self._params.greedy:
+                self._draw_value[0] = self._random.random(dtype=np.float32)
+                self._place.put(self._draw, self._draw_value)
+            drawn = self._sample(logits, *self._settings, self._draw)
+            token = int(self._library.read(drawn)[0])
         for counts in (self._seen, self._answer):
             if counts is not None:
                 counts.add(token)
@@ -70,11 +75,10 @@ class Sampler:
 
     def logprob(self, logits: Any, token: int, tokenizer: Tokenizer) -> TokenLogprob:
         """Log-probability of the token that `next` took, with the `params.logprobs` most probable ones."""
-        temperature = 1.0 if self._params.greedy else max(self._params.temperature, _COLDEST)
-        probs = tvm_runtime.array(self._softmax(logits, _tensor([temperature], "float32")))
-        flat = tvm_runtime.array(logits).reshape(-1)
-        # Not log(probs): a probability below 1e-45 would be 0 and its logarithm minus infinity.
-        logs = (flat - flat.max()) / np.float32(temperature) + np.log(probs.max())
+        temperature = np.float32(1.0 if self._params.greedy else max(self._params.temperature, _COLDEST))
+        flat = self._library.read(logits).reshape(-1)
+        logs = (flat - flat.max()) / temperature
+        logs -= np.log(np.exp(logs).sum(dtype=np.float64)).astype(np.float32)
         count = min(self._params.logprobs, len(logs))
         best = np.argpartition(-logs, count - 1)[:count] if count else np.zeros(0, np.int64)
         best = best[np.argsort(-logs[best], kind="stable")]
@@ -82,13 +86,17 @@ class Sampler:
         chosen = _named(tokenizer, token, logs)
         return TokenLogprob(chosen.token_id, chosen.text, chosen.bytes, chosen.logprob, top)
 
+    def _tensor(self, values: Sequence[float] | Sequence[Sequence[float]], dtype: str) -> Any:
+        return self._place.tensor(np.array(values, dtype))
+
     def _adjust(self, logits: Any) -> None:
         if self._seen is None and self._answer is None and not self._params.logit_bias:
             return
         flat = tvm_runtime.view(logits, (1, logits.shape[2]))
-        for counts, penalty in ((self._seen, self._repetition), (self._answer, self._additive)):
-            if counts is not None and len(counts):
-                self._penalty(flat, self._row, *counts.tensors(), penalty)
+        if self._seen is not None and len(self._seen):
+            self._penalty(flat, self._row, *self._seen.tensors(), self._repetition)
+        if self._answer is not None and len(self._answer):
+            self._penalty(flat, self._row, *self._answer.tensors(), self._additive)
         if self._params.logit_bias:
             self._bias(flat, *self._bias_args)
 
@@ -96,10 +104,11 @@ class Sampler:
 class _Counts:
     """How often each token occurred, in tensors that grow by doubling: most tokens cost no allocation."""
 
-    def __init__(self, tokens: Sequence[int]) -> None:
+    def __init__(self, place: Place, tokens: Sequence[int]) -> None:
+        self._place = place
         self._slots: dict[int, int] = {}
-        self._rows: NDArray[Any] = np.zeros(0, np.int32)
-        self._ids = self._times = self._rows
+        self._ids: NDArray[Any] = np.zeros(0, np.int32)
+        self._times = self._ids
         self._grow(256)
         for token in tokens:
             self.add(token)
@@ -117,17 +126,17 @@ class _Counts:
 
     def tensors(self) -> tuple[Any, Any, Any]:
         """(row, id, count) of each token, all i32[number of different tokens], valid until the next `add`."""
-        shape = (len(self._slots),)
-        rows, ids, times = self._tensors
-        return tvm_runtime.view(rows, shape), tvm_runtime.view(ids, shape), tvm_runtime.view(times, shape)
+        count = len(self._slots)
+        rows, ids, times = (tvm_runtime.view(tensor, (count,)) for tensor in self._tensors)
+        self._place.put(ids, self._ids[:count])
+        self._place.put(times, self._times[:count])
+        return rows, ids, times
 
     def _grow(self, room: int) -> None:
-        tensors = [tvm_runtime.tensor(np.zeros(room, np.int32)) for _ in range(3)]
-        arrays = [tvm_runtime.array(tensor) for tensor in tensors]
-        for array, old in zip(arrays, (self._rows, self._ids, self._times)):
-            array[: len(old)] = old
-        self._tensors = tensors
-        self._rows, self._ids, self._times = arrays
+        ids, times = np.zeros(room, np.int32), np.zeros(room, np.int32)
+        ids[: len(self._ids)], times[: len(self._times)] = self._ids, self._times
+        self._ids, self._times = ids, times
+        self._tensors = [self._place.tensor(np.zeros(room, np.int32)) for _ in range(3)]
 
 
 def _named(tokenizer: Tokenizer, token: int, logs: NDArray[np.float32]) -> TokenLogprob:

@@ -55,7 +55,8 @@ def sample(vocab: int) -> tirx.PrimFunc:
 
     As transformers' warpers in order: temperature, top-k (0: off; of equal logits the lower ids), top-p over what
     is left, min-p relative to the largest. Temperature 0 takes the largest logit, the lowest id on a tie. `uniform`
-    in [0, 1) draws; a token e**86 times less likely than the best is never drawn, as masked ones must not be.
+    in [0, 1) draws, from the best token down where top-k or top-p is on, else by id; a token e**86 times less likely than
+    the best is never drawn, as masked ones must not be.
     """
 
     @T.prim_func(s_tir=True)
@@ -146,7 +147,7 @@ def sample(vocab: int) -> tirx.PrimFunc:
                         keys[k[2]] = bits
                         ids[k[2]] = i
                         k[2] = k[2] + 1
-                if top_p[s] < T.float32(1) or k[2] > k[0]:
+                if top_p[s] < T.float32(1) or top_k[s] > 0:
                     _sort_descending(keys, ids, other_keys, other_ids, counts, k[2])
                 k[2] = T.min(k[2], k[0])
                 # mass[0]: the mass that top-p is a share of: what top-k left, else the whole vocabulary's.

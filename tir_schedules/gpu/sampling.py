@@ -1,4 +1,7 @@
-"""Sampling on GPUs, with the signatures that MLC's hosts call: softmax, sort, top-p, penalties, bias, bit mask."""
+"""Sampling on GPUs, with the signatures that MLC's hosts call: softmax, sort, top-p, penalties, bias, bit mask.
+
+`sample`, which hosts of our own call, is in `sample.py`.
+"""
 
 from __future__ import annotations
 
@@ -24,6 +27,7 @@ from tir_schedules.gpu.kernel import (
     shared,
     workspace,
 )
+from tir_schedules.gpu.sample import sample
 from tir_schedules.op import by_hand
 
 _THREADS = 256
@@ -340,11 +344,9 @@ def apply_bitmask_inplace(vocab: int) -> tirx.PrimFunc:
 
 
 def sampling_functions(vocab: int) -> dict[str, tirx.PrimFunc]:
-    """Every sampling function of the library, by its entry point name; they write to their last arguments.
-
-    `sample`, which the Python engine calls, is not among them: browsers draw with `sample_with_top_p`.
-    """
+    """Every sampling function of the library, by its entry point name; they write to their last arguments."""
     makers = (
+        sample,
         softmax_with_temperature,
         argsort_probs,
         sample_with_top_p,

@@ -152,10 +152,15 @@ class _Describe:
 
 
 def _load(bundle: Path, context: int | None, device: str | None, console: Console) -> Engine:
-    with console.status("loading"):
+    if not console.is_terminal:
         from mlcpipe import Engine
 
         return Engine(bundle, context_length=context, device=device)
+    with console_progress(console, lasting=False) as progress:
+        progress.stage("loading")
+        from mlcpipe import Engine
+
+        return Engine(bundle, context_length=context, device=device, progress=progress)
 
 
 def _banner(wanted: Wanted, engine: Engine) -> str:

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from mlcpipe.bundle import Manifest
 from mlcpipe.checkpoint.json_files import read_json_object
 from mlcpipe.errors import BundleError, UsageError
+from mlcpipe.progress import Progress, SilentProgress
 from mlcpipe.runtime import tvm_runtime
 from mlcpipe.runtime.library import Library
 from mlcpipe.runtime.sampler import Sampler
@@ -35,6 +36,7 @@ class Engine:
         context_length: tokens to serve; None is what the bundle allows and memory has room for.
         threads: threads of the kernels; None is MLCPIPE_THREADS or the physical cores.
         device: of a bundle for Vulkan, `vulkan:0` and so on; None is the best, a discrete GPU before an integrated one.
+        progress: is told what loading onto a device does, and how many bytes of the weights it has copied.
 
     Raises BundleError, TargetError or ResourceError in words.
     """
@@ -46,9 +48,10 @@ class Engine:
         context_length: int | None = None,
         threads: int | None = None,
         device: str | None = None,
+        progress: Progress | None = None,
     ) -> None:
         self.path = Path(bundle)
-        self._library = Library(self.path, context_length, threads, device)
+        self._library = Library(self.path, context_length, threads, device, progress or SilentProgress())
         self._cached: list[int] = []  # tokens of the KV cache; empty also where an interrupt left it unknown
         self._measured: list[int] | None = None  # the sequence of `decode`
         self._greedy: Sampler | None = None  # of `prefill` and `decode`

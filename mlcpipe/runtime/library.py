@@ -19,6 +19,7 @@ from mlcpipe import cpu_features
 from mlcpipe.bundle import Manifest, open_params, read_manifest, verify
 from mlcpipe.env import env
 from mlcpipe.errors import BundleError, ResourceError, TargetError, UsageError
+from mlcpipe.progress import Progress, SilentProgress
 from mlcpipe.runtime import tvm_runtime
 from mlcpipe.runtime.places import Cpu, Place, place_for
 from mlcpipe.runtime.threads import own_threads, use_threads
@@ -44,7 +45,12 @@ class Library:
     """
 
     def __init__(
-        self, bundle: Path, context_length: int | None, threads: int | None, device: str | None = None
+        self,
+        bundle: Path,
+        context_length: int | None,
+        threads: int | None,
+        device: str | None = None,
+        progress: Progress = SilentProgress(),
     ) -> None:
         began = time.perf_counter()
         tvm_runtime.release_pools()  # what a library before this one left
@@ -60,8 +66,10 @@ class Library:
         weakref.finalize(self, tvm_runtime.release_pools)  # for those that still run it takes nothing away
         self.threads = own_threads(self._module, threads, self) or self.threads
         with self.place.errors():
+            if not self.on_host:
+                progress.stage(f"compile the kernels on {self.place.title}")
             self.place.prepared(self._module, self.threads)
-            self.params = self._params()
+            self.params = self._params(progress)
             self._kv = self._create_kv_cache()
         self._embed, self._prefill, self._decode, self._verify = (
             self._vm[name] for name in ("embed", "prefill", "decode", "batch_verify")
@@ -225,9 +233,15 @@ class Library:
                 f"manifest and library differ in {wrong[0]}", where=self.path, next_step="compile the model again"
             )
 
-    def _params(self) -> Any:
-        arrays = open_params(self.path, self.manifest)
-        tensors = [self.place.weights(arrays[info.name]) for info in self.manifest.params]
+    def _params(self, progress: Progress) -> Any:
+        arrays = open_params(self.path, self.manifest, preload="none" if self.on_host else "willneed")
+        tensors = []
+        if not self.on_host:
+            progress.stage(f"copy the weights to {self.place.title}")
+            progress.bytes_total(sum(arrays[info.name].nbytes for info in self.manifest.params))
+        for info in self.manifest.params:
+            tensors.append(self.place.weights(arrays[info.name]))
+            progress.advance(arrays[info.name].nbytes)
         self._rope_length: Any = None
         for i, info in enumerate(self.manifest.params):
             if info.name == _ROPE_LENGTH:

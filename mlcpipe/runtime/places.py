@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import json
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
@@ -101,19 +100,24 @@ class Gpu:
         return tvm_runtime.virtual_machine(executable, (vulkan.DEVICE_TYPE, self.device.index or 0))
 
     def weights(self, array: NDArray[Any]) -> Any:
-        return self.tensor(array)
+        made = self._empty(array)
+        tvm_runtime.function("runtime.TVMTensorCopyFromTo")(to_tvm(array), made)
+        return made
 
     def tensor(self, values: NDArray[Any]) -> Any:
-        made = tvm_runtime.function("runtime.TVMTensorAllocWithScope")(
-            Shape(values.shape), tvm_ffi.dtype(values.dtype.name), tvm_ffi.device("vulkan", self.device.index), None
-        )
+        made = self._empty(values)
         self.put(made, values)
         return made
 
+    def _empty(self, like: NDArray[Any]) -> Any:
+        return tvm_runtime.function("runtime.TVMTensorAllocWithScope")(
+            Shape(like.shape), tvm_ffi.dtype(like.dtype.name), tvm_ffi.device("vulkan", self.device.index), None
+        )
+
     def put(self, tensor: Any, values: NDArray[Any]) -> None:
-        source = np.ascontiguousarray(values)
-        address = source.ctypes.data_as(ctypes.c_void_p)
-        tvm_runtime.function("runtime.TVMTensorCopyFromBytes")(tensor, address, source.nbytes)
+        # Not TVMTensorCopyFromBytes, which waits for the device. The plugin has read the array when this returns.
+        source = tvm_ffi.from_dlpack(np.ascontiguousarray(values))
+        tvm_runtime.function("runtime.TVMTensorCopyFromTo")(source, tensor)
 
     def read(self, tensor: Any) -> Any:
         host = tvm_runtime.tensor(np.empty(tensor.shape, str(tensor.dtype)))

@@ -6,8 +6,11 @@ All of them run under the validation layer where it is installed: its messages, 
 from __future__ import annotations
 
 import ctypes
+import json
 import os
 import shutil
+import subprocess
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -18,7 +21,9 @@ from mlcpipe.errors import TargetError
 from tests.vulkan.kernels import Kernel, module_bytes
 
 LAYER = "VK_LAYER_KHRONOS_validation"
-SHARED = Path(__file__).parents[2] / "build" / "vulkan"
+ROOT = Path(__file__).parents[2]
+SHARED = ROOT / "build" / "vulkan"
+Start = Callable[..., dict[str, Any]]
 
 
 def has_layer() -> bool:
@@ -65,6 +70,32 @@ def gpu(plugin: Path) -> Iterator[Any]:
         pytest.skip(f"needs a Vulkan driver, Debian's mesa-vulkan-drivers: {error}")
     yield device
     assert list(vulkan.function("validation_messages")()) == []
+
+
+@pytest.fixture(scope="session")
+def beside_fake(gpu: Any, tmp_path_factory: pytest.TempPathFactory) -> Start:
+    """`start(module, argument, ..., watched=True, FAKE_...="")`: what `python -m module argument ...` prints as JSON.
+
+    `fake_loader.c` lies between the plugin and the system's loader there; `watched` is under the validation layer.
+    """
+    compiler = shutil.which("cc") or shutil.which("gcc")
+    folder = tmp_path_factory.mktemp("fake")
+    source, library = Path(__file__).with_name("fake_loader.c"), folder / "libvulkan.so.1"
+    flags = ["-O1", "-fPIC", "-shared", "-fvisibility=hidden", "-o", str(library), str(source), "-ldl"]
+    subprocess.run([str(compiler), *flags], check=True, timeout=120)
+    lines = Path("/proc/self/maps").read_text().splitlines()
+    real = next(line.split()[-1] for line in lines if "/libvulkan.so.1" in line)
+
+    def start(module: str, *arguments: str, watched: bool = True, **changes: str) -> dict[str, Any]:
+        layers = {"VK_INSTANCE_LAYERS": LAYER if watched and has_layer() else ""}
+        environment = {**os.environ, **layers, "LD_LIBRARY_PATH": str(folder), "FAKE_REAL": real, **changes}
+        command = [sys.executable, "-m", module, *arguments]
+        done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=280)
+        assert (done.returncode, done.stderr) == (0, "")
+        printed: dict[str, Any] = json.loads(done.stdout)
+        return printed
+
+    return start
 
 
 @pytest.fixture(scope="session")

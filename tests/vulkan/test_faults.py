@@ -2,64 +2,35 @@
 
 from __future__ import annotations
 
-import json
-import os
 import shutil
-import subprocess
-import sys
 from collections.abc import Callable, Sequence
-from ctypes.util import find_library
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.vulkan.conftest import LAYER, has_layer
+from tests.vulkan.conftest import Start, has_layer
 from tests.vulkan.kernels import ADD, INCREMENT, NUMBER, Kernel, module_bytes
 
-ROOT = Path(__file__).parents[2]
 CPU, DISCRETE, INTEGRATED = "4", "2", "1"
-Run = Callable[..., dict[str, Any]]
 
 
 @pytest.fixture(scope="module")
 def run(
-    gpu: Any, compiled: Callable[[Sequence[Kernel]], Any], tmp_path_factory: pytest.TempPathFactory
-) -> Run:
-    """`run(scenario, watched, FAKE_...)`: what the scenario prints; `watched` under the validation layer."""
-    compiler = shutil.which("cc") or shutil.which("gcc")
-    folder = tmp_path_factory.mktemp("fake")
-    source, library = Path(__file__).with_name("fake_loader.c"), folder / "libvulkan.so.1"
-    flags = ["-O1", "-fPIC", "-shared", "-fvisibility=hidden", "-o", str(library), str(source), "-ldl"]
-    subprocess.run([str(compiler), *flags], check=True, timeout=120)
+    beside_fake: Start, compiled: Callable[[Sequence[Kernel]], Any], tmp_path_factory: pytest.TempPathFactory
+) -> Start:
+    """`run(scenario, watched=True, FAKE_...="")`: what a function of `scenario.py` found."""
+    folder = tmp_path_factory.mktemp("scenario")
     module = folder / "module.bin"
     module.write_bytes(module_bytes([ADD, INCREMENT, NUMBER], folder))
-
-    def run(scenario: str, watched: bool = True, **changes: str) -> dict[str, Any]:
-        layers = {"VK_INSTANCE_LAYERS": LAYER} if watched and has_layer() else {"VK_INSTANCE_LAYERS": ""}
-        path = {"LD_LIBRARY_PATH": str(folder), "FAKE_REAL": _real_loader()}
-        command = [sys.executable, "-m", "tests.vulkan.scenario", scenario, str(module)]
-        environment = {**os.environ, **layers, **path, **changes}
-        done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=280)
-        assert (done.returncode, done.stderr) == (0, "")
-        printed: dict[str, Any] = json.loads(done.stdout)
-        return printed
-
-    return run
-
-
-def _real_loader() -> str:
-    """The path of the loader that this process has opened."""
-    assert find_library("vulkan")
-    lines = Path("/proc/self/maps").read_text().splitlines()
-    return next(line.split()[-1] for line in lines if "/libvulkan.so.1" in line)
+    return lambda scenario, **options: beside_fake("tests.vulkan.scenario", scenario, str(module), **options)
 
 
 OTHER = {"FAKE_TYPES": DISCRETE, "FAKE_HIDE": ",VK_KHR_push_descriptor,", "FAKE_CLOCK": "0"}
 
 
 @pytest.mark.parametrize("changes", [{}, OTHER], ids=["unified", "discrete-no-push-no-clock"])
-def test_every_call_of_the_driver_may_run_out_of_memory(run: Run, changes: dict[str, str]) -> None:
+def test_every_call_of_the_driver_may_run_out_of_memory(run: Start, changes: dict[str, str]) -> None:
     found = run("out_of_memory", **changes)
     assert found["calls"] > 15
     for where, words in found["messages"].items():
@@ -73,7 +44,7 @@ def test_every_call_of_the_driver_may_run_out_of_memory(run: Run, changes: dict[
 
 
 @pytest.mark.parametrize("changes", [{}, OTHER], ids=["unified", "discrete-no-push-no-clock"])
-def test_a_device_may_be_lost_in_every_call(run: Run, changes: dict[str, str]) -> None:
+def test_a_device_may_be_lost_in_every_call(run: Start, changes: dict[str, str]) -> None:
     found = run("lost", **changes)
     assert found["calls"] > 15
     for where, words in found["messages"].items():
@@ -83,14 +54,14 @@ def test_a_device_may_be_lost_in_every_call(run: Run, changes: dict[str, str]) -
     assert (found["counts"]["pipelines_alive"], found["counts"]["buffers_alive"]) == (0, 2 if changes else 0)
 
 
-def test_opening_a_device_may_fail_in_every_call(run: Run) -> None:
+def test_opening_a_device_may_fail_in_every_call(run: Start) -> None:
     found = run("opening")
     assert found["calls"] > 15
     assert all(words.startswith("vulkan: ") and "MemoryError" in where for where, words in found["messages"].items())
     assert {where.split(":")[0] for where in found["messages"]} >= {"vkCreateDevice", "vkCreateSemaphore"}
 
 
-def test_a_lost_device_is_opened_anew_and_its_tensors_say_so(run: Run) -> None:
+def test_a_lost_device_is_opened_anew_and_its_tensors_say_so(run: Start) -> None:
     found = run("tensors_of_a_lost_device")
     first, *later, launch = found["errors"]
     assert "the driver of llvmpipe" in first or "gave the device up" in first
@@ -100,14 +71,14 @@ def test_a_lost_device_is_opened_anew_and_its_tensors_say_so(run: Run) -> None:
 
 
 @pytest.mark.parametrize("changes", [{}, OTHER], ids=["unified", "discrete"])
-def test_memory_that_ends(run: Run, changes: dict[str, str]) -> None:
+def test_memory_that_ends(run: Start, changes: dict[str, str]) -> None:
     found = run("full", **changes)
     assert found["error"].startswith("vulkan: no room for 1.91 MiB more on ")
     assert "are in use here" in found["error"]
     assert 60 <= found["tensors"] <= 79
 
 
-def test_a_thousand_loads_leave_nothing(run: Run) -> None:
+def test_a_thousand_loads_leave_nothing(run: Start) -> None:
     grown = run("cycles", watched=False)
     for name in ("buffers_alive", "pipelines_alive", "used_bytes", "blocks", "block_bytes"):
         assert grown[name] <= 0, name
@@ -115,7 +86,7 @@ def test_a_thousand_loads_leave_nothing(run: Run) -> None:
     assert grown["resident"] < 16 << 20
 
 
-def test_the_best_device_is_the_first(run: Run) -> None:
+def test_the_best_device_is_the_first(run: Start) -> None:
     found = run("describe", FAKE_TYPES=f"{CPU},{INTEGRATED},{DISCRETE}")["devices"]
     assert [(d["spec"], d["kind"]) for d in found] == [
         ("vulkan:0", "discrete"),
@@ -124,7 +95,7 @@ def test_the_best_device_is_the_first(run: Run) -> None:
     ]
 
 
-def test_two_devices(run: Run) -> None:
+def test_two_devices(run: Start) -> None:
     found = run("across", FAKE_TYPES=f"{CPU},{DISCRETE}")
     assert found["kinds"] == ["discrete", "software"]
     assert found["same"]
@@ -132,14 +103,14 @@ def test_two_devices(run: Run) -> None:
 
 
 @pytest.mark.parametrize("types", [CPU, f"{CPU},{DISCRETE}"], ids=["one-device", "two-devices"])
-def test_threads_share_a_device(run: Run, types: str) -> None:
+def test_threads_share_a_device(run: Start, types: str) -> None:
     found = run("threads", FAKE_TYPES=types)
     assert found["failures"] == []
     assert found["alive"] == [0, found["alive"][1]]
     assert found["alive"][1] <= 2  # staging buffers
 
 
-def test_a_missing_barrier_is_an_error_under_validation(run: Run) -> None:
+def test_a_missing_barrier_is_an_error_under_validation(run: Start) -> None:
     if not has_layer():
         pytest.skip("needs the validation layer, Debian's vulkan-validationlayers")
     words = run("hazard")["error"]
@@ -147,7 +118,7 @@ def test_a_missing_barrier_is_an_error_under_validation(run: Run) -> None:
     assert "SYNC-HAZARD" in words
 
 
-def test_an_old_driver_is_listed_with_the_reason(run: Run) -> None:
+def test_an_old_driver_is_listed_with_the_reason(run: Start) -> None:
     (device,) = run("describe", FAKE_VERSION=str((1 << 22) | (1 << 12)))["devices"]
     assert device["problem"] == "its driver has Vulkan 1.1, 1.2 is needed"
     assert run("once", FAKE_VERSION=str((1 << 22) | (1 << 12)))["target_error"].startswith(
@@ -155,7 +126,7 @@ def test_an_old_driver_is_listed_with_the_reason(run: Run) -> None:
     )
 
 
-def test_without_a_loader_or_driver_there_is_a_sentence(run: Run, tmp_path: Path) -> None:
+def test_without_a_loader_or_driver_there_is_a_sentence(run: Start, tmp_path: Path) -> None:
     (tmp_path / "libvulkan.so.1").write_bytes(b"no library")
     (tmp_path / "libvulkan.so").write_bytes(b"no library")
     found = run("describe", LD_LIBRARY_PATH=str(tmp_path))
@@ -167,7 +138,7 @@ def test_without_a_loader_or_driver_there_is_a_sentence(run: Run, tmp_path: Path
 
 
 @pytest.mark.alone
-def test_a_launch_costs_the_host_little(run: Run) -> None:
+def test_a_launch_costs_the_host_little(run: Start) -> None:
     """Microseconds of the calling thread, TVM's call and the driver's recording included; 0.4-1.3 on Zen 5, ten times
     that while others use its cores."""
     for changes in ({}, {"FAKE_HIDE": ",VK_KHR_push_descriptor,"}):
@@ -177,7 +148,7 @@ def test_a_launch_costs_the_host_little(run: Run) -> None:
         assert cost["independent"] < 15
 
 
-def test_compiled_kernels_are_kept_on_the_disk(run: Run, plugin: Path, tmp_path: Path) -> None:
+def test_compiled_kernels_are_kept_on_the_disk(run: Start, plugin: Path, tmp_path: Path) -> None:
     """The next process finds them; a torn file is passed over and written anew; no folder is no error."""
     folder = tmp_path / "vulkan"
     folder.mkdir()

@@ -1,0 +1,75 @@
+"""What tests do with a whole model in a process of its own, with `fake_loader.c` under the plugin: NAME BUNDLE [NUMBER].
+
+Prints one line of JSON.
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+sys.modules["torch"] = None  # type: ignore[assignment]  # tvm_ffi would load it, a second for each of these processes
+
+from mlcpipe import Engine, SamplingParams
+from mlcpipe.errors import ResourceError
+from mlcpipe.runtime import vulkan
+
+GREEDY = SamplingParams(temperature=0.0)
+TOKEN = 5
+
+
+def greedy(bundle: Path, count: int) -> dict[str, Any]:
+    """The first tokens of an answer, or why there is none."""
+    try:
+        engine = Engine(bundle)
+    except ResourceError as error:
+        return {"error": str(error), "counts": vulkan.counts(vulkan.choose())}
+    return {"tokens": engine.generate([1, 2, 3], sampling=GREEDY, max_tokens=count, ignore_eos=True).token_ids}
+
+
+def steps(bundle: Path, count: int) -> dict[str, Any]:
+    """Decode steps one by one: microseconds on the clock and of this thread, best and median, and counts a step."""
+    engine = Engine(bundle)
+    engine.prefill([1, 2, 3])
+    for _ in range(10):
+        engine.decode(TOKEN)
+    before, clock, thread = vulkan.counts(vulkan.choose()), [], []
+    for _ in range(count):
+        began, began_here = time.perf_counter(), time.thread_time()
+        engine.decode(TOKEN)
+        clock.append((time.perf_counter() - began) * 1e6)
+        thread.append((time.thread_time() - began_here) * 1e6)
+    after = vulkan.counts(vulkan.choose())
+    clock.sort()
+    thread.sort()
+    return {
+        "clock": [clock[0], clock[count // 2]],
+        "thread": [thread[0], thread[count // 2]],
+        "counts": {name: (after[name] - before[name]) / count for name in after},
+    }
+
+
+def cycles(bundle: Path, count: int) -> dict[str, Any]:
+    """So many times an engine, an answer, and nothing left of it: what has grown since the tenth part of them."""
+
+    def state() -> dict[str, int]:
+        gc.collect()
+        return {**vulkan.counts(vulkan.choose()), "resident": psutil.Process().memory_info().rss}
+
+    before: dict[str, int] = {}
+    for i in range(count):
+        if i == count // 10:
+            before = state()
+        Engine(bundle).generate([1, 2, 3], sampling=GREEDY, max_tokens=4, ignore_eos=True)
+    return {name: number - before[name] for name, number in state().items()}
+
+
+if __name__ == "__main__":
+    run = {f.__name__: f for f in (greedy, steps, cycles)}[sys.argv[1]]
+    sys.stdout.write(json.dumps(run(Path(sys.argv[2]), int(sys.argv[3]))))

@@ -1,0 +1,139 @@
+"""A decode step on a device: nothing is allocated or compiled, one number comes back, and the host adds little."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import mlcpipe
+from mlcpipe import Engine, SamplingParams
+from mlcpipe.bundle import read_manifest
+from mlcpipe.runtime import tvm_runtime, vulkan
+from tests.conftest import TinyLlama, write_llama
+from tests.vulkan.conftest import Start
+
+pytestmark = pytest.mark.usefixtures("gpu")
+
+STEPS = 150  # past 128 keys, from where attention has several parts, and a workspace for them
+DRAWN = SamplingParams(temperature=0.8, top_k=50, top_p=0.9, repetition_penalty=1.2, frequency_penalty=0.3, seed=4)
+MIB = 1 << 20
+# Tables of the KV cache have 256 KiB, whatever the model: this is the least that can be told from them.
+SMALL = f'base = "vulkan"\n[limits]\nmax_binding_bytes = {MIB}\n'
+LARGE = TinyLlama(vocab_size=4096, hidden_size=128, head_dim=32, tied=False)  # 2 MiB of embedding, and of output
+
+
+@pytest.fixture(scope="module")
+def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("steps")
+    checkpoint = write_llama(folder / "checkpoint")
+    return mlcpipe.compile(checkpoint, target="vulkan", quantization="q4f32_1", output=folder / "bundle")
+
+
+def since(before: Mapping[str, int], device: vulkan.Device) -> dict[str, int]:
+    return {name: count - before[name] for name, count in vulkan.counts(device).items()}
+
+
+@pytest.mark.parametrize("sampling", [SamplingParams(temperature=0.0), DRAWN], ids=["greedy", "drawn"])
+def test_a_step_allocates_and_compiles_nothing(bundle: Path, gpu: vulkan.Device, sampling: SamplingParams) -> None:
+    engine = Engine(bundle)
+    stream = engine.generate([7, 8, 9], sampling=sampling, max_tokens=STEPS, ignore_eos=True, stream=True)
+    for _ in range(3):
+        next(stream)
+    before = vulkan.counts(gpu)
+    for _ in range(100):
+        next(stream)
+    found = since(before, gpu)
+    assert (found["buffers_made"], found["buffers_alive"], found["blocks"], found["pipelines_made"]) == (0, 0, 0, 0)
+    assert found["downloaded_bytes"] == 4 * 100
+    assert found["submits"] <= 4 * 100
+    for _ in range(40):  # attention gets a second part, and its workspace, once
+        next(stream)
+    assert since(before, gpu)["buffers_made"] <= 2
+    assert since(before, gpu)["pipelines_made"] == 0
+
+
+def test_memory_of_a_model_is_given_back(bundle: Path, gpu: vulkan.Device) -> None:
+    def answer() -> None:
+        Engine(bundle).generate(list(range(140)), sampling=DRAWN, max_tokens=3, ignore_eos=True)
+        gc.collect()
+        tvm_runtime.release_pools()
+
+    answer()
+    before = vulkan.counts(gpu)
+    answer()
+    found = since(before, gpu)
+    assert (found["buffers_alive"], found["used_bytes"], found["pipelines_alive"]) == (0, 0, 0)
+
+
+def test_copying_the_weights_is_reported(bundle: Path) -> None:
+    class Reported:
+        def __init__(self) -> None:
+            self.stages: list[str] = []
+            self.total, self.parts = 0, [0]
+
+        def stage(self, name: str) -> None:
+            self.stages.append(name)
+
+        def bytes_total(self, n: int) -> None:
+            self.total = n
+
+        def advance(self, n: int) -> None:
+            self.parts.append(n)
+
+    reported = Reported()
+    engine = Engine(bundle, progress=reported)
+    assert [stage.split(" vulkan:0, ")[0] for stage in reported.stages] == ["compile the kernels on", "copy the weights to"]
+    assert reported.total == sum(reported.parts) == engine.manifest.memory_plan.weights_bytes
+
+
+def test_kernels_can_be_measured(bundle: Path, gpu: vulkan.Device) -> None:
+    engine = Engine(bundle)
+    engine.prefill([1, 2, 3])
+    with vulkan.profiled(gpu) as times:
+        token = engine.decode(5)
+    before = vulkan.counts(gpu)
+    assert engine.decode(token) >= 0
+    launches = since(before, gpu)["dispatches"]
+    assert sum(calls for calls, _ in times.values()) == launches
+    assert all(0 < seconds < 1 for _, seconds in times.values())
+    assert any("matmul" in name for name in times)
+
+
+@pytest.mark.parametrize("kind", ["4", "2"], ids=["unified", "discrete"])
+def test_weights_larger_than_a_binding_are_split(beside_fake: Start, tmp_path: Path, kind: str) -> None:
+    """A device that binds 1 MiB runs a model with 2 MiB of embedding that was compiled for it, and refuses another."""
+    checkpoint = write_llama(tmp_path / "checkpoint", LARGE)
+    board = tmp_path / "board.toml"
+    board.write_text(SMALL, encoding="utf-8")
+    bundles = {
+        name: mlcpipe.compile(
+            checkpoint, target=target, quantization="q0f32", output=tmp_path / name, context_length=64
+        )
+        for name, target in (("split", str(board)), ("whole", "vulkan"))
+    }
+    largest = [max(int(np.prod(p.shape)) * 4 for p in read_manifest(b).params) for b in bundles.values()]
+    assert largest[0] <= MIB < largest[1]
+    fake = {"FAKE_RANGE": str(MIB), "FAKE_TYPES": kind}
+    expected = Engine(bundles["whole"]).generate([1, 2, 3], sampling=SamplingParams(temperature=0.0), max_tokens=8, ignore_eos=True)
+    found = beside_fake("tests.vulkan.engine_scenario", "greedy", str(bundles["split"]), "8", **fake)
+    assert found["tokens"] == expected.token_ids
+    refused = beside_fake("tests.vulkan.engine_scenario", "greedy", str(bundles["whole"]), "8", **fake)
+    assert "a tensor of 2.00 MiB is larger than llvmpipe" in refused["error"]
+    assert "allows: 1.00 MiB (maxStorageBufferRange)" in refused["error"]
+
+
+@pytest.mark.alone
+@pytest.mark.parametrize("changes", [{}, {"FAKE_TYPES": "2"}], ids=["unified", "discrete"])
+def test_the_host_adds_little_to_a_step(beside_fake: Start, bundle: Path, changes: dict[str, str]) -> None:
+    """With kernels that do nothing, what is left of a step is the host's: Python, TVM, recording, submitting, waiting."""
+    found: dict[str, Any] = beside_fake(
+        "tests.vulkan.engine_scenario", "steps", str(bundle), "100", watched=False, FAKE_IDLE="1", **changes
+    )
+    assert found["counts"]["buffers_made"] == found["counts"]["pipelines_made"] == 0
+    assert found["counts"]["downloaded_bytes"] == 4
+    assert found["thread"][0] < 1500  # microseconds; several times what a quiet machine takes

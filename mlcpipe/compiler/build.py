@@ -81,7 +81,10 @@ def build_for_device(state: Lowering, *, registered: bool = True, beside: Sequen
     """
     lowered, _ = run(state, LOWER_TO_VM)
     builder, parts = _bytecode(lowered, "")
-    mod = tvm.IRModule({gv: f for part in parts for m in (part.of_hosts, part.internal) for gv, f in m.functions.items()})
+    mod = tvm.IRModule({})
+    for part in parts:
+        mod.update(part.of_hosts)
+        mod.update(part.internal)
     mod = mod.with_attr("system_lib_prefix", "") if registered else mod
     library = _or_compile_error(lowered, lambda: tirx.build(mod, target=lowered.tvm_target))
     return _executable(builder, lowered, [library, *beside])

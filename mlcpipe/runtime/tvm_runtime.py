@@ -56,7 +56,10 @@ def function(name: str) -> Any:
 
 
 def load_module(path: Path) -> Any:
-    """A compiled library as a module, unloaded with the last reference to it. Raises RuntimeError for a file that is none."""
+    """A compiled library as a module, which is unloaded with the last reference to it.
+
+    Raises RuntimeError for a file that is none.
+    """
     load()
     return tvm_ffi.load_module(str(path.resolve()), keep_module_alive=False)
 

@@ -55,8 +55,8 @@ def sample(vocab: int) -> tirx.PrimFunc:
 
     As transformers' warpers in order: temperature, top-k (0: off; of equal logits the lower ids), top-p over what
     is left, min-p relative to the largest. Temperature 0 takes the largest logit, the lowest id on a tie. `uniform`
-    in [0, 1) draws, from the best token down where top-k or top-p is on, else by id; a token e**86 times less likely than
-    the best is never drawn, as masked ones must not be.
+    in [0, 1) draws, from the best token down where top-k or top-p is on, else by id; a token e**86 times less likely
+    than the best is never drawn, as masked ones must not be.
     """
 
     @T.prim_func(s_tir=True)

@@ -90,7 +90,7 @@ def test_activations_in_float16(tmp_path: Path) -> None:
 
 
 def test_two_engines_and_penalties_in_one_process(tmp_path: Path) -> None:
-    """Sampling happens on the host, on logits that the device made: the same draws as on the CPU."""
+    """The device draws the tokens that the CPU draws."""
     checkpoint = write_llama(tmp_path / "checkpoint")
     bundle = mlcpipe.compile(checkpoint, target="vulkan", quantization="q4f32_1", output=tmp_path / "gpu")
     first, second = Engine(bundle), Engine(bundle, device="vulkan:0")

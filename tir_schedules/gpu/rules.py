@@ -10,6 +10,7 @@ from tir_schedules.gpu.elementwise import elementwise
 from tir_schedules.gpu.matmul import expert_matmul, matmul, take
 from tir_schedules.gpu.norm import norm
 from tir_schedules.gpu.route import moe_route
+from tir_schedules.gpu.subgroup_matmul import subgroup_expert_matmul, subgroup_matmul
 from tir_schedules.op import Declined, Op, scheduled
 
 Knobs = Mapping[str, int | str]
@@ -30,6 +31,8 @@ def _hand_written(make: Callable[[Op, str, Knobs], tirx.PrimFunc | Declined]) ->
 
 # Name, the operations that it is for (none: any), rule.
 RULES: tuple[tuple[str, tuple[str, ...], Rule], ...] = (
+    ("gpu.subgroup_matmul", ("matmul", "gated_matmul"), _hand_written(subgroup_matmul)),
+    ("gpu.subgroup_expert_matmul", ("expert_matmul",), _hand_written(subgroup_expert_matmul)),
     ("gpu.matmul", ("matmul", "gated_matmul"), _hand_written(matmul)),
     ("gpu.take", ("take",), _hand_written(take)),
     ("gpu.expert_matmul", ("expert_matmul",), _hand_written(expert_matmul)),

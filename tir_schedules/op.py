@@ -44,7 +44,9 @@ def tag(func: tirx.PrimFunc, kind: str, **facts: int | float | str) -> tirx.Prim
     )
 
 
-def by_hand(functions: Mapping[str, tirx.PrimFunc], prefix: str = "", **facts: int) -> dict[str, tirx.PrimFunc]:
+def by_hand(
+    functions: Mapping[str, tirx.PrimFunc], prefix: str = "", **facts: int | float | str
+) -> dict[str, tirx.PrimFunc]:
     """Functions that were written with their schedules, tagged with their names."""
     return {
         name: tag(func, prefix + name, **facts).with_attr("tirx.is_scheduled", True) for name, func in functions.items()

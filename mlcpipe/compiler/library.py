@@ -164,7 +164,7 @@ def own_barriers() -> tvm.transform.PassContext:
     TVM's ThreadSync sees hazards where invocations keep to their own elements, and fails on those in conditions; what
     it would guard is that StorageRewrite puts two shared arrays in one place.
     """
-    return tvm.transform.PassContext(disabled_pass=["s_tir.ThreadSync"], config={"tirx.disable_storage_rewrite": True})
+    return tvm.transform.PassContext(disabled_pass=["s_tir.ThreadSync", "s_tir.CompactBufferAllocation"], config={"tirx.disable_storage_rewrite": True})
 
 
 def link_wasm(emcc: Emscripten, module: object, runtime: Sequence[Path], path: Path, level: str) -> None:

@@ -24,12 +24,13 @@ def schedule_kernels(state: Lowering) -> Lowering:
             continue
         op = op_of(func)
         kind = op.kind if op is not None else "fused"
-        if func.attrs is not None and "tirx.is_scheduled" in func.attrs:
+        by_hand = func.attrs is not None and "tirx.is_scheduled" in func.attrs
+        if by_hand and not any(kind in kinds for _, kinds, _ in rules):
             reports.append(KernelReport(gv.name_hint, kind, BY_HAND, "written with its schedule"))
             continue
         declined = []
         for name, kinds, rule in rules:
-            if kinds and kind not in kinds:
+            if kind not in kinds if kinds else by_hand:
                 continue
             result = rule(func, op, state.variant.schedule)
             if isinstance(result, Declined):
@@ -45,4 +46,6 @@ def schedule_kernels(state: Lowering) -> Lowering:
                 )
             )
             break
+        else:
+            reports.append(KernelReport(gv.name_hint, kind, BY_HAND, "; ".join(declined)))
     return state.with_mod(mod, kernels=tuple(sorted(reports, key=lambda r: r.name)))

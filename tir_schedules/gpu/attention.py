@@ -5,6 +5,9 @@ They have the calling convention of `tir_schedules/paged.py`; `kv_pages.py` says
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import asdict, fields, replace
+
 from tvm import tirx
 
 from tir_schedules.gpu.decode_attention import decode
@@ -19,8 +22,9 @@ from tir_schedules.gpu.kv_pages import (
     read_back,
     split,
 )
+from tir_schedules.gpu.octets import OCTET
 from tir_schedules.gpu.prefill_attention import prefill_cached, prefill_chunk
-from tir_schedules.op import by_hand
+from tir_schedules.op import Declined, Op, by_hand
 from tir_schedules.paged import PAGE
 
 __all__ = ["ACTIVATION_DTYPES", "PAGE", "AttentionShape", "kv_cache_functions", "kv_dtypes"]
@@ -48,6 +52,24 @@ def kv_cache_functions(shape: AttentionShape, num_layers: int) -> dict[str, tirx
     if window:
         functions["prefill_cached_sliding"] = prefill_cached(shape, window, True)
         functions["decode_sliding"] = decode(shape, window, True)
-    tagged = by_hand(functions, "kv_cache_")
+    facts = {**asdict(shape), "all_slide": int(shape.all_slide), "shuffled": int(shape.shuffled)}
+    tagged = by_hand(functions, "kv_cache_", **facts)
     # Without windows those for sliding layers are never called, and a kernel less is a shader less to compile.
     return {f"{name}_sliding": tagged[name] for name in ("prefill_cached", "decode")} | tagged
+
+
+# Kinds of functions that `of_subgroups` makes again.
+OF_SUBGROUPS = ("kv_cache_decode", "kv_cache_decode_sliding")
+
+
+def of_subgroups(op: Op, knobs: Mapping[str, int | str]) -> tirx.PrimFunc | Declined:
+    """A function of the cache for a target that knows the size of a subgroup."""
+    names = {field.name for field in fields(AttentionShape)}
+    shape = AttentionShape(**{name: value for name, value in op.facts.items() if name in names})
+    size = int(knobs.get("subgroup", 0))
+    if not size or shape.head_dim % OCTET:
+        return Declined(f"heads of {shape.head_dim}" if size else "subgroups of no known size")
+    shape = replace(shape, all_slide=bool(shape.all_slide), subgroup=size, shuffled=bool(knobs["shuffle_x"]))
+    sliding = op.kind.endswith("_sliding")
+    window = shape.sliding_window if sliding or shape.all_slide else 0
+    return decode(shape, window, sliding)

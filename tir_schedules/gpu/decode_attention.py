@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 from tvm import tirx
 from tvm.script.ir_builder import tirx as I
 
@@ -25,6 +23,7 @@ from tir_schedules.gpu.kernel import (
 )
 from tir_schedules.gpu.kv_pages import AttentionShape, flat_pages, heads_argument
 from tir_schedules.gpu.scores import Cached, cached_arguments, results, score_of
+from tir_schedules.gpu.subgroup_attention import Finish, Store, SubgroupPart, heads_of
 from tir_schedules.paged import PAGE
 
 # Keys of one part of a sequence: a workgroup each, merged by a second kernel.
@@ -51,20 +50,33 @@ def decode(shape: AttentionShape, window: int, sliding_info: bool) -> tirx.PrimF
         scale = rest[-1]
         cached = Cached(sliding_info, flat_pages(shape, paged), indptr, indices, length, k_position, q_position)
         parts = ceildiv(indices.shape[0], _PART // PAGE)
-        groups = batch * shape.num_kv_heads
+        subgroups = _subgroups(shape)
+        threads, groups = _DECODE_THREADS, batch * shape.num_kv_heads
+        if shape.subgroup:
+            threads, groups = subgroups * shape.subgroup, groups * (shape.group // heads_of(shape))
+
+        def task(index: Expr, part: Expr, tx: Expr) -> _DecodePart | SubgroupPart:
+            if shape.subgroup:
+                return SubgroupPart(shape, cached, window, index, keep(part * _PART), _PART, subgroups)
+            return _DecodePart(shape, cached, window, index, part, tx)
+
+        def at_least(total: Expr) -> Expr:
+            return I.max(total, I.float32(1e-37))
 
         def finish(b: Expr, head: Expr, top: Expr, total: Expr) -> None:
-            put(lse, (b, head), top + I.log2(I.max(total, I.float32(1e-37))))
+            put(lse, (b, head), top + I.log2(at_least(total)))
+
+        def mean(b: Expr, head: Expr, d: Expr, sum_: Expr, total: Expr) -> None:
+            put(out, (b, head, d), sum_ / at_least(total))
 
         def in_one() -> None:
-            with launch(_DECODE_THREADS, groups) as (bx, _, tx):
-                task = _DecodePart(shape, cached, window, bx, 0, tx)
-                task.run(q, scale, lambda b, head, d, sum_: put(out, (b, head, d), sum_ / task.whole(head)), finish)
+            with launch(threads, groups) as (bx, _, tx):
+                task(bx, 0, tx).run(q, scale, mean, finish)
 
         def in_parts() -> None:
             values = workspace((parts * batch * heads * dim,), "float32")
             sums = workspace((parts * batch * heads * 2,), "float32")
-            with launch(_DECODE_THREADS, groups, parts) as (bx, by, tx):
+            with launch(threads, groups, parts) as (bx, by, tx):
 
                 def at(b: Expr, head: Expr) -> Expr:
                     return (by * batch + b) * heads + head
@@ -73,8 +85,10 @@ def decode(shape: AttentionShape, window: int, sliding_info: bool) -> tirx.PrimF
                     put(sums, at(b, head) * 2, top)
                     put(sums, at(b, head) * 2 + 1, total)
 
-                task = _DecodePart(shape, cached, window, bx, by, tx)
-                task.run(q, scale, lambda b, head, d, sum_: put(values, at(b, head) * dim + d, sum_), keep_sums)
+                def keep_values(b: Expr, head: Expr, d: Expr, sum_: Expr, total: Expr) -> None:
+                    put(values, at(b, head) * dim + d, sum_)
+
+                task(bx, by, tx).run(q, scale, keep_values, keep_sums)
             _merge_parts(shape, batch, parts, values, sums, out, lse)
 
         with I.If(parts <= 1):
@@ -84,6 +98,11 @@ def decode(shape: AttentionShape, window: int, sliding_info: bool) -> tirx.PrimF
                 in_parts()
 
     return function("paged_decode", arguments, body)
+
+
+def _subgroups(shape: AttentionShape) -> int:
+    """Subgroups of a workgroup, so that each has a block of keys of a part. Software adapters have no use for two."""
+    return 1 if shape.shuffled else 4
 
 
 class _DecodePart:
@@ -99,18 +118,14 @@ class _DecodePart:
         self.scores = shared(shape.group * _PART)
         self.totals = shared(2 * shape.group)
 
-    def whole(self, head: Expr) -> Expr:
-        """The sum of weights of a head, at least a tiny number."""
-        return I.max(self.totals[2 * (head % self.shape.group) + 1], I.float32(1e-37))
-
     def run(
         self,
         q: Buffer,
         scale: Expr,
-        store: Callable[[Expr, Expr, Expr, Expr], None],
-        finish: Callable[[Expr, Expr, Expr, Expr], None],
+        store: Store,
+        finish: Finish,
     ) -> None:
-        """store(b, head, d, sum of weighted values), finish(b, head, largest score, sum of weights)."""
+        """store(b, head, d, sum of weighted values, sum of weights), finish(b, head, largest score, sum of weights)."""
         self._scores(q, scale)
         self._weights(finish)
         self._values(store)
@@ -137,7 +152,7 @@ class _DecodePart:
                     put(self.scores, g * _PART + t, score)
         barrier()
 
-    def _weights(self, finish: Callable[[Expr, Expr, Expr, Expr], None]) -> None:
+    def _weights(self, finish: Finish) -> None:
         """Scores become weights; a row of 16 invocations takes each head, in turns."""
         group, tx = self.shape.group, self.tx
         lanes, rows = 16, _DECODE_THREADS // 16
@@ -173,7 +188,7 @@ class _DecodePart:
                 finish(self.b, self.h * group + g, best[0], total[0])
             barrier()
 
-    def _values(self, store: Callable[[Expr, Expr, Expr, Expr], None]) -> None:
+    def _values(self, store: Store) -> None:
         group, dim, threads, tx = self.shape.group, self.shape.head_dim, _DECODE_THREADS, self.tx
         sums = local(group)
         with I.serial(0, ceildiv(dim, threads)) as i:
@@ -188,7 +203,7 @@ class _DecodePart:
                     for g in range(group):
                         add(sums, g, v * self.scores[g * _PART + t])
                 for g in range(group):
-                    store(self.b, self.h * group + g, d, sums[g])
+                    store(self.b, self.h * group + g, d, sums[g], self.totals[2 * g + 1])
 
 
 def _merge_parts(

@@ -40,7 +40,13 @@ def kv_dtypes(activation_dtype: str) -> tuple[str, ...]:
 
 @dataclass(frozen=True)
 class AttentionShape(Heads):
-    """Static facts of a model's attention. `dtype` is that of queries, outputs and the cache."""
+    """Static facts of a model's attention. `dtype` is that of queries, outputs and the cache.
+
+    `subgroup`: lanes of a subgroup, 0 where no size is known; `shuffled`: where `octets.Xs` says.
+    """
+
+    subgroup: int = 0
+    shuffled: bool = False
 
     @property
     def bytes_per_token(self) -> int:

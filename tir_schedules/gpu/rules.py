@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 
 from tvm import tirx
 
+from tir_schedules.gpu.attention import OF_SUBGROUPS, of_subgroups
 from tir_schedules.gpu.elementwise import elementwise
 from tir_schedules.gpu.matmul import expert_matmul, matmul, take
 from tir_schedules.gpu.norm import norm
@@ -29,6 +30,11 @@ def _hand_written(make: Callable[[Op, str, Knobs], tirx.PrimFunc | Declined]) ->
     return rule
 
 
+def _subgroup_attention(func: tirx.PrimFunc, op: Op | None, knobs: Knobs) -> tirx.PrimFunc | Declined:
+    kernel = Declined("not tagged") if op is None else of_subgroups(op, knobs)
+    return kernel if isinstance(kernel, Declined) else scheduled(kernel, func)
+
+
 # Name, the operations that it is for (none: any), rule.
 RULES: tuple[tuple[str, tuple[str, ...], Rule], ...] = (
     ("gpu.subgroup_matmul", ("matmul", "gated_matmul"), _hand_written(subgroup_matmul)),
@@ -36,6 +42,7 @@ RULES: tuple[tuple[str, tuple[str, ...], Rule], ...] = (
     ("gpu.matmul", ("matmul", "gated_matmul"), _hand_written(matmul)),
     ("gpu.take", ("take",), _hand_written(take)),
     ("gpu.expert_matmul", ("expert_matmul",), _hand_written(expert_matmul)),
+    ("gpu.subgroup_attention", OF_SUBGROUPS, _subgroup_attention),
     ("gpu.norm", ("rms_norm", "add_rms_norm"), _hand_written(norm)),
     ("gpu.moe_route", ("moe_route",), _hand_written(moe_route)),
     ("gpu.elementwise", (), elementwise),

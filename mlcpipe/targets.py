@@ -28,6 +28,7 @@ _KEYS = {
     "link": str,
     "features": list,
     "companions": list,
+    "vendor": int,
     "tvm": dict,
     "limits": dict,
     "schedule": dict,
@@ -60,7 +61,8 @@ class Target:
 
     `features` are what the code needs of a GPU beyond what every one has (of a CPU, its variants say). `companions` are
     targets, best first, whose code runs on the same weights and needs more features: `--quantization auto` compiles
-    for them, too, into the same bundle. `kernels` is a folder of `tir_schedules`.
+    for them, too, into the same bundle. `kernels` is a folder of `tir_schedules`. `vendor` made the GPUs that the target
+    is for (PCI's number, or Khronos'); 0: any.
     """
 
     name: str
@@ -74,6 +76,7 @@ class Target:
     schedule: Knobs
     features: tuple[str, ...] = ()
     companions: tuple[str, ...] = ()
+    vendor: int = 0
     variants: tuple[Variant, ...] = ()
 
 
@@ -98,6 +101,27 @@ def load_target(name: str) -> Target:
     return _target(path.stem, _merged(path, depth=0), path)
 
 
+def suited_target(vendor: int, limits: Mapping[str, Any]) -> str:
+    """The Vulkan target that suits a device best, by its maker and what it grants (see `runtime.vulkan.Device`)."""
+    for name in target_names():
+        target = load_target(name)
+        if not target.vendor or target.vendor != vendor:
+            continue
+        lanes, need = int(target.schedule.get("subgroup", 0)), target.limits
+        sizes = limits["min_subgroup_size"] <= lanes <= limits["max_subgroup_size"]
+        enough = all(
+            limits[theirs] >= need[ours]
+            for theirs, ours in (
+                ("max_threads", "max_invocations"),
+                ("max_shared_memory_bytes", "max_shared_bytes"),
+                ("max_buffer_bytes", "max_binding_bytes"),
+            )
+        )
+        if enough and (not lanes or (sizes and limits["can_require_subgroup_size"])):
+            return name
+    return "vulkan"
+
+
 def _merged(path: Path, depth: int) -> dict[str, Any]:
     try:
         if path.stat().st_size > MAX_BYTES:
@@ -118,7 +142,7 @@ def _merged(path: Path, depth: int) -> dict[str, Any]:
 
 
 def _target(name: str, values: dict[str, Any], path: Path) -> Target:
-    values = {"features": [], "companions": [], **values}
+    values = {"features": [], "companions": [], "vendor": 0, **values}
     entries = values.pop("variants", [])
     _check(values, _KEYS, "target file", path)
     for key in ("features", "companions"):

@@ -167,6 +167,7 @@ def _variants() -> Iterator[Finding]:
 def _vulkan() -> Iterator[Finding]:
     """The plugin, compiled now if it was not (some ten seconds, once), and the devices that it finds."""
     from mlcpipe.runtime import vulkan, vulkan_plugin
+    from mlcpipe.targets import suited_target
 
     try:
         with stderr_console().status("compiling the Vulkan plugin, once"):
@@ -188,6 +189,7 @@ def _vulkan() -> Iterator[Finding]:
             f"{limits['max_threads']} threads share {byte_size(limits['max_shared_memory_bytes'])}",
             f"subgroups of {' to '.join(map(str, subgroups))}",
             f"has {', '.join(name for f, name in _VULKAN_FEATURES.items() if f in device.features) or 'no extras'}",
+            f"compile with --target {suited_target(device.vendor_id, limits)}",
             "preferred" if device.index == 0 else f"taken by --device {device.spec}",
         ]
         yield Finding(device.spec, "ok", "; ".join(parts))

@@ -162,9 +162,11 @@ def own_barriers() -> tvm.transform.PassContext:
     """Leave barriers to the kernels, which have them where they are needed.
 
     TVM's ThreadSync sees hazards where invocations keep to their own elements, and fails on those in conditions; what
-    it would guard is that StorageRewrite puts two shared arrays in one place.
+    it would guard is that StorageRewrite puts two shared arrays in one place. And kernels state how much memory they
+    need: to find out takes CompactBufferAllocation three quarters of a compilation.
     """
-    return tvm.transform.PassContext(disabled_pass=["s_tir.ThreadSync", "s_tir.CompactBufferAllocation"], config={"tirx.disable_storage_rewrite": True})
+    passes = ["s_tir.ThreadSync", "s_tir.CompactBufferAllocation"]
+    return tvm.transform.PassContext(disabled_pass=passes, config={"tirx.disable_storage_rewrite": True})
 
 
 def link_wasm(emcc: Emscripten, module: object, runtime: Sequence[Path], path: Path, level: str) -> None:

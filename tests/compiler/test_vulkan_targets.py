@@ -7,10 +7,15 @@ from pathlib import Path
 
 import pytest
 
-from mlcpipe.compiler.export import context_length, prepare_model
+from mlcpipe.checkpoint import open_checkpoint
+from mlcpipe.compiler.build import build_for_device
+from mlcpipe.compiler.export import context_length, export, prepare_model
+from mlcpipe.compiler.library import own_barriers
+from mlcpipe.passes import pipeline
 from mlcpipe.quantization.scheme import load_scheme
-from mlcpipe.targets import load_target, target_names
-from tests.conftest import TinyLlama
+from mlcpipe.targets import load_target, suited_target, target_names
+from tests.conftest import TinyLlama, write_llama
+from tests.spirv import harness
 
 GENERIC = load_target("vulkan")
 FAMILIES = [name for name in target_names() if name != "vulkan" and load_target(name).tvm["kind"] == "vulkan"]
@@ -39,3 +44,54 @@ def test_contexts_end_where_a_layer_of_the_cache_no_longer_binds(tmp_path: Path)
 
     # 8 KiB a token in float32: 2**27 bytes are 16384 tokens, less one page that TVM's cache has more.
     assert [longest(name) for name in ("vulkan", "vulkan-f16", "intel-xe", "nvidia")] == [16368, 32752, 131056, 131072]
+
+
+def _limits(lanes: tuple[int, int], **others: int | bool) -> dict[str, int | bool]:
+    known = {"max_threads": 1024, "max_shared_memory_bytes": 65536, "max_buffer_bytes": 2**32 - 4}
+    sizes = {"min_subgroup_size": lanes[0], "max_subgroup_size": lanes[1], "can_require_subgroup_size": True}
+    return {**known, **sizes, **others}
+
+
+@pytest.mark.parametrize(
+    "vendor, limits, name",
+    [
+        (0x10DE, _limits((32, 32), max_shared_memory_bytes=49152), "nvidia"),
+        (0x1002, _limits((32, 64)), "amd-rdna"),
+        (0x1002, _limits((64, 64)), "vulkan"),  # GCN
+        (0x8086, _limits((8, 32), max_buffer_bytes=2**30), "intel-xe"),
+        (0x8086, _limits((8, 32), can_require_subgroup_size=False), "vulkan"),
+        (0x8086, _limits((8, 32), max_buffer_bytes=2**27), "vulkan"),
+        (0x13B5, _limits((16, 16), max_shared_memory_bytes=32768), "mali"),
+        (0x13B5, _limits((8, 8)), "vulkan"),  # Bifrost
+        (0x5143, _limits((64, 128), max_shared_memory_bytes=32768, can_require_subgroup_size=False), "adreno"),
+        (0x10005, _limits((8, 8)), "lavapipe"),
+        (0x10005, _limits((4, 4)), "vulkan"),  # a CPU without vectors of 256 bits
+        (0x1234, _limits((32, 32)), "vulkan"),
+    ],
+)
+def test_a_device_has_a_target_that_suits_it(vendor: int, limits: dict[str, int | bool], name: str) -> None:
+    assert suited_target(vendor, limits) == name
+
+
+_HOT = {"matmul", "gated_matmul", "take", "rms_norm", "add_rms_norm", "kv_cache_decode", "kv_cache_prefill_chunk"}
+_OF_SUBGROUPS = {
+    "matmul": "gpu.subgroup_matmul", "gated_matmul": "gpu.subgroup_matmul", "kv_cache_decode": "gpu.subgroup_attention",
+}  # fmt: skip
+
+
+@harness.needs_tools
+@pytest.mark.parametrize("name", ["vulkan", *FAMILIES])
+def test_kernels_are_valid_and_hot_ones_have_rules_of_their_own(name: str, tmp_path: Path) -> None:
+    target, scheme = load_target(name), load_scheme("q4f16_1")
+    source = open_checkpoint(write_llama(tmp_path / "checkpoint", TinyLlama(intermediate_size=128)))
+    state, _ = pipeline.run(export(prepare_model(source.config, target, scheme), target, scheme, 64))
+    lanes = int(target.schedule["subgroup"])
+    rules = {kernel.op.removesuffix("_sliding"): kernel.rule for kernel in state.kernels}
+    assert set(rules) >= _HOT and not [op for op in _HOT if rules[op] == "gpu.elementwise"]
+    assert all((rules[op] == rule) == bool(lanes) for op, rule in _OF_SUBGROUPS.items()), rules
+    with own_barriers(), harness.captured() as found:
+        build_for_device(state)
+    assert {kernel.subgroup_size for kernel in found} == ({0, lanes} if lanes else {0})
+    assert max(kernel.workgroup[0] for kernel in found) <= target.limits["max_invocations"]
+    assert max(kernel.shared_bytes for kernel in found) <= target.limits["max_shared_bytes"]
+    harness.check([kernel for kernel in found if kernel.subgroup_size == lanes], tmp_path)

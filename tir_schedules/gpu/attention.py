@@ -6,7 +6,7 @@ They have the calling convention of `tir_schedules/paged.py`; `kv_pages.py` says
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, fields, replace
+from dataclasses import asdict
 
 from tvm import tirx
 
@@ -64,12 +64,11 @@ OF_SUBGROUPS = ("kv_cache_decode", "kv_cache_decode_sliding")
 
 def of_subgroups(op: Op, knobs: Mapping[str, int | str]) -> tirx.PrimFunc | Declined:
     """A function of the cache for a target that knows the size of a subgroup."""
-    names = {field.name for field in fields(AttentionShape)}
-    shape = AttentionShape(**{name: value for name, value in op.facts.items() if name in names})
     size = int(knobs.get("subgroup", 0))
-    if not size or shape.head_dim % OCTET:
-        return Declined(f"heads of {shape.head_dim}" if size else "subgroups of no known size")
-    shape = replace(shape, all_slide=bool(shape.all_slide), subgroup=size, shuffled=bool(knobs["shuffle_x"]))
-    sliding = op.kind.endswith("_sliding")
-    window = shape.sliding_window if sliding or shape.all_slide else 0
+    dim, sliding, all_slide = op.int("head_dim"), op.kind.endswith("_sliding"), bool(op.int("all_slide"))
+    if not size or dim % OCTET:
+        return Declined(f"heads of {dim}" if size else "subgroups of no known size")
+    heads = op.int("num_heads"), op.int("num_kv_heads"), dim, op.str("dtype"), float(op.facts["softcap"])
+    shape = AttentionShape(*heads, op.int("sliding_window"), all_slide, size, bool(knobs["shuffle_x"]))
+    window = shape.sliding_window if sliding or all_slide else 0
     return decode(shape, window, sliding)

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from tvm import tirx
 from tvm.script.ir_builder import tirx as I
 
+from tir_schedules.gpu import device_calls
 from tir_schedules.gpu.kernel import (
     Buffer,
     Expr,
@@ -21,21 +22,22 @@ from tir_schedules.gpu.kernel import (
     put,
     shared,
 )
+from tir_schedules.gpu.octets import OCTET
 from tir_schedules.op import Declined, Op
 
 
 def norm(op: Op, dtype: str, knobs: Mapping[str, int | str]) -> tirx.PrimFunc | Declined:
     """The kernel for a tagged `rms_norm` or `add_rms_norm`, in float32 inside."""
     size, eps = op.int("size"), float(op.facts["eps"])
-    m, threads = tirx.Var("m", "int64"), int(knobs["norm_threads"])
-    while threads > 16 and threads >= 2 * size:
+    m, threads, lanes = tirx.Var("m", "int64"), int(knobs["norm_threads"]), int(knobs.get("subgroup", 0))
+    while threads > max(16, lanes) and threads >= 2 * size:
         threads //= 2
     row = Tensor((m, size), dtype)
     weight = Tensor((size,), op.str("weight_dtype"))
 
     def scale_row(i: Expr, tx: Expr, x: Buffer, w: Buffer, y: Buffer, read: object) -> None:
         assert callable(read)
-        squares, total = shared(threads), local(1)
+        total = local(1)
         put(total, 0, I.float32(0))
 
         def each(body: object) -> None:
@@ -53,12 +55,10 @@ def norm(op: Op, dtype: str, knobs: Mapping[str, int | str]) -> tirx.PrimFunc | 
             add(total, 0, value * value)
 
         each(square)
-        # Every invocation adds up all sums: one barrier, which costs software adapters more than the loads.
-        put(squares, tx, total[0])
-        barrier()
-        put(total, 0, I.float32(0))
-        for other in range(threads):
-            add(total, 0, squares[other])
+        if lanes:
+            _sum_of_subgroups(total, threads // lanes, lanes)
+        else:
+            _sum_of_all(total, tx, threads)
         put(total, 0, I.rsqrt(total[0] * I.float32(1 / size) + I.float32(eps)))
         each(lambda at: put(y, (i, at), f32(x[i, at]) * total[0] * f32(w[at])))
 
@@ -78,3 +78,28 @@ def norm(op: Op, dtype: str, knobs: Mapping[str, int | str]) -> tirx.PrimFunc | 
     if op.kind == "rms_norm":
         return function("rms_norm", {"x": row, "weight": weight, "y": row}, plain)
     return function("add_rms_norm", {"a": row, "b": row, "weight": weight, "x": row, "y": row}, with_sum)
+
+
+def _sum_of_all(total: Buffer, tx: Expr, threads: int) -> None:
+    """Every invocation adds up all sums: one barrier, which costs software adapters more than the loads."""
+    squares = shared(threads)
+    put(squares, tx, total[0])
+    barrier()
+    put(total, 0, I.float32(0))
+    for other in range(threads):
+        add(total, 0, squares[other])
+
+
+def _sum_of_subgroups(total: Buffer, count: int, lanes: int) -> None:
+    """As above, of full subgroups."""
+    I.evaluate(device_calls.require_size(lanes))
+    put(total, 0, device_calls.subgroup_add(total[0], OCTET if lanes == OCTET else 0))
+    if count == 1:
+        return
+    sums = shared(count)
+    with I.If(device_calls.lane() == 0), I.Then():
+        put(sums, device_calls.subgroup_id(), total[0])
+    barrier()
+    put(total, 0, I.float32(0))
+    for other in range(count):
+        add(total, 0, sums[other])

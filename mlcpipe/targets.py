@@ -61,8 +61,8 @@ class Target:
 
     `features` are what the code needs of a GPU beyond what every one has (of a CPU, its variants say). `companions` are
     targets, best first, whose code runs on the same weights and needs more features: `--quantization auto` compiles
-    for them, too, into the same bundle. `kernels` is a folder of `tir_schedules`. `vendor` made the GPUs that the target
-    is for (PCI's number, or Khronos'); 0: any.
+    for them, too, into the same bundle. `kernels` is a folder of `tir_schedules`. `vendor` made the GPUs that it is for
+    (PCI's number, or Khronos'); 0: any.
     """
 
     name: str

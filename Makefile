@@ -14,7 +14,7 @@ chat: $(VENV)/installed  ## compile the embedded model for this CPU and talk to 
 
 # Status 5 of pytest: nothing was selected, which ARGS may mean for one of the two.
 test: $(VENV)/installed-dev  ## run the tests on all cores, at most 4, then those that measure time (ARGS="-k name")
-	$(BIN)/python -m pytest -n auto --maxprocesses 4 --dist loadfile -m "not alone" $(ARGS) || test $$? -eq 5
+	$(BIN)/python -m pytest -n auto --maxprocesses 4 --dist loadfile -m "not alone and not everything" $(ARGS) || test $$? -eq 5
 	$(BIN)/python -m pytest -m alone $(ARGS) || test $$? -eq 5
 
 check: $(VENV)/installed-dev  ## lint, types, tests

@@ -28,6 +28,7 @@ _KEYS = {
     "link": str,
     "features": list,
     "companions": list,
+    "architectures": list,
     "vendor": int,
     "tvm": dict,
     "limits": dict,
@@ -61,8 +62,9 @@ class Target:
 
     `features` are what the code needs of a GPU beyond what every one has (of a CPU, its variants say). `companions` are
     targets, best first, whose code runs on the same weights and needs more features: `--quantization auto` compiles
-    for them, too, into the same bundle. `kernels` is a folder of `tir_schedules`. `vendor` made the GPUs that it is for
-    (PCI's number, or Khronos'); 0: any.
+    for them, too, into the same bundle. `architectures` are those of one kind of device that the bundle has machine
+    code for, where its compiler makes any. `kernels` is a folder of `tir_schedules`. `vendor` made the GPUs that it is
+    for (PCI's number, or Khronos'); 0: any.
     """
 
     name: str
@@ -76,6 +78,7 @@ class Target:
     schedule: Knobs
     features: tuple[str, ...] = ()
     companions: tuple[str, ...] = ()
+    architectures: tuple[str, ...] = ()
     vendor: int = 0
     variants: tuple[Variant, ...] = ()
 
@@ -142,10 +145,10 @@ def _merged(path: Path, depth: int) -> dict[str, Any]:
 
 
 def _target(name: str, values: dict[str, Any], path: Path) -> Target:
-    values = {"features": [], "companions": [], "vendor": 0, **values}
+    values = {"features": [], "companions": [], "architectures": [], "vendor": 0, **values}
     entries = values.pop("variants", [])
     _check(values, _KEYS, "target file", path)
-    for key in ("features", "companions"):
+    for key in ("features", "companions", "architectures"):
         if not all(isinstance(word, str) and _NAME.fullmatch(word) for word in values[key]):
             raise TargetError(f"target file {key}", where=path, expected="names", found=repr(values[key])[:80])
         values[key] = tuple(values[key])

@@ -20,7 +20,9 @@ if TYPE_CHECKING:
 DEFAULT_TARGET = "cpu"
 # What is compiled here only to run here, and kept in the cache.
 LOCAL_TARGET = "cpu-native"
-DEVICE_TARGET = "vulkan"  # of what --device names
+# The targets that are named as the devices that --device takes; other words are for the first to refuse.
+DEVICE_TARGETS = ("vulkan", "cuda")
+_SOURCES = (".py", ".toml", ".c", ".cuh")
 DEFAULT_QUANTIZATION = "q4f16_1"
 AUTO = "auto"  # the default, and all libraries that the target has companions for
 
@@ -42,8 +44,10 @@ class Wanted:
     @property
     def compiled_for(self) -> str:
         """The target of a checkpoint: the one that was named, or that of the device."""
-        on_device = self.device is not None and self.device != "cpu"
-        return self.target or (DEVICE_TARGET if on_device else LOCAL_TARGET)
+        if self.target is not None or self.device in (None, "cpu"):
+            return self.target or LOCAL_TARGET
+        kind = str(self.device).partition(":")[0]
+        return kind if kind in DEVICE_TARGETS else DEVICE_TARGETS[0]
 
 
 def is_bundle(path: Path) -> bool:
@@ -80,10 +84,10 @@ def prepare_bundle(
     target = wanted.compiled_for
     quantization = wanted.quantization or DEFAULT_QUANTIZATION
     check_names(target, quantization)
-    if target == DEVICE_TARGET:
-        from mlcpipe.runtime import vulkan
+    if target in DEVICE_TARGETS:  # before the work: is there such a device?
+        from mlcpipe.runtime import cuda, vulkan
 
-        vulkan.choose(wanted.device)  # before the work: is there such a device?
+        (cuda if target == "cuda" else vulkan).choose(wanted.device)
     from mlcpipe.checkpoint import open_checkpoint
     from mlcpipe.resources import demo_model_path
 
@@ -150,6 +154,6 @@ def _source_hash() -> str:
     roots = (package, package.parent / "tir_schedules", package.parent / "targets")
     digest = hashlib.sha256()
     for root in roots:
-        for path in sorted(p for p in root.rglob("*") if p.suffix in (".py", ".toml", ".c") and "cli" not in p.parts):
+        for path in sorted(p for p in root.rglob("*") if p.suffix in _SOURCES and "cli" not in p.parts):
             digest.update(f"{path.relative_to(root)}\0".encode() + path.read_bytes())
     return digest.hexdigest()

@@ -30,7 +30,9 @@ _MARKS = {"ok": "[green]ok[/]", "note": "", "missing": "[yellow]missing[/]", "br
 
 
 # What a target links with -> the finding that says whether it is here.
-_LINKERS = {"shared": "linker", "wasm": "emcc", "device": "linker"}
+_LINKERS = {"shared": "linker", "wasm": "emcc", "device": "linker", "cuda": "nvrtc"}
+# Those that are compiled here for other machines, too.
+_ELSEWHERE = ("wasm", "cuda")
 
 
 @dataclass(frozen=True)
@@ -59,10 +61,11 @@ def doctor_command(
 
     `mlcpipe doctor --bandwidth --json`
     """
-    findings = [*_packages(), *_linker(), *_wasm_compiler(), *_machine(bandwidth)]
+    findings = [*_packages(), *_linker(), *_wasm_compiler(), *_cuda_compiler(), *_machine(bandwidth)]
     broken = [finding.name for finding in findings if finding.state in ("broken", "missing")]
     if "tvm" not in broken:
         findings += _vulkan()
+        findings += _cuda()
     findings += _targets(broken)
     usable = any(f.name == f"target {DEFAULT_TARGET}" and f.state == "ok" for f in findings)
     if as_json:
@@ -117,6 +120,16 @@ def _wasm_compiler() -> Iterator[Finding]:
         yield Finding("emcc", "missing", f"{error.what}: it builds libraries for browsers", error.next_step or "")
     else:
         yield Finding("emcc", "ok", emcc.version)
+
+
+def _cuda_compiler() -> Iterator[Finding]:
+    """What compiles kernels for NVIDIA's GPUs."""
+    from mlcpipe.compiler.cuda.nvrtc import find_nvrtc
+
+    try:
+        yield Finding("nvrtc", "ok", f"NVRTC {find_nvrtc().version}")
+    except CompileError as error:
+        yield Finding("nvrtc", "missing", f"{error.what}: it builds kernels for CUDA", error.next_step or "")
 
 
 def _machine(bandwidth: bool) -> Iterator[Finding]:
@@ -195,6 +208,18 @@ def _vulkan() -> Iterator[Finding]:
         yield Finding(device.spec, "ok", "; ".join(parts))
 
 
+def _cuda() -> Iterator[Finding]:
+    """The devices that CUDA finds; without a driver one line."""
+    from mlcpipe.runtime import cuda
+
+    try:
+        for device in cuda.devices():
+            sizes = f"{byte_size(device.memory_bytes)} memory, {byte_size(device.free_bytes())} free"
+            yield Finding(device.spec, "ok", f"{device.title}; {sizes}")
+    except MlcpipeError as error:
+        yield Finding("cuda", "missing", error.what, error.next_step or "")
+
+
 def _targets(broken: list[str]) -> Iterator[Finding]:
     """Each target and, where it cannot be used here, why."""
     from mlcpipe.targets import load_target, target_names
@@ -219,8 +244,8 @@ def _unusable(no_tvm: bool, no_linker: bool, name: str) -> str:
     from mlcpipe.targets import compiled_variants, load_target, tvm_target
 
     described = load_target(name)
-    if described.link == "wasm":
-        return ""  # it runs elsewhere
+    if described.link in _ELSEWHERE:
+        return ""
     target = tvm_target(described, compiled_variants(described)[0])
     try:
         device = tvm.runtime.device(target.get_target_device_type(), 0)

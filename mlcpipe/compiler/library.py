@@ -13,6 +13,8 @@ import tvm
 
 from mlcpipe.compiler import self_test
 from mlcpipe.compiler.build import BuiltVariant, build, build_for_device, build_variants, generated_source
+from mlcpipe.compiler.cuda import build as cuda
+from mlcpipe.compiler.cuda.nvrtc import find_nvrtc
 from mlcpipe.compiler.emscripten import Emscripten, find_emcc
 from mlcpipe.compiler.link import (
     Linker,
@@ -118,9 +120,17 @@ class WasmLibrary:
 
 @dataclass(frozen=True)
 class DeviceLibrary:
-    """A shared library for this machine with kernels for its Vulkan devices, whichever they are, in it."""
+    """A shared library for this machine with kernels for its devices of one kind in it.
+
+    `prepare` makes a code generator for a lowering's target TVM's own, and gives what goes into the library beside the
+    model. `compiler`: what it generates code with, "" where that is part of mlcpipe or TVM. `finish` edits the object
+    files that are linked.
+    """
 
     linker: Linker
+    prepare: Callable[[Lowering], Sequence[Any]]
+    compiler: str = ""
+    finish: Callable[[Sequence[Path]], None] | None = None
 
     @property
     def name(self) -> str:
@@ -128,7 +138,7 @@ class DeviceLibrary:
 
     @property
     def version(self) -> str:
-        return self.linker.version
+        return f"{self.linker.version}, {self.compiler}" if self.compiler else self.linker.version
 
     def write(
         self, state: Lowering, variants: Sequence[Variant], folder: Path, progress: Progress
@@ -138,18 +148,40 @@ class DeviceLibrary:
         executable = self._build(scheduled)
         seconds |= {"generate": time.perf_counter() - began - sum(seconds.values())}
         path = folder / library_name()
-        export_device_library(executable.mod, path, self.linker, triple(state.target))
+        export_device_library(executable.mod, path, self.linker, triple(state.target), self.finish)
         return path, [BuiltVariant(variants[0], scheduled.kernels, (path,), path.stat().st_size, seconds)]
 
     def source(self, scheduled: Lowering) -> str:
         return generated_source(self._build(scheduled))
 
     def _build(self, scheduled: Lowering) -> Any:
-        vulkan.load()
-        spirv.register()
-        checks = _self_test(scheduled.tvm_target)
+        beside = self.prepare(scheduled)
         with own_barriers():
-            return build_for_device(scheduled, registered=False, beside=[checks])
+            return build_for_device(scheduled, registered=False, beside=beside)
+
+
+@dataclass(frozen=True)
+class CudaLibrary(DeviceLibrary):
+    """A shared library with machine code for NVIDIA's GPUs in it."""
+
+    def source(self, scheduled: Lowering) -> str:
+        found: list[str] = []
+
+        def keep(source: str) -> bytes:
+            found.append(source)
+            return b"no machine code"
+
+        cuda.register(keep)
+        with own_barriers():
+            build_for_device(scheduled, registered=False)
+        return "\n".join(found)
+
+
+def _for_vulkan(scheduled: Lowering) -> Sequence[Any]:
+    """SPIR-V for whichever devices there are, with what the runtime tries their drivers with."""
+    vulkan.load()
+    spirv.register()
+    return [_self_test(scheduled.tvm_target)]
 
 
 def _self_test(target: tvm.target.Target) -> Any:
@@ -197,10 +229,25 @@ def _wasm(quick: bool) -> LibraryWriter:
 
 
 def _device(quick: bool) -> LibraryWriter:
-    return DeviceLibrary(find_linker())
+    return DeviceLibrary(find_linker(), _for_vulkan)
 
 
-_WRITERS: Mapping[str, Callable[[bool], LibraryWriter]] = {"shared": _shared, "wasm": _wasm, "device": _device}
+def _cuda(quick: bool) -> LibraryWriter:
+    nvrtc = find_nvrtc()
+
+    def prepare(scheduled: Lowering) -> Sequence[Any]:
+        cuda.register(cuda.fat_binary(nvrtc, scheduled.target.architectures))
+        return ()
+
+    return CudaLibrary(find_linker(), prepare, f"{nvrtc.name} {nvrtc.version}", cuda.mark_compiled)
+
+
+_WRITERS: Mapping[str, Callable[[bool], LibraryWriter]] = {
+    "shared": _shared,
+    "wasm": _wasm,
+    "device": _device,
+    "cuda": _cuda,
+}
 
 
 def find_writer(target: Target, quick: bool = False) -> LibraryWriter:

@@ -7,7 +7,7 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -101,11 +101,19 @@ def export_library(module: Any, objects: Sequence[Path], output: Path, linker: L
     _export(module, fcompile, output, triple)
 
 
-def export_device_library(module: Any, output: Path, linker: Linker, triple: str) -> None:
-    """Write a module of host code and kernels for a device as the shared library `output`. Raises CompileError."""
+def export_device_library(
+    module: Any, output: Path, linker: Linker, triple: str, finish: Callable[[Sequence[Path]], None] | None = None
+) -> None:
+    """Write a module of host code and kernels for a device as the shared library `output`. Raises CompileError.
+
+    `finish` may edit the object files before they are linked.
+    """
 
     def fcompile(target: str, files: Sequence[str], options: object = None, **_: object) -> None:
-        linker.link([Path(file) for file in files], Path(target))
+        paths = [Path(file) for file in files]
+        if finish is not None:
+            finish(paths)
+        linker.link(paths, Path(target))
 
     _export(module, fcompile, output, triple)
 

@@ -1,8 +1,9 @@
-"""Where a model runs: on the CPU, in memory that the host sees, or on a Vulkan device, in memory of its own."""
+"""Where a model runs: on the CPU, in memory that the host sees, or on a GPU, in memory of its own."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -16,7 +17,7 @@ from tvm_ffi import Shape
 from mlcpipe.bundle import to_tvm
 from mlcpipe.bundle.manifest import VariantInfo
 from mlcpipe.errors import BundleError, TargetError, UsageError
-from mlcpipe.runtime import self_test, tvm_runtime, vulkan
+from mlcpipe.runtime import cuda, self_test, tvm_runtime, vulkan
 
 
 class Place(Protocol):
@@ -81,23 +82,12 @@ class Cpu:
         return nullcontext()
 
 
-@dataclass(frozen=True)
-class Gpu:
-    """A Vulkan device."""
-
-    device: vulkan.Device
+class _DeviceMemory:
+    """Tensors in the memory of one device: `where` is TVM's name of it."""
 
     @property
-    def title(self) -> str:
-        return f"{self.device.spec}, {self.device.title}, {self.device.kind}"
-
-    def free_bytes(self) -> int:
-        free = next(d for d in vulkan.devices() if d.index == self.device.index).free_bytes
-        # What shares the host's memory cannot have more than the host has, whatever its driver says.
-        return min(free, Cpu().free_bytes()) if self.device.unified_memory else free
-
-    def machine(self, executable: Any) -> Any:
-        return tvm_runtime.virtual_machine(executable, (vulkan.DEVICE_TYPE, self.device.index or 0))
+    def where(self) -> Any:
+        raise NotImplementedError
 
     def weights(self, array: NDArray[Any]) -> Any:
         made = self._empty(array)
@@ -111,11 +101,12 @@ class Gpu:
 
     def _empty(self, like: NDArray[Any]) -> Any:
         return tvm_runtime.function("runtime.TVMTensorAllocWithScope")(
-            Shape(like.shape), tvm_ffi.dtype(like.dtype.name), tvm_ffi.device("vulkan", self.device.index), None
+            Shape(like.shape), tvm_ffi.dtype(like.dtype.name), self.where, None
         )
 
     def put(self, tensor: Any, values: NDArray[Any]) -> None:
-        # Not TVMTensorCopyFromBytes, which waits for the device. The plugin has read the array when this returns.
+        # Not TVMTensorCopyFromBytes, which waits for the device. Our plugin has read the array when this returns; so
+        # has CUDA, where the array is not page-locked (CUDA runtime API, API synchronization behavior).
         source = tvm_ffi.from_dlpack(np.ascontiguousarray(values))
         tvm_runtime.function("runtime.TVMTensorCopyFromTo")(source, tensor)
 
@@ -124,12 +115,67 @@ class Gpu:
         tvm_runtime.function("runtime.TVMTensorCopyFromTo")(tensor, host)
         return host
 
+
+@dataclass(frozen=True)
+class Gpu(_DeviceMemory):
+    """A Vulkan device."""
+
+    device: vulkan.Device
+
+    @property
+    def where(self) -> Any:
+        return tvm_ffi.device("vulkan", self.device.index)
+
+    @property
+    def title(self) -> str:
+        return f"{self.device.spec}, {self.device.title}, {self.device.kind}"
+
+    def free_bytes(self) -> int:
+        free = next(d for d in vulkan.devices() if d.index == self.device.index).free_bytes
+        # What shares the host's memory cannot have more than the host has, whatever its driver says.
+        return min(free, Cpu().free_bytes()) if self.device.unified_memory else free
+
+    def machine(self, executable: Any) -> Any:
+        return tvm_runtime.virtual_machine(executable, (vulkan.DEVICE_TYPE, self.device.index or 0))
+
     def prepared(self, module: Any, threads: int) -> None:
         self_test.check(module, self.device)
         vulkan.prepare(module, self.device, threads)
 
     def errors(self) -> AbstractContextManager[None]:
         return vulkan.errors()
+
+
+@dataclass(frozen=True)
+class CudaGpu(_DeviceMemory):
+    """A CUDA device."""
+
+    device: cuda.Device
+
+    @property
+    def where(self) -> Any:
+        return tvm_ffi.device("cuda", self.device.index)
+
+    @property
+    def title(self) -> str:
+        return f"{self.device.spec}, {self.device.title}"
+
+    def free_bytes(self) -> int:
+        return self.device.free_bytes()
+
+    def machine(self, executable: Any) -> Any:
+        return tvm_runtime.virtual_machine(executable, (cuda.DEVICE_TYPE, self.device.index))
+
+    def read(self, tensor: Any) -> Any:
+        host = super().read(tensor)
+        tvm_runtime.function("runtime.Device_StreamSync")(self.where, 0)
+        return host
+
+    def prepared(self, module: Any, threads: int) -> None:
+        return
+
+    def errors(self) -> AbstractContextManager[None]:
+        return cuda.errors()
 
 
 def place_for(variant: VariantInfo, wanted: str | None) -> Place:
@@ -145,14 +191,31 @@ def place_for(variant: VariantInfo, wanted: str | None) -> Place:
                 next_step="compile the model with --target vulkan",
             )  # fmt: skip
         return Cpu()
-    if kind != "vulkan":
+    if kind not in _DEVICES:
         raise TargetError(f"the bundle is for {kind}, which nothing here runs", next_step="compile the model again")
-    if wanted == "cpu":
+    title, open_place = _DEVICES[kind]
+    if wanted is not None and wanted.partition(":")[0] in ("cpu", *_DEVICES) and wanted.partition(":")[0] != kind:
         raise UsageError(
-            "the bundle runs on a Vulkan device", expected="--device vulkan:0", found="cpu",
-            next_step="compile the model with --target cpu",
+            f"the bundle runs on {title}", expected=f"--device {kind}:0", found=repr(wanted)[:80].strip("'"),
+            next_step=f"compile the model with --target {wanted.partition(':')[0]}",
         )  # fmt: skip
+    return open_place(variant, wanted)
+
+
+def _vulkan_place(variant: VariantInfo, wanted: str | None) -> Place:
     return Gpu(vulkan.choose(wanted))
+
+
+def _cuda_place(variant: VariantInfo, wanted: str | None) -> Place:
+    device = cuda.choose(wanted)
+    cuda.check_architecture(device, str(json.loads(variant.tvm_target).get("arch", "")))
+    return CudaGpu(device)
+
+
+_DEVICES: Mapping[str, tuple[str, Callable[[VariantInfo, str | None], Place]]] = {
+    "vulkan": ("a Vulkan device", _vulkan_place),
+    "cuda": ("a CUDA device", _cuda_place),
+}
 
 
 def _kind(variant: VariantInfo) -> str:

@@ -1,0 +1,91 @@
+// What generated kernels use beside CUDA's own functions: TVM's names of types, and the functions that
+// tir_schedules/gpu/device_calls.py calls. Kernels are launched with whole warps of 32 threads in a row of x.
+#include <cuda_fp16.h>
+
+using int8_t = signed char;
+using uint8_t = unsigned char;
+using int16_t = short;
+using uint16_t = unsigned short;
+using int32_t = int;
+using uint32_t = unsigned int;
+using int64_t = long long;
+using uint64_t = unsigned long long;
+using uchar = unsigned char;
+using ushort = unsigned short;
+using uint = unsigned int;
+
+__device__ inline half max(half a, half b) { return __hgt(a, b) ? a : b; }
+__device__ inline half min(half a, half b) { return __hlt(a, b) ? a : b; }
+
+// Every lane of a warp comes to each of these calls: a lane that does not is undefined behaviour.
+#define MLCPIPE_WARP 0xffffffffu
+
+// The sum, the least and the largest over `cluster` neighbouring lanes, a power of two. All of them
+// get the same bits, because the order of two operands does not matter to any of these.
+#define MLCPIPE_REDUCED(name, combined)                                             \
+  template <typename T>                                                             \
+  __device__ inline T mlcpipe_subgroup_cluster_##name(T a, int cluster) {           \
+    for (int step = cluster / 2; step > 0; step /= 2) {                             \
+      T b = __shfl_xor_sync(MLCPIPE_WARP, a, step);                               \
+      a = combined;                                                                 \
+    }                                                                               \
+    return a;                                                                       \
+  }                                                                                 \
+  template <typename T>                                                             \
+  __device__ inline T mlcpipe_subgroup_##name(T a) {                                \
+    return mlcpipe_subgroup_cluster_##name(a, 32);                                  \
+  }
+MLCPIPE_REDUCED(add, a + b)
+MLCPIPE_REDUCED(min, (b < a ? b : a))
+MLCPIPE_REDUCED(max, (b > a ? b : a))
+#undef MLCPIPE_REDUCED
+
+__device__ inline int mlcpipe_subgroup_size() { return 32; }
+__device__ inline int mlcpipe_subgroup_lane() { return (int)(threadIdx.x & 31); }
+__device__ inline int mlcpipe_subgroup_id() { return (int)(threadIdx.x >> 5); }
+
+template <typename T>
+__device__ inline T mlcpipe_subgroup_inclusive_add(T a) {
+  for (int step = 1; step < 32; step *= 2) {
+    T b = __shfl_up_sync(MLCPIPE_WARP, a, step);
+    if (mlcpipe_subgroup_lane() >= step) a = a + b;
+  }
+  return a;
+}
+template <typename T>
+__device__ inline T mlcpipe_subgroup_exclusive_add(T a) {
+  T before = __shfl_up_sync(MLCPIPE_WARP, mlcpipe_subgroup_inclusive_add(a), 1);
+  return mlcpipe_subgroup_lane() == 0 ? T(0) : before;
+}
+template <typename T>
+__device__ inline T mlcpipe_subgroup_shuffle(T a, int lane) {
+  return __shfl_sync(MLCPIPE_WARP, a, lane);
+}
+template <typename T>
+__device__ inline T mlcpipe_subgroup_broadcast(T a, int lane) {
+  return __shfl_sync(MLCPIPE_WARP, a, lane);
+}
+template <typename T>
+__device__ inline T mlcpipe_subgroup_shuffle_xor(T a, int mask) {
+  return __shfl_xor_sync(MLCPIPE_WARP, a, mask);
+}
+template <typename T>
+__device__ inline T mlcpipe_subgroup_shuffle_down(T a, int delta) {
+  return __shfl_down_sync(MLCPIPE_WARP, a, delta);
+}
+template <typename T>
+__device__ inline T mlcpipe_subgroup_shuffle_up(T a, int delta) {
+  return __shfl_up_sync(MLCPIPE_WARP, a, delta);
+}
+__device__ inline bool mlcpipe_subgroup_any(bool a) { return __any_sync(MLCPIPE_WARP, a); }
+__device__ inline bool mlcpipe_subgroup_all(bool a) { return __all_sync(MLCPIPE_WARP, a); }
+// Warps have 32 lanes. Another size does not compile: the array has a negative length.
+#define mlcpipe_require_subgroup_size(lanes) ((void)sizeof(char[(lanes) == 32 ? 1 : -1]))
+
+__device__ inline int mlcpipe_dot4_i8(uint a, uint b, int c) { return __dp4a((int)a, (int)b, c); }
+__device__ inline uint mlcpipe_dot4_u8(uint a, uint b, uint c) { return __dp4a(a, b, c); }
+// Four int8 by four uint8: dp4a has no such form for both, so the sign is split off: a = (a ^ 128) - 128 as bytes.
+__device__ inline int mlcpipe_dot4_i8u8(uint a, uint b, int c) {
+  return (int)__dp4a(a ^ 0x80808080u, b, (uint)c) - (int)(__dp4a(b, 0x01010101u, 0u) << 7);
+}
+

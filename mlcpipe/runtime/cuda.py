@@ -1,0 +1,155 @@
+"""CUDA devices of this machine, through TVM's CUDA runtime, which comes in its wheel for Linux and Windows."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import importlib.util
+import re
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tvm_ffi.libinfo import load_lib_ctypes
+
+from mlcpipe.errors import MlcpipeError, ResourceError, TargetError, UsageError
+from mlcpipe.runtime import tvm_runtime
+
+DEVICE_TYPE = 2  # DLPack's kDLCUDA
+_MOST_DEVICES = 64
+# DeviceAttrKind of TVM's device_api.h
+_EXISTS, _COMPUTE_VERSION, _NAME, _TOTAL_MEMORY, _FREE_MEMORY = 0, 4, 5, 14, 15
+# TVM's runtime is linked with CUDA 13's, which NVIDIA's package for Python puts in nvidia/cu13; drivers have the other.
+_CUDART = {
+    "linux": ("libcudart.so.13", "lib/libcudart.so.13"),
+    "win32": ("cudart64_13.dll", "bin/x86_64/cudart64_13.dll"),
+}
+_DRIVER = {"linux": "libcuda.so.1", "win32": "nvcuda.dll"}
+_ADVICE = "install NVIDIA's driver 580 or newer"
+
+
+@dataclass(frozen=True)
+class Device:
+    """A device as CUDA describes it: `capability` is its compute capability, "8.6", memory is in bytes."""
+
+    index: int
+    name: str
+    capability: str
+    memory_bytes: int
+
+    @property
+    def spec(self) -> str:
+        """What `--device` takes for it."""
+        return f"cuda:{self.index}"
+
+    @property
+    def title(self) -> str:
+        """Name and capability, as error messages have them."""
+        return f"{self.name} [compute capability {self.capability}]"
+
+    def free_bytes(self) -> int:
+        """Memory that nothing uses now."""
+        return int(_attribute(self.index, _FREE_MEMORY))
+
+
+def devices() -> tuple[Device, ...]:
+    """All devices. Raises TargetError, in words, without a driver, CUDA's runtime library or a device."""
+    load()
+    found = []
+    for index in range(_MOST_DEVICES):
+        if not _attribute(index, _EXISTS):
+            break
+        memory = int(_attribute(index, _TOTAL_MEMORY))
+        capability, name = (str(_attribute(index, which)) for which in (_COMPUTE_VERSION, _NAME))
+        found.append(Device(index, name, capability, memory))
+    if not found:
+        raise TargetError("there is no CUDA device", next_step=f"nvidia-smi says what the driver sees; {_ADVICE}")
+    return tuple(found)
+
+
+def choose(spec: str | None = None) -> Device:
+    """The device that `--device` names: `cuda` or None takes the first, `cuda:1` the second.
+
+    Raises UsageError for another word or a number that no device has, TargetError where there is none.
+    """
+    match = re.fullmatch(r"cuda(?::(\d{1,4}))?", spec or "cuda")
+    if match is None:
+        raise UsageError("the device cannot be used", expected="cuda or cuda:0, cuda:1, ...", found=repr(spec)[:80])
+    found, index = devices(), int(match[1] or 0)
+    if index >= len(found):
+        names = ", ".join(f"{device.spec} {device.name}" for device in found)
+        raise UsageError(f"there is no device cuda:{index}", expected=names)
+    return found[index]
+
+
+def check_architecture(device: Device, architecture: str) -> None:
+    """Raises TargetError where a device cannot run code that was made for an architecture such as sm_80 and later."""
+    wanted = re.fullmatch(r"sm_(\d+)(\d)[a-z]?", architecture)
+    if wanted and _numbers(device.capability) < (int(wanted[1]), int(wanted[2])):
+        raise TargetError(
+            "the bundle was made for newer GPUs",
+            expected=f"compute capability {wanted[1]}.{wanted[2]} or more",
+            found=device.title,
+            next_step="compile the model again with --target cuda",
+        )
+
+
+def _numbers(capability: str) -> tuple[int, ...]:
+    return tuple(int(number) for number in re.findall(r"\d+", capability))
+
+
+@functools.cache
+def load() -> None:
+    """Make `cuda:i` devices of TVM in this process. Raises TargetError that says what is missing."""
+    if sys.platform not in _CUDART:
+        raise TargetError("TVM has no CUDA runtime for this system", expected="Linux or Windows", found=sys.platform)
+    tvm_runtime.load()
+    try:
+        ctypes.CDLL(_DRIVER[sys.platform])
+    except OSError as error:
+        raise TargetError("there is no NVIDIA driver", found=str(error)[:200], next_step=_ADVICE) from error
+    _load_cudart(*_CUDART[sys.platform])
+    spec = importlib.util.find_spec("tvm")
+    folder = Path(str(spec.origin)).parent / "lib" if spec is not None else Path()
+    try:
+        load_lib_ctypes("tvm", "tvm_runtime_cuda", "RTLD_LOCAL", [folder])
+    except (OSError, RuntimeError) as error:
+        raise TargetError(
+            "TVM's CUDA runtime does not load", found=str(error).strip().splitlines()[0][:200], next_step=_ADVICE
+        ) from error
+
+
+def _load_cudart(name: str, inside: str) -> None:
+    """CUDA's runtime library, the system's or that of NVIDIA's package, where TVM's finds it."""
+    nvidia = importlib.util.find_spec("nvidia")
+    folders = nvidia.submodule_search_locations if nvidia is not None else None
+    for path in (name, *(str(Path(folder, "cu13", inside)) for folder in folders or ())):
+        try:
+            ctypes.CDLL(path, ctypes.RTLD_GLOBAL)
+            return
+        except OSError:
+            continue
+    raise TargetError("CUDA's runtime library is missing", expected=name, next_step="pip install 'mlcpipe[cuda]'")
+
+
+@contextmanager
+def errors() -> Iterator[None]:
+    """Turns what CUDA says into errors of ours: no memory is ResourceError, all else TargetError."""
+    try:
+        yield
+    except (RuntimeError, MemoryError) as error:
+        text = " ".join(str(error).split())
+        if isinstance(error, MlcpipeError) or "CUDA" not in text:
+            raise
+        no_memory = isinstance(error, MemoryError) or "out of memory" in text or "OUT_OF_MEMORY" in text
+        found = (str(error).strip().splitlines() or [text])[-1][:300]
+        if no_memory:
+            raise ResourceError("the GPU has not enough memory", found=found) from error
+        raise TargetError("CUDA failed", found=found, next_step=_ADVICE) from error
+
+
+def _attribute(index: int, which: int) -> Any:
+    return tvm_runtime.function("runtime.GetDeviceAttr")(DEVICE_TYPE, index, which)

@@ -1,0 +1,112 @@
+// Stands in for CUDA where generated kernels are compiled by a host's C++ compiler: each thread of a block is a fiber, a
+// barrier or a warp's exchange goes on to the next one. `emulator.cc` runs blocks one after another.
+#pragma once
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+#include <utility>
+
+struct Index { unsigned x, y, z; };
+extern "C" {
+extern Index threadIdx, blockIdx, blockDim, gridDim;
+void emulated_barrier(int line);
+// Every lane of the warp gives 8 bytes; returns those of all 32, valid until the next exchange but one.
+const uint64_t* emulated_exchange(uint64_t value, int line);
+}
+
+#define __global__
+#define __device__
+#define __host__
+#define __forceinline__ inline
+#define __launch_bounds__(...)
+#define __shared__ __attribute__((section("emulated_shared"))) static
+// Generated code has it between other words of a declaration, where C++ has none.
+#define alignas(n) __attribute__((aligned(n)))
+#define __syncthreads() emulated_barrier(__LINE__)
+#define __syncwarp(...) ((void)emulated_exchange(0, __LINE__))
+
+typedef _Float16 half;
+typedef half __half;
+
+inline half __float2half_rn(float x) { return (half)x; }
+inline float __half2float(half x) { return (float)x; }
+inline bool __hgt(half a, half b) { return a > b; }
+inline bool __hlt(half a, half b) { return a < b; }
+
+template <typename T>
+uint64_t emulated_bits(T value) {
+  uint64_t bits = 0;
+  memcpy(&bits, &value, sizeof(T));
+  return bits;
+}
+template <typename T>
+T emulated_value(uint64_t bits) {
+  T value;
+  memcpy(&value, &bits, sizeof(T));
+  return value;
+}
+inline int emulated_lane() { return (int)((threadIdx.x + blockDim.x * (threadIdx.y + blockDim.y * threadIdx.z)) % 32); }
+template <typename T>
+T emulated_shuffle(T a, int lane, bool inside, int line) {
+  const uint64_t* all = emulated_exchange(emulated_bits(a), line);
+  return inside ? emulated_value<T>(all[lane]) : a;
+}
+#define __shfl_sync(mask, a, lane) emulated_shuffle(a, (lane) & 31, true, __LINE__)
+#define __shfl_xor_sync(mask, a, bits) emulated_shuffle(a, emulated_lane() ^ (bits), true, __LINE__)
+#define __shfl_up_sync(mask, a, n) emulated_shuffle(a, emulated_lane() - (n), emulated_lane() >= (n), __LINE__)
+#define __shfl_down_sync(mask, a, n) emulated_shuffle(a, emulated_lane() + (n), emulated_lane() + (n) < 32, __LINE__)
+inline bool emulated_vote(bool a, bool all_of_them, int line) {
+  const uint64_t* all = emulated_exchange(a, line);
+  int count = 0;
+  for (int i = 0; i < 32; ++i) count += all[i] != 0;
+  return all_of_them ? count == 32 : count > 0;
+}
+#define __any_sync(mask, a) emulated_vote(a, false, __LINE__)
+#define __all_sync(mask, a) emulated_vote(a, true, __LINE__)
+
+inline int __dp4a(int a, int b, int c) {
+  for (int i = 0; i < 4; ++i) c += (int)(int8_t)(a >> 8 * i) * (int)(int8_t)(b >> 8 * i);
+  return c;
+}
+inline unsigned __dp4a(unsigned a, unsigned b, unsigned c) {
+  for (int i = 0; i < 4; ++i) c += (a >> 8 * i & 255) * (b >> 8 * i & 255);
+  return c;
+}
+
+template <typename T>
+T max(T a, T b) { return a > b ? a : b; }
+template <typename T>
+T min(T a, T b) { return a < b ? a : b; }
+// As CUDA's, a number where one of the two is none.
+inline float max(float a, float b) { return fmaxf(a, b); }
+inline float min(float a, float b) { return fminf(a, b); }
+inline float rsqrtf(float x) { return 1 / sqrtf(x); }
+inline float __expf(float x) { return expf(x); }
+inline float __logf(float x) { return logf(x); }
+inline float __log2f(float x) { return log2f(x); }
+inline float __powf(float x, float y) { return powf(x, y); }
+inline float __fdividef(float x, float y) { return x / y; }
+inline int __float_as_int(float x) { return emulated_value<int>(emulated_bits(x)); }
+inline float __int_as_float(int x) { return emulated_value<float>(emulated_bits(x)); }
+
+template <typename... A, size_t... I>
+void emulated_call(void (*kernel)(A...), void** arguments, std::index_sequence<I...>) {
+  kernel(*(A*)arguments[I]...);
+}
+template <typename... A>
+void emulated_call(void (*kernel)(A...), void** arguments) {
+  emulated_call(kernel, arguments, std::index_sequence_for<A...>());
+}
+// After the source, for each kernel: what the driver calls for one thread, and whether threads wait for one another.
+#define EMULATED_KERNEL(name, waits)                                                    \
+  extern "C" void emulated_##name(void** arguments) { emulated_call(&name, arguments); } \
+  extern "C" int emulated_waits_##name = waits;
+#define EMULATED_MODULE                                                                                \
+  extern "C" char __start_emulated_shared[] __attribute__((weak)), __stop_emulated_shared[] __attribute__((weak)); \
+  extern "C" void emulated_forget() {                                                                  \
+    if (__start_emulated_shared) memset(__start_emulated_shared, 0xff, __stop_emulated_shared - __start_emulated_shared); \
+  }
+
+// The preamble of the kernels names these types; CUDA's 64 bits are `long long`.
+#define int64_t cuda_int64_t
+#define uint64_t cuda_uint64_t

@@ -130,7 +130,8 @@ def _expert_matmul(work: Rebuild, value: relax.Call, pieces: dict[relax.Var, lis
     if op is None or op.kind != "expert_matmul" or value.args[1].fields[1] not in pieces:
         return None
     x, weight, ids = value.args[1].fields
-    dtype, plain, row = str(value.ty.dtype), load_scheme("q0f32"), load_layout("row")
+    dtype, row = str(value.ty.dtype), load_layout("row")
+    plain = load_scheme("q0f16" if str(weight.ty.dtype) == "float16" else "q0f32")
 
     def product(part: relax.Var) -> relax.Expr:
         experts, n, k = (int(extent) for extent in part.ty.shape)

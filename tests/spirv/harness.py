@@ -2,80 +2,54 @@
 
 from __future__ import annotations
 
-import contextlib
-import shutil
 import subprocess
-from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
-import pytest
 import tvm
-import tvm_ffi
 from numpy.typing import NDArray
 from tvm import te, tirx
 from tvm.target import Target
 
+from mlcpipe.compiler.library import own_barriers
 from mlcpipe.compiler.spirv import build, lowering
 from mlcpipe.compiler.spirv.kernel import Kernel
-from mlcpipe.errors import CompileError
+from mlcpipe.passes.lowering import ON_HOST, Lowering
+from mlcpipe.passes.pipeline import LOWER_TO_VM
+from mlcpipe.passes.pipeline import run as run_passes
 
+from .validity import check, needs_tools
+
+__all__ = ["check", "needs_tools"]
 Array = NDArray[Any]
 TARGET = Target({"kind": "vulkan", "max_num_threads": 256, "max_shared_memory_per_block": 32768}, host="llvm")
-_TOOLS = ("spirv-val", "spirv-opt")
 THREADS = 64
 
-needs_tools = pytest.mark.skipif(
-    any(shutil.which(tool) is None for tool in _TOOLS), reason="spirv-val and spirv-opt are missing: spirv-tools"
-)
 
+def kernels(func: tirx.PrimFunc | tvm.IRModule, target: Target = TARGET) -> list[Kernel]:
+    """The kernels of PrimFuncs with launch parameters, as tvm.tirx.build has them, without code of hosts.
 
-@contextlib.contextmanager
-def captured() -> Iterator[list[Kernel]]:
-    """The kernels of what is compiled inside, without a runtime. Raises CompileError."""
+    Raises CompileError.
+    """
     lowering.install()
-    found: list[Kernel] = []
-    errors: list[CompileError] = []
-
-    def build_nothing(mod: Any, target: Any) -> None:
-        try:
-            found.extend(build.compile_module(mod, target))
-        except CompileError as error:  # TVM would make a RuntimeError of it
-            errors.append(error)
-
-    tvm_ffi.register_global_func("target.build.vulkan", build_nothing, override=True)
-    yield found
-    for error in errors:
-        raise error
-
-
-def kernels(func: tirx.PrimFunc | tvm.IRModule) -> list[Kernel]:
-    """The kernels of a PrimFunc with launch parameters. Raises CompileError."""
     mod = func if isinstance(func, tvm.IRModule) else tvm.IRModule({"main": func.with_attr("global_symbol", "main")})
-    with captured() as found:
-        tvm.compile(mod, target=TARGET)
-    return found
+    pipeline, _, finalize = tirx.get_default_tir_pipeline(target)
+    lowered = pipeline(tirx.transform.BindTarget(target)(mod))
+    of_device = tirx.transform.Filter(lambda f: f.attrs["target"].kind.name == "vulkan")(lowered)
+    return build.compile_module(finalize()(of_device), target)
 
 
-def check(found: Sequence[Kernel], folder: Path) -> None:
-    """Every module is valid, alone and after all optimizations of spirv-opt."""
-    assert found
-    paths = []
-    for i, kernel in enumerate(found):
-        path = folder / f"{i}.spv"
-        path.write_bytes(kernel.code)
-        paths.append((kernel.name, path))
-    for name, path in paths:
-        optimized = path.with_suffix(".opt")
-        _tool(name, "spirv-val", "--target-env", "vulkan1.2", str(path))
-        _tool(name, "spirv-opt", "--target-env=vulkan1.2", "-O", str(path), "-o", str(optimized))
-        _tool(name, "spirv-val", "--target-env", "vulkan1.2", str(optimized))
-
-
-def _tool(name: str, *command: str) -> None:
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
-    assert done.returncode == 0, f"{name}: {done.stderr[:1000]}"
+def model_kernels(state: Lowering) -> list[Kernel]:
+    """The kernels of a module that `pipeline.PASSES` went over, but those for the host."""
+    lowered, _ = run_passes(state, LOWER_TO_VM)
+    functions = {
+        gv.name_hint: func.with_attr("global_symbol", gv.name_hint)
+        for gv, func in lowered.mod.functions.items()
+        if isinstance(func, tirx.PrimFunc) and ON_HOST not in func.attrs
+    }
+    with own_barriers():
+        return kernels(tvm.IRModule(functions), lowered.tvm_target)
 
 
 def disassembled(kernel: Kernel) -> str:

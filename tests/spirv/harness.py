@@ -15,7 +15,7 @@ from tvm.target import Target
 from mlcpipe.compiler.library import own_barriers
 from mlcpipe.compiler.spirv import build, lowering
 from mlcpipe.compiler.spirv.kernel import Kernel
-from mlcpipe.passes.lowering import ON_HOST, Lowering
+from mlcpipe.passes.lowering import Lowering
 from mlcpipe.passes.pipeline import LOWER_TO_VM
 from mlcpipe.passes.pipeline import run as run_passes
 
@@ -41,12 +41,12 @@ def kernels(func: tirx.PrimFunc | tvm.IRModule, target: Target = TARGET) -> list
 
 
 def model_kernels(state: Lowering) -> list[Kernel]:
-    """The kernels of a module that `pipeline.PASSES` went over, but those for the host."""
+    """The kernels of a module that `pipeline.PASSES` went over."""
     lowered, _ = run_passes(state, LOWER_TO_VM)
     functions = {
         gv.name_hint: func.with_attr("global_symbol", gv.name_hint)
         for gv, func in lowered.mod.functions.items()
-        if isinstance(func, tirx.PrimFunc) and ON_HOST not in func.attrs
+        if isinstance(func, tirx.PrimFunc)
     }
     with own_barriers():
         return kernels(tvm.IRModule(functions), lowered.tvm_target)

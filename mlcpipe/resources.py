@@ -15,6 +15,11 @@ def targets_path() -> Path:
     return installed if installed.is_dir() else _SOURCE_TREE / "targets"
 
 
+def tuned_path() -> Path:
+    """The folder of `<target>.json` files with tuning records that come along."""
+    return _SOURCE_TREE / "tir_schedules" / "tuned"
+
+
 def demo_model_path() -> Path:
     """The embedded default checkpoint, a Hugging Face folder."""
     installed = _INSTALLED / "demo_model"

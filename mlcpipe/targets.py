@@ -26,6 +26,7 @@ _KEYS = {
     "activation_dtype": str,
     "weight_layout": str,
     "link": str,
+    "tuned": str,
     "features": list,
     "companions": list,
     "architectures": list,
@@ -63,8 +64,9 @@ class Target:
     `features` are what the code needs of a GPU beyond what every one has (of a CPU, its variants say). `companions` are
     targets, best first, whose code runs on the same weights and needs more features: `--quantization auto` compiles
     for them, too, into the same bundle. `architectures` are those of one kind of device that the bundle has machine
-    code for, where its compiler makes any. `kernels` is a folder of `tir_schedules`. `vendor` made the GPUs that it is
-    for (PCI's number, or Khronos'); 0: any.
+    code for, where its compiler makes any. `kernels` is a folder of `tir_schedules`. `tuned` names the file of tuning
+    records: the target's own name, or that of a target whose kernels it shares. `vendor` made the GPUs that it is for
+    (PCI's number, or Khronos'); 0: any.
     """
 
     name: str
@@ -76,6 +78,7 @@ class Target:
     tvm: Mapping[str, Any]
     limits: Mapping[str, int]
     schedule: Knobs
+    tuned: str = ""
     features: tuple[str, ...] = ()
     companions: tuple[str, ...] = ()
     architectures: tuple[str, ...] = ()
@@ -145,13 +148,15 @@ def _merged(path: Path, depth: int) -> dict[str, Any]:
 
 
 def _target(name: str, values: dict[str, Any], path: Path) -> Target:
-    values = {"features": [], "companions": [], "architectures": [], "vendor": 0, **values}
+    values = {"features": [], "companions": [], "architectures": [], "vendor": 0, "tuned": name, **values}
     entries = values.pop("variants", [])
     _check(values, _KEYS, "target file", path)
     for key in ("features", "companions", "architectures"):
         if not all(isinstance(word, str) and _NAME.fullmatch(word) for word in values[key]):
             raise TargetError(f"target file {key}", where=path, expected="names", found=repr(values[key])[:80])
         values[key] = tuple(values[key])
+    if not _NAME.fullmatch(values["tuned"]):
+        raise TargetError("target file tuned", where=path, expected="a name", found=repr(values["tuned"])[:80])
     if values["features"] and entries:
         raise TargetError("target file features", where=path, expected="those of its variants", found="its own")
     for key, value in values["limits"].items():

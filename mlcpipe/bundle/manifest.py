@@ -167,13 +167,14 @@ _TOKENIZER_BYTES = 384
 
 
 class KernelInfo(_Frozen):
-    """Which rule scheduled a PrimFunc in some variants, and why."""
+    """Which rule scheduled a PrimFunc in some variants, why, and the tuning records that it used."""
 
     variants: Names
     name: Name
     op: str
     rule: Name
     reason: str
+    records: Names = ()
 
 
 class LinkerInfo(_Frozen):

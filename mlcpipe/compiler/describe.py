@@ -152,7 +152,7 @@ def _kernels(libraries: Sequence[Library]) -> tuple[KernelInfo, ...]:
         for report in one.kernels:
             by_report.setdefault(report, []).append(one.variant.name)
     return tuple(
-        KernelInfo(variants=tuple(names), name=k.name, op=k.op, rule=k.rule, reason=k.reason)
+        KernelInfo(variants=tuple(names), name=k.name, op=k.op, rule=k.rule, reason=k.reason, records=k.records)
         for k, names in sorted(by_report.items(), key=lambda item: item[0].name)
     )
 

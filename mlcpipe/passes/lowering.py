@@ -14,6 +14,7 @@ from mlcpipe.compiler.weights import Weight
 from mlcpipe.quantization.layout import Layout
 from mlcpipe.quantization.scheme import Scheme
 from mlcpipe.targets import Target, Variant, tvm_target
+from mlcpipe.tuning.records import Tuned
 from tir_schedules.op import Op, op_of
 
 BY_HAND = "by hand"  # instead of a rule: the kernel came with its schedule
@@ -22,12 +23,13 @@ Replace = Callable[["Rebuild", relax.Var, relax.Expr], "relax.Expr | None"]
 
 @dataclass(frozen=True)
 class KernelReport:
-    """Which schedule rule a PrimFunc got, and what the rules before it said."""
+    """Which schedule rule a PrimFunc got, what the rules before it said, and the tuning records that it used."""
 
     name: str
     op: str
     rule: str
     reason: str
+    records: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -45,6 +47,7 @@ class Lowering:
     layout: Layout
     kernels: tuple[KernelReport, ...] = ()
     bounds: dict[str, int] = field(default_factory=dict)
+    tuned: Tuned = Tuned()
 
     @property
     def tvm_target(self) -> tvm.target.Target:

@@ -15,7 +15,7 @@ from tvm.script import tirx as T
 from tir_schedules.cpu.int8_activations import EVEN_ODD, IN_ORDER, Groups, quantize_group
 from tir_schedules.cpu.int8_dot import Dot
 from tir_schedules.cpu.int8_gemm import GROUP
-from tir_schedules.cpu.int8_matmul import Int8Tile, dot_of, tile_of, tile_sums, unfit
+from tir_schedules.cpu.int8_matmul import Int8Tiles, dot_of, tile_sums, tiles_of, unfit
 from tir_schedules.cpu.matmul import Packed, packed_of
 from tir_schedules.cpu.store import store_rows
 from tir_schedules.macro import macro
@@ -30,7 +30,7 @@ def int8_expert_matmul(op: Op, knobs: Mapping[str, int | str]) -> tirx.PrimFunc 
     reason = unfit(op, w)
     if reason:
         return Declined(reason)
-    return _kernel(w, dot, tile_of(knobs), op.int("experts"), op.int("top"), bool(op.int("shared")))
+    return _kernel(w, dot, tiles_of(knobs), op.int("experts"), op.int("top"), bool(op.int("shared")))
 
 
 @macro
@@ -116,7 +116,7 @@ def many_tokens(X, W, S, ids, Y, m, w, dot, tile, groups, experts, top, shared):
 
 
 @cache
-def _kernel(w: Packed, dot: Dot, tile: Int8Tile, experts: int, top: int, shared: bool) -> tirx.PrimFunc:
+def _kernel(w: Packed, dot: Dot, tiles: Int8Tiles, experts: int, top: int, shared: bool) -> tirx.PrimFunc:
     groups = Groups(w.k, GROUP, EVEN_ODD if w.bits == 4 else IN_ORDER, dot.zero_point(w.bits, w.zero_point))
     n, k_size, n_blocks, stored_groups, dtype = w.n, w.k, w.blocks, w.groups, w.dtype
     words, x_rows = w.groups * w.words_per_group, 1 if shared else top
@@ -132,8 +132,8 @@ def _kernel(w: Packed, dot: Dot, tile: Int8Tile, experts: int, top: int, shared:
         W_blocks = T.decl_buffer((experts * n_blocks, words, 16), "uint32", data=W.data)
         S_blocks = T.decl_buffer((experts * n_blocks, stored_groups, 16), dtype, data=S.data)
         if m == T.int64(1):
-            one_token(X, W_blocks, S_blocks, ids, Y, w, dot, groups, (0, tile.prefetch_words), experts, top, x_rows)
+            one_token(X, W_blocks, S_blocks, ids, Y, w, dot, groups, (0, tiles.prefetch_words), experts, top, x_rows)
         else:
-            many_tokens(X, W_blocks, S_blocks, ids, Y, m, w, dot, tile, groups, experts, top, shared)
+            many_tokens(X, W_blocks, S_blocks, ids, Y, m, w, dot, tiles.few, groups, experts, top, shared)
 
     return kernel

@@ -23,8 +23,9 @@ from tir_schedules.macro import macro
 
 GROUP = 32  # of weights
 CHUNK, LARGE_CHUNK = 128, 256  # of K on one scale
-DEPTH = 1024  # of K that is unpacked at a time: 32 columns of it are 32 KiB, two thirds of a 48 KiB L1
-UNROLL = 4
+# Unless a record says otherwise: of K that is unpacked at a time, 32 columns are 32 KiB, two thirds of a 48 KiB L1;
+# words of it that go through the inner loop at once.
+DEPTH, UNROLL = 1024, 4
 FRACTION = 256  # factors are 8.8 fixed point: the byte is the upper half of a 16-bit product
 
 
@@ -137,7 +138,7 @@ def requantize(W, S, bytes_, chunk_scales, block, b, chunk, slot, w, dot, side=1
 
 
 @macro
-def gemm_tile(panels, bytes_, chunk_scales, Y, panel, row, m, block, first, chunks, size, rows, blocks, n, dot):
+def gemm_tile(panels, bytes_, chunk_scales, Y, panel, row, m, block, first, chunks, size, rows, blocks, n, dot, unroll):
     """Y[row : row + rows, 16 * block :] (+)= the products of `chunks` chunks of `size` from `first` on."""
     Q, scales, corrections = T.meta_var(panels)
     lanes, per_block, vectors = T.meta_var((dot.lanes, 16 // dot.lanes, blocks * (16 // dot.lanes)))
@@ -150,9 +151,9 @@ def gemm_tile(panels, bytes_, chunk_scales, Y, panel, row, m, block, first, chun
         for r in T.unroll(rows):
             for v in T.unroll(vectors):
                 acc[r * vectors + v, T.ramp(0, 1, lanes)] = T.broadcast(corrections[panel, first + c, r], lanes)
-        for k_outer in T.serial(size // 4 // UNROLL):
-            for k_inner in T.unroll(UNROLL):
-                k = T.meta_var(k_outer * UNROLL + k_inner)
+        for k_outer in T.serial(size // 4 // unroll):
+            for k_inner in T.unroll(unroll):
+                k = T.meta_var(k_outer * unroll + k_inner)
                 for v in T.unroll(vectors):
                     word[v, T.ramp(0, 1, lanes)] = bytes_[
                         c * (size // 4) + k, v // per_block, T.ramp(v % per_block * lanes, 1, lanes)
@@ -176,11 +177,13 @@ def gemm_tile(panels, bytes_, chunk_scales, Y, panel, row, m, block, first, chun
     store_rows(Y, total, row, m, block, rows, blocks, n, dot.lanes, first > 0)
 
 
-def ask_for_next(W: Buffer, block: Expr, word: Expr, words: int, blocks: int, p: Expr, parts: Expr) -> None:
-    """Emit prefetches of part p of `parts` of the codes that come next: DEPTH of K from `word` on of the same blocks,
-    or the first of the blocks after them.
+def ask_for_next(
+    W: Buffer, block: Expr, word: Expr, words: int, blocks: int, p: Expr, parts: Expr, depth: int
+) -> None:
+    """Emit prefetches of part p of `parts` of the codes that come next: `depth` words from `word` on of the same
+    blocks, or the first of the blocks after them.
     """
-    more, depth = value(word < words), DEPTH // 8
+    more = value(word < words)
     first_block, first_word = value(I.Select(more, block, block + blocks)), value(I.Select(more, word, 0))
     share = value((blocks * depth + parts - 1) // parts)
     with I.serial(0, share) as i:
@@ -192,11 +195,11 @@ def ask_for_next(W: Buffer, block: Expr, word: Expr, words: int, blocks: int, p:
 def columns(panels, W, S, Y, row0, rows_of, first_block, block, bytes_, chunk_scales, w, dot, tile, groups):
     """Y[row0 + row, 16 * block :] of all rows = x times the weights of `tile.blocks` blocks from `first_block` on.
 
-    Per DEPTH of K bytes once, then all panels. `rows_of` is how many rows, whole panels and tail panels there are.
+    Per `tile.depth` of K bytes once, then all panels. `rows_of`: how many rows, whole panels and tail panels there are.
     """
     m, whole, tail = T.meta_var(rows_of)
     rows, tail_rows, blocks, n = T.meta_var((tile.rows, tile.tail_rows, tile.blocks, int(Y.shape[1])))
-    size, depth = T.meta_var((groups.size, DEPTH // groups.size))
+    size, depth, unroll = T.meta_var((groups.size, tile.depth // groups.size, tile.unroll))
     for d in T.serial(-(-groups.count // depth)):
         here = T.meta_var(T.min(depth, groups.count - d * depth))
         for slot in T.serial(here):
@@ -204,16 +207,16 @@ def columns(panels, W, S, Y, row0, rows_of, first_block, block, bytes_, chunk_sc
                 stored = T.meta_var(T.min(first_block + b, w.blocks - 1))
                 requantize(W, S, bytes_, chunk_scales, stored, b, d * depth + slot, slot, w, dot, 1, size)
         for p in T.serial(whole):
-            ask_for_next(W, first_block, (d + 1) * (DEPTH // 8), w.k // 8, blocks, p, whole)
+            ask_for_next(W, first_block, (d + 1) * (tile.depth // 8), w.k // 8, blocks, p, whole, tile.depth // 8)
             gemm_tile(
                 panels, bytes_, chunk_scales, Y, p, row0 + p * rows, row0 + m, block, d * depth, here, size, rows,
-                blocks, n, dot,
+                blocks, n, dot, unroll,
             )  # fmt: skip
         for i in T.serial(tail):
             row = T.meta_var(whole * rows + i * tail_rows)
             gemm_tile(
                 panels, bytes_, chunk_scales, Y, whole + i, row0 + row, row0 + m, block, d * depth, here, size,
-                tail_rows, blocks, n, dot,
+                tail_rows, blocks, n, dot, unroll,
             )  # fmt: skip
 
 
@@ -228,8 +231,8 @@ def gemm(X, W, S, Y, m, w, dot, tile, groups, gate):
     tail: T.let[T.int64] = (T.max(m - whole * rows, 0) + tail_rows - 1) // tail_rows
     quantize_panels(X, m, whole, tail, rows, tail_rows, groups, (Q, scales, corrections))
     for t in T.parallel(-(-w.blocks // (tile.blocks if gate is None else 2 * tile.blocks))):
-        bytes_ = T.alloc_buffer((DEPTH // 4, tile.blocks, 16), "uint32")
-        chunk_scales = T.alloc_buffer((DEPTH // groups.size, tile.blocks, 16), "float32")
+        bytes_ = T.alloc_buffer((tile.depth // 4, tile.blocks, 16), "uint32")
+        chunk_scales = T.alloc_buffer((tile.depth // groups.size, tile.blocks, 16), "float32")
         if gate is None:
             columns(
                 (Q, scales, corrections), W, S, Y, 0, (m, whole, tail), t * blocks, t * blocks, bytes_, chunk_scales,

@@ -28,7 +28,7 @@ from tir_schedules.cpu.int8_activations import (
 )
 from tir_schedules.cpu.int8_amx import AMX_ROWS, amx_gemm, spans_of
 from tir_schedules.cpu.int8_dot import KINDS, Dot
-from tir_schedules.cpu.int8_gemm import CHUNK, GROUP, chunk_of, gemm
+from tir_schedules.cpu.int8_gemm import CHUNK, DEPTH, GROUP, UNROLL, chunk_of, gemm
 from tir_schedules.cpu.int8_smmla import pairs_of, smmla_gemm
 from tir_schedules.cpu.matmul import Packed, packed_of
 from tir_schedules.cpu.store import store_rows
@@ -43,13 +43,28 @@ GEMM_ROWS = 64  # from here on unpacking codes to bytes first pays
 class Int8Tile:
     """Register tile: `rows` of x (or `tail_rows` where that wastes less) by `blocks` of 16 columns.
 
-    `prefetch_words`: a GEMV asks for the codes this many words of a row ahead.
+    `depth` of K is unpacked at a time where there are many rows, `unroll` words of it go through the loop at once.
     """
 
     rows: int
     tail_rows: int
     blocks: int
+    depth: int = DEPTH
+    unroll: int = UNROLL
+
+
+@dataclass(frozen=True)
+class Int8Tiles:
+    """What each range of rows runs with.
+
+    One row: `gemv_blocks` of 16 columns at once, codes asked for `prefetch_words` words of a row ahead; then `few`
+    rows, `many` from GEMM_ROWS on.
+    """
+
     prefetch_words: int
+    gemv_blocks: int
+    few: Int8Tile
+    many: Int8Tile
 
 
 def dot_of(knobs: Mapping[str, int | str]) -> Dot | Declined:
@@ -70,12 +85,20 @@ def int8_matmul(op: Op, knobs: Mapping[str, int | str]) -> tirx.PrimFunc | Decli
     reason = unfit(op, w)
     if reason:
         return Declined(reason)
-    return _kernel(w, dot, tile_of(knobs), gate_of(op))
+    return _kernel(w, dot, tiles_of(knobs), gate_of(op))
 
 
-def tile_of(knobs: Mapping[str, int | str]) -> Int8Tile:
-    """The register tile that the schedule's facts state."""
-    return Int8Tile(*(int(knobs[f"int8_{name}"]) for name in ("rows", "tail_rows", "blocks", "prefetch_words")))
+def tiles_of(knobs: Mapping[str, int | str]) -> Int8Tiles:
+    """The register tiles that the schedule's facts state: `int8_rows` for all, `int8_rows.few` for few rows alone."""
+
+    def tile(bucket: str) -> Int8Tile:
+        sizes = (knobs.get(f"int8_{name}.{bucket}", knobs[f"int8_{name}"]) for name in ("rows", "tail_rows", "blocks"))
+        depth, unroll = knobs.get("int8_depth", DEPTH), knobs.get("int8_unroll", UNROLL)
+        rows, tail_rows, blocks = map(int, sizes)
+        return Int8Tile(rows, tail_rows, blocks, int(depth), int(unroll))
+
+    blocks = int(knobs.get("int8_gemv_blocks", 1))
+    return Int8Tiles(int(knobs["int8_prefetch_words"]), blocks, tile("few"), tile("gemm"))
 
 
 def unfit(op: Op, w: Packed) -> str:
@@ -192,19 +215,21 @@ def direct(X, W, S, Y, m, w, dot, tile, groups):
 
 
 @macro
-def one_row(X, W, S, Y, w, dot, groups, ahead):
-    """A GEMV: the packed weight streams by once, with what comes `ahead` asked for."""
+def one_row(X, W, S, Y, w, dot, groups, ahead, blocks):
+    """A GEMV: the packed weight streams by once, `blocks` of it at a time, with what comes `ahead` asked for."""
     Q = T.alloc_buffer((1, groups.words, 1), "int32")
     scales = T.alloc_buffer((1, groups.count, 1), "float32")
     corrections = T.alloc_buffer((1, groups.count, 1), "int32")
     for g in T.serial(groups.count):
         quantize_group(X, 0, g, groups, Q, scales, corrections, 0, 0)
-    for block in T.parallel(w.blocks):
-        direct_tile((Q, scales, corrections), W, S, Y, 0, 0, 1, block, w.blocks - 1, 1, 1, w, dot, groups, ahead)
+    for t in T.parallel(-(-w.blocks // blocks)):
+        direct_tile(
+            (Q, scales, corrections), W, S, Y, 0, 0, 1, t * blocks, w.blocks - 1, 1, blocks, w, dot, groups, ahead
+        )
 
 
 @cache
-def _kernel(w: Packed, dot: Dot, tile: Int8Tile, gate: Gate | None) -> tirx.PrimFunc:
+def _kernel(w: Packed, dot: Dot, tiles: Int8Tiles, gate: Gate | None) -> tirx.PrimFunc:
     offset, order = dot.zero_point(w.bits, w.zero_point), EVEN_ODD if w.bits == 4 else IN_ORDER
     fine = Groups(w.k, GROUP, order, offset)
     chunk = chunk_of(w, dot)
@@ -225,13 +250,13 @@ def _kernel(w: Packed, dot: Dot, tile: Int8Tile, gate: Gate | None) -> tirx.Prim
         Y = T.match_buffer(y_handle, (m, columns), "float32")
         if m == T.int64(1):
             row = T.meta_var(ungated(gate, Y, 1))
-            one_row(X, W, S, row, w, dot, fine, (0, tile.prefetch_words))
+            one_row(X, W, S, row, w, dot, fine, (0, tiles.prefetch_words), tiles.gemv_blocks)
             apply_gate(gate, row, Y, 1)
         else:
             if spans is not None:
                 if m < T.int64(AMX_ROWS):
                     few = T.meta_var(ungated(gate, Y, m))
-                    direct(X, W, S, few, m, w, dot, tile, many)
+                    direct(X, W, S, few, m, w, dot, tiles.few, many)
                     apply_gate(gate, few, Y, m)
                 else:
                     rows = T.meta_var(ungated(gate, Y, m))
@@ -240,7 +265,7 @@ def _kernel(w: Packed, dot: Dot, tile: Int8Tile, gate: Gate | None) -> tirx.Prim
             elif pairs is not None:
                 if m < T.int64(pairs.least_rows):
                     few = T.meta_var(ungated(gate, Y, m))
-                    direct(X, W, S, few, m, w, dot, tile, many)
+                    direct(X, W, S, few, m, w, dot, tiles.few, many)
                     apply_gate(gate, few, Y, m)
                 else:
                     rows = T.meta_var(ungated(gate, Y, m))
@@ -248,18 +273,18 @@ def _kernel(w: Packed, dot: Dot, tile: Int8Tile, gate: Gate | None) -> tirx.Prim
                     apply_gate(gate, rows, Y, m)
             elif coarse is None:
                 rows = T.meta_var(ungated(gate, Y, m))
-                direct(X, W, S, rows, m, w, dot, tile, many)
+                direct(X, W, S, rows, m, w, dot, tiles.few, many)
                 apply_gate(gate, rows, Y, m)
             else:
                 if m < T.int64(GEMM_ROWS):
                     few = T.meta_var(ungated(gate, Y, m))
-                    direct(X, W, S, few, m, w, dot, tile, fine)
+                    direct(X, W, S, few, m, w, dot, tiles.few, fine)
                     apply_gate(gate, few, Y, m)
                 elif fused is not None:
-                    gemm(X, W, S, Y, m, w, dot, tile, coarse, fused)
+                    gemm(X, W, S, Y, m, w, dot, tiles.many, coarse, fused)
                 else:
                     rows = T.meta_var(ungated(gate, Y, m))
-                    gemm(X, W, S, rows, m, w, dot, tile, coarse, None)
+                    gemm(X, W, S, rows, m, w, dot, tiles.many, coarse, None)
                     apply_gate(gate, rows, Y, m)
 
     return kernel

@@ -1,0 +1,1 @@
+"""`mlcpipe tune`: measured choices for kernels, kept as records that `compile` uses."""

@@ -1,0 +1,89 @@
+"""What can be tuned in the kernels for CPUs, by the rule that makes them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from tir_schedules.cpu.int8_amx import spans_of
+from tir_schedules.cpu.int8_dot import Dot
+from tir_schedules.cpu.int8_gemm import chunk_of
+from tir_schedules.cpu.int8_matmul import Int8Tile, dot_of, tiles_of
+from tir_schedules.cpu.int8_smmla import pairs_of
+from tir_schedules.cpu.matmul import packed_of
+from tir_schedules.op import Declined, Op
+from tir_schedules.space import Choice, Knobs, Space
+
+FEW_ROWS, MANY_ROWS = 16, 256  # of x, that short and long prompts are measured with
+_REGISTERS = {4: 32, 8: 16, 16: 32}  # of vectors: NEON, AVX2, AVX-512
+_L2_BYTES = 512 << 10
+_ROWS = (2, 3, 4, 5, 6, 8, 9, 10, 12, 14, 16)
+
+
+def _int8_matmul(op: Op, knobs: Knobs) -> tuple[Space, ...]:
+    """One row, few rows and many rows, as `int8_matmul.py` tells them apart."""
+    w, dot = packed_of(op), dot_of(knobs)
+    if isinstance(dot, Declined):
+        return ()
+    tiles = tiles_of(knobs)
+    spaces = [_gemv(tiles.gemv_blocks, tiles.prefetch_words)]
+    if spans_of(w, dot) is None and pairs_of(w, dot) is None:
+        spaces.append(_tile("few", FEW_ROWS, tiles.few, dot, {}))
+        if chunk_of(w, dot):
+            depth, unroll = (512, 1024, 2048, 4096), (2, 4, 8, 16)
+            more = {"int8_depth": (tiles.many.depth, depth), "int8_unroll": (tiles.many.unroll, unroll)}
+            spaces.append(_tile("gemm", MANY_ROWS, tiles.many, dot, more))
+    return tuple(spaces)
+
+
+def _gemv(blocks: int, prefetch: int) -> Space:
+    default = {"int8_prefetch_words": prefetch, "int8_gemv_blocks": blocks}
+    knobs = {"int8_prefetch_words": (0, 16, 32, 48, 64, 96, 128, 192, 256), "int8_gemv_blocks": (1, 2, 4)}
+    return Space("gemv", 1, "gemv", _with(knobs, default), default, lambda choice: "")
+
+
+def _tile(
+    bucket: str, rows: int, tile: Int8Tile, dot: Dot, more: Mapping[str, tuple[int, tuple[int, ...]]]
+) -> Space:
+    """A register tile; `more` knobs: name -> (what it is now, its values)."""
+    names = {name: f"int8_{name}.{bucket}" for name in ("rows", "tail_rows", "blocks")}
+    default = {names["rows"]: tile.rows, names["tail_rows"]: tile.tail_rows, names["blocks"]: tile.blocks}
+    knobs: dict[str, tuple[int, ...]] = {names["rows"]: _ROWS, names["tail_rows"]: _ROWS, names["blocks"]: (1, 2, 3, 4)}
+    for name, (value, values) in more.items():
+        default[name], knobs[name] = value, values
+
+    def problem(choice: Choice) -> str:
+        tall, tail, wide = (choice[names[name]] for name in ("rows", "tail_rows", "blocks"))
+        if tail != tall and 3 * tail != 2 * tall:
+            return f"{tail} rows in the last panels are neither {tall} nor two thirds of it"
+        sums = tall * wide * 16 // dot.lanes
+        if sums > _REGISTERS[dot.lanes] - 2:
+            return f"{sums} sums do not fit {_REGISTERS[dot.lanes]} vector registers"
+        if "int8_depth" in choice and choice["int8_depth"] * 16 * wide > _L2_BYTES:
+            return f"{choice['int8_depth']} by {16 * wide} bytes are more than a cache holds"
+        return ""
+
+    return Space(bucket, rows, "gemm", _with(knobs, default), default, problem)
+
+
+def _matmul(op: Op, knobs: Knobs) -> tuple[Space, ...]:
+    """Many rows of the matmul in float32."""
+    default = {name: int(knobs[name]) for name in ("gemm_rows", "gemm_blocks", "gemm_depth")}
+    values = {"gemm_rows": (4, 8, 12, 16), "gemm_blocks": (1, 2, 3, 4), "gemm_depth": (64, 128, 256, 512, 1024)}
+    lanes = int(knobs["lanes"])
+
+    def problem(choice: Choice) -> str:
+        sums = choice["gemm_rows"] * choice["gemm_blocks"] * 16 // lanes
+        return f"{sums} sums are twice the vector registers" if sums > 2 * _REGISTERS.get(lanes, 16) else ""
+
+    return (Space("gemm", 128, "gemm", _with(values, default), default, problem),)
+
+
+def _with(knobs: Mapping[str, tuple[int, ...]], default: Choice) -> dict[str, tuple[int, ...]]:
+    """The values of every knob, the default's among them."""
+    return {name: tuple(sorted({*values, default[name]})) for name, values in knobs.items()}
+
+
+SPACES: Mapping[str, Callable[[Op, Knobs], tuple[Space, ...]]] = {
+    "cpu.int8_matmul": _int8_matmul,
+    "cpu.matmul": _matmul,
+}

@@ -17,6 +17,7 @@ from mlcpipe.cli.convert import convert_command
 from mlcpipe.cli.doctor import doctor_command
 from mlcpipe.cli.inspect import inspect_command
 from mlcpipe.cli.package import package_command
+from mlcpipe.cli.tune import tune_command
 from mlcpipe.env import env
 from mlcpipe.errors import MlcpipeError
 
@@ -35,6 +36,7 @@ app.command("convert")(convert_command)
 app.command("package")(package_command)
 app.command("inspect")(inspect_command)
 app.command("bench")(bench_command)
+app.command("tune")(tune_command)
 app.command("doctor")(doctor_command)
 
 # The base of the errors that typer raises about arguments: the outermost class that can describe itself.

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from mlcpipe.bandwidth import last_cache_bytes
 from mlcpipe.cli import machine
 from mlcpipe.cli.bench_gauges import BandwidthProbe, MemoryGauge
+from mlcpipe.cpu_name import cpu_model
 from mlcpipe.progress import Progress
 
 if TYPE_CHECKING:
@@ -166,7 +167,7 @@ def measure(plan: Plan, progress: Progress) -> Report:
         context_length=engine.context_length,
         quantization=engine.manifest.quantization,
         model_type=engine.manifest.model.model_type,
-        cpu=machine.cpu_model(),
+        cpu=cpu_model(),
         device=engine.device,
         on_host=engine.on_host,
         versions=machine.versions(),

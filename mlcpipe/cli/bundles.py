@@ -9,8 +9,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from mlcpipe.cli.machine import cpu_model, versions
+from mlcpipe.cli.machine import versions
 from mlcpipe.cpu_features import host_features
+from mlcpipe.cpu_name import cpu_model
 from mlcpipe.env import env
 from mlcpipe.errors import UsageError
 

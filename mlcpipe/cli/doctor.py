@@ -14,6 +14,7 @@ from mlcpipe.bandwidth import last_cache_bytes, read_bandwidth_gb_s
 from mlcpipe.cli import machine
 from mlcpipe.cli.bundles import DEFAULT_TARGET
 from mlcpipe.cli.console import byte_size, cell, new_table, print_json, stderr_console, stdout_console
+from mlcpipe.cpu_name import cpu_model
 from mlcpipe.env import env
 from mlcpipe.errors import CompileError, MlcpipeError
 from mlcpipe.version import PINNED, __version__
@@ -135,7 +136,7 @@ def _cuda_compiler() -> Iterator[Finding]:
 def _machine(bandwidth: bool) -> Iterator[Finding]:
     import psutil
 
-    yield Finding("cpu", "note", f"{machine.cpu_model()}: {' '.join(machine.cpu_features()) or 'features unknown'}")
+    yield Finding("cpu", "note", f"{cpu_model()}: {' '.join(machine.cpu_features()) or 'features unknown'}")
     yield from _variants()
     physical, logical = machine.core_counts()
     threads = env().threads

@@ -55,6 +55,9 @@ def _print_overview(console: Console, bundle: Path, manifest: Manifest) -> None:
     rules = ", ".join(f"{rule} {count}" for rule, count in counts.most_common())
     names = len({kernel.name for kernel in manifest.kernels})
     say(console, f"\n{names} kernels by rule, variants apart: {rules or 'none'}  (--kernels shows each)")
+    tuned = len({kernel.name for kernel in manifest.kernels if kernel.records})
+    if tuned:
+        say(console, f"{tuned} of them use tuning records")
     say(console, f"{len(manifest.params)} parameters  (--params shows each and its sources)")
 
 
@@ -118,11 +121,12 @@ def _print_memory(console: Console, manifest: Manifest) -> None:
 
 
 def _print_kernels(console: Console, manifest: Manifest) -> None:
-    table = new_table("kernel", "op", "rule", "reason", "variants")
+    table = new_table("kernel", "op", "rule", "reason", "variants", "tuning record")
     count = len(manifest.target.variants)
     for kernel in manifest.kernels:
         variants = "all" if len(kernel.variants) == count else " ".join(kernel.variants)
-        table.add_row(*map(cell, (kernel.name, kernel.op, kernel.rule, kernel.reason, variants)))
+        values = (kernel.name, kernel.op, kernel.rule, kernel.reason, variants, "; ".join(kernel.records))
+        table.add_row(*map(cell, values))
     console.print(table)
 
 

@@ -9,6 +9,7 @@ from importlib import metadata
 from pathlib import Path
 
 from mlcpipe.cpu_features import host_features
+from mlcpipe.cpu_name import first_of
 from mlcpipe.version import PINNED, __version__
 
 # of those in mlcpipe.cpu_features
@@ -35,18 +36,6 @@ def versions() -> dict[str, str | None]:
         **{name: package_version(name) for name in PINNED},
         "numpy": package_version("numpy"),
     }
-
-
-def cpu_model() -> str:
-    """The processor's name as its maker wrote it, or the architecture where the system does not tell."""
-    if sys.platform == "win32":
-        return _windows_cpu_model() or platform.processor() or platform.machine()
-    if sys.platform == "darwin":
-        return _first_line("sysctl", "-n", "machdep.cpu.brand_string") or platform.machine()
-    for key in ("model name", "Model", "Hardware"):
-        if value := _first_of("/proc/cpuinfo").get(key):
-            return value
-    return platform.machine()
 
 
 def cpu_features() -> list[str]:
@@ -76,7 +65,7 @@ def reset_peak_memory() -> None:
 
 def peak_memory_bytes() -> int:
     """The most physical memory this process has had, mapped files included."""
-    if high := _first_of("/proc/self/status").get("VmHWM"):
+    if high := first_of("/proc/self/status").get("VmHWM"):
         return int(high.split()[0]) * 1024
     if sys.platform == "win32":
         import psutil
@@ -93,7 +82,7 @@ def private_memory_bytes() -> int | None:
 
     None where the system does not tell them apart.
     """
-    status = _first_of("/proc/self/status")
+    status = first_of("/proc/self/status")
     parts = [status.get(name) for name in ("RssAnon", "RssShmem")]
     return sum(int(part.split()[0]) * 1024 for part in parts if part) if all(parts) else None
 
@@ -105,40 +94,3 @@ def _usable_processors() -> int:
         return len(psutil.Process().cpu_affinity())
     except AttributeError:  # macOS has no affinity
         return psutil.cpu_count() or 1
-
-
-def _first_of(path: str) -> dict[str, str]:
-    """The first value of each "key: value" line of a file in /proc; {} where there is none."""
-    try:
-        text = Path(path).read_text(encoding="utf-8", errors="replace")
-    except OSError:
-        return {}
-    pairs = (line.partition(":") for line in text.splitlines())
-    entries: dict[str, str] = {}
-    for key, colon, value in pairs:
-        if colon:
-            entries.setdefault(key.strip(), value.strip())
-    return entries
-
-
-def _windows_cpu_model() -> str:
-    if sys.platform != "win32":
-        return ""
-    import winreg
-
-    path = r"HARDWARE\DESCRIPTION\System\CentralProcessor\0"
-    try:
-        with winreg.OpenKey(winreg.HKEY_LOCAL_MACHINE, path) as key:
-            return str(winreg.QueryValueEx(key, "ProcessorNameString")[0]).strip()
-    except OSError:
-        return ""
-
-
-def _first_line(*command: str) -> str:
-    import subprocess
-
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=10, check=True)
-    except (OSError, subprocess.SubprocessError):
-        return ""
-    return done.stdout.strip().partition("\n")[0]

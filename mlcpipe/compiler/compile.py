@@ -29,6 +29,7 @@ from mlcpipe.quantization.scheme import load_scheme
 from mlcpipe.runtime.threads import use_threads
 from mlcpipe.runtime.tokenizer import Tokenizer
 from mlcpipe.targets import Variant, compiled_variants, load_target
+from mlcpipe.tuning.devices import tuned_here
 
 AUTO = "auto"
 DEFAULT_QUANTIZATION = "q4f16_1"
@@ -122,7 +123,7 @@ def _lower(
     tokenizer = _tokenizer(source) if like is None else like.tokenizer
     check_sources(weight_table(model.named_parameters()), source, tied=model.facts.tied)
     variants = compiled_variants(target)
-    state = export(model, target, scheme, chunk)
+    state = replace(export(model, target, scheme, chunk), tuned=tuned_here(target, environment.env().cache_dir))
     state, seconds = pipeline.run(state, pipeline.SHARED, dump=environment.env().dump)
     debug.show(debug.TIMINGS, lambda: _timings(seconds))
     debug.show(debug.IR, lambda: str(state.mod.script(show_meta=False)))

@@ -1,4 +1,4 @@
-"""Which choices to try: TVM's MetaSchedule, evolutionary search with an XGBoost cost model, over a design space of ours.
+"""Which choices to try: TVM's MetaSchedule, evolutionary search with an XGBoost cost model, over design spaces of ours.
 
 Our kernels are generated for their knobs, not made by transforming loops. So the search works on a stand-in with one
 block: `sch.sample_categorical` draws every knob and `sch.annotate` keeps it, a postprocessor of ours drops what cannot
@@ -51,7 +51,7 @@ def new_cost_model(threads: int) -> CostModel:
 
 
 def _stand_in(title: str) -> tvm.IRModule:
-    @T.prim_func(s_tir=True)
+    @T.prim_func(s_tir=True)  # type: ignore[untyped-decorator]
     def main(handle: T.handle):  # type: ignore[no-untyped-def]
         out = T.match_buffer(handle, (1,), "int32")
         for i in T.serial(1):

@@ -13,7 +13,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from mlcpipe.bandwidth import last_cache_bytes, read_bandwidth_gb_s
-from mlcpipe.cli.machine import core_counts, cpu_model
+from mlcpipe.cli.machine import core_counts
+from mlcpipe.cpu_name import cpu_model
 from mlcpipe.runtime.threads import use_threads
 
 from .cases import CASES

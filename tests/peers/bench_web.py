@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from mlcpipe.cli import machine
+from mlcpipe.cpu_name import cpu_model
 from mlcpipe.errors import MlcpipeError, UsageError
 from mlcpipe.version import __version__
 from tests.peers.bench_peers import (
@@ -77,7 +78,7 @@ def circumstances(runners: Sequence[WebRunner], options: argparse.Namespace, log
     facts = {
         "browser": f"Chromium {ours['browser']}, {window}",
         "adapter": adapter_name(ours["adapter"]),
-        "cpu": f"{machine.cpu_model()}, {machine.core_counts()[1]} processors; {machine.system_name()}",
+        "cpu": f"{cpu_model()}, {machine.core_counts()[1]} processors; {machine.system_name()}",
         "date": time.strftime("%Y-%m-%d"),
     }
     for runner in runners:

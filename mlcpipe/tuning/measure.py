@@ -1,0 +1,163 @@
+"""Measuring in the worker process: a kernel with its default knobs and with others, by turns, with cold weights."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+import tvm
+from numpy.typing import NDArray
+from tvm import sym, tirx
+
+from mlcpipe.bandwidth import last_cache_bytes
+from mlcpipe.errors import CompileError
+from mlcpipe.passes.pipeline import lower_for_llvm
+from mlcpipe.runtime.threads import use_threads
+from mlcpipe.targets import Knobs, Target, Variant, tvm_target
+from mlcpipe.tuning.kernels import parameters, ruled
+from tir_schedules.op import Declined, op_of
+
+Array = NDArray[Any]
+_NAME = "kernel"
+_COLD_CACHES = 8  # a last cache may keep part of what only just exceeds it
+_UNKNOWN_CACHE = 32 << 20
+_MOST_COPIES, _MOST_BYTES = 256, 1 << 30
+_HALF_S = 2e-3  # of a pair: long enough for the clock and a few turns
+_TOLERANCE = 2e-3  # of the largest output: sums in another order, of values that were rounded alike
+
+
+class Runner(Protocol):
+    """Where kernels run."""
+
+    def build(self, func: tirx.PrimFunc) -> Any:
+        """A function that can be called with tensors of this place. Raises CompileError."""
+
+    def tensor(self, values: Array) -> Any:
+        """The values, where the kernels are."""
+
+    def seconds(self, function: Any, turns: Sequence[Sequence[Any]]) -> float:
+        """Seconds of a call, on average over one call with each of `turns`."""
+
+
+@dataclass(frozen=True)
+class LocalCpu:
+    """This machine's CPU, with the threads that a model would have."""
+
+    target: Target
+    variant: Variant
+
+    def build(self, func: tirx.PrimFunc) -> Any:
+        target = tvm_target(self.target, self.variant)
+        try:
+            mod = lower_for_llvm(tvm.IRModule({_NAME: func.with_attr("global_symbol", _NAME)}), target)
+            return tvm.get_global_func("target.build.llvm")(mod, target)[_NAME]
+        except (RuntimeError, ValueError, TypeError) as error:
+            raise CompileError("code generation failed", found=_last_line(error)) from error
+
+    def tensor(self, values: Array) -> Any:
+        return tvm.runtime.tensor(values)
+
+    def seconds(self, function: Any, turns: Sequence[Sequence[Any]]) -> float:
+        began = time.perf_counter()
+        for values in turns:
+            function(*values)
+        return (time.perf_counter() - began) / len(turns)
+
+
+def local_runner(target: Target, variant: Variant) -> Runner:
+    """The runner for a target of this machine. Raises CompileError for a target whose kernels it cannot run."""
+    if target.link != "shared":
+        raise CompileError("nothing here runs the target's kernels", where=target.name)
+    use_threads()
+    return LocalCpu(target, variant)
+
+
+class Bench:
+    """One range of rows of one kernel: its default, and turns of arguments that no cache holds."""
+
+    def __init__(self, runner: Runner, target: Target, rule: str, func: tirx.PrimFunc, rows: int, knobs: Knobs) -> None:
+        self._runner, self._target, self._rule, self._func, self._knobs = runner, target, rule, func, knobs
+        arrays = arguments(func, rows)
+        self.nbytes = sum(array.nbytes for array in arrays)
+        copies = min(-(-_COLD_CACHES * (last_cache_bytes() or _UNKNOWN_CACHE) // self.nbytes), _MOST_COPIES)
+        copies = max(1, min(copies, _MOST_BYTES // self.nbytes))
+        self._turns = [[runner.tensor(array) for array in arrays] for _ in range(copies)]
+        self._next = 0
+        self._default = self._build({})
+        self._expected = self._output(self._default)
+        self._calls = 1
+        self._calls = max(1, math.ceil(_HALF_S / max(self._time(self._default), 1e-7)))
+
+    def pairs(self, choice: Mapping[str, int], count: int) -> list[tuple[float, float]]:
+        """Seconds of the default and of a choice, by turns. Raises CompileError where it does not compute the same."""
+        candidate = self._build(choice)
+        found = self._output(candidate)
+        limit = _TOLERANCE * float(np.abs(self._expected).max())
+        if not np.allclose(found, self._expected, rtol=0, atol=limit, equal_nan=True):
+            off = float(np.abs(found - self._expected).max())
+            raise CompileError("the candidate computes something else", expected=f"within {limit:.3g}", found=off)
+        for function in (self._default, candidate):
+            self._time(function)
+        return [(self._time(self._default), self._time(candidate)) for _ in range(count)]
+
+    def _build(self, choice: Mapping[str, int]) -> Any:
+        made = ruled(self._target, self._rule, self._func, {**self._knobs, **choice})
+        if isinstance(made, Declined):
+            raise CompileError("the rule declined", found=made.reason)
+        return self._runner.build(made)
+
+    def _output(self, function: Any) -> Array:
+        function(*self._turns[0])
+        output: Array = self._turns[0][-1].numpy().astype(np.float64)
+        return output
+
+    def _time(self, function: Any) -> float:
+        first, self._next = self._next, self._next + self._calls
+        turns = [self._turns[i % len(self._turns)] for i in range(first, first + self._calls)]
+        return self._runner.seconds(function, turns)
+
+
+def arguments(func: tirx.PrimFunc, rows: int) -> list[Array]:
+    """Values for every parameter of a tagged function, with `rows` rows; the last is the output.
+
+    Codes are any bits, scales and float16 weights are positive, numbers are normal, ids are of experts.
+    """
+    op, draw = op_of(func), np.random.default_rng(0)
+    experts = int(op.facts.get("experts", 1)) if op is not None else 1
+    values: list[Array] = []
+    for sizes, dtype in parameters(func):
+        shape = tuple(_size(size, rows) for size in sizes)
+        if dtype == "uint32":
+            values.append(_codes(draw, shape, op.int("bits") if op is not None else 4))
+        elif dtype == "int32":
+            values.append(draw.integers(0, experts, shape, np.int32))
+        elif dtype == "float16":
+            values.append(draw.uniform(0.001, 0.02, shape).astype(np.float16))
+        else:
+            values.append(draw.standard_normal(shape, np.float32).astype(dtype))
+    values[-1] = np.zeros_like(values[-1])
+    return values
+
+
+def _codes(draw: np.random.Generator, shape: tuple[int, ...], bits: int) -> Array:
+    """Words of codes, or of pairs of float16 numbers between 0 and 0.03 where there are none."""
+    words = draw.integers(0, 1 << 32, shape, np.uint32)
+    return words if bits else words & np.uint32(0x27FF27FF)
+
+
+def _size(size: Any, rows: int) -> int:
+    if isinstance(size, (int, tirx.IntImm)):
+        return int(size)
+    analyzer = sym.Analyzer()
+    for variable in tirx.analysis.undefined_vars(size):
+        analyzer.bind(variable, tirx.const(rows, str(variable.ty.dtype)))
+    return int(analyzer.simplify(size))
+
+
+def _last_line(error: BaseException) -> str:
+    lines = [line for line in str(error).strip().splitlines() if line.strip()]
+    return lines[-1].strip()[:200] if lines else type(error).__name__

@@ -1,0 +1,120 @@
+"""The other side of the worker process: jobs with a time limit, a new process after a crash or a hang."""
+
+from __future__ import annotations
+
+import json
+import queue
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Mapping
+from types import TracebackType
+from typing import Any
+
+from mlcpipe.errors import MlcpipeError
+
+_START_S = 60.0  # to import TVM, on a busy machine
+_END_S = 5.0
+
+
+class WorkerError(MlcpipeError):
+    """A job that could not be done; the next one can."""
+
+
+class WorkerProcess:
+    """One worker, which `command` starts."""
+
+    def __init__(self, *, limit_s: float = 60.0, command: tuple[str, ...] = ()) -> None:
+        self._command = command or (sys.executable, "-m", "mlcpipe.tuning.worker")
+        self._limit_s = limit_s
+        self._process: subprocess.Popen[str] | None = None
+        self._answers: queue.Queue[str] = queue.Queue()
+        self._said = tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace")  # noqa: SIM115, closed in __exit__
+        self._opened: Mapping[str, Any] | None = None
+
+    def open(self, job: Mapping[str, Any]) -> dict[str, Any]:
+        """Open a kernel; it is opened again where a new process has to be started. Raises WorkerError."""
+        self._opened = None
+        answer = self._ask({"do": "open", **job}, _START_S + self._limit_s)
+        self._opened = job
+        return answer
+
+    def measure(self, choice: Mapping[str, int], pairs: int) -> list[tuple[float, float]]:
+        """Seconds of the opened kernel's default and of a choice, by turns. Raises WorkerError."""
+        if self._process is None and self._opened is not None:
+            self.open(self._opened)
+        answer = self._ask({"do": "measure", "choice": dict(choice), "pairs": pairs}, self._limit_s)
+        return [(float(default), float(candidate)) for default, candidate in answer["pairs"]]
+
+    def _ask(self, job: Mapping[str, Any], limit_s: float) -> dict[str, Any]:
+        process = self._started()
+        assert process.stdin is not None
+        try:
+            process.stdin.write(json.dumps(job) + "\n")
+            process.stdin.flush()
+            line = self._answers.get(timeout=limit_s)
+        except queue.Empty:
+            self.close()
+            raise WorkerError("the measurement took too long", expected=f"at most {limit_s:.0f} s") from None
+        except OSError:
+            line = ""
+        if not line:
+            said = self._died(process)
+            self.close()
+            raise WorkerError("the measuring process died", found=said)
+        answer: dict[str, Any] = json.loads(line)
+        if "error" in answer:
+            raise WorkerError(str(answer["error"]))
+        return answer
+
+    def _started(self) -> subprocess.Popen[str]:
+        if self._process is None:
+            # A session of its own: Ctrl-C is for the process that talks to the user, which then ends this one.
+            self._process = subprocess.Popen(
+                self._command,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=self._said,
+                text=True,
+                start_new_session=True,
+            )
+            self._said.truncate(0)
+            self._answers = queue.Queue()
+            threading.Thread(target=_read, args=(self._process, self._answers), daemon=True).start()
+        return self._process
+
+    def _died(self, process: subprocess.Popen[str]) -> str:
+        """How a process ended whose pipe is closed, and its last words."""
+        try:
+            status = process.wait(_END_S)
+        except subprocess.TimeoutExpired:
+            return "it stopped answering"
+        self._said.seek(0)
+        lines = [line.strip() for line in self._said.read()[-4000:].splitlines() if line.strip()]
+        errors = [line for line in lines if "Error" in line] or lines or ["no message"]
+        return f"exit status {status}: {errors[-1][:200]}"
+
+    def close(self) -> None:
+        """End the process, whatever it does."""
+        process, self._process = self._process, None
+        if process is not None:
+            process.kill()
+            process.wait()
+
+    def __enter__(self) -> WorkerProcess:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+        self._said.close()
+
+
+def _read(process: subprocess.Popen[str], answers: queue.Queue[str]) -> None:
+    """Pass answers on; "" says that there will be no more."""
+    assert process.stdout is not None
+    for line in process.stdout:
+        answers.put(line)
+    answers.put("")

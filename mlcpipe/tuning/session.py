@@ -1,0 +1,224 @@
+"""The tuning of a model's kernels: search, decide, keep; or measure records again and drop those that lose."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import date
+from typing import Any, Protocol
+
+from mlcpipe.errors import MlcpipeError
+from mlcpipe.tuning.journal import Journal, Trial
+from mlcpipe.tuning.noise import Verdict, judge
+from mlcpipe.tuning.records import Record
+from mlcpipe.tuning.search import Search, new_cost_model
+from mlcpipe.tuning.tasks import Task
+
+SEARCH_PAIRS, FINAL_PAIRS = 5, 24
+_BATCH = 4  # candidates that are proposed before the cost model hears of them
+_FINALISTS = 2
+
+
+class Measurer(Protocol):
+    """What measures: `pool.WorkerProcess`."""
+
+    def open(self, job: Mapping[str, Any]) -> dict[str, Any]: ...
+
+    def measure(self, choice: Mapping[str, int], pairs: int) -> list[tuple[float, float]]: ...
+
+
+@dataclass(frozen=True)
+class State:
+    """Where the tuning of one task on a device is: `best` of the search so far, then `final`, the decision.
+
+    `default_s` is the median of what the default took, `nbytes` what a call reads and writes. `problem` is why nothing
+    was measured, `invalid` that it is a record's own fault.
+    """
+
+    task: Task
+    device: str = ""
+    variant: str = ""
+    trials: int = 0
+    failed: int = 0
+    default_s: float | None = None
+    best: Verdict | None = None
+    choice: Mapping[str, int] | None = None
+    final: Verdict | None = None
+    record: Record | None = None
+    nbytes: int = 0
+    problem: str = ""
+    invalid: bool = False
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What a run may take: candidates for each task, and seconds in all (None: no limit)."""
+
+    trials: int
+    budget_s: float | None
+    device: str
+    target: str
+    variant: str
+    seed: int = 0
+    search_pairs: int = SEARCH_PAIRS
+    final_pairs: int = FINAL_PAIRS
+
+
+Tell = Callable[[State], None]
+
+
+def job_of(task: Task, plan: Plan) -> dict[str, Any]:
+    """What the worker needs to open a task."""
+    import tvm
+
+    return {
+        "target": plan.target,
+        "variant": plan.variant,
+        "rule": task.rule,
+        "rows": task.space.rows,
+        "func": str(tvm.ir.save_json(task.func)),
+    }
+
+
+def tune(
+    tasks: Sequence[Task], plan: Plan, journal: Journal, measurer: Measurer, tell: Tell
+) -> Iterator[State]:
+    """Tune one task after the other, the order that of `tasks`; yields the state of each that is decided.
+
+    What is left of the budget is shared evenly among the tasks that are left. `tell` hears of every trial.
+    """
+    models: dict[tuple[str, ...], Any] = {}
+    ends = None if plan.budget_s is None else time.monotonic() + plan.budget_s
+    for index, task in enumerate(tasks):
+        names = (task.rule, *task.space.knobs)
+        if names not in models:
+            models[names] = new_cost_model(1)
+        share = None if ends is None else time.monotonic() + max(0.0, ends - time.monotonic()) / (len(tasks) - index)
+        yield _tune_one(task, plan, journal, measurer, tell, models[names], share)
+
+
+def _tune_one(
+    task: Task, plan: Plan, journal: Journal, measurer: Measurer, tell: Tell, model: Any, ends: float | None
+) -> State:
+    known = journal.of(task.key)
+    searched = [trial for trial in known if not trial.final]
+    state = _after(State(task, plan.device, plan.variant), searched)
+    if known and known[-1].final and len(searched) >= plan.trials:
+        state = _decided(state, known[-1], plan)
+        tell(state)
+        return state
+    try:
+        state = replace(state, nbytes=int(measurer.open(job_of(task, plan))["nbytes"]))
+    except MlcpipeError as error:
+        state = replace(state, problem=str(error))
+        tell(state)
+        return state
+    search = Search(task.space, f"{task.name} {task.space.bucket}", task.facts, model, plan.seed)
+    search.learn([(trial.choice, _relative(trial)) for trial in searched])
+    tell(state)
+    while len(searched) < plan.trials and (ends is None or time.monotonic() < ends):
+        proposed = search.propose(min(_BATCH, plan.trials - len(searched)))
+        if not proposed:
+            break
+        batch = []
+        for choice in proposed:
+            trial = _try(task, choice, plan.search_pairs, measurer)
+            journal.add(trial)
+            batch.append(trial)
+            searched.append(trial)
+            state = _after(replace(state, best=None), searched)
+            tell(state)
+            if ends is not None and time.monotonic() >= ends:
+                break
+        search.learn([(trial.choice, _relative(trial)) for trial in batch])
+    return _decide(state, searched, plan, journal, measurer, tell)
+
+
+def _relative(trial: Trial) -> float | None:
+    """What the search minimizes: time in units of the default's beside it, which drifts less than seconds do."""
+    return None if trial.verdict is None else 1.0 / trial.verdict.ratio
+
+
+def _try(task: Task, choice: Mapping[str, int], pairs: int, measurer: Measurer, final: bool = False) -> Trial:
+    try:
+        return Trial(task.key, choice, judge(measurer.measure(choice, pairs)), final)
+    except MlcpipeError:
+        return Trial(task.key, choice, None, final)
+
+
+def _ranked(searched: Sequence[Trial]) -> list[Trial]:
+    """Those that were measured, the best first."""
+    good = [trial for trial in searched if trial.verdict is not None]
+    return sorted(good, key=lambda trial: -trial.verdict.ratio if trial.verdict else 0.0)
+
+
+def _after(state: State, searched: Sequence[Trial]) -> State:
+    best = next(iter(_ranked(searched)), None)
+    state = replace(state, trials=len(searched), failed=sum(trial.verdict is None for trial in searched))
+    if best is None or best.verdict is None:
+        return state
+    return replace(state, best=best.verdict, choice=best.choice, default_s=best.verdict.default_s)
+
+
+def _decide(
+    state: State, searched: Sequence[Trial], plan: Plan, journal: Journal, measurer: Measurer, tell: Tell
+) -> State:
+    """New pairs for the best of the search; the next best has a chance where it loses."""
+    for trial in _ranked(searched)[:_FINALISTS]:
+        if trial.verdict is None or trial.verdict.ratio <= 1:
+            break
+        last = _try(state.task, trial.choice, plan.final_pairs, measurer, final=True)
+        journal.add(last)
+        state = _decided(state, last, plan)
+        if state.record is not None:
+            break
+    tell(state)
+    return state
+
+
+def _decided(state: State, last: Trial, plan: Plan) -> State:
+    verdict = last.verdict
+    if verdict is None:
+        return state
+    state = replace(state, final=verdict, choice=last.choice, default_s=verdict.default_s, record=None)
+    return replace(state, record=record_of(state.task, last.choice, verdict, plan)) if verdict.wins else state
+
+
+def record_of(task: Task, choice: Mapping[str, int], verdict: Verdict, plan: Plan) -> Record:
+    """The record of a choice that won."""
+    return Record(
+        kernel=task.kernel,
+        name=task.name,
+        rule=task.rule,
+        bucket=task.space.bucket,
+        variant=plan.variant,
+        device=plan.device,
+        knobs=dict(choice),
+        default_us=round(verdict.default_s * 1e6, 1),
+        tuned_us=round(verdict.candidate_s * 1e6, 1),
+        quartile=round(verdict.quartile, 3),
+        pairs=verdict.pairs,
+        date=date.today().isoformat(),
+    )
+
+
+def verify(
+    tasks: Sequence[Task], records: Sequence[Record], plan: Plan, measurer: Measurer, tell: Tell
+) -> Iterator[State]:
+    """Measure the records of these tasks again; a state has its record, with new times, where it still wins."""
+    for task in tasks:
+        for record in (one for one in records if task.is_of(one)):
+            state = State(task, plan.device, plan.variant, choice=record.knobs)
+            problem = task.space.check(record.knobs)
+            state = replace(state, invalid=bool(problem))
+            try:
+                if not problem:
+                    state = replace(state, nbytes=int(measurer.open(job_of(task, plan))["nbytes"]))
+                    verdict = judge(measurer.measure(record.knobs, plan.final_pairs))
+                    state = _decided(state, Trial(task.key, record.knobs, verdict, True), plan)
+            except MlcpipeError as error:
+                problem = str(error)
+            state = replace(state, problem=problem)
+            tell(state)
+            yield state

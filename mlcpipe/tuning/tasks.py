@@ -1,0 +1,121 @@
+"""What there is to tune in a model: its kernels, the ranges of rows of each, and how often they run."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from tvm import relax, tirx
+
+from mlcpipe.bundle import MANIFEST, read_manifest
+from mlcpipe.checkpoint.checkpoint import MAX_CONFIG_BYTES
+from mlcpipe.checkpoint.json_files import read_json_object
+from mlcpipe.compiler.export import context_length, export, prefill_chunk, prepare_model
+from mlcpipe.errors import CheckpointError
+from mlcpipe.passes import pipeline
+from mlcpipe.passes.lowering import BY_HAND, Lowering
+from mlcpipe.quantization.scheme import load_scheme
+from mlcpipe.runtime.threads import use_threads
+from mlcpipe.targets import Target, Variant
+from mlcpipe.tuning.kernels import kernel_hash, kernel_name, spaces_of
+from mlcpipe.tuning.records import Record
+from tir_schedules.op import op_of
+from tir_schedules.space import Space
+
+_DECODE, _PREFILL = "decode", "prefill"
+
+
+@dataclass(frozen=True)
+class Model:
+    """What of a model its kernels depend on."""
+
+    config: Mapping[str, Any]
+    quantization: str
+    kv_cache_dtype: str = "auto"
+    context: int | None = None
+
+
+@dataclass(frozen=True)
+class Task:
+    """One range of rows of one kernel. `uses`: calls of the kernel in the function that has so many rows."""
+
+    kernel: str
+    name: str
+    rule: str
+    func: tirx.PrimFunc
+    space: Space
+    uses: int
+
+    @property
+    def key(self) -> tuple[str, str, str]:
+        """What it is called in records and logs."""
+        return (self.kernel, self.rule, self.space.bucket)
+
+    def is_of(self, record: Record) -> bool:
+        return self.key == (record.kernel, record.rule, record.bucket)
+
+    @property
+    def facts(self) -> dict[str, int]:
+        """The sizes of the kernel."""
+        op = op_of(self.func)
+        assert op is not None
+        return {name: value for name, value in op.facts.items() if isinstance(value, int)}
+
+
+def model_of(path: Path, quantization: str) -> Model:
+    """The model of a bundle, with the bundle's own quantization, or of a checkpoint's folder.
+
+    Raises BundleError or CheckpointError.
+    """
+    config = read_json_object(path / "config.json", limit=MAX_CONFIG_BYTES, error=CheckpointError)
+    if not (path / MANIFEST).is_file():
+        return Model(config, quantization)
+    manifest = read_manifest(path, check_abi=False)
+    words = {"float32": "f32", "float16": "f16"}
+    kv = words.get(manifest.model.kv_dtype, manifest.model.kv_dtype)
+    return Model(config, manifest.quantization, kv, manifest.model.context_length)
+
+
+def lower(model: Model, target: Target) -> Lowering:
+    """The model's kernels before any schedule, as `compile` has them."""
+    use_threads()
+    scheme = load_scheme(model.quantization)
+    module = prepare_model(model.config, target, scheme, model.kv_cache_dtype)
+    context = context_length(module, target, model.context)
+    state = export(module, target, scheme, prefill_chunk(module.facts, target, context))
+    return pipeline.run(state, pipeline.SHARED)[0]
+
+
+def tasks_of(state: Lowering, variant: Variant) -> list[Task]:
+    """Everything that can be tuned, each kernel once."""
+    scheduled, _ = pipeline.run(replace(state, variant=variant), pipeline.PER_VARIANT)
+    calls = {name: _calls(state, name) for name in (_DECODE, _PREFILL)}
+    found: dict[tuple[str, str, str], Task] = {}
+    for report in scheduled.kernels:
+        func = state.mod[report.name]
+        op = op_of(func)
+        if report.rule == BY_HAND or op is None:
+            continue
+        for space in spaces_of(state.target, report.rule, op, variant.schedule):
+            uses = calls[_DECODE if space.rows == 1 else _PREFILL][report.name]
+            task = Task(kernel_hash(func, op), kernel_name(op), report.rule, func, space, uses)
+            known = found.get(task.key)
+            found[task.key] = task if known is None else replace(known, uses=known.uses + uses)
+    return [task for task in found.values() if task.uses]
+
+
+def _calls(state: Lowering, name: str) -> Counter[str]:
+    """How often a model function calls each PrimFunc."""
+    counts: Counter[str] = Counter()
+
+    def visit(expr: Any) -> None:
+        if isinstance(expr, relax.Call):
+            names = [value.name_hint for value in (expr.op, *expr.args) if hasattr(value, "name_hint")]
+            counts.update(one for one in names if one in functions)
+
+    functions = {gv.name_hint for gv, func in state.mod.functions.items() if isinstance(func, tirx.PrimFunc)}
+    relax.analysis.post_order_visit(state.mod[name].body, visit)
+    return counts

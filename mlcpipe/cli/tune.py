@@ -38,6 +38,9 @@ def tune_command(
         bool, typer.Option("--verify", help="Measure the records of this model again; drop those that lose.")
     ] = False,
     fresh: Annotated[bool, typer.Option("--fresh", help="Forget what an earlier run measured.")] = False,
+    records: Annotated[
+        Path | None, typer.Option(help="Keep records in this file (default: the one that compile reads).")
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
 ) -> None:
     """Make a model's kernels faster on this device: try other knobs, measure, keep what wins.
@@ -59,6 +62,7 @@ def tune_command(
     families, seconds = _families(kernels), _seconds(budget)
     from mlcpipe.targets import load_target
     from mlcpipe.tuning.devices import device_of
+    from mlcpipe.tuning.records import files_of, read_records
     from mlcpipe.tuning.session import Plan
 
     wanted = load_target(target)
@@ -66,11 +70,13 @@ def tune_command(
     if not device:
         raise TargetError("no device of this machine runs the target's kernels", where=target)
     variant = _variant(wanted)
+    path = records or files_of(wanted, env().cache_dir)[-1]
+    read_records(path)  # a broken file is told before anything is measured
     tasks = [task for task in _tasks(model, quantization, wanted, variant) if task.space.family in families]
     plan = Plan(trials, seconds, device, target, variant.name)
     if not tasks:
         raise UsageError("the model has no kernel with knobs", where=target, expected=f"one of {', '.join(families)}")
-    states, finished = _run(tasks, plan, wanted, verify=verify, fresh=fresh)
+    states, finished = _run(tasks, plan, wanted, path, verify=verify, fresh=fresh)
     _report(states, plan, as_json=as_json)
     if not finished:
         say(stderr_console(), "\nStopped; the same command goes on.")
@@ -116,18 +122,16 @@ def _tasks(model: str, quantization: str, target: Target, variant: Variant) -> l
 
 
 def _run(
-    tasks: Sequence[Task], plan: Plan, target: Target, *, verify: bool, fresh: bool
+    tasks: Sequence[Task], plan: Plan, target: Target, path: Path, *, verify: bool, fresh: bool
 ) -> tuple[list[State], bool]:
     """Tune or verify, records written as they come -> the last state of every task, and whether all were decided."""
     from mlcpipe.cli.tune_view import live_view
     from mlcpipe.tuning import session
     from mlcpipe.tuning.journal import Journal
     from mlcpipe.tuning.pool import WorkerProcess
-    from mlcpipe.tuning.records import files_of, read_records
+    from mlcpipe.tuning.records import read_records
 
-    cache = env().cache_dir
-    path = files_of(target, cache)[-1]
-    journal = Journal(cache / "tuning", target.tuned, plan.variant, plan.device)
+    journal = Journal(env().cache_dir / "tuning", target.tuned, plan.variant, plan.device)
     if fresh:
         journal.forget()
     with live_view(stderr_console(), tasks, plan) as view, WorkerProcess() as worker:

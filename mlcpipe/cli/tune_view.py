@@ -114,7 +114,7 @@ def verdict(state: State) -> str:
     if state.final is not None:
         return f"the default stays: {state.final.ratio:.2f}x, a quarter of pairs below {state.final.quartile:.2f}x"
     if state.trials == state.failed:
-        return "nothing was measured" if not state.trials else "no candidate ran"
+        return "no time was left" if not state.trials else "no candidate ran"
     return "the default stays: no candidate was faster" if state.best and state.best.ratio <= 1 else "not decided"
 
 

@@ -32,9 +32,11 @@ class Journal:
         name = re.sub(r"[^a-z0-9]+", "-", f"{target} {variant} {device}".lower()).strip("-")
         self._path = folder / f"{name[:120]}.jsonl"
         self.trials: list[Trial] = []
+        self._cut = False
         if self._path.is_file() and self._path.stat().st_size <= _MAX_BYTES:
-            lines = self._path.read_text(encoding="utf-8", errors="replace").splitlines()
-            self.trials = [trial for line in lines if (trial := _trial(line)) is not None]
+            text = self._path.read_text(encoding="utf-8", errors="replace")
+            self.trials = [trial for line in text.splitlines() if (trial := _trial(line)) is not None]
+            self._cut = bool(text) and not text.endswith("\n")
 
     def of(self, key: Key) -> list[Trial]:
         """The trials of one range of rows of a kernel, in order."""
@@ -46,7 +48,8 @@ class Journal:
         entry = {"key": trial.key, "choice": dict(trial.choice), "verdict": verdict, "final": trial.final}
         self._path.parent.mkdir(parents=True, exist_ok=True)
         with self._path.open("a", encoding="utf-8") as file:
-            file.write(json.dumps(entry) + "\n")
+            file.write("\n" * self._cut + json.dumps(entry) + "\n")
+        self._cut = False
         self.trials.append(trial)
 
     def forget(self) -> None:

@@ -12,6 +12,7 @@ from __future__ import annotations
 import logging
 import random
 from collections.abc import Mapping, Sequence
+from functools import cache
 from importlib.util import find_spec
 from typing import Any
 
@@ -22,6 +23,7 @@ from tvm.s_tir import meta_schedule
 from tvm.s_tir.meta_schedule.cost_model import CostModel, RandomModel, XGBModel
 from tvm.s_tir.meta_schedule.database import MemoryDatabase, TuningRecord
 from tvm.s_tir.meta_schedule.feature_extractor import PyFeatureExtractor
+from tvm.s_tir.meta_schedule.logging import get_logging_func
 from tvm.s_tir.meta_schedule.mutator import PyMutator
 from tvm.s_tir.meta_schedule.postproc import PyPostproc
 from tvm.s_tir.meta_schedule.runner import RunnerResult
@@ -50,7 +52,8 @@ def new_cost_model(threads: int) -> CostModel:
     return XGBModel(extractor=_Features(), num_warmup_samples=_BATCH, num_tuning_cores=threads)
 
 
-def _stand_in(title: str) -> tvm.IRModule:
+@cache
+def _one_block() -> Any:
     @T.prim_func(s_tir=True)  # type: ignore[untyped-decorator]
     def main(handle: T.handle):  # type: ignore[no-untyped-def]
         out = T.match_buffer(handle, (1,), "int32")
@@ -59,7 +62,22 @@ def _stand_in(title: str) -> tvm.IRModule:
                 v = T.axis.spatial(1, i)
                 out[v] = 0
 
-    return tvm.IRModule({"main": main.with_attr({"global_symbol": "main", "mlcpipe.kernel": title})})
+    return main
+
+
+def _stand_in(title: str) -> tvm.IRModule:
+    return tvm.IRModule({"main": _one_block().with_attr({"global_symbol": "main", "mlcpipe.kernel": title})})
+
+
+class _Context(meta_schedule.TuneContext):  # type: ignore[misc]
+    """TVM's context for one task, without the intrinsics of GPUs: its own constructor parses them all, for seconds."""
+
+    def __init__(self, mod: tvm.IRModule, generator: Any, strategy: Any, title: str, seed: int) -> None:
+        target = tvm.target.Target({"kind": "llvm", "num-cores": 1})
+        log, threads = get_logging_func(logging.getLogger("tvm.s_tir.meta_schedule")), 1  # our parts are Python
+        make = tvm.get_global_func("s_tir.meta_schedule.TuneContext")
+        self.__init_handle_by_constructor__(make, mod, target, generator, strategy, title, threads, seed, log)
+        tvm.get_global_func("s_tir.meta_schedule.TuneContextInitialize")(self)
 
 
 class Search:
@@ -77,17 +95,8 @@ class Search:
         generator = ScheduleFn(
             self._sample, sch_rules=[], postprocs=[_Compilable(space)], mutator_probs={_MoveOne(seed): 1.0}
         )
-        self._context = meta_schedule.TuneContext(
-            self._mod,
-            target=tvm.target.Target({"kind": "llvm", "num-cores": 1}),
-            space_generator=generator,
-            search_strategy=EvolutionarySearch(
-                population_size=_POPULATION, init_min_unmeasured=_BATCH, genetic_num_iters=3
-            ),
-            num_threads=1,  # our parts are Python
-            rand_state=seed + 1,
-            task_name=title,
-        )
+        strategy = EvolutionarySearch(population_size=_POPULATION, init_min_unmeasured=_BATCH, genetic_num_iters=3)
+        self._context = _Context(self._mod, generator, strategy, title, seed + 1)
         self._trace = self._context.generate_design_space()[0].trace
         self._started = False
 

@@ -18,6 +18,7 @@ from mlcpipe.tuning.tasks import Task
 SEARCH_PAIRS, FINAL_PAIRS = 5, 24
 _BATCH = 4  # candidates that are proposed before the cost model hears of them
 _FINALISTS = 2
+_SHARES = 2  # of what is left of the budget, divided evenly
 
 
 class Measurer(Protocol):
@@ -84,9 +85,10 @@ def job_of(task: Task, plan: Plan) -> dict[str, Any]:
 def tune(
     tasks: Sequence[Task], plan: Plan, journal: Journal, measurer: Measurer, tell: Tell
 ) -> Iterator[State]:
-    """Tune one task after the other, the order that of `tasks`; yields the state of each that is decided.
+    """Tune one task after the other, in the order of `tasks`; yields the state of each.
 
-    What is left of the budget is shared evenly among the tasks that are left. `tell` hears of every trial.
+    The first are the most work: a task may take twice an even share of what is left of the budget. `tell` hears of
+    every trial.
     """
     models: dict[tuple[str, ...], Any] = {}
     ends = None if plan.budget_s is None else time.monotonic() + plan.budget_s
@@ -94,7 +96,9 @@ def tune(
         names = (task.rule, *task.space.knobs)
         if names not in models:
             models[names] = new_cost_model(1)
-        share = None if ends is None else time.monotonic() + max(0.0, ends - time.monotonic()) / (len(tasks) - index)
+        now = time.monotonic()
+        share = None if ends is None else now + _SHARES * max(0.0, ends - now) / (len(tasks) - index)
+        share = share if ends is None or share is None else min(share, ends)
         yield _tune_one(task, plan, journal, measurer, tell, models[names], share)
 
 
@@ -108,6 +112,8 @@ def _tune_one(
         state = _decided(state, known[-1], plan)
         tell(state)
         return state
+    if ends is not None and time.monotonic() >= ends:
+        return state
     try:
         state = replace(state, nbytes=int(measurer.open(job_of(task, plan))["nbytes"]))
     except MlcpipeError as error:
@@ -117,7 +123,7 @@ def _tune_one(
     search = Search(task.space, f"{task.name} {task.space.bucket}", task.facts, model, plan.seed)
     search.learn([(trial.choice, _relative(trial)) for trial in searched])
     tell(state)
-    while len(searched) < plan.trials and (ends is None or time.monotonic() < ends):
+    while len(searched) < plan.trials:
         proposed = search.propose(min(_BATCH, plan.trials - len(searched)))
         if not proposed:
             break
@@ -130,7 +136,7 @@ def _tune_one(
             state = _after(replace(state, best=None), searched)
             tell(state)
             if ends is not None and time.monotonic() >= ends:
-                break
+                return _decide(state, searched, plan, journal, measurer, tell)
         search.learn([(trial.choice, _relative(trial)) for trial in batch])
     return _decide(state, searched, plan, journal, measurer, tell)
 

@@ -73,8 +73,10 @@ def _matmul(op: Op, knobs: Knobs) -> tuple[Space, ...]:
 
     def problem(choice: Choice) -> str:
         sums = choice["gemm_rows"] * choice["gemm_blocks"] * 16 // lanes
-        return f"{sums} sums are twice the vector registers" if sums > 2 * _REGISTERS.get(lanes, 16) else ""
+        return f"{sums} sums, more than {most}, would be in memory" if sums > most else ""
 
+    now = default["gemm_rows"] * default["gemm_blocks"] * 16 // lanes
+    most = max(now, 2 * _REGISTERS.get(lanes, 16))
     return (Space("gemm", 128, "gemm", _with(values, default), default, problem),)
 
 

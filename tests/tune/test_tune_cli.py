@@ -1,0 +1,76 @@
+"""`mlcpipe tune` as a user runs it, with the real compiler, on a model of one layer."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from mlcpipe.tuning.records import merged, read_records, write_records
+from tests.conftest import TinyLlama, write_llama
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def mlcpipe(*arguments: object, cache: Path) -> subprocess.CompletedProcess[str]:
+    paths = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
+    return subprocess.run(
+        [sys.executable, "-m", "mlcpipe", *map(str, arguments)],
+        capture_output=True, text=True, timeout=300, check=False,
+        env={**os.environ, "PYTHONPATH": paths, "MLCPIPE_CACHE": str(cache), "OMP_NUM_THREADS": "1"},
+    )  # fmt: skip
+
+
+def test_a_tiny_model_is_tuned(tmp_path: Path) -> None:
+    model, records = write_llama(tmp_path / "model", TinyLlama(layers=1)), tmp_path / "records.json"
+    options = ("--target", "cpu-native", "--kernels", "gemv", "--trials", "2", "--budget", "1s", "--records", records)
+    done = mlcpipe("tune", model, *options, "--json", cache=tmp_path / "cache")
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    first = found["kernels"][0]
+    assert found["variant"] and first["bucket"] == "gemv" and first["rows"] == 1
+    assert 1 <= first["trials"] <= 2 and first["default_us"] > 0 and first["best_ratio"] > 0  # one, however slow
+    kept = [kernel["record"] for kernel in found["kernels"] if kernel["record"]]
+    assert [json.loads(record.model_dump_json()) for record in read_records(records)] == merged_json(kept)
+    assert f"{first['name']} gemv: " in done.stderr and len(list((tmp_path / "cache" / "tuning").iterdir())) == 1
+
+
+def merged_json(records: list[dict[str, object]]) -> list[dict[str, object]]:
+    from mlcpipe.tuning.records import Record
+
+    return [json.loads(one.model_dump_json()) for one in merged(Record(**record) for record in records)]
+
+
+@pytest.mark.parametrize(
+    "options, words",
+    (
+        (("--budget", "soon"), "10m"),
+        (("--budget", "0s"), "10m"),
+        (("--kernels", "gemv,conv"), "attention, gemv, gemm"),
+        (("--trials", "0"), "integer >= 1"),
+        (("--target", "webgpu"), "no device of this machine"),
+    ),
+)
+def test_mistakes_are_told_before_anything_is_measured(
+    options: tuple[str, ...], words: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from mlcpipe.cli import main
+
+    assert main(["tune", str(tmp_path), *options]) == 2
+    assert words in capsys.readouterr().err
+
+
+def test_a_broken_record_file_is_told_and_left_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    from mlcpipe.cli import main
+
+    model = write_llama(tmp_path / "model", TinyLlama(layers=1))
+    path = tmp_path / "records.json"
+    path.write_text('{"version": 9}')
+    options = ["--target", "cpu-native", "--kernels", "gemv", "--records", str(path)]
+    assert main(["tune", str(model), *options]) == 2
+    assert "another version" in capsys.readouterr().err and path.read_text() == '{"version": 9}'
+    write_records(path, [])

@@ -44,7 +44,7 @@ def schedule_kernels(state: Lowering) -> Lowering:
             reports.append(KernelReport(gv.name_hint, kind, name, reason, records))
             break
         else:
-            reports.append(KernelReport(gv.name_hint, kind, BY_HAND, "; ".join(declined)))
+            reports.append(KernelReport(gv.name_hint, kind, BY_HAND, "; ".join(said)))
     return state.with_mod(mod, kernels=tuple(sorted(reports, key=lambda r: r.name)))
 
 

@@ -17,6 +17,7 @@ import tvm_ffi
 from tvm import relax, tirx
 from tvm.relax.analysis import all_global_vars
 
+from mlcpipe.compiler.device_kernels import build_kernels
 from mlcpipe.errors import CompileError
 from mlcpipe.passes.lowering import BY_HAND, KernelReport, Lowering
 from mlcpipe.passes.pipeline import LOWER_TO_VM, PER_VARIANT, lower_for_llvm, run
@@ -86,7 +87,7 @@ def build_for_device(state: Lowering, *, registered: bool = True, beside: Sequen
         mod.update(part.of_hosts)
         mod.update(part.internal)
     mod = mod.with_attr("system_lib_prefix", "") if registered else mod
-    library = _or_compile_error(lowered, lambda: tirx.build(mod, target=lowered.tvm_target))
+    library = _or_compile_error(lowered, lambda: build_kernels(mod, lowered.tvm_target))
     return _executable(builder, lowered, [library, *beside])
 
 

@@ -18,11 +18,10 @@ from tvm.relax.frontend import nn
 from mlcpipe.checkpoint import Checkpoint
 from mlcpipe.errors import CheckpointError
 from mlcpipe.quantization.layout import Layout
-from mlcpipe.quantization.scheme import Scheme, load_scheme
+from mlcpipe.quantization.scheme import Scheme, plain_scheme
 
 Array = NDArray[Any]
 
-_PLAIN = {"float16": "q0f16", "float32": "q0f32"}
 # Tensors that checkpoints carry and no model reads: buffers that old transformers versions saved.
 _IGNORED_SUFFIXES = ("rotary_emb.inv_freq", "self_attn.masked_bias", "self_attn.bias.mask")
 
@@ -107,7 +106,7 @@ def stored(weight: Weight, scheme: Scheme, layout: Layout) -> Weight:
     if weight.kind == "vector":
         return replace(weight, dtype=layout.vector_dtype(scheme.model_dtype))
     plain = weight.kind != "scheme"
-    return replace(weight, scheme=load_scheme(_PLAIN[scheme.model_dtype]) if plain else scheme, layout=layout)
+    return replace(weight, scheme=plain_scheme(scheme.model_dtype) if plain else scheme, layout=layout)
 
 
 def check_sources(weights: Sequence[Weight], checkpoint: Checkpoint, *, tied: bool) -> None:

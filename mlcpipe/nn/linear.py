@@ -12,7 +12,7 @@ from tvm.relax.frontend.nn import Tensor, op
 
 from mlcpipe.nn import definitions
 from mlcpipe.quantization.layout import load_layout
-from mlcpipe.quantization.scheme import load_scheme
+from mlcpipe.quantization.scheme import plain_scheme
 
 
 class Linear(nn.Module):
@@ -58,7 +58,7 @@ class ExpertLinear(nn.Module):
     def forward(self, x: Tensor, ids: Tensor, shared: bool) -> Tensor:
         """x [m, in] (`shared`) or [m * top, in]; ids i32[m, top] -> [m * top, out]."""
         top = int(ids.shape[1])
-        plain, row = load_scheme("q0f16" if self.weight.dtype == "float16" else "q0f32"), load_layout("row")
+        plain, row = plain_scheme(self.weight.dtype), load_layout("row")
         func = definitions.expert_matmul(
             plain, row, self.experts, self.out_features, self.in_features, top, shared, x.dtype
         )

@@ -19,7 +19,7 @@ from mlcpipe.errors import TargetError
 from mlcpipe.nn import definitions
 from mlcpipe.passes.lowering import Lowering, Rebuild, is_op, rebuild, tir_op
 from mlcpipe.quantization.layout import load_layout
-from mlcpipe.quantization.scheme import load_scheme
+from mlcpipe.quantization.scheme import plain_scheme
 
 _LIMIT = "max_binding_bytes"
 
@@ -131,7 +131,7 @@ def _expert_matmul(work: Rebuild, value: relax.Call, pieces: dict[relax.Var, lis
         return None
     x, weight, ids = value.args[1].fields
     dtype, row = str(value.ty.dtype), load_layout("row")
-    plain = load_scheme("q0f16" if str(weight.ty.dtype) == "float16" else "q0f32")
+    plain = plain_scheme(str(weight.ty.dtype))
 
     def product(part: relax.Var) -> relax.Expr:
         experts, n, k = (int(extent) for extent in part.ty.shape)

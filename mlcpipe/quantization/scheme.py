@@ -181,6 +181,11 @@ def scheme_names() -> tuple[str, ...]:
     return tuple(sorted(name for name in found if _SCHEME_FILE.fullmatch(name)))
 
 
+def plain_scheme(dtype: str) -> Scheme:
+    """Numbers of a dtype as they are."""
+    return load_scheme({"float16": "q0f16", "float32": "q0f32"}[dtype])
+
+
 def load_scheme(name: str) -> Scheme:
     """The `SCHEME` of `mlcpipe/quantization/<name>.py`. Raises ConfigError that lists the known names."""
     known = scheme_names()

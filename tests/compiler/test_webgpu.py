@@ -6,18 +6,24 @@ import re
 from pathlib import Path
 
 import pytest
+from tvm import IRModule, tirx
+from tvm.ir import GlobalVar
 
 from mlcpipe.checkpoint import open_checkpoint
 from mlcpipe.compiler import emscripten
 from mlcpipe.compiler.build import build_for_device, generated_source
+from mlcpipe.compiler.device_kernels import build_kernels
 from mlcpipe.compiler.export import context_length, export, prepare_model
 from mlcpipe.compiler.library import find_writer, own_barriers
 from mlcpipe.errors import CompileError, TargetError
+from mlcpipe.nn import definitions
 from mlcpipe.passes import pipeline
 from mlcpipe.passes.lowering import Lowering
-from mlcpipe.quantization import load_scheme
-from mlcpipe.targets import Target, load_target
+from mlcpipe.quantization import load_layout, load_scheme
+from mlcpipe.targets import Target, compiled_variants, load_target, tvm_target
 from tests.conftest import TinyLlama, write_llama
+from tir_schedules.gpu.matmul import matmul
+from tir_schedules.op import op_of
 
 _HOT = {"matmul", "gated_matmul", "take", "rms_norm", "add_rms_norm", "expert_matmul"}
 
@@ -62,6 +68,33 @@ def test_shaders_keep_to_the_limits_of_the_target(scheduled: Lowering) -> None:
     assert "f16" not in re.sub(r"//.*", "", source)
 
 
+def test_one_shader_serves_products_of_many_sizes() -> None:
+    target = load_target("webgpu")
+    variant = compiled_variants(target)[0]
+    scheme, layout = load_scheme("q4f16_1"), load_layout(target.weight_layout)
+    definitions_ = {
+        "wide": definitions.matmul(scheme, layout, 512, 256, "float32"),
+        "square": definitions.matmul(scheme, layout, 256, 256, "float32"),
+        "tall": definitions.matmul(scheme, layout, 256, 768, "float32"),
+        "head": definitions.matmul(scheme, layout, 3072, 256, "float32"),
+        "gated": definitions.gated_matmul(scheme, layout, 1536, 256, "silu", "float32"),
+        "large": definitions.matmul(scheme, layout, 1024, 1024, "float32"),
+    }
+    functions = {}
+    for name, definition in definitions_.items():
+        op = op_of(definition)
+        assert op is not None
+        kernel = matmul(op, "float32", variant.schedule)
+        assert isinstance(kernel, tirx.PrimFunc)
+        functions[GlobalVar(name)] = kernel.with_attr("global_symbol", name)
+    with own_barriers():
+        module = build_kernels(IRModule(functions), tvm_target(target, variant))
+    shaders = re.findall(r"^fn (\w+)\(", module.imports[0].inspect_source("wgsl"), flags=re.MULTILINE)
+    # The large one has tiles of its own.
+    own = ["large_kernel", "large_kernel_1"]
+    assert sorted(shaders) == sorted(["wide_kernel", "wide_kernel_1", "gated_kernel_2", *own])
+
+
 def test_float16_is_used_where_the_target_has_it(tmp_path: Path) -> None:
     state = _scheduled(tmp_path, load_target("webgpu-f16"), "q4f16_1")
     with own_barriers():
@@ -70,6 +103,16 @@ def test_float16_is_used_where_the_target_has_it(tmp_path: Path) -> None:
     plain = _scheduled(tmp_path / "again", load_target("webgpu"), "q4f16_1")
     # One download serves both libraries.
     assert [w.arrays() for w in state.weights] == [w.arrays() for w in plain.weights]
+
+
+@pytest.mark.parametrize("name", ["webgpu-f16", "vulkan-f16"])
+def test_experts_are_lowered_with_activations_in_float16(tmp_path: Path, name: str) -> None:
+    """Their weights were expected in float32."""
+    fields = {"model_type": "qwen3_moe", "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
+    config = {**TinyLlama(config=fields).config_json(), "architectures": ["Qwen3MoeForCausalLM"]}
+    target, scheme = load_target(name), load_scheme("q4f16_1")
+    state, _ = pipeline.run(export(prepare_model(config, target, scheme), target, scheme, 64))
+    assert [kernel.rule for kernel in state.kernels if kernel.op == "expert_matmul"] == ["gpu.expert_matmul"] * 2
 
 
 def test_a_missing_compiler_is_named_with_the_command_that_installs_it(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -40,6 +40,18 @@ _PLAIN_RUN = 4
 
 
 @dataclass(frozen=True)
+class Sizes:
+    """What differs between weights that one kernel may serve: `columns` of the array of codes, or of the numbers of a
+    plain weight, `groups` of the array of scales."""
+
+    n: Expr
+    k: Expr
+    blocks: Expr
+    columns: Expr
+    groups: Expr
+
+
+@dataclass(frozen=True)
 class Packed:
     """A weight [n, k] (or [experts, n, k]) in layout `rows32_pairs`, in words of `run` elements.
 
@@ -72,23 +84,38 @@ class Packed:
         """Blocks of rows."""
         return -(-self.n // LANES)
 
-    def arguments(self) -> dict[str, Argument]:
+    def sizes(self, *, arguments: bool = False) -> Sizes:
+        """The sizes as numbers, or as arguments of the kernel where rows and columns fill blocks and groups."""
+        filled = self.n % LANES == 0 and self.k % (self.group if self.bits else 2 * self.run) == 0
+        if not arguments or not filled:
+            return self._sizes(self.n, self.k, self.blocks)
+        k, blocks = tirx.Var("k", "int32"), tirx.Var("blocks", "int32")
+        return self._sizes(blocks * LANES, k, blocks)
+
+    def _sizes(self, n: Expr, k: Expr, blocks: Expr) -> Sizes:
+        if not self.bits:
+            return Sizes(n, k, blocks, self._stored(k), 0)
+        groups = ceildiv(k, self.group)
+        return Sizes(n, k, blocks, groups * (self.group // self.run), self._stored(groups))
+
+    def arguments(self, sizes: Sizes) -> dict[str, Argument]:
         """The packed arrays."""
         if not self.bits:
-            return {"weight": self._numbers(self.k)}
-        groups = -(-self.k // self.group)
-        return {"q_weight": self._array(groups * self.group // self.run, "uint32"), "q_scale": self._numbers(groups)}
+            return {"weight": self._array(sizes, sizes.columns, self._number)}
+        codes, scales = self._array(sizes, sizes.columns, "uint32"), self._array(sizes, sizes.groups, self._number)
+        return {"q_weight": codes, "q_scale": scales}
 
-    def _array(self, columns: int, dtype: str) -> Tensor:
+    def _array(self, sizes: Sizes, columns: Expr, dtype: str) -> Tensor:
         lead = (self.experts,) if self.experts else ()
-        return Tensor((*lead, self.blocks, columns, LANES), dtype)
+        return Tensor((*lead, sizes.blocks, columns, LANES), dtype)
 
-    def _numbers(self, columns: int) -> Tensor:
-        return self._array(-(-columns // 2), "uint32") if self.pairs else self._array(columns, self.dtype)
+    @property
+    def _number(self) -> str:
+        return "uint32" if self.pairs else self.dtype
 
-    def inside(self, column: Expr) -> Expr | None:
-        """Whether a column exists; None where all of every word do."""
-        return None if self.k % self.run == 0 else column < self.k
+    def _stored(self, numbers: Expr) -> Expr:
+        """Elements that hold a row of numbers."""
+        return ceildiv(numbers, 2) if self.pairs else numbers
 
 
 def packed(op: Op) -> Packed | Declined:
@@ -106,8 +133,13 @@ class Rows:
     """Rows of a weight in a kernel: of one expert, where `lead` says which. A row is (block, lane)."""
 
     weight: Packed
+    sizes: Sizes
     arrays: tuple[Buffer, ...]
     lead: tuple[Expr, ...] = ()
+
+    def inside(self, column: Expr) -> Expr | None:
+        """Whether a column exists; None where all of every word do."""
+        return None if self.weight.k % self.weight.run == 0 else column < self.sizes.k
 
     def elements(self, block: Expr, lane: Expr, word: Expr) -> list[Expr]:
         """The elements of a word as float32, without zero point and scale."""
@@ -144,7 +176,7 @@ class Rows:
     def plain(self, block: Expr, lane: Expr, column: Expr) -> Expr:
         """An element of a weight without codes."""
         return self._number(
-            0, block, lane, column if self.weight.k % self.weight.run == 0 else I.min(column, self.weight.k - 1)
+            0, block, lane, column if self.weight.k % self.weight.run == 0 else I.min(column, self.sizes.k - 1)
         )
 
     def scale(self, block: Expr, lane: Expr, word: Expr) -> Expr:
@@ -178,15 +210,15 @@ def matmul(op: Op, dtype: str, knobs: Knobs) -> tirx.PrimFunc | Declined:
     weight = packed(op)
     if isinstance(weight, Declined):
         return weight
-    m = tirx.Var("m", "int64")
+    m = tirx.Var("m", "int32")
     gated = op.kind == "gated_matmul"
-    width = weight.n // 2 if gated else weight.n
-    arguments = {"x": Tensor((m, weight.k), dtype), **weight.arguments(), "y": Tensor((m, width), dtype)}
-
+    sizes = weight.sizes(arguments=bool(knobs.get("sizes_as_arguments", 0)))
+    width = sizes.n // 2 if gated else sizes.n
+    arguments = {"x": Tensor((m, sizes.k), dtype), **weight.arguments(sizes), "y": Tensor((m, width), dtype)}
     shape = gemv_shape(weight, knobs)
 
     def gemv(rows: Rows, x: Buffer, y: Buffer) -> None:
-        with launch(shape.threads, ceildiv(weight.blocks, shape.blocks), m) as (bx, i, tx):
+        with launch(shape.threads, ceildiv(sizes.blocks, shape.blocks), m) as (bx, i, tx):
             _gemv(rows, shape, bx, tx, lambda at: x[i, at], lambda row, value: put(y, (i, row), value))
 
     def product(rows: Rows, x: Buffer, y: Buffer) -> None:
@@ -197,14 +229,14 @@ def matmul(op: Op, dtype: str, knobs: Knobs) -> tirx.PrimFunc | Declined:
             with I.Then():
                 gemv(rows, x, y)
             with I.Else():
-                _gemm(rows, m, x, y, int(knobs["gemm_rows"]), int(knobs["gemm_blocks"]))
+                _gemm(rows, m, x, y, gemm_shape(weight, knobs))
 
     def body(x: Buffer, *rest: Buffer) -> None:
-        rows, y = Rows(weight, rest[:-1]), rest[-1]
+        rows, y = Rows(weight, sizes, rest[:-1]), rest[-1]
         if not gated:
             product(rows, x, y)
             return
-        both, threads = workspace((m, weight.n), dtype), int(knobs["elementwise_threads"])
+        both, threads = workspace((m, sizes.n), dtype), int(knobs["elementwise_threads"])
         product(rows, x, both)
         activation = ACTIVATIONS[op.str("activation")]
         with launch(threads, ceildiv(width, threads), m) as (bx, i, tx):
@@ -249,11 +281,11 @@ def _gemv(
 
     The codes of a group are summed with their zero point, which the sum of x takes away again, before the scale.
     """
-    w, splits = rows.weight, shape.splits
+    w, sizes, splits = rows.weight, rows.sizes, shape.splits
     lane, part = (tx, 0) if splits == 1 else (keep(tx % LANES), keep(tx // LANES))
     blocks = [bx * shape.blocks + r for r in range(shape.blocks)]
     if w.blocks % shape.blocks:
-        blocks = [keep(I.min(block, w.blocks - 1)) for block in blocks]
+        blocks = [keep(I.min(block, sizes.blocks - 1)) for block in blocks]
     sums, dots, total = local(shape.blocks), local(shape.blocks), local(1)
     for r in range(shape.blocks):
         put(sums, r, I.float32(0))
@@ -262,8 +294,8 @@ def _gemv(
         xs = []
         for j in range(w.run):
             column = at * w.run + j
-            inside = w.inside(column)
-            value = f32(x(column if inside is None else I.min(column, w.k - 1)))
+            inside = rows.inside(column)
+            value = f32(x(column if inside is None else I.min(column, sizes.k - 1)))
             xs.append(keep(value if inside is None else I.Select(inside, value, I.float32(0))))
         if w.bits:
             put(total, 0, _sum([total[0], *xs]))
@@ -287,10 +319,10 @@ def _gemv(
             else:
                 add(sums, r, dots[r])
 
-    groups = w.words // w.group_words
+    groups = ceildiv(sizes.k, w.run) // w.group_words
     with I.serial(0, groups // splits) as i:
         group(keep(i * splits + part) if splits > 1 else i)
-    if groups % splits:
+    if w.words // w.group_words % splits:
         with I.If(part < groups % splits), I.Then():
             group(keep(groups // splits * splits + part))
     if splits > 1:
@@ -299,7 +331,7 @@ def _gemv(
         row = (bx * shape.blocks + r) * LANES + lane
         guards = [tx < LANES] if splits > 1 else []
         if w.n % (LANES * shape.blocks):
-            guards.append(row < w.n)
+            guards.append(row < sizes.n)
         if not guards:
             store(row, sums[r])
             continue
@@ -326,27 +358,41 @@ def _sum(terms: list[Expr]) -> Expr:
     return total
 
 
-def _gemm(rows: Rows, m: Expr, x: Buffer, y: Buffer, height: int, width: int) -> None:
-    """y = x w^T: an invocation has `height` rows of x and `width` columns of y, 32 apart.
+@dataclass(frozen=True)
+class GemmShape:
+    """What an invocation has: rows of x, and columns of y, 32 apart."""
+
+    rows: int
+    columns: int
+
+
+def gemm_shape(weight: Packed, knobs: Knobs) -> GemmShape:
+    """Tiles of about one width: `gemm_small_blocks` for weights of at most `gemm_small` numbers, if a target has that."""
+    small = weight.n * weight.k <= int(knobs.get("gemm_small", 0))
+    blocks = int(knobs["gemm_small_blocks" if small else "gemm_blocks"])
+    tiles = -(-weight.blocks // blocks)
+    return GemmShape(int(knobs["gemm_rows"]), -(-weight.blocks // tiles))
+
+
+def _gemm(rows: Rows, m: Expr, x: Buffer, y: Buffer, shape: GemmShape) -> None:
+    """y = x w^T, in tiles.
 
     A word is decoded once for all rows, an element of x is loaded once for all columns. All invocations of a workgroup
     read the same elements of x, which caches and uniform loads serve: there is no shared memory, because software
     adapters run every invocation as a coroutine where there are barriers. For their sake also a word is unrolled: they
     load one number in about 100 instructions, and store every variable under a mask where a loop begins anew.
     """
-    w = rows.weight
-    tiles = ceildiv(w.blocks, min(width, w.blocks))
-    width = ceildiv(w.blocks, tiles)
-    with launch(LANES, tiles, ceildiv(m, height)) as (bx, by, lane):
+    w, sizes, height, width = rows.weight, rows.sizes, shape.rows, shape.columns
+    with launch(LANES, ceildiv(sizes.blocks, width), ceildiv(m, height)) as (bx, by, lane):
         sums, lines = local(height * width), local(height, "int32")
-        last = keep(I.cast(m, "int32") - 1)
+        last = keep(m - 1)
         # Where each row begins, in memory: TVM writes a binding out wherever it is used.
-        flat = I.decl_buffer((m * w.k,), str(x.dtype), data=x.data)
+        flat = I.decl_buffer((m * sizes.k,), str(x.dtype), data=x.data)
         for i in range(height):
-            put(lines, i, I.min(by * height + i, last) * w.k)
+            put(lines, i, I.min(by * height + i, last) * sizes.k)
         blocks = [bx * width + j for j in range(width)]
         if w.blocks % width:
-            blocks = [keep(I.min(block, w.blocks - 1)) for block in blocks]
+            blocks = [keep(I.min(block, sizes.blocks - 1)) for block in blocks]
         for i in range(height * width):
             put(sums, i, 0.0)
 
@@ -359,17 +405,17 @@ def _gemm(rows: Rows, m: Expr, x: Buffer, y: Buffer, height: int, width: int) ->
                     # The value before x, and the sum first: what a simple register allocator keeps in registers.
                     put(sums, i * width + j, _sum([sums[i * width + j], *(v * a for v, a in zip(values[j], xs))]))
 
-        with I.serial(0, w.k // w.run) as word:
+        with I.serial(0, sizes.k // w.run) as word:
             tile(word, w.run)
         if w.k % w.run:
-            tile(w.k // w.run, w.k % w.run)
+            tile(sizes.k // w.run, w.k % w.run)
         with I.serial(0, height) as i, I.If(by * height + i <= last), I.Then():
             for j in range(width):
                 column = (bx * width + j) * LANES + lane
                 if w.n % (LANES * width) == 0:
                     put(y, (by * height + i, column), sums[i * width + j])
                     continue
-                with I.If(column < w.n), I.Then():
+                with I.If(column < sizes.n), I.Then():
                     put(y, (by * height + i, column), sums[i * width + j])
 
 
@@ -378,12 +424,12 @@ def take(op: Op, dtype: str, knobs: Knobs) -> tirx.PrimFunc | Declined:
     weight = packed(op)
     if isinstance(weight, Declined):
         return weight
-    m = tirx.Var("m", "int64")
-    arguments = {**weight.arguments(), "ids": Tensor((m,), "int32"), "y": Tensor((m, weight.k), dtype)}
+    m, sizes = tirx.Var("m", "int64"), weight.sizes()
+    arguments = {**weight.arguments(sizes), "ids": Tensor((m,), "int32"), "y": Tensor((m, weight.k), dtype)}
     threads = int(knobs["elementwise_threads"])
 
     def body(*buffers: Buffer) -> None:
-        rows, ids, y = Rows(weight, buffers[:-2]), buffers[-2], buffers[-1]
+        rows, ids, y = Rows(weight, sizes, buffers[:-2]), buffers[-2], buffers[-1]
         with launch(threads, ceildiv(weight.words, threads), m) as (bx, i, tx):
             word = keep(bx * threads + tx)
             with I.If(word < weight.words), I.Then():
@@ -393,7 +439,7 @@ def take(op: Op, dtype: str, knobs: Knobs) -> tirx.PrimFunc | Declined:
                 for j, element in enumerate(rows.elements(block, lane, word)):
                     value = element if scale is None else (element - I.float32(weight.zero_point)) * scale
                     column = word * weight.run + j
-                    inside = weight.inside(column)
+                    inside = rows.inside(column)
                     if inside is None:
                         put(y, (i, column), value)
                         continue
@@ -409,10 +455,10 @@ def expert_matmul(op: Op, dtype: str, knobs: Knobs) -> tirx.PrimFunc | Declined:
     if isinstance(weight, Declined):
         return weight
     top, shared_rows = op.int("top"), bool(op.int("shared"))
-    m = tirx.Var("m", "int64")
+    m, sizes = tirx.Var("m", "int64"), weight.sizes()
     arguments = {
         "x": Tensor((m if shared_rows else m * top, weight.k), dtype),
-        **weight.arguments(),
+        **weight.arguments(sizes),
         "ids": Tensor((m, top), "int32"),
         "y": Tensor((m * top, weight.n), dtype),
     }
@@ -423,7 +469,7 @@ def expert_matmul(op: Op, dtype: str, knobs: Knobs) -> tirx.PrimFunc | Declined:
         with launch(shape.threads, ceildiv(weight.blocks, shape.blocks), m * top) as (bx, i, tx):
             expert = keep(I.min(I.max(ids[i // top, i % top], 0), weight.experts - 1))
             source = i // top if shared_rows else i
-            rows = Rows(weight, arrays, (expert,))
+            rows = Rows(weight, sizes, arrays, (expert,))
             _gemv(rows, shape, bx, tx, lambda at: x[source, at], lambda row, value: put(y, (i, row), value))
 
     return function("expert_matmul", arguments, body)

@@ -98,15 +98,21 @@ def argsort_probs(vocab: int) -> tirx.PrimFunc:
                 put(sorted_probs, (row, at), probs[row, at])
                 put(sorted_ids, (row, at), at)
         here, there = (sorted_probs, sorted_ids), (other_probs, other_ids)
-        with I.serial(0, _PASSES // 2) as pair:  # on the host: the shaders of two passes serve all
-            for index, (source, target) in enumerate(((here, there), (there, here))):
-                digit = _digit_of(2 * pair + index)
-                with launch(_SORT_THREADS, blocks, b) as (block, row, tx):
-                    _count(source[0], counts, digit, block, row, tx, vocab)
-                with launch(_SCAN_THREADS, b) as (row, _, tx):
-                    _prefix_sums(counts, row, tx, blocks)
-                with launch(_SORT_THREADS, blocks, b) as (block, row, tx):
-                    _move(source, target, counts, digit, block, row, tx, vocab)
+
+        def sort(digit: Callable[[Expr], Expr], source: tuple[Buffer, Buffer], target: tuple[Buffer, Buffer]) -> None:
+            with launch(_SORT_THREADS, blocks, b) as (block, row, tx):
+                _count(source[0], counts, digit, block, row, tx, vocab)
+            with launch(_SCAN_THREADS, b) as (row, _, tx):
+                _prefix_sums(counts, row, tx, blocks)
+            with launch(_SORT_THREADS, blocks, b) as (block, row, tx):
+                _move(source, target, counts, digit, block, row, tx, vocab)
+
+        # On the host; the kernels of both ways are the same.
+        with I.serial(0, _PASSES) as index, I.If(index % 2 == 0):
+            with I.Then():
+                sort(_digit_of(index), here, there)
+            with I.Else():
+                sort(_digit_of(index), there, here)
 
     return function("argsort_probs", arguments, body)
 

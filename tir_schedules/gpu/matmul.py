@@ -367,7 +367,7 @@ class GemmShape:
 
 
 def gemm_shape(weight: Packed, knobs: Knobs) -> GemmShape:
-    """Tiles of about one width: `gemm_small_blocks` for weights of at most `gemm_small` numbers, if a target has that."""
+    """Tiles of one width; of `gemm_small_blocks` for weights of at most `gemm_small` numbers, if a target says so."""
     small = weight.n * weight.k <= int(knobs.get("gemm_small", 0))
     blocks = int(knobs["gemm_small_blocks" if small else "gemm_blocks"])
     tiles = -(-weight.blocks // blocks)

@@ -4,34 +4,45 @@
 //   calls functions of a library without a model; the result holds the outputs.
 // {"bundle": path, "context", "chunk", "generate": [{"tokens": [...], "count": n}], "logits": bool}
 //   greedy generation, each from an empty cache; the result holds tokens and, if asked, the logits of every step.
+// {"probe": true}
+//   the adapter's features.
 // A tensor is {"shape", "dtype", "data": base64 of its bytes}.
 "use strict";
 console.log = console.error; // tvmjs writes to stdout, which is for the result
 const fs = require("fs");
 const path = require("path");
 
-async function open(wasm) {
+function gpu() {
   const { create, globals } = require("webgpu");
   Object.assign(globalThis, globals);
-  Object.defineProperty(globalThis, "navigator", { value: { gpu: create(["backend=vulkan"]) }, configurable: true });
+  return create(["backend=vulkan"]);
+}
+
+async function probe() {
+  const adapter = await gpu().requestAdapter();
+  return { features: adapter ? [...adapter.features] : [], errors: [] };
+}
+
+async function open(wasm) {
+  Object.defineProperty(globalThis, "navigator", { value: { gpu: gpu() }, configurable: true });
   const tvmjs = require("@mlc-ai/web-runtime");
   const bytes = new Uint8Array(fs.readFileSync(wasm));
   const tvm = await tvmjs.instantiate(bytes.buffer, tvmjs.createPolyfillWASI(), () => {});
-  const gpu = await tvmjs.detectGPUDevice();
-  if (gpu === undefined) throw new Error("no adapter");
+  const found = await tvmjs.detectGPUDevice();
+  if (found === undefined) throw new Error("no adapter");
   const errors = [];
-  gpu.device.onuncapturederror = (event) => errors.push(event.error.message);
+  found.device.onuncapturederror = (event) => errors.push(event.error.message);
   const sizes = { largestBuffer: 0 };
-  const createBuffer = gpu.device.createBuffer.bind(gpu.device);
-  gpu.device.createBuffer = (wanted) => {
+  const createBuffer = found.device.createBuffer.bind(found.device);
+  found.device.createBuffer = (wanted) => {
     if (wanted.usage & GPUBufferUsage.STORAGE) sizes.largestBuffer = Math.max(sizes.largestBuffer, wanted.size);
     return createBuffer(wanted);
   };
-  tvm.initWebGPU(gpu.device);
+  tvm.initWebGPU(found.device);
   tvm.beginScope();
   const device = tvm.webgpu();
-  const info = gpu.adapterInfo;
-  const adapter = { vendor: info.vendor, architecture: info.architecture, f16: gpu.device.features.has("shader-f16") };
+  const info = found.adapterInfo;
+  const adapter = { vendor: info.vendor, architecture: info.architecture, f16: found.device.features.has("shader-f16") };
   return { tvm, device, errors, adapter, sizes };
 }
 
@@ -125,6 +136,10 @@ async function callAll(state, job) {
 
 async function main() {
   const job = JSON.parse(fs.readFileSync(0, "utf8"));
+  if (job.probe) {
+    process.stdout.write(JSON.stringify(await probe()), () => process.exit(0));
+    return;
+  }
   const state = await open(job.wasm || path.join(job.bundle, "lib", "model.wasm"));
   const result = await (job.bundle ? generate : callAll)(state, job);
   const { adapter, errors, sizes } = state;

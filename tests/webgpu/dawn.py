@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import functools
 import json
 import os
 import shutil
@@ -19,6 +20,8 @@ Array = NDArray[Any]
 _FOLDER = Path(__file__).parent
 # Chromium brings a Vulkan driver for the CPU; Debian's loader does not know of it.
 _SWIFTSHADER = Path("/usr/lib/chromium/vk_swiftshader_icd.json")
+# https://github.com/KhronosGroup/Vulkan-Loader/blob/main/docs/LoaderDriverInterface.md
+_LOADER_FOLDERS = ("/etc", "/usr/local/share", "/usr/share")
 _TIMEOUT_S = 300
 
 
@@ -47,8 +50,10 @@ class Run:
     largest_buffer: int
 
 
-def generate(bundle: Path, prompts: Sequence[Sequence[int]], count: int, context: int, chunk: int) -> list[Run]:
-    """Greedy tokens of a bundle for each prompt, from an empty cache."""
+def generate(
+    bundle: Path, prompts: Sequence[Sequence[int]], count: int, context: int, chunk: int, driver: str = ""
+) -> list[Run]:
+    """Greedy tokens of a bundle for each prompt, from an empty cache; with a Vulkan driver of one's own choice."""
     job = {
         "bundle": str(bundle),
         "context": context,
@@ -56,7 +61,7 @@ def generate(bundle: Path, prompts: Sequence[Sequence[int]], count: int, context
         "logits": True,
         "generate": [{"tokens": list(map(int, prompt)), "count": count} for prompt in prompts],
     }
-    found = _node(job)
+    found = _node(job, driver)
     largest = found["largestBuffer"]
     return [
         Run(run["tokens"], np.stack([_decoded(x).ravel() for x in run["logits"]]), largest) for run in found["runs"]
@@ -90,8 +95,23 @@ def _decoded(tensor: Mapping[str, Any]) -> Array:
     return np.frombuffer(base64.b64decode(tensor["data"]), tensor["dtype"]).reshape(tensor["shape"]).copy()
 
 
-def _node(job: Mapping[str, Any]) -> dict[str, Any]:
-    environment = {**os.environ, "VK_ICD_FILENAMES": os.environ.get("VK_ICD_FILENAMES", str(_SWIFTSHADER))}
+@functools.cache
+def driver_with(feature: str) -> str:
+    """The file of a Vulkan driver whose adapter has a feature of WebGPU; "" if there is none.
+
+    The one that the environment names, or else those in `drivers` and where Vulkan's loader looks.
+    """
+    named = os.environ.get("VK_ICD_FILENAMES")
+    folders = (_FOLDER / "drivers", *(Path(folder, "vulkan", "icd.d") for folder in _LOADER_FOLDERS))
+    for path in [named] if named else [str(p) for folder in folders for p in sorted(folder.glob("*.json"))]:
+        if feature in _node({"probe": True}, path)["features"]:
+            return path
+    return ""
+
+
+def _node(job: Mapping[str, Any], driver: str = "") -> dict[str, Any]:
+    driver = driver or os.environ.get("VK_ICD_FILENAMES", str(_SWIFTSHADER))
+    environment = {**os.environ, "VK_ICD_FILENAMES": driver}
     done = subprocess.run(
         ["node", str(_FOLDER / "dawn.cjs")],
         input=json.dumps(job),

@@ -1,0 +1,78 @@
+"""Models compiled for GPUs with float16 give the CPU engine's logits, as far as float16 can tell.
+
+It takes a Vulkan driver with shader-f16: tests/webgpu/get_mesa.sh brings one for the CPU.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+pytest.importorskip("torch", reason="the checkpoints are written by torch")
+pytest.importorskip("transformers", reason="the checkpoints are those of transformers")
+
+import mlcpipe
+from tests.models import tiny
+
+from . import dawn
+
+pytestmark = pytest.mark.skipif(bool(dawn.missing()), reason=dawn.missing() or "runs")
+
+EXACT = 'description = "this CPU, activations in float32"\nbase = "cpu-native"\n[schedule]\nint8_activations = 0\n'
+CONTEXT, CHUNK, PROMPT, STEPS = 64, 8, 12, 6
+# A residual stream is rounded to float16 ten times a layer: two norms, the products with query, key and value, the
+# attention, the output, the sum, gate and up, their product, down, the sum; before and after the layers three times.
+ROUNDINGS_OF_LAYER, ROUNDINGS = 10, 3
+UNIT = 2.0**-11  # half the distance of float16 numbers at 1
+# Experts are chosen by comparing numbers: where two are close, rounding chooses another. All of them are mixed here.
+ALL_EXPERTS: dict[str, Any] = {"num_experts_per_tok": 4}
+# The plain weights of one family, and groups that a row of 64 does not fill, go through the same products.
+QUANTIZATIONS = {"llama": "q3f16_1", "qwen2": "q0f16"}
+
+
+@pytest.fixture(scope="module")
+def driver() -> str:
+    found = dawn.driver_with("shader-f16")
+    if not found:
+        pytest.skip("no Vulkan driver with shader-f16: tests/webgpu/get_mesa.sh, or set VK_ICD_FILENAMES")
+    return found
+
+
+@pytest.mark.parametrize("family", sorted(tiny.tiny_checkpoints()))
+def test_logits_are_those_of_float32_within_roundings(
+    family: str, driver: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    case = tiny.TinyCase(family, "default")
+    if "num_experts_per_tok" in tiny.tiny_config(case).to_dict():
+        case = tiny.TinyCase(family, "all-experts", ALL_EXPERTS)
+    checkpoint = tiny.write_tiny(case, tmp_path / "checkpoint")
+    exact = tmp_path / "exact.toml"
+    exact.write_text(EXACT, encoding="utf-8")
+    for target, name, kv in (("webgpu-f16", "web", "f16"), (str(exact), "cpu", "f32")):
+        mlcpipe.compile(
+            checkpoint,
+            target=target,
+            quantization=QUANTIZATIONS.get(family, "q4f16_1"),
+            kv_cache_dtype=kv,
+            output=tmp_path / name,
+            context_length=CONTEXT,
+            quick=True,
+        )
+    prompt = list(map(int, tiny.prompt_tokens(case, PROMPT)))
+    monkeypatch.setenv("GALLIVM_PERF", "nopt")  # Mesa on a CPU: kernels are compiled in half the time
+    (run,) = dawn.generate(tmp_path / "web", [prompt], STEPS, CONTEXT, CHUNK, driver)
+    expected = mlcpipe.Engine(tmp_path / "cpu").logits([*prompt, *run.tokens[:-1]])[len(prompt) - 1 :]
+    layers = tiny.tiny_config(case).num_hidden_layers
+    bound = (ROUNDINGS_OF_LAYER * layers + ROUNDINGS) * UNIT * float(np.abs(expected).max())
+    errors = np.abs(run.logits - expected)
+    assert errors.max() <= bound
+    # The error is that of float16: a library that calculates in float32 would be a hundred times closer.
+    assert errors.max() >= UNIT / 8 * float(np.abs(expected).max())
+    best = expected[np.arange(STEPS), run.tokens]
+    assert (expected.max(axis=1) - best <= 2 * bound).all()
+    runner_up = np.sort(expected, axis=1)[:, -2]
+    clear = expected.max(axis=1) - runner_up > 2 * errors.max()
+    assert (np.array(run.tokens) == expected.argmax(axis=1))[clear].all() and clear.any()

@@ -1,15 +1,17 @@
 """Builds llama.cpp's llama-bench for this CPU from the source in PyPI's `llama-cpp-python`.
 
-    python -m tests.peers.build_llama_cpp FOLDER
+    python -m tests.peers.build_llama_cpp FOLDER [--vulkan]
 
 Needs pip, cmake and a C++ compiler; ten minutes on two cores. Do not use gcc 12 or older on a CPU with AMX: it
-orders `_tile_loadconfig` wrongly in ggml's AMX kernels, which then crash.
+orders `_tile_loadconfig` wrongly in ggml's AMX kernels, which then crash. With `--vulkan` it has the Vulkan backend,
+too: that needs Vulkan's and SPIR-V's headers and `glslc` (Debian's libvulkan-dev, spirv-headers, glslc), and an hour.
 """
 
 from __future__ import annotations
 
 import argparse
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -21,12 +23,18 @@ from mlcpipe.errors import MlcpipeError, ResourceError
 VERSION = "0.3.36"
 _PACKAGE = "llama-cpp-python"
 _SOURCE_NOTE = "SOURCE"  # beside the binary, which knows its commit but neither package nor compiler
+# Settings for the validation layer, which Vulkan's headers before 1.3.272 do not know, and nothing needs here.
+_LAYER_SETTINGS = re.compile(r"    std::vector<vk::LayerSettingEXT> settings = \{.*?layer_setting_info\(settings\);\n", re.DOTALL)
 
 
-def build_llama_cpp(folder: Path, *, version: str = VERSION, jobs: int | None = None) -> Path:
+def build_llama_cpp(
+    folder: Path, *, version: str = VERSION, jobs: int | None = None, vulkan: bool = False
+) -> Path:
     """Download, unpack and build in `folder` -> path of llama-bench. Raises ResourceError if a step fails."""
-    if shutil.which("cmake") is None:
-        raise ResourceError("cmake is missing", next_step="python -m pip install cmake")
+    for tool in ("cmake", *(["glslc"] if vulkan else [])):
+        if shutil.which(tool) is None:
+            advice = "python -m pip install cmake" if tool == "cmake" else "apt-get install glslc"
+            raise ResourceError(f"{tool} is missing", next_step=advice)
     folder.mkdir(parents=True, exist_ok=True)
     name = f"{_PACKAGE.replace('-', '_')}-{version}"
     source = folder / name / "vendor" / "llama.cpp"
@@ -35,8 +43,11 @@ def build_llama_cpp(folder: Path, *, version: str = VERSION, jobs: int | None = 
         _run([*pip, "-d", str(folder), f"{_PACKAGE}=={version}"])
         with tarfile.open(folder / f"{name}.tar.gz") as archive:
             archive.extractall(folder, filter="data")
-    build = folder / f"build-{version}"
+    build = folder / (f"build-vulkan-{version}" if vulkan else f"build-{version}")
     configure = ["cmake", "-S", str(source), "-B", str(build), "-DCMAKE_BUILD_TYPE=Release", "-DGGML_NATIVE=ON"]
+    if vulkan:
+        _leave_out_layer_settings(source / "ggml" / "src" / "ggml-vulkan" / "ggml-vulkan.cpp")
+        configure.append("-DGGML_VULKAN=ON")
     without = ("LLAMA_BUILD_TESTS", "LLAMA_BUILD_EXAMPLES", "LLAMA_BUILD_SERVER")
     _run([*configure, *(f"-D{part}=OFF" for part in without)])
     _run(["cmake", "--build", str(build), "--target", "llama-bench", "-j", str(jobs or os.cpu_count() or 1)])
@@ -45,6 +56,12 @@ def build_llama_cpp(folder: Path, *, version: str = VERSION, jobs: int | None = 
         raise ResourceError("the build made no llama-bench", expected=binary)
     binary.with_name(_SOURCE_NOTE).write_text(f"{_PACKAGE} {version}, {_compiler(build)}\n", encoding="utf-8")
     return binary
+
+
+def _leave_out_layer_settings(source: Path) -> None:
+    text = source.read_text(encoding="utf-8")
+    text = _LAYER_SETTINGS.sub("", text).replace("layers, extensions, &layer_setting_info)", "layers, extensions)")
+    source.write_text(text, encoding="utf-8")
 
 
 def source_of(binary: Path) -> str:
@@ -74,9 +91,10 @@ def main() -> int:
     parser.add_argument("folder", type=Path)
     parser.add_argument("--version", default=VERSION, help="of llama-cpp-python (default: %(default)s)")
     parser.add_argument("--jobs", type=int, help="compilers at a time (default: the processors)")
+    parser.add_argument("--vulkan", action="store_true", help="with the Vulkan backend")
     options = parser.parse_args()
     try:
-        print(build_llama_cpp(options.folder, version=options.version, jobs=options.jobs))
+        print(build_llama_cpp(options.folder, version=options.version, jobs=options.jobs, vulkan=options.vulkan))
     except MlcpipeError as error:
         print(error, file=sys.stderr)
         return error.exit_code

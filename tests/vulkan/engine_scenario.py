@@ -5,8 +5,10 @@ Prints one line of JSON.
 
 from __future__ import annotations
 
+import ctypes
 import gc
 import json
+import statistics
 import sys
 import time
 from pathlib import Path
@@ -34,23 +36,27 @@ def greedy(bundle: Path, count: int) -> dict[str, Any]:
 
 
 def steps(bundle: Path, count: int) -> dict[str, Any]:
-    """Decode steps one by one: microseconds on the clock and of this thread, best and median, and counts a step."""
-    engine = Engine(bundle)
+    """Decode steps one by one: microseconds, best and median, and counts a step.
+
+    "clock" is the whole step's, "thread" what this thread took of a processor, "gap" how long a device has nothing to do:
+    from the end of a wait, for the token of the step before, to the first submission after it.
+    """
+    engine, fake = Engine(bundle), ctypes.CDLL("libvulkan.so.1")
+    fake.fake_gap.restype = ctypes.c_longlong
     engine.prefill([1, 2, 3])
     for _ in range(10):
         engine.decode(TOKEN)
-    before, clock, thread = vulkan.counts(vulkan.choose()), [], []
+    before, clock, thread, gap = vulkan.counts(vulkan.choose()), [], [], []
     for _ in range(count):
         began, began_here = time.perf_counter(), time.thread_time()
         engine.decode(TOKEN)
         clock.append((time.perf_counter() - began) * 1e6)
         thread.append((time.thread_time() - began_here) * 1e6)
+        gap.append(fake.fake_gap() * 1e-3)
     after = vulkan.counts(vulkan.choose())
-    clock.sort()
-    thread.sort()
+    times = {"clock": clock, "thread": thread, "gap": gap}
     return {
-        "clock": [clock[0], clock[count // 2]],
-        "thread": [thread[0], thread[count // 2]],
+        **{name: [min(found), statistics.median(found)] for name, found in times.items()},
         "counts": {name: (after[name] - before[name]) / count for name in after},
     }
 

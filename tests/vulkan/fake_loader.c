@@ -7,11 +7,14 @@
 // FAKE_CLOCK    "0": no timestamps
 // FAKE_VERSION  apiVersion
 // FAKE_IDLE     kernels do nothing, so that what is left is the host's time
+//
+// It also measures how long a device has nothing to do between a wait of the host's and the next submission.
 #define VK_NO_PROTOTYPES
 #include <dlfcn.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 #include <vulkan/vulkan.h>
 
 #define EXPORT __attribute__((visibility("default")))
@@ -40,6 +43,17 @@ EXPORT void fake_limit(unsigned long long bytes) { limit = bytes; }
 EXPORT int fake_fired(void) { return fired; }
 EXPORT const char* fake_fired_name(void) { return fired_name; }
 EXPORT long fake_calls(void) { return calls; }
+
+// Nanoseconds of the clock when the last wait ended, and since then until the first submission after it.
+static long long waited, gap;
+
+EXPORT long long fake_gap(void) { return gap; }
+
+static long long nanoseconds(void) {
+  struct timespec now;
+  clock_gettime(CLOCK_MONOTONIC, &now);
+  return now.tv_sec * 1000000000LL + now.tv_nsec;
+}
 
 static VkResult inject(const char* name) {
   ++calls;
@@ -70,9 +84,7 @@ WRAP(vkResetCommandPool, (VkDevice d, VkCommandPool p, VkCommandPoolResetFlags f
 WRAP(vkAllocateCommandBuffers, (VkDevice d, const VkCommandBufferAllocateInfo* i, VkCommandBuffer* b), (d, i, b))
 WRAP(vkBeginCommandBuffer, (VkCommandBuffer b, const VkCommandBufferBeginInfo* i), (b, i))
 WRAP(vkEndCommandBuffer, (VkCommandBuffer b), (b))
-WRAP(vkQueueSubmit, (VkQueue q, uint32_t n, const VkSubmitInfo* s, VkFence f), (q, n, s, f))
 WRAP(vkCreateSemaphore, (VkDevice d, const VkSemaphoreCreateInfo* i, const VkAllocationCallbacks* a, VkSemaphore* s), (d, i, a, s))
-WRAP(vkWaitSemaphores, (VkDevice d, const VkSemaphoreWaitInfo* i, uint64_t t), (d, i, t))
 WRAP(vkGetSemaphoreCounterValue, (VkDevice d, VkSemaphore s, uint64_t* v), (d, s, v))
 WRAP(vkCreateShaderModule, (VkDevice d, const VkShaderModuleCreateInfo* i, const VkAllocationCallbacks* a, VkShaderModule* m), (d, i, a, m))
 WRAP(vkCreateDescriptorSetLayout, (VkDevice d, const VkDescriptorSetLayoutCreateInfo* i, const VkAllocationCallbacks* a, VkDescriptorSetLayout* l), (d, i, a, l))
@@ -84,6 +96,21 @@ WRAP(vkGetPipelineCacheData, (VkDevice d, VkPipelineCache c, size_t* n, void* p)
 WRAP(vkCreateComputePipelines, (VkDevice d, VkPipelineCache c, uint32_t n, const VkComputePipelineCreateInfo* i, const VkAllocationCallbacks* a, VkPipeline* p), (d, c, n, i, a, p))
 WRAP(vkCreateQueryPool, (VkDevice d, const VkQueryPoolCreateInfo* i, const VkAllocationCallbacks* a, VkQueryPool* p), (d, i, a, p))
 WRAP(vkGetQueryPoolResults, (VkDevice d, VkQueryPool p, uint32_t f, uint32_t n, size_t s, void* t, VkDeviceSize e, VkQueryResultFlags g), (d, p, f, n, s, t, e, g))
+
+static VKAPI_ATTR VkResult VKAPI_CALL fake_vkQueueSubmit(VkQueue q, uint32_t n, const VkSubmitInfo* s, VkFence f) {
+  VkResult result = inject("vkQueueSubmit");
+  if (result == VK_SUCCESS) result = REAL(vkQueueSubmit)(q, n, s, f);
+  if (waited) gap = nanoseconds() - waited;
+  waited = 0;
+  return result;
+}
+
+static VKAPI_ATTR VkResult VKAPI_CALL fake_vkWaitSemaphores(VkDevice d, const VkSemaphoreWaitInfo* i, uint64_t t) {
+  VkResult result = inject("vkWaitSemaphores");
+  if (result == VK_SUCCESS) result = REAL(vkWaitSemaphores)(d, i, t);
+  waited = nanoseconds();
+  return result;
+}
 
 static VKAPI_ATTR VkResult VKAPI_CALL fake_vkAllocateMemory(VkDevice d, const VkMemoryAllocateInfo* i, const VkAllocationCallbacks* a, VkDeviceMemory* m) {
   VkResult result = inject("vkAllocateMemory");

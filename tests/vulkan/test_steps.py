@@ -51,7 +51,7 @@ def test_a_step_allocates_and_compiles_nothing(bundle: Path, gpu: vulkan.Device,
     found = since(before, gpu)
     assert (found["buffers_made"], found["buffers_alive"], found["blocks"], found["pipelines_made"]) == (0, 0, 0, 0)
     assert found["downloaded_bytes"] == 4 * 100
-    assert found["submits"] <= 4 * 100
+    assert found["submits"] == 100  # of a software device: see Commands
     for _ in range(40):  # attention gets a second part, and its workspace, once
         next(stream)
     assert since(before, gpu)["buffers_made"] <= 2
@@ -138,12 +138,18 @@ def test_a_model_with_larger_weights_is_refused_in_words(
 
 
 @pytest.mark.alone
-@pytest.mark.parametrize("changes", [{}, {"FAKE_TYPES": "2"}], ids=["unified", "discrete"])
-def test_the_host_adds_little_to_a_step(beside_fake: Start, bundle: Path, changes: dict[str, str]) -> None:
-    """With kernels that do nothing, what is left of a step is the host's: Python, TVM, recording, submitting, waiting."""
+@pytest.mark.parametrize("kind", ["1", "2"], ids=["integrated", "discrete"])
+def test_the_host_adds_little_to_a_step(beside_fake: Start, bundle: Path, kind: str) -> None:
+    """With kernels that do nothing, what is left of a step is the host's: Python, TVM, recording, submitting, waiting.
+
+    A device computes while the host records; it has nothing to do until the first submission: 30 us after a token was
+    there, on Zen 5, and the host's thread takes 0.9 us a launch.
+    """
     found: dict[str, Any] = beside_fake(
-        "tests.vulkan.engine_scenario", "steps", str(bundle), "100", watched=False, FAKE_IDLE="1", **changes
+        "tests.vulkan.engine_scenario", "steps", str(bundle), "100", watched=False, FAKE_IDLE="1", FAKE_TYPES=kind
     )
-    assert found["counts"]["buffers_made"] == found["counts"]["pipelines_made"] == 0
-    assert found["counts"]["downloaded_bytes"] == 4
-    assert found["thread"][0] < 1500  # microseconds; several times what a quiet machine takes
+    counts = found["counts"]
+    assert (counts["buffers_made"], counts["pipelines_made"], counts["downloaded_bytes"]) == (0, 0, 4)
+    assert counts["submits"] <= 3
+    assert found["gap"][0] < 150
+    assert found["thread"][0] < 5 * counts["dispatches"]

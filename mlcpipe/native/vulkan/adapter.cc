@@ -229,9 +229,10 @@ int Adapter::rank() const {
 }
 
 bool Adapter::unified() const {
-  return properties().deviceType == VK_PHYSICAL_DEVICE_TYPE_INTEGRATED_GPU ||
-         properties().deviceType == VK_PHYSICAL_DEVICE_TYPE_CPU;
+  return properties().deviceType == VK_PHYSICAL_DEVICE_TYPE_INTEGRATED_GPU || software();
 }
+
+bool Adapter::software() const { return properties().deviceType == VK_PHYSICAL_DEVICE_TYPE_CPU; }
 
 VkDeviceSize Adapter::max_buffer_bytes() const {
   return std::min<VkDeviceSize>(limits().maxStorageBufferRange, v11_.maxMemoryAllocationSize) & ~VkDeviceSize{15};

@@ -44,6 +44,8 @@ class Adapter {
   int rank() const;
   // Host and device share one memory, so that buffers may be written and read in place.
   bool unified() const;
+  // Its kernels run on the host's cores.
+  bool software() const;
 
   const VkPhysicalDeviceProperties& properties() const { return properties_.properties; }
   const VkPhysicalDeviceLimits& limits() const { return properties_.properties.limits; }

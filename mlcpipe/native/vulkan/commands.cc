@@ -16,7 +16,12 @@ constexpr VkAccessFlags kAll =
 }  // namespace
 
 Commands::Commands(Device& device, VkQueue queue, uint32_t queue_family)
-    : device_(device), queue_(queue), queue_family_(queue_family) {}
+    : device_(device),
+      queue_(queue),
+      queue_family_(queue_family),
+      // A software device takes the host's own cores: it gains nothing by starting while the host still records.
+      first_limit_(device.adapter().software() ? kLastLimit : kFirstLimit),
+      limit_(first_limit_) {}
 
 void Commands::Create() {
   const DeviceFunctions& vk = device_.functions();
@@ -85,7 +90,7 @@ void Commands::Submit() {
   ++next_;
   ++counts_.submits;
   slot_ = (slot_ + 1) % kBatches;
-  limit_ = std::min(2 * limit_, kLastLimit);
+  limit_ = std::min(kGrowth * limit_, kLastLimit);
 }
 
 bool Commands::IsKnownDone(uint64_t value) const {

@@ -59,6 +59,7 @@ void Device::Download(Buffer* from, VkDeviceSize offset, char* to, VkDeviceSize 
       commands_->Submit();
       WaitUnlocked(lock, from->last_use);
     }
+    commands_->Rest();
     lock.unlock();
     std::memcpy(to, from->host + offset, bytes);
   } else {

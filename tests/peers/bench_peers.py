@@ -2,6 +2,8 @@
 
     python -m tests.peers.bench_peers [--models llama-1b] [--rows decode-0,prefill-512,load] [--output result.json]
 
+    python -m tests.peers.bench_peers --vulkan 0 --models llama-25m --runtimes llama.cpp --rows prefill-128,decode-0
+
 Every group of rows runs in processes that take turns (A B C A B C ...), each on a quiet machine. Read bandwidth is
 measured by `mlcpipe bench` in the same rounds.
 """
@@ -117,7 +119,7 @@ def _quietest(cells: Sequence[Cell], runner: Runner, patience: Patience) -> tupl
 def measure(options: argparse.Namespace) -> dict[str, Any]:
     """Run everything -> the document; `--output` has what is known after each group, should a later one fail."""
     effort = Effort(options.threads or machine.core_counts()[0], options.repeats, options.decode_tokens)
-    places = Places(options.work or default_work(), options.checkpoint, options.llama_bench)
+    places = Places(options.work or default_work(), options.checkpoint, options.llama_bench, options.vulkan)
     log, content = Log(), earlier(options.output)
     subjects = [subject(model, scheme) for model in options.models for scheme in options.quantizations]
     prepared = [(what, *prepare(what, places, effort, options.runtimes)) for what in subjects]
@@ -178,6 +180,8 @@ def circumstances(runners: Sequence[Runner], options: argparse.Namespace, log: L
         "date": time.strftime("%Y-%m-%d"),
         OURS: ", ".join(f"{name} {number or 'absent'}" for name, number in ours["versions"].items()),
     }
+    if not ours.get("on_host", True):
+        facts["device"] = ours["device"]
     for runner in runners:
         said = log.said[runner.name]
         if isinstance(runner, LlamaBench):
@@ -253,6 +257,7 @@ def _count(text: str) -> int:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Prepare, measure, report."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0] if __doc__ else "")
+    parser.add_argument("--vulkan", type=int, metavar="N", help="on the Vulkan device N, not on the CPU")
     parser.add_argument("--rows", type=words, help=f"default: {_ROWS[4]}; for 8 bits {_ROWS[8]}")
     parser.add_argument("--output", type=Path, help="keep the JSON in this file, after each group; adds to what it has")
     try:

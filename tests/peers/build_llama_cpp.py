@@ -43,7 +43,7 @@ def build_llama_cpp(
         _run([*pip, "-d", str(folder), f"{_PACKAGE}=={version}"])
         with tarfile.open(folder / f"{name}.tar.gz") as archive:
             archive.extractall(folder, filter="data")
-    build = folder / (f"build-vulkan-{version}" if vulkan else f"build-{version}")
+    build = folder / build_name(version, vulkan)
     configure = ["cmake", "-S", str(source), "-B", str(build), "-DCMAKE_BUILD_TYPE=Release", "-DGGML_NATIVE=ON"]
     if vulkan:
         _leave_out_layer_settings(source / "ggml" / "src" / "ggml-vulkan" / "ggml-vulkan.cpp")
@@ -56,6 +56,11 @@ def build_llama_cpp(
         raise ResourceError("the build made no llama-bench", expected=binary)
     binary.with_name(_SOURCE_NOTE).write_text(f"{_PACKAGE} {version}, {_compiler(build)}\n", encoding="utf-8")
     return binary
+
+
+def build_name(version: str, vulkan: bool) -> str:
+    """The folder of a build."""
+    return f"build-vulkan-{version}" if vulkan else f"build-{version}"
 
 
 def _leave_out_layer_settings(source: Path) -> None:

@@ -14,7 +14,7 @@ from mlcpipe.env import env
 from mlcpipe.errors import UsageError
 from mlcpipe.progress import console_progress
 from mlcpipe.quantization.scheme import load_scheme
-from tests.peers.build_llama_cpp import VERSION, build_llama_cpp
+from tests.peers.build_llama_cpp import VERSION, build_llama_cpp, build_name
 from tests.peers.build_openvino import build_openvino, bytes_per_token, export
 from tests.peers.make_checkpoint import SHAPES, make_checkpoint
 from tests.peers.runners import Effort, LlamaBench, Mlcpipe, OpenVino, Runner
@@ -33,11 +33,15 @@ class Subject:
 
 @dataclass(frozen=True)
 class Places:
-    """Folders and files: `work` keeps what is made; `checkpoint` and `llama_bench` are used instead of made."""
+    """Folders and files: `work` keeps what is made; `checkpoint` and `llama_bench` are used instead of made.
+
+    `device` is the number of the Vulkan device to compare on, None for the CPU.
+    """
 
     work: Path
     checkpoint: Path | None = None
     llama_bench: Path | None = None
+    device: int | None = None
 
 
 def default_work() -> Path:
@@ -61,10 +65,11 @@ def prepare(what: Subject, places: Places, effort: Effort, runtimes: Sequence[st
             raise UsageError("model", expected=", ".join(SHAPES), found=what.model)
         _say(f"write a random checkpoint of the shape {what.model}")
         make_checkpoint(what.model, checkpoint)
-    wanted = Wanted(str(checkpoint), "cpu", what.quantization)
+    device = None if places.device is None else f"vulkan:{places.device}"
+    wanted = Wanted(str(checkpoint), "cpu" if device is None else "vulkan", what.quantization, device)
     bundle = prepare_bundle(wanted, console_progress(stderr_console()))
     manifest = read_manifest(bundle)
-    runners: list[Runner] = [Mlcpipe(bundle, effort, manifest.memory_plan.weights_read)]
+    runners: list[Runner] = [Mlcpipe(bundle, effort, manifest.memory_plan.weights_read, device)]
     if "llama.cpp" in runtimes:
         runners += _llama_cpp(what, places, effort, checkpoint, manifest.checkpoint_hash)
     if "openvino" in runtimes:
@@ -82,10 +87,11 @@ def _llama_cpp(what: Subject, places: Places, effort: Effort, checkpoint: Path, 
         raise UsageError(f"{error.name} is missing", next_step="python -m pip install gguf") from error
     binary = places.llama_bench
     if binary is None:
-        binary = places.work / f"build-{VERSION}" / "bin" / "llama-bench"
+        vulkan = places.device is not None
+        binary = places.work / build_name(VERSION, vulkan) / "bin" / "llama-bench"
         if not binary.is_file():
             _say("build llama.cpp")
-            build_llama_cpp(places.work)
+            build_llama_cpp(places.work, vulkan=vulkan)
     if not binary.is_file():
         raise UsageError("--llama-bench", expected="a file", found=binary)
     gguf = places.work / f"{content[:16]}-q{what.bits}_0.gguf"
@@ -93,7 +99,7 @@ def _llama_cpp(what: Subject, places: Places, effort: Effort, checkpoint: Path, 
         _say(f"write {gguf.name}")
         make_gguf.make_gguf(checkpoint, gguf, bits=what.bits)
     weights = make_gguf.bytes_per_token(gguf)
-    return [LlamaBench(binary.resolve(), gguf, effort, weights, flash) for flash in (False, True)]
+    return [LlamaBench(binary.resolve(), gguf, effort, weights, flash, places.device) for flash in (False, True)]
 
 
 def _say(text: str) -> None:

@@ -116,6 +116,7 @@ class Mlcpipe:
     bundle: Path
     effort: Effort
     bytes_per_token: int
+    device: str | None = None
     name: str = OURS
     peer: str = OURS
     kv_factor: float = 1.0
@@ -129,6 +130,7 @@ class Mlcpipe:
             sys.executable, "-m", "mlcpipe", "bench", str(self.bundle), "--json",
             "--prefill", prefill, "--decode-depth", depth, "--decode-tokens", str(self.effort.decode_tokens),
             "--repeats", str(1 if kind == "memory" else repeats), "--threads", str(self.effort.threads),
+            *(["--device", self.device] if self.device else []),
         ]  # fmt: skip
 
     def parse(self, stdout: str, cells: Sequence[Cell]) -> Output:
@@ -159,13 +161,18 @@ def _reading(speed: Mapping[str, float]) -> Reading:
 
 @dataclass(frozen=True)
 class LlamaBench:
-    """llama.cpp's own benchmark; it decodes random tokens and chooses none."""
+    """llama.cpp's own benchmark; it decodes random tokens and chooses none.
+
+    `device` is the number of a Vulkan device as the loader lists them, None for the CPU alone, also in a build with
+    other backends.
+    """
 
     binary: Path
     gguf: Path
     effort: Effort
     bytes_per_token: int
     flash_attention: bool
+    device: int | None = None
     peer: str = "llama.cpp"
     kv_factor: float = 1.0
 
@@ -174,7 +181,7 @@ class LlamaBench:
         return f"llama.cpp fa{self.flash_attention:d}"
 
     def command(self, cells: Sequence[Cell]) -> list[str]:
-        """CPU alone, also in a build with other backends. A load is a whole process that computes one token."""
+        """A load is a whole process that computes one token."""
         kind, tokens, repeats = cells[0].kind, _tokens(cells), self.effort.repeats
         decoded = str(self.effort.decode_tokens)
         what = {
@@ -183,8 +190,11 @@ class LlamaBench:
             "load": ["-p", "1", "-n", "0", "-d", "0", "-r", "1", "--no-warmup"],
             "memory": ["-p", tokens, "-n", decoded, "-d", "0", "-r", "1"],
         }
+        # Without the variable llama.cpp passes over software devices.
+        chosen = [] if self.device is None else ["env", f"GGML_VK_VISIBLE_DEVICES={self.device}"]
+        layers = "0" if self.device is None else "99"
         command = [
-            str(self.binary), "-m", str(self.gguf), "-ngl", "0", "-t", str(self.effort.threads),
+            *chosen, str(self.binary), "-m", str(self.gguf), "-ngl", layers, "-t", str(self.effort.threads),
             "-fa", str(int(self.flash_attention)), "-o", "jsonl", *what[kind],
         ]  # fmt: skip
         if kind in ("load", "memory"):  # which llama-bench does not report

@@ -58,6 +58,14 @@ def test_ratios_are_of_the_same_round_and_the_faster_variant() -> None:
     assert line.share == pytest.approx(30 * (1e9 + 32 * 2**20) / 1e9 / 40)
 
 
+def test_runtimes_are_told_which_device() -> None:
+    ours = Mlcpipe(Path("bundle"), _EFFORT, 1, "vulkan:1").command([_DECODE])
+    assert ours[-2:] == ["--device", "vulkan:1"] and "--device" not in _OURS.command([_DECODE])
+    theirs = LlamaBench(Path("llama-bench"), Path("model.gguf"), _EFFORT, 1, True, device=1).command([_DECODE])
+    assert theirs[:3] == ["env", "GGML_VK_VISIBLE_DEVICES=1", "llama-bench"]
+    assert [command[command.index("-ngl") + 1] for command in (theirs, _THEIRS.command([_DECODE]))] == ["99", "0"]
+
+
 def test_our_share_is_what_our_process_says() -> None:
     runs = {"mlcpipe": [_run(0, 30, share=0.9), _run(1, 60, share=0.8)], "fast": [_run(0, 20), _run(1, 30)]}
     ours, theirs = _compare(_DECODE, runs, weights=10**9).lines

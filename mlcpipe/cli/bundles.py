@@ -44,7 +44,7 @@ class Wanted:
 
     @property
     def compiled_for(self) -> str:
-        """The target of a checkpoint: the one that was named, or that of the device."""
+        """The target of a checkpoint: the one that was named, or that of the kind of device."""
         if self.target is not None or self.device in (None, "cpu"):
             return self.target or LOCAL_TARGET
         kind = str(self.device).partition(":")[0]
@@ -72,8 +72,8 @@ def prepare_bundle(
     """The bundle for what the user named: a bundle as it is; a checkpoint is compiled once and then kept.
 
     `progress` is entered only if there is something to download or compile. Compiled bundles lie in the cache
-    under a key of the checkpoint's content, target, quantization, this processor and all versions. `quick` is that
-    of `mlcpipe.compile`.
+    under a key of the checkpoint's content, target, quantization, this processor and all versions. For a Vulkan device
+    it is the target that suits it best, unless one was named. `quick` is that of `mlcpipe.compile`.
     Raises UsageError if a bundle was made for something else than the options say, or there is no such device, and
     what compile raises.
     """
@@ -87,8 +87,13 @@ def prepare_bundle(
     check_names(target, quantization)
     if target in DEVICE_TARGETS:  # before the work: is there such a device?
         from mlcpipe.runtime import cuda, vulkan
+        from mlcpipe.targets import suited_target
 
-        (cuda if target == "cuda" else vulkan).choose(wanted.device)
+        if target == "cuda":
+            cuda.choose(wanted.device)
+        else:
+            device = vulkan.choose(wanted.device)
+            target = suited_target(device.vendor_id, device.limits) if wanted.target is None else target
     from mlcpipe.checkpoint import open_checkpoint
     from mlcpipe.resources import demo_model_path
 

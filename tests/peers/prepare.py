@@ -66,7 +66,7 @@ def prepare(what: Subject, places: Places, effort: Effort, runtimes: Sequence[st
         _say(f"write a random checkpoint of the shape {what.model}")
         make_checkpoint(what.model, checkpoint)
     device = None if places.device is None else f"vulkan:{places.device}"
-    wanted = Wanted(str(checkpoint), "cpu" if device is None else "vulkan", what.quantization, device)
+    wanted = Wanted(str(checkpoint), "cpu" if device is None else None, what.quantization, device)
     bundle = prepare_bundle(wanted, console_progress(stderr_console()))
     manifest = read_manifest(bundle)
     runners: list[Runner] = [Mlcpipe(bundle, effort, manifest.memory_plan.weights_read, device)]

@@ -10,9 +10,13 @@ from pathlib import Path
 
 import pytest
 
-from mlcpipe.cli import main
+from mlcpipe.cli import bundles, main
+from mlcpipe.cli.console import stderr_console
 from mlcpipe.errors import TargetError, UsageError
+from mlcpipe.progress import console_progress
 from mlcpipe.runtime import vulkan, vulkan_plugin
+from mlcpipe.targets import suited_target
+from tests.conftest import write_llama
 
 linux = pytest.mark.skipif(sys.platform != "linux", reason="the plugin is for Linux so far")
 
@@ -83,3 +87,16 @@ def test_doctor_lists_devices(gpu: vulkan.Device, capsys: pytest.CaptureFixture[
     assert findings["vulkan plugin"]["state"] == findings["vulkan:0"]["state"] == "ok"
     value = findings["vulkan:0"]["value"]
     assert gpu.title in value and gpu.kind in value and value.endswith("preferred")
+
+
+def test_a_checkpoint_is_compiled_for_the_device_that_is_there(
+    gpu: vulkan.Device, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`--device` takes the target that suits the device, `--target` stays what it says."""
+    seen: list[str] = []
+    monkeypatch.setattr(bundles, "_compile", lambda checkpoint, target, *rest, **options: seen.append(target))
+    checkpoint = str(write_llama(tmp_path / "checkpoint"))
+    for target in (None, "vulkan"):
+        wanted = bundles.Wanted(checkpoint, target, device="vulkan:0")
+        bundles.prepare_bundle(wanted, console_progress(stderr_console()))
+    assert seen == [suited_target(gpu.vendor_id, gpu.limits), "vulkan"]

@@ -6,18 +6,33 @@ from pathlib import Path
 
 from mlcpipe import cpu_features
 from mlcpipe.cpu_name import cpu_model
+from mlcpipe.errors import TargetError
+from mlcpipe.runtime import cuda, vulkan
 from mlcpipe.targets import Target, triple
-from mlcpipe.tuning.records import Tuned, tuned_for
+from mlcpipe.tuning.records import Tuned, files_of, tuned_for
 
 
 def device_of(target: Target) -> str:
     """The device of this machine that a target's kernels run on; "" where there is none."""
     if target.link == "shared" and cpu_features.architecture_of(triple(target)) == cpu_features.architecture():
-        return " ".join(cpu_model().split())[:200]
+        return _plain(cpu_model())
+    try:
+        if target.link == "device":
+            return _plain(vulkan.choose().name)
+        if target.link == "cuda":
+            return _plain(cuda.choose().name)
+    except TargetError:  # no device, or no driver: whatever is compiled here runs elsewhere
+        return ""
     return ""
+
+
+def _plain(name: str) -> str:
+    """A device's name as records have it."""
+    return " ".join("".join(c if c.isprintable() else " " for c in name).split())[:200]
 
 
 def tuned_here(target: Target, cache: Path) -> Tuned:
     """The records that hold for a target on this machine. Raises ConfigError for a broken file."""
-    device = device_of(target)
-    return tuned_for(target, device, cache) if device else Tuned()
+    if not any(path.is_file() for path in files_of(target, cache)):
+        return Tuned()
+    return tuned_for(target, device_of(target), cache)

@@ -14,8 +14,14 @@ from numpy.typing import NDArray
 from tvm import sym, tirx
 
 from mlcpipe.bandwidth import last_cache_bytes
+from mlcpipe.compiler.cuda.build import fat_binary
+from mlcpipe.compiler.cuda.build import register as register_cuda
+from mlcpipe.compiler.cuda.nvrtc import find_nvrtc
+from mlcpipe.compiler.library import own_barriers
+from mlcpipe.compiler.spirv import build as spirv
 from mlcpipe.errors import CompileError
 from mlcpipe.passes.pipeline import lower_for_llvm
+from mlcpipe.runtime import cuda, vulkan
 from mlcpipe.runtime.threads import use_threads
 from mlcpipe.targets import Knobs, Target, Variant, tvm_target
 from mlcpipe.tuning.kernels import parameters, ruled
@@ -68,12 +74,49 @@ class LocalCpu:
         return (time.perf_counter() - began) / len(turns)
 
 
+@dataclass(frozen=True)
+class LocalGpu:
+    """A GPU of this machine that TVM has a device for."""
+
+    target: Target
+    variant: Variant
+    device: Any
+
+    def build(self, func: tirx.PrimFunc) -> Any:
+        target = tvm_target(self.target, self.variant)
+        mod = tvm.IRModule({_NAME: func.with_attr("global_symbol", _NAME)})
+        try:
+            with own_barriers():
+                return tirx.build(mod, target=target)[_NAME]
+        except (RuntimeError, ValueError, TypeError) as error:
+            raise CompileError("code generation failed", found=_last_line(error)) from error
+
+    def tensor(self, values: Array) -> Any:
+        return tvm.runtime.tensor(values, self.device)
+
+    def seconds(self, function: Any, turns: Sequence[Sequence[Any]]) -> float:
+        self.device.sync()
+        began = time.perf_counter()
+        for values in turns:
+            function(*values)
+        self.device.sync()
+        return (time.perf_counter() - began) / len(turns)
+
+
 def local_runner(target: Target, variant: Variant) -> Runner:
-    """The runner for a target of this machine. Raises CompileError for a target whose kernels it cannot run."""
-    if target.link != "shared":
-        raise CompileError("nothing here runs the target's kernels", where=target.name)
-    use_threads()
-    return LocalCpu(target, variant)
+    """The runner for a target of this machine. Raises CompileError or TargetError where none runs its kernels."""
+    if target.link == "shared":
+        use_threads()
+        return LocalCpu(target, variant)
+    if target.link == "device":
+        vulkan.load()
+        spirv.register()
+        return LocalGpu(target, variant, tvm.device("vulkan", vulkan.choose().index))
+    if target.link == "cuda":
+        cuda.load()
+        register_cuda(fat_binary(find_nvrtc(), target.architectures))
+        return LocalGpu(target, variant, tvm.device("cuda", cuda.choose().index))
+    raise CompileError("nothing here runs the target's kernels", where=target.name)
 
 
 class Bench:

@@ -96,6 +96,19 @@ def test_a_record_of_something_else_changes_nothing(changes: dict[str, Any]) -> 
     assert tvm_ffi.structural_equal(func, plain) and report == unchanged
 
 
+@pytest.mark.parametrize("name", ("vulkan", "vulkan-f16", "lavapipe", "nvidia", "webgpu", "webgpu-f16", "cuda"))
+def test_every_default_of_a_gpu_is_in_its_space(name: str) -> None:
+    target = load_target(name)
+    for n, buckets in ((64, ["gemv", "gemm"]), (4096, ["gemv"])):
+        definition = definitions.matmul(SCHEME, load_layout(target.weight_layout), n, 256, target.activation_dtype)
+        op = op_of(definition)
+        assert op is not None
+        for rule in ("gpu.matmul", "gpu.subgroup_matmul"):
+            found = spaces_of(target, rule, op, target.schedule)
+            assert [space.bucket for space in found] == buckets
+            assert [space.check(space.default) for space in found] == [""] * len(found)
+
+
 @pytest.mark.parametrize("variant", TARGET.variants, ids=lambda v: f"{v.arch}-{v.name}")
 @pytest.mark.parametrize("scheme", ("q4f16_1", "q8f16_1", "q0f16"))
 def test_every_default_is_in_its_space(variant: Any, scheme: str) -> None:

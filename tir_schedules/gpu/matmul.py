@@ -34,7 +34,7 @@ Knobs = Mapping[str, int | str]
 
 LANES = 32  # rows of the weight that stand side by side
 # Columns for each input that only a head to the vocabulary has: it multiplies few rows, and needs no GEMM's shader.
-_HEAD = 12
+HEAD = 12
 # Elements of a plain weight that an invocation takes at once, as it takes the codes of one word.
 _PLAIN_RUN = 4
 
@@ -222,7 +222,7 @@ def matmul(op: Op, dtype: str, knobs: Knobs) -> tirx.PrimFunc | Declined:
             _gemv(rows, shape, bx, tx, lambda at: x[i, at], lambda row, value: put(y, (i, row), value))
 
     def product(rows: Rows, x: Buffer, y: Buffer) -> None:
-        if not gated and weight.n >= _HEAD * weight.k:
+        if not gated and weight.n >= HEAD * weight.k:
             gemv(rows, x, y)
             return
         with I.If(m <= int(knobs["gemv_max_rows"])):

@@ -27,6 +27,7 @@ _KEYS = {
     "weight_layout": str,
     "link": str,
     "tuned": str,
+    "device": str,
     "features": list,
     "companions": list,
     "architectures": list,
@@ -65,8 +66,8 @@ class Target:
     targets, best first, whose code runs on the same weights and needs more features: `--quantization auto` compiles
     for them, too, into the same bundle. `architectures` are those of one kind of device that the bundle has machine
     code for, where its compiler makes any. `kernels` is a folder of `tir_schedules`. `tuned` names the file of tuning
-    records: the target's own name, or that of a target whose kernels it shares. `vendor` made the GPUs that it is for
-    (PCI's number, or Khronos'); 0: any.
+    records: the target's own name, or that of a target whose kernels it shares; `device` is whose records `compile`
+    takes where it cannot see the device. `vendor` made the GPUs that it is for (PCI's number, or Khronos'); 0: any.
     """
 
     name: str
@@ -79,6 +80,7 @@ class Target:
     limits: Mapping[str, int]
     schedule: Knobs
     tuned: str = ""
+    device: str = ""
     features: tuple[str, ...] = ()
     companions: tuple[str, ...] = ()
     architectures: tuple[str, ...] = ()
@@ -148,7 +150,7 @@ def _merged(path: Path, depth: int) -> dict[str, Any]:
 
 
 def _target(name: str, values: dict[str, Any], path: Path) -> Target:
-    values = {"features": [], "companions": [], "architectures": [], "vendor": 0, "tuned": name, **values}
+    values = {"features": [], "companions": [], "architectures": [], "vendor": 0, "tuned": name, "device": "", **values}
     entries = values.pop("variants", [])
     _check(values, _KEYS, "target file", path)
     for key in ("features", "companions", "architectures"):

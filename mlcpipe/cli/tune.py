@@ -12,7 +12,7 @@ import typer
 from mlcpipe.cli.bundles import DEFAULT_QUANTIZATION, DEFAULT_TARGET
 from mlcpipe.cli.console import print_json, say, stderr_console, stdout_console
 from mlcpipe.env import env
-from mlcpipe.errors import TargetError, UsageError
+from mlcpipe.errors import UsageError
 from mlcpipe.progress import console_progress
 
 if TYPE_CHECKING:
@@ -61,14 +61,12 @@ def tune_command(
         raise UsageError("--trials", expected="an integer >= 1", found=trials)
     families, seconds = _families(kernels), _seconds(budget)
     from mlcpipe.targets import load_target
-    from mlcpipe.tuning.devices import device_of
+    from mlcpipe.tuning.devices import measured_device
     from mlcpipe.tuning.records import files_of, read_records
     from mlcpipe.tuning.session import Plan
 
     wanted = load_target(target)
-    device = device_of(wanted)
-    if not device:
-        raise TargetError("no device of this machine runs the target's kernels", where=target)
+    device = measured_device(wanted)
     variant = _variant(wanted)
     path = records or files_of(wanted, env().cache_dir)[-1]
     read_records(path)  # a broken file is told before anything is measured

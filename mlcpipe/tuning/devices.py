@@ -13,7 +13,9 @@ from mlcpipe.tuning.records import Tuned, files_of, tuned_for
 
 
 def device_of(target: Target) -> str:
-    """The device of this machine that a target's kernels run on; "" where there is none."""
+    """The device of this machine that a target's kernels run on, or the one that the target names; "" for none."""
+    if target.link == "wasm":
+        return target.device
     if target.link == "shared" and cpu_features.architecture_of(triple(target)) == cpu_features.architecture():
         return _plain(cpu_model())
     try:
@@ -29,6 +31,18 @@ def device_of(target: Target) -> str:
 def _plain(name: str) -> str:
     """A device's name as records have it."""
     return " ".join("".join(c if c.isprintable() else " " for c in name).split())[:200]
+
+
+def measured_device(target: Target) -> str:
+    """The device that a target's kernels can be measured on from here. Raises TargetError where there is none."""
+    if target.link == "wasm":
+        from mlcpipe.tuning.webgpu import adapter_name  # with all that measures, which compile does not need
+
+        return _plain(adapter_name())
+    device = device_of(target)
+    if not device:
+        raise TargetError("no device of this machine runs the target's kernels", where=target.name)
+    return device
 
 
 def tuned_here(target: Target, cache: Path) -> Tuned:

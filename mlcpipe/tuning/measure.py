@@ -29,11 +29,11 @@ from tir_schedules.op import Declined, op_of
 
 Array = NDArray[Any]
 _NAME = "kernel"
-_COLD_CACHES = 8  # a last cache may keep part of what only just exceeds it
-_UNKNOWN_CACHE = 32 << 20
+COLD_CACHES = 8  # a last cache may keep part of what only just exceeds it
+UNKNOWN_CACHE = 32 << 20
 _MOST_COPIES, _MOST_BYTES = 256, 1 << 30
-_HALF_S = 2e-3  # of a pair: long enough for the clock and a few turns
-_TOLERANCE = 2e-3  # of the largest output: sums in another order, of values that were rounded alike
+HALF_S = 2e-3  # of a pair: long enough for the clock and a few turns
+TOLERANCE = 2e-3  # of the largest output: sums in another order, of values that were rounded alike
 
 
 class Runner(Protocol):
@@ -126,20 +126,20 @@ class Bench:
         self._runner, self._target, self._rule, self._func, self._knobs = runner, target, rule, func, knobs
         arrays = arguments(func, rows)
         self.nbytes = sum(array.nbytes for array in arrays)
-        copies = min(-(-_COLD_CACHES * (last_cache_bytes() or _UNKNOWN_CACHE) // self.nbytes), _MOST_COPIES)
+        copies = min(-(-COLD_CACHES * (last_cache_bytes() or UNKNOWN_CACHE) // self.nbytes), _MOST_COPIES)
         copies = max(1, min(copies, _MOST_BYTES // self.nbytes))
         self._turns = [[runner.tensor(array) for array in arrays] for _ in range(copies)]
         self._next = 0
         self._default = self._build({})
         self._expected = self._output(self._default)
         self._calls = 1
-        self._calls = max(1, math.ceil(_HALF_S / max(self._time(self._default), 1e-7)))
+        self._calls = max(1, math.ceil(HALF_S / max(self._time(self._default), 1e-7)))
 
     def pairs(self, choice: Mapping[str, int], count: int) -> list[tuple[float, float]]:
         """Seconds of the default and of a choice, by turns. Raises CompileError where it does not compute the same."""
         candidate = self._build(choice)
         found = self._output(candidate)
-        limit = _TOLERANCE * float(np.abs(self._expected).max())
+        limit = TOLERANCE * float(np.abs(self._expected).max())
         if not np.allclose(found, self._expected, rtol=0, atol=limit, equal_nan=True):
             off = float(np.abs(found - self._expected).max())
             raise CompileError("the candidate computes something else", expected=f"within {limit:.3g}", found=off)

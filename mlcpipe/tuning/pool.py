@@ -16,38 +16,32 @@ from mlcpipe.errors import MlcpipeError
 
 _START_S = 60.0  # to import TVM, on a busy machine
 _END_S = 5.0
+_LIMIT_S = 240.0
 
 
 class WorkerError(MlcpipeError):
     """A job that could not be done; the next one can."""
 
 
-class WorkerProcess:
-    """One worker, which `command` starts."""
+class LineProcess:
+    """A process that answers a line of JSON with a line of JSON; started when it is first asked, and after a death.
 
-    def __init__(self, *, limit_s: float = 60.0, command: tuple[str, ...] = ()) -> None:
-        self._command = command or (sys.executable, "-m", "mlcpipe.tuning.worker")
-        self._limit_s = limit_s
+    `own_session`: Ctrl-C is for the process that talks to the user, which then ends this one.
+    """
+
+    def __init__(self, command: tuple[str, ...], *, own_session: bool) -> None:
+        self._command, self._own_session = command, own_session
         self._process: subprocess.Popen[str] | None = None
         self._answers: queue.Queue[str] = queue.Queue()
         self._said = tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace")  # noqa: SIM115, closed in __exit__
-        self._opened: Mapping[str, Any] | None = None
 
-    def open(self, job: Mapping[str, Any]) -> dict[str, Any]:
-        """Open a kernel; it is opened again where a new process has to be started. Raises WorkerError."""
-        self._opened = None
-        answer = self._ask({"do": "open", **job}, _START_S + self._limit_s)
-        self._opened = job
-        return answer
+    @property
+    def running(self) -> bool:
+        """Whether there is a process to go on with."""
+        return self._process is not None
 
-    def measure(self, choice: Mapping[str, int], pairs: int) -> list[tuple[float, float]]:
-        """Seconds of the opened kernel's default and of a choice, by turns. Raises WorkerError."""
-        if self._process is None and self._opened is not None:
-            self.open(self._opened)
-        answer = self._ask({"do": "measure", "choice": dict(choice), "pairs": pairs}, self._limit_s)
-        return [(float(default), float(candidate)) for default, candidate in answer["pairs"]]
-
-    def _ask(self, job: Mapping[str, Any], limit_s: float) -> dict[str, Any]:
+    def ask(self, job: Mapping[str, Any], limit_s: float) -> dict[str, Any]:
+        """The answer to a job. Raises WorkerError where the process dies, or is ended after `limit_s`."""
         process = self._started()
         assert process.stdin is not None
         try:
@@ -64,22 +58,19 @@ class WorkerProcess:
             self.close()
             raise WorkerError("the measuring process died", found=said)
         answer: dict[str, Any] = json.loads(line)
-        if "error" in answer:
-            raise WorkerError(str(answer["error"]))
         return answer
 
     def _started(self) -> subprocess.Popen[str]:
         if self._process is None:
-            # A session of its own: Ctrl-C is for the process that talks to the user, which then ends this one.
+            self._said.truncate(0)
             self._process = subprocess.Popen(
                 self._command,
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=self._said,
                 text=True,
-                start_new_session=True,
+                start_new_session=self._own_session,
             )
-            self._said.truncate(0)
             self._answers = queue.Queue()
             threading.Thread(target=_read, args=(self._process, self._answers), daemon=True).start()
         return self._process
@@ -102,7 +93,7 @@ class WorkerProcess:
             process.kill()
             process.wait()
 
-    def __enter__(self) -> WorkerProcess:
+    def __enter__(self) -> LineProcess:
         return self
 
     def __exit__(
@@ -110,6 +101,43 @@ class WorkerProcess:
     ) -> None:
         self.close()
         self._said.close()
+
+
+class WorkerProcess:
+    """`mlcpipe.tuning.worker`, or what `command` starts, with the kernel that it has open."""
+
+    def __init__(self, *, limit_s: float = _LIMIT_S, command: tuple[str, ...] = ()) -> None:
+        command = command or (sys.executable, "-m", "mlcpipe.tuning.worker")
+        self._line, self._limit_s = LineProcess(command, own_session=True), limit_s
+        self._opened: Mapping[str, Any] | None = None
+
+    def open(self, job: Mapping[str, Any]) -> dict[str, Any]:
+        """Open a kernel; it is opened again where a new process has to be started. Raises WorkerError."""
+        self._opened = None
+        answer = self._ask({"do": "open", **job}, _START_S + self._limit_s)
+        self._opened = job
+        return answer
+
+    def measure(self, choice: Mapping[str, int], pairs: int) -> list[tuple[float, float]]:
+        """Seconds of the opened kernel's default and of a choice, by turns. Raises WorkerError."""
+        if not self._line.running and self._opened is not None:
+            self.open(self._opened)
+        answer = self._ask({"do": "measure", "choice": dict(choice), "pairs": pairs}, self._limit_s)
+        return [(float(default), float(candidate)) for default, candidate in answer["pairs"]]
+
+    def _ask(self, job: Mapping[str, Any], limit_s: float) -> dict[str, Any]:
+        answer = self._line.ask(job, limit_s)
+        if "error" in answer:
+            raise WorkerError(str(answer["error"]))
+        return answer
+
+    def __enter__(self) -> WorkerProcess:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._line.__exit__(kind, error, trace)
 
 
 def _read(process: subprocess.Popen[str], answers: queue.Queue[str]) -> None:

@@ -17,13 +17,14 @@ import tvm
 from mlcpipe.errors import MlcpipeError
 from mlcpipe.targets import compiled_variants, load_target
 from mlcpipe.tuning.measure import Bench, local_runner
+from mlcpipe.tuning.webgpu import WebBench
 
 
 class Worker:
     """Answers jobs; holds the kernel that was opened last."""
 
     def __init__(self) -> None:
-        self._bench: Bench | None = None
+        self._bench: Bench | WebBench | None = None
 
     def answer(self, job: Mapping[str, Any]) -> dict[str, Any]:
         """What a job found, or {"error": why it could not be done}."""
@@ -34,12 +35,17 @@ class Worker:
             return {"error": str(error)}
 
     def _open(self, job: Mapping[str, Any]) -> dict[str, Any]:
+        if isinstance(self._bench, WebBench):
+            self._bench.close()
         self._bench = None  # its copies go before the next ones come
         target = load_target(job["target"])
         variant = next(one for one in compiled_variants(target) if one.name == job["variant"])
-        runner = local_runner(target, variant)
         func = tvm.ir.load_json(job["func"])
-        self._bench = Bench(runner, target, job["rule"], func, job["rows"], variant.schedule)
+        if target.link == "wasm":
+            self._bench = WebBench(target, variant, job["rule"], func, job["rows"])
+        else:
+            runner = local_runner(target, variant)
+            self._bench = Bench(runner, target, job["rule"], func, job["rows"], variant.schedule)
         return {"nbytes": self._bench.nbytes}
 
     def _measure(self, job: Mapping[str, Any]) -> dict[str, Any]:

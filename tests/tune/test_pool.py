@@ -49,5 +49,5 @@ def test_a_death_or_a_hang_costs_one_measurement(worker: WorkerProcess) -> None:
 def test_nothing_runs_afterwards(worker: WorkerProcess) -> None:
     with worker:
         worker.open({"rows": 1})
-        process = worker._process
+        process = worker._line._process
     assert process is not None and process.returncode is not None

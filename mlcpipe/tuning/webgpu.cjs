@@ -1,0 +1,106 @@
+// Measures WebGPU kernels in Node, with tvmjs on Dawn: a job a line as JSON on stdin, an answer a line on stdout. tvmjs
+// takes one library a process, so there is one job `pairs`.
+//
+// {"do": "device"} -> {"device"}: the adapter's vendor and architecture.
+// {"do": "pairs", "wasm", "args": [{shape, dtype, path}], "copies", "count", "seconds"} -> {"pairs", "off", "largest"}:
+//   seconds of a call of `default` and of `candidate`, by turns, each over about `seconds`; how far their outputs (the
+//   last argument) are apart, and the largest of the default's. Calls take turns on copies of the arguments.
+"use strict";
+const fs = require("fs");
+const path = require("path");
+const readline = require("readline");
+const answers = process.stdout.write.bind(process.stdout);
+console.log = console.error; // tvmjs writes to stdout, which is for answers
+
+function load(name) {
+  return require(require.resolve(name, { paths: process.argv.slice(2).map((folder) => path.resolve(folder)) }));
+}
+
+let gpu;
+let tvmjs;
+async function device() {
+  if (gpu) return gpu;
+  const { create, globals } = load("webgpu");
+  Object.assign(globalThis, globals);
+  Object.defineProperty(globalThis, "navigator", { value: { gpu: create([]) }, configurable: true });
+  tvmjs = load("@mlc-ai/web-runtime");
+  gpu = await tvmjs.detectGPUDevice();
+  if (gpu === undefined) throw new Error("no WebGPU adapter");
+  gpu.device.onuncapturederror = (event) => (gpu.error ??= event.error.message);
+  return gpu;
+}
+
+async function measure(job) {
+  const { device: webgpu } = await device();
+  gpu.error = undefined;
+  const bytes = new Uint8Array(fs.readFileSync(job.wasm));
+  const tvm = await tvmjs.instantiate(bytes.buffer, tvmjs.createPolyfillWASI(), () => {});
+  tvm.initWebGPU(webgpu);
+  tvm.beginScope();
+  try {
+    return await measureWith(tvm, job);
+  } finally {
+    tvm.endScope();
+    tvm.dispose();
+  }
+}
+
+async function measureWith(tvm, job) {
+  const place = tvm.webgpu();
+  const put = ({ shape, dtype, path }) => tvm.empty(shape, dtype, place).copyFromRawBytes(new Uint8Array(fs.readFileSync(path)));
+  const turns = Array.from({ length: job.copies }, () => job.args.map(put));
+  const library = tvm.systemLib();
+  const functions = ["default", "candidate"].map((name) => library.getFunction(name));
+  const outputs = [];
+  for (const call of functions) {
+    call(...turns[0]);
+    const output = turns[0].at(-1);
+    const host = tvm.empty(output.shape, output.dtype, tvm.cpu()).copyFrom(output);
+    await place.sync();
+    outputs.push(host.toArray().slice());
+  }
+  if (gpu.error) throw new Error(gpu.error);
+  let next = 0;
+  async function seconds(call, calls) {
+    await place.sync();
+    const began = performance.now();
+    for (let i = 0; i < calls; ++i) call(...turns[next++ % turns.length]);
+    await place.sync();
+    return (performance.now() - began) / 1e3 / calls;
+  }
+  const once = await seconds(functions[0], 1);
+  const calls = Math.max(1, Math.ceil(job.seconds / Math.max(once, 1e-6)));
+  await seconds(functions[1], calls);
+  const pairs = [];
+  for (let i = 0; i < job.count; ++i) {
+    pairs.push([await seconds(functions[0], calls), await seconds(functions[1], calls)]);
+  }
+  let off = 0;
+  let largest = 0;
+  for (let i = 0; i < outputs[0].length; ++i) {
+    const apart = Math.abs(outputs[0][i] - outputs[1][i]);
+    if (!(apart <= off)) off = apart;
+    largest = Math.max(largest, Math.abs(outputs[0][i]));
+  }
+  if (gpu.error) throw new Error(gpu.error);
+  return { pairs, off: Number.isFinite(off) ? off : -1, largest };
+}
+
+async function answer(job) {
+  try {
+    if (job.do === "pairs") return await measure(job);
+    const { vendor, architecture } = (await device()).adapterInfo;
+    return { device: `${vendor} ${architecture}`.trim() };
+  } catch (error) {
+    return { error: String(error.message || error).slice(0, 500) };
+  }
+}
+
+async function main() {
+  for await (const line of readline.createInterface({ input: process.stdin })) {
+    answers(`${JSON.stringify(await answer(JSON.parse(line)))}\n`);
+  }
+  process.exit(0);
+}
+
+main();

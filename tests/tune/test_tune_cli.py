@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from mlcpipe import cpu_features
 from mlcpipe.tuning.records import merged, read_records, write_records
 from tests.conftest import TinyLlama, write_llama
 
@@ -52,7 +53,6 @@ def merged_json(records: list[dict[str, object]]) -> list[dict[str, object]]:
         (("--budget", "0s"), "10m"),
         (("--kernels", "gemv,conv"), "attention, gemv, gemm"),
         (("--trials", "0"), "integer >= 1"),
-        (("--target", "webgpu"), "no device of this machine"),
     ),
 )
 def test_mistakes_are_told_before_anything_is_measured(
@@ -62,6 +62,16 @@ def test_mistakes_are_told_before_anything_is_measured(
 
     assert main(["tune", str(tmp_path), *options]) == 2
     assert words in capsys.readouterr().err
+
+
+def test_a_target_of_other_machines_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    from mlcpipe.cli import main
+
+    other = "aarch64" if cpu_features.architecture() == "x86_64" else "x86_64"
+    board = tmp_path / "board.toml"
+    board.write_text(f'base = "cpu"\n[tvm]\nmtriple = "{other}-unknown-linux-gnu"\n')
+    assert main(["tune", str(tmp_path), "--target", str(board)]) == 2
+    assert "no device of this machine runs the target's kernels" in capsys.readouterr().err
 
 
 def test_a_broken_record_file_is_told_and_left_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

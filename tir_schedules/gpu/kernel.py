@@ -138,7 +138,8 @@ def reduced(scratch: Buffer, tx: Expr, threads: int, value: Expr, combine: Calla
     """`value` of all invocations, combined: the same for all of them. `scratch`: threads + 16 shared numbers.
 
     Two barriers and steps of 16, not eight barriers and steps of two. A barrier stands at the beginning, so that the
-    scratch of one reduction serves the next.
+    scratch of one reduction serves the next. Loops, not what they unroll to: software adapters compile every load of
+    shared memory to a hundred instructions.
     """
     step = max(1, threads // 16)
     count = threads // step
@@ -148,11 +149,11 @@ def reduced(scratch: Buffer, tx: Expr, threads: int, value: Expr, combine: Calla
     barrier()
     with I.If(tx < count), I.Then():
         put(part, 0, scratch[tx * step])
-        for i in range(1, step):
+        with I.serial(1, step) as i:
             put(part, 0, combine(part[0], scratch[tx * step + i]))
         put(scratch, threads + tx, part[0])
     barrier()
     put(total, 0, scratch[threads])
-    for i in range(1, count):
+    with I.serial(1, count) as i:
         put(total, 0, combine(total[0], scratch[threads + i]))
     return total[0]

@@ -58,9 +58,11 @@ class _Tile:
         scales = [self.weights.scales(block, unit) for block in self.blocks]
         parts = len(scales[0])
         steps = self.weights.steps // parts
-        with I.serial(0, parts) as part:
+        # All loads of a unit are on their way at once where registers are not those of many sums.
+        loop = I.unroll if len(self.xs.lines) == 1 and not self.xs.shuffled else I.serial
+        with loop(0, parts) as part:
             chosen = [self._of_part(found, part) for found in scales]
-            with I.serial(0, steps) as i:
+            with loop(0, steps) as i:
                 self._step(keep((unit * parts + part) * steps + i), chosen)
 
     @staticmethod

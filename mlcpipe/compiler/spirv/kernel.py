@@ -116,7 +116,7 @@ class _Function:
             threads[f"blockIdx.{axis}"] = self._reader(BuiltIn.WorkgroupId, i)
             threads[f"threadIdx.{axis}"] = self._reader(BuiltIn.LocalInvocationId, i)
         threads["blockIdx.x"] = self._block_x
-        Statements(self._values, threads)(self._func.body)
+        Statements(self._values, threads, waits=self._facts.waits)(self._func.body)
         self._emitter.emit(Op.Return)
         self._memory.finish()
         self._values.intrinsics.finish(any(b.written and b.loaded for b in self._memory.bindings))

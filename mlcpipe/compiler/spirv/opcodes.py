@@ -253,3 +253,4 @@ class LoopControl:
 
     Nothing = 0
     Unroll = 1
+    DontUnroll = 2

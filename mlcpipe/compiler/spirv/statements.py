@@ -20,6 +20,8 @@ from mlcpipe.compiler.spirv.types import BOOL, INT32, Unsupported, dtype_of, int
 # Attributes that do not change what a program computes, beside those of loops, `pragma_...`.
 _HINTS = {"reduce_scope", "compute_scope", "extern_scope", "storage_alignment", "hand_threaded", "buffer_bind_scope"}
 
+_BARRIER = "tirx.tvm_storage_sync"
+
 
 @dataclass
 class Facts:
@@ -28,6 +30,7 @@ class Facts:
     written: set[int] = field(default_factory=set)
     extents: dict[str, Any] = field(default_factory=dict)  # launch parameter -> extent
     names: dict[int, str] = field(default_factory=dict)  # of arguments' buffers
+    waits: bool = False  # at barriers
     _aliases: dict[int, int] = field(default_factory=dict)
 
     def root(self, key: int) -> int:
@@ -42,6 +45,9 @@ class Facts:
         if name == "SeqStmt":
             for one in statement.seq:
                 self.scan(one)
+        elif name == "Evaluate":
+            call = statement.value
+            self.waits |= type(call).__name__ == "Call" and str(getattr(call.op, "name", "")) == _BARRIER
         elif name == "BufferStore":
             self.written.add(self.root(statement.buffer.__chandle__()))
         elif name == "DeclBuffer":
@@ -75,8 +81,13 @@ def data_of(expr: Any) -> int:
 class Statements:
     """Code of statements. `threads`: launch parameter -> its index, uint32."""
 
-    def __init__(self, expressions: Expressions, threads: Mapping[str, Callable[[], Value]]) -> None:
+    def __init__(
+        self, expressions: Expressions, threads: Mapping[str, Callable[[], Value]], *, waits: bool = False
+    ) -> None:
         self._values = expressions
+        # Software devices run kernels with barriers as coroutines, which take seconds to compile where loops are
+        # unrolled, half a minute for the draw of a token with Mesa 25: there only those are that ask for it.
+        self._plain = LoopControl.DontUnroll if waits else LoopControl.Nothing
         self._emitter = expressions.emitter
         self._memory = expressions.memory
         self._threads = threads
@@ -204,7 +215,7 @@ class Statements:
                 Op.SLessThan if at.dtype.kind == "int" else Op.ULessThan, emitter.boolean(), at.id, end.id
             )
             unroll = kind == ForKind.UNROLLED or any(str(name).startswith("pragma_unroll") for name in loop.annotations)
-            emitter.emit(Op.LoopMerge, after, again, LoopControl.Unroll if unroll else LoopControl.Nothing)
+            emitter.emit(Op.LoopMerge, after, again, LoopControl.Unroll if unroll else self._plain)
             emitter.emit(Op.BranchConditional, test, body, after)
             emitter.start(body)
             self._body(loop.body, after, again)
@@ -219,7 +230,7 @@ class Statements:
         with emitter.loop():
             emitter.emit(Op.Branch, header)
             emitter.start(header)
-            emitter.emit(Op.LoopMerge, after, again, LoopControl.Nothing)
+            emitter.emit(Op.LoopMerge, after, again, self._plain)
             emitter.emit(Op.Branch, test)
             emitter.start(test)
             condition = cast(emitter, self._values(loop.condition), BOOL)

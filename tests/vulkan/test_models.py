@@ -15,6 +15,8 @@ import mlcpipe
 from mlcpipe import Engine, SamplingParams
 from mlcpipe.bundle import read_manifest
 from mlcpipe.errors import ResourceError, UsageError
+from mlcpipe.runtime import vulkan
+from mlcpipe.targets import suited_target
 from tests.conftest import TinyLlama, write_llama
 from tests.models import tiny
 
@@ -57,10 +59,12 @@ def test_a_family_equals_transformers(family: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("family", ["gemma2", "qwen3_moe"])
-def test_int4_equals_the_cpu_engine(family: str, tmp_path: Path) -> None:
+def test_int4_equals_the_cpu_engine(family: str, gpu: vulkan.Device, tmp_path: Path) -> None:
+    """By the target that suits the device: one that knows the size of its subgroups, where there is one."""
     case = tiny.TinyCase(family, "default")
     checkpoint = tiny.write_tiny(case, tmp_path / "checkpoint")
-    on_gpu = _engine(checkpoint, CHUNKS, tmp_path / "gpu")
+    suited = suited_target(gpu.vendor_id, gpu.limits)
+    on_gpu = _engine(checkpoint, CHUNKS.replace('"vulkan"', f'"{suited}"'), tmp_path / "gpu")
     on_cpu = _engine(checkpoint, EXACT, tmp_path / "cpu")
     tokens = tiny.prompt_tokens(case, TOKENS)
     expected = on_cpu.logits(tokens)

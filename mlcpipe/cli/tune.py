@@ -41,6 +41,9 @@ def tune_command(
     records: Annotated[
         Path | None, typer.Option(help="Keep records in this file (default: the one that compile reads).")
     ] = None,
+    rpc: Annotated[str, typer.Option(help="Measure on the CPU of HOST:PORT, a server of TVM's RPC.")] = "",
+    rpc_key: Annotated[str, typer.Option(help="The key that the server was started with.")] = "",
+    device: Annotated[str, typer.Option(help="With --rpc: the CPU's name as `mlcpipe doctor` shows it there.")] = "",
     as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
 ) -> None:
     """Make a model's kernels faster on this device: try other knobs, measure, keep what wins.
@@ -66,16 +69,17 @@ def tune_command(
     from mlcpipe.tuning.session import Plan
 
     wanted = load_target(target)
-    device = measured_device(wanted)
+    remote = _remote(wanted, rpc, rpc_key, device)
+    device = device if remote else measured_device(wanted)
     variant = _variant(wanted)
     path = records or files_of(wanted, env().cache_dir)[-1]
     read_records(path)  # a broken file is told before anything is measured
     tasks = [task for task in _tasks(model, quantization, wanted, variant) if task.space.family in families]
-    plan = Plan(trials, seconds, device, target, variant.name)
+    plan = Plan(trials, seconds, device, target, variant.name, remote)
     if not tasks:
         raise UsageError("the model has no kernel with knobs", where=target, expected=f"one of {', '.join(families)}")
     states, finished = _run(tasks, plan, wanted, path, verify=verify, fresh=fresh)
-    _report(states, plan, as_json=as_json)
+    _report(states, plan, as_json=as_json, here=wanted.link == "shared" and remote is None)
     if not finished:
         say(stderr_console(), "\nStopped; the same command goes on.")
         raise KeyboardInterrupt
@@ -96,6 +100,25 @@ def _seconds(text: str) -> float | None:
     if match is None or int(match[1]) == 0:
         raise UsageError("--budget", expected="a time such as 90s, 10m or 1h", found=repr(text)[:40])
     return float(match[1]) * _UNITS[match[2] or "s"]
+
+
+def _remote(target: Target, rpc: str, key: str, device: str) -> dict[str, object] | None:
+    """Where to measure if not here. Raises UsageError."""
+    if not rpc:
+        if key or device:
+            raise UsageError("--rpc-key and --device say something about --rpc", expected="--rpc HOST:PORT with them")
+        return None
+    from mlcpipe.targets import compiled_variants
+    from mlcpipe.tuning.remote import parse_address
+
+    address = parse_address(rpc, key)
+    if not device or len(device) > 200 or not device.isprintable():
+        raise UsageError("--device", expected="the CPU's name, as `mlcpipe doctor` shows it", found=repr(device)[:80])
+    if target.link != "shared" or len(compiled_variants(target)) != 1:
+        raise UsageError(
+            "--rpc", where=target.name, expected="a target for one CPU: a file with base = \"cpu\", mtriple and mcpu"
+        )
+    return vars(address)
 
 
 def _variant(target: Target) -> Variant:
@@ -164,12 +187,13 @@ def _same(record: Record, state: State) -> bool:
     return state.task.is_of(record) and (state.device, state.variant) == (record.device, record.variant)
 
 
-def _report(states: Sequence[State], plan: Plan, *, as_json: bool) -> None:
+def _report(states: Sequence[State], plan: Plan, *, as_json: bool, here: bool) -> None:
+    """Print the result, with the floor that this machine's memory sets where its CPU was measured."""
     from mlcpipe.bandwidth import cached_read_bandwidth_gb_s
     from mlcpipe.cli.tune_view import print_result, summary
     from mlcpipe.runtime.threads import use_threads
 
-    bandwidth = cached_read_bandwidth_gb_s(use_threads(), env().cache_dir)
+    bandwidth = cached_read_bandwidth_gb_s(use_threads(), env().cache_dir) if here else None
     if as_json:
         print_json(summary(states, plan, bandwidth))
     else:

@@ -125,13 +125,18 @@ def gain(states: Sequence[State]) -> float:
     return math.exp(statistics.fmean(map(math.log, ratios))) if ratios else 1.0
 
 
-def summary(states: Sequence[State], plan: Plan, bandwidth_gb_s: float) -> dict[str, Any]:
+def floor_s(state: State, bandwidth_gb_s: float | None) -> float | None:
+    """Seconds that reading and writing a call's arguments takes at least; None where that is unknown."""
+    return state.nbytes / bandwidth_gb_s / 1e9 if state.nbytes and bandwidth_gb_s else None
+
+
+def summary(states: Sequence[State], plan: Plan, bandwidth_gb_s: float | None) -> dict[str, Any]:
     """The result as JSON has it; times in microseconds."""
     return {
         "target": plan.target,
         "variant": plan.variant,
         "device": plan.device,
-        "read_bandwidth_gb_s": round(bandwidth_gb_s, 1),
+        "read_bandwidth_gb_s": None if bandwidth_gb_s is None else round(bandwidth_gb_s, 1),
         "gain": round(gain(states), 4),
         "kernels": [
             {
@@ -146,7 +151,7 @@ def summary(states: Sequence[State], plan: Plan, bandwidth_gb_s: float) -> dict[
                 "default_us": None if state.default_s is None else round(state.default_s * 1e6, 1),
                 "best_ratio": None if state.best is None else round(state.best.ratio, 4),
                 "final": None if state.final is None else vars(state.final),
-                "floor_us": round(state.nbytes / bandwidth_gb_s / 1e3, 1),
+                "floor_us": None if (floor := floor_s(state, bandwidth_gb_s)) is None else round(floor * 1e6, 1),
                 "record": None if state.record is None else state.record.model_dump(mode="json"),
                 "verdict": verdict(state),
             }
@@ -155,12 +160,12 @@ def summary(states: Sequence[State], plan: Plan, bandwidth_gb_s: float) -> dict[
     }
 
 
-def print_result(console: Console, states: Sequence[State], plan: Plan, bandwidth_gb_s: float) -> None:
+def print_result(console: Console, states: Sequence[State], plan: Plan, bandwidth_gb_s: float | None) -> None:
     """The table, then a bar for each kernel: default, tuned, and the floor that the memory sets."""
     table = new_table("kernel", "rows", "default", "tuned", "floor", "tried", "")
     for state in states:
         tuned = state.final.candidate_s if state.record is not None and state.final is not None else None
-        floor = state.nbytes / bandwidth_gb_s / 1e9 if state.nbytes else None
+        floor = floor_s(state, bandwidth_gb_s)
         values = (duration(state.default_s), duration(tuned), duration(floor), str(state.trials), verdict(state))
         table.add_row(*map(cell, (state.task.name, f"{state.task.space.bucket} ({state.task.space.rows})", *values)))
     console.print(table)
@@ -169,11 +174,11 @@ def print_result(console: Console, states: Sequence[State], plan: Plan, bandwidt
     say(
         console,
         f"\n{kept} of {len(states)} kept, {gain(states):.3f}x in the geometric mean on {plan.device}, variant "
-        f"{plan.variant}; floor: reading the arguments at {bandwidth_gb_s:.0f} GB/s",
+        f"{plan.variant}" + (f"; floor: the arguments at {bandwidth_gb_s:.0f} GB/s" if bandwidth_gb_s else ""),
     )
 
 
-def _print_bars(console: Console, states: Sequence[State], bandwidth_gb_s: float) -> None:
+def _print_bars(console: Console, states: Sequence[State], bandwidth_gb_s: float | None) -> None:
     """Time in units of the default's: filled what compile takes now, light what tuning saved, a mark at the floor."""
     say(console, "")
     width = max((len(f"{state.task.name} {state.task.space.bucket}") for state in states), default=0)
@@ -183,6 +188,8 @@ def _print_bars(console: Console, states: Sequence[State], bandwidth_gb_s: float
         now = 1 / state.final.ratio if state.record is not None and state.final is not None else 1.0
         filled = max(1, min(_BAR, round(_BAR * now)))
         bar = list("█" * filled + "░" * (_BAR - filled))
-        bar[min(_BAR - 1, int(_BAR * state.nbytes / bandwidth_gb_s / 1e9 / state.default_s))] = "|"
+        floor = floor_s(state, bandwidth_gb_s)
+        if floor is not None:
+            bar[min(_BAR - 1, int(_BAR * floor / state.default_s))] = "|"
         title = f"{state.task.name} {state.task.space.bucket}".ljust(width)
         say(console, f"{title}  {''.join(bar)}  {100 * now:.0f} %")

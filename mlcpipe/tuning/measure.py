@@ -28,7 +28,7 @@ from mlcpipe.tuning.kernels import parameters, ruled
 from tir_schedules.op import Declined, op_of
 
 Array = NDArray[Any]
-_NAME = "kernel"
+KERNEL = "kernel"  # the symbol of what is measured
 COLD_CACHES = 8  # a last cache may keep part of what only just exceeds it
 UNKNOWN_CACHE = 32 << 20
 _MOST_COPIES, _MOST_BYTES = 256, 1 << 30
@@ -49,6 +49,16 @@ class Runner(Protocol):
         """Seconds of a call, on average over one call with each of `turns`."""
 
 
+def llvm_module(target: Target, variant: Variant, func: tirx.PrimFunc) -> Any:
+    """The code of a scheduled function for a CPU. Raises CompileError."""
+    compiled = tvm_target(target, variant)
+    try:
+        mod = lower_for_llvm(tvm.IRModule({KERNEL: func.with_attr("global_symbol", KERNEL)}), compiled)
+        return tvm.get_global_func("target.build.llvm")(mod, compiled)
+    except (RuntimeError, ValueError, TypeError) as error:
+        raise CompileError("code generation failed", found=_last_line(error)) from error
+
+
 @dataclass(frozen=True)
 class LocalCpu:
     """This machine's CPU, with the threads that a model would have."""
@@ -57,12 +67,7 @@ class LocalCpu:
     variant: Variant
 
     def build(self, func: tirx.PrimFunc) -> Any:
-        target = tvm_target(self.target, self.variant)
-        try:
-            mod = lower_for_llvm(tvm.IRModule({_NAME: func.with_attr("global_symbol", _NAME)}), target)
-            return tvm.get_global_func("target.build.llvm")(mod, target)[_NAME]
-        except (RuntimeError, ValueError, TypeError) as error:
-            raise CompileError("code generation failed", found=_last_line(error)) from error
+        return llvm_module(self.target, self.variant, func)[KERNEL]
 
     def tensor(self, values: Array) -> Any:
         return tvm.runtime.tensor(values)
@@ -84,10 +89,10 @@ class LocalGpu:
 
     def build(self, func: tirx.PrimFunc) -> Any:
         target = tvm_target(self.target, self.variant)
-        mod = tvm.IRModule({_NAME: func.with_attr("global_symbol", _NAME)})
+        mod = tvm.IRModule({KERNEL: func.with_attr("global_symbol", KERNEL)})
         try:
             with own_barriers():
-                return tirx.build(mod, target=target)[_NAME]
+                return tirx.build(mod, target=target)[KERNEL]
         except (RuntimeError, ValueError, TypeError) as error:
             raise CompileError("code generation failed", found=_last_line(error)) from error
 

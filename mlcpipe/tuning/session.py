@@ -54,13 +54,17 @@ class State:
 
 @dataclass(frozen=True)
 class Plan:
-    """What a run may take: candidates for each task, and seconds in all (None: no limit)."""
+    """What a run may take: candidates for each task, and seconds in all (None: no limit); where it measures.
+
+    `rpc` has the fields of `remote.Address`, for a device that is not this machine's.
+    """
 
     trials: int
     budget_s: float | None
     device: str
     target: str
     variant: str
+    rpc: Mapping[str, Any] | None = None
     seed: int = 0
     search_pairs: int = SEARCH_PAIRS
     final_pairs: int = FINAL_PAIRS
@@ -76,6 +80,7 @@ def job_of(task: Task, plan: Plan) -> dict[str, Any]:
     return {
         "target": plan.target,
         "variant": plan.variant,
+        "rpc": plan.rpc,
         "rule": task.rule,
         "rows": task.space.rows,
         "func": str(tvm.ir.save_json(task.func)),

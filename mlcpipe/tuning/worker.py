@@ -17,6 +17,7 @@ import tvm
 from mlcpipe.errors import MlcpipeError
 from mlcpipe.targets import compiled_variants, load_target
 from mlcpipe.tuning.measure import Bench, local_runner
+from mlcpipe.tuning.remote import Address, RemoteCpu
 from mlcpipe.tuning.webgpu import WebBench
 
 
@@ -44,7 +45,8 @@ class Worker:
         if target.link == "wasm":
             self._bench = WebBench(target, variant, job["rule"], func, job["rows"])
         else:
-            runner = local_runner(target, variant)
+            address = job.get("rpc")
+            runner = RemoteCpu(target, variant, Address(**address)) if address else local_runner(target, variant)
             self._bench = Bench(runner, target, job["rule"], func, job["rows"], variant.schedule)
         return {"nbytes": self._bench.nbytes}
 

@@ -84,3 +84,24 @@ def test_a_broken_record_file_is_told_and_left_alone(tmp_path: Path, capsys: pyt
     assert main(["tune", str(model), *options]) == 2
     assert "another version" in capsys.readouterr().err and path.read_text() == '{"version": 9}'
     write_records(path, [])
+
+
+@pytest.mark.parametrize(
+    "options, words",
+    (
+        (("--rpc", "host"), "HOST:PORT"),
+        (("--rpc", "host:99999", "--rpc-key", "k"), "HOST:PORT"),
+        (("--rpc", "host:9190"), "--rpc-key"),
+        (("--rpc", "host:9190", "--rpc-key", "a b"), "--rpc-key"),
+        (("--rpc", "host:9190", "--rpc-key", "k"), "--device"),
+        (("--rpc", "host:9190", "--rpc-key", "k", "--device", "A CPU"), "a target for one CPU"),
+        (("--rpc-key", "k"), "--rpc HOST:PORT"),
+    ),
+)
+def test_another_machine_needs_an_address_a_key_and_a_name(
+    options: tuple[str, ...], words: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from mlcpipe.cli import main
+
+    assert main(["tune", str(tmp_path), *options]) == 2
+    assert words in capsys.readouterr().err

@@ -1,0 +1,88 @@
+"""Measuring on another machine's CPU, over TVM's RPC.
+
+The board runs `python -m tvm.exec.rpc_server --host ADDRESS --port PORT --key KEY`, with the package cloudpickle and a C
+compiler, which links what it is sent. TVM's protocol is not encrypted and runs what it is sent: give it an address that
+only this machine reaches, a key, and no longer than tuning takes. Nothing here listens.
+"""
+
+from __future__ import annotations
+
+import re
+import statistics
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import tvm
+from tvm import rpc, tirx
+
+from mlcpipe.errors import TargetError, UsageError
+from mlcpipe.targets import Target, Variant
+from mlcpipe.tuning.measure import KERNEL, Array, llvm_module
+
+_SESSION_S = 120
+# Before every call all arguments but the first, x, leave the caches.
+_FLUSH = "cache_flush_cpu_non_first_arg"
+_OBJECT = "mlcpipe_tune.o"
+
+
+@dataclass(frozen=True)
+class Address:
+    """A server of TVM's RPC, and the key that it was started with."""
+
+    host: str
+    port: int
+    key: str
+
+
+def parse_address(text: str, key: str) -> Address:
+    """HOST:PORT and a key. Raises UsageError."""
+    match = re.fullmatch(r"([A-Za-z0-9_.-]{1,253}|\[[0-9a-fA-F:]+\]):(\d{1,5})", text)
+    if match is None or not 0 < int(match[2]) < 65536:
+        raise UsageError("--rpc", expected="HOST:PORT", found=repr(text)[:80])
+    if not re.fullmatch(r"[A-Za-z0-9_.-]{1,100}", key):
+        raise UsageError("--rpc-key", expected="the key of the server: letters, digits and _.-", found=repr(key)[:80])
+    return Address(match[1].strip("[]"), int(match[2]), key)
+
+
+class RemoteFunction:
+    """A kernel on the server; called with tensors of the server."""
+
+    def __init__(self, module: Any) -> None:
+        self.module = module
+        self._function = module[KERNEL]
+
+    def __call__(self, *values: Any) -> None:
+        self._function(*values)
+
+
+class RemoteCpu:
+    """`measure.Runner` for the CPU of a server. Raises TargetError where it cannot be reached."""
+
+    def __init__(self, target: Target, variant: Variant, address: Address) -> None:
+        self._target, self._variant = target, variant
+        try:
+            self._session = rpc.connect(address.host, address.port, key=address.key, session_timeout=_SESSION_S)
+        except (RuntimeError, OSError) as error:
+            where = f"{address.host}:{address.port}"
+            found = str(error).strip().splitlines()[-1][:200]
+            raise TargetError("no RPC server", where=where, expected="one with this key", found=found) from error
+        self._device = self._session.cpu(0)
+
+    def build(self, func: tirx.PrimFunc) -> RemoteFunction:
+        with tempfile.TemporaryDirectory() as folder:
+            path = Path(folder, _OBJECT)
+            llvm_module(self._target, self._variant, func).write_to_file(str(path))
+            self._session.upload(str(path))
+        return RemoteFunction(self._session.load_module(_OBJECT))
+
+    def tensor(self, values: Array) -> Any:
+        return tvm.runtime.tensor(values, self._device)
+
+    def seconds(self, function: RemoteFunction, turns: Sequence[Sequence[Any]]) -> float:
+        timed = function.module.time_evaluator(
+            KERNEL, self._device, number=1, repeat=len(turns), f_preproc=_FLUSH
+        )
+        return statistics.fmean(timed(*turns[0]).results)

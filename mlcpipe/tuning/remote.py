@@ -1,8 +1,8 @@
 """Measuring on another machine's CPU, over TVM's RPC.
 
 The board runs `python -m tvm.exec.rpc_server --host ADDRESS --port PORT --key KEY`, with the package cloudpickle and
-a C compiler, which links what it is sent. TVM's protocol is not encrypted and runs what it is sent: give it an address that
-only this machine reaches, a key, and no longer than tuning takes. Nothing here listens.
+a C compiler, which links what it is sent. TVM's protocol is not encrypted and runs what it is sent: give it an address
+that only this machine reaches, a key, and no longer than tuning takes. Nothing here listens.
 """
 
 from __future__ import annotations

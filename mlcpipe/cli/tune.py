@@ -193,7 +193,9 @@ def _report(states: Sequence[State], plan: Plan, *, as_json: bool, here: bool) -
     from mlcpipe.cli.tune_view import print_result, summary
     from mlcpipe.runtime.threads import use_threads
 
-    bandwidth = cached_read_bandwidth_gb_s(use_threads(), env().cache_dir) if here else None
+    times = [(s.nbytes, s.final.candidate_s if s.final else s.default_s) for s in states]
+    seen = max((nbytes / seconds / 1e9 for nbytes, seconds in times if seconds), default=0.0)
+    bandwidth = cached_read_bandwidth_gb_s(use_threads(), env().cache_dir, seen_gb_s=seen) if here else None
     if as_json:
         print_json(summary(states, plan, bandwidth))
     else:

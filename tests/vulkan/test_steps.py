@@ -153,3 +153,24 @@ def test_the_host_adds_little_to_a_step(beside_fake: Start, bundle: Path, kind: 
     assert counts["submits"] <= 3
     assert found["gap"][0] < 150
     assert found["thread"][0] < 5 * counts["dispatches"]
+
+
+def test_a_model_that_is_opened_again_while_it_is_open(bundle: Path, gpu: vulkan.Device) -> None:
+    """The library's own variables refer to what both share, and outlive the first."""
+
+    def answer(engine: Engine) -> list[int]:
+        return engine.generate([1, 2, 3], sampling=GREEDY, max_tokens=4, ignore_eos=True).token_ids
+
+    engine = Engine(bundle)
+    expected = answer(engine)
+    for _ in range(4):
+        engine = Engine(bundle)  # the one before it is closed only now
+        gc.collect()
+        assert answer(engine) == expected
+    alive = vulkan.counts(gpu)["pipelines_alive"]
+    second = Engine(bundle)
+    assert vulkan.counts(gpu)["pipelines_alive"] == alive
+    del engine
+    gc.collect()
+    assert answer(second) == expected
+    assert vulkan.counts(gpu)["pipelines_alive"] == alive

@@ -69,7 +69,7 @@ def check(library: Any, device: vulkan.Device) -> bool:
 
     Raises TargetError that names the driver where a number is wrong, or where a kernel does not run at all.
     """
-    passed = vulkan_plugin.folder() / f"checked-{_key(device)}"
+    passed = vulkan_plugin.folder() / f"checked-{_key(device, library)}"
     if passed.exists():
         return False
     with vulkan.errors():
@@ -85,14 +85,18 @@ def check(library: Any, device: vulkan.Device) -> bool:
     return True
 
 
-def _key(device: vulkan.Device) -> str:
-    words = (device.name, device.driver, device.driver_uuid, device.api_version, str(VERSION))
+def _key(device: vulkan.Device, library: Any) -> str:
+    halves = "halves" if _kernel(library, "halves") is not None else ""
+    words = (device.name, device.driver, device.driver_uuid, device.api_version, str(VERSION), halves)
     return hashlib.sha256("\0".join(words).encode()).hexdigest()[:24]
 
 
 def _kernel(library: Any, name: str) -> Callable[..., None] | None:
     """A function of the library, None where it was compiled without (a target without float16 has no halves)."""
-    found: Callable[..., None] | None = library.get_function(PREFIX + name, query_imports=True)
+    try:
+        found: Callable[..., None] | None = library.get_function(PREFIX + name, query_imports=True)
+    except AttributeError:  # what tvm_ffi raises
+        return None
     return found
 
 

@@ -1,0 +1,53 @@
+"""A model whose kernels came through naga, and one whose kernels this writer made of the same schedules: the same numbers.
+
+GEMV and GEMM of int4, attention of a prompt in chunks and of single tokens, norms, ropes, sampling.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import mlcpipe
+from mlcpipe import Engine, SamplingParams
+from tests.conftest import write_llama
+
+from . import naga
+
+pytestmark = pytest.mark.skipif(bool(naga.missing()), reason=naga.missing() or "runs")
+
+# No subgroups: WGSL has none for this kind of target.
+TARGET = """
+description = "kernels for WebGPU, by way of Vulkan"
+base = "webgpu"
+link = "device"
+companions = []
+[tvm]
+kind = "vulkan"
+[tvm.host]
+kind = "llvm"
+mtriple = ""
+[limits]
+max_prefill_chunk = 8
+"""
+CLOSE = 1e-5  # of the largest logit: sines and exponentials are others, and sums may be fused with products
+
+
+def test_a_model_has_the_numbers_of_naga(device: None, tmp_path: Path) -> None:
+    checkpoint = write_llama(tmp_path / "checkpoint")
+    target = tmp_path / "target.toml"
+    target.write_text(TARGET, encoding="utf-8")
+    options = {"quantization": "q4f32_1", "context_length": 128, "kv_cache_dtype": "f32"}
+    ours = Engine(mlcpipe.compile(checkpoint, target=str(target), output=tmp_path / "ours", **options))
+    theirs = Engine(naga.compiled(checkpoint, target, "q4f32_1", tmp_path / "theirs"))
+    tokens = [int(token) for token in np.random.default_rng(3).integers(0, 256, 20)]
+    expected = theirs.logits(tokens)
+    bound = CLOSE * float(np.abs(expected).max())
+    np.testing.assert_allclose(ours.logits(tokens), expected, rtol=0, atol=bound)
+    steps = theirs.logits_stepwise(tokens, prefill_tokens=12)
+    np.testing.assert_allclose(ours.logits_stepwise(tokens, prefill_tokens=12), steps, rtol=0, atol=bound)
+    for sampling in (SamplingParams(temperature=0.0), SamplingParams(temperature=0.9, top_p=0.8, top_k=40, seed=5)):
+        drawn = [e.generate(tokens[:5], sampling=sampling, max_tokens=24, ignore_eos=True) for e in (ours, theirs)]
+        assert drawn[0].token_ids == drawn[1].token_ids

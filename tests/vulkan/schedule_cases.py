@@ -26,6 +26,7 @@ from mlcpipe.runtime import vulkan
 from mlcpipe.targets import load_target
 from tir_schedules.gpu.decode_attention import decode
 from tir_schedules.gpu.kv_pages import AttentionShape
+from tir_schedules.gpu.norm import norm
 from tir_schedules.gpu.subgroup_matmul import subgroup_expert_matmul, subgroup_matmul
 from tir_schedules.op import Declined, op_of
 from tir_schedules.paged import PAGE
@@ -37,16 +38,18 @@ LAYOUT = load_layout("rows32_pairs")
 
 @dataclass(frozen=True)
 class Subgroups:
-    """What a schedule is told: lanes, and whether octets share x; `busy` invocations make subgroups share columns."""
+    """What a schedule is told: lanes, and whether octets share x; where they do not, subgroups share columns."""
 
     lanes: int
     shuffled: bool
 
     @property
     def knobs(self) -> dict[str, int | str]:
-        own = {"subgroup": self.lanes, "shuffle_x": int(self.shuffled), "gemv_blocks": 2, "gemm_blocks": 2}
+        own: dict[str, int | str] = {"subgroup": self.lanes, "shuffle_x": int(self.shuffled), "gemv_blocks": 2, "gemm_blocks": 2}
         busy = 1 if self.shuffled else 4096
-        return {**load_target("vulkan").schedule, **own, "gemm_rows": 4, "gemv_invocations": busy}
+        threads = self.lanes if self.shuffled else 4 * self.lanes
+        own |= {"gemm_rows": 4, "gemv_invocations": busy, "norm_threads": threads}
+        return {**load_target("vulkan").schedule, **own}
 
 
 def module(func: tirx.PrimFunc) -> Any:
@@ -204,8 +207,29 @@ class Decode:
             np.testing.assert_allclose(found[-1][b], sums, rtol=0, atol=1e-5 if shape.dtype == "float32" else 1e-3)
 
 
+@dataclass(frozen=True)
+class Norm:
+    """Two rows of a size that fills no round of a workgroup."""
+
+    added: bool
+
+    def check(self, subgroups: Subgroups) -> None:
+        size, eps = 100, 1e-5
+        func = (definitions.add_rms_norm if self.added else definitions.rms_norm)(size, eps, "float32", "float32")
+        op = op_of(func)
+        assert op is not None
+        rng = np.random.default_rng(3)
+        a, b = (rng.standard_normal((2, size)).astype(np.float32) for _ in range(2))
+        weight, x = rng.standard_normal(size).astype(np.float32), (a + b if self.added else a).astype(np.float64)
+        outputs = [np.full((2, size), np.nan, np.float32) for _ in range(1 + self.added)]
+        found = run(_kernel(norm(op, "float32", subgroups.knobs)), *([a, b] if self.added else [a]), weight, *outputs)
+        _near(found[-1], x / np.sqrt((x * x).mean(axis=1, keepdims=True) + eps) * weight, 1e-6)
+        if self.added:
+            _near(found[-2], x, 1e-7)
+
+
 CASES: dict[str, Callable[[Subgroups], None]] = {
-    "int4": Product("q4f16_1", 96, 192).check,
+    "int4": Product("q4f16_1", 96, 576).check,  # 9 units of columns: 4 subgroups of 16 have one or two
     "int4, groups that are odd, rows that fill no block": Product("q4f16_1", 70, 160).check,
     "int4, scales in float32": Product("q4f32_1", 64, 64).check,
     "int8": Product("q8f16_1", 96, 128).check,
@@ -217,7 +241,10 @@ CASES: dict[str, Callable[[Subgroups], None]] = {
     "experts of their own rows": Experts(False).check,
     "decode": Decode(AttentionShape(8, 2, 64, "float32"), (1, 40, 200)).check,
     "decode with a window": Decode(AttentionShape(6, 1, 24, "float32", sliding_window=37), (5, 90, 150)).check,
+    "decode of 16 heads for one": Decode(AttentionShape(16, 1, 16, "float32"), (20,)).check,
     "decode with softcap in float16": Decode(AttentionShape(4, 4, 80, "float16", softcap=5.0), (16, 33)).check,
+    "norm": Norm(False).check,
+    "norm of a sum": Norm(True).check,
 }
 
 

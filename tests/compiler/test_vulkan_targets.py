@@ -8,14 +8,13 @@ from pathlib import Path
 import pytest
 
 from mlcpipe.checkpoint import open_checkpoint
-from mlcpipe.compiler.build import build_for_device
 from mlcpipe.compiler.export import context_length, export, prepare_model
-from mlcpipe.compiler.library import own_barriers
 from mlcpipe.passes import pipeline
 from mlcpipe.quantization.scheme import load_scheme
 from mlcpipe.targets import load_target, suited_target, target_names
 from tests.conftest import TinyLlama, write_llama
 from tests.spirv import harness
+from tests.spirv.validity import check, needs_tools
 
 GENERIC = load_target("vulkan")
 FAMILIES = [name for name in target_names() if name != "vulkan" and load_target(name).tvm["kind"] == "vulkan"]
@@ -79,7 +78,7 @@ _OF_SUBGROUPS = {
 }  # fmt: skip
 
 
-@harness.needs_tools
+@needs_tools
 @pytest.mark.parametrize("name", ["vulkan", *FAMILIES])
 def test_kernels_are_valid_and_hot_ones_have_rules_of_their_own(name: str, tmp_path: Path) -> None:
     target, scheme = load_target(name), load_scheme("q4f16_1")
@@ -89,9 +88,8 @@ def test_kernels_are_valid_and_hot_ones_have_rules_of_their_own(name: str, tmp_p
     rules = {kernel.op.removesuffix("_sliding"): kernel.rule for kernel in state.kernels}
     assert set(rules) >= _HOT and not [op for op in _HOT if rules[op] == "gpu.elementwise"]
     assert all((rules[op] == rule) == bool(lanes) for op, rule in _OF_SUBGROUPS.items()), rules
-    with own_barriers(), harness.captured() as found:
-        build_for_device(state)
+    found = harness.model_kernels(state)
     assert {kernel.subgroup_size for kernel in found} == ({0, lanes} if lanes else {0})
     assert max(kernel.workgroup[0] for kernel in found) <= target.limits["max_invocations"]
     assert max(kernel.shared_bytes for kernel in found) <= target.limits["max_shared_bytes"]
-    harness.check([kernel for kernel in found if kernel.subgroup_size == lanes], tmp_path)
+    check([kernel for kernel in found if kernel.subgroup_size == lanes], tmp_path)

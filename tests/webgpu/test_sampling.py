@@ -7,8 +7,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from tvm import IRModule, tirx
+from tvm import IRModule
 
+from mlcpipe.compiler.device_kernels import build_kernels
 from mlcpipe.compiler.emscripten import find_emcc
 from mlcpipe.compiler.library import link_wasm, own_barriers
 from mlcpipe.compiler.wasm_runtime import runtime_objects
@@ -38,7 +39,7 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         if name != "sample"  # which browsers are not given
     }
     with own_barriers():
-        module = tirx.build(IRModule(functions).with_attr("system_lib_prefix", ""), target=compiled)
+        module = build_kernels(IRModule(functions).with_attr("system_lib_prefix", ""), compiled)
     emcc, path = find_emcc(), tmp_path_factory.mktemp("sampling") / "sampling.wasm"
     link_wasm(emcc, module, runtime_objects(emcc, env().cache_dir, SilentProgress()), path, "-O1")
     yield path

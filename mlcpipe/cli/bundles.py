@@ -23,7 +23,7 @@ DEFAULT_TARGET = "cpu"
 LOCAL_TARGET = "cpu-native"
 # The targets that are named as the devices that --device takes; other words are for the first to refuse.
 DEVICE_TARGETS = ("vulkan", "cuda")
-_SOURCES = (".py", ".toml", ".c", ".cuh")
+_SOURCES = (".py", ".toml", ".c", ".cuh", ".metal")
 DEFAULT_QUANTIZATION = "q4f16_1"
 AUTO = "auto"  # the default, and all libraries that the target has companions for
 

@@ -11,7 +11,7 @@ from typing import Any, Protocol
 
 import tvm
 
-from mlcpipe.compiler import self_test
+from mlcpipe.compiler import metal, self_test
 from mlcpipe.compiler.build import BuiltVariant, build, build_for_device, build_variants, generated_source
 from mlcpipe.compiler.cuda import build as cuda
 from mlcpipe.compiler.cuda.nvrtc import find_nvrtc
@@ -147,7 +147,7 @@ class DeviceLibrary:
         scheduled, seconds = pipeline.run(replace(state, variant=variants[0]), pipeline.PER_VARIANT)
         executable = self._build(scheduled)
         seconds |= {"generate": time.perf_counter() - began - sum(seconds.values())}
-        path = folder / library_name()
+        path = folder / library_name(self.linker.system)
         export_device_library(executable.mod, path, self.linker, triple(state.target), self.finish)
         return path, [BuiltVariant(variants[0], scheduled.kernels, (path,), path.stat().st_size, seconds)]
 
@@ -172,6 +172,18 @@ class CudaLibrary(DeviceLibrary):
             return b"no machine code"
 
         cuda.register(keep)
+        with own_barriers():
+            build_for_device(scheduled, registered=False)
+        return "\n".join(found)
+
+
+@dataclass(frozen=True)
+class MetalLibrary(DeviceLibrary):
+    """A library for a Mac with the source of kernels in it."""
+
+    def source(self, scheduled: Lowering) -> str:
+        found: list[str] = []
+        metal.register(found)
         with own_barriers():
             build_for_device(scheduled, registered=False)
         return "\n".join(found)
@@ -242,11 +254,20 @@ def _cuda(quick: bool) -> LibraryWriter:
     return CudaLibrary(find_linker(), prepare, f"{nvrtc.name} {nvrtc.version}", cuda.mark_compiled)
 
 
+def _metal(quick: bool) -> LibraryWriter:
+    def prepare(scheduled: Lowering) -> Sequence[Any]:
+        metal.register()
+        return ()
+
+    return MetalLibrary(metal.find_apple_linker(), prepare)
+
+
 _WRITERS: Mapping[str, Callable[[bool], LibraryWriter]] = {
     "shared": _shared,
     "wasm": _wasm,
     "device": _device,
     "cuda": _cuda,
+    "metal": _metal,
 }
 
 

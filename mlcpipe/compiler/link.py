@@ -21,17 +21,18 @@ _POOL = Path(__file__).parent.parent / "native" / "pool.c"
 
 @dataclass(frozen=True)
 class Linker:
-    """A command that compiles C and links, and its version for the manifest."""
+    """A command that compiles C and links, its version for the manifest, and the system that it links for."""
 
     name: str
     version: str
     command: tuple[str, ...]
+    system: str = sys.platform
 
     def link(self, objects: Sequence[Path], output: Path) -> None:
         """Link `objects` into the shared library `output`. Raises CompileError with the linker's last words."""
-        shared = ["-shared", "-fPIC"] if sys.platform != "win32" else ["-shared"]
-        system = {"darwin": ["-undefined", "dynamic_lookup", "-Wl,-x"], "win32": []}.get(sys.platform, ["-Wl,-s"])
-        pool = [] if sys.platform == "win32" else ["-O2", "-pthread", str(_POOL)]
+        shared = ["-shared", "-fPIC"] if self.system != "win32" else ["-shared"]
+        system = {"darwin": ["-undefined", "dynamic_lookup", "-Wl,-x"], "win32": []}.get(self.system, ["-Wl,-s"])
+        pool = [] if self.system == "win32" else ["-O2", "-pthread", str(_POOL)]
         command = [*self.command, *shared, *system, "-o", str(output), *map(str, objects), *pool]
         try:
             done = subprocess.run(command, capture_output=True, text=True, timeout=LINK_TIMEOUT_S, check=False)
@@ -55,14 +56,20 @@ def find_linker() -> Linker:
             version = _version((path, "--version"))
             if version is not None:
                 return Linker(name, version, (path,))
-    if importlib.util.find_spec("ziglang") is not None:
-        command = (sys.executable, "-m", "ziglang", "cc")
-        version = _version((sys.executable, "-m", "ziglang", "version"))
-        if version is not None:
-            return Linker("ziglang", version, command)
+    zig = find_zig()
+    if zig is not None:
+        return zig
     raise CompileError(
         "no linker", expected="cc, clang or gcc on the path, or ziglang", next_step="pip install 'mlcpipe[zig]'"
     )
+
+
+def find_zig() -> Linker | None:
+    """PyPI's ziglang, or None."""
+    if importlib.util.find_spec("ziglang") is None:
+        return None
+    version = _version((sys.executable, "-m", "ziglang", "version"))
+    return None if version is None else Linker("ziglang", version, (sys.executable, "-m", "ziglang", "cc"))
 
 
 def _version(command: tuple[str, ...]) -> str | None:
@@ -74,9 +81,9 @@ def _version(command: tuple[str, ...]) -> str | None:
     return (done.stdout.strip().splitlines() or ["unknown"])[0] if done.returncode == 0 else None
 
 
-def library_name() -> str:
-    """File name of the library in a bundle made on this system."""
-    return {"win32": "model.dll", "darwin": "model.dylib"}.get(sys.platform, "model.so")
+def library_name(system: str = sys.platform) -> str:
+    """File name of the library in a bundle made for a system."""
+    return {"win32": "model.dll", "darwin": "model.dylib"}.get(system, "model.so")
 
 
 def object_format() -> str:

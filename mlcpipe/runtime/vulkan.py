@@ -104,12 +104,6 @@ def prepare(module: Any, device: Device, threads: int) -> None:
             function("prepare")(part, device.index, threads)
 
 
-def release(module: Any, device: Device) -> None:
-    """What `prepare` made is not needed any more, unless somebody else prepared the same module."""
-    for part in _vulkan_parts(module):
-        function("release")(part, device.index)
-
-
 def counts(device: Device) -> dict[str, int]:
     """What the plugin did on a device so far: dispatches, submits, barriers, buffers, pipelines, bytes."""
     return {str(name): int(count) for name, count in function("counts")(device.index).items()}

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 
 from mlcpipe.compiler.cuda import build
-from mlcpipe.compiler.cuda.nvrtc import Nvrtc
+from mlcpipe.compiler.cuda.nvrtc import MachineCode, Nvrtc
 from mlcpipe.compiler.cuda.resources import Usage
 from mlcpipe.compiler.export import export, prefill_chunk, prepare_model
-from mlcpipe.compiler.library import CudaLibrary
+from mlcpipe.compiler.library import CudaLibrary, DeviceLibrary
 from mlcpipe.compiler.link import Linker
 from mlcpipe.passes import pipeline
 from mlcpipe.quantization.scheme import load_scheme
@@ -32,46 +32,58 @@ SIZES: Mapping[str, Mapping[str, Any]] = {
     "mixtral": {"hidden_size": 4096, "intermediate_size": 14336, "num_attention_heads": 32, "num_key_value_heads": 8, "num_local_experts": 8},
     "qwen3_moe": {"hidden_size": 2048, "moe_intermediate_size": 768, "num_attention_heads": 32, "num_key_value_heads": 4, "num_local_experts": 128, "num_experts_per_tok": 8},
 }  # fmt: skip
+CUDA = CudaLibrary(Linker("none", "", ()), lambda _: ())
 SHARED_BYTES = 48 << 10  # of a block, without asking the driver for more
-REGISTERS = 128  # of a thread: 16 warps of 32 fit a multiprocessor's 65536
+# Of a thread: 512 of them fit a multiprocessor's 65536. Those that multiply matrices keep sums of a tile: 256 fit.
+REGISTERS, REGISTERS_OF_PRODUCTS = 128, 255
+# For each architecture a family, with heads of 64, 96, 128 and 256, and experts; `test_everything` has the others.
+FEW = dict(zip(("llama", "qwen2", "phi3", "gemma2", "olmo2", "qwen3_moe"), ARCHITECTURES))
 
 
-def generated(family: str, target_name: str, scheme: str) -> str:
-    """The CUDA C++ of a model's kernels."""
+def generated(family: str, target_name: str, scheme: str, library: DeviceLibrary = CUDA) -> str:
+    """The code of a model's kernels."""
     target, quantization = load_target(target_name), load_scheme(scheme)
     layers = 2 if family.startswith("gemma") else 1
     sizes = {"head_dim": 128, "vocab_size": 32000, "max_position_embeddings": 4096, **SIZES[family]}
     model = prepare_model(small_configs.config(family, num_hidden_layers=layers, **sizes), target, quantization)
     chunk = prefill_chunk(model.facts, target, 4096)
     scheduled, _ = pipeline.run(export(model, target, quantization, chunk))
-    return CudaLibrary(Linker("none", "", ()), lambda _: ()).source(scheduled)
+    return library.source(scheduled)
 
 
-@pytest.fixture(scope="module")
-def sources() -> dict[str, str]:
-    """The code of each family, int4 weights and activations in float16."""
-    return {family: generated(family, "cuda", "q4f16_1") for family in SIZES}
-
-
-def check(usage: tuple[Usage, ...]) -> None:
-    """All kernels within the limits."""
-    assert len(usage) > 20
-    over = [
-        use
-        for use in usage
-        if use.spill_bytes or use.stack_bytes or use.registers > REGISTERS or use.shared_bytes > SHARED_BYTES
-    ]
+def check(code: MachineCode) -> dict[str, str]:
+    """All kernels within the limits; PTX by kernel."""
+    assert len(code.usage) > 20
+    entries = dict(_entry(text) for text in code.ptx.decode().split(".visible .entry ")[1:])
+    assert sorted(entries) == [use.kernel for use in code.usage]
+    over = [use for use in code.usage if not _within(use, "mma.sync" in entries[use.kernel])]
     assert not over, "\n".join(map(str, over))
+    return entries
+
+
+def _within(use: Usage, product: bool) -> bool:
+    registers = REGISTERS_OF_PRODUCTS if product else REGISTERS
+    unspilled = use.spill_bytes == use.stack_bytes == 0
+    return unspilled and use.registers <= registers and use.shared_bytes <= SHARED_BYTES
+
+
+def _entry(text: str) -> tuple[str, str]:
+    name, _, body = text.partition("(")
+    return name, body
 
 
 def test_every_family_of_the_package_is_here() -> None:
     assert sorted(SIZES) == sorted(small_configs.FAMILIES)
 
 
-@pytest.mark.parametrize("number, family", enumerate(SIZES))
-def test_kernels_of_a_family(number: int, family: str, sources: dict[str, str], nvrtc: Nvrtc) -> None:
-    """On one architecture each, in turns; all of them on all are in `test_everything`."""
-    check(nvrtc.compile(sources[family], ARCHITECTURES[number % len(ARCHITECTURES)]).usage)
+@pytest.mark.parametrize("family", FEW)
+def test_kernels_of_a_family(family: str, nvrtc: Nvrtc) -> None:
+    """Int4 weights, activations in float16: products on matrix units in prefill, loads of 16 bytes in decode."""
+    entries = check(nvrtc.compile(generated(family, "cuda", "q4f16_1"), FEW[family]))
+    products = [name for name, body in entries.items() if "mma.sync" in body]
+    assert len(products) >= (2 if family == "qwen3_moe" else 4), products
+    decode = [name.removesuffix("_1") for name in products]  # of the same function: one row of x
+    assert all(".v4.u32" in entries[name] or ".v4.b32" in entries[name] for name in decode), decode
 
 
 @pytest.mark.everything
@@ -80,4 +92,4 @@ def test_kernels_of_a_family(number: int, family: str, sources: dict[str, str], 
 def test_everything(family: str, scheme: str, target: str, nvrtc: Nvrtc) -> None:
     source = generated(family, target, scheme)
     for code in build.machine_code(nvrtc, source, ARCHITECTURES):
-        check(code.usage)
+        check(code)

@@ -8,9 +8,11 @@ subgroup is `lane()`, in practice threadIdx.x modulo the size, which is sure aft
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from tvm import tirx
+from tvm.script.ir_builder import tirx as I
 
 Expr = Any
 _PREFIX = "mlcpipe."
@@ -128,3 +130,17 @@ def dot4_i8u8(a: Expr, b: Expr, c: Expr) -> Expr:
 def exact(x: Expr) -> Expr:
     """`x` with every sum and product in it rounded: none are contracted to a fused multiply-add."""
     return tirx.call_pure_extern(_dtype(x), _PREFIX + "exact", x)
+
+
+def half_pair(low: Expr, high: Expr) -> Expr:
+    """Two float32 rounded to float16, in a uint32."""
+    return tirx.call_pure_extern("uint32", _PREFIX + "half_pair", low, high)
+
+
+def mma(sums: Any, at: int, left: Sequence[Expr], right: Sequence[Expr]) -> None:
+    """A statement: sums[at : at + 4] += 16 x 16 float16 by 16 x 8, of a subgroup of 32 (see `mma_matmul.py`).
+
+    `left`: four words of two float16: rows g and g + 8 of columns 2t and 2t + 1, then of 2t + 8 and 2t + 9;
+    `right`: two words, of row g, in the same columns.
+    """
+    I.evaluate(_opaque("int32", "mma", I.address_of(sums[at]), *left, *right))

@@ -17,6 +17,7 @@ from tvm import tirx
 from tvm.script.ir_builder import tirx as I
 
 from tir_schedules.activation import ACTIVATIONS
+from tir_schedules.gpu import mma_matmul
 from tir_schedules.gpu.kernel import (
     Buffer,
     Expr,
@@ -142,7 +143,8 @@ def subgroup_matmul(op: Op, dtype: str, knobs: Knobs) -> tirx.PrimFunc | Decline
             shape = _gemv_shape(weight, knobs, size, gated)
             with launch(shape.threads, shape.groups, m) as (bx, i, _):
                 lanes = lanes_of(size)
-                xs = Xs(flat, [pin(i * weight.k)], lanes, bool(knobs["shuffle_x"]))
+                # Not pinned, so that TVM sees that x can be loaded in vectors.
+                xs = Xs(flat, [keep(i * weight.k)], lanes, bool(knobs["shuffle_x"]))
                 _gemv(Weights(weight, arrays, lanes.lane), shape, bx, xs, lambda *values: output.put(i, *values))
 
         if not gated and weight.n >= _HEAD * weight.k:
@@ -152,7 +154,10 @@ def subgroup_matmul(op: Op, dtype: str, knobs: Knobs) -> tirx.PrimFunc | Decline
             with I.Then():
                 gemv()
             with I.Else():
-                _gemm(weight, arrays, flat, output, m, size, knobs)
+                if mma_matmul.fits(weight, dtype, knobs):
+                    mma_matmul.gemm(weight, arrays, flat, output, m, knobs)
+                else:
+                    _gemm(weight, arrays, flat, output, m, size, knobs)
 
     return function("matmul", arguments, body)
 
@@ -279,7 +284,7 @@ def subgroup_expert_matmul(op: Op, dtype: str, knobs: Knobs) -> tirx.PrimFunc | 
         with launch(shape.threads, shape.groups, m * top) as (bx, i, _):
             lanes = lanes_of(size)
             expert = keep(I.min(I.max(ids[i // top, i % top], 0), weight.experts - 1))
-            line = pin((i // top if common else i) * weight.k)
+            line = keep((i // top if common else i) * weight.k)
             xs = Xs(flat, [line], lanes, bool(knobs["shuffle_x"]))
             weights = Weights(weight, arrays, lanes.lane, expert)
             _gemv(weights, shape, bx, xs, lambda *values: output.put(i, *values))

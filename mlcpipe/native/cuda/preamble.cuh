@@ -14,6 +14,12 @@ using uchar = unsigned char;
 using ushort = unsigned short;
 using uint = unsigned int;
 
+// Four numbers of 16 bits, which TVM loads and stores at once.
+struct alignas(8) half4 {
+  half x, y, z, w;
+};
+__device__ inline half4 make_half4(half x, half y, half z, half w) { return half4{x, y, z, w}; }
+
 __device__ inline half max(half a, half b) { return __hgt(a, b) ? a : b; }
 __device__ inline half min(half a, half b) { return __hlt(a, b) ? a : b; }
 
@@ -88,4 +94,28 @@ __device__ inline uint mlcpipe_dot4_u8(uint a, uint b, uint c) { return __dp4a(a
 __device__ inline int mlcpipe_dot4_i8u8(uint a, uint b, int c) {
   return (int)__dp4a(a ^ 0x80808080u, b, (uint)c) - (int)(__dp4a(b, 0x01010101u, 0u) << 7);
 }
+
+__device__ inline uint mlcpipe_half_pair(float low, float high) {
+  half2 pair = __floats2half2_rn(low, high);
+  return *(uint*)&pair;
+}
+
+// sums += a b, of a warp: PTX ISA, mma.m16n8k16, of which Turing has halves.
+#ifdef MLCPIPE_EMULATED
+#define mlcpipe_mma(sums, a0, a1, a2, a3, b0, b1) emulated_mma(sums, a0, a1, a2, a3, b0, b1, __LINE__)
+#else
+__device__ inline int mlcpipe_mma(float* sums, uint a0, uint a1, uint a2, uint a3, uint b0, uint b1) {
+#if __CUDA_ARCH__ >= 800
+  asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+      : "+f"(sums[0]), "+f"(sums[1]), "+f"(sums[2]), "+f"(sums[3])
+      : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
+#else
+  asm("mma.sync.aligned.m16n8k8.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5}, {%6}, {%0, %1, %2, %3};"
+      : "+f"(sums[0]), "+f"(sums[1]), "+f"(sums[2]), "+f"(sums[3]) : "r"(a0), "r"(a1), "r"(b0));
+  asm("mma.sync.aligned.m16n8k8.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5}, {%6}, {%0, %1, %2, %3};"
+      : "+f"(sums[0]), "+f"(sums[1]), "+f"(sums[2]), "+f"(sums[3]) : "r"(a2), "r"(a3), "r"(b1));
+#endif
+  return 0;
+}
+#endif
 

@@ -28,10 +28,29 @@ const uint64_t* emulated_exchange(uint64_t value, int line);
 typedef _Float16 half;
 typedef half __half;
 
+
 inline half __float2half_rn(float x) { return (half)x; }
 inline float __half2float(half x) { return (float)x; }
 inline bool __hgt(half a, half b) { return a > b; }
 inline bool __hlt(half a, half b) { return a < b; }
+
+// Vectors, by CUDA's names.
+template <typename T, int Bytes>
+struct alignas(Bytes) Vector2 { T x, y; };
+template <typename T, int Bytes>
+struct alignas(Bytes) Vector4 { T x, y, z, w; };
+#define EMULATED_VECTORS(name, type)                                      \
+  typedef Vector2<type, 2 * sizeof(type)> name##2;                        \
+  typedef Vector4<type, 4 * sizeof(type)> name##4;                        \
+  inline name##2 make_##name##2(type x, type y) { return {x, y}; }        \
+  inline name##4 make_##name##4(type x, type y, type z, type w) { return {x, y, z, w}; }
+EMULATED_VECTORS(int, int)
+EMULATED_VECTORS(uint, unsigned)
+EMULATED_VECTORS(float, float)
+EMULATED_VECTORS(longlong, long long)
+typedef Vector2<half, 4> half2;
+typedef half2 __half2;
+inline half2 __floats2half2_rn(float x, float y) { return {(half)x, (half)y}; }
 
 template <typename T>
 uint64_t emulated_bits(T value) {
@@ -63,6 +82,29 @@ inline bool emulated_vote(bool a, bool all_of_them, int line) {
 }
 #define __any_sync(mask, a) emulated_vote(a, false, __LINE__)
 #define __all_sync(mask, a) emulated_vote(a, true, __LINE__)
+
+// A warp's product of 16 x 16 by 16 x 8 numbers, lane by lane from the whole matrices, which its lanes' words make up as
+// PTX ISA says of mma.m16n8k16: "Matrix Fragments", with groupID = lane / 4 and threadID_in_group = lane % 4.
+inline int emulated_mma(float* sums, unsigned a0, unsigned a1, unsigned a2, unsigned a3, unsigned b0, unsigned b1, int line) {
+  float a[16][16], b[16][8];
+  auto number = [](uint64_t bits, int i) { return (float)emulated_value<half>(bits >> 16 * i & 0xffff); };
+  const uint64_t* all = emulated_exchange(a0 | (uint64_t)a1 << 32, line);
+  for (int lane = 0; lane < 32; ++lane)
+    for (int i = 0; i < 4; ++i) a[lane / 4 + (i < 2 ? 0 : 8)][lane % 4 * 2 + (i & 1)] = number(all[lane], i);
+  all = emulated_exchange(a2 | (uint64_t)a3 << 32, line);
+  for (int lane = 0; lane < 32; ++lane)
+    for (int i = 0; i < 4; ++i) a[lane / 4 + (i < 2 ? 0 : 8)][lane % 4 * 2 + (i & 1) + 8] = number(all[lane], i);
+  all = emulated_exchange(b0 | (uint64_t)b1 << 32, line);
+  for (int lane = 0; lane < 32; ++lane)
+    for (int i = 0; i < 4; ++i) b[lane % 4 * 2 + (i & 1) + (i < 2 ? 0 : 8)][lane / 4] = number(all[lane], i);
+  int lane = emulated_lane();
+  for (int i = 0; i < 4; ++i) {
+    int row = lane / 4 + (i < 2 ? 0 : 8), column = lane % 4 * 2 + (i & 1);
+    for (int k = 0; k < 16; ++k) sums[i] += a[row][k] * b[k][column];
+  }
+  return 0;
+}
+#define MLCPIPE_EMULATED
 
 inline int __dp4a(int a, int b, int c) {
   for (int i = 0; i < 4; ++i) c += (int)(int8_t)(a >> 8 * i) * (int)(int8_t)(b >> 8 * i);

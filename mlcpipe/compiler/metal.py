@@ -1,0 +1,55 @@
+"""Libraries for Apple's GPUs: host code and the source of kernels, which the system compiles when it loads them."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import tvm_ffi
+
+from mlcpipe.compiler.link import Linker, find_linker, find_zig
+from mlcpipe.errors import CompileError
+
+# The oldest system that TVM's wheel for macOS runs on; other machines than a Mac link for it with zig.
+_ZIG_TARGET = "aarch64-macos.13.0"
+PREAMBLE = Path(__file__).parents[1] / "native" / "metal" / "preamble.metal"
+_USING = "using namespace metal;\n"
+# `tir_schedules/gpu/device_calls.py` names functions with a dot, which C++ does not have in names.
+_DOTTED, _PLAIN = "mlcpipe.", "mlcpipe_"
+
+
+def kernel_of(generated: str) -> str:
+    """A kernel that TVM generated, with the functions that it calls before it. Raises CompileError for other text."""
+    before, using, after = generated.partition(_USING)
+    if not using:
+        raise CompileError("TVM generated no Metal kernel", found=generated.strip()[:80])
+    return before + using + PREAMBLE.read_text(encoding="utf-8") + after.replace(_DOTTED, _PLAIN)
+
+
+def register(found: list[str] | None = None) -> None:
+    """Put the preamble into what TVM generates for kind `metal` in this process; `found` gets the kernels."""
+
+    def completed(generated: str, target: Any) -> list[str]:
+        source = kernel_of(generated)
+        if found is not None:
+            found.append(source)
+        return [source, "metal"]
+
+    tvm_ffi.register_global_func("tvm_callback_metal_compile", completed, override=True)
+
+
+def find_apple_linker() -> Linker:
+    """The system's compiler on a Mac, elsewhere zig, which has what it takes to link for macOS.
+
+    Raises CompileError that names the command to install one.
+    """
+    if sys.platform == "darwin":
+        return find_linker()
+    zig = find_zig()
+    if zig is None:
+        raise CompileError(
+            "no linker for macOS", expected="ziglang, or a Mac", next_step="pip install 'mlcpipe[zig]'"
+        )
+    return replace(zig, command=(*zig.command, "-target", _ZIG_TARGET), system="darwin")

@@ -1,0 +1,65 @@
+"""Generated Metal kernels through clang, which knows address spaces: types, names, and memory of a threadgroup."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+from dataclasses import dataclass
+from pathlib import Path
+
+_FOLDER = Path(__file__).parent / "msl"
+_VERSIONS = ("clang", *(f"clang-{version}" for version in range(21, 13, -1)))
+# A variable of a threadgroup stands in a function, which C++ allows of static ones only.
+_SHARED = re.compile(r"^(\s+)threadgroup (\w+) (\w+)\[(\d+)\];", re.MULTILINE)
+_PRIVATE = re.compile(r"^\s+thread (\w+) \w+\[(\d+)\];", re.MULTILINE)
+_NAME = re.compile(r"^kernel void (\w+)\(", re.MULTILINE)
+_BUFFER = re.compile(r"\[\[ buffer\(\d+\) \]\]")
+_INCLUDE = "#include <metal_stdlib>\n"  # each kernel begins with it
+_BYTES = {"half": 2, "float": 4, "int": 4, "uint": 4, "long": 8, "char": 1, "uchar": 1, "short": 2, "ushort": 2, "bool": 1}
+
+
+@dataclass(frozen=True)
+class Needs:
+    """Of a kernel: bytes of its threadgroup's memory and of arrays of one thread, and its buffers."""
+
+    kernel: str
+    shared_bytes: int
+    private_bytes: int
+    buffers: int
+
+
+def find_clang() -> str | None:
+    """A clang of version 14 or later."""
+    return next((path for name in _VERSIONS if (path := shutil.which(name)) is not None), None)
+
+
+def errors_of(source: str, clang: str) -> list[str]:
+    """What clang says against a source of kernels, each of which has its own includes."""
+    parts = source.split(_INCLUDE)[1:]
+    text = _INCLUDE + "".join(f"namespace kernel_{i} {{{part}}}\n" for i, part in enumerate(parts))
+    text = _SHARED.sub(r"\1static threadgroup \2 \3[\4];", text)
+    command = [clang, "-target", "arm64-apple-macos13", "-x", "c++", "-std=c++17", "-fsyntax-only", "-nostdinc", "-w"]
+    command += [f"-I{_FOLDER}", "-ferror-limit=20", "-"]
+    done = subprocess.run(command, input=text, capture_output=True, text=True, timeout=120, check=False)
+    found = [line for line in done.stderr.splitlines() if "error:" in line]
+    assert (done.returncode == 0) == (not found), done.stderr[:500]
+    return found
+
+
+def needs(source: str) -> list[Needs]:
+    """What each kernel of a source takes."""
+    found = []
+    for part in source.split(_INCLUDE)[1:]:
+        match = _NAME.search(part)
+        assert match is not None, part[:200]
+        shared = sum(_bytes(kind) * int(count) for _, kind, _, count in _SHARED.findall(part))
+        private = sum(_bytes(kind) * int(count) for kind, count in _PRIVATE.findall(part))
+        found.append(Needs(match[1], shared, private, len(_BUFFER.findall(part))))
+    return found
+
+
+def _bytes(kind: str) -> int:
+    """Of a number or a vector such as uint4."""
+    name = kind.rstrip("234")
+    return _BYTES[name] * int(kind[len(name) :] or 1)

@@ -1,0 +1,113 @@
+"""`--target metal`: kernels of every family with the types that clang finds right, within a threadgroup's memory."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+import mlcpipe
+from mlcpipe.compiler.library import MetalLibrary, find_writer
+from mlcpipe.compiler.link import Linker, find_zig
+from mlcpipe.compiler.metal import kernel_of
+from mlcpipe.errors import CompileError
+from mlcpipe.targets import load_target, target_names
+from tests.conftest import write_llama
+from tests.cuda.test_resources import SIZES, generated
+
+from . import msl
+
+CLANG = msl.find_clang()
+needs_clang = pytest.mark.skipif(CLANG is None, reason="no clang is on the path: it checks the types of Metal kernels")
+FAMILY = [name for name in target_names() if load_target(name).tvm["kind"] == "metal"]
+# With heads of 128 and 256, windows, softcap, and experts; `everything` has the others.
+FEW = ("llama", "gemma2", "qwen3_moe")
+# Of Metal's feature set tables, family Apple 4 and later: 32 KiB of a threadgroup, 31 buffers.
+SHARED_BYTES, BUFFERS = 32 << 10, 31
+# Of all arrays of a thread together, of which few are in use at once: a kernel beyond it was unrolled without measure.
+PRIVATE_BYTES = 4096
+KERNEL = """#include <metal_stdlib>
+using namespace metal;
+kernel void f(device float* x [[ buffer(0) ]], device half* y [[ buffer(1) ]], uint2 threadIdx [[thread_position_in_threadgroup]]) {{
+  threadgroup float kept[4];
+  thread float one[1];
+  {}
+}}
+"""
+
+
+def _source(family: str, target: str) -> str:
+    return generated(family, target, "q4f16_1", MetalLibrary(Linker("none", "", ()), lambda _: ()))
+
+
+def _check(source: str) -> None:
+    assert CLANG is not None
+    assert not msl.errors_of(source, CLANG)
+    needs = msl.needs(source)
+    assert len(needs) > 20
+    over = [
+        need
+        for need in needs
+        if need.shared_bytes > SHARED_BYTES or need.buffers > BUFFERS or need.private_bytes > PRIVATE_BYTES
+    ]
+    assert not over, over
+
+
+@needs_clang
+@pytest.mark.parametrize("family", FEW)
+def test_kernels_of_a_family(family: str) -> None:
+    _check(_source(family, "metal"))
+
+
+@needs_clang
+@pytest.mark.everything
+@pytest.mark.parametrize("target", FAMILY)
+@pytest.mark.parametrize("family", SIZES)
+def test_everything(family: str, target: str) -> None:
+    _check(_source(family, target))
+
+
+@needs_clang
+@pytest.mark.parametrize(
+    "statement, error",
+    [
+        ("one[0] = x[0] + (float)y[0]; kept[0] = one[0];", ""),
+        ("kept[threadIdx.x] = mlcpipe.subgroup_add(x[mlcpipe.subgroup_lane()]);", ""),
+        ("device float* other = kept;", "cannot initialize a variable of type"),
+        ("thread float* other = x;", "cannot initialize a variable of type"),
+        ("x[0] = y;", "assigning to"),
+        ("x[0] = unknown(one[0]);", "undeclared identifier 'unknown'"),
+        ("x[0] = simd_sum(y);", "no matching function"),
+        ("mlcpipe.require_subgroup_size(64);", "a SIMD group has 32 threads"),
+        ("x[0] = as_type<float>(y[0]);", "as_type of another size"),
+    ],
+)
+def test_the_check_finds_errors(statement: str, error: str) -> None:
+    assert CLANG is not None
+    found = msl.errors_of(kernel_of(KERNEL.format(statement)), CLANG)
+    assert (not found) if not error else any(error in line for line in found), found
+
+
+def test_needs_are_counted() -> None:
+    (found,) = msl.needs(KERNEL.format("threadgroup half more[8];"))
+    assert found == msl.Needs("f", 32, 4, 2)
+
+
+def test_other_text_is_refused() -> None:
+    with pytest.raises(CompileError, match="TVM generated no Metal kernel; found nonsense"):
+        kernel_of("nonsense")
+
+
+def test_without_zig_the_command_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("mlcpipe.compiler.metal.find_zig", lambda: None)
+    monkeypatch.setattr("mlcpipe.compiler.metal.sys.platform", "linux")
+    with pytest.raises(CompileError, match=r"no linker for macOS; .*pip install 'mlcpipe\[zig\]'"):
+        find_writer(load_target("metal"))
+
+
+@pytest.mark.everything
+@pytest.mark.skipif(find_zig() is None, reason="ziglang is not installed: it links for macOS")
+def test_a_bundle_carries_the_source(tmp_path: Path) -> None:
+    bundle = mlcpipe.compile(write_llama(tmp_path / "checkpoint"), target="metal", output=tmp_path / "bundle")
+    code = (bundle / "lib" / "model.dylib").read_bytes()
+    assert code[:4] == bytes.fromhex("cffaedfe") and b"kernel void take_kernel(" in code

@@ -1,3 +1,4 @@
 import { defineConfig } from "vitest/config";
 
-export default defineConfig({ test: { include: ["tests/**/*.test.ts"] } });
+// The time limit is for machines that others use too.
+export default defineConfig({ test: { include: ["tests/**/*.test.ts"], testTimeout: 60_000 } });

@@ -2,13 +2,17 @@
 
 import { MLCEngine, type ChatCompletionMessageParam } from "@mlc-ai/web-llm";
 import type { ChatMessage, Finished, LoadRequest, Sampling } from "./engine";
+import { Pipelines } from "./pipelines";
 import type { FromWorker, ToWorker } from "./protocol";
 
 const MODEL_ID = "model";
+/** From a model that is loaded to the pipelines that its first answer does not need, unless that comes before. */
+const IDLE_MS = 1000;
 const post = (message: FromWorker): void => self.postMessage(message);
 
 let engine: MLCEngine | undefined;
 let interrupted = false;
+const pipelines = new Pipelines(GPUComputePassEncoder.prototype);
 
 self.onmessage = async ({ data }: MessageEvent<ToWorker>): Promise<void> => {
   try {
@@ -25,6 +29,7 @@ self.onmessage = async ({ data }: MessageEvent<ToWorker>): Promise<void> => {
 const requestDevice = GPUAdapter.prototype.requestDevice;
 GPUAdapter.prototype.requestDevice = async function (this: GPUAdapter, descriptor?: GPUDeviceDescriptor) {
   const device = await requestDevice.call(this, descriptor);
+  pipelines.watch(device);
   void device.lost.then(({ reason, message }) => post({ type: "lost", reason: message || reason || "no reason given" }));
   return device;
 };
@@ -39,6 +44,7 @@ async function load(request: LoadRequest): Promise<void> {
     });
     await engine.reload(MODEL_ID);
     post({ type: "loaded" });
+    setTimeout(() => void pipelines.make().catch(() => undefined), IDLE_MS); // an answer says what went wrong
   } finally {
     URL.revokeObjectURL(library);
   }
@@ -68,6 +74,7 @@ async function chat(messages: ChatMessage[], sampling: Sampling): Promise<void> 
   for await (const chunk of chunks) {
     const choice = chunk.choices[0];
     if (choice?.delta.content) post({ type: "text", text: choice.delta.content });
+    await pipelines.make();
     if (choice?.finish_reason) reason = choice.finish_reason;
     if (chunk.usage) usage = chunk.usage as unknown as NonNullable<typeof usage>;
   }

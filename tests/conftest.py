@@ -152,6 +152,15 @@ def own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         yield folder
 
 
+@pytest.fixture(scope="session", autouse=True)
+def watched_vulkan() -> Iterator[None]:
+    """Vulkan is under the validation layer, whichever test uses it first."""
+    from tests.vulkan.watch import watched
+
+    with watched():
+        yield
+
+
 @pytest.fixture(scope="session")
 def wasm_runtime(own_cache: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
     """The browser's runtime in the tests' cache: built once for all of pytest's workers, it takes more than a minute."""

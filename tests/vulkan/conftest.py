@@ -5,7 +5,6 @@ All of them run under the validation layer where it is installed: its messages, 
 
 from __future__ import annotations
 
-import ctypes
 import json
 import os
 import shutil
@@ -19,24 +18,11 @@ import pytest
 
 from mlcpipe.errors import TargetError
 from tests.vulkan.kernels import Kernel, module_bytes
+from tests.vulkan.watch import has_layer, watching
 
-LAYER = "VK_LAYER_KHRONOS_validation"
 ROOT = Path(__file__).parents[2]
 SHARED = ROOT / "build" / "vulkan"
 Start = Callable[..., dict[str, Any]]
-
-
-def has_layer() -> bool:
-    """Whether the loader finds the validation layer (VkLayerProperties: char[256], u32, u32, char[256])."""
-    try:
-        loader = ctypes.CDLL("libvulkan.so.1")
-    except OSError:
-        return False
-    count = ctypes.c_uint32(0)
-    loader.vkEnumerateInstanceLayerProperties(ctypes.byref(count), None)
-    found = ctypes.create_string_buffer(520 * max(count.value, 1))
-    loader.vkEnumerateInstanceLayerProperties(ctypes.byref(count), found)
-    return LAYER in {ctypes.string_at(ctypes.addressof(found) + 520 * i).decode() for i in range(count.value)}
 
 
 @pytest.fixture(scope="session")
@@ -60,8 +46,6 @@ def plugin(own_cache: Path) -> Path:
 @pytest.fixture(scope="session")
 def gpu(plugin: Path) -> Iterator[Any]:
     """The device that tests of this process use, watched by the validation layer."""
-    if has_layer():
-        os.environ.setdefault("VK_INSTANCE_LAYERS", LAYER)
     from mlcpipe.runtime import vulkan
 
     try:
@@ -89,8 +73,7 @@ def beside_fake(gpu: Any, tmp_path_factory: pytest.TempPathFactory) -> Start:
     real = next(line.split()[-1] for line in lines if "/libvulkan.so.1" in line)
 
     def start(module: str, *arguments: str, watched: bool = True, **changes: str) -> dict[str, Any]:
-        layers = {"VK_INSTANCE_LAYERS": LAYER if watched and has_layer() else ""}
-        environment = {**os.environ, **layers, "LD_LIBRARY_PATH": str(folder), "FAKE_REAL": real, **changes}
+        environment = {**os.environ, **(watching() if watched else {}), "LD_LIBRARY_PATH": str(folder), "FAKE_REAL": real, **changes}
         command = [sys.executable, "-m", module, *arguments]
         done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=280)
         assert (done.returncode, done.stderr) == (0, "")

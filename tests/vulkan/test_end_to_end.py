@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from mlcpipe.runtime import tvm_runtime, vulkan
 from tests.vulkan.gpu import download, upload
+from tests.vulkan.watch import watching
 
 ROOT = Path(__file__).parents[2]
 ROWS = (1, 7, 33, 128)
@@ -85,8 +86,9 @@ def test_norm_and_projection(gpu: vulkan.Device, tmp_path: Path, dtype: str) -> 
 from pathlib import Path
 from tests.vulkan.test_end_to_end import worst_error
 print(json.dumps([worst_error(Path({str(path)!r}), {dtype!r}), 'tvm' in sys.modules]))"""
+    environment = {**os.environ, **watching()}
     done = subprocess.run(
-        [sys.executable, "-c", code], cwd=ROOT, env=dict(os.environ), capture_output=True, text=True, timeout=280
+        [sys.executable, "-c", code], cwd=ROOT, env=environment, capture_output=True, text=True, timeout=280
     )
     assert (done.returncode, done.stderr) == (0, "")
     error, has_compiler = json.loads(done.stdout)

@@ -9,8 +9,9 @@ from typing import Any
 
 import pytest
 
-from tests.vulkan.conftest import Start, has_layer
+from tests.vulkan.conftest import Start
 from tests.vulkan.kernels import ADD, INCREMENT, NUMBER, Kernel, module_bytes
+from tests.vulkan.watch import has_layer
 
 CPU, DISCRETE, INTEGRATED = "4", "2", "1"
 

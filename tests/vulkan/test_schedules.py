@@ -11,6 +11,7 @@ import pytest
 
 from mlcpipe.runtime import vulkan
 from tests.vulkan.schedule_cases import CASES, Subgroups
+from tests.vulkan.watch import watching
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -24,7 +25,7 @@ def test_kernels_for_16_lanes_equal_numpy(gpu: vulkan.Device) -> None:
     """Octets and subgroups that share columns, which subgroups of 8 lanes cannot have; every lane loads its x."""
     if gpu.kind != "software":
         pytest.skip("only Mesa's software device has subgroups of a size that can be set")
-    environment = {**os.environ, "LP_NATIVE_VECTOR_WIDTH": "512"}
+    environment = {**os.environ, **watching(), "LP_NATIVE_VECTOR_WIDTH": "512"}
     command = [sys.executable, "-m", "tests.vulkan.schedule_cases", "16"]
     root = Path(__file__).parents[2]
     done = subprocess.run(command, env=environment, cwd=root, capture_output=True, text=True, check=False, timeout=300)

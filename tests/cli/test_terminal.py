@@ -29,7 +29,9 @@ TIMEOUT = 60
 @contextmanager
 def terminal(arguments: list[str], env: dict[str, str]) -> Iterator[Any]:
     """A program in a terminal of 24 lines and 80 columns, ended whatever happens."""
-    child = pexpect.spawn(sys.executable, arguments, env=env, encoding="utf-8", timeout=TIMEOUT, dimensions=(24, 80))
+    # Ctrl-C empties the terminal's queue, wherever a character of several bytes was.
+    text = {"encoding": "utf-8", "codec_errors": "replace"}
+    child = pexpect.spawn(sys.executable, arguments, env=env, timeout=TIMEOUT, dimensions=(24, 80), **text)
     child.delaybeforesend = 0.1
     try:
         yield child

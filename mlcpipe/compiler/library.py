@@ -11,7 +11,7 @@ from typing import Any, Protocol
 
 import tvm
 
-from mlcpipe.compiler import metal, self_test
+from mlcpipe.compiler import metal, self_test, wgsl
 from mlcpipe.compiler.build import BuiltVariant, build, build_for_device, build_variants, generated_source
 from mlcpipe.compiler.cuda import build as cuda
 from mlcpipe.compiler.cuda.nvrtc import find_nvrtc
@@ -115,7 +115,7 @@ class WasmLibrary:
 
     def source(self, scheduled: Lowering) -> str:
         with own_barriers():
-            return generated_source(build_for_device(scheduled, registered=True))
+            return wgsl.all_kernels_of(generated_source(build_for_device(scheduled, registered=True)))
 
 
 @dataclass(frozen=True)
@@ -224,6 +224,7 @@ def link_wasm(emcc: Emscripten, module: object, runtime: Sequence[Path], path: P
     }
 
     def fcompile(target: str, files: Sequence[str], options_: object = None, **_: object) -> None:
+        wgsl.finish([Path(file) for file in files])
         settings = [word for key, value in options.items() for word in ("-s", f"{key}={value}")]
         arguments = [level, "--no-entry", *settings, "-o", target, *map(str, runtime), *files]
         emcc.run(arguments, path.parent)

@@ -1,0 +1,113 @@
+"""WGSL that TVM generated, with the operations of subgroups as WGSL has them (https://www.w3.org/TR/WGSL, section 17.12).
+
+TVM writes what `tir_schedules/gpu/device_calls.py` calls by the names it has there, loads number by number, and has no
+place to change that. So kernels are edited where TVM has stored them, in an object file: what WGSL says is shorter, and
+spaces fill up the rest.
+
+A kernel takes the number of an invocation modulo the subgroup's size for its lane. WGSL promises no such order, and all
+implementations keep it for workgroups of one dimension; so the lane is the builtin value, and only which invocations are
+a subgroup is taken for granted. Whether operations are in uniform control flow WGSL would prove and cannot: loops run as
+long as tables in buffers say, which are the same for a workgroup.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from pathlib import Path
+
+from mlcpipe.errors import CompileError
+
+_PREFIX = "mlcpipe."
+_RULE = "//----------------------------------------\n"
+_NAMED = _RULE + "// Function: "
+_REQUIRED = re.compile(r"^ *mlcpipe\.require_subgroup_size\((\d+)i\);\n", re.MULTILINE)
+_SHUFFLE = re.compile(r"mlcpipe\.subgroup_shuffle\(")
+_XOR = re.compile(r"mlcpipe\.subgroup_shuffle_xor\(([^()]*), (\d+)i\)")
+_CLUSTER = re.compile(r"mlcpipe\.subgroup_cluster_(add|min|max)\(([^()]*), (\d+)i\)")
+_REDUCTION = re.compile(r"mlcpipe\.subgroup_(add|min|max)\(")
+_LAST_ARGUMENT = "  @builtin(local_invocation_id) threadIdx : vec3<u32>\n"
+_LANE = "  @builtin(subgroup_invocation_id) lane_ : u32\n"
+# Four numbers side by side, of a place that `octets.neighbours` knows to be a multiple of four.
+_FOUR = re.compile(r"vec4<(\w+)>\((\w+)\[(\w+) \+ 0\], \2\[\3 \+ 1\], \2\[\3 \+ 2\], \2\[\3 \+ 3\]\)")
+
+
+def kernel_of(generated: str) -> str:
+    """A kernel as a browser takes it; one without subgroups stays as it is. Raises CompileError for an unknown call."""
+    if _PREFIX not in generated:
+        return generated
+    sizes = set(map(int, _REQUIRED.findall(generated)))
+    if len(sizes) != 1:
+        raise CompileError("a kernel for subgroups of one size", where=_name(generated), found=sorted(sizes))
+    (size,) = sizes
+
+    def of_all(match: re.Match[str]) -> str:
+        return f"{_reduction(match[1])}({match[2]})" if int(match[3]) == size else match[0]
+
+    text = _REQUIRED.sub("", generated).replace(_RULE, "").replace("enable subgroups;\n", _directives())
+    text = text.replace(_LAST_ARGUMENT, _LAST_ARGUMENT.replace("\n", ",\n") + _LANE)
+    text = text.replace("mlcpipe.subgroup_lane()", "i32(lane_)")
+    text = text.replace("mlcpipe.subgroup_id()", f"i32(threadIdx.x / {size}u)")
+    text = _XOR.sub(r"subgroupShuffleXor(\1, \2u)", _SHUFFLE.sub("subgroupShuffle(", text))
+    text = _REDUCTION.sub(lambda match: f"{_reduction(match[1])}(", _CLUSTER.sub(of_all, text))
+    text = _in_fours(text)
+    if _PREFIX in text:
+        unknown = text[text.index(_PREFIX) :].split("\n")[0]
+        raise CompileError("WGSL has no such call", where=_name(generated), found=unknown[:80])
+    return text
+
+
+def _directives() -> str:
+    return "enable subgroups;\ndiagnostic(off, subgroup_uniformity);\n"
+
+
+def _reduction(name: str) -> str:
+    return f"subgroup{name.capitalize()}"
+
+
+def _name(generated: str) -> str:
+    return generated.partition("// Function: ")[2].split("\n")[0][:80]
+
+
+def _in_fours(text: str) -> str:
+    """The kernel with buffers as vectors of four numbers, of which it reads nothing else: one load of 16 bytes."""
+    for dtype, buffer in sorted({(match[1], match[2]) for match in _FOUR.finditer(text)}):
+        declared = f"var<storage, read> {buffer} : array<{dtype}>;"
+        uses = len(re.findall(rf"\b{buffer}\[", text))
+        loads = sum(match[2] == buffer for match in _FOUR.finditer(text))
+        if declared in text and uses == 4 * loads:
+            text = text.replace(declared, declared.replace(f"<{dtype}>", f"<vec4<{dtype}>>"))
+            text = _FOUR.sub(lambda m, own=buffer: f"{own}[{m[3]} >> 2u]" if m[2] == own else m[0], text)
+    return text
+
+
+def all_kernels_of(generated: str) -> str:
+    """As `kernel_of`, of kernels one after the other."""
+    starts = [match.start() for match in re.finditer(re.escape(_NAMED), generated)]
+    if not starts:
+        return generated
+    parts = [generated[at:end] for at, end in zip(starts, [*starts[1:], len(generated)])]
+    return generated[: starts[0]] + "".join(map(kernel_of, parts))
+
+
+def finish(files: Sequence[Path]) -> None:
+    """Edit the kernels in object files of a library, in place. Raises CompileError where there are others than TVM's."""
+    for path in files:
+        data = path.read_bytes()
+        if _PREFIX.encode() in data and _NAMED.encode() in data:
+            path.write_bytes(_finished(data, path))
+
+
+def _finished(data: bytes, path: Path) -> bytes:
+    edited, at, marker = bytearray(data), -1, _NAMED.encode()
+    while (at := data.find(marker, at + 1)) >= 0:
+        # A text is stored after its length, eight bytes, little-endian (`WebGPUFallbackModuleNode::SaveToBytes`).
+        length = int.from_bytes(data[max(0, at - 8) : at], "little")
+        stored = data[at : at + length]
+        if length > len(data) - at or not stored.rstrip().endswith(b"}") or stored.count(marker) != 1:
+            raise CompileError("TVM stores WGSL in another way", where=path, found=stored[:80])
+        text = kernel_of(stored.decode("utf-8")).encode()
+        if len(text) > length:
+            raise CompileError("no room for a kernel", where=path, expected=f"{length} bytes", found=len(text))
+        edited[at : at + length] = text.ljust(length)
+    return bytes(edited)

@@ -161,6 +161,11 @@ def _target(name: str, values: dict[str, Any], path: Path) -> Target:
         raise TargetError("target file tuned", where=path, expected="a name", found=repr(values["tuned"])[:80])
     if values["features"] and entries:
         raise TargetError("target file features", where=path, expected="those of its variants", found="its own")
+    if values["link"] == "wasm" and ("subgroups" in values["features"]) != bool(values["schedule"].get("subgroup")):
+        raise TargetError(
+            "target file schedule.subgroup", where=path, expected="a size, and subgroups among the features",
+            found=f"subgroup = {values['schedule'].get('subgroup', 0)}, features {list(values['features'])}"[:200],
+        )  # fmt: skip
     for key, value in values["limits"].items():
         if not isinstance(value, int) or isinstance(value, bool) or value < 1:
             raise TargetError(f"target file limits.{key}", where=path, expected="a positive integer", found=repr(value))

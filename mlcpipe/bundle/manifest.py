@@ -60,9 +60,17 @@ def _as_tuple(value: object) -> object:
     return tuple(value) if isinstance(value, list) else value
 
 
+def _power_of_two(number: int) -> int:
+    if number & (number - 1):
+        raise ValueError("a power of two")
+    return number
+
+
 RelativePath = Annotated[str, AfterValidator(_relative)]
 Count = Annotated[int, Field(ge=0)]
 Positive = Annotated[int, Field(gt=0)]
+# The sizes that WGSL knows: https://www.w3.org/TR/WGSL/#subgroup-size
+SubgroupSize = Annotated[int, Field(ge=4, le=128), AfterValidator(_power_of_two)]
 Name = Annotated[str, Field(min_length=1, max_length=1000)]
 # Strict mode takes no list for a tuple; a caller may give either.
 Names = Annotated[tuple[Name, ...], BeforeValidator(_as_tuple)]
@@ -117,6 +125,9 @@ class VariantInfo(_Frozen):
     name: Annotated[str, Field(pattern=r"^[a-z][a-z0-9_-]{0,39}$")]
     features: Names = Field(
         description="what the CPU must have beyond its architecture's base, by Linux's names; or a GPU, by WebGPU's"
+    )
+    subgroup_size: SubgroupSize | None = Field(
+        default=None, description="lanes that every subgroup of a GPU must have: WebGPU's least and largest size"
     )
     tvm_target: str = Field(description="TVM target as JSON")
     bytes: Count = Field(description="size of its object code")

@@ -95,7 +95,8 @@ def _print_variants(console: Console, manifest: Manifest) -> None:
         place = words
         if variant.library:
             place = f"{variant.library.path}: {variant.library.dtype}, KV cache {variant.library.kv_dtype}"
-        needs = " ".join(variant.features) or "nothing"
+        size = f"of {variant.subgroup_size}" if variant.subgroup_size else ""
+        needs = " ".join([*variant.features, size]).strip() or "nothing"
         table.add_row(*map(cell, (variant.name, byte_size(variant.bytes), place, needs)))
     console.print(table)
 

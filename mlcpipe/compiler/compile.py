@@ -177,8 +177,8 @@ def _write_library(job: Job, folder: Path, writer: LibraryWriter, progress: Prog
     }
     state = job.state.with_mod(with_metadata(job.state.mod, metadata))
     path, built = writer.write(state, job.variants, folder / "lib", progress)
-    if job is not beside:  # webgpu-f16 beside webgpu: model-f16
-        suffix = job.state.target.name.removeprefix(f"{beside.state.target.name}-")
+    if job is not beside:  # webgpu-f16 beside another target for webgpu: model-f16
+        suffix = job.state.target.name.removeprefix(f"{beside.state.target.tvm['kind']}-")
         path = path.rename(path.with_stem(f"{path.stem}-{suffix}"))
     debug.show(debug.TIMINGS, lambda: "\n".join(_timings(b.seconds, f"{b.variant.name}: ") for b in built))
     debug.show(debug.RULES, lambda: "\n".join(_rules(b) for b in built))

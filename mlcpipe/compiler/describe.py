@@ -138,11 +138,22 @@ def _variants(libraries: Sequence[Library]) -> tuple[VariantInfo, ...]:
             info = LibraryInfo(path=library.path, dtype=dtype, kv_dtype=job.kv_dtype, memory_plan=_memory_plan(job))
         for one in library.built:
             target = str(tvm_target(job.state.target, one.variant))
-            name, features = one.variant.name, one.variant.features
             found.append(
-                VariantInfo(name=name, features=features, tvm_target=target, bytes=one.nbytes, library=info)
+                VariantInfo(
+                    name=one.variant.name,
+                    features=one.variant.features,
+                    subgroup_size=_subgroup_size(one.variant),
+                    tvm_target=target,
+                    bytes=one.nbytes,
+                    library=info,
+                )
             )
     return tuple(found)
+
+
+def _subgroup_size(variant: Variant) -> int | None:
+    """Lanes that a host must see to, where shaders cannot ask for them: WebGPU's feature `subgroups`."""
+    return int(variant.schedule["subgroup"]) if "subgroups" in variant.features else None
 
 
 def _kernels(libraries: Sequence[Library]) -> tuple[KernelInfo, ...]:

@@ -1,13 +1,12 @@
-"""WGSL that TVM generated, with the operations of subgroups as WGSL has them (https://www.w3.org/TR/WGSL, section 17.12).
+"""WGSL that TVM generated, with WGSL's operations of subgroups (https://www.w3.org/TR/WGSL/#subgroup-builtin-functions).
 
 TVM writes what `tir_schedules/gpu/device_calls.py` calls by the names it has there, loads number by number, and has no
 place to change that. So kernels are edited where TVM has stored them, in an object file: what WGSL says is shorter, and
 spaces fill up the rest.
 
-A kernel takes the number of an invocation modulo the subgroup's size for its lane. WGSL promises no such order, and all
-implementations keep it for workgroups of one dimension; so the lane is the builtin value, and only which invocations are
-a subgroup is taken for granted. Whether operations are in uniform control flow WGSL would prove and cannot: loops run as
-long as tables in buffers say, which are the same for a workgroup.
+WGSL does not say which invocations are a subgroup: neighbours, for workgroups of one dimension, wherever it runs; in
+which order is the builtin's to say. And it wants a proof that subgroups come to an operation as a whole, which a loop
+over as many keys as a table says does not give: so nobody asks for it. The schedules see to it (`device_calls.py`).
 """
 
 from __future__ import annotations
@@ -21,6 +20,8 @@ from mlcpipe.errors import CompileError
 _PREFIX = "mlcpipe."
 _RULE = "//----------------------------------------\n"
 _NAMED = _RULE + "// Function: "
+_ENABLE = "enable subgroups;\n"
+_DIRECTIVES = _ENABLE + "diagnostic(off, subgroup_uniformity);\n"
 _REQUIRED = re.compile(r"^ *mlcpipe\.require_subgroup_size\((\d+)i\);\n", re.MULTILINE)
 _SHUFFLE = re.compile(r"mlcpipe\.subgroup_shuffle\(")
 _XOR = re.compile(r"mlcpipe\.subgroup_shuffle_xor\(([^()]*), (\d+)i\)")
@@ -44,7 +45,7 @@ def kernel_of(generated: str) -> str:
     def of_all(match: re.Match[str]) -> str:
         return f"{_reduction(match[1])}({match[2]})" if int(match[3]) == size else match[0]
 
-    text = _REQUIRED.sub("", generated).replace(_RULE, "").replace("enable subgroups;\n", _directives())
+    text = _DIRECTIVES + _REQUIRED.sub("", generated).replace(_RULE, "").replace(_ENABLE, "")
     text = text.replace(_LAST_ARGUMENT, _LAST_ARGUMENT.replace("\n", ",\n") + _LANE)
     text = text.replace("mlcpipe.subgroup_lane()", "i32(lane_)")
     text = text.replace("mlcpipe.subgroup_id()", f"i32(threadIdx.x / {size}u)")
@@ -55,10 +56,6 @@ def kernel_of(generated: str) -> str:
         unknown = text[text.index(_PREFIX) :].split("\n")[0]
         raise CompileError("WGSL has no such call", where=_name(generated), found=unknown[:80])
     return text
-
-
-def _directives() -> str:
-    return "enable subgroups;\ndiagnostic(off, subgroup_uniformity);\n"
 
 
 def _reduction(name: str) -> str:
@@ -91,7 +88,7 @@ def all_kernels_of(generated: str) -> str:
 
 
 def finish(files: Sequence[Path]) -> None:
-    """Edit the kernels in object files of a library, in place. Raises CompileError where there are others than TVM's."""
+    """Edit the kernels in object files of a library, in place. Raises CompileError for what TVM has not written."""
     for path in files:
         data = path.read_bytes()
         if _PREFIX.encode() in data and _NAMED.encode() in data:

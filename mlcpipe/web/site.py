@@ -8,6 +8,7 @@ import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from mlcpipe.atomic import atomic_directory
 from mlcpipe.bundle import Manifest, read_manifest, verify
@@ -34,13 +35,20 @@ class Site:
 
 @dataclass(frozen=True)
 class _Choice:
-    """A library of a bundle on the site; the page takes the first one whose features the GPU has."""
+    """A library of a bundle on the site; the page takes the first one whose features the GPU has, and whose size."""
 
     bundle: Path
     manifest: Manifest
     path: str
     library: str
     features: tuple[str, ...]
+    subgroup_size: int | None
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """The entry in `site.json`."""
+        size = {} if self.subgroup_size is None else {"subgroup_size": self.subgroup_size}
+        return {"path": self.path, "library": self.library, "features": list(self.features), **size}
 
 
 def assemble_site(page: Path, bundles: Sequence[Path], *, title: str, autostart: bool = False) -> Site:
@@ -74,7 +82,7 @@ def assemble_site(page: Path, bundles: Sequence[Path], *, title: str, autostart:
         "format": SITE_FORMAT,
         "title": title,
         "autostart": autostart,
-        "choices": [{"path": c.path, "library": c.library, "features": list(c.features)} for c in choices],
+        "choices": [choice.facts for choice in choices],
     }
     files[SITE_JSON] = (json.dumps(facts, indent=2, ensure_ascii=False) + "\n").encode()
     return Site(files)
@@ -93,7 +101,7 @@ def _choices(bundles: Sequence[Path]) -> list[_Choice]:
         raise UsageError("no bundle for the site")
     for kind, seen in (
         ("name", [one[0].path for one in found]),
-        ("set of GPU features", [str(sorted(c.features)) for c in choices]),
+        ("set of GPU features", [f"{sorted(c.features)} {c.subgroup_size}" for c in choices]),
     ):
         if len(set(seen)) < len(seen):
             raise UsageError(f"two bundles with the same {kind}", where=", ".join(map(str, bundles)))
@@ -123,7 +131,10 @@ def _libraries(bundle: Path) -> list[_Choice]:
         )
     name = re.sub(r"[^A-Za-z0-9._-]+", "-", bundle.resolve().name).strip("-.") or "model"
     path = f"models/{name}/resolve/main/"
-    return [_Choice(bundle, manifest, path, *pair) for pair in zip(named, (v.features for v in variants), strict=True)]
+    return [
+        _Choice(bundle, manifest, path, library, variant.features, variant.subgroup_size)
+        for library, variant in zip(named, variants, strict=True)
+    ]
 
 
 def write_site(site: Site, output: Path, *, overwrite: bool = False) -> None:

@@ -156,6 +156,14 @@ def test_schema_is_strict(bundle: Path, edit: Callable[[dict[str, Any]], None], 
     assert f"mlcpipe.json is not valid at {field}" in line
 
 
+@pytest.mark.parametrize("size", [0, 1, 2, 12, 256, 1 << 70, -32, 32.0, "32", True, [32]])
+def test_sizes_of_subgroups_are_those_of_wgsl(bundle: Path, size: object) -> None:
+    change(bundle, lambda m: m["target"]["variants"][0].update(subgroup_size=32))
+    assert read_manifest(bundle).target.variants[0].subgroup_size == 32
+    change(bundle, lambda m: m["target"]["variants"][0].update(subgroup_size=size))
+    assert "mlcpipe.json is not valid at target.variants.0.subgroup_size" in refusal(bundle)
+
+
 @pytest.mark.parametrize(
     "path",
     [

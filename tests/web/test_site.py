@@ -83,6 +83,18 @@ def test_each_library_of_a_bundle_is_a_choice(pages: Path, tmp_path: Path) -> No
         assemble_site(pages, [bundle, write_fake_bundle(tmp_path / "other", [], seed=6)], title="A model")
 
 
+def test_libraries_may_differ_in_the_size_of_subgroups_alone(pages: Path, tmp_path: Path) -> None:
+    folders = [write_fake_bundle(tmp_path / f"of{size}", ["subgroups"], seed=size) for size in (16, 32)]
+    for folder, size in zip(folders, (16, 32)):
+        path = folder / "mlcpipe.json"
+        manifest = json.loads(path.read_text())
+        manifest["target"]["variants"][0]["subgroup_size"] = size
+        path.write_text(json.dumps(manifest))
+    content = assemble_site(pages, folders, title="A model").files["site.json"]
+    assert isinstance(content, bytes)
+    assert [choice["subgroup_size"] for choice in json.loads(content)["choices"]] == [16, 32]
+
+
 def test_written_sites_are_whole_and_replaced_only_when_they_are_sites(
     pages: Path, bundles: list[Path], tmp_path: Path
 ) -> None:

@@ -5,7 +5,7 @@
 // {"bundle": path, "context", "chunk", "generate": [{"tokens": [...], "count": n}], "logits": bool}
 //   greedy generation, each from an empty cache; the result holds tokens and, if asked, the logits of every step.
 // {"probe": true}
-//   the adapter's features.
+//   the adapter's features, and the least and the largest size of its subgroups.
 // A tensor is {"shape", "dtype", "data": base64 of its bytes}.
 "use strict";
 console.log = console.error; // tvmjs writes to stdout, which is for the result
@@ -20,7 +20,9 @@ function gpu() {
 
 async function probe() {
   const adapter = await gpu().requestAdapter();
-  return { features: adapter ? [...adapter.features] : [], errors: [] };
+  if (!adapter) return { features: [], subgroups: [], errors: [] };
+  const { subgroupMinSize, subgroupMaxSize } = adapter.info;
+  return { features: [...adapter.features], subgroups: [subgroupMinSize, subgroupMaxSize], errors: [] };
 }
 
 async function open(wasm) {

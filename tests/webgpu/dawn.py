@@ -96,15 +96,16 @@ def _decoded(tensor: Mapping[str, Any]) -> Array:
 
 
 @functools.cache
-def driver_with(feature: str) -> str:
-    """The file of a Vulkan driver whose adapter has a feature of WebGPU; "" if there is none.
+def driver_with(feature: str, lanes: int = 0) -> str:
+    """The file of a Vulkan driver whose adapter has a feature of WebGPU, and subgroups of one size; "" if there is none.
 
     The one that the environment names, or else those in `drivers` and where Vulkan's loader looks.
     """
     named = os.environ.get("VK_ICD_FILENAMES")
     folders = (_FOLDER / "drivers", *(Path(folder, "vulkan", "icd.d") for folder in _LOADER_FOLDERS))
     for path in [named] if named else [str(p) for folder in folders for p in sorted(folder.glob("*.json"))]:
-        if feature in _node({"probe": True}, path)["features"]:
+        found = _node({"probe": True}, path)
+        if feature in found["features"] and (not lanes or found["subgroups"] == [lanes, lanes]):
             return path
     return ""
 

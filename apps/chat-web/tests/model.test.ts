@@ -13,6 +13,7 @@ const ADAPTER: Adapter = {
   name: "GPU",
   fallback: false,
   features: ["shader-f16"],
+  subgroupSize: null,
   maxBufferSize: 2 ** 31,
   maxStorageBufferBindingSize: 2 ** 30,
   maxStorageBuffersPerShaderStage: 10,
@@ -76,6 +77,12 @@ describe("the manifest", () => {
     "site.json %j is refused",
     (value) => expect(() => parseSite(value)).toThrow(ManifestError),
   );
+
+  it("of a site may ask for a size of subgroups, of those that there are", () => {
+    const site = (subgroup_size?: unknown): unknown => ({ format: 1, title: "t", choices: [{ path: "m/", library: "l", features: [], subgroup_size }] });
+    expect([site(), site(null), site(32)].map((s) => parseSite(s).choices[0]!.subgroupSize)).toEqual([null, null, 32]);
+    for (const value of [0, 1, 12, 256, -32, 32.5, "32", [32], {}, true]) expect(() => parseSite(site(value))).toThrow(/subgroup_size/);
+  });
 });
 
 describe("fit", () => {
@@ -120,10 +127,18 @@ describe("fit", () => {
   });
 
   it("chooses the first version that the GPU can run", () => {
-    const choices = [{ path: "m/", library: "half", features: ["shader-f16"] }, { path: "m/", library: "plain", features: [] }];
+    const choices = [
+      { path: "m/", library: "lanes", features: ["shader-f16", "subgroups"], subgroupSize: 32 },
+      { path: "m/", library: "half", features: ["shader-f16"], subgroupSize: null },
+      { path: "m/", library: "plain", features: [], subgroupSize: null },
+    ];
+    const lanes = { ...ADAPTER, features: ["shader-f16", "subgroups"] };
+    expect(choose(choices, { ...lanes, subgroupSize: 32 })?.library).toBe("lanes");
+    for (const subgroupSize of [16, 64, null]) expect(choose(choices, { ...lanes, subgroupSize })?.library).toBe("half");
+    expect(choose(choices, { ...ADAPTER, subgroupSize: 32 })?.library).toBe("half");
     expect(choose(choices, ADAPTER)?.library).toBe("half");
     expect(choose(choices, { ...ADAPTER, features: [] })?.library).toBe("plain");
-    expect(choose(choices.slice(0, 1), { ...ADAPTER, features: [] })).toBeNull();
+    expect(choose(choices.slice(0, 2), { ...ADAPTER, features: [] })).toBeNull();
   });
 });
 

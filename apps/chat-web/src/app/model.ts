@@ -286,15 +286,19 @@ export class ModelController {
   }
 }
 
-/** The first choice whose features the GPU has. */
+/** The first choice whose features the GPU has, and the size of subgroups where it needs one. */
 export function choose(choices: Choice[], adapter: Adapter): Choice | null {
-  return choices.find((choice) => choice.features.every((feature) => adapter.features.includes(feature))) ?? null;
+  const runs = ({ features, subgroupSize }: Choice): boolean =>
+    features.every((feature) => adapter.features.includes(feature)) &&
+    (subgroupSize === null || subgroupSize === adapter.subgroupSize);
+  return choices.find(runs) ?? null;
 }
 
 function lacking(choices: Choice[], adapter: Adapter): string {
   const features = [...new Set(choices.flatMap((c) => c.features))].filter((f) => !adapter.features.includes(f));
+  const sizes = choices.flatMap((c) => (c.subgroupSize === null ? [] : [`subgroups of ${c.subgroupSize}`]));
   return (
-    `${adapter.name} has no ${features.join(", ")}, which this site's model needs. A version in float32 runs on every GPU: ` +
+    `${adapter.name} has no ${(features.length ? features : sizes).join(", ")}, which this site's model needs. A version in float32 runs on every GPU: ` +
     "whoever made the site can add one."
   );
 }

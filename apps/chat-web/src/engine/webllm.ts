@@ -19,12 +19,19 @@ async function probe(): Promise<Adapter | null> {
     name: info.description || info.device || known || "the GPU",
     fallback: info.isFallbackAdapter ?? /swiftshader|llvmpipe|lavapipe/i.test(`${known} ${info.description}`),
     features: [...adapter.features],
+    subgroupSize: onlySize(info),
     maxBufferSize: limits.maxBufferSize,
     maxStorageBufferBindingSize: limits.maxStorageBufferBindingSize,
     maxStorageBuffersPerShaderStage: limits.maxStorageBuffersPerShaderStage,
     maxComputeWorkgroupStorageSize: limits.maxComputeWorkgroupStorageSize,
     maxComputeInvocationsPerWorkgroup: limits.maxComputeInvocationsPerWorkgroup,
   };
+}
+
+/** Drivers that have subgroups of several sizes choose one for each shader, and nobody can ask for another. */
+function onlySize(info: GPUAdapterInfo): number | null {
+  const { subgroupMinSize, subgroupMaxSize } = info as { subgroupMinSize?: number; subgroupMaxSize?: number };
+  return subgroupMinSize !== undefined && subgroupMinSize === subgroupMaxSize ? subgroupMinSize : null;
 }
 
 interface Pending {

@@ -9,6 +9,8 @@ export interface Adapter {
   /** A software adapter: works, slowly. */
   fallback: boolean;
   features: string[];
+  /** Invocations that each of its subgroups has; null where they differ, or the browser does not tell. */
+  subgroupSize: number | null;
   maxBufferSize: number;
   maxStorageBufferBindingSize: number;
   maxStorageBuffersPerShaderStage: number;

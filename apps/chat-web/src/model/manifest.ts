@@ -33,6 +33,8 @@ export interface Choice {
   library: string;
   /** WebGPU features that its kernels use. */
   features: string[];
+  /** Invocations that every subgroup must have, a power of two; null where none is needed. */
+  subgroupSize: number | null;
 }
 
 export interface Site {
@@ -59,10 +61,18 @@ export function parseSite(value: unknown): Site {
     const path = text(choice.path, "path");
     if (!safePath(path.replace(/\/$/, ""))) throw new ManifestError(`site.json names an unsafe path: ${path}`);
     const library = text(choice.library, "library");
-    return { path, library, features: array(choice.features, "features").map((f) => text(f, "feature")) };
+    const features = array(choice.features, "features").map((f) => text(f, "feature"));
+    return { path, library, features, subgroupSize: subgroupSize(choice.subgroup_size) };
   });
   if (choices.length === 0) throw new ManifestError("site.json names no model");
   return { title: text(site.title, "title"), autostart: site.autostart === true, choices };
+}
+
+/** One of the sizes that WGSL knows. */
+function subgroupSize(value: unknown): number | null {
+  if (value == null) return null;
+  if (![4, 8, 16, 32, 64, 128].includes(value as number)) throw new ManifestError("subgroup_size is not a size");
+  return value as number;
 }
 
 /** What the manifest says of one of the bundle's libraries, and of what it needs. */

@@ -22,6 +22,7 @@ const ADAPTER: Adapter = {
   name: "Scripted GPU",
   fallback: false,
   features: ["shader-f16", "subgroups"],
+  subgroupSize: 32,
   maxBufferSize: 2 ** 31,
   maxStorageBufferBindingSize: 2 ** 30,
   maxStorageBuffersPerShaderStage: 10,

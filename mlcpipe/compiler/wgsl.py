@@ -1,4 +1,4 @@
-"""WGSL that TVM generated, with WGSL's operations of subgroups (https://www.w3.org/TR/WGSL/#subgroup-builtin-functions).
+"""WGSL that TVM generated, with operations of subgroups as https://www.w3.org/TR/WGSL/#subgroup-builtin-functions.
 
 TVM writes what `tir_schedules/gpu/device_calls.py` calls by the names it has there, loads number by number, and has no
 place to change that. So kernels are edited where TVM has stored them, in an object file: what WGSL says is shorter, and
@@ -29,8 +29,6 @@ _CLUSTER = re.compile(r"mlcpipe\.subgroup_cluster_(add|min|max)\(([^()]*), (\d+)
 _REDUCTION = re.compile(r"mlcpipe\.subgroup_(add|min|max)\(")
 _LAST_ARGUMENT = "  @builtin(local_invocation_id) threadIdx : vec3<u32>\n"
 _LANE = "  @builtin(subgroup_invocation_id) lane_ : u32\n"
-# Four numbers side by side, of a place that `octets.neighbours` knows to be a multiple of four.
-_FOUR = re.compile(r"vec4<(\w+)>\((\w+)\[(\w+) \+ 0\], \2\[\3 \+ 1\], \2\[\3 \+ 2\], \2\[\3 \+ 3\]\)")
 
 
 def kernel_of(generated: str) -> str:
@@ -66,15 +64,20 @@ def _name(generated: str) -> str:
     return generated.partition("// Function: ")[2].split("\n")[0][:80]
 
 
+def _four(buffer: str) -> re.Pattern[str]:
+    """Numbers side by side, of a place that `octets.neighbours` knows to be a multiple of four."""
+    others = "".join(rf", \2\[\3 \+ {i}\]" for i in (1, 2, 3))
+    return re.compile(rf"vec4<(\w+)>\(({buffer})\[(\w+) \+ 0\]{others}\)")
+
+
 def _in_fours(text: str) -> str:
     """The kernel with buffers as vectors of four numbers, of which it reads nothing else: one load of 16 bytes."""
-    for dtype, buffer in sorted({(match[1], match[2]) for match in _FOUR.finditer(text)}):
+    for dtype, buffer in sorted({(match[1], match[2]) for match in _four(r"\w+").finditer(text)}):
         declared = f"var<storage, read> {buffer} : array<{dtype}>;"
-        uses = len(re.findall(rf"\b{buffer}\[", text))
-        loads = sum(match[2] == buffer for match in _FOUR.finditer(text))
-        if declared in text and uses == 4 * loads:
-            text = text.replace(declared, declared.replace(f"<{dtype}>", f"<vec4<{dtype}>>"))
-            text = _FOUR.sub(lambda m, own=buffer: f"{own}[{m[3]} >> 2u]" if m[2] == own else m[0], text)
+        in_fours = text.replace(declared, declared.replace(f"<{dtype}>", f"<vec4<{dtype}>>"))
+        in_fours, count = _four(buffer).subn(r"\2[\3 >> 2u]", in_fours)
+        if declared in text and len(re.findall(rf"\b{buffer}\[", text)) == 4 * count:
+            text = in_fours
     return text
 
 

@@ -22,8 +22,8 @@ EXACT = 'description = "this CPU, activations in float32"\nbase = "cpu-native"\n
 BOARD = 'base = "webgpu"\nfeatures = ["subgroups"]\ncompanions = []\n[schedule]\n'
 # Octets alone in a workgroup, which exchange what they load; and two subgroups of two, which do not.
 SHAPES = {
-    8: "subgroup = 8\nshuffle_x = 1\ngemv_blocks = 2\ngemv_invocations = 1\ngemm_rows = 4\ngemm_blocks = 2\nnorm_threads = 8\n",
-    16: "subgroup = 16\nshuffle_x = 0\ngemv_blocks = 1\ngemv_invocations = 4096\ngemm_rows = 8\ngemm_blocks = 1\nnorm_threads = 32\n",
+    8: "subgroup = 8\nshuffle_x = 1\ngemv_blocks = 2\ngemv_invocations = 1\ngemm_rows = 2\ngemm_blocks = 2\nnorm_threads = 8\n",
+    16: "subgroup = 16\nshuffle_x = 0\ngemv_blocks = 1\ngemv_invocations = 4096\ngemm_rows = 2\ngemm_blocks = 1\nnorm_threads = 32\n",
 }
 MODEL = TinyLlama(layers=1, hidden_size=128, intermediate_size=256)
 CONTEXT, CHUNK, PROMPT, STEPS = 64, 8, 20, 4

@@ -10,7 +10,7 @@ from tvm import IRModule, tirx
 from tvm.ir import GlobalVar
 
 from mlcpipe.checkpoint import open_checkpoint
-from mlcpipe.compiler import emscripten
+from mlcpipe.compiler import emscripten, wgsl
 from mlcpipe.compiler.build import build_for_device, generated_source
 from mlcpipe.compiler.device_kernels import build_kernels
 from mlcpipe.compiler.export import context_length, export, prepare_model
@@ -28,8 +28,8 @@ from tir_schedules.op import op_of
 _HOT = {"matmul", "gated_matmul", "take", "rms_norm", "add_rms_norm", "expert_matmul"}
 
 
-def _scheduled(folder: Path, target: Target, scheme: str) -> Lowering:
-    source = open_checkpoint(write_llama(folder / "checkpoint"))
+def _scheduled(folder: Path, target: Target, scheme: str, model_of: TinyLlama | None = None) -> Lowering:
+    source = open_checkpoint(write_llama(folder / "checkpoint", model_of or TinyLlama()))
     model = prepare_model(source.config, target, load_scheme(scheme))
     state, _ = pipeline.run(export(model, target, load_scheme(scheme), 64))
     return state
@@ -103,6 +103,30 @@ def test_float16_is_used_where_the_target_has_it(tmp_path: Path) -> None:
     plain = _scheduled(tmp_path / "again", load_target("webgpu"), "q4f16_1")
     # One download serves both libraries.
     assert [w.arrays() for w in state.weights] == [w.arrays() for w in plain.weights]
+
+
+def test_subgroups_of_32_keep_to_the_limits_where_heads_are_large(tmp_path: Path) -> None:
+    """Eight heads of 256 for one of keys, whose sums are shared by the subgroups of a workgroup."""
+    target = load_target("webgpu-subgroups32")
+    model = TinyLlama(layers=1, hidden_size=512, heads=8, kv_heads=1, head_dim=256)
+    state = _scheduled(tmp_path, target, "q4f16_1", model)
+    rules = {kernel.op: kernel.rule for kernel in state.kernels}
+    assert (rules["matmul"], rules["kv_cache_decode"]) == ("gpu.subgroup_matmul", "gpu.subgroup_attention")
+    with own_barriers():
+        source = wgsl.all_kernels_of(generated_source(build_for_device(state)))  # TVM counts the shared memory
+    assert "mlcpipe." not in source
+    sizes = [x * y * z for x, y, z in _workgroups(source)]
+    assert max(sizes) <= target.limits["max_invocations"]
+    # Subgroups are whole.
+    shaders = source.split("@compute ")[1:]
+    assert all(size % 32 == 0 for size, shader in zip(sizes, shaders) if "subgroup_invocation_id" in shader)
+    # What fills four numbers of a weight is one load.
+    assert "var<storage, read> _ptr_2 : array<vec4<u32>>;" in source and "array<vec4<f16>>;" in source
+
+
+def _workgroups(source: str) -> list[tuple[int, ...]]:
+    found = re.findall(r"@workgroup_size\((\d+), (\d+), (\d+)\)", source)
+    return [tuple(map(int, sizes)) for sizes in found]
 
 
 @pytest.mark.parametrize("name", ["webgpu-f16", "vulkan-f16"])

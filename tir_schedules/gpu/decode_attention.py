@@ -29,6 +29,8 @@ from tir_schedules.paged import PAGE
 # Keys of one part of a sequence: a workgroup each, merged by a second kernel.
 _PART = 128
 _DECODE_THREADS = 64
+_MOST_SUBGROUPS = 4  # of a workgroup
+_SHARED_BYTES = 32768  # of a workgroup, which every target grants
 
 
 def decode(shape: AttentionShape, window: int, sliding_info: bool) -> tirx.PrimFunc:
@@ -102,7 +104,10 @@ def decode(shape: AttentionShape, window: int, sliding_info: bool) -> tirx.PrimF
 
 def _subgroups(shape: AttentionShape) -> int:
     """Subgroups of a workgroup, so that each has a block of keys of a part. Software adapters have no use for two."""
-    return 1 if shape.shuffled else 4
+    count = 1 if shape.shuffled else _MOST_SUBGROUPS
+    while count > 1 and 4 * count * heads_of(shape) * (shape.head_dim + 2) > _SHARED_BYTES:
+        count //= 2
+    return count
 
 
 class _DecodePart:

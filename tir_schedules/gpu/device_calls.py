@@ -3,12 +3,14 @@
 They are calls of external functions by name, which pass TVM's lowering as they are, and which the code generator for
 Vulkan knows (`mlcpipe/compiler/spirv/intrinsics.py`). Those of subgroups are opaque to TVM, which neither moves nor
 merges them: invocations that take part are those that come to the same place. The lane of an invocation in its
-subgroup is `lane()`, in practice threadIdx.x modulo the size, which is sure after `require_size`.
+subgroup is `lane()`, in practice threadIdx.x modulo the size, which is sure after `require_size`. Matrices are of a
+subgroup (SPV_KHR_cooperative_matrix): which lane has which of their numbers only the device knows.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from tvm import tirx
@@ -144,3 +146,43 @@ def mma(sums: Any, at: int, left: Sequence[Expr], right: Sequence[Expr]) -> None
     `right`: two words, of row g, in the same columns.
     """
     I.evaluate(_opaque("int32", "mma", I.address_of(sums[at]), *left, *right))
+
+
+LEFT, RIGHT, SUM = range(3)  # uses of a matrix: float16, float16, float32
+
+
+@dataclass(frozen=True)
+class Matrix:
+    """Numbers that a subgroup has together: a left or right factor, or a sum. `number` tells those of a kernel apart."""
+
+    number: int
+    use: int
+    rows: int
+    columns: int
+
+    @property
+    def facts(self) -> tuple[Expr, ...]:
+        """What a call is told of it."""
+        return tuple(tirx.const(x, "int32") for x in (self.number, self.use, self.rows, self.columns))
+
+
+def matrix_clear(matrix: Matrix) -> None:
+    """A statement: a sum is 0."""
+    I.evaluate(_opaque("int32", "matrix_clear", *matrix.facts))
+
+
+def matrix_load(matrix: Matrix, words: Any, index: Expr, stride: int, *, by_columns: bool) -> None:
+    """A statement: a factor from memory of uint32, two float16 in each, whose rows or columns are `stride` apart."""
+    place = (I.address_of(words[index]), tirx.const(stride, "int32"), tirx.const(int(by_columns), "int32"))
+    I.evaluate(_opaque("int32", "matrix_load", *matrix.facts, *place))
+
+
+def matrix_multiply(total: Matrix, left: Matrix, right: Matrix) -> None:
+    """A statement: total += left . right."""
+    I.evaluate(_opaque("int32", "matrix_multiply", *total.facts, *left.facts, *right.facts))
+
+
+def matrix_store(matrix: Matrix, words: Any, index: Expr, stride: int) -> None:
+    """A statement: a sum as float32 to memory of uint32, its rows `stride` apart."""
+    place = (I.address_of(words[index]), tirx.const(stride, "int32"))
+    I.evaluate(_opaque("int32", "matrix_store", *matrix.facts, *place))

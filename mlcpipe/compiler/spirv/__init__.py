@@ -7,6 +7,7 @@ memory     buffers of arguments, shared memory, local arrays: loads and stores
 casts      conversions between dtypes
 arithmetic operators of TensorIR
 intrinsics calls: elementary functions, subgroups, dot products, barriers
+matrices   those that a subgroup has together, SPV_KHR_cooperative_matrix
 bounds     what TVM knows of integers, and how many bits an int64 takes
 expressions, statements   visitors of TensorIR
 kernel     one function: entry point, bindings, push constants, what a host must know

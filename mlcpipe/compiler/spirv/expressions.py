@@ -17,6 +17,7 @@ from mlcpipe.compiler.spirv.bounds import Bounds, keeps
 from mlcpipe.compiler.spirv.casts import cast, reinterpret
 from mlcpipe.compiler.spirv.emitter import Emitter, Value
 from mlcpipe.compiler.spirv.intrinsics import CALLED_OPERATORS, PREFIX, Intrinsics
+from mlcpipe.compiler.spirv.matrices import MATRIX, Matrices
 from mlcpipe.compiler.spirv.memory import Array, Index, Memory, Run
 from mlcpipe.compiler.spirv.opcodes import Op, Storage
 from mlcpipe.compiler.spirv.types import INT32, INT64, UINT32, UINT64, DType, Unsupported, dtype_of, integer, void
@@ -40,6 +41,7 @@ class Expressions:
         self.emitter = emitter
         self.memory = memory
         self.intrinsics = Intrinsics(emitter)
+        self.matrices = Matrices(emitter, memory)
         self.bounds = Bounds()
         self.env: dict[int, Value] = {}
         self._wide = False  # int64 has 64 bits
@@ -234,6 +236,9 @@ class Expressions:
         if name == PREFIX + "require_subgroup_size":
             self.intrinsics.subgroup_size = int(args[0].value)
             return None
+        if name.startswith(MATRIX):
+            self._matrix(name[len(MATRIX) :], args)
+            return None
         if name.startswith(PREFIX + "subgroup_cluster_"):
             lanes = integer(args[1])
             return self.intrinsics.cluster(name[len(PREFIX + "subgroup_cluster_") :], self(args[0]), lanes or 0)
@@ -242,6 +247,22 @@ class Expressions:
         if not self.intrinsics.knows(name):
             raise Unsupported(f"call of {name}")
         return self.intrinsics.call(name, None if void(expr) else dtype_of(expr), [self._whole(arg) for arg in args])
+
+    def _matrix(self, name: str, args: list[Any]) -> None:
+        """A call of `matrices`: numbers, and perhaps the address of an element."""
+        numbers: list[int] = []
+        place: tuple[int, tuple[int, ...]] | None = None
+        for arg in args:
+            known = integer(arg)
+            if known is not None:
+                numbers.append(known)
+                continue
+            load = arg.args[0]  # of tirx.address_of
+            index = self.index(load.indices)
+            if not isinstance(index, Value):
+                raise Unsupported(f"matrix_{name} at a vector of indices")
+            place = self.memory.pointer(load.source.__chandle__(), index)
+        self.matrices.call(name, numbers, place)
 
     def _whole(self, expr: Any) -> Value:
         """A value with all the bits that TVM gave it."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from mlcpipe.compiler.spirv.arithmetic import binary
-from mlcpipe.compiler.spirv.casts import cast, resized
+from mlcpipe.compiler.spirv.casts import cast, reinterpret, resized
 from mlcpipe.compiler.spirv.emitter import Emitter, Value
 from mlcpipe.compiler.spirv.opcodes import BuiltIn, Capability, Glsl, Group, Op, Scope, Semantics
 from mlcpipe.compiler.spirv.types import BOOL, INT32, UINT32, DType, Unsupported, chunks
@@ -81,7 +81,7 @@ class Intrinsics:
         own = name[len(PREFIX) :] if name.startswith(PREFIX) else ""
         return (
             name in _FLOATS or name in _ANY_FLOAT or name in _OTHERS or name in _WARP
-            or own.startswith("subgroup_") or own in _DOTS
+            or own.startswith("subgroup_") or own in _DOTS or own == "half_pair"
         )  # fmt: skip
 
     def call(self, name: str, dtype: DType | None, args: Sequence[Value]) -> Value | None:
@@ -105,6 +105,9 @@ class Intrinsics:
             return self._subgroup(name[len(PREFIX + "subgroup_") :], dtype, args)
         if name[len(PREFIX) :] in _DOTS and name.startswith(PREFIX):
             return self._dot(name[len(PREFIX) :], args)
+        if name == PREFIX + "half_pair":
+            both = emitter.from_lanes(DType("float", 32, 2), [arg.id for arg in args])
+            return reinterpret(emitter, cast(emitter, both, DType("float", 16, 2)), UINT32)
         raise Unsupported(f"call of {name}")
 
     def barrier(self, scope: str) -> None:
@@ -120,6 +123,8 @@ class Intrinsics:
         if self._semantics:
             order = Semantics.AcquireRelease | Semantics.WorkgroupMemory
             order |= Semantics.UniformMemory if device_memory else 0
+            if self._emitter.module.vulkan_memory:
+                order |= Semantics.MakeAvailable | Semantics.MakeVisible
             self._emitter.module.constant_as(self._semantics, self._emitter.types.id(UINT32), order)
 
     def _float(self, name: str, args: Sequence[Value]) -> Value:

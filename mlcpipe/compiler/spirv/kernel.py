@@ -9,6 +9,7 @@ from typing import Any
 from mlcpipe.compiler.spirv.casts import cast
 from mlcpipe.compiler.spirv.emitter import Emitter, Value
 from mlcpipe.compiler.spirv.expressions import Expressions, Widen
+from mlcpipe.compiler.spirv.matrices import declare_matrices
 from mlcpipe.compiler.spirv.memory import Memory
 from mlcpipe.compiler.spirv.opcodes import BuiltIn, Capability, Decoration, Op, Storage
 from mlcpipe.compiler.spirv.statements import Facts, Statements
@@ -30,6 +31,8 @@ _FEATURES = {
     Capability.StorageBuffer8BitAccess: "storageBuffer8BitAccess",
     Capability.StorageBuffer16BitAccess: "storageBuffer16BitAccess",
     Capability.DotProduct: "shaderIntegerDotProduct",
+    Capability.VulkanMemoryModel: "vulkanMemoryModel",
+    Capability.CooperativeMatrixKHR: "cooperativeMatrix",
     Capability.GroupNonUniform: "subgroupBasic",
     Capability.GroupNonUniformVote: "subgroupVote",
     Capability.GroupNonUniformArithmetic: "subgroupArithmetic",
@@ -100,6 +103,8 @@ class _Function:
         self._facts.scan(func.body)
         self._emitter = Emitter(Module())
         self._module = self._emitter.module
+        if self._facts.matrices:
+            declare_matrices(self._module)
         self._memory = Memory(self._emitter)
         self._values = Expressions(self._emitter, self._memory, widened)
         self._buffers: list[BufferArgument] = []
@@ -139,7 +144,8 @@ class _Function:
 
     def _features(self) -> tuple[str, ...]:
         found = [_FEATURES[c] for c in sorted(self._module.capabilities) if c in _FEATURES]
-        return (*found, *(["shaderSubgroupExtendedTypes"] if self._values.intrinsics.extended_types else []))
+        found += ["shaderSubgroupExtendedTypes"] if self._values.intrinsics.extended_types else []
+        return (*found, *self._values.matrices.features)
 
     # Arguments
 

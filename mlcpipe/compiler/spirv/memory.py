@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 from mlcpipe.compiler.spirv.casts import cast, reinterpret
 from mlcpipe.compiler.spirv.emitter import Emitter, Value
-from mlcpipe.compiler.spirv.opcodes import Capability, Decoration, Op, Storage
+from mlcpipe.compiler.spirv.opcodes import Access, Capability, Decoration, Op, Storage
 from mlcpipe.compiler.spirv.types import BOOL, INT32, UINT8, DType, Types, Unsupported
 from mlcpipe.compiler.spirv.words import Module, instruction
 
@@ -197,7 +197,7 @@ class Memory:
             view.memory.loaded = True
         type_id = self._types.id(stored, computed=False)
         load: Callable[..., int] = self._emitter.pure if once else self._emitter.result
-        value = Value(stored, (load(Op.Load, type_id, pointer),))
+        value = Value(stored, (load(Op.Load, type_id, pointer, *self.access(view)),))
         if stored == dtype:
             return value
         return cast(self._emitter, value, BOOL) if dtype == BOOL else reinterpret(self._emitter, value, dtype)
@@ -206,7 +206,20 @@ class Memory:
         pointer, stored, _ = self._address(view, dtype, index)
         if stored != dtype:
             value = (cast if dtype == BOOL else reinterpret)(self._emitter, value, stored)
-        self._emitter.emit(Op.Store, pointer, value.id)
+        self._emitter.emit(Op.Store, pointer, value.id, *self.access(view))
+
+    def pointer(self, key: int, index: Value) -> tuple[int, tuple[int, ...]]:
+        """A pointer to an element, and the operands of accesses there."""
+        view = self._view(key)
+        if isinstance(view.memory, Binding):
+            view.memory.loaded = True
+        return self._address(view, view.element, index)[0], self.access(view)
+
+    def access(self, view: View) -> tuple[int, ...]:
+        """The operands of a load or store: Vulkan's memory model is told what other invocations see."""
+        memory = view.memory
+        seen = memory.written if isinstance(memory, Binding) else memory.storage == Storage.Workgroup
+        return (Access.NonPrivatePointer,) if seen and self._module.vulkan_memory else ()
 
     def _address(self, view: View, dtype: DType, index: Value) -> tuple[int, DType, bool]:
         """(pointer, what lies there, whether loads stay valid)."""

@@ -126,6 +126,10 @@ class Op:
     SDot = 4450
     UDot = 4451
     SUDot = 4452
+    TypeCooperativeMatrixKHR = 4456
+    CooperativeMatrixLoadKHR = 4457
+    CooperativeMatrixStoreKHR = 4458
+    CooperativeMatrixMulAddKHR = 4459
 
 
 class Glsl:
@@ -185,8 +189,10 @@ class Capability:
     GroupNonUniformShuffleRelative = 66
     StorageBuffer16BitAccess = 4433
     StorageBuffer8BitAccess = 4448
+    VulkanMemoryModel = 5345
     DotProductInput4x8BitPacked = 6018
     DotProduct = 6019
+    CooperativeMatrixKHR = 6022
 
 
 class Storage:
@@ -238,6 +244,29 @@ class Semantics:
     AcquireRelease = 0x8
     UniformMemory = 0x40
     WorkgroupMemory = 0x100
+    MakeAvailable = 0x2000
+    MakeVisible = 0x4000
+
+
+class Access:
+    """Operands of loads and stores."""
+
+    NonPrivatePointer = 0x20
+
+
+class Layout:
+    """How a matrix lies in memory."""
+
+    RowMajor = 0
+    ColumnMajor = 1
+
+
+class Use:
+    """What a matrix is in a product."""
+
+    MatrixA = 0
+    MatrixB = 1
+    Accumulator = 2
 
 
 class Group:

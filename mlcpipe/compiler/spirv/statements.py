@@ -14,6 +14,7 @@ from mlcpipe.compiler.spirv.arithmetic import binary, joined
 from mlcpipe.compiler.spirv.casts import cast
 from mlcpipe.compiler.spirv.emitter import Value
 from mlcpipe.compiler.spirv.expressions import Expressions
+from mlcpipe.compiler.spirv.matrices import MATRIX
 from mlcpipe.compiler.spirv.opcodes import LoopControl, Op
 from mlcpipe.compiler.spirv.types import BOOL, INT32, Unsupported, dtype_of, integer, parse
 
@@ -31,6 +32,7 @@ class Facts:
     extents: dict[str, Any] = field(default_factory=dict)  # launch parameter -> extent
     names: dict[int, str] = field(default_factory=dict)  # of arguments' buffers
     waits: bool = False  # at barriers
+    matrices: bool = False  # of subgroups
     _aliases: dict[int, int] = field(default_factory=dict)
 
     def root(self, key: int) -> int:
@@ -46,8 +48,8 @@ class Facts:
             for one in statement.seq:
                 self.scan(one)
         elif name == "Evaluate":
-            call = statement.value
-            self.waits |= type(call).__name__ == "Call" and str(getattr(call.op, "name", "")) == _BARRIER
+            if type(statement.value).__name__ == "Call":
+                self._call(statement.value)
         elif name == "BufferStore":
             self.written.add(self.root(statement.buffer.__chandle__()))
         elif name == "DeclBuffer":
@@ -62,6 +64,16 @@ class Facts:
             if name == "AttrStmt" and statement.attr_key == "thread_extent":
                 self._launch(str(statement.node.thread_tag), statement.value)
             self.scan(statement.body)
+
+    def _call(self, call: Any) -> None:
+        name = str(getattr(call.op, "name", ""))
+        self.waits |= name == _BARRIER
+        if name != "tirx.call_extern":
+            return
+        function = str(call.args[0].value)
+        self.matrices |= function.startswith(MATRIX)
+        if function == f"{MATRIX}store":
+            self.written.add(self.root(call.args[5].args[0].source.__chandle__()))
 
     def _launch(self, tag: str, extent: Any) -> None:
         known = self.extents.setdefault(tag, extent)

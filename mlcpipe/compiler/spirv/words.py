@@ -13,6 +13,7 @@ from mlcpipe.compiler.spirv.opcodes import Capability, Decoration, Op, Storage
 _MAGIC = 0x07230203
 _VERSION = 0x00010300  # SPIR-V 1.3, which Vulkan 1.1 takes
 _GLSL450 = 1
+_VULKAN = 3
 _LOGICAL = 0
 _GLCOMPUTE = 5
 _LOCAL_SIZE = 17
@@ -48,6 +49,11 @@ class Module:
         self._decorated: set[tuple[int, ...]] = set()
         self._declarations: list[int] = []
         self.glsl = self.new_id()
+
+    @property
+    def vulkan_memory(self) -> bool:
+        """Whether memory is as Vulkan's memory model has it: private to an invocation, unless an access says otherwise."""
+        return Capability.VulkanMemoryModel in self.capabilities
 
     def new_id(self) -> int:
         """An id that nothing has yet."""
@@ -136,7 +142,7 @@ class Module:
         for extension in sorted(self.extensions):
             instruction(out, Op.Extension, string_words(extension))
         instruction(out, Op.ExtInstImport, (self.glsl, *string_words("GLSL.std.450")))
-        instruction(out, Op.MemoryModel, (_LOGICAL, _GLSL450))
+        instruction(out, Op.MemoryModel, (_LOGICAL, _VULKAN if self.vulkan_memory else _GLSL450))
         instruction(out, Op.EntryPoint, (_GLCOMPUTE, function, *string_words(entry), *self.interface))
         instruction(out, Op.ExecutionMode, (function, _LOCAL_SIZE, *size))
         out += self._sources + self._names + self._decorations + self._declarations

@@ -17,7 +17,7 @@ from tvm import tirx
 from tvm.script.ir_builder import tirx as I
 
 from tir_schedules.activation import ACTIVATIONS
-from tir_schedules.gpu import mma_matmul
+from tir_schedules.gpu import matrix_matmul, mma_matmul
 from tir_schedules.gpu.kernel import (
     Buffer,
     Expr,
@@ -156,6 +156,8 @@ def subgroup_matmul(op: Op, dtype: str, knobs: Knobs) -> tirx.PrimFunc | Decline
             with I.Else():
                 if mma_matmul.fits(weight, dtype, knobs):
                     mma_matmul.gemm(weight, arrays, flat, output, m, knobs)
+                elif matrix_matmul.fits(weight, dtype, knobs, gated):
+                    matrix_matmul.gemm(weight, arrays, flat, output.put, m, knobs, gated)
                 else:
                     _gemm(weight, arrays, flat, output, m, size, knobs)
 

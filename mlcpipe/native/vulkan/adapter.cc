@@ -48,6 +48,12 @@ const std::pair<const char*, VkBool32 VkPhysicalDeviceVulkan12Properties::*> kFl
     {"shaderRoundingModeRTEFloat32", &VkPhysicalDeviceVulkan12Properties::shaderRoundingModeRTEFloat32},
 };
 
+constexpr uint32_t kMatrixSizes[] = {8, 16, 32};
+
+std::string MatrixFeature(uint32_t rows, uint32_t columns, uint32_t depth) {
+  return "cooperativeMatrix" + std::to_string(rows) + "x" + std::to_string(columns) + "x" + std::to_string(depth);
+}
+
 }  // namespace
 
 VkPhysicalDeviceFeatures2* FeatureChain::Link(bool has_size_control, bool has_dot, bool has_matrix) {
@@ -129,6 +135,22 @@ void Adapter::ReadFeatures() {
   for (const auto& [name, field] : kFloatControls) {
     if (v12_.*field) features_.insert(name);
   }
+  if (supported_.matrix.cooperativeMatrix && functions_.GetMatrices != nullptr) ReadMatrices();
+}
+
+// Products of float16 with a sum of float32 that a subgroup computes: a feature for each of their shapes.
+void Adapter::ReadMatrices() {
+  uint32_t count = 0;
+  functions_.GetMatrices(handle_, &count, nullptr);
+  std::vector<VkCooperativeMatrixPropertiesKHR> found(count, {VK_STRUCTURE_TYPE_COOPERATIVE_MATRIX_PROPERTIES_KHR});
+  functions_.GetMatrices(handle_, &count, found.data());
+  found.resize(std::min<size_t>(count, found.size()));
+  for (const VkCooperativeMatrixPropertiesKHR& one : found) {
+    const bool factors = one.AType == VK_COMPONENT_TYPE_FLOAT16_KHR && one.BType == VK_COMPONENT_TYPE_FLOAT16_KHR;
+    const bool sums = one.CType == VK_COMPONENT_TYPE_FLOAT32_KHR && one.ResultType == VK_COMPONENT_TYPE_FLOAT32_KHR;
+    if (!factors || !sums || one.scope != VK_SCOPE_SUBGROUP_KHR) continue;
+    features_.insert(MatrixFeature(one.MSize, one.NSize, one.KSize));
+  }
 }
 
 const std::set<std::string>& Adapter::known_features() {
@@ -139,6 +161,11 @@ const std::set<std::string>& Adapter::known_features() {
 #undef MLCPIPE_VK_NAME
     for (const auto& entry : kSubgroupFeatures) names->insert(entry.first);
     for (const auto& entry : kFloatControls) names->insert(entry.first);
+    for (const uint32_t rows : kMatrixSizes) {
+      for (const uint32_t columns : kMatrixSizes) {
+        for (const uint32_t depth : kMatrixSizes) names->insert(MatrixFeature(rows, columns, depth));
+      }
+    }
     return names;
   }();
   return *known;

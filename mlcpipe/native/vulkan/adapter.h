@@ -7,7 +7,6 @@
 #include <vector>
 
 #include "api.h"
-#include "cooperative_matrix.h"
 
 namespace mlcpipe::vulkan {
 
@@ -78,6 +77,7 @@ class Adapter {
   void ReadExtensions();
   void ReadProperties();
   void ReadFeatures();
+  void ReadMatrices();
   void ReadQueues();
   std::string FindProblem() const;
 

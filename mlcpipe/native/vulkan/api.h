@@ -5,6 +5,8 @@
 #define VK_NO_PROTOTYPES
 #include <vulkan/vulkan.h>
 
+#include "cooperative_matrix.h"
+
 // Names without the prefix `vk`. An entry that a device lacks stays null only where it is listed as optional.
 #define MLCPIPE_VK_INSTANCE(X)                                                                  \
   X(DestroyInstance)                                                                            \
@@ -38,6 +40,7 @@ namespace mlcpipe::vulkan {
 struct InstanceFunctions {
   PFN_vkGetInstanceProcAddr GetInstanceProcAddr = nullptr;
   MLCPIPE_VK_INSTANCE(MLCPIPE_VK_MEMBER)
+  PFN_vkGetPhysicalDeviceCooperativeMatrixPropertiesKHR GetMatrices = nullptr;  // optional
 };
 
 struct DeviceFunctions {

@@ -82,6 +82,8 @@ std::string Instance::Create() {
   if (functions_.name == nullptr) return "the Vulkan loader is older than 1.1: it has no vk" #name;
   MLCPIPE_VK_INSTANCE(MLCPIPE_VK_LOAD)
 #undef MLCPIPE_VK_LOAD
+  functions_.GetMatrices = reinterpret_cast<PFN_vkGetPhysicalDeviceCooperativeMatrixPropertiesKHR>(
+      functions_.GetInstanceProcAddr(handle_, "vkGetPhysicalDeviceCooperativeMatrixPropertiesKHR"));
   if (options_.validation) {
     // Messages outside of creating and destroying the instance need a messenger of their own. It is never destroyed.
     auto watch = reinterpret_cast<PFN_vkCreateDebugUtilsMessengerEXT>(

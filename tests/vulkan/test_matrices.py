@@ -1,0 +1,139 @@
+"""GEMM on cooperative matrices: valid SPIR-V, the schedule's numbers with the matrices emulated, and on a device."""
+
+from __future__ import annotations
+
+import subprocess
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pytest
+import tvm
+from tvm import tirx
+
+from mlcpipe.compiler.library import own_barriers
+from mlcpipe.compiler.spirv.kernel import Kernel
+from mlcpipe.nn import definitions
+from mlcpipe.quantization.scheme import load_scheme
+from mlcpipe.runtime import vulkan
+from mlcpipe.targets import load_target
+from tests.spirv import harness
+from tests.vulkan import schedule_cases
+from tests.vulkan.matrix_emulation import Emulation
+from tir_schedules.gpu.matrix_matmul import shape_of
+from tir_schedules.gpu.subgroup_matmul import subgroup_matmul
+from tir_schedules.op import Declined, op_of
+
+# (scheme, rows of the weight, columns, gated): rows that end inside of a tile, groups whose scales share a word or not
+CASES = [
+    ("q4f16_1", 160, 64, False),
+    ("q4f16_1", 128, 96, True),
+    ("q8f16_1", 64, 64, False),
+    ("q0f16", 128, 32, True),
+]
+
+
+@dataclass(frozen=True)
+class Product:
+    """A product of so many rows, columns and terms, by subgroups of `lanes`."""
+
+    lanes: int
+    rows: int
+    columns: int
+    depth: int
+    subgroups: int
+    tall: int
+    wide: int
+
+    @property
+    def knobs(self) -> dict[str, int | str]:
+        own = {f"matrix_{k}": getattr(self, k) for k in ("rows", "columns", "depth", "subgroups", "tall", "wide")}
+        return {**load_target("vulkan").schedule, "subgroup": self.lanes, "gemv_blocks": 1, **own}
+
+    def function(self, scheme_name: str, n: int, k: int, gated: bool) -> tirx.PrimFunc:
+        scheme, layout = load_scheme(scheme_name), schedule_cases.LAYOUT
+        if gated:
+            func = definitions.gated_matmul(scheme, layout, n, k, "silu", "float16")
+        else:
+            func = definitions.matmul(scheme, layout, n, k, "float16")
+        op = op_of(func)
+        assert op is not None
+        found = subgroup_matmul(op, "float16", self.knobs)
+        assert not isinstance(found, Declined), found.reason
+        return found
+
+    def check(self, scheme: str, n: int, k: int, gated: bool) -> None:
+        """Equal to numpy, of a tile of rows and a part of one."""
+        shape = shape_of(self.knobs)
+        assert shape is not None
+        function = self.function(scheme, n, k, gated)
+        packed, w = schedule_cases._weight(scheme, n, k)
+        m = shape.height + 5
+        x = np.random.default_rng(n).standard_normal((m, k)).astype(np.float16)
+        y = x.astype(np.float64) @ w.astype(np.float16).astype(np.float64).T
+        if gated:
+            gate, up = np.split(y, 2, axis=1)
+            y = gate / (1 + np.exp(-gate)) * up
+        found = schedule_cases.run(function, x, *packed, np.full(y.shape, np.nan, np.float16))[-1]
+        np.testing.assert_allclose(found.astype(np.float64), y, rtol=0, atol=1e-3 * np.abs(y).max())
+
+
+def _kernel(product: Product, gated: bool) -> Kernel:
+    """The kernel of the GEMM."""
+    function = product.function("q4f16_1", 256, 128, gated).with_attr("global_symbol", "main")
+    with own_barriers():
+        found = harness.kernels(tvm.IRModule({"main": function}))
+    (kernel,) = (kernel for kernel in found if "cooperativeMatrix" in kernel.features)
+    return kernel
+
+
+SHAPES = {
+    "nvidia": Product(32, 16, 16, 16, 4, 2, 4),
+    "intel": Product(16, 8, 16, 16, 8, 2, 4),
+    "lavapipe": Product(8, 8, 8, 8, 8, 2, 4),
+}
+
+
+@pytest.mark.parametrize("gated", [False, True])
+@pytest.mark.parametrize("name", SHAPES)
+def test_a_kernel_is_valid(tmp_path: Path, name: str, gated: bool) -> None:
+    kernel = _kernel(SHAPES[name], gated)
+    path = tmp_path / "kernel.spv"
+    path.write_bytes(kernel.code)
+    done = subprocess.run(
+        ["spirv-val", "--target-env", "vulkan1.2", str(path)], capture_output=True, text=True, check=False, timeout=60
+    )
+    if "Invalid capability operand: 6022" in done.stderr:
+        pytest.skip("this spirv-val does not know SPV_KHR_cooperative_matrix: SPIRV-Tools 2023.4 does")
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+# What stands for them where there are no matrices: subgroups of 8, the same products.
+EMULATED = {"16x16x16": Product(8, 16, 16, 16, 8, 2, 2), "8x16x16": Product(8, 8, 16, 16, 8, 2, 2)}
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case[0]}-{case[1]}x{case[2]}")
+@pytest.mark.parametrize("shape", EMULATED)
+def test_the_schedule_with_emulated_matrices_equals_numpy(
+    gpu: vulkan.Device, monkeypatch: pytest.MonkeyPatch, shape: str, case: tuple[str, int, int, bool]
+) -> None:
+    if not gpu.limits["min_subgroup_size"] <= 8 <= gpu.limits["max_subgroup_size"]:
+        pytest.skip("this device has no subgroups of 8")
+    if not {"shaderFloat16", "storageBuffer16BitAccess"} <= gpu.features:
+        pytest.skip("this device has no float16")
+    Emulation(8).install(monkeypatch)
+    EMULATED[shape].check(*case)
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case[0]}-{case[1]}x{case[2]}")
+def test_a_device_with_matrices_equals_numpy(gpu: vulkan.Device, case: tuple[str, int, int, bool]) -> None:
+    limits = gpu.limits
+    fitting = [
+        product
+        for product in SHAPES.values()
+        if f"cooperativeMatrix{product.rows}x{product.columns}x{product.depth}" in gpu.features
+        and limits["min_subgroup_size"] <= product.lanes <= limits["max_subgroup_size"]
+    ]
+    if not fitting:
+        pytest.skip("this device has no VK_KHR_cooperative_matrix: Mesa 26.2's software device has")
+    fitting[0].check(*case)

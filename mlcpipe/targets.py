@@ -110,10 +110,13 @@ def load_target(name: str) -> Target:
 
 
 def suited_target(vendor: int, limits: Mapping[str, Any]) -> str:
-    """The Vulkan target that suits a device best, by its maker and what it grants (see `runtime.vulkan.Device`)."""
+    """The Vulkan target that suits a device best, by its maker and what it grants (see `runtime.vulkan.Device`).
+
+    Those with products by cooperative matrices are for the user to name: no GPU has run them yet.
+    """
     for name in target_names():
         target = load_target(name)
-        if not target.vendor or target.vendor != vendor:
+        if not target.vendor or target.vendor != vendor or target.schedule.get("matrix_rows"):
             continue
         lanes, need = int(target.schedule.get("subgroup", 0)), target.limits
         sizes = limits["min_subgroup_size"] <= lanes <= limits["max_subgroup_size"]

@@ -13,8 +13,10 @@ from typing import Any
 
 from mlcpipe.errors import MlcpipeError, ResourceError, TargetError, UsageError
 from mlcpipe.runtime import tvm_runtime, vulkan_plugin
+from mlcpipe.targets import suited_target
 
 DEVICE_TYPE = 7  # DLPack's kDLVulkan
+_OF_ANOTHER_DEVICE = "; compile the model for this device"  # what the plugin says of a kernel at the end
 
 
 @dataclass(frozen=True)
@@ -99,9 +101,16 @@ def prepare(module: Any, device: Device, threads: int) -> None:
 
     `module` is a runtime module of kind "vulkan" or one that imports some. Raises TargetError or ResourceError.
     """
-    with errors():
-        for part in _vulkan_parts(module):
-            function("prepare")(part, device.index, threads)
+    try:
+        with errors():
+            for part in _vulkan_parts(module):
+                function("prepare")(part, device.index, threads)
+    except TargetError as error:
+        what, advice, _ = error.what.partition(_OF_ANOTHER_DEVICE)
+        if not advice:
+            raise
+        suited = suited_target(device.vendor_id, device.limits)
+        raise TargetError(what, next_step=f"compile the model with --target {suited}") from error
 
 
 def counts(device: Device) -> dict[str, int]:

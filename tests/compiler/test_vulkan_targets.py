@@ -92,4 +92,7 @@ def test_kernels_are_valid_and_hot_ones_have_rules_of_their_own(name: str, tmp_p
     assert {kernel.subgroup_size for kernel in found} == ({0, lanes} if lanes else {0})
     assert max(kernel.workgroup[0] for kernel in found) <= target.limits["max_invocations"]
     assert max(kernel.shared_bytes for kernel in found) <= target.limits["max_shared_bytes"]
-    check([kernel for kernel in found if kernel.subgroup_size == lanes], tmp_path)
+    # Those with matrices are checked by tests/vulkan/test_matrices.py: Debian's spirv-val does not know them.
+    matrices = {kernel.name for kernel in found if "cooperativeMatrix" in kernel.features}
+    assert bool(matrices) == bool(target.schedule.get("matrix_rows"))
+    check([kernel for kernel in found if kernel.subgroup_size == lanes and kernel.name not in matrices], tmp_path)

@@ -5,18 +5,23 @@ from __future__ import annotations
 import subprocess
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import tvm
 from tvm import tirx
 
+import mlcpipe
+from mlcpipe import Engine
 from mlcpipe.compiler.library import own_barriers
 from mlcpipe.compiler.spirv.kernel import Kernel
+from mlcpipe.errors import TargetError
 from mlcpipe.nn import definitions
 from mlcpipe.quantization.scheme import load_scheme
 from mlcpipe.runtime import vulkan
-from mlcpipe.targets import load_target
+from mlcpipe.targets import load_target, suited_target
+from tests.conftest import TinyLlama, write_llama
 from tests.spirv import harness
 from tests.vulkan import schedule_cases
 from tests.vulkan.matrix_emulation import Emulation
@@ -137,3 +142,37 @@ def test_a_device_with_matrices_equals_numpy(gpu: vulkan.Device, case: tuple[str
     if not fitting:
         pytest.skip("this device has no VK_KHR_cooperative_matrix: Mesa 26.2's software device has")
     fitting[0].check(*case)
+
+
+_MODEL = """base = "lavapipe"
+activation_dtype = "float16"
+[schedule]
+matrix_rows = 8
+matrix_columns = 8
+matrix_depth = 8
+matrix_subgroups = 8
+matrix_tall = 2
+matrix_wide = 4
+"""
+_EXACT = 'base = "cpu-native"\n[schedule]\nint8_activations = 0\n'
+
+
+def _bundle(folder: Path, name: str, target: str, checkpoint: Path, **options: Any) -> Path:
+    (folder / f"{name}.toml").write_text(target, encoding="utf-8")
+    where = str(folder / f"{name}.toml")
+    return mlcpipe.compile(checkpoint, target=where, quantization="q4f16_1", output=folder / name, **options)
+
+
+def test_a_model_equals_the_cpu_engine_or_names_the_target_to_take(gpu: vulkan.Device, tmp_path: Path) -> None:
+    checkpoint = write_llama(tmp_path / "checkpoint", TinyLlama(intermediate_size=128))
+    bundle = _bundle(tmp_path, "gpu", _MODEL, checkpoint, kv_cache_dtype="f16")
+    if "cooperativeMatrix8x8x8" not in gpu.features:
+        with pytest.raises(TargetError, match="needs cooperativeMatrix.*, which is missing on") as refused:
+            Engine(bundle)
+        suited = suited_target(gpu.vendor_id, gpu.limits)
+        assert str(refused.value).endswith(f"compile the model with --target {suited}")
+        return
+    tokens = list(range(70))  # a tile of rows, and a part of one
+    expected = Engine(_bundle(tmp_path, "cpu", _EXACT, checkpoint)).logits(tokens)
+    found = Engine(bundle).logits(tokens)
+    np.testing.assert_allclose(found, expected, rtol=0, atol=2e-2 * float(np.abs(expected).max()))

@@ -19,7 +19,7 @@ from tvm.script.ir_builder import tirx as I
 
 from tir_schedules.gpu import device_calls
 from tir_schedules.gpu.device_calls import LEFT, RIGHT, SUM, Matrix
-from tir_schedules.gpu.kernel import Buffer, Expr, barrier, ceildiv, keep, launch, local, pin, put, shared
+from tir_schedules.gpu.kernel import Buffer, Expr, barrier, ceildiv, keep, launch, pin, put, shared
 from tir_schedules.gpu.matmul import LANES, Packed
 from tir_schedules.gpu.octets import OCTET, ROWS, Knobs, Weights, neighbours
 

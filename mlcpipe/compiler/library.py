@@ -193,7 +193,12 @@ def _for_vulkan(scheduled: Lowering) -> Sequence[Any]:
     """SPIR-V for whichever devices there are, with what the runtime tries their drivers with."""
     vulkan.load()
     spirv.register()
-    return [_self_test(scheduled.tvm_target)]
+    target = scheduled.tvm_target
+    tests = [_self_test(target)]
+    if scheduled.variant.schedule.get("matrix_rows"):
+        with own_barriers():
+            tests.append(tvm.tirx.build(tvm.IRModule(self_test.matrices(scheduled.variant.schedule)), target=target))
+    return tests
 
 
 def _self_test(target: tvm.target.Target) -> Any:

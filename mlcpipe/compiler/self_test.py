@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import tvm
 from tvm import te, tirx
 from tvm.s_tir import dlight
 
-from mlcpipe.runtime.self_test import COUNT, GROUP, PREFIX, ROWS, WIDTH
+from mlcpipe.errors import CompileError
+from mlcpipe.nn import definitions
+from mlcpipe.quantization.layout import load_layout
+from mlcpipe.quantization.scheme import load_scheme
+from mlcpipe.runtime.self_test import COUNT, GROUP, MATRICES, PREFIX, ROWS, WIDTH
+from tir_schedules.gpu.subgroup_matmul import subgroup_matmul
+from tir_schedules.op import Declined, op_of
 
 
 def functions(target: Any, *, float16: bool) -> dict[str, tirx.PrimFunc]:
@@ -23,6 +29,17 @@ def functions(target: Any, *, float16: bool) -> dict[str, tirx.PrimFunc]:
         rules = (dlight.gpu.GEMV(), dlight.gpu.Reduction(), dlight.gpu.Fallback())
         module = dlight.ApplyDefaultSchedule(*rules)(tvm.IRModule(named))
     return {name: module[name] for name in named}
+
+
+def matrices(knobs: Mapping[str, int | str]) -> dict[str, tirx.PrimFunc]:
+    """The product on cooperative matrices, by global symbol, of a target's `schedule` that has them."""
+    _, n, k = MATRICES
+    op = op_of(definitions.matmul(load_scheme("q0f16"), load_layout("rows32_pairs"), n, k, "float16"))
+    func = None if op is None else subgroup_matmul(op, "float16", knobs)
+    if func is None or isinstance(func, Declined):
+        raise CompileError("the self-test of matrices has no kernel", found=getattr(func, "reason", "no operation"))
+    name = PREFIX + "matrices"
+    return {name: func.with_attr("global_symbol", name)}
 
 
 def _arithmetic() -> tirx.PrimFunc:

@@ -139,8 +139,9 @@ class Gpu(_DeviceMemory):
         return tvm_runtime.virtual_machine(executable, (vulkan.DEVICE_TYPE, self.device.index or 0))
 
     def prepared(self, module: Any, threads: int) -> None:
-        self_test.check(module, self.device)
-        vulkan.prepare(module, self.device, threads)
+        with vulkan.naming_target(self.device):
+            self_test.check(module, self.device)
+            vulkan.prepare(module, self.device, threads)
 
     def errors(self) -> AbstractContextManager[None]:
         return vulkan.errors()

@@ -26,6 +26,8 @@ PREFIX = "self_test_"
 # Part of the cache's key: a change of the cases runs them again.
 VERSION = 1
 COUNT, ROWS, WIDTH, GROUP = 4096, 64, 256, 32
+MATRICES = (80, 160, 64)  # rows of x, rows and columns of the weight: no whole number of tiles
+_SOME = ("halves", "matrices")  # what not every target has
 
 
 @dataclass(frozen=True)
@@ -54,8 +56,17 @@ def cases() -> Sequence[Case]:
         Case("sums", (x,), x.sum(1, dtype=np.float64), 1e-5),
         Case("maxima", (x,), x.max(1), 0),
         Case("products", (codes, scales, x[0]), weights @ x[0].astype(np.float64), 1e-5),
+        _matrices(generator),
         Case("halves", (half, other), (half.astype(np.float32) * other + half).astype(np.float16), 2e-3),
     )
+
+
+def _matrices(generator: np.random.Generator) -> Case:
+    """x w^T; the weight float16, in blocks of 32 rows, in words of two columns (layout `rows32_pairs`)."""
+    m, n, k = MATRICES
+    x, w = (generator.standard_normal((rows, k)).astype(np.float16) for rows in (m, n))
+    words = np.ascontiguousarray(w.view(np.uint32).reshape(n // 32, 32, k // 2).transpose(0, 2, 1))
+    return Case("matrices", (x, words), (x.astype(np.float64) @ w.astype(np.float64).T).astype(np.float16), 2e-3)
 
 
 def unpacked(words: Array) -> Array:
@@ -86,13 +97,13 @@ def check(library: Any, device: vulkan.Device) -> bool:
 
 
 def _key(device: vulkan.Device, library: Any) -> str:
-    halves = "halves" if _kernel(library, "halves") is not None else ""
-    words = (device.name, device.driver, device.driver_uuid, device.api_version, str(VERSION), halves)
+    some = " ".join(name for name in _SOME if _kernel(library, name) is not None)
+    words = (device.name, device.driver, device.driver_uuid, device.api_version, str(VERSION), some)
     return hashlib.sha256("\0".join(words).encode()).hexdigest()[:24]
 
 
 def _kernel(library: Any, name: str) -> Callable[..., None] | None:
-    """A function of the library, None where it was compiled without (a target without float16 has no halves)."""
+    """A function of the library, None where it was compiled without (see `_SOME`)."""
     try:
         found: Callable[..., None] | None = library.get_function(PREFIX + name, query_imports=True)
     except AttributeError:  # what tvm_ffi raises

@@ -101,13 +101,19 @@ def prepare(module: Any, device: Device, threads: int) -> None:
 
     `module` is a runtime module of kind "vulkan" or one that imports some. Raises TargetError or ResourceError.
     """
+    with errors():
+        for part in _vulkan_parts(module):
+            function("prepare")(part, device.index, threads)
+
+
+@contextmanager
+def naming_target(device: Device) -> Iterator[None]:
+    """Inside, the refusal of a kernel that a device cannot run says which target it can."""
     try:
-        with errors():
-            for part in _vulkan_parts(module):
-                function("prepare")(part, device.index, threads)
+        yield
     except TargetError as error:
-        what, advice, _ = error.what.partition(_OF_ANOTHER_DEVICE)
-        if not advice:
+        what, found, _ = error.what.partition(_OF_ANOTHER_DEVICE)
+        if not found:
             raise
         suited = suited_target(device.vendor_id, device.limits)
         raise TargetError(what, next_step=f"compile the model with --target {suited}") from error

@@ -153,7 +153,7 @@ LEFT, RIGHT, SUM = range(3)  # uses of a matrix: float16, float16, float32
 
 @dataclass(frozen=True)
 class Matrix:
-    """Numbers that a subgroup has together: a left or right factor, or a sum. `number` tells those of a kernel apart."""
+    """Numbers that a subgroup has together: a left or right factor, or a sum. `number` is its own in a kernel."""
 
     number: int
     use: int

@@ -52,7 +52,7 @@ class Module:
 
     @property
     def vulkan_memory(self) -> bool:
-        """Whether memory is as Vulkan's memory model has it: private to an invocation, unless an access says otherwise."""
+        """Whether memory is as in Vulkan's memory model: private to an invocation, unless an access says otherwise."""
         return Capability.VulkanMemoryModel in self.capabilities
 
     def new_id(self) -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -114,23 +114,34 @@ def suited_target(vendor: int, limits: Mapping[str, Any]) -> str:
 
     Those with products by cooperative matrices are for the user to name: no GPU has run them yet.
     """
-    for name in target_names():
-        target = load_target(name)
-        if not target.vendor or target.vendor != vendor or target.schedule.get("matrix_rows"):
-            continue
-        lanes, need = int(target.schedule.get("subgroup", 0)), target.limits
-        sizes = limits["min_subgroup_size"] <= lanes <= limits["max_subgroup_size"]
-        enough = all(
-            limits[theirs] >= need[ours]
-            for theirs, ours in (
-                ("max_threads", "max_invocations"),
-                ("max_shared_memory_bytes", "max_shared_bytes"),
-                ("max_buffer_bytes", "max_binding_bytes"),
-            )
+    found = (t.name for t in map(load_target, target_names()) if _suits(t, vendor, limits))
+    return next((name for name in found if not load_target(name).schedule.get("matrix_rows")), "vulkan")
+
+
+def matrix_target(vendor: int, limits: Mapping[str, Any], features: Collection[str]) -> str:
+    """The Vulkan target with products by cooperative matrices that a device can run, "" if none."""
+    for target in map(load_target, target_names()):
+        shape = "x".join(str(target.schedule.get(f"matrix_{key}", 0)) for key in ("rows", "columns", "depth"))
+        if _suits(target, vendor, limits) and f"cooperativeMatrix{shape}" in features:
+            return target.name
+    return ""
+
+
+def _suits(target: Target, vendor: int, limits: Mapping[str, Any]) -> bool:
+    """Whether a target is for a maker's devices, and one grants what it takes."""
+    if not target.vendor or target.vendor != vendor:
+        return False
+    lanes, need = int(target.schedule.get("subgroup", 0)), target.limits
+    sizes = limits["min_subgroup_size"] <= lanes <= limits["max_subgroup_size"]
+    enough = all(
+        limits[theirs] >= need[ours]
+        for theirs, ours in (
+            ("max_threads", "max_invocations"),
+            ("max_shared_memory_bytes", "max_shared_bytes"),
+            ("max_buffer_bytes", "max_binding_bytes"),
         )
-        if enough and (not lanes or (sizes and limits["can_require_subgroup_size"])):
-            return name
-    return "vulkan"
+    )
+    return enough and (not lanes or bool(sizes and limits["can_require_subgroup_size"]))
 
 
 def _merged(path: Path, depth: int) -> dict[str, Any]:

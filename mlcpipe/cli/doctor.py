@@ -181,7 +181,7 @@ def _variants() -> Iterator[Finding]:
 def _vulkan() -> Iterator[Finding]:
     """The plugin, compiled now if it was not (some ten seconds, once), and the devices that it finds."""
     from mlcpipe.runtime import vulkan, vulkan_plugin
-    from mlcpipe.targets import suited_target
+    from mlcpipe.targets import matrix_target, suited_target
 
     try:
         with stderr_console().status("compiling the Vulkan plugin, once"):
@@ -195,6 +195,7 @@ def _vulkan() -> Iterator[Finding]:
             yield Finding("vulkan device", "broken", f"{device.title}: {device.problem}", "update its driver")
             continue
         limits = device.limits
+        matrices = matrix_target(device.vendor_id, limits, device.features)
         subgroups = dict.fromkeys((limits["min_subgroup_size"], limits["max_subgroup_size"]))
         parts = [
             f"{device.title}, {device.kind}, Vulkan {device.api_version}",
@@ -204,6 +205,7 @@ def _vulkan() -> Iterator[Finding]:
             f"subgroups of {' to '.join(map(str, subgroups))}",
             f"has {', '.join(name for f, name in _VULKAN_FEATURES.items() if f in device.features) or 'no extras'}",
             f"compile with --target {suited_target(device.vendor_id, limits)}",
+            *([f"--target {matrices} uses its matrices, untried on any GPU"] if matrices else []),
             "preferred" if device.index == 0 else f"taken by --device {device.spec}",
         ]
         yield Finding(device.spec, "ok", "; ".join(parts))

@@ -11,7 +11,7 @@ from mlcpipe.checkpoint import open_checkpoint
 from mlcpipe.compiler.export import context_length, export, prepare_model
 from mlcpipe.passes import pipeline
 from mlcpipe.quantization.scheme import load_scheme
-from mlcpipe.targets import load_target, suited_target, target_names
+from mlcpipe.targets import load_target, matrix_target, suited_target, target_names
 from tests.conftest import TinyLlama, write_llama
 from tests.spirv import harness
 from tests.spirv.validity import check, needs_tools
@@ -70,6 +70,23 @@ def _limits(lanes: tuple[int, int], **others: int | bool) -> dict[str, int | boo
 )
 def test_a_device_has_a_target_that_suits_it(vendor: int, limits: dict[str, int | bool], name: str) -> None:
     assert suited_target(vendor, limits) == name
+
+
+@pytest.mark.parametrize(
+    "vendor, limits, shape, name",
+    [
+        (0x10DE, _limits((32, 32), max_shared_memory_bytes=49152), "16x16x16", "nvidia-rtx"),
+        (0x10DE, _limits((32, 32), max_shared_memory_bytes=49152), "16x8x16", ""),
+        (0x1002, _limits((32, 64)), "16x16x16", "amd-rdna3"),
+        (0x8086, _limits((16, 32), max_buffer_bytes=2**30), "8x16x16", "intel-xe2"),
+        (0x8086, _limits((8, 32), max_buffer_bytes=2**30), "8x8x16", ""),  # Arc A
+        (0x10005, _limits((8, 8)), "8x8x8", ""),
+    ],
+)
+def test_a_device_may_have_a_target_with_matrices(
+    vendor: int, limits: dict[str, int | bool], shape: str, name: str
+) -> None:
+    assert matrix_target(vendor, limits, {"cooperativeMatrix", f"cooperativeMatrix{shape}"}) == name
 
 
 _HOT = {"matmul", "gated_matmul", "take", "rms_norm", "add_rms_norm", "kv_cache_decode", "kv_cache_prefill_chunk"}

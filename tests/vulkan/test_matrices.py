@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import struct
 import subprocess
+from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,6 +18,7 @@ import mlcpipe
 from mlcpipe import Engine
 from mlcpipe.compiler.library import own_barriers
 from mlcpipe.compiler.spirv.kernel import Kernel
+from mlcpipe.compiler.spirv.opcodes import Access, Capability, Op, Storage
 from mlcpipe.errors import TargetError
 from mlcpipe.nn import definitions
 from mlcpipe.quantization.scheme import load_scheme
@@ -97,6 +100,40 @@ SHAPES = {
     "intel": Product(16, 8, 16, 16, 8, 2, 4),
     "lavapipe": Product(8, 8, 8, 8, 8, 2, 4),
 }
+
+
+def _instructions(code: bytes) -> list[tuple[int, ...]]:
+    """Operation and operands of each."""
+    words, found, at = struct.unpack(f"<{len(code) // 4}I", code), [], 5
+    while at < len(words):
+        length = words[at] >> 16
+        found.append((words[at] & 0xFFFF, *words[at + 1 : at + length]))
+        at += length
+    return found
+
+
+@pytest.mark.parametrize("name", SHAPES)
+def test_a_kernel_asks_for_what_matrices_take(name: str) -> None:
+    """Capabilities, extensions, Vulkan's memory model; in it every access to shared memory is one that others see."""
+    product, kernel = SHAPES[name], _kernel(SHAPES[name], gated=False)
+    code = _instructions(kernel.code)
+    asked = {one[1] for one in code if one[0] == Op.Capability}
+    assert {Capability.CooperativeMatrixKHR, Capability.VulkanMemoryModel, Capability.Float16} <= asked
+    named = {struct.pack(f"<{len(one) - 1}I", *one[1:]).rstrip(b"\0") for one in code if one[0] == Op.Extension}
+    assert named >= {b"SPV_KHR_cooperative_matrix", b"SPV_KHR_vulkan_memory_model"}
+    assert [one[1:] for one in code if one[0] == Op.MemoryModel] == [(0, 3)]
+    steps, tiles = 32 // product.depth, product.tall * product.wide
+    count = Counter(one[0] for one in code)
+    assert count[Op.CooperativeMatrixLoadKHR] == steps * (product.tall + product.wide)
+    assert (count[Op.CooperativeMatrixMulAddKHR], count[Op.CooperativeMatrixStoreKHR]) == (steps * tiles, tiles)
+    shared = {one[2] for one in code if one[0] == Op.Variable and one[3] == Storage.Workgroup}
+    chains = {one[2] for one in code if one[0] == Op.AccessChain and one[3] in shared}
+    accesses = [one for one in code if one[0] == Op.Load and one[3] in chains]
+    accesses += [one for one in code if one[0] in (Op.Store, Op.CooperativeMatrixStoreKHR) and one[1] in chains]
+    accesses += [one for one in code if one[0] == Op.CooperativeMatrixLoadKHR]
+    assert len(accesses) > tiles and all(one[-1] == Access.NonPrivatePointer for one in accesses)
+    shape = f"cooperativeMatrix{product.rows}x{product.columns}x{product.depth}"
+    assert {"cooperativeMatrix", shape, "vulkanMemoryModel", "shaderFloat16"} <= set(kernel.features)
 
 
 @pytest.mark.parametrize("gated", [False, True])

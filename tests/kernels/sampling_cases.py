@@ -106,3 +106,32 @@ def cases() -> Iterator[Case]:
             nbytes=4 * vocab,
             timed=True,
         )
+
+
+def some_settings(rng: np.random.Generator, vocab: int) -> Settings:
+    return Settings(
+        float(rng.choice([0.5, 1.0, 1.7])),
+        int(rng.choice([0, 1, 5, 50, vocab, 2 * vocab])),
+        float(rng.choice([1.0, 0.9, 0.5, 0.05])),
+        float(rng.choice([0.0, 0.05, 0.3])),
+    )
+
+
+def some_logits(rng: np.random.Generator, rows: int, vocab: int) -> Array:
+    spread = rng.choice([0.1, 1.0, 4.0], (rows, 1))
+    logits: Array = (rng.standard_normal((rows, vocab)) * spread).astype(np.float32)
+    return logits
+
+
+def edges(vocab: int, trials: int) -> Iterator[tuple[Array, Settings, Array]]:
+    """Logits, settings whose top-p lies between two sums of probabilities, and the tokens that they keep, best first."""
+    rng = np.random.default_rng(vocab + 1)
+    for _ in range(trials):
+        logits = some_logits(rng, 1, vocab)
+        base = Settings(float(rng.choice([0.7, 1.0])), int(rng.choice([0, 4, 50])), 1.0, 0.0)
+        kept, weight = survivors(logits[0], base)
+        count = int(rng.integers(1, min(len(kept), 60) + 1))
+        sums = np.cumsum(weight) / weight.sum()
+        edge = float((sums[count - 2] if count > 1 else 0.0) + sums[count - 1]) / 2
+        settings = Settings(base.temperature, base.top_k, min(edge, 0.9999), 0.0)
+        yield logits, settings, survivors(logits[0], settings)[0]

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from .harness import Array, Call, assert_outputs, assert_within, compile_together, tensors, unwritten
-from .sampling_cases import Settings, sample_args, survivors
+from .sampling_cases import Settings, edges, sample_args, some_logits, some_settings, survivors
 
 VOCABS = (1003, 16, 5, 1)
 LARGE = 151936
@@ -31,21 +31,6 @@ def drawn(logits: Array, settings: list[Settings], draws: Array) -> Array:
     np.testing.assert_array_equal(args[0].numpy()[:, 0], logits)
     tokens: Array = args[-1].numpy()
     return tokens
-
-
-def some_settings(rng: np.random.Generator, vocab: int) -> Settings:
-    return Settings(
-        float(rng.choice([0.5, 1.0, 1.7])),
-        int(rng.choice([0, 1, 5, 50, vocab, 2 * vocab])),
-        float(rng.choice([1.0, 0.9, 0.5, 0.05])),
-        float(rng.choice([0.0, 0.05, 0.3])),
-    )
-
-
-def some_logits(rng: np.random.Generator, rows: int, vocab: int) -> Array:
-    spread = rng.choice([0.1, 1.0, 4.0], (rows, 1))
-    logits: Array = (rng.standard_normal((rows, vocab)) * spread).astype(np.float32)
-    return logits
 
 
 @pytest.mark.parametrize("vocab", VOCABS)
@@ -72,21 +57,12 @@ def test_the_draw_inverts_the_distribution_function(vocab: int) -> None:
 @pytest.mark.parametrize("vocab", [1003, 16])
 def test_survivors_are_exact_at_the_edge(vocab: int) -> None:
     """Draws over the whole interval reach the last survivor and nothing after it; the cut lies between two sums."""
-    rng = np.random.default_rng(vocab + 1)
-    for trial in range(40):
-        logits = some_logits(rng, 1, vocab)
-        base = Settings(float(rng.choice([0.7, 1.0])), int(rng.choice([0, 4, 50])), 1.0, 0.0)
-        kept, weight = survivors(logits[0], base)
-        count = int(rng.integers(1, min(len(kept), 60) + 1))
-        sums = np.cumsum(weight) / weight.sum()
-        edge = float((sums[count - 2] if count > 1 else 0.0) + sums[count - 1]) / 2
-        settings = Settings(base.temperature, base.top_k, min(edge, 0.9999), 0.0)
-        expected, _ = survivors(logits[0], settings)
+    for logits, settings, expected in edges(vocab, 40):
         draws = np.linspace(0, 1 - 2.0**-24, 400)
         tokens = drawn(np.repeat(logits, 400, axis=0), [settings] * 400, draws)
-        assert set(tokens.tolist()) <= set(expected.tolist()), (trial, settings)
+        assert set(tokens.tolist()) <= set(expected.tolist()), settings
         assert tokens[0] == expected[0]
-        assert tokens[-1] == expected[-1], (trial, settings)
+        assert tokens[-1] == expected[-1], settings
 
 
 def test_a_sum_that_equals_top_p_is_enough() -> None:

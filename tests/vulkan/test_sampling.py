@@ -15,8 +15,7 @@ from mlcpipe.compiler.library import own_barriers
 from mlcpipe.compiler.spirv import build
 from mlcpipe.targets import compiled_variants, load_target, tvm_target
 from tests.kernels.harness import Array
-from tests.kernels.sampling_cases import Settings, sample_args, survivors
-from tests.kernels.test_sampling import some_logits, some_settings
+from tests.kernels.sampling_cases import Settings, edges, sample_args, some_logits, some_settings, survivors
 from tir_schedules.gpu.sampling import sampling_functions
 
 pytestmark = pytest.mark.usefixtures("gpu")
@@ -85,21 +84,11 @@ def test_a_large_vocabulary() -> None:
 
 def test_survivors_are_exact_at_the_edge() -> None:
     """Draws over the whole interval reach the last survivor and nothing after it; the cut lies between two sums."""
-    vocab = 1003
-    rng = np.random.default_rng(vocab + 1)
-    for trial in range(12):
-        logits = some_logits(rng, 1, vocab)
-        base = Settings(float(rng.choice([0.7, 1.0])), int(rng.choice([0, 4, 50])), 1.0, 0.0)
-        kept, weight = survivors(logits[0], base)
-        count = int(rng.integers(1, min(len(kept), 60) + 1))
-        sums = np.cumsum(weight) / weight.sum()
-        edge = float((sums[count - 2] if count > 1 else 0.0) + sums[count - 1]) / 2
-        settings = Settings(base.temperature, base.top_k, min(edge, 0.9999), 0.0)
-        expected, _ = survivors(logits[0], settings)
+    for logits, settings, expected in edges(1003, 12):
         draws = np.linspace(0, 1 - 2.0**-24, 40)
         tokens = drawn(np.repeat(logits, 40, axis=0), [settings] * 40, draws)
-        assert set(tokens.tolist()) <= set(expected.tolist()), (trial, settings)
-        assert (tokens[0], tokens[-1]) == (expected[0], expected[-1]), (trial, settings)
+        assert set(tokens.tolist()) <= set(expected.tolist()), settings
+        assert (tokens[0], tokens[-1]) == (expected[0], expected[-1]), settings
 
 
 def test_equal_weights_go_by_id() -> None:

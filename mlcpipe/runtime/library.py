@@ -69,6 +69,7 @@ class Library:
             if not self.on_host:
                 progress.stage(f"compile the kernels on {self.place.title}")
             self.place.prepared(self._module, self.threads)
+            weakref.finalize(self, self.place.released, self._module)
             self.params = self._params(progress)
             self._kv = self._create_kv_cache()
         self._embed, self._prefill, self._decode, self._verify = (

@@ -48,6 +48,9 @@ class Place(Protocol):
     def prepared(self, module: Any, threads: int) -> None:
         """Get ready to run the kernels of a module. Raises TargetError for a driver that computes nonsense."""
 
+    def released(self, module: Any) -> None:
+        """Give back what `prepared` made."""
+
     def errors(self) -> AbstractContextManager[None]:
         """Inside, errors of the device are errors of `mlcpipe.errors`."""
 
@@ -76,6 +79,9 @@ class Cpu:
         return tensor
 
     def prepared(self, module: Any, threads: int) -> None:
+        return
+
+    def released(self, module: Any) -> None:
         return
 
     def errors(self) -> AbstractContextManager[None]:
@@ -143,6 +149,9 @@ class Gpu(_DeviceMemory):
             self_test.check(module, self.device)
             vulkan.prepare(module, self.device, threads)
 
+    def released(self, module: Any) -> None:
+        vulkan.release(module, self.device)
+
     def errors(self) -> AbstractContextManager[None]:
         return vulkan.errors()
 
@@ -173,6 +182,9 @@ class CudaGpu(_DeviceMemory):
         return host
 
     def prepared(self, module: Any, threads: int) -> None:
+        return
+
+    def released(self, module: Any) -> None:
         return
 
     def errors(self) -> AbstractContextManager[None]:

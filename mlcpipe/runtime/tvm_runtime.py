@@ -56,12 +56,20 @@ def function(name: str) -> Any:
 
 
 def load_module(path: Path) -> Any:
-    """A compiled library as a module, which is unloaded with the last reference to it.
+    """A compiled library as a module, the same one for the same file. Raises RuntimeError for a file that is none.
 
-    Raises RuntimeError for a file that is none.
+    TVM's code keeps what it calls in variables of the library, which the system loads once however often it is asked
+    to: a second module of it would leave them to functions of the first, and crash after that is gone.
     """
     load()
-    return tvm_ffi.load_module(str(path.resolve()), keep_module_alive=False)
+    path = path.resolve()
+    stat = path.stat()
+    return _loaded_module(path, (stat.st_dev, stat.st_ino, stat.st_size, stat.st_mtime_ns))
+
+
+@functools.cache
+def _loaded_module(path: Path, identity: tuple[int, ...]) -> Any:
+    return tvm_ffi.load_module(str(path))
 
 
 def virtual_machine(executable: Any, device: tuple[int, int] | None = None) -> Any:

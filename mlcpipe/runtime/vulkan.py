@@ -106,6 +106,12 @@ def prepare(module: Any, device: Device, threads: int) -> None:
             function("prepare")(part, device.index, threads)
 
 
+def release(module: Any, device: Device) -> None:
+    """What `prepare` made is not needed any more, unless somebody else prepared the same module."""
+    for part in _vulkan_parts(module):
+        function("release")(part, device.index)
+
+
 @contextmanager
 def naming_target(device: Device) -> Iterator[None]:
     """Inside, the refusal of a kernel that a device cannot run says which target it can."""

@@ -160,6 +160,7 @@ TVM_FFI_STATIC_INIT_BLOCK() {
       .def("mlcpipe.vulkan.module_bytes", [](ffi::Module module) { return AsVulkan(module)->SaveToBytes(); })
       .def("mlcpipe.vulkan.prepare",
            [](ffi::Module module, int index, int threads) { AsVulkan(module)->Prepare(index, threads); })
+      .def("mlcpipe.vulkan.release", [](ffi::Module module, int index) { AsVulkan(module)->Release(index); })
       .def("mlcpipe.vulkan.counts", Counts)
       .def("mlcpipe.vulkan.profile_start", [](int index) { Device::Get(index)->StartProfile(); })
       .def("mlcpipe.vulkan.profile_stop", StopProfile)

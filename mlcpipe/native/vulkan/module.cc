@@ -9,12 +9,14 @@
 #include <thread>
 
 #include "error.h"
+#include "instance.h"
 
 namespace mlcpipe::vulkan {
 
 namespace ffi = tvm::ffi;
 
-VulkanModule::VulkanModule(const ffi::Bytes& bytes) : bytes_((bytes.size() + 7) / 8), size_(bytes.size()) {
+VulkanModule::VulkanModule(const ffi::Bytes& bytes)
+    : bytes_((bytes.size() + 7) / 8), size_(bytes.size()), users_(Instance::Get().usable_count()) {
   std::memcpy(bytes_.data(), bytes.data(), size_);
   for (Kernel& kernel : ReadKernels(reinterpret_cast<const char*>(bytes_.data()), size_)) {
     std::string name = kernel.name;
@@ -47,6 +49,10 @@ ffi::Optional<ffi::Function> VulkanModule::GetFunction(const ffi::String& name) 
 
 void VulkanModule::Prepare(int index, int threads) {
   Device* device = Device::Get(index);
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    ++users_[index];
+  }
   std::vector<Program*> programs;
   for (auto& [name, program] : programs_) programs.push_back(program.get());
   std::atomic<size_t> next{0};
@@ -67,7 +73,20 @@ void VulkanModule::Prepare(int index, int threads) {
   for (int i = 1; i < threads; ++i) workers.emplace_back(work);
   work();
   for (std::thread& worker : workers) worker.join();
-  if (error != nullptr) std::rethrow_exception(error);
+  if (error == nullptr) return;
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    --users_[index];
+  }
+  std::rethrow_exception(error);
+}
+
+void VulkanModule::Release(int index) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  if (index < 0 || static_cast<size_t>(index) >= users_.size() || users_[index] == 0) return;
+  if (--users_[index] != 0) return;
+  for (auto& [name, program] : programs_) program->Release(index);
+  for (const std::shared_ptr<Device>& device : Device::AllOpen()) device->Trim();
 }
 
 }  // namespace mlcpipe::vulkan

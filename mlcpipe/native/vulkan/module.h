@@ -26,6 +26,8 @@ class Program {
   const Kernel& kernel() const { return kernel_; }
   // Raises where the device cannot run the kernel.
   Pipeline* For(int index, Device* device);
+  // Gives the pipeline back; the next call makes another. No call may run meanwhile.
+  void Release(int index) noexcept;
   // The arguments of a call: buffers and scalars by position, then the extents of `launch`.
   void Call(tvm::ffi::PackedArgs arguments);
 
@@ -57,13 +59,17 @@ class VulkanModule final : public tvm::ffi::ModuleObj {
   tvm::ffi::String InspectSource(const tvm::ffi::String& format) const final;
   tvm::ffi::Optional<tvm::ffi::Function> GetFunction(const tvm::ffi::String& name) final;
 
-  // Makes the pipelines of all kernels on a device with several threads; raises the first error.
+  // Adds a user on a device and makes the pipelines of all kernels with several threads; raises the first error.
   void Prepare(int index, int threads);
+  // A user less; with the last one go the pipelines, and memory that the device kept.
+  void Release(int index);
 
  private:
   std::vector<uint64_t> bytes_;  // aligned for the code in it
   size_t size_;
   std::unordered_map<std::string, std::unique_ptr<Program>> programs_;
+  std::mutex mutex_;
+  std::vector<int> users_;  // by index of the device
 };
 
 // The device that this thread's calls go to; TVM's host code sets it before each.

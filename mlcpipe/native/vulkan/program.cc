@@ -92,6 +92,11 @@ Pipeline* Program::For(int index, Device* device) {
   return made;
 }
 
+void Program::Release(int index) noexcept {
+  Pipeline* pipeline = pipelines_[index].exchange(nullptr, std::memory_order_acq_rel);
+  if (pipeline != nullptr) Device::DestroyPipeline(pipeline);
+}
+
 void Program::ReadBuffers(const TVMFFIAny* arguments, Device* device, Buffer** buffers) const {
   for (size_t i = 0; i < kernel_.buffers.size(); ++i) {
     const TVMFFIAny& argument = arguments[kernel_.buffers[i].position];

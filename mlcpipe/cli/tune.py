@@ -27,7 +27,9 @@ _UNITS = {"s": 1, "m": 60, "h": 3600}
 
 def tune_command(
     model: Annotated[str, typer.Argument(help="A bundle, a checkpoint folder or hf://org/name[@revision].")],
-    target: Annotated[str, typer.Option(help="What to tune for; its kernels must run here.")] = DEFAULT_TARGET,
+    target: Annotated[
+        str | None, typer.Option(help=f"What to tune for (default: a bundle's own, {DEFAULT_TARGET} for a checkpoint).")
+    ] = None,
     quantization: Annotated[
         str, typer.Option(help="Of a checkpoint; a bundle has its own.")
     ] = DEFAULT_QUANTIZATION,
@@ -68,6 +70,7 @@ def tune_command(
     from mlcpipe.tuning.records import files_of, read_records
     from mlcpipe.tuning.session import Plan
 
+    target = target or own_target(Path(model))
     wanted = load_target(target)
     remote = _remote(wanted, rpc, rpc_key, device)
     device = device if remote else measured_device(wanted)
@@ -119,6 +122,14 @@ def _remote(target: Target, rpc: str, key: str, device: str) -> dict[str, object
             "--rpc", where=target.name, expected="a target for one CPU: a file with base = \"cpu\", mtriple and mcpu"
         )
     return vars(address)
+
+
+def own_target(path: Path) -> str:
+    """The target of a bundle, the usual one of what is none. Raises BundleError."""
+    from mlcpipe.bundle import read_manifest
+    from mlcpipe.bundle.manifest import MANIFEST
+
+    return read_manifest(path, check_abi=False).target.name if (path / MANIFEST).is_file() else DEFAULT_TARGET
 
 
 def _variant(target: Target) -> Variant:

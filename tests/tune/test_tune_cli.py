@@ -105,3 +105,12 @@ def test_another_machine_needs_an_address_a_key_and_a_name(
 
     assert main(["tune", str(tmp_path), *options]) == 2
     assert words in capsys.readouterr().err
+
+
+def test_a_bundle_is_tuned_for_its_own_target(tmp_path: Path) -> None:
+    from mlcpipe import compile
+    from mlcpipe.cli.tune import own_target
+
+    model = write_llama(tmp_path / "model", TinyLlama(layers=1))
+    bundle = compile(model, target="cpu-native", quantization="q0f32", output=tmp_path / "bundle")
+    assert (own_target(bundle), own_target(model)) == ("cpu-native", "cpu")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -18,6 +19,8 @@ PREAMBLE = Path(__file__).parents[1] / "native" / "metal" / "preamble.metal"
 _USING = "using namespace metal;\n"
 # `tir_schedules/gpu/device_calls.py` names functions with a dot, which C++ does not have in names.
 _DOTTED, _PLAIN = "mlcpipe.", "mlcpipe_"
+_BODY = re.compile(r"^kernel void [^{]*\{\n", re.MULTILINE)
+_MATRIX = re.compile(r"mlcpipe_matrix_(?:clear|load)(\(\d+, \d+, \d+, \d+)")
 
 
 def kernel_of(generated: str) -> str:
@@ -25,7 +28,16 @@ def kernel_of(generated: str) -> str:
     before, using, after = generated.partition(_USING)
     if not using:
         raise CompileError("TVM generated no Metal kernel", found=generated.strip()[:80])
-    return before + using + PREAMBLE.read_text(encoding="utf-8") + after.replace(_DOTTED, _PLAIN)
+    return before + using + PREAMBLE.read_text(encoding="utf-8") + _with_matrices(after.replace(_DOTTED, _PLAIN))
+
+
+def _with_matrices(kernel: str) -> str:
+    """Matrices of a SIMD group are variables, of which `device_calls.py` has numbers only: declare each at the top."""
+    found = dict.fromkeys(_MATRIX.findall(kernel))
+    if not found:
+        return kernel
+    declared = "".join(f"  mlcpipe_matrix_new{facts});\n" for facts in found)
+    return _BODY.sub(lambda match: match[0] + declared, kernel, count=1)
 
 
 def register(found: list[str] | None = None) -> None:

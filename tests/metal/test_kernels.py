@@ -35,6 +35,12 @@ kernel void f(device float* x [[ buffer(0) ]], device half* y [[ buffer(1) ]], u
 }}
 """
 
+# A sum and its factors, from memory of a threadgroup.
+MATRICES = (
+    "mlcpipe.matrix_clear(0, 2, 8, 8); mlcpipe.matrix_load(1, 0, 8, 8, (&(kept[0])), 20, 0); "
+    "mlcpipe.matrix_load(2, 1, 8, 8, (&(kept[2])), 20, 1);"
+)
+
 
 def _source(family: str, target: str) -> str:
     return generated(family, target, "q4f16_1", MetalLibrary(Linker("none", "", ()), lambda _: ()))
@@ -80,6 +86,16 @@ def test_everything(family: str, target: str) -> None:
         ("x[0] = simd_sum(y);", "no matching function"),
         ("mlcpipe.require_subgroup_size(64);", "a SIMD group has 32 threads"),
         ("x[0] = as_type<float>(y[0]);", "as_type of another size"),
+        (MATRICES + "mlcpipe.matrix_multiply(0, 2, 8, 8, 1, 0, 8, 8, 2, 1, 8, 8);", ""),
+        (MATRICES + "mlcpipe.matrix_store(0, 2, 8, 8, (&kept[0]), 8);", ""),
+        (MATRICES + "mlcpipe.matrix_multiply(0, 2, 8, 8, 1, 0, 8, 8, 3, 1, 8, 8);", "identifier 'mlcpipe_matrix_3'"),
+        (MATRICES + "simdgroup_load(mlcpipe_matrix_1, x);", "no matching function"),
+        (MATRICES + "simdgroup_load(mlcpipe_matrix_1, one);", "no matching function"),
+        (MATRICES + "simdgroup_multiply_accumulate(mlcpipe_matrix_1, mlcpipe_matrix_1, mlcpipe_matrix_2, mlcpipe_matrix_0);",
+         "no matching function"),
+        (MATRICES + "mlcpipe_matrix_0 = mlcpipe_matrix_1;", "no viable overloaded '='"),
+        ("mlcpipe.matrix_clear(0, 2, 16, 16);", "a matrix of a SIMD group is 8 x 8"),
+        ("simdgroup_matrix<int, 8, 8> integers;", "a SIMD group's matrix has half or float"),
     ],
 )
 def test_the_check_finds_errors(statement: str, error: str) -> None:

@@ -3,7 +3,7 @@
 A workgroup multiplies a tile of x by a tile of the weight, 32 columns (`_DEPTH`) at a step. Both go through shared
 memory as float16, x as it is, the weight without its codes, since matrices are loaded from memory only. There are two
 such tiles: while the subgroups multiply one, their lanes have the words of the next on the way, and store them in the
-other; a step has one barrier. Rows in shared memory are 80 bytes apart, 16 more than they have: matrices are loaded at
+other; a step has one barrier. With `matrix_buffers` = 1 there is one tile, half the memory, and a step has two. Rows in shared memory are 80 bytes apart, 16 more than they have: matrices are loaded at
 multiples of 16 bytes (Vulkan, VUID-RuntimeSpirv-OpCooperativeMatrixLoadKHR-08986), and 8 neighbouring rows begin in
 different banks of 4 bytes, of 32. At the end sums go through the same memory, a matrix of each subgroup's rows at a
 time, because a lane has no way to know which of them it has.
@@ -45,6 +45,7 @@ class Shape:
     subgroups: int
     tall: int
     wide: int
+    buffers: int = 2  # tiles in shared memory
 
     @property
     def threads(self) -> int:
@@ -78,7 +79,7 @@ class Shape:
     @property
     def words(self) -> int:
         """Of shared memory."""
-        return max(2 * (self.height + self.width) * _STRIDE, self.down * self.rows * self.line)
+        return max(self.buffers * (self.height + self.width) * _STRIDE, self.down * self.rows * self.line)
 
     def problem(self, gated: bool) -> str:
         """"" or why there is no such tile."""
@@ -94,7 +95,7 @@ def shape_of(knobs: Knobs) -> Shape | None:
     if not int(knobs.get("matrix_rows", 0)):
         return None
     product = (int(knobs[f"matrix_{key}"]) for key in ("rows", "columns", "depth", "subgroups", "tall", "wide"))
-    return Shape(int(knobs["subgroup"]), *product)
+    return Shape(int(knobs["subgroup"]), *product, buffers=int(knobs.get("matrix_buffers", 2)))
 
 
 def fits(weight: Packed, dtype: str, knobs: Knobs, gated: bool) -> bool:
@@ -170,7 +171,7 @@ class _Tile:
         return found[0] if halves == 1 else [pin(I.Select(group % 2 == 0, a, b)) for a, b in zip(*found)]
 
     def stash(self, fetched: _Step, buffer: Expr) -> None:
-        """Store it as float16 in one of the two tiles."""
+        """Store it as float16 in one of the tiles."""
         s = self.shape
         for i, words in enumerate(fetched.x):
             at = self.tx + i * s.threads
@@ -189,7 +190,7 @@ class _Tile:
         return buffer * (self.shape.height * _STRIDE)
 
     def _right(self, buffer: Expr) -> Expr:
-        return 2 * self.shape.height * _STRIDE + buffer * (self.shape.width * _STRIDE)
+        return self.shape.buffers * self.shape.height * _STRIDE + buffer * (self.shape.width * _STRIDE)
 
     def multiply(self, buffer: Expr) -> None:
         """Add the products of a step."""
@@ -238,8 +239,10 @@ def gemm(
         with I.serial(0, steps) as step:
             barrier()
             fetched = tile.fetch(keep(I.min(step + 1, steps - 1)))
-            tile.multiply(keep(step % 2))
-            tile.stash(fetched, keep((step + 1) % 2))
+            tile.multiply(keep(step % shape.buffers))
+            if shape.buffers == 1:
+                barrier()
+            tile.stash(fetched, keep((step + 1) % shape.buffers))
         for strip in range(shape.tall):
             barrier()
             tile.show(strip)

@@ -32,3 +32,23 @@ inline T mlcpipe_subgroup_cluster_max(T a, int cluster) {
   return a;
 }
 
+
+inline uint mlcpipe_half_pair(float low, float high) { return as_type<uint>(half2((half)low, (half)high)); }
+// A quotient of powers of e, which is none beyond 44, is what `tanh` is where the runtime asks for fast arithmetic.
+#define tanh(x) precise::tanh((float)(x))
+
+// Matrices of a SIMD group, which kernels declare: `use` 0 and 1 are factors, 2 is a sum. A factor's rows, or columns,
+// are `stride` words of two numbers apart. Only products of 8 x 8 by 8 x 8 exist (Metal Shading Language, 6.7).
+#define mlcpipe_matrix_new(number, use, rows, columns)                                     \
+  static_assert((rows) == 8 && (columns) == 8, "a matrix of a SIMD group is 8 x 8");       \
+  simdgroup_matrix<mlcpipe_matrix_number<use>::type, columns, rows> mlcpipe_matrix_##number
+#define mlcpipe_matrix_clear(number, use, rows, columns) \
+  mlcpipe_matrix_##number = make_filled_simdgroup_matrix<float, columns, rows>(0.0f)
+#define mlcpipe_matrix_load(number, use, rows, columns, words, stride, by_columns) \
+  simdgroup_load(mlcpipe_matrix_##number, (const threadgroup half*)(words), 2 * (stride), 0, by_columns)
+#define mlcpipe_matrix_multiply(total, u0, r0, c0, left, u1, r1, c1, right, u2, r2, c2) \
+  simdgroup_multiply_accumulate(mlcpipe_matrix_##total, mlcpipe_matrix_##left, mlcpipe_matrix_##right, mlcpipe_matrix_##total)
+#define mlcpipe_matrix_store(number, use, rows, columns, words, stride) \
+  simdgroup_store(mlcpipe_matrix_##number, (threadgroup float*)(words), stride)
+template <int use> struct mlcpipe_matrix_number { typedef half type; };
+template <> struct mlcpipe_matrix_number<2> { typedef float type; };

@@ -22,7 +22,7 @@ DEFAULT_TARGET = "cpu"
 # What is compiled here only to run here, and kept in the cache.
 LOCAL_TARGET = "cpu-native"
 # The targets that are named as the devices that --device takes; other words are for the first to refuse.
-DEVICE_TARGETS = ("vulkan", "cuda")
+DEVICE_TARGETS = ("vulkan", "cuda", "metal")
 _SOURCES = (".py", ".toml", ".c", ".cuh", ".metal")
 DEFAULT_QUANTIZATION = "q4f16_1"
 AUTO = "auto"  # the default, and all libraries that the target has companions for
@@ -86,11 +86,14 @@ def prepare_bundle(
     quantization = wanted.quantization or DEFAULT_QUANTIZATION
     check_names(target, quantization)
     if target in DEVICE_TARGETS:  # before the work: is there such a device?
-        from mlcpipe.runtime import cuda, vulkan
-        from mlcpipe.targets import suited_target
+        from mlcpipe.runtime import cuda, metal, vulkan
+        from mlcpipe.targets import suited_target, target_names
 
         if target == "cuda":
             cuda.choose(wanted.device)
+        elif target == "metal":
+            chip = metal.choose(wanted.device)
+            target = metal.suited_target(chip, target_names()) if wanted.target is None else target
         else:
             device = vulkan.choose(wanted.device)
             target = suited_target(device.vendor_id, device.limits) if wanted.target is None else target

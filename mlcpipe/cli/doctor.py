@@ -67,6 +67,7 @@ def doctor_command(
     if "tvm" not in broken:
         findings += _vulkan()
         findings += _cuda()
+        findings += _metal()
     findings += _targets(broken)
     usable = any(f.name == f"target {DEFAULT_TARGET}" and f.state == "ok" for f in findings)
     if as_json:
@@ -221,6 +222,20 @@ def _cuda() -> Iterator[Finding]:
             yield Finding(device.spec, "ok", f"{device.title}; {sizes}")
     except MlcpipeError as error:
         yield Finding("cuda", "missing", error.what, error.next_step or "")
+
+
+def _metal() -> Iterator[Finding]:
+    """The devices that Metal finds; elsewhere than on a Mac one line."""
+    from mlcpipe.runtime import metal
+    from mlcpipe.targets import target_names
+
+    try:
+        for device in metal.devices():
+            sizes = f"{byte_size(device.memory_bytes)} memory, {byte_size(device.free_bytes())} free"
+            target = metal.suited_target(device, target_names())
+            yield Finding(device.spec, "ok", f"{device.name}; {sizes}; compile with --target {target}, untried on any GPU")
+    except MlcpipeError as error:
+        yield Finding("metal", "missing", str(error))
 
 
 def _targets(broken: list[str]) -> Iterator[Finding]:

@@ -17,7 +17,9 @@ from tvm_ffi import Shape
 from mlcpipe.bundle import to_tvm
 from mlcpipe.bundle.manifest import VariantInfo
 from mlcpipe.errors import BundleError, TargetError, UsageError
-from mlcpipe.runtime import cuda, self_test, tvm_runtime, vulkan
+from mlcpipe.runtime import cuda, metal, self_test, tvm_runtime, vulkan
+
+_STAGED_BYTES = 16 << 20
 
 
 class Place(Protocol):
@@ -191,6 +193,51 @@ class CudaGpu(_DeviceMemory):
         return cuda.errors()
 
 
+@dataclass(frozen=True)
+class MetalGpu(_DeviceMemory):
+    """A Metal device of a Mac. Not yet run on hardware."""
+
+    device: metal.Device
+
+    @property
+    def where(self) -> Any:
+        return tvm_ffi.device("metal", self.device.index)
+
+    @property
+    def title(self) -> str:
+        return f"{self.device.spec}, {self.device.name}"
+
+    def free_bytes(self) -> int:
+        return self.device.free_bytes()
+
+    def machine(self, executable: Any) -> Any:
+        return tvm_runtime.virtual_machine(executable, (metal.DEVICE_TYPE, self.device.index))
+
+    def weights(self, array: NDArray[Any]) -> Any:
+        made = self._empty(array)
+        # In parts, each waited for: TVM would keep staging buffers as large as the largest 64 weights.
+        source, count = to_tvm(array), array.nbytes
+        bytes_of = tvm_ffi.dtype("uint8")
+        view, copy = tvm_runtime.function("runtime.TVMTensorCreateView"), tvm_runtime.function("runtime.TVMTensorCopyFromTo")
+        for begin in range(0, count, _STAGED_BYTES):
+            shape = Shape((min(_STAGED_BYTES, count - begin),))
+            copy(view(source, shape, bytes_of, begin), view(made, shape, bytes_of, begin))
+            self._wait()
+        return made
+
+    def _wait(self) -> None:
+        tvm_runtime.function("runtime.Device_StreamSync")(self.where, 0)
+
+    def prepared(self, module: Any, threads: int) -> None:
+        return
+
+    def released(self, module: Any) -> None:
+        return
+
+    def errors(self) -> AbstractContextManager[None]:
+        return metal.errors()
+
+
 def place_for(variant: VariantInfo, wanted: str | None) -> Place:
     """Where the code of a variant runs: `wanted` is what `--device` said.
 
@@ -225,9 +272,14 @@ def _cuda_place(variant: VariantInfo, wanted: str | None) -> Place:
     return CudaGpu(device)
 
 
+def _metal_place(variant: VariantInfo, wanted: str | None) -> Place:
+    return MetalGpu(metal.choose(wanted))
+
+
 _DEVICES: Mapping[str, tuple[str, Callable[[VariantInfo, str | None], Place]]] = {
     "vulkan": ("a Vulkan device", _vulkan_place),
     "cuda": ("a CUDA device", _cuda_place),
+    "metal": ("a Mac's GPU", _metal_place),
 }
 
 

@@ -17,13 +17,14 @@ def main(described: Path, folder: Path) -> None:
     for path in words["libraries"]:
         ctypes.CDLL(path, ctypes.RTLD_GLOBAL)
     for number, job in enumerate(words["jobs"]):
-        np.savez(folder / f"{number}.npz", **_run(job))
+        np.savez(folder / f"{number}.npz", **run(job, "cuda:0"))
 
 
-def _run(job: dict[str, Any]) -> dict[str, Any]:
+def run(job: dict[str, Any], device: str) -> dict[str, Any]:
+    """What an engine on a device computes for a job."""
     from mlcpipe import Engine, SamplingParams
 
-    engine = Engine(Path(job["bundle"]), device="cuda:0")
+    engine = Engine(Path(job["bundle"]), device=device)
     found = {"device": np.array(engine.device)}
     if "tokens" in job:
         found["all"] = engine.logits(job["tokens"])

@@ -5,13 +5,16 @@ from __future__ import annotations
 import re
 import shutil
 import subprocess
+import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 
 _FOLDER = Path(__file__).parent / "msl"
 _VERSIONS = ("clang", *(f"clang-{version}" for version in range(21, 13, -1)))
 # A variable of a threadgroup stands in a function, which C++ allows of static ones only.
-_SHARED = re.compile(r"^(\s+)threadgroup (\w+) (\w+)\[(\d+)\];", re.MULTILINE)
+SHARED = re.compile(r"^(\s+)threadgroup (\w+) (\w+)\[(\d+)\];", re.MULTILINE)
 _PRIVATE = re.compile(r"^\s+thread (\w+) \w+\[(\d+)\];", re.MULTILINE)
 _NAME = re.compile(r"^kernel void (\w+)\(", re.MULTILINE)
 _BUFFER = re.compile(r"\[\[ buffer\(\d+\) \]\]")
@@ -29,17 +32,26 @@ class Needs:
     buffers: int
 
 
-def find_clang() -> str | None:
-    """A clang of version 14 or later."""
-    return next((path for name in _VERSIONS if (path := shutil.which(name)) is not None), None)
+def find_clang(oldest: int = 14) -> tuple[str, ...] | None:
+    """The command of a clang of a version or later: that of ziglang, else the system's."""
+    if find_spec("ziglang") is not None:
+        return sys.executable, "-m", "ziglang", "clang"
+    paths = (shutil.which(name) for name in _VERSIONS)
+    return next(((path,) for path in paths if path is not None and _version(path) >= oldest), None)
 
 
-def errors_of(source: str, clang: str) -> list[str]:
+def _version(path: str) -> int:
+    done = subprocess.run([path, "-dumpversion"], capture_output=True, text=True, check=False)
+    major = done.stdout.partition(".")[0]
+    return int(major) if major.isdigit() else 0
+
+
+def errors_of(source: str, clang: Sequence[str]) -> list[str]:
     """What clang says against a source of kernels, each of which has its own includes."""
     parts = source.split(_INCLUDE)[1:]
     text = _INCLUDE + "".join(f"namespace kernel_{i} {{{part}}}\n" for i, part in enumerate(parts))
-    text = _SHARED.sub(r"\1static threadgroup \2 \3[\4];", text)
-    command = [clang, "-target", "arm64-apple-macos13", "-x", "c++", "-std=c++17", "-fsyntax-only", "-nostdinc", "-w"]
+    text = SHARED.sub(r"\1static threadgroup \2 \3[\4];", text)
+    command = [*clang, "-target", "arm64-apple-macos13", "-x", "c++", "-std=c++14", "-fsyntax-only", "-nostdinc", "-w"]
     command += [f"-I{_FOLDER}", "-ferror-limit=20", "-"]
     done = subprocess.run(command, input=text, capture_output=True, text=True, timeout=120, check=False)
     found = [line for line in done.stderr.splitlines() if "error:" in line]
@@ -53,7 +65,7 @@ def needs(source: str) -> list[Needs]:
     for part in source.split(_INCLUDE)[1:]:
         match = _NAME.search(part)
         assert match is not None, part[:200]
-        shared = sum(_bytes(kind) * int(count) for _, kind, _, count in _SHARED.findall(part))
+        shared = sum(_bytes(kind) * int(count) for _, kind, _, count in SHARED.findall(part))
         private = sum(_bytes(kind) * int(count) for kind, count in _PRIVATE.findall(part))
         found.append(Needs(match[1], shared, private, len(_BUFFER.findall(part))))
     return found

@@ -1,0 +1,35 @@
+"""A process with the emulated Metal device: runs the jobs of a JSON file, and writes what came out as <number>.npz."""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import sys
+from pathlib import Path
+
+import numpy as np
+import tvm_ffi
+
+from mlcpipe.runtime import metal, tvm_runtime
+from tests.cuda.emulated_engine import run
+
+from . import emulation
+
+
+def main(described: Path, folder: Path) -> None:
+    """jobs: as those of `tests/cuda/emulated_engine.py`."""
+    words = json.loads(described.read_text())
+    tvm_runtime.load()
+    ctypes.CDLL(words["runtime"], ctypes.RTLD_GLOBAL)
+    tvm_ffi.register_global_func(
+        "emulated_metal.compile",
+        lambda sources: emulation.compile_kernels({str(name): str(text) for name, text in sources.items()}, folder),
+    )
+    # What stands in for the runtime library of macOS is loaded.
+    metal.load = lambda: None  # type: ignore[assignment]
+    for number, job in enumerate(words["jobs"]):
+        np.savez(folder / f"{number}.npz", **run(job, "metal:0"))
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), Path(sys.argv[2]))

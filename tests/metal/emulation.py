@@ -1,0 +1,87 @@
+"""Generated Metal kernels on the CPU: compiled by clang, behind a stand-in for TVM's Metal runtime (`emulator/`)."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import platform
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from . import msl
+
+FOLDER = Path(__file__).parent / "emulator"
+ROOT = Path(__file__).parents[2]
+_SHIM = ROOT / "mlcpipe" / "native" / "tvm_shim"
+# On x86 earlier ones have float16 only where the CPU's arithmetic does.
+_CLANG = 15
+# What makes threads wait for one another.
+_WAITS = re.compile(r"_barrier\(|simd_|mlcpipe_matrix_|mlcpipe_subgroup_(?!size|lane|id)")
+_SHARED = r'\1static __attribute__((section("emulated_shared"))) \2 \3[\4];'
+
+
+def missing() -> str:
+    """What the emulator needs and this machine lacks, "" if nothing."""
+    if sys.platform != "linux" or platform.machine() != "x86_64":
+        return "the emulator of Metal runs on Linux x86-64 only"
+    if shutil.which("g++") is None:
+        return "g++ is missing"
+    return "" if msl.find_clang(_CLANG) else f"neither clang {_CLANG} nor ziglang is installed"
+
+
+def build_runtime(folder: Path) -> Path:
+    """The stand-in for TVM's Metal runtime as a shared library."""
+    library = folder / "libemulated_metal.so"
+    packages = [Path(str(spec.origin)).parent for name in ("tvm", "tvm_ffi") if (spec := find_spec(name)) is not None]
+    includes = [_SHIM / "include", _SHIM / "src", packages[0], *(package / "include" for package in packages)]
+    libraries = [f"-L{package / 'lib'}" for package in packages]
+    command = ["g++", "-std=c++20", "-O1", "-fPIC", "-shared", "-w", *(f"-I{path}" for path in includes)]
+    _run([*command, str(FOLDER / "runtime.cc"), "-o", str(library), *libraries, "-ltvm_runtime", "-ltvm_ffi", "-ldl"])
+    return library
+
+
+def compile_kernels(sources: Mapping[str, str], folder: Path) -> str:
+    """Kernels by name -> the path of a library with them."""
+    parts = ["#define EMULATED\n#include <emulated.h>\n"]
+    for i, (name, source) in enumerate(sources.items()):
+        text = msl.SHARED.sub(_SHARED, source)
+        body = text[text.index("kernel void ") :]
+        parts.append(f"namespace kernel_{i} {{\n{text}}}\n")
+        parts.append(f"EMULATED_KERNEL(kernel_{i}, {name}, {int(_WAITS.search(body) is not None)})\n")
+    whole = "".join(parts)
+    made = folder / hashlib.sha256(whole.encode()).hexdigest()[:16]
+    library = made.with_suffix(".so")
+    if not library.exists():
+        made.with_suffix(".metal").write_text(whole, encoding="utf-8")
+        clang = msl.find_clang(_CLANG)
+        assert clang is not None
+        command = [*clang, "-target", "x86_64-linux-gnu", "-x", "c++", "-std=c++14", "-O1", "-fPIC", "-nostdinc", "-w"]
+        command += ["-fno-strict-aliasing", "-ffp-contract=off", f"-I{FOLDER}", f"-I{FOLDER.parent / 'msl'}", "-c"]
+        _run([*command, str(made.with_suffix(".metal")), "-o", str(made.with_suffix(".o"))])
+        _run(["g++", "-shared", str(made.with_suffix(".o")), "-o", str(library), "-lm"])
+    return str(library)
+
+
+def _run(command: Sequence[str]) -> None:
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    errors = [line for line in done.stderr.splitlines() if "error" in line]
+    assert done.returncode == 0, "\n".join(errors[:5] or [done.stderr[:1000]])
+
+
+def run_engines(runtime: Path, jobs: Sequence[dict[str, Any]], folder: Path) -> list[dict[str, NDArray[Any]]]:
+    """Each job in `Engine` on the emulated device, in one process of their own: see `emulated_engine.py`."""
+    described = folder / "jobs.json"
+    described.write_text(json.dumps({"runtime": str(runtime), "jobs": list(jobs)}, default=str))
+    command = [sys.executable, "-m", "tests.metal.emulated_engine", str(described), str(folder)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=300)
+    assert done.returncode == 0, f"{done.stdout[-1000:]}\n{done.stderr[-3000:]}"
+    return [dict(np.load(folder / f"{i}.npz")) for i in range(len(jobs))]

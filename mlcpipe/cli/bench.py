@@ -25,7 +25,9 @@ def bench_command(
     threads: Annotated[int | None, typer.Option(help="Threads (default: the physical cores).")] = None,
     target: Annotated[str | None, typer.Option(help="What to compile for (default: cpu).")] = None,
     quantization: Annotated[str | None, typer.Option(help="How to store the weights (default: q4f16_1).")] = None,
-    device: Annotated[str | None, typer.Option(help="cpu, vulkan (the best GPU), vulkan:1 (another), cuda, metal.")] = None,
+    device: Annotated[
+        str | None, typer.Option(help="cpu, vulkan (the best GPU), vulkan:1 (another), cuda, metal.")
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the results as JSON.")] = False,
 ) -> None:
     """Measure prefill and decode speed, memory and load time; medians, after a warm-up that does not count.

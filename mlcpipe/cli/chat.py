@@ -40,7 +40,9 @@ def chat_command(
     system: Annotated[str, typer.Option(help="A system message.")] = "",
     target: Annotated[str | None, typer.Option(help="What to compile for (default: cpu).")] = None,
     quantization: Annotated[str | None, typer.Option(help="How to store the weights (default: q4f16_1).")] = None,
-    device: Annotated[str | None, typer.Option(help="cpu, vulkan (the best GPU), vulkan:1 (another), cuda, metal.")] = None,
+    device: Annotated[
+        str | None, typer.Option(help="cpu, vulkan (the best GPU), vulkan:1 (another), cuda, metal.")
+    ] = None,
     temperature: Annotated[
         float | None, typer.Option(help="How freely tokens are drawn; 0 takes the likeliest.")
     ] = None,

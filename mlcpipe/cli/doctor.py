@@ -233,7 +233,8 @@ def _metal() -> Iterator[Finding]:
         for device in metal.devices():
             sizes = f"{byte_size(device.memory_bytes)} memory, {byte_size(device.free_bytes())} free"
             target = metal.suited_target(device, target_names())
-            yield Finding(device.spec, "ok", f"{device.name}; {sizes}; compile with --target {target}, untried on any GPU")
+            advice = f"compile with --target {target}, untried on any GPU"
+            yield Finding(device.spec, "ok", f"{device.name}; {sizes}; {advice}")
     except MlcpipeError as error:
         yield Finding("metal", "missing", str(error))
 

@@ -61,7 +61,7 @@ def devices() -> tuple[Device, ...]:
             break
         found.append(Device(index, chip(), int(_attribute(index, _TOTAL_MEMORY))))
     if not found:
-        raise TargetError("there is no Metal device", next_step="log in on the Mac itself: some remote sessions have none")
+        raise TargetError("there is no Metal device", next_step="log in on the Mac itself")
     return tuple(found)
 
 

@@ -216,17 +216,16 @@ class MetalGpu(_DeviceMemory):
     def weights(self, array: NDArray[Any]) -> Any:
         made = self._empty(array)
         # In parts, each waited for: TVM would keep staging buffers as large as the largest 64 weights.
-        source, count = to_tvm(array), array.nbytes
-        bytes_of = tvm_ffi.dtype("uint8")
-        view, copy = tvm_runtime.function("runtime.TVMTensorCreateView"), tvm_runtime.function("runtime.TVMTensorCopyFromTo")
-        for begin in range(0, count, _STAGED_BYTES):
-            shape = Shape((min(_STAGED_BYTES, count - begin),))
-            copy(view(source, shape, bytes_of, begin), view(made, shape, bytes_of, begin))
-            self._wait()
+        source, number = to_tvm(array), tvm_ffi.dtype("uint8")
+        view, copy, wait = map(
+            tvm_runtime.function,
+            ("runtime.TVMTensorCreateView", "runtime.TVMTensorCopyFromTo", "runtime.Device_StreamSync"),
+        )
+        for begin in range(0, array.nbytes, _STAGED_BYTES):
+            shape = Shape((min(_STAGED_BYTES, array.nbytes - begin),))
+            copy(view(source, shape, number, begin), view(made, shape, number, begin))
+            wait(self.where, 0)
         return made
-
-    def _wait(self) -> None:
-        tvm_runtime.function("runtime.Device_StreamSync")(self.where, 0)
 
     def prepared(self, module: Any, threads: int) -> None:
         return

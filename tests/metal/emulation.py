@@ -64,7 +64,7 @@ def compile_kernels(sources: Mapping[str, str], folder: Path) -> str:
         made.with_suffix(".metal").write_text(whole, encoding="utf-8")
         clang = msl.find_clang(_CLANG)
         assert clang is not None
-        command = [*clang, "-target", "x86_64-linux-gnu", "-x", "c++", "-std=c++14", "-O1", "-fPIC", "-nostdinc", "-w"]
+        command = [*clang, "-target", "x86_64-linux-gnu", "-x", "c++", "-std=c++14", "-O0", "-fPIC", "-nostdinc", "-w"]
         command += ["-fno-strict-aliasing", "-ffp-contract=off", f"-I{FOLDER}", f"-I{FOLDER.parent / 'msl'}", "-c"]
         _run([*command, str(made.with_suffix(".metal")), "-o", str(made.with_suffix(".o"))])
         _run(["g++", "-shared", str(made.with_suffix(".o")), "-o", str(library), "-lm"])

@@ -121,7 +121,6 @@ def test_without_zig_the_command_is_named(monkeypatch: pytest.MonkeyPatch) -> No
         find_writer(load_target("metal"))
 
 
-@pytest.mark.everything
 @pytest.mark.skipif(find_zig() is None, reason="ziglang is not installed: it links for macOS")
 def test_a_bundle_carries_the_source(tmp_path: Path) -> None:
     bundle = mlcpipe.compile(write_llama(tmp_path / "checkpoint"), target="metal", output=tmp_path / "bundle")

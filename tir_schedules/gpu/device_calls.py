@@ -4,7 +4,8 @@ They are calls of external functions by name, which pass TVM's lowering as they 
 Vulkan knows (`mlcpipe/compiler/spirv/intrinsics.py`). Those of subgroups are opaque to TVM, which neither moves nor
 merges them: invocations that take part are those that come to the same place. The lane of an invocation in its
 subgroup is `lane()`, in practice threadIdx.x modulo the size, which is sure after `require_size`. Matrices are of a
-subgroup (SPV_KHR_cooperative_matrix): which lane has which of their numbers only the device knows.
+subgroup (SPV_KHR_cooperative_matrix, Metal's simdgroup_matrix): which lane has which of their numbers only the device
+knows.
 """
 
 from __future__ import annotations

@@ -3,10 +3,11 @@
 A workgroup multiplies a tile of x by a tile of the weight, 32 columns (`_DEPTH`) at a step. Both go through shared
 memory as float16, x as it is, the weight without its codes, since matrices are loaded from memory only. There are two
 such tiles: while the subgroups multiply one, their lanes have the words of the next on the way, and store them in the
-other; a step has one barrier. With `matrix_buffers` = 1 there is one tile, half the memory, and a step has two. Rows in shared memory are 80 bytes apart, 16 more than they have: matrices are loaded at
-multiples of 16 bytes (Vulkan, VUID-RuntimeSpirv-OpCooperativeMatrixLoadKHR-08986), and 8 neighbouring rows begin in
-different banks of 4 bytes, of 32. At the end sums go through the same memory, a matrix of each subgroup's rows at a
-time, because a lane has no way to know which of them it has.
+other; a step has one barrier. With `matrix_buffers` = 1 there is one tile: half the memory, and a barrier more. Rows in
+shared memory are 80 bytes apart, 16 more than they have: matrices are loaded at multiples of 16 bytes (Vulkan,
+VUID-RuntimeSpirv-OpCooperativeMatrixLoadKHR-08986), and 8 neighbouring rows begin in different banks of 4 bytes, of 32.
+At the end sums go through the same memory, a matrix of each subgroup's rows at a time, because a lane has no way to
+know which of them it has. Vulkan's cooperative matrices are so, and Metal's of SIMD groups.
 """
 
 from __future__ import annotations

@@ -9,6 +9,7 @@ from tvm import tirx
 
 _KIND = "mlcpipe.op"
 _FACTS = "mlcpipe.facts"
+_BY_HAND = "mlcpipe.by_hand"
 
 
 @dataclass(frozen=True)
@@ -48,9 +49,13 @@ def by_hand(
     functions: Mapping[str, tirx.PrimFunc], prefix: str = "", **facts: int | float | str
 ) -> dict[str, tirx.PrimFunc]:
     """Functions that were written with their schedules, tagged with their names."""
-    return {
-        name: tag(func, prefix + name, **facts).with_attr("tirx.is_scheduled", True) for name, func in functions.items()
-    }
+    attrs = {"tirx.is_scheduled": True, _BY_HAND: True}
+    return {name: tag(func, prefix + name, **facts).with_attr(attrs) for name, func in functions.items()}
+
+
+def is_by_hand(func: tirx.PrimFunc) -> bool:
+    """Whether a function came with its schedule; what a rule made again in its place counts, too."""
+    return func.attrs is not None and _BY_HAND in func.attrs
 
 
 def op_of(func: tirx.PrimFunc) -> Op | None:
@@ -63,5 +68,5 @@ def op_of(func: tirx.PrimFunc) -> Op | None:
 
 def scheduled(kernel: tirx.PrimFunc, definition: tirx.PrimFunc) -> tirx.PrimFunc:
     """Give a hand-scheduled kernel the tag of the definition that it replaces."""
-    attrs = {k: definition.attrs[k] for k in (_KIND, _FACTS) if k in definition.attrs}
+    attrs = {k: definition.attrs[k] for k in (_KIND, _FACTS, _BY_HAND) if k in definition.attrs}
     return kernel.with_attr(attrs | {"tirx.is_scheduled": True, "tirx.noalias": True, "op_pattern": _OPAQUE})

@@ -7,11 +7,13 @@ attn_backend.h). What an argument is in memory is the target's: `kv_pages.py` of
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
 from tvm import tirx
 from tvm.script.ir_builder import tirx as I
+
+from tir_schedules.op import Op
 
 Buffer = Any  # tvm.tirx.Buffer: indexing one gives an expression
 Expr = Any  # tvm.tirx.PrimExpr, or an int
@@ -39,6 +41,34 @@ class Heads:
     def group(self) -> int:
         """Query heads that share a KV head."""
         return self.num_heads // self.num_kv_heads
+
+    @property
+    def facts(self) -> dict[str, int | float | str]:
+        """What tags of the cache's functions say of it; `heads_of` reads it back."""
+        values = {field.name: getattr(self, field.name) for field in fields(Heads)}
+        return {name: int(value) if isinstance(value, bool) else value for name, value in values.items()}
+
+
+# The functions of the cache that attend: a rule may make them again with other knobs.
+ATTENTION = (
+    "kv_cache_decode",
+    "kv_cache_decode_sliding",
+    "kv_cache_prefill_chunk",
+    "kv_cache_prefill_cached",
+    "kv_cache_prefill_cached_sliding",
+)
+
+
+def heads_of(op: Op) -> dict[str, Any]:
+    """The fields of `Heads` that a function of the cache was made for."""
+    values = {field.name: op.facts[field.name] for field in fields(Heads)}
+    return {**values, "all_slide": bool(op.int("all_slide")), "softcap": float(op.facts["softcap"])}
+
+
+def window_of(op: Op) -> tuple[int, bool]:
+    """The window that a function of the cache masks by (0: none), and whether TVM tells it of windows."""
+    sliding = op.kind.endswith("_sliding")
+    return op.int("sliding_window") if sliding or op.int("all_slide") else 0, sliding
 
 
 @dataclass(frozen=True)

@@ -18,9 +18,9 @@ Choice = Mapping[str, int]
 class Space:
     """The choices for one range of rows of one kernel.
 
-    `bucket` names the range, `rows` is a size in it to measure with, `family` what the user calls such kernels (gemv,
-    gemm, ...). `default` is what the kernel has without a record. `problem(choice)` says why a choice cannot be
-    compiled, or nothing.
+    `bucket` names the range, `rows` is a size in it to measure with (attention: `rows` queries after `keys` cached
+    tokens), `family` what the user calls such kernels (gemv, gemm, ...). `default` is what the kernel has without a
+    record. `problem(choice)` says why a choice cannot be compiled, or nothing.
     """
 
     bucket: str
@@ -29,6 +29,7 @@ class Space:
     knobs: Mapping[str, tuple[int, ...]]
     default: Choice
     problem: Callable[[Choice], str]
+    keys: int = 0
 
     def check(self, choice: Mapping[str, object]) -> str:
         """Why a choice from elsewhere is none of this space, or nothing."""

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from mlcpipe.tuning.session import Plan, State
     from mlcpipe.tuning.tasks import Task
 
-FAMILIES = ("attention", "gemv", "gemm")
+FAMILIES = ("attention", "gemv", "gemm", "experts", "norm", "sampling")
 _UNITS = {"s": 1, "m": 60, "h": 3600}
 
 
@@ -35,7 +35,9 @@ def tune_command(
     ] = DEFAULT_QUANTIZATION,
     trials: Annotated[int, typer.Option(help="Candidates for each kernel and range of rows.")] = 32,
     budget: Annotated[str, typer.Option(help="The most time to take: 90s, 10m, 1h (default: no limit).")] = "",
-    kernels: Annotated[str, typer.Option(help="Only these families: attention,gemv,gemm.")] = "",
+    kernels: Annotated[
+        str, typer.Option(help="Only these families: attention,gemv,gemm,experts,norm,sampling.")
+    ] = "",
     verify: Annotated[
         bool, typer.Option("--verify", help="Measure the records of this model again; drop those that lose.")
     ] = False,
@@ -150,7 +152,7 @@ def _tasks(model: str, quantization: str, target: Target, variant: Variant) -> l
         path = Path(model) if Path(model).is_dir() else resolve(model, progress)
         progress.stage("find the kernels")
         tasks = tasks_of(lower(model_of(path, quantization), target), variant)
-    return sorted(tasks, key=lambda task: -task.uses * task.facts.get("n", 1) * task.facts.get("k", 1))
+    return sorted(tasks, key=lambda task: -task.work)
 
 
 def _run(

@@ -19,10 +19,11 @@ from tvm.relax.analysis import all_global_vars
 
 from mlcpipe.compiler.device_kernels import build_kernels
 from mlcpipe.errors import CompileError
-from mlcpipe.passes.lowering import BY_HAND, KernelReport, Lowering
+from mlcpipe.passes.lowering import KernelReport, Lowering
 from mlcpipe.passes.pipeline import LOWER_TO_VM, PER_VARIANT, lower_for_llvm, run
 from mlcpipe.runtime.variants import marker, prefix
 from mlcpipe.targets import Variant
+from tir_schedules.op import is_by_hand
 
 # Kinds of modules with code to read -> the format that `inspect_source` takes.
 _SOURCE_FORMATS = {"llvm": "asm", "webgpu": "wgsl"}
@@ -149,14 +150,13 @@ def _bytecode(state: Lowering, symbols: str) -> tuple[relax.ExecBuilder, list[Ke
     """
     functions = state.mod.functions
     called = {gv for f in functions.values() if isinstance(f, relax.Function) for gv in all_global_vars(f)}
-    common = {report.name for report in state.kernels if report.rule == BY_HAND}
     calls: dict[tvm.ir.GlobalVar, relax.Function | relax.ExternFunc] = {}
     kernels: dict[tuple[bool, bool], dict[tvm.ir.GlobalVar, tirx.PrimFunc]] = defaultdict(dict)
     for gv, func in functions.items():
         if isinstance(func, tirx.PrimFunc):
             name = symbols + gv.name_hint
             calls[gv] = relax.ExternFunc(name)
-            part = kernels[gv.name_hint in common, gv in called]
+            part = kernels[is_by_hand(func), gv in called]
             part[tvm.ir.GlobalVar(name)] = func.with_attr("global_symbol", name)
         else:
             calls[gv] = func

@@ -12,6 +12,7 @@ from tvm import tirx
 
 from mlcpipe.targets import Knobs, Target
 from tir_schedules.op import Declined, Op, op_of
+from tir_schedules.paged import ATTENTION
 from tir_schedules.space import Space
 
 
@@ -27,8 +28,8 @@ def kernel_hash(func: tirx.PrimFunc, op: Op) -> str:
 
 
 def parameters(func: tirx.PrimFunc) -> list[tuple[tuple[Any, ...], str]]:
-    """Shape and dtype of every tensor that a function takes."""
-    return [(tuple(param.ty.shape), str(param.ty.dtype)) for param in func.params]
+    """Shape and dtype of everything that a function takes; numbers have the shape ()."""
+    return [(tuple(getattr(param.ty, "shape", ())), str(param.ty.dtype)) for param in func.params]
 
 
 def _dimension(size: Any) -> int | None:
@@ -38,7 +39,11 @@ def _dimension(size: Any) -> int | None:
 def kernel_name(op: Op) -> str:
     """What a kernel is, for people: operation and sizes, such as "matmul 2048x8192 int4"."""
     facts = op.facts
+    if op.kind in ATTENTION:
+        size = "{num_heads}x{head_dim} on {num_kv_heads} {dtype}".format(**facts)
+        return f"attention {op.kind.removeprefix('kv_cache_')} {size}"
     size = f" {facts['n']}x{facts['k']}" if "n" in facts and "k" in facts else ""
+    size += "".join(f" {facts[name]}" for name in ("size", "vocab") if name in facts)
     width = f" int{facts['bits']}" if facts.get("bits") else f" {facts['dtype']}" if "dtype" in facts else ""
     more = "".join(f" {facts[name]}" for name in ("activation",) if name in facts)
     return f"{op.kind}{size}{width}{more}"

@@ -23,7 +23,7 @@ from mlcpipe.targets import Target, Variant
 from mlcpipe.tuning.measure import KERNEL, Array, llvm_module
 
 _SESSION_S = 120
-# Before every call all arguments but the first, x, leave the caches.
+# Before every call all arguments but the first, x, leave the caches; it knows no numbers among them.
 _FLUSH = "cache_flush_cpu_non_first_arg"
 _OBJECT = "mlcpipe_tune.o"
 
@@ -82,7 +82,6 @@ class RemoteCpu:
         return tvm.runtime.tensor(values, self._device)
 
     def seconds(self, function: RemoteFunction, turns: Sequence[Sequence[Any]]) -> float:
-        timed = function.module.time_evaluator(
-            KERNEL, self._device, number=1, repeat=len(turns), f_preproc=_FLUSH
-        )
+        flush = "" if any(isinstance(value, (int, float)) for value in turns[0]) else _FLUSH
+        timed = function.module.time_evaluator(KERNEL, self._device, number=1, repeat=len(turns), f_preproc=flush)
         return statistics.fmean(timed(*turns[0]).results)

@@ -83,6 +83,7 @@ def job_of(task: Task, plan: Plan) -> dict[str, Any]:
         "rpc": plan.rpc,
         "rule": task.rule,
         "rows": task.space.rows,
+        "keys": task.space.keys,
         "func": str(tvm.ir.save_json(task.func)),
     }
 

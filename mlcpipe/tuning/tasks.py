@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import tvm
 from tvm import relax, tirx
 
 from mlcpipe.bundle import MANIFEST, read_manifest
@@ -16,16 +17,18 @@ from mlcpipe.checkpoint.json_files import read_json_object
 from mlcpipe.compiler.export import context_length, export, prefill_chunk, prepare_model
 from mlcpipe.errors import CheckpointError
 from mlcpipe.passes import pipeline
-from mlcpipe.passes.lowering import BY_HAND, Lowering
+from mlcpipe.passes.lowering import Lowering
 from mlcpipe.quantization.scheme import load_scheme
 from mlcpipe.runtime.threads import use_threads
 from mlcpipe.targets import Target, Variant
 from mlcpipe.tuning.kernels import kernel_hash, kernel_name, spaces_of
 from mlcpipe.tuning.records import Record
 from tir_schedules.op import op_of
+from tir_schedules.paged import ATTENTION
 from tir_schedules.space import Space
 
 _DECODE, _PREFILL = "decode", "prefill"
+_ATTEND = "vm.builtin.attention_kv_cache_attention_with_fused_qkv"
 
 
 @dataclass(frozen=True)
@@ -40,7 +43,10 @@ class Model:
 
 @dataclass(frozen=True)
 class Task:
-    """One range of rows of one kernel. `uses`: calls of the kernel in the function that has so many rows."""
+    """One range of rows of one kernel.
+
+    `uses`: calls of the kernel in the function that has so many rows; a sampling function calls its own once.
+    """
 
     kernel: str
     name: str
@@ -63,6 +69,16 @@ class Task:
         op = op_of(self.func)
         assert op is not None
         return {name: value for name, value in op.facts.items() if isinstance(value, int)}
+
+    @property
+    def work(self) -> int:
+        """About how many products all calls of a token or of a prompt are, for the order."""
+        facts, rows = self.facts, self.space.rows
+        if "head_dim" in facts:
+            one = 2 * rows * (self.space.keys or rows) * facts["num_heads"] * facts["head_dim"]
+        else:
+            one = rows * facts.get("n", 1) * facts.get("k", 1) * facts.get("size", 1) * facts.get("vocab", 1)
+        return one * self.uses
 
 
 def model_of(path: Path, quantization: str) -> Model:
@@ -92,30 +108,31 @@ def lower(model: Model, target: Target) -> Lowering:
 def tasks_of(state: Lowering, variant: Variant) -> list[Task]:
     """Everything that can be tuned, each kernel once."""
     scheduled, _ = pipeline.run(replace(state, variant=variant), pipeline.PER_VARIANT)
-    calls = {name: _calls(state, name) for name in (_DECODE, _PREFILL)}
+    calls = {gv.name_hint: _calls(func) for gv, func in state.mod.functions.items() if isinstance(func, relax.Function)}
     found: dict[tuple[str, str, str], Task] = {}
     for report in scheduled.kernels:
         func = state.mod[report.name]
         op = op_of(func)
-        if report.rule == BY_HAND or op is None:
+        if op is None:
             continue
         for space in spaces_of(state.target, report.rule, op, variant.schedule):
-            uses = calls[_DECODE if space.rows == 1 else _PREFILL][report.name]
+            caller = calls.get(op.kind, calls[_DECODE if space.rows == 1 else _PREFILL])
+            uses = caller[_ATTEND if op.kind in ATTENTION else report.name]
             task = Task(kernel_hash(func, op), kernel_name(op), report.rule, func, space, uses)
             known = found.get(task.key)
             found[task.key] = task if known is None else replace(known, uses=known.uses + uses)
     return [task for task in found.values() if task.uses]
 
 
-def _calls(state: Lowering, name: str) -> Counter[str]:
-    """How often a model function calls each PrimFunc."""
+def _calls(func: relax.Function) -> Counter[str]:
+    """How often a function calls each PrimFunc, and each function of TVM's."""
     counts: Counter[str] = Counter()
 
     def visit(expr: Any) -> None:
         if isinstance(expr, relax.Call):
-            names = [value.name_hint for value in (expr.op, *expr.args) if hasattr(value, "name_hint")]
-            counts.update(one for one in names if one in functions)
+            called = (expr.op, *expr.args)
+            counts.update(one.name_hint for one in called if isinstance(one, tvm.ir.GlobalVar))
+            counts.update(str(one.global_symbol) for one in called if isinstance(one, relax.ExternFunc))
 
-    functions = {gv.name_hint for gv, func in state.mod.functions.items() if isinstance(func, tirx.PrimFunc)}
-    relax.analysis.post_order_visit(state.mod[name].body, visit)
+    relax.analysis.post_order_visit(func.body, visit)
     return counts

@@ -2,9 +2,10 @@
 // takes one library a process, so there is one job `pairs`.
 //
 // {"do": "device"} -> {"device"}: the adapter's vendor and architecture.
-// {"do": "pairs", "wasm", "args": [{shape, dtype, path}], "copies", "count", "seconds"} -> {"pairs", "off", "largest"}:
-//   seconds of a call of `default` and of `candidate`, by turns, each over about `seconds`; how far their outputs (the
-//   last argument) are apart, and the largest of the default's. Calls take turns on copies of the arguments.
+// {"do": "pairs", "wasm", "args": [{shape, dtype, path} or {number, dtype}], "outputs": [index], "copies", "count",
+//  "seconds"} -> {"pairs", "apart"}:
+//   seconds of a call of `default` and of `candidate`, by turns, each over about `seconds`; of each output how far the
+//   two are apart, and the largest of the default's. Calls take turns on copies of the arguments.
 "use strict";
 const fs = require("fs");
 const path = require("path");
@@ -47,17 +48,20 @@ async function measure(job) {
 
 async function measureWith(tvm, job) {
   const place = tvm.webgpu();
-  const put = ({ shape, dtype, path }) => tvm.empty(shape, dtype, place).copyFromRawBytes(new Uint8Array(fs.readFileSync(path)));
+  const put = ({ shape, dtype, path, number }) => {
+    if (number !== undefined) return dtype.startsWith("int") ? tvm.scalar(number, dtype) : number;
+    return tvm.empty(shape, dtype, place).copyFromRawBytes(new Uint8Array(fs.readFileSync(path)));
+  };
   const turns = Array.from({ length: job.copies }, () => job.args.map(put));
   const library = tvm.systemLib();
   const functions = ["default", "candidate"].map((name) => library.getFunction(name));
   const outputs = [];
   for (const call of functions) {
     call(...turns[0]);
-    const output = turns[0].at(-1);
-    const host = tvm.empty(output.shape, output.dtype, tvm.cpu()).copyFrom(output);
+    const found = job.outputs.map((index) => turns[0][index]);
+    const hosts = found.map((output) => tvm.empty(output.shape, output.dtype, tvm.cpu()).copyFrom(output));
     await place.sync();
-    outputs.push(host.toArray().slice());
+    outputs.push(hosts.map((host) => host.toArray().slice()));
   }
   if (gpu.error) throw new Error(gpu.error);
   let next = 0;
@@ -75,15 +79,19 @@ async function measureWith(tvm, job) {
   for (let i = 0; i < job.count; ++i) {
     pairs.push([await seconds(functions[0], calls), await seconds(functions[1], calls)]);
   }
+  if (gpu.error) throw new Error(gpu.error);
+  return { pairs, apart: outputs[0].map((expected, i) => apart(expected, outputs[1][i])) };
+}
+
+function apart(expected, found) {
   let off = 0;
   let largest = 0;
-  for (let i = 0; i < outputs[0].length; ++i) {
-    const apart = Math.abs(outputs[0][i] - outputs[1][i]);
-    if (!(apart <= off)) off = apart;
-    largest = Math.max(largest, Math.abs(outputs[0][i]));
+  for (let i = 0; i < expected.length; ++i) {
+    const here = Math.abs(expected[i] - found[i]);
+    if (!(here <= off)) off = here;
+    largest = Math.max(largest, Math.abs(expected[i]));
   }
-  if (gpu.error) throw new Error(gpu.error);
-  return { pairs, off: Number.isFinite(off) ? off : -1, largest };
+  return [Number.isFinite(off) ? off : -1, largest];
 }
 
 async function answer(job) {

@@ -6,11 +6,12 @@ import shutil
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import tvm
 from tvm import tirx
 
-from mlcpipe.bandwidth import last_cache_bytes
 from mlcpipe.compiler.emscripten import find_emcc
 from mlcpipe.compiler.library import link_wasm, own_barriers
 from mlcpipe.compiler.wasm_runtime import runtime_objects
@@ -18,8 +19,9 @@ from mlcpipe.env import env
 from mlcpipe.errors import CompileError, TargetError
 from mlcpipe.progress import SilentProgress
 from mlcpipe.targets import Target, Variant, tvm_target
-from mlcpipe.tuning.kernels import ruled
-from mlcpipe.tuning.measure import COLD_CACHES, HALF_S, TOLERANCE, UNKNOWN_CACHE, arguments
+from mlcpipe.tuning.inputs import Inputs
+from mlcpipe.tuning.kernels import parameters, ruled
+from mlcpipe.tuning.measure import HALF_S, TOLERANCE, copies_of
 from mlcpipe.tuning.pool import LineProcess
 from tir_schedules.op import Declined
 
@@ -53,33 +55,33 @@ def adapter_name() -> str:
 class WebBench:
     """One range of rows of one kernel, as `measure.Bench` has it."""
 
-    def __init__(
-        self, target: Target, variant: Variant, rule: str, func: tirx.PrimFunc, rows: int
-    ) -> None:
+    def __init__(self, target: Target, variant: Variant, rule: str, func: tirx.PrimFunc, given: Inputs) -> None:
         self._target, self._variant, self._rule, self._func = target, variant, rule, func
         self._folder = tempfile.TemporaryDirectory(prefix="mlcpipe-tune-")
-        self._args = []
-        self.nbytes = 0
-        for index, array in enumerate(arguments(func, rows)):
+        self._args: list[dict[str, Any]] = []
+        self.nbytes, self._outputs = given.nbytes, given.outputs
+        for index, (value, (_, dtype)) in enumerate(zip(given.values, parameters(func))):
+            if not isinstance(value, np.ndarray):
+                self._args.append({"number": value, "dtype": dtype})
+                continue
             path = Path(self._folder.name, f"{index}.bin")
-            path.write_bytes(array.tobytes())
-            self._args.append({"shape": list(array.shape), "dtype": str(array.dtype), "path": str(path)})
-            self.nbytes += array.nbytes
-        copies = min(-(-COLD_CACHES * (last_cache_bytes() or UNKNOWN_CACHE) // self.nbytes), _MOST_COPIES)
-        self._copies = max(1, min(copies, _MOST_BYTES // self.nbytes))
+            path.write_bytes(value.tobytes())
+            self._args.append({"shape": list(value.shape), "dtype": str(value.dtype), "path": str(path)})
+        self._copies = copies_of(given, _MOST_COPIES, _MOST_BYTES)
 
     def pairs(self, choice: Mapping[str, int], count: int) -> list[tuple[float, float]]:
         """As `measure.Bench.pairs`."""
         job = {
-            "do": "pairs", "wasm": str(self._linked(choice)), "args": self._args, "copies": self._copies,
-            "count": count, "seconds": HALF_S,
+            "do": "pairs", "wasm": str(self._linked(choice)), "args": self._args, "outputs": self._outputs,
+            "copies": self._copies, "count": count, "seconds": HALF_S,
         }  # fmt: skip
         with new_node() as node:  # tvmjs takes one library a process
             found = node.ask(job, _LIMIT_S)
         if "error" in found:
             raise CompileError("the candidate does not run", found=found["error"].splitlines()[0])
-        if not 0 <= found["off"] <= TOLERANCE * found["largest"]:
-            raise CompileError("the candidate computes something else", found=found["off"])
+        for off, largest in found["apart"]:
+            if not 0 <= off <= TOLERANCE * largest:
+                raise CompileError("the candidate computes something else", found=off)
         return [(float(default), float(candidate)) for default, candidate in found["pairs"]]
 
     def _linked(self, choice: Mapping[str, int]) -> Path:

@@ -16,6 +16,7 @@ import tvm
 
 from mlcpipe.errors import MlcpipeError
 from mlcpipe.targets import compiled_variants, load_target
+from mlcpipe.tuning.inputs import inputs_of
 from mlcpipe.tuning.measure import Bench, local_runner
 from mlcpipe.tuning.remote import Address, RemoteCpu
 from mlcpipe.tuning.webgpu import WebBench
@@ -42,12 +43,13 @@ class Worker:
         target = load_target(job["target"])
         variant = next(one for one in compiled_variants(target) if one.name == job["variant"])
         func = tvm.ir.load_json(job["func"])
+        given = inputs_of(func, job["rows"], job["keys"])
         if target.link == "wasm":
-            self._bench = WebBench(target, variant, job["rule"], func, job["rows"])
+            self._bench = WebBench(target, variant, job["rule"], func, given)
         else:
             address = job.get("rpc")
             runner = RemoteCpu(target, variant, Address(**address)) if address else local_runner(target, variant)
-            self._bench = Bench(runner, target, job["rule"], func, job["rows"], variant.schedule)
+            self._bench = Bench(runner, target, job["rule"], func, given, variant.schedule)
         return {"nbytes": self._bench.nbytes}
 
     def _measure(self, job: Mapping[str, Any]) -> dict[str, Any]:

@@ -51,7 +51,7 @@ def merged_json(records: list[dict[str, object]]) -> list[dict[str, object]]:
     (
         (("--budget", "soon"), "10m"),
         (("--budget", "0s"), "10m"),
-        (("--kernels", "gemv,conv"), "attention, gemv, gemm"),
+        (("--kernels", "gemv,conv"), "attention, gemv, gemm, experts"),
         (("--trials", "0"), "integer >= 1"),
     ),
 )

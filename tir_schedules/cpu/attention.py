@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from tvm import tirx
@@ -48,8 +48,8 @@ from tir_schedules.cpu.vectors import (
     total,
     value,
 )
-from tir_schedules.op import by_hand
-from tir_schedules.paged import PAGE, Cached, cached_arguments, results
+from tir_schedules.op import Op, by_hand
+from tir_schedules.paged import PAGE, Cached, cached_arguments, heads_of, results, window_of
 
 __all__ = ["ACTIVATION_DTYPES", "PAGE", "AttentionShape", "kv_cache_functions", "kv_dtypes"]
 
@@ -444,4 +444,22 @@ def kv_cache_functions(shape: AttentionShape, num_layers: int, tiles: Tiles = Ti
     if window and not shape.all_slide:
         functions["prefill_cached_sliding"] = prefill_cached(shape, window, True, tiles)
         functions["decode_sliding"] = decode(shape, window, True, tiles)
-    return by_hand(functions, "kv_cache_")
+    return by_hand(functions, "kv_cache_", **shape.facts)
+
+
+def attention_tiles(knobs: Mapping[str, int | str]) -> Tiles:
+    """The register tiles that knobs say."""
+    names = {"accumulators": "attention_accumulators", "max_rows": "attention_rows"}
+    return Tiles(**{field: int(knobs[name]) for field, name in names.items() if name in knobs})
+
+
+def attention(func: tirx.PrimFunc, op: Op, knobs: Mapping[str, int | str]) -> tirx.PrimFunc:
+    """A function of the cache with the tiles that knobs say; the one that there is where they say nothing."""
+    tiles = attention_tiles(knobs)
+    if tiles == Tiles():
+        return func
+    shape = AttentionShape(**heads_of(op))
+    if op.kind == "kv_cache_prefill_chunk":
+        return prefill_chunk(shape, tiles)
+    make = decode if "decode" in op.kind else prefill_cached
+    return make(shape, *window_of(op), tiles)

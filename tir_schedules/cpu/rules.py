@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 
 from tvm import tirx
 
+from tir_schedules.cpu.attention import attention
 from tir_schedules.cpu.elementwise import elementwise
 from tir_schedules.cpu.expert_matmul import expert_matmul
 from tir_schedules.cpu.int8_expert_matmul import int8_expert_matmul
@@ -13,6 +14,7 @@ from tir_schedules.cpu.int8_matmul import int8_matmul
 from tir_schedules.cpu.matmul import Tile, matmul
 from tir_schedules.cpu.norm import norm
 from tir_schedules.op import Declined, Op, scheduled
+from tir_schedules.paged import ATTENTION
 
 Knobs = Mapping[str, int | str]
 Rule = Callable[[tirx.PrimFunc, "Op | None", Knobs], "tirx.PrimFunc | Declined"]
@@ -35,6 +37,10 @@ def _as_written(func: tirx.PrimFunc, op: Op | None, knobs: Knobs) -> tirx.PrimFu
     return func.with_attr("tirx.is_scheduled", True)
 
 
+def _attention(func: tirx.PrimFunc, op: Op | None, knobs: Knobs) -> tirx.PrimFunc | Declined:
+    return Declined("not tagged") if op is None else scheduled(attention(func, op, knobs), func)
+
+
 def _tile(knobs: Knobs) -> Tile:
     return Tile(*(int(knobs[f"gemm_{name}"]) for name in ("rows", "blocks", "depth")))
 
@@ -46,6 +52,7 @@ RULES: tuple[tuple[str, tuple[str, ...], Rule], ...] = (
     ("cpu.int8_expert_matmul", ("expert_matmul",), _hand_written(int8_expert_matmul)),
     ("cpu.expert_matmul", ("expert_matmul",), _hand_written(lambda op, knobs: expert_matmul(op))),
     ("cpu.norm", ("rms_norm", "add_rms_norm"), _hand_written(lambda op, knobs: norm(op))),
+    ("cpu.attention", ATTENTION, _attention),
     ("cpu.as_written", ("moe_route",), _as_written),
     ("cpu.elementwise", (), elementwise),
 )

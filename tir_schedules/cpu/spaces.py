@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
+from tir_schedules.cpu.attention import attention_tiles
 from tir_schedules.cpu.int8_amx import spans_of
 from tir_schedules.cpu.int8_dot import Dot
 from tir_schedules.cpu.int8_gemm import chunk_of
@@ -14,6 +15,7 @@ from tir_schedules.op import Declined, Op
 from tir_schedules.space import Choice, Knobs, Space
 
 FEW_ROWS, MANY_ROWS = 16, 256  # of x, that short and long prompts are measured with
+CONTEXT = 1024  # cached tokens that attention is measured with
 _REGISTERS = {4: 32, 8: 16, 16: 32}  # of vectors: NEON, AVX2, AVX-512
 _L2_BYTES = 512 << 10
 _ROWS = (2, 3, 4, 5, 6, 8, 9, 10, 12, 14, 16)
@@ -80,6 +82,18 @@ def _matmul(op: Op, knobs: Knobs) -> tuple[Space, ...]:
     return (Space("gemm", 128, "gemm", _with(values, default), default, problem),)
 
 
+def _attention(op: Op, knobs: Knobs) -> tuple[Space, ...]:
+    """Register tiles of one query's heads, or of a prompt's."""
+    decode, tiles = "decode" in op.kind, attention_tiles(knobs)
+    default = {"attention_accumulators": tiles.accumulators}
+    if decode:  # a prompt's tiles have as many rows as accumulators allow
+        default["attention_rows"] = tiles.max_rows
+    values = {"attention_accumulators": (8, 12, 16, 20, 24, 28), "attention_rows": (1, 2, 4, 6, 8, 12)}
+    rows, keys = (1, CONTEXT) if decode else (MANY_ROWS, 0 if "chunk" in op.kind else CONTEXT)
+    knobs_ = _with({name: values[name] for name in default}, default)
+    return (Space("decode" if decode else "prefill", rows, "attention", knobs_, default, lambda choice: "", keys),)
+
+
 def _with(knobs: Mapping[str, tuple[int, ...]], default: Choice) -> dict[str, tuple[int, ...]]:
     """The values of every knob, the default's among them."""
     return {name: tuple(sorted({*values, default[name]})) for name, values in knobs.items()}
@@ -88,4 +102,5 @@ def _with(knobs: Mapping[str, tuple[int, ...]], default: Choice) -> dict[str, tu
 SPACES: Mapping[str, Callable[[Op, Knobs], tuple[Space, ...]]] = {
     "cpu.int8_matmul": _int8_matmul,
     "cpu.matmul": _matmul,
+    "cpu.attention": _attention,
 }

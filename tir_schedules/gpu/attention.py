@@ -6,11 +6,10 @@ They have the calling convention of `tir_schedules/paged.py`; `kv_pages.py` says
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict
 
 from tvm import tirx
 
-from tir_schedules.gpu.decode_attention import decode
+from tir_schedules.gpu.decode_attention import DecodeTile, decode, decode_tile
 from tir_schedules.gpu.kv_pages import (
     ACTIVATION_DTYPES,
     AttentionShape,
@@ -23,9 +22,9 @@ from tir_schedules.gpu.kv_pages import (
     split,
 )
 from tir_schedules.gpu.octets import OCTET
-from tir_schedules.gpu.prefill_attention import prefill_cached, prefill_chunk
+from tir_schedules.gpu.prefill_attention import PrefillTile, prefill_cached, prefill_chunk, prefill_tile
 from tir_schedules.op import Declined, Op, by_hand
-from tir_schedules.paged import PAGE
+from tir_schedules.paged import ATTENTION, PAGE, heads_of, window_of
 
 __all__ = ["ACTIVATION_DTYPES", "PAGE", "AttentionShape", "kv_cache_functions", "kv_dtypes"]
 
@@ -52,23 +51,30 @@ def kv_cache_functions(shape: AttentionShape, num_layers: int) -> dict[str, tirx
     if window:
         functions["prefill_cached_sliding"] = prefill_cached(shape, window, True)
         functions["decode_sliding"] = decode(shape, window, True)
-    facts = {**asdict(shape), "all_slide": int(shape.all_slide), "shuffled": int(shape.shuffled)}
-    tagged = by_hand(functions, "kv_cache_", **facts)
+    tagged = by_hand(functions, "kv_cache_", **shape.facts)
     # Without windows those for sliding layers are never called, and a kernel less is a shader less to compile.
     return {f"{name}_sliding": tagged[name] for name in ("prefill_cached", "decode")} | tagged
 
 
-# Kinds of functions that `of_subgroups` makes again.
-OF_SUBGROUPS = ("kv_cache_decode", "kv_cache_decode_sliding")
+OF_SUBGROUPS = tuple(kind for kind in ATTENTION if "decode" in kind)  # what `of_subgroups` makes again
 
 
 def of_subgroups(op: Op, knobs: Mapping[str, int | str]) -> tirx.PrimFunc | Declined:
     """A function of the cache for a target that knows the size of a subgroup."""
     size = int(knobs.get("subgroup", 0))
-    dim, sliding, all_slide = op.int("head_dim"), op.kind.endswith("_sliding"), bool(op.int("all_slide"))
-    if not size or dim % OCTET:
-        return Declined(f"heads of {dim}" if size else "subgroups of no known size")
-    heads = op.int("num_heads"), op.int("num_kv_heads"), dim, op.str("dtype"), float(op.facts["softcap"])
-    shape = AttentionShape(*heads, op.int("sliding_window"), all_slide, size, bool(knobs["shuffle_x"]))
-    window = shape.sliding_window if sliding or all_slide else 0
-    return decode(shape, window, sliding)
+    if not size or op.int("head_dim") % OCTET:
+        return Declined(f"heads of {op.int('head_dim')}" if size else "subgroups of no known size")
+    shape = AttentionShape(**heads_of(op), subgroup=size, shuffled=bool(knobs["shuffle_x"]))
+    return decode(shape, *window_of(op), decode_tile(knobs))
+
+
+def attention(func: tirx.PrimFunc, op: Op, knobs: Mapping[str, int | str]) -> tirx.PrimFunc:
+    """A function of the cache with the tile that knobs say; the one that there is where they say nothing."""
+    shape = AttentionShape(**heads_of(op))
+    if op.kind in OF_SUBGROUPS:
+        small = decode_tile(knobs)
+        return func if small == DecodeTile() else decode(shape, *window_of(op), small)
+    tile = prefill_tile(knobs)
+    if tile == PrefillTile():
+        return func
+    return prefill_chunk(shape, tile) if "chunk" in op.kind else prefill_cached(shape, *window_of(op), tile)

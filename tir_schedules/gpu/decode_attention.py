@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import dataclass
+
 from tvm import tirx
 from tvm.script.ir_builder import tirx as I
 
@@ -26,14 +29,39 @@ from tir_schedules.gpu.scores import Cached, cached_arguments, results, score_of
 from tir_schedules.gpu.subgroup_attention import Finish, Store, SubgroupPart, heads_of
 from tir_schedules.paged import PAGE
 
-# Keys of one part of a sequence: a workgroup each, merged by a second kernel.
-_PART = 128
-_DECODE_THREADS = 64
-_MOST_SUBGROUPS = 4  # of a workgroup
-_SHARED_BYTES = 32768  # of a workgroup, which every target grants
+SHARED_BYTES = 32768  # of a workgroup, which every target grants
+WEIGHT_LANES = 16  # invocations that make the weights of one head
 
 
-def decode(shape: AttentionShape, window: int, sliding_info: bool) -> tirx.PrimFunc:
+@dataclass(frozen=True)
+class DecodeTile:
+    """How decode divides its work.
+
+    `part`: keys of one part of a sequence, a workgroup each, merged by a second kernel. `threads` of a workgroup, a
+    multiple of 16; each has `keys` at once, then `columns` of the head dimension: so many share what it reads beside
+    them. `subgroups` of a workgroup at most, where their size is known; the others do not matter there.
+    """
+
+    part: int = 128
+    threads: int = 64
+    keys: int = 1
+    columns: int = 1
+    subgroups: int = 4
+
+    def shared_bytes(self, group: int) -> int:
+        """Shared memory of a workgroup without subgroups."""
+        return 4 * (group * self.part + 2 * group + self.threads)
+
+
+def decode_tile(knobs: Mapping[str, int | str]) -> DecodeTile:
+    """The tile that knobs say."""
+    names = ("part", "threads", "keys", "columns", "subgroups")
+    return DecodeTile(**{name: int(knobs[f"decode_{name}"]) for name in names if f"decode_{name}" in knobs})
+
+
+def decode(
+    shape: AttentionShape, window: int, sliding_info: bool, tile: DecodeTile = DecodeTile()
+) -> tirx.PrimFunc:
     """One query a sequence against its pages: q and output [B, heads, D], lse f32[B, heads] in base 2.
 
     A workgroup has a part of the keys of one KV head, with all query heads of its group; the parts are merged
@@ -51,16 +79,16 @@ def decode(shape: AttentionShape, window: int, sliding_info: bool) -> tirx.PrimF
         length, k_position, q_position, out, lse = rest[:5]
         scale = rest[-1]
         cached = Cached(sliding_info, flat_pages(shape, paged), indptr, indices, length, k_position, q_position)
-        parts = ceildiv(indices.shape[0], _PART // PAGE)
-        subgroups = _subgroups(shape)
-        threads, groups = _DECODE_THREADS, batch * shape.num_kv_heads
+        parts = ceildiv(indices.shape[0], tile.part // PAGE)
+        subgroups = _subgroups(shape, tile)
+        threads, groups = tile.threads, batch * shape.num_kv_heads
         if shape.subgroup:
             threads, groups = subgroups * shape.subgroup, groups * (shape.group // heads_of(shape))
 
         def task(index: Expr, part: Expr, tx: Expr) -> _DecodePart | SubgroupPart:
             if shape.subgroup:
-                return SubgroupPart(shape, cached, window, index, keep(part * _PART), _PART, subgroups)
-            return _DecodePart(shape, cached, window, index, part, tx)
+                return SubgroupPart(shape, cached, window, index, keep(part * tile.part), tile.part, subgroups)
+            return _DecodePart(shape, tile, cached, window, index, part, tx)
 
         def at_least(total: Expr) -> Expr:
             return I.max(total, I.float32(1e-37))
@@ -102,10 +130,10 @@ def decode(shape: AttentionShape, window: int, sliding_info: bool) -> tirx.PrimF
     return function("paged_decode", arguments, body)
 
 
-def _subgroups(shape: AttentionShape) -> int:
+def _subgroups(shape: AttentionShape, tile: DecodeTile) -> int:
     """Subgroups of a workgroup, so that each has a block of keys of a part. Software adapters have no use for two."""
-    count = 1 if shape.shuffled else _MOST_SUBGROUPS
-    while count > 1 and 4 * count * heads_of(shape) * (shape.head_dim + 2) > _SHARED_BYTES:
+    count = 1 if shape.shuffled else tile.subgroups
+    while count > 1 and 4 * count * heads_of(shape) * (shape.head_dim + 2) > SHARED_BYTES:
         count //= 2
     return count
 
@@ -113,14 +141,23 @@ def _subgroups(shape: AttentionShape) -> int:
 class _DecodePart:
     """The scores of a part of the keys for the heads of one group, their weights, and the weighted values."""
 
-    def __init__(self, shape: AttentionShape, cached: Cached, window: int, index: Expr, part: Expr, tx: Expr) -> None:
-        self.shape, self.cached, self.tx = shape, cached, tx
+    def __init__(
+        self,
+        shape: AttentionShape,
+        tile: DecodeTile,
+        cached: Cached,
+        window: int,
+        index: Expr,
+        part: Expr,
+        tx: Expr,
+    ) -> None:
+        self.shape, self.tile, self.cached, self.tx = shape, tile, cached, tx
         self.b, self.h = keep(index // shape.num_kv_heads), keep(index % shape.num_kv_heads)
         keys = cached.keys(self.b)
-        self.begin = keep(part * _PART)
-        self.count = keep(I.max(I.min(keys - self.begin, _PART), 0))
+        self.begin = keep(part * tile.part)
+        self.count = keep(I.max(I.min(keys - self.begin, tile.part), 0))
         self.oldest = cached.oldest(self.b, self.b, window) if window else None
-        self.scores = shared(shape.group * _PART)
+        self.scores = shared(shape.group * tile.part)
         self.totals = shared(2 * shape.group)
 
     def run(
@@ -136,38 +173,55 @@ class _DecodePart:
         self._values(store)
 
     def _scores(self, q: Buffer, scale: Expr) -> None:
-        group, dim, threads, tx = self.shape.group, self.shape.head_dim, _DECODE_THREADS, self.tx
-        dots = local(group)
-        with I.serial(0, ceildiv(self.count, threads)) as i:
-            t = keep(i * threads + tx)
-            with I.If(t < self.count), I.Then():
-                for g in range(group):
-                    put(dots, g, 0.0)
-                token = keep(self.begin + t)
-                page = keep(self.cached.page(self.b, token // PAGE))
-                first = keep(self.cached.pages.k(page, self.h, token % PAGE, 0))
+        group, dim, threads, tx = self.shape.group, self.shape.head_dim, self.tile.threads, self.tx
+        each = self.tile.keys
+        dots = local(each * group)
+        with I.serial(0, ceildiv(self.count, threads * each)) as i:
+            keys = [keep(i * (threads * each) + j * threads + tx) for j in range(each)]
+            with I.If(keys[0] < self.count), I.Then():
+                for at in range(each * group):
+                    put(dots, at, 0.0)
+                first = [self._key(t if j == 0 else I.min(t, self.count - 1)) for j, t in enumerate(keys)]
                 with I.serial(0, dim) as d:
-                    k = keep(f32(self.cached.pages.data[first + d * PAGE]))
+                    ks = [keep(f32(self.cached.pages.data[at + d * PAGE])) for at in first]
                     for g in range(group):
-                        add(dots, g, k * f32(q[self.b, self.h * group + g, d]))
-                for g in range(group):
-                    score = score_of(self.shape, dots[g], scale)
-                    if self.oldest is not None:
-                        score = I.if_then_else(token >= self.oldest, score, I.float32(LOWEST))
-                    put(self.scores, g * _PART + t, score)
+                        value = f32(q[self.b, self.h * group + g, d])
+                        value = value if each == 1 else keep(value)
+                        for j, k in enumerate(ks):
+                            add(dots, j * group + g, k * value)
+                for j, t in enumerate(keys):
+                    if j == 0:
+                        self._store_scores(dots, j, t, scale)
+                        continue
+                    with I.If(t < self.count), I.Then():
+                        self._store_scores(dots, j, t, scale)
         barrier()
+
+    def _key(self, t: Expr) -> Expr:
+        """Where the t-th key of the part begins."""
+        token = keep(self.begin + t)
+        page = keep(self.cached.page(self.b, token // PAGE))
+        return keep(self.cached.pages.k(page, self.h, token % PAGE, 0))
+
+    def _store_scores(self, dots: Buffer, j: int, t: Expr, scale: Expr) -> None:
+        group = self.shape.group
+        for g in range(group):
+            score = score_of(self.shape, dots[j * group + g], scale)
+            if self.oldest is not None:
+                score = I.if_then_else(self.begin + t >= self.oldest, score, I.float32(LOWEST))
+            put(self.scores, g * self.tile.part + t, score)
 
     def _weights(self, finish: Finish) -> None:
         """Scores become weights; a row of 16 invocations takes each head, in turns."""
-        group, tx = self.shape.group, self.tx
-        lanes, rows = 16, _DECODE_THREADS // 16
-        partial, best, total = shared(_DECODE_THREADS), local(1), local(1)
+        group, part, tx = self.shape.group, self.tile.part, self.tx
+        lanes, rows = WEIGHT_LANES, self.tile.threads // WEIGHT_LANES
+        partial, best, total = shared(self.tile.threads), local(1), local(1)
         lane, row = keep(tx % lanes), keep(tx // lanes)
         for turn in range(-(-group // rows)):
             g = keep(I.min(turn * rows + row, group - 1))
             put(best, 0, LOWEST)
             with I.serial(0, ceildiv(self.count, lanes)) as i, I.If(i * lanes + lane < self.count), I.Then():
-                put(best, 0, I.max(best[0], self.scores[g * _PART + i * lanes + lane]))
+                put(best, 0, I.max(best[0], self.scores[g * part + i * lanes + lane]))
             put(partial, tx, best[0])
             barrier()
             for other in range(lanes):
@@ -175,7 +229,7 @@ class _DecodePart:
             put(total, 0, 0.0)
             mine = turn * rows + row < group
             with I.If(mine), I.Then(), I.serial(0, ceildiv(self.count, lanes)) as i:
-                at = keep(g * _PART + i * lanes + lane)
+                at = keep(g * part + i * lanes + lane)
                 with I.If(i * lanes + lane < self.count), I.Then():
                     score = keep(self.scores[at])
                     weight = keep(I.if_then_else(score > I.float32(LOWEST), I.exp2(score - best[0]), I.float32(0)))
@@ -194,21 +248,36 @@ class _DecodePart:
             barrier()
 
     def _values(self, store: Store) -> None:
-        group, dim, threads, tx = self.shape.group, self.shape.head_dim, _DECODE_THREADS, self.tx
-        sums = local(group)
-        with I.serial(0, ceildiv(dim, threads)) as i:
-            d = keep(i * threads + tx)
-            with I.If(d < dim), I.Then():
-                for g in range(group):
-                    put(sums, g, 0.0)
+        group, dim, threads, tx = self.shape.group, self.shape.head_dim, self.tile.threads, self.tx
+        part, each = self.tile.part, self.tile.columns
+        sums = local(each * group)
+        with I.serial(0, ceildiv(dim, threads * each)) as i:
+            columns = [keep(i * (threads * each) + j * threads + tx) for j in range(each)]
+            with I.If(columns[0] < dim), I.Then():
+                for at in range(each * group):
+                    put(sums, at, 0.0)
+                inside = [columns[0], *(I.min(d, dim - 1) for d in columns[1:])]
                 with I.serial(0, self.count) as t:
                     token = keep(self.begin + t)
                     page = keep(self.cached.page(self.b, token // PAGE))
-                    v = keep(f32(self.cached.pages.data[self.cached.pages.v(page, self.h, token % PAGE, d)]))
+                    first = self.cached.pages.v(page, self.h, token % PAGE, 0)
+                    vs = [keep(f32(self.cached.pages.data[first + d])) for d in inside]
                     for g in range(group):
-                        add(sums, g, v * self.scores[g * _PART + t])
-                for g in range(group):
-                    store(self.b, self.h * group + g, d, sums[g], self.totals[2 * g + 1])
+                        weight = self.scores[g * part + t]
+                        weight = weight if each == 1 else keep(weight)
+                        for j, v in enumerate(vs):
+                            add(sums, j * group + g, v * weight)
+                for j, d in enumerate(columns):
+                    if dim % (threads * each) == 0 or j == 0:
+                        self._store_values(store, sums, j, d)
+                        continue
+                    with I.If(d < dim), I.Then():
+                        self._store_values(store, sums, j, d)
+
+    def _store_values(self, store: Store, sums: Buffer, j: int, d: Expr) -> None:
+        group = self.shape.group
+        for g in range(group):
+            store(self.b, self.h * group + g, d, sums[j * group + g], self.totals[2 * g + 1])
 
 
 def _merge_parts(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from tvm import tirx
@@ -27,10 +27,47 @@ from tir_schedules.gpu.kv_pages import AttentionShape, flat_pages, heads_argumen
 from tir_schedules.gpu.scores import Cached, cached_arguments, results, score_of
 from tir_schedules.paged import PAGE
 
-# A workgroup has a tile of rows (queries times heads of a group) and walks over blocks of keys.
-_PREFILL_THREADS = 64
-_KEYS = 16
-_TILE = 4
+
+@dataclass(frozen=True)
+class PrefillTile:
+    """A workgroup of `threads` has `rows` (queries times heads of a group), and walks over blocks of `keys`.
+
+    An invocation has `tall` rows; the invocations that share them, `lanes`, divide the keys and the head dimension.
+    """
+
+    threads: int = 64
+    rows: int = 16
+    keys: int = 16
+    tall: int = 4
+
+    @property
+    def lanes(self) -> int:
+        """Invocations that share rows."""
+        return self.threads * self.tall // self.rows
+
+    @property
+    def problem(self) -> str:
+        """Why there is no kernel with this tile, or nothing."""
+        if self.rows % self.tall or self.threads * self.tall % self.rows or self.keys % max(1, self.lanes):
+            return f"{self.threads} invocations do not divide {self.rows} rows, {self.tall} each, by {self.keys} keys"
+        if self.rows % self.threads and self.threads % self.rows:
+            return f"{self.rows} rows are no multiple of {self.threads} invocations"
+        return ""
+
+    def sums(self, dim: int) -> int:
+        """Numbers that an invocation adds up: values, or dots."""
+        return self.tall * max(-(-dim // self.lanes), self.keys // self.lanes)
+
+    @property
+    def shared_bytes(self) -> int:
+        """Shared memory of a workgroup."""
+        return 4 * self.rows * (self.keys + 3)
+
+
+def prefill_tile(knobs: Mapping[str, int | str]) -> PrefillTile:
+    """The tile that knobs say."""
+    names = ("threads", "rows", "keys", "tall")
+    return PrefillTile(**{name: int(knobs[f"prefill_{name}"]) for name in names if f"prefill_{name}" in knobs})
 
 
 @dataclass(frozen=True)
@@ -56,6 +93,7 @@ class _Tile:
     """
 
     shape: AttentionShape
+    size: PrefillTile
     b: Expr
     h: Expr
     row0: Expr
@@ -66,12 +104,21 @@ class _Tile:
 
     @property
     def rows(self) -> int:
-        return _prefill_rows(self.shape)
+        return self.size.rows
 
     @property
     def lanes(self) -> int:
-        """Invocations that share four rows."""
-        return _PREFILL_THREADS // (self.rows // _TILE)
+        return self.size.lanes
+
+    def each_row(self, body: Callable[[Expr], None]) -> None:
+        """body(r) for every row, an invocation each."""
+        rows, threads = self.size.rows, self.size.threads
+        if rows > threads:
+            with I.serial(0, rows // threads) as turn:
+                body(keep(turn * threads + self.tx))
+        else:
+            with I.If(self.tx < rows), I.Then():
+                body(self.tx)
 
     def query(self, r: Expr) -> Expr:
         """The query of row r, counted in the sequence's chunk."""
@@ -89,18 +136,15 @@ class _Tile:
         return I.And(self.exists, self.row0 + r < self.queries * self.shape.group)
 
 
-def _prefill_rows(shape: AttentionShape) -> int:
-    """Rows of a tile."""
-    return 16
-
-
-def _for_tile(shape: AttentionShape, batch: Expr, q_indptr: Buffer, n: Expr, body: Callable[[_Tile], None]) -> None:
+def _for_tile(
+    shape: AttentionShape, size: PrefillTile, batch: Expr, q_indptr: Buffer, n: Expr, body: Callable[[_Tile], None]
+) -> None:
     """body(tile) in a workgroup for every tile of every sequence and KV head.
 
     Lengths are known to the device only, so there are as many workgroups as there can be tiles.
     """
-    rows = _prefill_rows(shape)
-    with launch(_PREFILL_THREADS, ceildiv(n * shape.group, rows) + batch, shape.num_kv_heads) as (bx, h, tx):
+    rows = size.rows
+    with launch(size.threads, ceildiv(n * shape.group, rows) + batch, shape.num_kv_heads) as (bx, h, tx):
         left, found = local(1, "int32"), local(1, "int32")
         put(left, 0, bx)
         put(found, 0, -1)
@@ -114,44 +158,47 @@ def _for_tile(shape: AttentionShape, batch: Expr, q_indptr: Buffer, n: Expr, bod
         exists = keep(found[0] >= 0)
         b = keep(I.max(found[0], 0))
         first = keep(q_indptr[b])
-        body(_Tile(shape, b, h, keep(left[0] * rows), first, keep(q_indptr[b + 1] - first), exists, tx))
+        body(_Tile(shape, size, b, h, keep(left[0] * rows), first, keep(q_indptr[b + 1] - first), exists, tx))
 
 
 def _attend(tile: _Tile, keys: _Keys, q: Buffer, k: Buffer, v: Buffer, out: Buffer, lse: Buffer, scale: Expr) -> None:
     """out = weighted mean of the values that each row sees, lse = log2 of its sum of 2**score."""
     rows, dim, lanes, tx = tile.rows, tile.shape.head_dim, tile.lanes, tile.tx
-    scores = shared(rows * _KEYS)
+    tall, size = tile.size.tall, tile.size.keys
+    scores = shared(rows * size)
     top, whole, shrink = shared(rows), shared(rows), shared(rows)
     columns = -(-dim // lanes)
-    sums = local(_TILE * columns)
-    lane, row = keep(tx % lanes), keep(tx // lanes * _TILE)
-    with I.If(tx < rows), I.Then():
-        put(top, tx, LOWEST)
-        put(whole, tx, 0.0)
-    for i in range(_TILE * columns):
+    sums = local(tall * columns)
+    lane, row = keep(tx % lanes), keep(tx // lanes * tall)
+    def nothing(r: Expr) -> None:
+        put(top, r, LOWEST)
+        put(whole, r, 0.0)
+
+    tile.each_row(nothing)
+    for i in range(tall * columns):
         put(sums, i, 0.0)
-    blocks = keep(I.if_then_else(tile.exists, ceildiv(I.max(keys.end - keys.begin, 0), _KEYS), 0))
+    blocks = keep(I.if_then_else(tile.exists, ceildiv(I.max(keys.end - keys.begin, 0), size), 0))
     with I.serial(0, blocks) as block:
-        token0 = keep(keys.begin + block * _KEYS)
+        token0 = keep(keys.begin + block * size)
         barrier()
         _tile_scores(tile, keys, q, k, scores, scale, token0, lane, row)
         barrier()
         _tile_weights(tile, scores, top, whole, shrink)
         barrier()
-        for i in range(_TILE):
+        for i in range(tall):
             factor = keep(shrink[row + i])
             for c in range(columns):
                 put(sums, i * columns + c, sums[i * columns + c] * factor)
-        with I.serial(0, I.min(keys.end - token0, _KEYS)) as t:
+        with I.serial(0, I.min(keys.end - token0, size)) as t:
             at = keys.v(token0 + t)
-            weights = [keep(scores[(row + i) * _KEYS + t]) for i in range(_TILE)]
+            weights = [keep(scores[(row + i) * size + t]) for i in range(tall)]
             for c in range(columns):
                 d = lane + c * lanes if dim % lanes == 0 else I.min(lane + c * lanes, dim - 1)
                 value = keep(f32(v[at(d)]))
-                for i in range(_TILE):
+                for i in range(tall):
                     add(sums, i * columns + c, weights[i] * value)
     barrier()
-    for i in range(_TILE):
+    for i in range(tall):
         with I.If(tile.inside(row + i)), I.Then():
             target, head = keep(tile.first + tile.query(row + i)), keep(tile.head(row + i))
             total = keep(I.max(whole[row + i], I.float32(1e-37)))
@@ -178,50 +225,55 @@ def _tile_scores(
     row: Expr,
 ) -> None:
     """scores[row, key] of a block of keys; LOWEST where a row does not see a key."""
-    dim, lanes = tile.shape.head_dim, tile.lanes
-    count = _KEYS // lanes
-    dots = local(_TILE * count)
+    dim, lanes, tall, size = tile.shape.head_dim, tile.lanes, tile.size.tall, tile.size.keys
+    count = size // lanes
+    dots = local(tall * count)
     tokens = [keep(token0 + lane + lanes * j) for j in range(count)]
     at = [keys.k(I.min(token, keys.end - 1)) for token in tokens]
     lines = [
         (keep(tile.first + I.max(I.min(tile.query(row + i), tile.queries - 1), 0)), keep(tile.head(row + i)))
-        for i in range(_TILE)
+        for i in range(tall)
     ]
-    for i in range(_TILE * count):
+    for i in range(tall * count):
         put(dots, i, 0.0)
     with I.serial(0, dim) as d:
         a = [keep(f32(q[line, head, d])) for line, head in lines]
         b = [keep(f32(k[index(d)])) for index in at]
-        for i in range(_TILE):
+        for i in range(tall):
             for j in range(count):
                 add(dots, i * count + j, a[i] * b[j])
-    for i in range(_TILE):
+    for i in range(tall):
         for j in range(count):
             seen = I.And(tokens[j] < keys.end, keys.seen(tile.query(row + i), tokens[j]))
             score = I.if_then_else(seen, score_of(tile.shape, dots[i * count + j], scale), I.float32(LOWEST))
-            put(scores, (row + i) * _KEYS + lane + lanes * j, score)
+            put(scores, (row + i) * size + lane + lanes * j, score)
 
 
 def _tile_weights(tile: _Tile, scores: Buffer, top: Buffer, whole: Buffer, shrink: Buffer) -> None:
     """Scores become weights relative to the new largest score of each row."""
-    tx, best, total = tile.tx, local(1), local(1)
-    with I.If(tx < tile.rows), I.Then():
-        put(best, 0, top[tx])
-        with I.serial(0, _KEYS) as t:
-            put(best, 0, I.max(best[0], scores[tx * _KEYS + t]))
+    size, best, total = tile.size.keys, local(1), local(1)
+
+    def weigh(r: Expr) -> None:
+        put(best, 0, top[r])
+        with I.serial(0, size) as t:
+            put(best, 0, I.max(best[0], scores[r * size + t]))
         put(total, 0, 0.0)
-        with I.serial(0, _KEYS) as t:
-            score = keep(scores[tx * _KEYS + t])
+        with I.serial(0, size) as t:
+            score = keep(scores[r * size + t])
             weight = keep(I.if_then_else(score > I.float32(LOWEST), I.exp2(score - best[0]), I.float32(0)))
-            put(scores, tx * _KEYS + t, weight)
+            put(scores, r * size + t, weight)
             add(total, 0, weight)
-        factor = keep(I.exp2(top[tx] - best[0]))
-        put(shrink, tx, factor)
-        put(whole, tx, whole[tx] * factor + total[0])
-        put(top, tx, best[0])
+        factor = keep(I.exp2(top[r] - best[0]))
+        put(shrink, r, factor)
+        put(whole, r, whole[r] * factor + total[0])
+        put(top, r, best[0])
+
+    tile.each_row(weigh)
 
 
-def prefill_cached(shape: AttentionShape, window: int, sliding_info: bool) -> tirx.PrimFunc:
+def prefill_cached(
+    shape: AttentionShape, window: int, sliding_info: bool, size: PrefillTile = PrefillTile()
+) -> tirx.PrimFunc:
     """Queries of the current chunk against the pages of tokens before it: q and output [n, heads, D].
 
     Sequence b has rows q_indptr[b]:q_indptr[b+1]. All cached keys precede the chunk, so only the window masks.
@@ -255,12 +307,12 @@ def prefill_cached(shape: AttentionShape, window: int, sliding_info: bool) -> ti
             keys = _Keys(begin, end, lambda t: at(pages.k, t), lambda t: at(pages.v, t), seen)
             _attend(tile, keys, q, pages.data, pages.data, out, lse, scale)
 
-        _for_tile(shape, batch, q_indptr, n, attend)
+        _for_tile(shape, size, batch, q_indptr, n, attend)
 
     return function("paged_prefill", arguments, body)
 
 
-def prefill_chunk(shape: AttentionShape) -> tirx.PrimFunc:
+def prefill_chunk(shape: AttentionShape, size: PrefillTile = PrefillTile()) -> tirx.PrimFunc:
     """Causal attention of the current chunk with itself (TVM's "ragged" prefill): q and output [n, heads, D].
 
     The chunk is never longer than the sliding window (compiler/export.py caps it), so the window cannot mask.
@@ -295,6 +347,6 @@ def prefill_chunk(shape: AttentionShape) -> tirx.PrimFunc:
             keys = _Keys(0, end, at, at, lambda query, token: token <= before + query)
             _attend(tile, keys, q, k, v, out, lse, scale)
 
-        _for_tile(shape, batch, q_indptr, n, attend)
+        _for_tile(shape, size, batch, q_indptr, n, attend)
 
     return function("ragged_prefill", arguments, body)

@@ -6,13 +6,14 @@ from collections.abc import Callable, Mapping
 
 from tvm import tirx
 
-from tir_schedules.gpu.attention import OF_SUBGROUPS, of_subgroups
+from tir_schedules.gpu.attention import OF_SUBGROUPS, attention, of_subgroups
 from tir_schedules.gpu.elementwise import elementwise
 from tir_schedules.gpu.matmul import expert_matmul, matmul, take
 from tir_schedules.gpu.norm import norm
 from tir_schedules.gpu.route import moe_route
 from tir_schedules.gpu.subgroup_matmul import subgroup_expert_matmul, subgroup_matmul
 from tir_schedules.op import Declined, Op, scheduled
+from tir_schedules.paged import ATTENTION
 
 Knobs = Mapping[str, int | str]
 Rule = Callable[[tirx.PrimFunc, "Op | None", Knobs], "tirx.PrimFunc | Declined"]
@@ -35,6 +36,10 @@ def _subgroup_attention(func: tirx.PrimFunc, op: Op | None, knobs: Knobs) -> tir
     return kernel if isinstance(kernel, Declined) else scheduled(kernel, func)
 
 
+def _attention(func: tirx.PrimFunc, op: Op | None, knobs: Knobs) -> tirx.PrimFunc | Declined:
+    return Declined("not tagged") if op is None else scheduled(attention(func, op, knobs), func)
+
+
 # Name, the operations that it is for (none: any), rule.
 RULES: tuple[tuple[str, tuple[str, ...], Rule], ...] = (
     ("gpu.subgroup_matmul", ("matmul", "gated_matmul"), _hand_written(subgroup_matmul)),
@@ -43,6 +48,7 @@ RULES: tuple[tuple[str, tuple[str, ...], Rule], ...] = (
     ("gpu.take", ("take",), _hand_written(take)),
     ("gpu.expert_matmul", ("expert_matmul",), _hand_written(expert_matmul)),
     ("gpu.subgroup_attention", OF_SUBGROUPS, _subgroup_attention),
+    ("gpu.attention", ATTENTION, _attention),
     ("gpu.norm", ("rms_norm", "add_rms_norm"), _hand_written(norm)),
     ("gpu.moe_route", ("moe_route",), _hand_written(moe_route)),
     ("gpu.elementwise", (), elementwise),

@@ -1,24 +1,44 @@
 """What can be tuned in the kernels for GPUs, by the rule that makes them.
 
-Every choice keeps to what all targets grant: 8 rows of 32 invocations with 16 sums each are 256 invocations and 16 KiB
-of shared memory.
+Every choice keeps to what all targets grant: 256 invocations and 32 KiB of shared memory. (GEMV: 8 rows of 32
+invocations with 16 sums each are 256 and 16 KiB.)
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
+from tir_schedules.gpu.decode_attention import SHARED_BYTES, decode_tile
 from tir_schedules.gpu.matmul import HEAD
+from tir_schedules.gpu.prefill_attention import prefill_tile
 from tir_schedules.op import Op
+from tir_schedules.paged import Heads, heads_of
 from tir_schedules.space import Choice, Knobs, Space
 
 MANY_ROWS = 128  # of x, that prompts are measured with
+CONTEXT = 512  # cached tokens that attention is measured with
 _MOST_SUMS = 128  # of an invocation: more are in memory on any device
 _GEMV: Mapping[str, tuple[int, ...]] = {
     "gemv_blocks": (1, 2, 4, 8, 16),
     "gemv_invocations": (1, 1024, 4096, 16384, 65536),
 }
 _WORDS: Mapping[str, tuple[int, ...]] = {"gemv_words": (8, 16, 32, 64, 128)}
+_DECODE: Mapping[str, tuple[int, ...]] = {
+    "decode_part": (32, 64, 128, 256, 512, 1024),
+    "decode_threads": (16, 32, 64, 128),
+    "decode_keys": (1, 2, 4, 8),
+    "decode_columns": (1, 2, 4, 8),
+}
+_SUBGROUP_DECODE: Mapping[str, tuple[int, ...]] = {
+    "decode_part": (32, 64, 128, 256, 512, 1024),
+    "decode_subgroups": (1, 2, 4, 8),
+}
+_PREFILL: Mapping[str, tuple[int, ...]] = {
+    "prefill_threads": (8, 16, 32, 64, 128),
+    "prefill_rows": (8, 16, 32, 64),
+    "prefill_keys": (8, 16, 32, 64),
+    "prefill_tall": (1, 2, 4, 8, 16),
+}
 _GEMM: Mapping[str, tuple[int, ...]] = {"gemm_rows": (1, 2, 4, 8, 16), "gemm_blocks": (1, 2, 4, 8, 16, 32)}
 
 
@@ -40,17 +60,78 @@ def _gemv_and_gemm(op: Op, gemv: Mapping[str, tuple[int, ...]], knobs: Knobs) ->
 
 def _space(bucket: str, rows: int, values: Mapping[str, tuple[int, ...]], knobs: Knobs) -> Space:
     default = {name: int(knobs[name]) for name in values}
-    allowed = {name: tuple(sorted({*choices, default[name]})) for name, choices in values.items()}
     now = default.get("gemm_rows", 1) * default.get("gemm_blocks", 1)
 
     def problem(choice: Choice) -> str:
         sums, most = choice.get("gemm_rows", 1) * choice.get("gemm_blocks", 1), max(now, _MOST_SUMS)
         return f"{sums} sums of an invocation are more than {most}" if sums > most else ""
 
-    return Space(bucket, rows, bucket, allowed, default, problem)
+    return Space(bucket, rows, bucket, _with(values, default), default, problem)
+
+
+def _attention(op: Op, knobs: Knobs) -> tuple[Space, ...]:
+    """One query, or a prompt's."""
+    return (_decode(op, knobs) if "decode" in op.kind else _prefill(op, knobs),)
+
+
+def _decode(op: Op, knobs: Knobs) -> Space:
+    heads, tile = Heads(**heads_of(op)), decode_tile(knobs)
+    default = {name: int(getattr(tile, name.removeprefix("decode_"))) for name in _DECODE}
+
+    def problem(choice: Choice) -> str:
+        wanted = decode_tile(choice)
+        return (
+            _too_much("bytes of shared memory", wanted.shared_bytes(heads.group), SHARED_BYTES)
+            or _too_much("sums of an invocation", max(wanted.keys, wanted.columns) * heads.group, _MOST_SUMS)
+            or _too_much("dimensions at once", (wanted.columns - 1) * wanted.threads, heads.head_dim - 1)
+            or _too_much("keys at once", (wanted.keys - 1) * wanted.threads, wanted.part - 1)
+        )
+
+    return Space("decode", 1, "attention", _with(_DECODE, default), default, problem, CONTEXT)
+
+
+def _subgroup_decode(op: Op, knobs: Knobs) -> tuple[Space, ...]:
+    tile = decode_tile(knobs)
+    default = {"decode_part": tile.part}
+    if not knobs["shuffle_x"]:  # elsewhere a workgroup is one subgroup
+        default["decode_subgroups"] = tile.subgroups
+    values = {name: _SUBGROUP_DECODE[name] for name in default}
+    lanes = int(knobs["subgroup"])
+
+    def problem(choice: Choice) -> str:
+        return _too_much("invocations", choice.get("decode_subgroups", 1) * lanes, 256)
+
+    return (Space("decode", 1, "attention", _with(values, default), default, problem, CONTEXT),)
+
+
+def _prefill(op: Op, knobs: Knobs) -> Space:
+    dim, tile = op.int("head_dim"), prefill_tile(knobs)
+    default = {name: int(getattr(tile, name.removeprefix("prefill_"))) for name in _PREFILL}
+
+    def problem(choice: Choice) -> str:
+        wanted = prefill_tile(choice)
+        return (
+            wanted.problem
+            or _too_much("sums of an invocation", wanted.sums(dim), max(_MOST_SUMS, tile.sums(dim)))
+            or _too_much("bytes of shared memory", wanted.shared_bytes, SHARED_BYTES)
+        )
+
+    keys = 0 if "chunk" in op.kind else CONTEXT
+    return Space("prefill", MANY_ROWS, "attention", _with(_PREFILL, default), default, problem, keys)
+
+
+def _too_much(what: str, found: int, most: int) -> str:
+    return f"{found} {what} are more than {most}" if found > most else ""
+
+
+def _with(values: Mapping[str, tuple[int, ...]], default: Choice) -> dict[str, tuple[int, ...]]:
+    """The values of every knob, the default's among them."""
+    return {name: tuple(sorted({*choices, default[name]})) for name, choices in values.items()}
 
 
 SPACES: Mapping[str, Callable[[Op, Knobs], tuple[Space, ...]]] = {
     "gpu.matmul": _matmul,
     "gpu.subgroup_matmul": _subgroup_matmul,
+    "gpu.attention": _attention,
+    "gpu.subgroup_attention": _subgroup_decode,
 }

@@ -164,7 +164,8 @@ class Bench:
     def _results(self, function: Any) -> list[Array]:
         """What a function writes."""
         function(*self._turns[0])
-        return [_as_numbers(self._turns[0][index].numpy()) for index in self._outputs]
+        written: list[Any] = [self._turns[0][index] for index in self._outputs]
+        return [_as_numbers(tensor.numpy()) for tensor in written]
 
     def _time(self, function: Any) -> float:
         first, self._next = self._next, self._next + self._calls

@@ -11,6 +11,7 @@ from tir_schedules.gpu.elementwise import elementwise
 from tir_schedules.gpu.matmul import expert_matmul, matmul, take
 from tir_schedules.gpu.norm import norm
 from tir_schedules.gpu.route import moe_route
+from tir_schedules.gpu.sampling import SAMPLING, sampling
 from tir_schedules.gpu.subgroup_matmul import subgroup_expert_matmul, subgroup_matmul
 from tir_schedules.op import Declined, Op, scheduled
 from tir_schedules.paged import ATTENTION
@@ -40,6 +41,10 @@ def _attention(func: tirx.PrimFunc, op: Op | None, knobs: Knobs) -> tirx.PrimFun
     return Declined("not tagged") if op is None else scheduled(attention(func, op, knobs), func)
 
 
+def _sampling(func: tirx.PrimFunc, op: Op | None, knobs: Knobs) -> tirx.PrimFunc | Declined:
+    return Declined("not tagged") if op is None else scheduled(sampling(func, op, knobs), func)
+
+
 # Name, the operations that it is for (none: any), rule.
 RULES: tuple[tuple[str, tuple[str, ...], Rule], ...] = (
     ("gpu.subgroup_matmul", ("matmul", "gated_matmul"), _hand_written(subgroup_matmul)),
@@ -49,6 +54,7 @@ RULES: tuple[tuple[str, tuple[str, ...], Rule], ...] = (
     ("gpu.expert_matmul", ("expert_matmul",), _hand_written(expert_matmul)),
     ("gpu.subgroup_attention", OF_SUBGROUPS, _subgroup_attention),
     ("gpu.attention", ATTENTION, _attention),
+    ("gpu.sampling", tuple(SAMPLING), _sampling),
     ("gpu.norm", ("rms_norm", "add_rms_norm"), _hand_written(norm)),
     ("gpu.moe_route", ("moe_route",), _hand_written(moe_route)),
     ("gpu.elementwise", (), elementwise),

@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from tvm import tirx
 from tvm.script.ir_builder import tirx as I
@@ -25,26 +25,16 @@ from tir_schedules.gpu.kernel import (
     put,
     reduced,
     shared,
-    workspace,
 )
 from tir_schedules.gpu.sample import sample
-from tir_schedules.op import by_hand
+from tir_schedules.gpu.sort import argsort_probs, sort_tile
+from tir_schedules.op import Op, by_hand
 
 _THREADS = 256
-_SCAN_THREADS = 64
 MASKED = -3.4e38  # a logit that is never drawn
 
-# Radix sort of the 32 bits of a probability, 4 at a time, lowest first. Shared memory holds a count for each digit and
-# invocation; more than a few hundred numbers there cost software adapters seconds of compilation.
-_DIGIT_BITS = 4
-_DIGITS = 1 << _DIGIT_BITS
-_PASSES = 32 // _DIGIT_BITS
-_SORT_THREADS = _DIGITS
-_RUN = 64  # neighbouring elements that one invocation takes, in order
-_SORT_BLOCK = _SORT_THREADS * _RUN
 
-
-def softmax_with_temperature(vocab: int) -> tirx.PrimFunc:
+def softmax_with_temperature(vocab: int, threads: int = _THREADS) -> tirx.PrimFunc:
     """logits f32[b, 1, V], temperature f32[b] -> probabilities f32[b, 1, V]; temperature 0 is the one-hot limit."""
     b = tirx.Var("b", "int64")
     arguments = {
@@ -54,165 +44,29 @@ def softmax_with_temperature(vocab: int) -> tirx.PrimFunc:
     }
 
     def body(logits: Buffer, temperature: Buffer, out: Buffer) -> None:
-        with launch(_THREADS, b) as (row, _, tx):
-            scratch, mine = shared(_THREADS + 16), local(1)
+        with launch(threads, b) as (row, _, tx):
+            scratch, mine = shared(threads + 16), local(1)
             put(mine, 0, LOWEST)
 
             def each(do: Callable[[Expr], None]) -> None:
-                with I.serial(0, ceildiv(vocab, _THREADS)) as i:
-                    at = keep(i * _THREADS + tx)
+                with I.serial(0, ceildiv(vocab, threads)) as i:
+                    at = keep(i * threads + tx)
                     with I.If(at < vocab), I.Then():
                         do(at)
 
             each(lambda at: put(mine, 0, I.max(mine[0], logits[row, 0, at])))
-            top = keep(reduced(scratch, tx, _THREADS, mine[0], I.max))
+            top = keep(reduced(scratch, tx, threads, mine[0], I.max))
             inverse = keep(I.float32(1) / I.max(temperature[row], I.float32(1e-6)))
             weight = lambda at: I.exp((logits[row, 0, at] - top) * inverse)  # noqa: E731
             put(mine, 0, 0.0)
             each(lambda at: add(mine, 0, weight(at)))
-            total = keep(reduced(scratch, tx, _THREADS, mine[0], lambda a, c: a + c))
+            total = keep(reduced(scratch, tx, threads, mine[0], lambda a, c: a + c))
             each(lambda at: put(out, (row, 0, at), weight(at) / total))
 
     return function("softmax_with_temperature", arguments, body)
 
 
-def argsort_probs(vocab: int) -> tirx.PrimFunc:
-    """probs f32[b, V] -> (largest first f32[b, V], their ids i32[b, V]); of equal ones the lower id first.
-
-    A stable radix sort: each pass counts digits by block, sums the counts, and moves the elements.
-    """
-    b = tirx.Var("b", "int64")
-    arguments = {
-        "probs": Tensor((b, vocab), "float32"),
-        "sorted_probs": Tensor((b, vocab), "float32"),
-        "sorted_ids": Tensor((b, vocab), "int32"),
-    }
-    blocks = -(-vocab // _SORT_BLOCK)
-
-    def body(probs: Buffer, sorted_probs: Buffer, sorted_ids: Buffer) -> None:
-        other_probs, other_ids = workspace((b, vocab), "float32"), workspace((b, vocab), "int32")
-        counts = workspace((b, _DIGITS, blocks), "int32")
-        with launch(_THREADS, -(-vocab // _THREADS), b) as (bx, row, tx):
-            at = keep(bx * _THREADS + tx)
-            with I.If(at < vocab), I.Then():
-                put(sorted_probs, (row, at), probs[row, at])
-                put(sorted_ids, (row, at), at)
-        here, there = (sorted_probs, sorted_ids), (other_probs, other_ids)
-
-        def sort(digit: Callable[[Expr], Expr], source: tuple[Buffer, Buffer], target: tuple[Buffer, Buffer]) -> None:
-            with launch(_SORT_THREADS, blocks, b) as (block, row, tx):
-                _count(source[0], counts, digit, block, row, tx, vocab)
-            with launch(_SCAN_THREADS, b) as (row, _, tx):
-                _prefix_sums(counts, row, tx, blocks)
-            with launch(_SORT_THREADS, blocks, b) as (block, row, tx):
-                _move(source, target, counts, digit, block, row, tx, vocab)
-
-        # On the host; the kernels of both ways are the same.
-        with I.serial(0, _PASSES) as index, I.If(index % 2 == 0):
-            with I.Then():
-                sort(_digit_of(index), here, there)
-            with I.Else():
-                sort(_digit_of(index), there, here)
-
-    return function("argsort_probs", arguments, body)
-
-
-def _digit_of(index: Expr) -> Callable[[Expr], Expr]:
-    """The digit that sorts descending in pass `index`."""
-
-    def digit(prob: Expr) -> Expr:
-        bits = I.shift_right(I.reinterpret("uint32", I.max(prob, I.float32(0))), I.cast(_DIGIT_BITS * index, "uint32"))
-        return (_DIGITS - 1) - I.cast(I.bitwise_and(bits, I.uint32(_DIGITS - 1)), "int32")
-
-    return digit
-
-
-def _each_of_run(block: Expr, tx: Expr, vocab: int, do: Callable[[Expr], None]) -> None:
-    with I.serial(0, _RUN) as i:
-        at = keep(block * _SORT_BLOCK + tx * _RUN + i)
-        with I.If(at < vocab), I.Then():
-            do(at)
-
-
-def _own_counts(source: Buffer, digit: Callable[[Expr], Expr], block: Expr, row: Expr, tx: Expr, vocab: int) -> Buffer:
-    """Shared i32[digits, threads]: how often each digit is in the run of each invocation."""
-    own = shared(_DIGITS * _SORT_THREADS, "int32")
-    with I.serial(0, _DIGITS) as d:
-        put(own, d * _SORT_THREADS + tx, 0)
-    _each_of_run(block, tx, vocab, lambda at: add(own, digit(source[row, at]) * _SORT_THREADS + tx, 1))
-    barrier()
-    return own
-
-
-def _count(
-    source: Buffer, counts: Buffer, digit: Callable[[Expr], Expr], block: Expr, row: Expr, tx: Expr, vocab: int
-) -> None:
-    """counts[row, digit, block]: invocation d sums digit d."""
-    own, total = _own_counts(source, digit, block, row, tx, vocab), local(1, "int32")
-    put(total, 0, 0)
-    with I.serial(0, _SORT_THREADS) as t:
-        add(total, 0, own[tx * _SORT_THREADS + t])
-    put(counts, (row, tx, block), total[0])
-
-
-def _prefix_sums(counts: Buffer, row: Expr, tx: Expr, blocks: int) -> None:
-    """counts[row] becomes what comes before each entry, digit by digit and block by block."""
-    share = -(-_DIGITS * blocks // _SCAN_THREADS)
-    sums, total = shared(_SCAN_THREADS, "int32"), local(2, "int32")
-
-    def each(do: Callable[[Expr, Expr], None]) -> None:
-        with I.serial(0, share) as i:
-            at = keep(tx * share + i)
-            with I.If(at < _DIGITS * blocks), I.Then():
-                do(keep(at // blocks), keep(at % blocks))
-
-    put(total, 0, 0)
-    each(lambda d, block: add(total, 0, counts[row, d, block]))
-    put(sums, tx, total[0])
-    barrier()
-    put(total, 0, 0)
-    with I.serial(0, tx) as t:
-        add(total, 0, sums[t])
-
-    def replace(d: Expr, block: Expr) -> None:
-        put(total, 1, counts[row, d, block])
-        put(counts, (row, d, block), total[0])
-        add(total, 0, total[1])
-
-    each(replace)
-
-
-def _move(
-    source: tuple[Buffer, Buffer],
-    target: tuple[Buffer, Buffer],
-    counts: Buffer,
-    digit: Callable[[Expr], Expr],
-    block: Expr,
-    row: Expr,
-    tx: Expr,
-    vocab: int,
-) -> None:
-    """Elements to their places in this pass's order; equal digits keep their order."""
-    own, place = _own_counts(source[0], digit, block, row, tx, vocab), local(2, "int32")
-    put(place, 0, counts[row, tx, block])
-    with I.serial(0, _SORT_THREADS) as t:
-        put(place, 1, own[tx * _SORT_THREADS + t])
-        put(own, tx * _SORT_THREADS + t, place[0])
-        add(place, 0, place[1])
-    barrier()
-
-    def move(at: Expr) -> None:
-        prob = keep(source[0][row, at])
-        slot = keep(digit(prob) * _SORT_THREADS + tx)
-        to = keep(own[slot])
-        put(own, slot, to + 1)
-        put(target[0], (row, to), prob)
-        put(target[1], (row, to), source[1][row, at])
-
-    _each_of_run(block, tx, vocab, move)
-
-
-def sample_with_top_p(vocab: int) -> tirx.PrimFunc:
+def sample_with_top_p(vocab: int, threads: int = _THREADS) -> tirx.PrimFunc:
     """sorted probs f32[b, V], ids i32[b, V], uniform f32[n], row i32[n], top_p f32[b] -> token i32[n].
 
     The nucleus is the shortest prefix whose mass reaches top_p, at least one token; `uniform` draws in it.
@@ -226,12 +80,12 @@ def sample_with_top_p(vocab: int) -> tirx.PrimFunc:
         "top_p": Tensor((b,), "float32"),
         "token": Tensor((n,), "int32"),
     }
-    share = -(-vocab // _THREADS)
+    share = -(-vocab // threads)
 
     def body(probs: Buffer, ids: Buffer, uniform: Buffer, row: Buffer, top_p: Buffer, token: Buffer) -> None:
-        with launch(_THREADS, n) as (j, _, tx):
+        with launch(threads, n) as (j, _, tx):
             r = keep(row[j])
-            sums, found = shared(_THREADS), shared(2, "int32")
+            sums, found = shared(threads), shared(2, "int32")
             nucleus = shared(1)
             before, running, total = local(1), local(1), local(1)
             first = keep(tx * share)
@@ -361,3 +215,29 @@ def sampling_functions(vocab: int) -> dict[str, tirx.PrimFunc]:
         apply_bitmask_inplace,
     )
     return by_hand({make.__name__: make(vocab) for make in makers}, vocab=vocab)
+
+
+# Those that can be made again, and the knobs that count.
+SAMPLING: Mapping[str, tuple[str, ...]] = {
+    "softmax_with_temperature": ("softmax_threads",),
+    "argsort_probs": ("sort_digit_bits", "sort_run"),
+    "sample_with_top_p": ("top_p_threads",),
+}
+
+
+def sampling_knobs(kind: str, knobs: Mapping[str, int | str]) -> dict[str, int]:
+    """What the knobs of a sampling function are."""
+    tile = sort_tile(knobs)
+    default = {"sort_digit_bits": tile.digit_bits, "sort_run": tile.run}
+    return {name: int(knobs.get(name, default.get(name, _THREADS))) for name in SAMPLING[kind]}
+
+
+def sampling(func: tirx.PrimFunc, op: Op, knobs: Mapping[str, int | str]) -> tirx.PrimFunc:
+    """A sampling function with the knobs that are its own; the one that there is where they say nothing."""
+    found, vocab = sampling_knobs(op.kind, knobs), op.int("vocab")
+    if found == sampling_knobs(op.kind, {}):
+        return func
+    if op.kind == "argsort_probs":
+        return argsort_probs(vocab, sort_tile(found))
+    make = softmax_with_temperature if op.kind == "softmax_with_temperature" else sample_with_top_p
+    return make(vocab, *found.values())

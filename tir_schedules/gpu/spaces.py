@@ -7,10 +7,12 @@ invocations with 16 sums each are 256 and 16 KiB.)
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 
 from tir_schedules.gpu.decode_attention import SHARED_BYTES, decode_tile
 from tir_schedules.gpu.matmul import HEAD
 from tir_schedules.gpu.prefill_attention import prefill_tile
+from tir_schedules.gpu.sampling import sampling_knobs
 from tir_schedules.op import Op
 from tir_schedules.paged import Heads, heads_of
 from tir_schedules.space import Choice, Knobs, Space
@@ -38,6 +40,12 @@ _PREFILL: Mapping[str, tuple[int, ...]] = {
     "prefill_rows": (8, 16, 32, 64),
     "prefill_keys": (8, 16, 32, 64),
     "prefill_tall": (1, 2, 4, 8, 16),
+}
+_SAMPLING: Mapping[str, tuple[int, ...]] = {
+    "softmax_threads": (16, 32, 64, 128, 256),
+    "sort_digit_bits": (4, 5),  # 8 passes, or 6
+    "sort_run": (16, 32, 64, 128, 256, 512),
+    "top_p_threads": (16, 32, 64, 128, 256),
 }
 _GEMM: Mapping[str, tuple[int, ...]] = {"gemm_rows": (1, 2, 4, 8, 16), "gemm_blocks": (1, 2, 4, 8, 16, 32)}
 
@@ -67,6 +75,27 @@ def _space(bucket: str, rows: int, values: Mapping[str, tuple[int, ...]], knobs:
         return f"{sums} sums of an invocation are more than {most}" if sums > most else ""
 
     return Space(bucket, rows, bucket, _with(values, default), default, problem)
+
+
+def _expert_matmul(op: Op, knobs: Knobs) -> tuple[Space, ...]:
+    """One token's experts."""
+    return (replace(_space("gemv", 1, {**_GEMV, **_WORDS}, knobs), family="experts"),)
+
+
+def _subgroup_expert_matmul(op: Op, knobs: Knobs) -> tuple[Space, ...]:
+    return (replace(_space("gemv", 1, _GEMV, knobs), family="experts"),)
+
+
+def _norm(op: Op, knobs: Knobs) -> tuple[Space, ...]:
+    """One row, and many: whole subgroups, where their size is known."""
+    lanes = int(knobs.get("subgroup", 0))
+
+    def space(bucket: str, rows: int, name: str) -> Space:
+        default = {name: int(knobs.get(name, knobs["norm_threads"]))}
+        threads = tuple(n for n in (8, 16, 32, 64, 128, 256) if n % max(1, lanes) == 0)
+        return Space(bucket, rows, "norm", _with({name: threads}, default), default, lambda choice: "")
+
+    return space("one", 1, "norm_threads.one"), space("many", MANY_ROWS, "norm_threads.many")
 
 
 def _attention(op: Op, knobs: Knobs) -> tuple[Space, ...]:
@@ -120,6 +149,13 @@ def _prefill(op: Op, knobs: Knobs) -> Space:
     return Space("prefill", MANY_ROWS, "attention", _with(_PREFILL, default), default, problem, keys)
 
 
+def _sampling(op: Op, knobs: Knobs) -> tuple[Space, ...]:
+    """One row of logits."""
+    default = sampling_knobs(op.kind, knobs)
+    values = {name: _SAMPLING[name] for name in default}
+    return (Space("one", 1, "sampling", _with(values, default), default, lambda choice: ""),)
+
+
 def _too_much(what: str, found: int, most: int) -> str:
     return f"{found} {what} are more than {most}" if found > most else ""
 
@@ -132,6 +168,10 @@ def _with(values: Mapping[str, tuple[int, ...]], default: Choice) -> dict[str, t
 SPACES: Mapping[str, Callable[[Op, Knobs], tuple[Space, ...]]] = {
     "gpu.matmul": _matmul,
     "gpu.subgroup_matmul": _subgroup_matmul,
+    "gpu.expert_matmul": _expert_matmul,
+    "gpu.subgroup_expert_matmul": _subgroup_expert_matmul,
+    "gpu.norm": _norm,
     "gpu.attention": _attention,
+    "gpu.sampling": _sampling,
     "gpu.subgroup_attention": _subgroup_decode,
 }

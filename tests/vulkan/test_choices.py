@@ -21,7 +21,7 @@ from mlcpipe.tuning.inputs import Inputs, inputs_of
 from mlcpipe.tuning.kernels import ruled
 from tests.vulkan.schedule_cases import LAYOUT, Array, attention
 from tir_schedules.gpu.attention import AttentionShape, kv_cache_functions
-from tir_schedules.gpu.sampling import SAMPLING, sampling_functions
+from tir_schedules.gpu.sampling import sampling_functions
 from tir_schedules.gpu.spaces import SPACES
 from tir_schedules.op import Declined, op_of
 from tir_schedules.paged import PAGE

@@ -5,6 +5,7 @@ MLCPIPE_DUMP         a folder that gets the IR after every pass
 MLCPIPE_CACHE        where compiled bundles, downloads and the chat history are kept
 MLCPIPE_THREADS      how many threads the CPU kernels use (default: the physical cores)
 MLCPIPE_CPU_VARIANT  which variant of the compiled library runs (default: the best for this CPU, see `mlcpipe inspect`)
+MLCPIPE_CUDA_GRAPHS  0: launch the kernels of a decode step one by one
 VK_INSTANCE_LAYERS   the Vulkan loader's: if it has VK_LAYER_KHRONOS_validation, messages of that layer become errors
 """
 
@@ -26,6 +27,7 @@ class Env:
     cache_dir: Path
     threads: int | None
     cpu_variant: str | None
+    cuda_graphs: bool
     vulkan_validation: bool
 
 
@@ -39,6 +41,7 @@ def env() -> Env:
         cache_dir=Path(cache).expanduser() if cache else _user_cache(),
         threads=_integer("MLCPIPE_THREADS", low=1, high=1024),
         cpu_variant=os.environ.get("MLCPIPE_CPU_VARIANT", "").strip() or None,
+        cuda_graphs=_integer("MLCPIPE_CUDA_GRAPHS", low=0, high=1) != 0,
         vulkan_validation="VK_LAYER_KHRONOS_validation" in os.environ.get("VK_INSTANCE_LAYERS", ""),
     )
 

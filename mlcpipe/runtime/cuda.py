@@ -111,7 +111,7 @@ def load() -> None:
         ctypes.CDLL(_DRIVER[sys.platform])
     except OSError as error:
         raise TargetError("there is no NVIDIA driver", found=str(error)[:200], next_step=_ADVICE) from error
-    _load_cudart(*_CUDART[sys.platform])
+    cudart()
     spec = importlib.util.find_spec("tvm")
     folder = Path(str(spec.origin)).parent / "lib" if spec is not None else Path()
     try:
@@ -122,14 +122,15 @@ def load() -> None:
         ) from error
 
 
-def _load_cudart(name: str, inside: str) -> None:
-    """CUDA's runtime library, the system's or that of NVIDIA's package, where TVM's finds it."""
+@functools.cache
+def cudart() -> Any:
+    """CUDA's runtime library, the system's or that of NVIDIA's package, where TVM's finds it. Raises TargetError."""
+    name, inside = _CUDART[sys.platform]
     nvidia = importlib.util.find_spec("nvidia")
     folders = nvidia.submodule_search_locations if nvidia is not None else None
     for path in (name, *(str(Path(folder, "cu13", inside)) for folder in folders or ())):
         try:
-            ctypes.CDLL(path, ctypes.RTLD_GLOBAL)
-            return
+            return ctypes.CDLL(path, ctypes.RTLD_GLOBAL)
         except OSError:
             continue
     raise TargetError("CUDA's runtime library is missing", expected=name, next_step="pip install 'mlcpipe[cuda]'")

@@ -214,26 +214,27 @@ class Engine:
         read = self._library.read
         rows = [read(self._extend(list(tokens[:prefill_tokens])))[0, 0].copy()]
         for token in tokens[prefill_tokens:]:
-            rows.append(read(self._append(self._cached, token))[0, 0].copy())
+            rows.append(read(self._append(self._cached, token, None))[0, 0].copy())
         self.reset()
         return np.stack(rows)
 
     def prefill(self, tokens: Sequence[int]) -> int:
         """Append tokens to the sequence -> the most probable next token. For measurements; see `generate`."""
-        return self._best(self._extend([*self._cached, *tokens]))
+        return self._best.next(self._extend([*self._cached, *tokens]))
 
     def decode(self, token: int) -> int:
         """Append one token -> the most probable next one. For measurements."""
         self._library.token_ids([token])
         if self._cached is not self._measured:
             self._cached = self._measured = list(self._cached)  # it may be the list of a generation that goes on
-        return self._best(self._append(self._cached, token))
+        return self._best.next(self._append(self._cached, token, self._best))
 
-    def _best(self, logits: Any) -> int:
-        """The most probable token, by the compiled sampler."""
+    @property
+    def _best(self) -> Sampler:
+        """The compiled sampler of the most probable token."""
         if self._greedy is None:
             self._greedy = Sampler(self._library, SamplingParams(temperature=0.0), ())
-        return self._greedy.next(logits)
+        return self._greedy
 
     def _extend(self, tokens: list[int]) -> Any:
         """Make the cache hold `tokens` -> logits of the last one, computing as little as possible.
@@ -253,8 +254,8 @@ class Engine:
         self._cached = tokens
         return logits
 
-    def _append(self, tokens: list[int], token: int) -> Any:
-        """One decode step after `tokens`, to which `token` is added -> its logits.
+    def _append(self, tokens: list[int], token: int, sampler: Sampler | None) -> Any:
+        """One decode step after `tokens`, to which `token` is added -> its logits, for `sampler`.
 
         The cache holds `tokens` already, unless the engine did something else since: then they are computed again.
         """
@@ -267,7 +268,7 @@ class Engine:
         if not current or crosses or len(tokens) == 1:
             return self._extend(tokens)
         self._library.set_prompt_length(len(tokens))
-        logits = self._library.decode(token)
+        logits = self._library.decode(token, sampler)
         self._cached = tokens
         return logits
 
@@ -346,7 +347,7 @@ class Engine:
                 return
             yield Chunk(text, [token], logprobs)
             began = time.perf_counter()
-            logits = self._append(tokens, token)
+            logits = self._append(tokens, token, sampler)
             token, count = sampler.next(logits), count + 1
             decode_s += time.perf_counter() - began
             decode_bytes += self._library.decode_bytes()

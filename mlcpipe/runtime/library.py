@@ -6,9 +6,9 @@ import json
 import sys
 import time
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import tvm_ffi
@@ -35,6 +35,13 @@ _SHARE_OF_MEMORY = 0.5
 _SMALLEST_CONTEXT = 512
 # Of the logits that one call gives where all are wanted: 512 rows of a vocabulary of 128256 would be 262 MB.
 _LOGITS_BYTES = 64 << 20
+
+
+class Sampling(Protocol):
+    """What draws tokens from logits."""
+
+    def ahead(self) -> Callable[[Any], Any] | None:
+        """What to compute from logits f32[1, 1, V] for the next token, if that is the same each time, on the device."""
 
 
 class Library:
@@ -75,6 +82,11 @@ class Library:
         self._embed, self._prefill, self._decode, self._verify = (
             self._vm[name] for name in ("embed", "prefill", "decode", "batch_verify")
         )
+        self._steps = self.place.steps()
+        if self._steps is not None:
+            weakref.finalize(self, self._steps.close)
+        self._drawn: tuple[Any, Any] = (None, None)
+        self._positions = tvm_runtime.function("vm.builtin.attention_kv_cache_get_query_positions")
         self._begin, self._end, self._pop, self._clear, self._add = (
             tvm_runtime.function(f"vm.builtin.kv_state_{name}")
             for name in ("begin_forward", "end_forward", "popn", "clear", "add_sequence")
@@ -114,11 +126,23 @@ class Library:
         if self._rope_length is not None:
             self.place.put(self._rope_length, np.array([length], np.int32))
 
-    def decode(self, token: int) -> Any:
-        """Append one token -> logits f32[1, 1, V], valid until the next call: see `read`."""
+    def decode(self, token: int, sampling: Sampling | None = None) -> Any:
+        """Append one token -> logits f32[1, 1, V], valid until the next call: see `read`.
+
+        Where steps are recorded what `sampling` computes is part of them: see `drawn`.
+        """
         self._token_value[0] = token
         self.place.put(self._token, self._token_value)
-        return self._forward(self._decode, self._token, self._one, 1)
+        then = sampling.ahead() if sampling is not None and self._steps is not None else None
+        return self._forward(self._decode, self._token, self._one, 1, then)
+
+    def drawn(self, logits: Any) -> Any:
+        """What `sampling` of `decode` computed of these logits, None if nothing."""
+        return self._drawn[1] if self._drawn[0] is logits else None
+
+    def beside(self, work: Callable[[], Any]) -> Any:
+        """What `work` computes between steps."""
+        return work() if self._steps is None else self._steps.beside(work)
 
     def prefill(self, tokens: Sequence[int]) -> Any:
         """Append tokens in chunks -> logits f32[1, 1, V] of the last one, as `decode` gives them."""
@@ -165,7 +189,9 @@ class Library:
         plan = self.manifest.memory_plan
         return plan.weights_read + plan.kv_bytes_per_token * self.length
 
-    def _forward(self, function: Any, tokens: Any, count: Shape, n: int) -> Any:
+    def _forward(
+        self, function: Any, tokens: Any, count: Shape, n: int, then: Callable[[Any], Any] | None = None
+    ) -> Any:
         if self.length + n > self.context_length:
             raise UsageError(
                 "the context is full",
@@ -173,19 +199,37 @@ class Library:
                 found=self.length + n,
                 next_step="start a new conversation, or load with a larger context",
             )
+
+        def work() -> tuple[Any, Any]:
+            hidden = self._embed(tokens, self.params)
+            hidden = tvm_runtime.view(hidden, (1, n, self.manifest.model.hidden_size))
+            logits = function(hidden, self._kv, self.params)[0]
+            return logits, then(logits) if then is not None else None
+
         try:
             with self.place.errors():
-                hidden = self._embed(tokens, self.params)
-                hidden = tvm_runtime.view(hidden, (1, n, self.manifest.model.hidden_size))
+                self._drawn = (None, None)
                 self._begin(self._kv, _SEQUENCE, count)
-                logits = function(hidden, self._kv, self.params)[0]
+                self._drawn = self._launched(work, tokens, then)
                 self._end(self._kv)
         except BaseException:
             # Ctrl-C in the middle leaves the cache half way: forget it rather than answer from it.
             self.clear()
             raise
         self.length += n
-        return logits
+        return self._drawn[0]
+
+    def _launched(self, work: Callable[[], tuple[Any, Any]], tokens: Any, then: Any) -> tuple[Any, Any]:
+        """What `work` computes. A decode step's launches depend on the number of pages, a new one every 16 tokens."""
+        made: tuple[Any, Any]
+        if self._steps is None:
+            made = work()
+        elif tokens is not self._token:
+            made = self._steps.other(work)
+        else:
+            self._positions(self._kv)  # the cache copies its tables now, on a stream of its own
+            made = self._steps.run((self.length // _PAGE_SIZE, then), work)
+        return made
 
     def _chunks(self, tokens: Sequence[int], step: int) -> list[NDArray[np.int32]]:
         ids = self.token_ids(tokens)

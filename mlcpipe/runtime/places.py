@@ -16,8 +16,10 @@ from tvm_ffi import Shape
 
 from mlcpipe.bundle import to_tvm
 from mlcpipe.bundle.manifest import VariantInfo
+from mlcpipe.env import env
 from mlcpipe.errors import BundleError, TargetError, UsageError
 from mlcpipe.runtime import cuda, metal, self_test, tvm_runtime, vulkan
+from mlcpipe.runtime.cuda_graph import Cudart, Graph, Steps
 
 _STAGED_BYTES = 16 << 20
 
@@ -53,6 +55,9 @@ class Place(Protocol):
     def released(self, module: Any) -> None:
         """Give back what `prepared` made."""
 
+    def steps(self) -> Steps | None:
+        """What records decode steps, where launches are recorded."""
+
     def errors(self) -> AbstractContextManager[None]:
         """Inside, errors of the device are errors of `mlcpipe.errors`."""
 
@@ -85,6 +90,9 @@ class Cpu:
 
     def released(self, module: Any) -> None:
         return
+
+    def steps(self) -> None:
+        return None
 
     def errors(self) -> AbstractContextManager[None]:
         return nullcontext()
@@ -154,6 +162,9 @@ class Gpu(_DeviceMemory):
     def released(self, module: Any) -> None:
         vulkan.release(module, self.device)
 
+    def steps(self) -> None:
+        return None
+
     def errors(self) -> AbstractContextManager[None]:
         return vulkan.errors()
 
@@ -188,6 +199,9 @@ class CudaGpu(_DeviceMemory):
 
     def released(self, module: Any) -> None:
         return
+
+    def steps(self) -> Steps | None:
+        return Steps(Graph(Cudart(cuda.cudart()), self.device.index)) if env().cuda_graphs else None
 
     def errors(self) -> AbstractContextManager[None]:
         return cuda.errors()
@@ -232,6 +246,9 @@ class MetalGpu(_DeviceMemory):
 
     def released(self, module: Any) -> None:
         return
+
+    def steps(self) -> None:
+        return None
 
     def errors(self) -> AbstractContextManager[None]:
         return metal.errors()

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -18,6 +19,21 @@ from mlcpipe.runtime.tokenizer import Tokenizer
 _COLDEST = 1e-6  # as the compiled softmax
 
 
+@dataclass(frozen=True, eq=False)
+class _Drawing:
+    """The next token i32[1] of logits f32[1, 1, V], which a bias changes in place, by functions of the library."""
+
+    sample: Callable[..., Any]
+    settings: tuple[Any, ...]
+    bias: Callable[..., Any] | None
+    bias_args: tuple[Any, ...]
+
+    def __call__(self, logits: Any) -> Any:
+        if self.bias is not None:
+            self.bias(_flat(logits), *self.bias_args)
+        return self.sample(logits, *self.settings)
+
+
 class Sampler:
     """Draws tokens one after another, where the model runs; the same seed and logits give the same tokens.
 
@@ -31,8 +47,7 @@ class Sampler:
             raise UsageError("logit_bias names a token", expected=f"ids from 0 to {vocab - 1}", found=outside[0])
         self._params = params
         self._library, self._place = library, library.place
-        self._sample = library.function("sample")
-        self._settings = (
+        settings = (
             self._tensor([params.temperature], "float32"),
             self._tensor([params.top_p], "float32"),
             self._tensor([params.top_k if params.top_k < vocab else 0], "int32"),
@@ -40,6 +55,9 @@ class Sampler:
         )
         self._draw_value = np.zeros(1, np.float32)
         self._draw = self._tensor([0.0], "float32")
+        self._is_next = False  # whether that is the number for the next token
+        bias, bias_args = self._bias(params)
+        self._drawn = _Drawing(library.function("sample"), (*settings, self._draw), bias, bias_args)
         self._random = np.random.default_rng(params.seed)
         self._seen = self._answer = None
         if params.repetition_penalty != 1.0:
@@ -51,27 +69,49 @@ class Sampler:
             self._row = self._tensor([0], "int32")
             self._repetition = self._tensor([(0.0, 0.0, params.repetition_penalty)], "float32")
             self._additive = self._tensor([(params.presence_penalty, params.frequency_penalty, 1.0)], "float32")
-        if params.logit_bias:
-            self._bias = library.function("apply_logit_bias_inplace")
-            self._bias_args = (
-                self._tensor([0] * len(params.logit_bias), "int32"),
-                self._tensor(list(params.logit_bias), "int32"),
-                self._tensor(list(params.logit_bias.values()), "float32"),
-            )
 
     def next(self, logits: Any) -> int:
         """The next token for logits f32[1, 1, V], which penalties and bias change in place."""
         with self._place.errors():
-            self._adjust(logits)
-            if not self._params.greedy:
-                self._draw_value[0] = self._random.random(dtype=np.float32)
-                self._place.put(self._draw, self._draw_value)
-            drawn = self._sample(logits, *self._settings, self._draw)
+            drawn = self._library.drawn(logits)
+            if drawn is None:
+                self._next_number()
+                drawn = self._library.beside(lambda: self._penalized(logits))
             token = int(self._library.read(drawn)[0])
+        self._is_next = False
         for counts in (self._seen, self._answer):
             if counts is not None:
                 counts.add(token)
         return token
+
+    def ahead(self) -> Callable[[Any], Any] | None:
+        """As `library.Sampling` has it; penalties depend on the tokens so far."""
+        if self._seen is not None or self._answer is not None:
+            return None
+        self._next_number()
+        return self._drawn
+
+    def _next_number(self) -> None:
+        """Have the random number for the next token on the device."""
+        if not self._params.greedy and not self._is_next:
+            self._draw_value[0] = self._random.random(dtype=np.float32)
+            self._place.put(self._draw, self._draw_value)
+        self._is_next = True
+
+    def _penalized(self, logits: Any) -> Any:
+        if self._seen is not None and len(self._seen):
+            self._penalty(_flat(logits), self._row, *self._seen.tensors(), self._repetition)
+        if self._answer is not None and len(self._answer):
+            self._penalty(_flat(logits), self._row, *self._answer.tensors(), self._additive)
+        return self._drawn(logits)
+
+    def _bias(self, params: SamplingParams) -> tuple[Callable[..., Any] | None, tuple[Any, ...]]:
+        """What adds the bias, and its arguments after the logits."""
+        if not params.logit_bias:
+            return None, ()
+        rows, ids = self._tensor([0] * len(params.logit_bias), "int32"), self._tensor(list(params.logit_bias), "int32")
+        values = self._tensor(list(params.logit_bias.values()), "float32")
+        return self._library.function("apply_logit_bias_inplace"), (rows, ids, values)
 
     def logprob(self, logits: Any, token: int, tokenizer: Tokenizer) -> TokenLogprob:
         """Log-probability of the token that `next` took, with the `params.logprobs` most probable ones."""
@@ -88,17 +128,6 @@ class Sampler:
 
     def _tensor(self, values: Sequence[float] | Sequence[Sequence[float]], dtype: str) -> Any:
         return self._place.tensor(np.array(values, dtype))
-
-    def _adjust(self, logits: Any) -> None:
-        if self._seen is None and self._answer is None and not self._params.logit_bias:
-            return
-        flat = tvm_runtime.view(logits, (1, logits.shape[2]))
-        if self._seen is not None and len(self._seen):
-            self._penalty(flat, self._row, *self._seen.tensors(), self._repetition)
-        if self._answer is not None and len(self._answer):
-            self._penalty(flat, self._row, *self._answer.tensors(), self._additive)
-        if self._params.logit_bias:
-            self._bias(flat, *self._bias_args)
 
 
 class _Counts:
@@ -137,6 +166,11 @@ class _Counts:
         ids[: len(self._ids)], times[: len(self._times)] = self._ids, self._times
         self._ids, self._times = ids, times
         self._tensors = [self._place.tensor(np.zeros(room, np.int32)) for _ in range(3)]
+
+
+def _flat(logits: Any) -> Any:
+    """Logits [1, 1, V] as [1, V]."""
+    return tvm_runtime.view(logits, (1, logits.shape[2]))
 
 
 def _named(tokenizer: Tokenizer, token: int, logs: NDArray[np.float32]) -> TokenLogprob:

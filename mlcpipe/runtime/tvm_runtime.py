@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 from tvm_ffi.libinfo import load_lib_ctypes
 
 from mlcpipe.errors import TargetError
+from mlcpipe.runtime.turns import turns
 
 _CPU = 1  # DLPack's kDLCPU
 _POOLED = 2  # AllocatorType::kPooled of TVM's memory_manager.h
@@ -87,7 +88,9 @@ def virtual_machine(executable: Any, device: tuple[int, int] | None = None) -> A
 
 def release_pools() -> None:
     """Give memory that virtual machines allocated and do not use now back to the system."""
-    function("vm.builtin.memory_manager.clear")()
+    with turns().lock:
+        turns().last = None
+        function("vm.builtin.memory_manager.clear")()
     trim()
 
 

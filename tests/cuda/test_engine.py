@@ -19,6 +19,7 @@ from . import emulation
 pytestmark = pytest.mark.skipif(bool(emulation.missing()), reason=emulation.missing() or "runs")
 
 FLOAT32, FLOAT16 = 'base = "cuda-f32"\n', 'base = "cuda"\n'
+LONG = 150  # tokens, of which decode attention splits more than 128
 DEVICE = "cuda:0, emulated GPU [compute capability 9.0]"
 
 
@@ -35,8 +36,43 @@ def found(nvrtc: Nvrtc, checkpoint: Path) -> dict[str, dict[str, Any]]:
         emulation.emulate(patch, folder)
         jobs = {family: cases.family_job(family, FLOAT32, folder) for family in cases.FEW}
         jobs |= {scheme: cases.packed_job(checkpoint, FLOAT16, scheme) for scheme in cases.PACKED}
+        steps = {"bundle": jobs["q4f16_1"]["bundle"], "prompt": list(range(40)), "count": LONG - 40}
+        jobs["greedy"] = {**steps, "sampling": {"temperature": 0.0}}
+        jobs["drawn"] = {**steps, "sampling": {"temperature": 1.5, "seed": 4, "logit_bias": {3: 1.0}}}
     made = emulation.run_engines(emulation.build_driver(folder, nvrtc), list(jobs.values()), folder)
     return {name: {**job, **arrays} for (name, job), arrays in zip(jobs.items(), made)}
+
+
+GRAPHS, ALONE, IN_GRAPHS, RECORDED, UPDATED = range(5)
+PAGE = 16
+
+
+@pytest.mark.parametrize("way", ["greedy", "drawn"])
+def test_steps_are_graphs(way: str, found: dict[str, dict[str, Any]]) -> None:
+    """One launch of a graph a token and no kernel beside it; a new page is a new recording, in the same graph."""
+    one = found[way]
+    counts, steps = one["counts"], one["count"] - 1  # the first token is the prompt's
+    assert counts[0, ALONE] and not counts[0, GRAPHS]
+    assert counts[1, ALONE] and not counts[1, GRAPHS]  # before it is clear that others follow
+    steady = counts[2 : 1 + steps]
+    assert len(steady) >= 64 and steady[:, GRAPHS].tolist() == [1] * (steps - 1) and not steady[:, ALONE].any()
+    begins = [len(one["prompt"]) + step for step in range(1, steps)]  # the position of each of these steps
+    recorded = [step == 0 or position % PAGE == 0 for step, position in enumerate(begins)]
+    assert steady[:, RECORDED].tolist() == [int(r) for r in recorded]
+    # One that begins to split the keys has a kernel more; all others are updates.
+    assert steady[:, UPDATED].sum() == sum(recorded) - 2
+    assert steady[:, IN_GRAPHS].min() > 10
+
+
+@pytest.mark.parametrize("way", ["greedy", "drawn"])
+@pytest.mark.parametrize("other", ["plain", "failed", "turns"])
+def test_graphs_give_the_same_tokens(way: str, other: str, found: dict[str, dict[str, Any]]) -> None:
+    """As launches one by one, where recordings fail, and of engines that take memory between each other's steps."""
+    one = found[way]
+    assert len(set(one["tokens"].tolist())) > 8
+    columns = one["turns"].T if other == "turns" else [one[other]]
+    assert all(column.tolist() == one["tokens"].tolist() for column in columns)
+    assert [text.partition(":")[0] for text in one["warning"]] == ["no CUDA graphs, steps launch kernel by kernel"]
 
 
 @pytest.mark.parametrize("family", cases.FEW)

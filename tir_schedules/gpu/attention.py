@@ -9,6 +9,7 @@ from collections.abc import Mapping
 
 from tvm import tirx
 
+from tir_schedules.gpu import mma_attention
 from tir_schedules.gpu.decode_attention import DecodeTile, decode, decode_tile
 from tir_schedules.gpu.kv_pages import (
     ACTIVATION_DTYPES,
@@ -66,6 +67,19 @@ def of_subgroups(op: Op, knobs: Mapping[str, int | str]) -> tirx.PrimFunc | Decl
         return Declined(f"heads of {op.int('head_dim')}" if size else "subgroups of no known size")
     shape = AttentionShape(**heads_of(op), subgroup=size, shuffled=bool(knobs["shuffle_x"]))
     return decode(shape, *window_of(op), decode_tile(knobs))
+
+
+OF_MATRICES = tuple(kind for kind in ATTENTION if "prefill" in kind)  # what `of_matrices` makes again
+
+
+def of_matrices(op: Op, knobs: Mapping[str, int | str]) -> tirx.PrimFunc | Declined:
+    """A function of the cache for a target with matrix units."""
+    shape = AttentionShape(**heads_of(op), subgroup=int(knobs.get("subgroup", 0)))
+    if reason := mma_attention.fits(shape, knobs):
+        return Declined(reason)
+    if "chunk" in op.kind:
+        return prefill_chunk(shape, mma_attention.TILE, products=True)
+    return prefill_cached(shape, *window_of(op), mma_attention.TILE, products=True)
 
 
 def attention(func: tirx.PrimFunc, op: Op, knobs: Mapping[str, int | str]) -> tirx.PrimFunc:

@@ -24,6 +24,7 @@ from tir_schedules.gpu.kernel import (
     shared,
     workspace,
 )
+from tir_schedules.gpu.key_split import KeySplit
 from tir_schedules.gpu.kv_pages import AttentionShape, flat_pages, heads_argument
 from tir_schedules.gpu.scores import Cached, cached_arguments, results, score_of
 from tir_schedules.gpu.subgroup_attention import Finish, Store, SubgroupPart, heads_of
@@ -39,7 +40,8 @@ class DecodeTile:
 
     `part`: keys of one part of a sequence, a workgroup each, merged by a second kernel. `threads` of a workgroup, a
     multiple of 16; each has `keys` at once, then `columns` of the head dimension: so many share what it reads beside
-    them. `subgroups` of a workgroup at most, where their size is known; the others do not matter there.
+    them. `subgroups` of a workgroup at most, where their size is known; the others do not matter there. `blocks`, there
+    too: parts as long as it takes to make so many workgroups of a sequence, `key_split.py`.
     """
 
     part: int = 128
@@ -47,6 +49,7 @@ class DecodeTile:
     keys: int = 1
     columns: int = 1
     subgroups: int = 4
+    blocks: int = 0
 
     def shared_bytes(self, group: int) -> int:
         """Shared memory of a workgroup without subgroups."""
@@ -55,7 +58,7 @@ class DecodeTile:
 
 def decode_tile(knobs: Mapping[str, int | str]) -> DecodeTile:
     """The tile that knobs say."""
-    names = ("part", "threads", "keys", "columns", "subgroups")
+    names = ("part", "threads", "keys", "columns", "subgroups", "blocks")
     return DecodeTile(**{name: int(knobs[f"decode_{name}"]) for name in names if f"decode_{name}" in knobs})
 
 
@@ -80,7 +83,8 @@ def decode(
         scale = rest[-1]
         cached = Cached(sliding_info, flat_pages(shape, paged), indptr, indices, length, k_position, q_position)
         parts = ceildiv(indices.shape[0], tile.part // PAGE)
-        subgroups = _subgroups(shape, tile)
+        split = KeySplit.of(shape, window, tile.blocks, _subgroups(shape, tile))
+        subgroups = split.subgroups if split is not None else _subgroups(shape, tile)
         threads, groups = tile.threads, batch * shape.num_kv_heads
         if shape.subgroup:
             threads, groups = subgroups * shape.subgroup, groups * (shape.group // heads_of(shape))
@@ -103,7 +107,7 @@ def decode(
             with launch(threads, groups) as (bx, _, tx):
                 task(bx, 0, tx).run(q, scale, mean, finish)
 
-        def in_parts() -> None:
+        def in_parts(parts: Expr) -> None:
             values = workspace((parts * batch * heads * dim,), "float32")
             sums = workspace((parts * batch * heads * 2,), "float32")
             with launch(threads, groups, parts) as (bx, by, tx):
@@ -118,14 +122,20 @@ def decode(
                 def keep_values(b: Expr, head: Expr, d: Expr, sum_: Expr, total: Expr) -> None:
                     put(values, at(b, head) * dim + d, sum_)
 
-                task(bx, by, tx).run(q, scale, keep_values, keep_sums)
-            _merge_parts(shape, batch, parts, values, sums, out, lse)
+                if split is None:
+                    task(bx, by, tx).run(q, scale, keep_values, keep_sums)
+                else:
+                    split.run(cached, bx, by, lambda part: part.run(q, scale, keep_values, keep_sums))
+            if split is None:
+                _merge_parts(shape, batch, parts, values, sums, out, lse)
+            else:
+                split.merge(cached, batch, values, sums, mean, finish)
 
         with I.If(parts <= 1):
             with I.Then():
                 in_one()
             with I.Else():
-                in_parts()
+                in_parts(parts if split is None else split.parts)
 
     return function("paged_decode", arguments, body)
 

@@ -140,6 +140,16 @@ def half_pair(low: Expr, high: Expr) -> Expr:
     return tirx.call_pure_extern("uint32", _PREFIX + "half_pair", low, high)
 
 
+def low_halves(low: Expr, high: Expr) -> Expr:
+    """The lower 16 bits of two words in one, uint32."""
+    return tirx.call_pure_extern("uint32", _PREFIX + "low_halves", low, high)
+
+
+def high_halves(low: Expr, high: Expr) -> Expr:
+    """The upper 16 bits of two words in one, uint32."""
+    return tirx.call_pure_extern("uint32", _PREFIX + "high_halves", low, high)
+
+
 def mma(sums: Any, at: int, left: Sequence[Expr], right: Sequence[Expr]) -> None:
     """A statement: sums[at : at + 4] += 16 x 16 float16 by 16 x 8, of a subgroup of 32 (see `mma_matmul.py`).
 

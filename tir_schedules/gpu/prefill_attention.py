@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from tvm import tirx
 from tvm.script.ir_builder import tirx as I
 
+from tir_schedules.gpu import device_calls, mma_attention
 from tir_schedules.gpu.kernel import (
     LOWEST,
     Buffer,
@@ -18,57 +19,18 @@ from tir_schedules.gpu.kernel import (
     f32,
     function,
     keep,
-    launch,
     local,
+    pin,
     put,
     shared,
 )
-from tir_schedules.gpu.kv_pages import AttentionShape, flat_pages, heads_argument, index_argument, kv_argument
+from tir_schedules.gpu.kv_pages import AttentionShape, Pages, flat_pages, heads_argument, index_argument, kv_argument
+from tir_schedules.gpu.octets import neighbours
+from tir_schedules.gpu.prefill_tile import PrefillTile, Tile, for_tile, prefill_tile
 from tir_schedules.gpu.scores import Cached, cached_arguments, results, score_of
 from tir_schedules.paged import PAGE
 
-
-@dataclass(frozen=True)
-class PrefillTile:
-    """A workgroup of `threads` has `rows` (queries times heads of a group), and walks over blocks of `keys`.
-
-    An invocation has `tall` rows; the invocations that share them, `lanes`, divide the keys and the head dimension.
-    """
-
-    threads: int = 64
-    rows: int = 16
-    keys: int = 16
-    tall: int = 4
-
-    @property
-    def lanes(self) -> int:
-        """Invocations that share rows."""
-        return self.threads * self.tall // self.rows
-
-    @property
-    def problem(self) -> str:
-        """Why there is no kernel with this tile, or nothing."""
-        if self.rows % self.tall or self.threads * self.tall % self.rows or self.keys % max(1, self.lanes):
-            return f"{self.threads} invocations do not divide {self.rows} rows, {self.tall} each, by {self.keys} keys"
-        if self.rows % self.threads and self.threads % self.rows:
-            return f"{self.rows} rows are no multiple of {self.threads} invocations"
-        return ""
-
-    def sums(self, dim: int) -> int:
-        """Numbers that an invocation adds up: values, or dots."""
-        return self.tall * max(-(-dim // self.lanes), self.keys // self.lanes)
-
-    @property
-    def shared_bytes(self) -> int:
-        """Shared memory of a workgroup."""
-        return 4 * self.rows * (self.keys + 3)
-
-
-def prefill_tile(knobs: Mapping[str, int | str]) -> PrefillTile:
-    """The tile that knobs say."""
-    names = ("threads", "rows", "keys", "tall")
-    return PrefillTile(**{name: int(knobs[f"prefill_{name}"]) for name in names if f"prefill_{name}" in knobs})
-
+__all__ = ["PrefillTile", "prefill_cached", "prefill_chunk", "prefill_tile"]
 
 @dataclass(frozen=True)
 class _Keys:
@@ -85,83 +47,7 @@ class _Keys:
     seen: Callable[[Expr, Expr], Expr]
 
 
-@dataclass(frozen=True)
-class _Tile:
-    """Rows of prefill: `row0` is the first of (query, head of the group) in sequence `b`, for KV head `h`.
-
-    Where `exists` is false the workgroup is one too many, and has no row; it cannot return, because of the barriers.
-    """
-
-    shape: AttentionShape
-    size: PrefillTile
-    b: Expr
-    h: Expr
-    row0: Expr
-    first: Expr
-    queries: Expr
-    exists: Expr
-    tx: Expr
-
-    @property
-    def rows(self) -> int:
-        return self.size.rows
-
-    @property
-    def lanes(self) -> int:
-        return self.size.lanes
-
-    def each_row(self, body: Callable[[Expr], None]) -> None:
-        """body(r) for every row, an invocation each."""
-        rows, threads = self.size.rows, self.size.threads
-        if rows > threads:
-            with I.serial(0, rows // threads) as turn:
-                body(keep(turn * threads + self.tx))
-        else:
-            with I.If(self.tx < rows), I.Then():
-                body(self.tx)
-
-    def query(self, r: Expr) -> Expr:
-        """The query of row r, counted in the sequence's chunk."""
-        return (self.row0 + r) // self.shape.group
-
-    @property
-    def last_query(self) -> Expr:
-        """The last query of the tile."""
-        return I.min(self.query(self.rows - 1), self.queries - 1)
-
-    def head(self, r: Expr) -> Expr:
-        return self.h * self.shape.group + (self.row0 + r) % self.shape.group
-
-    def inside(self, r: Expr) -> Expr:
-        return I.And(self.exists, self.row0 + r < self.queries * self.shape.group)
-
-
-def _for_tile(
-    shape: AttentionShape, size: PrefillTile, batch: Expr, q_indptr: Buffer, n: Expr, body: Callable[[_Tile], None]
-) -> None:
-    """body(tile) in a workgroup for every tile of every sequence and KV head.
-
-    Lengths are known to the device only, so there are as many workgroups as there can be tiles.
-    """
-    rows = size.rows
-    with launch(size.threads, ceildiv(n * shape.group, rows) + batch, shape.num_kv_heads) as (bx, h, tx):
-        left, found = local(1, "int32"), local(1, "int32")
-        put(left, 0, bx)
-        put(found, 0, -1)
-        with I.serial(0, batch) as b, I.If(found[0] < 0), I.Then():
-            tiles = keep(ceildiv((q_indptr[b + 1] - q_indptr[b]) * shape.group, rows))
-            with I.If(left[0] < tiles):
-                with I.Then():
-                    put(found, 0, b)
-                with I.Else():
-                    put(left, 0, left[0] - tiles)
-        exists = keep(found[0] >= 0)
-        b = keep(I.max(found[0], 0))
-        first = keep(q_indptr[b])
-        body(_Tile(shape, size, b, h, keep(left[0] * rows), first, keep(q_indptr[b + 1] - first), exists, tx))
-
-
-def _attend(tile: _Tile, keys: _Keys, q: Buffer, k: Buffer, v: Buffer, out: Buffer, lse: Buffer, scale: Expr) -> None:
+def _attend(tile: Tile, keys: _Keys, q: Buffer, k: Buffer, v: Buffer, out: Buffer, lse: Buffer, scale: Expr) -> None:
     """out = weighted mean of the values that each row sees, lse = log2 of its sum of 2**score."""
     rows, dim, lanes, tx = tile.rows, tile.shape.head_dim, tile.lanes, tile.tx
     tall, size = tile.size.tall, tile.size.keys
@@ -214,7 +100,7 @@ def _attend(tile: _Tile, keys: _Keys, q: Buffer, k: Buffer, v: Buffer, out: Buff
 
 
 def _tile_scores(
-    tile: _Tile,
+    tile: Tile,
     keys: _Keys,
     q: Buffer,
     k: Buffer,
@@ -249,7 +135,7 @@ def _tile_scores(
             put(scores, (row + i) * size + lane + lanes * j, score)
 
 
-def _tile_weights(tile: _Tile, scores: Buffer, top: Buffer, whole: Buffer, shrink: Buffer) -> None:
+def _tile_weights(tile: Tile, scores: Buffer, top: Buffer, whole: Buffer, shrink: Buffer) -> None:
     """Scores become weights relative to the new largest score of each row."""
     size, best, total = tile.size.keys, local(1), local(1)
 
@@ -272,11 +158,16 @@ def _tile_weights(tile: _Tile, scores: Buffer, top: Buffer, whole: Buffer, shrin
 
 
 def prefill_cached(
-    shape: AttentionShape, window: int, sliding_info: bool, size: PrefillTile = PrefillTile()
+    shape: AttentionShape,
+    window: int,
+    sliding_info: bool,
+    size: PrefillTile = PrefillTile(),
+    products: bool = False,
 ) -> tirx.PrimFunc:
     """Queries of the current chunk against the pages of tokens before it: q and output [n, heads, D].
 
     Sequence b has rows q_indptr[b]:q_indptr[b+1]. All cached keys precede the chunk, so only the window masks.
+    `products`: on matrix units, with `mma_attention.TILE`, which `mma_attention.fits` allows.
     """
     batch, n = tirx.Var("batch", "int32"), tirx.Var("n", "int32")
     arguments = {
@@ -291,7 +182,7 @@ def prefill_cached(
         pages = flat_pages(shape, paged)
         cached = Cached(sliding_info, pages, *rest[:5])
 
-        def attend(tile: _Tile) -> None:
+        def attend(tile: Tile) -> None:
             end = cached.keys(tile.b)
             oldest = lambda query: cached.oldest(tile.b, tile.first + query, window)  # noqa: E731
             begin = keep(I.min(oldest(tile.query(0)), end)) if window else 0
@@ -304,15 +195,64 @@ def prefill_cached(
             def seen(query: Expr, token: Expr) -> Expr:
                 return token >= oldest(I.min(query, tile.queries - 1)) if window else token >= 0
 
+            if products:
+                mma_attention.attend(tile, _paged_keys(cached, tile, begin, end, seen), q, out, lse, scale, n)
+                return
             keys = _Keys(begin, end, lambda t: at(pages.k, t), lambda t: at(pages.v, t), seen)
             _attend(tile, keys, q, pages.data, pages.data, out, lse, scale)
 
-        _for_tile(shape, size, batch, q_indptr, n, attend)
+        for_tile(shape, size, batch, q_indptr, n, attend)
 
     return function("paged_prefill", arguments, body)
 
 
-def prefill_chunk(shape: AttentionShape, size: PrefillTile = PrefillTile()) -> tirx.PrimFunc:
+def _paged_keys(
+    cached: Cached, tile: Tile, begin: Expr, end: Expr, seen: Callable[[Expr, Expr], Expr]
+) -> mma_attention.Keys:
+    """The keys of a tile in pages, from the beginning of one on."""
+    pages: Pages = cached.pages
+    words = I.decl_buffer((pages.data.shape[0] // 2,), "uint32", data=pages.data.data)
+
+    def page_of(token: Expr) -> Expr:
+        return keep(cached.page(tile.b, I.min(token, end - 1) // PAGE))
+
+    def k(token0: Expr, step: Expr, g: Expr, t: Expr) -> list[list[Expr]]:
+        first = keep((pages.k(page_of(token0), tile.h, 0, step * PAGE + t * 2)) // 2 + g)
+        a, b, c, d = (pin(words[first + row * (PAGE // 2)]) for row in (0, 1, 8, 9))
+        low, high = device_calls.low_halves, device_calls.high_halves
+        return [[low(a, b), low(c, d), high(a, b), high(c, d)]]
+
+    def v(token: Expr) -> Expr:
+        return keep(pages.v(page_of(token), tile.h, token % PAGE, 0) // 2)
+
+    return mma_attention.Keys(keep(begin // PAGE * PAGE), end, k, v, words, seen, pairs=True)
+
+
+def _fresh_keys(
+    shape: AttentionShape, tile: Tile, first: Expr, end: Expr, k: Buffer, v: Buffer, seen: Callable[[Expr, Expr], Expr]
+) -> mma_attention.Keys:
+    """Keys of a chunk: row `first` + token of k and v."""
+    half, pairs = shape.head_dim // 2, bool(shape.head_dim % 32)
+    k_words, v_words = (I.decl_buffer((x.shape[0] // 2,), "uint32", data=x.data) for x in (k, v))
+
+    def row(token: Expr) -> Expr:
+        return keep(((first + I.min(token, end - 1)) * shape.num_kv_heads + tile.h) * half)
+
+    def of_key(token: Expr, step: Expr, t: Expr) -> list[Expr]:
+        if not pairs:
+            return neighbours(k_words, row(token) + step * 16 + t * 4, 4)
+        return [pin(k_words[row(token) + step * 8 + t + i]) for i in (0, 4)]
+
+    def of_two(token0: Expr, step: Expr, g: Expr, t: Expr) -> list[list[Expr]]:
+        even, odd = (of_key(token0 + g * 2 + i, step, t) for i in range(2))
+        return [[*even[i : i + 2], *odd[i : i + 2]] for i in range(0, len(even), 2)]
+
+    return mma_attention.Keys(I.int32(0), end, of_two, row, v_words, seen, pairs)
+
+
+def prefill_chunk(
+    shape: AttentionShape, size: PrefillTile = PrefillTile(), products: bool = False
+) -> tirx.PrimFunc:
     """Causal attention of the current chunk with itself (TVM's "ragged" prefill): q and output [n, heads, D].
 
     The chunk is never longer than the sliding window (compiler/export.py caps it), so the window cannot mask.
@@ -334,7 +274,7 @@ def prefill_chunk(shape: AttentionShape, size: PrefillTile = PrefillTile()) -> t
         out, lse, scale = rest[2], rest[3], rest[-1]
         k, v = (I.decl_buffer((kv_n * kv_heads * dim,), shape.dtype, data=x.data) for x in (new_k, new_v))
 
-        def attend(tile: _Tile) -> None:
+        def attend(tile: Tile) -> None:
             first = keep(kv_indptr[tile.b])
             count = keep(kv_indptr[tile.b + 1] - first)
             before = keep(count - tile.queries)
@@ -344,9 +284,12 @@ def prefill_chunk(shape: AttentionShape, size: PrefillTile = PrefillTile()) -> t
                 return lambda d: base + d
 
             end = keep(I.min(count, before + tile.last_query + 1))
-            keys = _Keys(0, end, at, at, lambda query, token: token <= before + query)
-            _attend(tile, keys, q, k, v, out, lse, scale)
+            seen = lambda query, token: token <= before + query  # noqa: E731
+            if products:
+                mma_attention.attend(tile, _fresh_keys(shape, tile, first, end, k, v, seen), q, out, lse, scale, n)
+                return
+            _attend(tile, _Keys(0, end, at, at, seen), q, k, v, out, lse, scale)
 
-        _for_tile(shape, size, batch, q_indptr, n, attend)
+        for_tile(shape, size, batch, q_indptr, n, attend)
 
     return function("ragged_prefill", arguments, body)

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 
 from tvm import tirx
 
-from tir_schedules.gpu.attention import OF_SUBGROUPS, attention, of_subgroups
+from tir_schedules.gpu.attention import OF_MATRICES, OF_SUBGROUPS, attention, of_matrices, of_subgroups
 from tir_schedules.gpu.elementwise import elementwise
 from tir_schedules.gpu.matmul import expert_matmul, matmul, take
 from tir_schedules.gpu.norm import norm
@@ -37,6 +37,11 @@ def _subgroup_attention(func: tirx.PrimFunc, op: Op | None, knobs: Knobs) -> tir
     return kernel if isinstance(kernel, Declined) else scheduled(kernel, func)
 
 
+def _mma_attention(func: tirx.PrimFunc, op: Op | None, knobs: Knobs) -> tirx.PrimFunc | Declined:
+    kernel = Declined("not tagged") if op is None else of_matrices(op, knobs)
+    return kernel if isinstance(kernel, Declined) else scheduled(kernel, func)
+
+
 def _attention(func: tirx.PrimFunc, op: Op | None, knobs: Knobs) -> tirx.PrimFunc | Declined:
     return Declined("not tagged") if op is None else scheduled(attention(func, op, knobs), func)
 
@@ -53,6 +58,7 @@ RULES: tuple[tuple[str, tuple[str, ...], Rule], ...] = (
     ("gpu.take", ("take",), _hand_written(take)),
     ("gpu.expert_matmul", ("expert_matmul",), _hand_written(expert_matmul)),
     ("gpu.subgroup_attention", OF_SUBGROUPS, _subgroup_attention),
+    ("gpu.mma_attention", OF_MATRICES, _mma_attention),
     ("gpu.attention", ATTENTION, _attention),
     ("gpu.sampling", tuple(SAMPLING), _sampling),
     ("gpu.norm", ("rms_norm", "add_rms_norm"), _hand_written(norm)),

@@ -30,11 +30,16 @@ def heads_of(shape: AttentionShape) -> int:
     return next(n for n in range(min(_HEADS, shape.group), 0, -1) if shape.group % n == 0)
 
 
+def keys_at_once(shape: AttentionShape) -> int:
+    """Keys that a subgroup scores at once."""
+    return shape.subgroup * max(1, _BLOCK // shape.subgroup)
+
+
 class SubgroupPart:
     """Keys begin ... begin + part - 1 of a sequence, for some query heads of one KV head."""
 
     def __init__(
-        self, shape: AttentionShape, cached: Cached, window: int, index: Expr, begin: Expr, part: int, subgroups: int
+        self, shape: AttentionShape, cached: Cached, window: int, index: Expr, begin: Expr, part: Expr, subgroups: int
     ) -> None:
         self.shape, self.cached, self.subgroups = shape, cached, subgroups
         self.lanes = lanes_of(shape.subgroup)
@@ -47,7 +52,7 @@ class SubgroupPart:
         self.begin = begin
         self.end = keep(I.min(cached.keys(self.b), begin + part))
         self.oldest = cached.oldest(self.b, self.b, window) if window else None
-        self.each = max(1, _BLOCK // shape.subgroup)  # keys of a lane
+        self.each = keys_at_once(shape) // shape.subgroup  # keys of a lane
         self.columns = -(-shape.head_dim // shape.subgroup)  # dimensions of a lane
         self.top, self.total = local(self.heads), local(self.heads)
         self.sums = local(self.heads * self.columns)

@@ -100,6 +100,9 @@ __device__ inline uint mlcpipe_half_pair(float low, float high) {
   return *(uint*)&pair;
 }
 
+__device__ inline uint mlcpipe_low_halves(uint low, uint high) { return __byte_perm(low, high, 0x5410); }
+__device__ inline uint mlcpipe_high_halves(uint low, uint high) { return __byte_perm(low, high, 0x7632); }
+
 // sums += a b, of a warp: PTX ISA, mma.m16n8k16, of which Turing has halves.
 #ifdef MLCPIPE_EMULATED
 #define mlcpipe_mma(sums, a0, a1, a2, a3, b0, b1) emulated_mma(sums, a0, a1, a2, a3, b0, b1, __LINE__)

@@ -106,6 +106,12 @@ inline int emulated_mma(float* sums, unsigned a0, unsigned a1, unsigned a2, unsi
 }
 #define MLCPIPE_EMULATED
 
+inline unsigned __byte_perm(unsigned a, unsigned b, unsigned which) {
+  unsigned found = 0;
+  uint64_t all = (uint64_t)b << 32 | a;
+  for (int i = 0; i < 4; ++i) found |= (unsigned)(all >> 8 * (which >> 4 * i & 7) & 255) << 8 * i;
+  return found;
+}
 inline int __dp4a(int a, int b, int c) {
   for (int i = 0; i < 4; ++i) c += (int)(int8_t)(a >> 8 * i) * (int)(int8_t)(b >> 8 * i);
   return c;
@@ -139,9 +145,20 @@ template <typename... A>
 void emulated_call(void (*kernel)(A...), void** arguments) {
   emulated_call(kernel, arguments, std::index_sequence_for<A...>());
 }
-// After the source, for each kernel: what the driver calls for one thread, and whether threads wait for one another.
+// Arguments that outlive a launch, for graphs.
+template <typename... A, size_t... I>
+void** emulated_kept(void (*)(A...), void** arguments, std::index_sequence<I...>) {
+  return new void*[sizeof...(A) + 1]{new A(*(A*)arguments[I])...};
+}
+template <typename... A>
+void** emulated_kept(void (*kernel)(A...), void** arguments) {
+  return emulated_kept(kernel, arguments, std::index_sequence_for<A...>());
+}
+// After the source, for each kernel: what the driver calls for one thread, what keeps the arguments of a launch, and
+// whether threads wait for one another.
 #define EMULATED_KERNEL(name, waits)                                                    \
   extern "C" void emulated_##name(void** arguments) { emulated_call(&name, arguments); } \
+  extern "C" void** emulated_kept_##name(void** arguments) { return emulated_kept(&name, arguments); } \
   extern "C" int emulated_waits_##name = waits;
 #define EMULATED_MODULE                                                                                \
   extern "C" char __start_emulated_shared[] __attribute__((weak)), __stop_emulated_shared[] __attribute__((weak)); \

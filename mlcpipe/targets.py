@@ -99,6 +99,12 @@ def load_target(name: str) -> Target:
     Raises TargetError for an unknown name or a file that is not a whole description.
     """
     path = Path(name) if name.endswith(".toml") else targets_path() / f"{name}.toml"
+    if name.startswith("opencl") and not name.endswith(".toml"):
+        raise TargetError(
+            "there is no OpenCL runtime here: GPUs of phones run models through Vulkan",
+            where=name,
+            next_step="compile with --target adreno, mali or vulkan",
+        )
     if not name.endswith(".toml") and (not _NAME.fullmatch(name) or not path.is_file()):
         raise TargetError(
             "unknown target",

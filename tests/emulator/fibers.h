@@ -98,34 +98,36 @@ void begin(Fiber& fiber) {
   fiber.state = kReady;
 }
 
-void run_block() {
-  for (size_t i = 0; i < threads; ++i) begin(fibers[i]);
-  for (auto& warp : warps) memset(warp.round, 0, sizeof warp.round);
+// Goes on with 32 neighbours until they wait for others.
+void run_warp(size_t first) {
+  size_t end = first + 32 < threads ? first + 32 : threads;
   for (;;) {
-    size_t ended = 0, waiting = 0, ran = 0;
-    for (current = 0; current < threads; ++current) {
+    size_t ran = 0, there = 0;
+    for (current = first; current < end; ++current) {
       if (fibers[current].state != kReady) continue;
       emulated_switch(&scheduler, fibers[current].stack);
       ++ran;
     }
+    for (size_t i = first; i < end; ++i) there += fibers[i].state == kInExchange;
+    for (size_t i = first; there == 32 && i < end; ++i) fibers[i].state = kReady;
+    if (there != 32 && !ran) return;
+  }
+}
+
+// Warps go as far as they can, one after another, so that a barrier that is missing shows.
+void run_block() {
+  for (size_t i = 0; i < threads; ++i) begin(fibers[i]);
+  for (auto& warp : warps) memset(warp.round, 0, sizeof warp.round);
+  for (;;) {
+    for (size_t first = 0; first < threads; first += 32) run_warp(first);
+    size_t ended = 0, waiting = 0;
     for (size_t i = 0; i < threads; ++i) {
       ended += fibers[i].state == kEnded;
       waiting += fibers[i].state == kAtBarrier;
     }
     if (ended == threads) return;
-    bool released = false;
-    if (ended + waiting == threads) {
-      for (size_t i = 0; i < threads; ++i) if (fibers[i].state == kAtBarrier) fibers[i].state = kReady;
-      continue;
-    }
-    for (size_t first = 0; first < threads; first += 32) {
-      size_t there = 0;
-      for (size_t i = first; i < first + 32 && i < threads; ++i) there += fibers[i].state == kInExchange;
-      if (there != 32) continue;
-      for (size_t i = first; i < first + 32; ++i) fibers[i].state = kReady;
-      released = true;
-    }
-    if (!released && !ran) fail("threads wait for others that do not come");
+    if (ended + waiting != threads) fail("threads wait for others that do not come");
+    for (size_t i = 0; i < threads; ++i) if (fibers[i].state == kAtBarrier) fibers[i].state = kReady;
   }
 }
 

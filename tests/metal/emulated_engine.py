@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import ctypes
 import json
 import sys
 from pathlib import Path
 
 import numpy as np
-import tvm_ffi
 
-from mlcpipe.runtime import metal, places, tvm_runtime
+from mlcpipe.runtime import places
 from tests.cuda.emulated_engine import run
 
 from . import emulation
@@ -19,14 +17,7 @@ from . import emulation
 def main(described: Path, folder: Path) -> None:
     """jobs: as those of `tests/cuda/emulated_engine.py`."""
     words = json.loads(described.read_text())
-    tvm_runtime.load()
-    ctypes.CDLL(words["runtime"], ctypes.RTLD_GLOBAL)
-    tvm_ffi.register_global_func(
-        "emulated_metal.compile",
-        lambda sources: emulation.compile_kernels({str(name): str(text) for name, text in sources.items()}, folder),
-    )
-    # What stands in for the runtime library of macOS is loaded.
-    metal.load = lambda: None  # type: ignore[assignment]
+    emulation.start(Path(words["runtime"]), folder)
     places._STAGED_BYTES = 1000  # weights go there in many parts
     for number, job in enumerate(words["jobs"]):
         np.savez(folder / f"{number}.npz", **run(job, "metal:0"))

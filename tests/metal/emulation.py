@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import hashlib
 import json
 import platform
@@ -15,7 +16,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import tvm_ffi
 from numpy.typing import NDArray
+
+from mlcpipe.runtime import metal, tvm_runtime
 
 from . import msl
 
@@ -47,6 +51,18 @@ def build_runtime(folder: Path) -> Path:
     command = ["g++", "-std=c++20", "-O1", "-fPIC", "-shared", "-w", *(f"-I{path}" for path in includes)]
     _run([*command, str(FOLDER / "runtime.cc"), "-o", str(library), *libraries, "-ltvm_runtime", "-ltvm_ffi", "-ldl"])
     return library
+
+
+def start(runtime: Path, folder: Path) -> None:
+    """Make `metal:0` a device of TVM in this process; kernels are compiled in a folder."""
+    tvm_runtime.load()
+    ctypes.CDLL(str(runtime), ctypes.RTLD_GLOBAL)
+    tvm_ffi.register_global_func(
+        "emulated_metal.compile",
+        lambda sources: compile_kernels({str(name): str(text) for name, text in sources.items()}, folder),
+    )
+    # What stands in for the runtime library of macOS is loaded.
+    metal.load = lambda: None  # type: ignore[assignment]
 
 
 def compile_kernels(sources: Mapping[str, str], folder: Path) -> str:

@@ -15,7 +15,8 @@ _FOLDER = Path(__file__).parent / "msl"
 _VERSIONS = ("clang", *(f"clang-{version}" for version in range(21, 13, -1)))
 # A variable of a threadgroup stands in a function, which C++ allows of static ones only.
 SHARED = re.compile(r"^(\s+)threadgroup (\w+) (\w+)\[(\d+)\];", re.MULTILINE)
-_PRIVATE = re.compile(r"^\s+thread (\w+) \w+\[(\d+)\];", re.MULTILINE)
+# Of one number or vector it is a variable: TVM writes many, of which few are in use at once.
+_PRIVATE = re.compile(r"^\s+thread (\w+) \w+\[(?!1\])(\d+)\];", re.MULTILINE)
 _NAME = re.compile(r"^kernel void (\w+)\(", re.MULTILINE)
 _BUFFER = re.compile(r"\[\[ buffer\(\d+\) \]\]")
 _INCLUDE = "#include <metal_stdlib>\n"  # each kernel begins with it

@@ -19,14 +19,11 @@ from tests.emulator import cases
 
 from . import emulation
 
-pytestmark = pytest.mark.skipif(bool(emulation.missing()), reason=emulation.missing() or "runs")
-
 # Host code for this machine, so that the engine loads it.
 HERE = '[tvm.host]\nkind = "llvm"\nmtriple = "x86_64-unknown-linux-gnu"\n'
 FLOAT16 = f'base = "metal"\n{HERE}'
 FLOAT32 = f'base = "metal"\nactivation_dtype = "float32"\n{HERE}'
-# A window, soft caps, heads of another width; matrices of SIMD groups. `everything` has the others.
-FAMILY, SCHEME = "gemma2", "q4f16_1"
+SCHEME = "q4f16_1"  # `everything` has the others, and all families
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -36,29 +33,14 @@ def linked_for_here() -> Any:
         yield
 
 
-@pytest.fixture(scope="module")
-def runtime(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return emulation.build_runtime(tmp_path_factory.mktemp("runtime"))
-
-
-def _family(family: str, runtime: Path, folder: Path) -> None:
-    job = cases.family_job(family, FLOAT32, folder)
-    (made,) = emulation.run_engines(runtime, [job], folder)
-    assert str(made["device"]) == "metal:0, Apple GPU"
-    cases.equals_transformers(family, {**job, **made})
-
-
 def _packed(scheme: str, runtime: Path, folder: Path) -> None:
     """Prompts on matrices of SIMD groups."""
     checkpoint = write_llama(folder / "checkpoint", TinyLlama(hidden_size=128))
     job = cases.packed_job(checkpoint, FLOAT16, scheme)
     assert (job["bundle"] / "lib" / "model.so").read_bytes().count(b"mlcpipe_matrix_multiply(0,") >= 4
     (made,) = emulation.run_engines(runtime, [job], folder)
+    assert str(made["device"]) == "metal:0, Apple GPU"
     cases.equals_cpu_engine(checkpoint, scheme, {**job, **made}, folder)
-
-
-def test_a_family_equals_transformers(runtime: Path, tmp_path: Path) -> None:
-    _family(FAMILY, runtime, tmp_path)
 
 
 def test_packed_weights_equal_the_cpu_engine(runtime: Path, tmp_path: Path) -> None:
@@ -66,12 +48,14 @@ def test_packed_weights_equal_the_cpu_engine(runtime: Path, tmp_path: Path) -> N
 
 
 @pytest.mark.everything
-@pytest.mark.parametrize("family", sorted({*cases.FAMILIES} - {FAMILY}))
-def test_other_families_equal_transformers(family: str, runtime: Path, tmp_path: Path) -> None:
-    _family(family, runtime, tmp_path)
-
-
-@pytest.mark.everything
 @pytest.mark.parametrize("scheme", sorted({*cases.PACKED} - {SCHEME}))
 def test_other_schemes_equal_the_cpu_engine(scheme: str, runtime: Path, tmp_path: Path) -> None:
     _packed(scheme, runtime, tmp_path)
+
+
+@pytest.mark.everything
+@pytest.mark.parametrize("family", cases.FAMILIES)
+def test_families_equal_transformers(family: str, runtime: Path, tmp_path: Path) -> None:
+    job = cases.family_job(family, FLOAT32, tmp_path)
+    (made,) = emulation.run_engines(runtime, [job], tmp_path)
+    cases.equals_transformers(family, {**job, **made})

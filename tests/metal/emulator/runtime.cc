@@ -24,7 +24,8 @@ namespace ffi = tvm::ffi;
 using namespace tvm::runtime;
 
 constexpr int64_t kMemory = int64_t(8) << 30;
-constexpr size_t kMostThreads = 1024, kMostBuffers = 31;
+// A threadgroup may have 1024 threads, fewer where a kernel takes many registers: of those here none has more than 256.
+constexpr size_t kMostThreads = 256, kMostBuffers = 31;
 
 // What a tensor's data is: no address, as Metal's buffers are none.
 struct Buffer {
@@ -144,10 +145,24 @@ ffi::Module Load(const ffi::Bytes& bytes) {
   return ffi::Module(ffi::make_object<Module>(std::move(sources), std::move(functions)));
 }
 
+// What TVM's code generator calls, where there is a runtime.
+ffi::Module Create(ffi::Map<ffi::String, ffi::Bytes> sources, const ffi::String& format,
+                   ffi::Map<ffi::String, FunctionInfo> functions, ffi::Map<ffi::String, ffi::String>) {
+  TVM_FFI_ICHECK(std::string(format.data(), format.size()) == "metal") << "no source of Metal";
+  ffi::Map<ffi::String, ffi::String> texts;
+  for (auto [name, source] : sources) texts.Set(name, ffi::String(source.data(), source.size()));
+  return ffi::Module(ffi::make_object<Module>(std::move(texts), std::move(functions)));
+}
+
 }  // namespace
 
 TVM_FFI_STATIC_INIT_BLOCK() {
   tvm::ffi::reflection::GlobalDef()
-      .def_packed("device_api.metal", [](ffi::PackedArgs, ffi::Any* result) { *result = static_cast<void*>(static_cast<DeviceAPI*>(Api::Get())); })
+      .def_packed("device_api.metal",
+                  [](ffi::PackedArgs, ffi::Any* result) {
+                    DeviceAPI* api = Api::Get();  // the base first: void* has no bases
+                    *result = static_cast<void*>(api);
+                  })
+      .def("ffi.Module.create.metal", Create)
       .def("ffi.Module.load_from_bytes.metal", Load);
 }

@@ -437,8 +437,11 @@ export const scenarios = {
 
 function contrasts(theme) {
   document.documentElement.dataset.theme = theme;
-  const style = getComputedStyle(document.documentElement);
-  const rgb = (name) => style.getPropertyValue(name).trim().match(/[0-9a-f]{2}/gi).map((h) => parseInt(h, 16) / 255);
+  const probe = document.body.appendChild(document.createElement("i"));
+  const rgb = (name) => {
+    probe.style.color = `var(${name})`;
+    return getComputedStyle(probe).color.match(/\d+/g).slice(0, 3).map((v) => v / 255);
+  };
   const light = (name) => {
     const [r, g, b] = rgb(name).map((v) => (v <= 0.04045 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4));
     return 0.2126 * r + 0.7152 * g + 0.0722 * b;

@@ -126,3 +126,14 @@ def quantize_panels(X, m, whole, tail, rows, tail_rows, groups, panels):
             for g in T.serial(groups.count):
                 row = T.meta_var(T.min(panel_row(p, whole, rows, tail_rows) + r, m - 1))
                 quantize_group(X, row, g, groups, Q, scales, corrections, p, r)
+
+
+@macro
+def quantize_columns(X, m, whole, tail, rows, tail_rows, groups, panels):
+    """As `quantize_panels`, in parallel over groups: few rows are less than a panel for each thread."""
+    Q, scales, corrections = T.meta_var(panels)
+    for g in T.parallel(groups.count):
+        for p in T.serial(whole + tail):
+            for r in T.serial(T.if_then_else(p < whole, rows, tail_rows)):
+                row = T.meta_var(T.min(panel_row(p, whole, rows, tail_rows) + r, m - 1))
+                quantize_group(X, row, g, groups, Q, scales, corrections, p, r)

@@ -15,7 +15,7 @@ from tvm.script import tirx as T
 from tir_schedules.cpu.int8_activations import EVEN_ODD, IN_ORDER, Groups, quantize_group
 from tir_schedules.cpu.int8_dot import Dot
 from tir_schedules.cpu.int8_gemm import GROUP
-from tir_schedules.cpu.int8_matmul import Int8Tiles, dot_of, tile_sums, tiles_of, unfit
+from tir_schedules.cpu.int8_matmul import Int8Tiles, ask_ahead, dot_of, last_of, tile_sums, tiles_of, unfit
 from tir_schedules.cpu.matmul import Packed, packed_of
 from tir_schedules.cpu.store import store_rows
 from tir_schedules.macro import macro
@@ -34,12 +34,12 @@ def int8_expert_matmul(op: Op, knobs: Mapping[str, int | str]) -> tirx.PrimFunc 
 
 
 @macro
-def expert_tile(panels, W, S, Y, panel, row, row_end, expert, block, rows, blocks, w, dot, groups, ahead, index):
+def expert_tile(panels, W, S, Y, panel, row, row_end, expert, block, rows, blocks, w, dot, groups, ask, index):
     """A register tile of an expert's rows, from its panel to the rows of Y."""
     total = T.alloc_buffer((rows * blocks * (16 // dot.lanes), dot.lanes), "float32")
     first = T.meta_var(expert * w.blocks)
-    last = T.meta_var(expert * w.blocks + w.blocks - 1)
-    tile_sums(panels, W, S, total, panel, first + block, last, rows, blocks, w, dot, groups, ahead)
+    last = T.meta_var(None if last_of(w, blocks) is None else expert * w.blocks + w.blocks - 1)
+    tile_sums(panels, W, S, total, panel, first + block, last, rows, blocks, w, dot, groups, ask)
     store_rows(Y, total, row, row_end, block, rows, blocks, w.n, dot.lanes, False, index)
 
 
@@ -57,7 +57,7 @@ def one_token(X, W, S, ids, Y, w, dot, groups, ahead, experts, top, x_rows):
         expert: T.let[T.int32] = T.min(T.max(ids[0, i], 0), experts - 1)
         expert_tile(
             (Q, scales, corrections), W, S, Y, i if x_rows > 1 else 0, i, top, expert, task % w.blocks, 1, 1, w, dot,
-            groups, ahead, None,
+            groups, ask_ahead(ahead), None,
         )  # fmt: skip
 
 
@@ -106,12 +106,12 @@ def many_tokens(X, W, S, ids, Y, m, w, dot, tile, groups, experts, top, shared):
             if panel_end[p] - panel_first[p] == 1:
                 expert_tile(
                     (Q, scales, corrections), W, S, Y, p, panel_first[p], panel_end[p], panel_expert[p], t * blocks,
-                    1, blocks, w, dot, groups, (0, 0), order,
+                    1, blocks, w, dot, groups, ask_ahead(0), order,
                 )  # fmt: skip
             else:
                 expert_tile(
                     (Q, scales, corrections), W, S, Y, p, panel_first[p], panel_end[p], panel_expert[p], t * blocks,
-                    rows, blocks, w, dot, groups, (0, 0), order,
+                    rows, blocks, w, dot, groups, ask_ahead(0), order,
                 )  # fmt: skip
 
 
@@ -132,7 +132,7 @@ def _kernel(w: Packed, dot: Dot, tiles: Int8Tiles, experts: int, top: int, share
         W_blocks = T.decl_buffer((experts * n_blocks, words, 16), "uint32", data=W.data)
         S_blocks = T.decl_buffer((experts * n_blocks, stored_groups, 16), dtype, data=S.data)
         if m == T.int64(1):
-            one_token(X, W_blocks, S_blocks, ids, Y, w, dot, groups, (0, tiles.prefetch_words), experts, top, x_rows)
+            one_token(X, W_blocks, S_blocks, ids, Y, w, dot, groups, tiles.prefetch_words, experts, top, x_rows)
         else:
             many_tokens(X, W_blocks, S_blocks, ids, Y, m, w, dot, tiles.few, groups, experts, top, shared)
 

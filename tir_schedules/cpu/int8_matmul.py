@@ -9,12 +9,13 @@ W: `mlcpipe/quantization/layout.py`.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cache
 
 from tvm import tirx
 from tvm.script import tirx as T
+from tvm.script.ir_builder import tirx as I
 
 from tir_schedules.cpu.gate import Gate, apply_gate, gate_of, ungated
 from tir_schedules.cpu.int8_activations import (
@@ -23,7 +24,7 @@ from tir_schedules.cpu.int8_activations import (
     PAIRS,
     Groups,
     quantize_group,
-    quantize_panels,
+    quantize_columns,
     whole_panels,
 )
 from tir_schedules.cpu.int8_amx import AMX_ROWS, amx_gemm, spans_of
@@ -32,10 +33,11 @@ from tir_schedules.cpu.int8_gemm import CHUNK, DEPTH, GROUP, UNROLL, chunk_of, g
 from tir_schedules.cpu.int8_smmla import pairs_of, smmla_gemm
 from tir_schedules.cpu.matmul import Packed, packed_of
 from tir_schedules.cpu.store import store_rows
+from tir_schedules.cpu.vectors import Buffer, Expr, prefetch, value
 from tir_schedules.macro import macro
 from tir_schedules.op import Declined, Op
 
-NOTHING = (0, 0)
+Ask = Callable[[Buffer, Buffer | None, Expr, Expr, int, int], None]
 GEMM_ROWS = 64  # from here on unpacking codes to bytes first pays
 
 
@@ -112,20 +114,53 @@ def unfit(op: Op, w: Packed) -> str:
     return ""
 
 
-def prefetch(address: tirx.PrimExpr) -> tirx.PrimExpr:
-    """Ask for a cache line that will be read; an address past the end does no harm."""
-    read, all_levels, data = T.int32(0), T.int32(3), T.int32(1)
-    return T.call_llvm_intrin(
-        T.llvm_lookup_intrinsic_id("llvm.prefetch"), address, read, all_levels, data, dtype="void"
-    )
+def last_of(w: Packed, blocks: int) -> int | None:
+    """The last block of a weight that is read `blocks` at a time; None where they end together."""
+    return w.blocks - 1 if w.blocks % blocks else None
+
+
+def stored(block: Expr, last: Expr | None) -> Expr:
+    """The block, or the last one instead of any after it."""
+    return block if last is None else T.min(block, last)
+
+
+def ask_ahead(words: int) -> Ask:
+    """Asks for the codes that many words of a row further, and for their scales; 0: for none."""
+
+    def ask(W: Buffer, S: Buffer | None, block: Expr, g: Expr, count: int, blocks: int) -> None:
+        for b in range(blocks if words else 0):
+            for word in range(count):
+                prefetch(W, (block + b, g * count + word + words, 0))
+            if S is not None:
+                prefetch(S, (block + b, g + words // count, 0))
+
+    return ask
+
+
+def ask_for_next(panel: Expr, panels: Expr) -> Ask:
+    """Asks for the next columns: each of the panels that these columns serve asks for its share of the codes.
+
+    If the first asked for all of them, the memory would have nothing to do during the others. Scales are asked for
+    too: the hardware follows them only to the end of a page, and waiting there took a quarter of the time with 6 rows.
+    """
+
+    def ask(W: Buffer, S: Buffer | None, block: Expr, g: Expr, count: int, blocks: int) -> None:
+        share = value((count * blocks + panels - 1) // panels)
+        at = value(g * (count * blocks) + panel * share)
+        with I.serial(0, share) as i:
+            prefetch(W, (block + blocks, at + i, 0))
+        if S is not None:
+            prefetch(S, (block + blocks, g * blocks, 0))
+
+    return ask
 
 
 @macro
-def tile_sums(panels, W, S, total, panel, block, last_block, rows, blocks, w, dot, groups, ahead):
+def tile_sums(panels, W, S, total, panel, block, last_block, rows, blocks, w, dot, groups, ask):
     """total[r * vectors + v] = the sums of row r of a panel and of the v-th vector of the columns from `block` on.
 
-    Blocks past `last_block` repeat it. W uint32[blocks, words, 16] and S [blocks, groups, 16] as `rows16` has them.
-    Meanwhile the codes `ahead` blocks and words further are asked for.
+    Blocks past `last_block` repeat it; None: there are none. W uint32[blocks, words, 16] and S [blocks, groups, 16] as
+    `rows16` has them. ask(W, S, block, group, words, blocks) asks for what comes later, group by group.
     """
     Q, scales, corrections = T.meta_var(panels)
     lanes, per_block, vectors = T.meta_var((dot.lanes, 16 // dot.lanes, blocks * (16 // dot.lanes)))
@@ -136,6 +171,7 @@ def tile_sums(panels, W, S, total, panel, block, last_block, rows, blocks, w, do
     for i in T.unroll(rows * vectors):
         total[i, T.ramp(0, 1, lanes)] = T.broadcast(T.float32(0), lanes)
     for g in T.serial(groups.count):
+        ask(W, S if w.groups > 1 else None, block, g, words, blocks)
         for r in T.unroll(rows):
             for v in T.unroll(vectors):
                 acc[r * vectors + v, T.ramp(0, 1, lanes)] = T.broadcast(corrections[panel, g, r], lanes)
@@ -144,11 +180,8 @@ def tile_sums(panels, W, S, total, panel, block, last_block, rows, blocks, w, do
                 j = T.meta_var(g * words + part_of_group * w.bits + i)
                 for v in T.unroll(vectors):
                     word[v, T.ramp(0, 1, lanes)] = W[
-                        T.min(block + v // per_block, last_block), j, T.ramp(v % per_block * lanes, 1, lanes)
+                        stored(block + v // per_block, last_block), j, T.ramp(v % per_block * lanes, 1, lanes)
                     ]
-                if ahead != NOTHING:
-                    for b in T.unroll(blocks):
-                        T.evaluate(prefetch(T.address_of(W[block + ahead[0] + b, j + ahead[1], 0])))
                 for part in T.unroll(parts):
                     for r in T.unroll(rows):
                         for v in T.unroll(vectors):
@@ -161,7 +194,7 @@ def tile_sums(panels, W, S, total, panel, block, last_block, rows, blocks, w, do
         if w.groups > 1:
             for v in T.unroll(vectors):
                 scale[v, T.ramp(0, 1, lanes)] = T.cast(
-                    S[T.min(block + v // per_block, last_block), g, T.ramp(v % per_block * lanes, 1, lanes)],
+                    S[stored(block + v // per_block, last_block), g, T.ramp(v % per_block * lanes, 1, lanes)],
                     f"float32x{dot.lanes}",
                 )
         for r in T.unroll(rows):
@@ -173,7 +206,7 @@ def tile_sums(panels, W, S, total, panel, block, last_block, rows, blocks, w, do
     if w.groups == 1:
         for v in T.unroll(vectors):
             scale[v, T.ramp(0, 1, lanes)] = T.cast(
-                S[T.min(block + v // per_block, last_block), 0, T.ramp(v % per_block * lanes, 1, lanes)],
+                S[stored(block + v // per_block, last_block), 0, T.ramp(v % per_block * lanes, 1, lanes)],
                 f"float32x{dot.lanes}",
             )
             for r in T.unroll(rows):
@@ -183,40 +216,40 @@ def tile_sums(panels, W, S, total, panel, block, last_block, rows, blocks, w, do
 
 
 @macro
-def direct_tile(panels, W, S, Y, panel, row, row_end, block, last_block, rows, blocks, w, dot, groups, ahead):
+def direct_tile(panels, W, S, Y, panel, row, row_end, block, last_block, rows, blocks, w, dot, groups, ask):
     """A register tile from its panel to Y, codes unpacked on the way."""
     total = T.alloc_buffer((rows * blocks * (16 // dot.lanes), dot.lanes), "float32")
-    tile_sums(panels, W, S, total, panel, block, last_block, rows, blocks, w, dot, groups, ahead)
+    tile_sums(panels, W, S, total, panel, block, last_block, rows, blocks, w, dot, groups, ask)
     store_rows(Y, total, row, row_end, block, rows, blocks, w.n, dot.lanes)
 
 
 @macro
 def direct(X, W, S, Y, m, w, dot, tile, groups):
-    """Few rows: every panel unpacks the codes for itself, and asks for those of the next columns."""
-    rows, tail_rows, blocks, last = T.meta_var((tile.rows, tile.tail_rows, tile.blocks, w.blocks - 1))
+    """Few rows: every panel unpacks the codes for itself, and asks for its share of those of the next columns."""
+    rows, tail_rows, blocks, last = T.meta_var((tile.rows, tile.tail_rows, tile.blocks, last_of(w, tile.blocks)))
     Q = T.alloc_buffer(((m + tile.tail_rows - 1) // tile.tail_rows, groups.words, tile.rows), "int32")
     scales = T.alloc_buffer(((m + tile.tail_rows - 1) // tile.tail_rows, groups.count, tile.rows), "float32")
     corrections = T.alloc_buffer(((m + tile.tail_rows - 1) // tile.tail_rows, groups.count, tile.rows), "int32")
     whole: T.let[T.int64] = whole_panels(m, rows, tail_rows)
     tail: T.let[T.int64] = (T.max(m - whole * rows, 0) + tail_rows - 1) // tail_rows
-    quantize_panels(X, m, whole, tail, rows, tail_rows, groups, (Q, scales, corrections))
+    quantize_columns(X, m, whole, tail, rows, tail_rows, groups, (Q, scales, corrections))
     for t in T.parallel(-(-w.blocks // tile.blocks)):
         for p in T.serial(whole):
             direct_tile(
                 (Q, scales, corrections), W, S, Y, p, p * rows, m, t * blocks, last, rows, blocks, w, dot, groups,
-                (blocks, 0),
+                ask_for_next(p, whole + tail),
             )  # fmt: skip
         for i in T.serial(tail):
             row = T.meta_var(whole * rows + i * tail_rows)
             direct_tile(
                 (Q, scales, corrections), W, S, Y, whole + i, row, m, t * blocks, last, tail_rows, blocks, w, dot,
-                groups, (blocks, 0),
+                groups, ask_for_next(whole + i, whole + tail),
             )  # fmt: skip
 
 
 @macro
 def one_row(X, W, S, Y, w, dot, groups, ahead, blocks):
-    """A GEMV: the packed weight streams by once, `blocks` of it at a time, with what comes `ahead` asked for."""
+    """A GEMV: the packed weight streams by once, `blocks` of it at a time, codes `ahead` words further asked for."""
     Q = T.alloc_buffer((1, groups.words, 1), "int32")
     scales = T.alloc_buffer((1, groups.count, 1), "float32")
     corrections = T.alloc_buffer((1, groups.count, 1), "int32")
@@ -224,8 +257,9 @@ def one_row(X, W, S, Y, w, dot, groups, ahead, blocks):
         quantize_group(X, 0, g, groups, Q, scales, corrections, 0, 0)
     for t in T.parallel(-(-w.blocks // blocks)):
         direct_tile(
-            (Q, scales, corrections), W, S, Y, 0, 0, 1, t * blocks, w.blocks - 1, 1, blocks, w, dot, groups, ahead
-        )
+            (Q, scales, corrections), W, S, Y, 0, 0, 1, t * blocks, last_of(w, blocks), 1, blocks, w, dot, groups,
+            ask_ahead(ahead),
+        )  # fmt: skip
 
 
 @cache
@@ -250,7 +284,7 @@ def _kernel(w: Packed, dot: Dot, tiles: Int8Tiles, gate: Gate | None) -> tirx.Pr
         Y = T.match_buffer(y_handle, (m, columns), "float32")
         if m == T.int64(1):
             row = T.meta_var(ungated(gate, Y, 1))
-            one_row(X, W, S, row, w, dot, fine, (0, tiles.prefetch_words), tiles.gemv_blocks)
+            one_row(X, W, S, row, w, dot, fine, tiles.prefetch_words, tiles.gemv_blocks)
             apply_gate(gate, row, Y, 1)
         else:
             if spans is not None:

@@ -74,7 +74,7 @@ def _page_keys(
     if ahead is not None:
         begin = [[value(at(page, ahead[1])) for page in ahead[0]] for at in (pages.k, pages.v)]
         fetch = lambda i, j, of_v: prefetch(pages.elements, begin[of_v][i] + j)
-    return Keys(pages.elements, pages.elements, k, v, pages.scales, scale, fetch, valid)
+    return Keys(pages.elements, pages.elements, k, v, pages.scales, scale, fetch, pages.line, valid)
 
 
 def _walk(

@@ -8,6 +8,7 @@ an output tile some rows by some vectors of the head dimension; both live in reg
 from __future__ import annotations
 
 import functools
+import itertools
 import math
 import operator
 from collections.abc import Callable, Sequence
@@ -62,7 +63,7 @@ class Keys:
     """Where keys and values are: page i of a block has K[d, slot] at k[i] + d * 16 + slot in `k_elements`, V likewise.
 
     `scales` at `scale(i, g, of_v)` has the 16 of group g of page i; None for elements without scales.
-    `fetch(i, j, of_v)` asks for element j of page i one block further. Only the first `valid` slots of a page hold
+    `fetch(i, j, of_v)` asks for the cache line, of `line` elements, with element j of page i one block further. Only the first `valid` slots of a page hold
     values; None: all.
     """
 
@@ -73,6 +74,7 @@ class Keys:
     scales: Buffer | None = None
     scale: Callable[[int, Expr, int], Expr] | None = None
     fetch: Callable[[int, Expr, int], None] | None = None
+    line: int = 16
     valid: Expr | None = None
 
 
@@ -164,8 +166,8 @@ class Rows:
                             for i in some:
                                 store(acc[r, i], 0, read(acc[r, i], 0, 16) + q * column[i], 16)
                     if keys.fetch is not None:
-                        for i in some:
-                            keys.fetch(i, ((g * depth if groups > 1 else 0) + j * unroll) * PAGE, 0)
+                        for i, u in itertools.product(some, range(0, unroll * PAGE, keys.line)):
+                            keys.fetch(i, ((g * depth if groups > 1 else 0) + j * unroll) * PAGE + u, 0)
                 for (r, i), a in acc.items():
                     score, at = read(a, 0, 16), (row + r) * BLOCK + i * PAGE
                     if keys.scale is not None:
@@ -242,7 +244,7 @@ class Rows:
                             item = value(load(keys.v_elements, base + slot * dim + where[v], lanes))
                             for r in range(size):
                                 store(acc[r, v], 0, read(acc[r, v], 0, lanes) + weights[r] * item, lanes)
-                            if keys.fetch is not None:
+                            if keys.fetch is not None and (v == vectors[0] or where[v] % keys.line == 0):
                                 keys.fetch(i, slot * dim + where[v], 1)
                 for (r, v), a in acc.items():
                     store(self.out, (row + r) * dim + where[v], read(a, 0, lanes), lanes)

@@ -131,6 +131,11 @@ class Pages:
     elements: Buffer
     scales: Buffer | None = None
 
+    @property
+    def line(self) -> int:
+        """Elements of a cache line of 64 bytes."""
+        return 64 // _ITEM_BYTES[self.shape.dtype]
+
     def k(self, page: Expr, head: Expr) -> Expr:
         """Index of K[0, 0] of a head in `elements`; dimension d of slot i is d * 16 + i further."""
         s = self.shape

@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 from tvm import tirx
@@ -53,11 +54,12 @@ from tir_schedules.paged import PAGE, Cached, cached_arguments, heads_of, result
 
 __all__ = ["ACTIVATION_DTYPES", "PAGE", "AttentionShape", "kv_cache_functions", "kv_dtypes"]
 
-# Parts of one sequence's keys that decode makes at most, for all KV heads: enough for the threads of any CPU, and
-# with 4096 tokens still 128 keys of 2 heads a part. Merging a part costs about as much as reading two keys.
+# Parts of one sequence's keys that decode makes at most, for all KV heads: enough for the threads of any CPU.
 _PARTS = 128
-# Rows (queries times heads of a group) of one prefill task: converting a block of keys costs 4% of attending to it.
-_PREFILL_ROWS = 64
+DECODE = Tiles()
+# A task with more rows than the 32 of a chunk's has more of them that see only a part of their last keys; of cached
+# keys each task makes float32 for itself.
+CHUNK, CACHED = Tiles(16, 4, task_rows=32), Tiles(16, 4, task_rows=128)
 
 
 def _page_keys(
@@ -120,7 +122,7 @@ def decode(shape: AttentionShape, window: int, sliding_info: bool, tiles: Tiles)
             oldest = value(I.max(cached.q_position[b] - cached.k_position[b] - window + 1, 0)) if window else I.int32(0)
             first = value(I.min(oldest, keys) // PAGE)
             pages = (keys + PAGE - 1) // PAGE - first
-            share = value((pages + most * BLOCK_PAGES - 1) // (most * BLOCK_PAGES) * BLOCK_PAGES)
+            share = value((pages + most * tiles.part_pages - 1) // (most * tiles.part_pages) * tiles.part_pages)
             return keys, oldest, first, share
 
         parts = scratch(1, "int32")
@@ -234,15 +236,9 @@ class _PrefillTask:
 
 
 def prefill_queries(shape: AttentionShape, tiles: Tiles) -> int:
-    """Queries of one prefill task: their rows fill register tiles, and are about _PREFILL_ROWS."""
-    size = prefill_tiles(shape, tiles).max_rows
-    step = size // math.gcd(size, shape.group)
-    return max(1, round(_PREFILL_ROWS / (step * shape.group))) * step
-
-
-def prefill_tiles(shape: AttentionShape, tiles: Tiles) -> Tiles:
-    """A score tile is then rows x 4 pages."""
-    return Tiles(tiles.accumulators, tiles.accumulators // BLOCK_PAGES)
+    """Queries of one prefill task: their rows fill register tiles, and are about `task_rows`."""
+    step = tiles.max_rows // math.gcd(tiles.max_rows, shape.group)
+    return max(1, round(tiles.task_rows / (step * shape.group))) * step
 
 
 def prefill_cached(shape: AttentionShape, window: int, sliding_info: bool, tiles: Tiles) -> tirx.PrimFunc:
@@ -250,7 +246,6 @@ def prefill_cached(shape: AttentionShape, window: int, sliding_info: bool, tiles
 
     Sequence b has rows q_indptr[b]:q_indptr[b+1]. All cached keys precede the chunk, so only the window masks.
     """
-    tiles = prefill_tiles(shape, tiles)
     dim, group, per_task = shape.head_dim, shape.group, prefill_queries(shape, tiles)
 
     batch, n = tirx.Var("batch", "int32"), tirx.Var("n", "int32")
@@ -334,7 +329,6 @@ def prefill_chunk(shape: AttentionShape, tiles: Tiles) -> tirx.PrimFunc:
     K and V are those that `split` made for the cache, so that a token sees the same ones in every chunk.
     The chunk is never longer than the sliding window (compiler/export.py caps it), so the window cannot mask.
     """
-    tiles = prefill_tiles(shape, tiles)
     kv_heads, dim, group, per_task = shape.num_kv_heads, shape.head_dim, shape.group, prefill_queries(shape, tiles)
 
     batch, n, kv_n = (tirx.Var(name, "int32") for name in ("batch", "n", "kv_n"))
@@ -421,7 +415,7 @@ def _spread(
 
 
 @functools.cache
-def kv_cache_functions(shape: AttentionShape, num_layers: int, tiles: Tiles = Tiles()) -> dict[str, tirx.PrimFunc]:
+def kv_cache_functions(shape: AttentionShape, num_layers: int) -> dict[str, tirx.PrimFunc]:
     """Every function that `mlcpipe/nn/kv_cache.py` hands to TVM's cache, by its role there.
 
     TVM knows layers with a window and without one, and gives the former other length info. If `shape.all_slide`,
@@ -432,9 +426,9 @@ def kv_cache_functions(shape: AttentionShape, num_layers: int, tiles: Tiles = Ti
     always = window if shape.all_slide else 0
     functions = {
         "append": append(shape),
-        "prefill_chunk": prefill_chunk(shape, tiles),
-        "prefill_cached": prefill_cached(shape, always, False, tiles),
-        "decode": decode(shape, always, False, tiles),
+        "prefill_chunk": prefill_chunk(shape, CHUNK),
+        "prefill_cached": prefill_cached(shape, always, False, CACHED),
+        "decode": decode(shape, always, False, DECODE),
         "merge": merge(shape),
         "split": split(shape),
         "copy_page": copy_page(shape),
@@ -442,21 +436,29 @@ def kv_cache_functions(shape: AttentionShape, num_layers: int, tiles: Tiles = Ti
         "compact": compact(shape),
     }
     if window and not shape.all_slide:
-        functions["prefill_cached_sliding"] = prefill_cached(shape, window, True, tiles)
-        functions["decode_sliding"] = decode(shape, window, True, tiles)
+        functions["prefill_cached_sliding"] = prefill_cached(shape, window, True, CACHED)
+        functions["decode_sliding"] = decode(shape, window, True, DECODE)
     return by_hand(functions, "kv_cache_", **shape.facts)
 
 
-def attention_tiles(knobs: Mapping[str, int | str]) -> Tiles:
-    """The register tiles that knobs say."""
-    names = {"accumulators": "attention_accumulators", "max_rows": "attention_rows"}
-    return Tiles(**{field: int(knobs[name]) for field, name in names.items() if name in knobs})
+def attention_tiles(op: Op, knobs: Mapping[str, int | str]) -> Tiles:
+    """The tiles of a function of the cache: its own, but for what knobs say."""
+    if "decode" in op.kind:
+        names = {"accumulators": "attention_accumulators", "max_rows": "attention_rows", "part_pages": "attention_pages"}
+        return replace(DECODE, **_given(names, knobs))
+    prompt = CHUNK if "chunk" in op.kind else CACHED
+    tiles = replace(prompt, **_given({"max_rows": "attention_rows", "task_rows": "attention_task_rows"}, knobs))
+    return replace(tiles, accumulators=tiles.max_rows * BLOCK_PAGES)
+
+
+def _given(names: Mapping[str, str], knobs: Mapping[str, int | str]) -> dict[str, int]:
+    return {field: int(knobs[name]) for field, name in names.items() if name in knobs}
 
 
 def attention(func: tirx.PrimFunc, op: Op, knobs: Mapping[str, int | str]) -> tirx.PrimFunc:
     """A function of the cache with the tiles that knobs say; the one that there is where they say nothing."""
-    tiles = attention_tiles(knobs)
-    if tiles == Tiles():
+    tiles = attention_tiles(op, knobs)
+    if tiles == attention_tiles(op, {}):
         return func
     shape = AttentionShape(**heads_of(op))
     if op.kind == "kv_cache_prefill_chunk":

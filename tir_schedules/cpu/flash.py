@@ -43,11 +43,17 @@ BLOCK = BLOCK_PAGES * PAGE
 class Tiles:
     """How many vectors of 16 float32 a register tile accumulates, and the rows of a tile.
 
-    24 of 32 AVX-512 registers leave room for operands; with shorter vectors LLVM splits a vector over registers.
+    A score tile of a prompt is `max_rows` rows x 4 pages: 16 accumulators leave room for operands in the 32 registers
+    of AVX-512 (24 were 5 to 10 % slower); with shorter vectors LLVM splits a vector over registers.
+
+    `task_rows`: rows (queries times heads of a group) of one task of a prompt. `part_pages`: decoding splits the keys
+    of a sequence among threads in parts of so many pages or more (4 took up to 1.6 times as long on two threads).
     """
 
     accumulators: int = 24
     max_rows: int = 8
+    task_rows: int = 64
+    part_pages: int = 16
 
     def segments(self, rows: int) -> list[tuple[int, int, int]]:
         """`rows` as (first row, rows of a tile, tiles): equal tiles, and one smaller where they do not divide."""

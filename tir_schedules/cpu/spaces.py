@@ -83,15 +83,24 @@ def _matmul(op: Op, knobs: Knobs) -> tuple[Space, ...]:
 
 
 def _attention(op: Op, knobs: Knobs) -> tuple[Space, ...]:
-    """Register tiles of one query's heads, or of a prompt's."""
-    decode, tiles = "decode" in op.kind, attention_tiles(knobs)
-    default = {"attention_accumulators": tiles.accumulators}
-    if decode:  # a prompt's tiles have as many rows as accumulators allow
-        default["attention_rows"] = tiles.max_rows
-    values = {"attention_accumulators": (8, 12, 16, 20, 24, 28), "attention_rows": (1, 2, 4, 6, 8, 12)}
-    rows, keys = (1, CONTEXT) if decode else (MANY_ROWS, 0 if "chunk" in op.kind else CONTEXT)
-    knobs_ = _with({name: values[name] for name in default}, default)
-    return (Space("decode" if decode else "prefill", rows, "attention", knobs_, default, lambda choice: "", keys),)
+    """Register tiles of one query's heads and how its keys are split among threads; tiles and tasks of a prompt."""
+    tiles = attention_tiles(op, knobs)
+    if "decode" in op.kind:
+        default = {
+            "attention_accumulators": tiles.accumulators,
+            "attention_rows": tiles.max_rows,
+            "attention_pages": tiles.part_pages,
+        }
+        values = {
+            "attention_accumulators": (8, 12, 16, 20, 24, 28, 32),
+            "attention_rows": (1, 2, 4, 6, 8, 12),
+            "attention_pages": (4, 8, 16),
+        }
+        return (Space("decode", 1, "attention", _with(values, default), default, lambda choice: "", CONTEXT),)
+    default = {"attention_rows": tiles.max_rows, "attention_task_rows": tiles.task_rows}
+    values = {"attention_rows": (2, 3, 4, 5, 6, 7), "attention_task_rows": (16, 32, 48, 64, 96, 128, 192)}
+    keys = 0 if "chunk" in op.kind else CONTEXT
+    return (Space("prefill", MANY_ROWS, "attention", _with(values, default), default, lambda choice: "", keys),)
 
 
 def _with(knobs: Mapping[str, tuple[int, ...]], default: Choice) -> dict[str, tuple[int, ...]]:

@@ -444,8 +444,8 @@ def kv_cache_functions(shape: AttentionShape, num_layers: int) -> dict[str, tirx
 def attention_tiles(op: Op, knobs: Mapping[str, int | str]) -> Tiles:
     """The tiles of a function of the cache: its own, but for what knobs say."""
     if "decode" in op.kind:
-        names = {"accumulators": "attention_accumulators", "max_rows": "attention_rows", "part_pages": "attention_pages"}
-        return replace(DECODE, **_given(names, knobs))
+        names = {"accumulators": "attention_accumulators", "max_rows": "attention_rows"}
+        return replace(DECODE, **_given(names | {"part_pages": "attention_pages"}, knobs))
     prompt = CHUNK if "chunk" in op.kind else CACHED
     tiles = replace(prompt, **_given({"max_rows": "attention_rows", "task_rows": "attention_task_rows"}, knobs))
     return replace(tiles, accumulators=tiles.max_rows * BLOCK_PAGES)

@@ -69,8 +69,8 @@ class Keys:
     """Where keys and values are: page i of a block has K[d, slot] at k[i] + d * 16 + slot in `k_elements`, V likewise.
 
     `scales` at `scale(i, g, of_v)` has the 16 of group g of page i; None for elements without scales.
-    `fetch(i, j, of_v)` asks for the cache line, of `line` elements, with element j of page i one block further. Only the first `valid` slots of a page hold
-    values; None: all.
+    `fetch(i, j, of_v)` asks for the cache line, of `line` elements, with element j of page i one block further. Only
+    the first `valid` slots of a page hold values; None: all.
     """
 
     k_elements: Buffer

@@ -23,8 +23,8 @@ from tir_schedules.cpu.int8_activations import (
     IN_ORDER,
     PAIRS,
     Groups,
-    quantize_group,
     quantize_columns,
+    quantize_group,
     whole_panels,
 )
 from tir_schedules.cpu.int8_amx import AMX_ROWS, amx_gemm, spans_of

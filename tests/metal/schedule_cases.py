@@ -20,9 +20,13 @@ from tvm import tirx
 from mlcpipe.compiler import metal
 from mlcpipe.compiler.library import own_barriers
 from mlcpipe.targets import compiled_variants, load_target, tvm_target
+from tests.cuda import test_attention
 from tests.vulkan import schedule_cases, test_matrices, test_sampling
 from tests.vulkan.schedule_cases import Array, Product
+from tir_schedules.gpu.attention import OF_SUBGROUPS, kv_cache_functions, of_subgroups
+from tir_schedules.gpu.kv_pages import AttentionShape
 from tir_schedules.gpu.sampling import sampling_functions
+from tir_schedules.op import Declined, op_of
 
 from . import emulation
 
@@ -50,6 +54,22 @@ class Matrices(test_matrices.Product):
         return {**super().knobs, "matrix_buffers": self.buffers}
 
 
+def _scheduled(shape: AttentionShape, role: str) -> tirx.PrimFunc:
+    """A function of the cache as the target's rules make it."""
+    func = kv_cache_functions(shape, 1)[role]
+    op = op_of(func)
+    assert op is not None
+    found = of_subgroups(op, load_target("metal").schedule) if op.kind in OF_SUBGROUPS else func
+    assert not isinstance(found, Declined), found.reason
+    return found
+
+
+def _attention(name: str) -> None:
+    case = test_attention.CASES[name]
+    func, arguments = case.call
+    case.check(_run(func, *arguments))
+
+
 TARGET = Matrices(32, 8, 8, 8, 4, 4, 4)
 OTHER = Matrices(32, 8, 8, 8, 2, 2, 4, buffers=2)  # 64 threads, two SIMD groups side by side
 CASES: dict[str, Callable[[], None]] = {
@@ -58,6 +78,7 @@ CASES: dict[str, Callable[[], None]] = {
     **{f"matrices {'-'.join(map(str, case))}": lambda case=case: TARGET.check(*case) for case in test_matrices.CASES},
     "matrices of another shape": lambda: OTHER.check("q4f16_1", 160, 96, False),
     "matrices of another shape, gated": lambda: OTHER.check("q8f16_1", 128, 64, True),
+    **{f"attention: {name}": lambda name=name: _attention(name) for name in test_attention.CASES},
     "draws": lambda: test_sampling.test_the_draw_inverts_the_distribution_function(5003),
     "draws of few": lambda: test_sampling.test_the_draw_inverts_the_distribution_function(16),
     "draws of a large vocabulary": test_sampling.test_a_large_vocabulary,
@@ -105,6 +126,7 @@ def start(runtime: Path, folder: Path) -> None:
     emulation.start(runtime, folder)
     metal.register()
     schedule_cases.run = _run
+    test_attention.scheduled = _scheduled
     test_sampling.functions, test_sampling.on_gpu = _sampling, _on_device
 
 

@@ -33,7 +33,7 @@ _MARKS = {"ok": "[green]ok[/]", "note": "", "missing": "[yellow]missing[/]", "br
 # What a target links with -> the finding that says whether it is here.
 _LINKERS = {"shared": "linker", "wasm": "emcc", "device": "linker", "cuda": "nvrtc"}
 # Those that are compiled here for other machines, too.
-_ELSEWHERE = ("wasm", "cuda", "metal")
+_ELSEWHERE = ("wasm", "cuda", "metal", "metal-archive")
 
 
 @dataclass(frozen=True)

@@ -18,6 +18,7 @@ from mlcpipe.compiler.cuda.nvrtc import find_nvrtc
 from mlcpipe.compiler.emscripten import Emscripten, find_emcc
 from mlcpipe.compiler.link import (
     Linker,
+    export_archive,
     export_device_library,
     export_library,
     find_linker,
@@ -147,17 +148,21 @@ class DeviceLibrary:
         scheduled, seconds = pipeline.run(replace(state, variant=variants[0]), pipeline.PER_VARIANT)
         executable = self._build(scheduled)
         seconds |= {"generate": time.perf_counter() - began - sum(seconds.values())}
-        path = folder / library_name(self.linker.system)
-        export_device_library(executable.mod, path, self.linker, triple(state.target), self.finish)
+        path = self._export(executable.mod, folder, triple(state.target))
         return path, [BuiltVariant(variants[0], scheduled.kernels, (path,), path.stat().st_size, seconds)]
 
     def source(self, scheduled: Lowering) -> str:
         return generated_source(self._build(scheduled))
 
-    def _build(self, scheduled: Lowering) -> Any:
+    def _build(self, scheduled: Lowering, registered: bool = False) -> Any:
         beside = self.prepare(scheduled)
         with own_barriers():
-            return build_for_device(scheduled, registered=False, beside=beside)
+            return build_for_device(scheduled, registered=registered, beside=beside)
+
+    def _export(self, module: Any, folder: Path, made_for: str) -> Path:
+        path = folder / library_name(self.linker.system)
+        export_device_library(module, path, self.linker, made_for, self.finish)
+        return path
 
 
 @dataclass(frozen=True)
@@ -187,6 +192,19 @@ class MetalLibrary(DeviceLibrary):
         with own_barriers():
             build_for_device(scheduled, registered=False)
         return "\n".join(found)
+
+
+@dataclass(frozen=True)
+class MetalArchive(MetalLibrary):
+    """A static library for an app, which links it with a TVM runtime of its own; functions register when it starts."""
+
+    def _build(self, scheduled: Lowering, registered: bool = True) -> Any:
+        return super()._build(scheduled, registered)
+
+    def _export(self, module: Any, folder: Path, made_for: str) -> Path:
+        path = folder / "libmodel.a"
+        export_archive(module, path, self.linker, made_for)
+        return path
 
 
 def _for_vulkan(scheduled: Lowering) -> Sequence[Any]:
@@ -260,12 +278,17 @@ def _cuda(quick: bool) -> LibraryWriter:
     return CudaLibrary(find_linker(), prepare, f"{nvrtc.name} {nvrtc.version}", cuda.mark_compiled)
 
 
-def _metal(quick: bool) -> LibraryWriter:
-    def prepare(scheduled: Lowering) -> Sequence[Any]:
-        metal.register()
-        return ()
+def _for_metal(scheduled: Lowering) -> Sequence[Any]:
+    metal.register()
+    return ()
 
-    return MetalLibrary(metal.find_apple_linker(), prepare)
+
+def _metal(quick: bool) -> LibraryWriter:
+    return MetalLibrary(metal.find_apple_linker(), _for_metal)
+
+
+def _metal_archive(quick: bool) -> LibraryWriter:
+    return MetalArchive(metal.find_archiver(), _for_metal)
 
 
 _WRITERS: Mapping[str, Callable[[bool], LibraryWriter]] = {
@@ -274,6 +297,7 @@ _WRITERS: Mapping[str, Callable[[bool], LibraryWriter]] = {
     "device": _device,
     "cuda": _cuda,
     "metal": _metal,
+    "metal-archive": _metal_archive,
 }
 
 

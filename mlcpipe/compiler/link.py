@@ -33,9 +33,17 @@ class Linker:
         shared = ["-shared", "-fPIC"] if self.system != "win32" else ["-shared"]
         system = {"darwin": ["-undefined", "dynamic_lookup", "-Wl,-x"], "win32": []}.get(self.system, ["-Wl,-s"])
         pool = [] if self.system == "win32" else ["-O2", "-pthread", str(_POOL)]
-        command = [*self.command, *shared, *system, "-o", str(output), *map(str, objects), *pool]
+        self._run([*shared, *system, "-o", str(output), *map(str, objects), *pool])
+
+    def archive(self, objects: Sequence[Path], output: Path) -> None:
+        """Put `objects` into the static library `output`, where the command is an archiver's. Raises CompileError."""
+        self._run(["rcs", str(output), *map(str, objects)])
+
+    def _run(self, arguments: Sequence[str]) -> None:
         try:
-            done = subprocess.run(command, capture_output=True, text=True, timeout=LINK_TIMEOUT_S, check=False)
+            done = subprocess.run(
+                [*self.command, *arguments], capture_output=True, text=True, timeout=LINK_TIMEOUT_S, check=False
+            )
         except (OSError, subprocess.TimeoutExpired) as error:
             raise CompileError(
                 f"linker {self.name} cannot run", found=error, next_step="see `mlcpipe doctor`"
@@ -121,6 +129,15 @@ def export_device_library(
         if finish is not None:
             finish(paths)
         linker.link(paths, Path(target))
+
+    _export(module, fcompile, output, triple)
+
+
+def export_archive(module: Any, output: Path, archiver: Linker, triple: str) -> None:
+    """Write a module whose functions register themselves as the static library `output`. Raises CompileError."""
+
+    def fcompile(target: str, files: Sequence[str], options: object = None, **_: object) -> None:
+        archiver.archive([Path(file) for file in files], Path(target))
 
     _export(module, fcompile, output, triple)
 

@@ -59,9 +59,23 @@ def find_apple_linker() -> Linker:
     """
     if sys.platform == "darwin":
         return find_linker()
+    zig = _zig("no linker for macOS")
+    return replace(zig, command=(*zig.command, "-target", _ZIG_TARGET), system="darwin")
+
+
+def find_archiver() -> Linker:
+    """The system's `ar` on a Mac, elsewhere zig's, which knows Apple's objects. Raises CompileError.
+
+    zig links no dynamic library for iOS: it has no part of that system's SDK. A static library needs none.
+    """
+    if sys.platform == "darwin":
+        return Linker("ar", find_linker().version, ("ar",))
+    zig = _zig("nothing makes static libraries for iOS")
+    return replace(zig, command=(*zig.command[:-1], "ar", "--format=darwin"), system="darwin")
+
+
+def _zig(problem: str) -> Linker:
     zig = find_zig()
     if zig is None:
-        raise CompileError(
-            "no linker for macOS", expected="ziglang, or a Mac", next_step="pip install 'mlcpipe[zig]'"
-        )
-    return replace(zig, command=(*zig.command, "-target", _ZIG_TARGET), system="darwin")
+        raise CompileError(problem, expected="ziglang, or a Mac", next_step="pip install 'mlcpipe[zig]'")
+    return zig

@@ -26,7 +26,7 @@ from mlcpipe.runtime.threads import own_threads, use_threads
 from mlcpipe.runtime.variants import choose, executable_of, function_of
 
 # sys.platform -> what LLVM's triples say of it
-_SYSTEMS = {"linux": ("linux",), "darwin": ("darwin", "macos", "apple"), "win32": ("windows", "win32")}
+_SYSTEMS = {"linux": ("linux",), "darwin": ("darwin", "macos"), "win32": ("windows", "win32")}
 _SEQUENCE = Shape((0,))
 _PAGE_SIZE = 16
 _ROPE_LENGTH = "model.rope_length"

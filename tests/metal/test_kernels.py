@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import struct
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,7 @@ import mlcpipe
 from mlcpipe.compiler.library import MetalLibrary, find_writer
 from mlcpipe.compiler.link import Linker, find_zig
 from mlcpipe.compiler.metal import kernel_of
-from mlcpipe.errors import CompileError
+from mlcpipe.errors import CompileError, TargetError
 from mlcpipe.targets import load_target, target_names
 from tests.conftest import write_llama
 from tests.cuda.test_resources import SIZES, generated
@@ -26,6 +27,7 @@ FEW = ("llama", "gemma2", "qwen3_moe")
 SHARED_BYTES, BUFFERS = 32 << 10, 31
 # Of all arrays of a thread together: half of the 256 numbers that it can have at once, where Metal takes their indices out.
 PRIVATE_BYTES = 512
+MACH_O, MACOS, IOS = bytes.fromhex("cffaedfe"), 1, 2
 KERNEL = """#include <metal_stdlib>
 using namespace metal;
 kernel void f(device float* x [[ buffer(0) ]], device half* y [[ buffer(1) ]], uint2 threadIdx [[thread_position_in_threadgroup]]) {{
@@ -116,15 +118,43 @@ def test_other_text_is_refused() -> None:
         kernel_of("nonsense")
 
 
-def test_without_zig_the_command_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("target", ["metal", "metal-a16"])
+def test_without_zig_the_command_is_named(target: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("mlcpipe.compiler.metal.find_zig", lambda: None)
     monkeypatch.setattr("mlcpipe.compiler.metal.sys.platform", "linux")
-    with pytest.raises(CompileError, match=r"no linker for macOS; .*pip install 'mlcpipe\[zig\]'"):
-        find_writer(load_target("metal"))
+    with pytest.raises(CompileError, match=r"for (macOS|iOS); .*pip install 'mlcpipe\[zig\]'"):
+        find_writer(load_target(target))
 
 
-@pytest.mark.skipif(find_zig() is None, reason="ziglang is not installed: it links for macOS")
+needs_zig = pytest.mark.skipif(find_zig() is None, reason="ziglang is not installed: it links for macOS")
+
+
+@needs_zig
 def test_a_bundle_carries_the_source(tmp_path: Path) -> None:
     bundle = mlcpipe.compile(write_llama(tmp_path / "checkpoint"), target="metal", output=tmp_path / "bundle")
     code = (bundle / "lib" / "model.dylib").read_bytes()
-    assert code[:4] == bytes.fromhex("cffaedfe") and b"kernel void take_kernel(" in code
+    assert code[:4] == MACH_O and b"kernel void take_kernel(" in code
+    assert _platforms(code) == [MACOS]
+
+
+@needs_zig
+def test_a_bundle_for_iphones_is_a_static_library(tmp_path: Path) -> None:
+    """Objects for iOS, whose functions register themselves; the engine of another system refuses them in words."""
+    bundle = mlcpipe.compile(write_llama(tmp_path / "checkpoint"), target="metal-a16", output=tmp_path / "bundle")
+    code = (bundle / "lib" / "libmodel.a").read_bytes()
+    assert code.startswith(b"!<arch>\n") and b"kernel void take_kernel(" in code
+    objects = [MACH_O + part for part in code.split(MACH_O)[1:]]
+    assert [_platforms(part) for part in objects] == [[IOS]] * 2
+    assert all(b"_TVMFFIEnvModRegisterSystemLibSymbol\0" in part for part in objects)
+    with pytest.raises(TargetError, match=r"made for another system; .*found arm64-apple-ios16.0"):
+        mlcpipe.Engine(bundle)
+
+
+def _platforms(code: bytes) -> list[int]:
+    """What the build-version commands of a Mach-O file say (mach-o/loader.h: mach_header_64, build_version_command)."""
+    count, at, found = struct.unpack_from("<I", code, 16)[0], 32, []
+    for _ in range(count):
+        command, size, platform = struct.unpack_from("<3I", code, at)
+        found += [platform] if command == 0x32 else []
+        at += size
+    return found

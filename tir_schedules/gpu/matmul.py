@@ -366,10 +366,14 @@ class GemmShape:
     columns: int
 
 
+def gemm_blocks_knob(n: int, k: int, knobs: Knobs) -> str:
+    """The knob that says how wide the tiles of a weight [n, k] are."""
+    return "gemm_small_blocks" if n * k <= int(knobs.get("gemm_small", 0)) else "gemm_blocks"
+
+
 def gemm_shape(weight: Packed, knobs: Knobs) -> GemmShape:
     """Tiles of one width; of `gemm_small_blocks` for weights of at most `gemm_small` numbers, if a target says so."""
-    small = weight.n * weight.k <= int(knobs.get("gemm_small", 0))
-    blocks = int(knobs["gemm_small_blocks" if small else "gemm_blocks"])
+    blocks = int(knobs[gemm_blocks_knob(weight.n, weight.k, knobs)])
     tiles = -(-weight.blocks // blocks)
     return GemmShape(int(knobs["gemm_rows"]), -(-weight.blocks // tiles))
 

@@ -1,16 +1,15 @@
 """What can be tuned in the kernels for GPUs, by the rule that makes them.
 
 Every choice keeps to what all targets grant: 256 invocations and 32 KiB of shared memory. (GEMV: 8 rows of 32
-invocations with 16 sums each are 256 and 16 KiB.)
+invocations with 32 sums each are 256 and 32 KiB.)
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 
 from tir_schedules.gpu.decode_attention import SHARED_BYTES, decode_tile
-from tir_schedules.gpu.matmul import HEAD
+from tir_schedules.gpu.matmul import HEAD, gemm_blocks_knob
 from tir_schedules.gpu.prefill_attention import prefill_tile
 from tir_schedules.gpu.sampling import sampling_knobs
 from tir_schedules.op import Op
@@ -19,9 +18,10 @@ from tir_schedules.space import Choice, Knobs, Space
 
 MANY_ROWS = 128  # of x, that prompts are measured with
 CONTEXT = 512  # cached tokens that attention is measured with
-_MOST_SUMS = 128  # of an invocation: more are in memory on any device
+_MOST_SUMS = 128  # of an invocation: more are in memory on any GPU
+_MOST_SUMS_IN_MEMORY = 512  # where all are: on software adapters, whose loads cost more than their sums
 _GEMV: Mapping[str, tuple[int, ...]] = {
-    "gemv_blocks": (1, 2, 4, 8, 16),
+    "gemv_blocks": (1, 2, 4, 8, 16, 32),
     "gemv_invocations": (1, 1024, 4096, 16384, 65536),
 }
 _WORDS: Mapping[str, tuple[int, ...]] = {"gemv_words": (8, 16, 32, 64, 128)}
@@ -47,7 +47,7 @@ _SAMPLING: Mapping[str, tuple[int, ...]] = {
     "sort_run": (16, 32, 64, 128, 256, 512),
     "top_p_threads": (16, 32, 64, 128, 256),
 }
-_GEMM: Mapping[str, tuple[int, ...]] = {"gemm_rows": (1, 2, 4, 8, 16), "gemm_blocks": (1, 2, 4, 8, 16, 32)}
+_GEMM_ROWS, _GEMM_BLOCKS = (1, 2, 4, 8, 16, 32), (1, 2, 4, 8, 16, 32, 64)
 
 
 def _matmul(op: Op, knobs: Knobs) -> tuple[Space, ...]:
@@ -61,29 +61,36 @@ def _subgroup_matmul(op: Op, knobs: Knobs) -> tuple[Space, ...]:
 
 
 def _gemv_and_gemm(op: Op, gemv: Mapping[str, tuple[int, ...]], knobs: Knobs) -> tuple[Space, ...]:
-    one = _space("gemv", 1, gemv, knobs)
+    one = _gemv(gemv, knobs)
     head = op.kind == "matmul" and op.int("n") >= HEAD * op.int("k")
-    return (one,) if head else (one, _space("gemm", MANY_ROWS, _GEMM, knobs))
+    return (one,) if head else (one, _gemm(op, knobs))
 
 
-def _space(bucket: str, rows: int, values: Mapping[str, tuple[int, ...]], knobs: Knobs) -> Space:
+def _gemv(values: Mapping[str, tuple[int, ...]], knobs: Knobs, family: str = "gemv") -> Space:
     default = {name: int(knobs[name]) for name in values}
-    now = default.get("gemm_rows", 1) * default.get("gemm_blocks", 1)
+    return Space("gemv", 1, family, _with(values, default), default, lambda choice: "")
+
+
+def _gemm(op: Op, knobs: Knobs) -> Space:
+    blocks = gemm_blocks_knob(op.int("n"), op.int("k"), knobs)
+    default = {"gemm_rows": int(knobs["gemm_rows"]), blocks: int(knobs[blocks])}
+    software = "gemm_small" in knobs and int(knobs["gemm_small"]) > 0
+    most = _MOST_SUMS_IN_MEMORY if software else max(_MOST_SUMS, default["gemm_rows"] * default[blocks])
 
     def problem(choice: Choice) -> str:
-        sums, most = choice.get("gemm_rows", 1) * choice.get("gemm_blocks", 1), max(now, _MOST_SUMS)
-        return f"{sums} sums of an invocation are more than {most}" if sums > most else ""
+        return _too_much("sums of an invocation", choice["gemm_rows"] * choice[blocks], most)
 
-    return Space(bucket, rows, bucket, _with(values, default), default, problem)
+    values = _with({"gemm_rows": _GEMM_ROWS, blocks: _GEMM_BLOCKS}, default)
+    return Space("gemm", MANY_ROWS, "gemm", values, default, problem)
 
 
 def _expert_matmul(op: Op, knobs: Knobs) -> tuple[Space, ...]:
     """One token's experts."""
-    return (replace(_space("gemv", 1, {**_GEMV, **_WORDS}, knobs), family="experts"),)
+    return (_gemv({**_GEMV, **_WORDS}, knobs, "experts"),)
 
 
 def _subgroup_expert_matmul(op: Op, knobs: Knobs) -> tuple[Space, ...]:
-    return (replace(_space("gemv", 1, _GEMV, knobs), family="experts"),)
+    return (_gemv(_GEMV, knobs, "experts"),)
 
 
 def _norm(op: Op, knobs: Knobs) -> tuple[Space, ...]:

@@ -84,7 +84,7 @@ def tune_command(
     if not tasks:
         raise UsageError("the model has no kernel with knobs", where=target, expected=f"one of {', '.join(families)}")
     states, finished = _run(tasks, plan, wanted, path, verify=verify, fresh=fresh)
-    _report(states, plan, as_json=as_json, here=wanted.link == "shared" and remote is None)
+    _report(states, plan, path, as_json=as_json, here=wanted.link == "shared" and remote is None)
     if not finished:
         say(stderr_console(), "\nStopped; the same command goes on.")
         raise KeyboardInterrupt
@@ -200,8 +200,8 @@ def _same(record: Record, state: State) -> bool:
     return state.task.is_of(record) and (state.device, state.variant) == (record.device, record.variant)
 
 
-def _report(states: Sequence[State], plan: Plan, *, as_json: bool, here: bool) -> None:
-    """Print the result, with the floor that this machine's memory sets where its CPU was measured."""
+def _report(states: Sequence[State], plan: Plan, path: Path, *, as_json: bool, here: bool) -> None:
+    """Print the result and where records are, with the floor of this machine's memory where its CPU was measured."""
     from mlcpipe.bandwidth import cached_read_bandwidth_gb_s
     from mlcpipe.cli.tune_view import print_result, summary
     from mlcpipe.runtime.threads import use_threads
@@ -210,6 +210,8 @@ def _report(states: Sequence[State], plan: Plan, *, as_json: bool, here: bool) -
     seen = max((nbytes / seconds / 1e9 for nbytes, seconds in times if seconds), default=0.0)
     bandwidth = cached_read_bandwidth_gb_s(use_threads(), env().cache_dir, seen_gb_s=seen) if here else None
     if as_json:
-        print_json(summary(states, plan, bandwidth))
-    else:
-        print_result(stdout_console(), states, plan, bandwidth)
+        print_json({**summary(states, plan, bandwidth), "records": str(path)})
+        return
+    print_result(stdout_console(), states, plan, bandwidth)
+    if path.is_file():
+        say(stdout_console(), f"Records of this target are in {path}.")

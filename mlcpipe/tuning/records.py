@@ -1,12 +1,13 @@
 """Records: which knobs were measured to be faster for a kernel on a device. Data that is checked, never code.
 
 `tir_schedules/tuned/<target>.json` comes with mlcpipe; what a user measures goes beside his other caches unless mlcpipe
-runs from its source tree, and wins over what came along.
+runs from a source tree that he may write to, and wins over what came along.
 """
 
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import date
@@ -163,8 +164,10 @@ def files_of(target: Target, cache: Path) -> Sequence[Path]:
 
 
 def in_source_tree() -> bool:
-    """Whether mlcpipe runs from a source tree, where records are made that come along."""
-    return (tuned_path().parents[1] / "pyproject.toml").is_file()
+    """Whether mlcpipe runs from a source tree where records can be made that come along."""
+    root = tuned_path().parents[1]
+    folder = tuned_path() if tuned_path().is_dir() else root / "tir_schedules"
+    return (root / "pyproject.toml").is_file() and os.access(folder, os.W_OK)
 
 
 def tuned_for(target: Target, device: str, cache: Path) -> Tuned:

@@ -25,7 +25,6 @@ from mlcpipe.tuning.measure import KERNEL, Array, llvm_module
 _SESSION_S = 120
 # Before every call all arguments but the first, x, leave the caches; it knows no numbers among them.
 _FLUSH = "cache_flush_cpu_non_first_arg"
-_OBJECT = "mlcpipe_tune.o"
 
 
 @dataclass(frozen=True)
@@ -70,13 +69,16 @@ class RemoteCpu:
             found = str(error).strip().splitlines()[-1][:200]
             raise TargetError("no RPC server", where=where, expected="one with this key", found=found) from error
         self._device = self._session.cpu(0)
+        self._count = 0
 
     def build(self, func: tirx.PrimFunc) -> RemoteFunction:
+        self._count += 1
+        name = f"mlcpipe_tune{self._count}.o"  # a library of a name that is loaded already would be that one
         with tempfile.TemporaryDirectory() as folder:
-            path = Path(folder, _OBJECT)
+            path = Path(folder, name)
             llvm_module(self._target, self._variant, func).write_to_file(str(path))
             self._session.upload(str(path))
-        return RemoteFunction(self._session.load_module(_OBJECT))
+        return RemoteFunction(self._session.load_module(name))
 
     def tensor(self, values: Array) -> Any:
         return tvm.runtime.tensor(values, self._device)

@@ -33,7 +33,7 @@ def test_a_tiny_model_is_tuned(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
     first = found["kernels"][0]
-    assert found["variant"] and first["bucket"] == "gemv" and first["rows"] == 1
+    assert found["records"] == str(records) and found["variant"] and first["bucket"] == "gemv" and first["rows"] == 1
     assert 1 <= first["trials"] <= 2 and first["default_us"] > 0 and first["best_ratio"] > 0  # one, however slow
     kept = [kernel["record"] for kernel in found["kernels"] if kernel["record"]]
     assert [json.loads(record.model_dump_json()) for record in read_records(records)] == merged_json(kept)

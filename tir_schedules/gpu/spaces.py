@@ -42,10 +42,10 @@ _PREFILL: Mapping[str, tuple[int, ...]] = {
     "prefill_tall": (1, 2, 4, 8, 16),
 }
 _SAMPLING: Mapping[str, tuple[int, ...]] = {
-    "softmax_threads": (16, 32, 64, 128, 256),
+    "softmax_threads": (4, 8, 16, 32, 64, 128, 256),
     "sort_digit_bits": (4, 5),  # 8 passes, or 6
     "sort_run": (16, 32, 64, 128, 256, 512),
-    "top_p_threads": (16, 32, 64, 128, 256),
+    "top_p_threads": (4, 8, 16, 32, 64, 128, 256),
 }
 _GEMM_ROWS, _GEMM_BLOCKS = (1, 2, 4, 8, 16, 32), (1, 2, 4, 8, 16, 32, 64)
 
@@ -99,7 +99,7 @@ def _norm(op: Op, knobs: Knobs) -> tuple[Space, ...]:
 
     def space(bucket: str, rows: int, name: str) -> Space:
         default = {name: int(knobs.get(name, knobs["norm_threads"]))}
-        threads = tuple(n for n in (8, 16, 32, 64, 128, 256) if n % max(1, lanes) == 0)
+        threads = tuple(n for n in (4, 8, 16, 32, 64, 128, 256) if n % max(1, lanes) == 0)
         return Space(bucket, rows, "norm", _with({name: threads}, default), default, lambda choice: "")
 
     return space("one", 1, "norm_threads.one"), space("many", MANY_ROWS, "norm_threads.many")

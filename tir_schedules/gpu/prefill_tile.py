@@ -38,8 +38,13 @@ class PrefillTile:
         return ""
 
     def sums(self, dim: int) -> int:
-        """Numbers that an invocation adds up: values, or dots."""
-        return self.tall * max(-(-dim // self.lanes), self.keys // self.lanes)
+        """Sums of values that an invocation has, from one block of keys to the next."""
+        return self.tall * -(-dim // self.lanes)
+
+    @property
+    def dots(self) -> int:
+        """Dots that an invocation adds up."""
+        return self.tall * self.keys // self.lanes
 
     @property
     def shared_bytes(self) -> int:

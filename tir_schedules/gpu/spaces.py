@@ -19,6 +19,7 @@ from tir_schedules.space import Choice, Knobs, Space
 MANY_ROWS = 128  # of x, that prompts are measured with
 CONTEXT = 512  # cached tokens that attention is measured with
 _MOST_SUMS = 128  # of an invocation: more are in memory on any GPU
+_MOST_KEPT_SUMS = 32  # over barriers: more take software adapters minutes to compile
 _MOST_SUMS_IN_MEMORY = 512  # where all are: on software adapters, whose loads cost more than their sums
 _GEMV: Mapping[str, tuple[int, ...]] = {
     "gemv_blocks": (1, 2, 4, 8, 16, 32),
@@ -33,6 +34,7 @@ _DECODE: Mapping[str, tuple[int, ...]] = {
 }
 _SUBGROUP_DECODE: Mapping[str, tuple[int, ...]] = {
     "decode_part": (32, 64, 128, 256, 512, 1024),
+    "decode_blocks": (64, 128, 256, 512, 1024, 2048),
     "decode_subgroups": (1, 2, 4, 8),
 }
 _PREFILL: Mapping[str, tuple[int, ...]] = {
@@ -128,7 +130,7 @@ def _decode(op: Op, knobs: Knobs) -> Space:
 
 def _subgroup_decode(op: Op, knobs: Knobs) -> tuple[Space, ...]:
     tile = decode_tile(knobs)
-    default = {"decode_part": tile.part}
+    default = {"decode_blocks": tile.blocks} if tile.blocks else {"decode_part": tile.part}
     if not knobs["shuffle_x"]:  # elsewhere a workgroup is one subgroup
         default["decode_subgroups"] = tile.subgroups
     values = {name: _SUBGROUP_DECODE[name] for name in default}
@@ -148,7 +150,8 @@ def _prefill(op: Op, knobs: Knobs) -> Space:
         wanted = prefill_tile(choice)
         return (
             wanted.problem
-            or _too_much("sums of an invocation", wanted.sums(dim), max(_MOST_SUMS, tile.sums(dim)))
+            or _too_much("sums of an invocation", wanted.sums(dim), max(_MOST_KEPT_SUMS, tile.sums(dim)))
+            or _too_much("dots of an invocation", wanted.dots, _MOST_SUMS)
             or _too_much("bytes of shared memory", wanted.shared_bytes, SHARED_BYTES)
         )
 

@@ -1,11 +1,12 @@
 // Measures WebGPU kernels in Node, with tvmjs on Dawn: a job a line as JSON on stdin, an answer a line on stdout. tvmjs
-// takes one library a process, so there is one job `pairs`.
+// takes one library a process, so there is one job `load`.
 //
 // {"do": "device"} -> {"device"}: the adapter's vendor and architecture.
-// {"do": "pairs", "wasm", "args": [{shape, dtype, path} or {number, dtype}], "outputs": [index], "copies", "count",
-//  "seconds"} -> {"pairs", "apart"}:
-//   seconds of a call of `default` and of `candidate`, by turns, each over about `seconds`; of each output how far the
-//   two are apart, and the largest of the default's. Calls take turns on copies of the arguments.
+// {"do": "load", "wasm", "args": [{shape, dtype, path} or {number, dtype}], "outputs": [index], "copies"}
+//   -> {"first", "apart"}: seconds of the first call of `default` and of `candidate`, for which their shaders are
+//   compiled; of each output how far the two are apart, and the largest of the default's.
+// {"do": "pairs", "count", "seconds"} -> {"pairs"}: seconds of a call of the loaded functions, by turns, each over about
+//   `seconds`. Calls take turns on copies of the arguments.
 "use strict";
 const fs = require("fs");
 const path = require("path");
@@ -13,7 +14,7 @@ const readline = require("readline");
 const answers = process.stdout.write.bind(process.stdout);
 console.log = console.error; // tvmjs writes to stdout, which is for answers
 
-function load(name) {
+function package_(name) {
   return require(require.resolve(name, { paths: process.argv.slice(2).map((folder) => path.resolve(folder)) }));
 }
 
@@ -21,32 +22,24 @@ let gpu;
 let tvmjs;
 async function device() {
   if (gpu) return gpu;
-  const { create, globals } = load("webgpu");
+  const { create, globals } = package_("webgpu");
   Object.assign(globalThis, globals);
   Object.defineProperty(globalThis, "navigator", { value: { gpu: create([]) }, configurable: true });
-  tvmjs = load("@mlc-ai/web-runtime");
+  tvmjs = package_("@mlc-ai/web-runtime");
   gpu = await tvmjs.detectGPUDevice();
   if (gpu === undefined) throw new Error("no WebGPU adapter");
   gpu.device.onuncapturederror = (event) => (gpu.error ??= event.error.message);
   return gpu;
 }
 
-async function measure(job) {
+let loaded;
+async function load(job) {
   const { device: webgpu } = await device();
   gpu.error = undefined;
   const bytes = new Uint8Array(fs.readFileSync(job.wasm));
   const tvm = await tvmjs.instantiate(bytes.buffer, tvmjs.createPolyfillWASI(), () => {});
   tvm.initWebGPU(webgpu);
   tvm.beginScope();
-  try {
-    return await measureWith(tvm, job);
-  } finally {
-    tvm.endScope();
-    tvm.dispose();
-  }
-}
-
-async function measureWith(tvm, job) {
   const place = tvm.webgpu();
   const put = ({ shape, dtype, path, number }) => {
     if (number !== undefined) return dtype.startsWith("int") ? tvm.scalar(number, dtype) : number;
@@ -56,14 +49,25 @@ async function measureWith(tvm, job) {
   const library = tvm.systemLib();
   const functions = ["default", "candidate"].map((name) => library.getFunction(name));
   const outputs = [];
+  const first = [];
   for (const call of functions) {
+    await place.sync();
+    const began = performance.now();
     call(...turns[0]);
+    await place.sync();
+    first.push((performance.now() - began) / 1e3);
     const found = job.outputs.map((index) => turns[0][index]);
     const hosts = found.map((output) => tvm.empty(output.shape, output.dtype, tvm.cpu()).copyFrom(output));
     await place.sync();
     outputs.push(hosts.map((host) => host.toArray().slice()));
   }
   if (gpu.error) throw new Error(gpu.error);
+  loaded = { place, turns, functions };
+  return { first, apart: outputs[0].map((expected, i) => apart(expected, outputs[1][i])) };
+}
+
+async function measure(job) {
+  const { place, turns, functions } = loaded;
   let next = 0;
   async function seconds(call, calls) {
     await place.sync();
@@ -80,7 +84,7 @@ async function measureWith(tvm, job) {
     pairs.push([await seconds(functions[0], calls), await seconds(functions[1], calls)]);
   }
   if (gpu.error) throw new Error(gpu.error);
-  return { pairs, apart: outputs[0].map((expected, i) => apart(expected, outputs[1][i])) };
+  return { pairs };
 }
 
 function apart(expected, found) {
@@ -96,6 +100,7 @@ function apart(expected, found) {
 
 async function answer(job) {
   try {
+    if (job.do === "load") return await load(job);
     if (job.do === "pairs") return await measure(job);
     const { vendor, architecture } = (await device()).adapterInfo;
     return { device: `${vendor} ${architecture}`.trim() };

@@ -20,6 +20,7 @@ MANY_ROWS = 128  # of x, that prompts are measured with
 CONTEXT = 512  # cached tokens that attention is measured with
 _MOST_SUMS = 128  # of an invocation: more are in memory on any GPU
 _MOST_KEPT_SUMS = 32  # over barriers: more take software adapters minutes to compile
+_SOFTWARE_SHARED_BYTES = 1280  # beside which they keep sums over barriers: likewise
 _MOST_SUMS_IN_MEMORY = 512  # where all are: on software adapters, whose loads cost more than their sums
 _GEMV: Mapping[str, tuple[int, ...]] = {
     "gemv_blocks": (1, 2, 4, 8, 16, 32),
@@ -76,14 +77,18 @@ def _gemv(values: Mapping[str, tuple[int, ...]], knobs: Knobs, family: str = "ge
 def _gemm(op: Op, knobs: Knobs) -> Space:
     blocks = gemm_blocks_knob(op.int("n"), op.int("k"), knobs)
     default = {"gemm_rows": int(knobs["gemm_rows"]), blocks: int(knobs[blocks])}
-    software = "gemm_small" in knobs and int(knobs["gemm_small"]) > 0
-    most = _MOST_SUMS_IN_MEMORY if software else max(_MOST_SUMS, default["gemm_rows"] * default[blocks])
+    most = _MOST_SUMS_IN_MEMORY if _is_software(knobs) else max(_MOST_SUMS, default["gemm_rows"] * default[blocks])
 
     def problem(choice: Choice) -> str:
         return _too_much("sums of an invocation", choice["gemm_rows"] * choice[blocks], most)
 
     values = _with({"gemm_rows": _GEMM_ROWS, blocks: _GEMM_BLOCKS}, default)
     return Space("gemm", MANY_ROWS, "gemm", values, default, problem)
+
+
+def _is_software(knobs: Knobs) -> bool:
+    """Whether a target counts on software adapters: it has tiles for small weights then, whose shaders compile fast."""
+    return int(knobs.get("gemm_small", 0)) > 0
 
 
 def _expert_matmul(op: Op, knobs: Knobs) -> tuple[Space, ...]:
@@ -152,9 +157,10 @@ def _prefill(op: Op, knobs: Knobs) -> Space:
             wanted.problem
             or _too_much("sums of an invocation", wanted.sums(dim), max(_MOST_KEPT_SUMS, tile.sums(dim)))
             or _too_much("dots of an invocation", wanted.dots, _MOST_SUMS)
-            or _too_much("bytes of shared memory", wanted.shared_bytes, SHARED_BYTES)
+            or _too_much("bytes of shared memory", wanted.shared_bytes, most)
         )
 
+    most = max(_SOFTWARE_SHARED_BYTES, tile.shared_bytes) if _is_software(knobs) else SHARED_BYTES
     keys = 0 if "chunk" in op.kind else CONTEXT
     return Space("prefill", MANY_ROWS, "attention", _with(_PREFILL, default), default, problem, keys)
 

@@ -161,3 +161,12 @@ def outputs(function: Any, given: Inputs) -> list[Array]:
     values = [tvm.runtime.tensor(x, tvm.device("vulkan", 0)) if isinstance(x, np.ndarray) else x for x in given.values]
     function(*values)
     return [values[index].numpy().astype(np.float64) for index in given.outputs]
+
+
+def test_a_choice_is_measured_beside_the_default() -> None:
+    from mlcpipe.tuning.measure import Bench, local_runner
+
+    func = kv_cache_functions(HEADS, 1)["decode"]
+    bench = Bench(local_runner(TARGET, VARIANT), TARGET, "gpu.attention", func, inputs_of(func, 1, 40), VARIANT.schedule)
+    pairs = bench.pairs({"decode_part": 32, "decode_threads": 16}, 2)
+    assert len(pairs) == 2 and all(0 < seconds < 5 for pair in pairs for seconds in pair)

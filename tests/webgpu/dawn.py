@@ -110,8 +110,13 @@ def driver_with(feature: str, lanes: int = 0) -> str:
     return ""
 
 
+def usual_driver() -> str:
+    """The Vulkan driver that the environment names, or Chromium's."""
+    return os.environ.get("VK_ICD_FILENAMES", str(_SWIFTSHADER))
+
+
 def _node(job: Mapping[str, Any], driver: str = "") -> dict[str, Any]:
-    driver = driver or os.environ.get("VK_ICD_FILENAMES", str(_SWIFTSHADER))
+    driver = driver or usual_driver()
     environment = {**os.environ, "VK_ICD_FILENAMES": driver}
     done = subprocess.run(
         ["node", str(_FOLDER / "dawn.cjs")],

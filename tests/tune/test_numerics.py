@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import cache
 from typing import Any
 
 import pytest
 
-from tests.kernels.harness import assert_outputs, compile_together
+from tests.kernels.attention_cases import CacheKernel, cached_call, chunk_call, decode_call
+from tests.kernels.harness import Call, assert_outputs, compile_together
 from tests.kernels.int8_cases import HERE, Int8Matmul, int8_call, knobs_of
 from tests.kernels.matmul_cases import Matmul, matmul_call
+from tir_schedules.cpu.attention import AttentionShape, attention
 from tir_schedules.cpu.int8_matmul import int8_matmul
 from tir_schedules.cpu.rules import RULES
 from tir_schedules.cpu.spaces import SPACES
@@ -68,3 +70,37 @@ def test_choices_of_the_float_kernel_are_within_numpys_bounds() -> None:
     for function in compile_together(made).values():
         for m in (1, 5, 33):
             assert_outputs(function, matmul_call(FLOAT, m, "normal"))
+
+
+HEADS = (AttentionShape(14, 2, 32, "float16", sliding_window=40), AttentionShape(4, 2, 64, "q8"))
+# Parts of one page of 4 or more, the last of them short; chunks that end within a tile of queries.
+ATTENTION = {
+    "decode": lambda s: decode_call(s, False, [300, 1, 64]),
+    "decode_sliding": lambda s: decode_call(s, True, [300, 40, 7]),
+    "prefill_chunk": lambda s: chunk_call(s, [7, 90]),
+    "prefill_cached": lambda s: cached_call(s, False, [70, 16], [33, 5]),
+}
+
+
+@cache
+def attention_functions() -> Mapping[str, Any]:
+    made = {}
+    for index, shape in enumerate(HEADS):
+        for role in ATTENTION:
+            if role == "decode_sliding" and not shape.sliding_window:
+                continue
+            func = CacheKernel(shape, role).build()
+            op = op_of(func)
+            assert op is not None
+            (space,) = SPACES["cpu.attention"](op, {})
+            made[f"{role}_{index}"] = attention(func, op, chosen(space)[index])
+    return compile_together(made)
+
+
+@pytest.mark.parametrize("role", ATTENTION)
+def test_choices_of_attention_are_within_numpys_bounds(role: str) -> None:
+    make: Callable[[AttentionShape], Call] = ATTENTION[role]
+    for index, shape in enumerate(HEADS):
+        function = attention_functions().get(f"{role}_{index}")
+        if function is not None:
+            assert_outputs(function, make(shape))

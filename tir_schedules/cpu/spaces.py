@@ -94,7 +94,7 @@ def _attention(op: Op, knobs: Knobs) -> tuple[Space, ...]:
         values = {
             "attention_accumulators": (8, 12, 16, 20, 24, 28, 32),
             "attention_rows": (1, 2, 4, 6, 8, 12),
-            "attention_pages": (4, 8, 16),
+            "attention_pages": (4, 8, 16, 32),
         }
         return (Space("decode", 1, "attention", _with(values, default), default, lambda choice: "", CONTEXT),)
     default = {"attention_rows": tiles.max_rows, "attention_task_rows": tiles.task_rows}

@@ -46,7 +46,12 @@ def _gemv(blocks: int, prefetch: int) -> Space:
 def _tile(
     bucket: str, rows: int, tile: Int8Tile, dot: Dot, more: Mapping[str, tuple[int, tuple[int, ...]]]
 ) -> Space:
-    """A register tile; `more` knobs: name -> (what it is now, its values)."""
+    """A register tile; `more` knobs: name -> (what it is now, its values).
+
+    Few rows have sums of a group in int32 beside those in float32; many rows have long groups, and need the latter only
+    between them.
+    """
+    kinds = 2 if bucket == "few" else 1
     names = {name: f"int8_{name}.{bucket}" for name in ("rows", "tail_rows", "blocks")}
     default = {names["rows"]: tile.rows, names["tail_rows"]: tile.tail_rows, names["blocks"]: tile.blocks}
     knobs: dict[str, tuple[int, ...]] = {names["rows"]: _ROWS, names["tail_rows"]: _ROWS, names["blocks"]: (1, 2, 3, 4)}
@@ -57,7 +62,7 @@ def _tile(
         tall, tail, wide = (choice[names[name]] for name in ("rows", "tail_rows", "blocks"))
         if tail != tall and 3 * tail != 2 * tall:
             return f"{tail} rows in the last panels are neither {tall} nor two thirds of it"
-        sums = tall * wide * 16 // dot.lanes
+        sums = tall * wide * 16 // dot.lanes * kinds
         if sums > _REGISTERS[dot.lanes] - 2:
             return f"{sums} sums do not fit {_REGISTERS[dot.lanes]} vector registers"
         if "int8_depth" in choice and choice["int8_depth"] * 16 * wide > _L2_BYTES:

@@ -48,7 +48,7 @@ def build_runtime(folder: Path) -> Path:
     packages = [Path(str(spec.origin)).parent for name in ("tvm", "tvm_ffi") if (spec := find_spec(name)) is not None]
     includes = [_SHIM / "include", _SHIM / "src", packages[0], *(package / "include" for package in packages)]
     libraries = [f"-L{package / 'lib'}" for package in packages]
-    command = ["g++", "-std=c++20", "-O1", "-fPIC", "-shared", "-w", *(f"-I{path}" for path in includes)]
+    command = ["g++", "-std=c++20", "-O0", "-fPIC", "-shared", "-w", *(f"-I{path}" for path in includes)]
     _run([*command, str(FOLDER / "runtime.cc"), "-o", str(library), *libraries, "-ltvm_runtime", "-ltvm_ffi", "-ldl"])
     return library
 

@@ -73,7 +73,7 @@ def _kernel(found: tirx.PrimFunc | Declined) -> tirx.PrimFunc:
     return found
 
 
-def _weight(scheme_name: str, n: int, k: int, experts: int = 0) -> tuple[list[Array], Array]:
+def packed_weight(scheme_name: str, n: int, k: int, experts: int = 0) -> tuple[list[Array], Array]:
     """Packed arrays of a random weight, and what they hold."""
     scheme, rng = load_scheme(scheme_name), np.random.default_rng(n + k)
     lead = (experts,) if experts else ()
@@ -107,7 +107,7 @@ class Product:
         op = op_of(func)
         assert op is not None
         kernel = _kernel(subgroup_matmul(op, self.dtype, subgroups.knobs))
-        packed, w = _weight(self.scheme, self.n, self.k)
+        packed, w = packed_weight(self.scheme, self.n, self.k)
         for m in (1, 6):  # 6: a tile of 4 rows and a part of one
             x = np.random.default_rng(m).standard_normal((m, self.k)).astype(self.dtype)
             y = x.astype(np.float64) @ w.astype(np.float64).T
@@ -130,7 +130,7 @@ class Experts:
         op = op_of(func)
         assert op is not None
         kernel = _kernel(subgroup_expert_matmul(op, "float32", subgroups.knobs))
-        packed, w = _weight("q4f16_1", n, k, experts)
+        packed, w = packed_weight("q4f16_1", n, k, experts)
         rng = np.random.default_rng(5)
         x = rng.standard_normal((m if self.shared else m * top, k)).astype(np.float32)
         ids = np.array([[0, 3], [2, 2], [1, 9]], np.int32)  # 9 is the last expert

@@ -75,7 +75,7 @@ class Product:
         shape = shape_of(self.knobs)
         assert shape is not None
         function = self.function(scheme, n, k, gated)
-        packed, w = schedule_cases._weight(scheme, n, k)
+        packed, w = schedule_cases.packed_weight(scheme, n, k)
         m = shape.height + 5
         x = np.random.default_rng(n).standard_normal((m, k)).astype(np.float16)
         y = x.astype(np.float64) @ w.astype(np.float16).astype(np.float64).T

@@ -11,19 +11,19 @@ subgroups of a workgroup have the same rows of x and find them in the cache.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from tvm.script.ir_builder import tirx as I
 
 from tir_schedules.gpu import device_calls
-from tir_schedules.gpu.kernel import Buffer, Expr, ceildiv, keep, launch, local, put
+from tir_schedules.gpu.kernel import Buffer, Expr, ceildiv, keep, launch, local, pin, put
 from tir_schedules.gpu.matmul import LANES, Packed
 from tir_schedules.gpu.octets import OCTET, ROWS, Knobs, Weights, neighbours, put_neighbours
 
 _SIZE = 32  # lanes that share a product
 _QUAD = 4  # steps of eight columns, one for each t
-_TALL = 16  # rows of x of a product
+TALL = 16  # rows of x of a product
 _NUMBERS = 4  # of a product, in a lane
 
 
@@ -35,13 +35,15 @@ def fits(weight: Packed, dtype: str, knobs: Knobs) -> bool:
 
 @dataclass(frozen=True)
 class _Work:
-    """`tiles` of 16 rows of x from `row0` on, by `blocks` of the weight; `sums` [tile, block, product, 4]."""
+    """`tiles` of 16 rows of x by `blocks` of the weight; `sums` [tile, block, product, 4].
+
+    `line(tile, part)`: the row of x that is row g + 8 part of a tile.
+    """
 
     weights: Weights
     words: Buffer  # x, two numbers in each
     blocks: Sequence[Expr]
-    row0: Expr
-    last: Expr
+    line: Callable[[int, int], Expr]
     tiles: int
     g: Expr
     t: Expr
@@ -56,7 +58,7 @@ class _Work:
         step = step if inside is None else keep(I.min(step, steps - 1))
         right = [self._right(block, step, scale) for block, scale in zip(self.blocks, scales)]
         for tile in range(self.tiles):
-            rows = [self._left(self.row0 + (tile * _TALL + part * 8) + self.g, step, inside) for part in range(2)]
+            rows = [self._left(self.line(tile, part), step, inside) for part in range(2)]
             for b, products in enumerate(right):
                 for j, words in enumerate(products):
                     at = self._at(tile, b, j)
@@ -70,7 +72,7 @@ class _Work:
     def _left(self, row: Expr, step: Expr, inside: Expr | None) -> list[Expr]:
         """Eight columns of a row of x; rows beyond the last are never stored."""
         half = self.weights.weight.k // 2
-        found = neighbours(self.words, I.min(row, self.last) * half + step * _QUAD, _QUAD)
+        found = neighbours(self.words, row * half + step * _QUAD, _QUAD)
         return found if inside is None else [I.Select(inside, word, I.uint32(0)) for word in found]
 
     def _right(self, block: Expr, step: Expr, scales: list[Expr]) -> list[list[Expr]]:
@@ -92,38 +94,90 @@ class _Work:
         ]
 
 
-def gemm(weight: Packed, arrays: tuple[Buffer, ...], flat: Buffer, output: Buffer, m: Expr, knobs: Knobs) -> None:
-    """y = x w^T, or `output`'s activation of one half of the columns times the other."""
-    gated = output.activation is not None
-    outputs = weight.blocks // 2 if gated else weight.blocks
-    subgroups, tiles = int(knobs["mma_subgroups"]), int(knobs["mma_tiles"]) // (2 if gated else 1)
-    rows = tiles * _TALL
-    with launch(_SIZE * subgroups, ceildiv(m, rows), -(-outputs // subgroups)) as (bx, by, _):
-        I.evaluate(device_calls.require_size(_SIZE))
+@dataclass(frozen=True)
+class Shape:
+    """A workgroup has `tiles` of 16 rows of x; each of its `subgroups` a block of the weight, where `gated` two."""
+
+    weight: Packed
+    subgroups: int
+    tiles: int
+    gated: bool = False
+
+    @property
+    def rows(self) -> int:
+        return self.tiles * TALL
+
+    @property
+    def threads(self) -> int:
+        return _SIZE * self.subgroups
+
+    @property
+    def outputs(self) -> int:
+        """Blocks of y."""
+        return self.weight.blocks // 2 if self.gated else self.weight.blocks
+
+    @property
+    def groups(self) -> int:
+        """Workgroups that share rows of x."""
+        return -(-self.outputs // self.subgroups)
+
+    def multiply(
+        self, arrays: tuple[Buffer, ...], words: Buffer, output: Buffer, by: Expr, rows: Rows, expert: Expr = 0
+    ) -> None:
+        """The products of a workgroup, which is number `by` of those that share rows; `words`: x."""
+        w, outputs = self.weight, self.outputs
         lane = keep(device_calls.lane())
         g, t = keep(lane // _QUAD), keep(lane % _QUAD)
-        block = keep(by * subgroups + device_calls.subgroup_id())
-        mine = block if outputs % subgroups == 0 else keep(I.min(block, outputs - 1))
-        weights = Weights(weight, arrays, g)
-        words = I.decl_buffer((m * (weight.k // 2),), "uint32", data=flat.data)
-        blocks = [mine, mine + outputs] if gated else [mine]
-        sums = local(tiles * len(blocks) * ROWS * _NUMBERS)
-        for i in range(tiles * len(blocks) * ROWS * _NUMBERS):
+        block = keep(by * self.subgroups + device_calls.subgroup_id())
+        mine = block if outputs % self.subgroups == 0 else keep(I.min(block, outputs - 1))
+        weights = Weights(w, arrays, g, expert)
+        blocks = [mine, mine + outputs] if self.gated else [mine]
+        sums = local(self.tiles * len(blocks) * ROWS * _NUMBERS)
+        for i in range(self.tiles * len(blocks) * ROWS * _NUMBERS):
             put(sums, i, 0.0)
-        row0, last = keep(bx * rows), keep(I.cast(m, "int32") - 1)
-        work = _Work(weights, words, blocks, row0, last, tiles, g, t, sums)
+        lines = rows.lines(self.tiles, g)
+        work = _Work(weights, words, blocks, lambda tile, part: lines[tile][part], self.tiles, g, t, sums)
         parts = max(1, weights.steps // _QUAD)
-        quads = -(-weight.k // (_QUAD * OCTET))
+        quads = -(-w.k // (_QUAD * OCTET))
         with I.serial(0, quads // parts) as unit:
             scales = [weights.scales(one, unit) for one in blocks]
             for part in range(parts):
                 work.quad(keep(unit * parts + part), [of[part] for of in scales])
-        for tile in range(tiles):
+        for tile in range(self.tiles):
             for part in range(2):
-                row = keep(row0 + (tile * _TALL + 8 * part) + g)
-                exists = row <= last
-                with I.If(exists if outputs % subgroups == 0 else I.And(exists, block < outputs)), I.Then():
-                    _store(output, row, mine, t, work.values(tile, part))
+                row = keep(rows.first + (tile * TALL + 8 * part) + g)
+                exists = row <= rows.last
+                with I.If(exists if outputs % self.subgroups == 0 else I.And(exists, block < outputs)), I.Then():
+                    _store(output, row if rows.order is None else rows.order[row], mine, t, work.values(tile, part))
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Rows `first` ... `last` of x and y; with `order` those that it names, in y, and `top` of them are one in x."""
+
+    first: Expr
+    last: Expr
+    order: Buffer | None = None
+    top: int = 1
+
+    def lines(self, tiles: int, g: Expr) -> list[list[Expr]]:
+        """Rows g and g + 8 of each tile in x; beyond the last it is the last, which is not stored."""
+        places = [[tile * TALL + part * 8 for part in range(2)] for tile in range(tiles)]
+        rows = [[I.min(self.first + place + g, self.last) for place in pair] for pair in places]
+        if self.order is None:
+            return rows
+        return [[pin(self.order[row] // self.top) for row in pair] for pair in rows]
+
+
+def gemm(weight: Packed, arrays: tuple[Buffer, ...], flat: Buffer, output: Buffer, m: Expr, knobs: Knobs) -> None:
+    """y = x w^T, or `output`'s activation of one half of the columns times the other."""
+    gated = output.activation is not None
+    shape = Shape(weight, int(knobs["mma_subgroups"]), int(knobs["mma_tiles"]) // (2 if gated else 1), gated)
+    with launch(shape.threads, ceildiv(m, shape.rows), shape.groups) as (bx, by, _):
+        I.evaluate(device_calls.require_size(_SIZE))
+        words = I.decl_buffer((m * (weight.k // 2),), "uint32", data=flat.data)
+        rows = Rows(keep(bx * shape.rows), keep(I.cast(m, "int32") - 1))
+        shape.multiply(arrays, words, output, by, rows)
 
 
 def _store(output: Buffer, row: Expr, block: Expr, t: Expr, values: list[list[Expr]]) -> None:

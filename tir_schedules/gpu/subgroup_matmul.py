@@ -17,7 +17,7 @@ from tvm import tirx
 from tvm.script.ir_builder import tirx as I
 
 from tir_schedules.activation import ACTIVATIONS
-from tir_schedules.gpu import matrix_matmul, mma_matmul
+from tir_schedules.gpu import matrix_matmul, mma_experts, mma_matmul
 from tir_schedules.gpu.kernel import (
     Buffer,
     Expr,
@@ -283,12 +283,23 @@ def subgroup_expert_matmul(op: Op, dtype: str, knobs: Knobs) -> tirx.PrimFunc | 
     def body(x: Buffer, *rest: Buffer) -> None:
         arrays, ids = rest[:-2], rest[-2]
         output, flat = _Output(_flat(rest[-1], m * top * weight.n), weight.n, None), _flat(x, rows * weight.k)
-        with launch(shape.threads, shape.groups, m * top) as (bx, i, _):
-            lanes = lanes_of(size)
-            expert = keep(I.min(I.max(ids[i // top, i % top], 0), weight.experts - 1))
-            line = keep((i // top if common else i) * weight.k)
-            xs = Xs(flat, [line], lanes, bool(knobs["shuffle_x"]))
-            weights = Weights(weight, arrays, lanes.lane, expert)
-            _gemv(weights, shape, bx, xs, lambda *values: output.put(i, *values))
+
+        def gemv() -> None:
+            with launch(shape.threads, shape.groups, m * top) as (bx, i, _):
+                lanes = lanes_of(size)
+                expert = keep(I.min(I.max(ids[i // top, i % top], 0), weight.experts - 1))
+                line = keep((i // top if common else i) * weight.k)
+                xs = Xs(flat, [line], lanes, bool(knobs["shuffle_x"]))
+                weights = Weights(weight, arrays, lanes.lane, expert)
+                _gemv(weights, shape, bx, xs, lambda *values: output.put(i, *values))
+
+        if not mma_matmul.fits(weight, dtype, knobs):
+            gemv()
+            return
+        with I.If(m <= int(knobs["gemv_max_rows"])):
+            with I.Then():
+                gemv()
+            with I.Else():
+                mma_experts.gemm(weight, arrays, flat, output, ids, m, top, common, knobs)
 
     return function("expert_matmul", arguments, body)

@@ -1,4 +1,4 @@
-"""Attention for CUDA, each function by itself, on the emulated device against numpy in float64."""
+"""Attention and experts for CUDA, each function by itself, on the emulated device against numpy in float64."""
 
 from __future__ import annotations
 
@@ -9,11 +9,14 @@ import pytest
 from tvm import tirx
 
 from mlcpipe.compiler.cuda.nvrtc import Nvrtc
+from mlcpipe.nn import definitions
+from mlcpipe.quantization.scheme import load_scheme
 from mlcpipe.targets import load_target
-from tests.vulkan.schedule_cases import PAGE, Array, Pages, attention
+from tests.vulkan.schedule_cases import LAYOUT, PAGE, Array, Pages, attention, packed_weight
 from tir_schedules.gpu.attention import OF_SUBGROUPS, kv_cache_functions, of_matrices, of_subgroups
 from tir_schedules.gpu.key_split import KeySplit
 from tir_schedules.gpu.kv_pages import AttentionShape
+from tir_schedules.gpu.subgroup_matmul import subgroup_expert_matmul
 from tir_schedules.op import Declined, op_of
 
 from . import emulation, functions
@@ -145,6 +148,48 @@ class Chunk:
                 check((found[-2], found[-1]), row, q, self.shape, k[first : row + 1], v[first : row + 1], 0)
 
 
+@dataclass(frozen=True)
+class Experts:
+    """Rows of x by the weights of `top` of 40 experts each; `common`: x has a row a token, not one an expert of it."""
+
+    scheme: str
+    common: bool
+    tokens: int = 30
+    top: int = 4
+    experts: int = 40
+    n: int = 96  # three blocks, of which a workgroup would have four
+    k: int = 160
+
+    @property
+    def arrays(self) -> tuple[list[Array], Array, Array, Array]:
+        packed, weight = packed_weight(self.scheme, self.n, self.k, self.experts)
+        rng = np.random.default_rng(13)
+        ids = rng.integers(0, self.experts, (self.tokens, self.top)).astype(np.int32)
+        ids[3:20, 1] = 7  # more rows than a tile has
+        ids[0, 0] = self.experts + 5  # is the last expert
+        rows = self.tokens if self.common else self.tokens * self.top
+        return packed, weight, rng.standard_normal((rows, self.k)).astype(np.float16), ids
+
+    @property
+    def call(self) -> functions.Call:
+        packed, _, x, ids = self.arrays
+        definition = definitions.expert_matmul(
+            load_scheme(self.scheme), LAYOUT, self.experts, self.n, self.k, self.top, self.common, "float16"
+        )
+        op = op_of(definition)
+        assert op is not None
+        kernel = subgroup_expert_matmul(op, "float16", KNOBS)
+        assert not isinstance(kernel, Declined), kernel.reason
+        return kernel, (x, *packed, ids, np.full((ids.size, self.n), np.nan, np.float16))
+
+    def check(self, found: list[Array]) -> None:
+        _, weight, x, ids = self.arrays
+        rows = np.repeat(x, self.top, axis=0) if self.common else x
+        chosen = weight[np.minimum(ids.ravel(), self.experts - 1)]
+        expected = np.einsum("rk,rnk->rn", rows.astype(np.float64), chosen)
+        np.testing.assert_allclose(found[-1], expected, rtol=0, atol=TOLERANCE * np.abs(expected).max())
+
+
 def outputs(q: Array) -> tuple[Array, Array]:
     """Output and sums before a call: all that is not written shows."""
     return np.full_like(q, np.nan), np.full(q.shape[:2], np.nan, np.float32)
@@ -168,7 +213,11 @@ PREFILL = {
     "chunk of odd heads": Chunk(AttentionShape(3, 1, 80, "float16", softcap=5.0), (20,)),
     "chunk of 256 dimensions": Chunk(AttentionShape(2, 1, 256, "float16"), (40,)),
 }
-CASES: dict[str, Decode | Cached | Chunk] = {**DECODE, **PREFILL}
+EXPERTS = {
+    "experts of common rows": Experts("q4f16_1", True),
+    "experts of their own rows": Experts("q0f16", False),
+}
+CASES: dict[str, Decode | Cached | Chunk | Experts] = {**DECODE, **PREFILL, **EXPERTS}
 
 
 @pytest.fixture(scope="module")
@@ -187,7 +236,7 @@ def test_equals_numpy(name: str, found: dict[str, list[Array]]) -> None:
     CASES[name].check(found[name])
 
 
-@pytest.mark.parametrize("name", PREFILL)
+@pytest.mark.parametrize("name", [*PREFILL, *EXPERTS])
 def test_prefill_is_on_matrix_units(name: str) -> None:
     assert "mlcpipe.mma" in str(CASES[name].call[0])
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import tvm_ffi
 
 import mlcpipe
 from mlcpipe import Engine, SamplingParams
@@ -62,6 +63,8 @@ def test_memory_of_a_model_is_given_back(bundle: Path, gpu: vulkan.Device) -> No
     def answer() -> None:
         Engine(bundle).generate(list(range(140)), sampling=DRAWN, max_tokens=3, ignore_eos=True)
         gc.collect()
+        where = tvm_ffi.device("vulkan", gpu.index)
+        tvm_runtime.function("runtime.Device_StreamSync")(where, 0)  # what it still uses would be freed later
         tvm_runtime.release_pools()
 
     answer()

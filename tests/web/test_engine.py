@@ -60,7 +60,10 @@ def chat_web(real_page: Path, wasm_runtime: None) -> Iterator[str]:
                 yield found[1]
                 break
         server.send_signal(signal.SIGINT)
-        assert server.wait(timeout=30) == 130, lines
+        try:
+            assert server.wait(timeout=30) == 130, lines
+        finally:
+            server.kill()  # or leaving it would wait for ever
 
 
 def test_answers_as_the_python_engine(run: Run, real_page: Path, web_bundle: Path, expected: dict[str, str]) -> None:

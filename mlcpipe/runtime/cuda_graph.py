@@ -55,8 +55,8 @@ class Graph:
     def record(self, work: Work) -> Any:
         """What `work` gives; nothing of it is computed before `launch`. Raises GraphError, and what `work` raises."""
         call = self._cudart.call
+        call("cudaSetDevice", self._index)
         if not self._stream:
-            call("cudaSetDevice", self._index)
             call("cudaStreamCreateWithFlags", ctypes.byref(self._stream), _NON_BLOCKING)
         graph = ctypes.c_void_p()
         call("cudaStreamBeginCapture", self._stream, _RELAXED)
@@ -87,7 +87,8 @@ class Graph:
         self._cudart.call("cudaGraphInstantiate", ctypes.byref(self._executable), graph, ctypes.c_ulonglong(0))
 
     def launch(self) -> None:
-        """Compute the step, after all that the default stream has to do. Raises GraphError."""
+        """Compute the step, after all that the device's default stream has to do. Raises GraphError."""
+        self._cudart.call("cudaSetDevice", self._index)
         self._cudart.call("cudaGraphLaunch", self._executable, _DEFAULT_STREAM)
 
     def _drop(self) -> None:

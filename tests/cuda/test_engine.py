@@ -38,6 +38,8 @@ def found(nvrtc: Nvrtc, checkpoint: Path) -> dict[str, dict[str, Any]]:
         jobs |= {scheme: cases.packed_job(checkpoint, FLOAT16, scheme) for scheme in cases.PACKED}
         steps = {"bundle": jobs["q4f16_1"]["bundle"], "prompt": list(range(40)), "count": LONG - 40}
         jobs["greedy"] = {**steps, "sampling": {"temperature": 0.0}}
+        penalty = {"temperature": 1.5, "seed": 4, "repetition_penalty": 1.2, "presence_penalty": 0.1}
+        jobs["penalized"] = {**steps, "count": 40, "sampling": penalty}
         jobs["drawn"] = {**steps, "sampling": {"temperature": 1.5, "seed": 4, "logit_bias": {3: 1.0}}}
     made = emulation.run_engines(emulation.build_driver(folder, nvrtc), list(jobs.values()), folder)
     return {name: {**job, **arrays} for (name, job), arrays in zip(jobs.items(), made)}
@@ -64,7 +66,12 @@ def test_steps_are_graphs(way: str, found: dict[str, dict[str, Any]]) -> None:
     assert steady[:, IN_GRAPHS].min() > 10
 
 
-@pytest.mark.parametrize("way", ["greedy", "drawn"])
+def test_what_depends_on_the_tokens_so_far_is_beside_the_graph(found: dict[str, dict[str, Any]]) -> None:
+    steady = found["penalized"]["counts"][2:]
+    assert set(steady[:, GRAPHS]) == {1} and steady[:, ALONE].min() > 0 and steady[:, ALONE].max() < 12
+
+
+@pytest.mark.parametrize("way", ["greedy", "drawn", "penalized"])
 @pytest.mark.parametrize("other", ["plain", "failed", "turns"])
 def test_graphs_give_the_same_tokens(way: str, other: str, found: dict[str, dict[str, Any]]) -> None:
     """As launches one by one, where recordings fail, and of engines that take memory between each other's steps."""

@@ -52,6 +52,16 @@ def check(found: tuple[Array, Array], row: int, q: Array, case: AttentionShape, 
     np.testing.assert_allclose(lse, sums, rtol=0, atol=2e-3)
 
 
+def suffix(shape: AttentionShape) -> str:
+    """Layers with a window have functions of their own, unless all have it."""
+    return "_sliding" if shape.sliding_window and not shape.all_slide else ""
+
+
+def length_info(shape: AttentionShape, last: Array) -> Array:
+    """TVM's: tokens in the last page; with window offset and sink size (none) for layers with a window."""
+    return np.stack([last, 0 * last, 0 * last]) if suffix(shape) else last
+
+
 @dataclass(frozen=True)
 class Decode:
     """A query of each of some sequences, against their pages."""
@@ -64,8 +74,9 @@ class Decode:
         s, (_, _, pages, indptr, indices, last) = self.shape, Pages(self.shape, self.lengths).arrays()
         q = self.queries
         tvm_pages = pages.reshape(len(pages), 2, s.num_kv_heads, PAGE, s.head_dim)
-        places = (tvm_pages, indptr, indices, last, np.zeros_like(last), np.array(self.lengths, np.int32))
-        return scheduled(s, "decode"), (q, *places, *outputs(q), *NUMBERS)
+        length = length_info(s, last)
+        places = (tvm_pages, indptr, indices, length, np.zeros_like(last), np.array(self.lengths, np.int32))
+        return scheduled(s, f"decode{suffix(s)}"), (q, *places, *outputs(q), *NUMBERS)
 
     @property
     def queries(self) -> Array:
@@ -74,7 +85,7 @@ class Decode:
 
     def check(self, found: list[Array]) -> None:
         keys, values, *_ = Pages(self.shape, self.lengths).arrays()
-        window = self.shape.sliding_window if self.shape.all_slide else 0
+        window = self.shape.sliding_window
         for b, length in enumerate(self.lengths):
             oldest = max(length - window + 1, 0) if window else 0
             check((found[-2], found[-1]), b, self.queries, self.shape, keys[b], values[b], oldest)
@@ -106,12 +117,12 @@ class Cached:
         s, (_, _, pages, indptr, indices, last) = self.shape, Pages(self.shape, self.lengths).arrays()
         q = self.queries
         tvm_pages = pages.reshape(len(pages), 2, s.num_kv_heads, PAGE, s.head_dim)
-        places = (tvm_pages, indptr, indices, last, np.zeros_like(last), self.positions)
-        return scheduled(s, "prefill_cached"), (q, self.begins, *places, *outputs(q), 0, *NUMBERS)
+        places = (tvm_pages, indptr, indices, length_info(s, last), np.zeros_like(last), self.positions)
+        return scheduled(s, f"prefill_cached{suffix(s)}"), (q, self.begins, *places, *outputs(q), 0, *NUMBERS)
 
     def check(self, found: list[Array]) -> None:
         keys, values, *_ = Pages(self.shape, self.lengths).arrays()
-        window = self.shape.sliding_window if self.shape.all_slide else 0
+        window = self.shape.sliding_window
         for b, begin in enumerate(self.begins[:-1]):
             for row in range(begin, self.begins[b + 1]):
                 oldest = max(int(self.positions[row]) - window + 1, 0) if window else 0
@@ -201,6 +212,7 @@ DECODE = {
     "two sequences in parts": Decode(AttentionShape(4, 2, 64, "float16"), (1, 300)),
     "1k": Decode(SMALL, (1000,)),
     "8k": Decode(SMALL, (8192,)),
+    "a layer with a window": Decode(replace(SMALL, sliding_window=50), (300, 30)),
     "window": Decode(replace(SMALL, sliding_window=100, all_slide=True), (700,)),
     "four heads of odd size, softcap": Decode(AttentionShape(4, 4, 72, "float16", softcap=5.0), (16, 333)),
     "256 dimensions": Decode(AttentionShape(4, 2, 256, "float16"), (500,)),
@@ -208,6 +220,7 @@ DECODE = {
 PREFILL = {
     "cached": Cached(AttentionShape(4, 2, 64, "float16"), (40, 17), (5, 30)),
     "cached, window": Cached(AttentionShape(4, 1, 64, "float16", sliding_window=12, all_slide=True), (70,), (20,)),
+    "cached, a layer with a window": Cached(replace(SMALL, sliding_window=20), (50,), (18,)),
     "cached, softcap": Cached(AttentionShape(2, 1, 128, "float16", softcap=5.0), (33,), (18,)),
     "chunk": Chunk(AttentionShape(4, 2, 64, "float16"), (5, 37)),
     "chunk of odd heads": Chunk(AttentionShape(3, 1, 80, "float16", softcap=5.0), (20,)),

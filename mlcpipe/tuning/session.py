@@ -227,8 +227,9 @@ def verify(
             try:
                 if not problem:
                     state = replace(state, nbytes=int(measurer.open(job_of(task, plan))["nbytes"]))
+                    state = replace(state, invalid=True)  # if it fails now, it is not the default that does
                     verdict = judge(measurer.measure(record.knobs, plan.final_pairs))
-                    state = _decided(state, Trial(task.key, record.knobs, verdict, True), plan)
+                    state = _decided(replace(state, invalid=False), Trial(task.key, record.knobs, verdict, True), plan)
             except MlcpipeError as error:
                 problem = str(error)
             state = replace(state, problem=problem)

@@ -30,7 +30,7 @@ _FOLDERS = (".", "tests/webgpu")  # where Node looks for them, and above
 _MOST_COPIES, _MOST_BYTES = 64, 256 << 20
 _FIRST_S, _LIMIT_S = 20.0, 120.0
 _DEVICE_S = 60.0
-MORE_TO_COMPILE_S = 0.3  # a page waits for it before its first token, at every visit
+MORE_TO_COMPILE_S = 0.2  # a page waits for it before its first token, at every visit
 
 
 def new_node() -> LineProcess:

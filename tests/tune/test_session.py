@@ -143,6 +143,8 @@ def test_verifying_drops_what_no_longer_wins(tmp_path: Path) -> None:
     assert kept.record is not None and kept.record.quartile == 1.5
     (lost,) = verify([task()], [state.record], PLAN, Device(1.0), quiet)
     assert lost.record is None and lost.final is not None
+    (gone,) = verify([task()], [state.record], PLAN, Device(failing=frozenset((8,))), quiet)
+    assert gone.invalid and gone.problem and gone.record is None
     strange = state.record.model_copy(update={"knobs": {"rows": 7, "depth": 1024}})
     (broken,) = verify([task()], [strange], PLAN, Device(), quiet)
     assert broken.invalid and "rows is 7" in broken.problem and broken.record is None

@@ -38,6 +38,7 @@ from tir_schedules.macro import macro
 from tir_schedules.op import Declined, Op
 
 Ask = Callable[[Buffer, Buffer | None, Expr, Expr, int, int], None]
+FEW_ROWS = 8
 GEMM_ROWS = 64  # from here on unpacking codes to bytes first pays
 
 
@@ -59,12 +60,13 @@ class Int8Tile:
 class Int8Tiles:
     """What each range of rows runs with.
 
-    One row: `gemv_blocks` of 16 columns at once, codes asked for `prefetch_words` words of a row ahead; then `few`
-    rows, `many` from GEMM_ROWS on.
+    One row: `gemv_blocks` of 16 columns at once, codes asked for `prefetch_words` words of a row ahead; then `several`
+    rows, `few` from FEW_ROWS on, `many` from GEMM_ROWS on.
     """
 
     prefetch_words: int
     gemv_blocks: int
+    several: Int8Tile
     few: Int8Tile
     many: Int8Tile
 
@@ -91,7 +93,10 @@ def int8_matmul(op: Op, knobs: Mapping[str, int | str]) -> tirx.PrimFunc | Decli
 
 
 def tiles_of(knobs: Mapping[str, int | str]) -> Int8Tiles:
-    """The register tiles that the schedule's facts state: `int8_rows` for all, `int8_rows.few` for few rows alone."""
+    """The register tiles that the schedule's facts state: `int8_rows` for all, `int8_rows.few` for few rows alone.
+
+    So a tile for 16 rows may be one that would waste most of itself on 2.
+    """
 
     def tile(bucket: str) -> Int8Tile:
         sizes = (knobs.get(f"int8_{name}.{bucket}", knobs[f"int8_{name}"]) for name in ("rows", "tail_rows", "blocks"))
@@ -100,7 +105,7 @@ def tiles_of(knobs: Mapping[str, int | str]) -> Int8Tiles:
         return Int8Tile(rows, tail_rows, blocks, int(depth), int(unroll))
 
     blocks = int(knobs.get("int8_gemv_blocks", 1))
-    return Int8Tiles(int(knobs["int8_prefetch_words"]), blocks, tile("few"), tile("gemm"))
+    return Int8Tiles(int(knobs["int8_prefetch_words"]), blocks, tile("several"), tile("few"), tile("gemm"))
 
 
 def unfit(op: Op, w: Packed) -> str:
@@ -248,6 +253,18 @@ def direct(X, W, S, Y, m, w, dot, tile, groups):
 
 
 @macro
+def few_rows(X, W, S, Y, m, w, dot, tiles, groups):
+    """From two rows on, with the tile of several or of few rows."""
+    if tiles.several == tiles.few:
+        direct(X, W, S, Y, m, w, dot, tiles.few, groups)
+    else:
+        if m < T.int64(FEW_ROWS):
+            direct(X, W, S, Y, m, w, dot, tiles.several, groups)
+        else:
+            direct(X, W, S, Y, m, w, dot, tiles.few, groups)
+
+
+@macro
 def one_row(X, W, S, Y, w, dot, groups, ahead, blocks):
     """A GEMV: the packed weight streams by once, `blocks` of it at a time, codes `ahead` words further asked for."""
     Q = T.alloc_buffer((1, groups.words, 1), "int32")
@@ -290,7 +307,7 @@ def _kernel(w: Packed, dot: Dot, tiles: Int8Tiles, gate: Gate | None) -> tirx.Pr
             if spans is not None:
                 if m < T.int64(AMX_ROWS):
                     few = T.meta_var(ungated(gate, Y, m))
-                    direct(X, W, S, few, m, w, dot, tiles.few, many)
+                    few_rows(X, W, S, few, m, w, dot, tiles, many)
                     apply_gate(gate, few, Y, m)
                 else:
                     rows = T.meta_var(ungated(gate, Y, m))
@@ -299,7 +316,7 @@ def _kernel(w: Packed, dot: Dot, tiles: Int8Tiles, gate: Gate | None) -> tirx.Pr
             elif pairs is not None:
                 if m < T.int64(pairs.least_rows):
                     few = T.meta_var(ungated(gate, Y, m))
-                    direct(X, W, S, few, m, w, dot, tiles.few, many)
+                    few_rows(X, W, S, few, m, w, dot, tiles, many)
                     apply_gate(gate, few, Y, m)
                 else:
                     rows = T.meta_var(ungated(gate, Y, m))
@@ -307,12 +324,12 @@ def _kernel(w: Packed, dot: Dot, tiles: Int8Tiles, gate: Gate | None) -> tirx.Pr
                     apply_gate(gate, rows, Y, m)
             elif coarse is None:
                 rows = T.meta_var(ungated(gate, Y, m))
-                direct(X, W, S, rows, m, w, dot, tiles.few, many)
+                few_rows(X, W, S, rows, m, w, dot, tiles, many)
                 apply_gate(gate, rows, Y, m)
             else:
                 if m < T.int64(GEMM_ROWS):
                     few = T.meta_var(ungated(gate, Y, m))
-                    direct(X, W, S, few, m, w, dot, tiles.few, fine)
+                    few_rows(X, W, S, few, m, w, dot, tiles, fine)
                     apply_gate(gate, few, Y, m)
                 elif fused is not None:
                     gemm(X, W, S, Y, m, w, dot, tiles.many, coarse, fused)

@@ -20,7 +20,7 @@ from tvm import tirx
 from mlcpipe.compiler import metal
 from mlcpipe.compiler.library import own_barriers
 from mlcpipe.targets import compiled_variants, load_target, tvm_target
-from tests.cuda import test_attention
+from tests.cuda import test_kernels
 from tests.vulkan import schedule_cases, test_matrices, test_sampling
 from tests.vulkan.schedule_cases import Array, Product
 from tir_schedules.gpu.attention import OF_SUBGROUPS, kv_cache_functions, of_subgroups
@@ -64,8 +64,11 @@ def _scheduled(shape: AttentionShape, role: str) -> tirx.PrimFunc:
     return found
 
 
+ATTENTION = {**test_kernels.DECODE, **test_kernels.PREFILL}
+
+
 def _attention(name: str) -> None:
-    case = test_attention.CASES[name]
+    case = ATTENTION[name]
     func, arguments = case.call
     case.check(_run(func, *arguments))
 
@@ -78,7 +81,7 @@ CASES: dict[str, Callable[[], None]] = {
     **{f"matrices {'-'.join(map(str, case))}": lambda case=case: TARGET.check(*case) for case in test_matrices.CASES},
     "matrices of another shape": lambda: OTHER.check("q4f16_1", 160, 96, False),
     "matrices of another shape, gated": lambda: OTHER.check("q8f16_1", 128, 64, True),
-    **{f"attention: {name}": lambda name=name: _attention(name) for name in test_attention.CASES},
+    **{f"attention: {name}": lambda name=name: _attention(name) for name in ATTENTION},
     "draws": lambda: test_sampling.test_the_draw_inverts_the_distribution_function(5003),
     "draws of few": lambda: test_sampling.test_the_draw_inverts_the_distribution_function(16),
     "draws of a large vocabulary": test_sampling.test_a_large_vocabulary,
@@ -126,7 +129,7 @@ def start(runtime: Path, folder: Path) -> None:
     emulation.start(runtime, folder)
     metal.register()
     schedule_cases.run = _run
-    test_attention.scheduled = _scheduled
+    test_kernels.scheduled = _scheduled
     test_sampling.functions, test_sampling.on_gpu = _sampling, _on_device
 
 

@@ -102,7 +102,7 @@ def load_target(name: str) -> Target:
     if name.startswith("opencl") and not name.endswith(".toml"):
         raise TargetError(
             "there is no OpenCL runtime here: GPUs of phones run models through Vulkan",
-            where=name,
+            found=name[:40],
             next_step="compile with --target adreno, mali or vulkan",
         )
     if not name.endswith(".toml") and (not _NAME.fullmatch(name) or not path.is_file()):

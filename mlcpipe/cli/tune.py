@@ -45,7 +45,9 @@ def tune_command(
     records: Annotated[
         Path | None, typer.Option(help="Keep records in this file (default: the one that compile reads).")
     ] = None,
-    rpc: Annotated[str, typer.Option(help="Measure on the CPU of HOST:PORT, a server of TVM's RPC.")] = "",
+    rpc: Annotated[
+        str, typer.Option(help="Measure on the CPU of a server of TVM's RPC: HOST:PORT or tracker:HOST:PORT.")
+    ] = "",
     rpc_key: Annotated[str, typer.Option(help="The key that the server was started with.")] = "",
     device: Annotated[str, typer.Option(help="With --rpc: the CPU's name as `mlcpipe doctor` shows it there.")] = "",
     as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,

@@ -1,8 +1,10 @@
 """Measuring on another machine's CPU, over TVM's RPC.
 
 The board runs `python -m tvm.exec.rpc_server --host ADDRESS --port PORT --key KEY`, with the package cloudpickle and
-a C compiler, which links what it is sent. TVM's protocol is not encrypted and runs what it is sent: give it an address
-that only this machine reaches, a key, and no longer than tuning takes. Nothing here listens.
+a C compiler, which links what it is sent. With `--tracker HOST:PORT` it offers itself to a `python -m
+tvm.exec.rpc_tracker` (which needs tornado, too), and that gives the boards of one key to who asks, one at a time.
+TVM's protocol is not encrypted and runs what it is sent: give it an address that only this machine reaches, a key, and
+no longer than tuning takes. Nothing here listens.
 """
 
 from __future__ import annotations
@@ -29,21 +31,22 @@ _FLUSH = "cache_flush_cpu_non_first_arg"
 
 @dataclass(frozen=True)
 class Address:
-    """A server of TVM's RPC, and the key that it was started with."""
+    """A server of TVM's RPC, or a tracker of servers, and the key that the server was started with."""
 
     host: str
     port: int
     key: str
+    tracker: bool = False
 
 
 def parse_address(text: str, key: str) -> Address:
-    """HOST:PORT and a key. Raises UsageError."""
-    match = re.fullmatch(r"([A-Za-z0-9_.-]{1,253}|\[[0-9a-fA-F:]+\]):(\d{1,5})", text)
-    if match is None or not 0 < int(match[2]) < 65536:
-        raise UsageError("--rpc", expected="HOST:PORT", found=repr(text)[:80])
+    """HOST:PORT of a server, or tracker:HOST:PORT, and a key. Raises UsageError."""
+    match = re.fullmatch(r"(tracker:)?([A-Za-z0-9_.-]{1,253}|\[[0-9a-fA-F:]+\]):(\d{1,5})", text)
+    if match is None or not 0 < int(match[3]) < 65536:
+        raise UsageError("--rpc", expected="HOST:PORT or tracker:HOST:PORT", found=repr(text)[:80])
     if not re.fullmatch(r"[A-Za-z0-9_.-]{1,100}", key):
         raise UsageError("--rpc-key", expected="the key of the server: letters, digits and _.-", found=repr(key)[:80])
-    return Address(match[1].strip("[]"), int(match[2]), key)
+    return Address(match[2].strip("[]"), int(match[3]), key, match[1] is not None)
 
 
 class RemoteFunction:
@@ -57,13 +60,20 @@ class RemoteFunction:
         self._function(*values)
 
 
+def _session(address: Address) -> Any:
+    """The server, from a tracker the next that is free; what it does not give in time the worker's limit ends."""
+    if not address.tracker:
+        return rpc.connect(address.host, address.port, key=address.key, session_timeout=_SESSION_S)
+    return rpc.connect_tracker(address.host, address.port).request(address.key, session_timeout=_SESSION_S)
+
+
 class RemoteCpu:
     """`measure.Runner` for the CPU of a server. Raises TargetError where it cannot be reached."""
 
     def __init__(self, target: Target, variant: Variant, address: Address) -> None:
         self._target, self._variant = target, variant
         try:
-            self._session = rpc.connect(address.host, address.port, key=address.key, session_timeout=_SESSION_S)
+            self._session = _session(address)
         except (RuntimeError, OSError) as error:
             where = f"{address.host}:{address.port}"
             found = str(error).strip().splitlines()[-1][:200]

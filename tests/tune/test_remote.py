@@ -1,4 +1,4 @@
-"""Measuring over TVM's RPC: a server with a key on this machine, for less than two minutes."""
+"""Measuring over TVM's RPC: servers with a key and a tracker on this machine, for less than two minutes."""
 
 from __future__ import annotations
 
@@ -9,24 +9,29 @@ from collections.abc import Iterator
 
 import pytest
 
-from mlcpipe.errors import TargetError
+from mlcpipe.errors import TargetError, UsageError
 from mlcpipe.nn import definitions
 from mlcpipe.quantization.layout import load_layout
 from mlcpipe.quantization.scheme import load_scheme
 from mlcpipe.targets import compiled_variants, load_target
 from mlcpipe.tuning.inputs import inputs_of
 from mlcpipe.tuning.measure import Bench
-from mlcpipe.tuning.remote import Address, RemoteCpu
+from mlcpipe.tuning.remote import Address, RemoteCpu, parse_address
 from tir_schedules.cpu.attention import AttentionShape, kv_cache_functions
 
-# What `python -m tvm.exec.rpc_server` starts in a process of its own, for which it needs cloudpickle.
+# What `python -m tvm.exec.rpc_server` and `rpc_tracker` start in processes of their own, for which they need cloudpickle:
+# a server, a tracker, and a server that offers itself there.
 SERVER = """
 import signal, sys
 from tvm.rpc.server import PopenRPCServerState
+from tvm.rpc.tracker import PopenTrackerServerState
 signal.alarm(100)
-state = PopenRPCServerState("127.0.0.1", int(sys.argv[1]), int(sys.argv[1]) + 1, key=sys.argv[2], silent=True)
-print(state.port, flush=True)
-state.thread.join()
+port, key = int(sys.argv[1]), sys.argv[2]
+server = PopenRPCServerState("127.0.0.1", port, port + 1, key=key, silent=True)
+tracker = PopenTrackerServerState("127.0.0.1", port + 1, port + 100, silent=True)
+other = PopenRPCServerState("127.0.0.1", port + 101, port + 200, tracker_addr=("127.0.0.1", tracker.port), key=key, silent=True)
+print(tracker.port, flush=True)
+server.thread.join()
 """
 KEY = "a-key-of-this-test"
 TARGET = load_target("cpu-native")
@@ -34,20 +39,23 @@ VARIANT = compiled_variants(TARGET)[0]
 
 
 @pytest.fixture(scope="module")
-def address() -> Iterator[Address]:
+def addresses() -> Iterator[tuple[Address, Address]]:
+    """A server's, and a tracker's."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+        port = min(free.getsockname()[1], 65000)
     command = [sys.executable, "-c", SERVER, str(port), KEY]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as server:
         try:
-            assert server.stdout is not None and int(server.stdout.readline()) == port
-            yield Address("127.0.0.1", port, KEY)
+            assert server.stdout is not None
+            tracker = int(server.stdout.readline())
+            yield Address("127.0.0.1", port, KEY), Address("127.0.0.1", tracker, KEY, tracker=True)
         finally:
             server.kill()
 
 
-def test_kernels_are_measured_on_a_server_by_its_key(address: Address) -> None:
+def test_kernels_are_measured_on_a_server_by_its_key(addresses: tuple[Address, Address]) -> None:
+    address, _ = addresses
     with pytest.raises(TargetError, match="expected one with this key"):
         RemoteCpu(TARGET, VARIANT, Address(address.host, address.port, "another"))
     runner = RemoteCpu(TARGET, VARIANT, address)
@@ -61,3 +69,17 @@ def test_kernels_are_measured_on_a_server_by_its_key(address: Address) -> None:
         bench = Bench(runner, TARGET, rule, func, given, VARIANT.schedule)
         pairs = bench.pairs(choice, 2)  # two libraries: one of the same name would be the first again
         assert len(pairs) == 2 and all(0 < seconds < 1 for pair in pairs for seconds in pair)
+
+
+def test_a_tracker_names_a_server(addresses: tuple[Address, Address]) -> None:
+    runner = RemoteCpu(TARGET, VARIANT, addresses[1])
+    kernel = definitions.matmul(load_scheme("q4f16_1"), load_layout("rows16"), 64, 256, "float32")
+    bench = Bench(runner, TARGET, "cpu.matmul", kernel, inputs_of(kernel, 5), VARIANT.schedule)
+    assert len(bench.pairs({"gemm_rows": 4}, 1)) == 1
+
+
+def test_addresses() -> None:
+    assert parse_address("board.local:9090", "k") == Address("board.local", 9090, "k")
+    assert parse_address("tracker:[::1]:9190", "k") == Address("::1", 9190, "k", tracker=True)
+    with pytest.raises(UsageError, match="expected HOST:PORT or tracker:HOST:PORT"):
+        parse_address("other:host:9190", "k")

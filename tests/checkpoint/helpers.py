@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 NAMES = {"float32": "F32", "float16": "F16", "uint16": "BF16", "int64": "I64", "float64": "F64"}
+SHARDS = ("model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors")
 
 
 def write_raw(path: Path, header: bytes, data: bytes = b"", *, length: int | None = None) -> Path:

@@ -7,21 +7,16 @@ import functools
 import importlib.util
 import re
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tvm_ffi.libinfo import load_lib_ctypes
-
-from mlcpipe.errors import MlcpipeError, ResourceError, TargetError, UsageError
-from mlcpipe.runtime import tvm_runtime
+from mlcpipe.errors import TargetError
+from mlcpipe.runtime import tvm_devices, tvm_runtime
 
 DEVICE_TYPE = 2  # DLPack's kDLCUDA
 _MOST_DEVICES = 64
-# DeviceAttrKind of TVM's device_api.h
-_EXISTS, _COMPUTE_VERSION, _NAME, _TOTAL_MEMORY, _FREE_MEMORY = 0, 4, 5, 14, 15
 # TVM's runtime is linked with CUDA 13's, which NVIDIA's package for Python puts in nvidia/cu13; drivers have the other.
 _CUDART = {
     "linux": ("libcudart.so.13", "lib/libcudart.so.13"),
@@ -52,18 +47,17 @@ class Device:
 
     def free_bytes(self) -> int:
         """Memory that nothing uses now."""
-        return int(_attribute(self.index, _FREE_MEMORY))
+        return int(_attribute(self.index, tvm_devices.FREE_MEMORY))
 
 
 def devices() -> tuple[Device, ...]:
     """All devices. Raises TargetError, in words, without a driver, CUDA's runtime library or a device."""
     load()
     found = []
-    for index in range(_MOST_DEVICES):
-        if not _attribute(index, _EXISTS):
-            break
-        memory = int(_attribute(index, _TOTAL_MEMORY))
-        capability, name = (str(_attribute(index, which)) for which in (_COMPUTE_VERSION, _NAME))
+    for index in tvm_devices.indices(DEVICE_TYPE, _MOST_DEVICES):
+        memory = int(_attribute(index, tvm_devices.TOTAL_MEMORY))
+        known = (tvm_devices.COMPUTE_VERSION, tvm_devices.NAME)
+        capability, name = (str(_attribute(index, which)) for which in known)
         found.append(Device(index, name, capability, memory))
     if not found:
         raise TargetError("there is no CUDA device", next_step=f"nvidia-smi says what the driver sees; {_ADVICE}")
@@ -71,18 +65,8 @@ def devices() -> tuple[Device, ...]:
 
 
 def choose(spec: str | None = None) -> Device:
-    """The device that `--device` names: `cuda` or None takes the first, `cuda:1` the second.
-
-    Raises UsageError for another word or a number that no device has, TargetError where there is none.
-    """
-    match = re.fullmatch(r"cuda(?::(\d{1,4}))?", spec or "cuda")
-    if match is None:
-        raise UsageError("the device cannot be used", expected="cuda or cuda:0, cuda:1, ...", found=repr(spec)[:80])
-    found, index = devices(), int(match[1] or 0)
-    if index >= len(found):
-        names = ", ".join(f"{device.spec} {device.name}" for device in found)
-        raise UsageError(f"there is no device cuda:{index}", expected=names)
-    return found[index]
+    """The device that `--device` names, as `tvm_devices.chosen` has it. Raises TargetError where there is none."""
+    return tvm_devices.chosen("cuda", spec, devices)
 
 
 def check_architecture(device: Device, architecture: str) -> None:
@@ -112,14 +96,7 @@ def load() -> None:
     except OSError as error:
         raise TargetError("there is no NVIDIA driver", found=str(error)[:200], next_step=_ADVICE) from error
     cudart()
-    spec = importlib.util.find_spec("tvm")
-    folder = Path(str(spec.origin)).parent / "lib" if spec is not None else Path()
-    try:
-        load_lib_ctypes("tvm", "tvm_runtime_cuda", "RTLD_LOCAL", [folder])
-    except (OSError, RuntimeError) as error:
-        raise TargetError(
-            "TVM's CUDA runtime does not load", found=str(error).strip().splitlines()[0][:200], next_step=_ADVICE
-        ) from error
+    tvm_devices.load_library("cuda", "CUDA", _ADVICE)
 
 
 @functools.cache
@@ -136,21 +113,10 @@ def cudart() -> Any:
     raise TargetError("CUDA's runtime library is missing", expected=name, next_step="pip install 'mlcpipe[cuda]'")
 
 
-@contextmanager
-def errors() -> Iterator[None]:
+def errors() -> AbstractContextManager[None]:
     """Turns what CUDA says into errors of ours: no memory is ResourceError, all else TargetError."""
-    try:
-        yield
-    except (RuntimeError, MemoryError) as error:
-        text = " ".join(str(error).split())
-        if isinstance(error, MlcpipeError) or "CUDA" not in text:
-            raise
-        no_memory = isinstance(error, MemoryError) or "out of memory" in text or "OUT_OF_MEMORY" in text
-        found = (str(error).strip().splitlines() or [text])[-1][:300]
-        if no_memory:
-            raise ResourceError("the GPU has not enough memory", found=found) from error
-        raise TargetError("CUDA failed", found=found, next_step=_ADVICE) from error
+    return tvm_devices.errors("CUDA", ("CUDA",), ("out of memory", "OUT_OF_MEMORY"), _ADVICE)
 
 
 def _attribute(index: int, which: int) -> Any:
-    return tvm_runtime.function("runtime.GetDeviceAttr")(DEVICE_TYPE, index, which)
+    return tvm_devices.attribute(DEVICE_TYPE, index, which)

@@ -8,27 +8,19 @@ of which it keeps up to 64 of any size until the device has been waited for.
 from __future__ import annotations
 
 import functools
-import importlib.util
 import platform
-import re
 import subprocess
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
 
 import psutil
-from tvm_ffi.libinfo import load_lib_ctypes
 
-from mlcpipe.errors import MlcpipeError, ResourceError, TargetError, UsageError
-from mlcpipe.runtime import tvm_runtime
+from mlcpipe.errors import TargetError
+from mlcpipe.runtime import tvm_devices, tvm_runtime
 
 DEVICE_TYPE = 8  # DLPack's kDLMetal
 _MOST_DEVICES = 32  # of TVM's runtime
-# DeviceAttrKind of TVM's device_api.h
-_EXISTS, _TOTAL_MEMORY = 0, 14
 # What TVM's runtime says where Metal gives no buffer.
 _NO_MEMORY = ("buf != nil", "Failed to allocate", "Insufficient Memory", "OutOfMemory")
 _OF_METAL = ("metal", "Metal", "GPUError", "MTL", *_NO_MEMORY)
@@ -56,28 +48,17 @@ def devices() -> tuple[Device, ...]:
     """All devices. Raises TargetError, in words, elsewhere than on a Mac with Apple's chip, or without a device."""
     load()
     found = []
-    for index in range(_MOST_DEVICES):
-        if not _attribute(index, _EXISTS):
-            break
-        found.append(Device(index, chip(), int(_attribute(index, _TOTAL_MEMORY))))
+    for index in tvm_devices.indices(DEVICE_TYPE, _MOST_DEVICES):
+        memory = tvm_devices.attribute(DEVICE_TYPE, index, tvm_devices.TOTAL_MEMORY)
+        found.append(Device(index, chip(), int(memory)))
     if not found:
         raise TargetError("there is no Metal device", next_step="log in on the Mac itself")
     return tuple(found)
 
 
 def choose(spec: str | None = None) -> Device:
-    """The device that `--device` names: `metal` or None takes the first, `metal:1` the second.
-
-    Raises UsageError for another word or a number that no device has, TargetError where there is none.
-    """
-    match = re.fullmatch(r"metal(?::(\d{1,4}))?", spec or "metal")
-    if match is None:
-        raise UsageError("the device cannot be used", expected="metal or metal:0, metal:1, ...", found=repr(spec)[:80])
-    found, index = devices(), int(match[1] or 0)
-    if index >= len(found):
-        names = ", ".join(f"{device.spec} {device.name}" for device in found)
-        raise UsageError(f"there is no device metal:{index}", expected=names)
-    return found[index]
+    """The device that `--device` names, as `tvm_devices.chosen` has it. Raises TargetError where there is none."""
+    return tvm_devices.chosen("metal", spec, devices)
 
 
 @functools.cache
@@ -90,16 +71,7 @@ def load() -> None:
             next_step="run the bundle there, or compile the model with --target cpu or vulkan",
         )
     tvm_runtime.load()
-    spec = importlib.util.find_spec("tvm")
-    folder = Path(str(spec.origin)).parent / "lib" if spec is not None else Path()
-    try:
-        load_lib_ctypes("tvm", "tvm_runtime_metal", "RTLD_LOCAL", [folder])
-    except (OSError, RuntimeError) as error:
-        raise TargetError(
-            "TVM's Metal runtime does not load",
-            found=str(error).strip().splitlines()[0][:200],
-            next_step="mlcpipe doctor says what to install",
-        ) from error
+    tvm_devices.load_library("metal", "Metal", "mlcpipe doctor says what to install")
 
 
 @functools.cache
@@ -119,20 +91,6 @@ def suited_target(device: Device, names: list[str]) -> str:
     return wanted if wanted in names else "metal"
 
 
-@contextmanager
-def errors() -> Iterator[None]:
+def errors() -> AbstractContextManager[None]:
     """Turns what TVM's Metal runtime says into errors of ours: no memory is ResourceError, all else TargetError."""
-    try:
-        yield
-    except (RuntimeError, MemoryError) as error:
-        text = " ".join(str(error).split())
-        if isinstance(error, MlcpipeError) or not any(word in text for word in _OF_METAL):
-            raise
-        found = (str(error).strip().splitlines() or [text])[-1][:300]
-        if isinstance(error, MemoryError) or any(word in text for word in _NO_MEMORY):
-            raise ResourceError("the GPU has not enough memory", found=found) from error
-        raise TargetError("Metal failed", found=found) from error
-
-
-def _attribute(index: int, which: int) -> Any:
-    return tvm_runtime.function("runtime.GetDeviceAttr")(DEVICE_TYPE, index, which)
+    return tvm_devices.errors("Metal", _OF_METAL, _NO_MEMORY)

@@ -99,11 +99,28 @@ class Cpu:
 
 
 class _DeviceMemory:
-    """Tensors in the memory of one device: `where` is TVM's name of it."""
+    """Tensors in the memory of one device: `where` is DLPack's type and number of it."""
 
     @property
-    def where(self) -> Any:
+    def where(self) -> tuple[int, int]:
         raise NotImplementedError
+
+    @property
+    def at(self) -> Any:
+        """TVM's name of it."""
+        return tvm_ffi.device(*self.where)
+
+    def machine(self, executable: Any) -> Any:
+        return tvm_runtime.virtual_machine(executable, self.where)
+
+    def prepared(self, module: Any, threads: int) -> None:
+        return
+
+    def released(self, module: Any) -> None:
+        return
+
+    def steps(self) -> Steps | None:
+        return None
 
     def weights(self, array: NDArray[Any]) -> Any:
         made = self._empty(array)
@@ -117,7 +134,7 @@ class _DeviceMemory:
 
     def _empty(self, like: NDArray[Any]) -> Any:
         return tvm_runtime.function("runtime.TVMTensorAllocWithScope")(
-            Shape(like.shape), tvm_ffi.dtype(like.dtype.name), self.where, None
+            Shape(like.shape), tvm_ffi.dtype(like.dtype.name), self.at, None
         )
 
     def put(self, tensor: Any, values: NDArray[Any]) -> None:
@@ -139,8 +156,8 @@ class Gpu(_DeviceMemory):
     device: vulkan.Device
 
     @property
-    def where(self) -> Any:
-        return tvm_ffi.device("vulkan", self.device.index)
+    def where(self) -> tuple[int, int]:
+        return vulkan.DEVICE_TYPE, self.device.index or 0
 
     @property
     def title(self) -> str:
@@ -151,9 +168,6 @@ class Gpu(_DeviceMemory):
         # What shares the host's memory cannot have more than the host has, whatever its driver says.
         return min(free, Cpu().free_bytes()) if self.device.unified_memory else free
 
-    def machine(self, executable: Any) -> Any:
-        return tvm_runtime.virtual_machine(executable, (vulkan.DEVICE_TYPE, self.device.index or 0))
-
     def prepared(self, module: Any, threads: int) -> None:
         with vulkan.naming_target(self.device):
             self_test.check(module, self.device)
@@ -161,9 +175,6 @@ class Gpu(_DeviceMemory):
 
     def released(self, module: Any) -> None:
         vulkan.release(module, self.device)
-
-    def steps(self) -> None:
-        return None
 
     def errors(self) -> AbstractContextManager[None]:
         return vulkan.errors()
@@ -176,8 +187,8 @@ class CudaGpu(_DeviceMemory):
     device: cuda.Device
 
     @property
-    def where(self) -> Any:
-        return tvm_ffi.device("cuda", self.device.index)
+    def where(self) -> tuple[int, int]:
+        return cuda.DEVICE_TYPE, self.device.index
 
     @property
     def title(self) -> str:
@@ -186,19 +197,10 @@ class CudaGpu(_DeviceMemory):
     def free_bytes(self) -> int:
         return self.device.free_bytes()
 
-    def machine(self, executable: Any) -> Any:
-        return tvm_runtime.virtual_machine(executable, (cuda.DEVICE_TYPE, self.device.index))
-
     def read(self, tensor: Any) -> Any:
         host = super().read(tensor)
-        tvm_runtime.function("runtime.Device_StreamSync")(self.where, 0)
+        tvm_runtime.function("runtime.Device_StreamSync")(self.at, 0)
         return host
-
-    def prepared(self, module: Any, threads: int) -> None:
-        return
-
-    def released(self, module: Any) -> None:
-        return
 
     def steps(self) -> Steps | None:
         return Steps(Graph(Cudart(cuda.cudart()), self.device.index)) if env().cuda_graphs else None
@@ -214,8 +216,8 @@ class MetalGpu(_DeviceMemory):
     device: metal.Device
 
     @property
-    def where(self) -> Any:
-        return tvm_ffi.device("metal", self.device.index)
+    def where(self) -> tuple[int, int]:
+        return metal.DEVICE_TYPE, self.device.index
 
     @property
     def title(self) -> str:
@@ -223,9 +225,6 @@ class MetalGpu(_DeviceMemory):
 
     def free_bytes(self) -> int:
         return self.device.free_bytes()
-
-    def machine(self, executable: Any) -> Any:
-        return tvm_runtime.virtual_machine(executable, (metal.DEVICE_TYPE, self.device.index))
 
     def weights(self, array: NDArray[Any]) -> Any:
         made = self._empty(array)
@@ -238,17 +237,8 @@ class MetalGpu(_DeviceMemory):
         for begin in range(0, array.nbytes, _STAGED_BYTES):
             shape = Shape((min(_STAGED_BYTES, array.nbytes - begin),))
             copy(view(source, shape, number, begin), view(made, shape, number, begin))
-            wait(self.where, 0)
+            wait(self.at, 0)
         return made
-
-    def prepared(self, module: Any, threads: int) -> None:
-        return
-
-    def released(self, module: Any) -> None:
-        return
-
-    def steps(self) -> None:
-        return None
 
     def errors(self) -> AbstractContextManager[None]:
         return metal.errors()

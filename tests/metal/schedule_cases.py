@@ -43,17 +43,6 @@ class Metal:
         return load_target("metal").schedule
 
 
-@dataclass(frozen=True)
-class Matrices(test_matrices.Product):
-    """A product on matrices of SIMD groups; `buffers`: tiles in memory of a threadgroup."""
-
-    buffers: int = 1
-
-    @property
-    def knobs(self) -> dict[str, int | str]:
-        return {**super().knobs, "matrix_buffers": self.buffers}
-
-
 def _scheduled(shape: AttentionShape, role: str) -> tirx.PrimFunc:
     """A function of the cache as the target's rules make it."""
     func = kv_cache_functions(shape, 1)[role]
@@ -73,8 +62,8 @@ def _attention(name: str) -> None:
     case.check(_run(func, *arguments))
 
 
-TARGET = Matrices(32, 8, 8, 8, 4, 4, 4)
-OTHER = Matrices(32, 8, 8, 8, 2, 2, 4, buffers=2)  # 64 threads, two SIMD groups side by side
+TARGET = test_matrices.Product(32, 8, 8, 8, 4, 4, 4, buffers=1)
+OTHER = test_matrices.Product(32, 8, 8, 8, 2, 2, 4)  # 64 threads, two SIMD groups side by side
 CASES: dict[str, Callable[[], None]] = {
     **{name: lambda check=check: check(Metal()) for name, check in schedule_cases.CASES.items()},
     "int8 in float16": lambda: Product("q8f16_1", 160, 128, "float16").check(Metal()),

@@ -5,7 +5,6 @@ from __future__ import annotations
 import struct
 import subprocess
 from collections import Counter
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +27,7 @@ from tests.conftest import TinyLlama, write_llama
 from tests.spirv import harness
 from tests.vulkan import schedule_cases
 from tests.vulkan.matrix_emulation import Emulation
-from tir_schedules.gpu.matrix_matmul import shape_of
+from tir_schedules.gpu.matrix_matmul import Shape, shape_of
 from tir_schedules.gpu.subgroup_matmul import subgroup_matmul
 from tir_schedules.op import Declined, op_of
 
@@ -41,22 +40,13 @@ CASES = [
 ]
 
 
-@dataclass(frozen=True)
-class Product:
-    """A product of so many rows, columns and terms, by subgroups of `lanes`."""
-
-    lanes: int
-    rows: int
-    columns: int
-    depth: int
-    subgroups: int
-    tall: int
-    wide: int
+class Product(Shape):
+    """Products of tiles of this shape, beside numpy's."""
 
     @property
     def knobs(self) -> dict[str, int | str]:
-        own = {f"matrix_{k}": getattr(self, k) for k in ("rows", "columns", "depth", "subgroups", "tall", "wide")}
-        return {**load_target("vulkan").schedule, "subgroup": self.lanes, "gemv_blocks": 1, **own}
+        own = {f"matrix_{name}": value for name, value in vars(self).items() if name != "size"}
+        return {**load_target("vulkan").schedule, "subgroup": self.size, "gemv_blocks": 1, **own}
 
     def function(self, scheme_name: str, n: int, k: int, gated: bool) -> tirx.PrimFunc:
         scheme, layout = load_scheme(scheme_name), schedule_cases.LAYOUT
@@ -72,11 +62,10 @@ class Product:
 
     def check(self, scheme: str, n: int, k: int, gated: bool) -> None:
         """Equal to numpy, of a tile of rows and a part of one."""
-        shape = shape_of(self.knobs)
-        assert shape is not None
+        assert shape_of(self.knobs) == Shape(**vars(self))
         function = self.function(scheme, n, k, gated)
         packed, w = schedule_cases.packed_weight(scheme, n, k)
-        m = shape.height + 5
+        m = self.height + 5
         x = np.random.default_rng(n).standard_normal((m, k)).astype(np.float16)
         y = x.astype(np.float64) @ w.astype(np.float16).astype(np.float64).T
         if gated:
@@ -174,7 +163,7 @@ def test_a_device_with_matrices_equals_numpy(gpu: vulkan.Device, case: tuple[str
         product
         for product in SHAPES.values()
         if f"cooperativeMatrix{product.rows}x{product.columns}x{product.depth}" in gpu.features
-        and limits["min_subgroup_size"] <= product.lanes <= limits["max_subgroup_size"]
+        and limits["min_subgroup_size"] <= product.size <= limits["max_subgroup_size"]
     ]
     if not fitting:
         pytest.skip("this device has no VK_KHR_cooperative_matrix: Mesa 26.2's software device has")

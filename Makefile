@@ -7,20 +7,38 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check -q
 # A machine without a C compiler links with PyPI's ziglang.
 LINKER := $(if $(shell command -v cc || command -v clang || command -v gcc),,[zig])
 
-.PHONY: chat test check page bench bench-peers bench-web clean
+.PHONY: chat test test-full test-everything lint check check-gpu docs page bench bench-peers bench-web clean
 
 chat: $(VENV)/installed  ## compile the embedded model for this CPU and talk to it (ARGS="--prompt ...")
 	$(BIN)/mlcpipe chat $(ARGS)
 
-# Status 5 of pytest: nothing was selected, which ARGS may mean for one of the two.
-test: $(VENV)/installed-dev  ## run the tests on all cores, at most 4, then those that measure time (ARGS="-k name")
-	$(BIN)/python -m pytest -n auto --maxprocesses 4 --dist loadfile -m "not alone and not everything" $(ARGS) || test $$? -eq 5
-	$(BIN)/python -m pytest -m alone $(ARGS) || test $$? -eq 5
+# Tiers: tests/tiers.py. Worksteal: a worker that is done takes half of what another has left.
+# Status 5 of pytest: nothing was selected, which ARGS may mean for one of several.
+PYTEST := $(BIN)/python -m pytest
+PARALLEL := -n auto --maxprocesses 4 --dist worksteal
 
-check: $(VENV)/installed-dev  ## lint, types, tests
+test: $(VENV)/installed-dev  ## the tests for every change, less than 5 minutes on two cores (ARGS="-k name")
+	$(PYTEST) $(PARALLEL) -m "not (full or alone or everything)" $(ARGS)
+
+test-full: $(VENV)/installed-dev  ## the tests that `make test` leaves out, then those that measure time
+	$(PYTEST) $(PARALLEL) -m "full and not (alone or everything)" $(ARGS) || test $$? -eq 5
+	$(PYTEST) -m "alone and not everything" $(ARGS) || test $$? -eq 5
+
+test-everything: $(VENV)/installed-dev  ## all combinations of what the others test in part: hours
+	$(PYTEST) $(PARALLEL) -m everything $(ARGS)
+
+lint: $(VENV)/installed-dev  ## style and types
 	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
 	$(BIN)/mypy
-	$(MAKE) test
+
+check: lint test  ## before every commit
+
+check-gpu: $(VENV)/installed-gpu  ## check and measure every GPU of this machine: under nine minutes, one JSON, a table
+	$(BIN)/python -m bench.check_gpu $(ARGS)
+
+docs: $(VENV)/installed-docs  ## build the documentation into build/site; a broken link is an error
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict -q
 
 page:  ## build the chat page (needs Node 20.19 or later); a wheel made afterwards has it in it
 	cd apps/chat-web && npm ci --no-audit --no-fund && npm run build
@@ -28,11 +46,11 @@ page:  ## build the chat page (needs Node 20.19 or later); a wheel made afterwar
 bench: $(VENV)/installed  ## measure the embedded model, or MODEL=path
 	$(BIN)/mlcpipe bench $(MODEL) $(ARGS)
 
-bench-peers: $(VENV)/installed-dev  ## side by side with llama.cpp and OpenVINO: see tests/peers/README.md
-	$(BIN)/python -m tests.peers.bench_peers $(ARGS)
+bench-peers: $(VENV)/installed-dev  ## side by side with llama.cpp and OpenVINO: see bench/README.md
+	$(BIN)/python -m bench.bench_peers $(ARGS)
 
 bench-web: $(VENV)/installed-dev  ## the same in Chromium, with transformers.js and wllama (ARGS="--adapter default" for a GPU)
-	$(BIN)/python -m tests.peers.bench_web $(ARGS)
+	$(BIN)/python -m bench.bench_web $(ARGS)
 
 $(VENV)/installed: pyproject.toml
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
@@ -44,6 +62,17 @@ $(VENV)/installed-dev: pyproject.toml
 	$(PIP) install -e ".$(LINKER)"
 	$(PIP) install -e ".[dev]"
 	touch $@ $(VENV)/installed
+
+$(VENV)/installed-gpu: pyproject.toml
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(PIP) install -e ".$(LINKER)"
+	$(PIP) install -e ".[cuda]"
+	touch $@
+
+$(VENV)/installed-docs: pyproject.toml
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(PIP) install -e ".[docs]"
+	touch $@
 
 clean:
 	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache

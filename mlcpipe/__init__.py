@@ -1,22 +1,27 @@
-"""mlcpipe: compile a language model's checkpoint for the device in front of you, and run it there.
+"""mlcpipe: compile a language model for your device and run it there.
 
-bundle = mlcpipe.compile("path/to/checkpoint", target="cpu", quantization="q4f16_1", output="bundle")
-engine = mlcpipe.Engine(bundle)
+engine = mlcpipe.load("hf://Qwen/Qwen3-0.6B")
 print(engine.chat([{"role": "user", "content": "Hello"}]).text)
 """
 
 from __future__ import annotations
 
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from mlcpipe.errors import MlcpipeError
-from mlcpipe.runtime.sampling_params import Chunk, Completion, SamplingParams, Stats, TokenLogprob
-from mlcpipe.version import __version__
 
 if TYPE_CHECKING:
     from mlcpipe.compiler.compile import compile as compile
     from mlcpipe.compiler.compile import convert as convert
+    from mlcpipe.loading import load as load
     from mlcpipe.runtime.engine import Engine as Engine
+    from mlcpipe.runtime.sampling_params import Chunk as Chunk
+    from mlcpipe.runtime.sampling_params import Completion as Completion
+    from mlcpipe.runtime.sampling_params import SamplingParams as SamplingParams
+    from mlcpipe.runtime.sampling_params import Stats as Stats
+    from mlcpipe.runtime.sampling_params import TokenLogprob as TokenLogprob
+    from mlcpipe.version import __version__ as __version__
 
 __all__ = [
     "Chunk",
@@ -29,21 +34,26 @@ __all__ = [
     "__version__",
     "compile",
     "convert",
+    "load",
 ]
+
+_MODULES = {
+    **dict.fromkeys(
+        ("Chunk", "Completion", "SamplingParams", "Stats", "TokenLogprob"), "mlcpipe.runtime.sampling_params"
+    ),
+    **dict.fromkeys(("compile", "convert"), "mlcpipe.compiler.compile"),
+    "Engine": "mlcpipe.runtime.engine",
+    "load": "mlcpipe.loading",
+    "__version__": "mlcpipe.version",
+}
 
 
 def __getattr__(name: str) -> Any:
-    """Import what needs TVM only when it is used: `import mlcpipe` stays fast."""
-    from mlcpipe.version import check_tvm
+    """Import a module on first use, so that `import mlcpipe` stays fast."""
+    if name not in _MODULES:
+        raise AttributeError(f"module 'mlcpipe' has no attribute {name!r}")
+    if name in ("compile", "convert", "Engine"):
+        from mlcpipe.version import check_tvm
 
-    if name in ("compile", "convert"):
         check_tvm()
-        from mlcpipe.compiler import compile as module
-
-        return getattr(module, name)
-    if name == "Engine":
-        check_tvm()
-        from mlcpipe.runtime.engine import Engine
-
-        return Engine
-    raise AttributeError(f"module 'mlcpipe' has no attribute {name!r}")
+    return getattr(import_module(_MODULES[name]), name)

@@ -1,10 +1,27 @@
-"""`python -m mlcpipe` is `mlcpipe`."""
+"""The program `mlcpipe`, also as `python -m mlcpipe`."""
 
 from __future__ import annotations
 
+import os
+import signal
 import sys
 
-from mlcpipe.cli import main
+_INTERRUPTED = 130  # 128 + SIGINT, as shells report it
+
+
+def main() -> int:
+    """Run the command line and return its exit code; Ctrl-C ends the program in silence from the first import on."""
+    before = signal.getsignal(signal.SIGINT)
+    if before is signal.default_int_handler:  # else the caller wants it ignored
+        signal.signal(signal.SIGINT, lambda *_: os._exit(_INTERRUPTED))
+    from mlcpipe.cli import main as run
+
+    try:
+        signal.signal(signal.SIGINT, before)
+        return run()
+    except KeyboardInterrupt:  # before or after what `run` covers
+        return _INTERRUPTED
+
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -1,221 +1,141 @@
-"""Files and folders that appear whole or not at all, and disks that are asked before they are filled."""
+"""Atomic writes of files and folders, with checks of free disk space."""
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
 import errno
 import os
-import re
 import secrets
 import shutil
-import stat
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from mlcpipe.errors import ResourceError, UsageError
+from filelock import FileLock, Timeout
 
-if sys.platform != "win32":
-    import fcntl
+from mlcpipe.disk import check_disk_space, full_disk_named
+from mlcpipe.errors import MlcpipeError, UsageError
 
-FULL_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+_WRITER_S = 60  # of a file: more than a busy disk needs
 
 
 @contextmanager
-def atomic_directory(dest: Path, *, overwrite: bool = False, needed_bytes: int = 0) -> Iterator[Path]:
-    """Yields an empty sibling folder of `dest`; it becomes `dest` when the block ends without an exception.
+def atomic_directory(dest: Path, *, replaces: str = "", needed_bytes: int = 0) -> Iterator[Path]:
+    """Yields an empty folder next to `dest`; it becomes `dest` when the block ends without an exception.
 
-    Before that, files and folders are flushed to the disk: a `dest` that exists is complete, even after a
-    power cut. After any exception, KeyboardInterrupt too, the temporary folder is removed. What a killed
-    process left is removed by the next call for the same `dest` (on POSIX). `overwrite` replaces a non-empty
-    folder: the old one stays until the new one is complete. `needed_bytes`, where known, is checked first.
+    Everything is flushed to disk first: a `dest` that exists is complete, even after a power cut. An exception removes
+    the temporary folder; the next call for the same `dest` removes those of killed processes. A non-empty folder is
+    replaced only if one of its files matches the pattern `replaces`, and in one step: whenever the process is killed,
+    `dest` is the old folder or the new one. (A file system that cannot exchange folders takes two steps; the next call
+    restores what was killed between them.)
 
-    Raises UsageError when `dest` is a file, or not empty without `overwrite`, or written by another run, and
-    ResourceError when the disk is or gets full.
+    Raises UsageError when `dest` is a file, must not be replaced or is being written by another run, ResourceError
+    when the disk has less than `needed_bytes` or fills up, and OSError for what else the system refuses.
     """
     dest = Path(os.path.realpath(dest))
-    _check_destination(dest, overwrite)
-    if needed_bytes:
+    busy = UsageError("another run is writing this folder", where=dest, next_step="wait for it or choose another path")
+    with contextlib.ExitStack() as cleanup, full_disk_named(dest, needed_bytes):
         check_disk_space(dest.parent, needed_bytes)
-    try:
         dest.parent.mkdir(parents=True, exist_ok=True)
-        _remove_abandoned(dest)
-        partial, lock = _claim(dest)
-    except OSError as error:
-        raise _cannot_write(dest, error, needed_bytes) from error
-    try:
+        cleanup.enter_context(only_writer(dest, busy))
+        _clear(dest)
+        check_destination(dest, replaces)
+        partial = _sibling(dest, "partial")
+        cleanup.callback(shutil.rmtree, partial, ignore_errors=True)
+        partial.mkdir()
         yield partial
         _flush_tree(partial)
-        _publish(partial, dest, overwrite)
-    except OSError as error:
-        if error.errno in FULL_DISK:
-            raise _cannot_write(dest, error, max(needed_bytes, _tree_bytes(partial))) from error
-        raise
-    finally:
-        # After the rename there is nothing left under this name, which ignore_errors passes over.
-        shutil.rmtree(partial, ignore_errors=True)
-        if lock is not None:
-            os.close(lock)
+        check_destination(dest, replaces)
+        _publish(partial, dest)
 
 
 def atomic_write(path: Path, data: bytes) -> None:
-    """Writes `data` to `path` so that a reader sees the old content or the new, never a part.
+    """Writes `data` to `path` atomically: a reader sees the old content or the new. Writers wait for each other.
 
-    Raises ResourceError when the disk is full, and OSError for anything else that the system refuses.
+    What a killed writer left beside is removed. Raises ResourceError when the disk is full, UsageError when another
+    writer takes too long, and OSError for any other failure.
     """
     path = Path(os.path.realpath(path))
-    _remove_abandoned(path)
-    partial = path.with_name(f".{path.name}.partial-{os.getpid()}-{secrets.token_hex(4)}")
-    try:
-        with partial.open("xb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(partial, path)
-        _flush_folder(path.parent)
-    except OSError as error:
-        if error.errno in FULL_DISK:
-            raise _cannot_write(path, error, len(data)) from error
-        raise
-    finally:
+    partial = path.with_name(f".{path.name}.partial")
+    path.parent.stat()  # the lock would make the folder
+    busy = UsageError("another run is writing this file", where=path, next_step="wait for it or stop it")
+    with full_disk_named(path, len(data)), only_writer(path, busy, wait_s=_WRITER_S):
         partial.unlink(missing_ok=True)
+        try:
+            with partial.open("xb") as file:
+                file.write(data)
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(partial, path)
+            _flush_folder(path.parent)
+        finally:
+            partial.unlink(missing_ok=True)
 
 
-def check_disk_space(folder: Path, needed_bytes: int) -> None:
-    """Raises ResourceError unless the disk of `folder` (which need not exist yet) has `needed_bytes` free."""
-    existing = _existing_parent(folder)
-    free = shutil.disk_usage(existing).free
-    if free < needed_bytes:
-        raise ResourceError(
-            f"not enough space on disk {_disk_of(existing)}",
-            where=folder,
-            expected=f"{_sized(needed_bytes)} free",
-            found=_sized(free),
-            next_step="free space or write to another disk",
-        )
-
-
-def _check_destination(dest: Path, overwrite: bool) -> None:
+def check_destination(dest: Path, replaces: str = "") -> None:
+    """Raises UsageError unless `dest` is new, empty, or contains a file that matches the pattern `replaces`."""
     if not dest.exists():
         return
     if not dest.is_dir():
+        raise UsageError("the output is not a folder", where=dest, found="a file", next_step="give another path")
+    if any(dest.iterdir()) and not replaces:
+        raise _not_empty(dest)
+    if any(dest.iterdir()) and not any(dest.glob(replaces)):
         raise UsageError(
-            "the output is not a folder",
-            where=dest,
-            expected="a new folder",
-            found="a file",
-            next_step="give another path",
-        )
-    if overwrite and (Path.cwd().is_relative_to(dest) or Path.home().is_relative_to(dest)):
-        raise UsageError(
-            "refusing to replace a folder above the working or home folder",
-            where=dest,
-            expected="a folder of its own",
-            next_step="give another path",
-        )
-    if not overwrite and any(dest.iterdir()):
-        raise UsageError(
-            "output folder not empty",
-            where=dest,
-            expected="a new or empty folder",
-            found=f"{sum(1 for _ in dest.iterdir())} entries",
-            next_step="give another path or remove it",
+            "refusing to overwrite a folder", where=dest, expected=f"{replaces} in it", found="other files"
         )
 
 
-def _claim(dest: Path) -> tuple[Path, int | None]:
-    """A new temporary folder for `dest`, and a descriptor whose lock marks it as in use.
+@contextmanager
+def only_writer(dest: Path, busy: MlcpipeError, wait_s: float = 0) -> Iterator[None]:
+    """Holds a lock that the system releases when the process ends, even if killed.
 
-    The system releases the lock when the process ends, however it ends.
+    Raises `busy` if another holds it for `wait_s`.
     """
-    partial = dest.with_name(f".{dest.name}.partial-{os.getpid()}")
-    while True:
-        try:
-            partial.mkdir()
-        except FileExistsError:
-            raise UsageError(
-                "another run is writing this folder", where=dest, next_step="wait for it or give another path"
-            ) from None
-        if sys.platform == "win32":
-            return partial, None
-        # A cleaner may have taken the folder between mkdir and flock: then it is gone or going; make another.
-        try:
-            lock = os.open(partial, os.O_RDONLY)
-        except FileNotFoundError:
-            continue
-        free = _try_lock(lock) is not False
-        if free and partial.exists() and os.path.samestat(os.fstat(lock), partial.stat()):
-            return partial, lock
-        os.close(lock)
-
-
-def _try_lock(descriptor: int) -> bool | None:
-    """True when this process now holds the lock, False when another does, None where there are no locks."""
-    if sys.platform == "win32":
-        return None
+    lock = FileLock(dest.with_name(f".{dest.name}.lock"), timeout=wait_s, poll_interval=0.005)
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    except OSError:
-        return None
-    return True
-
-
-def _remove_abandoned(dest: Path) -> None:
-    """Removes what killed processes left for `dest`."""
-    if sys.platform == "win32":
-        return
-    pattern = re.compile(re.escape(f".{dest.name}.partial-") + r"(\d{1,10})(-[0-9a-f]{8})?")
-    with os.scandir(dest.parent) as entries:
-        leftovers = [
-            (Path(entry.path), match) for entry in entries if (match := pattern.fullmatch(entry.name))
-        ]
-    for leftover, match in leftovers:
-        pid = int(match[1])
-        if match[2] is None:
-            _remove_folder_unless_locked(leftover, pid)
-        elif not _is_alive(pid):
-            leftover.unlink(missing_ok=True)
-
-
-def _remove_folder_unless_locked(folder: Path, pid: int) -> None:
-    """A lock says more than a process number, which containers and reboots hand out again."""
+        lock.acquire()
+    except Timeout:
+        raise busy from None
     try:
-        descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
-    except OSError:
-        return  # gone, or a link or file that is none of ours
-    try:
-        mine = _try_lock(descriptor)
-        if mine or (mine is None and not _is_alive(pid)):
-            shutil.rmtree(folder, ignore_errors=True)
+        yield
     finally:
-        os.close(descriptor)
+        # Before the release: filelock retries if the file of an acquired lock was removed.
+        with contextlib.suppress(OSError):
+            os.unlink(lock.lock_file)
+        lock.release()
 
 
-def _is_alive(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except (PermissionError, OverflowError):
-        return True
-    return True
+def _sibling(path: Path, purpose: str) -> Path:
+    return path.with_name(f".{path.name}.{purpose}-{secrets.token_hex(4)}")
+
+
+def _clear(dest: Path) -> None:
+    """Removes what killed runs left beside `dest`; where it is missing, the old folder that was moved away returns."""
+    prefix = f".{dest.name}."
+    with os.scandir(dest.parent) as entries:
+        folders = [entry for entry in entries if entry.name.startswith(prefix) and entry.is_dir(follow_symlinks=False)]
+    for folder in folders:
+        purpose = folder.name[len(prefix) :].partition("-")[0]
+        if purpose == "replaced" and not dest.exists():
+            os.rename(folder.path, dest)
+        elif purpose in ("partial", "replaced"):
+            shutil.rmtree(folder.path, ignore_errors=True)
 
 
 def _flush_tree(folder: Path) -> None:
     for root, _, names in os.walk(folder, topdown=False):
         for name in names:
-            path = Path(root, name)
-            if stat.S_ISREG(path.lstat().st_mode):
-                # Windows flushes only what is open for writing.
-                with path.open("rb" if os.name == "posix" else "r+b") as file:
-                    os.fsync(file.fileno())
+            # Windows flushes only files opened for writing.
+            with open(os.path.join(root, name), "rb" if os.name == "posix" else "r+b") as file:
+                os.fsync(file.fileno())
         _flush_folder(Path(root))
 
 
 def _flush_folder(folder: Path) -> None:
-    if os.name != "posix":  # elsewhere a folder cannot be opened; its entries are journalled
+    if os.name != "posix":  # Windows cannot open folders; it journals their entries
         return
     descriptor = os.open(folder, os.O_RDONLY)
     try:
@@ -224,60 +144,48 @@ def _flush_folder(folder: Path) -> None:
         os.close(descriptor)
 
 
-def _publish(partial: Path, dest: Path, overwrite: bool) -> None:
-    if not dest.exists():
-        partial.rename(dest)
-    elif not any(dest.iterdir()):
-        dest.rmdir()
-        partial.rename(dest)
-    elif overwrite:
-        old = dest.with_name(f".{dest.name}.replaced-{os.getpid()}-{secrets.token_hex(4)}")
-        dest.rename(old)
-        try:
-            partial.rename(dest)
-        except BaseException:
-            old.rename(dest)
-            raise
-        shutil.rmtree(old, ignore_errors=True)
-    else:
-        raise UsageError(
-            "output folder not empty",
-            where=dest,
-            expected="it to stay as it was at the start",
-            found="files that another program wrote meanwhile",
-            next_step="give another path or remove it",
-        )
+def _publish(partial: Path, dest: Path) -> None:
+    """Makes `partial` the folder `dest`; what was there is called `partial` then, or is gone."""
+    try:
+        if not dest.exists():
+            os.rename(partial, dest)
+        elif not _exchanged(partial, dest):
+            old = _sibling(dest, "replaced")
+            os.rename(dest, old)
+            try:
+                os.rename(partial, dest)
+            except BaseException:
+                os.rename(old, dest)
+                raise
+            shutil.rmtree(old, ignore_errors=True)
+    except OSError as error:
+        if error.errno in (errno.ENOTEMPTY, errno.EEXIST):  # a folder that came meanwhile
+            raise _not_empty(dest) from error
+        raise
     _flush_folder(dest.parent)
 
 
-def _tree_bytes(folder: Path) -> int:
-    return sum(Path(root, name).lstat().st_size for root, _, names in os.walk(folder) for name in names)
+def _exchanged(one: Path, other: Path) -> bool:
+    """Swaps the names of two folders in one step; False where the system or file system cannot.
+
+    renameat2(2) with RENAME_EXCHANGE on Linux, renamex_np(2) with RENAME_SWAP on macOS; both flags are 2.
+    """
+    if sys.platform == "win32":
+        return False
+    names = os.fsencode(one), os.fsencode(other)
+    libc = ctypes.CDLL(None, use_errno=True)
+    if sys.platform == "darwin" and hasattr(libc, "renamex_np"):
+        failed = libc.renamex_np(*names, 2)
+    elif sys.platform == "linux" and hasattr(libc, "renameat2"):
+        at_cwd = -100
+        failed = libc.renameat2(at_cwd, names[0], at_cwd, names[1], 2)
+    else:
+        return False
+    code = ctypes.get_errno()
+    if failed and code not in (errno.ENOSYS, errno.EINVAL, errno.ENOTSUP):
+        raise OSError(code, os.strerror(code), str(other))
+    return not failed
 
 
-def _existing_parent(folder: Path) -> Path:
-    folder = Path(os.path.realpath(folder))
-    return next(parent for parent in (folder, *folder.parents) if parent.exists())
-
-
-def _disk_of(path: Path) -> Path:
-    return next((parent for parent in (path, *path.parents) if os.path.ismount(parent)), path)
-
-
-def _sized(count: int) -> str:
-    return f"{count / 1e9:.3f} GB ({count} bytes)"
-
-
-def _cannot_write(dest: Path, error: OSError, needed_bytes: int) -> ResourceError:
-    existing = _existing_parent(dest.parent)
-    free = f"{_sized(shutil.disk_usage(existing).free)} free"
-    if error.errno not in FULL_DISK:
-        return ResourceError(
-            "cannot write the output", where=dest, found=error.strerror, next_step="give another path"
-        )
-    return ResourceError(
-        f"disk {_disk_of(existing)} is full or refuses a file of this size",
-        where=dest,
-        expected=f"room for more than {_sized(needed_bytes)}" if needed_bytes else "room for the output",
-        found=f"{free} ({error.strerror})",
-        next_step="free space or write to another disk",
-    )
+def _not_empty(dest: Path) -> UsageError:
+    return UsageError("output folder not empty", where=dest, next_step="give another path or --overwrite")

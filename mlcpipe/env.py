@@ -1,12 +1,14 @@
-"""Every environment variable that mlcpipe reads; nothing else looks at `os.environ`.
+"""Every environment variable that mlcpipe reads; no other module uses `os.environ`.
 
 MLCPIPE_DEBUG        1 timings and tracebacks, 2 the rule of every PrimFunc, 3 the IR, 4 generated source
-MLCPIPE_DUMP         a folder that gets the IR after every pass
-MLCPIPE_CACHE        where compiled bundles, downloads and the chat history are kept
-MLCPIPE_THREADS      how many threads the CPU kernels use (default: the physical cores)
-MLCPIPE_CPU_VARIANT  which variant of the compiled library runs (default: the best for this CPU, see `mlcpipe inspect`)
+MLCPIPE_DUMP         folder for the IR after every pass
+MLCPIPE_CACHE        folder for compiled bundles, downloads and the chat history (default: in the user's home)
+MLCPIPE_CONFIG       folder for trusted publishers' keys and the record of own bundles (default: in the user's home)
+MLCPIPE_THREADS      threads of the CPU kernels (default: the number of physical cores)
+MLCPIPE_CPU_VARIANT  variant of the compiled library to run (default: the best for this CPU, see `mlcpipe inspect`)
+MLCPIPE_API_KEY      a key that clients of `mlcpipe serve` must send
 MLCPIPE_CUDA_GRAPHS  0: launch the kernels of a decode step one by one
-VK_INSTANCE_LAYERS   the Vulkan loader's: if it has VK_LAYER_KHRONOS_validation, messages of that layer become errors
+VK_INSTANCE_LAYERS   read by the Vulkan loader: with VK_LAYER_KHRONOS_validation, that layer's messages become errors
 """
 
 from __future__ import annotations
@@ -20,36 +22,81 @@ from mlcpipe.errors import UsageError
 
 @dataclass(frozen=True)
 class Env:
-    """The settings that came from the environment."""
+    """The settings from the environment."""
 
     debug: int
     dump: Path | None
-    cache_dir: Path
+    cache: Path | None
+    config: Path | None
     threads: int | None
     cpu_variant: str | None
+    api_key: str | None
     cuda_graphs: bool
     vulkan_validation: bool
 
+    @property
+    def cache_dir(self) -> Path:
+        """The folder of the cache. Raises UsageError for a user without a home."""
+        if self.cache is None:
+            raise UsageError(
+                "there is no folder for compiled models and records",
+                expected="MLCPIPE_CACHE, or a home folder",
+                found="neither",
+                next_step="set MLCPIPE_CACHE, or give a compiled bundle",
+            )
+        return self.cache
+
+    def cached(self, name: str) -> Path | None:
+        """A file or folder in the cache for what only saves time; None for a user without a home."""
+        return self.cache / name if self.cache else None
+
 
 def env() -> Env:
-    """Read the environment now, so that a test or a host may change it. Raises UsageError on a bad value."""
+    """Read the environment on each call, so that tests and hosts can change it. Raises UsageError on a bad value."""
     cache = os.environ.get("MLCPIPE_CACHE", "")
+    config = os.environ.get("MLCPIPE_CONFIG", "")
     dump = os.environ.get("MLCPIPE_DUMP", "")
     return Env(
         debug=_integer("MLCPIPE_DEBUG", low=0, high=4) or 0,
-        dump=Path(dump).expanduser() if dump else None,
-        cache_dir=Path(cache).expanduser() if cache else _user_cache(),
+        dump=expanded(dump) if dump else None,
+        cache=expanded(cache) if cache else _of_user("user_cache_path"),
+        config=expanded(config) if config else _of_user("user_config_path"),
         threads=_integer("MLCPIPE_THREADS", low=1, high=1024),
         cpu_variant=os.environ.get("MLCPIPE_CPU_VARIANT", "").strip() or None,
+        api_key=os.environ.get("MLCPIPE_API_KEY", "").strip() or None,
         cuda_graphs=_integer("MLCPIPE_CUDA_GRAPHS", low=0, high=1) != 0,
         vulkan_validation="VK_LAYER_KHRONOS_validation" in os.environ.get("VK_INSTANCE_LAYERS", ""),
     )
 
 
-def _user_cache() -> Path:
+def expanded(path: str | Path) -> Path:
+    """`path` with the home folder in the place of `~` or `~user`. Raises UsageError where there is none."""
+    try:
+        return Path(path).expanduser()
+    except RuntimeError:
+        raise UsageError(f"there is no home folder for {str(path)!r}", next_step="give the whole path") from None
+
+
+def tokenize_in_one_thread() -> None:
+    """Texts come one at a time. Threads of the `tokenizers` library would make it warn, and hang, after a fork."""
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+
+
+def name_a_home() -> None:
+    """For a user without a home, name one where nothing can be kept: TVM's import fails without a name."""
+    if os.path.expanduser("~") == "~":
+        os.environ["HOME"] = os.devnull
+
+
+def _of_user(kind: str) -> Path | None:
+    """A folder of platformdirs; None for a user without a home: what only saves time is not kept then."""
     import platformdirs
 
-    return platformdirs.user_cache_path("mlcpipe", appauthor=False)
+    try:
+        path = Path(getattr(platformdirs, kind)("mlcpipe", appauthor=False)).expanduser()
+    except RuntimeError:
+        return None
+    return None if Path(os.devnull) in path.parents else path
 
 
 def _integer(name: str, *, low: int, high: int) -> int | None:
@@ -62,7 +109,7 @@ def _integer(name: str, *, low: int, high: int) -> int | None:
         value = low - 1
     if not low <= value <= high:
         raise UsageError(
-            f"the environment variable {name} has a value that cannot be used",
+            f"the environment variable {name} has an invalid value",
             expected=f"an integer from {low} to {high}",
             found=repr(text),
         )

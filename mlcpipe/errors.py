@@ -1,12 +1,14 @@
-"""Every error that mlcpipe raises on purpose: one line that names the thing and the next step."""
+"""mlcpipe's errors: one line that names the problem and the next step."""
 
 from __future__ import annotations
 
+_MAX_CHARS = 400  # of a part of the line: a value of a hostile file may have millions
+
 
 class MlcpipeError(Exception):
-    """Base of all errors for users.
+    """Base class of all errors for users.
 
-    `str(error)` is one line: what failed, where, what was expected, what was found, what to do next.
+    `str(error)` is one line: what failed, where, expected and found values, and the next step.
     The command line prints that line and exits with `exit_code`.
     """
 
@@ -21,14 +23,14 @@ class MlcpipeError(Exception):
         found: object = None,
         next_step: str | None = None,
     ) -> None:
-        parts = [what]
+        parts = [_bounded(what)]
         if where is not None:
             parts.append(f"in {where}")
         line = " ".join(parts)
         if expected is not None:
-            line += f"; expected {expected}"
+            line += f"; expected {_bounded(expected)}"
         if found is not None:
-            line += f"; found {found}"
+            line += f"; found {_bounded(found)}"
         if next_step is not None:
             line += f"; {next_step}"
         super().__init__(" ".join(line.split()))
@@ -52,7 +54,7 @@ class CheckpointError(MlcpipeError):
 
 
 class DownloadError(MlcpipeError):
-    """A model hub that cannot be reached or does not have what was asked for."""
+    """A model hub that cannot be reached or lacks the requested model or file."""
 
 
 class TokenizerError(MlcpipeError):
@@ -67,13 +69,56 @@ class BundleError(MlcpipeError):
     """A bundle that is broken, altered or made for another ABI or machine."""
 
 
+class SignatureError(MlcpipeError):
+    """A key or signature that cannot be read, or a signature that does not hold."""
+
+
+class ForeignBundleWarning(UserWarning):
+    """A bundle that is about to run was neither compiled here nor accepted, nor signed by a trusted publisher."""
+
+
 class ResourceError(MlcpipeError):
-    """Not enough memory or disk: computed before it is taken, where it can be."""
+    """Not enough memory or disk space; checked before allocation where possible."""
 
 
 class TargetError(MlcpipeError):
     """A target that is unknown or cannot be used on this machine."""
 
 
+class ComputeError(MlcpipeError):
+    """A model that computed NaN or infinity, from which no token can be drawn."""
+
+
 class CompileError(MlcpipeError):
     """A model that could not be lowered or linked."""
+
+
+# What the C++ library, the system and Python say where there is no memory, not even for a thread.
+_NO_MEMORY = ("std::bad_alloc", "Cannot allocate memory", "cannot allocate memory", "can't start new thread")
+
+
+def no_memory(error: BaseException) -> ResourceError | None:
+    """What to raise for a foreign error that says that memory is used up; None for another."""
+    if not isinstance(error, MemoryError) and not any(words in str(error) for words in _NO_MEMORY):
+        return None
+    next_step = "close other programs, raise the limit of memory, or use a smaller model or --context"
+    return ResourceError("the system gives no more memory", found=last_line(error), next_step=next_step)
+
+
+def last_line(foreign: BaseException | str, max_chars: int = 300) -> str:
+    """The last line of a foreign error, where TVM, LLVM and linkers put the reason; its type if it has no message."""
+    return _lines(foreign)[-1][:max_chars]
+
+
+def first_line(foreign: BaseException | str, max_chars: int = 300) -> str:
+    """The first line of a foreign error that appends a stack or a list of searched paths."""
+    return _lines(foreign)[0][:max_chars]
+
+
+def _bounded(part: object) -> str:
+    text = str(part)
+    return text if len(text) <= _MAX_CHARS else f"{text[:_MAX_CHARS]}... ({len(text)} characters)"
+
+
+def _lines(foreign: BaseException | str) -> list[str]:
+    return [line.strip() for line in str(foreign).splitlines() if line.strip()] or [type(foreign).__name__]

@@ -1,17 +1,65 @@
-"""Size and hash of a file."""
+"""Names of models and small untrusted files: regular files only, of bounded size, with one-line errors."""
 
 from __future__ import annotations
 
-import hashlib
+import os
+import stat
 from pathlib import Path
 
-from mlcpipe.bundle.manifest import FileInfo
+from mlcpipe.errors import MlcpipeError
+
+HUB_SCHEME = "hf://"
 
 
-def file_info(path: Path) -> FileInfo:
-    """SHA-256 and bytes of a file, read in blocks."""
-    digest = hashlib.sha256()
-    with path.open("rb") as file:
-        while block := file.read(1 << 20):
-            digest.update(block)
-    return FileInfo(sha256=digest.hexdigest(), bytes=path.stat().st_size)
+def local_path(model: str | Path) -> Path | None:
+    """The path that a model's name is, with `~` expanded; None for a name of the hub, whatever lies on the disk."""
+    return None if str(model).startswith(HUB_SCHEME) else Path(os.path.expanduser(model))
+
+
+def file_size(path: Path, error_class: type[MlcpipeError], what: str = "file", next_step: str | None = None) -> int:
+    """Size in bytes of the regular file `path`. Follows links; refuses pipes and devices, which would block.
+
+    Raises `error_class` for anything else, calling it `what`.
+    """
+    where = repr(str(path))
+    try:
+        status = path.stat()
+    except FileNotFoundError:
+        raise error_class(
+            f"missing {what}", where=where, expected="a file, or a link to one", found="nothing", next_step=next_step
+        ) from None
+    except (OSError, ValueError) as error:
+        raise error_class(f"cannot read {what}", where=where, found=_reason(error), next_step=next_step) from error
+    if not stat.S_ISREG(status.st_mode):
+        found = "a folder" if stat.S_ISDIR(status.st_mode) else "a pipe, socket or device"
+        raise error_class(
+            f"cannot read {what}", where=where, expected="a regular file", found=found, next_step=next_step
+        )
+    return status.st_size
+
+
+def read_bounded(
+    path: Path, max_bytes: int, error_class: type[MlcpipeError], what: str = "file", next_step: str | None = None
+) -> bytes:
+    """The content of the regular file `path`, at most `max_bytes`. Raises `error_class`, calling the file `what`."""
+    size = file_size(path, error_class, what, next_step)
+    try:
+        with path.open("rb") as file:
+            raw = file.read(min(size, max_bytes) + 1)
+    except OSError as error:
+        raise error_class(
+            f"cannot read {what}", where=repr(str(path)), found=_reason(error), next_step=next_step
+        ) from error
+    if max(size, len(raw)) > max_bytes:
+        raise error_class(
+            f"{what} too large",
+            where=repr(str(path)),
+            expected=f"at most {max_bytes} bytes",
+            found=f"{size} bytes",
+            next_step=next_step,
+        )
+    return raw
+
+
+def _reason(error: Exception) -> str:
+    return getattr(error, "strerror", None) or str(error)

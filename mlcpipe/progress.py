@@ -1,4 +1,4 @@
-"""How long work reports where it is: the protocol, a silent one, and one for terminals.
+"""Progress reports of long operations: the protocol, a silent implementation, and one for terminals.
 
 The compiler and the weight converter call `stage`, `bytes_total` and `advance`; they never print.
 """
@@ -17,16 +17,19 @@ if TYPE_CHECKING:
 
 
 class Progress(Protocol):
-    """What a caller of a long operation may pass in."""
+    """Receives the progress of a long operation."""
 
     def stage(self, name: str) -> None:
-        """A new stage begins and the one before it is over; `name` is for people ("convert weights")."""
+        """End the previous stage and begin a new one; `name` is for display ("convert weights")."""
 
     def bytes_total(self, n: int) -> None:
-        """The current stage will go through `n` bytes in all."""
+        """The current stage will process `n` bytes in total."""
 
     def advance(self, n: int) -> None:
-        """`n` more bytes of the current stage are done."""
+        """The current stage has processed `n` more bytes."""
+
+    def note(self, text: str) -> None:
+        """Show one line between two stages."""
 
 
 class SilentProgress:
@@ -41,10 +44,13 @@ class SilentProgress:
     def advance(self, n: int) -> None:
         """Nothing to show."""
 
+    def note(self, text: str) -> None:
+        """Nothing to show."""
+
 
 @dataclass(frozen=True)
 class StageTime:
-    """How long one stage took, in seconds, and how many bytes it went through (0 if it counts none)."""
+    """Duration of one stage in seconds, and the bytes it processed (0 if it counts none)."""
 
     name: str
     seconds: float
@@ -52,10 +58,10 @@ class StageTime:
 
 
 class ConsoleProgress:
-    """Shows the current stage with time, and bytes with time left where they are known; remembers the times.
+    """Shows the current stage with elapsed time, and bytes and remaining time if known; records stage times.
 
-    On a terminal it is one live line a stage; elsewhere (a log file) one line is written when a stage ends.
-    `lasting` says whether a stage that is over leaves its line on a terminal, too.
+    A terminal shows one live line per stage; a log file gets one line when a stage ends.
+    With `lasting`, a finished stage also leaves its line on a terminal.
     """
 
     def __init__(self, console: Console, *, lasting: bool = True) -> None:
@@ -90,7 +96,7 @@ class ConsoleProgress:
 
     @property
     def stages(self) -> list[StageTime]:
-        """The stages that are over, in order."""
+        """The finished stages, in order."""
         return list(self._stages)
 
     def note(self, text: str) -> None:
@@ -118,7 +124,7 @@ class ConsoleProgress:
                 self._bar.update(task, completed=self._done)
 
     def finish(self) -> None:
-        """End the current stage: remember its time and write one lasting line."""
+        """End the current stage: record its time and write one lasting line."""
         self._hide()
         if self._name is None:
             return
@@ -131,7 +137,7 @@ class ConsoleProgress:
         self._console.print(f"{done.name}: {done.seconds:.1f} s{size}", style="dim", highlight=False, markup=False)
 
     def abandon(self) -> None:
-        """Take the live line away without counting the stage: the work failed or was stopped."""
+        """Remove the live line without recording the stage: the work failed or was stopped."""
         self._hide()
         self._name = None
 
@@ -154,7 +160,7 @@ class ConsoleProgress:
 
 @contextmanager
 def console_progress(console: Console, *, lasting: bool = True) -> Iterator[ConsoleProgress]:
-    """A ConsoleProgress whose live line is gone on every way out."""
+    """A ConsoleProgress whose live line is removed on every exit."""
     progress = ConsoleProgress(console, lasting=lasting)
     try:
         yield progress

@@ -16,8 +16,13 @@ def targets_path() -> Path:
 
 
 def tuned_path() -> Path:
-    """The folder of `<target>.json` files with tuning records that come along."""
+    """The folder of `<target>.json` files with the tuning records that ship with mlcpipe."""
     return _SOURCE_TREE / "tir_schedules" / "tuned"
+
+
+def native_path() -> Path:
+    """The folder of C and C++ sources that users' machines compile."""
+    return _PACKAGE / "native"
 
 
 def demo_model_path() -> Path:
@@ -27,6 +32,6 @@ def demo_model_path() -> Path:
 
 
 def chat_page_path() -> Path:
-    """The built chat page, or in a source tree the folder that it is built in."""
+    """The built chat page, or its source folder in a source tree."""
     installed = _INSTALLED / "chat_page"
     return installed if installed.is_dir() else _SOURCE_TREE / "apps" / "chat-web"

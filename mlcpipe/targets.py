@@ -1,16 +1,19 @@
-"""Targets: `<name>.toml` files, data and no code, that say what a device is and which kernels suit it."""
+"""Targets: `<name>.toml` files that describe a device and the kernels that suit it."""
 
 from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal
 
-from mlcpipe import cpu_features
-from mlcpipe.errors import TargetError
+from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field, TypeAdapter, ValidationError
+
+from mlcpipe.errors import TargetError, last_line
+from mlcpipe.host import cpu_features
+from mlcpipe.json_files import Items, invalid
 from mlcpipe.resources import targets_path
 
 if sys.version_info >= (3, 11):
@@ -20,91 +23,107 @@ else:
 
 MAX_BYTES = 1 << 16
 _NAME = re.compile(r"[a-z0-9][a-z0-9_.-]*")
-_KEYS = {
-    "description": str,
-    "kernels": str,
-    "activation_dtype": str,
-    "weight_layout": str,
-    "link": str,
-    "tuned": str,
-    "device": str,
-    "features": list,
-    "companions": list,
-    "architectures": list,
-    "vendor": int,
-    "tvm": dict,
-    "limits": dict,
-    "schedule": dict,
-}
-_VARIANT_KEYS = {"name": str, "arch": str, "mcpu": str, "mattr": list, "features": list, "schedule": dict}
-_VARIANT_NAME = re.compile(r"[a-z][a-z0-9_]{0,39}")
 
 Knobs = Mapping[str, int | str]
+
+
+def _knob(value: object) -> object:
+    if isinstance(value, bool) or not (value >= 0 if isinstance(value, int) else isinstance(value, str) and value):
+        raise ValueError("an integer >= 0 or a name")
+    return value
+
+
+def _arch(value: str) -> str:
+    if value not in cpu_features.LLVM_NAMES:
+        raise ValueError(" or ".join(cpu_features.LLVM_NAMES))
+    return value
+
+
+_Word = Annotated[str, Field(pattern=rf"^{_NAME.pattern}$")]
+_Words = Items[_Word]
+_VariantName = Annotated[str, Field(pattern=r"^[a-z][a-z0-9_]{0,39}$")]
+_Attributes = Items[Annotated[str, Field(pattern=r"^[+-]")]]
+_Arch = Annotated[str, AfterValidator(_arch)]
+_Knobs = Mapping[str, Annotated[int | str, BeforeValidator(_knob)]]
+_Limits = Mapping[str, Annotated[int, Field(ge=1, strict=True)]]
+_CONFIG = ConfigDict(extra="forbid")  # not strict, which rejects a dict for a dataclass
 
 
 @dataclass(frozen=True)
 class Variant:
     """One level of instructions that the kernels are compiled for.
 
-    `features` are Linux's names of all instructions beyond the architecture's base that the code may use
-    (`cpu_features`), `mcpu` and `mattr` are LLVM's. `schedule` is the target's with the variant's own on top.
+    `features` are Linux's names of all instruction sets beyond the architecture's base that the code may use
+    (`cpu_features`); `mcpu` and `mattr` are LLVM's. `schedule` is the target's, overridden by the variant's.
     """
 
-    name: str
-    arch: str
+    __pydantic_config__ = _CONFIG
+
+    name: _VariantName
+    arch: _Arch
     mcpu: str
-    mattr: tuple[str, ...]
-    features: tuple[str, ...]
-    schedule: Knobs
+    mattr: _Attributes
+    features: _Words
+    schedule: _Knobs
 
 
 @dataclass(frozen=True)
 class Target:
-    """Facts of one device, as its file states them, `base` merged in. `variants`: of all architectures, best first.
+    """One target file with `base` merged in. `variants` cover all architectures, best first.
 
-    `features` are what the code needs of a GPU beyond what every one has (of a CPU, its variants say). `companions` are
-    targets, best first, whose code runs on the same weights and needs more features: `--quantization auto` compiles
-    for them, too, into the same bundle. `architectures` are those of one kind of device that the bundle has machine
-    code for, where its compiler makes any. `kernels` is a folder of `tir_schedules`. `tuned` names the file of tuning
-    records: the target's own name, or that of a target whose kernels it shares; `device` is whose records `compile`
-    takes where it cannot see the device. `vendor` made the GPUs that it is for (PCI's number, or Khronos'); 0: any.
+    `backend` is a module of `mlcpipe/compiler/backends`, `kernels` a folder of `tir_schedules`. `features` are required
+    of a GPU beyond what every GPU has (CPU variants list their own). `companions` are targets, best first, that use the
+    same weights and need more features: `--quantization auto` also compiles for them, into the same bundle.
+    `architectures` lists the GPU architectures that get machine code. `archive`: the library is static, for an app.
+    `tuned` names the file of tuning records: by default the target's name, or that of a target with the same kernels.
+    `device` is the device whose records `compile` uses when it cannot detect one. `kv_cache`: the runtime's own pages,
+    or TVM's cache, which WebLLM brings along. Sampling functions are those that the cache's owner calls.
+    `vendor` is the PCI or Khronos vendor ID of the supported GPUs; 0: any.
     """
+
+    __pydantic_config__ = _CONFIG
 
     name: str
     description: str
-    kernels: str
-    activation_dtype: str
-    weight_layout: str
-    link: str
+    kernels: _Word
+    activation_dtype: _Word
+    weight_layout: _Word
+    backend: _Word
     tvm: Mapping[str, Any]
-    limits: Mapping[str, int]
-    schedule: Knobs
-    tuned: str = ""
+    limits: _Limits
+    schedule: _Knobs
+    tuned: _Word
     device: str = ""
-    features: tuple[str, ...] = ()
-    companions: tuple[str, ...] = ()
-    architectures: tuple[str, ...] = ()
-    vendor: int = 0
-    variants: tuple[Variant, ...] = ()
+    features: _Words = ()
+    companions: _Words = ()
+    architectures: _Words = ()
+    kv_cache: Literal["pages", "tvm"] = "pages"
+    vendor: Annotated[int, Field(ge=0, strict=True)] = 0
+    archive: Annotated[bool, Field(strict=True)] = False
+    variants: Items[Variant] = ()
+
+    @property
+    def own_pages(self) -> bool:
+        """Whether the runtime owns the KV cache's pages."""
+        return self.kv_cache == "pages"
 
 
 def target_names() -> list[str]:
-    """The targets that come with mlcpipe."""
+    """The targets that ship with mlcpipe."""
     return sorted(path.stem for path in targets_path().glob("*.toml"))
 
 
-def load_target(name: str) -> Target:
-    """The target of that name, or of the user's own `./board.toml`.
+def load_targets(backend: str) -> list[Target]:
+    """The targets for a backend that ship with mlcpipe."""
+    return [target for target in map(load_target, target_names()) if target.backend == backend]
 
-    Raises TargetError for an unknown name or a file that is not a whole description.
+
+def load_target(name: str) -> Target:
+    """The target with that name, or from the user's own `./board.toml`.
+
+    Raises TargetError for an unknown name or an incomplete file.
     """
     path = Path(name) if name.endswith(".toml") else targets_path() / f"{name}.toml"
-    if name.startswith("opencl") and not name.endswith(".toml"):
-        raise TargetError(
-            "there is no OpenCL runtime here: GPUs of phones run models through Vulkan",
-            found=name[:40],
-            next_step="compile with --target adreno, mali or vulkan",
-        )
     if not name.endswith(".toml") and (not _NAME.fullmatch(name) or not path.is_file()):
         raise TargetError(
             "unknown target",
@@ -113,41 +132,6 @@ def load_target(name: str) -> Target:
             next_step="see `mlcpipe doctor`",
         )
     return _target(path.stem, _merged(path, depth=0), path)
-
-
-def suited_target(vendor: int, limits: Mapping[str, Any]) -> str:
-    """The Vulkan target that suits a device best, by its maker and what it grants (see `runtime.vulkan.Device`).
-
-    Those with products by cooperative matrices are for the user to name: no GPU has run them yet.
-    """
-    found = (t.name for t in map(load_target, target_names()) if _suits(t, vendor, limits))
-    return next((name for name in found if not load_target(name).schedule.get("matrix_rows")), "vulkan")
-
-
-def matrix_target(vendor: int, limits: Mapping[str, Any], features: Collection[str]) -> str:
-    """The Vulkan target with products by cooperative matrices that a device can run, "" if none."""
-    for target in map(load_target, target_names()):
-        shape = "x".join(str(target.schedule.get(f"matrix_{key}", 0)) for key in ("rows", "columns", "depth"))
-        if _suits(target, vendor, limits) and f"cooperativeMatrix{shape}" in features:
-            return target.name
-    return ""
-
-
-def _suits(target: Target, vendor: int, limits: Mapping[str, Any]) -> bool:
-    """Whether a target is for a maker's devices, and one grants what it takes."""
-    if not target.vendor or target.vendor != vendor:
-        return False
-    lanes, need = int(target.schedule.get("subgroup", 0)), target.limits
-    sizes = limits["min_subgroup_size"] <= lanes <= limits["max_subgroup_size"]
-    enough = all(
-        limits[theirs] >= need[ours]
-        for theirs, ours in (
-            ("max_threads", "max_invocations"),
-            ("max_shared_memory_bytes", "max_shared_bytes"),
-            ("max_buffer_bytes", "max_binding_bytes"),
-        )
-    )
-    return enough and (not lanes or bool(sizes and limits["can_require_subgroup_size"]))
 
 
 def _merged(path: Path, depth: int) -> dict[str, Any]:
@@ -161,7 +145,7 @@ def _merged(path: Path, depth: int) -> dict[str, Any]:
     if base is None:
         return values
     if depth > 8 or not isinstance(base, str) or not _NAME.fullmatch(base):
-        raise TargetError("target has an unusable base", where=path, expected="the name of another target", found=base)
+        raise TargetError("target has an invalid base", where=path, expected="the name of another target", found=base)
     merged = _merged(targets_path() / f"{base}.toml", depth + 1)
     for key, value in values.items():
         both = isinstance(value, dict) and isinstance(merged.get(key), dict)
@@ -170,87 +154,40 @@ def _merged(path: Path, depth: int) -> dict[str, Any]:
 
 
 def _target(name: str, values: dict[str, Any], path: Path) -> Target:
-    values = {"features": [], "companions": [], "architectures": [], "vendor": 0, "tuned": name, "device": "", **values}
-    entries = values.pop("variants", [])
-    _check(values, _KEYS, "target file", path)
-    for key in ("features", "companions", "architectures"):
-        if not all(isinstance(word, str) and _NAME.fullmatch(word) for word in values[key]):
-            raise TargetError(f"target file {key}", where=path, expected="names", found=repr(values[key])[:80])
-        values[key] = tuple(values[key])
-    if not _NAME.fullmatch(values["tuned"]):
-        raise TargetError("target file tuned", where=path, expected="a name", found=repr(values["tuned"])[:80])
-    if values["features"] and entries:
-        raise TargetError("target file features", where=path, expected="those of its variants", found="its own")
-    if values["link"] == "wasm" and ("subgroups" in values["features"]) != bool(values["schedule"].get("subgroup")):
-        raise TargetError(
-            "target file schedule.subgroup", where=path, expected="a size, and subgroups among the features",
-            found=f"subgroup = {values['schedule'].get('subgroup', 0)}, features {list(values['features'])}"[:200],
-        )  # fmt: skip
-    for key, value in values["limits"].items():
-        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-            raise TargetError(f"target file limits.{key}", where=path, expected="a positive integer", found=repr(value))
-    _check_knobs(values["schedule"], "schedule", path)
-    if not isinstance(entries, list):
-        raise TargetError("target file variants", where=path, expected="[[variants]]", found=repr(entries)[:80])
-    variants = tuple(_variant(entry, values["schedule"], path) for entry in entries)
-    names = [(variant.arch, variant.name) for variant in variants]
+    if "name" in values:
+        raise TargetError("target file has an unknown key", where=path, found="name")
+    try:
+        target = TypeAdapter(Target).validate_python({"tuned": name, **values, "name": name})
+    except ValidationError as error:
+        raise invalid(error, TargetError, "target file", path) from None
+    if target.features and target.variants:
+        raise TargetError("target file features", where=path, expected="none, or no variants", found="both")
+    if not target.own_pages and not str(target.tvm.get("host", {}).get("mtriple")).startswith("wasm"):
+        raise TargetError("only browsers bring TVM's KV cache", where=path, expected='kv_cache = "pages"', found="tvm")
+    names = [(variant.arch, variant.name) for variant in target.variants]
     if len(set(names)) < len(names):
-        raise TargetError("target file has two variants of one name", where=path, found=", ".join(n for _, n in names))
-    return Target(name=name, variants=variants, **values)
-
-
-def _check(values: Mapping[str, Any], keys: Mapping[str, type], what: str, path: Path) -> None:
-    """Every key of `keys` with its type, and no other. Raises TargetError."""
-    unknown = sorted(set(values) - set(keys))
-    if unknown:
-        raise TargetError(f"{what} has an unknown key", where=path, expected=", ".join(keys), found=", ".join(unknown))
-    for key, kind in keys.items():
-        if not isinstance(values.get(key), kind):
-            raise TargetError(f"{what} lacks {key}", where=path, expected=kind.__name__, found=repr(values.get(key)))
-
-
-def _check_knobs(knobs: Mapping[str, Any], table: str, path: Path) -> None:
-    for key, value in knobs.items():
-        good = value >= 0 if isinstance(value, int) else isinstance(value, str) and value
-        if not good or isinstance(value, bool):
+        raise TargetError("target file has duplicate variants", where=path, found=", ".join(n for _, n in names))
+    for variant in target.variants:
+        known = cpu_features.LLVM_NAMES[variant.arch]
+        if unknown := [feature for feature in variant.features if feature not in known]:
             raise TargetError(
-                f"target file {table}.{key}", where=path, expected="an integer >= 0 or a word", found=repr(value)
-            )
-
-
-def _variant(entry: Any, schedule: Mapping[str, Any], path: Path) -> Variant:
-    if not isinstance(entry, dict):
-        raise TargetError("target file variants", where=path, expected="tables", found=repr(entry)[:80])
-    _check(entry, _VARIANT_KEYS, f"variant {str(entry.get('name'))[:40]!r}", path)
-    name, arch, features = entry["name"], entry["arch"], entry["features"]
-    known = cpu_features.LLVM_NAMES.get(arch)
-    if not _VARIANT_NAME.fullmatch(name):
-        raise TargetError("variant has an unusable name", where=path, expected="a-z, 0-9 and _", found=repr(name)[:80])
-    if known is None:
-        raise TargetError(
-            f"variant {name} arch", where=path, expected=" or ".join(cpu_features.LLVM_NAMES), found=repr(arch)[:80]
-        )
-    strange = [feature for feature in features if feature not in known]
-    if strange:
-        raise TargetError(
-            f"variant {name} needs a feature that is unknown", where=path, expected=", ".join(known), found=strange[0]
-        )
-    if not all(isinstance(word, str) and word[:1] in ("+", "-") for word in entry["mattr"]):
-        raise TargetError(f"variant {name} mattr", where=path, expected="words that begin with + or -")
-    _check_knobs(entry["schedule"], f"variant {name} schedule", path)
-    return Variant(name, arch, entry["mcpu"], tuple(entry["mattr"]), tuple(features), {**schedule, **entry["schedule"]})
+                f"variant {variant.name} needs an unknown feature", where=path, expected=", ".join(known),
+                found=unknown[0],
+            )  # fmt: skip
+    overlaid = (replace(v, schedule={**target.schedule, **v.schedule}) for v in target.variants)
+    return replace(target, variants=tuple(overlaid))
 
 
 def host_variants(target: Target) -> list[Variant]:
-    """The variants of this machine's architecture, best first, as the target's file has them."""
+    """The variants for this machine's architecture, best first, as in the target's file."""
     return [variant for variant in target.variants if variant.arch == cpu_features.architecture()]
 
 
 def compiled_variants(target: Target) -> tuple[Variant, ...]:
-    """What a compile for `target` makes, best first: all variants of its architecture, or one for the CPU it names.
+    """The variants to compile for `target`, best first: all of its architecture, or one for the CPU it names.
 
-    A target without variants counts as one of the target's own name. Raises TargetError for an architecture without
-    variants, and for a variant whose code may use an instruction that its features do not name.
+    A target without variants gets one with the target's name. Raises TargetError for an architecture without
+    variants, and for a variant whose code may use an instruction that its features do not list.
     """
     arch, mcpu = cpu_features.architecture_of(triple(target)), target.tvm.get("mcpu")
     if not target.variants:
@@ -258,14 +195,14 @@ def compiled_variants(target: Target) -> tuple[Variant, ...]:
         return (Variant(target.name, arch, mcpu or "", mattr, target.features, target.schedule),)
     variants = [variant for variant in target.variants if variant.arch == arch]
     if not variants:
-        raise TargetError("target has no variant for the architecture", where=target.name, found=triple(target))
+        raise TargetError("target has no variant for this architecture", where=target.name, found=triple(target))
     if mcpu is not None:
-        return (_tuned(target, variants, str(mcpu)),)
+        return (_tuned_variant(target, variants, str(mcpu)),)
     for variant in variants:
         missing = _instructions(target, variant) - _covered(variant)
         if missing:
             raise TargetError(
-                f"variant {variant.name} does not name all its features",
+                f"variant {variant.name} does not list all its features",
                 where=target.name,
                 expected=f"features for LLVM's {', '.join(sorted(missing))}",
                 found=", ".join(variant.features),
@@ -273,32 +210,32 @@ def compiled_variants(target: Target) -> tuple[Variant, ...]:
     return tuple(variants)
 
 
-def _tuned(target: Target, variants: list[Variant], mcpu: str) -> Variant:
-    """The best variant that a CPU runs, tuned to it; `native` is this machine's as the system shows it."""
+def _tuned_variant(target: Target, variants: list[Variant], mcpu: str) -> Variant:
+    """The best variant that a CPU runs, tuned for it; `native` is this machine's CPU."""
     known, features = cpu_features.LLVM_NAMES[variants[0].arch], cpu_features.host_features()
-    asked = tuple(target.tvm.get("mattr", ()))
+    mattr = tuple(target.tvm.get("mattr", ()))
     if mcpu == "native":
         if variants[0].arch != cpu_features.architecture():
             raise TargetError(
                 "native means this machine's CPU", where=target.name, expected=cpu_features.architecture(),
-                found=triple(target), next_step="name an mcpu",
+                found=triple(target), next_step="set an mcpu",
             )  # fmt: skip
         import tvm
 
         mcpu = tvm.target.codegen.llvm_get_system_cpu()
-        asked = (*(f"+{word}" for name in sorted(features) for word in known[name]), *asked)
-    bare = replace(variants[-1], mcpu=mcpu, mattr=asked)
+        mattr = (*(f"+{word}" for name in sorted(features) for word in known[name]), *mattr)
+    bare = replace(variants[-1], mcpu=mcpu, mattr=mattr)
     has = _features(target, bare)
     if target.tvm["mcpu"] != "native":
         features = frozenset(name for name, words in known.items() if set(words) <= has)
     best = next(variant for variant in variants if features.issuperset(variant.features))
-    tuned = replace(best, mcpu=mcpu, mattr=(*asked, *best.mattr), features=tuple(f for f in known if f in features))
-    # What LLVM's table says of the CPU beyond what the machine shows, or what `cpu_features` cannot ask for.
+    tuned = replace(best, mcpu=mcpu, mattr=(*mattr, *best.mattr), features=tuple(f for f in known if f in features))
+    # Features in LLVM's table for this CPU that the system does not report or `cpu_features` cannot detect.
     excess = sorted(_instructions(target, tuned) - _covered(tuned))
     return replace(tuned, mattr=(*tuned.mattr, *(f"-{word}" for word in excess)))
 
 
-# Of LLVM's features, those that are instructions: the rest tunes code and says nothing about what can run.
+# LLVM's features that are instruction sets; the others only tune code.
 _INSTRUCTIONS = re.compile(
     r"(sse|ssse|avx|amx|fma|xop|tbm|f16c|bmi|popcnt|lzcnt|movbe|aes|vaes|pclmul|vpclmul|gfni|adx|sha|cmov|mmx|crc32"
     r"|sm3|sm4|movdir|cmpccxadd|prfchw|egpr|push2pop2|ppx|ndd|ccmp|nf|cf|zu|cx16|sahf|movrs"
@@ -314,13 +251,13 @@ def _features(target: Target, variant: Variant) -> set[str]:
 
 
 def host_instruction_sets() -> set[str]:
-    """LLVM's names of the instructions that programs may use on this machine."""
+    """LLVM's names of the instruction sets that programs may use on this machine."""
     known = cpu_features.LLVM_NAMES.get(cpu_features.architecture(), {})
     return {word for feature in cpu_features.host_features() for word in known[feature]}
 
 
 def _instructions(target: Target, variant: Variant) -> set[str]:
-    """LLVM's names of the instructions beyond the architecture's base that code for a variant may use."""
+    """LLVM's names of the instruction sets beyond the architecture's base that a variant's code may use."""
     base = replace(variant, mcpu="x86-64" if variant.arch == "x86_64" else "generic", mattr=())
     extra = _features(target, variant) - _features(target, base)
     return {feature for feature in extra if _INSTRUCTIONS.fullmatch(feature)}
@@ -332,7 +269,7 @@ def _covered(variant: Variant) -> set[str]:
 
 
 def triple(target: Target) -> str:
-    """Operating system and architecture that a target's code is for, as LLVM writes them."""
+    """Operating system and architecture of a target's code, as LLVM writes them."""
     import tvm
 
     host = target.tvm.get("host", {})
@@ -340,7 +277,7 @@ def triple(target: Target) -> str:
 
 
 def tvm_target(target: Target, variant: Variant) -> Any:
-    """The `tvm.target.Target` of a variant. Raises TargetError with what TVM says of it."""
+    """The `tvm.target.Target` of a variant. Raises TargetError with TVM's reason."""
     import tvm
 
     options = dict(target.tvm)
@@ -349,6 +286,4 @@ def tvm_target(target: Target, variant: Variant) -> Any:
     try:
         return tvm.target.Target(options)
     except (ValueError, TypeError, RuntimeError) as error:
-        raise TargetError(
-            "TVM refuses the target", where=target.name, found=str(error).strip().splitlines()[-1]
-        ) from error
+        raise TargetError("TVM rejects the target", where=target.name, found=last_line(error)) from error

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
 import struct
 from collections.abc import Callable, Iterator, Mapping
@@ -13,13 +12,24 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
+from filelock import FileLock
 from numpy.typing import NDArray
+
+from tests.once import once, shared_folder  # noqa: F401  fixtures
+from tests.tiers import (  # noqa: F401  hooks
+    pytest_collection_modifyitems,
+    pytest_runtest_call,
+    pytest_runtest_protocol,
+    pytest_sessionfinish,
+    pytest_terminal_summary,
+)
 
 if TYPE_CHECKING:
     from mlcpipe import Engine
 
 DEMO = Path(__file__).resolve().parents[1] / "apps" / "demo_model" / "checkpoint"
 QUICK = "cpu-native"  # one variant of the kernels, the one for this machine
+EXACT = 'base = "cpu-native"\n[schedule]\nint8_activations = 0\n'  # a target with activations in float32
 DTYPES = {"float32": "F32", "float16": "F16", "bfloat16": "BF16"}
 CHAT_TEMPLATE = (
     "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}{% if add_generation_prompt %}<a>{% endif %}"
@@ -129,6 +139,23 @@ def write_llama(folder: Path, model: TinyLlama = TinyLlama(), *, tokenizer: bool
     return folder
 
 
+def exact_target(folder: Path) -> str:
+    """The path of a file with the target `EXACT`."""
+    (folder / "exact.toml").write_text(EXACT, encoding="utf-8")
+    return str(folder / "exact.toml")
+
+
+def scale_tensor(checkpoint: Path, name: str, factor: float) -> None:
+    """Multiply a float32 tensor of model.safetensors."""
+    path = checkpoint / "model.safetensors"
+    data = bytearray(path.read_bytes())
+    size = int.from_bytes(data[:8], "little")
+    begin, end = (8 + size + offset for offset in json.loads(data[8 : 8 + size])[name]["data_offsets"])
+    numbers = np.frombuffer(data[begin:end], np.float32) * np.float32(factor)
+    data[begin:end] = numbers.astype(np.float32).tobytes()
+    path.write_bytes(data)
+
+
 def write_byte_tokenizer(folder: Path) -> None:
     """Every byte is a token, in the order of GPT-2's table; no merges; `<end>` is 256."""
     from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
@@ -144,11 +171,12 @@ def write_byte_tokenizer(folder: Path) -> None:
 
 
 @pytest.fixture(scope="session", autouse=True)
-def own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """Tests leave the user's cache of digests and bundles alone."""
+def own_cache(shared: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """Tests leave the user's cache of digests and bundles, and the record of own bundles, alone."""
     folder = tmp_path_factory.mktemp("mlcpipe-cache")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("MLCPIPE_CACHE", str(folder))
+        patch.setenv("MLCPIPE_CONFIG", str(shared / "config"))
         yield folder
 
 
@@ -162,52 +190,52 @@ def watched_vulkan() -> Iterator[None]:
 
 
 @pytest.fixture(scope="session")
-def wasm_runtime(own_cache: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
+def wasm_runtime(own_cache: Path, shared: Path) -> None:
     """The browser's runtime in the tests' cache: built once for all of pytest's workers, it takes more than a minute."""
     if shutil.which("emcc") is None:
         pytest.skip("emcc is not installed")
-    import fcntl
-
-    from mlcpipe.compiler.emscripten import find_emcc
-    from mlcpipe.compiler.wasm_runtime import runtime_objects
+    from mlcpipe.compiler.backends.wasm.emscripten import find_emcc
+    from mlcpipe.compiler.backends.wasm.runtime import runtime_objects
     from mlcpipe.progress import SilentProgress
 
-    base = tmp_path_factory.getbasetemp()
-    shared = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "shared-runtime"
-    shared.mkdir(exist_ok=True)
-    with (shared / "lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
+    with FileLock(shared / "wasm.lock"):
         runtime_objects(find_emcc(), shared, SilentProgress())
     (own_cache / "wasm_runtime").symlink_to(shared / "wasm_runtime", target_is_directory=True)
 
 
 @dataclass(frozen=True)
 class Bundles:
-    """Bundles of one checkpoint by quantization, each compiled when it is first asked for."""
+    """Bundles of one checkpoint by quantization, each compiled when the first of all workers asks for it."""
 
     checkpoint: Path
     folder: Path
+    target: str = QUICK
 
     def __getitem__(self, quantization: str) -> Path:
         import mlcpipe
 
         bundle = self.folder / quantization
-        if not bundle.exists():
-            mlcpipe.compile(self.checkpoint, target=QUICK, quantization=quantization, output=bundle)
+        with FileLock(f"{bundle}.lock"):
+            if not bundle.exists():
+                mlcpipe.compile(self.checkpoint, target=self.target, quantization=quantization, output=bundle)
         return bundle
 
 
 @pytest.fixture(scope="session")
-def demo_bundles(tmp_path_factory: pytest.TempPathFactory) -> Bundles:
+def demo_bundles(own_cache: Path, shared: Path) -> Bundles:
     """Bundles of the demo model. Read only: copy one before you change it."""
-    return Bundles(DEMO, tmp_path_factory.mktemp("demo"))
+    (shared / "demo").mkdir(exist_ok=True)
+    return Bundles(DEMO, shared / "demo")
 
 
 @pytest.fixture(scope="session")
-def tiny_bundles(tmp_path_factory: pytest.TempPathFactory) -> Bundles:
+def tiny_bundles(own_cache: Path, shared: Path) -> Bundles:
     """Bundles of `TinyLlama()`. Read only."""
-    folder = tmp_path_factory.mktemp("tiny")
-    return Bundles(write_llama(folder / "checkpoint"), folder)
+    folder = shared / "tiny"
+    with FileLock(f"{folder}.lock"):
+        if not folder.exists():
+            write_llama(folder / "checkpoint")
+    return Bundles(folder / "checkpoint", folder)
 
 
 @pytest.fixture(scope="session")

@@ -27,12 +27,20 @@ class Op:
         """A text fact. Raises KeyError when the definition did not state it."""
         return str(self.facts[name])
 
+    @property
+    def many_rows(self) -> bool:
+        """Whether the rows are tokens of a prompt (`rows="many"`); otherwise they are those of decode and of logits."""
+        return self.facts.get("rows") == "many"
 
-@dataclass(frozen=True)
-class Declined:
-    """A rule's answer when it does not apply, with the reason that `mlcpipe inspect` shows."""
+    @property
+    def may_be_few(self) -> bool:
+        """Whether the rows may be few: where the definition does not say, their number decides."""
+        return not self.many_rows
 
-    reason: str
+    @property
+    def may_be_many(self) -> bool:
+        """Whether the rows may be many."""
+        return self.facts.get("rows") != "few"
 
 
 _OPAQUE = 8  # TVM's OpPatternKind: FuseOps leaves the function whole
@@ -43,6 +51,11 @@ def tag(func: tirx.PrimFunc, kind: str, **facts: int | float | str) -> tirx.Prim
     return func.without_attr("global_symbol").with_attr(
         {_KIND: kind, _FACTS: dict(facts), "op_pattern": _OPAQUE, "tirx.noalias": True}
     )
+
+
+def with_facts(func: tirx.PrimFunc, **facts: int | float | str) -> tirx.PrimFunc:
+    """A tagged function with more facts."""
+    return func.with_attr(_FACTS, {**func.attrs[_FACTS], **facts})
 
 
 def by_hand(

@@ -10,7 +10,6 @@ import itertools
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
-Knobs = Mapping[str, "int | str"]
 Choice = Mapping[str, int]
 
 
@@ -49,3 +48,8 @@ class Space:
             choice = dict(zip(self.knobs, values))
             if not self.problem(choice):
                 yield choice
+
+
+def with_default(knobs: Mapping[str, tuple[int, ...]], default: Choice) -> dict[str, tuple[int, ...]]:
+    """The values of every knob, the default's among them."""
+    return {name: tuple(sorted({*values, default[name]})) for name, values in knobs.items()}

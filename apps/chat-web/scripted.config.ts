@@ -1,4 +1,4 @@
-/** The page with the scripted engine instead of WebLLM, for tests/web: `vite build --config scripted.config.ts`. */
+/** The page with the scripted engine instead of WebLLM, for tests/e2e/web: `vite build --config scripted.config.ts`. */
 
 import { fileURLToPath } from "node:url";
 import { mergeConfig } from "vite";

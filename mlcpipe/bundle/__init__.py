@@ -1,4 +1,4 @@
-"""A compiled model on disk: manifest, parameter shards, and the files MLC's consumers read."""
+"""A compiled model on disk: manifest, parameter shards, and the files that MLC's consumers read."""
 
 from __future__ import annotations
 

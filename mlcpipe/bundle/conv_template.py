@@ -1,8 +1,8 @@
-"""Derives MLC's conversation template from a checkpoint's own chat template, by probing it.
+"""Derives MLC's conversation template by probing a checkpoint's chat template.
 
 MLC's consumers assemble a prompt from fixed strings (`conv_template` of `mlc-chat-config.json`); a checkpoint
-has a Jinja program. Conversations of marker words are rendered, the text between the markers is cut out, and
-the strings are kept only if they assemble other conversations to exactly what the program renders.
+has a Jinja program. We render conversations of marker words and cut out the text between the markers. We keep these
+strings only if they assemble other conversations exactly as the program renders them.
 
 The rule of assembly, with `prefix(role) = roles[role] + role_content_sep`:
 
@@ -33,14 +33,14 @@ _USERS = ("mlcpipeUserMarkerOne", "mlcpipeUserMarkerTwo", "mlcpipeUserMarkerThre
 _REPLIES = ("mlcpipeReplyMarkerOne", "mlcpipeReplyMarkerTwo")
 _TOOL = "mlcpipeToolMarker"
 
-# What a derived template must reproduce: other words than the markers, several lines, quotes, non-ASCII text.
+# Test conversation for a derived template: ordinary words, several lines, quotes, non-ASCII text.
 _CHECK_SYSTEM = 'Be brief.\nSay "no" if unsure.'
 _CHECK_TURNS = ("What is 2 + 2?", "Four.\n\n- 4", "En français : où ?", "Ici.", "ok")
 
 
 @dataclass(frozen=True)
 class ConvTemplate:
-    """A derived template, and in words what the checkpoint's own template does that it cannot express."""
+    """A derived template, and descriptions of what it cannot express of the checkpoint's template."""
 
     fields: dict[str, Any]
     lacking: tuple[str, ...]
@@ -56,7 +56,7 @@ class _Pieces:
     after_user: str
     reply: str
     after_reply: str
-    reply_header: str  # like `reply`, where the reply is still to be generated
+    reply_header: str  # like `reply`, before a reply that is still to be generated
     bos: str  # text that `system_prefix_token_ids` stands for
 
 
@@ -72,15 +72,14 @@ def derive_conv_template(
 
     Args:
         render: the checkpoint's chat template.
-        name: a label; consumers show it and decide nothing by it.
+        name: a label that consumers only display.
         bos_token: text of the token that the template starts with; written as `system_prefix_token_ids` where
             `special_tokens` has its id.
         special_tokens: text -> id, to find the token that ends a reply.
         stop_token_ids: ids of `eos_token_id`.
 
     Raises:
-        TemplateError: the template refuses a plain conversation, or is not made of constant strings around
-            the messages.
+        TemplateError: the template refuses a plain conversation, or the text around messages is not constant.
     """
     tokens = dict(special_tokens or {})
     texts = _probe_turns(render)
@@ -106,14 +105,14 @@ def derive_conv_template(
     if "tool" not in fields["roles"]:
         lacking = (*lacking, "tool messages")
     if _trims(render):
-        lacking = (*lacking, "trimming of the spaces around a message")
+        lacking = (*lacking, "trimming of whitespace around a message")
     return ConvTemplate(fields, lacking)
 
 
 def assemble(fields: Mapping[str, Any], messages: Sequence[Message], *, reply_header: bool) -> str:
     """Assemble a prompt from a `conv_template` as MLC's consumers do; without `system_prefix_token_ids`.
 
-    A first message of the role "system" takes the place of the template's `system_message`.
+    A first message with the role "system" replaces the template's `system_message`.
     """
     message = fields["system_message"]
     turns = list(messages)
@@ -145,13 +144,13 @@ _MARKERS = (_USERS[0], _REPLIES[0], _USERS[1], _REPLIES[1], _USERS[2])
 
 
 def _cut(text: str, markers: Sequence[str]) -> list[str] | None:
-    """The pieces around the markers, or None where these are not there once each and in order."""
+    """The pieces around the markers, or None unless each marker occurs once and in order."""
     if any(text.count(marker) != 1 for marker in markers):
         return None
     pieces = []
     for marker in markers:
-        before, found, text = text.partition(marker)
-        if not found:
+        before, separator, text = text.partition(marker)
+        if not separator:
             return None
         pieces.append(before)
     return [*pieces, text]
@@ -163,8 +162,8 @@ def _probe_turns(render: Render) -> list[str]:
     if pieces is None or pieces[1] != pieces[3] or pieces[2] != pieces[4]:
         raise TemplateError(
             "the chat template cannot be written as an MLC conv_template",
-            expected="each message once, in order, with the same text around every turn",
-            found="something else" if pieces is None else f"{pieces[1:5]!r}",
+            expected="each message once, in order, with the same text around every message",
+            found="missing or repeated messages" if pieces is None else f"{pieces[1:5]!r}",
         )
     return [pieces[0], pieces[1], pieces[2], pieces[5]]
 
@@ -183,27 +182,25 @@ def _try(render: Render, messages: list[Message], generation: bool) -> str | Non
         return None
 
 
-def _candidates(
-    render: Render, texts: list[str], system: tuple[str, str] | None, bos: str | None
-) -> list[_Pieces]:
-    """Ways to divide the text between two messages into what ends the one and what starts the next."""
+def _candidates(render: Render, texts: list[str], system: tuple[str, str] | None, bos: str | None) -> list[_Pieces]:
+    """Ways to split the text between two messages into the end of one and the start of the next."""
     start, user_to_reply, reply_to_user, tail = texts
     starts = [start] if system is None else [system[0], start]
-    # A turn ends where a conversation that stops there ends. Some templates leave something out there (the
-    # last newline) or add something; then what both continuations share is the best guess.
+    # A message ends where a conversation that stops after it ends. Some templates omit something there (the
+    # last newline) or add something; then the common prefix of both continuations is the best guess.
     after_user = [_end(render, 1), os.path.commonprefix([user_to_reply, tail])]
     before_user = start if system is None else system[1]
     shared = [_common_suffix(reply_to_user, start), _common_suffix(reply_to_user, before_user)]
     after_reply = [_end(render, 2), *(reply_to_user[: len(reply_to_user) - len(s)] for s in shared)]
     strip = [bos, ""] if bos and all(text.startswith(bos) for text in starts) else [""]
-    found = []
+    candidates = []
     for end_user, end_reply, prefix in itertools.product(after_user, after_reply, strip):
         if end_user is None or not (user_to_reply.startswith(end_user) and tail.startswith(end_user)):
             continue
         if end_reply is None or not reply_to_user.startswith(end_reply):
             continue
         cut = len(prefix)
-        found.append(
+        candidates.append(
             _Pieces(
                 start=start[cut:],
                 system=None if system is None else (system[0][cut:], system[1]),
@@ -215,7 +212,7 @@ def _candidates(
                 bos=prefix,
             )
         )
-    return found
+    return candidates
 
 
 def _end(render: Render, count: int) -> str | None:
@@ -231,7 +228,7 @@ def _fields(pieces: _Pieces, tokens: Mapping[str, int]) -> dict[str, Any]:
     role = pieces.reply[: len(pieces.reply) - len(separator)]
     template = "{assistant_message}"
     if not pieces.reply_header.startswith(role):
-        # The header of a reply to come differs early: what else a written reply has goes into its template.
+        # The header before generation differs early: the rest of a written reply's header goes into its template.
         role = os.path.commonprefix([pieces.reply, pieces.reply_header])
         template = pieces.reply[len(role) :] + template
         separator = ""
@@ -273,7 +270,7 @@ def _system_fields(pieces: _Pieces) -> dict[str, Any]:
         and pieces.start.startswith(before)
         and pieces.start.endswith(end)
     ):
-        # Without a system message the template puts one of its own.
+        # Without a system message the template inserts its default.
         fields["system_message"] = pieces.start[len(before) : len(pieces.start) - len(end)]
     else:
         fields["render_empty_system_message"] = False
@@ -287,24 +284,22 @@ def _stop_strings(after_reply: str, user: str, tokens: Mapping[str, int]) -> lis
         return [special]
     if text:
         return text.split()[:1]
-    # Nothing marks the end of a reply but the next user turn.
+    # Only the next user message marks the end of a reply.
     return [user.strip()] if user.strip() else []
 
 
 def _check(render: Render, fields: Mapping[str, Any], bos: str, system: bool) -> tuple[str, ...] | None:
-    """What the template does and `fields` do not; None where plain conversations differ."""
+    """What `fields` cannot express; None where plain conversations differ."""
     lacking = []
     turns = _turns(_CHECK_TURNS)
     plain = _agree(render, fields, bos, turns)
-    with_system = system and _agree(
-        render, fields, bos, [{"role": "system", "content": _CHECK_SYSTEM}, *turns]
-    )
+    with_system = system and _agree(render, fields, bos, [{"role": "system", "content": _CHECK_SYSTEM}, *turns])
     if not plain and not with_system:
         return None
     if not with_system:
         lacking.append("a system message")
     if not plain:
-        lacking.append("the text that the template puts where there is no system message")
+        lacking.append("the default text without a system message")
     return tuple(lacking)
 
 
@@ -318,7 +313,7 @@ def _agree(render: Render, fields: Mapping[str, Any], bos: str, messages: list[M
 
 
 def _add_tool_role(render: Render, fields: dict[str, Any], pieces: _Pieces) -> None:
-    """Add the role "tool" where its text is constant; its message ends as a user's does."""
+    """Add the role "tool" if its text is constant; its message ends like a user's."""
     messages = [*_turns(_MARKERS[:2]), {"role": "tool", "content": _TOOL}]
     text = _try(render, messages, True)
     parts = None if text is None else _cut(text, (*_MARKERS[:2], _TOOL))
@@ -344,5 +339,5 @@ def _trims(render: Render) -> bool:
     return text is not None and padded not in text
 
 
-def _common_suffix(one: str, two: str) -> str:
-    return os.path.commonprefix([one[::-1], two[::-1]])[::-1]
+def _common_suffix(a: str, b: str) -> str:
+    return os.path.commonprefix([a[::-1], b[::-1]])[::-1]

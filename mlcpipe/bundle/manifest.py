@@ -1,49 +1,60 @@
-"""`mlcpipe.json`: the one schema that crosses convert, compile, runtime and apps."""
+"""`mlcpipe.json`: the schema that convert, compile, runtime and apps share."""
 
 from __future__ import annotations
 
 import hashlib
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import datetime
 from importlib import metadata
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
-from mlcpipe.bundle.tensor_cache import invalid_json, read_small_file
+from mlcpipe.bundle.tensor_cache import RECOMPILE
 from mlcpipe.errors import BundleError
+from mlcpipe.json_files import Items, read_json_object, validated
+from tir_schedules.sampling import SIGNATURES, sampling_names
 
 MANIFEST = "mlcpipe.json"
-FORMAT_VERSION = 2
-MAX_MANIFEST_BYTES = 64 << 20
+FORMAT_VERSION = 3
+MAX_MANIFEST_BYTES = 8 << 20
+MAX_MANIFEST_VALUES = 200_000  # a model of 405 billion parameters has 2,000 parameters and 6,400 shards: 60,000
 
-ENTRY_POINTS: tuple[str, ...] = (
-    "embed(ids: i32[n], params) -> [n, d]",
-    "prefill(embed: [1, n, d], kv, params) -> (f32[1, 1, V], kv)",
-    "decode(embed: [1, 1, d], kv, params) -> (f32[1, 1, V], kv)",
-    "batch_prefill(embeds: [1, n, d], logit_positions: i32[b], kv, params) -> (f32[1, b, V], kv)",
-    "batch_decode(embeds: [b, 1, d], kv, params) -> (f32[b, 1, V], kv)",
-    "batch_verify(embeds: [1, n, d], kv, params) -> (f32[1, n, V], kv)",
-    "sample(logits: f32[b, 1, V], temperature: f32[b], top_p: f32[b], top_k: i32[b], min_p: f32[b], draw: f32[b])"
-    " -> i32[b]",
-    "create_tir_paged_kv_cache(max_sequences: [1], total: [1], chunk: [1], page: [1], sliding: [1])",
-    "softmax_with_temperature(logits: f32[b, 1, V], temperature: f32[b]) -> f32[b, 1, V]",
-    "argsort_probs(probs: f32[b, V]) -> (f32[b, V], i32[b, V])",
-    "sample_with_top_p(sorted: f32[b, V], ids: i32[b, V], draw: f32[n], row: i32[n], p: f32[b]) -> i32[n]",
-    "apply_logit_bias_inplace(logits: f32[b, V], row: i32[n], token: i32[n], bias: f32[n])",
-    "apply_penalty_inplace(logits: f32[b, V], seq: i32[n], row, token, count: i32[k], penalties: f32[n, 3])",
-    "apply_bitmask_inplace(logits: f32[b, V], seq: i32[n], mask: i32[b, ceil(V/32)])",
-    "_metadata() -> str",
-)
-"""Signatures of the library functions a host calls: part of the ABI hash. MLC's published contract."""
+
+def _common(own_pages: bool) -> tuple[str, ...]:
+    return (*(str(SIGNATURES[name]) for name in sampling_names(own_pages)), "_metadata() -> str")
+
+
+ENTRY_POINTS: dict[str, tuple[str, ...]] = {
+    "pages": (
+        "forward_few(tokens: i32[b], step: i32[k], logits: f32[b, V], pages, params) -> logits",
+        "forward_many(tokens: i32[n], rows: i32[r], step: i32[k], logits: f32[r, V], pages, params) -> logits",
+        "copy_pages(pairs: i32[c, 2], window_pairs: i32[w, 2], pages) -> pages",
+        *_common(own_pages=True),
+    ),
+    "tvm": (
+        "embed(ids: i32[n], params) -> [n, d]",
+        "prefill(embed: [1, n, d], kv, params) -> (f32[1, 1, V], kv)",
+        "decode(embed: [1, 1, d], kv, params) -> (f32[1, 1, V], kv)",
+        "batch_prefill(embeds: [1, n, d], logit_positions: i32[b], kv, params) -> (f32[1, b, V], kv)",
+        "batch_decode(embeds: [b, 1, d], kv, params) -> (f32[b, 1, V], kv)",
+        "batch_verify(embeds: [1, n, d], kv, params) -> (f32[1, n, V], kv)",
+        "create_tir_paged_kv_cache(max_sequences: [1], total: [1], chunk: [1], page: [1], sliding: [1])",
+        *_common(own_pages=False),
+    ),
+}
+"""Signatures of the library functions that a host calls, by who owns the KV cache; part of the ABI hash.
+
+`pages`: the runtime, as `tir_schedules/step_layout.py` says. `tvm`: TVM's object, as MLC's published contract says.
+"""
 
 
 def _relative(path: str) -> str:
-    # Refused on every system alike, so that a bundle made on one cannot mean another file on the next:
-    # absolute paths, drive letters, streams (":"), backslashes, control characters, empty and dot segments.
+    # Refused on every system, so that a path means the same file everywhere: absolute paths, drive letters,
+    # streams (":"), backslashes, control characters, empty and dot segments.
     parts = path.split("/")
     if len(path) > 500 or re.search(r"[\\:\x00-\x1f\x7f]", path) or any(p in ("", ".", "..") for p in parts):
         raise ValueError("a relative path with forward slashes and no '..'")
@@ -56,10 +67,6 @@ def _iso(moment: str) -> str:
     return moment
 
 
-def _as_tuple(value: object) -> object:
-    return tuple(value) if isinstance(value, list) else value
-
-
 def _power_of_two(number: int) -> int:
     if number & (number - 1):
         raise ValueError("a power of two")
@@ -69,12 +76,11 @@ def _power_of_two(number: int) -> int:
 RelativePath = Annotated[str, AfterValidator(_relative)]
 Count = Annotated[int, Field(ge=0)]
 Positive = Annotated[int, Field(gt=0)]
-# The sizes that WGSL knows: https://www.w3.org/TR/WGSL/#subgroup-size
+# The sizes that WGSL allows: https://www.w3.org/TR/WGSL/#subgroup-size
 SubgroupSize = Annotated[int, Field(ge=4, le=128), AfterValidator(_power_of_two)]
 Name = Annotated[str, Field(min_length=1, max_length=1000)]
-# Strict mode takes no list for a tuple; a caller may give either.
-Names = Annotated[tuple[Name, ...], BeforeValidator(_as_tuple)]
-Shape = Annotated[tuple[Positive, ...], BeforeValidator(_as_tuple)]
+Names = Items[Name]
+Shape = Items[Positive]
 
 
 class _Frozen(BaseModel):
@@ -89,10 +95,10 @@ class FileInfo(_Frozen):
 
 
 class MemoryPlan(_Frozen):
-    """Bytes the model takes; workspace by library function.
+    """Memory use of the model in bytes; workspace by library function.
 
-    `decode_weights_bytes` are those of the weights that a decode step reads: of experts the chosen ones, of an
-    embedding that is not also the output one row. None (a bundle that does not say) stands for all.
+    `decode_weights_bytes` counts the weights that a decode step reads: only the chosen experts, and one row of
+    an embedding that is not tied to the output. None (unknown) means all weights.
     """
 
     weights_bytes: Count
@@ -107,7 +113,7 @@ class MemoryPlan(_Frozen):
 
 
 class LibraryInfo(_Frozen):
-    """A library with one variant, in a bundle that has several libraries for the same weights."""
+    """A library with one variant, in a bundle with several libraries for the same weights."""
 
     path: RelativePath = Field(description="file of the bundle")
     dtype: Name = Field(description="dtype of activations")
@@ -116,18 +122,18 @@ class LibraryInfo(_Frozen):
 
 
 class VariantInfo(_Frozen):
-    """One level of instructions or features that there is code for; a target's are ordered, best first.
+    """One level of instructions or features that the library has code for, ordered best first.
 
-    `library` is None where one library has all variants; the manifest's model and memory plan are those of it then, of
-    the last variant otherwise.
+    `library` is None if one library has all variants. The manifest's model and memory plan describe that library, or
+    else the last variant.
     """
 
     name: Annotated[str, Field(pattern=r"^[a-z][a-z0-9_-]{0,39}$")]
     features: Names = Field(
-        description="what the CPU must have beyond its architecture's base, by Linux's names; or a GPU, by WebGPU's"
+        description="required features: of a CPU beyond its architecture's base (Linux's names) or a GPU (WebGPU's)"
     )
     subgroup_size: SubgroupSize | None = Field(
-        default=None, description="lanes that every subgroup of a GPU must have: WebGPU's least and largest size"
+        default=None, description="lanes in every subgroup: WebGPU's smallest and largest size must both equal it"
     )
     tvm_target: str = Field(description="TVM target as JSON")
     bytes: Count = Field(description="size of its object code")
@@ -139,7 +145,7 @@ class TargetInfo(_Frozen):
 
     name: Name
     triple: Name = Field(description="operating system and architecture, as LLVM writes it")
-    variants: Annotated[tuple[VariantInfo, ...], BeforeValidator(_as_tuple), Field(min_length=1)]
+    variants: Annotated[Items[VariantInfo], Field(min_length=1)]
 
 
 class ModelInfo(_Frozen):
@@ -157,13 +163,21 @@ class ModelInfo(_Frozen):
     dtype: Name = Field(description="dtype of activations")
     kv_dtype: Name
     prefill_chunk: Positive
+    page_size: Positive = Field(description="tokens of a page of the KV cache")
+    kv_cache: Literal["pages", "tvm"] = Field(
+        default="tvm", description="who owns the KV cache: the runtime (pages), or TVM's object"
+    )
+    sliding_layers: Items[Count] = Field(default=(), description="layers that attend no further than the window")
     recompute_above: Positive | None = Field(
-        default=None, description="length above which RoPE frequencies change (longrope): cached keys are useless then"
+        default=None, description="length above which RoPE frequencies change (longrope) and cached keys become invalid"
+    )
+    rope_above: Positive | None = Field(
+        default=None, description="length above which RoPE frequencies follow the length itself (dynamic NTK)"
     )
 
 
 class ParamInfo(_Frozen):
-    """One parameter of the library, in call order, and the checkpoint tensors it was made from."""
+    """One parameter of the library, in call order, and its source tensors in the checkpoint."""
 
     name: Name
     shape: Shape
@@ -171,8 +185,8 @@ class ParamInfo(_Frozen):
     sources: Names
 
 
-# Measured on Linux x86-64, 2026-11: what Python and the VM take while they run, with room to spare; and what one token
-# of a tokenizer of 128,000 takes.
+# Measured on Linux x86-64, 2026-11: memory of Python and the VM at run time, with a margin; and memory per token of a
+# tokenizer with 128,000 tokens.
 _RUN_BYTES = 16 << 20
 _TOKENIZER_BYTES = 384
 
@@ -196,7 +210,7 @@ class LinkerInfo(_Frozen):
 
 
 class Manifest(_Frozen):
-    """Everything a host must know before it loads the library. Written in this order."""
+    """Everything a host needs to know before it loads the library. Fields are written in this order."""
 
     format_version: int
     mlcpipe_version: Name
@@ -206,9 +220,9 @@ class Manifest(_Frozen):
     quantization: Name
     weight_layout: Name
     entry_points: Names
-    params: Annotated[tuple[ParamInfo, ...], BeforeValidator(_as_tuple)]
+    params: Items[ParamInfo]
     memory_plan: MemoryPlan
-    kernels: Annotated[tuple[KernelInfo, ...], BeforeValidator(_as_tuple)]
+    kernels: Items[KernelInfo]
     linker: LinkerInfo
     checkpoint_hash: Name
     created: Annotated[str, AfterValidator(_iso)]
@@ -216,12 +230,12 @@ class Manifest(_Frozen):
 
     @property
     def running_bytes(self) -> int:
-        """An upper bound of what a run needs besides weights, KV cache and a process that can open a bundle.
+        """Upper bound of a run's memory besides weights, KV cache and the process that opened the bundle.
 
-        Workspace of the largest function, and as much for scratch inside kernels (gate and up, where they meet there,
-        are twice its largest tensor; int8 copies a quarter of one); a chunk's embeddings, and its queries, keys and
-        values in TVM's KV cache, which has a head for each query's sums too; logits; the tokenizer. A llama of 1B,
-        int4, took 68 % of it: 100 of 147 MiB, for a prefill of 2048 tokens on AVX-512 VNNI.
+        The sum of: the largest function's workspace, twice (kernels need scratch: fused gate and up take two of its
+        largest tensors, int8 copies a quarter of one); a chunk's embeddings, queries, keys and values, which stand for
+        what attention keeps of a step; logits; the tokenizer. A 1B llama in int4 took 68 % of it: 100 of 147 MiB, for a
+        prefill of 2048 tokens on AVX-512 VNNI.
         """
         model = self.model
         workspace = max(self.memory_plan.workspace_bytes.values(), default=0)
@@ -231,8 +245,8 @@ class Manifest(_Frozen):
         return 2 * workspace + chunk + vocabulary + _RUN_BYTES
 
 
-def abi_hash(entry_points: Sequence[str] = ENTRY_POINTS) -> str:
-    """SHA-256 over everything that a host and a library must agree on: this format, TVM, and the signatures.
+def abi_hash(entry_points: Mapping[str, Sequence[str]] = ENTRY_POINTS) -> str:
+    """SHA-256 over what host and library must agree on: this format, TVM's version, and the signatures.
 
     Raises:
         BundleError: TVM is not installed.
@@ -243,7 +257,8 @@ def abi_hash(entry_points: Sequence[str] = ENTRY_POINTS) -> str:
             parts.append(f"{package} {metadata.version(package)}")
         except metadata.PackageNotFoundError:
             raise BundleError(f"{package} is not installed", next_step=f"pip install {package}") from None
-    return hashlib.sha256("\n".join([*parts, *entry_points]).encode()).hexdigest()
+    signatures = [f"{owner} {signature}" for owner, several in entry_points.items() for signature in several]
+    return hashlib.sha256("\n".join([*parts, *signatures]).encode()).hexdigest()
 
 
 def write_manifest(directory: Path, manifest: Manifest) -> None:
@@ -257,10 +272,10 @@ def read_manifest(directory: Path, *, check_abi: bool = True) -> Manifest:
 
     Args:
         directory: the bundle.
-        check_abi: refuse a bundle whose library cannot run with the installed TVM; off for who only looks.
+        check_abi: refuse a bundle whose library cannot run with the installed TVM; disable for read-only inspection.
 
     Raises:
-        BundleError: missing, too large, not JSON, not of this schema, of another version or ABI.
+        BundleError: missing, too large, invalid JSON or schema, or another version or ABI.
     """
     path = directory / MANIFEST
     if not directory.is_dir():
@@ -269,20 +284,23 @@ def read_manifest(directory: Path, *, check_abi: bool = True) -> Manifest:
             expected="a directory",
             next_step=f"make one with: {_command(directory, {})}",
         )
-    raw = read_small_file(path, MAX_MANIFEST_BYTES)
-    version, summary = _peek(directory, raw)
+    content = read_json_object(
+        path,
+        limit=MAX_MANIFEST_BYTES,
+        error=BundleError,
+        next_step=f"recompile with: {_command(directory, {})}",
+        max_values=MAX_MANIFEST_VALUES,
+    )
+    version, summary = content.get("format_version"), _summary(content)
     if version != FORMAT_VERSION:
         raise BundleError(
-            "the bundle has another format_version",
+            "the bundle has an unsupported format_version",
             where=path,
             expected=FORMAT_VERSION,
             found=repr(version)[:80],
             next_step=f"recompile with: {_command(directory, summary)}",
         )
-    try:
-        manifest = Manifest.model_validate_json(raw)
-    except ValidationError as error:
-        raise invalid_json(path, error) from None
+    manifest = validated(Manifest, content, what=MANIFEST, where=directory, error=BundleError, next_step=RECOMPILE)
     if check_abi and manifest.abi != abi_hash():
         raise BundleError(
             "the bundle was compiled for another version of mlcpipe or TVM",
@@ -294,28 +312,16 @@ def read_manifest(directory: Path, *, check_abi: bool = True) -> Manifest:
     return manifest
 
 
-def _peek(directory: Path, raw: bytes) -> tuple[object, dict[str, str]]:
-    """Read the version, and the names for a recompile command, of a manifest of any version."""
-    try:
-        data = json.loads(raw)
-    except (ValueError, RecursionError) as error:
-        raise BundleError(
-            f"{MANIFEST} is not JSON",
-            where=directory,
-            found=str(error)[:80],
-            next_step=f"recompile with: {_command(directory, {})}",
-        ) from None
-    if not isinstance(data, dict):
-        raise BundleError(f"{MANIFEST} is not a JSON object", where=directory, found=type(data).__name__)
+def _summary(data: dict[str, Any]) -> dict[str, str]:
+    """The names for a recompile command, from a manifest of any version."""
     target = data.get("target")
     summary = {
         "target": target.get("name") if isinstance(target, dict) else None,
         "quantization": data.get("quantization"),
     }
-    # Only plain words of a hostile file reach a command line that a user may paste.
+    # Only plain words from a hostile file reach a command line that a user may paste.
     word = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,59}")
-    plain = {key: value for key, value in summary.items() if isinstance(value, str) and word.fullmatch(value)}
-    return data.get("format_version"), plain
+    return {key: value for key, value in summary.items() if isinstance(value, str) and word.fullmatch(value)}
 
 
 def _command(directory: Path, summary: dict[str, str]) -> str:

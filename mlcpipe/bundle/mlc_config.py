@@ -1,4 +1,4 @@
-"""`mlc-chat-config.json`: what MLC's consumers read besides the weights and the library.
+"""`mlc-chat-config.json`: the configuration that MLC's consumers read.
 
 Format: MLC's `protocol/mlc_chat_config.py`, and `ChatConfig` of `@mlc-ai/web-llm` 0.2.86.
 """
@@ -15,7 +15,7 @@ from mlcpipe.errors import ConfigError
 MLC_CONFIG = "mlc-chat-config.json"
 _VERSION = "0.1.0"
 
-# What consumers need a number for and a checkpoint may be silent on; MLC's own defaults.
+# Consumers require these and a checkpoint may omit them; the values are MLC's defaults.
 _SAMPLING = {
     "temperature": 1.0,
     "presence_penalty": 0.0,
@@ -39,24 +39,22 @@ def mlc_chat_config(
     """The content of `mlc-chat-config.json`.
 
     Args:
-        model: as in the manifest. A `sliding_window` shorter than the context is taken to hold for every
-            layer, as MLC's cache has it. Exactly one of the two window sizes is not -1.
+        model: as in the manifest. A `sliding_window` shorter than the context applies to every layer, as in MLC's
+            cache. Exactly one of the two window sizes is not -1.
         quantization: the scheme's name.
-        model_config: the checkpoint's `config.json`; consumers look up a few fields of it.
+        model_config: the checkpoint's `config.json`; consumers read a few of its fields.
         tokenizer_files: names in the bundle; the browser needs `tokenizer.json`.
         tokenizer_json: the parsed `tokenizer.json`.
         conv_template: None for a checkpoint without one: the bundle then serves plain text completion.
-        generation_config: the checkpoint's `generation_config.json`, `{}` where there is none. Where it has
-            no token ids, those of `model_config` stand; an id that neither has is left out.
+        generation_config: the checkpoint's `generation_config.json`, `{}` if absent. Missing token ids come
+            from `model_config`; an id in neither is left out.
         attention_sink_size: tokens at the start that a sliding window keeps.
 
     Raises:
         ConfigError: no `tokenizer.json` among the files, or a sampling field or token id of the wrong type.
     """
     if "tokenizer.json" not in tokenizer_files:
-        raise ConfigError(
-            "no tokenizer.json among the tokenizer files", found=", ".join(tokenizer_files) or "none"
-        )
+        raise ConfigError("no tokenizer.json among the tokenizer files", found=", ".join(tokenizer_files) or "none")
     sliding = model.sliding_window
     slides = sliding is not None and sliding < model.context_length
     config: dict[str, Any] = {

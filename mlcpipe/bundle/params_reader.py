@@ -1,4 +1,4 @@
-"""Parameters of a bundle as read-only views of memory-mapped shards: no copy, no private memory."""
+"""Parameters of a bundle as read-only views of memory-mapped shards, without copies or private memory."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ Preload = Literal["none", "willneed", "populate"]
 class Params(Mapping[str, np.ndarray]):
     """Name -> read-only array, in the order of the index. Each array starts at a multiple of 64 bytes.
 
-    An array keeps its shard mapped, so it may outlive this object. A shard must not be truncated while it is
-    mapped (the operating system answers an access with SIGBUS); replace a bundle by renaming directories.
+    An array keeps its shard mapped, so it may outlive this object. Never truncate a mapped shard: the next
+    access raises SIGBUS. Replace a bundle by renaming directories.
     """
 
     def __init__(self, arrays: dict[str, np.ndarray], metadata: Mapping[str, object]) -> None:
@@ -50,16 +50,15 @@ def open_params(directory: Path, manifest: Manifest | None, *, preload: Preload 
 
     Args:
         directory: the bundle.
-        manifest: where given, names, shapes and dtypes must be those of `manifest.params`, and the shards
-            must be listed in `manifest.files` with the same size.
+        manifest: if given, names, shapes and dtypes must match `manifest.params`, and sizes of shards must
+            match `manifest.files`.
         preload: "none" reads pages when they are touched; "willneed" asks the kernel to read ahead in the
-            background; "populate" reads all of it before returning (on Linux; on macOS as "willneed").
-            Windows has only "none".
+            background; "populate" reads everything before returning (Linux; same as "willneed" on macOS).
+            Windows supports only "none".
 
     Raises:
-        BundleError: the index is not valid, a shard is missing or has another length, or the manifest
-            disagrees.
-        ResourceError: more shards than this process may map.
+        BundleError: invalid index, a missing shard or one with the wrong length, or a mismatch with the manifest.
+        ResourceError: more shards than this process can map.
     """
     cache = read_tensor_cache(directory)
     if manifest is not None:
@@ -79,36 +78,32 @@ def open_params(directory: Path, manifest: Manifest | None, *, preload: Preload 
 
 
 def to_tvm(array: np.ndarray) -> tvm_ffi.Tensor:
-    """View an array as a TVM tensor on the CPU, without a copy and also where it is read-only.
+    """View an array, even a read-only one, as a TVM tensor on the CPU without a copy.
 
-    The array must be in C order and start at a multiple of 64 bytes, as those of `open_params` do.
+    The array must be in C order and start at a multiple of 64 bytes, as arrays of `open_params` do.
 
-    TVM's DLPack import asks for a protocol version without a read-only flag, and numpy then refuses to export
-    a read-only array. The export therefore goes through an array over the same memory that claims to be
-    writable.
-    The pages stay read-only: a kernel that wrote to its weights would be stopped by the processor.
-    The tensor keeps the memory alive.
+    TVM's DLPack import requests a protocol version without a read-only flag, and numpy refuses to export
+    read-only arrays that way. So we export an array over the same memory that claims to be writable.
+    The pages stay read-only: a kernel that wrote to its weights would fault. The tensor keeps the memory alive.
 
     Raises:
-        BundleError: the array has another order or alignment.
+        BundleError: wrong order or alignment.
     """
     import tvm_ffi
 
     if array.ctypes.data % ALIGNMENT:
-        found = f"an address that is {array.ctypes.data % ALIGNMENT} past one"
+        found = f"{array.ctypes.data % ALIGNMENT} bytes past one"
         raise BundleError(
-            "cannot view an array as a tensor", expected=f"a multiple of {ALIGNMENT}", found=found
+            "cannot view an array as a tensor", expected=f"an address that is a multiple of {ALIGNMENT}", found=found
         )
     if not array.flags.c_contiguous:
-        raise BundleError(
-            "cannot view an array as a tensor", expected="C order", found=f"strides {array.strides}"
-        )
+        raise BundleError("cannot view an array as a tensor", expected="C order", found=f"strides {array.strides}")
     exported = np.asarray(_Exported(array))
     return tvm_ffi.from_dlpack(exported, require_alignment=ALIGNMENT, require_contiguous=True)
 
 
 class _Exported:
-    """Numpy's array interface over another array's memory, marked writable; holds that array."""
+    """Numpy's array interface over another array's memory, marked writable; keeps that array alive."""
 
     def __init__(self, array: np.ndarray) -> None:
         self.array = array
@@ -124,11 +119,11 @@ def _map_shard(directory: Path, shard: ShardRecord, preload: Preload) -> mmap.mm
     path = directory / shard.dataPath
     try:
         if not stat.S_ISREG(path.stat().st_mode):
-            raise _wrong(directory, shard.dataPath, "a regular file", "something else")
+            raise _wrong(directory, shard.dataPath, "a regular file", "another file type")
         with path.open("rb") as file:
-            found = os.fstat(file.fileno()).st_size
-            if found != shard.nbytes:
-                raise _wrong(directory, shard.dataPath, f"{shard.nbytes} bytes", f"{found}")
+            size = os.fstat(file.fileno()).st_size
+            if size != shard.nbytes:
+                raise _wrong(directory, shard.dataPath, f"{shard.nbytes} bytes", f"{size}")
             return _map_file(file.fileno(), preload)
     except FileNotFoundError:
         raise _wrong(directory, shard.dataPath, f"{shard.nbytes} bytes", "no such file") from None
@@ -159,15 +154,13 @@ def _check_against_manifest(directory: Path, cache: TensorCache, manifest: Manif
     for shard in cache.records:
         listed = manifest.files.get(shard.dataPath)
         if listed is None or listed.bytes != shard.nbytes:
-            expected = (
-                "an entry in the manifest" if listed is None else f"{listed.bytes} bytes as in the manifest"
-            )
+            expected = "an entry in the manifest" if listed is None else f"{listed.bytes} bytes, from the manifest"
             raise _wrong(directory, shard.dataPath, expected, f"{shard.nbytes} bytes")
     stored = {r.name: (tuple(r.shape), r.dtype) for shard in cache.records for r in shard.records}
-    wanted = {p.name: (p.shape, p.dtype) for p in manifest.params}
-    for name in sorted(stored.keys() | wanted.keys()):
-        if stored.get(name) != wanted.get(name):
-            raise _wrong(directory, f"the tensor {name}", wanted.get(name, "none"), stored.get(name, "none"))
+    declared = {p.name: (p.shape, p.dtype) for p in manifest.params}
+    for name in sorted(stored.keys() | declared.keys()):
+        if stored.get(name) != declared.get(name):
+            raise _wrong(directory, f"the tensor {name}", declared.get(name, "none"), stored.get(name, "none"))
 
 
 def _wrong(directory: Path, what: str, expected: object, found: object) -> BundleError:

@@ -10,10 +10,10 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
-from mlcpipe.atomic import FULL_DISK
 from mlcpipe.bundle.manifest import FileInfo
 from mlcpipe.bundle.tensor_cache import ALIGNMENT, ITEM_BYTES, TENSOR_CACHE
-from mlcpipe.errors import BundleError, ResourceError
+from mlcpipe.disk import full_disk_named
+from mlcpipe.errors import BundleError
 
 DEFAULT_SHARD_BYTES = 32 << 20
 """MLC's published shard size: browsers fetch and cache one shard at a time."""
@@ -22,8 +22,8 @@ DEFAULT_SHARD_BYTES = 32 << 20
 class ParamsWriter:
     """Writes tensors, in the order they are added, as raw little-endian C-order bytes.
 
-    Every tensor starts at a multiple of 64 bytes and lies in one shard; one that is larger than
-    `max_shard_bytes` gets a shard of its own. No tensor is held back: `add` hands it to the file.
+    Every tensor starts at a multiple of 64 bytes and lies in one shard; a tensor larger than
+    `max_shard_bytes` gets its own shard. `add` writes immediately and buffers nothing.
 
     Format: see `mlcpipe.bundle.tensor_cache`.
     """
@@ -52,7 +52,7 @@ class ParamsWriter:
         """Write one tensor: any shape of positive extents, dtype one of `tensor_cache.ITEM_BYTES`.
 
         Raises:
-            BundleError: a name that was added before, or a dtype or shape the format does not have.
+            BundleError: a duplicate name, or a dtype or shape that the format does not support.
             ResourceError: the disk is full.
         """
         dtype = array.dtype.name
@@ -60,12 +60,12 @@ class ParamsWriter:
             raise BundleError(f"cannot store {name}", expected=f"one of {', '.join(ITEM_BYTES)}", found=dtype)
         if array.size == 0 or array.ndim > 8:
             raise BundleError(
-                f"cannot store {name}", expected="1 element or more, 8 dimensions or fewer", found=array.shape
+                f"cannot store {name}", expected="at least 1 element and at most 8 dimensions", found=array.shape
             )
         if not name or name in self._names:
             raise BundleError("cannot store a tensor", expected="a new name", found=repr(name))
         shard = self._shard_for(array.nbytes)
-        # Neither step copies an array that is C-contiguous and little-endian already.
+        # Does not copy an array that is already C-contiguous and little-endian.
         data = np.ascontiguousarray(array, dtype=array.dtype.newbyteorder("<"))
         offset = shard.append(data)
         shard.records.append(
@@ -86,8 +86,8 @@ class ParamsWriter:
         """Close the last shard and write the index.
 
         Args:
-            model_params: number of parameters of the model before quantization, for `BitsPerParam`; the
-                number of stored elements where it is not given.
+            model_params: the model's parameters before quantization, for `BitsPerParam`; by default the
+                number of stored elements.
 
         Returns:
             Size and SHA-256 of every file written, by name, the index last.
@@ -104,10 +104,8 @@ class ParamsWriter:
         }
         raw = json.dumps({"metadata": metadata, "records": self._shards}, indent=4).encode() + b"\n"
         path = self._directory / TENSOR_CACHE
-        try:
+        with full_disk_named(path):
             path.write_bytes(raw)
-        except OSError as error:
-            raise _write_error(path, error) from error
         self._files[TENSOR_CACHE] = FileInfo(sha256=hashlib.sha256(raw).hexdigest(), bytes=len(raw))
         return dict(self._files)
 
@@ -143,12 +141,10 @@ class _OpenShard:
         self.nbytes = 0
         self.records: list[dict[str, Any]] = []
         self.sha256 = hashlib.sha256()
-        # MLC's format names MD5; it detects a broken download, nothing more.
+        # MLC's format requires MD5; it only detects a broken download.
         self.md5 = hashlib.md5(usedforsecurity=False)
-        try:
+        with full_disk_named(path):
             self._file: BinaryIO = path.open("xb")
-        except OSError as error:
-            raise _write_error(path, error) from error
 
     def append(self, data: np.ndarray) -> int:
         """Pad to the alignment, write, and return the offset of the first byte."""
@@ -158,41 +154,25 @@ class _OpenShard:
         return offset
 
     def _write(self, view: memoryview) -> None:
-        try:
+        with full_disk_named(self.path):
             self._file.write(view)
-        except OSError as error:
-            self.abandon()
-            raise _write_error(self.path, error) from error
         self.sha256.update(view)
         self.md5.update(view)
         self.nbytes += len(view)
 
     def close(self) -> None:
-        """Flush and close; a full disk may show only here."""
-        try:
+        """Flush and close; a full disk may show up only here."""
+        with full_disk_named(self.path):
             self._file.close()
-        except OSError as error:
-            raise _write_error(self.path, error) from error
 
     def abandon(self) -> None:
-        """Close a shard whose content no longer matters."""
+        """Close a shard whose content is discarded."""
         try:
             self._file.close()
         except OSError:
-            # The flush failed for the reason that is already being reported.
+            # The flush failed for the reason already reported.
             return
 
 
 def _aligned(offset: int) -> int:
     return -(-offset // ALIGNMENT) * ALIGNMENT
-
-
-def _write_error(path: Path, error: OSError) -> ResourceError | BundleError:
-    if error.errno in FULL_DISK:
-        return ResourceError(
-            f"no space left for {path.name}",
-            where=path.parent,
-            found=error.strerror,
-            next_step="free disk space or choose another --output",
-        )
-    return BundleError(f"cannot write {path.name}", where=path.parent, found=error.strerror)

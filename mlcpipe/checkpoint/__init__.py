@@ -1,4 +1,4 @@
-"""Checkpoints from outside: every file is checked, and a broken one gives a one-line error."""
+"""Reads untrusted checkpoints: every file is checked, and a broken one raises a one-line error."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A checkpoint folder as Hugging Face lays it out: configuration, and safetensors, one or in shards."""
+"""A checkpoint folder in Hugging Face's layout: configuration, and one safetensors file or several shards."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mlcpipe.checkpoint.content_hash import hash_files
-from mlcpipe.checkpoint.json_files import read_json_object, shown, shown_path
 from mlcpipe.checkpoint.safetensors_reader import (
     TensorInfo,
     check_name,
@@ -21,6 +20,7 @@ from mlcpipe.checkpoint.safetensors_reader import (
     read_header,
 )
 from mlcpipe.errors import CheckpointError, ConfigError
+from mlcpipe.json_files import read_json_object, shown, shown_path
 
 CONFIG = "config.json"
 GENERATION_CONFIG = "generation_config.json"
@@ -38,13 +38,13 @@ TOKENIZER_FILES = (
     "vocab.json",
 )
 MAX_CONFIG_BYTES = 16_000_000  # quantized checkpoints list their modules there; real ones stay below 1 MB
-MAX_INDEX_BYTES = 100_000_000
+MAX_INDEX_BYTES = 32 << 20  # 140,000 tensors take 14 MB
 PICKLES = (".bin", ".pt", ".pth", ".ckpt")
 
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """An opened checkpoint: everything about it is checked but the numbers, which `read` checks.
+    """An opened checkpoint. Everything is checked except the numbers, which `read` checks.
 
     `config` and `generation_config` are the parsed files ({} for an absent generation_config.json); `tensors`
     is sorted by name; `weight_files` are the safetensors, sorted.
@@ -57,23 +57,23 @@ class Checkpoint:
     weight_files: tuple[Path, ...]
 
     def info(self, name: str) -> TensorInfo:
-        """Where tensor `name` lies. Raises CheckpointError when the checkpoint has no such tensor."""
-        found = self.tensors.get(name)
-        if found is None:
+        """Location of tensor `name`. Raises CheckpointError when the checkpoint has no such tensor."""
+        tensor = self.tensors.get(name)
+        if tensor is None:
             raise CheckpointError(
                 f"missing tensor {shown(name)}",
                 where=shown_path(self.path),
-                expected="it in one of the weight files",
+                expected="this tensor in a weight file",
                 found=f"{len(self.tensors)} other tensors",
                 next_step="check that config.json belongs to these weights",
             )
-        return found
+        return tensor
 
     def read(self, name: str) -> NDArray[np.float32]:
         """Tensor `name` as a new C-contiguous float32 array of its shape, checked to be finite.
 
-        bfloat16 and float16 are widened exactly. Raises CheckpointError (absent tensor, other dtype, file cut
-        short, NaN or Inf) and ResourceError (no memory).
+        bfloat16 and float16 are widened exactly. Raises CheckpointError (missing tensor, other dtype, truncated
+        file, NaN or Inf) and ResourceError (out of memory).
         """
         return read_float32(self.info(name))
 
@@ -84,9 +84,8 @@ class Checkpoint:
     def content_hash(self, cache_dir: Path | None = None) -> str:
         """sha256 (hex) over names, sizes and content of the configuration, tokenizer and weight files.
 
-        With `cache_dir` the digest of a large file is remembered there by path, size, modification time and
-        inode, so that a second call does not read it. Raises CheckpointError for a file that cannot be read
-        or changes meanwhile.
+        `cache_dir` stores digests of large files by path, size, times and inode, so that a second
+        call does not read them. Raises CheckpointError for a file that cannot be read or changes meanwhile.
         """
         files = [self.path / name for name in (CONFIG, GENERATION_CONFIG, *TOKENIZER_FILES)]
         present = [file for file in files if file.is_file()]
@@ -98,8 +97,8 @@ class Checkpoint:
 def open_checkpoint(path: Path) -> Checkpoint:
     """Opens the checkpoint folder `path` and checks its configuration, index and every safetensors header.
 
-    No tensor is read: that costs a few reads a file, whatever the size. `model.safetensors` goes before an
-    index, as in transformers. Raises CheckpointError for the folder and the weights, ConfigError for
+    No tensor is read: the cost is a few reads per file. `model.safetensors` takes precedence over an index,
+    as in transformers. Raises CheckpointError for the folder and the weights, ConfigError for
     config.json and generation_config.json.
     """
     folder = Path(path)
@@ -135,7 +134,7 @@ def open_checkpoint(path: Path) -> Checkpoint:
 
 
 def _gather(files: tuple[Path, ...]) -> dict[str, TensorInfo]:
-    """Tensors of all shards; those that the index forgot too, as in transformers: none is lost in silence."""
+    """Tensors of all shards, including those missing from the index, as in transformers."""
     tensors: dict[str, TensorInfo] = {}
     for file in files:
         for tensor in read_header(file):
@@ -144,7 +143,7 @@ def _gather(files: tuple[Path, ...]) -> dict[str, TensorInfo]:
                 raise CheckpointError(
                     f"tensor {shown(tensor.name)} is stored twice",
                     where=shown_path(file.parent),
-                    expected="one shard to hold it",
+                    expected="one shard with this tensor",
                     found=f"{shown(earlier.file.name)} and {shown(file.name)}",
                     next_step="download the checkpoint again",
                 )
@@ -185,10 +184,10 @@ def _check_weight_map(weight_map: dict[str, str], tensors: dict[str, TensorInfo]
         tensor = tensors.get(name)
         if tensor is None or tensor.file.name != shard:
             raise CheckpointError(
-                f"the index places tensor {shown(name)} in a shard without it",
+                f"the index assigns tensor {shown(name)} to a shard that does not contain it",
                 where=shown_path(folder),
-                expected=f"it in {shown(shard)}",
-                found=f"it in {shown(tensor.file.name)}" if tensor else "it in no shard",
+                expected=shown(shard),
+                found=shown(tensor.file.name) if tensor else "no shard with it",
                 next_step="download the checkpoint again",
             )
 
@@ -208,7 +207,7 @@ def _no_weights(folder: Path) -> CheckpointError:
         )
     if pickles:
         return CheckpointError(
-            "pickled weights are not read: loading them can run any code",
+            "pickled weights are refused: loading them can run arbitrary code",
             where=where,
             expected=expected,
             found=", ".join(shown(name) for name in pickles[:3]),

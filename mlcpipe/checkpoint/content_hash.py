@@ -1,4 +1,4 @@
-"""The hash of a checkpoint's files, which keys caches: content decides, and a large file is read once."""
+"""Content hash of a checkpoint's files, used as a cache key. A large file is read only once."""
 
 from __future__ import annotations
 
@@ -11,12 +11,14 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from mlcpipe.atomic import atomic_write
-from mlcpipe.checkpoint.json_files import require_regular_file, shown_path
 from mlcpipe.errors import CheckpointError, MlcpipeError
+from mlcpipe.files import file_size
+from mlcpipe.json_files import shown_path
+from mlcpipe.private import private_folder
 
-REMEMBERED_BYTES = 1 << 20  # smaller files are hashed as fast as a remembered digest is found
+REMEMBERED_BYTES = 1 << 20  # hashing a smaller file is as fast as looking up its digest
 BUFFER_BYTES = 8 << 20
-# A change this soon after the last one may leave the modification time as it was (FAT counts in 2 s).
+# Two changes within this time may leave the same modification time (FAT has a resolution of 2 s).
 SETTLED_SECONDS = 3.0
 DIGEST = re.compile(rb"[0-9a-f]{64}")
 
@@ -24,20 +26,18 @@ DIGEST = re.compile(rb"[0-9a-f]{64}")
 def hash_files(files: Iterable[Path], cache_dir: Path | None = None) -> str:
     """sha256 in hex over (name, size, sha256 of the content) of `files`, sorted by name.
 
-    `cache_dir` is a folder of this user where digests of large files are remembered; None remembers nothing.
+    `cache_dir` is a folder of this user that stores digests of large files; None stores nothing.
     Raises CheckpointError for a file that cannot be read.
     """
     total = hashlib.sha256()
     for file in sorted(files, key=lambda file: file.name):
-        size = require_regular_file(file)
-        total.update(
-            f"{file.name}\0{size}\0{file_digest(file, cache_dir)}\n".encode("utf-8", "surrogateescape")
-        )
+        size = file_size(file, CheckpointError)
+        total.update(f"{file.name}\0{size}\0{file_digest(file, cache_dir)}\n".encode("utf-8", "surrogateescape"))
     return total.hexdigest()
 
 
 def file_digest(file: Path, cache_dir: Path | None = None) -> str:
-    """sha256 of one file in hex, recalled from `cache_dir` by path, size, modification time and inode."""
+    """sha256 of one file in hex, looked up in `cache_dir` by path, size, times and inode."""
     try:
         status = file.stat()
         if cache_dir is None or status.st_size < REMEMBERED_BYTES:
@@ -53,20 +53,22 @@ def file_digest(file: Path, cache_dir: Path | None = None) -> str:
             raise CheckpointError(
                 "a file changed while it was read",
                 where=shown_path(file),
-                next_step="wait for its writer to end",
+                next_step="wait until the writer is done",
             )
     except OSError as error:
         raise CheckpointError("cannot read a file", where=shown_path(file), found=error) from error
     if settled:
-        # Remembering only saves time: a read-only or full cache folder must not stop the caller.
+        # The cache only saves time: a read-only or full cache folder must not stop the caller.
         with contextlib.suppress(OSError, MlcpipeError):
-            cache_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
+            private_folder(cache_dir)
             atomic_write(slot, digest.encode())
     return digest
 
 
 def _identity(file: Path, status: os.stat_result) -> str:
-    return f"{file.resolve()}\0{status.st_size}\0{status.st_mtime_ns}\0{status.st_dev}\0{status.st_ino}"
+    # Includes the change time, which programs cannot set.
+    times = f"{status.st_mtime_ns}\0{status.st_ctime_ns}"
+    return f"{file.resolve()}\0{status.st_size}\0{times}\0{status.st_dev}\0{status.st_ino}"
 
 
 def _recall(slot: Path) -> str | None:

@@ -1,4 +1,4 @@
-"""`hf://org/name[@revision]`: a checkpoint from a Hugging Face hub, kept in huggingface_hub's cache.
+"""`hf://org/name[@revision]`: a checkpoint from a Hugging Face hub, stored in huggingface_hub's cache.
 
 Cache layout (huggingface_hub documentation, "Manage the cache"): `models--org--name/` holds `blobs/<hash>`,
 `snapshots/<commit>/<file>` linking to blobs, and `refs/<revision>` with the commit. transformers shares it.
@@ -6,14 +6,17 @@ Cache layout (huggingface_hub documentation, "Manage the cache"): `models--org--
 
 from __future__ import annotations
 
+import hashlib
+import os
 import re
+import shutil
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from mlcpipe.atomic import FULL_DISK, atomic_write, check_disk_space
+from mlcpipe.atomic import atomic_write
 from mlcpipe.checkpoint.checkpoint import (
     CONFIG,
     GENERATION_CONFIG,
@@ -23,22 +26,24 @@ from mlcpipe.checkpoint.checkpoint import (
     TOKENIZER_FILES,
     read_weight_map,
 )
-from mlcpipe.checkpoint.json_files import shown
+from mlcpipe.checkpoint.content_hash import file_digest
 from mlcpipe.checkpoint.transfer import TIMEOUT_SECONDS, RemoteFile, fetch_file
+from mlcpipe.disk import FULL_DISK, check_disk_space
+from mlcpipe.env import env, expanded
 from mlcpipe.errors import CheckpointError, DownloadError, ResourceError
+from mlcpipe.files import HUB_SCHEME, local_path, read_bounded
+from mlcpipe.json_files import shown, shown_path
 from mlcpipe.progress import Progress
 
 if TYPE_CHECKING:
     from huggingface_hub.hf_api import ModelInfo
 
-SCHEME = "hf://"
 PART = r"[A-Za-z0-9](?:[A-Za-z0-9_]|[.-](?![.-]))*(?<![.-])"  # no `..` or `--`, which the cache folder uses
-SPEC = re.compile(
-    rf"hf://({PART}/{PART})(?:@([A-Za-z0-9_][A-Za-z0-9_.-]*(?:/[A-Za-z0-9_][A-Za-z0-9_.-]*)*))?"
-)
+SPEC = re.compile(rf"hf://({PART}/{PART})(?:@([A-Za-z0-9_][A-Za-z0-9_.-]*(?:/[A-Za-z0-9_][A-Za-z0-9_.-]*)*))?")
 COMMIT = re.compile(r"[0-9a-f]{40}")
 DIGEST = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")
 MAX_PART = 96
+MAX_GIT_BYTES = 1 << 30  # of a file that is stored in git itself
 
 
 @dataclass(frozen=True)
@@ -49,19 +54,14 @@ class HubModel:
     revision: str
 
     def __str__(self) -> str:
-        return f"{SCHEME}{self.repo}@{self.revision}"
+        return f"{HUB_SCHEME}{self.repo}@{self.revision}"
 
 
 def parse_spec(spec: str) -> HubModel:
-    """Takes `hf://org/name[@revision]` apart. Raises DownloadError for anything else."""
+    """Parses `hf://org/name[@revision]`. Raises DownloadError for anything else."""
     match = SPEC.fullmatch(spec)
     revision = (match[2] or "main") if match else ""
-    if (
-        match is None
-        or max(map(len, match[1].split("/"))) > MAX_PART
-        or len(revision) > 255
-        or ".." in revision
-    ):
+    if match is None or max(map(len, match[1].split("/"))) > MAX_PART or len(revision) > 255 or ".." in revision:
         raise DownloadError(
             "bad model name",
             found=shown(spec),
@@ -74,18 +74,20 @@ def parse_spec(spec: str) -> HubModel:
 def resolve(
     spec: str | Path, progress: Progress, *, cache_dir: Path | None = None, endpoint: str | None = None
 ) -> Path:
-    """The checkpoint folder for `spec`: a folder as it is, or an `hf://` model, downloaded if need be.
+    """The checkpoint folder for `spec`: a folder unchanged, or an `hf://` model, downloaded if needed.
 
-    Fetched are the configurations, tokenizer files, the chat template, and safetensors with their index:
-    never code and never pickles. A cut download is resumed, also by a later call; every file is checked
-    against the hash that the hub lists. When the hub cannot be reached, a complete copy in the cache serves.
+    Downloads configurations, tokenizer files, the chat template, and safetensors with their index; never code
+    or pickles. An interrupted download resumes, even in a later call. Every file is checked against the hash
+    that the hub lists, also those that another program put into the cache. When the hub is unreachable, a
+    complete copy in the cache is used.
     `cache_dir` and `endpoint` default to huggingface_hub's (HF_HOME, HF_ENDPOINT).
 
-    Raises DownloadError (package absent, hub or model absent, damaged content), ResourceError (disk full) and
-    CheckpointError (an index that is not one).
+    Raises DownloadError (missing package, hub or model, damaged content), ResourceError (disk full) and
+    CheckpointError (invalid index).
     """
-    if not str(spec).startswith(SCHEME):
-        return Path(spec).expanduser()
+    path = local_path(spec)
+    if path is not None:
+        return path
     model = parse_spec(str(spec))
     try:
         import huggingface_hub
@@ -97,7 +99,7 @@ def resolve(
             found="none",
             next_step="pip install 'mlcpipe[hub]'",
         ) from error
-    cache = Path(cache_dir or HF_HUB_CACHE)
+    cache = expanded(cache_dir or HF_HUB_CACHE)
     repo_folder = cache / f"models--{model.repo.replace('/', '--')}"
     with _translated(model, cache):
         try:
@@ -108,30 +110,28 @@ def resolve(
             copy = _complete_copy(repo_folder, model)
             if copy is None:
                 raise DownloadError(
-                    f"the hub cannot be reached for {model}",
+                    f"cannot reach the hub for {model}",
                     found=error or type(error).__name__,
                     expected="a connection, or a complete copy in the cache",
                     next_step="check the network, or give a local folder",
                 ) from error
-            progress.stage(f"hub not reachable, using the copy of {model}")
+            progress.stage(f"cannot reach the hub, using the cached copy of {model}")
             return copy
-        except (KeyError, TypeError, AttributeError) as error:  # from taking an unexpected JSON apart
-            raise _odd_answer(model, f"{type(error).__name__}: {error}") from error
+        except (KeyError, TypeError, AttributeError) as error:  # from parsing an unexpected JSON
+            raise _invalid_response(model, f"{type(error).__name__}: {error}") from error
         return _Snapshot(model, info, cache, repo_folder, endpoint).download(progress)
 
 
 class _Snapshot:
-    """One commit of a model: what the hub lists, and where it goes in the cache."""
+    """One commit of a model: the hub's file list and its folder in the cache."""
 
-    def __init__(
-        self, model: HubModel, info: ModelInfo, cache: Path, repo_folder: Path, endpoint: str | None
-    ) -> None:
+    def __init__(self, model: HubModel, info: ModelInfo, cache: Path, repo_folder: Path, endpoint: str | None) -> None:
         self._model = model
         self._cache = cache
         self._repo_folder = repo_folder
         self._endpoint = endpoint
         if not info.sha or not COMMIT.fullmatch(info.sha):
-            raise _odd_answer(model, f"commit {shown(info.sha)}")
+            raise _invalid_response(model, f"commit {shown(info.sha)}")
         self._commit = info.sha
         self._listed: dict[str, Any] = {sibling.rfilename: sibling for sibling in info.siblings or ()}
 
@@ -146,22 +146,18 @@ class _Snapshot:
             [name for name in small if name in self._listed or name == CONFIG], "download tokenizer", progress
         )
         weights = (
-            [SINGLE_FILE]
-            if SINGLE_FILE in self._listed
-            else sorted(set(read_weight_map(folder / INDEX).values()))
+            [SINGLE_FILE] if SINGLE_FILE in self._listed else sorted(set(read_weight_map(folder / INDEX).values()))
         )
         self._fetch(weights, "download weights", progress)
-        if self._model.revision != self._commit:  # what serves when the hub cannot be reached
+        if self._model.revision != self._commit:  # used when the hub is unreachable
             reference = self._repo_folder / "refs" / self._model.revision
             reference.parent.mkdir(parents=True, exist_ok=True)
             atomic_write(reference, self._commit.encode())
         return folder
 
     def _fetch(self, names: Sequence[str], stage: str, progress: Progress) -> Path:
-        import huggingface_hub
-
         folder = self._repo_folder / "snapshots" / self._commit
-        missing = [self._remote(name) for name in names if not (folder / name).exists()]
+        missing = [remote for remote in map(self._remote, names) if not _present(folder / remote.name, remote)]
         if missing:
             progress.stage(f"{stage} of {self._model}")
             progress.bytes_total(sum(remote.size for remote in missing))
@@ -171,19 +167,11 @@ class _Snapshot:
             check_disk_space(blobs, needed)
             for remote in missing:
                 blob = blobs / remote.digest
-                if blob.exists():
+                if _present(blob, remote):
                     progress.advance(remote.size)
                 else:
                     fetch_file(remote, blob, progress)
-                # It finds the blob and links it into the snapshot (or copies it where there are no links).
-                huggingface_hub.hf_hub_download(
-                    self._model.repo,
-                    remote.name,
-                    revision=self._commit,
-                    cache_dir=self._cache,
-                    endpoint=self._endpoint,
-                    library_name="mlcpipe",
-                )
+                _link(blob, folder / remote.name)
         return folder
 
     def _remote(self, name: str) -> RemoteFile:
@@ -200,10 +188,8 @@ class _Snapshot:
         size = sibling.lfs.size if sibling.lfs else sibling.size
         digest = sibling.lfs.sha256 if sibling.lfs else sibling.blob_id
         if type(size) is not int or size < 0 or not isinstance(digest, str) or not DIGEST.fullmatch(digest):
-            raise _odd_answer(self._model, f"size {shown(size)} and hash {shown(digest)} of {shown(name)}")
-        url = huggingface_hub.hf_hub_url(
-            self._model.repo, name, revision=self._commit, endpoint=self._endpoint
-        )
+            raise _invalid_response(self._model, f"size {shown(size)} and hash {shown(digest)} of {shown(name)}")
+        url = huggingface_hub.hf_hub_url(self._model.repo, name, revision=self._commit, endpoint=self._endpoint)
         return RemoteFile(name, url, size, digest)
 
     def _no_weights(self) -> DownloadError:
@@ -211,9 +197,41 @@ class _Snapshot:
         return DownloadError(
             f"{self._model} has no safetensors",
             expected=f"{SINGLE_FILE} or {INDEX}",
-            found=f"pickled weights ({shown(pickles[0])}), which can run any code" if pickles else "neither",
+            found=f"pickled weights ({shown(pickles[0])}), which can run arbitrary code" if pickles else "neither",
             next_step="choose a model or revision with safetensors",
         )
+
+
+def _present(path: Path, remote: RemoteFile) -> bool:
+    """Whether the cache has a file. Raises DownloadError for one that the hub does not list: others write there too.
+
+    A digest that `Checkpoint.content_hash` needs is remembered for it.
+    """
+    if not path.exists():
+        return False
+    if len(remote.digest) == len(hashlib.sha256().hexdigest()):
+        found = file_digest(path, env().cached("hashes"))
+    else:
+        content = read_bounded(path, MAX_GIT_BYTES, DownloadError)
+        found = hashlib.sha1(b"blob %d\0" % len(content) + content).hexdigest()
+    if found != remote.digest:
+        raise DownloadError(
+            f"the cache's {shown(remote.name)} is not the hub's", where=shown_path(path), expected=remote.digest,
+            found=found, next_step="delete it and run the command again",
+        )  # fmt: skip
+    return True
+
+
+def _link(blob: Path, path: Path) -> None:
+    """Make `path` a link to a blob as huggingface_hub does, or a copy where the system allows no links."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.unlink(missing_ok=True)  # a link to nothing
+    try:
+        path.symlink_to(os.path.relpath(blob, path.parent))
+    except OSError:
+        partial = path.with_name(f".{path.name}.partial")
+        shutil.copyfile(blob, partial)
+        partial.replace(path)
 
 
 def _present_bytes(blobs: Path, remote: RemoteFile) -> int:
@@ -250,9 +268,9 @@ def _unreachable() -> tuple[type[BaseException], ...]:
     return (OfflineModeIsEnabled, httpx2.TransportError)
 
 
-def _odd_answer(model: HubModel, found: str) -> DownloadError:
+def _invalid_response(model: HubModel, found: str) -> DownloadError:
     return DownloadError(
-        f"the hub gave an odd answer for {model}",
+        f"invalid response from the hub for {model}",
         expected="a commit, and a size and hash for every file",
         found=found,
         next_step="check HF_ENDPOINT",
@@ -261,7 +279,7 @@ def _odd_answer(model: HubModel, found: str) -> DownloadError:
 
 @contextmanager
 def _translated(model: HubModel, cache: Path) -> Iterator[None]:
-    """Turns what huggingface_hub and the disk raise into one line."""
+    """Turns errors of huggingface_hub and the disk into one line."""
     import httpx2
     from huggingface_hub import errors
 
@@ -270,13 +288,13 @@ def _translated(model: HubModel, cache: Path) -> Iterator[None]:
     except errors.GatedRepoError as error:
         raise DownloadError(
             f"{model} is gated",
-            found="no permission",
-            next_step="accept its terms on its page, then run `hf auth login`",
+            found="no access",
+            next_step="accept the terms on the model's page, then run `hf auth login`",
         ) from error
     except errors.RepositoryNotFoundError as error:
         raise DownloadError(
             f"the hub has no model {model.repo}",
-            found="none of this name, or a private one",
+            found="no model with this name, or a private one",
             next_step="check the name; for a private model run `hf auth login`",
         ) from error
     except errors.RevisionNotFoundError as error:

@@ -1,12 +1,12 @@
-"""A strict reader of one safetensors file: header checks, and one tensor at a time as float32.
+"""A strict reader for one safetensors file: checks the header, reads one tensor at a time as float32.
 
 Format (https://github.com/huggingface/safetensors, README "Format"): u64 little-endian header length N,
 N bytes of JSON beginning with `{` and possibly padded with spaces, then the data. The JSON maps a name to
 `{"dtype", "shape", "data_offsets": [begin, end]}` (relative to the data) and may hold `__metadata__`, text to
 text. The data are row-major, little-endian, and the tensors cover them exactly: no overlap, hole or tail.
 
-The safetensors package is not used: its numpy front end has no bfloat16, it maps the whole file (a file cut
-short while mapped kills the process), and its errors name neither the file nor the tensor.
+The safetensors package is not used: its numpy front end has no bfloat16, it maps the whole file (truncating
+a mapped file kills the process), and its errors name neither the file nor the tensor.
 """
 
 from __future__ import annotations
@@ -22,16 +22,17 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from mlcpipe.checkpoint.json_files import parse_json_object, require_regular_file, shown, shown_path
 from mlcpipe.errors import CheckpointError, ResourceError
+from mlcpipe.files import file_size
+from mlcpipe.json_files import parse_json_object, shown, shown_path
 
-MAX_HEADER_BYTES = 100_000_000  # the limit of the safetensors package
+MAX_HEADER_BYTES = 32 << 20
+MAX_TENSORS = 100_000  # in one file; the largest checkpoints have 140,000 in hundreds of files
+_MAX_VALUES = 16 * MAX_TENSORS  # of the header's JSON: a tensor has its name, three fields, extents and two offsets
 MAX_RANK = 8
 MAX_DIMENSION = 2**40  # far above any tensor, far below the overflow of an int64 index
 MAX_NAME_CHARACTERS = 1024
-CHUNK_ELEMENTS = (
-    256 * 1024
-)  # 1 MiB of float32: stays in the second-level cache while it is widened and checked
+CHUNK_ELEMENTS = 256 * 1024  # 1 MiB of float32: stays in the L2 cache while it is widened and checked
 
 # Name in the file -> (numpy-like name, bits per element).
 DTYPES = {
@@ -62,7 +63,7 @@ DTYPES = {
 
 @dataclass(frozen=True)
 class TensorInfo:
-    """Where one tensor lies. `offset` counts bytes from the start of `file`; `dtype` is as in ml_dtypes."""
+    """Location of one tensor. `offset` counts bytes from the start of `file`; `dtype` is as in ml_dtypes."""
 
     name: str
     shape: tuple[int, ...]
@@ -73,8 +74,8 @@ class TensorInfo:
 
 
 def read_header(path: Path) -> tuple[TensorInfo, ...]:
-    """Every tensor of the file, in order of data. Raises CheckpointError unless the file is well formed."""
-    size = require_regular_file(path)
+    """All tensors of the file, in data order. Raises CheckpointError unless the file is well formed."""
+    size = file_size(path, CheckpointError)
     where = shown_path(path)
     try:
         with path.open("rb") as file:
@@ -89,32 +90,33 @@ def read_header(path: Path) -> tuple[TensorInfo, ...]:
                     "safetensors header too long",
                     where=where,
                     expected=f"at most {MAX_HEADER_BYTES} bytes",
-                    found=f"{length}; is this a safetensors file?",
+                    found=f"{length} bytes; is this a safetensors file?",
                 )
             if 8 + length > size:
-                raise _truncated(where, f"{8 + length} bytes for the header alone", size)
+                raise _truncated(where, f"{8 + length} bytes for the header", size)
             raw = file.read(length)
     except OSError as error:
         raise CheckpointError("cannot read a shard", where=where, found=error) from error
     if not raw.startswith(b"{"):
-        raise CheckpointError(
-            "not a safetensors header", where=where, expected="a JSON object", found=shown(raw[:16])
-        )
-    header = parse_json_object(raw, where=f"the header of {where}", error=CheckpointError)
+        raise CheckpointError("not a safetensors header", where=where, expected="a JSON object", found=shown(raw[:16]))
+    header = parse_json_object(raw, where=f"the header of {where}", error=CheckpointError, max_values=_MAX_VALUES)
     _check_metadata(header.pop("__metadata__", {}), where)
+    if len(header) > MAX_TENSORS:
+        found = f"{len(header)}"
+        raise CheckpointError("too many tensors", where=where, expected=f"at most {MAX_TENSORS} in a file", found=found)
     start = 8 + length
     tensors = [_tensor_info(name, entry, path, start) for name, entry in header.items()]
-    # A tensor without elements lies before the one that starts where it does.
+    # An empty tensor sorts before the tensor at the same offset.
     tensors.sort(key=lambda tensor: (tensor.offset, tensor.nbytes))
     _check_cover(tensors, start, size, where)
     return tuple(tensors)
 
 
 def read_float32(info: TensorInfo) -> NDArray[np.float32]:
-    """One tensor as a new C-contiguous float32 array of `info.shape`, exactly widened where it is shorter.
+    """One tensor as a new C-contiguous float32 array of `info.shape`, exactly widened from 16 bits.
 
-    Private memory: the result and about 2 MiB. Raises CheckpointError for another dtype, a file that became
-    shorter, NaN or Inf (naming the first), and ResourceError when the memory cannot be had.
+    Private memory: the result and about 2 MiB. Raises CheckpointError for another dtype, a file that was
+    truncated, NaN or Inf (naming the first), and ResourceError when memory is exhausted.
     """
     where = shown_path(info.file)
     if info.dtype not in ("bfloat16", "float16", "float32"):
@@ -173,7 +175,7 @@ def _widen(file: io.RawIOBase, info: TensorInfo, flat: NDArray[np.float32]) -> I
             _fill(file, chunk.data.cast("B"), info)
             if info.dtype == "float16":
                 flat[begin:end] = chunk.view("<f2")
-            else:  # a bfloat16 is the upper half of the float32 of the same value
+            else:  # a bfloat16 is the upper half of the float32 with the same value
                 np.left_shift(chunk, 16, out=bits[begin:end], dtype=np.uint32)
         yield begin, end
 
@@ -187,7 +189,7 @@ def _fill(file: io.RawIOBase, target: memoryview, info: TensorInfo) -> None:
                 f"the file ends inside tensor {shown(info.name)}",
                 where=shown_path(info.file),
                 expected=f"{info.nbytes} bytes at offset {info.offset}",
-                found=f"end of file at {file.tell()}: it changed since it was opened",
+                found=f"end of file at {file.tell()}: the file changed since it was opened",
                 next_step="download the shard again",
             )
         done += count
@@ -225,7 +227,7 @@ def _is_list_of_sizes(value: Any) -> bool:
 
 
 def check_name(name: str, where: str) -> str:
-    """`name` if it can name a tensor; CheckpointError for an empty, endless or unprintable one."""
+    """`name` if it can name a tensor; CheckpointError for an empty, too long or unprintable one."""
     if not 0 < len(name) <= MAX_NAME_CHARACTERS or not name.isprintable():
         raise CheckpointError(
             f"bad tensor name {shown(name)}",
@@ -240,7 +242,7 @@ def _tensor_info(name: str, entry: Any, path: Path, start: int) -> TensorInfo:
     what = f"tensor {shown(check_name(name, where))}"
     if not isinstance(entry, dict) or not {"dtype", "shape", "data_offsets"} <= entry.keys():
         raise CheckpointError(
-            f"{what} is not described",
+            f"{what} has an incomplete entry",
             where=where,
             expected="dtype, shape and data_offsets",
             found=shown(entry),
@@ -248,7 +250,7 @@ def _tensor_info(name: str, entry: Any, path: Path, start: int) -> TensorInfo:
     dtype, shape, offsets = entry["dtype"], entry["shape"], entry["data_offsets"]
     if not isinstance(dtype, str) or dtype not in DTYPES:
         raise CheckpointError(
-            f"{what} has an unknown dtype", where=where, expected="one of the format's", found=shown(dtype)
+            f"{what} has an unknown dtype", where=where, expected="a safetensors dtype", found=shown(dtype)
         )
     if not _is_list_of_sizes(shape) or len(shape) > MAX_RANK or any(size > MAX_DIMENSION for size in shape):
         raise CheckpointError(
@@ -274,7 +276,7 @@ def _tensor_info(name: str, entry: Any, path: Path, start: int) -> TensorInfo:
 
 
 def _check_cover(tensors: list[TensorInfo], start: int, size: int, where: str) -> None:
-    """The data must be covered exactly: a reader that allowed a gap would let a file hide something in it."""
+    """The tensors must cover the data exactly: a gap could hide data."""
     end, previous = start, "the header"
     for tensor in tensors:
         what = f"tensor {shown(tensor.name)}"
@@ -282,14 +284,14 @@ def _check_cover(tensors: list[TensorInfo], start: int, size: int, where: str) -
             raise CheckpointError(
                 f"{what} overlaps {previous}",
                 where=where,
-                expected=f"it to begin at {end - start}",
+                expected=f"an offset of {end - start}",
                 found=f"{tensor.offset - start}",
             )
         if tensor.offset > end:
             raise CheckpointError(
                 f"unused bytes between {previous} and {what}",
                 where=where,
-                expected=f"it to begin at {end - start}",
+                expected=f"an offset of {end - start}",
                 found=f"{tensor.offset - start}",
             )
         end, previous = tensor.offset + tensor.nbytes, what

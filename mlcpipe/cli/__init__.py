@@ -1,25 +1,31 @@
-"""The command line: one file a verb. Heavy packages are imported by the verb that needs them."""
+"""The command line: a file or a folder for each verb. Heavy packages are imported by the verb that needs them."""
 
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import sys
 import traceback
-from typing import Annotated
+import warnings
+from collections.abc import Callable
+from functools import partial
+from typing import Annotated, Any
 
 import typer
 
-from mlcpipe.cli.bench import bench_command
-from mlcpipe.cli.chat import chat_command
+from mlcpipe.cli.bench.command import bench_command
+from mlcpipe.cli.chat.command import chat_command
 from mlcpipe.cli.compile import compile_command
 from mlcpipe.cli.convert import convert_command
 from mlcpipe.cli.doctor import doctor_command
 from mlcpipe.cli.inspect import inspect_command
 from mlcpipe.cli.package import package_command
-from mlcpipe.cli.tune import tune_command
-from mlcpipe.env import env
-from mlcpipe.errors import MlcpipeError
+from mlcpipe.cli.serve import serve_command
+from mlcpipe.cli.sign import sign_command, trust_command
+from mlcpipe.cli.tune.command import tune_command
+from mlcpipe.env import env, name_a_home
+from mlcpipe.errors import ForeignBundleWarning, MlcpipeError, UsageError, no_memory
 
 app = typer.Typer(
     name="mlcpipe",
@@ -31,10 +37,13 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 app.command("chat")(chat_command)
+app.command("serve")(serve_command)
 app.command("compile")(compile_command)
 app.command("convert")(convert_command)
 app.command("package")(package_command)
 app.command("inspect")(inspect_command)
+app.command("sign")(sign_command)
+app.command("trust")(trust_command)
 app.command("bench")(bench_command)
 app.command("tune")(tune_command)
 app.command("doctor")(doctor_command)
@@ -45,14 +54,19 @@ _ArgumentError: type[typer.BadParameter] = next(
 )
 _BUG = 70  # EX_SOFTWARE of sysexits.h
 _INTERRUPTED = 130  # 128 + SIGINT, as shells report it
+_SHOWN = 120  # characters of a path in a message
 _BROKEN_PIPE = 1  # as typer, which catches some itself, and Python's documentation of SIGPIPE
 
 
 def _print_versions(wanted: bool) -> None:
     if wanted:
-        from mlcpipe.cli.machine import versions
+        from mlcpipe.host.versions import versions
+        from mlcpipe.version import commit
 
-        sys.stdout.write("".join(f"{name} {value or 'absent'}\n" for name, value in versions().items()))
+        shown = versions()
+        if built_from := commit():
+            shown["mlcpipe"] = f"{shown['mlcpipe']} ({built_from})"
+        sys.stdout.write("".join(f"{name} {value or 'absent'}\n" for name, value in shown.items()))
         raise typer.Exit
 
 
@@ -69,20 +83,20 @@ def _options(
 def main(arguments: list[str] | None = None) -> int:
     """Run the command line and return its exit code.
 
-    0; 2 for a mistake of the user, with one line on stderr; 130 after Ctrl-C; 70 for a bug of mlcpipe.
-    With MLCPIPE_DEBUG=1 the traceback comes before the line.
+    0; 2 for a mistake of the user or a refusal of the system, with one line on stderr; 130 after Ctrl-C; 70 for a bug
+    of mlcpipe. With MLCPIPE_DEBUG=1 the traceback comes before the line.
     """
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="replace")  # a terminal in another encoding shows "?" for what it lacks
     if arguments is None:  # the program, not a function of a program that may have use for torch
         _leave_torch_out()
+        name_a_home()
     try:
         return _run(arguments)
     except KeyboardInterrupt:
         return _INTERRUPTED
     except BrokenPipeError:
-        _abandon_stdout()
         return _BROKEN_PIPE
     except _ArgumentError as error:
         _report(f"{error.format_message().rstrip('.')}; `{_command_path(error)} --help` explains")
@@ -90,9 +104,17 @@ def main(arguments: list[str] | None = None) -> int:
     except MlcpipeError as error:
         _report(str(error))
         return error.exit_code
+    except OSError as error:
+        _report(str(_refusal(error)))
+        return 2
     except Exception as error:
+        if (ours := no_memory(error)) is not None:
+            _report(str(ours))
+            return ours.exit_code
         _report(f"unexpected {type(error).__name__}: {error}; this is a bug, MLCPIPE_DEBUG=1 shows where")
         return _BUG
+    finally:
+        _flush()
 
 
 def _leave_torch_out() -> None:
@@ -104,24 +126,52 @@ def _leave_torch_out() -> None:
 
 
 def _run(arguments: list[str] | None) -> int:
+    if sys.stdout is None:
+        raise UsageError("there is nowhere to write to", expected="an open stdout", found="a closed one")
     try:
-        # without a verb: the help, and no error
-        code = app(arguments or sys.argv[1:] or ["--help"], prog_name="mlcpipe", standalone_mode=False)
+        with warnings.catch_warnings():
+            warnings.showwarning = partial(_note, warnings.showwarning)
+            # without a verb: the help, and no error
+            code = app(arguments or sys.argv[1:] or ["--help"], prog_name="mlcpipe", standalone_mode=False)
         sys.stdout.flush()
     except typer.Abort:
         return _INTERRUPTED
     return code if isinstance(code, int) else 0
 
 
+def _note(show: Callable[..., None], message: Warning | str, category: type[Warning], *where: Any, **more: Any) -> None:
+    """What a bundle will run, in one line; other warnings as Python shows them."""
+    if not issubclass(category, ForeignBundleWarning):
+        return show(message, category, *where, **more)
+    from mlcpipe.cli.terminal import say, stderr_console
+
+    say(stderr_console(), f"note: {message}")
+
+
 def _report(line: str) -> None:
     """One line on stderr, about the exception that is being handled."""
-    from mlcpipe.cli.markdown import sanitize
+    from mlcpipe.cli.terminal import sanitize
 
     text = " ".join(sanitize(line).split())
+    if sys.stderr is None:
+        return
     with contextlib.suppress(OSError):
         if _debug():
             traceback.print_exc()
         sys.stderr.write(f"error: {text}\n")
+
+
+def _refusal(error: OSError) -> MlcpipeError:
+    """The error for users of what the system does not do: a folder that may not be read, a full disk, a long name."""
+    name = os.fsdecode(error.filename) if isinstance(error.filename, (str, bytes)) else ""
+    shown = name if len(name) <= _SHOWN else f"{name[:_SHOWN]}..."
+    steps = {errno.ENAMETOOLONG: "a question goes to --prompt", errno.EACCES: "check the permissions",
+             errno.ENOSPC: "free space, or write to another disk"}  # fmt: skip
+    return UsageError(
+        f"cannot read or write {repr(shown) if name else 'a file or stream'}",
+        found=error.strerror or str(error) or type(error).__name__,
+        next_step=steps.get(error.errno or 0),
+    )
 
 
 def _command_path(error: object) -> str:
@@ -136,7 +186,12 @@ def _debug() -> bool:
         return False
 
 
-def _abandon_stdout() -> None:
-    """Nobody reads any more; without this the interpreter complains when it flushes at exit."""
-    with contextlib.suppress(OSError, ValueError):
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+def _flush() -> None:
+    """Write what is left, or drop what cannot be written: the interpreter would complain about it at exit."""
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            if stream is not None:
+                stream.flush()
+        except (OSError, ValueError):
+            with contextlib.suppress(OSError, ValueError):
+                os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())

@@ -8,9 +8,21 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from mlcpipe.cli.bundles import DEFAULT_QUANTIZATION, DEFAULT_TARGET, check_names, is_bundle
-from mlcpipe.cli.console import byte_size, print_json, print_rows, say, stderr_console, stdout_console
-from mlcpipe.errors import UsageError
+from mlcpipe.atomic import check_destination
+from mlcpipe.cli.options import (
+    CheckpointArgument,
+    CompileTargetOption,
+    ContextOption,
+    JsonOption,
+    KvCacheDtypeOption,
+    OverwriteOption,
+    QuantizationOption,
+    check_at_least_one,
+)
+from mlcpipe.cli.terminal import print_json, print_rows, say, stderr_console, stdout_console
+from mlcpipe.defaults import AUTO, DEFAULT_QUANTIZATION, DEFAULT_TARGET
+from mlcpipe.host.finding import byte_size
+from mlcpipe.loading import check_names
 from mlcpipe.progress import ConsoleProgress, console_progress
 
 if TYPE_CHECKING:
@@ -18,27 +30,17 @@ if TYPE_CHECKING:
 
 
 def compile_command(
-    model: Annotated[str, typer.Argument(help="A checkpoint folder or hf://org/name[@revision].")],
+    model: CheckpointArgument,
     output: Annotated[Path, typer.Option("--output", "-o", help="The bundle's folder.")],
-    target: Annotated[
-        str, typer.Option(help="A device that `mlcpipe doctor` lists, or your own board.toml.")
-    ] = DEFAULT_TARGET,
-    quantization: Annotated[
-        str,
-        typer.Option(
-            help="How to store the weights: a name such as `q8f16_1`, the README lists all. auto: `q4f16_1`, for "
-            "webgpu with a second library for GPUs that compute in float16."
-        ),
-    ] = DEFAULT_QUANTIZATION,
-    context: Annotated[int | None, typer.Option(help="The longest chat, in tokens (default: the model's).")] = None,
-    kv_cache_dtype: Annotated[
-        str, typer.Option(help="How to keep the chat's keys and values: auto, f16, f32, or q8 in half the memory.")
-    ] = "auto",
+    target: CompileTargetOption = DEFAULT_TARGET,
+    quantization: QuantizationOption = None,
+    context: ContextOption = None,
+    kv_cache_dtype: KvCacheDtypeOption = None,
     quick: Annotated[
         bool, typer.Option("--quick", help="Link for browsers in seconds, not a minute; the library is twice as large.")
     ] = False,
-    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace a bundle that is there.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
+    overwrite: OverwriteOption = False,
+    as_json: JsonOption = False,
 ) -> None:
     """Compile a model for a device: quantize the weights, generate the kernels, put all of it in one folder.
 
@@ -53,12 +55,13 @@ def compile_command(
 
     `mlcpipe compile ./Qwen3-0.6B --target webgpu --quantization auto -o qwen3-web`
     """
-    if context is not None and context < 1:
-        raise UsageError("--context", expected="an integer >= 1", found=context)
-    check_output(output, overwrite=overwrite)
-    check_names(target, quantization)
+    check_at_least_one(context=context)
+    target, quantization = target or DEFAULT_TARGET, quantization or DEFAULT_QUANTIZATION
+    from mlcpipe.bundle import MANIFEST, read_manifest
+
+    check_destination(output, MANIFEST if overwrite else "")
+    check_names(target, quantization, kv_cache_dtype or AUTO)
     import mlcpipe
-    from mlcpipe.bundle import read_manifest
     from mlcpipe.checkpoint import resolve
 
     with console_progress(stderr_console()) as progress:
@@ -69,7 +72,7 @@ def compile_command(
             quantization=quantization,
             output=output,
             context_length=context,
-            kv_cache_dtype=kv_cache_dtype,
+            kv_cache_dtype=kv_cache_dtype or AUTO,
             quick=quick,
             overwrite=overwrite,
             progress=progress,
@@ -80,21 +83,6 @@ def compile_command(
         print_json(_summary(bundle, manifest, bits, progress))
     else:
         _show(bundle, manifest, bits, progress)
-
-
-def check_output(output: Path, *, overwrite: bool) -> None:
-    """Before the work: what --overwrite may replace is a bundle, never somebody's folder."""
-    if not output.is_dir() or not any(output.iterdir()):
-        return  # a file there is refused when the output is written
-    if not overwrite:
-        raise UsageError("the output folder is not empty", where=output, next_step="add --overwrite or name another")
-    if not is_bundle(output):
-        raise UsageError(
-            "--overwrite only replaces a bundle",
-            where=output,
-            expected="mlcpipe.json in it",
-            found="other files",
-        )
 
 
 def _bits_per_weight(manifest: Manifest, checkpoint: Path) -> float:

@@ -7,22 +7,25 @@ from typing import Annotated
 
 import typer
 
-from mlcpipe.cli.bundles import DEFAULT_QUANTIZATION, DEFAULT_TARGET, check_names
-from mlcpipe.cli.compile import check_output
-from mlcpipe.cli.console import byte_size, say, stderr_console, stdout_console
+from mlcpipe.atomic import check_destination
+from mlcpipe.cli.options import CheckpointArgument, CompileTargetOption, OverwriteOption, QuantizationOption
+from mlcpipe.cli.terminal import say, stderr_console, stdout_console
+from mlcpipe.defaults import DEFAULT_QUANTIZATION, DEFAULT_TARGET
+from mlcpipe.host.finding import byte_size
+from mlcpipe.loading import check_names
 from mlcpipe.progress import console_progress
 
 
 def convert_command(
-    model: Annotated[str, typer.Argument(help="A checkpoint folder or hf://org/name[@revision].")],
-    output: Annotated[Path, typer.Option("--output", "-o", help="A new folder for the weights.")],
-    target: Annotated[str, typer.Option(help="Whose layout the weights get.")] = DEFAULT_TARGET,
-    quantization: Annotated[str, typer.Option(help="How to store the weights.")] = DEFAULT_QUANTIZATION,
-    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace weights that are there.")] = False,
+    model: CheckpointArgument,
+    output: Annotated[Path, typer.Option("--output", "-o", help="The folder of the weights.")],
+    target: CompileTargetOption = DEFAULT_TARGET,
+    quantization: QuantizationOption = None,
+    overwrite: OverwriteOption = False,
 ) -> None:
     """Quantize the weights and nothing else: parameter shards, their index and the configuration.
 
-    One tensor is in memory at a time, so that a model may be larger than the memory.
+    One tensor is in memory at a time, so a model may be larger than the memory.
 
     Examples:
 
@@ -31,9 +34,11 @@ def convert_command(
     `mlcpipe convert hf://Qwen/Qwen3-0.6B --quantization q3f16_1 -o qwen3-q3`
     """
     import mlcpipe
+    from mlcpipe.bundle.tensor_cache import TENSOR_CACHE
     from mlcpipe.checkpoint import resolve
 
-    check_output(output, overwrite=overwrite)
+    target, quantization = target or DEFAULT_TARGET, quantization or DEFAULT_QUANTIZATION
+    check_destination(output, TENSOR_CACHE if overwrite else "")
     check_names(target, quantization)
     with console_progress(stderr_console()) as progress:
         checkpoint = resolve(model, progress)

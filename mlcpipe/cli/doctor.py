@@ -2,48 +2,29 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 import platform
-from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from mlcpipe.bandwidth import last_cache_bytes, read_bandwidth_gb_s
-from mlcpipe.cli import machine
-from mlcpipe.cli.bundles import DEFAULT_TARGET
-from mlcpipe.cli.console import byte_size, cell, new_table, print_json, stderr_console, stdout_console
-from mlcpipe.cpu_name import cpu_model
+from mlcpipe.cli.terminal import cell, new_table, print_json, stderr_console, stdout_console
+from mlcpipe.compiler.link import linker_finding
+from mlcpipe.defaults import DEFAULT_TARGET
 from mlcpipe.env import env
-from mlcpipe.errors import CompileError, MlcpipeError
+from mlcpipe.errors import MlcpipeError
+from mlcpipe.host.bandwidth import last_cache_bytes, read_bandwidth_gb_s
+from mlcpipe.host.cpu import core_counts
+from mlcpipe.host.finding import Finding, byte_size
+from mlcpipe.host.memory import free_memory
+from mlcpipe.host.versions import package_version, system_name
 from mlcpipe.version import PINNED, __version__
 
-# Vulkan's features that make models faster or smaller -> what they are for.
-_VULKAN_FEATURES = {
-    "shaderFloat16": "float16",
-    "shaderInt8": "int8",
-    "shaderIntegerDotProduct": "integer dot products",
-    "subgroupArithmetic": "subgroup sums",
-    "cooperativeMatrix": "cooperative matrices",
-}
 _MARKS = {"ok": "[green]ok[/]", "note": "", "missing": "[yellow]missing[/]", "broken": "[red]broken[/]"}
-
-
-# What a target links with -> the finding that says whether it is here.
-_LINKERS = {"shared": "linker", "wasm": "emcc", "device": "linker", "cuda": "nvrtc"}
-# Those that are compiled here for other machines, too.
-_ELSEWHERE = ("wasm", "cuda", "metal", "metal-archive")
-
-
-@dataclass(frozen=True)
-class Finding:
-    """One fact: `state` is "ok", "note", "missing" or "broken"; `advice` is what to type, "" if nothing."""
-
-    name: str
-    state: str
-    value: str
-    advice: str = ""
 
 
 def doctor_command(
@@ -62,13 +43,15 @@ def doctor_command(
 
     `mlcpipe doctor --bandwidth --json`
     """
-    findings = [*_packages(), *_linker(), *_wasm_compiler(), *_cuda_compiler(), *_machine(bandwidth)]
-    broken = [finding.name for finding in findings if finding.state in ("broken", "missing")]
-    if "tvm" not in broken:
-        findings += _vulkan()
-        findings += _cuda()
-        findings += _metal()
-    findings += _targets(broken)
+    findings = [*_packages()]
+    works = all(finding.state == "ok" for finding in findings)
+    findings += _machine(bandwidth)
+    if works:
+        tools = _tools()
+        findings += dict.fromkeys(finding for found in tools.values() for finding in found)
+        findings += [*_devices(), *_targets(tools)]
+    else:
+        findings += [linker_finding(), Finding("targets", "missing", "TVM does not work (see above)")]
     usable = any(f.name == f"target {DEFAULT_TARGET}" and f.state == "ok" for f in findings)
     if as_json:
         print_json({"cpu_usable": usable, "findings": [asdict(finding) for finding in findings]})
@@ -80,9 +63,9 @@ def doctor_command(
 
 def _packages() -> Iterator[Finding]:
     yield Finding("mlcpipe", "ok", __version__)
-    yield Finding("python", "ok", f"{platform.python_version()} on {machine.system_name()}")
+    yield Finding("python", "ok", f"{platform.python_version()} on {system_name()}")
     pair = " ".join(f"{name}=={version}" for name, version in PINNED.items())
-    found = {name: machine.package_version(name) for name in PINNED}
+    found = {name: package_version(name) for name in PINNED}
     value = ", ".join(f"{name} {version or 'not installed'}" for name, version in found.items())
     if found != PINNED:
         yield Finding("tvm", "broken", f"{value}; only one pair works together", f"pip install {pair}")
@@ -101,185 +84,70 @@ def _import_problem() -> str:
     return "" if tvm.runtime.enabled("llvm") else "it was built without LLVM"
 
 
-def _linker() -> Iterator[Finding]:
-    from mlcpipe.compiler.link import find_linker
-
-    try:
-        linker = find_linker()
-    except CompileError as error:
-        yield Finding("linker", "missing", error.what, error.next_step or "")
-    else:
-        yield Finding("linker", "ok", f"{linker.name}: {linker.version}")
-
-
-def _wasm_compiler() -> Iterator[Finding]:
-    """What builds libraries for browsers."""
-    from mlcpipe.compiler.emscripten import find_emcc
-
-    try:
-        emcc = find_emcc()
-    except CompileError as error:
-        yield Finding("emcc", "missing", f"{error.what}: it builds libraries for browsers", error.next_step or "")
-    else:
-        yield Finding("emcc", "ok", emcc.version)
-
-
-def _cuda_compiler() -> Iterator[Finding]:
-    """What compiles kernels for NVIDIA's GPUs."""
-    from mlcpipe.compiler.cuda.nvrtc import find_nvrtc
-
-    try:
-        yield Finding("nvrtc", "ok", f"NVRTC {find_nvrtc().version}")
-    except CompileError as error:
-        yield Finding("nvrtc", "missing", f"{error.what}: it builds kernels for CUDA", error.next_step or "")
-
-
 def _machine(bandwidth: bool) -> Iterator[Finding]:
     import psutil
 
-    yield Finding("cpu", "note", f"{cpu_model()}: {' '.join(machine.cpu_features()) or 'features unknown'}")
-    yield from _variants()
-    physical, logical = machine.core_counts()
+    physical, logical = core_counts()
     threads = env().threads
     chosen = f"MLCPIPE_THREADS asks for {threads}" if threads else f"{physical} threads are used"
     yield Finding("cores", "note", f"{physical} physical, {logical} logical; {chosen}")
     if cache := last_cache_bytes():
         yield Finding("last cache", "note", byte_size(cache))
-    memory = psutil.virtual_memory()
-    yield Finding("memory", "note", f"{byte_size(memory.total)}, {byte_size(memory.available)} free")
+    yield Finding("memory", "note", f"{byte_size(psutil.virtual_memory().total)}, {free_memory()}")
     if bandwidth:
         speed = read_bandwidth_gb_s(threads or physical)
         yield Finding("read bandwidth", "note", f"{speed:.1f} GB/s with {threads or physical} threads")
-    folder = env().cache_dir
-    yield Finding("cache", "note", f"{folder}, {byte_size(_tree_bytes(folder))}")
+    folder = env().cache
+    yield Finding("cache", "note", f"{folder}, {byte_size(_tree_bytes(folder))}" if folder else "none: no home folder")
 
 
-def _variants() -> Iterator[Finding]:
-    """Which variant of a bundle's kernels this CPU runs, and what it lacks for better ones."""
-    from mlcpipe.cpu_features import architecture, host_features
-    from mlcpipe.targets import host_variants, load_target
+def _tools() -> dict[str, list[Finding]]:
+    """What each backend needs."""
+    from mlcpipe.compiler.backends import backend, backends
 
-    variants, here = host_variants(load_target(DEFAULT_TARGET)), host_features()
-    best = next((variant for variant in variants if here.issuperset(variant.features)), None)
-    if best is None:
-        yield Finding("cpu variant", "missing", f"mlcpipe has no kernels for {architecture()}")
-        return
-    better = variants[: variants.index(best)]
-    lacks = "; ".join(f"{v.name} needs {' '.join(f for f in v.features if f not in here)}" for v in better)
-    others = ", ".join(v.name for v in variants if v not in (best, *better))
-    parts = [
-        best.name,
-        f"better ones: {lacks}" if lacks else "the best there is",
-        f"also runs {others}" if others else "",
-    ]
-    yield Finding("cpu variant", "note", "; ".join(part for part in parts if part))
-    if (wanted := env().cpu_variant) is not None:
-        runs = any(v.name == wanted and here.issuperset(v.features) for v in variants)
-        advice = "" if runs else "unset MLCPIPE_CPU_VARIANT"
-        yield Finding("MLCPIPE_CPU_VARIANT", "note" if runs else "broken", f"asks for {wanted}", advice)
+    return {name: list(backend(name).tools()) for name in backends()}
 
 
-def _vulkan() -> Iterator[Finding]:
-    """The plugin, compiled now if it was not (some ten seconds, once), and the devices that it finds."""
-    from mlcpipe.runtime import vulkan, vulkan_plugin
-    from mlcpipe.targets import matrix_target, suited_target
+def _devices() -> Iterator[Finding]:
+    """What each kind of device is here, or one line that says why there is none."""
+    from mlcpipe import devices
 
-    try:
-        with stderr_console().status("compiling the Vulkan plugin, once"):
-            yield Finding("vulkan plugin", "ok", str(vulkan_plugin.build()))
-        devices = vulkan.devices()
-    except MlcpipeError as error:
-        yield Finding("vulkan", "missing", error.what, error.next_step or "")
-        return
-    for device in devices:
-        if device.index is None:
-            yield Finding("vulkan device", "broken", f"{device.title}: {device.problem}", "update its driver")
-            continue
-        limits = device.limits
-        matrices = matrix_target(device.vendor_id, limits, device.features)
-        subgroups = dict.fromkeys((limits["min_subgroup_size"], limits["max_subgroup_size"]))
-        parts = [
-            f"{device.title}, {device.kind}, Vulkan {device.api_version}",
-            f"{byte_size(device.memory_bytes)} memory, {byte_size(device.free_bytes)} free",
-            f"a tensor has at most {byte_size(limits['max_buffer_bytes'])}",
-            f"{limits['max_threads']} threads share {byte_size(limits['max_shared_memory_bytes'])}",
-            f"subgroups of {' to '.join(map(str, subgroups))}",
-            f"has {', '.join(name for f, name in _VULKAN_FEATURES.items() if f in device.features) or 'no extras'}",
-            f"compile with --target {suited_target(device.vendor_id, limits)}",
-            *([f"--target {matrices} uses its matrices, untried on any GPU"] if matrices else []),
-            "preferred" if device.index == 0 else f"taken by --device {device.spec}",
-        ]
-        yield Finding(device.spec, "ok", "; ".join(parts))
+    with stderr_console().status("looking for devices"):
+        for name in devices.kinds():
+            try:
+                yield from devices.kind(name).findings()
+            except MlcpipeError as error:
+                yield Finding(name, "missing", error.what, error.next_step or "")
+            except OSError as error:  # of folders that this user may not read
+                yield Finding(name, "broken", str(error))
 
 
-def _cuda() -> Iterator[Finding]:
-    """The devices that CUDA finds; without a driver one line."""
-    from mlcpipe.runtime import cuda
+def _targets(tools: Mapping[str, Sequence[Finding]]) -> Iterator[Finding]:
+    """Each target that can be compiled for here; of the others one line for what they need."""
+    from mlcpipe.targets import compiled_variants, load_target, target_names, tvm_target
 
-    try:
-        for device in cuda.devices():
-            sizes = f"{byte_size(device.memory_bytes)} memory, {byte_size(device.free_bytes())} free"
-            yield Finding(device.spec, "ok", f"{device.title}; {sizes}")
-    except MlcpipeError as error:
-        yield Finding("cuda", "missing", error.what, error.next_step or "")
-
-
-def _metal() -> Iterator[Finding]:
-    """The devices that Metal finds; elsewhere than on a Mac one line."""
-    from mlcpipe.runtime import metal
-    from mlcpipe.targets import target_names
-
-    try:
-        for device in metal.devices():
-            sizes = f"{byte_size(device.memory_bytes)} memory, {byte_size(device.free_bytes())} free"
-            target = metal.suited_target(device, target_names())
-            advice = f"compile with --target {target}, untried on any GPU"
-            yield Finding(device.spec, "ok", f"{device.name}; {sizes}; {advice}")
-    except MlcpipeError as error:
-        yield Finding("metal", "missing", str(error))
-
-
-def _targets(broken: list[str]) -> Iterator[Finding]:
-    """Each target and, where it cannot be used here, why."""
-    from mlcpipe.targets import load_target, target_names
-
+    lacking: dict[str, list[str]] = {}
     for name in target_names():
         try:
             target = load_target(name)
-            reason = _unusable("tvm" in broken, _LINKERS.get(target.link, "") in broken, name)
+            tvm_target(target, compiled_variants(target)[0])
         except MlcpipeError as error:
             yield Finding(f"target {name}", "broken", str(error))
             continue
-        yield Finding(f"target {name}", "missing" if reason else "ok", reason or target.description)
-
-
-def _unusable(no_tvm: bool, no_linker: bool, name: str) -> str:
-    if no_tvm:
-        return "TVM does not work (see above)"
-    if no_linker:
-        return "there is no linker (see above)"
-    import tvm
-
-    from mlcpipe.targets import compiled_variants, load_target, tvm_target
-
-    described = load_target(name)
-    if described.link in _ELSEWHERE:
-        return ""
-    target = tvm_target(described, compiled_variants(described)[0])
-    try:
-        device = tvm.runtime.device(target.get_target_device_type(), 0)
-    except (ValueError, RuntimeError) as error:
-        return f"this TVM has no runtime for {target.kind.name} ({str(error).strip().splitlines()[-1]})"
-    return "" if device.exist else f"no {target.kind.name} device on this machine"
+        if missing := " and ".join(tool.name for tool in tools[target.backend] if tool.state != "ok"):
+            lacking.setdefault(missing, []).append(name)
+        else:
+            yield Finding(f"target {name}", "ok", target.description)
+    for missing, names in lacking.items():
+        yield Finding("targets", "missing", f"{', '.join(names)}: install {missing} (see above)")
 
 
 def _tree_bytes(folder: Path) -> int:
     total = 0
-    for path in folder.rglob("*"):
-        try:
-            total += 0 if path.is_symlink() or not path.is_file() else path.stat().st_size
-        except OSError:  # another program removes it meanwhile
-            continue
+    for root, _, names in os.walk(folder):
+        for name in names:
+            with contextlib.suppress(OSError):  # another program removes it meanwhile
+                total += os.lstat(os.path.join(root, name)).st_size
     return total
 
 

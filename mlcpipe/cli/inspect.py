@@ -8,7 +8,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from mlcpipe.cli.console import byte_size, cell, new_table, print_json, print_rows, say, stdout_console
+from mlcpipe.cli.options import JsonOption, bundle_folder
+from mlcpipe.cli.terminal import cell, new_table, print_json, print_rows, say, stdout_console
+from mlcpipe.host.finding import byte_size
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -17,14 +19,14 @@ if TYPE_CHECKING:
 
 
 def inspect_command(
-    bundle: Annotated[Path, typer.Argument(help="A compiled model's folder.")],
+    bundle: Annotated[Path, typer.Argument(help="A compiled model's folder.", parser=bundle_folder, metavar="bundle")],
     kernels: Annotated[bool, typer.Option("--kernels", help="Every kernel: its schedule rule and the reason.")] = False,
     params: Annotated[bool, typer.Option("--params", help="Every parameter and the tensors it comes from.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the whole manifest as JSON.")] = False,
+    as_json: JsonOption = False,
 ) -> None:
     """Show what is in a bundle: model, target, memory plan, kernels and where the weights come from.
 
-    It only reads the manifest, so that a bundle of another version or for another machine can be looked at.
+    It only reads the manifest, so it also shows bundles of other versions and for other machines.
 
     Examples:
 
@@ -63,6 +65,7 @@ def _print_overview(console: Console, bundle: Path, manifest: Manifest) -> None:
 
 def _overview(bundle: Path, manifest: Manifest) -> list[tuple[str, str]]:
     from mlcpipe.bundle import abi_hash
+    from mlcpipe.bundle.origin import origin_of
 
     model, target = manifest.model, manifest.target
     usable = "fits this installation" if manifest.abi == abi_hash() else "made for other versions: compile anew"
@@ -80,18 +83,19 @@ def _overview(bundle: Path, manifest: Manifest) -> list[tuple[str, str]]:
                     f"{manifest.linker.version}, {manifest.created}"),
         ("interface", f"{manifest.abi[:12]}, {usable}"),
         ("checkpoint", manifest.checkpoint_hash),
+        ("origin", str(origin_of(bundle))),
     ]  # fmt: skip
 
 
 def _print_variants(console: Console, manifest: Manifest) -> None:
     """Every variant of the kernels, best first, and whether this machine runs it, or which library has it."""
     from mlcpipe.env import env
-    from mlcpipe.runtime.variants import standing
+    from mlcpipe.runtime.variants import variant_status
 
     say(console, "\nvariants of the kernels, best first")
     libraries = any(variant.library for variant in manifest.target.variants)
     table = new_table("variant", "code", "library" if libraries else "on this machine", "needs")
-    for variant, words in standing(manifest.target, env().cpu_variant):
+    for variant, words in variant_status(manifest.target, env().cpu_variant):
         place = words
         if variant.library:
             place = f"{variant.library.path}: {variant.library.dtype}, KV cache {variant.library.kv_dtype}"
@@ -122,7 +126,7 @@ def _print_memory(console: Console, manifest: Manifest) -> None:
 
 
 def _print_kernels(console: Console, manifest: Manifest) -> None:
-    table = new_table("kernel", "op", "rule", "reason", "variants", "tuning record")
+    table = new_table("kernel", "op", "rule", "reason", "variants", "tuning record", whole="kernel")
     count = len(manifest.target.variants)
     for kernel in manifest.kernels:
         variants = "all" if len(kernel.variants) == count else " ".join(kernel.variants)

@@ -8,7 +8,9 @@ from typing import Annotated
 
 import typer
 
-from mlcpipe.cli.console import byte_size, say, stderr_console, stdout_console
+from mlcpipe.cli.options import OverwriteOption, bundle_folder
+from mlcpipe.cli.terminal import say, stderr_console, stdout_console
+from mlcpipe.host.finding import byte_size
 
 
 class App(str, Enum):
@@ -19,18 +21,23 @@ class App(str, Enum):
 
 def package_command(
     bundles: Annotated[
-        list[Path], typer.Argument(help="A bundle; or several of one model, for GPUs with different features.")
+        list[Path],
+        typer.Argument(
+            help="A bundle; or several of one model, for GPUs with different features.",
+            parser=bundle_folder,
+            metavar="bundles",
+        ),
     ],
     output: Annotated[Path, typer.Option("--output", "-o", help="A new folder for the site.")],
     app: Annotated[App, typer.Option(help="What to make: a static web site.")] = App.web,
     title: Annotated[
         str | None, typer.Option(help="The model's name on the page (default: the bundle's folder).")
     ] = None,
-    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace a site that is there.")] = False,
+    overwrite: OverwriteOption = False,
 ) -> None:
     """Make a static web site: a chat page with the model, which runs in the visitor's browser.
 
-    Any host of static files will do, over https; nothing runs on it. To look at it here: `mlcpipe chat --web`.
+    Any host of static files will do, over https. To try the page on this computer: `mlcpipe chat --web`.
 
     Examples:
 

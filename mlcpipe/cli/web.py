@@ -4,71 +4,84 @@ from __future__ import annotations
 
 import webbrowser
 from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from mlcpipe.cli.bundles import AUTO, Wanted, is_bundle, prepare_bundle
-from mlcpipe.cli.console import say, stderr_console
+from mlcpipe import devices
+from mlcpipe.cli.terminal import say, stderr_console
+from mlcpipe.defaults import AUTO
 from mlcpipe.errors import UsageError
+from mlcpipe.loading import bundle_of, model_title, prepare_bundle
 from mlcpipe.progress import console_progress
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-WEB_TARGET = "webgpu"
 
-
-def chat_in_browser(wanted: Wanted, *, port: int | None, show: bool, given: Mapping[str, object]) -> None:
-    """Compile for WebGPU if need be, serve the page with the model, and open it; until Ctrl-C.
+def chat_in_browser(
+    model: str | None,
+    target: str | None,
+    quantization: str | None,
+    *,
+    port: int | None,
+    show: bool,
+    given: Mapping[str, object],
+) -> None:
+    """Compile for WebGPU where that is needed, serve the page with the model, and open it; until Ctrl-C.
 
     Args:
-        wanted: the model; its target is webgpu unless the user names another for browsers.
+        model: as `mlcpipe.load` takes it.
+        target: a target for browsers; None is the usual one.
+        quantization: None is `auto`.
         port: of 127.0.0.1; None is the usual one.
         show: whether to open a browser.
         given: options of the chat in the terminal, as the user wrote them, with their values.
 
     Raises:
-        UsageError: an option that has no effect here, or the port is taken.
+        UsageError: an option that has no effect here, or a port that is taken.
     """
     for option, value in given.items():
         if value is not None and value is not False and value != "":
             raise UsageError(f"{option} has no effect with --web", next_step="set it on the page")
-    _check_for_browsers(wanted)
+    _check_for_browsers(model, target)
     from mlcpipe.web import SiteServer, assemble_site, page_folder
     from mlcpipe.web.server import DEFAULT_PORT
 
     console = stderr_console()
     page = page_folder(lambda line: say(console, line, style="dim"))
-    bundle = _bundle(wanted, console)
-    title = wanted.title if wanted.model is None else Path(wanted.model.rpartition("@")[0] or wanted.model).name
+    bundle = _bundle(model, target, quantization, console)
+    title = model_title(model) if model is None else Path(model.rpartition("@")[0] or model).name
     # The files come from this disk: there is nothing to ask about.
     site = assemble_site(page, [bundle], title=title[:1].upper() + title[1:], autostart=True)
     with SiteServer(site, DEFAULT_PORT if port is None else port) as server:
-        say(console, f"{server.url}  (Ctrl-C ends it)")
+        say(console, f"{server.url}  (Ctrl-C stops the server)")
         if show and not webbrowser.open(server.url):
             say(console, "no browser could be opened: open the address in one with WebGPU")
         server.serve_forever()
 
 
-def _check_for_browsers(wanted: Wanted) -> None:
+def _check_for_browsers(model: str | None, target: str | None) -> None:
     """Refuse what cannot run in a browser before the page is built or a model compiled."""
-    if wanted.target is not None:
+    if target is not None:
         from mlcpipe.targets import load_target
 
-        if load_target(wanted.target).link != "wasm":
-            raise UsageError("--target with --web", expected=f"{WEB_TARGET}, or one like it", found=wanted.target)
-    if wanted.model is not None and is_bundle(Path(wanted.model).expanduser()):
+        usual = devices.browser_target()
+        if load_target(target).backend != load_target(usual).backend:
+            raise UsageError("--target with --web", expected=f"{usual}, or one like it", found=target)
+    if (bundle := bundle_of(model)) is not None:
         from mlcpipe.web import check_bundles
 
-        check_bundles([Path(wanted.model).expanduser()])
+        check_bundles([bundle])
 
 
-def _bundle(wanted: Wanted, console: Console) -> Path:
-    given = Path(wanted.model).expanduser() if wanted.model is not None else None
-    if given is None or not is_bundle(given):
-        wanted = replace(wanted, target=wanted.target or WEB_TARGET, quantization=wanted.quantization or AUTO)
-    elif wanted.target is None and wanted.quantization is None:
+def _bundle(model: str | None, target: str | None, quantization: str | None, console: Console) -> Path:
+    given = bundle_of(model)
+    if given is None:
+        target, quantization = target or devices.browser_target(), quantization or AUTO
+    elif target is None and quantization is None:
         return given  # whatever TVM is installed here: the library has its own
-    # The library comes from this disk: its size matters less than a minute of linking.
-    return prepare_bundle(wanted, console_progress(console), quick=True)
+    with console_progress(console) as progress:
+        # The library comes from this disk: its size matters less than a minute of linking.
+        return prepare_bundle(
+            model, quantization=quantization, target=target, quick=True, runs_here=False, progress=progress
+        )

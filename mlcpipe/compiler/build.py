@@ -1,4 +1,4 @@
-"""A lowered IRModule becomes machine code: one executable a variant, all of them in one module."""
+"""Machine code of a lowered IRModule: one executable per variant, all of them in one module."""
 
 from __future__ import annotations
 
@@ -16,42 +16,46 @@ import tvm
 import tvm_ffi
 from tvm import relax, tirx
 from tvm.relax.analysis import all_global_vars
+from tvm.tirx.build import split_host_device_mods, tir_to_runtime
 
-from mlcpipe.compiler.device_kernels import build_kernels
-from mlcpipe.errors import CompileError
-from mlcpipe.passes.lowering import KernelReport, Lowering
-from mlcpipe.passes.pipeline import LOWER_TO_VM, PER_VARIANT, lower_for_llvm, run
+from mlcpipe import debug
+from mlcpipe.errors import CompileError, last_line
+from mlcpipe.passes.lowering import KernelModule, KernelReport, Lowering
+from mlcpipe.passes.pipeline import DEVICE, HOST, LLVM, SCHEDULE, SHADERS, UNCHECKED, VM, Phase, run
 from mlcpipe.runtime.variants import marker, prefix
 from mlcpipe.targets import Variant
 from tir_schedules.op import is_by_hand
 
-# Kinds of modules with code to read -> the format that `inspect_source` takes.
-_SOURCE_FORMATS = {"llvm": "asm", "webgpu": "wgsl"}
-
-CodeGenerator = Callable[[tvm.IRModule, tvm.target.Target], Any]
-
 
 @dataclass(frozen=True)
 class BuiltVariant:
-    """The code of one variant in object files, why its kernels are as they are, and what it took."""
+    """The object files of one variant, and which schedule rule each of its kernels got."""
 
     variant: Variant
     kernels: tuple[KernelReport, ...]
     paths: tuple[Path, ...]
     nbytes: int
-    seconds: dict[str, float]
 
 
 @dataclass(frozen=True, eq=False)
 class Kernels:
-    """PrimFuncs of one object file: of hosts, which call with any arguments, and of code that knows its own tensors.
+    """PrimFuncs of one object file: `of_hosts` may be called with any arguments, `internal` only by the VM's own code.
 
-    Equal where the code is.
+    Two are equal if their code is. `name` and `dump` are those of a `KernelModule`.
     """
 
     of_hosts: tvm.IRModule
     internal: tvm.IRModule
     target: tvm.target.Target
+    name: str = "kernels"
+    dump: Path | None = None
+
+    def lowered(self) -> tvm.IRModule:
+        """Input of LLVM's code generator. Internal kernels skip argument checks: the VM has checked what hosts pass."""
+        of_hosts = KernelModule(self.of_hosts, self.target, f"{self.name}_of_hosts", self.dump)
+        mod = run(replace(of_hosts, mod=self.internal, name=self.name), LLVM, UNCHECKED).mod
+        mod.update(run(of_hosts, LLVM).mod)
+        return mod
 
     def __hash__(self) -> int:
         return hash((tvm_ffi.structural_hash(self.of_hosts), tvm_ffi.structural_hash(self.internal), str(self.target)))
@@ -66,65 +70,80 @@ class Kernels:
 
 
 def build(state: Lowering) -> Any:
-    """The `tvm.relax.VMExecutable` of a module that `pipeline.PASSES` went over: one variant, with its LLVM module.
+    """The `tvm.relax.VMExecutable` of a scheduled module: one variant, with its LLVM module.
 
-    Raises CompileError with TVM's last words.
+    Raises CompileError with TVM's final error line.
     """
-    lowered, _ = run(state, LOWER_TO_VM)
+    lowered = run(state, VM)
     builder, parts = _bytecode(lowered, "")
     return _executable(builder, lowered, _or_compile_error(lowered, lambda: [_generate(part) for part in parts]))
 
 
-def build_for_device(state: Lowering, *, registered: bool = True, beside: Sequence[Any] = ()) -> Any:
-    """As `build`, for a target whose kernels run on a device: host code in LLVM, which imports the device's module.
+def build_for_device(
+    state: Lowering, *, registered: bool = True, extra_modules: Sequence[Any] = (), kernel_phase: Phase = SHADERS
+) -> Any:
+    """Like `build`, for kernels that run on a device: an LLVM module of host code imports the device's module.
 
-    `registered`: functions register themselves when the program starts, for hosts that cannot look symbols up.
-    `beside`: more modules for the library.
+    `registered`: functions register themselves at program start, for hosts that cannot look up symbols.
+    `extra_modules` are linked into the same library.
     """
-    lowered, _ = run(state, LOWER_TO_VM)
+    lowered = run(state, VM)
     builder, parts = _bytecode(lowered, "")
     mod = tvm.IRModule({})
     for part in parts:
         mod.update(part.of_hosts)
         mod.update(part.internal)
     mod = mod.with_attr("system_lib_prefix", "") if registered else mod
-    library = _or_compile_error(lowered, lambda: build_kernels(mod, lowered.tvm_target))
-    return _executable(builder, lowered, [library, *beside])
+    kernels = KernelModule(mod, lowered.tvm_target, lowered.name, lowered.dump)
+    library = _or_compile_error(lowered, lambda: build_kernels(kernels, kernel_phase))
+    return _executable(builder, lowered, [library, *extra_modules])
+
+
+def build_kernels(kernels: KernelModule, kernel_phase: Phase = SHADERS) -> Any:
+    """Compile kernels to a module of host code that launches them and imports their module. The target needs a host.
+
+    `kernel_phase` is SHADERS, or SOURCES for kernels that a compiler with its own optimizations takes as source.
+    """
+    lowered = run(kernels, DEVICE)
+    host, devices = split_host_device_mods(lowered.mod)
+    shaders = {target: run(lowered.with_mod(mod), kernel_phase).mod for target, mod in devices.items()}
+    host = run(lowered.with_mod(host), HOST).mod
+    began = time.perf_counter()
+    built = tir_to_runtime(host, shaders, kernels.tvm_target.host)
+    debug.show_time(f"{kernels.name} generate code", began)
+    return built
 
 
 def build_variants(
     state: Lowering, variants: Sequence[Variant], folder: Path, object_format: str, threads: int
 ) -> tuple[Any, list[BuiltVariant]]:
-    """All variants of a module that `pipeline.SHARED` went over -> (module to export, what was built), in their order.
+    """All variants of a module after `pipeline.SHARED` -> (module to export, what was built), in their order.
 
-    The root of the module is the last variant, which every machine of the architecture runs, under plain names: a host
-    that knows nothing of variants gets that one. It imports the executables of the others, whose symbols have
-    `prefix(name)`. Scheduling needs Python and goes one by one, meanwhile `threads` generate code into `folder`.
-    Raises CompileError with TVM's last words.
+    The root is the last variant, which runs on every machine of the architecture. Its symbols are plain, so hosts that
+    know no variants run it. It imports the executables of the others, whose symbols begin with `prefix(name)`.
+    Variants are scheduled one after another in Python; meanwhile `threads` generate code into `folder`.
+    Raises CompileError with TVM's final error line.
     """
-    lowered, _ = run(state, LOWER_TO_VM)
+    lowered = run(state, VM)
     pending = []
     pool = ThreadPoolExecutor(threads)
     try:
         for variant in variants:
-            began = time.perf_counter()
-            scheduled, _ = run(replace(state, variant=variant), PER_VARIANT)
+            scheduled = run(replace(state, variant=variant), SCHEDULE)
             one = _with_kernels(lowered, scheduled)
             builder, parts = _bytecode(one, "" if variant is variants[-1] else prefix(variant.name))
             paths = [folder / f"{variant.name}-{i}.{object_format}" for i in range(len(parts))]
-            done = {"schedule": time.perf_counter() - began}
             futures = [pool.submit(_write_object, one, part, path) for part, path in zip(parts, paths)]
-            pending.append((one, builder, done, paths, futures))
+            pending.append((one, builder, paths, futures))
         executables, built = [], []
-        for one, builder, done, paths, futures in pending:
+        for one, builder, paths, futures in pending:
             objects = [future.result() for future in futures]
             libraries = [tvm.runtime.load_static_library(str(p), list(o.names)) for p, o in zip(paths, objects)]
             executables.append(_executable(builder, one, libraries))
-            seconds = done | {"generate": sum(o.seconds for o in objects)}
             nbytes = sum(len(o.code) for o in objects)
-            built.append(BuiltVariant(one.variant, one.kernels, tuple(paths), nbytes, seconds))
+            built.append(BuiltVariant(one.variant, one.kernels, tuple(paths), nbytes))
     finally:
-        pool.shutdown(cancel_futures=True)  # after Ctrl-C or an error only what is running is waited for
+        pool.shutdown(cancel_futures=True)  # after Ctrl-C or an error, wait only for running work
     root = executables[-1].mod
     for executable in executables[:-1]:
         root.import_module(executable.mod)
@@ -141,12 +160,12 @@ def _with_kernels(lowered: Lowering, scheduled: Lowering) -> Lowering:
 
 
 def _bytecode(state: Lowering, symbols: str) -> tuple[relax.ExecBuilder, list[Kernels]]:
-    """The VM's code, which says what variant it is, and the kernels that it calls, whose names begin with `symbols`.
+    """The VM's bytecode with a marker of its variant, and the kernels that it calls, named with the prefix `symbols`.
 
-    The kernels are in two parts, of about as much work: those of the cache and of sampling, which are the same for
-    many models and quantizations, and the others.
-    The code generator takes the symbol of a function that it calls from an ExternFunc of the module. (The prefix that
-    AttachGlobalSymbol knows rewrites the kernels' bodies, and fails on a buffer's view.)
+    The kernels come in two parts of similar size: those written by hand (KV cache, sampling), which many models and
+    quantizations share, and the others.
+    The VM's code generator takes the symbol of a callee from an ExternFunc. AttachGlobalSymbol has a prefix too, but it
+    rewrites the kernels' bodies and fails on a view of a buffer.
     """
     functions = state.mod.functions
     called = {gv for f in functions.values() if isinstance(f, relax.Function) for gv in all_global_vars(f)}
@@ -165,39 +184,50 @@ def _bytecode(state: Lowering, symbols: str) -> tuple[relax.ExecBuilder, list[Ke
         builder.emit_ret(builder.r(0))
     tvm.get_global_func("relax.VMCodeGen")(builder, tvm.IRModule(calls, attrs=state.mod.attrs))
     parts = [
-        Kernels(tvm.IRModule(kernels[part, False]), tvm.IRModule(kernels[part, True]), state.tvm_target)
-        for part in (False, True)
+        Kernels(
+            tvm.IRModule(kernels[by_hand, False]),
+            tvm.IRModule(kernels[by_hand, True]),
+            state.tvm_target,
+            f"{state.name}/{'by_hand' if by_hand else 'by_rules'}",
+            state.dump,
+        )
+        for by_hand in (False, True)
     ]
     return builder, [part for part in parts if part.of_hosts.functions or part.internal.functions]
 
 
 def _generate(kernels: Kernels) -> Any:
-    """The LLVM module of some kernels. The VM checks what hosts hand it, so that its kernels need not."""
+    """Compile kernels to an LLVM module."""
+    lowered, began = kernels.lowered(), time.perf_counter()
     with kernels.target:
-        mod = lower_for_llvm(kernels.internal, kernels.target, checked=False)
-        mod.update(lower_for_llvm(kernels.of_hosts, kernels.target))
-        return tvm.get_global_func("target.build.llvm")(mod, kernels.target)
+        library = tvm.get_global_func("target.build.llvm")(lowered, kernels.target)
+    debug.show_time(f"{kernels.name} generate code", began)
+    return library
 
 
 @dataclass(frozen=True)
 class ObjectFile:
-    """An object file, the functions in it, and the seconds that it took now."""
+    """An object file and the functions in it."""
 
     code: bytes
     names: tuple[str, ...]
-    seconds: float = 0.0
 
 
 def _write_object(state: Lowering, kernels: Kernels, path: Path) -> ObjectFile:
-    began = time.perf_counter()
-    made: ObjectFile = _or_compile_error(state, lambda: object_file(kernels, path.suffix))
+    make = object_file if kernels.dump is None else new_object_file  # the cache would skip passes that a dump must show
+    made: ObjectFile = _or_compile_error(state, lambda: make(kernels, path.suffix))
     path.write_bytes(made.code)
-    return replace(made, seconds=time.perf_counter() - began)
+    return made
 
 
 @lru_cache(maxsize=16)
 def object_file(kernels: Kernels, suffix: str) -> ObjectFile:
-    """The code of some kernels, kept for the next model that has the same ones: half a MiB each."""
+    """Like `new_object_file`, cached for other models with the same kernels: about half a MiB each."""
+    return new_object_file(kernels, suffix)
+
+
+def new_object_file(kernels: Kernels, suffix: str) -> ObjectFile:
+    """Compile kernels to an object file."""
     library = _generate(kernels)
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, f"code{suffix}")
@@ -214,17 +244,20 @@ def _or_compile_error(state: Lowering, work: Callable[[], Any]) -> Any:
     try:
         return work()
     except (RuntimeError, ValueError, TypeError) as error:
-        lines = [line for line in str(error).strip().splitlines() if line.strip()] or [type(error).__name__]
         where = f"target {state.target.name}, variant {state.variant.name}"
-        raise CompileError("code generation failed", where=where, found=lines[-1]) from error
+        raise CompileError("code generation failed", where=where, found=last_line(error)) from error
 
 
-def generated_source(executable: Any) -> str:
-    """The code of an executable that `build` made: assembly, WGSL."""
-    modules, found = [executable.mod], []
+def generated_source(executable: Any, **formats: str) -> str:
+    """Assembly of an executable that `build` or `build_for_device` made.
+
+    `formats` adds modules of other kinds: kind -> the format argument of `inspect_source`.
+    """
+    formats = {"llvm": "asm", **formats}
+    modules, sources = [executable.mod], []
     while modules:
         module = modules.pop()
         modules.extend(module.imports)
-        if module.kind in _SOURCE_FORMATS:
-            found.append(str(module.inspect_source(_SOURCE_FORMATS[module.kind])))
-    return "\n".join(found)
+        if module.kind in formats:
+            sources.append(str(module.inspect_source(formats[module.kind])))
+    return "\n".join(sources)

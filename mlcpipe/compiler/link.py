@@ -1,4 +1,4 @@
-"""Object files to a shared library, with the system's compiler where there is one, else PyPI's ziglang."""
+"""Object files to a library, with the system's C compiler, or PyPI's ziglang if there is none."""
 
 from __future__ import annotations
 
@@ -8,15 +8,17 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from mlcpipe.errors import CompileError
+from mlcpipe.errors import CompileError, last_line
+from mlcpipe.host.finding import Finding
+from mlcpipe.resources import native_path
 
 LINK_TIMEOUT_S = 600
 # The threads of the library's parallel loops; Windows keeps TVM's.
-_POOL = Path(__file__).parent.parent / "native" / "pool.c"
+POOL = native_path() / "pool.c"
 
 
 @dataclass(frozen=True)
@@ -29,14 +31,19 @@ class Linker:
     system: str = sys.platform
 
     def link(self, objects: Sequence[Path], output: Path) -> None:
-        """Link `objects` into the shared library `output`. Raises CompileError with the linker's last words."""
+        """Link `objects` into the shared library `output`. Raises CompileError with the linker's final error line."""
         shared = ["-shared", "-fPIC"] if self.system != "win32" else ["-shared"]
         system = {"darwin": ["-undefined", "dynamic_lookup", "-Wl,-x"], "win32": []}.get(self.system, ["-Wl,-s"])
-        pool = [] if self.system == "win32" else ["-O2", "-pthread", str(_POOL)]
+        pool = [] if self.system == "win32" else ["-O2", "-pthread", str(POOL)]
         self._run([*shared, *system, "-o", str(output), *map(str, objects), *pool])
 
+    def program(self, sources: Sequence[Path], include: Sequence[Path | str], output: Path) -> None:
+        """Link C sources and objects into a static program. Raises CompileError."""
+        flags = ["-std=gnu11", "-O2", "-static", "-pthread", "-w", *(f"-I{path}" for path in include)]
+        self._run([*flags, *map(str, sources), "-lm", "-o", str(output)])
+
     def archive(self, objects: Sequence[Path], output: Path) -> None:
-        """Put `objects` into the static library `output`, where the command is an archiver's. Raises CompileError."""
+        """Put `objects` into the static library `output`; the command must be an archiver. Raises CompileError."""
         self._run(["rcs", str(output), *map(str, objects)])
 
     def _run(self, arguments: Sequence[str]) -> None:
@@ -49,8 +56,8 @@ class Linker:
                 f"linker {self.name} cannot run", found=error, next_step="see `mlcpipe doctor`"
             ) from error
         if done.returncode:
-            words = (done.stderr or done.stdout).strip().splitlines()[-1:] or ["no message"]
-            raise CompileError(f"linker {self.name} failed", found=words[0], next_step="see `mlcpipe doctor`")
+            message = last_line(done.stderr or done.stdout or "no message")
+            raise CompileError(f"linker {self.name} failed", found=message, next_step="see `mlcpipe doctor`")
 
 
 def find_linker() -> Linker:
@@ -72,6 +79,29 @@ def find_linker() -> Linker:
     )
 
 
+def find_linux_linker(arch: str) -> Linker | None:
+    """gcc for static programs of Linux on `arch` by its triple, else ziglang with musl, or None."""
+    gcc = shutil.which(f"{arch.replace('_', '-')}-linux-gnu-gcc") or shutil.which(f"{arch}-linux-gnu-gcc")
+    if gcc is not None:
+        return Linker(Path(gcc).name, "", (gcc,), "linux")
+    zig = find_zig()
+    return zig and replace(zig, command=(*zig.command, "-target", f"{arch}-linux-musl"), system="linux")
+
+
+def linker_finding() -> Finding:
+    """The linker, for `mlcpipe doctor`."""
+    return tool_finding("linker", lambda: f"{(linker := find_linker()).name}: {linker.version}")
+
+
+def tool_finding(name: str, version: Callable[[], str], purpose: str = "") -> Finding:
+    """A tool, for `mlcpipe doctor`: `version` finds it, or raises CompileError that names the command to install it."""
+    try:
+        return Finding(name, "ok", version())
+    except CompileError as error:
+        what = f"{error.what}: {purpose}" if purpose else error.what
+        return Finding(name, "missing", what, error.next_step or "")
+
+
 def find_zig() -> Linker | None:
     """PyPI's ziglang, or None."""
     if importlib.util.find_spec("ziglang") is None:
@@ -81,7 +111,7 @@ def find_zig() -> Linker | None:
 
 
 def _version(command: tuple[str, ...]) -> str | None:
-    """First line of the version, or None when the command does not work (macOS has a `cc` that only asks for Xcode)."""
+    """First line of the version, or None if the command fails (the `cc` of a bare macOS only asks for Xcode)."""
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     except (OSError, subprocess.TimeoutExpired):
@@ -89,21 +119,21 @@ def _version(command: tuple[str, ...]) -> str | None:
     return (done.stdout.strip().splitlines() or ["unknown"])[0] if done.returncode == 0 else None
 
 
-def library_name(system: str = sys.platform) -> str:
-    """File name of the library in a bundle made for a system."""
-    return {"win32": "model.dll", "darwin": "model.dylib"}.get(system, "model.so")
+def library_name(stem: str, system: str = sys.platform) -> str:
+    """File name of a shared library of a system."""
+    return stem + {"win32": ".dll", "darwin": ".dylib"}.get(system, ".so")
 
 
 def object_format() -> str:
-    """Suffix of object files that this system's linker takes."""
+    """Suffix of this system's object files."""
     return "obj" if os.name == "nt" else "o"
 
 
 def export_library(module: Any, objects: Sequence[Path], output: Path, linker: Linker, triple: str) -> None:
     """Write a module of compiled Relax executables as the shared library `output`, made for `triple`.
 
-    `objects` are the files of its static libraries, the one that every machine runs first: TVM puts conversions of
-    float16 into each of them under one weak name, a linker takes the first, and all variants call it.
+    `objects` are the files of its static libraries, the baseline variant's first: TVM puts float16 conversions into
+    each of them under the same weak names, a linker keeps the first, and all variants call it.
     Raises CompileError.
     """
 

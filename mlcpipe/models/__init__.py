@@ -1,4 +1,4 @@
-"""Model families: `<model_type>.py` is one family, named and found by Hugging Face's `model_type`."""
+"""Model families, one file each, named after Hugging Face's `model_type`."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ _NAME = re.compile(r"[a-z][a-z0-9_]*")
 
 
 def model_types() -> list[str]:
-    """The families that mlcpipe knows."""
+    """The supported families, sorted."""
     return sorted(module.name for module in pkgutil.iter_modules([str(Path(__file__).parent)]))
 
 
 def build_model(config: Mapping[str, Any]) -> CausalLM:
-    """The module for a config.json. Raises ConfigError for an unknown family or a field it cannot honour."""
+    """The module for a config.json. Raises ConfigError for an unknown family or unsupported field."""
     model_type = config.get("model_type")
     if not isinstance(model_type, str) or not _NAME.fullmatch(model_type) or model_type not in model_types():
         raise ConfigError(

@@ -24,20 +24,19 @@ DEFAULTS = Defaults(
 DEFAULT_WINDOW = 4096
 DEFAULT_SOFTCAP = 50.0
 DEFAULT_LOGIT_SOFTCAP = 30.0
-# Gemma stores the difference of a norm's weight to 1.
+# Gemma stores norm weights minus 1.
 NORM_OFFSET = 1.0
 
 
 def build(config: Mapping[str, Any]) -> CausalLM:
-    """The module for a Gemma 2 config.json. Raises ConfigError for what it cannot honour."""
+    """The module for a Gemma 2 config.json. Raises ConfigError for unsupported fields."""
     base = read_base(config, DEFAULTS, mlp_bias=[None, False])
     window = base.fields.optional_integer("sliding_window", DEFAULT_WINDOW)
     facts = base.facts(
         layer_windows(base.fields, window, [i % 2 == 0 for i in range(base.num_layers)]),
         [base.rope()],
         softcap=base.fields.optional_number("attn_logit_softcapping", DEFAULT_SOFTCAP, low=1e-6) or 0.0,
-        logit_softcap=base.fields.optional_number("final_logit_softcapping", DEFAULT_LOGIT_SOFTCAP, low=1e-6)
-        or 0.0,
+        logit_softcap=base.fields.optional_number("final_logit_softcapping", DEFAULT_LOGIT_SOFTCAP, low=1e-6) or 0.0,
         norm_offset=NORM_OFFSET,
         embedding_scale=embedding_scale(base),
     )
@@ -45,7 +44,7 @@ def build(config: Mapping[str, Any]) -> CausalLM:
 
 
 def embedding_scale(base: BaseConfig) -> float:
-    """sqrt(hidden_size) as float32; tied output logits use the table without it."""
+    """sqrt(hidden_size) in float32; tied output logits use the unscaled table."""
     return float(np.sqrt(np.float32(base.hidden_size)))
 
 

@@ -1,4 +1,4 @@
-"""Gemma 3 text models (Gemma Team 2025): Gemma 2 with normalized heads and a rope for sliding layers."""
+"""Gemma 3 text models (Gemma Team 2025): Gemma 2 with head norms and a second rope for sliding layers."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ DEFAULT_PATTERN = 6
 
 
 def build(config: Mapping[str, Any]) -> CausalLM:
-    """The module for a Gemma 3 text config.json. Raises ConfigError for what it cannot honour."""
+    """The module for a Gemma 3 text config.json. Raises ConfigError for unsupported fields."""
     base = read_base(
         config,
         DEFAULTS,
         mlp_bias=[None, False],
-        # transformers stores it and never applies it.
+        # transformers stores this field but never applies it.
         attn_logit_softcapping=[None],
         original_max_position_embeddings=[None],
     )
@@ -45,9 +45,9 @@ def build(config: Mapping[str, Any]) -> CausalLM:
 
 
 def _ropes(base: BaseConfig) -> tuple[Rope, Rope]:
-    """The frequencies of full and of sliding layers.
+    """The frequencies of full and sliding layers.
 
-    New files have `rope_parameters` for each type of layer. Old ones have `rope_theta` and `rope_scaling` for
+    New files have `rope_parameters` per layer type. Old ones have `rope_theta` and `rope_scaling` for
     full layers, and `rope_local_base_freq` for sliding ones.
     """
     nested = base.fields.table("rope_parameters")
@@ -66,7 +66,7 @@ def _ropes(base: BaseConfig) -> tuple[Rope, Rope]:
         )
     tables = Fields(nested, "config.json rope_parameters")
     full = {**tables.table("full_attention"), **scaling}
-    # transformers looks for `truncate` outside of the nested table, where it never is.
+    # transformers looks for `truncate` outside the nested table, where it never is.
     Fields(full, tables.where).refuse(truncate=[None, True])
     sliding_theta = base.fields.number("rope_local_base_freq", DEFAULT_SLIDING_THETA, low=1.0)
     return base.read_rope(full, base.theta), base.read_rope(tables.table("sliding_attention"), sliding_theta)

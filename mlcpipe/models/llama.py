@@ -1,4 +1,4 @@
-"""Llama 2, 3, 3.1+ (Touvron et al. 2023; Meta 2024) and everything that says `model_type: llama`."""
+"""Llama 2, 3, 3.1+ (Touvron et al. 2023; Meta 2024) and other models with `model_type: llama`."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ DEFAULTS = Defaults(positions=2048)
 
 
 def build(config: Mapping[str, Any]) -> CausalLM:
-    """The module for a Llama config.json. Raises ConfigError for what it cannot honour."""
+    """The module for a Llama config.json. Raises ConfigError for unsupported fields."""
     base = read_base(config, DEFAULTS, sliding_window=[None])
     bias, mlp_bias = base.fields.flag("attention_bias", False), base.fields.flag("mlp_bias", False)
     spec = base.attention(qkv_bias=bias, o_bias=bias)

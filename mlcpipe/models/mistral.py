@@ -1,4 +1,4 @@
-"""Mistral 7B and its kin (Jiang et al. 2023): Llama with a sliding window in every layer or in none."""
+"""Mistral 7B and derivatives (Jiang et al. 2023): Llama with a sliding window in all layers or none."""
 
 from __future__ import annotations
 
@@ -16,13 +16,10 @@ DEFAULT_WINDOW = 4096
 
 
 def build(config: Mapping[str, Any]) -> CausalLM:
-    """The module for a Mistral config.json. Raises ConfigError for what it cannot honour."""
+    """The module for a Mistral config.json. Raises ConfigError for unsupported fields."""
     base = read_base(config, DEFAULTS, attention_bias=[None, False], mlp_bias=[None, False])
     window = base.fields.optional_integer("sliding_window", DEFAULT_WINDOW)
     windows = layer_windows(base.fields, window, [window is not None] * base.num_layers, fixed=True)
     spec = base.attention()
-    layers = [
-        PreNormLayer(Attention(spec, i), base.mlp(), base.hidden_size, base.eps)
-        for i in range(base.num_layers)
-    ]
+    layers = [PreNormLayer(Attention(spec, i), base.mlp(), base.hidden_size, base.eps) for i in range(base.num_layers)]
     return CausalLM(base.facts(windows, [base.rope()]), layers)

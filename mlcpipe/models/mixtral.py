@@ -17,7 +17,7 @@ NAMES = ExpertNames(gate="w1", up="w3", down="w2")
 
 
 def build(config: Mapping[str, Any]) -> CausalLM:
-    """The module for a Mixtral config.json. Raises ConfigError for what it cannot honour."""
+    """The module for a Mixtral config.json. Raises ConfigError for unsupported fields."""
     base = read_base(config, DEFAULTS, attention_bias=[None, False], mlp_bias=[None, False])
     window = base.fields.optional_integer("sliding_window", None)
     windows = layer_windows(base.fields, window, [window is not None] * base.num_layers, fixed=True)

@@ -15,13 +15,10 @@ DEFAULTS = Defaults(positions=2048, eps=1e-5)
 
 
 def build(config: Mapping[str, Any]) -> CausalLM:
-    """The module for an OLMo 2 config.json. Raises ConfigError for what it cannot honour."""
+    """The module for an OLMo 2 config.json. Raises ConfigError for unsupported fields."""
     base = read_base(config, DEFAULTS, sliding_window=[None], mlp_bias=[None, False])
     bias = base.fields.flag("attention_bias", False)
     spec = base.attention(qkv_bias=bias, o_bias=bias, norm="all")
     windows = layer_windows(base.fields, None, [False] * base.num_layers, fixed=True)
-    layers = [
-        PostNormLayer(Attention(spec, i), base.mlp(), base.hidden_size, base.eps)
-        for i in range(base.num_layers)
-    ]
+    layers = [PostNormLayer(Attention(spec, i), base.mlp(), base.hidden_size, base.eps) for i in range(base.num_layers)]
     return CausalLM(base.facts(windows, [base.rope()]), layers)

@@ -1,4 +1,4 @@
-"""Phi-3, 3.5 and 4 (Abdin et al. 2024): q, k, v as one matrix, gate and up as one, longrope."""
+"""Phi-3, 3.5 and 4 (Abdin et al. 2024): fused q, k, v; fused gate and up; longrope."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from mlcpipe.nn.rope import Rope, read_rope
 
 DEFAULTS = Defaults(positions=4096, eps=1e-5)
 DEFAULT_ORIGINAL_POSITIONS = 4096
-# What early files call longrope; its authors' code read `yarn` so too.
+# Early names of longrope; its authors' code also treats `yarn` as longrope.
 _RENAMED = {"su": "longrope", "yarn": "longrope"}
 
 
 def build(config: Mapping[str, Any]) -> CausalLM:
-    """The module for a Phi-3 config.json. Raises ConfigError for what it cannot honour."""
+    """The module for a Phi-3 config.json. Raises ConfigError for unsupported fields."""
     base = read_base(config, DEFAULTS, attention_bias=[None, False], mlp_bias=[None, False])
     window = base.fields.optional_integer("sliding_window", None)
     windows = layer_windows(base.fields, window, [window is not None] * base.num_layers, fixed=True)
@@ -38,7 +38,7 @@ def build(config: Mapping[str, Any]) -> CausalLM:
 
 
 def _rope(base: BaseConfig) -> Rope:
-    """Longrope's switch is the top-level `original_max_position_embeddings`, whatever the table says."""
+    """Longrope's switch is the top-level `original_max_position_embeddings`, regardless of the table."""
     table = dict(rope_table(base.fields))
     kind = table.get("rope_type", table.get("type"))
     if isinstance(kind, str):

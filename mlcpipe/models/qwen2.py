@@ -1,4 +1,4 @@
-"""Qwen 2 and 2.5 (Yang et al. 2024): Llama with biases on q, k and v; the upper layers may slide."""
+"""Qwen 2 and 2.5 (Yang et al. 2024): Llama with biases on q, k and v; upper layers may have a window."""
 
 from __future__ import annotations
 
@@ -17,27 +17,22 @@ DEFAULT_FULL_LAYERS = 28
 
 
 def build(config: Mapping[str, Any]) -> CausalLM:
-    """The module for a Qwen 2 config.json. Raises ConfigError for what it cannot honour."""
+    """The module for a Qwen 2 config.json. Raises ConfigError for unsupported fields."""
     base = read_base(config, DEFAULTS, attention_bias=[None], mlp_bias=[None, False])
     spec = base.attention(qkv_bias=True)
-    layers = [
-        PreNormLayer(Attention(spec, i), base.mlp(), base.hidden_size, base.eps)
-        for i in range(base.num_layers)
-    ]
+    layers = [PreNormLayer(Attention(spec, i), base.mlp(), base.hidden_size, base.eps) for i in range(base.num_layers)]
     return CausalLM(base.facts(upper_windows(base), [base.rope()]), layers)
 
 
 def upper_windows(base: BaseConfig) -> tuple[int | None, ...]:
-    """The windows of the layers: `layer_types`, else those from `max_window_layers` up slide."""
+    """The window of each layer: from `layer_types`, else layers from `max_window_layers` on slide."""
     window = window_in_use(base)
     full = base.fields.integer("max_window_layers", DEFAULT_FULL_LAYERS, low=0)
-    return layer_windows(
-        base.fields, window, [window is not None and i >= full for i in range(base.num_layers)]
-    )
+    return layer_windows(base.fields, window, [window is not None and i >= full for i in range(base.num_layers)])
 
 
 def window_in_use(base: BaseConfig) -> int | None:
-    """`sliding_window` where `use_sliding_window` turns it on."""
+    """`sliding_window` if `use_sliding_window` is true."""
     if not base.fields.flag("use_sliding_window", False):
         return None
     return base.fields.optional_integer("sliding_window", DEFAULT_WINDOW)

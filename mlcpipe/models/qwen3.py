@@ -1,4 +1,4 @@
-"""Qwen 3 (Yang et al. 2025): Qwen 2 with normalized heads in place of biases, and a head size of its own."""
+"""Qwen 3 (Yang et al. 2025): Qwen 2 with head norms instead of biases, and an explicit head size."""
 
 from __future__ import annotations
 
@@ -15,12 +15,9 @@ DEFAULTS = Defaults(positions=32768, num_kv_heads=32, head_dim=128)
 
 
 def build(config: Mapping[str, Any]) -> CausalLM:
-    """The module for a Qwen 3 config.json. Raises ConfigError for what it cannot honour."""
+    """The module for a Qwen 3 config.json. Raises ConfigError for unsupported fields."""
     base = read_base(config, DEFAULTS, mlp_bias=[None, False])
     bias = base.fields.flag("attention_bias", False)
     spec = base.attention(qkv_bias=bias, o_bias=bias, norm="head")
-    layers = [
-        PreNormLayer(Attention(spec, i), base.mlp(), base.hidden_size, base.eps)
-        for i in range(base.num_layers)
-    ]
+    layers = [PreNormLayer(Attention(spec, i), base.mlp(), base.hidden_size, base.eps) for i in range(base.num_layers)]
     return CausalLM(base.facts(upper_windows(base), [base.rope()]), layers)

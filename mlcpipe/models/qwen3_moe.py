@@ -19,7 +19,7 @@ NAMES = ExpertNames(gate="gate_proj", up="up_proj", down="down_proj")
 
 
 def build(config: Mapping[str, Any]) -> CausalLM:
-    """The module for a Qwen 3 MoE config.json. Raises ConfigError for what it cannot honour."""
+    """The module for a Qwen 3 MoE config.json. Raises ConfigError for unsupported fields."""
     base = read_base(config, DEFAULTS, mlp_bias=[None, False])
     bias = base.fields.flag("attention_bias", False)
     spec = base.attention(qkv_bias=bias, o_bias=bias, norm="head")
@@ -34,9 +34,7 @@ def build(config: Mapping[str, Any]) -> CausalLM:
         mlp = (
             base.mlp()
             if i in dense
-            else SparseMoE(
-                base.hidden_size, width, experts, chosen, normalize=normalize, act=base.act, names=NAMES
-            )
+            else SparseMoE(base.hidden_size, width, experts, chosen, normalize=normalize, act=base.act, names=NAMES)
         )
         return PreNormLayer(Attention(spec, i), mlp, base.hidden_size, base.eps)
 
@@ -47,8 +45,6 @@ def _dense_layers(base: BaseConfig, experts: int) -> set[int]:
     """Layers without experts: those in `mlp_only_layers`, and all but every `decoder_sparse_step`-th."""
     listed = base.fields.get("mlp_only_layers", [])
     if not isinstance(listed, list) or any(isinstance(i, bool) or not isinstance(i, int) for i in listed):
-        raise ConfigError(
-            "field mlp_only_layers", where=base.fields.where, expected="a list of layers", found=listed
-        )
+        raise ConfigError("field mlp_only_layers", where=base.fields.where, expected="a list of layers", found=listed)
     step = base.fields.integer("decoder_sparse_step", 1)
     return {i for i in range(base.num_layers) if i in listed or experts == 0 or (i + 1) % step}

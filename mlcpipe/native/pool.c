@@ -1,15 +1,16 @@
-/* Runs the parallel loops of a compiled library on threads of its own; linked into the library (POSIX).
+/* Runs the parallel loops of a compiled library on its own threads; linked into the library (POSIX).
  *
- * TVM's pool gives every thread a fixed part of a loop and waits by sched_yield. Beside another process on the same
- * core that is slow: the part on that core waits for the other process's time slice, and each yield gives the rest of
+ * TVM's pool gives every thread a fixed part of a loop and waits by sched_yield. This is slow next to another process on
+ * the same core: the part on that core waits for the other process's time slice, and each yield gives the rest of
  * ours away (Linux 6.18 counts a yield as a whole slice). Decoding with two threads fell to 15 % of its quiet speed
- * beside one busy process and to 4 % beside two. Here no part belongs to a thread: who is done takes the part of one
- * that has not come yet. And who waits spins for SPIN_NS without giving anything away, then sleeps, so that the system
- * has a processor for whoever was held up: 68-76 % and 64 %, where 67 % and 50 % are fair.
+ * with one busy process and to 4 % with two. Here no part belongs to a thread: a free thread takes the next part.
+ * A waiting thread spins for SPIN_NS without yielding, then sleeps, so that the system can run delayed threads:
+ * 68-76 % and 64 %, where 67 % and 50 % are fair.
  */
 #ifndef _WIN32
 #define _GNU_SOURCE
 #include <pthread.h>
+#include <sched.h>
 #include <stdatomic.h>
 #include <stdint.h>
 #include <stdlib.h>
@@ -28,10 +29,21 @@ typedef struct {
 typedef int (*Body)(int task_id, Group* group, void* closure);
 typedef int (*Launch)(Body body, void* closure, int num_task);
 #if defined(__APPLE__)
-extern Launch __TVMBackendParallelLaunch __attribute__((weak_import));
+#define WEAK __attribute__((weak_import))
 #else
-extern Launch __TVMBackendParallelLaunch __attribute__((weak));
+#define WEAK __attribute__((weak))
 #endif
+extern Launch __TVMBackendParallelLaunch WEAK;
+
+/* tvm/ffi/extra/c_env_api.h, tvm/ffi/c_api.h */
+typedef struct {
+  const char* data;
+  size_t size;
+} Bytes;
+extern int TVMFFIEnvCheckSignals(void) WEAK;
+extern int TVMFFIErrorCreate(const Bytes* kind, const Bytes* message, const Bytes* backtrace, void** error) WEAK;
+extern void TVMFFIErrorSetRaised(void* error) WEAK;
+extern int TVMFFIObjectDecRef(void* object) WEAK;
 
 /* tvm/ffi/c_api.h: TVMFFIAny */
 typedef struct {
@@ -41,7 +53,7 @@ typedef struct {
 } Any;
 enum { ANY_NONE = 0, ANY_INT = 1, MAX_TASKS = 0xffff, MAX_THREADS = 1024 };
 
-/* Beside one busy process, EPYC (Zen 5), 2 threads, 2026-11, Qwen2-0.5B / Llama-1B: 100 us leave 64 / 67 % of the quiet
+/* With one busy process, EPYC (Zen 5), 2 threads, 2026-11, Qwen2-0.5B / Llama-1B: 100 us leave 64 / 67 % of the quiet
  * speed, 50 us 67 / 71 %, 20 us 68 / 76 %. Alone, all three are equally fast. */
 enum { SPIN_NS = 20000, SPINS_A_LOOK = 16 };
 #define LINE _Alignas(128)
@@ -57,6 +69,7 @@ typedef struct {
 
 static Worker* workers;
 static int worker_count;
+static int lost_count; /* workers that a fork left in the parent; the next loop starts as many */
 static int users;
 static Launch tvm_launch;
 static pthread_mutex_t admin = PTHREAD_MUTEX_INITIALIZER;
@@ -69,6 +82,7 @@ static _Atomic int waiting;
 static LINE Body body;
 static void* closure;
 static _Atomic int failed;
+static _Atomic int stopped;
 static uint32_t round_number;
 static LINE atomic_flag in_use = ATOMIC_FLAG_INIT;
 static pthread_mutex_t done_mutex = PTHREAD_MUTEX_INITIALIZER;
@@ -88,13 +102,54 @@ static void relax(void) {
 #endif
 }
 
+/* A thread that watches signals lets Python's handlers run between tasks, and stops its loop where one raises an error.
+ * Each look takes Python's lock, which other threads of Python may hold for 5 ms: no more than a tenth of the time goes
+ * into that. A task of such a thread takes some PART_NS: we remember what a loop took for each token. */
+enum { LOOK_NS = 20000000, LOOK_SHARE = 10, PART_NS = 20000000, FIRST_PARTS = 64, COSTS = 256 };
+static _Thread_local int64_t watched_tokens; /* of the call that this thread is in; 0: it does not watch */
+static _Thread_local int64_t next_look;
+static struct Cost {
+  Body body;
+  double ns; /* per token */
+} costs[COSTS];
+
+static int interrupted(void) {
+  if (!watched_tokens) return 0;
+  int64_t began = now_ns();
+  if (began < next_look) return 0;
+  int raised = TVMFFIEnvCheckSignals();
+  int64_t now = now_ns();
+  next_look = now + LOOK_NS + (LOOK_SHARE - 1) * (now - began);
+  return raised;
+}
+
+/* How many tasks each thread should get of a loop of this thread. */
+static int parts_of(Body loop, const struct Cost* cost) {
+  if (!watched_tokens) return 1;
+  const double most = (double)MAX_TASKS / (worker_count + 1);
+  const double parts = cost->body == loop ? 1 + cost->ns * (double)watched_tokens / PART_NS : FIRST_PARTS;
+  return (int)(parts < most ? parts : most);
+}
+
+/* The error that stands for one of Python's. Without a backtrace, which takes half a second the first time. */
+static int python_raised(void) {
+  Bytes kind = {"EnvErrorAlreadySet", 18}, none = {"", 0};
+  void* error;
+  if (TVMFFIErrorCreate(&kind, &none, &none, &error) == 0) {
+    TVMFFIErrorSetRaised(error);
+    TVMFFIObjectDecRef(error);
+  }
+  return -1;
+}
+
 static void take_tasks(void) {
   for (;;) {
     uint64_t mine = atomic_fetch_add(&ticket, 1);
     int task = (int)(mine & MAX_TASKS), count = (int)(mine >> 16 & MAX_TASKS);
     if (task >= count) return;
     Group group = {NULL, count};
-    if (body(task, &group, closure)) atomic_store(&failed, task + 1);
+    if (!atomic_load(&stopped) && interrupted()) atomic_store(&stopped, 1);
+    if (!atomic_load(&stopped) && body(task, &group, closure)) atomic_store(&failed, task + 1);
     if (atomic_fetch_sub(&left, 1) == 1 && atomic_load(&waiting)) {
       pthread_mutex_lock(&done_mutex);
       pthread_cond_signal(&done);
@@ -145,29 +200,6 @@ static void wait_for_others(void) {
   }
 }
 
-/* TVMBackendParallelLaunch: tasks 0 to num_task - 1 of a loop; 0 leaves the number to us. Tasks that wait for each
- * other do not exist here: nothing in mlcpipe makes such loops. */
-static int launch(Body loop, void* data, int num_task) {
-  int count = num_task ? num_task : worker_count + 1;
-  if (atomic_flag_test_and_set_explicit(&in_use, memory_order_acquire)) return tvm_launch(loop, data, num_task);
-  body = loop;
-  closure = data;
-  atomic_store(&failed, 0);
-  atomic_store(&left, count);
-  uint32_t round = ++round_number;
-  atomic_store(&ticket, (uint64_t)round << 32 | (uint64_t)count << 16);
-  for (int i = 0; i < worker_count; i++) call(&workers[i], round);
-  take_tasks();
-  wait_for_others();
-  int status = 0, task = atomic_load(&failed) - 1;
-  if (task >= 0) { /* once more on this thread, which then has the error's message */
-    Group group = {NULL, count};
-    status = loop(task, &group, data);
-  }
-  atomic_flag_clear_explicit(&in_use, memory_order_release);
-  return status;
-}
-
 static void end(int count) {
   for (int i = 0; i < count; i++) {
     workers[i].stop = 1;
@@ -197,6 +229,68 @@ static void begin(int count) {
   }
 }
 
+/* TVMBackendParallelLaunch: tasks 0 to num_task - 1 of a loop; 0 leaves the number to us. Tasks that wait for each
+ * other do not exist here: nothing in mlcpipe makes such loops. */
+static int launch(Body loop, void* data, int num_task) {
+  if (atomic_flag_test_and_set_explicit(&in_use, memory_order_acquire)) return tvm_launch(loop, data, num_task);
+  if (lost_count) {
+    begin(lost_count);
+    lost_count = 0;
+  }
+  struct Cost* cost = &costs[((uintptr_t)loop >> 4) % COSTS];
+  int count = num_task ? num_task : (worker_count + 1) * parts_of(loop, cost);
+  int64_t began = watched_tokens ? now_ns() : 0;
+  body = loop;
+  closure = data;
+  atomic_store(&failed, 0);
+  atomic_store(&stopped, 0);
+  atomic_store(&left, count);
+  uint32_t round = ++round_number;
+  atomic_store(&ticket, (uint64_t)round << 32 | (uint64_t)count << 16);
+  for (int i = 0; i < worker_count; i++) call(&workers[i], round);
+  take_tasks();
+  wait_for_others();
+  int status = 0, task = atomic_load(&failed) - 1;
+  if (atomic_load(&stopped)) {
+    status = python_raised();
+  } else if (task >= 0) { /* once more on this thread, which then has the error's message */
+    Group group = {NULL, count};
+    status = loop(task, &group, data);
+  } else if (watched_tokens) {
+    *cost = (struct Cost){loop, (double)(now_ns() - began) / (double)watched_tokens};
+  }
+  atomic_flag_clear_explicit(&in_use, memory_order_release);
+  return status;
+}
+
+/* Threads do not come along into a forked child, and a lock of another thread of the parent would stay locked there.
+ * (Darwin calls a handler also when its library is gone; Apple's frameworks allow nothing but exec after a fork.) */
+#ifndef __APPLE__
+static void after_fork(void) {
+  lost_count += worker_count;
+  workers = NULL; /* their memory stays: one of them may have held its mutex */
+  worker_count = 0;
+  atomic_store(&waiting, 0);
+  pthread_mutex_init(&admin, NULL);
+  pthread_mutex_init(&done_mutex, NULL);
+  pthread_cond_init(&done, NULL);
+  atomic_flag_clear(&in_use);
+}
+
+__attribute__((constructor)) static void watch_forks(void) { pthread_atfork(NULL, NULL, after_fork); }
+#endif
+
+/* With `in_use`, so that no loop runs on threads that end. */
+static void resize(int count) {
+  while (atomic_flag_test_and_set_explicit(&in_use, memory_order_acquire)) sched_yield();
+  lost_count = 0;
+  if (worker_count != count) {
+    end(worker_count);
+    begin(count);
+  }
+  atomic_flag_clear_explicit(&in_use, memory_order_release);
+}
+
 /* mlcpipe_threads(n): n > 0 adds a user, for whom loops run on n threads from now on, the caller's among them; 0 takes
  * a user away, and with the last one loops run as TVM would. Returns how many threads there are now, 0 for TVM's. */
 __attribute__((visibility("default"))) int __tvm_ffi_mlcpipe_threads(void* self, const Any* arguments, int32_t count,
@@ -209,18 +303,27 @@ __attribute__((visibility("default"))) int __tvm_ffi_mlcpipe_threads(void* self,
       tvm_launch = __TVMBackendParallelLaunch;
       __TVMBackendParallelLaunch = launch;
     }
-    if (worker_count != wanted - 1) {
-      end(worker_count);
-      begin(wanted - 1);
-    }
+    resize(wanted - 1);
   } else if (wanted == 0 && users > 0 && --users == 0) {
     __TVMBackendParallelLaunch = tvm_launch;
-    end(worker_count);
+    resize(0);
   }
   result->type_index = ANY_INT;
   result->padding = 0;
   result->value = users ? worker_count + 1 : 0;
   pthread_mutex_unlock(&admin);
+  return 0;
+}
+
+/* mlcpipe_watch_signals(n): Python's handlers of signals run within this thread's loops, which are of a call with n
+ * tokens; 0: no longer. */
+__attribute__((visibility("default"))) int __tvm_ffi_mlcpipe_watch_signals(void* self, const Any* arguments,
+                                                                           int32_t count, Any* result) {
+  (void)self;
+  watched_tokens = &TVMFFIEnvCheckSignals != NULL && count > 0 ? arguments[0].value : 0;
+  result->type_index = ANY_NONE;
+  result->padding = 0;
+  result->value = 0;
   return 0;
 }
 #endif

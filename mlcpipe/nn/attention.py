@@ -11,6 +11,7 @@ from mlcpipe.nn import definitions
 from mlcpipe.nn.kv_cache import PagedKVCache
 from mlcpipe.nn.linear import Linear
 from mlcpipe.nn.norm import RMSNorm
+from mlcpipe.nn.paged_attention import PagedAttention
 
 
 @dataclass(frozen=True)
@@ -63,7 +64,7 @@ class Attention(nn.Module):
         """x [m, hidden] -> q [m, q_size], k and v [m, kv_size]."""
         return self.q_proj(x), self.k_proj(x), self.v_proj(x)
 
-    def forward(self, x: Tensor, kv: PagedKVCache, cos: Tensor, sin: Tensor) -> Tensor:
+    def forward(self, x: Tensor, kv: PagedKVCache | PagedAttention, cos: Tensor, sin: Tensor) -> Tensor:
         """x [m, hidden], cos and sin f32[m, rotary_dim / 2] -> [m, hidden]."""
         spec, m = self.spec, x.shape[0]
         q, k, v = self.project(x)

@@ -1,4 +1,4 @@
-"""What the config.json of every family states alike: sizes, norms, activation, rope, tied weights."""
+"""The config.json fields that all families share: sizes, norms, activation, rope, tied weights."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from mlcpipe.nn.config import Fields, check_architecture, rope_table
 from mlcpipe.nn.mlp import GatedMLP, activation
 from mlcpipe.nn.rope import Rope, read_rope
 
-# Rope kinds that any family may ask for; longrope's switch of frequencies is defined for Phi-3 only.
+# Rope types that every family supports; longrope is defined for Phi-3 only.
 ROPE_KINDS = ("default", "linear", "dynamic", "llama3", "yarn")
 
 
 @dataclass(frozen=True)
 class Defaults:
-    """What transformers' configuration class of a family assumes where config.json is silent.
+    """A family's defaults in transformers, for fields that config.json omits.
 
     `num_kv_heads` None means as many as query heads, `head_dim` None means hidden_size / num_attention_heads.
-    `act_field` names the field of the activation.
+    `act_field` is the name of the activation field.
     """
 
     positions: int
@@ -37,7 +37,7 @@ class Defaults:
 
 @dataclass(frozen=True)
 class BaseConfig:
-    """The common part of a config.json, checked."""
+    """The validated fields that all families share."""
 
     fields: Fields
     model_type: str
@@ -55,23 +55,21 @@ class BaseConfig:
     tied: bool
 
     def rope(self) -> Rope:
-        """The frequencies of a model that has one set for all layers.
+        """The frequencies of a model with one set for all layers.
 
-        A top-level `original_max_position_embeddings` wins over the rope dictionary's, as in transformers.
+        A top-level `original_max_position_embeddings` overrides the rope dictionary's, as in transformers.
         """
         original = self.fields.optional_integer("original_max_position_embeddings", None, low=2)
         return self.read_rope(rope_table(self.fields), self.theta, original=original)
 
     def read_rope(self, table: Mapping[str, Any], theta: float, *, original: int | None = None) -> Rope:
-        """The frequencies of one rope dictionary. Raises ConfigError for heads that rotate in part."""
+        """The frequencies of one rope dictionary. Raises ConfigError for partial rotation."""
         for fields in (self.fields, Fields(table, "config.json rope_parameters")):
             fields.refuse(partial_rotary_factor=[None, 1, 1.0])
-        return read_rope(
-            table, self.head_dim, self.positions, theta=theta, original=original, kinds=ROPE_KINDS
-        )
+        return read_rope(table, self.head_dim, self.positions, theta=theta, original=original, kinds=ROPE_KINDS)
 
     def attention(self, **options: Any) -> AttentionSpec:
-        """The attention block; `options` are AttentionSpec's."""
+        """The attention spec; `options` are passed to AttentionSpec."""
         return AttentionSpec(
             hidden_size=self.hidden_size,
             num_heads=self.num_heads,
@@ -92,7 +90,7 @@ class BaseConfig:
         rope_of: Sequence[int] | None = None,
         **options: Any,
     ) -> ModelFacts:
-        """The facts of the model; `options` are ModelFacts's. Without `rope_of` all layers use ropes[0]."""
+        """The model's facts; `options` are passed to ModelFacts. Without `rope_of` all layers use ropes[0]."""
         return ModelFacts(
             model_type=self.model_type,
             vocab_size=self.vocab_size,
@@ -111,9 +109,9 @@ class BaseConfig:
 
 
 def read_base(config: Mapping[str, Any], defaults: Defaults, **neutral: Sequence[Any]) -> BaseConfig:
-    """Read what families share. `neutral` are `Fields.refuse`'s: fields that may have these values only.
+    """Read the shared fields. `neutral` maps fields to their allowed values (see `Fields.refuse`).
 
-    Raises ConfigError for a missing or absurd field, and for one that would change the result.
+    Raises ConfigError for a missing or invalid field, or an unsupported one that changes the result.
     """
     fields = Fields(config)
     check_architecture(fields)
@@ -146,7 +144,7 @@ def read_base(config: Mapping[str, Any], defaults: Defaults, **neutral: Sequence
 
 
 def _head_dim(fields: Fields, defaults: Defaults, derived: int) -> int:
-    """`head_dim`; null is refused where transformers refuses it: in families with a number as default."""
+    """`head_dim`; null is an error in families with a numeric default, as in transformers."""
     if defaults.head_dim is not None and "head_dim" in fields.values and fields.values["head_dim"] is None:
         raise ConfigError("field head_dim", where=fields.where, expected="a number or absent", found="null")
     default = derived if defaults.head_dim is None else defaults.head_dim

@@ -11,16 +11,17 @@ from tvm import te, tirx
 from tvm.relax.frontend import nn
 from tvm.relax.frontend.nn import Tensor, op
 
-from mlcpipe.nn import kv_cache
+from mlcpipe.nn import kv_cache, paged_attention
 from mlcpipe.nn.kv_cache import PagedKVCache
 from mlcpipe.nn.linear import Embedding, Linear
 from mlcpipe.nn.norm import RMSNorm
+from mlcpipe.nn.paged_attention import PagedAttention
 from mlcpipe.nn.rope import Rope, cos_sin
 
 
 @dataclass(frozen=True)
 class ModelFacts:
-    """What the compiler, the manifest and the runtime need to know of a model.
+    """Model properties that the compiler, the manifest and the runtime need.
 
     `windows[i]` is the sliding window of layer i or None, `ropes[rope_of[i]]` its frequencies.
     `softcap` bounds attention scores, `logit_softcap` logits (0: none). `embedding_scale` multiplies embeddings.
@@ -49,44 +50,35 @@ class ModelFacts:
 
     @property
     def window(self) -> int | None:
-        """The one window that sliding layers share, or None. Families have at most one."""
+        """The window that all sliding layers share, or None."""
         return next((w for w in self.windows if w is not None), None)
 
 
 class Decoder(nn.Module):
-    """Embedding, layers and final norm, named as Hugging Face's `model`."""
+    """Embedding, layers and final norm, named as in Hugging Face's `model`."""
 
     def __init__(self, facts: ModelFacts, layers: Sequence[nn.Module]) -> None:
         self.facts = facts
         self.embed_tokens = Embedding(facts.vocab_size, facts.hidden_size)
         self.layers = nn.ModuleList(list(layers))
         self.norm = RMSNorm(facts.hidden_size, facts.norm_eps, facts.norm_offset)
-        if any(rope.depends_on_length for rope in facts.ropes):
-            self.rope_length = _Count((1,), "int32")
-            self.rope_length.attrs["constant"] = 0
 
-    def forward(self, x: Tensor, kv: PagedKVCache) -> Tensor:
+    def forward(self, x: Tensor, kv: PagedKVCache | PagedAttention) -> Tensor:
         """x [m, hidden] -> normalized hidden states [m, hidden]."""
-        positions = kv.positions(x.shape[0])
-        length = getattr(self, "rope_length", None)
-        tables = [cos_sin(rope, positions, length if rope.depends_on_length else None) for rope in self.facts.ropes]
+        rows = x.shape[0]
+        positions = kv.positions(rows)
+        lengths = kv.rope_lengths(rows) if any(rope.depends_on_length for rope in self.facts.ropes) else None
+        tables = [cos_sin(rope, positions, lengths) for rope in self.facts.ropes]
         for layer, rope in zip(self.layers, self.facts.rope_of):
             x = layer(x, kv, *tables[rope])
         return self.norm(x)
 
 
-class _Count(nn.Parameter):
-    """An integer, whatever dtype the model computes in."""
-
-    def to(self, dtype: str | None = None) -> None:
-        """Nothing: a count is no activation."""
-
-
 class CausalLM(nn.Module):
-    """The compiled library's model functions (MLC's contract: DESIGN, section 3).
+    """The compiled library's model functions: over pages of the runtime, or what MLC's hosts expect, over TVM's cache.
 
-    Layers are called as `layer(x [m, hidden], kv, cos, sin) -> [m, hidden]`; inside, tokens of all sequences
-    are the m rows of one matrix.
+    Layers are called as `layer(x [m, hidden], kv, cos, sin) -> [m, hidden]`; the m rows are the
+    tokens of all sequences.
     """
 
     def __init__(self, facts: ModelFacts, layers: Sequence[nn.Module]) -> None:
@@ -98,6 +90,7 @@ class CausalLM(nn.Module):
         self.dtype = "float32"
         self.kv_dtype = "float32"
         self.kernels = ""
+        self.own_pages = False
 
     def logits(self, hidden: Tensor) -> Tensor:
         """hidden [m, hidden] -> f32[m, vocab]."""
@@ -107,6 +100,32 @@ class CausalLM(nn.Module):
             cap = Tensor.from_scalar(self.facts.logit_softcap, "float32")
             y = op.multiply(op.tanh(op.divide(y, cap)), cap)
         return y
+
+    def forward_few(self, tokens: Tensor, step: Tensor, logits: Tensor, pages: list[Tensor]) -> Tensor:
+        """tokens i32[b], with the numerics of decode -> logits f32[b, vocab], which are written to `logits`.
+
+        `step` and `pages` are those of `PagedAttention`; keys and values of the tokens are added to the pages.
+        """
+        return self.logits(self._over_pages(tokens, step, pages, many=False))
+
+    def forward_many(self, tokens: Tensor, rows: Tensor, step: Tensor, logits: Tensor, pages: list[Tensor]) -> Tensor:
+        """tokens i32[n] of prompts -> logits f32[r, vocab] of the rows i32[r], which are written to `logits`."""
+        hidden = self._over_pages(tokens, step, pages, many=True)
+        return self.logits(op.tensor_expr_op(_rows, "rows", [hidden, rows]))
+
+    def copy_pages(self, pairs: Tensor, window_pairs: Tensor, pages: list[Tensor]) -> list[Tensor]:
+        """In each layer's pages, page pairs[i, 1] = page pairs[i, 0]; `window_pairs` are for `_own_windows`."""
+        several = [window_pairs if own else pairs for own in self._own_windows]
+        return paged_attention.copy_pages(self.kernels, self.attention_shape(), several, pages)
+
+    @property
+    def _own_windows(self) -> list[bool]:
+        """By layer, whether its pages are those of sliding layers beside others, which free what no query sees."""
+        return [window is not None and None in self.facts.windows for window in self.facts.windows]
+
+    def _over_pages(self, tokens: Tensor, step: Tensor, pages: list[Tensor], many: bool) -> Tensor:
+        kv = PagedAttention(self.kernels, self.attention_shape(), self.facts.windows, step, pages, many)
+        return self.model(self.embed(tokens), kv)
 
     def _hidden(self, embeddings: Tensor, kv: PagedKVCache) -> Tensor:
         """[b, n, hidden] -> [b * n, hidden]."""
@@ -161,11 +180,11 @@ class CausalLM(nn.Module):
         page_size: tirx.Var,
         support_sliding_window: tirx.Var,
     ) -> PagedKVCache:
-        """Five shapes of one number each -> the cache."""
+        """Five one-element shapes -> the cache."""
         sizes = [max_batch_size, max_total_seq_len, prefill_chunk_size, page_size, support_sliding_window]
         shape = self.attention_shape()
-        # TVM's cache allocates the arrays that split q, k and v only for a layer without a window (0.27,
-        # paged_kv_cache.cc): where all layers slide it is told that none does, and the kernels know better.
+        # TVM's cache allocates the q, k and v split buffers only if some layer has no window (0.27,
+        # paged_kv_cache.cc). If all layers slide, declare none sliding; the kernels still mask by window.
         windows: list[int | None] = list(self.facts.windows)
         if shape.all_slide:
             windows = [None] * len(windows)
@@ -181,7 +200,43 @@ class CausalLM(nn.Module):
         return shape(*sizes, self.kv_dtype, f.softcap, f.window or 0, all_slide=None not in f.windows)
 
     def spec(self) -> dict[str, Any]:
-        """Argument specifications of every entry point, for `nn.Module.export_tvm`."""
+        """Argument specifications of every entry point, for `nn.Module.export_tvm`.
+
+        Tokens of a prompt are "n", others "b" (one or more of each sequence) and "v" (verified ones): their arithmetic
+        may differ, see `passes/mark_prompt_rows.py`.
+        """
+        return self._spec_over_pages() if self.own_pages else self._spec_over_tvm_cache()
+
+    def _spec_over_pages(self) -> dict[str, Any]:
+        tensor, vocab = nn.spec.Tensor, self.facts.vocab_size
+        page_bytes = self.attention_shape().page_bytes
+        pages = [tensor(["W" if own else "P", page_bytes], "int8") for own in self._own_windows]
+        plain = {"param_mode": "plain", "effect_mode": "none"}
+        cache = {"pages": pages, "$": plain}
+        step = tensor(["k"], "int32")
+        return {
+            "forward_few": {
+                "tokens": tensor(["b"], "int32"),
+                "step": step,
+                "logits": tensor(["b", vocab], "float32"),
+                **cache,
+            },
+            "forward_many": {
+                "tokens": tensor(["n"], "int32"),
+                "rows": tensor(["r"], "int32"),
+                "step": step,
+                "logits": tensor(["r", vocab], "float32"),
+                **cache,
+            },
+            "copy_pages": {
+                "pairs": tensor(["c", 2], "int32"),
+                "window_pairs": tensor(["w", 2], "int32"),
+                **cache,
+                "$": {"param_mode": "none", "effect_mode": "none"},
+            },
+        }
+
+    def _spec_over_tvm_cache(self) -> dict[str, Any]:
         tensor, d = nn.spec.Tensor, self.facts.hidden_size
         cache = nn.spec.Object(object_type=PagedKVCache)
         plain = {"param_mode": "plain", "effect_mode": "none"}
@@ -196,7 +251,7 @@ class CausalLM(nn.Module):
                 **kv,
             },
             "batch_decode": {"input_embeds": tensor(["b", 1, d], self.dtype), **kv},
-            "batch_verify": {"input_embeds": tensor([1, "n", d], self.dtype), **kv},
+            "batch_verify": {"input_embeds": tensor([1, "v", d], self.dtype), **kv},
             "create_tir_paged_kv_cache": {
                 "max_batch_size": int,
                 "max_total_seq_len": int,
@@ -209,7 +264,7 @@ class CausalLM(nn.Module):
 
 
 def _rows(x: te.Tensor, indices: te.Tensor) -> te.Tensor:
-    """x [m, hidden], indices i32[b] -> [b, hidden]; an index outside reads the nearest row."""
+    """x [m, hidden], indices i32[b] -> [b, hidden]; an out-of-range index reads the nearest row."""
 
     def row(i: tirx.Var) -> tirx.PrimExpr:
         return tirx.min(tirx.max(indices[i].astype("int64"), tirx.const(0, "int64")), x.shape[0] - 1)

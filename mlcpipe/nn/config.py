@@ -1,4 +1,4 @@
-"""Reading config.json: a field that changes the result is read, checked and bounded, or refused by name."""
+"""Reads config.json: a field that changes the result is validated and bounded, or rejected by name."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from mlcpipe.errors import ConfigError
 
 MAX_SIZE = 1 << 24
 
-# Fields of other families or features that change the result; neutral values are harmless.
+# Unsupported fields that change the result, with the neutral values that do not.
 _REFUSED: Mapping[str, tuple[Any, ...]] = {
     "quantization_config": (None,),
     "is_causal": (None, True),
@@ -39,9 +39,7 @@ class Fields:
 
     def __init__(self, values: Mapping[str, Any], where: str = "config.json") -> None:
         if not isinstance(values, Mapping):
-            raise ConfigError(
-                "not an object", where=where, expected="a JSON object", found=type(values).__name__
-            )
+            raise ConfigError("not an object", where=where, expected="a JSON object", found=type(values).__name__)
         self.values, self.where = values, where
 
     def get(self, name: str, default: Any = None) -> Any:
@@ -61,9 +59,7 @@ class Fields:
             )
         return value
 
-    def number(
-        self, name: str, default: float | None = None, *, low: float = -1e12, high: float = 1e12
-    ) -> float:
+    def number(self, name: str, default: float | None = None, *, low: float = -1e12, high: float = 1e12) -> float:
         """A finite number in [low, high]."""
         value = self.get(name, default)
         good = (
@@ -81,17 +77,13 @@ class Fields:
             )
         return float(value)
 
-    def optional_integer(
-        self, name: str, default: int | None, *, low: int = 1, high: int = MAX_SIZE
-    ) -> int | None:
+    def optional_integer(self, name: str, default: int | None, *, low: int = 1, high: int = MAX_SIZE) -> int | None:
         """An integer in [low, high]; None when it is null, `default` when it is absent."""
         if self.values.get(name, default) is None:
             return None
         return self.integer(name, default, low=low, high=high)
 
-    def optional_number(
-        self, name: str, default: float | None, *, low: float, high: float = 1e12
-    ) -> float | None:
+    def optional_number(self, name: str, default: float | None, *, low: float, high: float = 1e12) -> float | None:
         """A finite number in [low, high]; None when it is null, `default` when it is absent."""
         if self.values.get(name, default) is None:
             return None
@@ -122,18 +114,16 @@ class Fields:
         return value
 
     def refuse(self, **neutral: Sequence[Any]) -> None:
-        """Raise ConfigError for a field with none of its neutral values: it would change the result."""
+        """Raise ConfigError for a field without a neutral value: it would change the result."""
         for name, values in ({k: list(v) for k, v in _REFUSED.items()} | neutral).items():
             value = self.values.get(name)
-            if name in self.values and not any(
-                value is v or (value == v and type(value) is type(v)) for v in values
-            ):
+            if name in self.values and not any(value is v or (value == v and type(value) is type(v)) for v in values):
                 raise ConfigError(
                     f"field {name} is not supported",
                     where=self.where,
                     expected=f"absent or one of {_short(list(values))}",
                     found=_short(value),
-                    next_step="mlcpipe does not ignore what changes the result",
+                    next_step="mlcpipe does not ignore fields that change the result",
                 )
 
 
@@ -143,11 +133,9 @@ def _short(value: Any) -> str:
 
 
 def check_architecture(config: Fields) -> None:
-    """Refuse a checkpoint whose class is not a causal language model."""
+    """Raise ConfigError unless the checkpoint's class is a causal language model."""
     names = config.get("architectures", [])
-    if not isinstance(names, list) or not all(
-        isinstance(n, str) and n.endswith("ForCausalLM") for n in names
-    ):
+    if not isinstance(names, list) or not all(isinstance(n, str) and n.endswith("ForCausalLM") for n in names):
         raise ConfigError(
             "architecture",
             where="config.json architectures",
@@ -157,7 +145,7 @@ def check_architecture(config: Fields) -> None:
 
 
 def rope_table(config: Fields) -> Mapping[str, Any]:
-    """The rope dictionary of old (`rope_scaling`) and new (`rope_parameters`) files; the old one wins."""
+    """The rope dictionary of old (`rope_scaling`) and new (`rope_parameters`) files; the old one takes precedence."""
     rope = config.table("rope_scaling") or config.table("rope_parameters")
     nested = [key for key, value in rope.items() if isinstance(value, Mapping)]
     if nested:
@@ -170,9 +158,9 @@ def rope_table(config: Fields) -> Mapping[str, Any]:
 def layer_windows(
     config: Fields, window: int | None, slides: Sequence[bool], *, fixed: bool = False
 ) -> tuple[int | None, ...]:
-    """The sliding window of each layer: `layer_types` when it is stated, else `slides`.
+    """The sliding window of each layer, from `layer_types` if present, else from `slides`.
 
-    With `fixed` the family has no choice of layers: a `layer_types` that contradicts `slides` is refused.
+    With `fixed` the family allows only `slides`: a different `layer_types` raises ConfigError.
     """
     stated = _layer_types(config, len(slides))
     if fixed and stated is not None and stated != list(slides):
@@ -194,7 +182,7 @@ def layer_windows(
 
 
 def _layer_types(config: Fields, layers: int) -> list[bool] | None:
-    """Whether each layer slides, as `layer_types` states it; None when it is absent."""
+    """Whether each layer slides according to `layer_types`; None if it is absent."""
     types = config.get("layer_types")
     if types is None:
         return None

@@ -1,4 +1,4 @@
-"""The three decoder layers of the known families: where the norms stand around attention and MLP."""
+"""The three decoder layers: norms before, after, or around attention and MLP."""
 
 from __future__ import annotations
 
@@ -8,10 +8,11 @@ from tvm.relax.frontend.nn import Tensor, op
 from mlcpipe.nn.attention import Attention
 from mlcpipe.nn.kv_cache import PagedKVCache
 from mlcpipe.nn.norm import RMSNorm
+from mlcpipe.nn.paged_attention import PagedAttention
 
 
 class PreNormLayer(nn.Module):
-    """x += attention(norm(x)); x += mlp(norm(x)). Tensor names as HF's Llama, but for `mlp_name`."""
+    """x += attention(norm(x)); x += mlp(norm(x)). Tensor names as in HF's Llama, except `mlp_name`."""
 
     def __init__(
         self, attention: Attention, mlp: nn.Module, hidden_size: int, eps: float, mlp_name: str = "mlp"
@@ -22,14 +23,14 @@ class PreNormLayer(nn.Module):
         self.mlp_name = mlp_name
         setattr(self, mlp_name, mlp)
 
-    def forward(self, x: Tensor, kv: PagedKVCache, cos: Tensor, sin: Tensor) -> Tensor:
+    def forward(self, x: Tensor, kv: PagedKVCache | PagedAttention, cos: Tensor, sin: Tensor) -> Tensor:
         """x [m, hidden] -> [m, hidden]."""
         x = op.add(x, self.self_attn(self.input_layernorm(x), kv, cos, sin))
         return op.add(x, getattr(self, self.mlp_name)(self.post_attention_layernorm(x)))
 
 
 class PostNormLayer(nn.Module):
-    """x += norm(attention(x)); x += norm(mlp(x)). Tensor names as Hugging Face's OLMo 2."""
+    """x += norm(attention(x)); x += norm(mlp(x)). Tensor names as in Hugging Face's OLMo 2."""
 
     def __init__(self, attention: Attention, mlp: nn.Module, hidden_size: int, eps: float) -> None:
         self.self_attn = attention
@@ -37,18 +38,16 @@ class PostNormLayer(nn.Module):
         self.mlp = mlp
         self.post_feedforward_layernorm = RMSNorm(hidden_size, eps)
 
-    def forward(self, x: Tensor, kv: PagedKVCache, cos: Tensor, sin: Tensor) -> Tensor:
+    def forward(self, x: Tensor, kv: PagedKVCache | PagedAttention, cos: Tensor, sin: Tensor) -> Tensor:
         """x [m, hidden] -> [m, hidden]."""
         x = op.add(x, self.post_attention_layernorm(self.self_attn(x, kv, cos, sin)))
         return op.add(x, self.post_feedforward_layernorm(self.mlp(x)))
 
 
 class SandwichNormLayer(nn.Module):
-    """x += norm(attention(norm(x))); x += norm(mlp(norm(x))). Tensor names as Hugging Face's Gemma 2."""
+    """x += norm(attention(norm(x))); x += norm(mlp(norm(x))). Tensor names as in Hugging Face's Gemma 2."""
 
-    def __init__(
-        self, attention: Attention, mlp: nn.Module, hidden_size: int, eps: float, offset: float
-    ) -> None:
+    def __init__(self, attention: Attention, mlp: nn.Module, hidden_size: int, eps: float, offset: float) -> None:
         """`offset` is added to the weight of every norm."""
         self.input_layernorm = RMSNorm(hidden_size, eps, offset)
         self.self_attn = attention
@@ -57,7 +56,7 @@ class SandwichNormLayer(nn.Module):
         self.mlp = mlp
         self.post_feedforward_layernorm = RMSNorm(hidden_size, eps, offset)
 
-    def forward(self, x: Tensor, kv: PagedKVCache, cos: Tensor, sin: Tensor) -> Tensor:
+    def forward(self, x: Tensor, kv: PagedKVCache | PagedAttention, cos: Tensor, sin: Tensor) -> Tensor:
         """x [m, hidden] -> [m, hidden]."""
         attended = self.self_attn(self.input_layernorm(x), kv, cos, sin)
         x = op.add(x, self.post_attention_layernorm(attended))

@@ -1,7 +1,7 @@
-"""What the compiled operations mean: TE definitions, each tagged so that a schedule rule knows it by name.
+"""TE definitions of the compiled operations, each tagged so that schedule rules recognize it.
 
-A definition is the reference and the fallback; `tir_schedules` replaces it by a kernel where a rule applies.
-`m` is the symbolic number of rows (tokens); shapes and dtypes are given per function.
+A definition is the reference and the fallback; `tir_schedules` replaces it with a kernel where a rule applies.
+`m` is the symbolic number of rows (tokens); each function states its shapes and dtypes.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def matmul(scheme: Scheme, layout: Layout, n: int, k: int, dtype: str) -> tirx.P
 
 
 def gated_matmul(scheme: Scheme, layout: Layout, n: int, k: int, activation: str, dtype: str) -> tirx.PrimFunc:
-    """x dtype[m, k], packed w [n, k], gate rows then as many up rows -> act(x gate^T) * (x up^T) dtype[m, n / 2]."""
+    """x dtype[m, k], packed w [n, k], gate rows, then as many up rows -> act(x gate^T) * (x up^T) dtype[m, n / 2]."""
     inputs, h = _product(scheme, layout, n, k, dtype)
     act, width = ACTIVATIONS[activation], n // 2
     y = te.compute((h.shape[0], width), lambda i, j: act(h(i, j)) * h(i, j + width), name="gated")
@@ -79,7 +79,7 @@ def _product(scheme: Scheme, layout: Layout, n: int, k: int, dtype: str) -> tupl
 
 
 def take(scheme: Scheme, layout: Layout, n: int, k: int, dtype: str) -> tirx.PrimFunc:
-    """Packed table [n, k], ids i32[m] -> rows dtype[m, k]; an id outside the table reads its last row."""
+    """Packed table [n, k], ids i32[m] -> rows dtype[m, k]; ids are clamped to the table."""
     packed = _packed_inputs(scheme, layout, n, k)
     ids = te.placeholder((_rows(),), "int32", name="ids")
 
@@ -124,7 +124,7 @@ def _mean_square(x: te.Tensor, size: int, eps: float) -> te.Tensor:
 
 
 def rms_norm(size: int, eps: float, dtype: str, weight_dtype: str) -> tirx.PrimFunc:
-    """x dtype[m, size], weight [size] -> x / rms(x) * weight, in float32 inside (Zhang & Sennrich 2019)."""
+    """x dtype[m, size], weight [size] -> x / rms(x) * weight, computed in float32 (Zhang & Sennrich 2019)."""
     x = te.placeholder((_rows(), size), dtype, name="x")
     w = te.placeholder((size,), weight_dtype, name="weight")
     scale = _mean_square(x, size, eps)
@@ -172,8 +172,8 @@ def apply_rope(heads: int, kv_heads: int, head_dim: int, rotary_dim: int, dtype:
 
         low = at(d) * cos[i, d] - at(d + half) * sin[i, d]
         high = at(d) * cos[i, d - half] + at(d - half) * sin[i, d - half]
-        turned = tirx.if_then_else(d < half, low, high)
-        return turned if rotary_dim == head_dim else tirx.if_then_else(d < rotary_dim, turned, at(d))
+        rotated = tirx.if_then_else(d < half, low, high)
+        return rotated if rotary_dim == head_dim else tirx.if_then_else(d < rotary_dim, rotated, at(d))
 
     def element(i: tirx.Var, h: tirx.Var, d: tirx.Var) -> tirx.PrimExpr:
         value = tirx.if_then_else(

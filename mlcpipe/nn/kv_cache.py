@@ -1,4 +1,4 @@
-"""The paged KV cache (Kwon et al. 2023): TVM's runtime object, with kernels of our own for each target."""
+"""The paged KV cache (Kwon et al. 2023): TVM's runtime object, with our own kernels."""
 
 from __future__ import annotations
 
@@ -9,8 +9,7 @@ from tvm import relax, tirx
 from tvm.ir import StringImm
 from tvm.relax.frontend.nn import Object, Tensor
 
-PAGE_SIZE = 16
-# Layers with a window keep all pages: the kernels mask by position, so TVM's own window is out of reach.
+# Layers with a window keep all pages and mask by position, so TVM's own window must never apply.
 _NEVER_SLIDES = 1 << 30
 _MHA, _MHA_SLIDING = 0, 3
 _ROPE_NONE = 0
@@ -22,38 +21,31 @@ class PagedKVCache(Object):  # type: ignore[misc]
     spec: Any = None
 
     def attend(self, layer: int, qkv: Tensor, scale: float) -> Tensor:
-        """Append k and v of qkv [m, heads + 2 kv_heads, D] and attend: -> [m, heads * D] in the dtype of qkv.
-
-        TVM's cache sees the same bytes in its own dtype, heads and head dimension (`tir_schedules/cpu/kv_pages.py`).
-        """
+        """Append k and v of qkv [m, heads + 2 kv_heads, D] and attend: -> [m, heads * D] in the dtype of qkv."""
         m, spec, bb = qkv.shape[0], self.spec, relax.BlockBuilder.current()
-        heads, dim, dtype = spec.cache_heads, spec.cache_head_dim, spec.cache_dtype
-        same = dtype == qkv.dtype and dim == spec.head_dim
-        rows = (m, heads + 2 * spec.cache_kv_heads, dim)
-        seen = qkv._expr if same else bb.emit(relax.op.memory.view(qkv._expr, rows, dtype))
         call = relax.call_dps_packed(
             "vm.builtin.attention_kv_cache_attention_with_fused_qkv",
-            [self._expr, relax.prim_value(layer), relax.prim_value(scale), seen],
-            out_ty=relax.TensorType((m, heads, dim), dtype),
+            [self._expr, relax.prim_value(layer), relax.prim_value(scale), qkv._expr],
+            out_ty=relax.TensorType((m, spec.num_heads, spec.head_dim), qkv.dtype),
         )
-        flat = (m, spec.num_heads * spec.head_dim)
-        found = bb.emit(call)
-        return Tensor(
-            _expr=bb.emit(relax.op.reshape(found, flat) if same else relax.op.memory.view(found, flat, qkv.dtype))
-        )
+        return Tensor(_expr=bb.emit(relax.op.reshape(bb.emit(call), (m, spec.num_heads * spec.head_dim))))
 
     def positions(self, rows: tirx.Expr) -> Tensor:
-        """Positions i32[rows] in their sequences of the tokens of this forward."""
+        """Positions i32[rows] of this forward's tokens in their sequences."""
         call = relax.call_pure_packed(
             "vm.builtin.attention_kv_cache_get_query_positions", self._expr, ty_args=relax.TensorType((rows,), "int32")
         )
         return Tensor(_expr=relax.BlockBuilder.current().emit(call))
 
+    def rope_lengths(self, rows: tirx.Expr) -> Tensor | None:
+        """None: the rows are of one sequence, whose highest position says its length."""
+        return None
+
 
 def create(kernels: str, spec: Any, windows: list[int | None], sizes: list[tirx.Var]) -> PagedKVCache:
-    """Emit the creation of a cache: `sizes` are the five symbolic sizes of `create_tir_paged_kv_cache`.
+    """Emit a cache: `sizes` are the five symbolic sizes of `create_tir_paged_kv_cache`.
 
-    TVM's own window, the last of them, stays off.
+    TVM's own window, the last size, stays off.
     `kernels` names the folder of tir_schedules that has `attention.kv_cache_functions(spec, layers)`;
     `spec` is its AttentionShape; `windows[i]` is layer i's sliding window or None.
     """
@@ -69,17 +61,17 @@ def create(kernels: str, spec: Any, windows: list[int | None], sizes: list[tirx.
         "vm.builtin.paged_attention_kv_cache_create",
         relax.ShapeExpr([*sizes[:4], 0, _NEVER_SLIDES]),
         relax.ShapeExpr([0, len(windows)]),
-        relax.prim_value(spec.cache_heads),
-        relax.prim_value(spec.cache_kv_heads),
-        relax.prim_value(spec.cache_head_dim),
-        relax.prim_value(spec.cache_head_dim),
+        relax.prim_value(spec.num_heads),
+        relax.prim_value(spec.num_kv_heads),
+        relax.prim_value(spec.head_dim),
+        relax.prim_value(spec.head_dim),
         relax.ShapeExpr(kinds),
         relax.prim_value(False),
         relax.prim_value(_ROPE_NONE),
         relax.prim_value(1),
         relax.prim_value(10000),
         relax.prim_value(0),
-        relax.op.zeros((), spec.cache_dtype),
+        relax.op.zeros((), spec.dtype),
         added["append"],
         relax.prim_value(0),
         backend("prefill_chunk"),

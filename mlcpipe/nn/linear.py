@@ -1,8 +1,7 @@
 """Weights that a scheme may pack: linear layers, embeddings, experts.
 
-A parameter carries what the compiler needs to know of it in `attrs`: `pack` ("scheme" or "plain") says that it is
-stored packed, `add` is a constant that the converter adds (Gemma's 1 + w), `sources` are checkpoint tensors when
-they are not the parameter's own name. See `compiler/weights.py`.
+The compiler reads a parameter's `attrs`: `pack` ("scheme" or "plain") stores it packed, `add` is a constant that
+the converter adds (Gemma's 1 + w), `sources` are checkpoint tensors with other names. See `weights/table.py`.
 """
 
 from __future__ import annotations
@@ -46,10 +45,10 @@ class Embedding(nn.Module):
 
 
 class ExpertLinear(nn.Module):
-    """One linear layer an expert, chosen by token: W [experts, out_features, in_features]."""
+    """One linear layer per expert, chosen per token: W [experts, out_features, in_features]."""
 
     def __init__(self, experts: int, in_features: int, out_features: int, sources: list[list[str]]) -> None:
-        """`sources[e]` names the checkpoint tensors, relative to the parent, that make W[e] when joined along rows."""
+        """`sources[e]` names the checkpoint tensors, relative to the parent, whose rows form W[e]."""
         self.experts, self.in_features, self.out_features = experts, in_features, out_features
         self.weight = nn.Parameter((experts, out_features, in_features))
         self.weight.attrs["pack"] = "scheme"

@@ -25,11 +25,9 @@ ACTIVATIONS: Mapping[str, Activation] = {
 
 
 def activation(name: Any) -> Activation:
-    """The activation of that Hugging Face name. Raises ConfigError for another."""
+    """The activation with this Hugging Face name. Raises ConfigError if unknown."""
     if not isinstance(name, str) or name not in ACTIVATIONS:
-        raise ConfigError(
-            "unknown activation", where="config.json", expected=", ".join(ACTIVATIONS), found=repr(name)
-        )
+        raise ConfigError("unknown activation", where="config.json", expected=", ".join(ACTIVATIONS), found=repr(name))
     return ACTIVATIONS[name]
 
 

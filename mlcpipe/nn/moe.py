@@ -1,4 +1,4 @@
-"""Mixture of experts (Shazeer et al. 2017; Fedus et al. 2021): a router picks some MLPs for each token."""
+"""Mixture of experts (Shazeer et al. 2017; Fedus et al. 2021): a router selects MLPs for each token."""
 
 from __future__ import annotations
 
@@ -27,23 +27,23 @@ class ExpertNames:
 
 
 def expert_counts(config: Fields, experts: int, chosen: int, *, low: int = 1) -> tuple[int, int]:
-    """(experts, experts a token) with the family's defaults.
+    """(experts, experts per token) with the family's defaults.
 
-    Files say `num_experts` or `num_local_experts` (transformers 5 saves the latter for both families).
-    Raises ConfigError where they disagree, or where more experts are chosen than there are.
+    Files use `num_experts` or `num_local_experts` (transformers 5 saves the latter for both families).
+    Raises ConfigError if they disagree, or if more experts are chosen than exist.
     """
     names = [name for name in ("num_local_experts", "num_experts") if config.get(name) is not None]
-    found = [config.integer(name, low=low, high=4096) for name in names] or [experts]
-    if found[0] != found[-1]:
-        raise ConfigError("fields " + " and ".join(names), where=config.where, expected="one number", found=found)
-    return found[0], config.integer("num_experts_per_tok", chosen, high=max(found[0], 1))
+    counts = [config.integer(name, low=low, high=4096) for name in names] or [experts]
+    if counts[0] != counts[-1]:
+        raise ConfigError("fields " + " and ".join(names), where=config.where, expected="one number", found=counts)
+    return counts[0], config.integer("num_experts_per_tok", chosen, high=max(counts[0], 1))
 
 
 class SparseMoE(nn.Module):
-    """Sum of weight_e * down_e(act(gate_e(x)) * up_e(x)) over some e: x [m, hidden] -> [m, hidden].
+    """Sum of weight_e * down_e(act(gate_e(x)) * up_e(x)) over the chosen experts e: x [m, hidden] -> [m, hidden].
 
-    Weights are the softmax over all experts in float32; with `normalize` those of the chosen ones sum to 1.
-    Gate and up of an expert are one matrix here, so that a token reads its rows once.
+    Weights are the softmax over all experts in float32; with `normalize` those of the chosen experts sum to 1.
+    An expert's gate and up are one matrix, so a token's row is read once.
     """
 
     def __init__(
@@ -88,7 +88,7 @@ def _combine(weights: te.Tensor, outer: te.Tensor) -> te.Tensor:
     chosen = int(weights.shape[1])
 
     def element(i: tirx.Var, j: tirx.Var) -> tirx.PrimExpr:
-        # Unrolled: an elementwise function, so that the residual addition fuses with it.
+        # Unrolled: the residual addition fuses only with an elementwise function.
         total = weights[i, 0] * outer[i * chosen, j].astype("float32")
         for t in range(1, chosen):
             total = total + weights[i, t] * outer[i * chosen + t, j].astype("float32")
@@ -98,10 +98,10 @@ def _combine(weights: te.Tensor, outer: te.Tensor) -> te.Tensor:
 
 
 def moe_route(experts: int, chosen: int, normalize: bool) -> tirx.PrimFunc:
-    """logits f32[m, experts] -> weights f32[m, chosen], ids i32[m, chosen]: best first, then lower id.
+    """logits f32[m, experts] -> weights f32[m, chosen], ids i32[m, chosen]: best first, ties by lower id.
 
     Rank t is the best logit below rank t - 1 in the order (logit, -id), which needs no sort and no scratch.
-    One thread: m * experts * chosen comparisons are nothing beside the experts' products.
+    One thread: m * experts * chosen comparisons are negligible next to the experts' products.
     """
 
     @T.prim_func(private=True, s_tir=True)
@@ -127,7 +127,7 @@ def moe_route(experts: int, chosen: int, normalize: bool) -> tirx.PrimFunc:
                         ):
                             expert[1] = e
                             logit[1] = logits[i, e]
-                    # Logits that are not numbers have no order: any expert then, but one that exists.
+                    # NaN logits have no order: use any valid expert. The weights become NaN, as softmax has it.
                     ids[i, t] = T.max(expert[1], 0)
                     weights[i, t] = logits[i, ids[i, t]]
                     expert[0] = expert[1]
@@ -140,6 +140,9 @@ def moe_route(experts: int, chosen: int, normalize: bool) -> tirx.PrimFunc:
                 else:
                     for e in range(experts):
                         total[0] = total[0] + T.exp(logits[i, e] - logit[0])
+                for e in range(experts):
+                    if T.bitwise_and(T.reinterpret("int32", logits[i, e]), 0x7FFFFFFF) > 0x7F800000:
+                        total[0] = logits[i, e]
                 for t in range(chosen):
                     weights[i, t] = T.exp(weights[i, t] - logit[0]) / total[0]
 

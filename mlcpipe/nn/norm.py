@@ -7,7 +7,7 @@ from tvm.relax.frontend.nn import Tensor, op
 
 
 class RMSNorm(nn.Module):
-    """x / sqrt(mean(x^2) + eps) * (offset + weight) over the last axis, in float32 inside.
+    """x / sqrt(mean(x^2) + eps) * (offset + weight) over the last axis, computed in float32.
 
     `offset` (1.0 for Gemma) is added to the weight when the checkpoint is converted.
     """

@@ -1,9 +1,9 @@
-"""Rotary position embeddings (Su et al. 2021) and the ways checkpoints stretch them.
+"""Rotary position embeddings (Su et al. 2021) and their extensions to longer contexts.
 
 Frequencies follow transformers' `modeling_rope_utils.py`: linear (Chen et al. 2023), dynamic NTK, YaRN (Peng
-et al. 2023), llama3 and longrope (Ding et al. 2024). Kinds that depend on the length of the whole prompt
-(dynamic, longrope) read it from the parameter `rope_length` i32[1], which the engine sets; where it is 0 the
-highest position of the forward counts.
+et al. 2023), llama3 and longrope (Ding et al. 2024). Types that depend on the prompt length (dynamic,
+longrope) read the length of each row's sequence, i32[m]. With TVM's cache all rows have one sequence, and its length
+follows from the highest position of the forward.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 from tvm import te, tirx
-from tvm.relax.frontend.nn import Parameter, Tensor, op
+from tvm.relax.frontend.nn import Tensor, op
 
 from mlcpipe.errors import ConfigError
 from mlcpipe.nn.config import Fields
@@ -31,8 +31,8 @@ class Rope:
     """One set of frequencies: `inv_freq` f32[rotary_dim / 2]; `scale` multiplies cos and sin.
 
     `long_inv_freq` replaces `inv_freq` above `switch_length` (longrope); `dynamic_factor` > 0 stretches theta
-    above `switch_length` (dynamic NTK). `reach` is the number of positions that the kind was made for; 0
-    where it is the model's own.
+    above `switch_length` (dynamic NTK). `reach` is the number of positions that the type supports; 0
+    means the model's own.
     """
 
     rotary_dim: int
@@ -60,19 +60,17 @@ def read_rope(
     partial: float = 1.0,
     kinds: Sequence[str] = KINDS,
 ) -> Rope:
-    """The frequencies that a checkpoint's rope dictionary asks for.
+    """The frequencies that a checkpoint's rope dictionary specifies.
 
-    `table` is `rope_scaling` or `rope_parameters` of config.json; `theta` and `partial` (the part of each
-    head that rotates) hold where it does not state them. `positions` is `max_position_embeddings`, `original`
-    a length that wins over the table's `original_max_position_embeddings`, `kinds` what the family accepts.
-    Raises ConfigError for a kind or a value that mlcpipe cannot honour.
+    `table` is `rope_scaling` or `rope_parameters` of config.json; `theta` and `partial` (the rotated
+    fraction of each head) are its defaults. `positions` is `max_position_embeddings`, `original` overrides the
+    table's `original_max_position_embeddings`, and `kinds` are the types that the family accepts.
+    Raises ConfigError for an unsupported type or value.
     """
     fields = Fields(table, "config.json rope_scaling")
     kind = fields.get("rope_type", fields.get("type", "default"))
     if kind not in kinds:
-        raise ConfigError(
-            "rope_type is not supported", where=fields.where, expected=", ".join(kinds), found=repr(kind)
-        )
+        raise ConfigError("rope_type is not supported", where=fields.where, expected=", ".join(kinds), found=repr(kind))
     theta = fields.number("rope_theta", theta, low=1.0)
     dim = int(head_dim * fields.number("partial_rotary_factor", partial, low=0.0, high=1.0))
     smallest = 4 if kind == "dynamic" else 2
@@ -132,9 +130,7 @@ def _yarn(fields: Fields, dim: int, theta: float, power: Floats, original: int, 
         raise ConfigError("field factor", where=fields.where, expected="a number, or null", found="none")
     factor = fields.number("factor", limit / original, low=1e-6)
     if theta <= 1.0:
-        raise ConfigError(
-            "field rope_theta", where=fields.where, expected="more than 1 for yarn", found=theta
-        )
+        raise ConfigError("field rope_theta", where=fields.where, expected="more than 1 for yarn", found=theta)
 
     def attention(mscale: float) -> float:
         return 1.0 if factor <= 1 else 0.1 * mscale * math.log(factor) + 1.0
@@ -162,9 +158,7 @@ def _longrope(fields: Fields, dim: int, theta: float, power: Floats, original: i
     factor = fields.number("factor", limit / original, low=1e-6)
     derived = 1.0 if factor <= 1 else math.sqrt(1 + math.log(factor) / math.log(original))
     scale = fields.number("attention_factor", derived, low=0.0)
-    short, long = (
-        np.array(fields.numbers(name, dim // 2), np.float32) for name in ("short_factor", "long_factor")
-    )
+    short, long = (np.array(fields.numbers(name, dim // 2), np.float32) for name in ("short_factor", "long_factor"))
     return Rope(
         dim,
         theta,
@@ -175,63 +169,70 @@ def _longrope(fields: Fields, dim: int, theta: float, power: Floats, original: i
     )
 
 
-def cos_sin(rope: Rope, positions: Tensor, length: Parameter | None) -> tuple[Tensor, Tensor]:
-    """positions i32[m] -> (cos, sin) f32[m, rotary_dim / 2], multiplied by `rope.scale`."""
+def cos_sin(rope: Rope, positions: Tensor, length: Tensor | None) -> tuple[Tensor, Tensor]:
+    """positions i32[m] -> (cos, sin) f32[m, rotary_dim / 2], multiplied by `rope.scale`.
+
+    `length` is i32[m], read where frequencies depend on it; None: that of the highest position.
+    """
     half = rope.rotary_dim // 2
     tables = [Tensor.from_const(np.array(rope.inv_freq, np.float32))]
     if rope.long_inv_freq:
         tables.append(Tensor.from_const(np.array(rope.long_inv_freq, np.float32)))
     args = [positions, *tables]
-    if rope.depends_on_length:
-        assert length is not None
+    of_rows = rope.depends_on_length and length is not None
+    if of_rows:
         args.append(length)
-    func = _cos_sin_definition(rope)
+    func = _cos_sin_definition(rope, of_rows)
     out = Tensor.placeholder((positions.shape[0], half), "float32")
     cos, sin = op.tensor_ir_op(func, "rope_cos_sin", args, [out, out])
     return cos, sin
 
 
-def _cos_sin_definition(rope: Rope) -> tirx.PrimFunc:
+def _cos_sin_definition(rope: Rope, of_rows: bool) -> tirx.PrimFunc:
     m, half = tirx.Var("m", "int64"), rope.rotary_dim // 2
     positions = te.placeholder((m,), "int32", name="positions")
     tables = [te.placeholder((half,), "float32", name="inv_freq")]
     inputs = [positions, *tables]
 
-    def frequency(j: tirx.Var) -> tirx.PrimExpr:
+    def one(j: tirx.Var) -> tirx.PrimExpr:
         return tables[0][j]
 
+    frequencies = {"shape": (half,), "fcompute": one}
     if rope.depends_on_length:
         if rope.long_inv_freq:
             tables.append(te.placeholder((half,), "float32", name="long_inv_freq"))
             inputs.append(tables[1])
-        stated = te.placeholder((1,), "int32", name="rope_length")
-        inputs.append(stated)
-        r = te.reduce_axis((0, m), "r")
-        highest = te.compute((1,), lambda _: te.max(positions[r] + 1, axis=r), name="highest")
-        frequency = _dependent(rope, tables, highest, stated)
-    inv = te.compute((half,), frequency, name="frequency")
-    angle = te.compute((m, half), lambda i, j: positions[i].astype("float32") * inv[j], name="angle")
+        lengths = te.placeholder((m,), "int32", name="rope_length") if of_rows else None
+        inputs += [lengths] if of_rows else []
+        frequencies = _length_dependent(rope, tables, positions, lengths)
+    inv = te.compute(**frequencies, name="frequency")
+
+    def angle_of(i: tirx.Var, j: tirx.Var) -> tirx.PrimExpr:
+        return positions[i].astype("float32") * (inv[j] if len(inv.shape) == 1 else inv[i, j])
+
+    angle = te.compute((m, half), angle_of, name="angle")
     scale = tirx.const(rope.scale, "float32")
     cos = te.compute((m, half), lambda i, j: tirx.cos(angle[i, j]) * scale, name="cos")
     sin = te.compute((m, half), lambda i, j: tirx.sin(angle[i, j]) * scale, name="sin")
     return tag(te.create_prim_func([*inputs, cos, sin]), "rope_cos_sin", half=half)
 
 
-def _dependent(rope: Rope, tables: list[te.Tensor], highest: te.Tensor, stated: te.Tensor) -> Any:
-    """The frequency of pair j as a function of the prompt's length."""
-    limit, dim = rope.switch_length, rope.rotary_dim
+def _length_dependent(
+    rope: Rope, tables: list[te.Tensor], positions: te.Tensor, lengths: te.Tensor | None
+) -> dict[str, Any]:
+    """Shape and definition of the frequencies: of pair j for each row's length, or for the one length of all."""
+    limit, dim, (m,), half = rope.switch_length, rope.rotary_dim, positions.shape, rope.rotary_dim // 2
 
-    def by_length(j: tirx.Var) -> tirx.PrimExpr:
-        length = tirx.max(highest[0], stated[0])
+    def by_length(length: tirx.PrimExpr, j: tirx.Var) -> tirx.PrimExpr:
         if rope.long_inv_freq:
             return tirx.if_then_else(length > limit, tables[1][j], tables[0][j])
-        ratio = tirx.max(length, limit).astype("float32") * (rope.dynamic_factor / limit) - (
-            rope.dynamic_factor - 1.0
-        )
-        stretched = tirx.const(rope.theta, "float32") * tirx.pow(
-            ratio, tirx.const(dim / (dim - 2), "float32")
-        )
+        ratio = tirx.max(length, limit).astype("float32") * (rope.dynamic_factor / limit) - (rope.dynamic_factor - 1.0)
+        stretched = tirx.const(rope.theta, "float32") * tirx.pow(ratio, tirx.const(dim / (dim - 2), "float32"))
         power = tirx.pow(stretched, j.astype("float32") * tirx.const(2.0 / dim, "float32"))
         return tirx.if_then_else(length > limit, tirx.const(1.0, "float32") / power, tables[0][j])
 
-    return by_length
+    if lengths is not None:
+        return {"shape": (m, half), "fcompute": lambda i, j: by_length(lengths[i], j)}
+    r = te.reduce_axis((0, m), "r")
+    highest = te.compute((1,), lambda _: te.max(positions[r] + 1, axis=r), name="highest")
+    return {"shape": (half,), "fcompute": lambda j: by_length(highest[0], j)}

@@ -1,1 +1,1 @@
-"""Passes over the IRModule, one a file; `pipeline.py` is the only place that orders them."""
+"""Passes over the IRModule, one per file; `pipeline.py` is the only place that orders them."""

@@ -1,4 +1,4 @@
-"""Residual addition and the RMS norm that follows become one kernel; a norm alone becomes its kernel."""
+"""Fuses a residual addition and the following RMS norm into one kernel; a lone norm gets its own."""
 
 from __future__ import annotations
 

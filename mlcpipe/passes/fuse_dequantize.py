@@ -1,4 +1,4 @@
-"""Dequantize goes into what reads it: matmul, embedding lookup, expert matmul read packed weights directly."""
+"""Fuses dequantize into its consumers: matmul, embedding lookup, expert matmul read packed weights."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tir_schedules.op import Op
 
 
 def fuse_dequantize(state: Lowering) -> Lowering:
-    """Replace op(x, dequantize(packed)) by one tagged PrimFunc over the packed arrays."""
+    """Replace op(x, dequantize(packed)) with one tagged PrimFunc over the packed arrays."""
 
     def replacement(work: Rebuild, var: relax.Var, value: relax.Expr) -> relax.Expr | None:
         if is_op(value, "relax.matmul"):
@@ -28,17 +28,17 @@ def fuse_dequantize(state: Lowering) -> Lowering:
 
 
 def _dequantized(work: Rebuild, expr: relax.Expr) -> tuple[Op, list[relax.Expr]] | None:
-    """The operation and packed arrays of a weight that is the result of `dequantize`."""
+    """The operation and packed arrays of a `dequantize` call; None for other expressions."""
     call = work.value_of(expr)
     op = tir_op(work, call)
     return None if op is None or op.kind != "dequantize" else (op, list(call.args[1].fields))
 
 
 def _matmul(work: Rebuild, state: Lowering, value: relax.Call, weight: relax.Expr) -> relax.Expr | None:
-    found = _dequantized(work, weight)
-    if found is None:
+    source = _dequantized(work, weight)
+    if source is None:
         return None
-    op, packed = found
+    op, packed = source
     func = definitions.matmul(
         scheme_of(state, op), load_layout(op.str("layout")), op.int("n"), op.int("k"), str(value.ty.dtype)
     )
@@ -46,10 +46,10 @@ def _matmul(work: Rebuild, state: Lowering, value: relax.Call, weight: relax.Exp
 
 
 def _take(work: Rebuild, state: Lowering, value: relax.Call) -> relax.Expr | None:
-    found = _dequantized(work, value.args[0])
-    if found is None:
+    source = _dequantized(work, value.args[0])
+    if source is None:
         return None
-    op, packed = found
+    op, packed = source
     func = definitions.take(
         scheme_of(state, op), load_layout(op.str("layout")), op.int("n"), op.int("k"), str(value.ty.dtype)
     )
@@ -61,10 +61,10 @@ def _expert_matmul(work: Rebuild, state: Lowering, value: relax.Call) -> relax.E
     if outer is None or outer.kind != "expert_matmul":
         return None
     x, weight, ids = value.args[1].fields
-    found = _dequantized(work, weight)
-    if found is None:
+    source = _dequantized(work, weight)
+    if source is None:
         return None
-    op, packed = found
+    op, packed = source
     func = definitions.expert_matmul(
         scheme_of(state, op),
         load_layout(op.str("layout")),

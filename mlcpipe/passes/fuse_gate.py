@@ -1,4 +1,4 @@
-"""act(gate) * up of one projection goes into its kernel: the projection's result is never written to memory."""
+"""Fuses act(gate) * up into the projection's kernel: the projection is never written to memory."""
 
 from __future__ import annotations
 
@@ -42,18 +42,18 @@ def fuse_gate(state: Lowering) -> Lowering:
 
 
 def _half(work: Rebuild, expr: relax.Expr) -> tuple[relax.Expr, int] | None:
-    """(call, 0 or 1) where `expr` is the first or the second half of the columns of what a call of a kernel gives."""
+    """(call, 0 or 1) if `expr` is the first or second half of the columns of a kernel's result."""
     value = work.value_of(expr)
     if is_op(value, "relax.strided_slice"):
         source = value.args[0]
         width = int(source.ty.shape[1]) // 2
         axes, begin, end = ([int(i.value) for i in fields] for fields in value.args[1:4])
-        which = {(0, width): 0, (width, 2 * width): 1}.get((begin[0], end[0])) if axes == [1] else None
+        half = {(0, width): 0, (width, 2 * width): 1}.get((begin[0], end[0])) if axes == [1] else None
     elif isinstance(value, relax.TupleGetItem):
         split = work.value_of(value.tuple_value)
         if not is_op(split, "relax.split") or int(split.attrs.axis) != 1 or len(split.ty.fields) != 2:
             return None
-        source, which = split.args[0], int(value.index)
+        source, half = split.args[0], int(value.index)
     else:
         return None
-    return None if which is None else (work.value_of(source), which)
+    return None if half is None else (work.value_of(source), half)

@@ -1,6 +1,6 @@
-"""Projections of the same input become one: q, k, v -> qkv; gate, up -> gate_up.
+"""Fuses projections of the same input: q, k, v -> qkv; gate, up -> gate_up.
 
-One matmul with all rows reads the input once and has fewer, larger kernels; the parts are slices of its result.
+One matmul over all rows reads the input once with fewer, larger kernels; the parts are slices of its result.
 """
 
 from __future__ import annotations
@@ -9,8 +9,10 @@ from dataclasses import dataclass
 
 from tvm import relax
 
-from mlcpipe.compiler.weights import Weight, join
 from mlcpipe.passes.lowering import Lowering, Rebuild, is_op, model_functions, rebuild, weight_params
+from mlcpipe.weights.table import Weight, join
+
+_DECODE = ("decode", "forward_few")  # over TVM's cache, over pages
 
 
 @dataclass(frozen=True)
@@ -22,7 +24,7 @@ class _Group:
 
 
 def fuse_parallel_matmul(state: Lowering) -> Lowering:
-    """Join the weights of matmuls that share their input, in every model function alike."""
+    """Join the weights of matmuls that share their input, in every model function."""
     groups = _groups(state)
     if not groups:
         return state
@@ -74,8 +76,8 @@ def _weight_of(work: Rebuild, value: relax.Expr) -> relax.Var | None:
 
 
 def _groups(state: Lowering) -> list[_Group]:
-    """Groups of two or more quantizable matrices that multiply one variable, read off the first model function."""
-    _, func = next((gv, f) for gv, f in model_functions(state.mod) if gv.name_hint == "decode")
+    """Groups of two or more quantizable matrices that multiply one variable in a decode step."""
+    _, func = next((gv, f) for gv, f in model_functions(state.mod) if gv.name_hint in _DECODE)
     index_of = {var: i for i, var in enumerate(weight_params(func))}
     transposed: dict[relax.Var, int] = {}
     by_input: dict[relax.Var, list[int]] = {}
@@ -86,16 +88,16 @@ def _groups(state: Lowering) -> list[_Group]:
                 transposed[binding.var] = index_of[value.args[0]]
             elif is_op(value, "relax.matmul") and value.args[1] in transposed:
                 by_input.setdefault(value.args[0], []).append(transposed[value.args[1]])
-    found = []
+    groups = []
     for members in by_input.values():
         weights = [state.weights[i] for i in members]
         if len(members) > 1 and all(w.kind == "scheme" for w in weights):
-            found.append(_Group(tuple(members), join(weights, joined_name([w.name for w in weights]))))
-    return found
+            groups.append(_Group(tuple(members), join(weights, joined_name([w.name for w in weights]))))
+    return groups
 
 
 def joined_name(names: list[str]) -> str:
-    """MLC's name of joined projections: q_proj, k_proj, v_proj -> qkv_proj; gate_proj, up_proj -> gate_up_proj."""
+    """MLC's name for joined projections: q_proj, k_proj, v_proj -> qkv_proj; gate_proj, up_proj -> gate_up_proj."""
     parts = [name.split(".") for name in names]
     stems = [p[-2].removesuffix("_proj") for p in parts]
     between = "" if all(len(stem) == 1 for stem in stems) else "_"

@@ -1,29 +1,69 @@
-"""What passes work on: the IRModule with its weight table, and a way to rebuild model functions binding by binding."""
+"""The state between passes, and how passes rebuild model functions binding by binding.
+
+A `Lowering` is the IRModule with its weight table. Once virtual machine code is separated from the kernels, a
+`KernelModule` holds PrimFuncs only.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
-from typing import Any
+from pathlib import Path
+from typing import Any, Protocol
 
 import tvm
 from tvm import relax
 from tvm.relax.expr_functor import PyExprMutator, mutator
 
-from mlcpipe.compiler.weights import Weight
 from mlcpipe.quantization.layout import Layout
 from mlcpipe.quantization.scheme import Scheme
 from mlcpipe.targets import Target, Variant, tvm_target
-from mlcpipe.tuning.records import Tuned
+from mlcpipe.tuned.records import Tuned
+from mlcpipe.weights.table import Weight
 from tir_schedules.op import Op, op_of
 
-BY_HAND = "by hand"  # instead of a rule: the kernel came with its schedule
+# What every device launches along a dimension (Vulkan's and WebGPU's minimum): the extent of a grid that only the host
+# knows, and that may be larger. With a larger bound TVM would compute indices in 64 bits, which not every GPU has.
+ANY_GRID = 2**16 - 1
+BY_HAND = "by hand"  # in place of a rule: the kernel comes with its schedule
 Replace = Callable[["Rebuild", relax.Var, relax.Expr], "relax.Expr | None"]
+
+
+class Module(Protocol):
+    """What the pipeline needs of a state; the IR is dumped to the folder `name` in `dump`."""
+
+    @property
+    def mod(self) -> tvm.IRModule: ...
+
+    @property
+    def tvm_target(self) -> tvm.target.Target: ...
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def dump(self) -> Path | None: ...
+
+    def with_mod(self, mod: tvm.IRModule) -> Any: ...
+
+
+@dataclass(frozen=True)
+class KernelModule:
+    """PrimFuncs of one variant, for a code generator; `mod` has their global symbols."""
+
+    mod: tvm.IRModule
+    tvm_target: tvm.target.Target
+    name: str = "kernels"
+    dump: Path | None = None
+
+    def with_mod(self, mod: tvm.IRModule) -> KernelModule:
+        """The same with another module."""
+        return replace(self, mod=mod)
 
 
 @dataclass(frozen=True)
 class KernelReport:
-    """Which schedule rule a PrimFunc got, what the rules before it said, and the tuning records that it used."""
+    """The schedule rule of a PrimFunc, why earlier rules declined, and the tuning records used."""
 
     name: str
     op: str
@@ -34,9 +74,10 @@ class KernelReport:
 
 @dataclass(frozen=True)
 class Lowering:
-    """The state between passes. Model functions take inputs, then one variable a stored array of `weights`.
+    """The state between passes. Model functions take inputs, then one variable per stored array of `weights`.
 
-    `variant` is the one that kernels are scheduled for; the passes before that give the same for every variant.
+    `variant` is the one to schedule kernels for; earlier passes do not depend on it.
+    `bounds` are the largest values of symbolic sizes, by name. `dump` is a folder for the IR after every pass.
     """
 
     mod: tvm.IRModule
@@ -48,6 +89,12 @@ class Lowering:
     kernels: tuple[KernelReport, ...] = ()
     bounds: dict[str, int] = field(default_factory=dict)
     tuned: Tuned = Tuned()
+    dump: Path | None = None
+
+    @property
+    def name(self) -> str:
+        """The target's name and, once kernels are scheduled, the variant's."""
+        return f"{self.target.name}/{self.variant.name}" if self.kernels else self.target.name
 
     @property
     def tvm_target(self) -> tvm.target.Target:
@@ -61,7 +108,7 @@ class Lowering:
 
 @mutator
 class _Substitute(PyExprMutator):  # type: ignore[misc]
-    """Replaces variables by what `values` maps them to."""
+    """Replaces variables according to `values`."""
 
     def __init__(self, values: dict[relax.Var, relax.Expr]) -> None:
         super().__init__()
@@ -75,7 +122,7 @@ class _Substitute(PyExprMutator):  # type: ignore[misc]
 
 
 class Rebuild:
-    """One function on its way to its new form: `values` maps old variables to new expressions."""
+    """One function being rebuilt: `values` maps old variables to new expressions."""
 
     def __init__(self, bb: relax.BlockBuilder) -> None:
         self.bb = bb
@@ -102,8 +149,8 @@ class Rebuild:
 
 def model_functions(mod: tvm.IRModule) -> list[tuple[tvm.ir.GlobalVar, relax.Function]]:
     """The Relax functions that take weights."""
-    found = [(gv, f) for gv, f in mod.functions.items() if isinstance(f, relax.Function)]
-    return [(gv, f) for gv, f in found if len(f.params) > int(f.attrs["num_input"])]
+    functions = [(gv, f) for gv, f in mod.functions.items() if isinstance(f, relax.Function)]
+    return [(gv, f) for gv, f in functions if len(f.params) > int(f.attrs["num_input"])]
 
 
 def weight_params(func: relax.Function) -> list[relax.Var]:
@@ -124,10 +171,10 @@ def rebuild(
     weights: tuple[Weight, ...] | None = None,
     prologue: Callable[[Rebuild, list[relax.Var], list[relax.Var]], None] | None = None,
 ) -> Lowering:
-    """Rebuild every model function: `replacement` may answer a binding with another expression.
+    """Rebuild every model function: `replacement` may return a new expression for a binding.
 
-    With `weights` the functions get the variables of that table, and `prologue(rebuild, old, new)` maps old to new.
-    Bindings that nothing reads any more are dropped.
+    With `weights` the functions take that table's variables, and `prologue(rebuild, old, new)` maps old to new.
+    Unused bindings are dropped.
     """
     functions = model_functions(state.mod)
     names = {gv.name_hint for gv, _ in functions}
@@ -153,13 +200,27 @@ def rebuild(
     return state.with_mod(mod, **({} if weights is None else {"weights": weights}))
 
 
+def storage_bytes(func: relax.Function) -> list[int]:
+    """Bytes of each planned storage of a function, at the size bounds."""
+    names = ("relax.memory.alloc_storage", "relax.vm.alloc_storage")
+    values = (binding.value for block in func.body.blocks for binding in block.bindings)
+    sizes = (value.args[0].values[0] for value in values if any(is_op(value, name) for name in names))
+    return [int(size) for size in sizes if isinstance(size, int | tvm.tirx.IntImm)]
+
+
+def workspace_bytes(mod: tvm.IRModule) -> dict[str, int]:
+    """Function name -> bytes of all its storages."""
+    functions = {gv.name_hint: func for gv, func in mod.functions.items() if isinstance(func, relax.Function)}
+    return {name: sum(storage_bytes(func)) for name, func in functions.items()}
+
+
 def is_op(expr: relax.Expr, name: str) -> bool:
     """True if `expr` calls the Relax operator of that name."""
     return isinstance(expr, relax.Call) and isinstance(expr.op, tvm.ir.Op) and expr.op.name == name
 
 
 def tir_op(work: Rebuild, call: relax.Expr) -> Op | None:
-    """What the tagged PrimFunc computes that `call` calls; None for any other expression."""
+    """The operation of the tagged PrimFunc that `call` calls; None for other expressions."""
     if not is_op(call, "relax.call_tir") or not isinstance(call.args[0], tvm.ir.GlobalVar):
         return None
     return op_of(work.bb.get()[call.args[0]])

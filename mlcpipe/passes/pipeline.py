@@ -1,147 +1,246 @@
-"""The compiler, as the list of its passes. This is the only place that orders them."""
+"""The compiler's phases of named passes, from a model's module to code generator input, for CPUs and GPUs.
+
+This is the only place that orders passes. The compiler runs these phases and combines their results:
+
+    MODEL OPERATORS MEMORY    once for all variants of a target (SHARED)
+    SCHEDULE                  for each variant: a schedule for every kernel; calls stay the same
+    VM                        model functions to bytecode of TVM's virtual machine
+    LLVM [UNCHECKED]          scheduled kernels for a CPU
+    DEVICE, then HOST and SHADERS    scheduled kernels for a GPU: split into launching and launched code;
+                                     SOURCES replaces SHADERS where a compiler takes the launched code as source
+
+Only the driver check (`compiler/backends/spirv/driver_check.py`) has TVM's schedules, which need TVM's pipeline.
+"""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from pathlib import Path
+from dataclasses import dataclass
+from typing import Any, TypeVar
 
 import tvm
 from tvm import relax, s_tir, tirx
 
-from mlcpipe.errors import CompileError
+from mlcpipe import debug
+from mlcpipe.errors import CompileError, last_line
+from mlcpipe.passes.annotate_bounds import annotate_bounds
+from mlcpipe.passes.bind_target import bind_target
+from mlcpipe.passes.bundle_weights import bundle_weights
+from mlcpipe.passes.check_bindings import check_bindings
+from mlcpipe.passes.dedupe_kernels import dedupe_kernels
 from mlcpipe.passes.fuse_add_norm import fuse_add_norm
 from mlcpipe.passes.fuse_dequantize import fuse_dequantize
 from mlcpipe.passes.fuse_gate import fuse_gate
 from mlcpipe.passes.fuse_parallel_matmul import fuse_parallel_matmul
-from mlcpipe.passes.lowering import Lowering
-from mlcpipe.passes.plan_memory import bundle_weights, check_bindings, state_bounds
+from mlcpipe.passes.lowering import Module
+from mlcpipe.passes.mark_prompt_rows import mark_prompt_rows
 from mlcpipe.passes.quantize_weights import quantize_weights
 from mlcpipe.passes.schedule_kernels import schedule_kernels
 from mlcpipe.passes.share_storage import share_storage
 from mlcpipe.passes.split_weights import split_weights
+from mlcpipe.passes.write_outputs import write_outputs
 
-Pass = Callable[[Lowering], Lowering]
-
-
-def _tvm(make: Callable[[], tvm.ir.transform.Pass]) -> Pass:
-    def run(state: Lowering) -> Lowering:
-        with state.tvm_target:
-            return state.with_mod(make()(state.mod))
-
-    run.__name__ = make.__name__
-    return run
+State = TypeVar("State", bound=Module)
+Pass = Callable[[Any], Any]  # on a Lowering, or a KernelModule in phases after VM
+MakePass = Callable[[], tvm.ir.transform.Pass]
 
 
-# Once for all variants of a target.
-SHARED: tuple[Pass, ...] = (
-    # the model: fewer, larger operations on packed weights
-    fuse_parallel_matmul,
-    split_weights,
-    quantize_weights,
-    fuse_dequantize,
-    fuse_gate,
-    fuse_add_norm,
-    # operators to TensorIR, fused
-    _tvm(relax.transform.LegalizeOps),
-    _tvm(relax.transform.AnnotateTIROpPattern),
-    _tvm(relax.transform.FuseOps),
-    _tvm(relax.transform.FuseTIR),
-    _tvm(relax.transform.RewriteDataflowReshape),
-    _tvm(relax.transform.DeadCodeElimination),
-    # memory and calls
-    state_bounds,
-    bundle_weights,
-    _tvm(relax.transform.ToNonDataflow),
-    _tvm(relax.transform.RemovePurityChecking),
-    _tvm(relax.transform.CallTIRRewrite),
-    _tvm(relax.transform.StaticPlanBlockMemory),
-    share_storage,
-    check_bindings,
+@dataclass(frozen=True)
+class Phase:
+    """Passes in order; dumps and timings show the phase's name."""
+
+    name: str
+    passes: tuple[Pass, ...]
+
+
+def _tvm(*makers: MakePass) -> tuple[Pass, ...]:
+    """TVM passes with the state's target in scope."""
+
+    def wrapped(make: MakePass) -> Pass:
+        def run_pass(state: Module) -> Any:
+            with state.tvm_target:
+                return state.with_mod(make()(state.mod))
+
+        run_pass.__name__ = make.__name__
+        return run_pass
+
+    return tuple(map(wrapped, makers))
+
+
+def narrow_indices() -> tvm.ir.transform.Pass:
+    return tirx.transform.NarrowDataType(32)
+
+
+# Fewer, larger operations on packed weights.
+MODEL = Phase(
+    "1-model",
+    (
+        fuse_parallel_matmul,
+        split_weights,
+        quantize_weights,
+        fuse_dequantize,
+        fuse_gate,
+        fuse_add_norm,
+        mark_prompt_rows,
+    ),
 )
 
-# For each variant: a schedule for every kernel. It changes no call, so that the plan above holds.
-PER_VARIANT: tuple[Pass, ...] = (schedule_kernels,)
-PASSES = SHARED + PER_VARIANT
+# Operators to TensorIR, fused.
+OPERATORS = Phase(
+    "2-operators",
+    (
+        *_tvm(
+            relax.transform.LegalizeOps,
+            relax.transform.AnnotateTIROpPattern,
+            relax.transform.FuseOps,
+            relax.transform.FuseTIR,
+            relax.transform.RewriteDataflowReshape,
+            relax.transform.DeadCodeElimination,
+        ),
+        write_outputs,
+    ),
+)
 
-# What `tvm.relax.build` needs below; it changes no operation and no allocation any more.
-LOWER_TO_VM: tuple[Pass, ...] = tuple(
-    _tvm(make)
-    for make in (
+MEMORY = Phase(
+    "3-memory",
+    (
+        annotate_bounds,
+        bundle_weights,
+        *_tvm(
+            relax.transform.ToNonDataflow,
+            relax.transform.RemovePurityChecking,
+            relax.transform.CallTIRRewrite,
+            relax.transform.StaticPlanBlockMemory,
+        ),
+        share_storage,
+        check_bindings,
+    ),
+)
+
+SCHEDULE = Phase("4-schedule", (schedule_kernels,))
+
+# What `tvm.relax.build` does after planning memory: no operation or allocation changes here.
+VM = Phase(
+    "5-vm",
+    _tvm(
         relax.transform.LowerAllocTensor,
         relax.transform.KillAfterLastUse,
         relax.transform.LowerRuntimeBuiltin,
         relax.transform.ComputePrimValue,
         relax.transform.VMShapeLower,
         relax.transform.AttachGlobalSymbol,
-    )
+    ),
 )
 
-# Scheduled kernels for a CPU to what LLVM's code generator takes: those of TVM's pipeline that have work there. Without
-# others (for GPUs; HoistIfThenElse, RemoveNoOp, ...) the same code came out in a quarter of the time. Half of it was
-# CompactBufferAllocation's: kernels state how much scratch they need. UnrollLoop multiplies bodies, so it is late.
-_FOR_LLVM: tuple[Callable[[], tvm.ir.transform.Pass], ...] = (
-    s_tir.transform.CanonicalizeLoop,
-    s_tir.transform.LowerInitBlock,
-    s_tir.transform.PlanAndUpdateBufferAllocationLocation,
-    s_tir.transform.ConvertBlocksToOpaque,
-    s_tir.transform.LowerMatchBuffer,
-    s_tir.transform.StmtSimplify,
-    s_tir.transform.LowerOpaqueBlock,
-    tirx.transform.FlattenBuffer,
-    tirx.transform.BF16ComputeLegalize,
-    lambda: tirx.transform.NarrowDataType(32),
-    tirx.transform.VectorizeLoop,
-    tirx.transform.StorageRewrite,
-    tirx.transform.StmtSimplify,
-    s_tir.transform.RewriteUnsafeSelect,
-    tirx.transform.CommonSubexprElim,
-    tirx.transform.UnrollLoop,
-    tirx.transform.AnnotateEntryFunc,
-    tirx.transform.MakePackedAPI,
-    tirx.transform.BF16StorageLegalize,
-    tirx.transform.LowerTVMBuiltin,
-    tirx.transform.LowerIntrin,
+# The passes of TVM's pipeline that affect our CPU kernels. Without the others (for GPUs; HoistIfThenElse, RemoveNoOp,
+# ...) the code is the same, in a quarter of the time. CompactBufferAllocation took half, but kernels declare their
+# scratch. UnrollLoop multiplies bodies, so it runs late.
+LLVM = Phase(
+    "6-llvm",
+    (
+        bind_target,
+        *_tvm(
+            s_tir.transform.CanonicalizeLoop,
+            s_tir.transform.LowerInitBlock,
+            s_tir.transform.PlanAndUpdateBufferAllocationLocation,
+            s_tir.transform.ConvertBlocksToOpaque,
+            s_tir.transform.LowerMatchBuffer,
+            s_tir.transform.StmtSimplify,
+            s_tir.transform.LowerOpaqueBlock,
+            tirx.transform.FlattenBuffer,
+            tirx.transform.BF16ComputeLegalize,
+            narrow_indices,
+            tirx.transform.VectorizeLoop,
+            tirx.transform.StorageRewrite,
+            tirx.transform.StmtSimplify,
+            s_tir.transform.RewriteUnsafeSelect,
+            tirx.transform.CommonSubexprElim,
+            tirx.transform.UnrollLoop,
+            tirx.transform.AnnotateEntryFunc,
+            tirx.transform.MakePackedAPI,
+            tirx.transform.BF16StorageLegalize,
+            tirx.transform.LowerTVMBuiltin,
+            tirx.transform.LowerIntrin,
+        ),
+    ),
 )
 
+# For kernels that only the VM calls, which checks the arguments from hosts. Checks of types, shapes and strides are
+# half of the code.
+UNCHECKED = Phase("7-unchecked", _tvm(tirx.transform.SkipAssert))
 
-def lower_for_llvm(kernels: tvm.IRModule, target: tvm.target.Target, *, checked: bool = True) -> tvm.IRModule:
-    """Scheduled PrimFuncs as `target.build.llvm` takes them.
+# The passes of TVM's pipeline that affect our GPU kernels, except these:
+# - ThreadSync: kernels have their own barriers. TVM sees hazards even where each invocation uses its own elements, and
+#   fails on those in conditions.
+# - StorageRewrite: it may alias two shared arrays, which is safe only with ThreadSync's barriers.
+# - CompactBufferAllocation: kernels declare their memory, and it takes three quarters of a compilation. It would also
+#   make a kernel depend on the others of its function: extents become expressions of many terms.
+# - CommonSubexprElim before the split: terms common to a function's kernels would become kernel arguments.
+DEVICE = Phase(
+    "6-device",
+    (
+        bind_target,
+        *_tvm(
+            s_tir.transform.CanonicalizeLoop,
+            s_tir.transform.LowerInitBlock,
+            s_tir.transform.PlanAndUpdateBufferAllocationLocation,
+            s_tir.transform.ConvertBlocksToOpaque,
+            s_tir.transform.UnifyThreadBinding,
+            s_tir.transform.LowerMatchBuffer,
+            s_tir.transform.StmtSimplify,
+            s_tir.transform.LowerOpaqueBlock,
+            tirx.transform.FlattenBuffer,
+            tirx.transform.BF16ComputeLegalize,
+            narrow_indices,
+            tirx.transform.VectorizeLoop,
+            s_tir.transform.HoistIfThenElse,
+            tirx.transform.UnrollLoop,
+            s_tir.transform.RenormalizeSplitPattern,
+            tirx.transform.StmtSimplify,
+            tirx.transform.RemoveNoOp,
+            s_tir.transform.RewriteUnsafeSelect,
+            tirx.transform.VerifyMemory,
+            tirx.transform.AnnotateEntryFunc,
+            tirx.transform.SplitHostDevice,
+            tirx.transform.MakePackedAPI,
+            tirx.transform.FP8StorageLegalize,
+            tirx.transform.BF16StorageLegalize,
+        ),
+        dedupe_kernels,
+    ),
+)
 
-    Unless `checked`, they trust the types, shapes and strides of their arguments; the checks are half of the code.
+# Launch code, and kernels. Compilers that take kernels as source eliminate common terms themselves: once an index is in
+# a variable, TVM no longer sees that it is a multiple of 4, and splits vector loads.
+HOST = Phase("7-host", _tvm(tirx.transform.LowerTVMBuiltin, tirx.transform.LowerIntrin))
+SOURCES = Phase("7-sources", _tvm(tirx.transform.StmtSimplify, tirx.transform.LowerIntrin))
+SHADERS = Phase("7-shaders", (*SOURCES.passes, *_tvm(tirx.transform.CommonSubexprElim)))
+
+SHARED = (MODEL, OPERATORS, MEMORY)
+
+
+def run(state: State, *phases: Phase, check: bool = False) -> State:
+    """The state after the phases.
+
+    MLCPIPE_DEBUG shows each pass's time; `state.dump` is a folder for the IR after each pass. `check` verifies after
+    each pass that the module is well formed. Raises CompileError naming the pass.
     """
-    bind = tirx.transform.BindTarget(target.with_host(target))
-    skip = () if checked else (tirx.transform.SkipAssert(),)
-    with target:
-        return tvm.ir.transform.Sequential([bind, *(make() for make in _FOR_LLVM), *skip])(kernels)
-
-
-def run(
-    state: Lowering, passes: tuple[Pass, ...] = PASSES, *, dump: Path | None = None, check: bool = False
-) -> tuple[Lowering, dict[str, float]]:
-    """Run the passes in order; return the state and the seconds that each took.
-
-    `dump` is a folder that gets the IR after every pass; `check` verifies after each that it is well formed.
-    Raises CompileError that names the pass.
-    """
-    seconds: dict[str, float] = {}
-    for index, one in enumerate(passes):
-        began = time.perf_counter()
-        try:
-            state = one(state)
-            if check:
-                relax.analysis.well_formed(state.mod)
-        except (RuntimeError, ValueError, TypeError, KeyError) as error:
-            raise CompileError(
-                f"pass {one.__name__} failed", where=f"target {state.target.name}", found=_reason(error)
-            ) from error
-        seconds[one.__name__] = seconds.get(one.__name__, 0.0) + time.perf_counter() - began
-        if dump is not None:
-            dump.mkdir(parents=True, exist_ok=True)
-            (dump / f"{index:02d}_{one.__name__}.py").write_text(state.mod.script(show_meta=False), encoding="utf-8")
-    return state, seconds
-
-
-def _reason(error: BaseException) -> str:
-    lines = [line for line in str(error).strip().splitlines() if line.strip()]
-    return lines[-1].strip() if lines else type(error).__name__
+    for phase in phases:
+        for index, run_pass in enumerate(phase.passes):
+            began = time.perf_counter()
+            try:
+                state = run_pass(state)
+                if check:
+                    relax.analysis.well_formed(state.mod)
+            except (RuntimeError, ValueError, TypeError, KeyError) as error:
+                raise CompileError(
+                    f"pass {run_pass.__name__} failed", where=f"target {state.name}", found=last_line(error)
+                ) from error
+            debug.show_time(f"{state.name} {phase.name} {run_pass.__name__}", began)
+            if state.dump is not None:
+                folder = state.dump / state.name / phase.name
+                folder.mkdir(parents=True, exist_ok=True)
+                text = state.mod.script(show_meta=False)
+                (folder / f"{index:02d}_{run_pass.__name__}.py").write_text(text, encoding="utf-8")
+    return state

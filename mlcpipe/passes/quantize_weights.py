@@ -7,13 +7,13 @@ from __future__ import annotations
 
 from tvm import relax
 
-from mlcpipe.compiler.weights import Weight, stored
 from mlcpipe.nn import definitions
 from mlcpipe.passes.lowering import Lowering, Rebuild, rebuild
+from mlcpipe.weights.table import Weight, stored
 
 
 def quantize_weights(state: Lowering) -> Lowering:
-    """Replace every weight by its stored arrays and the expression that gives it back."""
+    """Replace every weight with its stored arrays and the expression that restores it."""
     table = tuple(stored(w, state.scheme, state.layout) for w in state.weights)
 
     def prologue(work: Rebuild, old: list[relax.Var], new: list[relax.Var]) -> None:

@@ -1,6 +1,6 @@
-"""Every PrimFunc gets a schedule from `tir_schedules/<target.kernels>`, and the report says which rule and why.
+"""Schedules every PrimFunc with `tir_schedules/<target.kernels>`, and reports which rule and why.
 
-This is where variants part: rules see the knobs of the state's variant, with those of tuning records in their place.
+Variants diverge here: rules get the knobs of the state's variant, overridden by tuning records.
 """
 
 from __future__ import annotations
@@ -9,8 +9,29 @@ import tvm
 from tvm import tirx
 
 from mlcpipe.passes.lowering import BY_HAND, KernelReport, Lowering
-from mlcpipe.tuning.kernels import kernel_hash, ruled, rules_of, spaces_of
-from tir_schedules.op import Declined, Op, op_of
+from mlcpipe.tuned.kernels import apply_rule, kernel_hash, rules_of, spaces_of
+from tir_schedules.op import Op, op_of
+from tir_schedules.rule import Declined, Knobs, Rules
+
+
+def first_rule(rules: Rules, func: tirx.PrimFunc, knobs: Knobs) -> tuple[str, tirx.PrimFunc, str]:
+    """The first rule that takes a function, the kernel that it makes, and why it is this rule.
+
+    `BY_HAND` and the function itself if none does. Rules for any kind are not for functions with a schedule.
+    """
+    op = op_of(func)
+    kind = op.kind if op is not None else "fused"
+    by_hand = func.attrs is not None and "tirx.is_scheduled" in func.attrs
+    notes: list[str] = []
+    for name, kinds, rule in rules:
+        if kind not in kinds if kinds else by_hand:
+            continue
+        result = rule(func, op, knobs)
+        if not isinstance(result, Declined):
+            usual = "made for this operation" if kinds else f"no rule for {kind}"
+            return name, result, "; ".join(notes) or usual
+        notes.append(f"{name}: {result.reason}")
+    return BY_HAND, func, "; ".join(notes) or "written with its schedule"
 
 
 def schedule_kernels(state: Lowering) -> Lowering:
@@ -22,42 +43,25 @@ def schedule_kernels(state: Lowering) -> Lowering:
         if not isinstance(func, tirx.PrimFunc):
             continue
         op = op_of(func)
-        kind = op.kind if op is not None else "fused"
-        by_hand = func.attrs is not None and "tirx.is_scheduled" in func.attrs
-        if by_hand and not any(kind in kinds for _, kinds, _ in rules):
-            reports.append(KernelReport(gv.name_hint, kind, BY_HAND, "written with its schedule"))
-            continue
-        said = []
-        for name, kinds, rule in rules:
-            if kind not in kinds if kinds else by_hand:
-                continue
-            result = rule(func, op, state.variant.schedule)
-            if isinstance(result, Declined):
-                said.append(f"{name}: {result.reason}")
-                continue
-            records: tuple[str, ...] = ()
-            if op is not None and state.tuned.records:
-                result, records, ignored = _with_records(state, name, func, op, result)
-                said += ignored
-            mod[gv] = result
-            reason = "; ".join(said) or ("made for it" if kinds else f"no rule of its own for {kind}")
-            reports.append(KernelReport(gv.name_hint, kind, name, reason, records))
-            break
-        else:
-            reports.append(KernelReport(gv.name_hint, kind, BY_HAND, "; ".join(said)))
+        records: tuple[str, ...] = ()
+        name, mod[gv], reason = first_rule(rules, func, state.variant.schedule)
+        if op is not None and state.tuned.records and name != BY_HAND:
+            mod[gv], records, ignored = _with_records(state, name, func, op, mod[gv])
+            reason = "; ".join((reason, *ignored))
+        reports.append(KernelReport(gv.name_hint, op.kind if op is not None else "fused", name, reason, records))
     return state.with_mod(mod, kernels=tuple(sorted(reports, key=lambda r: r.name)))
 
 
 def _with_records(
     state: Lowering, rule: str, func: tirx.PrimFunc, op: Op, plain: tirx.PrimFunc
 ) -> tuple[tirx.PrimFunc, tuple[str, ...], list[str]]:
-    """What the rule makes with the knobs of records -> it, the records that it used, why others were ignored."""
+    """Apply the rule with recorded knobs -> kernel, records used, why others were ignored."""
     knobs = state.variant.schedule
-    found = state.tuned.of(kernel_hash(func, op), rule, state.variant.name)
-    spaces = {space.bucket: space for space in spaces_of(state.target, rule, op, knobs)} if found else {}
+    records = state.tuned.of(kernel_hash(func, op), rule, state.variant.name)
+    spaces = {space.bucket: space for space in spaces_of(state.target, rule, op, knobs)} if records else {}
     chosen: dict[str, int] = {}
     used, ignored = [], []
-    for record in found:
+    for record in records:
         space = spaces.get(record.bucket)
         problem = f"the kernel has no range {record.bucket}" if space is None else space.check(record.knobs)
         if problem:
@@ -67,7 +71,7 @@ def _with_records(
         used.append(record.title)
     if not used:
         return plain, (), ignored
-    result = ruled(state.target, rule, func, {**knobs, **chosen})
+    result = apply_rule(state.target, rule, func, {**knobs, **chosen})
     if isinstance(result, Declined):
         return plain, (), [*ignored, f"records ignored: {result.reason}"]
     return result, tuple(used), ignored

@@ -1,9 +1,9 @@
-"""Fewer and smaller storages: tensors that are never alive together share one, the largest tensors first.
+"""Shares storages among tensors that are never live together, the largest tensors first.
 
-StaticPlanBlockMemory gives storages out in the order of the program and lets one grow with what comes later, so that a
-storage made for a small tensor may end as large as the largest. Taking tensors by size instead is the greedy planner
-of Pisarchyk and Lee (2020), "Efficient Memory Management for Deep Neural Net Inference", section 4.3. Every tensor
-starts at the beginning of its storage: kernels take no offsets.
+StaticPlanBlockMemory assigns storages in program order and lets them grow, so a storage for a small tensor may end as
+large as the largest. Assigning tensors by size instead is the greedy planner of Pisarchyk and Lee (2020), "Efficient
+Memory Management for Deep Neural Net Inference", section 4.3. Every tensor starts at the beginning of its storage:
+kernels take no offsets.
 """
 
 from __future__ import annotations
@@ -22,22 +22,22 @@ _STORAGE, _TENSOR = "relax.memory.alloc_storage", "relax.memory.alloc_tensor"
 
 @dataclass
 class _Tensor:
-    """An allocation: alive from binding `first` to binding `last`, at most `nbytes`, of the kind of its `storage`."""
+    """An allocation of at most `nbytes`, live from binding `first` to `last`, planned into `storage`."""
 
     first: int
     last: int
     nbytes: int
     storage: relax.Call
 
-    def meets(self, other: _Tensor) -> bool:
-        """Whether there is a binding at which both are alive."""
+    def overlaps(self, other: _Tensor) -> bool:
+        """Whether both are live at some binding."""
         return self.first <= other.last and other.first <= self.last
 
     def fits(self, others: list[_Tensor]) -> bool:
-        """Whether it can share a storage with `others`: on the same device, one after the other."""
-        place = (int(self.storage.args[1].value), str(self.storage.args[2].value))
-        where = (int(others[0].storage.args[1].value), str(others[0].storage.args[2].value))
-        return place == where and not any(map(self.meets, others))
+        """Whether it can share a storage with `others`: same device and scope, disjoint lifetimes."""
+        device = (int(self.storage.args[1].value), str(self.storage.args[2].value))
+        other_device = (int(others[0].storage.args[1].value), str(others[0].storage.args[2].value))
+        return device == other_device and not any(map(self.overlaps, others))
 
 
 def share_storage(state: Lowering) -> Lowering:
@@ -54,13 +54,13 @@ def _planned(func: relax.Function, bounds: Mapping[str, int]) -> relax.Function:
     tensors = _tensors(bindings, func.body.body, bounds)
     shared: list[list[_Tensor]] = []
     for tensor in sorted(tensors.values(), key=lambda t: (-t.nbytes, t.first)):
-        room = next((one for one in shared if tensor.fits(one)), None)
-        if room is None:
+        group = next((members for members in shared if tensor.fits(members)), None)
+        if group is None:
             shared.append([tensor])
         else:
-            room.append(tensor)
+            group.append(tensor)
     before = sum(int(b.value.args[0].values[0]) for b in bindings if _calls(b, _STORAGE))
-    if not tensors or sum(one[0].nbytes for one in shared) >= before:
+    if not tensors or sum(group[0].nbytes for group in shared) >= before:
         return func
     return _rewritten(func, bindings, tensors, shared)
 
@@ -76,23 +76,23 @@ def _tensors(bindings: list[relax.Binding], result: relax.Expr, bounds: Mapping[
         if isinstance(value, relax.Tuple):
             tuples[binding.var] = value
         elif isinstance(value, relax.TupleGetItem) and value.tuple_value in tuples:
-            value = tuples[value.tuple_value].fields[value.index]  # and nothing of the other fields
-        read = {one for var in relax.analysis.free_vars(value) for one in holds.get(var, ())}
-        for one in read:
-            tensors[one].last = index
+            value = tuples[value.tuple_value].fields[value.index]  # and not the other fields
+        read = {owner for var in relax.analysis.free_vars(value) for owner in holds.get(var, ())}
+        for owner in read:
+            tensors[owner].last = index
         if _calls(binding, _STORAGE):
             storages[binding.var] = binding.value
         elif _calls(binding, _TENSOR):
             storage, offset, shape, dtype = binding.value.args[:4]
-            assert int(offset.value) == 0  # StaticPlanBlockMemory gives no other
+            assert int(offset.value) == 0  # StaticPlanBlockMemory emits no other
             nbytes = _nbytes(shape, str(dtype.value), bounds)
             tensors[index] = _Tensor(index, index, nbytes, storages[storage])
             holds[binding.var] = {index}
         elif read and not _empty(binding.var):
             holds[binding.var] = read  # a view, a tuple, or something unknown
     for var in relax.analysis.free_vars(result):
-        for one in holds.get(var, ()):
-            tensors[one].last = len(bindings)
+        for owner in holds.get(var, ()):
+            tensors[owner].last = len(bindings)
     return tensors
 
 
@@ -100,8 +100,8 @@ def _rewritten(
     func: relax.Function, bindings: list[relax.Binding], tensors: dict[int, _Tensor], shared: list[list[_Tensor]]
 ) -> relax.Function:
     """The function with a storage for each list of `shared`, allocated where its first tensor is."""
-    at = {min(t.first for t in one): number for number, one in enumerate(shared)}
-    number_of = {t.first: number for number, one in enumerate(shared) for t in one}
+    at = {min(t.first for t in group): number for number, group in enumerate(shared)}
+    number_of = {t.first: number for number, group in enumerate(shared) for t in group}
     storages = {number: relax.Var(f"shared{number}", relax.AnyType()) for number in range(len(shared))}
     done: list[relax.Binding] = []
     for index, binding in enumerate(bindings):
@@ -110,8 +110,8 @@ def _rewritten(
         if index in at:
             largest = shared[at[index]][0]
             size = relax.ShapeExpr([largest.nbytes])
-            made = _with_args(largest.storage, [size, *largest.storage.args[1:]])
-            done.append(relax.VarBinding(storages[at[index]], made))
+            allocation = _with_args(largest.storage, [size, *largest.storage.args[1:]])
+            done.append(relax.VarBinding(storages[at[index]], allocation))
         if index in tensors:
             args = [storages[number_of[index]], *binding.value.args[1:]]
             binding = relax.VarBinding(binding.var, _with_args(binding.value, args))
@@ -123,9 +123,9 @@ def _rewritten(
 
 def _with_args(call: relax.Call, args: list[relax.Expr]) -> relax.Call:
     """The call with other arguments, and a result of the same type."""
-    made = relax.Call(call.op, args, call.attrs, call.ty_args)
-    _update_type(made, call.ty)
-    return made
+    new_call = relax.Call(call.op, args, call.attrs, call.ty_args)
+    _update_type(new_call, call.ty)
+    return new_call
 
 
 def _calls(binding: relax.Binding, name: str) -> bool:
@@ -134,18 +134,18 @@ def _calls(binding: relax.Binding, name: str) -> bool:
 
 
 def _empty(var: relax.Var) -> bool:
-    """What a kernel gives that writes to its arguments."""
+    """Whether it is the result of a kernel that writes to its arguments."""
     return isinstance(var.ty, relax.TupleType) and not var.ty.fields
 
 
 def _nbytes(shape: relax.ShapeExpr, dtype: str, bounds: Mapping[str, int]) -> int:
-    """The most bytes that a tensor of a symbolic shape can have."""
+    """The maximum bytes of a tensor with a symbolic shape."""
     analyzer = tvm.sym.Analyzer()
     for var in tirx.analysis.undefined_vars(tirx.Evaluate(sum(shape.values, tirx.const(0, "int64")))):
         analyzer.update(var, tvm.sym.ConstIntBound(0, bounds[var.name]))
     count = 1
     for size in shape.values:
         count *= int(analyzer.const_int_bound(size).max_value)
-    lanes = tvm.DataType(dtype)
-    bits = int(lanes.bits) * int(lanes.lanes)
+    element = tvm.DataType(dtype)
+    bits = int(element.bits) * int(element.lanes)
     return (count * bits + 7) // 8

@@ -1,8 +1,7 @@
-"""Weights that are larger than a device binds at once become several: parts of their rows, one parameter each.
+"""Splits weights larger than the device's binding limit by rows, one parameter per part.
 
-WebGPU grants 128 MiB a binding everywhere (https://www.w3.org/TR/webgpu/#limits) and tvmjs binds whole buffers; the
-embedding of a vocabulary of 128k tokens is larger than that. A row's result depends on that row only, so that the
-values are those of the whole weight.
+WebGPU guarantees 128 MiB per binding (https://www.w3.org/TR/webgpu/#limits) and tvmjs binds whole buffers; the
+embedding of a 128k-token vocabulary is larger. A row's result depends on that row only, so the values do not change.
 """
 
 from __future__ import annotations
@@ -14,12 +13,12 @@ from dataclasses import replace
 import numpy as np
 from tvm import relax
 
-from mlcpipe.compiler.weights import Weight, stored
 from mlcpipe.errors import TargetError
 from mlcpipe.nn import definitions
 from mlcpipe.passes.lowering import Lowering, Rebuild, is_op, rebuild, tir_op
 from mlcpipe.quantization.layout import load_layout
 from mlcpipe.quantization.scheme import plain_scheme
+from mlcpipe.weights.table import Weight, stored
 
 _LIMIT = "max_binding_bytes"
 
@@ -39,11 +38,11 @@ def split_weights(state: Lowering) -> Lowering:
         pieces.clear()
         fresh = iter(new)
         for i, var in enumerate(old):
-            mine = [next(fresh) for _ in parts.get(i, [None])]
+            own_parts = [next(fresh) for _ in parts.get(i, [None])]
             if i in parts:
-                pieces[var] = mine
+                pieces[var] = own_parts
             else:
-                work.values[var] = mine[0]
+                work.values[var] = own_parts[0]
 
     def replacement(work: Rebuild, var: relax.Var, value: relax.Expr) -> relax.Expr | None:
         if is_op(value, "relax.matmul"):
@@ -60,23 +59,23 @@ def split_weights(state: Lowering) -> Lowering:
 
 
 def _parts(state: Lowering, weight: Weight, limit: int) -> list[Weight]:
-    """The weight, or weights of its rows, each array of which is at most `limit` bytes."""
+    """The weight, or parts of its rows with arrays of at most `limit` bytes."""
     largest = _largest(stored(weight, state.scheme, state.layout))
     if largest <= limit:
         return [weight]
     rows, lanes = weight.shape[-2] if len(weight.shape) > 1 else 1, max(1, state.layout.lanes)
     blocks = math.ceil(rows / lanes)
-    most = blocks * limit // largest  # of a part
-    if most == 0 or weight.kind not in ("scheme", "plain"):
+    max_blocks = blocks * limit // largest  # per part
+    if max_blocks == 0 or weight.kind not in ("scheme", "plain"):
         raise TargetError(
             f"weight {weight.name} {list(weight.shape)} does not fit a binding",
             where=state.target.name,
             expected=f"{_LIMIT} of {limit:,} bytes or less",
             found=f"{largest:,} bytes",
-            next_step="take a quantization with fewer bits, or a smaller model",
+            next_step="choose a quantization with fewer bits, or a smaller model",
         )
-    # As few parts as can be, of one size, and whole blocks of the layout: the arrays are then the whole's, cut.
-    height = math.ceil(blocks / math.ceil(blocks / most)) * lanes
+    # As few equal parts as possible, in whole blocks of the layout: their arrays are slices of the whole's.
+    height = math.ceil(blocks / math.ceil(blocks / max_blocks)) * lanes
     stem = weight.name.removesuffix("weight")
     return [
         replace(
@@ -90,14 +89,14 @@ def _parts(state: Lowering, weight: Weight, limit: int) -> list[Weight]:
 
 
 def _largest(weight: Weight) -> int:
-    """Bytes of the largest array that is stored for a weight."""
+    """Bytes of a weight's largest stored array."""
     return max(
         int(np.prod(shape, dtype=np.int64)) * np.dtype(dtype).itemsize for shape, dtype in weight.arrays().values()
     )
 
 
 def _columns(work: Rebuild, parts: list[relax.Var], product: Callable[[relax.Var], relax.Expr]) -> relax.Expr:
-    """The products with the parts, side by side."""
+    """The products with the parts, concatenated."""
     return relax.op.concat([work.emit(product(part)) for part in parts], axis=1)
 
 
@@ -107,22 +106,22 @@ def _matmul(work: Rebuild, value: relax.Call, weight: relax.Var) -> relax.Expr:
 
 
 def _take(work: Rebuild, parts: list[relax.Var], ids: relax.Expr) -> relax.Expr:
-    """Rows of the part that has them: an id outside a part reads one of its rows, which is not chosen then."""
+    """Rows from the part that holds them: an id outside a part reads a row that `where` discards."""
     begin = 0
-    found: relax.Expr | None = None
+    selected: relax.Expr | None = None
     column = work.emit(relax.op.expand_dims(ids, [1]))
     for part in parts:
         offset = relax.const(begin, "int32")
         inside = ids if begin == 0 else work.emit(relax.op.subtract(ids, offset))
         rows = work.emit(relax.op.take(part, inside, axis=0))
-        if found is None:
-            found = rows
+        if selected is None:
+            selected = rows
         else:
             before = work.emit(relax.op.less(column, offset))
-            found = work.emit(relax.op.where(before, found, rows))
+            selected = work.emit(relax.op.where(before, selected, rows))
         begin += int(part.ty.shape[0])
-    assert found is not None
-    return found
+    assert selected is not None
+    return selected
 
 
 def _expert_matmul(work: Rebuild, value: relax.Call, pieces: dict[relax.Var, list[relax.Var]]) -> relax.Expr | None:

@@ -1,4 +1,4 @@
-"""Weight formats: one file a scheme (`q4f16_1.py`), found by its name; numpy packs, TVM TE unpacks."""
+"""Weight formats, one file per scheme (`q4f16_1.py`), found by name; numpy packs, TVM TE unpacks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Group quantization in numpy: codes with one scale a group along K (or a row), bit for bit as MLC-LLM makes them.
+"""Group quantization in numpy: codes with one scale per group along K (or per row), bit-identical to MLC-LLM.
 
 The arithmetic, from MLC-LLM's `group_quantization.py` and `utils.py` (`pack_weight`) run by TVM 0.27, with
 every operation rounded to the model's dtype:
@@ -7,22 +7,20 @@ every operation rounded to the model's dtype:
     code = clip(round(w' / s + zero_point), 0, 2 * zero_point)
 
 The zero point is added *before* rounding. `round` is TVM's `tirx.round`: half to even (llvm.nearbyint on CPU,
-RoundEven on Vulkan). A group whose scale is 0 gets the code of zero, where MLC-LLM divides by zero.
+RoundEven on Vulkan). A group with scale 0 gets the code of zero; MLC-LLM divides by zero.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from mlcpipe.quantization import plain
 from mlcpipe.quantization.limits import check_magnitude, row_chunks
-
-if TYPE_CHECKING:
-    from mlcpipe.quantization.scheme import Scheme
+from mlcpipe.quantization.scheme import Scheme
 
 Array = NDArray[Any]
 
@@ -68,10 +66,10 @@ def error_bound(scheme: Scheme, w: Array) -> Array:
 
         c(w) + max(s * (1 + u(z) + u(2z)) / 2, z * u(s) / 2) + r
 
-    The terms: c, w rounded to the model's dtype (`plain.error_bound`); half a step, and the roundings
-    of w/s (at most u(z)/2) and of the sum with z (at most u(2z)/2), in steps of s; an element that is clipped
-    because s was rounded down, which counts only where s is near the smallest numbers of the dtype;
-    r = z * s * 2^-24, the float32 product of `unpack` (0 for float16 scales: exact).
+    c is the rounding of w to the model's dtype (`plain.error_bound`). The first term of max is half a step
+    plus the roundings of w/s (at most u(z)/2) and of the sum with z (at most u(2z)/2), in steps of s. The second is
+    clipping when s was rounded down, relevant only for s near the smallest numbers of the dtype.
+    r = z * s * 2^-24 is the float32 product of `unpack` (0 for float16 scales: exact).
     """
     dtype = np.dtype(scheme.model_dtype).type
     z = scheme.zero_point
@@ -98,8 +96,8 @@ def _scales(scheme: Scheme, x: Array, name: str) -> Array:
     check_magnitude(peaks, scheme.model_dtype, name)
     # Rounding is monotone: the largest rounded magnitude is the rounded largest magnitude.
     rounded = peaks.astype(scheme.model_dtype).astype(np.float32)
-    # float32 holds more than twice the digits of float16 (24 >= 2 * 11 + 2), so that rounding this quotient
-    # a second time, to float16, gives what a float16 division gives.
+    # float32 has more than twice the digits of float16 (24 >= 2 * 11 + 2). Rounding this quotient
+    # again to float16 equals a float16 division.
     scales: Array = (rounded / np.float32(scheme.zero_point)).astype(scheme.model_dtype)
     return scales
 
@@ -110,7 +108,7 @@ def _codes(scheme: Scheme, x: Array, scales: Array) -> Array:
     if half:
         x[...] = x.astype(np.float16)
     divisor = scales.astype(np.float32)
-    # Over 1 instead of 0, numbers too small for a scale get the code of zero; they decode to 0 anyway.
+    # Divided by 1, numbers too small for a scale get the code of zero; they decode to 0 anyway.
     divisor[divisor == 0] = 1
     grouped = x.reshape(x.shape[0], -1, scheme.group(x.shape[1]))
     grouped /= divisor[:, :, None]
@@ -127,8 +125,8 @@ def _codes(scheme: Scheme, x: Array, scales: Array) -> Array:
 def _round_to_half(x: Array) -> None:
     """Round float32 x in place to the 11 significant bits of float16, half to even.
 
-    Numpy's own conversion takes several times as long. Only for numbers below 65504, and where it does not
-    matter that numbers below 2^-14 keep more digits than in float16: added to a zero point they vanish.
+    Several times faster than numpy's conversion. Valid for numbers below 65504. Numbers below 2^-14 keep more
+    digits than float16 has; they vanish when added to a zero point.
     """
     bits = x.view(np.uint32)
     odd = (bits >> np.uint32(13)) & np.uint32(1)

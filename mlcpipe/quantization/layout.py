@@ -1,12 +1,12 @@
-"""Orders in which packed weights are stored for a device: pure re-packings, by name, with an inverse.
+"""Device-specific orders of packed weights: named re-packings, each with an inverse.
 
 `row` is MLC's order: an array [..., N, X] as the scheme packs it, X along K.
-`rows16` is for CPUs with 16 float32 lanes: rows in blocks of 16, the rows of a block side by side,
-[..., ceil(N/16), X, 16], so that one vector load has the same word (or scale, or number) of 16 rows. Rows
-missing in the last block have codes 0 and scales 0 (plain weights: 0.0), so that they decode to 0.
-`rows32_pairs` is for GPUs, where 32 neighbouring invocations read one word of 32 rows, and which may lack float16: two
-float16 numbers that follow one another in a row are one uint32, the first in its lower half (a row of an odd number
-has a 0.0 at its end); then as `rows16`, with 32 rows in a block.
+`rows16` is for CPUs with 16 float32 lanes: blocks of 16 interleaved rows,
+[..., ceil(N/16), X, 16]. One vector load reads the same word (or scale, or number) of 16 rows. Padding rows of the
+last block have codes and scales 0 (plain weights: 0.0), so they decode to 0.
+`rows32_pairs` is for GPUs that may lack float16: 32 adjacent invocations read one word of each of 32 rows. Two
+consecutive float16 numbers of a row form one uint32, the first in its lower half; odd rows are padded with 0.0.
+Blocks are as in `rows16`, with 32 rows.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ Array = NDArray[Any]
 
 @dataclass(frozen=True)
 class Layout:
-    """An order of packed arrays. `lanes` rows stand side by side; 0: rows follow one another.
+    """An order of packed arrays. `lanes` rows are interleaved; 0 is row-major.
 
-    With `pairs` an array of float16 is one of uint32 with half as many columns.
+    With `pairs` a float16 array is stored as uint32 with half as many columns.
     """
 
     name: str
@@ -49,22 +49,22 @@ class Layout:
         return "float32" if self.pairs else model_dtype
 
     def locate(self, row: Any, column: Any) -> tuple[Any, ...]:
-        """Where element [row, column] of an array in row order lies here: ints or TVM expressions."""
+        """The index here of element [row, column] in row order: ints or TVM expressions."""
         if self.lanes == 0:
             return (row, column)
         return (row // self.lanes, column, row % self.lanes)
 
     def repack(self, scheme: Scheme, packed: Mapping[str, Array], n: int, k: int) -> dict[str, Array]:
-        """Arrays in row order -> arrays in this layout; takes memory for the result only.
+        """Arrays in row order -> arrays in this layout; allocates only the result.
 
-        Raises CheckpointError if the arrays are not those of `scheme` for [n, k] or [experts, n, k].
+        Raises CheckpointError if the arrays do not match `scheme` for [n, k] or [experts, n, k].
         """
         check_shapes(packed, scheme.shapes(n, k, _experts(packed, 2)), f"{scheme.name} row")
         stored = {name: _paired(a) for name, a in packed.items()} if self.pairs else dict(packed)
         return stored if self.lanes == 0 else {name: self._interleave(a) for name, a in stored.items()}
 
     def unrepack(self, scheme: Scheme, packed: Mapping[str, Array], n: int, k: int) -> dict[str, Array]:
-        """The inverse of `repack`; what lies in missing rows is dropped."""
+        """The inverse of `repack`; padding rows are dropped."""
         lead = _experts(packed, 3 if self.lanes else 2)
         check_shapes(packed, self.shapes(scheme, n, k, lead), f"{scheme.name} {self.name}")
         rows = dict(packed) if self.lanes == 0 else {name: self._separate(a, n) for name, a in packed.items()}
@@ -104,7 +104,7 @@ class Layout:
 
 
 def _paired(a: Array) -> Array:
-    """float16[..., X] -> uint32[..., ceil(X / 2)]; other dtypes as they are."""
+    """float16[..., X] -> uint32[..., ceil(X / 2)]; other dtypes unchanged."""
     if a.dtype != np.float16:
         return a
     if a.shape[-1] % 2:
@@ -118,7 +118,7 @@ def _unpaired(a: Array, columns: int) -> Array:
 
 
 def _experts(packed: Mapping[str, Array], dims: int) -> int | None:
-    """The leading extent of arrays that have one dimension more than `dims`."""
+    """The leading extent of arrays with `dims` + 1 dimensions, else None."""
     for array in packed.values():
         return int(array.shape[0]) if array.ndim == dims + 1 else None
     return None
@@ -128,12 +128,12 @@ _LAYOUTS = (Layout("row"), Layout("rows16", lanes=16), Layout("rows32_pairs", la
 
 
 def layout_names() -> tuple[str, ...]:
-    """The names that `load_layout` knows."""
+    """The names that `load_layout` accepts."""
     return tuple(layout.name for layout in _LAYOUTS)
 
 
 def load_layout(name: str) -> Layout:
-    """The layout of that name. Raises ConfigError that lists the known names."""
+    """The layout with this name. Raises ConfigError listing the known names."""
     for layout in _LAYOUTS:
         if layout.name == name:
             return layout

@@ -1,4 +1,4 @@
-"""Checks that a weight fits its dtype, and the size of the pieces in which weights are worked on."""
+"""Checks that a weight fits its dtype, and the chunk size for processing weights."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def check_magnitude(peaks: Array, dtype: str, name: str) -> None:
             f"tensor {name} is not finite",
             expected="finite numbers",
             found=peak,
-            next_step="the checkpoint is broken: get it again",
+            next_step="the checkpoint is broken: download it again",
         )
     raise CheckpointError(
         f"tensor {name} does not fit {dtype}",

@@ -1,4 +1,4 @@
-"""Weights without codes: an array of the model's dtype."""
+"""Unquantized weights: an array of the model's dtype."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Array = NDArray[Any]
 
 
 def pack(w: Array, dtype: str, name: str) -> Array:
-    """w float32[N, K] rounded to nearest even in `dtype`; w itself if it has that dtype already.
+    """w float32[N, K] rounded to nearest even in `dtype`; w itself if it already has that dtype.
 
     Raises CheckpointError for a value that is not finite or too large for the dtype.
     """
@@ -31,7 +31,7 @@ def error_bound(w: Array, dtype: str) -> Array:
     if dtype == "float32":
         return np.zeros(w.shape, np.float32)
     # The spacing at the rounded value is that at w or, if w was rounded up to a power of two, twice it.
-    # That of the largest number is the same as that of the number below it, but numpy answers infinity.
+    # The largest number has the spacing of the number below it, but numpy returns infinity.
     below_largest = np.nextafter(np.finfo(dtype).max, np.dtype(dtype).type(0))
     ulp: Array = np.spacing(np.minimum(np.abs(w).astype(dtype), below_largest)).astype(np.float32)
     half: Array = ulp * np.float32(0.5)

@@ -1,4 +1,4 @@
-"""3-bit codes, ten in a word, a float16 scale for 40 elements: 3.6 bits a weight.
+"""3-bit codes, ten per word, one float16 scale per 40 elements: 3.6 bits per weight.
 
 Error: |w - w'| <= 0.503 s + max(2^-11 |w|, 2^-25) with s the group's stored scale, max|w| / 3; for
 s >= 2^-14 (subnormal scales: see `groups.error_bound`); |w| > 65504 is refused.

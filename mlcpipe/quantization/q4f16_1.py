@@ -1,4 +1,4 @@
-"""4-bit codes, a float16 scale for 32 elements: 4.5 bits a weight. MLC's default.
+"""4-bit codes, one float16 scale per 32 elements: 4.5 bits per weight. MLC's default.
 
 Error: |w - w'| <= 0.5059 s + max(2^-11 |w|, 2^-25) with s the group's stored scale, max|w| / 7; for
 s >= 2^-14 (subnormal scales: see `groups.error_bound`); |w| > 65504 is refused.

@@ -1,4 +1,4 @@
-"""4-bit codes, a float32 scale for 32 elements: 5 bits a weight.
+"""4-bit codes, one float32 scale per 32 elements: 5 bits per weight.
 
 Error: |w - w'| <= 0.500002 s with s the group's stored scale, max|w| / 7, if not subnormal.
 """

@@ -1,4 +1,4 @@
-"""8-bit codes, a float16 scale for 32 elements: 8.5 bits a weight.
+"""8-bit codes, one float16 scale per 32 elements: 8.5 bits per weight.
 
 Error: |w - w'| <= 0.594 s + max(2^-11 |w|, 2^-25) with s the group's stored scale, max|w| / 127; for
 s >= 2^-14 (subnormal scales: see `groups.error_bound`); |w| > 65504 is refused. Of the 0.594,

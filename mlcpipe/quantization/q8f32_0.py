@@ -1,4 +1,4 @@
-"""8-bit codes, a float32 scale for a whole row (per output channel): 8 bits a weight and 32 a row.
+"""8-bit codes, one float32 scale per row (output channel): 8 bits per weight plus 32 per row.
 
 Error: |w - w'| <= 0.50002 s with s the row's stored scale, max|w| / 127, if not subnormal. Rows are padded to a
 multiple of 32 columns.

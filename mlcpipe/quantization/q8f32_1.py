@@ -1,4 +1,4 @@
-"""8-bit codes, a float32 scale for 32 elements: 9 bits a weight.
+"""8-bit codes, one float32 scale per 32 elements: 9 bits per weight.
 
 Error: |w - w'| <= 0.50002 s with s the group's stored scale, max|w| / 127, if not subnormal.
 """

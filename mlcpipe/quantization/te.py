@@ -1,4 +1,4 @@
-"""Dequantization as TVM expressions: one element of a packed weight, to be fused into a kernel."""
+"""Dequantization of one element of a packed weight as a TVM expression that kernels fuse."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def dequantize_element(
     """w[n, k] (indices (n, k)) or w[e, n, k] (indices (e, n, k)) in `out_dtype`.
 
     `weight` is `q_weight`, `scale` is `q_scale`, shaped as `layout.shapes(scheme, ...)`; for a plain scheme
-    `weight` is the array itself and `scale` None. The value is that of `Scheme.unpack` rounded to out_dtype:
+    `weight` is the array itself and `scale` None. The value is that of `packing.unpack` rounded to out_dtype:
     the product is taken in the wider of out_dtype and the scale's dtype. Columns from K to the end of the
     last group hold code 0, which is *not* 0.0: a kernel must not read them.
 

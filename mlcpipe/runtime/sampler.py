@@ -1,178 +1,228 @@
-"""The next token from logits: the compiled sampling functions with the settings and history of one generation."""
+"""The next tokens of sequences from their logits: one call of each compiled sampling function for all rows.
+
+A row's token follows from its logits, its settings and its position alone: it is the same alone and in any batch.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+import secrets
+from collections.abc import Hashable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from mlcpipe.errors import UsageError
-from mlcpipe.runtime import tvm_runtime
-from mlcpipe.runtime.library import Library
-from mlcpipe.runtime.places import Place
+from mlcpipe.devices.base import Reused
+from mlcpipe.devices.support import tvm_runtime
+from mlcpipe.errors import ComputeError, MlcpipeError, last_line
+from mlcpipe.runtime.loading import LoadedBundle
+from mlcpipe.runtime.random_numbers import Uniforms
 from mlcpipe.runtime.sampling_params import SamplingParams, TokenLogprob
-from mlcpipe.runtime.tokenizer import Tokenizer
+from mlcpipe.runtime.serving.grammar import Matcher
+from mlcpipe.runtime.text.tokenizer import Tokenizer
 
-_COLDEST = 1e-6  # as the compiled softmax
-
-
-@dataclass(frozen=True, eq=False)
-class _Drawing:
-    """The next token i32[1] of logits f32[1, 1, V], which a bias changes in place, by functions of the library."""
-
-    sample: Callable[..., Any]
-    settings: tuple[Any, ...]
-    bias: Callable[..., Any] | None
-    bias_args: tuple[Any, ...]
-
-    def __call__(self, logits: Any) -> Any:
-        if self.bias is not None:
-            self.bias(_flat(logits), *self.bias_args)
-        return self.sample(logits, *self.settings)
+_MIN_TEMPERATURE = 1e-6  # as the compiled softmax
+_MIN_ENTRIES = 256  # of counts: most steps launch the same kernels, however many tokens there are
+_DTYPES = {"f": "float32", "i": "int32"}
+Masks = Future[tuple[list[int], NDArray[np.int32]]]  # (rows that have one, words int32[r, ceil(V / 32)] of all)
 
 
-class Sampler:
-    """Draws tokens one after another, where the model runs; the same seed and logits give the same tokens.
+class Row:
+    """How the tokens of one sequence are drawn, and what was drawn so far.
 
-    Repetition penalty counts prompt and answer (as transformers), presence and frequency the answer (as OpenAI).
+    The repetition penalty counts `prompt` and answer (as transformers), presence and frequency the answer (as OpenAI).
     """
 
-    def __init__(self, library: Library, params: SamplingParams, prompt: Sequence[int]) -> None:
-        vocab = library.manifest.model.vocab_size
-        outside = [token for token in params.logit_bias if not 0 <= token < vocab]
-        if outside:
-            raise UsageError("logit_bias names a token", expected=f"ids from 0 to {vocab - 1}", found=outside[0])
-        self._params = params
-        self._library, self._place = library, library.place
-        settings = (
-            self._tensor([params.temperature], "float32"),
-            self._tensor([params.top_p], "float32"),
-            self._tensor([params.top_k if params.top_k < vocab else 0], "int32"),
-            self._tensor([params.min_p], "float32"),
-        )
-        self._draw_value = np.zeros(1, np.float32)
-        self._draw = self._tensor([0.0], "float32")
-        self._is_next = False  # whether that is the number for the next token
-        bias, bias_args = self._bias(params)
-        self._drawn = _Drawing(library.function("sample"), (*settings, self._draw), bias, bias_args)
-        self._random = np.random.default_rng(params.seed)
-        self._seen = self._answer = None
+    def __init__(self, params: SamplingParams, prompt: Sequence[int] = (), matcher: Matcher | None = None) -> None:
+        self.params, self.matcher = params, matcher
+        self.mask_error: MlcpipeError | None = None
+        self.numbers = Uniforms(secrets.randbits(64) if params.seed is None else params.seed)
+        if not params.greedy:
+            self.numbers.at(len(prompt))  # the first ones take longest: not in the middle of a step
+        # Counts with (presence, frequency, repetition) penalty, each kind in a call of its own.
+        self.repetition = self.presence = None
         if params.repetition_penalty != 1.0:
-            self._seen = _Counts(self._place, prompt)
+            self.repetition = _Counts(prompt, (0.0, 0.0, params.repetition_penalty))
         if params.presence_penalty or params.frequency_penalty:
-            self._answer = _Counts(self._place, ())
-        if self._seen is not None or self._answer is not None:
-            self._penalty = library.function("apply_penalty_inplace")
-            self._row = self._tensor([0], "int32")
-            self._repetition = self._tensor([(0.0, 0.0, params.repetition_penalty)], "float32")
-            self._additive = self._tensor([(params.presence_penalty, params.frequency_penalty, 1.0)], "float32")
+            self.presence = _Counts((), (params.presence_penalty, params.frequency_penalty, 1.0))
 
-    def next(self, logits: Any) -> int:
-        """The next token for logits f32[1, 1, V], which penalties and bias change in place."""
-        with self._place.errors():
-            drawn = self._library.drawn(logits)
-            if drawn is None:
-                self._next_number()
-                drawn = self._library.beside(lambda: self._penalized(logits))
-            token = int(self._library.read(drawn)[0])
-        self._is_next = False
-        for counts in (self._seen, self._answer):
+    def accept(self, token: int) -> None:
+        """Count a token that was drawn. Raises UsageError for a grammar that takes too much, ComputeError."""
+        if self.mask_error is not None:
+            raise self.mask_error
+        for counts in (self.repetition, self.presence):
             if counts is not None:
                 counts.add(token)
-        return token
-
-    def ahead(self) -> Callable[[Any], Any] | None:
-        """As `library.Sampling` has it; penalties depend on the tokens so far."""
-        if self._seen is not None or self._answer is not None:
-            return None
-        self._next_number()
-        return self._drawn
-
-    def _next_number(self) -> None:
-        """Have the random number for the next token on the device."""
-        if not self._params.greedy and not self._is_next:
-            self._draw_value[0] = self._random.random(dtype=np.float32)
-            self._place.put(self._draw, self._draw_value)
-        self._is_next = True
-
-    def _penalized(self, logits: Any) -> Any:
-        if self._seen is not None and len(self._seen):
-            self._penalty(_flat(logits), self._row, *self._seen.tensors(), self._repetition)
-        if self._answer is not None and len(self._answer):
-            self._penalty(_flat(logits), self._row, *self._answer.tensors(), self._additive)
-        return self._drawn(logits)
-
-    def _bias(self, params: SamplingParams) -> tuple[Callable[..., Any] | None, tuple[Any, ...]]:
-        """What adds the bias, and its arguments after the logits."""
-        if not params.logit_bias:
-            return None, ()
-        rows, ids = self._tensor([0] * len(params.logit_bias), "int32"), self._tensor(list(params.logit_bias), "int32")
-        values = self._tensor(list(params.logit_bias.values()), "float32")
-        return self._library.function("apply_logit_bias_inplace"), (rows, ids, values)
-
-    def logprob(self, logits: Any, token: int, tokenizer: Tokenizer) -> TokenLogprob:
-        """Log-probability of the token that `next` took, with the `params.logprobs` most probable ones."""
-        temperature = np.float32(1.0 if self._params.greedy else max(self._params.temperature, _COLDEST))
-        flat = self._library.read(logits).reshape(-1)
-        logs = (flat - flat.max()) / temperature
-        logs -= np.log(np.exp(logs).sum(dtype=np.float64)).astype(np.float32)
-        count = min(self._params.logprobs, len(logs))
-        best = np.argpartition(-logs, count - 1)[:count] if count else np.zeros(0, np.int64)
-        best = best[np.argsort(-logs[best], kind="stable")]
-        top = [_named(tokenizer, int(i), logs) for i in best]
-        chosen = _named(tokenizer, token, logs)
-        return TokenLogprob(chosen.token_id, chosen.text, chosen.bytes, chosen.logprob, top)
-
-    def _tensor(self, values: Sequence[float] | Sequence[Sequence[float]], dtype: str) -> Any:
-        return self._place.tensor(np.array(values, dtype))
+        if self.matcher is not None:
+            self.matcher.accept(token)
 
 
 class _Counts:
-    """How often each token occurred, in tensors that grow by doubling: most tokens cost no allocation."""
+    """How often tokens occurred, and the penalties for it."""
 
-    def __init__(self, place: Place, tokens: Sequence[int]) -> None:
-        self._place = place
-        self._slots: dict[int, int] = {}
-        self._ids: NDArray[Any] = np.zeros(0, np.int32)
-        self._times = self._ids
-        self._grow(256)
-        for token in tokens:
-            self.add(token)
-
-    def __len__(self) -> int:
-        return len(self._slots)
+    def __init__(self, tokens: Sequence[int], strengths: tuple[float, float, float]) -> None:
+        self.strengths = strengths
+        found, counts = np.unique(np.array(tokens, np.int32), return_counts=True)
+        self._entry = {token: entry for entry, token in enumerate(found.tolist())}
+        self._table = np.zeros((2, max(_MIN_ENTRIES, 2 * len(found))), np.int32)
+        self._table[:, : len(found)] = found, counts
+        self._spare = 1 << 31
 
     def add(self, token: int) -> None:
         """One more occurrence."""
-        slot = self._slots.setdefault(int(token), len(self._slots))
-        if slot == len(self._ids):
-            self._grow(2 * slot)
-        self._ids[slot] = token
-        self._times[slot] += 1
+        entry = self._entry.setdefault(token, len(self._entry))
+        if entry == self._table.shape[1]:
+            self._table = np.pad(self._table, ((0, 0), (0, entry)))
+        self._table[0, entry] = token
+        self._table[1, entry] += 1
 
-    def tensors(self) -> tuple[Any, Any, Any]:
-        """(row, id, count) of each token, all i32[number of different tokens], valid until the next `add`."""
-        count = len(self._slots)
-        rows, ids, times = (tvm_runtime.view(tensor, (count,)) for tensor in self._tensors)
-        self._place.put(ids, self._ids[:count])
-        self._place.put(times, self._times[:count])
-        return rows, ids, times
+    @property
+    def table(self) -> NDArray[np.int32]:
+        """Tokens and how often each occurred: i32[2, n]."""
+        return self._table[:, : len(self._entry)]
 
-    def _grow(self, room: int) -> None:
-        ids, times = np.zeros(room, np.int32), np.zeros(room, np.int32)
-        ids[: len(self._ids)], times[: len(self._times)] = self._ids, self._times
-        self._ids, self._times = ids, times
-        self._tensors = [self._place.tensor(np.zeros(room, np.int32)) for _ in range(3)]
+    def spare(self, vocab: int) -> int:
+        """A token that did not occur, -1 where all did."""
+        self._spare = min(self._spare, vocab - 1)
+        while self._spare in self._entry:
+            self._spare -= 1
+        return self._spare
 
 
-def _flat(logits: Any) -> Any:
-    """Logits [1, 1, V] as [1, V]."""
-    return tvm_runtime.view(logits, (1, logits.shape[2]))
+class Sampler:
+    """The compiled sampling functions over rows of logits.
+
+    A step takes two calls: `prepare` copies numbers to the device, `sample` launches kernels. Rows with a grammar have
+    `masks`, which another thread computes beside the forward.
+    """
+
+    def __init__(self, bundle: LoadedBundle) -> None:
+        self._device, self._vocab = bundle.device, bundle.manifest.model.vocab_size
+        self._sample, self._penalize, self._add_bias, self._apply_mask = (
+            bundle.library.function(name)
+            for name in ("sample", "apply_penalty_inplace", "apply_logit_bias_inplace", "apply_bitmask_inplace")
+        )
+        with self._device.errors():
+            self._settings, self._draws = self._reused("ffif"), self._reused("f")
+            self._bias, self._mask = self._reused("iif"), self._reused("ii")
+            self._penalties = [self._reused("iiiif") for _ in range(2)]  # as a row may have both kinds of counts
+        self._rows: list[Row] = []
+        # Functions that change logits, each with its other arguments.
+        self._calls: list[tuple[Any, ...]] = []
+        self._bias_calls: list[tuple[Any, ...]] = []
+        self._arguments: list[Any] = []  # of `sample`
+        self._thread = ThreadPoolExecutor(1, "mlcpipe-masks")
+
+    def masks(self, rows: Sequence[Row]) -> Masks | None:
+        """The masks of the rows that have a grammar, which another thread computes from now on."""
+        if all(row.matcher is None for row in rows):
+            return None
+        return self._thread.submit(_filled, rows, np.empty((len(rows), -(-self._vocab // 32)), np.int32))
+
+    def prepare(self, rows: list[Row], positions: Sequence[int]) -> Hashable:
+        """Copy what the tokens at these positions of the rows are drawn with; equal keys mean equal launches."""
+        new = self._rows != rows
+        if new:
+            self._rows = []  # should an error or Ctrl-C leave what follows half done
+            params = [row.params for row in rows]
+            top_k = [p.top_k if p.top_k < self._vocab else 0 for p in params]
+            columns = [p.temperature for p in params], [p.top_p for p in params], top_k, [p.min_p for p in params]
+            self._arguments, self._bias_calls = _put(self._settings, *columns), self._put_bias(rows)
+        if new or not all(row.params.greedy for row in rows):
+            draws = [0.0 if row.params.greedy else row.numbers.at(at) for row, at in zip(rows, positions)]
+            self._arguments[4:] = _put(self._draws, draws)
+        self._calls, self._rows = [*self._put_penalties(rows), *self._bias_calls], rows
+        return (*self._calls, *self._arguments)
+
+    def sample(self, logits: Any, masks: Masks | None = None) -> Any:
+        """The tokens i32[r] for logits f32[r, V], which penalties, bias and masks change in place; -1 for NaN."""
+        for change, *arguments in self._calls:
+            change(logits, *arguments)
+        if masks is not None:
+            self._apply_mask(logits, *_put(self._mask, *masks.result()))
+        return self._sample(tvm_runtime.view(logits, (logits.shape[0], 1, self._vocab)), *self._arguments)
+
+    def _put_penalties(self, rows: Sequence[Row]) -> Iterator[tuple[Any, ...]]:
+        kinds = [row.repetition for row in rows], [row.presence for row in rows]
+        for buffers, counts in zip(self._penalties, kinds):
+            chosen = [(index, one) for index, one in enumerate(counts) if one is not None]
+            if chosen:
+                yield self._penalize, *_put(buffers, *_penalties(chosen, self._vocab))
+
+    def _put_bias(self, rows: Sequence[Row]) -> list[tuple[Any, ...]]:
+        wanted = [(i, *pair) for i, row in enumerate(rows) for pair in row.params.logit_bias.items()]
+        return [(self._add_bias, *_put(self._bias, *zip(*wanted)))] if wanted else []
+
+    def _reused(self, dtypes: str) -> list[Reused]:
+        return [Reused(self._device, _DTYPES[dtype]) for dtype in dtypes]
 
 
-def _named(tokenizer: Tokenizer, token: int, logs: NDArray[np.float32]) -> TokenLogprob:
+def _put(buffers: Sequence[Reused], *values: Any) -> list[Any]:
+    return [buffer.put(np.asarray(each, buffer.dtype)) for buffer, each in zip(buffers, values)]
+
+
+def _penalties(chosen: Sequence[tuple[int, _Counts]], vocab: int) -> tuple[Any, ...]:
+    """The arguments of `apply_penalty_inplace` for rows of logits, of which there are as many as a power of two.
+
+    Entries to spare name a token that did not occur in the first row, and penalties that change nothing.
+    """
+    rows, counts = zip(*chosen)
+    tables = [one.table for one in counts]
+    used, spare = sum(table.shape[1] for table in tables), counts[0].spare(vocab)
+    size = used if spare < 0 else max(_MIN_ENTRIES, 1 << used.bit_length())
+    entries = np.empty((3, size), np.int32)
+    end = 0
+    for number, table in enumerate(tables):
+        begin, end = end, end + table.shape[1]
+        entries[0, begin:end] = number
+        entries[1:, begin:end] = table
+    entries[0, end:], entries[1, end:], entries[2, end:] = len(counts), spare, 0
+    return (*rows, rows[0]), *entries, [*(one.strengths for one in counts), (0.0, 0.0, 1.0)]
+
+
+def _filled(rows: Sequence[Row], words: NDArray[np.int32]) -> tuple[list[int], NDArray[np.int32]]:
+    """The rows that have a grammar, and `words` with their masks; one that fails allows all and ends its row later."""
+    masked = {index: row.matcher for index, row in enumerate(rows) if row.matcher is not None}
+    for index, matcher in masked.items():
+        try:
+            matcher.fill(words[index])
+        except Exception as error:
+            ours = (
+                error if isinstance(error, MlcpipeError) else ComputeError("the grammar failed", found=last_line(error))
+            )
+            rows[index].mask_error, words[index] = ours, -1
+    return list(masked), words
+
+
+def log_probabilities(
+    logits: NDArray[np.float32], token: int, params: SamplingParams, count: int
+) -> tuple[float, list[tuple[int, float]]]:
+    """Log-probability of the token that was sampled from logits f32[V], and the `count` most probable tokens'."""
+    temperature = np.float32(1.0 if params.greedy else max(params.temperature, _MIN_TEMPERATURE))
+    with np.errstate(over="ignore"):  # what a mask forbids has the lowest logit that there is
+        logs = logits - logits.max()
+        if temperature != 1:
+            logs /= temperature
+    logs -= np.log(np.exp(logs).sum(dtype=np.float64)).astype(np.float32)
+    count = min(count, len(logs))
+    best = np.argpartition(-logs, count - 1)[:count] if count else np.zeros(0, np.int64)
+    best = best[np.argsort(-logs[best], kind="stable")]
+    return float(logs[token]), [(int(index), float(logs[index])) for index in best]
+
+
+def token_logprob(
+    logits: NDArray[np.float32], token: int, params: SamplingParams, tokenizer: Tokenizer
+) -> TokenLogprob:
+    """Log-probability of the token that was sampled from logits f32[V], with the most probable ones."""
+    chosen, top = log_probabilities(logits, token, params, params.logprobs)
+    return named_logprob(tokenizer, token, chosen, top)
+
+
+def named_logprob(
+    tokenizer: Tokenizer, token: int, logprob: float, top: Sequence[tuple[int, float]] = ()
+) -> TokenLogprob:
+    """The log-probabilities of a token and its alternatives, with their texts."""
     raw = tokenizer.token_bytes(token)
-    return TokenLogprob(token, raw.decode("utf-8", errors="replace"), raw, float(logs[token]))
+    others = [named_logprob(tokenizer, *one) for one in top]
+    return TokenLogprob(token, raw.decode("utf-8", errors="replace"), raw, logprob, others)

@@ -20,7 +20,7 @@ class SamplingParams:
     top_p               (0, 1]; the smallest set of tokens with this probability mass
     top_k               >= 0; the most probable k tokens, 0 for no limit
     min_p               [0, 1]; tokens with at least this fraction of the best token's probability
-    repetition_penalty  (0, 100]; divides positive and multiplies negative logits of seen tokens (arXiv:1909.05858)
+    repetition_penalty  [0.01, 100]; divides positive and multiplies negative logits of seen tokens (arXiv:1909.05858)
     presence_penalty    [-2, 2]; subtracted from the logits of tokens already generated (OpenAI API)
     frequency_penalty   [-2, 2]; subtracted once for each time the token was generated (OpenAI API)
     logit_bias          token id -> bias in [-100, 100], added to the logit
@@ -46,7 +46,7 @@ class SamplingParams:
         _check_real("top_p", self.top_p, 0.0, 1.0, open_low=True)
         _check_int("top_k", self.top_k, 0, None)
         _check_real("min_p", self.min_p, 0.0, 1.0)
-        _check_real("repetition_penalty", self.repetition_penalty, 0.0, 100.0, open_low=True)
+        _check_real("repetition_penalty", self.repetition_penalty, 0.01, 100.0)
         _check_real("presence_penalty", self.presence_penalty, -2.0, 2.0)
         _check_real("frequency_penalty", self.frequency_penalty, -2.0, 2.0)
         if self.seed is not None:
@@ -66,6 +66,12 @@ class SamplingParams:
     def greedy(self) -> bool:
         """True where the most probable token is taken, so that the seed does not matter."""
         return self.temperature == 0
+
+    def check_bias(self, vocab_size: int) -> None:
+        """Raises UsageError for a bias of a token outside the vocabulary."""
+        outside = [token for token in self.logit_bias if token >= vocab_size]
+        if outside:
+            raise UsageError("logit_bias names a token", expected=f"ids from 0 to {vocab_size - 1}", found=outside[0])
 
 
 def _check_real(name: str, value: object, low: float, high: float, *, open_low: bool = False) -> None:

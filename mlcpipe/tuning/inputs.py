@@ -1,4 +1,4 @@
-"""What a kernel is measured with: what a model would give it, by what it computes, and where it writes.
+"""Inputs to measure a kernel with, as a model would pass them, and the parameters that it writes.
 
 Page tables, lengths and positions are those of one sequence; probabilities add up to one; ids are in range.
 """
@@ -14,9 +14,11 @@ import numpy as np
 from numpy.typing import NDArray
 from tvm import sym, tirx
 
-from mlcpipe.tuning.kernels import parameters
+from mlcpipe.tuned.kernels import parameters
+from tir_schedules import step_layout as step
 from tir_schedules.op import Op, op_of
 from tir_schedules.paged import ATTENTION, PAGE
+from tir_schedules.step import ATTEND
 
 Array = NDArray[Any]
 Value = Array | int | float
@@ -25,9 +27,9 @@ _Draw = np.random.Generator
 
 @dataclass(frozen=True)
 class Inputs:
-    """A value for every parameter of a kernel; `outputs` are the indices of those that it writes, zeros before.
+    """A value for every parameter of a kernel; `outputs` are the indices that it writes, initially zeros.
 
-    `cold`: it reads weights or pages of the KV cache, which are in no cache when a model calls it.
+    `cold`: it reads weights or KV cache pages, which are in no cache when a model calls it.
     """
 
     values: tuple[Value, ...]
@@ -41,19 +43,21 @@ class Inputs:
 
 
 def inputs_of(func: tirx.PrimFunc, rows: int, keys: int = 0) -> Inputs:
-    """Values for a tagged function: `rows` rows or queries, after `keys` cached tokens where it attends to them."""
+    """Values for a tagged function: `rows` rows or queries, after `keys` cached tokens for attention."""
     op = op_of(func)
     kind = op.kind if op is not None else ""
     draw = np.random.default_rng(0)
     if op is not None and kind in ATTENTION:
         return _attention(func, op, rows, keys, draw)
+    if op is not None and kind in ATTEND:
+        return _attend(func, op, rows, keys, draw)
     if op is not None and kind in _SAMPLING:
         return _sampling(func, op, draw)
     return _plain(func, op, rows, draw)
 
 
 def _plain(func: tirx.PrimFunc, op: Op | None, rows: int, draw: _Draw) -> Inputs:
-    """Codes are any bits, scales and float16 weights are positive, numbers are normal, ids are of experts."""
+    """Random code bits, positive scales and float16 weights, normal numbers, valid expert ids."""
     experts = int(op.facts.get("experts", 1)) if op is not None else 1
     values: list[Array] = []
     for sizes, dtype in parameters(func):
@@ -74,12 +78,12 @@ def _plain(func: tirx.PrimFunc, op: Op | None, rows: int, draw: _Draw) -> Inputs
 
 
 def _codes(draw: _Draw, shape: tuple[int, ...], bits: int) -> Array:
-    """Words of codes, or of pairs of float16 numbers between 0 and 0.03 where there are none."""
+    """Words of codes or, without codes, of pairs of float16 numbers between 0 and 0.03."""
     words = draw.integers(0, 1 << 32, shape, np.uint32)
     return words if bits else words & np.uint32(0x27FF27FF)
 
 
-# The parameters of the cache's functions (tir_schedules/paged.py).
+# The parameters of the cache's functions (tir_schedules/gpu/attention/scores.py).
 _CACHED = ("pages", "indptr", "indices", "length", "k_position", "q_position")
 _NUMBERS = ("rotary_mode", "rope_scale", "rope_theta", "scale")
 _PARAMETERS: Mapping[str, tuple[str, ...]] = {
@@ -92,13 +96,13 @@ _PARAMETERS: Mapping[str, tuple[str, ...]] = {
 
 
 def _attention(func: tirx.PrimFunc, op: Op, rows: int, keys: int, draw: _Draw) -> Inputs:
-    """One sequence of `keys` cached tokens; of `decode` the last of them is the query's own."""
+    """One sequence of `keys` cached tokens; in `decode` the last is the query's own."""
     role = op.kind.removeprefix("kv_cache_").removesuffix("_sliding")
     names = _PARAMETERS[role]
     pages = -(-keys // PAGE)
     sizes = {"batch": 1, "num_pages": pages, "used_pages": pages}
     first = keys - 1 if role == "decode" else keys
-    last = [(keys - 1) % PAGE + 1, 0, 0]  # of TVM's length info the others are of its own windows
+    last = [(keys - 1) % PAGE + 1, 0, 0]  # TVM's length info; the others are for TVM's own windows
     integers = {
         "q_indptr": [0, rows], "kv_indptr": [0, rows], "indptr": [0, pages], "indices": list(draw.permutation(pages)),
         "length": last, "k_position": [0], "q_position": list(range(first, first + rows)),
@@ -116,26 +120,62 @@ def _attention(func: tirx.PrimFunc, op: Op, rows: int, keys: int, draw: _Draw) -
         elif name in ("output", "lse"):
             values.append(np.zeros(shape, dtype))
         else:
-            values.append(_numbers(draw, shape, dtype, "float32" if name == "q" else op.str("dtype")))
+            values.append(_numbers(draw, shape, dtype, op.str("dtype")))
     outputs = (names.index("output"), names.index("lse"))
     return Inputs(tuple(values), outputs, cold=bool(keys))
 
 
-def _numbers(draw: _Draw, shape: tuple[int, ...], dtype: str, stored: str) -> Array:
-    """Normal numbers; where the tensor is of bytes, those of numbers as they are `stored` in it.
+def _attend(func: tirx.PrimFunc, op: Op, rows: int, keys: int, draw: _Draw) -> Inputs:
+    """One sequence in pages that the runtime owns: prompt rows after `keys` tokens, or few rows that end with them."""
+    first = keys - rows if op.kind == "attend_few" else keys
+    integers = _step(first, rows, draw)
+    sizes = {"n": rows, "k": len(integers), "num_pages": -(-(first + rows) // PAGE)}
+    values: list[Value] = []
+    for name, (dims, dtype) in zip(("qkv", "step", "pages", "out"), parameters(func), strict=True):
+        shape = tuple(_size(size, sizes, rows) for size in dims)
+        if name == "step":
+            values.append(integers)
+        else:
+            values.append(np.zeros(shape, dtype) if name == "out" else _numbers(draw, shape, dtype, op.str("dtype")))
+    return Inputs(tuple(values), (3,), cold=bool(keys))
 
-    q8: bytes from 32 to 47, which are codes, and as pairs float16 scales of 0.008 to 0.11.
+
+def _step(first: int, rows: int, draw: _Draw) -> Array:
+    """The integers of a step with rows first ... first + rows - 1 of one sequence (tir_schedules/step_layout.py)."""
+    end = first + rows
+    positions, ids = np.arange(first, end), draw.permutation(-(-end // PAGE))
+    arrays: Mapping[int, Any] = {
+        step.POSITION: positions,
+        step.SLOT: ids[positions // PAGE] * PAGE + positions % PAGE,
+        step.ROW_BEGIN: [0, rows],
+        step.KEYS: [end],
+        step.TABLE_BEGIN: [0, len(ids)],
+        step.TABLE: ids,
+        step.ROPE_LENGTH: [end] * rows,
+        step.SEQUENCE: [0] * rows,
+    }
+    header = np.zeros(step.HEADER, np.int32)
+    header[[step.SEQUENCES, step.ROWS]] = 1, rows
+    header[list(arrays)] = step.HEADER + np.cumsum([0, *map(len, arrays.values())])[:-1]
+    header[step.WINDOW_TABLE] = header[step.TABLE]
+    return np.concatenate([header, *arrays.values()]).astype(np.int32)
+
+
+def _numbers(draw: _Draw, shape: tuple[int, ...], dtype: str, stored: str) -> Array:
+    """Normal numbers; a byte tensor holds numbers of the dtype `stored`.
+
+    q8: bytes from 32 to 47 are valid codes and, in pairs, float16 scales of 0.008 to 0.11.
     """
     if dtype != "int8":
         return draw.standard_normal(shape, np.float32).astype(dtype)
     if stored == "q8":
         return draw.integers(32, 48, shape, np.int8)
     size = np.dtype(stored).itemsize
-    found: Array = draw.standard_normal(math.prod(shape) // size, np.float32).astype(stored)
-    return found.view(np.int8).reshape(shape)
+    numbers: Array = draw.standard_normal(math.prod(shape) // size, np.float32).astype(stored)
+    return numbers.view(np.int8).reshape(shape)
 
 
-# The parameters of the sampling functions, outputs last, and how many outputs they have.
+# The parameters of the sampling functions, outputs last, and the number of outputs.
 _SAMPLING: Mapping[str, tuple[tuple[str, ...], int]] = {
     "sample": (("logits", "temperature", "top_p", "top_k", "min_p", "uniform", "token"), 1),
     "softmax_with_temperature": (("logits", "temperature", "probs"), 1),
@@ -146,7 +186,7 @@ SAMPLING = tuple(_SAMPLING)
 
 
 def _sampling(func: tirx.PrimFunc, op: Op, draw: _Draw) -> Inputs:
-    """One row of logits; of its tokens those with a probability are some dozens, as a rule."""
+    """One row of logits; usually a few dozen tokens have noticeable probability."""
     names, count = _SAMPLING[op.kind]
     logits = 4 * draw.standard_normal(op.int("vocab"), np.float32)
     probs = np.exp(logits - logits.max())
@@ -166,7 +206,7 @@ def _sampling(func: tirx.PrimFunc, op: Op, draw: _Draw) -> Inputs:
 
 
 def _size(size: Any, known: Mapping[str, int], rows: int) -> int:
-    """A dimension, its variables as `known` by their names, others `rows`."""
+    """A dimension, with variables from `known` by name, else `rows`."""
     if isinstance(size, (int, tirx.IntImm)):
         return int(size)
     analyzer = sym.Analyzer()

@@ -1,4 +1,4 @@
-"""What a run of `mlcpipe tune` has measured so far, a line a candidate, so that an interrupted one goes on."""
+"""The measurements of a `mlcpipe tune` run, one line per candidate, so that an interrupted run resumes."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from mlcpipe.private import private_folder
 from mlcpipe.tuning.noise import Verdict
 
 _MAX_BYTES = 64 << 20
@@ -17,7 +18,7 @@ Key = tuple[str, str, str]
 
 @dataclass(frozen=True)
 class Trial:
-    """One candidate: what its pairs say, None for one that failed. `final`: new pairs, of the best one."""
+    """One candidate and the verdict of its pairs, None if it failed. `final`: new pairs of the best candidate."""
 
     key: Key
     choice: Mapping[str, int]
@@ -26,7 +27,7 @@ class Trial:
 
 
 class Journal:
-    """The trials of one target, variant and device. Lines that cannot be read are skipped: Ctrl-C may cut one off."""
+    """The trials of one target, variant and device. Unreadable lines are skipped: Ctrl-C may truncate a line."""
 
     def __init__(self, folder: Path, target: str, variant: str, device: str) -> None:
         name = re.sub(r"[^a-z0-9]+", "-", f"{target} {variant} {device}".lower()).strip("-")
@@ -39,14 +40,14 @@ class Journal:
             self._cut = bool(text) and not text.endswith("\n")
 
     def of(self, key: Key) -> list[Trial]:
-        """The trials of one range of rows of a kernel, in order."""
+        """The trials of one row range of a kernel, in order."""
         return [trial for trial in self.trials if trial.key == key]
 
     def add(self, trial: Trial) -> None:
-        """Remember a trial, on disk first."""
+        """Add a trial, on disk first."""
         verdict = None if trial.verdict is None else vars(trial.verdict)
         entry = {"key": trial.key, "choice": dict(trial.choice), "verdict": verdict, "final": trial.final}
-        self._path.parent.mkdir(parents=True, exist_ok=True)
+        private_folder(self._path.parent)
         with self._path.open("a", encoding="utf-8") as file:
             file.write("\n" * self._cut + json.dumps(entry) + "\n")
         self._cut = False

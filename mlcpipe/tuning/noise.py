@@ -1,9 +1,8 @@
-"""Whether a choice is faster than the default, or only looks so.
+"""Decides whether a choice is faster than the default, or only noise.
 
-Default and candidate are measured by turns (A B A B ...), so that what slows a machine for a while slows both: a pair
-gives the ratio A / B of two measurements one after the other. The search takes the median of few ratios. Whether the
-best of many candidates stays is decided on new pairs, since the best of many noisy numbers is too good: the lower
-quartile of the ratios must be above MARGIN.
+Measurements of default and candidate are interleaved (A B A B ...), so a temporary slowdown affects both; each pair
+gives a ratio A / B. The search uses the median of few ratios. The final decision uses new pairs, since the best of many
+noisy numbers is biased: the lower quartile of the ratios must exceed MARGIN.
 """
 
 from __future__ import annotations
@@ -13,14 +12,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 MARGIN = 1.02
-LEAST_PAIRS = 8  # fewer have no quartile worth the name
+MIN_PAIRS = 8  # fewer give no meaningful quartile
 
 Pairs = Sequence[tuple[float, float]]
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """What pairs of seconds (default, candidate) say; `wins` is the test that a record must pass."""
+    """Statistics of pairs of seconds (default, candidate); `wins` is the test that a record must pass."""
 
     default_s: float
     candidate_s: float
@@ -30,7 +29,7 @@ class Verdict:
 
     @property
     def wins(self) -> bool:
-        return self.pairs >= LEAST_PAIRS and self.quartile > MARGIN
+        return self.pairs >= MIN_PAIRS and self.quartile > MARGIN
 
 
 def judge(pairs: Pairs) -> Verdict:

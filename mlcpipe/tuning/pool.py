@@ -1,14 +1,17 @@
-"""The other side of the worker process: jobs with a time limit, a new process after a crash or a hang."""
+"""The parent side of the worker process: jobs with a time limit, restarts after a crash or hang."""
 
 from __future__ import annotations
 
 import json
+import os
 import queue
+import signal
 import subprocess
 import sys
 import tempfile
 import threading
 from collections.abc import Mapping
+from contextlib import suppress
 from types import TracebackType
 from typing import Any
 
@@ -20,28 +23,28 @@ _LIMIT_S = 240.0
 
 
 class WorkerError(MlcpipeError):
-    """A job that could not be done; the next one can."""
+    """A job that failed; later jobs can still run."""
 
 
 class LineProcess:
-    """A process that answers a line of JSON with a line of JSON; started when it is first asked, and after a death.
+    """A process that answers each line of JSON with one; started on first use, and again after it dies.
 
-    `own_session`: Ctrl-C is for the process that talks to the user, which then ends this one.
+    `own_session`: Ctrl-C reaches only the parent, which then ends this process.
     """
 
     def __init__(self, command: tuple[str, ...], *, own_session: bool) -> None:
         self._command, self._own_session = command, own_session
         self._process: subprocess.Popen[str] | None = None
         self._answers: queue.Queue[str] = queue.Queue()
-        self._said = tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace")  # noqa: SIM115, closed in __exit__
+        self._stderr = tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace")  # noqa: SIM115, closed in __exit__
 
     @property
     def running(self) -> bool:
-        """Whether there is a process to go on with."""
+        """Whether the process is running."""
         return self._process is not None
 
     def ask(self, job: Mapping[str, Any], limit_s: float) -> dict[str, Any]:
-        """The answer to a job. Raises WorkerError where the process dies, or is ended after `limit_s`."""
+        """The answer to a job. Raises WorkerError if the process dies, or is killed after `limit_s`."""
         process = self._started()
         assert process.stdin is not None
         try:
@@ -54,20 +57,20 @@ class LineProcess:
         except OSError:
             line = ""
         if not line:
-            said = self._died(process)
+            reason = self._died(process)
             self.close()
-            raise WorkerError("the measuring process died", found=said)
+            raise WorkerError("the measuring process died", found=reason)
         answer: dict[str, Any] = json.loads(line)
         return answer
 
     def _started(self) -> subprocess.Popen[str]:
         if self._process is None:
-            self._said.truncate(0)
+            self._stderr.truncate(0)
             self._process = subprocess.Popen(
                 self._command,
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
-                stderr=self._said,
+                stderr=self._stderr,
                 text=True,
                 start_new_session=self._own_session,
             )
@@ -76,22 +79,29 @@ class LineProcess:
         return self._process
 
     def _died(self, process: subprocess.Popen[str]) -> str:
-        """How a process ended whose pipe is closed, and its last words."""
+        """The exit status of a process whose pipe closed, and its final error line."""
         try:
             status = process.wait(_END_S)
         except subprocess.TimeoutExpired:
             return "it stopped answering"
-        self._said.seek(0)
-        lines = [line.strip() for line in self._said.read()[-4000:].splitlines() if line.strip()]
+        self._stderr.seek(0)
+        lines = [line.strip() for line in self._stderr.read()[-4000:].splitlines() if line.strip()]
         errors = [line for line in lines if "Error" in line] or lines or ["no message"]
         return f"exit status {status}: {errors[-1][:200]}"
 
     def close(self) -> None:
-        """End the process, whatever it does."""
+        """End the process."""
         process, self._process = self._process, None
         if process is not None:
+            if self._own_session and process.returncode is None and sys.platform != "win32":
+                with suppress(OSError, subprocess.TimeoutExpired):
+                    os.killpg(process.pid, signal.SIGTERM)  # also what it started, such as ssh
+                    process.wait(_END_S)
             process.kill()
             process.wait()
+            assert process.stdin is not None
+            with suppress(OSError):  # the dead process may have left input unread
+                process.stdin.close()
 
     def __enter__(self) -> LineProcess:
         return self
@@ -100,11 +110,11 @@ class LineProcess:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
-        self._said.close()
+        self._stderr.close()
 
 
 class WorkerProcess:
-    """`mlcpipe.tuning.worker`, or what `command` starts, with the kernel that it has open."""
+    """`mlcpipe.tuning.worker`, or `command`, with its open kernel."""
 
     def __init__(self, *, limit_s: float = _LIMIT_S, command: tuple[str, ...] = ()) -> None:
         command = command or (sys.executable, "-m", "mlcpipe.tuning.worker")
@@ -112,14 +122,14 @@ class WorkerProcess:
         self._opened: Mapping[str, Any] | None = None
 
     def open(self, job: Mapping[str, Any]) -> dict[str, Any]:
-        """Open a kernel; it is opened again where a new process has to be started. Raises WorkerError."""
+        """Open a kernel; reopened after a restart. Raises WorkerError."""
         self._opened = None
         answer = self._ask({"do": "open", **job}, _START_S + self._limit_s)
         self._opened = job
         return answer
 
     def measure(self, choice: Mapping[str, int], pairs: int) -> list[tuple[float, float]]:
-        """Seconds of the opened kernel's default and of a choice, by turns. Raises WorkerError."""
+        """Interleaved seconds of the open kernel's default and a choice. Raises WorkerError."""
         if not self._line.running and self._opened is not None:
             self.open(self._opened)
         answer = self._ask({"do": "measure", "choice": dict(choice), "pairs": pairs}, self._limit_s)
@@ -141,8 +151,9 @@ class WorkerProcess:
 
 
 def _read(process: subprocess.Popen[str], answers: queue.Queue[str]) -> None:
-    """Pass answers on; "" says that there will be no more."""
+    """Forward answers; "" marks the end."""
     assert process.stdout is not None
-    for line in process.stdout:
-        answers.put(line)
+    with process.stdout as lines:
+        for line in lines:
+            answers.put(line)
     answers.put("")

@@ -1,99 +1,140 @@
-"""Measuring on another machine's CPU, over TVM's RPC.
+"""Measures CPU kernels on a board with nothing but Linux and ssh: neither Python nor TVM nor mlcpipe.
 
-The board runs `python -m tvm.exec.rpc_server --host ADDRESS --port PORT --key KEY`, with the package cloudpickle and
-a C compiler, which links what it is sent. With `--tracker HOST:PORT` it offers itself to a `python -m
-tvm.exec.rpc_tracker` (which needs tornado, too), and that gives the boards of one key to who asks, one at a time.
-TVM's protocol is not encrypted and runs what it is sent: give it an address that only this machine reaches, a key, and
-no longer than tuning takes. Nothing here listens.
+For each candidate a static program is linked here, of the default, the candidate, their arguments and
+`mlcpipe/native/timing.c`. It goes to the board over ssh, compares the outputs there, times both in turn, prints the
+numbers and is removed. So a board needs nothing installed, and the worst that it can do to this machine is to give
+wrong times. A server of TVM's RPC can run any program on its client.
 """
 
 from __future__ import annotations
 
-import re
-import statistics
 import tempfile
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
-import tvm
-from tvm import rpc, tirx
+import numpy as np
+import tvm_ffi
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from tvm import tirx
 
-from mlcpipe.errors import TargetError, UsageError
-from mlcpipe.targets import Target, Variant
-from mlcpipe.tuning.measure import KERNEL, Array, llvm_module
+from mlcpipe.compiler.backends.cpu import kernel_module
+from mlcpipe.compiler.link import POOL, find_linux_linker
+from mlcpipe.errors import CompileError, TargetError
+from mlcpipe.host.cpu_features import architecture_of
+from mlcpipe.resources import native_path
+from mlcpipe.targets import Target, Variant, triple
+from mlcpipe.tuning import ssh
+from mlcpipe.tuning.inputs import Inputs, Value
+from mlcpipe.tuning.measure import COLD_CACHES, HALF_S, UNKNOWN_CACHE, check_outputs, scheduled
 
-_SESSION_S = 120
-# Before every call all arguments but the first, x, leave the caches; it knows no numbers among them.
-_FLUSH = "cache_flush_cpu_non_first_arg"
+_MAX_COPIES, _MAX_BYTES = 256, COLD_CACHES * UNKNOWN_CACHE
+_MAX_SENT_BYTES = (1 << 20) + 64  # of a tensor, which repeats them; not a power of two, as rows are
+# Leaves nothing behind, also where the connection ends early: then `p` is stopped by its own alarm.
+_RUN = (
+    'd=$(mktemp -d) && trap "rm -rf \\"$d\\"" EXIT && trap "exit 1" HUP INT TERM && '
+    'cat >"$d/p" && chmod 700 "$d/p" && "$d/p"'
+)
+_RUN_S, _SEND_S = 190, 30.0
+_DLPACK_CODES = {"i": 0, "u": 1, "f": 2}
 
-
-@dataclass(frozen=True)
-class Address:
-    """A server of TVM's RPC, or a tracker of servers, and the key that the server was started with."""
-
-    host: str
-    port: int
-    key: str
-    tracker: bool = False
-
-
-def parse_address(text: str, key: str) -> Address:
-    """HOST:PORT of a server, or tracker:HOST:PORT, and a key. Raises UsageError."""
-    match = re.fullmatch(r"(tracker:)?([A-Za-z0-9_.-]{1,253}|\[[0-9a-fA-F:]+\]):(\d{1,5})", text)
-    if match is None or not 0 < int(match[3]) < 65536:
-        raise UsageError("--rpc", expected="HOST:PORT or tracker:HOST:PORT", found=repr(text)[:80])
-    if not re.fullmatch(r"[A-Za-z0-9_.-]{1,100}", key):
-        raise UsageError("--rpc-key", expected="the key of the server: letters, digits and _.-", found=repr(key)[:80])
-    return Address(match[2].strip("[]"), int(match[3]), key, match[1] is not None)
+_Seconds = Annotated[float, Field(gt=0, le=_RUN_S, allow_inf_nan=False)]
+_Number = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 
 
-class RemoteFunction:
-    """A kernel on the server; called with tensors of the server."""
+class Answer(BaseModel):
+    """What the program prints: how far each output is apart, with its largest number; seconds of each pair."""
 
-    def __init__(self, module: Any) -> None:
-        self.module = module
-        self._function = module[KERNEL]
+    model_config = ConfigDict(strict=True, extra="forbid")
 
-    def __call__(self, *values: Any) -> None:
-        self._function(*values)
+    apart: list[tuple[_Number, _Number]]
+    pairs: list[tuple[_Seconds, _Seconds]]
 
 
-def _session(address: Address) -> Any:
-    """The server, from a tracker the next that is free; what it does not give in time the worker's limit ends."""
-    if not address.tracker:
-        return rpc.connect(address.host, address.port, key=address.key, session_timeout=_SESSION_S)
-    return rpc.connect_tracker(address.host, address.port).request(address.key, session_timeout=_SESSION_S)
+class Bench:
+    """One row range of one kernel on a board, like `measure.Bench`."""
+
+    def __init__(
+        self, host: str, target: Target, variant: Variant, rule: str, func: tirx.PrimFunc, inputs: Inputs
+    ) -> None:
+        self._host, self._target, self._variant, self._rule, self._func = host, target, variant, rule, func
+        self._inputs, self.nbytes = inputs, inputs.nbytes
+        arch = architecture_of(triple(target))
+        linker = find_linux_linker(arch)
+        if linker is None:
+            gcc = f"{arch.replace('_', '-')}-linux-gnu-gcc"
+            raise CompileError(f"no linker for Linux on {arch}", expected=f"{gcc}, or ziglang",
+                               next_step="pip install 'mlcpipe[zig]'")  # fmt: skip
+        self._linker = linker
+        for output in (inputs.values[i] for i in inputs.outputs):
+            if not isinstance(output, np.ndarray) or output.dtype != np.float32:
+                raise TargetError("a board compares only float32 outputs", where=target.name)
+
+    def pairs(self, choice: Mapping[str, int], count: int) -> list[tuple[float, float]]:
+        """As `measure.Bench.pairs`. Raises TargetError for whatever else the board answers."""
+        with tempfile.TemporaryDirectory(prefix="mlcpipe-tune-") as folder:
+            program = self._program(choice, count, Path(folder))
+            text = ssh.run(self._host, _RUN, _RUN_S + _SEND_S, program)
+        answer = parse(text, self._host, len(self._inputs.outputs), count)
+        check_outputs(answer.apart)
+        return answer.pairs
+
+    def close(self) -> None:
+        """Nothing is left on the board."""
+
+    def _program(self, choice: Mapping[str, int], count: int, folder: Path) -> Path:
+        knobs = {"kernel_default": {}, "kernel_candidate": choice}
+        schedule = self._variant.schedule
+        kernels = {n: scheduled(self._target, self._rule, self._func, {**schedule, **k}) for n, k in knobs.items()}
+        program, objects = folder / "program", folder / "kernels.o"
+        kernel_module(self._target, self._variant, kernels).write_to_file(str(objects), "o")
+        table, content = arguments_of(self._inputs, count)
+        (folder / "arguments.h").write_text(table, encoding="utf-8")
+        sources = [native_path() / "timing.c", POOL, objects]
+        self._linker.program(sources, [folder, *tvm_ffi.libinfo.include_paths()], program)
+        with program.open("ab") as file:
+            file.write(content)
+        return program
 
 
-class RemoteCpu:
-    """`measure.Runner` for the CPU of a server. Raises TargetError where it cannot be reached."""
+def parse(text: str, host: str, outputs: int, count: int) -> Answer:
+    """The last line of what a board printed. Raises TargetError unless it has all numbers that were asked for."""
+    try:
+        answer = Answer.model_validate_json(text.rstrip().rpartition("\n")[2])
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_input=False)[0]
+        raise TargetError("the board answers no times", where=host, found=first["msg"][:200]) from None
+    if (len(answer.apart), len(answer.pairs)) != (outputs, count):
+        raise TargetError("the board answers other times", where=host, expected=f"{count} pairs, {outputs} outputs",
+                          found=f"{len(answer.pairs)} pairs, {len(answer.apart)} outputs")  # fmt: skip
+    return answer
 
-    def __init__(self, target: Target, variant: Variant, address: Address) -> None:
-        self._target, self._variant = target, variant
-        try:
-            self._session = _session(address)
-        except (RuntimeError, OSError) as error:
-            where = f"{address.host}:{address.port}"
-            found = str(error).strip().splitlines()[-1][:200]
-            raise TargetError("no RPC server", where=where, expected="one with this key", found=found) from error
-        self._device = self._session.cpu(0)
-        self._count = 0
 
-    def build(self, func: tirx.PrimFunc) -> RemoteFunction:
-        self._count += 1
-        name = f"mlcpipe_tune{self._count}.o"  # a library of a name that is loaded already would be that one
-        with tempfile.TemporaryDirectory() as folder:
-            path = Path(folder, name)
-            llvm_module(self._target, self._variant, func).write_to_file(str(path))
-            self._session.upload(str(path))
-        return RemoteFunction(self._session.load_module(name))
+def arguments_of(inputs: Inputs, pairs: int) -> tuple[str, bytes]:
+    """`arguments.h` of `timing.c`, and the bytes that follow the program."""
+    contents: list[bytes] = []
+    rows = [_argument(value, i in inputs.outputs, contents) for i, value in enumerate(inputs.values)]
+    content = b"".join(contents)
+    copies = max(1, min(_MAX_BYTES // max(inputs.nbytes, 1), _MAX_COPIES)) if inputs.cold else 1
+    numbers: dict[str, int] = {
+        "ARGUMENTS": len(rows), "COPIES": copies, "PAIRS": pairs, "HALF_NS": round(HALF_S * 1e9), "LIMIT_S": _RUN_S,
+        "CONTENT_BYTES": len(content),
+    }  # fmt: skip
+    named = ", ".join(f"{name} = {number}" for name, number in numbers.items())
+    return f"enum {{ {named} }};\nstatic Argument arguments[ARGUMENTS] = {{\n{''.join(rows)}}};\n", content
 
-    def tensor(self, values: Array) -> Any:
-        return tvm.runtime.tensor(values, self._device)
 
-    def seconds(self, function: RemoteFunction, turns: Sequence[Sequence[Any]]) -> float:
-        flush = "" if any(isinstance(value, (int, float)) for value in turns[0]) else _FLUSH
-        timed = function.module.time_evaluator(KERNEL, self._device, number=1, repeat=len(turns), f_preproc=flush)
-        return statistics.fmean(timed(*turns[0]).results)
+def _argument(value: Value, output: bool, contents: list[bytes]) -> str:
+    """A row of the table; what its tensor begins with is added to `contents`."""
+    if isinstance(value, int):
+        return f"  {{.value = {{.type_index = kTVMFFIInt, .v_int64 = {value}}}}},\n"
+    if isinstance(value, float):
+        return f"  {{.value = {{.type_index = kTVMFFIFloat, .v_float64 = {value!r}}}}},\n"
+    contents.append(value.tobytes()[:_MAX_SENT_BYTES])
+    fields: dict[str, Any] = {
+        "value": "{.type_index = kTVMFFIDLTensorPtr}",
+        "dtype": f"{{{_DLPACK_CODES[value.dtype.kind]}, {8 * value.dtype.itemsize}, 1}}",
+        "ndim": value.ndim, "shape": f"{{{', '.join(map(str, value.shape))}}}", "nbytes": value.nbytes,
+        "period": len(contents[-1]), "output": int(output),
+    }  # fmt: skip
+    return f"  {{{', '.join(f'.{name} = {text}' for name, text in fields.items())}}},\n"

@@ -1,10 +1,9 @@
-"""Which choices to try: TVM's MetaSchedule, evolutionary search with an XGBoost cost model, over design spaces of ours.
+"""Proposes choices with TVM's MetaSchedule: evolutionary search with an XGBoost cost model, over our design spaces.
 
-Our kernels are generated for their knobs, not made by transforming loops. So the search works on a stand-in with one
-block: `sch.sample_categorical` draws every knob and `sch.annotate` keeps it, a postprocessor of ours drops what cannot
-be compiled, a mutator of ours moves one knob (TVM's leave categories of this kind alone), and the cost model sees the
-kernel's sizes and the knobs instead of loops. TVM's builder and runner are not used: they measure warm caches and each
-candidate for itself.
+Our kernels are generated from knobs, not by transforming loops, so the search works on a stand-in with one block.
+`sch.sample_categorical` draws every knob and `sch.annotate` stores it. Our postprocessor drops invalid choices, and
+our mutator moves one knob (TVM's mutators skip such categories). The cost model sees sizes and knobs instead of loops.
+TVM's builder and runner are not used: they measure warm caches, and each candidate alone.
 """
 
 from __future__ import annotations
@@ -34,18 +33,18 @@ from tvm.script import tirx as T
 from tir_schedules.space import Choice, Space
 
 _BLOCK = "kernel"
-_BATCH = 8  # candidates that evolution gives at once, and before the cost model has a say
+_BATCH = 8  # candidates per generation, and before the cost model is used
 _POPULATION = 64
-_NEVER = 1e10  # seconds of a candidate that failed, as TVM's cost model has it
+_NEVER = 1e10  # seconds of a failed candidate, as in TVM's cost model
 
 
 def cost_model_name() -> str:
-    """What ranks candidates here: XGBoost where it is installed."""
+    """The cost model used here: XGBoost if it is installed."""
     return "xgboost" if find_spec("xgboost") is not None else "none"
 
 
 def new_cost_model(threads: int) -> CostModel:
-    """A cost model for all kernels of a run, so that what one shows helps the next."""
+    """A cost model shared by all kernels of a run, so they learn from each other."""
     logging.getLogger("tvm.s_tir.meta_schedule").setLevel(logging.WARNING)
     if cost_model_name() == "none":
         return RandomModel()
@@ -70,7 +69,7 @@ def _stand_in(title: str) -> tvm.IRModule:
 
 
 class _Context(meta_schedule.TuneContext):  # type: ignore[misc]
-    """TVM's context for one task, without the intrinsics of GPUs: its own constructor parses them all, for seconds."""
+    """TVM's context for one task without GPU intrinsics, which its own constructor takes seconds to parse."""
 
     def __init__(self, mod: tvm.IRModule, generator: Any, strategy: Any, title: str, seed: int) -> None:
         target = tvm.target.Target({"kind": "llvm", "num-cores": 1})
@@ -81,10 +80,10 @@ class _Context(meta_schedule.TuneContext):  # type: ignore[misc]
 
 
 class Search:
-    """The search for one range of rows of one kernel; what was measured before comes in through `learn`.
+    """The search for one row range of one kernel; `learn` adds earlier measurements.
 
-    `facts` are the kernel's sizes, which the cost model sees beside the knobs. `model` is for all kernels with such a
-    space, so that what one shows helps the next.
+    `facts` are the kernel's sizes, which the cost model sees along with the knobs. `model` is shared by all kernels
+    with such a space.
     """
 
     def __init__(self, space: Space, title: str, facts: Mapping[str, int], model: CostModel, seed: int) -> None:
@@ -108,32 +107,32 @@ class Search:
             sch.annotate(block, name, sch.sample_categorical(list(values), [1.0 / len(values)] * len(values)))
 
     def propose(self, count: int) -> list[dict[str, int]]:
-        """Up to `count` choices that were not tried; fewer or none where the space has no more."""
-        found: list[dict[str, int]] = []
+        """Up to `count` untried choices; fewer if the space is exhausted."""
+        choices: list[dict[str, int]] = []
         for candidate in self._generate():
-            self._offer(found, _choice(self._space, candidate.sch), count)
-        if len(found) < count:  # a small space: what evolution did not draw
+            self._offer(choices, _choice(self._space, candidate.sch), count)
+        if len(choices) < count:  # a small space: choices that evolution did not draw
             rest = list(self._space.choices())
             random.Random(len(self._tried)).shuffle(rest)
             for choice in rest:
-                self._offer(found, choice, count)
-        return found
+                self._offer(choices, choice, count)
+        return choices
 
     def _generate(self) -> Sequence[Any]:
-        if not self._started:  # late, so that what `learn` was told before is in the database
+        if not self._started:  # late, so that the database has earlier `learn` results
             spaces = self._context.generate_design_space()
             self._context.pre_tuning(1 << 20, _BATCH, spaces, self._database, self._model)
             self._started = True
         return self._context.generate_measure_candidates() or ()
 
-    def _offer(self, found: list[dict[str, int]], choice: dict[str, int], count: int) -> None:
+    def _offer(self, choices: list[dict[str, int]], choice: dict[str, int], count: int) -> None:
         key = tuple(choice.values())
-        if len(found) < count and key not in self._tried:
+        if len(choices) < count and key not in self._tried:
             self._tried.add(key)
-            found.append(choice)
+            choices.append(choice)
 
     def learn(self, results: Sequence[tuple[Choice, float | None]]) -> None:
-        """What choices took in seconds, None for those that failed."""
+        """Add the seconds of choices, None for failed ones."""
         candidates, outcomes = [], []
         for choice, seconds in results:
             sch = self._scheduled(choice)
@@ -161,25 +160,25 @@ def _draws(trace: Any) -> list[Any]:
 
 
 def _annotations(sch: Any) -> dict[str, int]:
-    """The knobs that a schedule of the stand-in has drawn, and its facts."""
+    """The knobs drawn by a stand-in schedule, and its facts."""
     return {str(name): int(value) for name, value in sch.get(sch.get_sblock(_BLOCK)).annotations.items()}
 
 
 def _choice(space: Space, sch: Any) -> dict[str, int]:
-    found = _annotations(sch)
-    return {name: found[name] for name in space.knobs}
+    annotations = _annotations(sch)
+    return {name: annotations[name] for name in space.knobs}
 
 
 @derived_object
 class _Compilable(PyPostproc):  # type: ignore[misc]
-    """Drops choices that the space has a problem with."""
+    """Drops choices that the space rejects."""
 
     def __init__(self, space: Space) -> None:
         super().__init__()
         self._space = space
 
     def _initialize_with_tune_context(self, context: Any) -> None:
-        """Nothing of it is needed."""
+        """Needs nothing from the context."""
 
     def apply(self, sch: Any) -> bool:
         return not self._space.problem(_choice(self._space, sch))
@@ -190,14 +189,14 @@ class _Compilable(PyPostproc):  # type: ignore[misc]
 
 @derived_object
 class _MoveOne(PyMutator):  # type: ignore[misc]
-    """Gives one knob another of its values."""
+    """Changes one knob to another of its values."""
 
     def __init__(self, seed: int) -> None:
         super().__init__()
         self._seed, self._draw = seed, random.Random(seed)
 
     def _initialize_with_tune_context(self, context: Any) -> None:
-        """Nothing of it is needed."""
+        """Needs nothing from the context."""
 
     def apply(self, trace: Any, _: Any) -> Any:
         draws = [draw for draw in _draws(trace) if len(draw.attrs[0]) > 1]
@@ -213,8 +212,8 @@ class _MoveOne(PyMutator):  # type: ignore[misc]
 
 @derived_object
 class _Features(PyFeatureExtractor):  # type: ignore[misc]
-    """A candidate's knobs and facts, in the order of their names."""
+    """A candidate's knobs and facts, ordered by name."""
 
     def extract_from(self, context: Any, candidates: Sequence[Any]) -> list[Any]:
-        rows = ([value for _, value in sorted(_annotations(one.sch).items())] for one in candidates)
+        rows = ([value for _, value in sorted(_annotations(candidate.sch).items())] for candidate in candidates)
         return [tvm.runtime.tensor(np.array([row], "float64")) for row in rows]

@@ -1,4 +1,4 @@
-"""What there is to tune in a model: its kernels, the ranges of rows of each, and how often they run."""
+"""The tuning tasks of a model: its kernels, the row ranges of each, and how often they run."""
 
 from __future__ import annotations
 
@@ -13,27 +13,28 @@ from tvm import relax, tirx
 
 from mlcpipe.bundle import MANIFEST, read_manifest
 from mlcpipe.checkpoint.checkpoint import MAX_CONFIG_BYTES
-from mlcpipe.checkpoint.json_files import read_json_object
 from mlcpipe.compiler.export import context_length, export, prefill_chunk, prepare_model
+from mlcpipe.devices.support.threads import use_threads
 from mlcpipe.errors import CheckpointError
+from mlcpipe.json_files import read_json_object
 from mlcpipe.passes import pipeline
 from mlcpipe.passes.lowering import Lowering
 from mlcpipe.quantization.scheme import load_scheme
-from mlcpipe.runtime.threads import use_threads
 from mlcpipe.targets import Target, Variant
-from mlcpipe.tuning.kernels import kernel_hash, kernel_name, spaces_of
-from mlcpipe.tuning.records import Record
-from tir_schedules.op import op_of
+from mlcpipe.tuned.kernels import kernel_hash, kernel_name, spaces_of
+from mlcpipe.tuned.records import Record
+from tir_schedules.op import Op, op_of
 from tir_schedules.paged import ATTENTION
 from tir_schedules.space import Space
 
-_DECODE, _PREFILL = "decode", "prefill"
+_FEW, _MANY = ("decode", "forward_few"), ("prefill", "forward_many")  # over TVM's cache, over pages
+_ROW_KINDS = ("cpu.int8_matmul", "cpu.matmul")
 _ATTEND = "vm.builtin.attention_kv_cache_attention_with_fused_qkv"
 
 
 @dataclass(frozen=True)
 class Model:
-    """What of a model its kernels depend on."""
+    """The model properties that its kernels depend on."""
 
     config: Mapping[str, Any]
     quantization: str
@@ -43,9 +44,9 @@ class Model:
 
 @dataclass(frozen=True)
 class Task:
-    """One range of rows of one kernel.
+    """One row range of one kernel.
 
-    `uses`: calls of the kernel in the function that has so many rows; a sampling function calls its own once.
+    `uses`: calls of the kernel in the function with that many rows; a sampling kernel is called once.
     """
 
     kernel: str
@@ -57,7 +58,7 @@ class Task:
 
     @property
     def key(self) -> tuple[str, str, str]:
-        """What it is called in records and logs."""
+        """The task's key in records and logs."""
         return (self.kernel, self.rule, self.space.bucket)
 
     def is_of(self, record: Record) -> bool:
@@ -72,17 +73,17 @@ class Task:
 
     @property
     def work(self) -> int:
-        """About how many products all calls of a token or of a prompt are, for the order."""
+        """Approximate multiplications of all calls for a token or a prompt, to order tasks."""
         facts, rows = self.facts, self.space.rows
         if "head_dim" in facts:
-            one = 2 * rows * (self.space.keys or rows) * facts["num_heads"] * facts["head_dim"]
+            per_call = 2 * rows * (self.space.keys or rows) * facts["num_heads"] * facts["head_dim"]
         else:
-            one = rows * facts.get("n", 1) * facts.get("k", 1) * facts.get("size", 1) * facts.get("vocab", 1)
-        return one * self.uses
+            per_call = rows * facts.get("n", 1) * facts.get("k", 1) * facts.get("size", 1) * facts.get("vocab", 1)
+        return per_call * self.uses
 
 
 def model_of(path: Path, quantization: str) -> Model:
-    """The model of a bundle, with the bundle's own quantization, or of a checkpoint's folder.
+    """The model of a bundle, with the bundle's quantization, or of a checkpoint folder.
 
     Raises BundleError or CheckpointError.
     """
@@ -90,49 +91,55 @@ def model_of(path: Path, quantization: str) -> Model:
     if not (path / MANIFEST).is_file():
         return Model(config, quantization)
     manifest = read_manifest(path, check_abi=False)
-    words = {"float32": "f32", "float16": "f16"}
-    kv = words.get(manifest.model.kv_dtype, manifest.model.kv_dtype)
+    short_names = {"float32": "f32", "float16": "f16"}
+    kv = short_names.get(manifest.model.kv_dtype, manifest.model.kv_dtype)
     return Model(config, manifest.quantization, kv, manifest.model.context_length)
 
 
 def lower(model: Model, target: Target) -> Lowering:
-    """The model's kernels before any schedule, as `compile` has them."""
+    """The model's kernels before any schedule, as in `compile`."""
     use_threads()
     scheme = load_scheme(model.quantization)
     module = prepare_model(model.config, target, scheme, model.kv_cache_dtype)
     context = context_length(module, target, model.context)
     state = export(module, target, scheme, prefill_chunk(module.facts, target, context))
-    return pipeline.run(state, pipeline.SHARED)[0]
+    return pipeline.run(state, *pipeline.SHARED)
 
 
 def tasks_of(state: Lowering, variant: Variant) -> list[Task]:
-    """Everything that can be tuned, each kernel once."""
-    scheduled, _ = pipeline.run(replace(state, variant=variant), pipeline.PER_VARIANT)
+    """All tunable tasks, each kernel once."""
+    scheduled = pipeline.run(replace(state, variant=variant), pipeline.SCHEDULE)
     calls = {gv.name_hint: _calls(func) for gv, func in state.mod.functions.items() if isinstance(func, relax.Function)}
-    found: dict[tuple[str, str, str], Task] = {}
+    tasks: dict[tuple[str, str, str], Task] = {}
     for report in scheduled.kernels:
         func = state.mod[report.name]
         op = op_of(func)
         if op is None:
             continue
         for space in spaces_of(state.target, report.rule, op, variant.schedule):
-            caller = calls.get(op.kind, calls[_DECODE if space.rows == 1 else _PREFILL])
+            caller = calls.get(op.kind) or next(calls[n] for n in _callers(report.rule, op, space) if n in calls)
             uses = caller[_ATTEND if op.kind in ATTENTION else report.name]
             task = Task(kernel_hash(func, op), kernel_name(op), report.rule, func, space, uses)
-            known = found.get(task.key)
-            found[task.key] = task if known is None else replace(known, uses=known.uses + uses)
-    return [task for task in found.values() if task.uses]
+            known = tasks.get(task.key)
+            tasks[task.key] = task if known is None else replace(known, uses=known.uses + uses)
+    return [task for task in tasks.values() if task.uses]
+
+
+def _callers(rule: str, op: Op, space: Space) -> tuple[str, ...]:
+    """The functions that may call a kernel with a range's rows: on CPUs a matmul's few rows are those of decode."""
+    few = rule in _ROW_KINDS and not op.many_rows
+    return _FEW if few or space.rows == 1 else _MANY
 
 
 def _calls(func: relax.Function) -> Counter[str]:
-    """How often a function calls each PrimFunc, and each function of TVM's."""
+    """How often a function calls each PrimFunc and each TVM function."""
     counts: Counter[str] = Counter()
 
     def visit(expr: Any) -> None:
         if isinstance(expr, relax.Call):
             called = (expr.op, *expr.args)
-            counts.update(one.name_hint for one in called if isinstance(one, tvm.ir.GlobalVar))
-            counts.update(str(one.global_symbol) for one in called if isinstance(one, relax.ExternFunc))
+            counts.update(callee.name_hint for callee in called if isinstance(callee, tvm.ir.GlobalVar))
+            counts.update(str(callee.global_symbol) for callee in called if isinstance(callee, relax.ExternFunc))
 
     relax.analysis.post_order_visit(func.body, visit)
     return counts

@@ -1,4 +1,4 @@
-"""The chat page as a static site: the page, made from `apps/chat-web`, and bundles for webgpu."""
+"""The chat page as a static site: the page built from `apps/chat-web`, and bundles for webgpu."""
 
 from mlcpipe.web.page import page_folder
 from mlcpipe.web.server import SiteServer

@@ -1,7 +1,7 @@
-"""The built page: in the package where it was built before the wheel, else built from the sources in a checkout.
+"""Finds the built page in the package, or builds it from the sources in a checkout.
 
-The page needs Node to be built and nothing to be used. It is 6 MB, most of it WebLLM, so it is not kept in git;
-a wheel carries it (`make page` before the wheel is built), so that who installs a release needs no Node.
+Only building the page needs Node. The page is 6 MB, most of it WebLLM, so it is not in git. A wheel contains it
+(`make page` before the wheel is built), so users of a release need no Node.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from mlcpipe.errors import CompileError, UsageError
 from mlcpipe.resources import chat_page_path
 
 MIN_NODE = (20, 19)
-"""What Vite 8 asks for; package.json of apps/chat-web pins it."""
+"""Vite 8 requires it; package.json of apps/chat-web pins Vite."""
 _SOURCES = (
     "src/**/*",
     "public/**/*",
@@ -32,13 +32,13 @@ _TIMEOUT_S = 600
 
 
 def page_folder(note: Callable[[str], None] = lambda line: None) -> Path:
-    """The folder of the built page, which is built now if the sources are at hand and newer.
+    """The folder of the built page; builds it first if the sources are present and have changed.
 
     Args:
-        note: gets a line for people when something takes a while.
+        note: called with a line for the user before a slow step.
 
     Raises:
-        UsageError: there is no built page, and no Node to build it or no sources.
+        UsageError: no built page, and no Node or no sources to build it.
         CompileError: the build failed.
     """
     folder = chat_page_path()
@@ -52,9 +52,9 @@ def page_folder(note: Callable[[str], None] = lambda line: None) -> Path:
             expected="a release wheel, or a checkout",
             next_step="install mlcpipe from a wheel made after `make page`",
         )
-    wanted = _digest(folder)
+    digest = _digest(folder)
     stamp = folder / _STAMP
-    if (built / "index.html").is_file() and stamp.is_file() and stamp.read_text(encoding="utf-8").strip() == wanted:
+    if (built / "index.html").is_file() and stamp.is_file() and stamp.read_text(encoding="utf-8").strip() == digest:
         return built
     npm = find_npm(folder)
     note("building the chat page (once)")
@@ -62,24 +62,24 @@ def page_folder(note: Callable[[str], None] = lambda line: None) -> Path:
     if not installed.is_file() or installed.stat().st_mtime < (folder / "package-lock.json").stat().st_mtime:
         _run([npm, "ci", "--no-audit", "--no-fund"], folder)
     _run([npm, "run", "build"], folder)
-    stamp.write_text(wanted + "\n", encoding="utf-8")
+    stamp.write_text(digest + "\n", encoding="utf-8")
     return built
 
 
 def find_npm(folder: Path) -> str:
-    """The npm to build `folder` with. Raises UsageError where there is none, or a Node too old for it."""
+    """The npm that builds `folder`. Raises UsageError without npm or if Node is too old."""
     node, npm = shutil.which("node"), shutil.which("npm")
-    wanted = f"Node {MIN_NODE[0]}.{MIN_NODE[1]} or later with npm"
-    step = "install Node from https://nodejs.org, or mlcpipe from a release wheel, which has the page in it"
+    required = f"Node {MIN_NODE[0]}.{MIN_NODE[1]} or later with npm"
+    step = "install Node from https://nodejs.org, or mlcpipe from a release wheel, which includes the page"
     if node is None or npm is None:
         raise UsageError(
-            "the chat page has to be built first", where=folder, expected=wanted, found="none", next_step=step
+            "the chat page must be built first", where=folder, expected=required, found="none", next_step=step
         )
     text = subprocess.run([node, "--version"], capture_output=True, text=True, check=False, timeout=30).stdout.strip()
     version = re.match(r"v(\d+)\.(\d+)", text)
     if version is None or (int(version[1]), int(version[2])) < MIN_NODE:
         raise UsageError(
-            "the chat page has to be built first", where=folder, expected=wanted, found=text, next_step=step
+            "the chat page must be built first", where=folder, expected=required, found=text, next_step=step
         )
     return npm
 
@@ -91,14 +91,14 @@ def _run(command: list[str], folder: Path) -> None:
             command, cwd=folder, capture_output=True, text=True, errors="replace", check=False, timeout=_TIMEOUT_S
         )
     except subprocess.TimeoutExpired:
-        raise CompileError(what, where=folder, expected=f"an end within {_TIMEOUT_S} s") from None
+        raise CompileError(what, where=folder, expected=f"at most {_TIMEOUT_S} s") from None
     if done.returncode != 0:
         lines = [line.strip() for line in (done.stderr + done.stdout).splitlines() if line.strip()]
         raise CompileError(what, where=folder, found=" | ".join(lines[-4:])[:600] or f"exit code {done.returncode}")
 
 
 def _digest(folder: Path) -> str:
-    """SHA-256 over the names and the content of what the page is built from."""
+    """SHA-256 over names and content of the page's sources."""
     digest = hashlib.sha256()
     for path in sorted({path for pattern in _SOURCES for path in folder.glob(pattern) if path.is_file()}):
         digest.update(f"{path.relative_to(folder).as_posix()}\0".encode() + path.read_bytes() + b"\0")

@@ -1,4 +1,4 @@
-"""Serves a site to this computer's browser: ranges, types and headers as a good static host has them."""
+"""Serves a site to this computer's browser, with ranges, content types and headers like a good static host."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ import contextlib
 import hashlib
 import os
 import re
+import socket
+import threading
 import urllib.parse
 from collections.abc import Iterator
 from email.utils import formatdate
@@ -20,7 +22,9 @@ from mlcpipe.web.site import Site
 
 HOST = "127.0.0.1"
 DEFAULT_PORT = 8157
-"""Always the same: a browser keeps conversations and models by address."""
+"""Fixed, because a browser stores conversations and models by address."""
+MAX_CONNECTIONS = 64
+"""A browser opens at most six to one address; a connection has a thread."""
 _CHUNK = 1 << 20
 _TYPES = {
     ".css": "text/css; charset=utf-8",
@@ -42,46 +46,67 @@ _HEADERS = {
 
 
 class SiteServer(ThreadingHTTPServer):
-    """Listens on 127.0.0.1 and answers GET and HEAD for the files of a site, and for nothing else.
+    """Listens on 127.0.0.1 and answers only GET and HEAD for the files of a site.
 
     Args:
-        site: what is served; read when it is asked for.
-        port: 0 takes any free one.
-        handler: of the connections; tests have one that fails.
+        site: files to serve, read on request.
+        port: 0 chooses any free port.
+        handler: handles connections; tests pass one that fails.
 
     Raises:
         UsageError: the port is taken or not allowed.
     """
 
     daemon_threads = True
-    # Another run's sockets may linger on the port; a live server on it is still refused.
+    # Sockets of an earlier run may linger on the port; a live server still blocks it.
     allow_reuse_address = os.name == "posix"
 
     def __init__(
         self, site: Site, port: int = DEFAULT_PORT, *, handler: type[BaseHTTPRequestHandler] | None = None
     ) -> None:
         self.site = site
+        self._free = threading.BoundedSemaphore(MAX_CONNECTIONS)
         try:
             super().__init__((HOST, port), handler or SiteHandler)
         except OSError as error:
             raise UsageError(
                 f"cannot listen on {HOST}:{port}",
                 found=error.strerror,
-                next_step="end the other program or choose a port with --port (its conversations are kept by port)",
+                next_step="stop the other program or choose a port with --port (conversations are stored per port)",
             ) from None
 
     @property
     def url(self) -> str:
-        """Where the browser finds it."""
+        """The address for the browser."""
         return f"http://{HOST}:{self.server_port}/"
 
+    def process_request(self, request: socket.socket | tuple[bytes, socket.socket], client_address: object) -> None:
+        """Answer in a thread; close a connection beyond `MAX_CONNECTIONS`."""
+        if not self._free.acquire(blocking=False):
+            return self.shutdown_request(request)
+        try:
+            super().process_request(request, client_address)
+        except BaseException:  # no thread
+            self._free.release()
+            raise
+
+    def process_request_thread(
+        self, request: socket.socket | tuple[bytes, socket.socket], client_address: object
+    ) -> None:
+        """Give the place back when the connection ends."""
+        try:
+            super().process_request_thread(request, client_address)
+        finally:
+            self._free.release()
+
     def handle_error(self, request: object, client_address: object) -> None:
-        """Nothing: browsers drop connections all the time, and what is wrong with a file is an answer."""
+        """Does nothing: browsers often drop connections, and file errors become responses."""
 
 
 class SiteHandler(BaseHTTPRequestHandler):
     """Answers one connection of a `SiteServer`."""
 
+    timeout = 60.0  # seconds that a connection may be idle or a browser not read; it opens another
     protocol_version = "HTTP/1.1"
     server_version = "mlcpipe"
     sys_version = ""
@@ -94,10 +119,10 @@ class SiteHandler(BaseHTTPRequestHandler):
         self._answer(body=False)
 
     def log_message(self, format: str, *args: object) -> None:
-        """Nothing: the terminal is for people."""
+        """Does nothing, to keep the terminal clean."""
 
     def _answer(self, *, body: bool) -> None:
-        # A page elsewhere may let its own name point here (DNS rebinding); it cannot forge this header.
+        # A foreign page may point its host name here (DNS rebinding), but it cannot forge this header.
         host = self.headers.get("Host", "").rpartition(":")[0] or self.headers.get("Host", "")
         if host not in (HOST, "localhost"):
             return self._refuse(HTTPStatus.MISDIRECTED_REQUEST)
@@ -109,7 +134,7 @@ class SiteHandler(BaseHTTPRequestHandler):
             with _open(content) as (file, size, tag):
                 self._send(path, file, size, tag, body=body)
         except OSError:
-            # The file is gone, or the browser is.
+            # The file or the connection is gone.
             self.close_connection = True
 
     def _send(self, path: str, file: BinaryIO, size: int, tag: str, *, body: bool) -> None:
@@ -152,11 +177,11 @@ class SiteHandler(BaseHTTPRequestHandler):
             self.wfile.write(text)
 
     def copy(self, file: BinaryIO, first: int, count: int) -> None:
-        """Write `count` bytes from `first` on."""
+        """Write `count` bytes starting at `first`."""
         file.seek(first)
         while count > 0:
             data = file.read(min(_CHUNK, count))
-            if not data:  # shorter than it was: the browser must see a broken answer, not a short one
+            if not data:  # the file shrank: the browser must see a broken response, not a short one
                 raise OSError("the file shrank")
             self.wfile.write(data)
             count -= len(data)
@@ -180,8 +205,8 @@ def _open(content: Path | bytes) -> Iterator[tuple[BinaryIO, int, str]]:
 def parse_range(header: str | None, size: int) -> tuple[int, int] | str | None:
     """First and last byte of a `Range` header (RFC 9110, 14.2); None for the whole file.
 
-    A header of another unit, with several ranges, or malformed counts as none; one that asks for nothing of a
-    file of `size` bytes is "unsatisfiable".
+    A header with another unit, several ranges, or bad syntax is ignored; a range outside a file of `size` bytes
+    is "unsatisfiable".
     """
     match = re.fullmatch(r"bytes=(\d{0,18})-(\d{0,18})", (header or "").strip())
     if match is None or not (match[1] or match[2]):

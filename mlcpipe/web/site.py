@@ -1,4 +1,4 @@
-"""A static site: which file stands at which path. `package` writes it to a folder, `chat --web` serves it in place."""
+"""A static site: maps paths to files. `package` writes it to a folder, `chat --web` serves it in place."""
 
 from __future__ import annotations
 
@@ -7,17 +7,21 @@ import re
 import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 from mlcpipe.atomic import atomic_directory
 from mlcpipe.bundle import Manifest, read_manifest, verify
 from mlcpipe.bundle.manifest import MANIFEST
+from mlcpipe.bundle.origin import origin_of
 from mlcpipe.errors import BundleError, UsageError
 
 SITE_JSON = "site.json"
 SITE_FORMAT = 1
-# What the page fetches besides weights and library; other files of a bundle are for other hosts.
+LICENSES = "licenses-model.txt"
+"""Licences of what a library for browsers is linked with; those of the page are in its licenses.md."""
+# Files that the page fetches besides weights and library; the bundle's other files are for other hosts.
 _NEEDED = ("mlc-chat-config.json", "tokenizer.json", "tensor-cache.json")
 
 
@@ -35,7 +39,7 @@ class Site:
 
 @dataclass(frozen=True)
 class _Choice:
-    """A library of a bundle on the site; the page takes the first one whose features the GPU has, and whose size."""
+    """A library of a bundle; the page takes the first whose features and subgroup size the GPU supports."""
 
     bundle: Path
     manifest: Manifest
@@ -52,25 +56,26 @@ class _Choice:
 
 
 def assemble_site(page: Path, bundles: Sequence[Path], *, title: str, autostart: bool = False) -> Site:
-    """The site of a page and one model, compiled for one kind of GPU or several.
+    """The site with a page and one model, compiled for one or more sets of GPU features.
 
-    A bundle lies at `models/<folder's name>/resolve/main/`, where WebLLM looks for it, too, when it is given the
-    address `models/<folder's name>/`.
+    A bundle is at `models/<folder's name>/resolve/main/`, where WebLLM also looks for the address
+    `models/<folder's name>/`.
 
     Args:
         page: the built page.
-        bundles: bundles of the webgpu target; of all their libraries, the page prefers the one that uses the most
-            features of a GPU.
-        title: the model's name for people.
+        bundles: bundles for webgpu targets; the page prefers the library that uses the most GPU features.
+        title: the model's display name.
         autostart: whether the page downloads the model without asking.
 
     Raises:
         BundleError: a bundle is damaged, or not for browsers.
-        UsageError: two bundles of the same name, or libraries that no GPU could tell apart.
+        SignatureError: a bundle's signature is bad.
+        UsageError: two bundles with the same name, or libraries with the same GPU features.
     """
     choices = _choices(bundles)
     for bundle, manifest in {choice.bundle: choice.manifest for choice in choices}.items():
         verify(bundle, manifest, deep=True)
+        origin_of(bundle)
     files: dict[str, Path | bytes] = {
         path.relative_to(page).as_posix(): path for path in sorted(page.rglob("*")) if path.is_file()
     }
@@ -84,23 +89,37 @@ def assemble_site(page: Path, bundles: Sequence[Path], *, title: str, autostart:
         "autostart": autostart,
         "choices": [choice.facts for choice in choices],
     }
+    files[LICENSES] = _licenses()
     files[SITE_JSON] = (json.dumps(facts, indent=2, ensure_ascii=False) + "\n").encode()
     return Site(files)
 
 
+def _licenses() -> bytes:
+    """LICENSE and NOTICE of TVM, whose runtime is part of every library for browsers."""
+    parts = [
+        "Each model.wasm of this site contains the runtime of Apache TVM; and musl and libc++ of Emscripten (MIT)."
+    ]
+    for package in ("apache-tvm", "apache-tvm-ffi"):
+        distribution = metadata.distribution(package)
+        for file in distribution.files or ():
+            if file.stem in ("LICENSE", "NOTICE") and ".dist-info" in str(file):
+                parts.append(f"{package} {distribution.version}, {file.name}\n\n{file.read_text(encoding='utf-8')}")
+    return "\n\n".join(parts).encode()
+
+
 def check_bundles(bundles: Sequence[Path]) -> None:
-    """Raise what `assemble_site` would, as far as manifests tell: before a page is built or a file is hashed."""
+    """Raise the errors of `assemble_site` that manifests reveal, before building a page or hashing files."""
     _choices(bundles)
 
 
 def _choices(bundles: Sequence[Path]) -> list[_Choice]:
-    """The libraries of all bundles, the one that uses the most features of a GPU first."""
-    found = [_libraries(bundle) for bundle in bundles]
-    choices = sorted((choice for one in found for choice in one), key=lambda choice: -len(choice.features))
+    """The libraries of all bundles, sorted by descending number of GPU features."""
+    by_bundle = [_libraries(bundle) for bundle in bundles]
+    choices = sorted((c for libraries in by_bundle for c in libraries), key=lambda choice: -len(choice.features))
     if not choices:
         raise UsageError("no bundle for the site")
     for kind, seen in (
-        ("name", [one[0].path for one in found]),
+        ("name", [libraries[0].path for libraries in by_bundle]),
         ("set of GPU features", [f"{sorted(c.features)} {c.subgroup_size}" for c in choices]),
     ):
         if len(set(seen)) < len(seen):
@@ -109,7 +128,7 @@ def _choices(bundles: Sequence[Path]) -> list[_Choice]:
 
 
 def _libraries(bundle: Path) -> list[_Choice]:
-    # The library runs in a browser: the TVM installed here has no part in it.
+    # The library runs in a browser, so the TVM installed here does not matter.
     manifest = read_manifest(bundle, check_abi=False)
     libraries = [name for name in manifest.files if name.endswith(".wasm")]
     variants = manifest.target.variants
@@ -138,17 +157,13 @@ def _libraries(bundle: Path) -> list[_Choice]:
 
 
 def write_site(site: Site, output: Path, *, overwrite: bool = False) -> None:
-    """Write the site as a folder, whole or not at all.
+    """Write the site to a folder, atomically.
 
     Raises:
-        UsageError: the folder is not empty; with `overwrite`, it is no site.
+        UsageError: the folder is not empty or, with `overwrite`, not a site.
         ResourceError: the disk is full.
     """
-    if overwrite and output.is_dir() and any(output.iterdir()) and not (output / SITE_JSON).is_file():
-        raise UsageError(
-            "--overwrite only replaces a site", where=output, expected=f"{SITE_JSON} in it", found="other files"
-        )
-    with atomic_directory(output, overwrite=overwrite, needed_bytes=site.bytes) as folder:
+    with atomic_directory(output, replaces=SITE_JSON if overwrite else "", needed_bytes=site.bytes) as folder:
         for path, content in site.files.items():
             target = folder / path
             target.parent.mkdir(parents=True, exist_ok=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from mlcpipe.compiler.cuda.nvrtc import Nvrtc, find_nvrtc
+from mlcpipe.compiler.backends.nvrtc.nvrtc import Nvrtc, find_nvrtc
 from mlcpipe.errors import CompileError
 
 

@@ -2,7 +2,7 @@
 
 A job is one of
 - {"bundle", "tokens", "prefill", "greedy": [prompt, count]} -> logits all, steps; tokens_after;
-- {"library", "calls": {function: file of its arguments}} -> all arguments after each call;
+- {"library", "calls": [[function, file of its arguments], ...]} -> all tensors after each call, as <call>.<tensor>;
 - {"bundle", "prompt", "count", "sampling"} -> tokens of several ways to generate, and `counts` [step, what] of the
   device between them.
 """
@@ -20,6 +20,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from tests.emulator.engine import run
+
 
 def main(described: Path, folder: Path) -> None:
     """Run what `described` says."""
@@ -33,36 +35,20 @@ def main(described: Path, folder: Path) -> None:
         np.savez(folder / f"{number}.npz", **found)
 
 
-def run(job: dict[str, Any], device: str) -> dict[str, Any]:
-    """What an engine on a device computes for a job."""
-    from mlcpipe import Engine, SamplingParams
-
-    engine = Engine(Path(job["bundle"]), device=device)
-    found = {"device": np.array(engine.device)}
-    if "tokens" in job:
-        found["all"] = engine.logits(job["tokens"])
-        found["steps"] = engine.logits_stepwise(job["tokens"], prefill_tokens=job["prefill"])
-    if "greedy" in job:
-        prompt, count = job["greedy"]
-        made = engine.generate(prompt, sampling=SamplingParams(temperature=0.0), max_tokens=count, ignore_eos=True)
-        found["tokens_after"] = np.array(made.token_ids)
-    return found
-
-
 def _call(job: dict[str, Any]) -> dict[str, Any]:
-    from mlcpipe.runtime import cuda, tvm_runtime
-    from mlcpipe.runtime.places import CudaGpu
+    from mlcpipe.devices import cuda
+    from mlcpipe.devices.support import tvm_runtime
 
-    place = CudaGpu(cuda.choose())
+    device = cuda.choose()
     module = tvm_runtime.load_module(Path(job["library"]))
     found = {}
-    for name, path in job["calls"].items():
+    for number, (symbol, path) in enumerate(job["calls"]):
         stored = np.load(path)
         values = [stored[i] for i in sorted(stored.files)]
-        arguments = [place.tensor(value) if value.ndim else value.item() for value in values]
-        module[name](*arguments)
+        arguments = [device.tensor(value) if value.ndim else value.item() for value in values]
+        module[symbol](*arguments)
         tensors = [argument for argument, value in zip(arguments, values) if value.ndim]
-        found |= {f"{name}.{i}": tvm_runtime.array(place.read(tensor)).copy() for i, tensor in enumerate(tensors)}
+        found |= {f"{number}.{i}": tvm_runtime.array(device.read(tensor)).copy() for i, tensor in enumerate(tensors)}
     return found
 
 
@@ -73,7 +59,7 @@ def _counts(device: Any) -> list[int]:
 
 
 def _generate(job: dict[str, Any], device: Any) -> dict[str, Any]:
-    """The same tokens with graphs, without them, where recordings fail, and by two engines in turns."""
+    """The same tokens with graphs, without them, where recordings fail, and by two interleaved engines."""
     from mlcpipe import Engine, SamplingParams
 
     def engine(graphs: bool = True) -> Engine:
@@ -83,9 +69,7 @@ def _generate(job: dict[str, Any], device: Any) -> dict[str, Any]:
     def chunks(engine: Engine) -> Any:
         bias = {int(token): value for token, value in job["sampling"].get("logit_bias", {}).items()}
         sampling = SamplingParams(**{**job["sampling"], "logit_bias": bias})
-        return engine.generate(
-            job["prompt"], sampling=sampling, max_tokens=job["count"], ignore_eos=True, stream=True
-        )
+        return engine.generate(job["prompt"], sampling=sampling, max_tokens=job["count"], ignore_eos=True, stream=True)
 
     def tokens(engine: Engine) -> NDArray[np.int64]:
         return np.array([token for chunk in chunks(engine) for token in chunk.token_ids])
@@ -100,8 +84,8 @@ def _generate(job: dict[str, Any], device: Any) -> dict[str, Any]:
         warnings.simplefilter("always")
         found["failed"] = tokens(engine())
     found["warning"] = np.array([str(one.message) for one in caught])
-    turns = [[token for one in pair for token in one.token_ids] for pair in zip(chunks(engine()), chunks(engine()))]
-    return found | {"turns": np.array(turns)}
+    pairs = zip(chunks(engine()), chunks(engine()))
+    return found | {"interleaved": np.array([[token for one in pair for token in one.token_ids] for pair in pairs])}
 
 
 if __name__ == "__main__":

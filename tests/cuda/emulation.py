@@ -6,29 +6,26 @@ TVM's CUDA runtime is the real one; what it calls of NVIDIA's libraries is in `e
 from __future__ import annotations
 
 import hashlib
-import json
 import os
 import platform
 import re
 import shutil
-import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from mlcpipe.compiler.cuda import build
-from mlcpipe.compiler.cuda.nvrtc import Nvrtc
+from mlcpipe.compiler.backends.nvrtc import codegen as build
+from mlcpipe.compiler.backends.nvrtc.nvrtc import Nvrtc
+from tests.emulator import process
 
 FOLDER = Path(__file__).parent / "emulator"
-ROOT = Path(__file__).parents[2]
 _KERNEL = re.compile(r'extern "C" __global__ void (?:__launch_bounds__\([\d, ]+\) )?(\w+)\([^;{]*\) \{')
 # What makes threads wait for one another.
-_WAITS = re.compile(r"__sync|__shfl|mlcpipe_subgroup_\w*(?:add|min|max|shuffle|broadcast|any|all)|mma")
+_WAITS = re.compile(r"__sync|__shfl|mlcpipe_subgroup_\w*(?:add|max|shuffle|broadcast)|mma")
 
 
 def missing() -> str:
@@ -57,17 +54,15 @@ def compile_kernels(source: str, folder: Path) -> bytes:
     path, library = folder / f"{digest}.cc", folder / f"{digest}.so"
     if not library.exists():
         path.write_text("\n".join([source, "EMULATED_MODULE", *ends, ""]), encoding="utf-8")
-        _compile(path, library, "-w", "-fno-strict-aliasing", "-ffp-contract=off", "-Wl,--unresolved-symbols=ignore-all")
+        _compile(
+            path, library, "-w", "-fno-strict-aliasing", "-ffp-contract=off", "-Wl,--unresolved-symbols=ignore-all"
+        )
     return f"emulated:{library}\0".encode()
 
 
 def _compile(source: Path, output: Path, *options: str) -> None:
     command = ["g++", "-x", "c++", "-O1", "-fPIC", "-shared", "-std=c++17", f"-I{FOLDER}", f"-Wl,-soname,{output.name}"]
-    done = subprocess.run(
-        [*command, str(source), "-x", "none", "-o", str(output), *options], capture_output=True, text=True, check=False
-    )
-    errors = [line for line in done.stderr.splitlines() if "error" in line]
-    assert done.returncode == 0, "\n".join(errors[:5] or [done.stderr[:1000]])
+    process.run_compiler([*command, str(source), "-x", "none", "-o", str(output), *options])
 
 
 def emulate(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
@@ -75,11 +70,9 @@ def emulate(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
     monkeypatch.setattr(build, "fat_binary", lambda nvrtc, names: lambda source: compile_kernels(source, folder))
 
 
-def run_engines(driver: tuple[Path, Path], jobs: Sequence[dict[str, Any]], folder: Path) -> list[dict[str, NDArray[Any]]]:
+def run_engines(
+    driver: tuple[Path, Path], jobs: Sequence[dict[str, Any]], folder: Path
+) -> list[dict[str, NDArray[Any]]]:
     """Each job in `Engine` on the emulated device, in one process of their own: see `emulated_engine.py`."""
-    described = folder / "jobs.json"
-    described.write_text(json.dumps({"libraries": [str(path) for path in driver], "jobs": list(jobs)}, default=str))
-    command = [sys.executable, "-m", "tests.cuda.emulated_engine", str(described), str(folder)]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=300)
-    assert done.returncode == 0, f"{done.stdout[-1000:]}\n{done.stderr[-3000:]}"
-    return [dict(np.load(folder / f"{i}.npz")) for i in range(len(jobs))]
+    libraries = [str(path) for path in driver]
+    return process.run_engines("tests.cuda.emulated_engine", {"libraries": libraries}, jobs, folder)

@@ -8,12 +8,12 @@ import pytest
 
 import mlcpipe
 from mlcpipe.bundle import read_manifest
-from mlcpipe.compiler.cuda import nvrtc as nvrtc_module
-from mlcpipe.compiler.cuda.nvrtc import MachineCode, Nvrtc, find_nvrtc
-from mlcpipe.compiler.cuda.resources import Usage, parse_usage
-from mlcpipe.compiler.library import find_writer
+from mlcpipe.compiler.backends import find_writer
+from mlcpipe.compiler.backends.nvrtc import nvrtc as nvrtc_module
+from mlcpipe.compiler.backends.nvrtc.nvrtc import MachineCode, Nvrtc, find_nvrtc
+from mlcpipe.compiler.backends.nvrtc.resources import Usage, parse_usage
+from mlcpipe.devices import cuda
 from mlcpipe.errors import CompileError, TargetError
-from mlcpipe.runtime import cuda
 from mlcpipe.targets import load_target, target_names
 from tests.conftest import write_llama
 
@@ -41,7 +41,9 @@ def test_machine_code_for_each_architecture_and_ptx_in_one(nvrtc: Nvrtc) -> None
 
 
 def test_errors_of_the_compiler_are_one_line(nvrtc: Nvrtc) -> None:
-    with pytest.raises(CompileError, match=r"NVRTC refuses the kernels in sm_80; found .*identifier \"nonsense\"") as caught:
+    with pytest.raises(
+        CompileError, match=r"NVRTC refuses the kernels in sm_80; found .*identifier \"nonsense\""
+    ) as caught:
         nvrtc.compile('extern "C" __global__ void f() { nonsense(); }', "sm_80")
     assert "\n" not in str(caught.value)
 
@@ -89,6 +91,19 @@ def test_a_bundle_carries_a_fat_binary(nvrtc: Nvrtc, tmp_path: Path, monkeypatch
 
 def test_a_gpu_too_old_is_refused() -> None:
     device = cuda.Device(0, "Tesla T4", "7.5", 1 << 34)
-    cuda.check_architecture(device, "sm_75")
-    with pytest.raises(TargetError, match=r"made for newer GPUs; expected compute capability 8.0 or more; found Tesla T4"):
-        cuda.check_architecture(device, "sm_80")
+    device.check_code({"arch": "sm_75"})
+    with pytest.raises(
+        TargetError, match=r"made for newer GPUs; expected compute capability 8.0 or more; found Tesla T4"
+    ):
+        device.check_code({"arch": "sm_80"})
+
+
+@pytest.mark.parametrize(
+    "capability, target",
+    [
+        ("7.5", "cuda-sm75"), ("8.0", "cuda-sm80"), ("8.6", "cuda-sm86"), ("8.7", "cuda-jetson-orin"), ("8.9", "cuda-sm89"),
+        ("9.0", "cuda-sm90"), ("12.0", "cuda-sm90"), ("7.0", "cuda"),
+    ],
+)  # fmt: skip
+def test_a_gpu_has_the_target_of_its_architecture(capability: str, target: str) -> None:
+    assert cuda.Device(0, "a GPU", capability, 1 << 34).best_target() == target

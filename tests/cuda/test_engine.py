@@ -10,11 +10,10 @@ import pytest
 pytest.importorskip("torch", reason="the checkpoints are written by torch")
 pytest.importorskip("transformers", reason="the checkpoints are those of transformers")
 
-from mlcpipe.compiler.cuda.nvrtc import Nvrtc
+from mlcpipe.compiler.backends.nvrtc.nvrtc import Nvrtc
 from tests.conftest import TinyLlama, write_llama
+from tests.cuda import emulation
 from tests.emulator import cases
-
-from . import emulation
 
 pytestmark = pytest.mark.skipif(bool(emulation.missing()), reason=emulation.missing() or "runs")
 
@@ -39,45 +38,35 @@ def found(nvrtc: Nvrtc, checkpoint: Path) -> dict[str, dict[str, Any]]:
         steps = {"bundle": jobs["q4f16_1"]["bundle"], "prompt": list(range(40)), "count": LONG - 40}
         jobs["greedy"] = {**steps, "sampling": {"temperature": 0.0}}
         penalty = {"temperature": 1.5, "seed": 4, "repetition_penalty": 1.2, "presence_penalty": 0.1}
-        jobs["penalized"] = {**steps, "count": 40, "sampling": penalty}
-        jobs["drawn"] = {**steps, "sampling": {"temperature": 1.5, "seed": 4, "logit_bias": {3: 1.0}}}
+        jobs["penalized"] = {**steps, "sampling": penalty}
+        jobs["sampled"] = {**steps, "sampling": {"temperature": 1.5, "seed": 4, "logit_bias": {3: 1.0}}}
     made = emulation.run_engines(emulation.build_driver(folder, nvrtc), list(jobs.values()), folder)
     return {name: {**job, **arrays} for (name, job), arrays in zip(jobs.items(), made)}
 
 
 GRAPHS, ALONE, IN_GRAPHS, RECORDED, UPDATED = range(5)
-PAGE = 16
 
 
-@pytest.mark.parametrize("way", ["greedy", "drawn"])
+@pytest.mark.parametrize("way", ["greedy", "sampled", "penalized"])
 def test_steps_are_graphs(way: str, found: dict[str, dict[str, Any]]) -> None:
-    """One launch of a graph a token and no kernel beside it; a new page is a new recording, in the same graph."""
+    """One graph launch and no other kernel per token; one recording serves all lengths."""
     one = found[way]
     counts, steps = one["counts"], one["count"] - 1  # the first token is the prompt's
     assert counts[0, ALONE] and not counts[0, GRAPHS]
     assert counts[1, ALONE] and not counts[1, GRAPHS]  # before it is clear that others follow
     steady = counts[2 : 1 + steps]
     assert len(steady) >= 64 and steady[:, GRAPHS].tolist() == [1] * (steps - 1) and not steady[:, ALONE].any()
-    begins = [len(one["prompt"]) + step for step in range(1, steps)]  # the position of each of these steps
-    recorded = [step == 0 or position % PAGE == 0 for step, position in enumerate(begins)]
-    assert steady[:, RECORDED].tolist() == [int(r) for r in recorded]
-    # One that begins to split the keys has a kernel more; all others are updates.
-    assert steady[:, UPDATED].sum() == sum(recorded) - 2
+    assert steady[:, RECORDED].tolist() == [1] + [0] * (steps - 2) and not steady[:, UPDATED].any()
     assert steady[:, IN_GRAPHS].min() > 10
 
 
-def test_what_depends_on_the_tokens_so_far_is_beside_the_graph(found: dict[str, dict[str, Any]]) -> None:
-    steady = found["penalized"]["counts"][2:]
-    assert set(steady[:, GRAPHS]) == {1} and steady[:, ALONE].min() > 0 and steady[:, ALONE].max() < 12
-
-
-@pytest.mark.parametrize("way", ["greedy", "drawn", "penalized"])
-@pytest.mark.parametrize("other", ["plain", "failed", "turns"])
+@pytest.mark.parametrize("way", ["greedy", "sampled", "penalized"])
+@pytest.mark.parametrize("other", ["plain", "failed", "interleaved"])
 def test_graphs_give_the_same_tokens(way: str, other: str, found: dict[str, dict[str, Any]]) -> None:
-    """As launches one by one, where recordings fail, and of engines that take memory between each other's steps."""
+    """As kernel by kernel, where recordings fail, and of engines that allocate between each other's steps."""
     one = found[way]
     assert len(set(one["tokens"].tolist())) > 8
-    columns = one["turns"].T if other == "turns" else [one[other]]
+    columns = one["interleaved"].T if other == "interleaved" else [one[other]]
     assert all(column.tolist() == one["tokens"].tolist() for column in columns)
     assert [text.partition(":")[0] for text in one["warning"]] == ["no CUDA graphs, steps launch kernel by kernel"]
 

@@ -9,9 +9,11 @@ import numpy as np
 
 import mlcpipe
 from mlcpipe import Engine
+from mlcpipe.models import model_types
+from tests.conftest import EXACT
 from tests.models import tiny
 
-FAMILIES = sorted(p.stem for p in tiny.MODELS_FOLDER.glob("*.py") if p.stem != "__init__")
+FAMILIES = model_types()
 # What the families have between them: windows and two kinds of RoPE, softcap, biases, experts and routers.
 FEW = ("gemma2", "qwen2", "qwen3_moe")
 OTHERS = sorted(set(FAMILIES) - set(FEW))
@@ -21,7 +23,6 @@ PACKED = ("q4f16_1", "q8f16_1", "q0f16")
 TOKENS, PREFILL = 40, 12
 # Chunks of 8 tokens: a prompt of 20 attends to cached pages too, and stays inside the smallest window.
 _CHUNKS = "[limits]\nmax_prefill_chunk = 8\n"
-_EXACT = 'description = "this CPU, activations in float32"\nbase = "cpu-native"\n[schedule]\nint8_activations = 0\n'
 _CONTEXT = 160
 _TOLERANCE = 1e-4  # of the CPU's, in tests/models/test_parity.py
 # Of the largest logit: activations in float16 have 11 bits, 2**-11 a rounding, and some hundred of them.
@@ -67,7 +68,7 @@ def equals_transformers(family: str, one: dict[str, Any]) -> None:
 
 def equals_cpu_engine(checkpoint: Path, scheme: str, one: dict[str, Any], folder: Path) -> None:
     """The same weights on the CPU, activations in float32."""
-    expected = Engine(compiled(checkpoint, _EXACT, folder / "cpu", scheme)).logits(one["tokens"])
+    expected = Engine(compiled(checkpoint, EXACT, folder / "cpu", scheme)).logits(one["tokens"])
     bound = _FLOAT16 * float(np.abs(expected).max())
     np.testing.assert_allclose(one["all"], expected, rtol=0, atol=bound)
     np.testing.assert_allclose(one["steps"], expected[PREFILL - 1 :], rtol=0, atol=bound)

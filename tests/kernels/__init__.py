@@ -1,1 +1,1 @@
-"""Kernels against numpy in float64; `cases.py` is the list, `bench.py` measures it."""
+"""Kernels against numpy in float64: `cases` are the lists, `bench.kernels` measures that of CPUs."""

@@ -12,11 +12,13 @@ import tvm
 from numpy.typing import NDArray
 from tvm import tirx
 
-from mlcpipe.passes.pipeline import lower_for_llvm
+from mlcpipe.passes import pipeline
+from mlcpipe.passes.lowering import KernelModule
+from mlcpipe.passes.schedule_kernels import first_rule
 from mlcpipe.targets import Target, Variant, compiled_variants, load_target, tvm_target
 from tir_schedules.cpu.elementwise import elementwise
 from tir_schedules.cpu.rules import RULES
-from tir_schedules.op import Declined, op_of
+from tir_schedules.op import op_of
 
 Array = NDArray[Any]
 EPS = 2.0**-24  # half a unit in the last place of float32, relative
@@ -59,7 +61,7 @@ class Case:
     """A kernel with data. `rule` is the schedule rule it must get; kernels of one `library` compile together.
 
     `nbytes` is what one call must at least read and write, `flops` its multiplications and additions; `timed` cases
-    have the sizes of real models and are what `bench.py` measures, `arithmetic` names the ceiling of `ceiling.py`
+    have the sizes of real models and are what `bench.kernels` measures, `arithmetic` names the ceiling of `bench.ceiling`
     that limits them.
     """
 
@@ -85,18 +87,8 @@ def variant() -> Variant:
 
 
 def by_rules(definition: tirx.PrimFunc, **knobs: int | str) -> tuple[str, tirx.PrimFunc]:
-    """The first rule that takes a definition, and what it makes of it; as `passes/schedule_kernels.py` asks them.
-
-    `knobs` replace facts of the target.
-    """
-    op = op_of(definition)
-    for name, kinds, rule in RULES:
-        if kinds and (op is None or op.kind not in kinds):
-            continue
-        result = rule(definition, op, {**variant().schedule, **knobs})
-        if not isinstance(result, Declined):
-            return name, result
-    raise AssertionError("the last rule takes everything")
+    """The first rule that takes a definition, and what it makes of it. `knobs` replace facts of the target."""
+    return first_rule(RULES, definition, {**variant().schedule, **knobs})[:2]
 
 
 def by_elementwise(definition: tirx.PrimFunc) -> tirx.PrimFunc:
@@ -110,7 +102,8 @@ def compile_together(functions: Mapping[str, tirx.PrimFunc]) -> Mapping[str, Any
     """Symbol -> callable, from one IRModule compiled for this CPU."""
     mod = tvm.IRModule({name: func.with_attr("global_symbol", name) for name, func in functions.items()})
     target = tvm_target(cpu(), variant())
-    library = tvm.get_global_func("target.build.llvm")(lower_for_llvm(mod, target), target)
+    lowered = pipeline.run(KernelModule(mod, target), pipeline.LLVM)
+    library = tvm.get_global_func("target.build.llvm")(lowered.mod, target)
     return {name: library[name] for name in functions}
 
 
@@ -138,7 +131,7 @@ def assert_outputs(function: Any, call: Call) -> None:
 
 def assert_within(found: Array, expected: Array, bound: Array | float, what: str = "") -> None:
     """|found - expected| <= bound elementwise; NaN exactly where `expected` is NaN."""
-    assert found.shape == expected.shape
+    assert found.shape == expected.shape, f"{what}: shape {found.shape}, expected {expected.shape}"
     with np.errstate(invalid="ignore"):
         good = (np.abs(found - expected) <= bound) | (found == expected)
     good |= np.isnan(expected) & np.isnan(found)

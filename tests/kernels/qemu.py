@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import io
 import platform
 import shutil
@@ -20,10 +19,11 @@ import tvm
 import tvm_ffi
 from tvm import tirx
 
-from mlcpipe.passes.pipeline import lower_for_llvm
+from mlcpipe.compiler.link import find_linux_linker
+from mlcpipe.passes import pipeline
+from mlcpipe.passes.lowering import KernelModule
 from mlcpipe.targets import host_instruction_sets
-
-from .harness import Array, Call, Case, assert_within
+from tests.kernels.harness import Array, Call, Case, assert_within, variant
 
 HARNESS = Path(__file__).with_name("qemu_harness.c")
 AMX_EMULATOR = Path(__file__).with_name("amx_emulator.c")
@@ -67,26 +67,22 @@ class Machine:
             return f"Linux on {self.arch}"
         if lacking := [name for name in self.needs if name not in host_instruction_sets()]:
             return " ".join(lacking)
-        if c_compiler(self.arch) is None:
+        if find_linux_linker(self.arch) is None:
             triple = f"{self.arch.replace('_', '-')}-linux-gnu"
             return f"a C compiler for {self.arch} Linux (Debian: gcc-{triple}, libc6-dev; or ziglang)"
         return None
 
 
 def host() -> Machine:
-    """This machine's CPU, without an emulator."""
+    """This machine's CPU, without an emulator, with the code of its variant: a CPU may lack what its name promises."""
     arch = {"AMD64": "x86_64", "arm64": "aarch64"}.get(platform.machine(), platform.machine())
-    return Machine("host", arch, "", str(tvm.target.codegen.llvm_get_system_cpu()))
+    return Machine("host", arch, "", variant().mcpu, variant().mattr)
 
 
-def c_compiler(arch: str) -> list[str] | None:
-    """A command that compiles C for Linux on `arch` and links it statically: gcc by its triple, else ziglang."""
-    gcc = shutil.which(f"{arch.replace('_', '-')}-linux-gnu-gcc") or shutil.which(f"{arch}-linux-gnu-gcc")
-    if gcc is not None:
-        return [gcc]
-    if importlib.util.find_spec("ziglang") is not None:
-        return [sys.executable, "-m", "ziglang", "cc", "-target", f"{arch}-linux-musl"]
-    return None
+def machine_code(mod: tvm.IRModule, target: tvm.target.Target) -> Any:
+    """The LLVM module of scheduled functions."""
+    lowered = pipeline.run(KernelModule(mod, target), pipeline.LLVM)
+    return tvm.get_global_func("target.build.llvm")(lowered.mod, target)
 
 
 def link(machine: Machine, functions: Mapping[str, tirx.PrimFunc], folder: Path) -> Path:
@@ -94,14 +90,14 @@ def link(machine: Machine, functions: Mapping[str, tirx.PrimFunc], folder: Path)
     folder.mkdir(parents=True, exist_ok=True)
     mod = tvm.IRModule({name: func.with_attr("global_symbol", name) for name, func in functions.items()})
     kernels, table, program = folder / "kernels.o", folder / "table.c", folder / "program"
-    library = tvm.get_global_func("target.build.llvm")(lower_for_llvm(mod, machine.target()), machine.target())
+    library = machine_code(mod, machine.target())
     library.write_to_file(str(kernels), "o")
     table.write_text(_table(list(functions)), encoding="utf-8")
-    compiler = c_compiler(machine.arch)
-    assert compiler is not None, machine.missing()
+    linker = find_linux_linker(machine.arch)
+    assert linker is not None, machine.missing()
     include = [f"-I{path}" for path in tvm_ffi.libinfo.include_paths()]
     sources = [str(HARNESS), *map(str, machine.sources), str(table), str(kernels)]
-    run([*compiler, "-std=gnu11", "-O1", "-static", "-w", *include, *sources, "-lm", "-o", str(program)])
+    run([*linker.command, "-std=gnu11", "-O1", "-static", "-w", *include, *sources, "-lm", "-o", str(program)])
     return program
 
 
@@ -148,6 +144,14 @@ def decode(reply: io.BytesIO, args: Sequence[Array | int | float]) -> list[Array
             arg = np.frombuffer(reply.read(arg.nbytes), arg.dtype).reshape(arg.shape)
         after.append(arg)
     return after
+
+
+def replies(machine: Machine, program: Path, kernel: int, calls: Sequence[tuple[Array, ...]]) -> list[list[Any]]:
+    """The arguments of each call of the program's kernel of that number, after it."""
+    found = io.BytesIO(run(machine.command(program), b"".join(encode(kernel, call) for call in calls)))
+    after = [decode(found, call) for call in calls]
+    assert all(isinstance(one, list) for one in after), after
+    return [one for one in after if isinstance(one, list)]
 
 
 def failures(machine: Machine, program: Path, symbols: Sequence[str], cases: Sequence[Case]) -> list[str]:

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from tvm import te, tirx
 
-from .harness import Array, compile_together, tensors, unwritten
+from tests.kernels.harness import Array, compile_together, tensors, unwritten
 
 LOW, HIGH = -87.0, 88.0
 COUNT = 1 << 18

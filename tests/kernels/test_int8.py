@@ -11,14 +11,14 @@ from tvm import sym, tirx
 from mlcpipe.nn import definitions
 from mlcpipe.quantization.layout import load_layout
 from mlcpipe.quantization.scheme import load_scheme
+from tests.kernels.cases.cpu.int8 import HERE, Int8Matmul, knobs_of, quantized, weight
+from tests.kernels.cases.cpu.matmul import packed
+from tests.kernels.harness import adversarial, compile_together, tensors, unwritten
 from tir_schedules.cpu.int8_activations import panel_row, whole_panels
 from tir_schedules.cpu.int8_gemm import CHUNK, GROUP, LARGE_CHUNK
 from tir_schedules.cpu.int8_matmul import int8_matmul
-from tir_schedules.op import Declined, op_of
-
-from .harness import adversarial, compile_together, tensors, unwritten
-from .int8_cases import HERE, Int8Matmul, knobs_of, quantized, weight
-from .matmul_cases import packed
+from tir_schedules.op import op_of
+from tir_schedules.rule import Declined
 
 pytestmark = pytest.mark.skipif(not HERE, reason="this CPU has no integer dot product that kernels know")
 

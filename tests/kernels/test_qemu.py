@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import cache
-from itertools import product
+from itertools import pairwise, product
 from pathlib import Path
 
 import numpy as np
@@ -18,12 +18,21 @@ from tvm import tirx
 from tvm.script import tirx as T
 
 from mlcpipe.targets import load_target
-
-from . import cases as all_cases
-from .attention_cases import SHAPES, library_of
-from .harness import Call, Case
-from .int8_cases import HERE, Int8ExpertMatmul, Int8Matmul, dot_cases, knobs_of
-from .qemu import AMX_EMULATOR, Machine, failures, host, link
+from tests.kernels.cases import cpu as all_cases
+from tests.kernels.cases.cpu.alone import Product, assert_rows_are_as_alone
+from tests.kernels.cases.cpu.int8 import HERE, Int8ExpertMatmul, Int8Matmul, dot_cases, knobs_of
+from tests.kernels.cases.cpu.matmul import Matmul
+from tests.kernels.cases.cpu.page_attention import (
+    SHAPES,
+    PageKernel,
+    Part,
+    attend_args,
+    batch,
+    library_of,
+    sequence,
+)
+from tests.kernels.harness import Call, Case
+from tests.kernels.qemu import AMX_EMULATOR, Machine, failures, host, link, replies
 
 # Variant of `targets/cpu.toml` -> the plainest of qemu's CPUs that must run it. qemu 7.2 has none for the others.
 CPUS = {
@@ -56,10 +65,9 @@ AMX = Machine(
     "amx", "x86_64", "", *code_of("x86_64", "amx_int8"), sources=(AMX_EMULATOR,), needs=("avx512vnni",)
 )  # fmt: skip
 
-# Kernels in plain vectors, of which LLVM makes what a CPU has: one library of each kind, attention with float16 pages
-# and with float32.
-HALF, FULL = (library_of(shape) for shape in (SHAPES[1], SHAPES[0]))
-PLAIN = ("q4f16_1", "q0f16", "norm", HALF, FULL, "timed-sampling")
+# Kernels in plain vectors, of which LLVM makes what a CPU has: one library of each kind, attention with pages of each.
+PAGES, PAGES_F32, PAGES_Q8 = (library_of(shape) for shape in SHAPES[:3])
+PLAIN = ("q4f16_1", "q0f16", "norm", PAGES, PAGES_F32, PAGES_Q8, "timed-sampling")
 INT8_SCHEMES, INT8_SHAPES = ("q4f16_1", "q8f16_1", "q8f16_0"), ((33, 600), (17, 640))
 # One of each way that tiles go: unpacked bytes, packed ones with scales for 32, for a row in spans of 32 and of 128.
 AMX_SHAPES = (("q4f16_1", (17, 640)), ("q4f16_1", (33, 128)), ("q8f16_1", (33, 600)), ("q8f16_0", (33, 600)),
@@ -71,18 +79,21 @@ INT8_EXPERTS = (33, 100, 4, 2, True)
 RUNS = (
     *((machine, name) for machine in (ARM, X86_64, HOST) for name in (*PLAIN, "q3f16_1")),
     *((AVX2, name) for name in PLAIN),
-    *((machine, name) for machine in (I8MM, SVE) for name in ("q4f16_1", "norm", HALF)),
+    *((machine, name) for machine in (I8MM, SVE) for name in ("q4f16_1", "norm", PAGES)),
     *((machine_of(*key), f"int8-{VARIANTS[key].schedule['int8_dot']}") for key in CPUS if key[1] != "baseline"),
     *((HOST, f"int8-{name}") for _, name in sorted(NOT_EMULATED) if name in HERE and name != "amx_int8"),
     (AMX, "int8-amx_int8"),
 )
+# CPUs whose many rows have other kernels than those that test_alone.py runs, or other code.
+ALONE = ((DOTPROD, "neon_dotprod"), (I8MM, "neon_i8mm"), (AMX, "amx_int8"), (ARM, "float32"), (X86_64, "float32"))
+ALONE_SHAPES = (("q4f16_1", 33, 640), ("q8f16_1", 17, 160), ("q8f16_0", 17, 640))
 # Code for a newer CPU on an older one.
 TOO_NEW = (
     (ARM, DOTPROD, Int8Matmul("neon_dotprod", "q4f16_1", 15, 33)),
     (NEHALEM, AVX2, Int8Matmul("avx2", "q4f16_1", 15, 33)),
 )
 
-pytestmark = pytest.mark.qemu
+pytestmark = pytest.mark.full
 
 
 @cache
@@ -92,11 +103,12 @@ def library(name: str) -> tuple[Case, ...]:
     if kind == name:
         return tuple(all_cases.library(name))
     shapes = AMX_SHAPES if kind == "amx_int8" else tuple(product(INT8_SCHEMES, INT8_SHAPES))
-    chosen = {Int8Matmul(kind, scheme, *shape).symbol for scheme, shape in shapes}
-    chosen |= {Int8Matmul(kind, *which).symbol for which in INT8_DEEP.get(kind, ())}
-    if kind != "amx_int8":  # experts and few rows have the code of avx512_vnni
+    which = [(scheme, *shape) for scheme, shape in shapes] + [*INT8_DEEP.get(kind, ()), INT8_GATED]
+    # Few rows on a CPU with AMX have the code of avx512_vnni, and so have experts.
+    kinds = (True,) if kind == "amx_int8" else (False, True)
+    chosen = {Int8Matmul(kind, *one, many=many).symbol for one, many in product(which, kinds)}
+    if kind != "amx_int8":
         chosen |= {Int8ExpertMatmul(kind, scheme, *INT8_EXPERTS).symbol for scheme in INT8_SCHEMES}
-    chosen.add(Int8Matmul(kind, *INT8_GATED).symbol)
     return tuple(case for case in dot_cases(kind) if case.kernel.symbol in chosen)
 
 
@@ -140,6 +152,36 @@ def test_kernels_are_numpy(machine: Machine, name: str, tmp_path: Path) -> None:
     assert library(name), name
     program = link(machine, functions(name), tmp_path)
     assert failures(machine, program, list(functions(name)), library(name)) == []
+
+
+@pytest.mark.parametrize(("machine", "kind"), ALONE, ids=name_of)
+def test_a_row_has_the_bits_that_it_has_alone(machine: Machine, kind: str, tmp_path: Path) -> None:
+    require(machine)
+    kernels: list[Product] = [
+        Matmul(*shape, many=many) if kind == "float32" else Int8Matmul(kind, *shape, many=many)
+        for shape, many in product(ALONE_SHAPES, (False, True))
+    ]
+    program = link(machine, {kernel.symbol: kernel.build() for kernel in kernels}, tmp_path)
+    for i, kernel in enumerate(kernels):
+        assert_rows_are_as_alone(
+            kernel, lambda calls, i=i: [after[-1] for after in replies(machine, program, i, calls)]
+        )  # type: ignore[misc]
+
+
+@pytest.mark.parametrize("machine", (ARM, AVX2, HOST), ids=name_of)
+def test_attention_gives_the_same_bits_however_prompts_are_cut(machine: Machine, tmp_path: Path) -> None:
+    """Blocks that rows see in part have code of their own: here is whether each compiler rounds as in whole blocks."""
+    require(machine)
+    kernels = [PageKernel(shape, "attend_many", 40 * (i % 2)) for i, shape in enumerate(SHAPES)]
+    program = link(machine, {kernel.symbol: kernel.build() for kernel in kernels}, tmp_path)
+    for i, kernel in enumerate(kernels):
+        prompt = sequence(kernel.shape, 150, 0)
+        cuts = ((0, 150), (0, 64, 150), (0, 1, 17, 66, 129, 150))
+        parts = [Part(prompt, begin, end) for cut in cuts for begin, end in pairwise(cut)]
+        calls = [attend_args(kernel.shape, batch(kernel, [part])) for part in parts]
+        found = [np.asarray(after[3]) for after in replies(machine, program, i, calls)]
+        np.testing.assert_array_equal(np.concatenate(found[1:3]), found[0], kernel.symbol)
+        np.testing.assert_array_equal(np.concatenate(found[3:]), found[0], kernel.symbol)
 
 
 @pytest.mark.parametrize(("older", "newer", "kernel"), TOO_NEW, ids=name_of)

@@ -8,9 +8,8 @@ import pytest
 import tvm
 
 from mlcpipe.targets import load_target
-
-from .int8_cases import Int8Matmul
-from .qemu import Machine, lower_for_llvm
+from tests.kernels.cases.cpu.int8 import Int8Matmul
+from tests.kernels.qemu import Machine, machine_code
 
 LOOP = re.compile(r"^(\.L\w+):.*\n((?:\t(?!b\.).*\n)+)\tb\.\w+\t\1$", re.MULTILINE)
 
@@ -20,13 +19,17 @@ def assembly(kernel: Int8Matmul) -> str:
     (variant,) = (v for v in load_target("cpu").variants if v.schedule["int8_dot"] == kernel.kind)
     target = Machine(variant.name, variant.arch, "", variant.mcpu, variant.mattr).target()
     mod = tvm.IRModule({"f": kernel.build().with_attr("global_symbol", "f")})
-    return str(tvm.get_global_func("target.build.llvm")(lower_for_llvm(mod, target), target).inspect_source("asm"))
+    return str(machine_code(mod, target).inspect_source("asm"))
 
 
 @pytest.mark.parametrize("scheme", ("q4f16_1", "q8f16_0"))
 def test_a_step_loads_both_factors_once_and_spills_nothing(scheme: str) -> None:
     # Spans of 128; those of 32 are one block of code with their scaling.
-    loops = [body for _, body in LOOP.findall(assembly(Int8Matmul("neon_i8mm", scheme, 64, 256))) if "smmla" in body]
+    loops = [
+        body
+        for _, body in LOOP.findall(assembly(Int8Matmul("neon_i8mm", scheme, 64, 256, many=True)))
+        if "smmla" in body
+    ]
     found = set()
     for body in loops:
         loads = [line for line in body.splitlines() if re.match(r"\tld[rp]\t", line)]

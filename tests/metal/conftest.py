@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from . import emulation
+from tests.metal import emulation
 
 
 @pytest.fixture(scope="session")

@@ -8,17 +8,16 @@ from pathlib import Path
 
 import numpy as np
 
-from mlcpipe.runtime import places
-from tests.cuda.emulated_engine import run
-
-from . import emulation
+from mlcpipe.devices import metal
+from tests.emulator.engine import run
+from tests.metal import emulation
 
 
 def main(described: Path, folder: Path) -> None:
     """jobs: as those of `tests/cuda/emulated_engine.py`."""
     words = json.loads(described.read_text())
     emulation.start(Path(words["runtime"]), folder)
-    places._STAGED_BYTES = 1000  # weights go there in many parts
+    metal.STAGED_BYTES = 1000  # weights go there in many parts
     for number, job in enumerate(words["jobs"]):
         np.savez(folder / f"{number}.npz", **run(job, "metal:0"))
 

@@ -4,32 +4,29 @@ from __future__ import annotations
 
 import ctypes
 import hashlib
-import json
 import platform
 import re
 import shutil
-import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import tvm_ffi
 from numpy.typing import NDArray
 
-from mlcpipe.runtime import metal, tvm_runtime
-
-from . import msl
+from mlcpipe.devices import metal
+from mlcpipe.devices.support import tvm_runtime
+from tests.emulator import process
+from tests.metal import msl
 
 FOLDER = Path(__file__).parent / "emulator"
-ROOT = Path(__file__).parents[2]
-_SHIM = ROOT / "mlcpipe" / "native" / "tvm_shim"
+_SHIM = process.ROOT / "mlcpipe" / "native" / "tvm_shim"
 # On x86 earlier ones have float16 only where the CPU's arithmetic does.
 _CLANG = 15
 # What makes threads wait for one another.
-_WAITS = re.compile(r"_barrier\(|simd_|mlcpipe_matrix_|mlcpipe_subgroup_(?!size|lane|id)")
+_WAITS = re.compile(r"_barrier\(|simd_|mlcpipe_matrix_|mlcpipe_subgroup_(?!lane|id)")
 _SHARED = r'\1static __attribute__((section("emulated_shared"))) \2 \3[\4];'
 
 
@@ -49,7 +46,9 @@ def build_runtime(folder: Path) -> Path:
     includes = [_SHIM / "include", _SHIM / "src", packages[0], *(package / "include" for package in packages)]
     libraries = [f"-L{package / 'lib'}" for package in packages]
     command = ["g++", "-std=c++20", "-O0", "-fPIC", "-shared", "-w", *(f"-I{path}" for path in includes)]
-    _run([*command, str(FOLDER / "runtime.cc"), "-o", str(library), *libraries, "-ltvm_runtime", "-ltvm_ffi", "-ldl"])
+    process.run_compiler(
+        [*command, str(FOLDER / "runtime.cc"), "-o", str(library), *libraries, "-ltvm_runtime", "-ltvm_ffi", "-ldl"]
+    )
     return library
 
 
@@ -82,22 +81,11 @@ def compile_kernels(sources: Mapping[str, str], folder: Path) -> str:
         assert clang is not None
         command = [*clang, "-target", "x86_64-linux-gnu", "-x", "c++", "-std=c++14", "-O0", "-fPIC", "-nostdinc", "-w"]
         command += ["-fno-strict-aliasing", "-ffp-contract=off", f"-I{FOLDER}", f"-I{FOLDER.parent / 'msl'}", "-c"]
-        _run([*command, str(made.with_suffix(".metal")), "-o", str(made.with_suffix(".o"))])
-        _run(["g++", "-shared", str(made.with_suffix(".o")), "-o", str(library), "-lm"])
+        process.run_compiler([*command, str(made.with_suffix(".metal")), "-o", str(made.with_suffix(".o"))])
+        process.run_compiler(["g++", "-shared", str(made.with_suffix(".o")), "-o", str(library), "-lm"])
     return str(library)
-
-
-def _run(command: Sequence[str]) -> None:
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    errors = [line for line in done.stderr.splitlines() if "error" in line]
-    assert done.returncode == 0, "\n".join(errors[:5] or [done.stderr[:1000]])
 
 
 def run_engines(runtime: Path, jobs: Sequence[dict[str, Any]], folder: Path) -> list[dict[str, NDArray[Any]]]:
     """Each job in `Engine` on the emulated device, in one process of their own: see `emulated_engine.py`."""
-    described = folder / "jobs.json"
-    described.write_text(json.dumps({"runtime": str(runtime), "jobs": list(jobs)}, default=str))
-    command = [sys.executable, "-m", "tests.metal.emulated_engine", str(described), str(folder)]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=300)
-    assert done.returncode == 0, f"{done.stdout[-1000:]}\n{done.stderr[-3000:]}"
-    return [dict(np.load(folder / f"{i}.npz")) for i in range(len(jobs))]
+    return process.run_engines("tests.metal.emulated_engine", {"runtime": str(runtime)}, jobs, folder)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import shutil
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -11,8 +10,9 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 
+from tests.clang import system_clang
+
 _FOLDER = Path(__file__).parent / "msl"
-_VERSIONS = ("clang", *(f"clang-{version}" for version in range(21, 13, -1)))
 # A variable of a threadgroup stands in a function, which C++ allows of static ones only.
 SHARED = re.compile(r"^(\s+)threadgroup (\w+) (\w+)\[(\d+)\];", re.MULTILINE)
 # Of one number or vector it is a variable: TVM writes many, of which few are in use at once.
@@ -20,7 +20,18 @@ _PRIVATE = re.compile(r"^\s+thread (\w+) \w+\[(?!1\])(\d+)\];", re.MULTILINE)
 _NAME = re.compile(r"^kernel void (\w+)\(", re.MULTILINE)
 _BUFFER = re.compile(r"\[\[ buffer\(\d+\) \]\]")
 _INCLUDE = "#include <metal_stdlib>\n"  # each kernel begins with it
-_BYTES = {"half": 2, "float": 4, "int": 4, "uint": 4, "long": 8, "char": 1, "uchar": 1, "short": 2, "ushort": 2, "bool": 1}
+_BYTES = {
+    "half": 2,
+    "float": 4,
+    "int": 4,
+    "uint": 4,
+    "long": 8,
+    "char": 1,
+    "uchar": 1,
+    "short": 2,
+    "ushort": 2,
+    "bool": 1,
+}
 
 
 @dataclass(frozen=True)
@@ -37,14 +48,8 @@ def find_clang(oldest: int = 14) -> tuple[str, ...] | None:
     """The command of a clang of a version or later: that of ziglang, else the system's."""
     if find_spec("ziglang") is not None:
         return sys.executable, "-m", "ziglang", "clang"
-    paths = (shutil.which(name) for name in _VERSIONS)
-    return next(((path,) for path in paths if path is not None and _version(path) >= oldest), None)
-
-
-def _version(path: str) -> int:
-    done = subprocess.run([path, "-dumpversion"], capture_output=True, text=True, check=False)
-    major = done.stdout.partition(".")[0]
-    return int(major) if major.isdigit() else 0
+    path = system_clang(oldest)
+    return None if path is None else (path,)
 
 
 def errors_of(source: str, clang: Sequence[str]) -> list[str]:

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from mlcpipe.compiler.weights import Weight, weight_table
-
-from .small_configs import EXPERTS, build
+from mlcpipe.weights.table import Weight, weight_table
+from tests.models.small_configs import EXPERTS, build
 
 
 def _weights(family: str, **fields: object) -> dict[str, Weight]:

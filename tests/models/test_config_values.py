@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 
 from mlcpipe.models import build_model
-
-from .small_configs import LONG, YARN, build, config, names, slides
+from tests.models.small_configs import LONG, YARN, build, config, names, slides
 
 NONE = (None,) * 4
 ALL = (8,) * 4
@@ -29,16 +28,8 @@ WINDOWS: list[tuple[str, dict[str, Any], tuple[int | None, ...]]] = [
     ("qwen2", {"use_sliding_window": True}, NONE),
     ("qwen2", {"use_sliding_window": True, "max_window_layers": 0}, (4096,) * 4),
     ("qwen2", {"use_sliding_window": True, "sliding_window": None, "max_window_layers": 0}, NONE),
-    (
-        "qwen3",
-        {"use_sliding_window": True, "sliding_window": 8, "max_window_layers": 3},
-        (None, None, None, 8),
-    ),
-    (
-        "qwen3",
-        {"use_sliding_window": True, "sliding_window": 8, "layer_types": slides(1)},
-        (8, None, None, None),
-    ),
+    ("qwen3", {"use_sliding_window": True, "sliding_window": 8, "max_window_layers": 3}, (None, None, None, 8)),
+    ("qwen3", {"use_sliding_window": True, "sliding_window": 8, "layer_types": slides(1)}, (8, None, None, None)),
     ("qwen3_moe", {"sliding_window": 8}, NONE),
     ("qwen3_moe", {"use_sliding_window": True, "sliding_window": 8, "max_window_layers": 3}, ALL),
     ("gemma2", {"sliding_window": 8}, (8, None, 8, None)),
@@ -113,12 +104,7 @@ THETAS: list[tuple[str, dict[str, Any], int, float]] = [
     ("llama", {}, 0, 1e4),
     ("llama", {"rope_theta": 5e5}, 0, 5e5),
     ("llama", {"rope_theta": 5e5, "rope_parameters": {"rope_theta": 2e5}}, 0, 2e5),
-    (
-        "llama",
-        {"rope_scaling": {"type": "linear", "factor": 2.0}, "rope_parameters": {"rope_theta": 2e5}},
-        0,
-        1e4,
-    ),
+    ("llama", {"rope_scaling": {"type": "linear", "factor": 2.0}, "rope_parameters": {"rope_theta": 2e5}}, 0, 1e4),
     ("mixtral", {}, 0, 1e6),
     ("gemma3_text", {}, 0, 1e6),
     ("gemma3_text", {}, 1, 1e4),
@@ -199,18 +185,8 @@ NAMES: list[tuple[str, dict[str, Any], tuple[str, ...], tuple[str, ...]]] = [
         ("lm_head.weight", ATTENTION + "q_norm.weight"),
     ),
     ("gemma3_text", {"attention_bias": True}, (ATTENTION + "q_norm.weight", ATTENTION + "k_proj.bias"), ()),
-    (
-        "olmo2",
-        {},
-        ("model.layers.0.post_feedforward_layernorm.weight",),
-        ("model.layers.0.input_layernorm.weight",),
-    ),
-    (
-        "mixtral",
-        {},
-        ("model.layers.0.block_sparse_moe.gate.weight",),
-        ("model.layers.0.mlp.gate_proj.weight",),
-    ),
+    ("olmo2", {}, ("model.layers.0.post_feedforward_layernorm.weight",), ("model.layers.0.input_layernorm.weight",)),
+    ("mixtral", {}, ("model.layers.0.block_sparse_moe.gate.weight",), ("model.layers.0.mlp.gate_proj.weight",)),
     (
         "qwen3_moe",
         {"mlp_only_layers": [1], "num_local_experts": None, "num_experts": 4},
@@ -242,8 +218,5 @@ def test_parameter_names(family: str, fields: dict[str, Any], there: tuple[str, 
 def test_a_fused_expert_matrix_names_its_tensors() -> None:
     params = dict(build("mixtral").named_parameters())
     gate_up = params["model.layers.0.block_sparse_moe.experts_gate_up.weight"]
-    assert [list(group) for group in gate_up.attrs["sources"]][3] == [
-        "experts.3.w1.weight",
-        "experts.3.w3.weight",
-    ]
+    assert [list(group) for group in gate_up.attrs["sources"]][3] == ["experts.3.w1.weight", "experts.3.w3.weight"]
     assert [int(extent) for extent in gate_up.shape] == [4, 96, 64]

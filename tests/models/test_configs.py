@@ -9,8 +9,7 @@ import pytest
 
 from mlcpipe.errors import ConfigError
 from mlcpipe.models import build_model, model_types
-
-from .small_configs import EXPERTS, FAMILIES, LONG, YARN, build, config, names, slides
+from tests.models.small_configs import EXPERTS, FAMILIES, LONG, YARN, build, config, names, slides
 
 GEMMA = ("gemma2", "gemma3_text")
 # Families in which transformers honours `layer_types`, and those without windows.

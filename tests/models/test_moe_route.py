@@ -56,3 +56,14 @@ def test_logits_that_are_not_numbers_choose_experts_that_exist() -> None:
     weights, ids = run(logits, 3, True)
     assert ((ids >= 0) & (ids < 8)).all()
     assert np.isnan(weights).all()
+
+
+@pytest.mark.parametrize("normalize", [False, True])
+@pytest.mark.parametrize("value", [np.nan, -np.nan, np.inf])
+def test_one_logit_that_is_not_a_number_shows(value: float, normalize: bool) -> None:
+    """As softmax of torch: one NaN or infinity makes all weights of a token NaN, and of no other token."""
+    logits = np.tile(np.arange(8, dtype=np.float32), (9, 1))
+    logits[np.arange(8), np.arange(8)] = value
+    weights, ids = run(logits, 2, normalize)
+    assert ((ids >= 0) & (ids < 8)).all()
+    assert np.isnan(weights[:8]).all() and np.isfinite(weights[8]).all()

@@ -15,12 +15,13 @@ pytest.importorskip("torch", reason="the references are computed by torch")
 pytest.importorskip("transformers", reason="the references are transformers models")
 
 import mlcpipe
-
-from . import tiny
+from tests.models import tiny
 
 CASES = [case for cases in tiny.tiny_checkpoints().values() for case in cases]
 TOKENS = 40
 PREFILL = 12
+# One family for each kind of block: plain, two norms with a window and softcaps, experts, scaled RoPE.
+pytestmark = pytest.mark.fast_cases("llama-default", "gemma2-softcaps", "qwen3_moe-default", "phi3-longrope")
 TOLERANCE = 1e-4
 
 
@@ -68,9 +69,6 @@ def test_greedy_tokens(built: Built) -> None:
     prompt = tiny.prompt_tokens(built.case, tiny.GREEDY_PROMPT)
     built.engine.reset()
     completion = built.engine.generate(
-        prompt,
-        sampling=mlcpipe.SamplingParams(temperature=0),
-        max_tokens=tiny.GREEDY_TOKENS,
-        ignore_eos=True,
+        prompt, sampling=mlcpipe.SamplingParams(temperature=0), max_tokens=tiny.GREEDY_TOKENS, ignore_eos=True
     )
     assert completion.token_ids == tiny.reference_greedy(built.case, prompt)

@@ -11,8 +11,8 @@ import pytest
 torch = pytest.importorskip("torch", reason="the references are computed by torch")
 transformers = pytest.importorskip("transformers", reason="the references are transformers models")
 
-from . import tiny
-from .variants import VARIANTS
+from tests.models import tiny
+from tests.models.variants import VARIANTS
 
 CASES = [case for model_type in VARIANTS for case in tiny.family_cases(model_type)]
 
@@ -24,6 +24,7 @@ def case(request: pytest.FixtureRequest) -> tiny.TinyCase:
     return parameter
 
 
+@pytest.mark.fast_cases("llama-default", "gemma2-default")
 def test_saved_checkpoint_is_the_reference_model(case: tiny.TinyCase, tmp_path: Path) -> None:
     tokens = tiny.prompt_tokens(case, 40)
     tiny.write_tiny(case, tmp_path)
@@ -36,6 +37,7 @@ def test_saved_checkpoint_is_the_reference_model(case: tiny.TinyCase, tmp_path: 
     np.testing.assert_array_equal(reloaded, tiny.reference_logits(case, tokens))
 
 
+@pytest.mark.fast_cases("llama-default", "gemma2-default", "phi3-longrope")
 def test_steps_equal_one_pass_unless_rope_depends_on_the_length(case: tiny.TinyCase) -> None:
     tokens = tiny.prompt_tokens(case, 40)
     one_pass = tiny.reference_logits(case, tokens)
@@ -46,6 +48,7 @@ def test_steps_equal_one_pass_unless_rope_depends_on_the_length(case: tiny.TinyC
     assert difference > 0.1 if case.length_dependent else difference < 5e-5
 
 
+@pytest.mark.full
 def test_longrope_steps_equal_a_pass_over_each_prefix() -> None:
     (case,) = [case for case in CASES if case.id == "phi3-longrope"]
     tokens = tiny.prompt_tokens(case, 40)

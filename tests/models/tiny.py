@@ -36,10 +36,10 @@ import torch
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import AutoConfig, AutoModelForCausalLM, LogitsProcessor, LogitsProcessorList
 
-from .legacy import hub_config
-from .variants import VARIANTS
+from mlcpipe.models import model_types
+from tests.models.legacy import hub_config
+from tests.models.variants import VARIANTS
 
-MODELS_FOLDER = Path(__file__).parents[2] / "mlcpipe" / "models"
 GREEDY_TOKENS = 64
 GREEDY_PROMPT = 20
 # Smallest distance of the two best logits over a greedy run: below it, rounding may pick another token.
@@ -112,8 +112,7 @@ def family_cases(model_type: str) -> list[TinyCase]:
 
 def tiny_checkpoints() -> dict[str, list[TinyCase]]:
     """Cases of every family in `mlcpipe/models`, by `model_type`."""
-    names = sorted(path.stem for path in MODELS_FOLDER.glob("*.py") if not path.stem.startswith("_"))
-    return {name: family_cases(name) for name in names}
+    return {name: family_cases(name) for name in model_types()}
 
 
 def tiny_config(case: TinyCase) -> Any:
@@ -264,10 +263,5 @@ def _write_tokenizer(folder: Path, vocab_size: int) -> None:
     tokenizer = Tokenizer(models.WordLevel({f"w{i}": i for i in range(vocab_size)}, unk_token="w0"))
     tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
     tokenizer.save(str(folder / "tokenizer.json"))
-    settings = {
-        "tokenizer_class": "PreTrainedTokenizerFast",
-        "bos_token": "w1",
-        "eos_token": "w2",
-        "unk_token": "w0",
-    }
+    settings = {"tokenizer_class": "PreTrainedTokenizerFast", "bos_token": "w1", "eos_token": "w2", "unk_token": "w0"}
     (folder / "tokenizer_config.json").write_text(json.dumps(settings, indent=2))

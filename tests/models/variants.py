@@ -22,11 +22,7 @@ VARIANTS: Mapping[str, Mapping[str, Mapping[str, Any]]] = {
     "llama": {
         "llama3_tied": {
             **_rope(
-                "llama3",
-                factor=8.0,
-                low_freq_factor=1.0,
-                high_freq_factor=4.0,
-                original_max_position_embeddings=32,
+                "llama3", factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0, original_max_position_embeddings=32
             ),
             "tie_word_embeddings": True,
             "head_dim": 24,
@@ -47,12 +43,8 @@ VARIANTS: Mapping[str, Mapping[str, Mapping[str, Any]]] = {
             truncate=False,
         ),
     },
-    "mistral": {
-        "no_window": {"sliding_window": None, "head_dim": 24, "vocab_size": 163, "hub": True},
-    },
-    "qwen2": {
-        "windowed_tied": {**_WINDOWED, "tie_word_embeddings": True, "vocab_size": 163, "hub": True},
-    },
+    "mistral": {"no_window": {"sliding_window": None, "head_dim": 24, "vocab_size": 163, "hub": True}},
+    "qwen2": {"windowed_tied": {**_WINDOWED, "tie_word_embeddings": True, "vocab_size": 163, "hub": True}},
     "qwen3": {
         "windowed_bias": {**_WINDOWED, "attention_bias": True, "head_dim": 24},
         "tied": {"tie_word_embeddings": True, "head_dim": 24, "vocab_size": 163, "hub": True},
@@ -81,11 +73,7 @@ VARIANTS: Mapping[str, Mapping[str, Mapping[str, Any]]] = {
             "num_hidden_layers": 4,
             "hub": True,
         },
-        "no_softcaps": {
-            "attn_logit_softcapping": None,
-            "final_logit_softcapping": None,
-            "query_pre_attn_scalar": 16,
-        },
+        "no_softcaps": {"attn_logit_softcapping": None, "final_logit_softcapping": None, "query_pre_attn_scalar": 16},
     },
     "gemma3_text": {
         "two_thetas": {
@@ -110,17 +98,9 @@ VARIANTS: Mapping[str, Mapping[str, Mapping[str, Any]]] = {
             "hub": True,
         },
     },
-    "olmo2": {
-        "bias_heads": {"num_key_value_heads": 4, "attention_bias": True, "vocab_size": 163, "hub": True},
-    },
+    "olmo2": {"bias_heads": {"num_key_value_heads": 4, "attention_bias": True, "vocab_size": 163, "hub": True}},
     "mixtral": {
-        "window": {
-            "sliding_window": 8,
-            "head_dim": 24,
-            "vocab_size": 163,
-            "num_local_experts": 6,
-            "hub": True,
-        },
+        "window": {"sliding_window": 8, "head_dim": 24, "vocab_size": 163, "num_local_experts": 6, "hub": True}
     },
     "qwen3_moe": {
         "normalized": {

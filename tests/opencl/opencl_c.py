@@ -3,42 +3,29 @@
 from __future__ import annotations
 
 import re
-import shutil
 import subprocess
 
-import tvm_ffi
-
-from mlcpipe.compiler.library import DeviceLibrary
-from mlcpipe.compiler.link import Linker
+from mlcpipe.compiler.backends.base import global_functions
+from mlcpipe.compiler.build import build_for_device
+from mlcpipe.passes import pipeline
 from mlcpipe.passes.lowering import Lowering
 
-_VERSIONS = ("clang", *(f"clang-{version}" for version in range(21, 13, -1)))
 _KERNEL = re.compile(r"^(__kernel void (\w+)\([^\n]*\) \{\n)(.*?)^\}\n", re.MULTILINE | re.DOTALL)
 _LOCAL = re.compile(r"^ +(__local (\w+) (\w+)\[(\d+)\];\n)", re.MULTILINE)
 BYTES = {"half": 2, "float": 4, "int": 4, "uint": 4, "long": 8, "char": 1, "uchar": 1, "short": 2, "ushort": 2}
 
 
-def find_clang() -> str | None:
-    """A clang of the system, which has its declarations of OpenCL; that of ziglang has none."""
-    return next((path for name in _VERSIONS if (path := shutil.which(name)) is not None), None)
+def source(scheduled: Lowering) -> str:
+    """The model's kernels, as a backend's `source` gives them."""
+    found: list[str] = []
 
+    def keep(generated: str, target: object) -> str:
+        found.append(generated)
+        return generated
 
-class OpenClLibrary(DeviceLibrary):
-    """What `source` gives is OpenCL C."""
-
-    def source(self, scheduled: Lowering) -> str:
-        found: list[str] = []
-
-        def keep(generated: str, target: object) -> str:
-            found.append(generated)
-            return generated
-
-        tvm_ffi.register_global_func("tvm_callback_opencl_postproc", keep, override=True)
-        self._build(scheduled)
-        return "\n".join(found)
-
-
-LIBRARY = OpenClLibrary(Linker("none", "", ()), lambda _: ())
+    with global_functions({"tvm_callback_opencl_postproc": keep}):
+        build_for_device(scheduled, registered=False, kernel_phase=pipeline.SOURCES)
+    return "\n".join(found)
 
 
 def with_locals_first(source: str) -> str:

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from tvm import tirx
 
-from .harness import Array
+from tests.spirv.harness import Array
 
 SIZE = 256
 INTEGERS = ("int8", "uint8", "int16", "uint16", "int32", "uint32", "int64", "uint64")
@@ -52,7 +52,9 @@ def _of_dtype(dtype: str) -> list[Case]:
         Case(f"add {dtype}", both, lambda a, b: a + b * const, lambda a, b: (a + b * three).astype(dtype)),
         Case(f"min {dtype}", both, tirx.min, np.minimum),
         Case(f"max {dtype}", both, tirx.max, np.maximum),
-        Case(f"select {dtype}", both, lambda a, b: tirx.Select(a < b, a, const), lambda a, b: np.where(a < b, a, three)),
+        Case(
+            f"select {dtype}", both, lambda a, b: tirx.Select(a < b, a, const), lambda a, b: np.where(a < b, a, three)
+        ),
         Case(f"not equal {dtype}", both, lambda a, b: a != b, lambda a, b: a != b),
         Case(f"{dtype} to float32", (dtype,), lambda a: a.astype("float32"), lambda a: a.astype("float32")),
         Case(f"{dtype} to int64", (dtype,), lambda a: a.astype("int64"), lambda a: a.astype("int64")),
@@ -62,7 +64,9 @@ def _of_dtype(dtype: str) -> list[Case]:
         found += [
             Case(f"divide {dtype}", both, lambda a, b: a // b, lambda a, b: a // b),
             Case(f"modulo {dtype}", both, lambda a, b: a % b, lambda a, b: a % b),
-            Case(f"divide by 7 {dtype}", (dtype,), lambda a: a // tirx.const(7, dtype), lambda a: a // np.array(7, dtype)),
+            Case(
+                f"divide by 7 {dtype}", (dtype,), lambda a: a // tirx.const(7, dtype), lambda a: a // np.array(7, dtype)
+            ),
             Case(f"shift {dtype}", (dtype,), lambda a: a >> const, lambda a: a >> three),
             Case(f"{dtype} to int8", (dtype,), lambda a: a.astype("int8"), lambda a: a.astype("int8")),
             Case(f"float32 to {dtype}", ("float32",), lambda a: a.astype(dtype), lambda a: a.astype(dtype), low=0.0),

@@ -13,9 +13,8 @@ from typing import Any
 import numpy as np
 from tvm import tirx
 
+from tests.spirv.harness import Array
 from tir_schedules.gpu.kernel import keep
-
-from .harness import Array
 
 Numbers = Callable[[Sequence[Array]], Array]  # of the inputs: int64[n]
 DTYPES = ("int32", "uint32", "int64", "int8", "uint8", "int16", "float32")
@@ -88,7 +87,11 @@ class Generator:
             at = self.expression("int32", 1)
             where = tirx.floormod(at.expr, tirx.const(self._size, "int32"))
             return Node(
-                self._inputs[which][where], lambda x: x[which].astype(np.int64)[at.numbers(x) % self._size], dtype, low, high
+                self._inputs[which][where],
+                lambda x: x[which].astype(np.int64)[at.numbers(x) % self._size],
+                dtype,
+                low,
+                high,
             )
         return self._load(dtype)
 
@@ -143,7 +146,9 @@ class Generator:
         if kind == 1:
             return Node(tirx.floormod(a.expr, divisor), lambda x: a.numbers(x) % by(x), dtype, low * most, most)
         if kind == 2:
-            return Node(tirx.truncdiv(a.expr, divisor), lambda x: _truncated(a.numbers(x), by(x)), dtype, low * size, size)
+            return Node(
+                tirx.truncdiv(a.expr, divisor), lambda x: _truncated(a.numbers(x), by(x)), dtype, low * size, size
+            )
         return Node(tirx.truncmod(a.expr, divisor), lambda x: np.fmod(a.numbers(x), by(x)), dtype, low * size, size)
 
     def _bits(self, dtype: str, depth: int) -> Node:
@@ -162,7 +167,11 @@ class Generator:
         if self._rng.integers(2):
             most = tirx.const(bits - 1, dtype)
             return Node(
-                a.expr >> (b.expr & most), lambda x: a.numbers(x) >> (b.numbers(x) & (bits - 1)), dtype, min(a.low, 0), max(a.high, 0)
+                a.expr >> (b.expr & most),
+                lambda x: a.numbers(x) >> (b.numbers(x) & (bits - 1)),
+                dtype,
+                min(a.low, 0),
+                max(a.high, 0),
             )
         by = int(self._rng.integers(bits - 1))
         a = self._smaller(a, limits(dtype)[1] >> by)
@@ -212,7 +221,9 @@ class Generator:
         elif come != "float32" and dtype != "float32":
             a = self._smaller(a, high)
             if low == 0 and a.low < 0:
-                a = Node(tirx.max(a.expr, tirx.const(0, come)), lambda x, a=a: np.maximum(a.numbers(x), 0), come, 0, a.high)  # type: ignore[misc]
+                a = Node(
+                    tirx.max(a.expr, tirx.const(0, come)), lambda x, a=a: np.maximum(a.numbers(x), 0), come, 0, a.high
+                )  # type: ignore[misc]
         if dtype == "float32":
             a = self._smaller(a, _WHOLE)
         elif come == "float32" and np.dtype(dtype).itemsize < 4:

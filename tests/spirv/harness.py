@@ -12,14 +12,13 @@ from numpy.typing import NDArray
 from tvm import te, tirx
 from tvm.target import Target
 
-from mlcpipe.compiler.library import own_barriers
-from mlcpipe.compiler.spirv import build, lowering
-from mlcpipe.compiler.spirv.kernel import Kernel
-from mlcpipe.passes.lowering import Lowering
-from mlcpipe.passes.pipeline import LOWER_TO_VM
-from mlcpipe.passes.pipeline import run as run_passes
-
-from .validity import check, needs_tools
+from mlcpipe.compiler.backends.spirv import codegen as build
+from mlcpipe.compiler.backends.spirv import lowering
+from mlcpipe.compiler.backends.spirv.kernel import Kernel
+from mlcpipe.compiler.build import build_kernels
+from mlcpipe.passes import pipeline
+from mlcpipe.passes.lowering import KernelModule, Lowering
+from tests.spirv.validity import check, needs_tools
 
 __all__ = ["check", "needs_tools"]
 Array = NDArray[Any]
@@ -34,22 +33,31 @@ def kernels(func: tirx.PrimFunc | tvm.IRModule, target: Target = TARGET) -> list
     """
     lowering.install()
     mod = func if isinstance(func, tvm.IRModule) else tvm.IRModule({"main": func.with_attr("global_symbol", "main")})
-    pipeline, _, finalize = tirx.get_default_tir_pipeline(target)
-    lowered = pipeline(tirx.transform.BindTarget(target)(mod))
-    of_device = tirx.transform.Filter(lambda f: f.attrs["target"].kind.name == "vulkan")(lowered)
-    return build.compile_module(finalize()(of_device), target)
+    default, _, finalize = tirx.get_default_tir_pipeline(target)
+    return build.compile_module(finalize()(_of_device(default(tirx.transform.BindTarget(target)(mod)))), target)
+
+
+def own_kernels(mod: tvm.IRModule, target: Target = TARGET) -> list[Kernel]:
+    """The kernels of `tir_schedules`, which have their barriers, as the compiler has them."""
+    lowering.install()
+    lowered = pipeline.run(KernelModule(mod, target), pipeline.DEVICE)
+    shaders = pipeline.run(lowered.with_mod(_of_device(lowered.mod)), pipeline.SHADERS)
+    return build.compile_module(shaders.mod, target)
+
+
+def _of_device(mod: tvm.IRModule) -> tvm.IRModule:
+    return tirx.transform.Filter(lambda f: f.attrs["target"].kind.name == "vulkan")(mod)
 
 
 def model_kernels(state: Lowering) -> list[Kernel]:
-    """The kernels of a module that `pipeline.PASSES` went over."""
-    lowered, _ = run_passes(state, LOWER_TO_VM)
+    """The kernels of a scheduled module."""
+    lowered = pipeline.run(state, pipeline.VM)
     functions = {
         gv.name_hint: func.with_attr("global_symbol", gv.name_hint)
         for gv, func in lowered.mod.functions.items()
         if isinstance(func, tirx.PrimFunc)
     }
-    with own_barriers():
-        return kernels(tvm.IRModule(functions), lowered.tvm_target)
+    return own_kernels(tvm.IRModule(functions), lowered.tvm_target)
 
 
 def disassembled(kernel: Kernel) -> str:
@@ -70,11 +78,17 @@ def elementwise(dtypes: Sequence[str], function: Callable[..., Any], size: int =
     return schedule.mod["main"]
 
 
-def run(func: tirx.PrimFunc | tvm.IRModule, arguments: Sequence[Array | int | float], outputs: Sequence[int]) -> list[Array]:
-    """The arguments at `outputs` after a call on the device."""
+def run(
+    func: tirx.PrimFunc | tvm.IRModule,
+    arguments: Sequence[Array | int | float],
+    outputs: Sequence[int],
+    *,
+    own: bool = False,
+) -> list[Array]:
+    """The arguments at `outputs` after a call on the device. `own`: through our own passes, not TVM's pipeline."""
     build.register()
     mod = func if isinstance(func, tvm.IRModule) else tvm.IRModule({"main": func.with_attr("global_symbol", "main")})
-    compiled = tvm.compile(mod, target=TARGET)
+    compiled = build_kernels(KernelModule(mod, TARGET)) if own else tvm.compile(mod, target=TARGET)
     device = tvm.device("vulkan", 0)
     values = [tvm.runtime.tensor(a, device) if isinstance(a, np.ndarray) else a for a in arguments]
     compiled["main"](*values)

@@ -16,7 +16,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from mlcpipe.runtime.self_test import PREFIX
+from mlcpipe.devices.support.driver_check import PREFIX
 from tests.vulkan.kernels import pack
 
 _PACKAGES = Path(__file__).parents[1] / "webgpu"
@@ -87,7 +87,7 @@ def _build(mod: Any, target: Any) -> Any:
     """The code generator: a runtime module of the plugin."""
     import tvm
 
-    from mlcpipe.runtime import vulkan
+    from mlcpipe.devices import vulkan
 
     generate = tvm.get_global_func("target.build.webgpu")
     limits = {key: int(target.attrs[key]) for key in ("max_num_threads", "max_shared_memory_per_block")}
@@ -129,13 +129,13 @@ def compiled(checkpoint: Path, target: Path, quantization: str, output: Path) ->
 
 def _main(checkpoint: str, target: str, quantization: str, output: str) -> None:
     import mlcpipe
-    from mlcpipe.compiler import self_test
-    from mlcpipe.compiler.spirv import build
+    from mlcpipe.compiler.backends.spirv import codegen as build
+    from mlcpipe.compiler.backends.spirv import driver_check
 
     build.register = _register
-    # The self-test has vectors, which TVM's rules for WGSL do not take.
-    functions, plain = self_test.functions, PREFIX + "arithmetic"
-    self_test.functions = lambda target, *, float16: {plain: functions(target, float16=float16)[plain]}
+    # The driver check has vectors, which TVM's rules for WGSL do not take.
+    functions, plain = driver_check.functions, PREFIX + "arithmetic"
+    driver_check.functions = lambda target, *, float16: {plain: functions(target, float16=float16)[plain]}
     mlcpipe.compile(
         checkpoint, target=target, quantization=quantization, output=output, context_length=128, kv_cache_dtype="f32"
     )

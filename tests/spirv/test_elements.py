@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 import tvm
 
-from . import harness
-from .cases import CASES, SIZE, Case
+from tests.spirv import harness
+from tests.spirv.cases import CASES, SIZE, Case
 
 _BATCH = 24  # cases in one module: a host module for each would take most of the time
 

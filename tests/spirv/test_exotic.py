@@ -7,17 +7,16 @@ from typing import Any
 
 import numpy as np
 import pytest
-import tvm
 from tvm import tirx
 from tvm.script.ir_builder import IRBuilder
 from tvm.script.ir_builder import tirx as I
 
-from mlcpipe.compiler.spirv.kernel import compile_kernel
+from mlcpipe.compiler.backends.spirv.kernel import compile_kernel
 from mlcpipe.errors import CompileError
-from tir_schedules.gpu.kernel import Tensor, function, keep, launch, local, put
-
-from . import harness
-from .harness import Array
+from tests.spirv import harness
+from tests.spirv.harness import Array
+from tir_schedules.builder import Tensor, function, put
+from tir_schedules.gpu.kernel import keep, launch, local
 
 N = 64
 Body = Callable[..., None]
@@ -125,9 +124,7 @@ KERNELS: dict[str, tuple[Body, Array]] = {
     "offsets": (_offsets, np.concatenate([_X[: N // 2] - 1, _X[N // 2 :] + 1])),
     "strides": (_strides, _strides_reference(_X)),
     "vectors of bool": (_truths, _X <= 3),
-    "fixed point": (
-        _fixed_point, ((_X.astype(np.int64) * 8_000_000 * _FACTOR + (1 << 30)) >> 31).astype(np.int32)
-    ),
+    "fixed point": (_fixed_point, ((_X.astype(np.int64) * 8_000_000 * _FACTOR + (1 << 30)) >> 31).astype(np.int32)),
     "a named product": (
         _named_product,
         (_X.astype(np.int64) ** 2 // 4 + (_X.astype(np.int64) ** 2 << 20 > 1 << 31)).astype(np.int32),
@@ -254,24 +251,3 @@ def test_a_parallel_loop_is_refused() -> None:
 
     with pytest.raises(CompileError, match="in a_name; found loop of kind parallel"):
         compile_kernel(_bare(statements), "a_name")
-
-
-def test_pieces_of_the_cache_in_tvm_s_layout(device: None) -> None:
-    """`_kv_cache_transpose_append` of TVM: keys and values of new tokens to their places in pages."""
-    from tvm.relax.frontend.nn.llm.kv_cache import _kv_cache_transpose_append
-
-    heads, size, page, tokens = 2, 8, 16, 5
-    rng = np.random.default_rng(7)
-    pages = rng.standard_normal((3, 2, heads, page, size)).astype(np.float32)
-    k, v = (rng.standard_normal((tokens, heads, size)).astype(np.float32) for _ in range(2))
-    places = np.array([17, 3, -1, 40, 16], np.int32)  # -1: not kept
-    func = _kv_cache_transpose_append(heads, size, "float32", page)
-    with harness.TARGET:
-        module = tvm.s_tir.dlight.ApplyDefaultSchedule(tvm.s_tir.dlight.gpu.Fallback())(tvm.IRModule({"main": func}))
-    (found,) = harness.run(module, [pages, k, v, places], [0])
-    expected = pages.copy()
-    for token, place in enumerate(places):
-        if place != -1:
-            expected[place // page, 0, :, place % page] = k[token]
-            expected[place // page, 1, :, place % page] = v[token]
-    np.testing.assert_array_equal(found, expected)

@@ -14,16 +14,15 @@ pytest.importorskip("transformers", reason="the checkpoints are those of transfo
 
 from mlcpipe.checkpoint import open_checkpoint
 from mlcpipe.compiler.export import export, prepare_model
+from mlcpipe.models import model_types
 from mlcpipe.passes import pipeline
 from mlcpipe.quantization import load_scheme
 from mlcpipe.targets import load_target
 from tests.models import tiny
+from tests.spirv import harness
 
-from . import harness
-
-FAMILIES = sorted(p.stem for p in tiny.MODELS_FOLDER.glob("*.py") if p.stem != "__init__")
 SCHEMES = ("q4f16_1", "q0f16", "q8f16_1", "q8f16_0", "q3f16_1", "q4f32_1", "q0f32", "q8f32_1", "q8f32_0")
-CASES = [(family, SCHEMES[i % len(SCHEMES)]) for i, family in enumerate(FAMILIES)]
+CASES = [(family, SCHEMES[i % len(SCHEMES)]) for i, family in enumerate(model_types())]
 
 
 @harness.needs_tools
@@ -32,7 +31,7 @@ def test_kernels_are_valid(family: str, scheme: str, tmp_path: Path) -> None:
     checkpoint = tiny.write_tiny(tiny.TinyCase(family, "default"), tmp_path / "checkpoint")
     target, quantization = load_target("vulkan-f16"), load_scheme(scheme)
     model = prepare_model(open_checkpoint(checkpoint).config, target, quantization)
-    state, _ = pipeline.run(export(model, target, quantization, 64))
+    state = pipeline.run(export(model, target, quantization, 64), *pipeline.SHARED, pipeline.SCHEDULE)
     found = harness.model_kernels(state)
     assert len(found) > 25
     assert not any("shaderInt64" in kernel.features for kernel in found)

@@ -13,8 +13,7 @@ import pytest
 import mlcpipe
 from mlcpipe import Engine
 from tests.conftest import TinyLlama, write_llama
-
-from . import naga
+from tests.spirv import naga
 
 pytestmark = pytest.mark.skipif(bool(naga.missing()), reason=naga.missing() or "runs")
 
@@ -22,7 +21,8 @@ pytestmark = pytest.mark.skipif(bool(naga.missing()), reason=naga.missing() or "
 TARGET = """
 description = "kernels for WebGPU, by way of Vulkan"
 base = "webgpu"
-link = "device"
+backend = "vulkan"
+kv_cache = "pages"
 companions = []
 [tvm]
 kind = "vulkan"

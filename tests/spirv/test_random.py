@@ -10,10 +10,10 @@ import tvm
 from tvm import tirx
 from tvm.script.ir_builder import tirx as I
 
-from tir_schedules.gpu.kernel import Tensor, function, launch
-
-from . import harness
-from .expressions import DTYPES, Generator, Node, inputs
+from tests.spirv import harness
+from tests.spirv.expressions import DTYPES, Generator, Node, inputs
+from tir_schedules.builder import Tensor, function
+from tir_schedules.gpu.kernel import launch
 
 SIZE = 256
 SEEDS = range(48)

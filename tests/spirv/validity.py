@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from mlcpipe.compiler.spirv.kernel import Kernel
+from mlcpipe.compiler.backends.spirv.kernel import Kernel
 
 _TOOLS = ("spirv-val", "spirv-opt")
 AVAILABLE = all(shutil.which(tool) for tool in _TOOLS)

@@ -23,12 +23,13 @@ from tests.vulkan.watch import has_layer, watching
 ROOT = Path(__file__).parents[2]
 SHARED = ROOT / "build" / "vulkan"
 Start = Callable[..., dict[str, Any]]
+Compiled = Callable[[Sequence[Kernel]], Any]
 
 
 @pytest.fixture(scope="session")
 def plugin(own_cache: Path) -> Path:
     """The compiled plugin, in this session's cache. One compilation serves all workers and later sessions."""
-    from mlcpipe.runtime import vulkan_plugin
+    from mlcpipe.devices.support import vulkan_plugin
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("MLCPIPE_CACHE", str(SHARED))
@@ -46,7 +47,7 @@ def plugin(own_cache: Path) -> Path:
 @pytest.fixture(scope="session")
 def gpu(plugin: Path) -> Iterator[Any]:
     """The device that tests of this process use, watched by the validation layer."""
-    from mlcpipe.runtime import vulkan
+    from mlcpipe.devices import vulkan
 
     try:
         device = vulkan.choose()
@@ -73,10 +74,18 @@ def beside_fake(gpu: Any, tmp_path_factory: pytest.TempPathFactory) -> Start:
     real = next(line.split()[-1] for line in lines if "/libvulkan.so.1" in line)
 
     def start(module: str, *arguments: str, watched: bool = True, **changes: str) -> dict[str, Any]:
-        environment = {**os.environ, **(watching() if watched else {}), "LD_LIBRARY_PATH": str(folder), "FAKE_REAL": real, **changes}
+        environment = {
+            **os.environ,
+            **(watching() if watched else {}),
+            "LD_LIBRARY_PATH": str(folder),
+            "FAKE_REAL": real,
+            **changes,
+        }
         command = [sys.executable, "-m", module, *arguments]
         done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=280)
-        assert (done.returncode, done.stderr) == (0, "")
+        # TVM's pool tells of a failure before it raises it.
+        said = [line for line in done.stderr.splitlines() if "pooled_allocator.h" not in line]
+        assert (done.returncode, said) == (0, [])
         printed: dict[str, Any] = json.loads(done.stdout)
         return printed
 
@@ -84,11 +93,11 @@ def beside_fake(gpu: Any, tmp_path_factory: pytest.TempPathFactory) -> Start:
 
 
 @pytest.fixture(scope="session")
-def compiled(gpu: Any, tmp_path_factory: pytest.TempPathFactory) -> Callable[[Sequence[Kernel]], Any]:
+def compiled(gpu: Any, tmp_path_factory: pytest.TempPathFactory) -> Compiled:
     """Kernels in GLSL to a runtime module."""
     if shutil.which("glslangValidator") is None:
         pytest.skip("needs glslangValidator, Debian's glslang-tools")
-    from mlcpipe.runtime import vulkan
+    from mlcpipe.devices import vulkan
 
     folder = tmp_path_factory.mktemp("glsl")
     return lambda kernels: vulkan.function("create_module")(module_bytes(kernels, folder))

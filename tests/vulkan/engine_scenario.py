@@ -14,13 +14,15 @@ import time
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import psutil
 
 sys.modules["torch"] = None  # type: ignore[assignment]  # tvm_ffi would load it, a second for each of these processes
 
 from mlcpipe import Engine, SamplingParams
+from mlcpipe.devices import vulkan
 from mlcpipe.errors import MlcpipeError, ResourceError
-from mlcpipe.runtime import vulkan
+from tests.vulkan import gpu
 
 GREEDY = SamplingParams(temperature=0.0)
 TOKEN = 5
@@ -37,29 +39,37 @@ def greedy(bundle: Path, count: int) -> dict[str, Any]:
 
 
 def steps(bundle: Path, count: int) -> dict[str, Any]:
-    """Decode steps one by one: microseconds, best and median, and counts a step.
+    """Decode steps one by one: medians in microseconds, and counts a step.
 
     "clock" is the whole step's, "thread" what this thread took of a processor, "gap" how long a device has nothing to do:
-    from the end of a wait, for the token of the step before, to the first submission after it.
+    from the end of a wait, for the token of the step before, to the first submission after it. "launches" is what this
+    thread took for the same number of launches called from Python, a wait, and a download, right after the step:
+    whatever slows one, a busy neighbour or a cold cache, slows the other.
     """
     engine, fake = Engine(bundle), ctypes.CDLL("libvulkan.so.1")
     fake.fake_gap.restype = ctypes.c_longlong
+    increment = vulkan.function("create_module")((bundle.parent / "increment.bin").read_bytes()).get_function(
+        "increment"
+    )
+    tensor, device = gpu.upload(np.zeros(64, np.int32)), vulkan.choose()
     engine.prefill([1, 2, 3])
     for _ in range(10):
+        before = vulkan.counts(device)
         engine.decode(TOKEN)
-    before, clock, thread, gap = vulkan.counts(vulkan.choose()), [], [], []
+    each = {name: after - before[name] for name, after in vulkan.counts(device).items()}
+    times: dict[str, list[float]] = {"clock": [], "thread": [], "gap": [], "launches": []}
     for _ in range(count):
         began, began_here = time.perf_counter(), time.thread_time()
         engine.decode(TOKEN)
-        clock.append((time.perf_counter() - began) * 1e6)
-        thread.append((time.thread_time() - began_here) * 1e6)
-        gap.append(fake.fake_gap() * 1e-3)
-    after = vulkan.counts(vulkan.choose())
-    times = {"clock": clock, "thread": thread, "gap": gap}
-    return {
-        **{name: [min(found), statistics.median(found)] for name, found in times.items()},
-        "counts": {name: (after[name] - before[name]) / count for name in after},
-    }
+        times["thread"].append(time.thread_time() - began_here)
+        times["clock"].append(time.perf_counter() - began)
+        times["gap"].append(fake.fake_gap() * 1e-9)
+        began_here = time.thread_time()
+        for _ in range(each["dispatches"]):
+            increment(tensor, 64, 1, 64)
+        gpu.download(tensor)
+        times["launches"].append(time.thread_time() - began_here)
+    return {**{name: statistics.median(found) * 1e6 for name, found in times.items()}, "counts": each}
 
 
 def cycles(bundle: Path, count: int) -> dict[str, Any]:

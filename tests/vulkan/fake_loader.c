@@ -32,13 +32,15 @@ static PFN_vkGetDeviceProcAddr real_device_proc;
 static struct { VkDeviceMemory handle; VkDeviceSize bytes; } taken[256];
 static VkDeviceSize limit = ~(VkDeviceSize)0;
 
-// The call `countdown` from now fails with `result`; -1: none. Calls are counted all the time.
+// The call `countdown` from now fails with `result`; -1: none. With `only`, calls of that name are counted down.
 static long countdown = -1, calls;
+static char only[64];
 static int result_to_give, fired;
 static int lost;
 static char fired_name[64];
 
 EXPORT void fake_arm(long at, int result) { countdown = at; result_to_give = result; fired = 0; fired_name[0] = 0; }
+EXPORT void fake_only(const char* name) { snprintf(only, sizeof only, "%s", name); }
 EXPORT void fake_limit(unsigned long long bytes) { limit = bytes; }
 EXPORT int fake_fired(void) { return fired; }
 EXPORT const char* fake_fired_name(void) { return fired_name; }
@@ -58,6 +60,7 @@ static long long nanoseconds(void) {
 static VkResult inject(const char* name) {
   ++calls;
   if (lost) return VK_ERROR_DEVICE_LOST;
+  if (only[0] && strcmp(only, name)) return VK_SUCCESS;
   if (countdown < 0 || countdown-- > 0) return VK_SUCCESS;
   fired = 1;
   snprintf(fired_name, sizeof fired_name, "%s", name);
@@ -213,6 +216,8 @@ static const struct { const char* name; PFN_vkVoidFunction function; } wrapped[]
     ENTRY(vkGetPhysicalDeviceMemoryProperties2), ENTRY(vkGetPhysicalDeviceQueueFamilyProperties),
     ENTRY(vkEnumerateDeviceExtensionProperties), ENTRY(vkCreateDevice),
 };
+
+EXPORT const char* fake_name(int i) { return i < (int)(sizeof wrapped / sizeof *wrapped) ? wrapped[i].name : NULL; }
 
 static VKAPI_ATTR void VKAPI_CALL fake_vkCmdDispatch(VkCommandBuffer b, uint32_t x, uint32_t y, uint32_t z) { (void)b, (void)x, (void)y, (void)z; }
 

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import ctypes
 import struct
+import time
 from typing import Any
 
 import numpy as np
 import tvm_ffi
 from numpy.typing import NDArray
 
-from mlcpipe.runtime.tvm_runtime import function
-from mlcpipe.runtime.vulkan import DEVICE_TYPE
+from mlcpipe.devices.support.tvm_runtime import function
+from mlcpipe.devices.vulkan import Device
 
 
 def device(index: int = 0) -> Any:
@@ -19,9 +20,7 @@ def device(index: int = 0) -> Any:
 
 
 def empty(shape: tuple[int, ...], dtype: str, index: int = 0) -> Any:
-    return function("runtime.TVMTensorAllocWithScope")(
-        tvm_ffi.Shape(shape), tvm_ffi.dtype(dtype), device(index), None
-    )
+    return function("runtime.TVMTensorAllocWithScope")(tvm_ffi.Shape(shape), tvm_ffi.dtype(dtype), device(index), None)
 
 
 def upload(values: NDArray[Any], index: int = 0) -> Any:
@@ -54,12 +53,25 @@ def sync(index: int = 0) -> None:
 
 def set_device(index: int) -> None:
     """What TVM's host code does before a launch."""
-    function("__tvm_set_device")(DEVICE_TYPE, index)
+    function("__tvm_set_device")(Device.TYPE, index)
 
 
-def times(module: Any, name: str, *arguments: Any, number: int = 1, repeat: int = 1, index: int = 0) -> tuple[float, ...]:
+def times(
+    module: Any, name: str, *arguments: Any, number: int = 1, repeat: int = 1, index: int = 0
+) -> tuple[float, ...]:
     """Seconds of a call, `repeat` times measured over `number` calls, after one to warm up."""
     evaluate = function("runtime.RPCTimeEvaluator")(
-        module, name, DEVICE_TYPE, index, number, repeat, 0, 100, 0, 1, 0, ""
+        module, name, Device.TYPE, index, number, repeat, 0, 100, 0, 1, 0, ""
     )
     return struct.unpack(f"@{repeat}d", evaluate(*arguments))
+
+
+def call_us() -> float:
+    """Microseconds of this thread for a call from Python that does next to nothing: what times of calls are compared with."""
+    best = float("inf")
+    for _ in range(5):
+        began = time.thread_time()
+        for _ in range(10_000):
+            set_device(0)
+        best = min(best, time.thread_time() - began)
+    return best / 10_000 * 1e6

@@ -11,9 +11,10 @@ from dataclasses import dataclass, field
 import pytest
 from tvm.script.ir_builder import tirx as I
 
+from tir_schedules.builder import Buffer, Expr, put
 from tir_schedules.gpu import device_calls
 from tir_schedules.gpu.device_calls import Matrix
-from tir_schedules.gpu.kernel import Buffer, Expr, half_to_float, keep, local, put
+from tir_schedules.gpu.kernel import half_to_float, keep, local
 
 
 @dataclass

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ctypes
 import gc
+import itertools
 import json
 import sys
 import threading
@@ -22,7 +23,8 @@ import psutil
 
 sys.modules["torch"] = None  # type: ignore[assignment]  # tvm_ffi would load it, a second for each of these processes
 
-from mlcpipe.runtime import vulkan, vulkan_plugin
+from mlcpipe.devices import vulkan
+from mlcpipe.devices.support import vulkan_plugin
 from tests.vulkan import gpu
 
 OUT_OF_MEMORY, LOST = -2, -4
@@ -34,9 +36,15 @@ class Fake:
 
     def __init__(self) -> None:
         self.library = ctypes.CDLL("libvulkan.so.1")
-        self.library.fake_fired_name.restype = ctypes.c_char_p
+        self.library.fake_fired_name.restype = self.library.fake_name.restype = ctypes.c_char_p
 
-    def arm(self, at: int, result: int) -> None:
+    def names(self) -> list[str]:
+        """The calls that can fail."""
+        return [name.decode() for name in itertools.takewhile(bool, map(self.library.fake_name, itertools.count()))]
+
+    def arm(self, at: int, result: int, only: str = "") -> None:
+        """The call `at` from now fails; counts calls of the name `only`, as how many others come between may vary."""
+        self.library.fake_only(only.encode())
         self.library.fake_arm(ctypes.c_long(at), ctypes.c_int(result))
 
     def limit(self, size: int) -> None:
@@ -68,10 +76,12 @@ def work(data: bytes, index: int = 0) -> None:
 
 def failing(data: bytes, result: int) -> dict[str, Any]:
     """`work` with each call of the driver failing once: an error in words or none, then `work` again, as if new."""
-    fake, messages, at = Fake(), {}, 0
+    fake, messages, calls = Fake(), {}, 0
     work(data)
-    while True:
-        fake.arm(at, result)
+    waiting = [(name, 0) for name in fake.names()]
+    while waiting:
+        name, at = waiting.pop()
+        fake.arm(at, result, only=name)
         try:
             work(data)
         except (RuntimeError, MemoryError) as error:
@@ -81,14 +91,15 @@ def failing(data: bytes, result: int) -> dict[str, Any]:
         fake.arm(-1, 0)
         gc.collect()
         if fired is None:
-            break
-        if at % 7 == 0:
+            continue
+        waiting.append((name, at + 1))
+        if calls % 7 == 0:
             work(data)
-        at += 1
+        calls += 1
     work(data)
     gc.collect()
     gpu.sync()
-    return {"calls": at, "messages": messages, "counts": vulkan.counts(vulkan.choose())}
+    return {"calls": calls, "messages": messages, "counts": vulkan.counts(vulkan.choose())}
 
 
 def out_of_memory(data: bytes) -> dict[str, Any]:
@@ -97,6 +108,22 @@ def out_of_memory(data: bytes) -> dict[str, Any]:
 
 def lost(data: bytes) -> dict[str, Any]:
     return failing(data, LOST)
+
+
+def no_threads(data: bytes) -> dict[str, Any]:
+    """Preparation on four threads that cannot be made: their stacks would not fit the address space."""
+    work(data)  # the driver's own threads
+    libc, attributes = ctypes.CDLL(None), ctypes.create_string_buffer(64)  # sizeof(pthread_attr_t) is 56
+    assert libc.pthread_attr_init(attributes) == 0
+    assert libc.pthread_attr_setstacksize(attributes, ctypes.c_size_t(1 << 47)) == 0
+    assert libc.pthread_setattr_default_np(attributes) == 0
+    with suppress(RuntimeError):
+        threading.Thread(target=print).start()
+        raise AssertionError("the system gives threads")
+    module = vulkan.function("create_module")(data)
+    vulkan.function("prepare")(module, 0, 4)
+    work(data)
+    return {"same": True}
 
 
 def opening(data: bytes) -> dict[str, Any]:
@@ -288,7 +315,7 @@ def torn_cache(data: bytes) -> dict[str, Any]:
 
 
 def host_cost(data: bytes) -> dict[str, Any]:
-    """Microseconds a launch of a kernel that waits for the one before, and of one that does not; the best of 10."""
+    """Microseconds of launches that wait for the one before, or do not; of TVM's call, and of one from Python."""
     module = vulkan.function("create_module")(data)
     a, b, c = (gpu.upload(np.zeros(64, np.float32)) for _ in range(3))
     tensor = gpu.upload(np.zeros(64, np.int32))
@@ -302,12 +329,13 @@ def host_cost(data: bytes) -> dict[str, Any]:
     # A launch of no workgroups ends before anything is recorded: what TVM's own call costs.
     calls = {"dependent": ("increment", tensor, 64, 1, 64), "independent": ("add", a, b, c, 64, 1.0, 1, 64)}
     calls["call"] = ("add", a, b, c, 64, 1.0, 0, 64)
-    return {name: min(per_launch(*call) for _ in range(10)) for name, call in calls.items()}
+    cost = {name: min(per_launch(*call) for _ in range(10)) for name, call in calls.items()}
+    return {**cost, "python": gpu.call_us()}
 
 
 if __name__ == "__main__":
     run = {f.__name__: f for f in (out_of_memory, lost, opening, tensors_of_a_lost_device, full, cycles, across,
-                                   describe, once, torn_cache, host_cost, threads, hazard)}[sys.argv[1]]  # fmt: skip
+                                   describe, no_threads, once, torn_cache, host_cost, threads, hazard)}[sys.argv[1]]  # fmt: skip
     vulkan.load()
     try:
         result = run(Path(sys.argv[2]).read_bytes())

@@ -51,7 +51,7 @@ def test_a_device_may_be_lost_in_every_call(run: Start, changes: dict[str, str])
     for where, words in found["messages"].items():
         assert words.startswith("vulkan: "), where
         assert ": RuntimeError" in where
-        assert "gave the device up" in words or "was lost" in words
+        assert "gave up the device" in words or "was lost" in words
     assert (found["counts"]["pipelines_alive"], found["counts"]["buffers_alive"]) == (0, 2 if changes else 0)
 
 
@@ -65,8 +65,8 @@ def test_opening_a_device_may_fail_in_every_call(run: Start) -> None:
 def test_a_lost_device_is_opened_anew_and_its_tensors_say_so(run: Start) -> None:
     found = run("tensors_of_a_lost_device")
     first, *later, launch = found["errors"]
-    assert "the driver of llvmpipe" in first or "gave the device up" in first
-    assert all("was lost, and what was on it; load the model again" in words for words in later)
+    assert "the driver of llvmpipe" in first or "gave up the device" in first
+    assert all("was lost with its contents; load the model again" in words for words in later)
     assert "got a tensor of a device that was lost; load the model again" in launch
     assert found["new"] == 64
 
@@ -94,6 +94,10 @@ def test_the_best_device_is_the_first(run: Start) -> None:
         ("vulkan:1", "integrated"),
         ("vulkan:2", "software"),
     ]
+
+
+def test_kernels_compile_where_the_system_gives_no_thread(run: Start) -> None:
+    assert run("no_threads")["same"]
 
 
 def test_two_devices(run: Start) -> None:
@@ -140,13 +144,11 @@ def test_without_a_loader_or_driver_there_is_a_sentence(run: Start, tmp_path: Pa
 
 @pytest.mark.alone
 def test_a_launch_costs_the_host_little(run: Start) -> None:
-    """Microseconds of the calling thread, TVM's call and the driver's recording included; 0.4-1.3 on Zen 5, ten times
-    that while others use its cores."""
+    """Time of the calling thread, TVM's call and the driver's recording included, next to a call from Python."""
     for changes in ({}, {"FAKE_HIDE": ",VK_KHR_push_descriptor,"}):
         cost = run("host_cost", watched=False, FAKE_IDLE="1", **changes)
-        assert cost["call"] < 0.5
-        assert cost["dependent"] < 15
-        assert cost["independent"] < 15
+        assert cost["call"] < cost["python"]  # of no workgroups: nothing is recorded
+        assert max(cost["dependent"], cost["independent"]) < 15 * cost["python"], cost
 
 
 def test_compiled_kernels_are_kept_on_the_disk(run: Start, plugin: Path, tmp_path: Path) -> None:

@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from mlcpipe.runtime import vulkan
+from mlcpipe.devices import vulkan
+from tests.vulkan.conftest import Compiled
 from tests.vulkan.gpu import assign, copied, download, empty, upload
 from tests.vulkan.kernels import ADD, INCREMENT
-from tests.vulkan.test_kernels import Compiled
 
 
 @pytest.mark.parametrize("count", [1, 3, 1000, 1 << 20, 5_000_001])

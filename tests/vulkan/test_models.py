@@ -17,19 +17,18 @@ pytest.importorskip("transformers", reason="the checkpoints are those of transfo
 import mlcpipe
 from mlcpipe import Engine, SamplingParams
 from mlcpipe.bundle import read_manifest
-from mlcpipe.compiler.spirv import build as spirv
-from mlcpipe.compiler.spirv.kernel import Kernel
-from mlcpipe.errors import ResourceError, UsageError
-from mlcpipe.runtime import vulkan
-from mlcpipe.targets import suited_target
-from tests.conftest import TinyLlama, write_llama
+from mlcpipe.compiler.backends.spirv import codegen as spirv
+from mlcpipe.compiler.backends.spirv.kernel import Kernel
+from mlcpipe.devices import vulkan
+from mlcpipe.errors import ComputeError, ResourceError, UsageError
+from mlcpipe.host.memory import FreeMemory
+from mlcpipe.models import model_types
+from tests.conftest import EXACT, TinyLlama, scale_tensor, write_llama
 from tests.models import tiny
 from tests.spirv import validity
 
 pytestmark = pytest.mark.usefixtures("gpu")
 
-FAMILIES = sorted(p.stem for p in tiny.MODELS_FOLDER.glob("*.py") if p.stem != "__init__")
-EXACT = 'description = "this CPU, activations in float32"\nbase = "cpu-native"\n[schedule]\nint8_activations = 0\n'
 # Chunks of 8 tokens: a prompt of 20 attends to cached pages too, and stays inside the smallest window.
 CHUNKS = 'base = "vulkan"\n[limits]\nmax_prefill_chunk = 8\n'
 CONTEXT, TOKENS, PREFILL = 128, 40, 12
@@ -73,7 +72,7 @@ def small(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
     return cache(lambda target: _engine(checkpoint, target, folder / str(hash(target))).path)
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", model_types())
 def test_a_family_equals_transformers(family: str, tmp_path: Path) -> None:
     """In float32: chunks of a prompt, each decode step, and greedy tokens."""
     case = tiny.TinyCase(family, "default")
@@ -93,7 +92,7 @@ def test_int4_equals_the_cpu_engine(family: str, gpu: vulkan.Device, tmp_path: P
     """By the target that suits the device: one that knows the size of its subgroups, where there is one."""
     case = tiny.TinyCase(family, "default")
     checkpoint = tiny.write_tiny(case, tmp_path / "checkpoint")
-    suited = suited_target(gpu.vendor_id, gpu.limits)
+    suited = gpu.best_target()
     on_gpu = _engine(checkpoint, CHUNKS.replace('"vulkan"', f'"{suited}"'), tmp_path / "gpu")
     on_cpu = _engine(checkpoint, EXACT, tmp_path / "cpu")
     tokens = tiny.prompt_tokens(case, TOKENS)
@@ -123,6 +122,21 @@ def test_activations_in_float16(tmp_path: Path) -> None:
     np.testing.assert_allclose(half.logits(tokens), expected, rtol=0, atol=FLOAT16 * float(np.abs(expected).max()))
 
 
+@pytest.mark.parametrize(("target", "name", "factor"), [("vulkan-f16", "self_attn.k", 1e5), ("vulkan", "mlp.up", 3e38)])
+def test_numbers_that_overflow_are_reported(target: str, name: str, factor: float, tmp_path: Path) -> None:
+    """Attention and the sampler pass NaN on, and the layer is the one that has it."""
+    checkpoint = write_llama(tmp_path / "checkpoint")
+    layer = 1 if "k" in name else 0
+    scale_tensor(checkpoint, f"model.layers.{layer}.{name}_proj.weight", factor)
+    half = "16" in target
+    options = {"kv_cache_dtype": "f16", "quantization": "q4f16_1"} if half else {"quantization": "q0f32"}
+    engine = _engine(checkpoint, target, tmp_path / "gpu", **options)
+    for settings in (GREEDY, SamplingParams(temperature=0.7, top_p=0.9, repetition_penalty=1.2)):
+        with pytest.raises(ComputeError, match="not finite in the keys of layer 1; found") as raised:
+            engine.generate([1, 2, 3], sampling=settings, max_tokens=4, ignore_eos=True)
+        assert ("float32 activations" if half else "--device cpu") in str(raised.value)
+
+
 def test_two_engines_and_penalties_in_one_process(small: Callable[[str], Path]) -> None:
     """The same draws as on the CPU."""
     first, second = Engine(small("vulkan")), Engine(small("vulkan"), device="vulkan:0")
@@ -146,7 +160,12 @@ def test_libraries_in_one_process_keep_apart(small: Callable[[str], Path], tmp_p
     engines: list[Engine] = []
     expected: list[NDArray[np.float32]] = []
     for place, bundle in enumerate(
-        [small(EXACT), small("vulkan"), _engine(other, EXACT, tmp_path / "c").path, _engine(other, "vulkan", tmp_path / "g").path]
+        [
+            small(EXACT),
+            small("vulkan"),
+            _engine(other, EXACT, tmp_path / "c").path,
+            _engine(other, "vulkan", tmp_path / "g").path,
+        ]
     ):
         engines.append(Engine(bundle))
         found = engines[-1].logits(tokens)
@@ -169,6 +188,6 @@ def test_devices_that_do_not_fit_are_refused_in_words(
         Engine(bundle, device="cpu")
     with pytest.raises(UsageError, match="the bundle runs on the CPU"):
         Engine(small(EXACT), device="vulkan")
-    monkeypatch.setattr("mlcpipe.runtime.places.Gpu.free_bytes", lambda place: 1 << 20)
-    with pytest.raises(ResourceError, match="not enough memory for .* tokens of context.*vulkan:0.*1 MiB free"):
+    monkeypatch.setattr("mlcpipe.devices.vulkan.Device.free_memory", lambda device: FreeMemory(1 << 20))
+    with pytest.raises(ResourceError, match="not enough memory for .* tokens of context.*vulkan:0.*1.00 MiB free"):
         Engine(bundle)

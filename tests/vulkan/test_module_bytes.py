@@ -12,10 +12,10 @@ import numpy as np
 import pytest
 import tvm_ffi
 
-from mlcpipe.runtime import vulkan
+from mlcpipe.devices import vulkan
+from tests.vulkan.conftest import Compiled
 from tests.vulkan.gpu import download, upload
 from tests.vulkan.kernels import ADD, INCREMENT, module_bytes, pack
-from tests.vulkan.test_kernels import Compiled
 
 REFUSED = "vulkan: a module that cannot be loaded: "
 Header = dict[str, Any]
@@ -57,14 +57,14 @@ def kernel_field(name: str, value: Any) -> Callable[[Header], None]:
         (lambda h: h.__setitem__("format", 2), "another format"),
         (lambda h: h.__setitem__("kernels", 5), "kernels is no list"),
         (lambda h: h["kernels"].append(5), "a kernel is no object"),
-        (lambda h: h["kernels"].append(h["kernels"][0]), "two kernels have one name"),
+        (lambda h: h["kernels"].append(h["kernels"][0]), "two kernels have the same name"),
         (lambda h: h["kernels"][0].pop("entry"), "kernel add has no entry"),
         (kernel_field("name", ""), "name is no text"),
         (kernel_field("name", "a\0b"), "name is no text"),
         (kernel_field("entry", "other"), "no compute entry point other"),
         (kernel_field("spirv_offset", 1 << 40), "spirv_offset is no integer"),
         (kernel_field("spirv_offset", -4), "spirv_offset is no integer"),
-        (kernel_field("spirv_offset", 2), "does not lie at words"),
+        (kernel_field("spirv_offset", 2), "is not aligned to words"),
         (kernel_field("spirv_offset", 4), "is not SPIR-V"),
         (kernel_field("spirv_bytes", 1 << 40), "spirv_bytes is no integer"),
         (kernel_field("spirv_bytes", 0), "code is too short"),

@@ -10,12 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from mlcpipe.cli import bundles, main
-from mlcpipe.cli.console import stderr_console
+import mlcpipe
+from mlcpipe import loading
+from mlcpipe.cli import main
+from mlcpipe.devices import vulkan
+from mlcpipe.devices.support import vulkan_plugin
 from mlcpipe.errors import TargetError, UsageError
-from mlcpipe.progress import console_progress
-from mlcpipe.runtime import vulkan, vulkan_plugin
-from mlcpipe.targets import suited_target
 from tests.conftest import write_llama
 
 linux = pytest.mark.skipif(sys.platform != "linux", reason="the plugin is for Linux so far")
@@ -46,12 +46,12 @@ def test_a_machine_without_vulkans_headers(monkeypatch: pytest.MonkeyPatch, tmp_
 
 
 @linux
-def test_a_compiler_that_fails_is_an_error_and_leaves_nothing(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_a_compiler_that_fails_is_an_error_and_leaves_nothing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("PATH", f"{tmp_path}:/bin:/usr/bin")
     monkeypatch.setenv("MLCPIPE_CACHE", str(tmp_path / "cache"))
-    fails = 'case "$*" in *-E*) cat > /dev/null;; *--version*) echo bad 1;; *) echo "x.cc:1: error: no" >&2; exit 1;; esac'
+    fails = (
+        'case "$*" in *-E*) cat > /dev/null;; *--version*) echo bad 1;; *) echo "x.cc:1: error: no" >&2; exit 1;; esac'
+    )
     script(tmp_path / "c++", fails)
     with pytest.raises(TargetError, match="the Vulkan plugin does not compile in bad 1; found x.cc:1: error: no"):
         vulkan_plugin.build()
@@ -64,7 +64,7 @@ def test_processes_that_need_the_plugin_at_once_compile_it_once(tmp_path: Path) 
     counting = f'case "$*" in *-E*) cat > /dev/null;; *--version*) echo slow 1;; *) echo x >> {counts}; sleep 1;'
     script(tmp_path / "c++", counting + ' while [ "$1" != -o ]; do shift; done; echo y > "$2";; esac')
     environment = {**os.environ, "PATH": f"{tmp_path}:/bin:/usr/bin", "MLCPIPE_CACHE": str(tmp_path / "cache")}
-    code = "from mlcpipe.runtime import vulkan_plugin; vulkan_plugin.build()"
+    code = "from mlcpipe.devices.support import vulkan_plugin; vulkan_plugin.build()"
     command = [sys.executable, "-c", f"import sys; sys.modules['torch'] = None; {code}"]
     root = Path(__file__).parents[2]
     started = [subprocess.Popen(command, cwd=root, env=environment) for _ in range(3)]
@@ -94,9 +94,8 @@ def test_a_checkpoint_is_compiled_for_the_device_that_is_there(
 ) -> None:
     """`--device` takes the target that suits the device, `--target` stays what it says."""
     seen: list[str] = []
-    monkeypatch.setattr(bundles, "_compile", lambda checkpoint, target, *rest, **options: seen.append(target))
+    monkeypatch.setattr(mlcpipe, "compile", lambda checkpoint, target, **options: seen.append(target))
     checkpoint = str(write_llama(tmp_path / "checkpoint"))
     for target in (None, "vulkan"):
-        wanted = bundles.Wanted(checkpoint, target, device="vulkan:0")
-        bundles.prepare_bundle(wanted, console_progress(stderr_console()))
-    assert seen == [suited_target(gpu.vendor_id, gpu.limits), "vulkan"]
+        loading.prepare_bundle(checkpoint, "vulkan:0", target=target)
+    assert seen == [gpu.best_target(), "vulkan"]

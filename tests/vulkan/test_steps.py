@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import gc
+import json
+import subprocess
+import sys
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -14,17 +18,19 @@ import tvm_ffi
 import mlcpipe
 from mlcpipe import Engine, SamplingParams
 from mlcpipe.bundle import read_manifest
-from mlcpipe.runtime import tvm_runtime, vulkan
+from mlcpipe.devices import vulkan
+from mlcpipe.devices.support import tvm_runtime
 from tests.conftest import TinyLlama, write_llama
-from tests.vulkan.conftest import Start
+from tests.vulkan.conftest import Compiled, Start
+from tests.vulkan.kernels import INCREMENT, module_bytes
 
 pytestmark = pytest.mark.usefixtures("gpu")
 
+ROOT = Path(__file__).parents[2]
 STEPS = 150  # past 128 keys, from where attention has several parts, and a workspace for them
 GREEDY = SamplingParams(temperature=0.0)
 DRAWN = SamplingParams(temperature=0.8, top_k=50, top_p=0.9, repetition_penalty=1.2, frequency_penalty=0.3, seed=4)
 MIB = 1 << 20
-# Tables of the KV cache have 256 KiB, whatever the model: this is the least that can be told from them.
 SMALL = f'base = "vulkan"\n[limits]\nmax_binding_bytes = {MIB}\n'
 LARGE = TinyLlama(vocab_size=4096, hidden_size=128, head_dim=32, tied=False)  # 2 MiB of embedding, and of output
 
@@ -91,20 +97,26 @@ def test_copying_the_weights_is_reported(bundle: Path) -> None:
 
     reported = Reported()
     engine = Engine(bundle, progress=reported)
-    assert [stage.split(" vulkan:0, ")[0] for stage in reported.stages] == ["compile the kernels on", "copy the weights to"]
+    assert [stage.split(" vulkan:0, ")[0] for stage in reported.stages] == [
+        "compile the kernels on",
+        "copy the weights to",
+    ]
     assert reported.total == sum(reported.parts) == engine.manifest.memory_plan.weights_bytes
 
 
 def test_kernels_can_be_measured(bundle: Path, gpu: vulkan.Device) -> None:
     engine = Engine(bundle)
     engine.prefill([1, 2, 3])
+    began = time.monotonic()
     with vulkan.profiled(gpu) as times:
         token = engine.decode(5)
+    elapsed_s = time.monotonic() - began
     before = vulkan.counts(gpu)
     assert engine.decode(token) >= 0
     launches = since(before, gpu)["dispatches"]
     assert sum(calls for calls, _ in times.values()) == launches
-    assert all(0 < seconds < 1 for _, seconds in times.values())
+    assert all(seconds > 0 for _, seconds in times.values())
+    assert sum(seconds for _, seconds in times.values()) < elapsed_s
     assert any("matmul" in name for name in times)
 
 
@@ -148,26 +160,27 @@ def test_a_driver_that_fails_while_a_model_loads_or_answers(beside_fake: Start, 
     assert len(found["errors"]) >= 4  # the runtime makes good for some failures: staging that gets no memory, say
     for where, kind, words in found["errors"]:
         assert kind in ("ResourceError", "TargetError"), where
-        assert "llvmpipe" in words and "\n" not in words, where
+        # TVM's pool tries again on a device that was lost: then a kernel refuses the tensors that were lost with it.
+        assert ("llvmpipe" in words or "of a device that was lost" in words) and "\n" not in words, where
 
 
 @pytest.mark.alone
 @pytest.mark.parametrize("kind", ["1", "2"], ids=["integrated", "discrete"])
-def test_the_host_adds_little_to_a_step(beside_fake: Start, bundle: Path, kind: str) -> None:
+def test_the_host_adds_little_to_a_step(beside_fake: Start, bundle: Path, compiled: Compiled, kind: str) -> None:
     """With kernels that do nothing, what is left of a step is the host's: Python, TVM, recording, submitting, waiting.
 
-    A device computes while the host records; it has nothing to do until the first submission: 30 us after a token was
-    there, on Zen 5, and the host's thread takes 0.9 us a launch.
+    A device computes while the host records; it has nothing to do from a token to the first submission (`gap`).
     """
-    Engine(bundle)  # the driver passes its self-test here: kernels that do nothing would not
+    Engine(bundle)  # the driver passes its check here: kernels that do nothing would not
+    (bundle.parent / "increment.bin").write_bytes(module_bytes([INCREMENT], bundle.parent))
     found: dict[str, Any] = beside_fake(
-        "tests.vulkan.engine_scenario", "steps", str(bundle), "100", watched=False, FAKE_IDLE="1", FAKE_TYPES=kind
+        "tests.vulkan.engine_scenario", "steps", str(bundle), "200", watched=False, FAKE_IDLE="1", FAKE_TYPES=kind
     )
     counts = found["counts"]
     assert (counts["buffers_made"], counts["pipelines_made"], counts["downloaded_bytes"]) == (0, 0, 4)
     assert counts["submits"] <= 3
-    assert found["gap"][0] < 150
-    assert found["thread"][0] < 5 * counts["dispatches"]
+    assert found["gap"] < 0.6 * found["clock"], found
+    assert found["thread"] < 5 * found["launches"], found
 
 
 def test_a_model_that_is_opened_again_while_it_is_open(bundle: Path, gpu: vulkan.Device) -> None:
@@ -189,3 +202,15 @@ def test_a_model_that_is_opened_again_while_it_is_open(bundle: Path, gpu: vulkan
     gc.collect()
     assert answer(second) == expected
     assert vulkan.counts(gpu)["pipelines_alive"] == alive
+
+
+@pytest.mark.parametrize("count", [20, pytest.param(1000, marks=pytest.mark.everything)])
+def test_loading_and_unloading_leaves_nothing(bundle: Path, count: int) -> None:
+    Engine(bundle)  # the driver passes its check here
+    command = [sys.executable, "-m", "tests.vulkan.engine_scenario", "cycles", str(bundle), str(count)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=20 * count + 300)
+    assert done.returncode == 0, done.stderr
+    grown = json.loads(done.stdout)
+    for name in ("buffers_alive", "pipelines_alive", "used_bytes", "blocks", "block_bytes"):
+        assert grown[name] <= 0, name
+    assert grown["resident"] < 16 * MIB

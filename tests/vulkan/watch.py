@@ -35,7 +35,7 @@ def watched() -> Iterator[None]:
 
     The environment is changed only while the plugin makes its one instance: browsers that tests start stay as they are.
     """
-    from mlcpipe.runtime import tvm_runtime, vulkan_plugin
+    from mlcpipe.devices.support import tvm_runtime, vulkan_plugin
 
     load = vulkan_plugin.load
 

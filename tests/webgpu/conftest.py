@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from . import dawn
+from tests.webgpu import dawn
 
 
 @pytest.fixture(scope="session", autouse=True)

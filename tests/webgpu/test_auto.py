@@ -11,8 +11,7 @@ import mlcpipe
 from mlcpipe.bundle import read_manifest, verify
 from mlcpipe.errors import TargetError
 from tests.conftest import write_llama
-
-from . import dawn
+from tests.webgpu import dawn
 
 pytestmark = pytest.mark.skipif(bool(dawn.missing()), reason=dawn.missing() or "runs")
 

@@ -15,13 +15,12 @@ pytest.importorskip("torch", reason="the checkpoints are written by torch")
 pytest.importorskip("transformers", reason="the checkpoints are those of transformers")
 
 import mlcpipe
+from tests.conftest import exact_target
 from tests.models import tiny
-
-from . import dawn
+from tests.webgpu import dawn
 
 pytestmark = pytest.mark.skipif(bool(dawn.missing()), reason=dawn.missing() or "runs")
 
-EXACT = 'description = "this CPU, activations in float32"\nbase = "cpu-native"\n[schedule]\nint8_activations = 0\n'
 CONTEXT, CHUNK, PROMPT, STEPS = 64, 8, 12, 6
 # A residual stream is rounded to float16 ten times a layer: two norms, the products with query, key and value, the
 # attention, the output, the sum, gate and up, their product, down, the sum; before and after the layers three times.
@@ -49,9 +48,7 @@ def test_logits_are_those_of_float32_within_roundings(
     if "num_experts_per_tok" in tiny.tiny_config(case).to_dict():
         case, seed = tiny.TinyCase(family, "all-experts", ALL_EXPERTS), 1
     checkpoint = tiny.write_tiny(case, tmp_path / "checkpoint", seed=seed)
-    exact = tmp_path / "exact.toml"
-    exact.write_text(EXACT, encoding="utf-8")
-    for target, name, kv in (("webgpu-f16", "web", "f16"), (str(exact), "cpu", "f32")):
+    for target, name, kv in (("webgpu-f16", "web", "f16"), (exact_target(tmp_path), "cpu", "f32")):
         mlcpipe.compile(
             checkpoint,
             target=target,
@@ -59,7 +56,7 @@ def test_logits_are_those_of_float32_within_roundings(
             kv_cache_dtype=kv,
             output=tmp_path / name,
             context_length=CONTEXT,
-            quick=True,
+            quick=name == "web",
         )
     prompt = list(map(int, tiny.prompt_tokens(case, PROMPT)))
     monkeypatch.setenv("GALLIVM_PERF", "nopt")  # Mesa on a CPU: kernels are compiled in half the time

@@ -12,13 +12,12 @@ pytest.importorskip("transformers", reason="the checkpoints are those of transfo
 
 import mlcpipe
 from mlcpipe.bundle import read_manifest
+from tests.conftest import exact_target
 from tests.models import tiny
-
-from . import dawn
+from tests.webgpu import dawn
 
 pytestmark = pytest.mark.skipif(bool(dawn.missing()), reason=dawn.missing() or "runs")
 
-EXACT = 'description = "this CPU, activations in float32"\nbase = "cpu-native"\n[schedule]\nint8_activations = 0\n'
 CONTEXT, CHUNK, PROMPT, STEPS = 128, 8, 20, 12
 # Windows and two kinds of RoPE, softcap, biases, experts and routers: what the families have between them.
 CASES = (
@@ -41,12 +40,10 @@ max_prefill_chunk = {CHUNK}
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.id)
 def test_tokens_and_logits_equal_the_cpu_engine(case: tiny.TinyCase, tmp_path: Path) -> None:
     checkpoint = tiny.write_tiny(case, tmp_path / "checkpoint")
-    exact = tmp_path / "exact.toml"
-    exact.write_text(EXACT, encoding="utf-8")
     board = tmp_path / "board.toml"
     board.write_text(BOARD, encoding="utf-8")
     split = case.variant == "split"
-    for target, name in ((str(board) if split else "webgpu", "web"), (str(exact), "cpu")):
+    for target, name in ((str(board) if split else "webgpu", "web"), (exact_target(tmp_path), "cpu")):
         mlcpipe.compile(
             checkpoint,
             target=target,
@@ -54,7 +51,7 @@ def test_tokens_and_logits_equal_the_cpu_engine(case: tiny.TinyCase, tmp_path: P
             kv_cache_dtype="f32",
             output=tmp_path / name,
             context_length=CONTEXT,
-            quick=True,
+            quick=name == "web",
         )
     prompt = list(map(int, tiny.prompt_tokens(case, PROMPT)))
     # Chunks of 8 tokens, so that prefill attends to cached pages too; a prompt of one token decodes alone.

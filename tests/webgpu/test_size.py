@@ -9,8 +9,7 @@ import pytest
 
 import mlcpipe
 from tests.conftest import DEMO
-
-from . import dawn
+from tests.webgpu import dawn
 
 pytestmark = pytest.mark.skipif(bool(dawn.missing()), reason=dawn.missing() or "runs")
 

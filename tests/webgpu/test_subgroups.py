@@ -12,13 +12,11 @@ import pytest
 
 import mlcpipe
 from mlcpipe.bundle import read_manifest
-from tests.conftest import TinyLlama, write_llama
-
-from . import dawn
+from tests.conftest import TinyLlama, exact_target, write_llama
+from tests.webgpu import dawn
 
 pytestmark = pytest.mark.skipif(bool(dawn.missing()), reason=dawn.missing() or "runs")
 
-EXACT = 'description = "this CPU, activations in float32"\nbase = "cpu-native"\n[schedule]\nint8_activations = 0\n'
 BOARD = 'base = "webgpu"\nfeatures = ["subgroups"]\ncompanions = []\n[schedule]\n'
 # Octets alone in a workgroup, which exchange what they load; and two subgroups of two, which do not.
 SHAPES = {
@@ -39,17 +37,17 @@ def test_logits_equal_the_cpu_engine(lanes: int, tmp_path: Path, monkeypatch: py
     if not driver:
         pytest.skip(f"no Vulkan driver with subgroups of {lanes}: tests/webgpu/get_mesa.sh, or set VK_ICD_FILENAMES")
     checkpoint = write_llama(tmp_path / "checkpoint", MODEL)
-    (tmp_path / "board.toml").write_text(BOARD + SHAPES[lanes], encoding="utf-8")
-    (tmp_path / "exact.toml").write_text(EXACT, encoding="utf-8")
-    for target, name in (("board", "web"), ("exact", "cpu")):
+    board = tmp_path / "board.toml"
+    board.write_text(BOARD + SHAPES[lanes], encoding="utf-8")
+    for target, name in ((str(board), "web"), (exact_target(tmp_path), "cpu")):
         mlcpipe.compile(
             checkpoint,
-            target=str(tmp_path / f"{target}.toml"),
+            target=target,
             quantization="q4f32_1",
             kv_cache_dtype="f32",
             output=tmp_path / name,
             context_length=CONTEXT,
-            quick=True,
+            quick=name == "web",
         )
     manifest = read_manifest(tmp_path / "web")
     (variant,) = manifest.target.variants

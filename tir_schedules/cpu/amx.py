@@ -1,9 +1,9 @@
-"""Intel's tile registers (AMX) in kernels of TVM's IR builder: eight tiles of 16 rows of 64 bytes, products of them.
+"""Intel's tile registers (AMX) in TVM's IR builder: eight tiles of 16 rows of 64 bytes, and their products.
 
 A tile of the first factor has numbers of K side by side; of the second, four bytes (two bfloat16) of K side by side
 and then the columns, so 16 rows of it are 64 bytes of K. Intel SDM, volume 1, chapter 18. The tiles belong to a
 thread: a loop's body that may run in another thread configures them, and releases them at its end. The process must
-have asked the system for them before (`mlcpipe/cpu_features.py`).
+have asked the system for them before (`mlcpipe/host/cpu_features.py`).
 """
 
 from __future__ import annotations
@@ -13,7 +13,8 @@ from collections.abc import Sequence
 
 from tvm.script.ir_builder import tirx as I
 
-from tir_schedules.cpu.vectors import Buffer, Expr, put, scratch
+from tir_schedules.builder import Buffer, Expr, put
+from tir_schedules.cpu.vectors import scratch
 
 ROWS = 16  # of a tile, and 32-bit columns of a sum or of a second factor
 TILES = 8

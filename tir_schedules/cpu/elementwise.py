@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 import tvm
 from tvm import s_tir, tirx
 from tvm.s_tir.schedule import SBlockRV, ScheduleError
 
-from tir_schedules.op import Declined, Op
+from tir_schedules.op import Op
+from tir_schedules.rule import Declined, Knobs
 
-LANES = 16
 
-
-def elementwise(func: tirx.PrimFunc, op: Op | None, knobs: Mapping[str, int | str]) -> tirx.PrimFunc | Declined:
+def elementwise(func: tirx.PrimFunc, op: Op | None, knobs: Knobs) -> tirx.PrimFunc | Declined:
     """Schedule a function of injective blocks and simple reductions; never declines, it is the last rule."""
     sch = s_tir.Schedule(func.with_attr("global_symbol", "main"))
     for block in sch.get_child_blocks(sch.get_sblock("root")):
@@ -37,7 +34,7 @@ def _inline(sch: s_tir.Schedule, block: SBlockRV) -> None:
 
 
 def _vectorize(sch: s_tir.Schedule, block: SBlockRV) -> None:
-    """Innermost static spatial loop in vectors of 16 lanes (or as many as divide it)."""
+    """Vectorize the innermost static spatial loop by 16 lanes, or by the most that divide it."""
     loops = sch.get_loops(block)
     kinds = [it.iter_type for it in sch.get(block).iter_vars]
     if not loops or any(kind != tirx.IterVar.DataPar for kind in kinds):

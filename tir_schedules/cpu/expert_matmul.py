@@ -6,98 +6,95 @@ not yet, so mixture models prefill at the speed of their decode.
 
 from __future__ import annotations
 
-from tvm import tirx
-from tvm.script import tirx as T
+from dataclasses import dataclass
 
-from tir_schedules.cpu.matmul import packed_of
-from tir_schedules.macro import macro
-from tir_schedules.op import Declined, Op
+from tvm import tirx
+from tvm.script.ir_builder import tirx as I
+
+from tir_schedules.builder import Buffer, Expr, Tensor, function
+from tir_schedules.cpu.packed_weight import LANES, Packed, codes, packed_of
+from tir_schedules.cpu.store import store_row
+from tir_schedules.cpu.vectors import Registers, load, read, splat
+from tir_schedules.op import Op
+from tir_schedules.rule import Declined
+
+
+@dataclass(frozen=True)
+class Experts:
+    """`count` experts, `top` of them for each token; `shared`: all of these read the same row of x."""
+
+    count: int
+    top: int
+    shared: bool
+
+    @property
+    def x_rows(self) -> int:
+        """Rows of x for a token."""
+        return 1 if self.shared else self.top
+
+    def chosen(self, ids: Buffer, pair: Expr) -> Expr:
+        """The expert of a pair (token, choice)."""
+        return self.nearest(ids[pair // self.top, pair % self.top])
+
+    def nearest(self, expert: Expr) -> Expr:
+        """The expert, or the nearest where there is none of that number."""
+        return I.min(I.max(expert, 0), self.count - 1)
+
+    def row(self, pair: Expr) -> Expr:
+        """The row of x of a pair (token, choice)."""
+        return pair // self.top if self.shared else pair
+
+
+def experts_of(op: Op) -> Experts:
+    """The experts of a tagged `expert_matmul`."""
+    return Experts(op.int("experts"), op.int("top"), bool(op.int("shared")))
 
 
 def expert_matmul(op: Op) -> tirx.PrimFunc | Declined:
     """x f32[m or m * top, K], packed W [experts], ids i32[m, top] -> y f32[m * top, N]."""
     if op.str("layout") != "rows16":
         return Declined(f"weight layout {op.str('layout')} has no CPU kernel")
-    w = packed_of(op)
-    n, k_size, n_blocks, bits, dtype = w.n, w.k, w.blocks, w.bits, w.dtype
-    experts, top, shared = op.int("experts"), op.int("top"), bool(op.int("shared"))
-    x_rows = 1 if shared else top
-    group = w.group_size if bits else 8
-    groups = -(-k_size // group)
-    per_word, words = (w.codes_per_word, w.words_per_group) if bits else (1, 8)
-    mask, zero_point = (1 << bits) - 1, float(w.zero_point)
+    w, experts = packed_of(op), experts_of(op)
+    m = tirx.Var("m", "int64")
+    x, y = Tensor((m * experts.x_rows, w.k), "float32"), Tensor((m * experts.top, w.n), "float32")
+    ids = Tensor((m, experts.top), "int32")
 
-    @macro
-    def store(Y, acc, row, block):
-        if block < n // 16:
-            Y[row, T.ramp(block * 16, 1, 16)] = acc[0, T.ramp(0, 1, 16)]
-        else:
-            for lane in T.serial(n % 16):
-                Y[row, block * 16 + lane] = acc[0, lane]
+    def plain(X: Buffer, W: Buffer, IDS: Buffer, Y: Buffer) -> None:
+        with I.serial(m * experts.top) as pair, I.parallel(w.blocks) as block:
+            total = Registers(1, LANES)
+            expert, row = I.bind(experts.chosen(IDS, pair)), I.bind(experts.row(pair))
+            total[0] = splat(0.0, LANES)
+            with I.serial(w.k) as k:
+                total[0] = total[0] + load(W, (expert, block, k, 0), LANES) * splat(X[row, k], LANES)
+            store_row(Y, pair, block, total)
 
-    if bits == 0:
+    def quantized(X: Buffer, W: Buffer, S: Buffer, IDS: Buffer, Y: Buffer) -> None:
+        with I.serial(m * experts.top) as pair, I.parallel(w.blocks) as block:
+            total, part = Registers(1, LANES), Registers(2, LANES)
+            expert, row = I.bind(experts.chosen(IDS, pair)), I.bind(experts.row(pair))
+            total[0] = splat(0.0, LANES)
+            with I.serial(w.groups) as g:
+                _sum_group(w, X, W, part, (expert, block), row, g)
+                total[0] = total[0] + (part[0] + part[1]) * load(S, (expert, block, g, 0), LANES)
+            store_row(Y, pair, block, total)
 
-        @T.prim_func(s_tir=True)
-        def plain(x_handle: T.handle, w_handle: T.handle, ids_handle: T.handle, y_handle: T.handle):
-            m = T.int64()
-            X = T.match_buffer(x_handle, (m * x_rows, k_size), "float32")
-            W = T.match_buffer(w_handle, (experts, n_blocks, k_size, 16), dtype)
-            ids = T.match_buffer(ids_handle, (m, top), "int32")
-            Y = T.match_buffer(y_handle, (m * top, n), "float32")
-            for i in T.serial(m * top):
-                for block in T.parallel(n_blocks):
-                    acc = T.alloc_buffer((1, 16), "float32")
-                    expert: T.let[T.int32] = T.min(T.max(ids[i // top, i % top], 0), experts - 1)
-                    row: T.let[T.int64] = i // top if shared else i
-                    acc[0, T.ramp(0, 1, 16)] = T.broadcast(T.float32(0), 16)
-                    for k in T.serial(k_size):
-                        acc[0, T.ramp(0, 1, 16)] = acc[0, T.ramp(0, 1, 16)] + T.cast(
-                            W[expert, block, k, T.ramp(0, 1, 16)], "float32x16"
-                        ) * T.broadcast(X[row, k], 16)
-                    store(Y, acc, i, block)
+    if w.bits == 0:
+        weight = Tensor((experts.count, w.blocks, w.k, LANES), w.dtype)
+        return function("plain", {"x": x, "w": weight, "ids": ids, "y": y}, plain)
+    words = Tensor((experts.count, w.blocks, w.words, LANES), "uint32")
+    scales = Tensor((experts.count, w.blocks, w.groups, LANES), w.dtype)
+    return function("quantized", {"x": x, "w": words, "s": scales, "ids": ids, "y": y}, quantized)
 
-        return plain
 
-    @T.prim_func(s_tir=True)
-    def quantized(x_handle: T.handle, w_handle: T.handle, s_handle: T.handle, ids_handle: T.handle, y_handle: T.handle):
-        m = T.int64()
-        X = T.match_buffer(x_handle, (m * x_rows, k_size), "float32")
-        W = T.match_buffer(w_handle, (experts, n_blocks, groups * words, 16), "uint32")
-        S = T.match_buffer(s_handle, (experts, n_blocks, groups, 16), dtype)
-        ids = T.match_buffer(ids_handle, (m, top), "int32")
-        Y = T.match_buffer(y_handle, (m * top, n), "float32")
-        for i in T.serial(m * top):
-            for block in T.parallel(n_blocks):
-                acc = T.alloc_buffer((1, 16), "float32")
-                part = T.alloc_buffer((2, 16), "float32")
-                expert: T.let[T.int32] = T.min(T.max(ids[i // top, i % top], 0), experts - 1)
-                row: T.let[T.int64] = i // top if shared else i
-                acc[0, T.ramp(0, 1, 16)] = T.broadcast(T.float32(0), 16)
-                for g in T.serial(groups):
-                    part[0, T.ramp(0, 1, 16)] = T.broadcast(T.float32(0), 16)
-                    part[1, T.ramp(0, 1, 16)] = T.broadcast(T.float32(0), 16)
-                    for j in T.serial(words):
-                        for c in T.unroll(per_word):
-                            if g * group + j * per_word + c < k_size:
-                                part[c % 2, T.ramp(0, 1, 16)] = part[c % 2, T.ramp(0, 1, 16)] + (
-                                    T.cast(
-                                        T.cast(
-                                            T.bitwise_and(
-                                                T.shift_right(
-                                                    W[expert, block, g * words + j, T.ramp(0, 1, 16)],
-                                                    T.broadcast(T.cast(c * bits, "uint32"), 16),
-                                                ),
-                                                T.broadcast(T.uint32(mask), 16),
-                                            ),
-                                            "int32x16",
-                                        ),
-                                        "float32x16",
-                                    )
-                                    - T.broadcast(T.float32(zero_point), 16)
-                                ) * T.broadcast(X[row, g * group + j * per_word + c], 16)
-                    acc[0, T.ramp(0, 1, 16)] = acc[0, T.ramp(0, 1, 16)] + (
-                        part[0, T.ramp(0, 1, 16)] + part[1, T.ramp(0, 1, 16)]
-                    ) * T.cast(S[expert, block, g, T.ramp(0, 1, 16)], "float32x16")
-                store(Y, acc, i, block)
-
-    return quantized
+def _sum_group(
+    w: Packed, X: Buffer, W: Buffer, part: Registers, block: tuple[Expr, Expr], row: Expr, group: Expr
+) -> None:
+    """part[0] + part[1] = X[row] times the codes of a group, less their zero point; `block` is (expert, block)."""
+    part[0] = splat(0.0, LANES)
+    part[1] = splat(0.0, LANES)
+    with I.serial(w.words_per_group) as j, I.unroll(w.codes_per_word) as c:
+        k = group * w.group_size + j * w.codes_per_word + c
+        with I.If(k < w.k), I.Then():
+            word = read(W, (*block, group * w.words_per_group + j, 0), LANES)
+            code = codes(word, c, w.bits) - splat(float(w.zero_point), LANES)
+            part[c % 2] = part[c % 2] + code * splat(X[row, k], LANES)

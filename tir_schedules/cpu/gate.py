@@ -1,4 +1,4 @@
-"""act(gate) * up of a projection to gate columns and as many up columns after them."""
+"""act(gate) * up of a projection whose first half of columns is gate and whose second half is up."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from tvm.script.ir_builder import tirx as I
 
 from tir_schedules.activation import ACTIVATIONS
-from tir_schedules.cpu.vectors import Buffer, Expr, value
+from tir_schedules.builder import Buffer, Expr
+from tir_schedules.cpu.vectors import value
 from tir_schedules.op import Op
 
 

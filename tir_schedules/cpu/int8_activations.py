@@ -7,12 +7,14 @@ infinity makes the scale of its group NaN, and so every result that reads the gr
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from tvm import tirx
-from tvm.script import tirx as T
+from tvm.script.ir_builder import tirx as I
 
-from tir_schedules.macro import macro
+from tir_schedules.builder import Buffer, Expr, put
+from tir_schedules.cpu.vectors import Registers, read, scratch, splat
 
 SMALLEST, LARGEST = 1e-30, 3.4e38
 MAGNITUDE = 0x7FFFFFFF
@@ -51,54 +53,80 @@ def _ordered(x: tirx.PrimExpr, order: tuple[int, ...]) -> tirx.PrimExpr:
     return x if order == IN_ORDER else tirx.Shuffle([x], list(order))
 
 
-@macro
-def quantize_group(X, row, g, groups, Q, scales, corrections, panel, r):
-    """Quantize group g of X[row] into Q[panel, words of the group, r] (int32, four numbers each), scales[panel, g, r]
-    and corrections[panel, g, r] = -zero_point * sum(q). Numbers past the end of the row are zeros. With `side` words
-    side by side word i is Q[panel, i // side, r * side + i % side].
+@dataclass(frozen=True)
+class Panels:
+    """Quantized rows of x: words int32[panel, word, row], four numbers each, and scales f32[panel, group, row].
+
+    corrections int32[panel, group, row] = -zero_point * sum(q). With `side` words next to each other word i of row r
+    is words[panel, i // side, r * side + i % side].
     """
-    size, k, side = T.meta_var((groups.size, groups.k, groups.side))
-    x = T.alloc_buffer((groups.size // 16, 16), "float32")
-    top = T.alloc_buffer((1, 16), "int32")
-    total = T.alloc_buffer((1, 16), "int32")
-    q = T.alloc_buffer((1, 16), "int32")
-    word = T.alloc_buffer((4,), "int32")
-    peak = T.alloc_buffer((2,), "float32")
-    top[0, T.ramp(0, 1, 16)] = T.broadcast(T.int32(0), 16)
-    total[0, T.ramp(0, 1, 16)] = T.broadcast(T.int32(0), 16)
-    if groups.k % groups.size == 0 or g < k // size:
-        for i in T.unroll(size // 16):
-            x[i, T.ramp(0, 1, 16)] = X[row, T.ramp(g * size + i * 16, 1, 16)]
-    else:
-        for i in T.unroll(size // 16):
-            x[i, T.ramp(0, 1, 16)] = T.broadcast(T.float32(0), 16)
-        for i in T.serial(k % size):
-            x[i // 16, i % 16] = X[row, k // size * size + i]
-    # As integers magnitudes order as numbers do, and NaN is the largest.
-    for i in T.unroll(size // 16):
-        top[0, T.ramp(0, 1, 16)] = T.max(
-            top[0, T.ramp(0, 1, 16)],
-            T.bitwise_and(T.reinterpret(x[i, T.ramp(0, 1, 16)], dtype="int32x16"), T.broadcast(T.int32(MAGNITUDE), 16)),
-        )
-    peak[0] = T.reinterpret(
-        T.call_llvm_pure_intrin(
-            T.llvm_lookup_intrinsic_id("llvm.vector.reduce.smax"), top[0, T.ramp(0, 1, 16)], dtype="int32"
-        ),
-        dtype="float32",
-    )
-    peak[1] = T.Select(peak[0] > T.float32(SMALLEST), T.float32(127) / peak[0], T.float32(0))
-    scales[panel, g, r] = T.Select(peak[0] < T.float32(LARGEST), peak[0] * T.float32(1 / 127), T.float32(float("nan")))
-    for i in T.unroll(size // 16):
-        q[0, T.ramp(0, 1, 16)] = T.cast(T.nearbyint(x[i, T.ramp(0, 1, 16)] * T.broadcast(peak[1], 16)), "int32x16")
-        total[0, T.ramp(0, 1, 16)] = total[0, T.ramp(0, 1, 16)] + q[0, T.ramp(0, 1, 16)]
-        word[T.ramp(0, 1, 4)] = T.reinterpret(
-            _ordered(T.cast(q[0, T.ramp(0, 1, 16)], "int8x16"), groups.order), dtype="int32x4"
-        )
-        for j in T.unroll(4):
-            Q[panel, (g * (size // 4) + i * 4 + j) // side, r * side + (g * (size // 4) + i * 4 + j) % side] = word[j]
-    corrections[panel, g, r] = T.int32(-groups.zero_point) * T.call_llvm_pure_intrin(
-        T.llvm_lookup_intrinsic_id("llvm.vector.reduce.add"), total[0, T.ramp(0, 1, 16)], dtype="int32"
-    )
+
+    groups: Groups
+    words: Buffer
+    scales: Buffer
+    corrections: Buffer
+
+
+def alloc_panels(groups: Groups, count: Expr, rows: int) -> Panels:
+    """Memory of `count` panels of `rows` rows."""
+    words = I.alloc_buffer((count, groups.words // groups.side, rows * groups.side), "int32")
+    scales = I.alloc_buffer((count, groups.count, rows), "float32")
+    return Panels(groups, words, scales, I.alloc_buffer((count, groups.count, rows), "int32"))
+
+
+def _reduce(name: str, x: Expr) -> Expr:
+    """One int32 of the lanes of x."""
+    return I.call_llvm_pure_intrin(I.llvm_lookup_intrinsic_id(f"llvm.vector.reduce.{name}"), x, dtype="int32")
+
+
+def quantize_group(X: Buffer, row: Expr, g: Expr, panels: Panels, panel: Expr, r: Expr) -> None:
+    """Row r of a panel = X[row], its group g. Numbers past the end of the row are zeros."""
+    groups = panels.groups
+    size, side = groups.size, groups.side
+    x = Registers(size // 16, 16)
+    top, total, q = (Registers(1, 16, "int32") for _ in range(3))
+    word, peak = scratch(4, "int32"), scratch(2)
+    # Step 1: the numbers.
+    top[0] = splat(I.int32(0), 16)
+    total[0] = splat(I.int32(0), 16)
+    _load_group(X, row, g, groups, x)
+    # Step 2: the scale. As integers magnitudes order as numbers do, and NaN is the largest.
+    with I.unroll(size // 16) as i:
+        magnitude = I.bitwise_and(I.reinterpret("int32x16", x[i]), splat(I.int32(MAGNITUDE), 16))
+        top[0] = I.max(top[0], magnitude)
+    put(peak, 0, I.reinterpret("float32", _reduce("smax", top[0])))
+    put(peak, 1, I.Select(peak[0] > I.float32(SMALLEST), I.float32(127) / peak[0], I.float32(0)))
+    scale = I.Select(peak[0] < I.float32(LARGEST), peak[0] * I.float32(1 / 127), I.float32(float("nan")))
+    put(panels.scales, (panel, g, r), scale)
+    # Step 3: the words, and the sum of their bytes.
+    with I.unroll(size // 16) as i:
+        q[0] = I.cast(I.nearbyint(x[i] * splat(peak[1], 16)), "int32x16")
+        total[0] = total[0] + q[0]
+        put(word, I.ramp(0, 1, 4), I.reinterpret("int32x4", _ordered(I.cast(q[0], "int8x16"), groups.order)))
+        with I.unroll(4) as j:
+            at = g * (size // 4) + i * 4 + j
+            put(panels.words, (panel, at // side, r * side + at % side), word[j])
+    put(panels.corrections, (panel, g, r), I.int32(-groups.zero_point) * _reduce("add", total[0]))
+
+
+def _load_group(X: Buffer, row: Expr, g: Expr, groups: Groups, x: Registers) -> None:
+    """x = group g of X[row]; the last one may end early."""
+    size, k = groups.size, groups.k
+
+    def whole() -> None:
+        with I.unroll(size // 16) as i:
+            x[i] = read(X, (row, g * size + i * 16), 16)
+
+    if k % size == 0:
+        return whole()
+    with I.If(g < k // size):
+        with I.Then():
+            whole()
+        with I.Else():
+            with I.unroll(size // 16) as i:
+                x[i] = splat(0.0, 16)
+            with I.serial(k % size) as i:
+                put(x.memory, (i // 16, i % 16), X[row, k // size * size + i])
 
 
 def whole_panels(m: tirx.PrimExpr, rows: int, tail_rows: int) -> tirx.PrimExpr:
@@ -108,32 +136,52 @@ def whole_panels(m: tirx.PrimExpr, rows: int, tail_rows: int) -> tirx.PrimExpr:
     """
     third = rows - tail_rows
     rest = m % rows
-    fewer = T.if_then_else(T.And(T.And(rest > 0, rest <= third), m > rows), T.int64(-1), T.int64(0))
-    return m // rows + T.if_then_else(rest > 2 * third, T.int64(1), fewer)
+    fewer = I.if_then_else(I.And(I.And(rest > 0, rest <= third), m > rows), I.int64(-1), I.int64(0))
+    return m // rows + I.if_then_else(rest > 2 * third, I.int64(1), fewer)
 
 
 def panel_row(panel: tirx.PrimExpr, whole: tirx.PrimExpr, rows: int, tail_rows: int) -> tirx.PrimExpr:
     """The first row of a panel: `whole` panels of `rows` rows come first."""
-    return T.min(panel, whole) * rows + T.max(panel - whole, 0) * tail_rows
+    return I.min(panel, whole) * rows + I.max(panel - whole, 0) * tail_rows
 
 
-@macro
-def quantize_panels(X, m, whole, tail, rows, tail_rows, groups, panels):
-    """Quantize m rows into `whole` panels of `rows` rows, then `tail` of `tail_rows`; the last row fills the rest."""
-    Q, scales, corrections = T.meta_var(panels)
-    for p in T.parallel(whole + tail):
-        for r in T.serial(T.if_then_else(p < whole, rows, tail_rows)):
-            for g in T.serial(groups.count):
-                row = T.meta_var(T.min(panel_row(p, whole, rows, tail_rows) + r, m - 1))
-                quantize_group(X, row, g, groups, Q, scales, corrections, p, r)
+@dataclass(frozen=True)
+class Cover:
+    """m rows as `whole` panels of `rows` rows, then `tail` panels of `tail_rows`; the last row fills the rest."""
+
+    m: Expr
+    rows: int
+    tail_rows: int
+    whole: Expr
+    tail: Expr
+
+    def row(self, panel: Expr, r: Expr) -> Expr:
+        """The r-th row of a panel."""
+        return I.min(panel_row(panel, self.whole, self.rows, self.tail_rows) + r, self.m - 1)
+
+    def rows_of(self, panel: Expr) -> Expr:
+        return I.if_then_else(panel < self.whole, self.rows, self.tail_rows)
+
+    def tiles(self) -> Iterator[tuple[Expr, Expr, int]]:
+        """Emit loops over all panels; their bodies get (panel, first row, rows)."""
+        with I.serial(self.whole) as p:
+            yield p, p * self.rows, self.rows
+        with I.serial(self.tail) as i:
+            yield self.whole + i, self.whole * self.rows + i * self.tail_rows, self.tail_rows
 
 
-@macro
-def quantize_columns(X, m, whole, tail, rows, tail_rows, groups, panels):
-    """As `quantize_panels`, in parallel over groups: few rows are less than a panel for each thread."""
-    Q, scales, corrections = T.meta_var(panels)
-    for g in T.parallel(groups.count):
-        for p in T.serial(whole + tail):
-            for r in T.serial(T.if_then_else(p < whole, rows, tail_rows)):
-                row = T.meta_var(T.min(panel_row(p, whole, rows, tail_rows) + r, m - 1))
-                quantize_group(X, row, g, groups, Q, scales, corrections, p, r)
+def quantize_rows(
+    X: Buffer, m: Expr, groups: Groups, rows: int, tail_rows: int, by_group: bool = False
+) -> tuple[Cover, Panels]:
+    """Quantize m rows, in parallel over panels, or over groups where few rows are less than a panel for each thread."""
+    panels = alloc_panels(groups, (m + tail_rows - 1) // tail_rows, rows)
+    whole = I.bind(whole_panels(m, rows, tail_rows))
+    tail = I.bind((I.max(m - whole * rows, 0) + tail_rows - 1) // tail_rows)
+    cover = Cover(m, rows, tail_rows, whole, tail)
+    if by_group:
+        with I.parallel(groups.count) as g, I.serial(whole + tail) as p, I.serial(cover.rows_of(p)) as r:
+            quantize_group(X, cover.row(p, r), g, panels, p, r)
+    else:
+        with I.parallel(whole + tail) as p, I.serial(cover.rows_of(p)) as r, I.serial(groups.count) as g:
+            quantize_group(X, cover.row(p, r), g, panels, p, r)
+    return cover, panels

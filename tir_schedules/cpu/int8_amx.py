@@ -17,19 +17,17 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from tvm.script import tirx as T
 from tvm.script.ir_builder import tirx as I
 
+from tir_schedules.builder import Buffer, Expr, put
 from tir_schedules.cpu import amx
 from tir_schedules.cpu.amx import ROWS
-from tir_schedules.cpu.int8_activations import IN_ORDER, PAIRS, Groups, quantize_group
-from tir_schedules.cpu.int8_dot import Dot
-from tir_schedules.cpu.int8_gemm import CHUNK, gemm_fits, requantize
-from tir_schedules.cpu.matmul import Packed
-from tir_schedules.cpu.vectors import Buffer, Expr, put, read, scratch, splat, value
+from tir_schedules.cpu.int8_activations import IN_ORDER, PAIRS, Groups, Panels, alloc_panels, quantize_group
+from tir_schedules.cpu.int8_dot import Dot, Weight
+from tir_schedules.cpu.int8_gemm import CHUNK, Unpacked, gemm_fits, requantize
+from tir_schedules.cpu.packed_weight import Packed
+from tir_schedules.cpu.vectors import load, read, scratch, splat, store, value
 
-# Rows of x from which on tiles pay: unpacking 16 columns of 128 costs about what integer dot products of 8 rows do.
-AMX_ROWS = 16
 # Spans between two visits of y. 128 x 4 of K are 16 KiB of bytes and as many of x that passes by: both stay in L1.
 DEPTH = 4
 SUMS, FIRST, SECOND = 0, 4, 6  # tiles: 2 x 2 sums, two of x, two of w
@@ -38,7 +36,7 @@ COLUMNS = 2 * ROWS
 
 @dataclass(frozen=True)
 class Spans:
-    """How a weight [N, K] and x are multiplied: `groups` of x have one scale, and products of them one tile of sums."""
+    """How a weight [N, K] and x are multiplied: `groups` of x share one scale, and their products one tile of sums."""
 
     groups: Groups
     packed: bool  # 8-bit codes, straight from the weight
@@ -70,85 +68,92 @@ def _shapes(spans: Spans) -> list[tuple[int, int]]:
 
 
 @dataclass(frozen=True)
-class _Weight:
-    """Where tiles of two blocks of 16 columns from `block` on lie: in the packed weight, or in scratch as bytes."""
+class _Columns:
+    """All rows of x, quantized, and what a thread has for two blocks of 16 columns from `block` on.
+
+    Tiles of the weight are in `unpacked`, or in the packed weight itself. `sums` and `total` are [32, 32].
+    """
 
     spans: Spans
-    memory: Buffer
+    weight: Weight
+    panels: Panels
+    m: Expr
+    Y: Buffer
     block: Expr
-    last_block: int
+    unpacked: Unpacked
+    sums: Buffer
+    total: Buffer
 
-    def load(self, tile: int, b: int, first: Expr, slot: Expr, step: int) -> None:
+    def prepare(self, first: Expr, count: Expr) -> None:
+        """Emit scales, and bytes where the weight's are none, of `count` spans from `first` on."""
+        packed = self.weight.packed
+        with I.serial(count) as slot, I.serial(2) as b:
+            block = I.min(self.block + b, packed.blocks - 1)
+            if self.spans.packed:
+                scale = load(self.weight.scales, (block, first + slot if packed.groups > 1 else 0, 0), 16)
+                store(self.unpacked.scales, (slot, b, 0), scale, 16)
+            else:
+                requantize(self.weight, block, first + slot, self.unpacked, slot, b)
+
+    def multiply(self, panel: Expr, height: int, first: Expr, count: Expr) -> None:
+        """Emit Y[16 * panel :, 32 columns] (+)= `height` panels times `count` spans from `first` on."""
+        self._multiply_span(panel, height, first, 0)
+        self._store_sums(height)
+        with I.serial(1, count) as slot:
+            self._multiply_span(panel, height, first, slot)
+            with I.serial(0, ROWS * height) as r:
+                for b, x in enumerate(self._scaled(panel, r, first, slot - 1)):
+                    store(self.total, r * COLUMNS + b * ROWS, x, 16)
+            self._store_sums(height)
+        with I.serial(0, I.min(ROWS * height, self.m - panel * ROWS)) as r:
+            for b, x in enumerate(self._scaled(panel, r, first, count - 1)):
+                _add(self.Y, panel * ROWS + r, self.block + b, x, first > 0)
+
+    def _multiply_span(self, panel: Expr, height: int, first: Expr, slot: Expr) -> None:
+        """Tiles of sums = the products of a span."""
+        groups = self.spans.groups
+        for i in range(2 * height):
+            amx.zero(SUMS + i)
+        for step in range(self.spans.steps):
+            column = (first + slot) * self.spans.steps + step
+            for b in range(2):
+                self._load_weight(SECOND + b, b, first, slot, step)
+            for i in range(height):
+                amx.load(FIRST + i, self.panels.words[panel + i, column, 0], 4 * groups.side)
+                for b in range(2):
+                    amx.multiply("su" if self.spans.packed else "ss", SUMS + 2 * i + b, FIRST + i, SECOND + b)
+
+    def _load_weight(self, tile: int, b: int, first: Expr, slot: Expr, step: int) -> None:
         """The step-th tile of span `first + slot`, the slot-th in scratch."""
         if self.spans.packed:
             row = ((first + slot) * self.spans.steps + step) * self.spans.groups.side
-            amx.load(tile, self.memory[I.min(self.block + b, self.last_block), row, 0], 64)
+            block = I.min(self.block + b, self.weight.packed.blocks - 1)
+            amx.load(tile, self.weight.words[block, row, 0], 64)
         else:
-            amx.load(tile, self.memory[(slot * self.spans.steps + step) * 16, b, 0], 128)
+            amx.load(tile, self.unpacked.words[(slot * self.spans.steps + step) * 16, b, 0], 128)
 
-
-def _tile(
-    panels: tuple[Buffer, Buffer, Buffer],
-    weight: _Weight,
-    steps: Buffer,
-    sums: Buffer,
-    total: Buffer,
-    Y: Buffer,
-    panel: Expr,
-    m: Expr,
-    first: Expr,
-    count: Expr,
-    height: int,
-    n: int,
-) -> None:
-    """Emit Y[16 * panel :, 32 columns] (+)= the products of `height` panels with `count` spans from `first` on."""
-    Q, groups = panels[0], weight.spans.groups
-
-    def multiply(slot: Expr) -> None:
-        for i in range(2 * height):
-            amx.zero(SUMS + i)
-        for step in range(weight.spans.steps):
-            column = (first + slot) * weight.spans.steps + step
-            for b in range(2):
-                weight.load(SECOND + b, b, first, slot, step)
-            for i in range(height):
-                amx.load(FIRST + i, Q[panel + i, column, 0], 4 * groups.side)
-                for b in range(2):
-                    amx.multiply("su" if weight.spans.packed else "ss", SUMS + 2 * i + b, FIRST + i, SECOND + b)
-
-    def store() -> None:
+    def _store_sums(self, height: int) -> None:
         for i in range(height):
             for b in range(2):
-                amx.store(SUMS + 2 * i + b, sums[i * ROWS * COLUMNS + b * ROWS], 4 * COLUMNS)
+                amx.store(SUMS + 2 * i + b, self.sums[i * ROWS * COLUMNS + b * ROWS], 4 * COLUMNS)
 
-    def scaled(r: Expr, slot: Expr) -> list[Expr]:
+    def _scaled(self, panel: Expr, r: Expr, first: Expr, slot: Expr) -> list[Expr]:
         """A row of the sums of spans up to `slot`, whose integers are in `sums`."""
         at = (panel + r // ROWS, first + slot, r % ROWS)
-        scale, found = value(splat(panels[1][at], 16)), []
+        scale, found = value(splat(self.panels.scales[at], 16)), []
         for b in range(2):
-            integers = read(sums, r * COLUMNS + b * ROWS, 16)
-            if groups.zero_point:
-                integers = integers + splat(panels[2][at], 16)
-            before = I.Select(slot > 0, read(total, r * COLUMNS + b * ROWS, 16), splat(0.0, 16))
-            found.append(before + I.cast(integers, "float32x16") * (steps[slot, b, I.ramp(0, 1, 16)] * scale))
+            integers = read(self.sums, r * COLUMNS + b * ROWS, 16)
+            if self.spans.groups.zero_point:
+                integers = integers + splat(self.panels.corrections[at], 16)
+            before = I.Select(slot > 0, read(self.total, r * COLUMNS + b * ROWS, 16), splat(0.0, 16))
+            step = read(self.unpacked.scales, (slot, b, 0), 16)
+            found.append(before + I.cast(integers, "float32x16") * (step * scale))
         return found
 
-    multiply(0)
-    store()
-    with I.serial(1, count) as slot:
-        multiply(slot)
-        with I.serial(0, ROWS * height) as r:
-            for b, x in enumerate(scaled(r, slot - 1)):
-                I.buffer_store(total, x, [I.ramp(r * COLUMNS + b * ROWS, 1, 16)])
-        store()
-    with I.serial(0, I.min(ROWS * height, m - panel * ROWS)) as r:
-        for b, x in enumerate(scaled(r, count - 1)):
-            _add(Y, panel * ROWS + r, weight.block + b, x, first > 0, n)
 
-
-def _add(Y: Buffer, row: Expr, block: Expr, x: Expr, add: Expr, n: int) -> None:
+def _add(Y: Buffer, row: Expr, block: Expr, x: Expr, add: Expr) -> None:
     """Emit Y[row, 16 * block :] (+)= x, as far as there are columns."""
-    kept = scratch(16)
+    kept, n = scratch(16), int(Y.shape[1])
     put(kept, I.ramp(0, 1, 16), x)
 
     def columns(at: Expr, lanes: Expr) -> None:
@@ -163,38 +168,25 @@ def _add(Y: Buffer, row: Expr, block: Expr, x: Expr, add: Expr, n: int) -> None:
             columns(block * 16 + lane, lane)
 
 
-@T.macro
-def amx_gemm(X, W, S, Y, m, w, dot, spans):
-    """y = x W^T: per 32 columns and DEPTH spans, bytes and scales once, then all rows."""
-    groups, side, count = T.meta_var((spans.groups, spans.groups.side, spans.groups.count))
-    Q = T.alloc_buffer(((m + ROWS - 1) // ROWS, groups.words // side, ROWS * side), "int32")
-    scales = T.alloc_buffer(((m + ROWS - 1) // ROWS, groups.count, ROWS), "float32")
-    corrections = T.alloc_buffer(((m + ROWS - 1) // ROWS, groups.count, ROWS), "int32")
-    panels: T.let[T.int64] = (m + ROWS - 1) // ROWS
-    for i in T.parallel(panels * ROWS):
-        for g in T.serial(count):
-            row = T.meta_var(T.min(i, m - 1))  # the last one fills the last panel
-            quantize_group(X, row, g, groups, Q, scales, corrections, i // ROWS, i % ROWS)
-    for t in T.parallel(-(-w.blocks // 2)):
-        bytes_ = T.alloc_buffer((1 if spans.packed else DEPTH * 32, 2, 16), "uint32")
-        steps = T.alloc_buffer((DEPTH, 2, 16), "float32")
-        sums = T.alloc_buffer((COLUMNS * COLUMNS,), "int32")
-        total = T.alloc_buffer((COLUMNS * COLUMNS,), "float32")
+def amx_gemm(X: Buffer, weight: Weight, Y: Buffer, m: Expr, spans: Spans) -> None:
+    """Emit y = x W^T: per 32 columns and DEPTH spans, bytes and scales once, then all rows."""
+    count = spans.groups.count
+    panels = alloc_panels(spans.groups, (m + ROWS - 1) // ROWS, ROWS)
+    panel_count = I.bind((m + ROWS - 1) // ROWS)
+    with I.parallel(panel_count * ROWS) as i, I.serial(count) as g:
+        row = I.min(i, m - 1)  # the last one fills the last panel
+        quantize_group(X, row, g, panels, i // ROWS, i % ROWS)
+    with I.parallel(-(-weight.packed.blocks // 2)) as t:
+        words = I.alloc_buffer((1 if spans.packed else DEPTH * 32, 2, 16), "uint32")
+        unpacked = Unpacked(words, I.alloc_buffer((DEPTH, 2, 16), "float32"), CHUNK)
+        sums, total = scratch(COLUMNS * COLUMNS, "int32"), scratch(COLUMNS * COLUMNS)
+        columns = _Columns(spans, weight, panels, m, Y, t * 2, unpacked, sums, total)
         amx.configure(_shapes(spans))
-        for d in T.serial(-(-count // DEPTH)):
-            here = T.meta_var(T.min(DEPTH, count - d * DEPTH))
-            for slot in T.serial(here):
-                for b in T.serial(2):
-                    block = T.meta_var(T.min(t * 2 + b, w.blocks - 1))
-                    if spans.packed:
-                        scale = T.meta_var(S[block, d * DEPTH + slot if w.groups > 1 else 0, T.ramp(0, 1, 16)])
-                        steps[slot, b, T.ramp(0, 1, 16)] = T.cast(scale, "float32x16")
-                    else:
-                        requantize(W, S, bytes_, steps, block, b, d * DEPTH + slot, slot, w, dot)
-            weight = T.meta_var(_Weight(spans, W if spans.packed else bytes_, t * 2, w.blocks - 1))
-            for p in T.serial(panels // 2):
-                _tile((Q, scales, corrections), weight, steps, sums, total, Y, p * 2, m, d * DEPTH, here, 2, w.n)
-            for p in T.serial(panels % 2):
-                last = T.meta_var(panels - 1 - p)
-                _tile((Q, scales, corrections), weight, steps, sums, total, Y, last, m, d * DEPTH, here, 1, w.n)
+        with I.serial(-(-count // DEPTH)) as d:
+            first, here = d * DEPTH, I.min(DEPTH, count - d * DEPTH)
+            columns.prepare(first, here)
+            with I.serial(panel_count // 2) as p:
+                columns.multiply(p * 2, 2, first, here)
+            with I.serial(panel_count % 2) as p:
+                columns.multiply(panel_count - 1 - p, 1, first, here)
         amx.release()

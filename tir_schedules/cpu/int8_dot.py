@@ -5,13 +5,16 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from tvm import tirx
-from tvm.script import tirx as T
+from tvm.script.ir_builder import tirx as I
+
+from tir_schedules.builder import Buffer
+from tir_schedules.cpu.packed_weight import Packed
 
 KINDS = ("amx_int8", "avx512_vnni", "avx_vnni", "avx2", "neon_i8mm", "neon_dotprod")
 
 
 def _intrinsic(name: str, dtype: str, *args: tirx.PrimExpr) -> tirx.PrimExpr:
-    return T.call_llvm_pure_intrin(T.llvm_lookup_intrinsic_id(name), *args, dtype=dtype)
+    return I.call_llvm_pure_intrin(I.llvm_lookup_intrinsic_id(name), *args, dtype=dtype)
 
 
 @dataclass(frozen=True)
@@ -38,19 +41,19 @@ class Dot:
         Bytes are unsigned for VNNI; NEON's sdot takes signed ones, AVX2's product of pairs magnitudes up to 127.
         """
         if bits == 4:
-            shift = T.broadcast(T.cast(4 * part, "uint32"), self.lanes)
-            word = T.bitwise_and(T.shift_right(word, shift), T.broadcast(T.uint32(0x0F0F0F0F), self.lanes))
+            shift = I.broadcast(I.cast(4 * part, "uint32"), self.lanes)
+            word = I.bitwise_and(I.shift_right(word, shift), I.broadcast(I.uint32(0x0F0F0F0F), self.lanes))
         elif self.kind.startswith("neon"):
-            word = T.bitwise_xor(word, T.broadcast(T.uint32(0x80808080), self.lanes))
-        bytes_ = T.reinterpret(word, dtype=f"int8x{4 * self.lanes}")
+            word = I.bitwise_xor(word, I.broadcast(I.uint32(0x80808080), self.lanes))
+        bytes_ = I.reinterpret(word, dtype=f"int8x{4 * self.lanes}")
         if bits == 8 and self.kind == "avx2":
-            bytes_ = bytes_ - T.broadcast(T.int8(zero_point), 4 * self.lanes)
+            bytes_ = bytes_ - I.broadcast(I.int8(zero_point), 4 * self.lanes)
         return bytes_
 
     def __call__(self, acc: tirx.PrimExpr, codes: tirx.PrimExpr, x: tirx.PrimExpr, bits: int) -> tirx.PrimExpr:
         """acc int32[lanes] + the dot products of each lane's four bytes of `codes` with the four signed bytes of x."""
         width, lanes = 4 * self.lanes, f"int32x{self.lanes}"
-        x = T.reinterpret(T.broadcast(x, self.lanes), dtype=f"int8x{width}")
+        x = I.reinterpret(I.broadcast(x, self.lanes), dtype=f"int8x{width}")
         if self.kind.startswith("neon"):
             return _intrinsic("llvm.aarch64.neon.sdot.v4i32.v16i8", lanes, acc, codes, x)
         if self.kind == "avx2":
@@ -58,11 +61,21 @@ class Dot:
                 x = _intrinsic("llvm.x86.avx2.psign.b", f"int8x{width}", x, codes)
                 codes = _intrinsic("llvm.x86.avx2.psign.b", f"int8x{width}", codes, codes)
             pairs = _intrinsic("llvm.x86.avx2.pmadd.ub.sw", f"int16x{width // 2}", codes, x)
-            ones = T.broadcast(T.int16(1), width // 2)
+            ones = I.broadcast(I.int16(1), width // 2)
             return acc + _intrinsic("llvm.x86.avx2.pmadd.wd", lanes, pairs, ones)
         return _intrinsic(f"llvm.x86.avx512.vpdpbusd.{32 * self.lanes}", lanes, acc, codes, x)
 
     def pairs(self, acc: tirx.PrimExpr, first: tirx.PrimExpr, second: tirx.PrimExpr) -> tirx.PrimExpr:
         """acc int32[2 * 2] + two rows of eight signed bytes (int32[4]) times two others: only NEON's i8mm has it."""
-        rows = (T.reinterpret(x, dtype="int8x16") for x in (first, second))
+        rows = (I.reinterpret(x, dtype="int8x16") for x in (first, second))
         return _intrinsic("llvm.aarch64.neon.smmla.v4i32.v16i8", "int32x4", acc, *rows)
+
+
+@dataclass(frozen=True)
+class Weight:
+    """A packed weight in a kernel, as `rows16` has it: words uint32[blocks, words, 16], scales [blocks, groups, 16]."""
+
+    packed: Packed
+    dot: Dot
+    words: Buffer
+    scales: Buffer

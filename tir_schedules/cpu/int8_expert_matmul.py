@@ -6,23 +6,27 @@ One token streams the weights of its experts once, all rows and columns in paral
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from dataclasses import dataclass
 from functools import cache
 
 from tvm import tirx
-from tvm.script import tirx as T
+from tvm.script.ir_builder import tirx as I
 
-from tir_schedules.cpu.int8_activations import EVEN_ODD, IN_ORDER, Groups, quantize_group
-from tir_schedules.cpu.int8_dot import Dot
-from tir_schedules.cpu.int8_gemm import GROUP
-from tir_schedules.cpu.int8_matmul import Int8Tiles, ask_ahead, dot_of, last_of, tile_sums, tiles_of, unfit
-from tir_schedules.cpu.matmul import Packed, packed_of
-from tir_schedules.cpu.store import store_rows
-from tir_schedules.macro import macro
-from tir_schedules.op import Declined, Op
+from tir_schedules.builder import Buffer, Expr, Tensor, add, function, put
+from tir_schedules.cpu.expert_matmul import Experts, experts_of
+from tir_schedules.cpu.int8_activations import EVEN_ODD, IN_ORDER, Groups, alloc_panels, quantize_group
+from tir_schedules.cpu.int8_dot import Dot, Weight
+from tir_schedules.cpu.int8_few_rows import FewTiles, ask_ahead, direct_tile
+from tir_schedules.cpu.int8_gemm import GROUP, Int8Tile
+from tir_schedules.cpu.int8_matmul import dot_of, tiles_of, unfit
+from tir_schedules.cpu.packed_weight import LANES, Packed, packed_of
+from tir_schedules.cpu.store import Output
+from tir_schedules.cpu.vectors import scratch
+from tir_schedules.op import Op
+from tir_schedules.rule import Declined, Knobs
 
 
-def int8_expert_matmul(op: Op, knobs: Mapping[str, int | str]) -> tirx.PrimFunc | Declined:
+def int8_expert_matmul(op: Op, knobs: Knobs) -> tirx.PrimFunc | Declined:
     """x f32[m or m * top, K], packed W [experts], ids i32[m, top] -> y f32[m * top, N]."""
     dot, w = dot_of(knobs), packed_of(op)
     if isinstance(dot, Declined):
@@ -30,110 +34,106 @@ def int8_expert_matmul(op: Op, knobs: Mapping[str, int | str]) -> tirx.PrimFunc 
     reason = unfit(op, w)
     if reason:
         return Declined(reason)
-    return _kernel(w, dot, tiles_of(knobs), op.int("experts"), op.int("top"), bool(op.int("shared")))
-
-
-@macro
-def expert_tile(panels, W, S, Y, panel, row, row_end, expert, block, rows, blocks, w, dot, groups, ask, index):
-    """A register tile of an expert's rows, from its panel to the rows of Y."""
-    total = T.alloc_buffer((rows * blocks * (16 // dot.lanes), dot.lanes), "float32")
-    first = T.meta_var(expert * w.blocks)
-    last = T.meta_var(None if last_of(w, blocks) is None else expert * w.blocks + w.blocks - 1)
-    tile_sums(panels, W, S, total, panel, first + block, last, rows, blocks, w, dot, groups, ask)
-    store_rows(Y, total, row, row_end, block, rows, blocks, w.n, dot.lanes, False, index)
-
-
-@macro
-def one_token(X, W, S, ids, Y, w, dot, groups, ahead, experts, top, x_rows):
-    """The experts of one token, each a GEMV."""
-    Q = T.alloc_buffer((x_rows, groups.words, 1), "int32")
-    scales = T.alloc_buffer((x_rows, groups.count, 1), "float32")
-    corrections = T.alloc_buffer((x_rows, groups.count, 1), "int32")
-    for i in T.serial(x_rows):
-        for g in T.serial(groups.count):
-            quantize_group(X, i, g, groups, Q, scales, corrections, i, 0)
-    for task in T.parallel(top * w.blocks):
-        i: T.let[T.int32] = task // w.blocks
-        expert: T.let[T.int32] = T.min(T.max(ids[0, i], 0), experts - 1)
-        expert_tile(
-            (Q, scales, corrections), W, S, Y, i if x_rows > 1 else 0, i, top, expert, task % w.blocks, 1, 1, w, dot,
-            groups, ask_ahead(ahead), None,
-        )  # fmt: skip
-
-
-@macro
-def sort_by_expert(ids, m, experts, top, rows, order, panel_first, panel_end, panel_expert, panel_count):
-    """order = the pairs (token, choice) sorted by expert; panel p has order[panel_first[p] : panel_end[p]]."""
-    fill = T.alloc_buffer((experts + 1,), "int32")
-    for e in T.serial(experts + 1):
-        fill[e] = 0
-    for i in T.serial(m * top):
-        fill[T.min(T.max(ids[i // top, i % top], 0), experts - 1) + 1] += 1
-    for e in T.serial(experts):
-        fill[e + 1] += fill[e]
-    panel_count[0] = 0
-    for e in T.serial(experts):
-        for p in T.serial((fill[e + 1] - fill[e] + rows - 1) // rows):
-            panel_first[panel_count[0]] = fill[e] + p * rows
-            panel_end[panel_count[0]] = T.min(fill[e] + (p + 1) * rows, fill[e + 1])
-            panel_expert[panel_count[0]] = e
-            panel_count[0] += 1
-    for i in T.serial(m * top):
-        order[fill[T.min(T.max(ids[i // top, i % top], 0), experts - 1)]] = T.cast(i, "int32")
-        fill[T.min(T.max(ids[i // top, i % top], 0), experts - 1)] += 1
-
-
-@macro
-def many_tokens(X, W, S, ids, Y, m, w, dot, tile, groups, experts, top, shared):
-    """Rows in panels of one expert each; a thread takes columns, so that all share an expert's weights in time."""
-    rows, blocks = T.meta_var((tile.rows, tile.blocks))
-    order = T.alloc_buffer((m * top,), "int32")
-    panel_first = T.alloc_buffer(((m * top + tile.rows - 1) // tile.rows + experts,), "int32")
-    panel_end = T.alloc_buffer(((m * top + tile.rows - 1) // tile.rows + experts,), "int32")
-    panel_expert = T.alloc_buffer(((m * top + tile.rows - 1) // tile.rows + experts,), "int32")
-    panel_count = T.alloc_buffer((1,), "int32")
-    sort_by_expert(ids, m, experts, top, rows, order, panel_first, panel_end, panel_expert, panel_count)
-    Q = T.alloc_buffer(((m * top + tile.rows - 1) // tile.rows + experts, groups.words, tile.rows), "int32")
-    scales = T.alloc_buffer(((m * top + tile.rows - 1) // tile.rows + experts, groups.count, tile.rows), "float32")
-    corrections = T.alloc_buffer(((m * top + tile.rows - 1) // tile.rows + experts, groups.count, tile.rows), "int32")
-    for p in T.parallel(panel_count[0]):
-        for r in T.serial(rows):
-            i: T.let[T.int32] = order[T.min(panel_first[p] + r, panel_end[p] - 1)]
-            for g in T.serial(groups.count):
-                quantize_group(X, i // top if shared else i, g, groups, Q, scales, corrections, p, r)
-    for t in T.parallel(-(-w.blocks // tile.blocks)):
-        for p in T.serial(panel_count[0]):
-            if panel_end[p] - panel_first[p] == 1:
-                expert_tile(
-                    (Q, scales, corrections), W, S, Y, p, panel_first[p], panel_end[p], panel_expert[p], t * blocks,
-                    1, blocks, w, dot, groups, ask_ahead(0), order,
-                )  # fmt: skip
-            else:
-                expert_tile(
-                    (Q, scales, corrections), W, S, Y, p, panel_first[p], panel_end[p], panel_expert[p], t * blocks,
-                    rows, blocks, w, dot, groups, ask_ahead(0), order,
-                )  # fmt: skip
+    return _kernel(w, dot, tiles_of(knobs), experts_of(op))
 
 
 @cache
-def _kernel(w: Packed, dot: Dot, tiles: Int8Tiles, experts: int, top: int, shared: bool) -> tirx.PrimFunc:
+def _kernel(w: Packed, dot: Dot, tiles: FewTiles, experts: Experts) -> tirx.PrimFunc:
     groups = Groups(w.k, GROUP, EVEN_ODD if w.bits == 4 else IN_ORDER, dot.zero_point(w.bits, w.zero_point))
-    n, k_size, n_blocks, stored_groups, dtype = w.n, w.k, w.blocks, w.groups, w.dtype
-    words, x_rows = w.groups * w.words_per_group, 1 if shared else top
+    m = tirx.Var("m", "int64")
+    arguments = {
+        "x": Tensor((m * experts.x_rows, w.k), "float32"),
+        "w": Tensor((experts.count, w.blocks, w.words, LANES), "uint32"),
+        "s": Tensor((experts.count, w.blocks, w.groups, LANES), w.dtype),
+        "ids": Tensor((m, experts.top), "int32"),
+        "y": Tensor((m * experts.top, w.n), "float32"),
+    }
 
-    @T.prim_func(s_tir=True)
-    def kernel(x_handle: T.handle, w_handle: T.handle, s_handle: T.handle, ids_handle: T.handle, y_handle: T.handle):
-        m = T.int64()
-        X = T.match_buffer(x_handle, (m * x_rows, k_size), "float32")
-        W = T.match_buffer(w_handle, (experts, n_blocks, words, 16), "uint32")
-        S = T.match_buffer(s_handle, (experts, n_blocks, stored_groups, 16), dtype)
-        ids = T.match_buffer(ids_handle, (m, top), "int32")
-        Y = T.match_buffer(y_handle, (m * top, n), "float32")
-        W_blocks = T.decl_buffer((experts * n_blocks, words, 16), "uint32", data=W.data)
-        S_blocks = T.decl_buffer((experts * n_blocks, stored_groups, 16), dtype, data=S.data)
-        if m == T.int64(1):
-            one_token(X, W_blocks, S_blocks, ids, Y, w, dot, groups, tiles.prefetch_words, experts, top, x_rows)
-        else:
-            many_tokens(X, W_blocks, S_blocks, ids, Y, m, w, dot, tiles.few, groups, experts, top, shared)
+    def body(X: Buffer, W: Buffer, S: Buffer, ids: Buffer, Y: Buffer) -> None:
+        words = I.decl_buffer((experts.count * w.blocks, w.words, LANES), "uint32", data=W.data)
+        scales = I.decl_buffer((experts.count * w.blocks, w.groups, LANES), w.dtype, data=S.data)
+        weight = Weight(w, dot, words, scales)
+        with I.If(m == I.int64(1)):
+            with I.Then():
+                _one_token(X, weight, ids, Y, experts, groups, tiles.prefetch_words)
+            with I.Else():
+                _many_tokens(X, weight, ids, Y, m, experts, groups, tiles.few)
 
-    return kernel
+    return function("kernel", arguments, body)
+
+
+def _one_token(X: Buffer, weight: Weight, ids: Buffer, Y: Buffer, experts: Experts, groups: Groups, ahead: int) -> None:
+    """The experts of one token, each a GEMV."""
+    panels, blocks = alloc_panels(groups, experts.x_rows, 1), weight.packed.blocks
+    with I.serial(experts.x_rows) as i, I.serial(groups.count) as g:
+        quantize_group(X, i, g, panels, i, 0)
+    with I.parallel(experts.top * blocks) as task:
+        choice = I.bind(task // blocks)
+        expert = I.bind(experts.nearest(ids[0, choice]))
+        out = Output(Y, choice, experts.top, task % blocks, 1, 1)
+        direct_tile(panels, choice if experts.x_rows > 1 else 0, weight, out, ask_ahead(weight, ahead), expert)
+
+
+@dataclass(frozen=True)
+class _Sorted:
+    """Pairs (token, choice) sorted by expert: panel p has pairs[first[p] : end[p]], all of expert[p]."""
+
+    pairs: Buffer
+    first: Buffer
+    end: Buffer
+    expert: Buffer
+    count: Buffer
+
+
+def _sort_by_expert(ids: Buffer, m: Expr, experts: Experts, rows: int) -> _Sorted:
+    """A counting sort, and panels of up to `rows` pairs."""
+    most = (m * experts.top + rows - 1) // rows + experts.count
+    pairs = scratch(m * experts.top, "int32")
+    first, end, expert = (scratch(most, "int32") for _ in range(3))
+    count, fill = scratch(1, "int32"), scratch(experts.count + 1, "int32")
+    # Step 1: fill[e] = how many pairs come before those of expert e.
+    with I.serial(experts.count + 1) as e:
+        put(fill, e, 0)
+    with I.serial(m * experts.top) as i:
+        add(fill, experts.chosen(ids, i) + 1, 1)
+    with I.serial(experts.count) as e:
+        add(fill, e + 1, fill[e])
+    # Step 2: panels.
+    put(count, 0, 0)
+    with I.serial(experts.count) as e, I.serial((fill[e + 1] - fill[e] + rows - 1) // rows) as p:
+        put(first, count[0], fill[e] + p * rows)
+        put(end, count[0], I.min(fill[e] + (p + 1) * rows, fill[e + 1]))
+        put(expert, count[0], e)
+        add(count, 0, 1)
+    # Step 3: the pairs in order.
+    with I.serial(m * experts.top) as i:
+        put(pairs, fill[experts.chosen(ids, i)], I.cast(i, "int32"))
+        add(fill, experts.chosen(ids, i), 1)
+    return _Sorted(pairs, first, end, expert, count)
+
+
+def _many_tokens(
+    X: Buffer, weight: Weight, ids: Buffer, Y: Buffer, m: Expr, experts: Experts, groups: Groups, tile: Int8Tile
+) -> None:
+    """Rows in panels of one expert each; a thread takes columns, so that all share an expert's weights in time."""
+    by_expert = _sort_by_expert(ids, m, experts, tile.rows)
+    panels = alloc_panels(groups, (m * experts.top + tile.rows - 1) // tile.rows + experts.count, tile.rows)
+    with I.parallel(by_expert.count[0]) as p, I.serial(tile.rows) as r:
+        pair = I.bind(by_expert.pairs[I.min(by_expert.first[p] + r, by_expert.end[p] - 1)])
+        with I.serial(groups.count) as g:
+            quantize_group(X, experts.row(pair), g, panels, p, r)
+
+    def multiply(p: Expr, t: Expr, rows: int) -> None:
+        first, end = by_expert.first[p], by_expert.end[p]
+        out = Output(Y, first, end, t * tile.blocks, rows, tile.blocks, index=by_expert.pairs)
+        direct_tile(panels, p, weight, out, ask_ahead(weight, 0), by_expert.expert[p])
+
+    with (
+        I.parallel(-(-weight.packed.blocks // tile.blocks)) as t,
+        I.serial(by_expert.count[0]) as p,
+        I.If(by_expert.end[p] - by_expert.first[p] == 1),
+    ):
+        with I.Then():
+            multiply(p, t, 1)
+        with I.Else():
+            multiply(p, t, tile.rows)

@@ -9,24 +9,63 @@ numbers of a row.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import dataclass
+
 from tvm import tirx
-from tvm.script import tirx as T
 from tvm.script.ir_builder import tirx as I
 
-from tir_schedules.cpu.gate import gate_row
-from tir_schedules.cpu.int8_activations import quantize_panels, whole_panels
-from tir_schedules.cpu.int8_dot import Dot
-from tir_schedules.cpu.matmul import Packed
-from tir_schedules.cpu.store import store_rows
-from tir_schedules.cpu.vectors import Buffer, Expr, prefetch, value
-from tir_schedules.macro import macro
+from tir_schedules.builder import Buffer, Expr
+from tir_schedules.cpu.gate import Gate, gate_row
+from tir_schedules.cpu.int8_activations import Cover, Groups, Panels, quantize_rows
+from tir_schedules.cpu.int8_dot import Dot, Weight
+from tir_schedules.cpu.packed_weight import Packed
+from tir_schedules.cpu.store import Output
+from tir_schedules.cpu.vectors import Registers, load, prefetch, read, splat, store, value
 
 GROUP = 32  # of weights
 CHUNK, LARGE_CHUNK = 128, 256  # of K on one scale
-# Unless a record says otherwise: of K that is unpacked at a time, 32 columns are 32 KiB, two thirds of a 48 KiB L1;
+# Unless a record says otherwise: of K that is unpacked at a time, 32 columns are 16 KiB, beside 8 KiB of the next ones;
 # words of it that go through the inner loop at once.
-DEPTH, UNROLL = 1024, 4
+DEPTH, UNROLL = 512, 4
 FRACTION = 256  # factors are 8.8 fixed point: the byte is the upper half of a 16-bit product
+
+
+@dataclass(frozen=True)
+class Int8Tile:
+    """Register tile: `rows` of x (or `tail_rows` where that wastes less) by `blocks` of 16 columns.
+
+    `depth` of K is unpacked at a time where there are many rows, `unroll` words of it go through the loop at once.
+    """
+
+    rows: int
+    tail_rows: int
+    blocks: int
+    depth: int = DEPTH
+    unroll: int = UNROLL
+
+
+@dataclass(frozen=True)
+class Unpacked:
+    """Scratch for columns as signed bytes, in slots of `size` of K: words uint32[word, block, 16].
+
+    scales f32[slot, block, 16]. With a `side` of 2 two words of a row are neighbors: uint32[word / 2, block, 32].
+    """
+
+    words: Buffer
+    scales: Buffer
+    size: int
+    side: int = 1
+
+    def put_eight(self, i: Expr, b: Expr, v: Expr, half: Registers) -> None:
+        """The i-th eight bytes of the v-th vector of rows of a block, from two vectors of words."""
+        lanes = half.lanes
+        if self.side == 1:
+            with I.unroll(2) as h:
+                store(self.words, (i * 2 + h, b, v * lanes), half[h], lanes)
+        else:
+            both = tirx.Shuffle([half[0], half[1]], alternating(lanes))
+            store(self.words, (i, b, v * 2 * lanes), both, 2 * lanes)
 
 
 def gemm_fits(w: Packed, dot: Dot) -> bool:
@@ -40,7 +79,7 @@ def chunk_of(w: Packed, dot: Dot) -> int:
 
 
 def alternating(lanes: int) -> list[int]:
-    """The lanes of two vectors by turns."""
+    """The lanes of two vectors, interleaved."""
     return [lane + lanes * which for lane in range(lanes) for which in range(2)]
 
 
@@ -48,207 +87,190 @@ def upper_bytes(even: tirx.PrimExpr, odd: tirx.PrimExpr, dot: Dot) -> tirx.PrimE
     """The upper bytes of int16 numbers as uint32[lanes], those of `even` in the lower halves of 16 bits."""
     if dot.kind.startswith("neon"):  # one trn2
         width = 4 * dot.lanes
-        bytes_ = [T.reinterpret(x, dtype=f"int8x{width}") for x in (even, odd)]
+        bytes_ = [I.reinterpret(x, dtype=f"int8x{width}") for x in (even, odd)]
         taken = [i + which * width for i in range(1, width, 2) for which in range(2)]
-        return T.reinterpret(tirx.Shuffle(bytes_, taken), dtype=f"uint32x{dot.lanes}")
-    even, odd = (T.reinterpret(x, dtype=f"uint32x{dot.lanes}") for x in (even, odd))
-    return T.bitwise_or(
-        T.bitwise_and(
-            T.shift_right(even, T.broadcast(T.uint32(8), dot.lanes)), T.broadcast(T.uint32(0x00FF00FF), dot.lanes)
+        return I.reinterpret(tirx.Shuffle(bytes_, taken), dtype=f"uint32x{dot.lanes}")
+    even, odd = (I.reinterpret(x, dtype=f"uint32x{dot.lanes}") for x in (even, odd))
+    return I.bitwise_or(
+        I.bitwise_and(
+            I.shift_right(even, I.broadcast(I.uint32(8), dot.lanes)), I.broadcast(I.uint32(0x00FF00FF), dot.lanes)
         ),
-        T.bitwise_and(odd, T.broadcast(T.uint32(0xFF00FF00), dot.lanes)),
+        I.bitwise_and(odd, I.broadcast(I.uint32(0xFF00FF00), dot.lanes)),
     )
 
 
-@macro
-def put_halves(bytes_, half, i, b, v, lanes, side):
-    """Eight bytes of `lanes` rows, the v-th of a block, from half[2, lanes] -> bytes_[2 * i : 2 * i + 2, b], or with
-    both words of a row side by side bytes_[i, b].
-    """
-    if side == 1:
-        for h in T.unroll(2):
-            bytes_[i * 2 + h, b, T.ramp(v * lanes, 1, lanes)] = half[h, T.ramp(0, 1, lanes)]
-    else:
-        bytes_[i, b, T.ramp(v * 2 * lanes, 1, 2 * lanes)] = tirx.Shuffle(
-            [half[0, T.ramp(0, 1, lanes)], half[1, T.ramp(0, 1, lanes)]], alternating(lanes)
-        )
-
-
-@macro
-def requantize(W, S, bytes_, chunk_scales, block, b, chunk, slot, w, dot, side=1, size=CHUNK):
-    """Chunk `chunk` of a block of 16 rows -> size / 4 words bytes_[size / 4 * slot :, b] of four bytes, and its scales.
-
-    With a `side` of 2 two words of a row lie side by side: size / 8 of bytes_[size / 8 * slot :, b].
-    """
-    lanes, per_block, groups = T.meta_var((dot.lanes, 16 // dot.lanes, size // GROUP))
-    scale = T.alloc_buffer((size // GROUP, dot.lanes), "float32")
-    top = T.alloc_buffer((2, dot.lanes), "float32")
-    factor = T.alloc_buffer((2, dot.lanes), "int32")
-    word = T.alloc_buffer((1, dot.lanes), "uint32")
-    product = T.alloc_buffer((4, 2 * dot.lanes), "int16")
-    half = T.alloc_buffer((2, dot.lanes), "uint32")
-    for v in T.unroll(per_block):
-        for g in T.unroll(groups):
-            scale[g, T.ramp(0, 1, lanes)] = T.cast(
-                S[block, chunk * groups + g, T.ramp(v * lanes, 1, lanes)], f"float32x{dot.lanes}"
-            )
-        top[0, T.ramp(0, 1, lanes)] = scale[0, T.ramp(0, 1, lanes)]
-        for g in T.unroll(groups - 1):
-            top[0, T.ramp(0, 1, lanes)] = T.max(top[0, T.ramp(0, 1, lanes)], scale[g + 1, T.ramp(0, 1, lanes)])
-        chunk_scales[slot, b, T.ramp(v * lanes, 1, lanes)] = top[0, T.ramp(0, 1, lanes)] * T.broadcast(
-            T.float32(w.zero_point / 127), lanes
-        )
-        top[1, T.ramp(0, 1, lanes)] = T.Select(
-            top[0, T.ramp(0, 1, lanes)] > T.broadcast(T.float32(0), lanes),
-            T.broadcast(T.float32(FRACTION * 127 / w.zero_point), lanes) / top[0, T.ramp(0, 1, lanes)],
-            T.broadcast(T.float32(0), lanes),
-        )
-        for g in T.unroll(groups):
-            # In 16 bits, modulo 2**16: code * factor + (half + offset - zero_point * factor), in both halves of a lane.
-            factor[0, T.ramp(0, 1, lanes)] = T.cast(
-                T.nearbyint(scale[g, T.ramp(0, 1, lanes)] * top[1, T.ramp(0, 1, lanes)]), f"int32x{dot.lanes}"
-            )
-            factor[1, T.ramp(0, 1, lanes)] = T.bitwise_and(
-                T.broadcast(T.int32(FRACTION // 2 + FRACTION * dot.byte_offset), lanes)
-                - factor[0, T.ramp(0, 1, lanes)] * T.broadcast(T.int32(w.zero_point), lanes),
-                T.broadcast(T.int32(0xFFFF), lanes),
-            )
-            for i in T.unroll(2):
-                factor[i, T.ramp(0, 1, lanes)] = T.bitwise_or(
-                    factor[i, T.ramp(0, 1, lanes)],
-                    T.shift_left(factor[i, T.ramp(0, 1, lanes)], T.broadcast(T.int32(16), lanes)),
-                )
-            for j in T.unroll(4):
-                word[0, T.ramp(0, 1, lanes)] = W[block, (chunk * groups + g) * 4 + j, T.ramp(v * lanes, 1, lanes)]
-                for i in T.unroll(4):  # codes i and i + 4
-                    product[i, T.ramp(0, 1, 2 * lanes)] = T.reinterpret(
-                        T.bitwise_and(
-                            T.shift_right(word[0, T.ramp(0, 1, lanes)], T.broadcast(T.cast(4 * i, "uint32"), lanes)),
-                            T.broadcast(T.uint32(0x000F000F), lanes),
-                        ),
-                        dtype=f"int16x{2 * dot.lanes}",
-                    ) * T.reinterpret(factor[0, T.ramp(0, 1, lanes)], dtype=f"int16x{2 * dot.lanes}") + T.reinterpret(
-                        factor[1, T.ramp(0, 1, lanes)], dtype=f"int16x{2 * dot.lanes}"
-                    )
-                for h in T.unroll(2):
-                    half[h, T.ramp(0, 1, lanes)] = upper_bytes(
-                        product[h * 2, T.ramp(0, 1, 2 * lanes)], product[h * 2 + 1, T.ramp(0, 1, 2 * lanes)], dot
-                    )
-                put_halves(bytes_, half, slot * (size // 8) + g * 4 + j, b, v, lanes, side)
-
-
-@macro
-def gemm_tile(panels, bytes_, chunk_scales, Y, panel, row, m, block, first, chunks, size, rows, blocks, n, dot, unroll):
-    """Y[row : row + rows, 16 * block :] (+)= the products of `chunks` chunks of `size` from `first` on."""
-    Q, scales, corrections = T.meta_var(panels)
-    lanes, per_block, vectors = T.meta_var((dot.lanes, 16 // dot.lanes, blocks * (16 // dot.lanes)))
-    total = T.alloc_buffer((rows * blocks * (16 // dot.lanes), dot.lanes), "float32")
-    acc = T.alloc_buffer((rows * blocks * (16 // dot.lanes), dot.lanes), "int32")
-    word = T.alloc_buffer((blocks * (16 // dot.lanes), dot.lanes), "uint32")
-    for i in T.unroll(rows * vectors):
-        total[i, T.ramp(0, 1, lanes)] = T.broadcast(T.float32(0), lanes)
-    for c in T.serial(chunks):
-        for r in T.unroll(rows):
-            for v in T.unroll(vectors):
-                acc[r * vectors + v, T.ramp(0, 1, lanes)] = T.broadcast(corrections[panel, first + c, r], lanes)
-        for k_outer in T.serial(size // 4 // unroll):
-            for k_inner in T.unroll(unroll):
-                k = T.meta_var(k_outer * unroll + k_inner)
-                for v in T.unroll(vectors):
-                    word[v, T.ramp(0, 1, lanes)] = bytes_[
-                        c * (size // 4) + k, v // per_block, T.ramp(v % per_block * lanes, 1, lanes)
-                    ]
-                for r in T.unroll(rows):
-                    for v in T.unroll(vectors):
-                        acc[r * vectors + v, T.ramp(0, 1, lanes)] = dot(
-                            acc[r * vectors + v, T.ramp(0, 1, lanes)],
-                            T.reinterpret(word[v, T.ramp(0, 1, lanes)], dtype=f"int8x{4 * dot.lanes}"),
-                            Q[panel, (first + c) * (size // 4) + k, r],
-                            4,
-                        )
-        for r in T.unroll(rows):
-            for v in T.unroll(vectors):
-                total[r * vectors + v, T.ramp(0, 1, lanes)] = total[r * vectors + v, T.ramp(0, 1, lanes)] + T.cast(
-                    acc[r * vectors + v, T.ramp(0, 1, lanes)], f"float32x{dot.lanes}"
-                ) * (
-                    chunk_scales[c, v // per_block, T.ramp(v % per_block * lanes, 1, lanes)]
-                    * T.broadcast(scales[panel, first + c, r], lanes)
-                )
-    store_rows(Y, total, row, m, block, rows, blocks, n, dot.lanes, first > 0)
-
-
-def ask_for_next(
-    W: Buffer, block: Expr, word: Expr, words: int, blocks: int, p: Expr, parts: Expr, depth: int
+def requantize(
+    weight: Weight,
+    block: Expr,
+    chunk: Expr,
+    out: Unpacked,
+    slot: Expr,
+    b: Expr,
+    ask: Callable[[Expr], None] = lambda group: None,
 ) -> None:
-    """Emit prefetches of part p of `parts` of the codes that come next: `depth` words from `word` on of the same
-    blocks, or the first of the blocks after them.
+    """Emit a chunk of a block of 16 rows -> a slot of block `b` of `out`, and its scales.
+
+    `ask(group)` emits prefetches of what comes after, for a group of the chunk.
     """
-    more = value(word < words)
-    first_block, first_word = value(I.Select(more, block, block + blocks)), value(I.Select(more, word, 0))
-    share = value((blocks * depth + parts - 1) // parts)
-    with I.serial(0, share) as i:
-        line = value(p * share + i)
-        prefetch(W, (first_block + line // depth, first_word + line % depth, 0))
+    lanes, groups = weight.dot.lanes, out.size // GROUP
+    scale, top = Registers(groups, lanes), Registers(2, lanes)
+    factor, word = Registers(2, lanes, "int32"), Registers(1, lanes, "uint32")
+    product, half = Registers(4, 2 * lanes, "int16"), Registers(2, lanes, "uint32")
+    zero = splat(0.0, lanes)
+    with I.unroll(16 // lanes) as v:
+        # Step 1: the scale of the chunk, and in top[1] what makes factors of the scales of its groups.
+        with I.unroll(groups) as g:
+            scale[g] = load(weight.scales, (block, chunk * groups + g, v * lanes), lanes)
+        top[0] = scale[0]
+        with I.unroll(groups - 1) as g:
+            top[0] = I.max(top[0], scale[g + 1])
+        store(out.scales, (slot, b, v * lanes), top[0] * splat(weight.packed.zero_point / 127, lanes), lanes)
+        inverse = splat(FRACTION * 127 / weight.packed.zero_point, lanes) / top[0]
+        top[1] = I.Select(top[0] > zero, inverse, zero)
+        with I.unroll(groups) as g:
+            ask(g)
+            _set_factors(weight, scale[g] * top[1], factor)
+            with I.unroll(4) as j:
+                # Step 2: bytes of eight codes; a product has codes i and i + 4.
+                word[0] = read(weight.words, (block, (chunk * groups + g) * 4 + j, v * lanes), lanes)
+                with I.unroll(4) as i:
+                    shifted = I.shift_right(word[0], splat(I.cast(4 * i, "uint32"), lanes))
+                    codes = _halves(I.bitwise_and(shifted, splat(I.uint32(0x000F000F), lanes)), lanes)
+                    product[i] = codes * _halves(factor[0], lanes) + _halves(factor[1], lanes)
+                with I.unroll(2) as h:
+                    half[h] = upper_bytes(product[h * 2], product[h * 2 + 1], weight.dot)
+                out.put_eight(slot * (out.size // 8) + g * 4 + j, b, v, half)
 
 
-@macro
-def columns(panels, W, S, Y, row0, rows_of, first_block, block, bytes_, chunk_scales, w, dot, tile, groups):
-    """Y[row0 + row, 16 * block :] of all rows = x times the weights of `tile.blocks` blocks from `first_block` on.
+def _halves(x: Expr, lanes: int) -> Expr:
+    """Reinterpret 32-bit lanes as pairs of 16-bit lanes."""
+    return I.reinterpret(f"int16x{2 * lanes}", x)
 
-    Per `tile.depth` of K bytes once, then all panels. `rows_of`: how many rows, whole panels and tail panels there are.
+
+def _set_factors(weight: Weight, ratio: Expr, factor: Registers) -> None:
+    """Emit factor[0], factor[1] so that code * factor[0] + factor[1] is a byte in 8.8 fixed point.
+
+    In 16 bits, modulo 2**16, in both halves of a lane: factor[1] = half + offset - zero_point * factor[0].
     """
-    m, whole, tail = T.meta_var(rows_of)
-    rows, tail_rows, blocks, n = T.meta_var((tile.rows, tile.tail_rows, tile.blocks, int(Y.shape[1])))
-    size, depth, unroll = T.meta_var((groups.size, tile.depth // groups.size, tile.unroll))
-    for d in T.serial(-(-groups.count // depth)):
-        here = T.meta_var(T.min(depth, groups.count - d * depth))
-        for slot in T.serial(here):
-            for b in T.serial(blocks):
-                stored = T.meta_var(T.min(first_block + b, w.blocks - 1))
-                requantize(W, S, bytes_, chunk_scales, stored, b, d * depth + slot, slot, w, dot, 1, size)
-        for p in T.serial(whole):
-            ask_for_next(W, first_block, (d + 1) * (tile.depth // 8), w.k // 8, blocks, p, whole, tile.depth // 8)
-            gemm_tile(
-                panels, bytes_, chunk_scales, Y, p, row0 + p * rows, row0 + m, block, d * depth, here, size, rows,
-                blocks, n, dot, unroll,
-            )  # fmt: skip
-        for i in T.serial(tail):
-            row = T.meta_var(whole * rows + i * tail_rows)
-            gemm_tile(
-                panels, bytes_, chunk_scales, Y, whole + i, row0 + row, row0 + m, block, d * depth, here, size,
-                tail_rows, blocks, n, dot, unroll,
-            )  # fmt: skip
+    lanes, dot = weight.dot.lanes, weight.dot
+    factor[0] = I.cast(I.nearbyint(ratio), f"int32x{lanes}")
+    offset = splat(I.int32(FRACTION // 2 + FRACTION * dot.byte_offset), lanes)
+    shifted = offset - factor[0] * splat(I.int32(weight.packed.zero_point), lanes)
+    factor[1] = I.bitwise_and(shifted, splat(I.int32(0xFFFF), lanes))
+    with I.unroll(2) as i:
+        factor[i] = I.bitwise_or(factor[i], I.shift_left(factor[i], splat(I.int32(16), lanes)))
 
 
-@macro
-def gemm(X, W, S, Y, m, w, dot, tile, groups, gate):
-    """y = x W^T, or act(gate) * up of it, in parallel over column tiles."""
-    rows, tail_rows, blocks = T.meta_var((tile.rows, tile.tail_rows, tile.blocks))
-    Q = T.alloc_buffer(((m + tile.tail_rows - 1) // tile.tail_rows, groups.words, tile.rows), "int32")
-    scales = T.alloc_buffer(((m + tile.tail_rows - 1) // tile.tail_rows, groups.count, tile.rows), "float32")
-    corrections = T.alloc_buffer(((m + tile.tail_rows - 1) // tile.tail_rows, groups.count, tile.rows), "int32")
-    whole: T.let[T.int64] = whole_panels(m, rows, tail_rows)
-    tail: T.let[T.int64] = (T.max(m - whole * rows, 0) + tail_rows - 1) // tail_rows
-    quantize_panels(X, m, whole, tail, rows, tail_rows, groups, (Q, scales, corrections))
-    for t in T.parallel(-(-w.blocks // (tile.blocks if gate is None else 2 * tile.blocks))):
-        bytes_ = T.alloc_buffer((tile.depth // 4, tile.blocks, 16), "uint32")
-        chunk_scales = T.alloc_buffer((tile.depth // groups.size, tile.blocks, 16), "float32")
+def gemm_tile(
+    panels: Panels, panel: Expr, columns: Unpacked, first: Expr, count: Expr, out: Output, dot: Dot, unroll: int
+) -> None:
+    """Emit y (+)= a panel times `count` unpacked chunks, `first` and those after it."""
+    lanes, per_block = dot.lanes, 16 // dot.lanes
+    rows, vectors, words = out.rows, out.blocks * per_block, columns.size // 4
+    total, acc = Registers(rows * vectors, lanes), Registers(rows * vectors, lanes, "int32")
+    word = Registers(vectors, lanes, "uint32")
+    with I.unroll(rows * vectors) as i:
+        total[i] = splat(0.0, lanes)
+    with I.serial(count) as c:
+        with I.unroll(rows) as r, I.unroll(vectors) as v:
+            acc[r * vectors + v] = splat(panels.corrections[panel, first + c, r], lanes)
+        with I.serial(words // unroll) as k_outer, I.unroll(unroll) as k_inner:
+            k = k_outer * unroll + k_inner
+            with I.unroll(vectors) as v:
+                word[v] = read(columns.words, (c * words + k, v // per_block, v % per_block * lanes), lanes)
+            with I.unroll(rows) as r, I.unroll(vectors) as v:
+                bytes_ = I.reinterpret(f"int8x{4 * lanes}", word[v])
+                x = panels.words[panel, (first + c) * words + k, r]
+                acc[r * vectors + v] = dot(acc[r * vectors + v], bytes_, x, 4)
+        with I.unroll(rows) as r, I.unroll(vectors) as v:
+            scale = read(columns.scales, (c, v // per_block, v % per_block * lanes), lanes)
+            scale = scale * splat(panels.scales[panel, first + c, r], lanes)
+            total[r * vectors + v] = total[r * vectors + v] + I.cast(acc[r * vectors + v], f"float32x{lanes}") * scale
+    out.store(total)
+
+
+@dataclass(frozen=True)
+class _Next:
+    """Where codes and scales come from after those that are unpacked: `depth` of K further in the same `blocks`, or
+    the first of the blocks after them.
+    """
+
+    weight: Weight
+    block: Expr
+    first: Expr
+    depth: int
+    blocks: int
+
+    @classmethod
+    def after(cls, weight: Weight, block: Expr, first: Expr, depth: int, blocks: int) -> _Next:
+        """What comes after `depth` of K from `first` on of `blocks` blocks."""
+        more = value(first + depth < weight.packed.k)
+        return cls(
+            weight, value(I.Select(more, block, block + blocks)), value(I.Select(more, first + depth, 0)), depth, blocks
+        )
+
+    def ask_group(self, b: Expr, k: Expr) -> None:
+        """Emit prefetches of the group at `k` of block b, and of its scales."""
+        with I.unroll(GROUP // 8) as i:
+            prefetch(self.weight.words, (self.block + b, (self.first + k) // 8 + i, 0))
+        prefetch(self.weight.scales, (self.block + b, (self.first + k) // GROUP, 0))
+
+
+@dataclass(frozen=True)
+class _Gemm:
+    """All rows of x, quantized, and what a thread has for some columns of the weight."""
+
+    weight: Weight
+    tile: Int8Tile
+    cover: Cover
+    panels: Panels
+    columns: Unpacked
+
+    def multiply(self, first_block: Expr, y: Buffer, block: Expr, first_row: Expr = 0) -> None:
+        """Emit y[first_row :, 16 * block :] = x times the weights of `tile.blocks` blocks from `first_block` on.
+
+        Per `tile.depth` of K bytes once, then all panels.
+        """
+        tile, cover, packed = self.tile, self.cover, self.weight.packed
+        chunks, depth = self.panels.groups.count, tile.depth // self.columns.size
+        with I.serial(-(-chunks // depth)) as d:
+            first, count = d * depth, I.min(depth, chunks - d * depth)
+
+            def multiply(panel: Expr, row: Expr, rows: int, first: Expr = first, count: Expr = count) -> None:
+                out = Output(y, row, first_row + cover.m, block, rows, tile.blocks, first > 0)
+                gemm_tile(self.panels, panel, self.columns, first, count, out, self.weight.dot, tile.unroll)
+
+            size = self.columns.size
+            coming = _Next.after(self.weight, first_block, first * size, tile.depth, tile.blocks)
+            with I.serial(count) as slot, I.serial(tile.blocks) as b:
+
+                def ask(g: Expr, slot: Expr = slot, b: Expr = b, coming: _Next = coming) -> None:
+                    coming.ask_group(b, slot * size + g * GROUP)
+
+                stored = I.min(first_block + b, packed.blocks - 1)
+                requantize(self.weight, stored, first + slot, self.columns, slot, b, ask)
+            with I.serial(cover.whole) as p:
+                multiply(p, first_row + p * tile.rows, tile.rows)
+            with I.serial(cover.tail) as i:
+                row = cover.whole * tile.rows + i * tile.tail_rows
+                multiply(cover.whole + i, first_row + row, tile.tail_rows)
+
+
+def gemm(X: Buffer, weight: Weight, Y: Buffer, m: Expr, tile: Int8Tile, groups: Groups, gate: Gate | None) -> None:
+    """Emit y = x W^T, or act(gate) * up of it, in parallel over column tiles."""
+    cover, panels = quantize_rows(X, m, groups, tile.rows, tile.tail_rows)
+    packed, blocks = weight.packed, tile.blocks
+    with I.parallel(-(-packed.blocks // (blocks if gate is None else 2 * blocks))) as t:
+        words = I.alloc_buffer((tile.depth // 4, blocks, 16), "uint32")
+        scales = I.alloc_buffer((tile.depth // groups.size, blocks, 16), "float32")
+        columns = _Gemm(weight, tile, cover, panels, Unpacked(words, scales, groups.size))
         if gate is None:
-            columns(
-                (Q, scales, corrections), W, S, Y, 0, (m, whole, tail), t * blocks, t * blocks, bytes_, chunk_scales,
-                w, dot, tile, groups,
-            )  # fmt: skip
+            columns.multiply(t * blocks, Y, t * blocks)
         else:
             # What this thread needs of both halves stays in its L2.
-            halves = T.alloc_buffer((2 * m, 16 * tile.blocks), "float32")
-            for half in T.serial(2):
-                first_block = T.meta_var(half * (w.blocks // 2) + t * blocks)
-                columns(
-                    (Q, scales, corrections), W, S, halves, half * m, (m, whole, tail), first_block, 0, bytes_,
-                    chunk_scales, w, dot, tile, groups,
-                )  # fmt: skip
-            for row in T.serial(m):
-                for b in T.serial(T.min(blocks, gate.width // 16 - t * blocks)):
-                    gate_row(
-                        gate, (halves, row, b * 16), (halves, m + row, b * 16), (Y, row, (t * blocks + b) * 16), 16
-                    )
+            halves = I.alloc_buffer((2 * m, 16 * blocks), "float32")
+            with I.serial(2) as half:
+                columns.multiply(half * (packed.blocks // 2) + t * blocks, halves, 0, half * m)
+            with I.serial(m) as row, I.serial(I.min(blocks, gate.width // 16 - t * blocks)) as b:
+                y = (Y, row, (t * blocks + b) * 16)
+                gate_row(gate, (halves, row, b * 16), (halves, m + row, b * 16), y, 16)

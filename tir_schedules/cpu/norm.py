@@ -2,80 +2,67 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from tvm import tirx
-from tvm.script import tirx as T
+from tvm.script.ir_builder import tirx as I
 
-from tir_schedules.macro import macro
-from tir_schedules.op import Declined, Op
+from tir_schedules.builder import Buffer, Expr, Tensor, function, put
+from tir_schedules.cpu.vectors import Registers, load, read, scratch, splat, store
+from tir_schedules.op import Op
+from tir_schedules.rule import Declined
 
-
-@macro
-def _scale_row(X, W, Y, row, size, lanes, eps):
-    """Y[row] = X[row] / sqrt(mean(X[row]^2) + eps) * W, with `lanes` partial sums."""
-    partial = T.alloc_buffer((1, lanes), "float32")
-    scale = T.alloc_buffer((1,), "float32")
-    partial[0, T.ramp(0, 1, lanes)] = T.broadcast(T.float32(0), lanes)
-    for i in T.serial(size // lanes):
-        partial[0, T.ramp(0, 1, lanes)] = (
-            partial[0, T.ramp(0, 1, lanes)] + X[row, T.ramp(i * lanes, 1, lanes)] * X[row, T.ramp(i * lanes, 1, lanes)]
-        )
-    scale[0] = T.float32(0)
-    for i in T.serial(lanes):
-        scale[0] = scale[0] + partial[0, i]
-    scale[0] = T.float32(1) / T.sqrt(scale[0] / T.float32(size) + T.float32(eps))
-    for i in T.serial(size // lanes):
-        Y[row, T.ramp(i * lanes, 1, lanes)] = (
-            X[row, T.ramp(i * lanes, 1, lanes)]
-            * T.broadcast(scale[0], lanes)
-            * T.cast(W[T.ramp(i * lanes, 1, lanes)], f"float32x{lanes}")
-        )
+_SERIAL = 8192  # numbers; waking threads for fewer costs more than the work
 
 
 def norm(op: Op) -> tirx.PrimFunc | Declined:
     """The kernel for a tagged `rms_norm` or `add_rms_norm` in float32."""
-    size, eps, weight_dtype = op.int("size"), float(op.facts["eps"]), op.str("weight_dtype")
+    size, eps = op.int("size"), float(op.facts["eps"])
     if op.str("dtype") != "float32":
         return Declined(f"activations are {op.str('dtype')}")
     lanes = next((n for n in (16, 8, 4, 2) if size % n == 0), 0)
     if not lanes:
         return Declined(f"size {size} is odd")
+    m = tirx.Var("m", "int64")
+    rows, weight = Tensor((m, size), "float32"), Tensor((size,), op.str("weight_dtype"))
 
-    @T.prim_func(s_tir=True)
-    def rms_norm(x_handle: T.handle, w_handle: T.handle, y_handle: T.handle):
-        m = T.int64()
-        X = T.match_buffer(x_handle, (m, size), "float32")
-        W = T.match_buffer(w_handle, (size,), weight_dtype)
-        Y = T.match_buffer(y_handle, (m, size), "float32")
-        if m * size <= T.int64(8192):
-            for row in T.serial(m):
-                _scale_row(X, W, Y, row, size, lanes, eps)
-        else:
-            for row in T.parallel(m):
-                _scale_row(X, W, Y, row, size, lanes, eps)
+    def rms_norm(x: Buffer, w: Buffer, y: Buffer) -> None:
+        _each_row(m, size, lambda row: _scale_row(x, w, y, row, lanes, eps))
 
-    @T.prim_func(s_tir=True)
-    def add_rms_norm(
-        a_handle: T.handle, b_handle: T.handle, w_handle: T.handle, x_handle: T.handle, y_handle: T.handle
-    ):
-        m = T.int64()
-        A = T.match_buffer(a_handle, (m, size), "float32")
-        B = T.match_buffer(b_handle, (m, size), "float32")
-        W = T.match_buffer(w_handle, (size,), weight_dtype)
-        X = T.match_buffer(x_handle, (m, size), "float32")
-        Y = T.match_buffer(y_handle, (m, size), "float32")
-        if m * size <= T.int64(8192):
-            for row in T.serial(m):
-                for i in T.serial(size // lanes):
-                    X[row, T.ramp(i * lanes, 1, lanes)] = (
-                        A[row, T.ramp(i * lanes, 1, lanes)] + B[row, T.ramp(i * lanes, 1, lanes)]
-                    )
-                _scale_row(X, W, Y, row, size, lanes, eps)
-        else:
-            for row in T.parallel(m):
-                for i in T.serial(size // lanes):
-                    X[row, T.ramp(i * lanes, 1, lanes)] = (
-                        A[row, T.ramp(i * lanes, 1, lanes)] + B[row, T.ramp(i * lanes, 1, lanes)]
-                    )
-                _scale_row(X, W, Y, row, size, lanes, eps)
+    def add_rms_norm(a: Buffer, b: Buffer, w: Buffer, x: Buffer, y: Buffer) -> None:
+        def emit(row: Expr) -> None:
+            with I.serial(size // lanes) as i:
+                at = (row, i * lanes)
+                store(x, at, read(a, at, lanes) + read(b, at, lanes), lanes)
+            _scale_row(x, w, y, row, lanes, eps)
 
-    return rms_norm if op.kind == "rms_norm" else add_rms_norm
+        _each_row(m, size, emit)
+
+    if op.kind == "rms_norm":
+        return function("rms_norm", {"x": rows, "w": weight, "y": rows}, rms_norm)
+    return function("add_rms_norm", {"a": rows, "b": rows, "w": weight, "x": rows, "y": rows}, add_rms_norm)
+
+
+def _each_row(m: Expr, size: int, emit: Callable[[Expr], None]) -> None:
+    """emit(row) for m rows, on all threads where there is work for them."""
+    with I.If(m * size <= I.int64(_SERIAL)):
+        with I.Then(), I.serial(m) as row:
+            emit(row)
+        with I.Else(), I.parallel(m) as row:
+            emit(row)
+
+
+def _scale_row(x: Buffer, w: Buffer, y: Buffer, row: Expr, lanes: int, eps: float) -> None:
+    """y[row] = x[row] / sqrt(mean(x[row]^2) + eps) * w, with `lanes` partial sums."""
+    size = int(w.shape[0])
+    partial, scale = Registers(1, lanes), scratch(1)
+    partial[0] = splat(0.0, lanes)
+    with I.serial(size // lanes) as i:
+        partial[0] = partial[0] + read(x, (row, i * lanes), lanes) * read(x, (row, i * lanes), lanes)
+    put(scale, 0, I.float32(0))
+    with I.serial(lanes) as i:
+        put(scale, 0, scale[0] + partial.memory[0, i])
+    put(scale, 0, I.float32(1) / I.sqrt(scale[0] / I.float32(size) + I.float32(eps)))
+    with I.serial(size // lanes) as i:
+        at = (row, i * lanes)
+        store(y, at, read(x, at, lanes) * splat(scale[0], lanes) * load(w, i * lanes, lanes), lanes)

@@ -1,17 +1,21 @@
 """From logits to the next token on CPUs, compiled into the library.
 
-`sample` is what our hosts call: temperature, top-k, top-p, min-p and the draw, exact and without sorting the
-vocabulary. The other functions are MLC's published contract. Logits and probabilities are float32, sums
-float64 (in float32 those over 150 000 tokens are off by 1e-4); `b` sequences.
+`sample`: temperature, top-k, top-p, min-p and the draw, exact and without sorting the vocabulary. The other functions
+change logits before it. What they compute is in `tir_schedules/sampling.py`.
+Logits and probabilities are float32, sums float64 (in float32 those over 150 000 tokens are off by 1e-4).
 """
 
 from __future__ import annotations
 
-from tvm import tirx
-from tvm.script import tirx as T
+from dataclasses import dataclass
 
-from tir_schedules.macro import macro
+from tvm import tirx
+from tvm.script.ir_builder import tirx as I
+
+from tir_schedules.builder import Buffer, Expr, add, function_of, put
+from tir_schedules.cpu.vectors import read, scratch, splat, store
 from tir_schedules.op import by_hand
+from tir_schedules.sampling import SIGNATURES, dimensions
 
 # Weights lie in (0, 1]; a bucket is their exponent and 4 bits of mantissa: the float's bits shifted by 19.
 _SHIFT = 19
@@ -19,349 +23,292 @@ _BUCKETS = (0x3F800000 >> _SHIFT) + 1
 _RADIX = 2048
 # exp clips its argument at -87 (fast_math.py), so a weight this small stands for any smaller one, 0 included.
 _CLIPPED = 2e-38
+_LOWEST = -3.4e38
+_INFINITY = 0x7F800000  # the bits; those of NaN, less the sign, are larger
 
 
-@macro
-def _sort_descending(keys, ids, other_keys, other_ids, counts, n):
-    """Stable radix sort of n non-negative floats, given as their bits, largest first: three digits of 11 bits."""
-    for digit in T.serial(3):
-        for i in T.serial(_RADIX):
-            counts[i] = 0
-        for i in T.serial(n):
-            bucket: T.let[T.int32] = T.cast(
-                T.bitwise_and(T.shift_right(keys[i], T.cast(digit * 11, "uint32")), T.uint32(_RADIX - 1)), "int32"
-            )
-            counts[bucket] = counts[bucket] + 1
-        start = T.alloc_buffer((1,), "int32")
-        start[0] = 0
-        for i in T.serial(_RADIX):
-            size: T.let[T.int32] = counts[_RADIX - 1 - i]
-            counts[_RADIX - 1 - i] = start[0]
-            start[0] = start[0] + size
-        for i in T.serial(n):
-            bucket2: T.let[T.int32] = T.cast(
-                T.bitwise_and(T.shift_right(keys[i], T.cast(digit * 11, "uint32")), T.uint32(_RADIX - 1)), "int32"
-            )
-            other_keys[counts[bucket2]] = keys[i]
-            other_ids[counts[bucket2]] = ids[i]
-            counts[bucket2] = counts[bucket2] + 1
-        for i in T.serial(n):
-            keys[i] = other_keys[i]
-            ids[i] = other_ids[i]
+class _Cell:
+    """A number of a buffer: `cell.value` is an expression, `cell.value = x` emits a store."""
+
+    def __init__(self, buffer: Buffer, index: int) -> None:
+        self._buffer, self._index = buffer, index
+
+    @property
+    def value(self) -> Expr:
+        return self._buffer[self._index]
+
+    @value.setter
+    def value(self, value: Expr) -> None:
+        put(self._buffer, self._index, value)
+
+
+@dataclass(frozen=True)
+class _Pairs:
+    """Pairs (key, id), as many again to sort into, and counts of a digit. Keys are bits of non-negative floats."""
+
+    keys: Buffer
+    ids: Buffer
+    other_keys: Buffer
+    other_ids: Buffer
+    counts: Buffer
+
+    def key(self, i: Expr) -> Expr:
+        """The i-th key as float32."""
+        return I.reinterpret("float32", self.keys[i])
+
+    def sort_descending(self, n: Expr) -> None:
+        """Emit a stable radix sort of n pairs, largest key first: three digits of 11 bits."""
+
+        def digit_of(i: Expr) -> Expr:
+            shifted = I.shift_right(self.keys[i], I.cast(digit * 11, "uint32"))
+            return I.bind(I.cast(I.bitwise_and(shifted, I.uint32(_RADIX - 1)), "int32"))
+
+        with I.serial(3) as digit:
+            with I.serial(_RADIX) as i:
+                put(self.counts, i, 0)
+            with I.serial(n) as i:
+                add(self.counts, digit_of(i), 1)
+            start = _Cell(scratch(1, "int32"), 0)
+            start.value = 0
+            with I.serial(_RADIX) as i:
+                size = I.bind(self.counts[_RADIX - 1 - i])
+                put(self.counts, _RADIX - 1 - i, start.value)
+                start.value = start.value + size
+            with I.serial(n) as i:
+                bucket = digit_of(i)
+                put(self.other_keys, self.counts[bucket], self.keys[i])
+                put(self.other_ids, self.counts[bucket], self.ids[i])
+                add(self.counts, bucket, 1)
+            with I.serial(n) as i:
+                put(self.keys, i, self.other_keys[i])
+                put(self.ids, i, self.other_ids[i])
+
+
+class _Sample:
+    """The steps of `sample` for one vocabulary. Cells are named by what they hold; several share a number in memory."""
+
+    def __init__(self, logits: Buffer) -> None:
+        vocab = int(logits.shape[2])
+        self.vocab, self.logits = vocab, logits
+        self.weight = scratch(vocab)  # exp of logits over temperature, 1 for the best token
+        keys, ids, other_keys, other_ids = (scratch(vocab, dtype) for dtype in ("uint32", "int32") * 2)
+        self.pairs = _Pairs(keys, ids, other_keys, other_ids, scratch(_RADIX, "int32"))  # candidates by their weights
+        self.bucket_count, self.bucket_mass = scratch(_BUCKETS, "int32"), scratch(_BUCKETS, "float64")
+        floats, masses, integers = scratch(3), scratch(5, "float64"), scratch(5, "int32")
+        self.lane_max, self.lane_size = scratch(16), scratch(16, "int32")
+        self.top_logit, self.inverse, self.min_weight = (_Cell(floats, i) for i in range(3))
+        self.mass, self.bucket_sum, self.kept_mass, self.drawn_mass, self.running = (_Cell(masses, i) for i in range(5))
+        self.limit, self.lowest_bucket, self.count, self.found, self.size = (_Cell(integers, i) for i in range(5))
+        self.best, self.drawn, self.kept = self.limit, self.limit, self.found
+
+    def find_top(self, s: Expr) -> None:
+        """top_logit = the largest logit of a row; size = the largest bits without a sign, which NaN has where it is."""
+        lanes, sizes, top, vocab = self.lane_max, self.lane_size, self.top_logit, self.vocab
+
+        def size_of(logit: Expr, dtype: str, mask: Expr) -> Expr:
+            return I.bitwise_and(I.reinterpret(dtype, logit), mask)
+
+        put(lanes, I.ramp(0, 1, 16), splat(_LOWEST, 16))
+        put(sizes, I.ramp(0, 1, 16), splat(I.int32(0), 16))
+        with I.serial(vocab // 16) as i:
+            logit = I.bind(read(self.logits, (s, 0, i * 16), 16))
+            put(lanes, I.ramp(0, 1, 16), I.max(read(lanes, 0, 16), logit))
+            size = size_of(logit, "int32x16", splat(I.int32(0x7FFFFFFF), 16))
+            put(sizes, I.ramp(0, 1, 16), I.max(read(sizes, 0, 16), size))
+        top.value, self.size.value = I.float32(_LOWEST), 0
+        with I.serial(16) as i:
+            top.value = I.max(top.value, lanes[i])
+            self.size.value = I.max(self.size.value, sizes[i])
+        with I.serial(vocab % 16) as i:
+            logit = I.bind(self.logits[s, 0, vocab // 16 * 16 + i])
+            top.value = I.max(top.value, logit)
+            self.size.value = I.max(self.size.value, size_of(logit, "int32", I.int32(0x7FFFFFFF)))
+
+    def overflowed(self) -> Expr:
+        """Whether a logit is NaN or infinity."""
+        return tirx.any(self.size.value > _INFINITY, self.top_logit.value > I.float32(-_LOWEST))
+
+    def take_best(self, s: Expr, token: Buffer) -> None:
+        """token = the lowest id of the largest logit; -1 where none is larger than minus infinity."""
+        with I.serial(self.vocab) as i:
+            is_top = self.logits[s, 0, i] >= self.top_logit.value
+            self.best.value = I.min(self.best.value, I.if_then_else(is_top, i, self.vocab))
+        put(token, s, I.if_then_else(self.best.value < self.vocab, self.best.value, -1))
+
+    def _bucket_of(self, bits: Expr) -> Expr:
+        return I.min(I.cast(I.shift_right(bits, I.uint32(_SHIFT)), "int32"), _BUCKETS - 1)
+
+    def weigh(self, s: Expr, temperature: Buffer) -> None:
+        """Weights, and how many and how much of them each bucket has; mass = their sum."""
+        self.inverse.value = I.float32(1) / I.max(temperature[s], I.float32(1e-30))  # 1 / 1e-45 is infinite
+
+        def weigh_one(i: Expr) -> None:
+            put(self.weight, i, I.exp((self.logits[s, 0, i] - self.top_logit.value) * self.inverse.value))
+
+        with I.serial(self.vocab // 16) as i, I.vectorized(16) as lane:
+            weigh_one(i * 16 + lane)
+        with I.serial(self.vocab % 16) as i:
+            weigh_one(self.vocab // 16 * 16 + i)
+        with I.serial(_BUCKETS) as i:
+            put(self.bucket_count, i, 0)
+            put(self.bucket_mass, i, I.float64(0))
+        with I.serial(self.vocab) as i:
+            bucket = I.bind(self._bucket_of(I.reinterpret("uint32", self.weight[i])))
+            add(self.bucket_count, bucket, 1)
+            add(self.bucket_mass, bucket, I.cast(self.weight[i], "float64"))
+        self.mass.value = I.float64(0)
+        with I.serial(_BUCKETS) as i:
+            self.mass.value = self.mass.value + self.bucket_mass[i]
+
+    def find_bucket(self, top_k: Expr, top_p: Expr) -> None:
+        """lowest_bucket = the lowest that can hold a survivor of top-k or, without it, of top-p."""
+        self.limit.value = I.if_then_else(top_k > 0, I.min(top_k, self.vocab), self.vocab)
+        self.bucket_sum.value = I.float64(0)
+        self.lowest_bucket.value = 0
+        self.count.value = 0
+        self.found.value = 0
+        with I.serial(_BUCKETS) as i, I.If(self.found.value == 0), I.Then():
+            self.lowest_bucket.value = _BUCKETS - 1 - i
+            self.count.value = self.count.value + self.bucket_count[_BUCKETS - 1 - i]
+            self.bucket_sum.value = self.bucket_sum.value + self.bucket_mass[_BUCKETS - 1 - i]
+            enough_mass = self.bucket_sum.value >= I.cast(top_p, "float64") * self.mass.value
+            nucleus = tirx.all(top_k <= 0, top_p < I.float32(1), enough_mass)
+            with I.If(tirx.any(self.count.value >= self.limit.value, nucleus)), I.Then():
+                self.found.value = 1
+
+    def collect(self, top_k: Expr, top_p: Expr) -> None:
+        """pairs = the `count` tokens of these buckets, sorted where top-k or top-p is on, no more than top-k leaves."""
+        self.count.value = 0
+        with I.serial(self.vocab) as i:
+            bits = I.bind(I.reinterpret("uint32", self.weight[i]))
+            with I.If(self._bucket_of(bits) >= self.lowest_bucket.value), I.Then():
+                put(self.pairs.keys, self.count.value, bits)
+                put(self.pairs.ids, self.count.value, i)
+                self.count.value = self.count.value + 1
+        with I.If(tirx.any(top_p < I.float32(1), top_k > 0)), I.Then():
+            self.pairs.sort_descending(self.count.value)
+        self.count.value = I.min(self.count.value, self.limit.value)
+
+    def _weight_of(self, i: Expr) -> Expr:
+        return I.cast(self.pairs.key(i), "float64")
+
+    def cut(self, top_k: Expr, top_p: Expr) -> None:
+        """kept = how many pairs top-p leaves: those that hold its share of what top-k left, else of all mass."""
+        with I.If(top_k > 0), I.Then():
+            self.mass.value = I.float64(0)
+            with I.serial(self.count.value) as i:
+                self.mass.value = self.mass.value + self._weight_of(i)
+        self.kept.value = self.count.value
+        self.kept_mass.value = I.float64(0)
+        with I.If(top_p < I.float32(1)), I.Then():
+            self.kept.value = 0
+            with I.serial(self.count.value) as i:
+                short = self.kept_mass.value < I.cast(top_p, "float64") * self.mass.value
+                with I.If(tirx.any(self.kept.value == 0, short)), I.Then():
+                    self.kept_mass.value = self.kept_mass.value + self._weight_of(i)
+                    self.kept.value = i + 1
+
+    def draw(self, s: Expr, min_p: Expr, uniform: Expr, token: Buffer) -> None:
+        """token = the one at `uniform` of the mass of those that min-p leaves; -1 where none has any."""
+        # The largest weight is exp(0) = 1, so min-p is a bound on the weight itself; what exp clipped has none.
+        self.min_weight.value = I.max(min_p, I.float32(_CLIPPED))
+        self.kept_mass.value = I.float64(0)
+        with I.serial(self.kept.value) as i, I.If(self.pairs.key(i) >= self.min_weight.value), I.Then():
+            self.kept_mass.value = self.kept_mass.value + self._weight_of(i)
+        self.drawn_mass.value = I.cast(uniform, "float64") * self.kept_mass.value
+        self.running.value = I.float64(0)
+        self.drawn.value = -1
+        with I.serial(self.kept.value) as i:
+            before = tirx.any(self.drawn.value < 0, self.running.value <= self.drawn_mass.value)
+            with I.If(tirx.all(self.pairs.key(i) >= self.min_weight.value, before)), I.Then():
+                self.running.value = self.running.value + self._weight_of(i)
+                self.drawn.value = self.pairs.ids[i]
+        put(token, s, self.drawn.value)
 
 
 def sample(vocab: int) -> tirx.PrimFunc:
-    """logits f32[b, 1, V] (left as they are), temperature, top_p, min_p, uniform f32[b], top_k i32[b] -> token i32[b].
-
-    As transformers' warpers in order: temperature, top-k (0: off; of equal logits the lower ids), top-p over what
-    is left, min-p relative to the largest. Temperature 0 takes the largest logit, the lowest id on a tie. `uniform`
-    in [0, 1) draws, from the best token down where top-k or top-p is on, else by id; a token e**86 times less likely
-    than the best is never drawn, as masked ones must not be.
+    """Rows in parallel. Logits stay as they are. A token e**86 times less likely than the best is never drawn, nor are
+    masked ones.
     """
 
-    @T.prim_func(s_tir=True)
-    def sample(
-        logits_handle: T.handle,
-        temperature_handle: T.handle,
-        top_p_handle: T.handle,
-        top_k_handle: T.handle,
-        min_p_handle: T.handle,
-        uniform_handle: T.handle,
-        token_handle: T.handle,
-    ):
-        b = T.int64()
-        logits = T.match_buffer(logits_handle, (b, 1, vocab), "float32")
-        temperature = T.match_buffer(temperature_handle, (b,), "float32")
-        top_p = T.match_buffer(top_p_handle, (b,), "float32")
-        top_k = T.match_buffer(top_k_handle, (b,), "int32")
-        min_p = T.match_buffer(min_p_handle, (b,), "float32")
-        uniform = T.match_buffer(uniform_handle, (b,), "float32")
-        token = T.match_buffer(token_handle, (b,), "int32")
-        weight = T.alloc_buffer((vocab,), "float32")
-        keys = T.alloc_buffer((vocab,), "uint32")
-        ids = T.alloc_buffer((vocab,), "int32")
-        other_keys = T.alloc_buffer((vocab,), "uint32")
-        other_ids = T.alloc_buffer((vocab,), "int32")
-        counts = T.alloc_buffer((_RADIX,), "int32")
-        bucket_count = T.alloc_buffer((_BUCKETS,), "int32")
-        bucket_mass = T.alloc_buffer((_BUCKETS,), "float64")
-        f = T.alloc_buffer((3,), "float32")
-        mass = T.alloc_buffer((5,), "float64")
-        k = T.alloc_buffer((4,), "int32")
-        lane_max = T.alloc_buffer((16,), "float32")
-        for s in T.serial(b):
-            lane_max[T.ramp(0, 1, 16)] = T.broadcast(T.float32(-3.4e38), 16)
-            for i in T.serial(vocab // 16):
-                lane_max[T.ramp(0, 1, 16)] = T.max(lane_max[T.ramp(0, 1, 16)], logits[s, 0, T.ramp(i * 16, 1, 16)])
-            f[0] = T.float32(-3.4e38)
-            for i in T.serial(16):
-                f[0] = T.max(f[0], lane_max[i])
-            for i in T.serial(vocab % 16):
-                f[0] = T.max(f[0], logits[s, 0, vocab // 16 * 16 + i])
-            k[0] = vocab
-            if temperature[s] <= T.float32(0):
-                for i in T.serial(vocab):
-                    k[0] = T.min(k[0], T.if_then_else(logits[s, 0, i] >= f[0], i, vocab))
-                token[s] = T.min(k[0], vocab - 1)
-            else:
-                f[1] = T.float32(1) / T.max(temperature[s], T.float32(1e-30))  # 1 / 1e-45 is infinite
-                for i in T.serial(vocab // 16):
-                    for lane in T.vectorized(16):
-                        weight[i * 16 + lane] = T.exp((logits[s, 0, i * 16 + lane] - f[0]) * f[1])
-                for i in T.serial(vocab % 16):
-                    weight[vocab // 16 * 16 + i] = T.exp((logits[s, 0, vocab // 16 * 16 + i] - f[0]) * f[1])
-                for i in T.serial(_BUCKETS):
-                    bucket_count[i] = 0
-                    bucket_mass[i] = T.float64(0)
-                for i in T.serial(vocab):
-                    bucket: T.let[T.int32] = T.min(
-                        T.cast(T.shift_right(T.reinterpret(weight[i], dtype="uint32"), T.uint32(_SHIFT)), "int32"),
-                        _BUCKETS - 1,
-                    )
-                    bucket_count[bucket] = bucket_count[bucket] + 1
-                    bucket_mass[bucket] = bucket_mass[bucket] + T.cast(weight[i], "float64")
-                mass[0] = T.float64(0)
-                for i in T.serial(_BUCKETS):
-                    mass[0] = mass[0] + bucket_mass[i]
-                # k[1]: the lowest bucket that can hold a survivor of top-k or, without it, of top-p.
-                k[0] = T.if_then_else(top_k[s] > 0, T.min(top_k[s], vocab), vocab)
-                mass[1] = T.float64(0)
-                k[1] = 0
-                k[2] = 0
-                k[3] = 0
-                for i in T.serial(_BUCKETS):
-                    if k[3] == 0:
-                        k[1] = _BUCKETS - 1 - i
-                        k[2] = k[2] + bucket_count[_BUCKETS - 1 - i]
-                        mass[1] = mass[1] + bucket_mass[_BUCKETS - 1 - i]
-                        if k[2] >= k[0] or (
-                            top_k[s] <= 0
-                            and top_p[s] < T.float32(1)
-                            and mass[1] >= T.cast(top_p[s], "float64") * mass[0]
-                        ):
-                            k[3] = 1
-                k[2] = 0
-                for i in T.serial(vocab):
-                    bits: T.let[T.uint32] = T.reinterpret(weight[i], dtype="uint32")
-                    if T.min(T.cast(T.shift_right(bits, T.uint32(_SHIFT)), "int32"), _BUCKETS - 1) >= k[1]:
-                        keys[k[2]] = bits
-                        ids[k[2]] = i
-                        k[2] = k[2] + 1
-                if top_p[s] < T.float32(1) or top_k[s] > 0:
-                    _sort_descending(keys, ids, other_keys, other_ids, counts, k[2])
-                k[2] = T.min(k[2], k[0])
-                # mass[0]: the mass that top-p is a share of: what top-k left, else the whole vocabulary's.
-                if top_k[s] > 0:
-                    mass[0] = T.float64(0)
-                    for i in T.serial(k[2]):
-                        mass[0] = mass[0] + T.cast(T.reinterpret(keys[i], dtype="float32"), "float64")
-                k[3] = k[2]
-                mass[2] = T.float64(0)
-                if top_p[s] < T.float32(1):
-                    k[3] = 0
-                    for i in T.serial(k[2]):
-                        if k[3] == 0 or mass[2] < T.cast(top_p[s], "float64") * mass[0]:
-                            mass[2] = mass[2] + T.cast(T.reinterpret(keys[i], dtype="float32"), "float64")
-                            k[3] = i + 1
-                # The largest weight is exp(0) = 1, so min-p is a bound on the weight itself; what exp clipped has none.
-                f[2] = T.max(min_p[s], T.float32(_CLIPPED))
-                mass[2] = T.float64(0)
-                for i in T.serial(k[3]):
-                    if T.reinterpret(keys[i], dtype="float32") >= f[2]:
-                        mass[2] = mass[2] + T.cast(T.reinterpret(keys[i], dtype="float32"), "float64")
-                mass[3] = T.cast(uniform[s], "float64") * mass[2]
-                mass[4] = T.float64(0)
-                k[0] = -1
-                for i in T.serial(k[3]):
-                    if T.reinterpret(keys[i], dtype="float32") >= f[2] and (k[0] < 0 or mass[4] <= mass[3]):
-                        mass[4] = mass[4] + T.cast(T.reinterpret(keys[i], dtype="float32"), "float64")
-                        k[0] = ids[i]
-                token[s] = T.max(k[0], 0)
+    def body(
+        logits: Buffer,
+        temperature: Buffer,
+        top_p: Buffer,
+        top_k: Buffer,
+        min_p: Buffer,
+        uniform: Buffer,
+        token: Buffer,
+    ) -> None:
+        with I.parallel(logits.shape[0]) as s:
+            steps = _Sample(logits)
+            steps.find_top(s)
+            steps.best.value = vocab
+            with I.If(steps.overflowed()):
+                with I.Then():
+                    put(token, s, -1)
+                with I.Else(), I.If(temperature[s] <= I.float32(0)):
+                    with I.Then():
+                        steps.take_best(s, token)
+                    with I.Else():
+                        steps.weigh(s, temperature)
+                        steps.find_bucket(top_k[s], top_p[s])
+                        steps.collect(top_k[s], top_p[s])
+                        steps.cut(top_k[s], top_p[s])
+                        steps.draw(s, min_p[s], uniform[s], token)
 
-    return sample
-
-
-def softmax_with_temperature(vocab: int) -> tirx.PrimFunc:
-    """logits f32[b, 1, V], temperature f32[b] -> probabilities f32[b, 1, V]; temperature 0 is the one-hot limit."""
-
-    @T.prim_func(s_tir=True)
-    def softmax_with_temperature(logits_handle: T.handle, temperature_handle: T.handle, out_handle: T.handle):
-        b = T.int64()
-        logits = T.match_buffer(logits_handle, (b, 1, vocab), "float32")
-        temperature = T.match_buffer(temperature_handle, (b,), "float32")
-        out = T.match_buffer(out_handle, (b, 1, vocab), "float32")
-        for s in T.serial(b):
-            f = T.alloc_buffer((2,), "float32")
-            total = T.alloc_buffer((1,), "float64")
-            f[0] = T.float32(-3.4e38)
-            for i in T.serial(vocab):
-                f[0] = T.max(f[0], logits[s, 0, i])
-            f[1] = T.float32(1) / T.max(temperature[s], T.float32(1e-6))
-            total[0] = T.float64(0)
-            for i in T.serial(vocab // 16):
-                for lane in T.vectorized(16):
-                    out[s, 0, i * 16 + lane] = T.exp((logits[s, 0, i * 16 + lane] - f[0]) * f[1])
-            for i in T.serial(vocab % 16):
-                out[s, 0, vocab // 16 * 16 + i] = T.exp((logits[s, 0, vocab // 16 * 16 + i] - f[0]) * f[1])
-            for i in T.serial(vocab):
-                total[0] = total[0] + T.cast(out[s, 0, i], "float64")
-            for i in T.serial(vocab):
-                out[s, 0, i] = out[s, 0, i] / T.cast(total[0], "float32")
-
-    return softmax_with_temperature
-
-
-def argsort_probs(vocab: int) -> tirx.PrimFunc:
-    """probs f32[b, V] -> (largest first f32[b, V], their ids i32[b, V])."""
-
-    @T.prim_func(s_tir=True)
-    def argsort_probs(probs_handle: T.handle, sorted_handle: T.handle, ids_handle: T.handle):
-        b = T.int64()
-        probs = T.match_buffer(probs_handle, (b, vocab), "float32")
-        sorted_probs = T.match_buffer(sorted_handle, (b, vocab), "float32")
-        sorted_ids = T.match_buffer(ids_handle, (b, vocab), "int32")
-        keys = T.alloc_buffer((vocab,), "uint32")
-        ids = T.alloc_buffer((vocab,), "int32")
-        other_keys = T.alloc_buffer((vocab,), "uint32")
-        other_ids = T.alloc_buffer((vocab,), "int32")
-        counts = T.alloc_buffer((_RADIX,), "int32")
-        for s in T.serial(b):
-            for i in T.serial(vocab):
-                keys[i] = T.reinterpret(probs[s, i], dtype="uint32")
-                ids[i] = i
-            _sort_descending(keys, ids, other_keys, other_ids, counts, vocab)
-            for i in T.serial(vocab):
-                sorted_probs[s, i] = T.reinterpret(keys[i], dtype="float32")
-                sorted_ids[s, i] = ids[i]
-
-    return argsort_probs
-
-
-def sample_with_top_p(vocab: int) -> tirx.PrimFunc:
-    """sorted probs f32[b, V], ids i32[b, V], uniform f32[n], row i32[n], top_p f32[b] -> token i32[n]."""
-
-    @T.prim_func(s_tir=True)
-    def sample_with_top_p(
-        probs_handle: T.handle,
-        ids_handle: T.handle,
-        uniform_handle: T.handle,
-        row_handle: T.handle,
-        top_p_handle: T.handle,
-        token_handle: T.handle,
-    ):
-        b = T.int64()
-        n = T.int64()
-        probs = T.match_buffer(probs_handle, (b, vocab), "float32")
-        ids = T.match_buffer(ids_handle, (b, vocab), "int32")
-        uniform = T.match_buffer(uniform_handle, (n,), "float32")
-        row = T.match_buffer(row_handle, (n,), "int32")
-        top_p = T.match_buffer(top_p_handle, (b,), "float32")
-        token = T.match_buffer(token_handle, (n,), "int32")
-        for j in T.serial(n):
-            f = T.alloc_buffer((3,), "float64")
-            k = T.alloc_buffer((2,), "int32")
-            f[0] = T.float64(0)
-            k[0] = 0
-            for i in T.serial(vocab):
-                if i == 0 or f[0] < T.cast(top_p[row[j]], "float64"):
-                    f[0] = f[0] + T.cast(probs[row[j], i], "float64")
-                    k[0] = i + 1
-            f[1] = T.cast(uniform[j], "float64") * f[0]
-            f[2] = T.float64(0)
-            k[1] = ids[row[j], 0]
-            for i in T.serial(k[0]):
-                if i == 0 or f[2] <= f[1]:
-                    f[2] = f[2] + T.cast(probs[row[j], i], "float64")
-                    k[1] = ids[row[j], i]
-            token[j] = k[1]
-
-    return sample_with_top_p
+    return function_of(SIGNATURES["sample"], dimensions(vocab), body)
 
 
 def apply_logit_bias_inplace(vocab: int) -> tirx.PrimFunc:
-    """logits f32[b, V][row[i], token[i]] += bias[i]."""
+    def body(logits: Buffer, row: Buffer, token: Buffer, bias: Buffer) -> None:
+        with I.serial(row.shape[0]) as i:
+            add(logits, (row[i], token[i]), bias[i])
 
-    @T.prim_func(s_tir=True)
-    def apply_logit_bias_inplace(
-        logits_handle: T.handle, row_handle: T.handle, token_handle: T.handle, bias_handle: T.handle
-    ):
-        b = T.int64()
-        n = T.int64()
-        logits = T.match_buffer(logits_handle, (b, vocab), "float32")
-        row = T.match_buffer(row_handle, (n,), "int32")
-        token = T.match_buffer(token_handle, (n,), "int32")
-        bias = T.match_buffer(bias_handle, (n,), "float32")
-        for i in T.serial(n):
-            logits[row[i], token[i]] = logits[row[i], token[i]] + bias[i]
-
-    return apply_logit_bias_inplace
+    return function_of(SIGNATURES["apply_logit_bias_inplace"], dimensions(vocab), body)
 
 
 def apply_penalty_inplace(vocab: int) -> tirx.PrimFunc:
-    """Presence, frequency, then repetition penalty on logits f32[b, V] of tokens that occurred.
+    def body(logits: Buffer, seq: Buffer, entry: Buffer, token: Buffer, count: Buffer, penalties: Buffer) -> None:
+        with I.serial(entry.shape[0]) as i:
+            at, of = (seq[entry[i]], token[i]), entry[i]
+            presence, frequency, repetition = (penalties[of, kind] for kind in range(3))
+            put(logits, at, logits[at] - (presence + I.cast(count[i], "float32") * frequency))
+            scaled = I.if_then_else(logits[at] < I.float32(0), logits[at] * repetition, logits[at] / repetition)
+            put(logits, at, scaled)
 
-    seq i32[n] rows; of[i] says which of them entry i belongs to; token, count i32[k]; penalties f32[n, 3] =
-    presence, frequency, repetition. Repetition divides positive and multiplies negative logits (Keskar et al. 2019).
-    """
-
-    @T.prim_func(s_tir=True)
-    def apply_penalty_inplace(
-        logits_handle: T.handle,
-        seq_handle: T.handle,
-        of_handle: T.handle,
-        token_handle: T.handle,
-        count_handle: T.handle,
-        penalty_handle: T.handle,
-    ):
-        b = T.int64()
-        n = T.int64()
-        k = T.int64()
-        logits = T.match_buffer(logits_handle, (b, vocab), "float32")
-        seq = T.match_buffer(seq_handle, (n,), "int32")
-        of = T.match_buffer(of_handle, (k,), "int32")
-        token = T.match_buffer(token_handle, (k,), "int32")
-        count = T.match_buffer(count_handle, (k,), "int32")
-        penalty = T.match_buffer(penalty_handle, (n, 3), "float32")
-        for i in T.serial(k):
-            logits[seq[of[i]], token[i]] = logits[seq[of[i]], token[i]] - (
-                penalty[of[i], 0] + T.cast(count[i], "float32") * penalty[of[i], 1]
-            )
-            logits[seq[of[i]], token[i]] = T.if_then_else(
-                logits[seq[of[i]], token[i]] < T.float32(0),
-                logits[seq[of[i]], token[i]] * penalty[of[i], 2],
-                logits[seq[of[i]], token[i]] / penalty[of[i], 2],
-            )
-
-    return apply_penalty_inplace
+    return function_of(SIGNATURES["apply_penalty_inplace"], dimensions(vocab), body)
 
 
 def apply_bitmask_inplace(vocab: int) -> tirx.PrimFunc:
-    """Logits f32[b, V] of rows seq i32[n] become -3.4e38 where bit v % 32 of mask i32[b, ceil(V / 32)] is 0."""
+    """Rows in parallel, half a word of the mask at a time."""
 
-    @T.prim_func(s_tir=True)
-    def apply_bitmask_inplace(logits_handle: T.handle, seq_handle: T.handle, mask_handle: T.handle):
-        b = T.int64()
-        n = T.int64()
-        logits = T.match_buffer(logits_handle, (b, vocab), "float32")
-        seq = T.match_buffer(seq_handle, (n,), "int32")
-        mask = T.match_buffer(mask_handle, (b, (vocab + 31) // 32), "int32")
-        for i in T.serial(n):
-            for v in T.serial(vocab):
-                if T.bitwise_and(T.shift_right(mask[seq[i], v // 32], v % 32), 1) == 0:
-                    logits[seq[i], v] = T.float32(-3.4e38)
+    def body(logits: Buffer, seq: Buffer, mask: Buffer) -> None:
+        def masked(row: Expr, v: Expr, bits: Expr, lanes: int) -> None:
+            one = splat(I.int32(1), lanes)
+            kept = I.bitwise_and(bits, one) == one
+            store(logits, (row, v), I.Select(kept, read(logits, (row, v), lanes), splat(_LOWEST, lanes)), lanes)
 
-    return apply_bitmask_inplace
+        with I.parallel(seq.shape[0]) as i:
+            row = I.bind(seq[i])
+            with I.serial(vocab // 16) as half:
+                word = splat(mask[row, half // 2], 16)
+                masked(row, half * 16, I.shift_right(word, I.ramp(I.cast(half % 2 * 16, "int32"), 1, 16)), 16)
+            with I.serial(vocab % 16) as j:
+                v = vocab // 16 * 16 + j
+                masked(row, v, I.shift_right(mask[row, v // 32], I.cast(v % 32, "int32")), 1)
+
+    return function_of(SIGNATURES["apply_bitmask_inplace"], dimensions(vocab), body)
+
+
+_MAKERS = (
+    sample,
+    apply_logit_bias_inplace,
+    apply_penalty_inplace,
+    apply_bitmask_inplace,
+)
 
 
 def sampling_functions(vocab: int) -> dict[str, tirx.PrimFunc]:
-    """Every sampling function of the library, by its entry point name; they write to their last arguments."""
-    makers = (
-        sample,
-        softmax_with_temperature,
-        argsort_probs,
-        sample_with_top_p,
-        apply_logit_bias_inplace,
-        apply_penalty_inplace,
-        apply_bitmask_inplace,
-    )
-    return by_hand({make.__name__: make(vocab) for make in makers}, vocab=vocab)
+    """The sampling functions of a library, by entry point name."""
+    return by_hand({make.__name__: make(vocab) for make in _MAKERS}, vocab=vocab)

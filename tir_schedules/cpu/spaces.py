@@ -7,12 +7,13 @@ from collections.abc import Callable, Mapping
 from tir_schedules.cpu.attention import attention_tiles
 from tir_schedules.cpu.int8_amx import spans_of
 from tir_schedules.cpu.int8_dot import Dot
-from tir_schedules.cpu.int8_gemm import chunk_of
-from tir_schedules.cpu.int8_matmul import Int8Tile, dot_of, tiles_of
+from tir_schedules.cpu.int8_gemm import Int8Tile, chunk_of
+from tir_schedules.cpu.int8_matmul import dot_of, many_tile_of, tiles_of
 from tir_schedules.cpu.int8_smmla import pairs_of
-from tir_schedules.cpu.matmul import packed_of
-from tir_schedules.op import Declined, Op
-from tir_schedules.space import Choice, Knobs, Space
+from tir_schedules.cpu.packed_weight import packed_of
+from tir_schedules.op import Op
+from tir_schedules.rule import Declined, Knobs
+from tir_schedules.space import Choice, Space, with_default
 
 FEW_ROWS, MANY_ROWS = 16, 256  # of x, that short and long prompts are measured with
 CONTEXT = 1024  # cached tokens that attention is measured with
@@ -22,34 +23,33 @@ _ROWS = (2, 3, 4, 5, 6, 8, 9, 10, 12, 14, 16)
 
 
 def _int8_matmul(op: Op, knobs: Knobs) -> tuple[Space, ...]:
-    """One row, few rows and many rows, as `int8_matmul.py` tells them apart."""
+    """One row and few rows, or many rows, as `int8_matmul.py` tells them apart."""
     w, dot = packed_of(op), dot_of(knobs)
     if isinstance(dot, Declined):
         return ()
-    tiles = tiles_of(knobs)
-    spaces = [_gemv(tiles.gemv_blocks, tiles.prefetch_words)]
-    if spans_of(w, dot) is None and pairs_of(w, dot) is None:
-        spaces.append(_tile("few", FEW_ROWS, tiles.few, dot, {}))
-        if chunk_of(w, dot):
-            depth, unroll = (512, 1024, 2048, 4096), (2, 4, 8, 16)
-            more = {"int8_depth": (tiles.many.depth, depth), "int8_unroll": (tiles.many.unroll, unroll)}
-            spaces.append(_tile("gemm", MANY_ROWS, tiles.many, dot, more))
-    return tuple(spaces)
+    tiles, many = tiles_of(knobs), many_tile_of(knobs)
+    if not op.many_rows:
+        return (_gemv(tiles.gemv_blocks, tiles.prefetch_words), _tile("few", FEW_ROWS, tiles.few, dot, {}))
+    if spans_of(w, dot) is not None or pairs_of(w, dot) is not None:
+        return ()
+    if not chunk_of(w, dot):
+        return (_tile("few", MANY_ROWS, tiles.few, dot, {}),)
+    depth, unroll = (512, 1024, 2048, 4096), (2, 4, 8, 16)
+    more = {"int8_depth": (many.depth, depth), "int8_unroll": (many.unroll, unroll)}
+    return (_tile("gemm", MANY_ROWS, many, dot, more),)
 
 
 def _gemv(blocks: int, prefetch: int) -> Space:
     default = {"int8_prefetch_words": prefetch, "int8_gemv_blocks": blocks}
     knobs = {"int8_prefetch_words": (0, 16, 32, 48, 64, 96, 128, 192, 256), "int8_gemv_blocks": (1, 2, 4)}
-    return Space("gemv", 1, "gemv", _with(knobs, default), default, lambda choice: "")
+    return Space("gemv", 1, "gemv", with_default(knobs, default), default, lambda choice: "")
 
 
-def _tile(
-    bucket: str, rows: int, tile: Int8Tile, dot: Dot, more: Mapping[str, tuple[int, tuple[int, ...]]]
-) -> Space:
+def _tile(bucket: str, rows: int, tile: Int8Tile, dot: Dot, more: Mapping[str, tuple[int, tuple[int, ...]]]) -> Space:
     """A register tile; `more` knobs: name -> (what it is now, its values).
 
-    Few rows have sums of a group in int32 beside those in float32; many rows have long groups, and need the latter only
-    between them.
+    Few rows keep a group's sums in int32 next to those in float32; many rows have long groups, and keep only sums in
+    float32 between them.
     """
     kinds = 2 if bucket == "few" else 1
     names = {name: f"int8_{name}.{bucket}" for name in ("rows", "tail_rows", "blocks")}
@@ -69,11 +69,11 @@ def _tile(
             return f"{choice['int8_depth']} by {16 * wide} bytes are more than a cache holds"
         return ""
 
-    return Space(bucket, rows, "gemm", _with(knobs, default), default, problem)
+    return Space(bucket, rows, "gemm", with_default(knobs, default), default, problem)
 
 
 def _matmul(op: Op, knobs: Knobs) -> tuple[Space, ...]:
-    """Many rows of the matmul in float32."""
+    """Many rows of the matmul in float32, or few."""
     default = {name: int(knobs[name]) for name in ("gemm_rows", "gemm_blocks", "gemm_depth")}
     values = {"gemm_rows": (4, 8, 12, 16), "gemm_blocks": (1, 2, 3, 4), "gemm_depth": (64, 128, 256, 512, 1024)}
     lanes = int(knobs["lanes"])
@@ -84,13 +84,13 @@ def _matmul(op: Op, knobs: Knobs) -> tuple[Space, ...]:
 
     now = default["gemm_rows"] * default["gemm_blocks"] * 16 // lanes
     most = max(now, 2 * _REGISTERS.get(lanes, 16))
-    return (Space("gemm", 128, "gemm", _with(values, default), default, problem),)
+    return (Space("gemm", 128, "gemm", with_default(values, default), default, problem),)
 
 
 def _attention(op: Op, knobs: Knobs) -> tuple[Space, ...]:
     """Register tiles of one query's heads and how its keys are split among threads; tiles and tasks of a prompt."""
     tiles = attention_tiles(op, knobs)
-    if "decode" in op.kind:
+    if op.kind == "attend_few":
         default = {
             "attention_accumulators": tiles.accumulators,
             "attention_rows": tiles.max_rows,
@@ -101,16 +101,12 @@ def _attention(op: Op, knobs: Knobs) -> tuple[Space, ...]:
             "attention_rows": (1, 2, 4, 6, 8, 12),
             "attention_pages": (4, 8, 16, 32),
         }
-        return (Space("decode", 1, "attention", _with(values, default), default, lambda choice: "", CONTEXT),)
+        return (Space("decode", 1, "attention", with_default(values, default), default, lambda choice: "", CONTEXT),)
     default = {"attention_rows": tiles.max_rows, "attention_task_rows": tiles.task_rows}
     values = {"attention_rows": (2, 3, 4, 5, 6, 7), "attention_task_rows": (16, 32, 48, 64, 96, 128, 192)}
-    keys = 0 if "chunk" in op.kind else CONTEXT
-    return (Space("prefill", MANY_ROWS, "attention", _with(values, default), default, lambda choice: "", keys),)
-
-
-def _with(knobs: Mapping[str, tuple[int, ...]], default: Choice) -> dict[str, tuple[int, ...]]:
-    """The values of every knob, the default's among them."""
-    return {name: tuple(sorted({*values, default[name]})) for name, values in knobs.items()}
+    return (
+        Space("prefill", MANY_ROWS, "attention", with_default(values, default), default, lambda choice: "", CONTEXT),
+    )
 
 
 SPACES: Mapping[str, Callable[[Op, Knobs], tuple[Space, ...]]] = {

@@ -2,32 +2,72 @@
 
 from __future__ import annotations
 
-from tvm.script import tirx as T
+from dataclasses import dataclass
 
-from tir_schedules.macro import macro
+from tvm import tirx
+from tvm.script.ir_builder import tirx as I
+
+from tir_schedules.builder import Buffer, Expr, put
+from tir_schedules.cpu.vectors import Registers, read, splat, store
 
 
-@macro
-def store_rows(Y, total, row, row_end, block, rows, blocks, n, lanes, add=False, index=None):
-    """Y[row : row + rows, 16 * block :] (+)= total[r * vectors + v], as far as rows lie before `row_end` and columns
-    exist; vectors have `lanes` numbers, `blocks` blocks of 16 columns of them stand side by side. With `index` the
-    rows of Y are index[row : row + rows].
+def store_row(y: Buffer, row: Expr, block: Expr, total: Registers) -> None:
+    """y[row, 16 * block :] = total[0], as far as there are columns."""
+    n = int(y.shape[1])
+    with I.If(block < n // 16):
+        with I.Then():
+            store(y, (row, block * 16), total[0], 16)
+        with I.Else(), I.serial(n % 16) as lane:
+            put(y, (row, block * 16 + lane), total.memory[0, lane])
+
+
+@dataclass(frozen=True)
+class Output:
+    """What a register tile covers: y[row : row + rows, 16 * block : 16 * (block + blocks)].
+
+    Rows from `row_end` on and columns past the end of y are left out. With `index` the rows of y are index[row],
+    index[row + 1], ... Where `add` holds the tile is added to what is there.
     """
-    per_block, vectors = T.meta_var((16 // lanes, blocks * (16 // lanes)))
-    for r in T.unroll(rows):
-        if row + r < row_end:
-            y = T.meta_var(row + r if index is None else index[row + r])
-            for v in T.unroll(vectors):
-                column = T.meta_var((block + v // per_block) * 16 + v % per_block * lanes)
-                if block + v // per_block < n // 16:
-                    if add:
-                        total[r * vectors + v, T.ramp(0, 1, lanes)] = (
-                            total[r * vectors + v, T.ramp(0, 1, lanes)] + Y[y, T.ramp(column, 1, lanes)]
-                        )
-                    Y[y, T.ramp(column, 1, lanes)] = total[r * vectors + v, T.ramp(0, 1, lanes)]
-                else:
-                    for lane in T.serial(lanes):
-                        if column + lane < n:
-                            if add:
-                                total[r * vectors + v, lane] = total[r * vectors + v, lane] + Y[y, column + lane]
-                            Y[y, column + lane] = total[r * vectors + v, lane]
+
+    y: Buffer
+    row: Expr
+    row_end: Expr
+    block: Expr
+    rows: int
+    blocks: int
+    add: Expr = False
+    index: Buffer | None = None
+
+    def store(self, total: Registers) -> None:
+        """y (+)= total, the vectors of a row next to each other."""
+        lanes, n = total.lanes, int(self.y.shape[1])
+        per_block = 16 // lanes
+        vectors = self.blocks * per_block
+        with I.unroll(self.rows) as r, I.If(self.row + r < self.row_end), I.Then():
+            row = self.row + r if self.index is None else self.index[self.row + r]
+            with I.unroll(vectors) as v, I.If(self.block + v // per_block < n // 16):
+                i, column = r * vectors + v, (self.block + v // per_block) * 16 + v % per_block * lanes
+                with I.Then():
+                    self._store(total, i, 0, row, column, lanes)
+                with I.Else(), I.serial(lanes) as lane, I.If(column + lane < n), I.Then():
+                    self._store(total, i, lane, row, column + lane, 1)
+
+    def restore(self, total: Registers, stored: Expr) -> None:
+        """total = y where `stored` holds, else zeros; vectors of 16."""
+        n = int(self.y.shape[1])
+        with I.unroll(self.rows) as r, I.unroll(self.blocks) as b:
+            i, row, column = r * self.blocks + b, self.row + r, (self.block + b) * 16
+            total[i] = splat(0.0, 16)
+            with I.If(tirx.all(stored, row < self.row_end)), I.Then(), I.If(self.block + b < n // 16):
+                with I.Then():
+                    total[i] = read(self.y, (row, column), 16)
+                with I.Else(), I.serial(16) as lane, I.If(column + lane < n), I.Then():
+                    put(total.memory, (i, lane), self.y[row, column + lane])
+
+    def _store(self, total: Registers, i: Expr, lane: Expr, row: Expr, column: Expr, lanes: int) -> None:
+        """`lanes` numbers from total[i, lane] on to y[row, column]."""
+        if self.add is not False:
+            with I.If(self.add), I.Then():
+                summed = read(total.memory, (i, lane), lanes) + read(self.y, (row, column), lanes)
+                store(total.memory, (i, lane), summed, lanes)
+        store(self.y, (row, column), read(total.memory, (i, lane), lanes), lanes)

@@ -1,60 +1,12 @@
-"""PrimFuncs written with TVM's IR builder: Python functions emit statements, Python loops unroll them.
-
-Kernels whose register tiles follow from facts of the model are shorter this way than as TVMScript, and are built
-in milliseconds: TVMScript's parser took 3 s for those of one KV cache.
-"""
+"""Vectors for kernels of CPUs that are written with `tir_schedules/builder.py`."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
-from tvm import tirx
-from tvm.script.ir_builder import IRBuilder
 from tvm.script.ir_builder import tirx as I
 
-Buffer = Any  # tvm.tirx.Buffer: indexing one gives an expression
-Expr = Any  # tvm.tirx.PrimExpr, or an int
-
-
-@dataclass(frozen=True)
-class Tensor:
-    """A tensor argument. The kernel sees its memory as `views`, vectors of (elements, dtype); without any, as it is.
-
-    What the kernel's body gets is `wrap(*views)`. Tensors that are parts of one buffer have an `offset`.
-    """
-
-    shape: Sequence[Expr]
-    dtype: str
-    views: Sequence[tuple[Expr, str]] = ()
-    wrap: Callable[..., Any] = lambda view: view
-    offset: bool = False
-
-
-Argument = Tensor | str  # a str is the dtype of a number
-
-
-def function(name: str, arguments: Mapping[str, Argument], body: Callable[..., None]) -> tirx.PrimFunc:
-    """The PrimFunc with these arguments and the statements that `body(argument, ...)` emits."""
-    with IRBuilder() as builder, I.prim_func(s_tir=True):
-        I.func_name(name)
-        # The builder wants all arguments first, then what they are, then views of them.
-        raw = [I.arg(key, tirx.Var(key, a) if isinstance(a, str) else I.handle()) for key, a in arguments.items()]
-        buffers = [x if isinstance(a, str) else _match(x, key, a) for x, (key, a) in zip(raw, arguments.items())]
-        body(*(x if isinstance(a, str) else _view(x, a) for x, a in zip(buffers, arguments.values())))
-    return builder.get()
-
-
-def _match(handle: Expr, name: str, tensor: Tensor) -> Buffer:
-    offset = {"elem_offset": tirx.Var(f"{name}_offset", "int32")} if tensor.offset else {}
-    return I.match_buffer(handle, tuple(tensor.shape), tensor.dtype, **offset)
-
-
-def _view(buffer: Buffer, tensor: Tensor) -> Any:
-    if not tensor.views:
-        return tensor.wrap(buffer)
-    return tensor.wrap(*[I.decl_buffer((n,), dtype, data=buffer.data, elem_offset=0) for n, dtype in tensor.views])
+from tir_schedules.builder import Buffer, Expr, put
 
 
 def scratch(size: Expr, dtype: str = "float32") -> Buffer:
@@ -67,13 +19,39 @@ def lanes_of(dtype: str, lanes: int) -> str:
     return dtype if lanes == 1 else f"{dtype}x{lanes}"
 
 
-def read(buffer: Buffer, index: Expr, lanes: int) -> Expr:
-    """buffer[index : index + lanes] as it is stored."""
-    return buffer[index] if lanes == 1 else buffer[I.ramp(index, 1, lanes)]
+Index = Any  # an Expr, or a tuple with one for each dimension
 
 
-def load(buffer: Buffer, index: Expr, lanes: int) -> Expr:
-    """buffer[index : index + lanes] as float32."""
+class Registers:
+    """`count` vectors of `lanes` numbers in scratch: `v[i]` is the i-th, `v[i] = x` emits a store.
+
+    Below 1 KiB they are on the stack, and LLVM keeps those with constant indices in registers.
+    """
+
+    def __init__(self, count: int, lanes: int, dtype: str = "float32") -> None:
+        self.lanes = lanes
+        self.memory = I.alloc_buffer((count, lanes), dtype)
+
+    def __getitem__(self, i: Expr) -> Expr:
+        return read(self.memory, (i, 0), self.lanes)
+
+    def __setitem__(self, i: Expr, value: Expr) -> None:
+        store(self.memory, (i, 0), value, self.lanes)
+
+
+def _span(index: Index, lanes: int) -> list[Expr]:
+    """Indices of `lanes` neighbors along the last dimension."""
+    *outer, first = index if isinstance(index, tuple) else (index,)
+    return [*outer, first if lanes == 1 else I.ramp(first, 1, lanes)]
+
+
+def read(buffer: Buffer, index: Index, lanes: int) -> Expr:
+    """`lanes` numbers from buffer[index] on, as they are stored."""
+    return buffer[tuple(_span(index, lanes))]
+
+
+def load(buffer: Buffer, index: Index, lanes: int) -> Expr:
+    """`lanes` numbers from buffer[index] on, as float32."""
     value, dtype = read(buffer, index, lanes), str(buffer.dtype)
     if dtype == "float32":
         return value
@@ -82,14 +60,9 @@ def load(buffer: Buffer, index: Expr, lanes: int) -> Expr:
     return I.cast(value, lanes_of("float32", lanes))
 
 
-def store(buffer: Buffer, index: Expr, value: Expr, lanes: int) -> None:
-    """buffer[index : index + lanes] = value."""
-    I.buffer_store(buffer, value, [index if lanes == 1 else I.ramp(index, 1, lanes)])
-
-
-def put(buffer: Buffer, index: Expr, value: Expr) -> None:
-    """buffer[index] = value."""
-    I.buffer_store(buffer, value, [index])
+def store(buffer: Buffer, index: Index, value: Expr, lanes: int) -> None:
+    """buffer[index], buffer[index + 1], ... = the `lanes` numbers of `value`."""
+    I.buffer_store(buffer, value, _span(index, lanes))
 
 
 def splat(value: Expr, lanes: int) -> Expr:
@@ -112,7 +85,7 @@ def value(expr: Expr) -> Expr:
     return kept[0] != 0 if dtype == "bool" else kept[0]
 
 
-def prefetch(buffer: Buffer, index: Expr | tuple[Expr, ...]) -> None:
+def prefetch(buffer: Buffer, index: Index) -> None:
     """Ask for the cache line of buffer[index]; any address is allowed."""
     intrinsic = I.llvm_lookup_intrinsic_id("llvm.prefetch")
     read_only, keep, data = I.int32(0), I.int32(3), I.int32(1)
@@ -124,15 +97,16 @@ _POWER = (0.6931469775965878, 0.2402224208184093, 0.05550733745645828, 0.0096715
 
 
 def exp2(x: Expr, lanes: int) -> Expr:
-    """2**x for x <= 126, relative error 2e-7; below 2**-126: less than 2**-125."""
-    low = value(I.max(x, splat(-126.0, lanes)))
+    """2**x for x <= 126, relative error 2e-7; below 2**-126: less than 2**-125; NaN stays NaN."""
+    low = value(I.max(splat(-126.0, lanes), x))  # max(a, b) is `a > b ? a : b`: with NaN as b, NaN
     whole = value(I.nearbyint(low))
     f = value(low - whole)
     power = splat(_POWER[-1], lanes)
     for c in (*_POWER[-2::-1], 1.0):
         power = power * f + splat(c, lanes)
     integer = lanes_of("int32", lanes)
-    exponent = I.shift_left(I.cast(whole, integer), splat(I.int32(23), lanes))
+    # The last bits of whole + 1.5 * 2**23 are those of the integer, and 0 for NaN. A cast says nothing of NaN.
+    exponent = I.shift_left(I.reinterpret(integer, whole + splat(1.5 * 2**23, lanes)), splat(I.int32(23), lanes))
     return I.reinterpret(lanes_of("float32", lanes), I.reinterpret(integer, power) + exponent)
 
 

@@ -1,17 +1,16 @@
-"""The rule for everything else: producers inlined, one invocation an element."""
+"""The rule for everything else: producers are inlined, and each element has one invocation."""
 
 from __future__ import annotations
-
-from collections.abc import Mapping
 
 from tvm import s_tir, tirx
 from tvm.s_tir.schedule import SBlockRV, ScheduleError
 
-from tir_schedules.op import Declined, Op
+from tir_schedules.op import Op
+from tir_schedules.rule import Declined, Knobs
 
 
-def elementwise(func: tirx.PrimFunc, op: Op | None, knobs: Mapping[str, int | str]) -> tirx.PrimFunc | Declined:
-    """Schedule a function of injective blocks, and of reductions to a few numbers."""
+def elementwise(func: tirx.PrimFunc, op: Op | None, knobs: Knobs) -> tirx.PrimFunc | Declined:
+    """Schedule a function of injective blocks and small reductions."""
     sch = s_tir.Schedule(func.with_attr("global_symbol", "main"))
     root = sch.get_sblock("root")
     for block in sch.get_child_blocks(root):
@@ -30,7 +29,7 @@ def _inline(sch: s_tir.Schedule, block: SBlockRV) -> None:
 
 
 def _bind(sch: s_tir.Schedule, block: SBlockRV, threads: int) -> None:
-    """Spatial loops over workgroups and their invocations; a reduction is serial inside."""
+    """Bind spatial loops to workgroups and their invocations; reductions are serial inside."""
     loops, kinds = sch.get_loops(block), [it.iter_type for it in sch.get(block).iter_vars]
     spatial = [loop for loop, kind in zip(loops, kinds) if kind == tirx.IterVar.DataPar]
     if len(spatial) < len(loops):

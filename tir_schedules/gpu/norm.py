@@ -1,83 +1,42 @@
-"""RMS norm, with or without the residual addition before it: a workgroup a row."""
+"""RMS norm, with or without the residual addition before it: one workgroup for each row."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
+from dataclasses import dataclass
 
 from tvm import tirx
 from tvm.script.ir_builder import tirx as I
 
+from tir_schedules.builder import Buffer, Expr, Tensor, add, f32, function, put
 from tir_schedules.gpu import device_calls
-from tir_schedules.gpu.kernel import (
-    Buffer,
-    Expr,
-    Tensor,
-    add,
-    barrier,
-    ceildiv,
-    f32,
-    function,
-    launch,
-    local,
-    put,
-    shared,
-)
-from tir_schedules.gpu.octets import OCTET
-from tir_schedules.op import Declined, Op
+from tir_schedules.gpu.kernel import barrier, by_rows, ceildiv, launch, local, shared
+from tir_schedules.gpu.matmul.packed_loads import GROUP_LANES
+from tir_schedules.op import Op
+from tir_schedules.rule import Declined, Knobs
 
 
-def norm(op: Op, dtype: str, knobs: Mapping[str, int | str]) -> tirx.PrimFunc | Declined:
-    """The kernel for a tagged `rms_norm` or `add_rms_norm`, in float32 inside."""
-    size, eps = op.int("size"), float(op.facts["eps"])
-    m, lanes = tirx.Var("m", "int64"), int(knobs.get("subgroup", 0))
+def norm(op: Op, dtype: str, knobs: Knobs) -> tirx.PrimFunc | Declined:
+    """The kernel of a tagged `rms_norm` or `add_rms_norm`; arithmetic is float32."""
+    size, m = op.int("size"), tirx.Var("m", "int64")
+    row_norm = _RowNorm(size, float(op.facts["eps"]), int(knobs.get("subgroup", 0)))
     one, many = norm_threads(size, knobs, ".one"), norm_threads(size, knobs, ".many")
     row = Tensor((m, size), dtype)
     weight = Tensor((size,), op.str("weight_dtype"))
 
-    def scale_row(
-        threads: int, i: Expr, tx: Expr, x: Buffer, w: Buffer, y: Buffer, read: Callable[[Expr], Expr]
-    ) -> None:
-        total = local(1)
-        put(total, 0, I.float32(0))
-
-        def each(body: Callable[[Expr], None]) -> None:
-            with I.serial(0, ceildiv(size, threads)) as step:
-                at = step * threads + tx
-                if size % threads == 0:
-                    body(at)
-                else:
-                    with I.If(at < size), I.Then():
-                        body(at)
-
-        def square(at: Expr) -> None:
-            value = read(at)
-            add(total, 0, value * value)
-
-        each(square)
-        if lanes:
-            _sum_of_subgroups(total, threads // lanes, lanes)
-        else:
-            _sum_of_all(total, tx, threads)
-        put(total, 0, I.rsqrt(total[0] * I.float32(1 / size) + I.float32(eps)))
-        each(lambda at: put(y, (i, at), f32(x[i, at]) * total[0] * f32(w[at])))
-
-    def by_rows(kernel: Callable[[int], None]) -> None:
-        """kernel(threads), with those of one row and those of many."""
+    def with_threads(kernel: Callable[[int], None]) -> None:
+        """kernel(threads), with the threads for few rows or those for many."""
         if one == many:
             kernel(one)
             return
-        with I.If(m == 1):
-            with I.Then():
-                kernel(one)
-            with I.Else():
-                kernel(many)
+        by_rows(op, m, lambda: kernel(one), lambda: kernel(many))
 
     def plain(x: Buffer, w: Buffer, y: Buffer) -> None:
         def kernel(threads: int) -> None:
             with launch(threads, m) as (i, _, tx):
-                scale_row(threads, i, tx, x, w, y, lambda at: f32(x[i, at]))
+                row_norm.run(threads, i, tx, (x, w, y), lambda at: f32(x[i, at]))
 
-        by_rows(kernel)
+        with_threads(kernel)
 
     def with_sum(a: Buffer, b: Buffer, w: Buffer, x: Buffer, y: Buffer) -> None:
         def kernel(threads: int) -> None:
@@ -87,25 +46,69 @@ def norm(op: Op, dtype: str, knobs: Mapping[str, int | str]) -> tirx.PrimFunc | 
                     put(x, (i, at), a[i, at] + b[i, at])
                     return f32(x[i, at])
 
-                scale_row(threads, i, tx, x, w, y, read)
+                row_norm.run(threads, i, tx, (x, w, y), read)
 
-        by_rows(kernel)
+        with_threads(kernel)
 
     if op.kind == "rms_norm":
         return function("rms_norm", {"x": row, "weight": weight, "y": row}, plain)
     return function("add_rms_norm", {"a": row, "b": row, "weight": weight, "x": row, "y": row}, with_sum)
 
 
-def norm_threads(size: int, knobs: Mapping[str, int | str], rows: str) -> int:
-    """Invocations of a workgroup, for one row (".one") or for many (".many"): no more than short rows have use for."""
-    threads, least = int(knobs.get(f"norm_threads{rows}", knobs["norm_threads"])), int(knobs.get("subgroup", 0))
-    while threads > max(16, least) and threads >= 2 * size:
+@dataclass(frozen=True)
+class _RowNorm:
+    """RMS norm of one row by one workgroup. `lanes` of a subgroup; 0: unknown."""
+
+    size: int
+    eps: float
+    lanes: int
+
+    def run(
+        self,
+        threads: int,
+        i: Expr,
+        tx: Expr,
+        tensors: tuple[Buffer, Buffer, Buffer],
+        read: Callable[[Expr], Expr],
+    ) -> None:
+        """y[i] = x[i] / rms(x[i]) * w for `tensors` x, w, y; `read` gives the elements of x[i] and may store them."""
+        x, w, y = tensors
+        total = local(1)
+        put(total, 0, I.float32(0))
+
+        def square(at: Expr) -> None:
+            value = read(at)
+            add(total, 0, value * value)
+
+        self._each(threads, tx, square)
+        if self.lanes:
+            _sum_of_subgroups(total, threads // self.lanes, self.lanes)
+        else:
+            _sum_of_all(total, tx, threads)
+        put(total, 0, I.rsqrt(total[0] * I.float32(1 / self.size) + I.float32(self.eps)))
+        self._each(threads, tx, lambda at: put(y, (i, at), f32(x[i, at]) * total[0] * f32(w[at])))
+
+    def _each(self, threads: int, tx: Expr, body: Callable[[Expr], None]) -> None:
+        """body(at) for the elements of one invocation."""
+        with I.serial(0, ceildiv(self.size, threads)) as step:
+            at = step * threads + tx
+            if self.size % threads == 0:
+                body(at)
+            else:
+                with I.If(at < self.size), I.Then():
+                    body(at)
+
+
+def norm_threads(size: int, knobs: Knobs, rows: str) -> int:
+    """Invocations of a workgroup for one row (".one") or many (".many"), fewer for short rows."""
+    threads, min_threads = int(knobs.get(f"norm_threads{rows}", knobs["norm_threads"])), int(knobs.get("subgroup", 0))
+    while threads > max(16, min_threads) and threads >= 2 * size:
         threads //= 2
     return threads
 
 
 def _sum_of_all(total: Buffer, tx: Expr, threads: int) -> None:
-    """Every invocation adds up all sums: one barrier, which costs software adapters more than the loads."""
+    """Every invocation adds up all sums: one barrier. A barrier costs software adapters more than the loads."""
     squares = shared(threads)
     put(squares, tx, total[0])
     barrier()
@@ -115,9 +118,9 @@ def _sum_of_all(total: Buffer, tx: Expr, threads: int) -> None:
 
 
 def _sum_of_subgroups(total: Buffer, count: int, lanes: int) -> None:
-    """As above, of full subgroups."""
+    """The same, with full subgroups of `lanes`."""
     I.evaluate(device_calls.require_size(lanes))
-    put(total, 0, device_calls.subgroup_add(total[0], OCTET if lanes == OCTET else 0))
+    put(total, 0, device_calls.subgroup_add(total[0], GROUP_LANES if lanes == GROUP_LANES else 0))
     if count == 1:
         return
     sums = shared(count)

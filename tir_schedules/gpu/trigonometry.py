@@ -1,4 +1,4 @@
-"""Sine and cosine for GPUs: those that TVM takes are only good for small angles, and positions are large.
+"""Sine and cosine for GPUs: those that TVM uses are only accurate for small angles, and positions are large.
 
 WGSL's may be off by 2**-11 and are allowed anything beyond pi (https://www.w3.org/TR/WGSL/#floating-point-accuracy);
 CUDA's __sinf has an absolute error of 2**-21.4 within pi and more beyond (CUDA C++ programming guide, mathematical
@@ -11,11 +11,11 @@ from collections.abc import Callable, Sequence
 
 from tvm import tirx
 
-from tir_schedules.gpu.kernel import Expr
+from tir_schedules.builder import Expr
 
-# pi / 2 in three parts, of which the first two have few bits: their products with small integers are exact.
+# pi / 2 in three parts. The first two have few bits, so their products with small integers are exact.
 _HALF_PI = (1.5703125, 4.837512969970703e-4, 7.549789948768648e-8)
-# The same in parts of 7 bits, whose products with numbers of up to 17 bits are exact, and the rest.
+# The same in parts of 7 bits, whose products with numbers of up to 17 bits are exact, and the remainder.
 _HALF_PI_LONG = (1.5625, 0.0081787109375, 0.00011730194091796875, 3.129243850708008e-07, 9.92093629470503e-10)
 # Minimax polynomials on [-pi / 4, pi / 4] in float32 (Moshier, Cephes: sinf.c).
 _SIN = (-1.6666654611e-1, 8.3321608736e-3, -1.9515295891e-4)
@@ -34,7 +34,7 @@ def install() -> None:
 
 
 def _precise(name: str) -> Callable[[Expr], Expr]:
-    """Metal's own in full precision: the polynomials would not survive the fast arithmetic that TVM asks Metal for."""
+    """Metal's precise function: the polynomials would not survive the fast arithmetic that TVM enables for Metal."""
 
     def lower(call: Expr) -> Expr:
         return tirx.call_pure_extern("float32", f"precise::{name}", call.args[0]) if _is_f32(call) else call

@@ -25,7 +25,7 @@ export const sha256 = (bytes: Uint8Array): string => createHash("sha256").update
 export function manifestJson(content = CONTENT): Record<string, unknown> {
   const files = Object.entries(content).map(([path, bytes]) => [path, { sha256: sha256(bytes), bytes: bytes.length }]);
   return {
-    format_version: 2,
+    format_version: 3,
     quantization: "q4f16_1",
     target: { name: "webgpu", variants: [{ name: "webgpu", features: [], library: null }] },
     model: { model_type: "llama", context_length: 4096, sliding_window: null, vocab_size: 3072, prefill_chunk: 512 },

@@ -47,7 +47,7 @@ describe("a download", () => {
     expect(from.seen.filter(({ path }) => path === "config.json")).toEqual([]); // other hosts' files
   });
 
-  it("goes on where the connection broke", async () => {
+  it("resumes where the connection broke", async () => {
     let breaks = 2;
     const from = server(CONTENT, (path, first) => {
       if (path !== SHARD || breaks === 0) return null;
@@ -60,7 +60,7 @@ describe("a download", () => {
     expect(progress.some(({ retryingIn }) => retryingIn !== null)).toBe(true);
   });
 
-  it("goes on after a stop, in another session", async () => {
+  it("resumes after a stop, in another session", async () => {
     const stop = new AbortController();
     const first = server(CONTENT, (path, at) => {
       if (path !== SHARD) return null;
@@ -88,7 +88,7 @@ describe("a download", () => {
     expect(await model.missing()).toEqual([]);
   });
 
-  it("gives up in words after tries without a byte, and keeps the rest", async () => {
+  it("gives up with a message after tries without a byte, and keeps the rest", async () => {
     const error = await failure(server(CONTENT, (path) => (path === SHARD ? new Response("", { status: 503 }) : null)));
     expect(error.kind).toBe("network");
     expect(error.message).toContain("the server answers 503");
@@ -122,7 +122,7 @@ describe("a download", () => {
     expect((await failure(swapped)).kind).toBe("changed");
   });
 
-  it("says that the storage is full, and goes on when there is room", async () => {
+  it("says that the storage is full, and resumes when there is room", async () => {
     storage.room.bytes = 250_000;
     expect((await failure(server())).kind).toBe("quota");
     storage.room.bytes = Infinity;

@@ -1,5 +1,5 @@
-// What generated kernels use beside CUDA's own functions: TVM's names of types, and the functions that
-// tir_schedules/gpu/device_calls.py calls. Kernels are launched with whole warps of 32 threads in a row of x.
+// TVM's type names, and the functions that tir_schedules/gpu/device_calls.py calls. Kernels are launched with whole
+// warps of 32 consecutive threads in x.
 #include <cuda_fp16.h>
 
 using int8_t = signed char;
@@ -14,7 +14,7 @@ using uchar = unsigned char;
 using ushort = unsigned short;
 using uint = unsigned int;
 
-// Four numbers of 16 bits, which TVM loads and stores at once.
+// Four 16-bit numbers, which TVM loads and stores at once.
 struct alignas(8) half4 {
   half x, y, z, w;
 };
@@ -23,30 +23,23 @@ __device__ inline half4 make_half4(half x, half y, half z, half w) { return half
 __device__ inline half max(half a, half b) { return __hgt(a, b) ? a : b; }
 __device__ inline half min(half a, half b) { return __hlt(a, b) ? a : b; }
 
-// Every lane of a warp comes to each of these calls: a lane that does not is undefined behaviour.
+// Every lane of a warp must reach each of these calls; otherwise behaviour is undefined.
 #define MLCPIPE_WARP 0xffffffffu
 
-// The sum, the least and the largest over `cluster` neighbouring lanes, a power of two. All of them
-// get the same bits, because the order of two operands does not matter to any of these.
-#define MLCPIPE_REDUCED(name, combined)                                             \
-  template <typename T>                                                             \
-  __device__ inline T mlcpipe_subgroup_cluster_##name(T a, int cluster) {           \
-    for (int step = cluster / 2; step > 0; step /= 2) {                             \
-      T b = __shfl_xor_sync(MLCPIPE_WARP, a, step);                               \
-      a = combined;                                                                 \
-    }                                                                               \
-    return a;                                                                       \
-  }                                                                                 \
-  template <typename T>                                                             \
-  __device__ inline T mlcpipe_subgroup_##name(T a) {                                \
-    return mlcpipe_subgroup_cluster_##name(a, 32);                                  \
+// All lanes get the same bits, because both operations are commutative.
+#define MLCPIPE_REDUCED(name, combined)              \
+  template <typename T>                              \
+  __device__ inline T mlcpipe_subgroup_##name(T a) { \
+    for (int step = 16; step > 0; step /= 2) {       \
+      T b = __shfl_xor_sync(MLCPIPE_WARP, a, step);  \
+      a = combined;                                  \
+    }                                                \
+    return a;                                        \
   }
 MLCPIPE_REDUCED(add, a + b)
-MLCPIPE_REDUCED(min, (b < a ? b : a))
 MLCPIPE_REDUCED(max, (b > a ? b : a))
 #undef MLCPIPE_REDUCED
 
-__device__ inline int mlcpipe_subgroup_size() { return 32; }
 __device__ inline int mlcpipe_subgroup_lane() { return (int)(threadIdx.x & 31); }
 __device__ inline int mlcpipe_subgroup_id() { return (int)(threadIdx.x >> 5); }
 
@@ -75,25 +68,8 @@ template <typename T>
 __device__ inline T mlcpipe_subgroup_shuffle_xor(T a, int mask) {
   return __shfl_xor_sync(MLCPIPE_WARP, a, mask);
 }
-template <typename T>
-__device__ inline T mlcpipe_subgroup_shuffle_down(T a, int delta) {
-  return __shfl_down_sync(MLCPIPE_WARP, a, delta);
-}
-template <typename T>
-__device__ inline T mlcpipe_subgroup_shuffle_up(T a, int delta) {
-  return __shfl_up_sync(MLCPIPE_WARP, a, delta);
-}
-__device__ inline bool mlcpipe_subgroup_any(bool a) { return __any_sync(MLCPIPE_WARP, a); }
-__device__ inline bool mlcpipe_subgroup_all(bool a) { return __all_sync(MLCPIPE_WARP, a); }
-// Warps have 32 lanes. Another size does not compile: the array has a negative length.
+// Warps have 32 lanes. Another size does not compile: the array's length would be negative.
 #define mlcpipe_require_subgroup_size(lanes) ((void)sizeof(char[(lanes) == 32 ? 1 : -1]))
-
-__device__ inline int mlcpipe_dot4_i8(uint a, uint b, int c) { return __dp4a((int)a, (int)b, c); }
-__device__ inline uint mlcpipe_dot4_u8(uint a, uint b, uint c) { return __dp4a(a, b, c); }
-// Four int8 by four uint8: dp4a has no such form for both, so the sign is split off: a = (a ^ 128) - 128 as bytes.
-__device__ inline int mlcpipe_dot4_i8u8(uint a, uint b, int c) {
-  return (int)__dp4a(a ^ 0x80808080u, b, (uint)c) - (int)(__dp4a(b, 0x01010101u, 0u) << 7);
-}
 
 __device__ inline uint mlcpipe_half_pair(float low, float high) {
   half2 pair = __floats2half2_rn(low, high);
@@ -103,7 +79,7 @@ __device__ inline uint mlcpipe_half_pair(float low, float high) {
 __device__ inline uint mlcpipe_low_halves(uint low, uint high) { return __byte_perm(low, high, 0x5410); }
 __device__ inline uint mlcpipe_high_halves(uint low, uint high) { return __byte_perm(low, high, 0x7632); }
 
-// sums += a b, of a warp: PTX ISA, mma.m16n8k16, of which Turing has halves.
+// sums += a b, by a warp: PTX ISA, mma.m16n8k16; Turing has mma.m16n8k8.
 #ifdef MLCPIPE_EMULATED
 #define mlcpipe_mma(sums, a0, a1, a2, a3, b0, b1) emulated_mma(sums, a0, a1, a2, a3, b0, b1, __LINE__)
 #else

@@ -6,7 +6,7 @@
 namespace mlcpipe::vulkan {
 namespace {
 
-// Features that kernels name, and where a driver says that it has them. The names are the specification's.
+// Names of features (the specification's), and the driver's field for each.
 #define MLCPIPE_VK_FEATURES(X)                                                              \
   X("shaderFloat64", core.features.shaderFloat64)                                           \
   X("shaderInt64", core.features.shaderInt64)                                               \
@@ -36,7 +36,7 @@ const std::pair<const char*, VkSubgroupFeatureFlagBits> kSubgroupFeatures[] = {
     {"subgroupQuad", VK_SUBGROUP_FEATURE_QUAD_BIT},
 };
 
-// Properties that a kernel's execution modes need.
+// Properties that kernels' execution modes require.
 const std::pair<const char*, VkBool32 VkPhysicalDeviceVulkan12Properties::*> kFloatControls[] = {
     {"shaderSignedZeroInfNanPreserveFloat16",
      &VkPhysicalDeviceVulkan12Properties::shaderSignedZeroInfNanPreserveFloat16},
@@ -87,10 +87,10 @@ Adapter::Adapter(const InstanceFunctions& functions, VkPhysicalDevice handle)
 void Adapter::ReadExtensions() {
   uint32_t count = 0;
   functions_.EnumerateDeviceExtensionProperties(handle_, nullptr, &count, nullptr);
-  std::vector<VkExtensionProperties> found(count);
-  functions_.EnumerateDeviceExtensionProperties(handle_, nullptr, &count, found.data());
-  found.resize(std::min<size_t>(count, found.size()));
-  for (const VkExtensionProperties& extension : found) extensions_.insert(extension.extensionName);
+  std::vector<VkExtensionProperties> extensions(count);
+  functions_.EnumerateDeviceExtensionProperties(handle_, nullptr, &count, extensions.data());
+  extensions.resize(std::min<size_t>(count, extensions.size()));
+  for (const VkExtensionProperties& extension : extensions) extensions_.insert(extension.extensionName);
   has_size_control_ = v1_3_ || HasExtension(VK_EXT_SUBGROUP_SIZE_CONTROL_EXTENSION_NAME);
   has_dot_ = v1_3_ || HasExtension(VK_KHR_SHADER_INTEGER_DOT_PRODUCT_EXTENSION_NAME);
   has_matrix_ = HasExtension(VK_KHR_COOPERATIVE_MATRIX_EXTENSION_NAME);
@@ -138,18 +138,18 @@ void Adapter::ReadFeatures() {
   if (supported_.matrix.cooperativeMatrix && functions_.GetMatrices != nullptr) ReadMatrices();
 }
 
-// Products of float16 with a sum of float32 that a subgroup computes: a feature for each of their shapes.
+// Adds a feature for each shape of float16 products with float32 accumulation that a subgroup can compute.
 void Adapter::ReadMatrices() {
   uint32_t count = 0;
   functions_.GetMatrices(handle_, &count, nullptr);
-  std::vector<VkCooperativeMatrixPropertiesKHR> found(count, {VK_STRUCTURE_TYPE_COOPERATIVE_MATRIX_PROPERTIES_KHR});
-  functions_.GetMatrices(handle_, &count, found.data());
-  found.resize(std::min<size_t>(count, found.size()));
-  for (const VkCooperativeMatrixPropertiesKHR& one : found) {
-    const bool factors = one.AType == VK_COMPONENT_TYPE_FLOAT16_KHR && one.BType == VK_COMPONENT_TYPE_FLOAT16_KHR;
-    const bool sums = one.CType == VK_COMPONENT_TYPE_FLOAT32_KHR && one.ResultType == VK_COMPONENT_TYPE_FLOAT32_KHR;
-    if (!factors || !sums || one.scope != VK_SCOPE_SUBGROUP_KHR) continue;
-    features_.insert(MatrixFeature(one.MSize, one.NSize, one.KSize));
+  std::vector<VkCooperativeMatrixPropertiesKHR> shapes(count, {VK_STRUCTURE_TYPE_COOPERATIVE_MATRIX_PROPERTIES_KHR});
+  functions_.GetMatrices(handle_, &count, shapes.data());
+  shapes.resize(std::min<size_t>(count, shapes.size()));
+  for (const VkCooperativeMatrixPropertiesKHR& shape : shapes) {
+    const bool factors = shape.AType == VK_COMPONENT_TYPE_FLOAT16_KHR && shape.BType == VK_COMPONENT_TYPE_FLOAT16_KHR;
+    const bool sums = shape.CType == VK_COMPONENT_TYPE_FLOAT32_KHR && shape.ResultType == VK_COMPONENT_TYPE_FLOAT32_KHR;
+    if (!factors || !sums || shape.scope != VK_SCOPE_SUBGROUP_KHR) continue;
+    features_.insert(MatrixFeature(shape.MSize, shape.NSize, shape.KSize));
   }
 }
 
@@ -190,7 +190,7 @@ std::vector<const char*> Adapter::Extensions() const {
   return names;
 }
 
-// A family for compute alone does not wait behind the desktop's graphics; one with timestamps can be measured.
+// Prefers a compute-only family, which does not wait for the desktop's graphics, and one with timestamps.
 void Adapter::ReadQueues() {
   uint32_t count = 0;
   functions_.GetPhysicalDeviceQueueFamilyProperties(handle_, &count, nullptr);

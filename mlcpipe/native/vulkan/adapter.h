@@ -1,4 +1,4 @@
-// What a device is and can do, as its driver says; nothing is opened or allocated on it.
+// Properties and features that a driver reports for a device. Opens and allocates nothing.
 #ifndef MLCPIPE_VULKAN_ADAPTER_H_
 #define MLCPIPE_VULKAN_ADAPTER_H_
 
@@ -10,7 +10,7 @@
 
 namespace mlcpipe::vulkan {
 
-// Structures of features as one chain: what a driver supports, or what a device is opened with.
+// Feature structures as one chain: those that a driver supports, or those that a device is opened with.
 struct FeatureChain {
   VkPhysicalDeviceFeatures2 core{VK_STRUCTURE_TYPE_PHYSICAL_DEVICE_FEATURES_2};
   VkPhysicalDeviceVulkan11Features v11{VK_STRUCTURE_TYPE_PHYSICAL_DEVICE_VULKAN_1_1_FEATURES};
@@ -22,7 +22,7 @@ struct FeatureChain {
   VkPhysicalDeviceCooperativeMatrixFeaturesKHR matrix{
       VK_STRUCTURE_TYPE_PHYSICAL_DEVICE_COOPERATIVE_MATRIX_FEATURES_KHR, nullptr, VK_FALSE, VK_FALSE};
 
-  // The head of a chain with the optional structures that `has_*` allow. Valid while this does not move.
+  // The head of a chain that includes the optional structures that `has_*` allow. Valid until this object moves.
   VkPhysicalDeviceFeatures2* Link(bool has_size_control, bool has_dot, bool has_matrix);
 };
 
@@ -34,16 +34,16 @@ class Adapter {
 
   const InstanceFunctions& functions() const { return functions_; }
   VkPhysicalDevice handle() const { return handle_; }
-  // "" or why mlcpipe cannot use it.
+  // Why mlcpipe cannot use the device, or "".
   const std::string& problem() const { return problem_; }
   // "llvmpipe (LLVM 15.0.6, 256 bits) (llvmpipe Mesa 22.3.6)": name and driver.
   std::string title() const;
-  // "discrete", "integrated", "virtual", "software" or "other"; and the order in which they are preferred.
+  // "discrete", "integrated", "virtual", "software" or "other"; and its rank, the best first.
   const char* type() const;
   int rank() const;
-  // Host and device share one memory, so that buffers may be written and read in place.
+  // Host and device share one memory, so the host can access buffers in place.
   bool unified() const;
-  // Its kernels run on the host's cores.
+  // The host's cores run the kernels.
   bool software() const;
 
   const VkPhysicalDeviceProperties& properties() const { return properties_.properties; }
@@ -57,17 +57,17 @@ class Adapter {
   bool can_require_subgroup_size() const { return can_require_subgroup_size_; }
   uint32_t queue_family() const { return queue_family_; }
   bool has_timestamps() const { return has_timestamps_; }
-  // The largest tensor: what one kernel argument can see and one allocation can hold.
+  // The largest tensor: limited by the size of a kernel argument and of an allocation.
   VkDeviceSize max_buffer_bytes() const;
-  // Bytes of the largest heap on the device, and how many of them are free now (all where the driver does not tell).
+  // Bytes of the largest heap on the device, and how many are free now (all if the driver does not report it).
   VkDeviceSize memory_bytes() const;
   VkDeviceSize free_bytes() const;
 
-  // Names of what kernels may ask for; see `known_features`.
+  // Names of features that kernels may require; see `known_features`.
   const std::set<std::string>& features() const { return features_; }
   static const std::set<std::string>& known_features();
 
-  // What a device is opened with: all that kernels may use, and nothing that costs, such as robust access.
+  // The features to open a device with: all that kernels may use, and none that cost time, such as robust access.
   std::vector<const char*> Extensions() const;
   // Fills `chain` and returns its head.
   VkPhysicalDeviceFeatures2* Enable(FeatureChain* chain) const;

@@ -1,4 +1,4 @@
-// A buffer on a device: what TVM holds as a data pointer.
+// A buffer on a device. TVM holds it as a data pointer.
 #ifndef MLCPIPE_VULKAN_BUFFER_H_
 #define MLCPIPE_VULKAN_BUFFER_H_
 
@@ -14,14 +14,14 @@ class Device;
 
 struct Buffer {
   Device* owner = nullptr;
-  std::shared_ptr<Device> keep;  // of tensors: the device outlives them even when it was lost and replaced
+  std::shared_ptr<Device> keep;  // for tensors: the device outlives them even if it was lost and replaced
   VkBuffer handle = VK_NULL_HANDLE;
   Piece piece;
-  VkDeviceSize bytes = 0;      // a multiple of 16, so that vectors at the tail are inside
-  char* host = nullptr;        // where the host sees it, null where it does not
-  bool fast_to_read = false;   // by the host: cached
-  uint64_t last_use = 0;       // the batch that uses it last, as a value of the timeline
-  uint64_t read_epoch = 0;     // the epoch between barriers in which a kernel read or wrote it last
+  VkDeviceSize bytes = 0;      // a multiple of 16, so a vector at the end fits
+  char* host = nullptr;        // where the host maps it, or null
+  bool fast_to_read = false;   // the host's mapping is cached
+  uint64_t last_use = 0;       // the last batch that uses it, as a value of the timeline
+  uint64_t read_epoch = 0;     // the epoch (between barriers) of the last access by a kernel
   uint64_t write_epoch = 0;
 };
 

@@ -19,7 +19,7 @@ Commands::Commands(Device& device, VkQueue queue, uint32_t queue_family)
     : device_(device),
       queue_(queue),
       queue_family_(queue_family),
-      // A software device takes the host's own cores: it gains nothing by starting while the host still records.
+      // A software device uses the host's cores: starting before the host has recorded gains nothing.
       first_limit_(device.adapter().software() ? kLastLimit : kFirstLimit),
       limit_(first_limit_) {}
 
@@ -72,7 +72,7 @@ void Commands::Submit() {
   if (!recording_) return;
   const DeviceFunctions& vk = device_.functions();
   Batch& batch = batches_[slot_];
-  recording_ = false;  // a batch that fails is dropped: its error is raised, and the next one begins anew
+  recording_ = false;  // a failed batch is dropped: its error is raised, and the next batch starts empty
   VkMemoryBarrier to_host{VK_STRUCTURE_TYPE_MEMORY_BARRIER, nullptr, kWrites, VK_ACCESS_HOST_READ_BIT};
   vk.CmdPipelineBarrier(batch.commands, kStages, VK_PIPELINE_STAGE_HOST_BIT, 0, 1, &to_host, 0, nullptr, 0, nullptr);
   device_.Check(vk.EndCommandBuffer(batch.commands), "vkEndCommandBuffer");
@@ -94,7 +94,7 @@ void Commands::Submit() {
 }
 
 bool Commands::IsKnownDone(uint64_t value) const {
-  if (!recording_) value = std::min(value, submitted());  // commands of a batch that failed never run
+  if (!recording_) value = std::min(value, submitted());  // a failed batch never runs
   return value <= done_;
 }
 
@@ -125,7 +125,7 @@ void Commands::Mark(Buffer* buffer, bool write) {
   buffer->last_use = next_;
 }
 
-// One barrier for all memory: drivers do not do less for one of a single buffer.
+// One barrier for all memory: for drivers, a barrier for a single buffer costs the same.
 void Commands::Barrier() {
   VkMemoryBarrier memory{VK_STRUCTURE_TYPE_MEMORY_BARRIER, nullptr, kWrites, kAll};
   device_.functions().CmdPipelineBarrier(batches_[slot_].commands, kStages, kStages, 0, 1, &memory, 0, nullptr, 0,
@@ -144,7 +144,7 @@ void Commands::Dispatch(const Launch& launch) {
   bool conflict = false;
   for (uint32_t i = 0; i < pipeline.buffers; ++i) conflict |= Conflicts(launch.buffers[i], launch.writes[i]);
   if (conflict) Barrier();
-  // Before what may fail: the batch may refer to them from then on.
+  // Comes before calls that may fail: the batch may refer to the buffers from then on.
   for (uint32_t i = 0; i < pipeline.buffers; ++i) Mark(launch.buffers[i], launch.writes[i]);
   pipeline.last_use = next_;
   Bind(commands, launch);
@@ -153,7 +153,7 @@ void Commands::Dispatch(const Launch& launch) {
   Recorded();
 }
 
-// One dispatch, or several with no barrier between: workgroups of a kernel do not depend on each other.
+// One dispatch, or several without barriers: a kernel's workgroups are independent.
 void Commands::Run(VkCommandBuffer commands, const Launch& launch) {
   const DeviceFunctions& vk = device_.functions();
   const Pipeline& pipeline = *launch.pipeline;
@@ -184,8 +184,8 @@ void Commands::Bind(VkCommandBuffer commands, const Launch& launch) {
     set = batches_[slot_].descriptors.Take(vk, device_.handle(), pipeline.layout->set, &result);
     device_.Check(result, "vkAllocateDescriptorSets");
   }
-  VkDescriptorBufferInfo buffers[kMostBuffers];
-  VkWriteDescriptorSet writes[kMostBuffers];
+  VkDescriptorBufferInfo buffers[kMaxBuffers];
+  VkWriteDescriptorSet writes[kMaxBuffers];
   for (uint32_t i = 0; i < pipeline.buffers; ++i) {
     buffers[i] = {launch.buffers[i]->handle, 0, VK_WHOLE_SIZE};
     writes[i] = {VK_STRUCTURE_TYPE_WRITE_DESCRIPTOR_SET, nullptr, set,     i, 0, 1,

@@ -1,6 +1,6 @@
-// Commands of one queue: recorded into batches, submitted in order, ordered among themselves by barriers where needed.
+// Commands of one queue: recorded into batches and submitted in order, with barriers where needed.
 //
-// A batch is a value of a timeline semaphore. Nothing here locks: Device does.
+// Each batch has a value of a timeline semaphore. This class does not lock: Device does.
 #ifndef MLCPIPE_VULKAN_COMMANDS_H_
 #define MLCPIPE_VULKAN_COMMANDS_H_
 
@@ -19,7 +19,7 @@ struct Launch {
   Buffer* const* buffers;     // pipeline->buffers of them
   const uint8_t* writes;      // for each buffer: the kernel writes it
   char* push_constants;       // pipeline->push_bytes
-  int32_t grid_base_offset;   // in them: where the first workgroup in x goes; -1: nowhere, groups[0] is in the limits
+  int32_t grid_base_offset;   // offset of the first workgroup in x; -1: none, groups[0] is within the limits
   uint32_t groups[3];
 };
 
@@ -29,33 +29,33 @@ struct CommandCounts {
 
 class Commands {
  public:
-  // Most buffers that one kernel may take.
-  static constexpr uint32_t kMostBuffers = 64;
+  // The most buffers that a kernel may take.
+  static constexpr uint32_t kMaxBuffers = 64;
 
   Commands(Device& device, VkQueue queue, uint32_t queue_family);
   ~Commands();
-  // Makes what the driver may refuse; raises.
+  // Creates the driver's objects. Raises.
   void Create();
 
   void Dispatch(const Launch& launch);
   void Copy(Buffer* from, VkDeviceSize from_offset, Buffer* to, VkDeviceSize to_offset, VkDeviceSize bytes);
-  // Writes the device's clock into `query` after all that was recorded before.
+  // Writes the device's clock into `query` after all commands recorded so far.
   void Timestamp(VkQueryPool pool, uint32_t query);
 
-  // The value of the batch that is being recorded, and of the last one that was submitted.
+  // The values of the batch that is being recorded and of the last submitted one.
   uint64_t next() const { return next_; }
   uint64_t submitted() const { return next_ - 1; }
-  // Submits what was recorded, if anything.
+  // Submits the recorded commands, if any.
   void Submit();
-  // Whether batch `value` has run; asks the driver only if that is not known yet.
+  // Whether batch `value` has finished. Asks the driver only if necessary.
   bool IsDone(uint64_t value);
-  // The same without asking the driver.
+  // The same, but never asks the driver.
   bool IsKnownDone(uint64_t value) const;
   uint64_t Completed();
-  // A host waited for `value` outside: see Device::Synchronize.
+  // Records that a host waited for `value` elsewhere: see Device::Synchronize.
   void Finished(uint64_t value);
   VkSemaphore timeline() const { return timeline_; }
-  // Host and device agree on all that was submitted: the next batches are short again, so that the device starts early.
+  // The device is idle: make the next batches short again, so that it starts early.
   void Rest() { limit_ = first_limit_; }
 
   const CommandCounts& counts() const { return counts_; }
@@ -68,7 +68,7 @@ class Commands {
     Descriptors descriptors;
   };
   static constexpr int kBatches = 8;
-  // Commands of a batch. A submission costs the host 5 us and more, a command 1 us, a kernel on a GPU 3 us and more: the
+  // Commands per batch. A submission costs the host 5 us or more, a command 1 us, a kernel on a GPU 3 us or more: the
   // first batch keeps it busy while the second, four times as long, is recorded.
   static constexpr int kFirstLimit = 8, kGrowth = 4, kLastLimit = 256;
 
@@ -87,7 +87,7 @@ class Commands {
   std::array<Batch, kBatches> batches_;
   int slot_ = 0;
   bool recording_ = false;
-  int recorded_ = 0;  // commands in the batch
+  int recorded_ = 0;  // commands in the current batch
   const int first_limit_;
   int limit_;
   uint64_t next_ = 1, done_ = 0;

@@ -4,7 +4,7 @@ namespace mlcpipe::vulkan {
 namespace {
 
 constexpr uint32_t kSets = 256;
-constexpr uint32_t kBuffers = 8 * kSets;  // more a set only means that the next pool comes earlier
+constexpr uint32_t kBuffers = 8 * kSets;  // with more per set, only the next pool comes earlier
 
 }  // namespace
 

@@ -1,4 +1,4 @@
-// Descriptor sets for one batch of commands, on devices without push descriptors. Pools are made once and reset.
+// Descriptor sets for one batch of commands, on devices without push descriptors. Pools are reset and reused.
 #ifndef MLCPIPE_VULKAN_DESCRIPTORS_H_
 #define MLCPIPE_VULKAN_DESCRIPTORS_H_
 
@@ -10,10 +10,10 @@ namespace mlcpipe::vulkan {
 
 class Descriptors {
  public:
-  // A set of `layout`, good until Reset. `result` is the driver's answer; the set is null unless VK_SUCCESS.
+  // A set with `layout`, valid until Reset. `result` is the driver's; the set is null unless VK_SUCCESS.
   VkDescriptorSet Take(const DeviceFunctions& functions, VkDevice device, VkDescriptorSetLayout layout,
                        VkResult* result);
-  // The batch has run: all sets are free.
+  // Frees all sets, once the batch has finished.
   void Reset(const DeviceFunctions& functions, VkDevice device);
   void Destroy(const DeviceFunctions& functions, VkDevice device);
   size_t pool_count() const { return pools_.size(); }

@@ -13,7 +13,7 @@ constexpr VkDeviceSize kDownloadBytes = VkDeviceSize{4} << 20;
 
 void CheckRange(const Buffer* buffer, VkDeviceSize offset, VkDeviceSize bytes) {
   if (offset > buffer->bytes || bytes > buffer->bytes - offset) {
-    Fail("a copy passes the end of its buffer: " + std::to_string(bytes) + " bytes at " + std::to_string(offset) +
+    Fail("a copy exceeds its buffer: " + std::to_string(bytes) + " bytes at " + std::to_string(offset) +
          " of " + std::to_string(buffer->bytes));
   }
 }
@@ -156,9 +156,9 @@ std::unique_ptr<Pipeline> Device::MakePipeline(const PipelineSpec& spec) {
   VkResult result = pipelines_->Create(spec, pipeline.get(), &call);
   if (result == VK_ERROR_DEVICE_LOST) lost_ = true;
   if (result != VK_SUCCESS) {
-    const std::string words = "kernel " + spec.name + ": " + ResultWords(result, call, adapter_.title());
+    const std::string message = "kernel " + spec.name + ": " + DescribeResult(result, call, adapter_.title());
     const bool memory = result == VK_ERROR_OUT_OF_DEVICE_MEMORY || result == VK_ERROR_OUT_OF_HOST_MEMORY;
-    memory ? FailMemory(words) : Fail(words);
+    memory ? FailMemory(message) : Fail(message);
   }
   pipeline->device = shared_from_this();
   pipeline->name = spec.name;
@@ -189,14 +189,14 @@ void Device::DestroyPipeline(Pipeline* pipeline) noexcept {
 void Device::Check(VkResult result, const char* call) {
   if (result == VK_SUCCESS) return;
   if (result == VK_ERROR_DEVICE_LOST) lost_ = true;
-  const std::string words = ResultWords(result, call, adapter_.title());
-  if (result == VK_ERROR_OUT_OF_DEVICE_MEMORY || result == VK_ERROR_OUT_OF_HOST_MEMORY) FailMemory(words);
-  Fail(words);
+  const std::string message = DescribeResult(result, call, adapter_.title());
+  if (result == VK_ERROR_OUT_OF_DEVICE_MEMORY || result == VK_ERROR_OUT_OF_HOST_MEMORY) FailMemory(message);
+  Fail(message);
 }
 
 void Device::CheckAlive() const {
   if (!lost()) return;
-  Fail(adapter_.title() + " was lost, and what was on it; load the model again");
+  Fail(adapter_.title() + " was lost with its contents; load the model again");
 }
 
 void Device::RaiseValidation() {

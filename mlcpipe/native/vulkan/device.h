@@ -1,4 +1,4 @@
-// An opened device: memory, queue, kernels. Every public function that says so may be called by several threads.
+// An opened device: memory, queue, kernels. Several threads may call the functions that say "any thread".
 #ifndef MLCPIPE_VULKAN_DEVICE_H_
 #define MLCPIPE_VULKAN_DEVICE_H_
 
@@ -24,9 +24,9 @@ namespace mlcpipe::vulkan {
 
 class Device : public std::enable_shared_from_this<Device> {
  public:
-  // The device behind `vulkan:index`, opened on first use, and anew after it was lost. Raises. Any thread.
+  // The device `vulkan:index`, opened on first use, and again after it was lost. Raises. Any thread.
   static Device* Get(int index);
-  // Those that are open now. Any thread.
+  // The open devices. Any thread.
   static std::vector<std::shared_ptr<Device>> AllOpen();
 
   explicit Device(const Adapter& adapter);
@@ -40,35 +40,35 @@ class Device : public std::enable_shared_from_this<Device> {
   bool lost() const { return lost_.load(std::memory_order_relaxed); }
 
   // ---- Any thread.
-  // Raises MemoryError, before anything is asked of the driver where the size passes the device's limits.
+  // Raises MemoryError; does not call the driver if the size exceeds the device's limits.
   Buffer* Allocate(VkDeviceSize bytes);
   static void Free(Buffer* buffer) noexcept;
-  // As these, for buffers that the same call takes again and again: see Workspaces.
+  // The same for buffers that a function needs in each call: see Workspaces.
   Buffer* TakeWorkspace(VkDeviceSize bytes);
   static void GiveWorkspace(Buffer* buffer) noexcept;
-  // Gives memory that nothing uses now back to the driver.
+  // Returns unused memory to the driver.
   void Trim() noexcept;
   void Upload(const char* from, Buffer* to, VkDeviceSize offset, VkDeviceSize bytes);
   void Download(Buffer* from, VkDeviceSize offset, char* to, VkDeviceSize bytes);
   void Copy(Buffer* from, VkDeviceSize from_offset, Buffer* to, VkDeviceSize to_offset, VkDeviceSize bytes);
   void Dispatch(const Launch& launch);
-  // Returns when all that was asked for has run.
+  // Waits until all commands have finished.
   void Synchronize();
   std::unique_ptr<Pipeline> MakePipeline(const PipelineSpec& spec);
   static void DestroyPipeline(Pipeline* pipeline) noexcept;
-  // A timestamp after all that was asked for so far: its slot, to be read once and given back.
+  // Records a timestamp after all commands so far. Returns its slot, which must be read once and freed.
   uint32_t TakeTimestamp();
   uint64_t ReadTimestamp(uint32_t slot);
   void GiveTimestamp(uint32_t slot) noexcept;
   std::map<std::string, int64_t> Counts();
-  // From the one to the other every launch is measured, and runs alone. Raises where the device has no clock.
+  // Between these two, launches are measured and run one by one. Raises if the device has no clock.
   void StartProfile();
   std::map<std::string, KernelTime> StopProfile();
   std::string SavePipelines();
 
-  // ---- For the parts, under the lock.
+  // ---- For the device's parts, which hold the lock.
   Commands& commands() { return *commands_; }
-  // Raises unless VK_SUCCESS, and remembers a lost device.
+  // Raises unless VK_SUCCESS. Remembers that the device was lost.
   void Check(VkResult result, const char* call);
   void CheckAlive() const;
   void Wait(uint64_t value);
@@ -76,7 +76,7 @@ class Device : public std::enable_shared_from_this<Device> {
   void DeleteBuffer(Buffer* buffer) noexcept;
 
  private:
-  // What a batch may still use after it was freed.
+  // Freed objects that a batch may still use.
   struct Grave {
     uint64_t value;
     VkBuffer buffer;
@@ -92,7 +92,7 @@ class Device : public std::enable_shared_from_this<Device> {
   void Bury(const Grave& grave) noexcept;
   void Erase(const Grave& grave) noexcept;
   void Reap() noexcept;
-  // Waits outside the lock, so that other threads go on recording.
+  // Waits without the lock, so other threads can record.
   void WaitUnlocked(std::unique_lock<std::mutex>& lock, uint64_t value);
   void DownloadStaged(Buffer* from, VkDeviceSize offset, char* to, VkDeviceSize bytes);
   void RaiseValidation();

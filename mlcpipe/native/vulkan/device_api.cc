@@ -32,7 +32,7 @@ const Adapter* FindAdapter(int index) {
 class VulkanDeviceApi final : public tvm::runtime::DeviceAPI {
  public:
   static VulkanDeviceApi* Get() {
-    static auto* api = new VulkanDeviceApi();  // tensors may be freed after static objects are gone
+    static auto* api = new VulkanDeviceApi();  // tensors may be freed after static objects
     return api;
   }
 
@@ -44,7 +44,7 @@ class VulkanDeviceApi final : public tvm::runtime::DeviceAPI {
       *result = adapter != nullptr ? 1 : 0;
       return;
     }
-    if (adapter == nullptr) Device::Get(device.device_id);  // raises with what there is
+    if (adapter == nullptr) Device::Get(device.device_id);  // raises an error that lists the devices
     const VkPhysicalDeviceLimits& limits = adapter->limits();
     switch (kind) {
       case tvm::runtime::kMaxThreadsPerBlock:
@@ -81,7 +81,7 @@ class VulkanDeviceApi final : public tvm::runtime::DeviceAPI {
         *result = static_cast<int64_t>(adapter->free_bytes());
         break;
       default:
-        break;  // None: Vulkan does not say
+        break;  // None: Vulkan does not report it
     }
   }
 
@@ -119,7 +119,7 @@ class VulkanDeviceApi final : public tvm::runtime::DeviceAPI {
   }
 
  private:
-  // From one device to another, through the host.
+  // Between devices, through the host.
   static void CopyAcross(Buffer* source, size_t from_offset, Buffer* target, size_t to_offset, size_t bytes) {
     constexpr size_t kPart = size_t{4} << 20;
     std::vector<char> part(std::min(bytes, kPart));
@@ -131,7 +131,7 @@ class VulkanDeviceApi final : public tvm::runtime::DeviceAPI {
   }
 };
 
-// What `-from_device` of a target asks for.
+// Attributes for a target with `-from_device`.
 ffi::Any TargetProperty(tvm::Device device, const ffi::String& name) {
   const Adapter* adapter = FindAdapter(device.device_id);
   if (adapter == nullptr) return ffi::Any();
@@ -161,7 +161,7 @@ TVM_FFI_STATIC_INIT_BLOCK() {
   reflection::GlobalDef()
       .def_packed("device_api.vulkan",
                   [](ffi::PackedArgs, ffi::Any* result) {
-                    tvm::runtime::DeviceAPI* api = VulkanDeviceApi::Get();  // the base first: void* has no bases
+                    tvm::runtime::DeviceAPI* api = VulkanDeviceApi::Get();  // cast to the base first: void* loses it
                     *result = static_cast<void*>(api);
                   })
       .def("device_api.vulkan.get_target_property", TargetProperty);

@@ -1,4 +1,4 @@
-// What is measured on a device: its clock, kernels, and how much of everything there was.
+// Measurements on a device: its clock, kernel times and counters.
 #include "device.h"
 #include "error.h"
 
@@ -37,7 +37,7 @@ uint64_t Device::ReadTimestamp(uint32_t slot) {
 
 void Device::GiveTimestamp(uint32_t slot) noexcept {
   std::lock_guard<std::mutex> lock(mutex_);
-  free_timestamps_.push_back(slot);  // has room for all slots
+  free_timestamps_.push_back(slot);  // capacity is reserved for all slots
 }
 
 std::map<std::string, int64_t> Device::Counts() {

@@ -1,4 +1,4 @@
-// Memory of a device: buffers and workspaces, and what was freed while batches may still use it.
+// Memory of a device: buffers, workspaces, and freed buffers that batches may still use.
 #include <algorithm>
 #include <memory>
 
@@ -45,7 +45,7 @@ VkResult Device::TryBuffer(VkDeviceSize bytes, MemoryKind kind, Buffer* buffer, 
   buffer->owner = this;
   buffer->bytes = bytes;
   char* mapped = buffer->piece.block->mapped;
-  // What a discrete device maps lies behind the bus: the staging copies are faster.
+  // Mapped memory of a discrete device is behind the bus: copies from staging memory are faster.
   const bool direct = kind != MemoryKind::kDevice || adapter_.unified();
   buffer->host = direct && mapped != nullptr ? mapped + buffer->piece.offset : nullptr;
   buffer->fast_to_read = memory_->IsCached(buffer->piece);
@@ -57,7 +57,7 @@ Buffer* Device::NewBuffer(VkDeviceSize bytes, MemoryKind kind) {
   const char* call = "";
   VkResult result = TryBuffer(bytes, kind, buffer.get(), &call);
   if (result == VK_ERROR_OUT_OF_DEVICE_MEMORY || result == VK_ERROR_OUT_OF_HOST_MEMORY) {
-    // What was freed may still be in use by batches that run; what is empty is the driver's again.
+    // Running batches may still use freed buffers: wait, then return empty blocks to the driver.
     workspaces_.Drop();
     commands_->Submit();
     Wait(commands_->submitted());
@@ -120,7 +120,7 @@ void Device::Trim() noexcept {
   memory_->Trim();
 }
 
-// ---------------------------------------------------------------- what was freed
+// ---------------------------------------------------------------- freed objects
 
 void Device::Bury(const Grave& grave) noexcept {
   constexpr size_t kMany = 256;
@@ -132,7 +132,7 @@ void Device::Reap() noexcept {
   if (graves_.empty()) return;
   try {
     if (!lost()) commands_->Completed();
-  } catch (...) {  // the driver does not say: `lost` is set, or it will be asked again
+  } catch (...) {  // the state is unknown: `lost` is set, or the driver will be asked again
   }
   auto done = [this](const Grave& grave) { return lost() || commands_->IsKnownDone(grave.value); };
   auto kept = graves_.begin();

@@ -11,7 +11,7 @@ namespace {
 struct Slots {
   std::mutex mutex;
   std::vector<std::shared_ptr<Device>> open;
-  // Lost ones stay while somebody may still hold what `Get` returned or a tensor of theirs.
+  // Lost devices stay: callers may still hold them or their tensors.
   std::vector<std::shared_ptr<Device>> lost;
   std::vector<std::atomic<Device*>> fast;
 
@@ -26,14 +26,14 @@ Slots& GetSlots() {
 [[noreturn]] void FailNoDevice(int index) {
   const Instance& instance = Instance::Get();
   if (!instance.problem().empty()) Fail(instance.problem());
-  std::string words = "there is no device vulkan:" + std::to_string(index) + "; ";
-  if (instance.usable_count() == 0) words += "none can be used";
+  std::string message = "there is no device vulkan:" + std::to_string(index) + "; ";
+  if (instance.usable_count() == 0) message += "none can be used";
   for (size_t i = 0; i < instance.adapters().size(); ++i) {
     const Adapter& adapter = *instance.adapters()[i];
-    words += (i != 0 ? ", " : "") + (i < instance.usable_count() ? "vulkan:" + std::to_string(i) + " is " : "") +
+    message += (i != 0 ? ", " : "") + (i < instance.usable_count() ? "vulkan:" + std::to_string(i) + " is " : "") +
              adapter.title() + (adapter.problem().empty() ? "" : ": " + adapter.problem());
   }
-  Fail(words);
+  Fail(message);
 }
 
 }  // namespace

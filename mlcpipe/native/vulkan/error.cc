@@ -45,12 +45,12 @@ std::string ResultName(VkResult result) {
 #undef MLCPIPE_NAME
 }
 
-std::string ResultWords(VkResult result, const char* call, const std::string& device) {
+std::string DescribeResult(VkResult result, const char* call, const std::string& device) {
   const std::string detail = " (" + std::string(call) + ": " + ResultName(result) + ")";
   switch (result) {
     case VK_ERROR_DEVICE_LOST:
-      return "the driver of " + device + " gave the device up: a kernel ran too long, or the driver or GPU failed" +
-             detail + "; what was on it is lost, load the model again, and see the system's log if it comes back";
+      return "the driver of " + device + " gave up the device: a kernel ran too long, or the driver or GPU failed" +
+             detail + "; its contents are lost, load the model again, and see the system's log if this recurs";
     case VK_ERROR_OUT_OF_DEVICE_MEMORY:
       return device + " has no memory left" + detail + "; close what else uses it, or use a smaller model or context";
     case VK_ERROR_OUT_OF_HOST_MEMORY:

@@ -1,4 +1,4 @@
-// Errors in words. `Fail` raises Python's RuntimeError, `FailMemory` MemoryError; both leave the process alive.
+// Error messages. `Fail` raises Python's RuntimeError, `FailMemory` MemoryError; both leave the process alive.
 #ifndef MLCPIPE_VULKAN_ERROR_H_
 #define MLCPIPE_VULKAN_ERROR_H_
 
@@ -12,11 +12,11 @@ namespace mlcpipe::vulkan {
 [[noreturn]] void Fail(const std::string& message);
 [[noreturn]] void FailMemory(const std::string& message);
 
-// Name of a result as the specification writes it.
+// The specification's name of a result.
 std::string ResultName(VkResult result);
 
-// What a failed call means for the user of `device`, e.g. "Radeon RX 7600 (Mesa 25.0)".
-std::string ResultWords(VkResult result, const char* call, const std::string& device);
+// Explains a failed call to the user of `device`, e.g. "Radeon RX 7600 (Mesa 25.0)".
+std::string DescribeResult(VkResult result, const char* call, const std::string& device);
 
 // "1.50 GiB", "64.0 MiB", "12 bytes".
 std::string SizeWords(uint64_t bytes);

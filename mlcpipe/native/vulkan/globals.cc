@@ -90,7 +90,7 @@ json::Object Describe(const Adapter& adapter) {
   return object;
 }
 
-// {"problem": why there is no Vulkan or "", "devices": [...]}, usable ones first: the i-th of them is `vulkan:i`.
+// {"problem": why there is no Vulkan, or "", "devices": [...]}. Usable ones come first: the i-th is `vulkan:i`.
 ffi::String DescribeAll() {
   const Instance& instance = Instance::Get();
   json::Array devices;
@@ -114,7 +114,7 @@ ffi::Map<ffi::String, int64_t> Counts(int index) {
   return counts;
 }
 
-// Kernel -> [launches, nanoseconds] since `profile_start`.
+// Kernel name -> [launches, nanoseconds] since `profile_start`.
 ffi::Map<ffi::String, ffi::Array<int64_t>> StopProfile(int index) {
   ffi::Map<ffi::String, ffi::Array<int64_t>> times;
   for (const auto& [name, time] : Device::Get(index)->StopProfile()) {
@@ -123,17 +123,17 @@ ffi::Map<ffi::String, ffi::Array<int64_t>> StopProfile(int index) {
   return times;
 }
 
-// Writes the compiled pipelines of all open devices. "" or what went wrong.
+// Writes the compiled pipelines of all open devices. Returns an error message or "".
 ffi::String SavePipelines() {
   std::string problem;
   for (const std::shared_ptr<Device>& device : Device::AllOpen()) {
-    const std::string one = device->SavePipelines();
-    if (problem.empty()) problem = one;
+    const std::string error = device->SavePipelines();
+    if (problem.empty()) problem = error;
   }
   return ffi::String(problem);
 }
 
-// For the end of the process: drivers unload while their threads still run otherwise.
+// For the end of the process: otherwise drivers unload while their threads still run.
 void WaitForAll() {
   for (const std::shared_ptr<Device>& device : Device::AllOpen()) {
     if (!device->lost()) device->Synchronize();

@@ -17,7 +17,7 @@ struct Shared {
   Instance* instance = nullptr;
 };
 
-// Never destroyed: tensors may be freed while the process ends, after static objects.
+// Never destroyed: at exit, tensors may be freed after static objects.
 Shared& GetShared() {
   static Shared* shared = new Shared();
   return *shared;
@@ -35,7 +35,7 @@ Instance& Instance::Get() {
 void Instance::Configure(const Options& options) {
   Shared& shared = GetShared();
   std::lock_guard<std::mutex> lock(shared.mutex);
-  if (shared.instance != nullptr) Fail("configure comes after the first use of Vulkan in this process");
+  if (shared.instance != nullptr) Fail("configure was called after the first use of Vulkan in this process");
   shared.options = options;
 }
 
@@ -60,7 +60,7 @@ std::string Instance::Create() {
   if (create == nullptr) return "libvulkan.so.1 is not a Vulkan loader";
   VkApplicationInfo application{VK_STRUCTURE_TYPE_APPLICATION_INFO};
   application.pApplicationName = "mlcpipe";
-  application.apiVersion = VK_API_VERSION_1_3;  // devices of 1.2 work too; a loader of 1.1 and later takes any number
+  application.apiVersion = VK_API_VERSION_1_3;  // devices with 1.2 work too; loaders since 1.1 accept any version
   VkInstanceCreateInfo info{VK_STRUCTURE_TYPE_INSTANCE_CREATE_INFO};
   info.pApplicationInfo = &application;
   const char* const extensions[] = {VK_EXT_DEBUG_UTILS_EXTENSION_NAME};
@@ -85,7 +85,7 @@ std::string Instance::Create() {
   functions_.GetMatrices = reinterpret_cast<PFN_vkGetPhysicalDeviceCooperativeMatrixPropertiesKHR>(
       functions_.GetInstanceProcAddr(handle_, "vkGetPhysicalDeviceCooperativeMatrixPropertiesKHR"));
   if (options_.validation) {
-    // Messages outside of creating and destroying the instance need a messenger of their own. It is never destroyed.
+    // Messages other than those of creating and destroying the instance need a messenger. It is never destroyed.
     auto watch = reinterpret_cast<PFN_vkCreateDebugUtilsMessengerEXT>(
         functions_.GetInstanceProcAddr(handle_, "vkCreateDebugUtilsMessengerEXT"));
     VkDebugUtilsMessengerEXT messenger = VK_NULL_HANDLE;

@@ -1,4 +1,4 @@
-// The system's Vulkan loader and what devices it knows. One per process, made on first use.
+// The system's Vulkan loader and its devices. One per process, created on first use.
 #ifndef MLCPIPE_VULKAN_INSTANCE_H_
 #define MLCPIPE_VULKAN_INSTANCE_H_
 
@@ -12,32 +12,32 @@
 
 namespace mlcpipe::vulkan {
 
-// What the host chooses before first use; see `Configure`.
+// Settings before first use; see `Configure`.
 struct Options {
-  std::string cache_folder;  // of compiled pipelines; "" keeps none on disk
+  std::string cache_folder;  // for compiled pipelines; "": none on disk
   bool validation = false;   // the validation layer is active: its messages become errors
 };
 
 class Instance {
  public:
-  // Never raises where Vulkan is missing: then there are no adapters and `problem()` says why.
+  // Does not raise if Vulkan is missing: then there are no adapters, and `problem()` says why.
   static Instance& Get();
 
-  // Raises after first use: the settings would come too late.
+  // Raises after first use, when settings have no effect any more.
   static void Configure(const Options& options);
 
   const Options& options() const { return options_; }
   const std::string& problem() const { return problem_; }
   Validation& validation() { return validation_; }
 
-  // Usable ones first: discrete before integrated before software, each in the driver's order. `vulkan:i` is adapter i.
+  // Usable ones first: discrete, integrated, software, each in the driver's order. `vulkan:i` is adapter i.
   const std::vector<std::unique_ptr<Adapter>>& adapters() const { return adapters_; }
   size_t usable_count() const { return usable_count_; }
 
  private:
   explicit Instance(Options options);
 
-  // Each returns "" or why there is no Vulkan.
+  // Each returns why there is no Vulkan, or "".
   std::string Open();
   std::string Create();
   std::string Enumerate();

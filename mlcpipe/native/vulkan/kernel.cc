@@ -18,9 +18,9 @@ namespace {
 
 namespace json = tvm::ffi::json;
 
-constexpr uint64_t kMostHeader = uint64_t{64} << 20;
-constexpr int kMostDepth = 8;
-constexpr int64_t kMostArguments = 256, kMostShared = 1 << 24, kMostThreads = 4096;
+constexpr uint64_t kMaxHeaderBytes = uint64_t{64} << 20;
+constexpr int kMaxDepth = 8;
+constexpr int64_t kMaxArguments = 256, kMaxSharedBytes = 1 << 24, kMaxThreads = 4096;
 
 [[noreturn]] void Refuse(const std::string& what) {
   Fail("a module that cannot be loaded: " + what + "; compile the model again with this mlcpipe");
@@ -36,7 +36,7 @@ const std::map<std::string, ScalarType>& StoredTypes() {
 
 const char* const kLaunch[] = {"blockIdx.x", "blockIdx.y", "blockIdx.z", "threadIdx.x", "threadIdx.y", "threadIdx.z"};
 
-// A field of an object, of a type, in words where it is not.
+// Reads an object's fields and checks their types. Errors name the field.
 class Fields {
  public:
   Fields(const json::Value& value, std::string where) : where_(std::move(where)) {
@@ -95,7 +95,7 @@ class Fields {
   std::string where_;
 };
 
-// The parser recurses: nesting is bounded before it starts.
+// The parser is recursive, so the depth of nesting is checked first.
 void CheckDepth(const char* text, size_t size) {
   int depth = 0;
   bool quoted = false;
@@ -107,7 +107,7 @@ void CheckDepth(const char* text, size_t size) {
     } else if (c == '"') {
       quoted = true;
     } else if (c == '{' || c == '[') {
-      if (++depth > kMostDepth) Refuse("its header is nested too deep");
+      if (++depth > kMaxDepth) Refuse("its header is nested too deep");
     } else if (c == '}' || c == ']') {
       --depth;
     }
@@ -117,17 +117,17 @@ void CheckDepth(const char* text, size_t size) {
 void ReadArguments(const Fields& fields, Kernel* kernel) {
   std::set<uint32_t> positions;
   auto position = [&](const Fields& argument) {
-    const auto at = static_cast<uint32_t>(argument.Int("arg", 0, kMostArguments - 1));
+    const auto at = static_cast<uint32_t>(argument.Int("arg", 0, kMaxArguments - 1));
     if (!positions.insert(at).second) Refuse(fields.where() + " names an argument twice");
     return at;
   };
-  kernel->push_bytes = static_cast<uint32_t>(fields.Int("push_constant_bytes", 0, kMostPushBytes));
+  kernel->push_bytes = static_cast<uint32_t>(fields.Int("push_constant_bytes", 0, kMaxPushBytes));
   if (kernel->push_bytes % 4 != 0) Refuse(fields.where() + ": push_constant_bytes is no multiple of 4");
-  for (const json::Value& value : fields.List("buffers", Commands::kMostBuffers)) {
+  for (const json::Value& value : fields.List("buffers", Commands::kMaxBuffers)) {
     const Fields buffer(value, fields.where() + ", a buffer");
     kernel->buffers.push_back({position(buffer), buffer.Bool("write")});
   }
-  for (const json::Value& value : fields.List("scalars", kMostArguments)) {
+  for (const json::Value& value : fields.List("scalars", kMaxArguments)) {
     const Fields scalar(value, fields.where() + ", a scalar");
     auto type = StoredTypes().find(scalar.Text(scalar.Has("stored") ? "stored" : "dtype"));
     if (type == StoredTypes().end()) Refuse(fields.where() + " has a scalar of an unknown type");
@@ -146,11 +146,11 @@ void ReadLaunch(const Fields& fields, Kernel* kernel) {
   if (workgroup.size() != 3) Refuse(fields.where() + ": workgroup has not three numbers");
   int64_t threads = 1;
   for (int i = 0; i < 3; ++i) {
-    kernel->workgroup[i] = static_cast<uint32_t>(fields.ToInt(workgroup[i], "workgroup", 1, kMostThreads));
+    kernel->workgroup[i] = static_cast<uint32_t>(fields.ToInt(workgroup[i], "workgroup", 1, kMaxThreads));
     threads *= kernel->workgroup[i];
   }
-  if (threads > kMostThreads) Refuse(fields.where() + " has more than " + std::to_string(kMostThreads) + " threads");
-  kernel->shared_bytes = static_cast<uint32_t>(fields.Int("shared_bytes", 0, kMostShared));
+  if (threads > kMaxThreads) Refuse(fields.where() + " has more than " + std::to_string(kMaxThreads) + " threads");
+  kernel->shared_bytes = static_cast<uint32_t>(fields.Int("shared_bytes", 0, kMaxSharedBytes));
   kernel->subgroup_size = static_cast<uint32_t>(fields.Int("subgroup_size", 0, 1024));
   if ((kernel->subgroup_size & (kernel->subgroup_size - 1)) != 0) {
     Refuse(fields.where() + ": subgroup_size is no power of two");
@@ -188,7 +188,7 @@ Kernel ReadKernel(const json::Value& value, const char* code, size_t code_bytes)
   }
   const auto offset = static_cast<size_t>(fields.Int("spirv_offset", 0, static_cast<int64_t>(code_bytes)));
   kernel.code_bytes = static_cast<size_t>(fields.Int("spirv_bytes", 0, static_cast<int64_t>(code_bytes - offset)));
-  if (offset % 4 != 0 || kernel.code_bytes % 4 != 0) Refuse(fields.where() + ": its code does not lie at words");
+  if (offset % 4 != 0 || kernel.code_bytes % 4 != 0) Refuse(fields.where() + ": its code is not aligned to words");
   kernel.code = reinterpret_cast<const uint32_t*>(code + offset);
   const std::string problem = FindSpirvProblem(kernel.code, kernel.code_bytes / 4, kernel.entry);
   if (!problem.empty()) Refuse(fields.where() + ": " + problem);
@@ -205,7 +205,7 @@ std::vector<Kernel> ReadKernels(const char* bytes, size_t size) {
   uint64_t header = 0;
   if (size < sizeof header) Refuse("it is too short");
   std::memcpy(&header, bytes, sizeof header);
-  if (header > kMostHeader || header > size - sizeof header || header % 8 != 0) Refuse("its header does not fit");
+  if (header > kMaxHeaderBytes || header > size - sizeof header || header % 8 != 0) Refuse("its header does not fit");
   const char* text = bytes + sizeof header;
   CheckDepth(text, header);
   tvm::ffi::String problem;
@@ -213,12 +213,12 @@ std::vector<Kernel> ReadKernels(const char* bytes, size_t size) {
   if (problem.size() != 0) Refuse("its header is no JSON");
   const Fields fields(value, "the header");
   if (fields.Int("format", 0, INT32_MAX) != 1) Refuse("it has another format");
-  constexpr size_t kMostKernels = 65536;
+  constexpr size_t kMaxKernels = 65536;
   std::vector<Kernel> kernels;
   std::set<std::string> names;
-  for (const json::Value& entry : fields.List("kernels", kMostKernels)) {
+  for (const json::Value& entry : fields.List("kernels", kMaxKernels)) {
     kernels.push_back(ReadKernel(entry, text + header, size - sizeof header - header));
-    if (!names.insert(kernels.back().name).second) Refuse("two kernels have one name");
+    if (!names.insert(kernels.back().name).second) Refuse("two kernels have the same name");
   }
   return kernels;
 }

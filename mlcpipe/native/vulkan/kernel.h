@@ -1,4 +1,4 @@
-// What a kernel is and how it is called; the file format of modules.
+// A kernel and its interface; the file format of modules.
 //
 //   u64 little-endian: bytes of the header; the header, JSON padded with spaces to a multiple of 8; SPIR-V at offsets from
 //   the header's end. {"format": 1, "kernels": [KERNEL, ...]}, KERNEL:
@@ -7,9 +7,9 @@
 //     buffers         [{"arg": position among the arguments, "write": bool, "dtype": text}], binding i of set 0
 //     scalars         [{"arg", "dtype": the argument's type, "stored": its type in the push constants, "offset": there}]
 //     push_constant_bytes, workgroup [x, y, z], shared_bytes, subgroup_size (0: any), full_subgroups (may lack)
-//     launch_params   ["blockIdx.x", ..., "threadIdx.z"]: what the arguments are followed by, in this order
-//     grid_base       {"offset": where the push constants get the first workgroup in x of a dispatch} or null: then a launch
-//                     of more workgroups in x than the device takes is refused, else it becomes several dispatches
+//     launch_params   ["blockIdx.x", ..., "threadIdx.z"]: the extents that follow the arguments, in this order
+//     grid_base       {"offset": push constant with the first workgroup in x of a dispatch}, or null: then a launch
+//                     of more workgroups in x than the device allows is refused, else it becomes several dispatches
 //     features        names that Adapter::known_features() has
 #ifndef MLCPIPE_VULKAN_KERNEL_H_
 #define MLCPIPE_VULKAN_KERNEL_H_
@@ -20,10 +20,10 @@
 
 namespace mlcpipe::vulkan {
 
-// What a device must have is 128; none is known with more.
-inline constexpr int kMostPushBytes = 256;
+// Devices must support 128; no known device supports more than this.
+inline constexpr int kMaxPushBytes = 256;
 
-// What lies in the push constants; narrower types are widened.
+// Types of push constants; narrower types are widened.
 enum class ScalarType : uint8_t { kI32, kU32, kI64, kU64, kF32, kF64 };
 
 struct BufferArgument {
@@ -57,12 +57,12 @@ struct Kernel {
 // Bytes of a scalar in the push constants.
 uint32_t ScalarBytes(ScalarType type);
 
-// Reads a module. `bytes` must stay, at an address that is a multiple of 8: kernels point into it. Raises on anything
-// that does not fit together: sizes, offsets, positions, names, the structure of the SPIR-V.
+// Reads a module. `bytes` must outlive the kernels, which point into it, and be aligned to 8. Raises on any
+// inconsistency: sizes, offsets, positions, names, the structure of the SPIR-V.
 std::vector<Kernel> ReadKernels(const char* bytes, size_t size);
 
-// Whether `words` are a SPIR-V module of at most version 1.6 with the compute entry point `entry`; else why not. The words
-// of each instruction are checked to lie inside; their meaning is the driver's to check.
+// Why `words` are not a SPIR-V module of version 1.6 or older with the compute entry point `entry`, or "". Instructions
+// must lie inside the module; the driver checks what they mean.
 std::string FindSpirvProblem(const uint32_t* words, size_t count, const std::string& entry);
 
 }  // namespace mlcpipe::vulkan

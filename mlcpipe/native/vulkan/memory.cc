@@ -7,9 +7,9 @@ namespace mlcpipe::vulkan {
 namespace {
 
 constexpr VkDeviceSize kBlockBytes = VkDeviceSize{64} << 20;
-// Sizes are rounded up to this, so that holes of odd sizes do not pile up; all alignments that drivers ask divide it.
+// Sizes are rounded up to this multiple, which limits fragmentation. Every alignment that drivers require divides it.
 constexpr VkDeviceSize kGrain = 256;
-// Types that plain buffers must not or should not lie in.
+// Memory types that are unsuitable for plain buffers.
 constexpr VkMemoryPropertyFlags kStrange =
     VK_MEMORY_PROPERTY_PROTECTED_BIT | VK_MEMORY_PROPERTY_LAZILY_ALLOCATED_BIT |
     VK_MEMORY_PROPERTY_DEVICE_COHERENT_BIT_AMD | VK_MEMORY_PROPERTY_DEVICE_UNCACHED_BIT_AMD;
@@ -17,8 +17,8 @@ constexpr VkMemoryPropertyFlags kMapped = VK_MEMORY_PROPERTY_HOST_VISIBLE_BIT | 
 
 VkDeviceSize RoundUp(VkDeviceSize value, VkDeviceSize multiple) { return (value + multiple - 1) / multiple * multiple; }
 
-// Properties to look for, the best first.
-std::vector<VkMemoryPropertyFlags> Wanted(MemoryKind kind, bool unified) {
+// Properties of suitable memory types, best first.
+std::vector<VkMemoryPropertyFlags> PreferredProperties(MemoryKind kind, bool unified) {
   constexpr VkMemoryPropertyFlags device = VK_MEMORY_PROPERTY_DEVICE_LOCAL_BIT;
   constexpr VkMemoryPropertyFlags cached = VK_MEMORY_PROPERTY_HOST_CACHED_BIT;
   switch (kind) {
@@ -90,11 +90,11 @@ Memory::~Memory() {
 VkResult Memory::Take(const VkMemoryRequirements& needs, MemoryKind kind, Piece* piece) {
   VkResult result = VK_ERROR_OUT_OF_DEVICE_MEMORY;
   uint32_t tried = 0;
-  for (VkMemoryPropertyFlags wanted : Wanted(kind, adapter_.unified())) {
+  for (VkMemoryPropertyFlags preferred : PreferredProperties(kind, adapter_.unified())) {
     for (uint32_t type = 0; type < adapter_.memory().memoryTypeCount; ++type) {
       const bool fits = needs.memoryTypeBits & (1u << type);
       const VkMemoryPropertyFlags has = adapter_.memory().memoryTypes[type].propertyFlags;
-      if (!fits || (has & kStrange) || (has & wanted) != wanted || (tried & (1u << type))) continue;
+      if (!fits || (has & kStrange) || (has & preferred) != preferred || (tried & (1u << type))) continue;
       tried |= 1u << type;
       result = TakeFrom(type, needs, piece);
       if (result == VK_SUCCESS || result == VK_ERROR_DEVICE_LOST) return result;
@@ -124,7 +124,7 @@ VkResult Memory::TakeFrom(uint32_t type, const VkMemoryRequirements& needs, Piec
   Block* added = nullptr;
   VkResult result = VK_ERROR_OUT_OF_DEVICE_MEMORY;
   if (pooled) result = AddBlock(type, block_bytes, true, &added);
-  // The last resort of a full heap, and the rule for what is large: a block of just this size.
+  // For large buffers, or if the heap is nearly full: a block of exactly this size.
   if (result != VK_SUCCESS && result != VK_ERROR_DEVICE_LOST) result = AddBlock(type, bytes, false, &added);
   if (result != VK_SUCCESS) return result;
   return take(added) ? VK_SUCCESS : VK_ERROR_OUT_OF_DEVICE_MEMORY;
@@ -155,7 +155,7 @@ void Memory::Give(const Piece& piece) {
   piece.block->free.Give(piece.offset, piece.bytes);
   used_ -= piece.bytes;
   if (!piece.block->free.empty()) return;
-  // One empty block of a type stays, so that a buffer made and freed in turn does not ask the driver each time.
+  // Keep one empty block per type, so that creating and freeing a buffer repeatedly does not call the driver.
   bool spare = false;
   auto self = blocks_.end();
   for (auto it = blocks_.begin(); it != blocks_.end(); ++it) {

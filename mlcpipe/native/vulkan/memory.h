@@ -1,8 +1,8 @@
-// Device memory in large blocks, cut into buffers: drivers allow as few as 4096 allocations, and each costs a page or more.
+// Device memory in large blocks that buffers share: drivers may allow only 4096 allocations, each of a page or more.
 //
-// Best fit with coalescing over two ordered indexes, O(log n). Kept over the Vulkan Memory Allocator, which Debian 12 does
-// not have: all that lies here is one kind of resource (storage buffers), so that images, pools and defragmentation,
-// most of that library's 19,000 lines, would never run.
+// Best fit with coalescing over two ordered indexes, O(log n). We do not use the Vulkan Memory Allocator, which Debian
+// 12 lacks: storage buffers are the only resource here, so images, pools and defragmentation, most of that library's
+// 19,000 lines, would never run.
 #ifndef MLCPIPE_VULKAN_MEMORY_H_
 #define MLCPIPE_VULKAN_MEMORY_H_
 
@@ -17,7 +17,7 @@
 
 namespace mlcpipe::vulkan {
 
-// Offsets and sizes of one block. No Vulkan in it.
+// Offsets and sizes in one block. Does not use Vulkan.
 class FreeList {
  public:
   static constexpr VkDeviceSize kNone = ~VkDeviceSize{0};
@@ -39,7 +39,7 @@ class FreeList {
 };
 
 enum class MemoryKind {
-  kDevice,    // what kernels work on; mapped where host and device share one memory
+  kDevice,    // for kernels; mapped if host and device share one memory
   kUpload,    // mapped, written by the host
   kDownload,  // mapped, read by the host: cached if the device has it
 };
@@ -48,8 +48,8 @@ struct Block {
   VkDeviceMemory handle;
   VkDeviceSize bytes;
   uint32_t type;
-  char* mapped;  // null where the host cannot reach it
-  bool pooled;   // else it is for one buffer alone
+  char* mapped;  // null if the host cannot map it
+  bool pooled;   // else it holds a single buffer
   FreeList free;
 };
 
@@ -62,12 +62,12 @@ struct Piece {
 class Memory {
  public:
   Memory(const Adapter& adapter, const DeviceFunctions& functions, VkDevice device);
-  ~Memory();  // all pieces must have been given back
+  ~Memory();  // all pieces must have been returned
 
-  // VK_SUCCESS, or what the driver answered last; tries every type of memory that fits `kind`.
+  // VK_SUCCESS or the driver's last error. Tries every type of memory that fits `kind`.
   VkResult Take(const VkMemoryRequirements& needs, MemoryKind kind, Piece* piece);
   void Give(const Piece& piece);
-  // Gives blocks that nothing uses back to the driver.
+  // Returns unused blocks to the driver.
   void Trim();
 
   bool IsCached(const Piece& piece) const;

@@ -6,6 +6,7 @@
 #include <atomic>
 #include <cstring>
 #include <exception>
+#include <system_error>
 #include <thread>
 
 #include "error.h"
@@ -42,7 +43,7 @@ ffi::Optional<ffi::Function> VulkanModule::GetFunction(const ffi::String& name) 
   auto found = programs_.find(std::string(name.data(), name.size()));
   if (found == programs_.end()) return std::nullopt;
   Program* program = found->second.get();
-  // The function keeps the module, and with it the program.
+  // The function keeps the module alive, and with it the program.
   return ffi::Function::FromPacked([program, module = ffi::GetRef<ffi::Module>(this)](
                                        ffi::PackedArgs arguments, ffi::Any*) { program->Call(arguments); });
 }
@@ -70,7 +71,12 @@ void VulkanModule::Prepare(int index, int threads) {
     }
   };
   std::vector<std::thread> workers;
-  for (int i = 1; i < threads; ++i) workers.emplace_back(work);
+  workers.reserve(static_cast<size_t>(std::max(threads, 1)));
+  try {
+    for (int i = 1; i < threads; ++i) workers.emplace_back(work);
+  } catch (const std::system_error&) {
+    // As many as the system gives; this one does what they leave.
+  }
   work();
   for (std::thread& worker : workers) worker.join();
   if (error == nullptr) return;

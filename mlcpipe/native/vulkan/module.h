@@ -15,7 +15,7 @@
 
 namespace mlcpipe::vulkan {
 
-// A kernel and its pipeline on each device that called it, made at the first call there.
+// A kernel and its pipeline on each device, created at the first call there.
 class Program {
  public:
   explicit Program(Kernel kernel);
@@ -24,9 +24,9 @@ class Program {
   Program& operator=(const Program&) = delete;
 
   const Kernel& kernel() const { return kernel_; }
-  // Raises where the device cannot run the kernel.
+  // Raises if the device cannot run the kernel.
   Pipeline* For(int index, Device* device);
-  // Gives the pipeline back; the next call makes another. No call may run meanwhile.
+  // Destroys the pipeline; the next call creates another. No call may run meanwhile.
   void Release(int index) noexcept;
   // The arguments of a call: buffers and scalars by position, then the extents of `launch`.
   void Call(tvm::ffi::PackedArgs arguments);
@@ -36,7 +36,7 @@ class Program {
   void CheckDevice(const Device& device) const;
   void ReadBuffers(const TVMFFIAny* arguments, Device* device, Buffer** buffers) const;
   void ReadScalars(const TVMFFIAny* arguments, char* push) const;
-  // False if there is nothing to run.
+  // False if the grid is empty.
   bool ReadExtents(const TVMFFIAny* extents, const VkPhysicalDeviceLimits& limits, uint32_t* groups) const;
   [[noreturn]] void Refuse(const std::string& what) const;
 
@@ -44,13 +44,13 @@ class Program {
   std::vector<uint8_t> writes_;
   std::mutex mutex_;
   std::vector<std::atomic<Pipeline*>> pipelines_;  // by index of the device
-  std::vector<Pipeline*> outdated_;                // of devices that were lost; calls may still hold them
+  std::vector<Pipeline*> outdated_;                // for lost devices; calls may still hold them
 };
 
 class VulkanModule final : public tvm::ffi::ModuleObj {
  public:
   explicit VulkanModule(const tvm::ffi::Bytes& bytes);
-  // What devices kept for its functions is given back too.
+  // Also frees what devices keep for its functions.
   ~VulkanModule();
 
   const char* kind() const final { return "vulkan"; }
@@ -59,9 +59,9 @@ class VulkanModule final : public tvm::ffi::ModuleObj {
   tvm::ffi::String InspectSource(const tvm::ffi::String& format) const final;
   tvm::ffi::Optional<tvm::ffi::Function> GetFunction(const tvm::ffi::String& name) final;
 
-  // Adds a user on a device and makes the pipelines of all kernels with several threads; raises the first error.
+  // Adds a user on a device and creates the pipelines of all kernels with several threads. Raises the first error.
   void Prepare(int index, int threads);
-  // A user less; with the last one go the pipelines, and memory that the device kept.
+  // Removes a user. The last one also frees the pipelines and memory that the device kept.
   void Release(int index);
 
  private:
@@ -72,7 +72,7 @@ class VulkanModule final : public tvm::ffi::ModuleObj {
   std::vector<int> users_;  // by index of the device
 };
 
-// The device that this thread's calls go to; TVM's host code sets it before each.
+// The device of this thread's calls; TVM's host code sets it before each call.
 int& CurrentDevice();
 
 }  // namespace mlcpipe::vulkan

@@ -15,11 +15,11 @@ Pipelines::~Pipelines() {
   }
 }
 
-VkResult Pipelines::FindLayout(uint32_t buffers, uint32_t push_bytes, const Layout** found, const char** call) {
+VkResult Pipelines::FindLayout(uint32_t buffers, uint32_t push_bytes, const Layout** out, const char** call) {
   std::lock_guard<std::mutex> lock(mutex_);
   auto known = layouts_.find({buffers, push_bytes});
   if (known != layouts_.end()) {
-    *found = &known->second;
+    *out = &known->second;
     return VK_SUCCESS;
   }
   std::vector<VkDescriptorSetLayoutBinding> bindings(buffers);
@@ -47,7 +47,7 @@ VkResult Pipelines::FindLayout(uint32_t buffers, uint32_t push_bytes, const Layo
     functions_.DestroyDescriptorSetLayout(device_, layout.set, nullptr);
     return result;
   }
-  *found = &layouts_.emplace(std::make_pair(buffers, push_bytes), layout).first->second;
+  *out = &layouts_.emplace(std::make_pair(buffers, push_bytes), layout).first->second;
   return VK_SUCCESS;
 }
 

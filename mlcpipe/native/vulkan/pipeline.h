@@ -1,4 +1,4 @@
-// Compute pipelines, and the layouts that kernels with equal arguments share.
+// Compute pipelines, and layouts, which kernels with the same numbers of arguments share.
 #ifndef MLCPIPE_VULKAN_PIPELINE_H_
 #define MLCPIPE_VULKAN_PIPELINE_H_
 
@@ -19,11 +19,11 @@ class Device;
 struct Layout {
   VkDescriptorSetLayout set = VK_NULL_HANDLE;
   VkPipelineLayout pipeline = VK_NULL_HANDLE;
-  bool push = false;  // descriptors are pushed, else taken from Descriptors
+  bool push = false;  // descriptors are pushed; otherwise they come from Descriptors
 };
 
 struct PipelineSpec {
-  std::string name;   // of the kernel, for errors
+  std::string name;   // the kernel's, for errors
   std::string entry;  // OpEntryPoint
   const uint32_t* code;
   size_t code_bytes;
@@ -42,16 +42,16 @@ struct Pipeline {
   uint64_t last_use = 0;  // a value of the device's timeline
 };
 
-// The driver's compiled pipelines, kept on the disk of one driver and device.
+// A cache on disk of a driver's compiled pipelines for one device.
 class PipelineCache {
  public:
   PipelineCache(const Adapter& adapter, const DeviceFunctions& functions, VkDevice device, const std::string& folder);
   ~PipelineCache();
 
   VkPipelineCache handle() const { return handle_; }
-  // The file was there, whole and this driver's.
+  // Whether the file existed, complete and written by this driver.
   bool loaded() const { return loaded_; }
-  // Writes the file anew, whole or not at all. Returns "" or what went wrong: a cache is no reason to stop.
+  // Replaces the file atomically. Returns an error message or "": a failing cache stops nothing.
   std::string Save() const;
 
  private:
@@ -67,12 +67,12 @@ class Pipelines {
   Pipelines(const Adapter& adapter, const DeviceFunctions& functions, VkDevice device, const std::string& folder);
   ~Pipelines();
 
-  // May be called by several threads at once. Fills all but `device`, `name` and `last_use`.
+  // Any thread. Fills all fields except `device`, `name` and `last_use`.
   VkResult Create(const PipelineSpec& spec, Pipeline* pipeline, const char** call);
   PipelineCache& cache() { return cache_; }
 
  private:
-  VkResult FindLayout(uint32_t buffers, uint32_t push_bytes, const Layout** found, const char** call);
+  VkResult FindLayout(uint32_t buffers, uint32_t push_bytes, const Layout** out, const char** call);
 
   const Adapter& adapter_;
   const DeviceFunctions& functions_;

@@ -1,5 +1,5 @@
-// File: "MLCVKPC1", u64 FNV-1a of the data, u64 size, the driver's data. Drivers check little of what they are given, and
-// a torn file can crash some of them: data whose sum differs never reaches the driver.
+// File: "MLCVKPC1", u64 FNV-1a of the data, u64 size, the driver's data. Drivers check little of it, and a truncated
+// file crashes some of them: data with the wrong hash never reaches the driver.
 #include <fcntl.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -15,7 +15,7 @@ namespace {
 
 constexpr char kFileMagic[8] = {'M', 'L', 'C', 'V', 'K', 'P', 'C', '1'};
 constexpr size_t kHeader = 24;
-constexpr size_t kMost = size_t{1} << 30;
+constexpr size_t kMaxBytes = size_t{1} << 30;
 
 uint64_t Sum(const char* data, size_t size) {
   uint64_t sum = 14695981039346656037ull;
@@ -36,7 +36,7 @@ std::string FileName(const Adapter& adapter) {
   return std::string(text) + ".bin";
 }
 
-// The data of a whole file, or nothing.
+// The data of a complete file, or nothing.
 std::vector<char> Read(const std::string& path) {
   std::vector<char> data;
   std::FILE* file = std::fopen(path.c_str(), "rb");
@@ -47,7 +47,7 @@ std::vector<char> Read(const std::string& path) {
     std::memcpy(&sum, header + 8, 8);
     std::memcpy(&size, header + 16, 8);
     struct stat facts{};
-    if (fstat(fileno(file), &facts) == 0 && size <= kMost && static_cast<uint64_t>(facts.st_size) == kHeader + size) {
+    if (fstat(fileno(file), &facts) == 0 && size <= kMaxBytes && static_cast<uint64_t>(facts.st_size) == kHeader + size) {
       data.resize(size);
       if (std::fread(data.data(), 1, size, file) != size || Sum(data.data(), size) != sum) data.clear();
     }
@@ -72,7 +72,7 @@ PipelineCache::PipelineCache(const Adapter& adapter, const DeviceFunctions& func
   loaded_ = !data.empty() && functions_.CreatePipelineCache(device_, &info, nullptr, &handle_) == VK_SUCCESS;
   if (loaded_) return;
   info.initialDataSize = 0;
-  // Without a cache pipelines are compiled each time: slower, not wrong.
+  // Without a cache, pipelines are compiled each time: slower but correct.
   if (functions_.CreatePipelineCache(device_, &info, nullptr, &handle_) != VK_SUCCESS) handle_ = VK_NULL_HANDLE;
 }
 
@@ -83,7 +83,7 @@ PipelineCache::~PipelineCache() {
 std::string PipelineCache::Save() const {
   if (path_.empty() || handle_ == VK_NULL_HANDLE) return "";
   size_t size = 0;
-  if (functions_.GetPipelineCacheData(device_, handle_, &size, nullptr) != VK_SUCCESS || size > kMost) {
+  if (functions_.GetPipelineCacheData(device_, handle_, &size, nullptr) != VK_SUCCESS || size > kMaxBytes) {
     return "the driver does not give its compiled pipelines";
   }
   std::vector<char> data(kHeader + size);

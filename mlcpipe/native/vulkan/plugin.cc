@@ -1,4 +1,4 @@
-// The whole plugin as one translation unit: TVM's headers are most of what a compiler reads, and are read once.
+// The whole plugin is one translation unit, so the compiler reads TVM's headers, most of the code, only once.
 #include "adapter.cc"
 #include "commands.cc"
 #include "descriptors.cc"

@@ -1,4 +1,4 @@
-// How long each kernel takes on the device, by its own clock; while this is on, kernels run one after another.
+// Times of kernels, by the device's clock. While this is on, kernels run one by one.
 #ifndef MLCPIPE_VULKAN_PROFILE_H_
 #define MLCPIPE_VULKAN_PROFILE_H_
 
@@ -17,16 +17,16 @@ struct KernelTime {
   int64_t calls = 0, nanoseconds = 0;
 };
 
-// Nothing here locks: Device does.
+// This class does not lock: Device does.
 class Profile {
  public:
   explicit Profile(Device& device) : device_(device) {}
   ~Profile();
-  // Makes what the driver may refuse; raises.
+  // Creates the driver's objects. Raises.
   void Create();
-  // Records a launch between two marks of the clock; reads the marks when their number is used up.
+  // Records a launch between two timestamps; reads them once none is free.
   void Dispatch(const Launch& launch);
-  // By name of the kernel, all launches so far. The device has nothing left to do.
+  // All launches so far, by kernel name. The device must be idle.
   const std::map<std::string, KernelTime>& Read();
 
  private:
@@ -34,7 +34,7 @@ class Profile {
 
   Device& device_;
   VkQueryPool pool_ = VK_NULL_HANDLE;
-  std::vector<std::string> names_;  // of the launches between the marks
+  std::vector<std::string> names_;  // of the launches with timestamps
   std::map<std::string, KernelTime> times_;
 };
 

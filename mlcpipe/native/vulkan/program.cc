@@ -1,4 +1,4 @@
-// The way of a call: TVM's packed arguments to a launch. No allocation, no look-up by name, no lock but the device's.
+// Turns TVM's packed arguments into a launch without allocations, look-ups by name, or locks except the device's.
 #include <algorithm>
 #include <cstring>
 
@@ -70,7 +70,7 @@ void Program::CheckDevice(const Device& device) const {
                         size <= adapter.max_subgroup_size();
   const bool natural = adapter.min_subgroup_size() == adapter.max_subgroup_size() && adapter.v11().subgroupSize == size;
   if (!required && !natural) {
-    Refuse("needs subgroups of " + std::to_string(size) + ", which are not to be had" + here +
+    Refuse("needs subgroups of " + std::to_string(size) + ", which are not available" + here +
            "; compile the model for this device");
   }
 }
@@ -86,10 +86,10 @@ Pipeline* Program::For(int index, Device* device) {
   PipelineSpec spec{kernel_.name, kernel_.entry, kernel_.code, kernel_.code_bytes,
                     static_cast<uint32_t>(kernel_.buffers.size()), kernel_.push_bytes, kernel_.subgroup_size,
                     kernel_.full_subgroups};
-  Pipeline* made = device->MakePipeline(spec).release();
+  Pipeline* created = device->MakePipeline(spec).release();
   if (pipeline != nullptr) outdated_.push_back(pipeline);
-  slot.store(made, std::memory_order_release);
-  return made;
+  slot.store(created, std::memory_order_release);
+  return created;
 }
 
 void Program::Release(int index) noexcept {
@@ -152,7 +152,7 @@ bool Program::ReadExtents(const TVMFFIAny* extents, const VkPhysicalDeviceLimits
     extent[kernel_.launch[i]] = extents[i].v_int64;
   }
   for (int i = 0; i < 3; ++i) {
-    if (extent[i] == 0) return false;  // a dynamic shape of 0
+    if (extent[i] == 0) return false;  // a dynamic dimension is 0
     if (extent[i] < 0 || extent[i] > UINT32_MAX) Refuse("has an impossible extent, " + std::to_string(extent[i]));
     if (extent[3 + i] != kernel_.workgroup[i]) {
       Refuse("was compiled for another workgroup: " + std::to_string(extent[3 + i]) + " threads, not " +
@@ -179,10 +179,10 @@ void Program::Call(tvm::ffi::PackedArgs arguments) {
   const int index = CurrentDevice();
   Device* device = Device::Get(index);
   Launch launch{};
-  alignas(8) char push[kMostPushBytes];
+  alignas(8) char push[kMaxPushBytes];
   std::memset(push, 0, kernel_.push_bytes);
   if (!ReadExtents(values + kernel_.argument_count, device->adapter().limits(), launch.groups)) return;
-  Buffer* buffers[Commands::kMostBuffers];
+  Buffer* buffers[Commands::kMaxBuffers];
   ReadBuffers(values, device, buffers);
   ReadScalars(values, push);
   launch.pipeline = For(index, device);

@@ -6,11 +6,11 @@
 namespace mlcpipe::vulkan {
 namespace {
 
-constexpr uint32_t kMagic = 0x07230203, kNewest = 0x00010600, kMostIds = 1u << 22;
+constexpr uint32_t kMagic = 0x07230203, kMaxVersion = 0x00010600, kMaxIds = 1u << 22;
 constexpr uint32_t kOpEntryPoint = 15, kGLCompute = 5;
 constexpr size_t kHeaderWords = 5;
 
-// A literal string of words: its bytes up to a NUL that must be inside.
+// Whether the words are a literal string, zero-terminated inside them, that equals `expected`.
 bool IsString(const uint32_t* words, size_t count, const std::string& expected) {
   const char* text = reinterpret_cast<const char*>(words);
   return expected.size() < count * 4 && std::memcmp(text, expected.c_str(), expected.size() + 1) == 0;
@@ -21,8 +21,8 @@ bool IsString(const uint32_t* words, size_t count, const std::string& expected) 
 std::string FindSpirvProblem(const uint32_t* words, size_t count, const std::string& entry) {
   if (count < kHeaderWords) return "its code is too short";
   if (words[0] != kMagic) return "its code is not SPIR-V";
-  if (words[1] > kNewest || (words[1] & 0xff0000ff) != 0) return "its SPIR-V has an unknown version";
-  if (words[3] == 0 || words[3] > kMostIds) return "its SPIR-V has an impossible number of ids";
+  if (words[1] > kMaxVersion || (words[1] & 0xff0000ff) != 0) return "its SPIR-V has an unknown version";
+  if (words[3] == 0 || words[3] > kMaxIds) return "its SPIR-V has an impossible number of ids";
   bool found = false;
   for (size_t at = kHeaderWords; at < count;) {
     const uint32_t operation = words[at] & 0xffff, length = words[at] >> 16;

@@ -6,10 +6,10 @@
 
 namespace mlcpipe::vulkan {
 
-UploadRing::Room UploadRing::Take(VkDeviceSize wanted) {
+UploadRing::Room UploadRing::Take(VkDeviceSize requested) {
   if (buffer_ == nullptr) buffer_ = device_.NewBuffer(kSegments * kSegmentBytes, MemoryKind::kUpload);
-  if (filled_ == kSegmentBytes || (filled_ != 0 && filled_ + wanted > kSegmentBytes)) Advance();
-  const VkDeviceSize bytes = std::min(wanted, kSegmentBytes - filled_);
+  if (filled_ == kSegmentBytes || (filled_ != 0 && filled_ + requested > kSegmentBytes)) Advance();
+  const VkDeviceSize bytes = std::min(requested, kSegmentBytes - filled_);
   Room room{buffer_, segment_ * kSegmentBytes + filled_, bytes};
   filled_ = std::min(kSegmentBytes, (filled_ + bytes + 15) & ~VkDeviceSize{15});
   last_use_[segment_] = device_.commands().next();

@@ -1,4 +1,4 @@
-// Memory that both host and device reach, through which data goes to buffers that the host does not see.
+// Memory that host and device can access, to copy data into buffers that the host cannot map.
 #ifndef MLCPIPE_VULKAN_STAGING_H_
 #define MLCPIPE_VULKAN_STAGING_H_
 
@@ -11,7 +11,7 @@ namespace mlcpipe::vulkan {
 
 class Device;
 
-// A ring of segments: while the device copies out of one, the host fills the next. Made on first use.
+// A ring of segments: while the device copies from one, the host fills the next. Allocated on first use.
 class UploadRing {
  public:
   static constexpr VkDeviceSize kSegmentBytes = VkDeviceSize{4} << 20;
@@ -23,8 +23,8 @@ class UploadRing {
   };
 
   explicit UploadRing(Device& device) : device_(device) {}
-  // Room for `wanted` bytes or as many as there are, for the batch that is being recorded.
-  Room Take(VkDeviceSize wanted);
+  // Space for up to `requested` bytes, in the batch that is being recorded.
+  Room Take(VkDeviceSize requested);
   void Destroy();
 
  private:

@@ -1,4 +1,4 @@
-// `runtime.timer.vulkan`: the device's own clock where it has one, else the host's around a wait.
+// `runtime.timer.vulkan`: the device's clock if it has one, else the host's clock around a wait.
 #include <tvm/ffi/function.h>
 #include <tvm/ffi/reflection/registry.h>
 #include <tvm/runtime/timer.h>

@@ -21,8 +21,8 @@ VkBool32 Validation::Receive(VkDebugUtilsMessageSeverityFlagBitsEXT severity, Vk
   if (!(severity & VK_DEBUG_UTILS_MESSAGE_SEVERITY_ERROR_BIT_EXT)) return VK_FALSE;
   auto* validation = static_cast<Validation*>(self);
   std::lock_guard<std::mutex> lock(validation->mutex_);
-  constexpr size_t kMost = 100;
-  if (validation->messages_.size() < kMost) validation->messages_.emplace_back(data->pMessage);
+  constexpr size_t kMaxMessages = 100;
+  if (validation->messages_.size() < kMaxMessages) validation->messages_.emplace_back(data->pMessage);
   return VK_FALSE;
 }
 

@@ -12,10 +12,10 @@ namespace mlcpipe::vulkan {
 
 class Validation {
  public:
-  // To be chained into VkInstanceCreateInfo, so that creating the instance is watched too; valid as long as this.
+  // For the chain of VkInstanceCreateInfo, to check the instance's creation too. Valid as long as this object.
   VkDebugUtilsMessengerCreateInfoEXT* CreateInfo();
 
-  // All messages so far, which are then forgotten.
+  // Returns all messages so far and clears them.
   std::vector<std::string> Take();
 
   // Raises the messages so far as one error. Never called from a destructor.

@@ -8,13 +8,13 @@
 namespace mlcpipe::vulkan {
 namespace {
 
-constexpr VkDeviceSize kSmallest = 4096;
+constexpr VkDeviceSize kMinBytes = 4096;
 
-// Up to the next of four sizes between two powers of two: a sequence that grows meets a new size ever more rarely.
-VkDeviceSize Rounded(VkDeviceSize bytes, VkDeviceSize most) {
-  if (bytes <= kSmallest) return kSmallest;
+// Rounds up to one of four sizes per power of two: a growing batch needs a new size ever more rarely.
+VkDeviceSize Rounded(VkDeviceSize bytes, VkDeviceSize max_bytes) {
+  if (bytes <= kMinBytes) return kMinBytes;
   const VkDeviceSize step = std::bit_floor(bytes) / 4;
-  return std::max(bytes, std::min((bytes + step - 1) / step * step, most));
+  return std::max(bytes, std::min((bytes + step - 1) / step * step, max_bytes));
 }
 
 bool Less(const Buffer* buffer, VkDeviceSize bytes) { return buffer->bytes < bytes; }
@@ -30,8 +30,8 @@ Buffer* Workspaces::Take(VkDeviceSize bytes) {
       --alive_;
     }
     idle_.reserve(alive_ + 1);  // so that Give cannot fail
-    const VkDeviceSize most = device_.adapter().max_buffer_bytes() & ~VkDeviceSize{15};
-    Buffer* buffer = device_.NewBuffer((Rounded(bytes, most) + 15) & ~VkDeviceSize{15}, MemoryKind::kDevice);
+    const VkDeviceSize max_bytes = device_.adapter().max_buffer_bytes() & ~VkDeviceSize{15};
+    Buffer* buffer = device_.NewBuffer((Rounded(bytes, max_bytes) + 15) & ~VkDeviceSize{15}, MemoryKind::kDevice);
     ++alive_;
     return buffer;
   }

@@ -73,15 +73,6 @@ T emulated_shuffle(T a, int lane, bool inside, int line) {
 #define __shfl_sync(mask, a, lane) emulated_shuffle(a, (lane) & 31, true, __LINE__)
 #define __shfl_xor_sync(mask, a, bits) emulated_shuffle(a, emulated_lane() ^ (bits), true, __LINE__)
 #define __shfl_up_sync(mask, a, n) emulated_shuffle(a, emulated_lane() - (n), emulated_lane() >= (n), __LINE__)
-#define __shfl_down_sync(mask, a, n) emulated_shuffle(a, emulated_lane() + (n), emulated_lane() + (n) < 32, __LINE__)
-inline bool emulated_vote(bool a, bool all_of_them, int line) {
-  const uint64_t* all = emulated_exchange(a, line);
-  int count = 0;
-  for (int i = 0; i < 32; ++i) count += all[i] != 0;
-  return all_of_them ? count == 32 : count > 0;
-}
-#define __any_sync(mask, a) emulated_vote(a, false, __LINE__)
-#define __all_sync(mask, a) emulated_vote(a, true, __LINE__)
 
 // A warp's product of 16 x 16 by 16 x 8 numbers, lane by lane from the whole matrices, which its lanes' words make up as
 // PTX ISA says of mma.m16n8k16: "Matrix Fragments", with groupID = lane / 4 and threadID_in_group = lane % 4.
@@ -111,14 +102,6 @@ inline unsigned __byte_perm(unsigned a, unsigned b, unsigned which) {
   uint64_t all = (uint64_t)b << 32 | a;
   for (int i = 0; i < 4; ++i) found |= (unsigned)(all >> 8 * (which >> 4 * i & 7) & 255) << 8 * i;
   return found;
-}
-inline int __dp4a(int a, int b, int c) {
-  for (int i = 0; i < 4; ++i) c += (int)(int8_t)(a >> 8 * i) * (int)(int8_t)(b >> 8 * i);
-  return c;
-}
-inline unsigned __dp4a(unsigned a, unsigned b, unsigned c) {
-  for (int i = 0; i < 4; ++i) c += (a >> 8 * i & 255) * (b >> 8 * i & 255);
-  return c;
 }
 
 template <typename T>

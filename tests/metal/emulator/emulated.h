@@ -76,7 +76,6 @@ T emulated_reduced(T a, int begin, int end, T found, F combine) {
 }
 #define EMULATED_SIMD(type)                                                                                            \
   inline type simd_sum(type a) { return emulated_reduced(a, 0, 32, (type)0, [](type x, type y) { return (type)(x + y); }); } \
-  inline type simd_min(type a) { return emulated_reduced(a, 0, 32, a, [](type x, type y) { return min(x, y); }); }        \
   inline type simd_max(type a) { return emulated_reduced(a, 0, 32, a, [](type x, type y) { return max(x, y); }); }        \
   inline type simd_prefix_inclusive_sum(type a) {                                                                      \
     return emulated_reduced(a, 0, emulated_lane() + 1, (type)0, [](type x, type y) { return (type)(x + y); });          \
@@ -86,12 +85,8 @@ T emulated_reduced(T a, int begin, int end, T found, F combine) {
   }                                                                                                                    \
   inline type simd_shuffle(type a, ushort lane) { return emulated_shuffle(a, lane); }                                   \
   inline type simd_broadcast(type a, ushort lane) { return emulated_shuffle(a, lane); }                                 \
-  inline type simd_shuffle_xor(type a, ushort mask) { return emulated_shuffle(a, emulated_lane() ^ mask); }             \
-  inline type simd_shuffle_up(type a, ushort delta) { return emulated_shuffle(a, emulated_lane() - delta); }            \
-  inline type simd_shuffle_down(type a, ushort delta) { return emulated_shuffle(a, emulated_lane() + delta); }
+  inline type simd_shuffle_xor(type a, ushort mask) { return emulated_shuffle(a, emulated_lane() ^ mask); }
 EMULATED_SIMD(float) EMULATED_SIMD(half) EMULATED_SIMD(int) EMULATED_SIMD(uint)
-inline bool simd_any(bool a) { return emulated_reduced((int)a, 0, 32, 0, [](int x, int y) { return x | y; }); }
-inline bool simd_all(bool a) { return emulated_reduced((int)a, 0, 32, 1, [](int x, int y) { return x & y; }); }
 
 // A lane has two neighbours of a row: lane / 4 is the row, lane % 4 * 2 the column. Kernels cannot know.
 template <typename T, int Columns, int Rows>

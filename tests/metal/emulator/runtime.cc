@@ -25,7 +25,7 @@ using namespace tvm::runtime;
 
 constexpr int64_t kMemory = int64_t(8) << 30;
 // A threadgroup may have 1024 threads, fewer where a kernel takes many registers: of those here none has more than 256.
-constexpr size_t kMostThreads = 256, kMostBuffers = 31;
+constexpr size_t kMaxThreads = 256, kMaxBuffers = 31;
 
 // What a tensor's data is: no address, as Metal's buffers are none.
 struct Buffer {
@@ -54,7 +54,7 @@ struct Api final : DeviceAPI {
   void SetDevice(tvm::Device device) final { TVM_FFI_ICHECK_EQ(device.device_id, 0); }
   void GetAttr(tvm::Device device, DeviceAttrKind kind, ffi::Any* result) final {
     if (kind == kExist) *result = int(device.device_id == 0);
-    if (kind == kMaxThreadsPerBlock) *result = int(kMostThreads);
+    if (kind == kMaxThreadsPerBlock) *result = int(kMaxThreads);
     if (kind == kWarpSize) *result = 32;
     if (kind == kTotalGlobalMemory) *result = kMemory;
   }
@@ -96,7 +96,7 @@ class Module final : public ffi::ModuleObj {
     if (!info.has_value()) return std::nullopt;
     auto types = info.value()->arg_types;
     size_t buffers = NumBufferArgs(types), numbers = types.size() - buffers;
-    TVM_FFI_ICHECK_LE(buffers + (numbers ? 1 : 0), kMostBuffers) << "too many buffers of " << name;
+    TVM_FFI_ICHECK_LE(buffers + (numbers ? 1 : 0), kMaxBuffers) << "too many buffers of " << name;
     LaunchParamConfig config;
     config.Init(types.size(), info.value()->launch_param_tags);
     auto function = Find(name);
@@ -109,7 +109,7 @@ class Module final : public ffi::ModuleObj {
       auto size = [&](int at) { return unsigned(load.work_size[at]); };
       gridDim = {size(0), size(1), size(2)};
       blockDim = {size(3), size(4), size(5)};
-      TVM_FFI_ICHECK_LE(load.block_dim(0) * load.block_dim(1) * load.block_dim(2), kMostThreads);
+      TVM_FFI_ICHECK_LE(load.block_dim(0) * load.block_dim(1) * load.block_dim(2), kMaxThreads);
       launch(*function, arguments.data());
     };
     return PackFuncNonBufferArg(call, types);

@@ -5,7 +5,7 @@ import {
 } from "../chat/conversation"; // prettier-ignore
 import type { ChatDatabase } from "../chat/database";
 import { ContextFull } from "../engine/engine";
-import { words, type ModelController } from "./model";
+import { words, type ModelSource } from "./model";
 import type { Settings } from "./settings";
 import { Store } from "./store";
 
@@ -29,7 +29,7 @@ export class ChatsController {
 
   constructor(
     private readonly db: ChatDatabase,
-    private readonly model: ModelController,
+    private readonly model: ModelSource,
     private readonly settings: Store<Settings>,
     name: string,
   ) {
@@ -46,9 +46,9 @@ export class ChatsController {
 
   current(): Conversation {
     const { list, currentId } = this.state.get();
-    const found = list.find((chat) => chat.id === currentId);
-    if (found) return found;
-    this.draft ??= newConversation(crypto.randomUUID(), Date.now(), this.settings.get().system);
+    const current = list.find((chat) => chat.id === currentId);
+    if (current) return current;
+    this.draft ??= newConversation(newId(), Date.now(), this.settings.get().system);
     return this.draft;
   }
 
@@ -69,12 +69,12 @@ export class ChatsController {
       this.draft = null;
       this.state.patch({ list: [chat, ...this.state.get().list], currentId: chat.id });
     }
-    const question = message(crypto.randomUUID(), "user", text);
+    const question = message(newId(), "user", text);
     await this.answer(chat.id, (c, answer) => ask(c, question, answer, Date.now()));
   }
 
   async edit(id: string, text: string): Promise<void> {
-    const question = message(crypto.randomUUID(), "user", text);
+    const question = message(newId(), "user", text);
     await this.answer(this.current().id, (c, answer) => edit(c, id, question, answer, Date.now()));
   }
 
@@ -121,7 +121,7 @@ export class ChatsController {
   private async answer(chatId: string, extend: (chat: Conversation, answer: Message) => Conversation): Promise<void> {
     const { engine } = this.model;
     if (!engine || this.state.get().running) return;
-    let answer = message(crypto.randomUUID(), "assistant", "");
+    let answer = message(newId(), "assistant", "");
     this.state.patch({ running: { chatId, messageId: answer.id, stopping: false }, announcement: "The model is answering" });
     const asked = await this.change(chatId, (chat) => extend(chat, answer));
     if (!asked) return this.state.patch({ running: null });
@@ -198,6 +198,11 @@ export class ChatsController {
     const merged = list.map((chat) => (live && chat.id === running.chatId ? keepLonger(chat, live) : chat));
     this.state.patch({ list: merged });
   }
+}
+
+/** `crypto.randomUUID` is for https alone; a server's page may come over plain http. */
+function newId(): string {
+  return [...crypto.getRandomValues(new Uint8Array(16))].map((byte) => byte.toString(16).padStart(2, "0")).join("");
 }
 
 function keepLonger(chat: Conversation, live: Message): Conversation {

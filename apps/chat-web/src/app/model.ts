@@ -1,6 +1,6 @@
 /** The model's way from a site's files to the GPU, as phases that the page shows. */
 
-import type { Engine, EngineProvider } from "../engine/engine";
+import type { Answering, Engine, EngineProvider } from "../engine/engine";
 import { ModelCache } from "../model/cache";
 import { download, DownloadFailure } from "../model/download";
 import { checkFit, checkStorage, estimateMemory, suggestContext, type Adapter, type MemoryEstimate, type Refusal } from "../model/fit";
@@ -19,6 +19,7 @@ export type Phase =
   | { name: "ready" }
   | { name: "lost"; reason: string; whileLoading: boolean }
   | { name: "elsewhere" }
+  | { name: "key"; wrong: boolean }
   | { name: "failed"; message: string };
 
 export interface Storage {
@@ -39,23 +40,33 @@ export interface ModelState {
   storage: Storage | null;
 }
 
+export const EMPTY: ModelState = {
+  phase: { name: "starting" },
+  title: "",
+  adapter: null,
+  manifest: null,
+  contextTokens: 0,
+  estimate: null,
+  missing: 0,
+  storage: null,
+};
+
+/** Where answers come from: a model in this browser, or a server. */
+export interface ModelSource {
+  readonly state: Store<ModelState>;
+  readonly engine: Answering | null;
+  /** Called when the engine went away while it may have been answering. */
+  onEngineGone: (reason: string) => void;
+  start(): Promise<void>;
+}
+
 const UNSUPPORTED =
   "This browser offers no WebGPU. It runs in Chrome and Edge 113 or later, in Safari 26 or later, and in Firefox 141 or later " +
   "on Windows and 145 on Apple silicon; on Linux it may have to be switched on. The page must be opened over https or from this computer.";
 
-export class ModelController {
-  readonly state = new Store<ModelState>({
-    phase: { name: "starting" },
-    title: "",
-    adapter: null,
-    manifest: null,
-    contextTokens: 0,
-    estimate: null,
-    missing: 0,
-    storage: null,
-  });
+export class ModelController implements ModelSource {
+  readonly state = new Store<ModelState>(EMPTY);
   engine: Engine | null = null;
-  /** Called when the engine went away while it may have been answering. */
   onEngineGone: (reason: string) => void = () => undefined;
 
   private cache: ModelCache | null = null;
@@ -78,7 +89,7 @@ export class ModelController {
     });
   }
 
-  /** Read what there is to run and where it would run; go on by itself as far as nobody has to be asked. */
+  /** Find the model and the device; continue automatically until the user must decide. */
   async start(): Promise<void> {
     try {
       this.phase({ name: "starting" });
@@ -167,7 +178,7 @@ export class ModelController {
     navigator.locks.request(lock, takeOver ? { steal: true } : { ifAvailable: true }, hold).catch((error: unknown) => this.engineStolen(error));
   }
 
-  /** Hash the stored files again. -> in words what came of it */
+  /** Hash the stored files again. -> a message with the result */
   async verify(onShare: (share: number) => void): Promise<string> {
     const cache = this.cache!;
     const bad = await cache.verify((done) => onShare(done / cache.manifest.totalBytes));
@@ -190,8 +201,8 @@ export class ModelController {
     const { manifest, adapter } = this.state.get();
     if (!manifest || !adapter) return;
     const memory = deviceMemory();
-    const wanted = this.settings.get().contextTokens ?? suggestContext(manifest, memory);
-    const contextTokens = Math.min(wanted, manifest.contextLength);
+    const requested = this.settings.get().contextTokens ?? suggestContext(manifest, memory);
+    const contextTokens = Math.min(requested, manifest.contextLength);
     const estimate = estimateMemory(manifest, contextTokens);
     const missing = (await this.cache!.missing()).reduce((sum, file) => sum + file.bytes, 0);
     const quota = await this.measureStorage();

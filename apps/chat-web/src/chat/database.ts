@@ -23,8 +23,8 @@ export class ChatDatabase {
 
   /** All conversations, the latest first. */
   async all(): Promise<Conversation[]> {
-    const found = await this.run<Conversation[]>("readonly", (store) => store.getAll());
-    return found.sort((a, b) => b.updated - a.updated);
+    const conversations = await this.run<Conversation[]>("readonly", (store) => store.getAll());
+    return conversations.sort((a, b) => b.updated - a.updated);
   }
 
   async add(chat: Conversation): Promise<void> {

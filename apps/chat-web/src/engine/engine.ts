@@ -1,4 +1,4 @@
-/** What the page needs of something that runs a model. One implementation: WebLLM in a worker (`webllm.ts`). */
+/** What the page needs of something that runs a model: WebLLM in a worker (`webllm.ts`), or a server (`http.ts`). */
 
 import type { Adapter } from "../model/fit";
 
@@ -40,13 +40,16 @@ export interface EngineEvents {
   onLost(reason: string): void;
 }
 
-export interface Engine {
-  /** Put the model on the GPU; `onProgress` gets a share from 0 to 1. */
-  load(request: LoadRequest, onProgress: (share: number) => void): Promise<void>;
+export interface Answering {
   /** Answer; `onText` gets what is new. One at a time. */
   chat(messages: ChatMessage[], sampling: Sampling, onText: (text: string) => void): Promise<Finished>;
   /** End the running answer soon; `chat` then resolves with what there is. */
   stop(): void;
+}
+
+export interface Engine extends Answering {
+  /** Put the model on the GPU; `onProgress` gets a share from 0 to 1. */
+  load(request: LoadRequest, onProgress: (share: number) => void): Promise<void>;
   /** Free the GPU at once, whatever is running; pending promises are rejected. */
   dispose(): void;
 }

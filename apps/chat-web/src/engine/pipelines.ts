@@ -28,12 +28,12 @@ export class Pipelines {
   private readonly later = new Map<GPUComputePipeline, Later>();
   private making: Promise<unknown> | undefined;
 
-  /** `passes`: the prototype of compute passes, which get the pipeline for what stands for it. */
+  /** `passes`: the prototype of compute passes; its setPipeline gets the pipeline in place of a stand-in. */
   constructor(passes: Pass) {
     const pipelines = this;
     const setPipeline = passes.setPipeline;
     passes.setPipeline = function (this: Pass, pipeline) {
-      setPipeline.call(this, pipelines.made(pipeline));
+      setPipeline.call(this, pipelines.compiled(pipeline));
     };
   }
 
@@ -47,13 +47,13 @@ export class Pipelines {
     };
   }
 
-  /** Make those that are left, all at once. Rejects when one cannot be made. */
+  /** Compile the remaining pipelines, all at once. Rejects if one fails. */
   async make(): Promise<void> {
-    this.making ??= Promise.all([...this.later.values()].map(async (one) => (one.pipeline ??= await one.soon())));
+    this.making ??= Promise.all([...this.later.values()].map(async (later) => (later.pipeline ??= await later.soon())));
     await this.making;
   }
 
-  private made(pipeline: GPUComputePipeline): GPUComputePipeline {
+  private compiled(pipeline: GPUComputePipeline): GPUComputePipeline {
     const later = this.later.get(pipeline);
     return later ? (later.pipeline ??= later.now()) : pipeline;
   }

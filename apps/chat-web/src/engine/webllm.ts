@@ -98,7 +98,11 @@ class WebLlm implements Engine {
   }
 }
 
-function asError({ name, message }: { name: string; message: string }): Error {
+const NOT_FINITE =
+  "The model computed numbers that are not finite (NaN), so there is no next word. Load it again; if that does not help, its files or the GPU's driver are at fault.";
+
+export function asError({ name, message }: { name: string; message: string }): Error {
   // Names of error classes do not survive minification: the words do.
-  return /context window size|ContextWindowSizeExceeded/i.test(`${name} ${message}`) ? new ContextFull(message) : new Error(message);
+  if (/context window size|ContextWindowSizeExceeded/i.test(`${name} ${message}`)) return new ContextFull(message);
+  return new Error(/failed to sample a valid token/i.test(message) ? NOT_FINITE : message);
 }

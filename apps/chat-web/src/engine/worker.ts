@@ -1,7 +1,9 @@
 /** Runs WebLLM. A worker, so that reading, compiling and sampling never hold up the page, and ending it frees all. */
 
 import { MLCEngine, type ChatCompletionMessageParam } from "@mlc-ai/web-llm";
+import { ControlTokens, controlTokens, type Encoder } from "./control";
 import type { ChatMessage, Finished, LoadRequest, Sampling } from "./engine";
+import { MODEL_CACHE } from "../model/cache";
 import { Pipelines } from "./pipelines";
 import type { FromWorker, ToWorker } from "./protocol";
 
@@ -11,6 +13,7 @@ const IDLE_MS = 1000;
 const post = (message: FromWorker): void => self.postMessage(message);
 
 let engine: MLCEngine | undefined;
+let control = new ControlTokens([]);
 let interrupted = false;
 const pipelines = new Pipelines(GPUComputePassEncoder.prototype);
 
@@ -43,11 +46,26 @@ async function load(request: LoadRequest): Promise<void> {
       initProgressCallback: ({ progress }) => post({ type: "progress", share: progress }),
     });
     await engine.reload(MODEL_ID);
+    control = await watchTokenizer(engine, request.modelUrl);
     post({ type: "loaded" });
     setTimeout(() => void pipelines.make().catch(() => undefined), IDLE_MS); // an answer says what went wrong
   } finally {
     URL.revokeObjectURL(library);
   }
+}
+
+/** What WebLLM keeps to itself: the tokenizer of the loaded model, and the tokens that end an answer. */
+interface Loaded {
+  loadedModelIdToPipeline: Map<string, { tokenizer: Encoder; conversation: { config: { stop_token_ids?: number[] } } }>;
+}
+
+async function watchTokenizer(loaded: MLCEngine, modelUrl: string): Promise<ControlTokens> {
+  const { tokenizer, conversation } = (loaded as unknown as Loaded).loadedModelIdToPipeline.get(MODEL_ID)!;
+  const file = await (await caches.open(MODEL_CACHE)).match(new URL("tokenizer.json", modelUrl).href);
+  if (!file) throw new Error("tokenizer.json is no longer in the browser's storage");
+  const tokens = new ControlTokens(controlTokens(await file.json(), conversation.config.stop_token_ids ?? []));
+  tokens.watch(tokenizer);
+  return tokens;
 }
 
 function record(request: LoadRequest, library: string) {
@@ -58,7 +76,7 @@ function record(request: LoadRequest, library: string) {
 async function chat(messages: ChatMessage[], sampling: Sampling): Promise<void> {
   interrupted = false;
   const chunks = await engine!.chat.completions.create({
-    messages: messages as ChatCompletionMessageParam[],
+    messages: control.mark(messages) as ChatCompletionMessageParam[],
     stream: true,
     stream_options: { include_usage: true },
     temperature: sampling.temperature,

@@ -6,7 +6,8 @@
  * engine finds them and never fetches: a new bundle at the same address cannot mix with the old one's files.
  */
 
-import { Sha256 } from "./sha256";
+import { sha256 } from "@noble/hashes/sha2.js";
+import { bytesToHex } from "@noble/hashes/utils.js";
 import type { BundleFile, Manifest } from "./manifest";
 
 export const CONFIG_CACHE = "webllm/config";
@@ -119,20 +120,21 @@ export class ModelCache {
   }
 }
 
+/** SHA-256 by parts: `crypto.subtle` takes only a whole file at once, and shards can be large. */
 export async function digestOf(content: Blob, onBytes: (n: number) => void = () => undefined): Promise<string> {
-  const hash = new Sha256();
+  const hash = sha256.create();
   const reader = content.stream().getReader();
   for (let part = await reader.read(); !part.done; part = await reader.read()) {
     hash.update(part.value);
     onBytes(part.value.length);
   }
-  return hash.hex();
+  return bytesToHex(hash.digest());
 }
 
 /** A name for the content of all files. */
 export function revision(manifest: Manifest): string {
   const lines = manifest.files.map((file) => `${file.path} ${file.sha256}\n`).sort();
-  return new Sha256().update(new TextEncoder().encode(lines.join(""))).hex().slice(0, 16);
+  return bytesToHex(sha256(new TextEncoder().encode(lines.join("")))).slice(0, 16);
 }
 
 function cacheOf(file: BundleFile): string {

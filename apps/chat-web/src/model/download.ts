@@ -102,13 +102,13 @@ class Download {
     // A second time, since a line or a proxy may have damaged the first; then it is the server's copy that is wrong.
     for (let last = false; ; last = true) {
       await this.fetchWhole(file);
-      const found = await this.assemble(file);
-      if (found === file.sha256) return;
+      const digest = await this.assemble(file);
+      if (digest === file.sha256) return;
       await this.forget(file);
       if (last) {
         throw new DownloadFailure(
           "corrupt",
-          `${file.path} is not the file that was published: its SHA-256 begins with ${found.slice(0, 12)}, ` +
+          `${file.path} is not the file that was published: its SHA-256 begins with ${digest.slice(0, 12)}, ` +
             `the manifest says ${file.sha256.slice(0, 12)}. It was fetched twice, refused and removed.`,
         );
       }
@@ -246,16 +246,16 @@ class Download {
 
   /** The pieces that follow each other without a gap. */
   private async stored(file: BundleFile): Promise<{ key: string; bytes: number }[]> {
-    const found: { key: string; bytes: number }[] = [];
+    const stored: { key: string; bytes: number }[] = [];
     for (let offset = 0; offset < file.bytes; ) {
       const key = this.pieceKey(file, offset);
       const piece = await this.pieces.match(key);
       const size = Number(piece?.headers.get("content-length") ?? 0);
       if (!(size > 0) || offset + size > file.bytes) break;
-      found.push({ key, bytes: size });
+      stored.push({ key, bytes: size });
       offset += size;
     }
-    return found;
+    return stored;
   }
 
   /** By content, so that a new version of the page finds it; and by path, since two files may have the same content. */

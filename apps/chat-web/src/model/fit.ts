@@ -98,7 +98,7 @@ export function checkFit(
   return null;
 }
 
-/** Refuses a download for which the browser has no room, in words. */
+/** Refuses a download that the browser has no room for, and says why. */
 export function checkStorage(needed: number, quota: StorageEstimate): Refusal | null {
   if (quota.quota === undefined || quota.usage === undefined) return null;
   const free = Math.max(0, quota.quota - quota.usage);

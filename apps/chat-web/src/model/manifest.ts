@@ -78,8 +78,8 @@ function subgroupSize(value: unknown): number | null {
 /** What the manifest says of one of the bundle's libraries, and of what it needs. */
 export function parseManifest(value: unknown, library: string): Manifest {
   const manifest = object(value, "mlcpipe.json");
-  if (manifest.format_version !== 2) {
-    throw new ManifestError(`mlcpipe.json has format ${String(manifest.format_version)}; this page reads 2`);
+  if (manifest.format_version !== 3) {
+    throw new ManifestError(`mlcpipe.json has format ${String(manifest.format_version)}; this page reads 3`);
   }
   const model = object(manifest.model, "model");
   const plan = object(ownPlan(manifest, library) ?? manifest.memory_plan, "memory_plan");

@@ -69,4 +69,5 @@ const STATUS: Record<Phase["name"], string> = {
   lost: "GPU lost",
   elsewhere: "in another tab",
   failed: "failed",
+  key: "needs a key",
 };

@@ -3,12 +3,16 @@
 import { createContext } from "preact";
 import { useContext } from "preact/hooks";
 import type { ChatsController } from "../app/chats";
-import type { ModelController } from "../app/model";
+import type { ModelController, ModelSource } from "../app/model";
+import type { ServerModel } from "../app/server";
 import type { Settings } from "../app/settings";
 import type { Store } from "../app/store";
 
 export interface App {
-  model: ModelController;
+  model: ModelSource;
+  /** The one of both that `model` is. */
+  browser: ModelController | null;
+  server: ServerModel | null;
   chats: ChatsController;
   settings: Store<Settings>;
 }
@@ -17,4 +21,9 @@ export const AppContext = createContext<App | null>(null);
 
 export function useApp(): App {
   return useContext(AppContext)!;
+}
+
+/** The model in this browser, for what is only shown with one. */
+export function useBrowserModel(): ModelController {
+  return useApp().browser!;
 }

@@ -4,12 +4,13 @@ import { useApp } from "./context";
 import { Icon } from "./icons";
 import { MessageView } from "./message";
 import { ModelCard } from "./model_card";
+import { ServerCard } from "./server_card";
 
 const NEAR_END = 80;
 
 /** The messages of the open conversation, and where the next one is written. */
 export function ConversationView() {
-  const { chats, model } = useApp();
+  const { chats, model, server } = useApp();
   const { running } = useStore(chats.state);
   const { phase, title } = useStore(model.state);
   const chat = chats.current();
@@ -44,7 +45,7 @@ export function ConversationView() {
     <>
       <div class="scroller" ref={scroller} onScroll={onScroll}>
         <div class="column" ref={column} role="log" aria-live="off" aria-label={`Conversation: ${chat.title}`}>
-          {chat.messages.length === 0 && !showCard && (
+          {!server && chat.messages.length === 0 && !showCard && (
             <div class="welcome">
               <h2>{title || "Chat"}</h2>
               <p>Everything stays on this device: the model, your questions and its answers.</p>
@@ -60,7 +61,8 @@ export function ConversationView() {
               onRegenerate={regenerateMessage}
             />
           ))}
-          {showCard && <ModelCard />}
+          {server && (showCard || chat.messages.length === 0) && <section class="card" aria-label="Server"><ServerCard server={server} /></section>}
+          {!server && showCard && <ModelCard />}
         </div>
       </div>
       {!follow && (

@@ -123,7 +123,7 @@ function Stats({ stats }: { stats: AnswerStats }) {
   return <span class="stats" title={`Read ${stats.promptTokens} tokens${prefill}`}>{parts.join(" · ")}</span>;
 }
 
-function CopyButton({ text }: { text: string }) {
+export function CopyButton({ text }: { text: string }) {
   const [state, setState] = useState<{ icon: IconName; word: string }>({ icon: "copy", word: "Copy" });
   const click = async () => {
     setState((await copy(text)) ? { icon: "check", word: "Copied" } : { icon: "warn", word: "Not allowed" });

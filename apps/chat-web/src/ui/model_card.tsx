@@ -2,12 +2,12 @@ import type { ComponentChildren } from "preact";
 import type { ModelState, Phase } from "../app/model";
 import { useStore } from "../app/store";
 import { bytes, duration } from "../model/format";
-import { useApp } from "./context";
+import { useBrowserModel } from "./context";
 import { Icon } from "./icons";
 
 /** Where the model is on its way to the GPU, and what the user can do about it. */
 export function ModelCard() {
-  const { model } = useApp();
+  const model = useBrowserModel();
   const state = useStore(model.state);
   return <section class="card" aria-label="Model">{body(state.phase, state)}</section>;
 }
@@ -32,13 +32,14 @@ function body(phase: Phase, state: ModelState) {
       return <Elsewhere />;
     case "failed":
       return <Failed message={phase.message} state={state} />;
+    case "key":
     case "ready":
       return null;
   }
 }
 
 function Offer({ state, phase }: { state: ModelState; phase: Extract<Phase, { name: "offer" }> }) {
-  const { model } = useApp();
+  const model = useBrowserModel();
   const { refusal } = phase;
   const fetched = state.missing === 0;
   const go = () => void (fetched ? model.load() : model.download());
@@ -110,7 +111,7 @@ export function Facts({ state }: { state: ModelState }) {
 }
 
 function Downloading({ state, phase }: { state: ModelState; phase: Extract<Phase, { name: "downloading" }> }) {
-  const { model } = useApp();
+  const model = useBrowserModel();
   const share = phase.total ? phase.done / phase.total : 0;
   const left = phase.left === null ? "" : `, ${duration(phase.left)} left`;
   const speed = phase.rate === null ? "" : ` at ${bytes(phase.rate)}/s`;
@@ -139,7 +140,7 @@ const BROKEN_TITLES = {
 };
 
 function Broken({ phase }: { phase: Extract<Phase, { name: "broken" }> }) {
-  const { model } = useApp();
+  const model = useBrowserModel();
   const { kind, message } = phase.failure;
   return (
     <Problem title={BROKEN_TITLES[kind]} calm={kind === "stopped"}>
@@ -154,7 +155,7 @@ function Broken({ phase }: { phase: Extract<Phase, { name: "broken" }> }) {
 }
 
 function Lost({ phase, state }: { phase: Extract<Phase, { name: "lost" }>; state: ModelState }) {
-  const { model } = useApp();
+  const model = useBrowserModel();
   return (
     <Problem title="The GPU was lost">
       <p>
@@ -173,7 +174,7 @@ function Lost({ phase, state }: { phase: Extract<Phase, { name: "lost" }>; state
 }
 
 function Elsewhere() {
-  const { model } = useApp();
+  const model = useBrowserModel();
   return (
     <>
       <h2>The model is running in another tab</h2>
@@ -184,7 +185,7 @@ function Elsewhere() {
 }
 
 function Failed({ message, state }: { message: string; state: ModelState }) {
-  const { model } = useApp();
+  const model = useBrowserModel();
   return (
     <Problem title="That did not work">
       <p>{message}</p>
@@ -197,7 +198,7 @@ function Failed({ message, state }: { message: string; state: ModelState }) {
 }
 
 function ShorterContext({ state }: { state: ModelState }) {
-  const { model } = useApp();
+  const model = useBrowserModel();
   const shorter = Math.ceil(state.contextTokens / 2);
   const { manifest, estimate } = state;
   // Not where the weights are what does not fit.
@@ -210,7 +211,7 @@ function ShorterContext({ state }: { state: ModelState }) {
   );
 }
 
-function Problem({ title, calm = false, children }: { title: string; calm?: boolean; children: ComponentChildren }) {
+export function Problem({ title, calm = false, children }: { title: string; calm?: boolean; children: ComponentChildren }) {
   return (
     <div class="problem" role={calm ? "status" : "alert"}>
       <h2 class={calm ? "" : "bad"}>{!calm && <Icon name="warn" />} {title}</h2>
@@ -219,7 +220,7 @@ function Problem({ title, calm = false, children }: { title: string; calm?: bool
   );
 }
 
-function Waiting({ title, share = null }: { title: string; share?: number | null }) {
+export function Waiting({ title, share = null }: { title: string; share?: number | null }) {
   return (
     <>
       <h2>{title}</h2>

@@ -3,12 +3,14 @@ import { DEFAULT_SAMPLING } from "../chat/conversation";
 import { KNOBS, type Knob, type Theme } from "../app/settings";
 import { useStore } from "../app/store";
 import { bytes } from "../model/format";
-import { useApp } from "./context";
+import { useApp, useBrowserModel } from "./context";
 import { Icon } from "./icons";
 import { Facts } from "./model_card";
+import { ServerFacts } from "./server_card";
 
 /** System prompt, sampling, and what is known about the model and this device. */
 export function SettingsDialog({ open, onClose }: { open: boolean; onClose(): void }) {
+  const { server } = useApp();
   const dialog = useRef<HTMLDialogElement>(null);
   useEffect(() => {
     if (open) dialog.current!.showModal();
@@ -26,7 +28,7 @@ export function SettingsDialog({ open, onClose }: { open: boolean; onClose(): vo
           <SystemPrompt />
           <SamplingPanel />
           <ThemePanel />
-          <ModelPanel />
+          {server ? <section><h3>Server</h3><ServerFacts server={server} /></section> : <ModelPanel />}
           <DataPanel />
         </div>
       )}
@@ -124,7 +126,7 @@ function ThemePanel() {
 }
 
 function ModelPanel() {
-  const { model } = useApp();
+  const model = useBrowserModel();
   const state = useStore(model.state);
   const [report, setReport] = useState("");
   const { manifest, storage } = state;
@@ -155,7 +157,7 @@ function ModelPanel() {
 }
 
 function ContextChoice({ longest, tokens }: { longest: number; tokens: number }) {
-  const { model } = useApp();
+  const model = useBrowserModel();
   const steps = [longest];
   while (steps.at(-1)! > 1024) steps.push(Math.ceil(steps.at(-1)! / 2));
   if (tokens > 0 && !steps.includes(tokens)) steps.push(tokens);
@@ -171,7 +173,7 @@ function ContextChoice({ longest, tokens }: { longest: number; tokens: number })
 }
 
 function Limits() {
-  const { model } = useApp();
+  const model = useBrowserModel();
   const { adapter } = useStore(model.state);
   if (!adapter) return null;
   return (

@@ -1,0 +1,1 @@
+"""`make check-gpu`: everything that only a GPU can tell, in one command without arguments."""

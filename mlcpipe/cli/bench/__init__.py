@@ -1,0 +1,1 @@
+"""`mlcpipe bench`: how fast a model is here."""

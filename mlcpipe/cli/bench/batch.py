@@ -1,0 +1,68 @@
+"""Decoding of several sequences together: the steps that `mlcpipe serve` computes, without its thread and HTTP."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from mlcpipe.cli.bench.run import Plan, Result, Speed
+from mlcpipe.progress import Progress
+
+if TYPE_CHECKING:
+    from mlcpipe.runtime.loading import LoadedBundle
+    from mlcpipe.runtime.serving.core import Core
+
+PROMPT = 128  # tokens of each sequence before those that are measured
+_WARM_UP = 2  # steps
+
+
+def measure_batches(bundle: LoadedBundle, plan: Plan, tokens: Sequence[int], progress: Progress) -> list[Result]:
+    """Tokens a second of all sequences of each batch of `plan.batches`, greedy, after different prompts."""
+    from mlcpipe.runtime.serving.executor import MAX_FEW_ROWS
+
+    results = []
+    for batch in plan.batches:
+        # While the others' prompts are computed, the first sequences go on by some tokens.
+        length = PROMPT + batch + _WARM_UP + plan.repeats * plan.decode_tokens + 1
+        reason = ""
+        if batch > MAX_FEW_ROWS:
+            reason = f"at most {MAX_FEW_ROWS} sequences are computed together"
+        elif length > bundle.context_length:
+            reason = f"a sequence ends at {length}, the context has {bundle.context_length} tokens"
+        progress.stage(f"decode a batch of {batch}")
+        result = Result("batch", batch, skipped=reason) if reason else _measure(bundle, plan, tokens, batch, length)
+        results.append(result)
+    return results
+
+
+def _measure(bundle: LoadedBundle, plan: Plan, tokens: Sequence[int], batch: int, length: int) -> Result:
+    from mlcpipe.runtime.serving.core import GREEDY, Core
+    from mlcpipe.runtime.serving.cost_model import CostModel
+    from mlcpipe.runtime.serving.limits import Limits
+    from mlcpipe.runtime.serving.sequence import Request
+
+    kv_tokens = batch * (length + bundle.manifest.model.page_size)
+    limits = Limits(bundle.context_length, sequences=batch, queue=batch, step_s=float("inf"))
+    core = Core(bundle, kv_tokens, limits, CostModel(learn=False))
+    for index in range(batch):
+        prompt = [tokens[(index + at * (index + 1)) % len(tokens)] for at in range(PROMPT)]
+        core.scheduler.submit(Request(tuple(prompt), length - PROMPT, params=GREEDY))
+    while len(core.scheduler.residency.running) < batch:
+        _step(core)
+    for _ in range(_WARM_UP):
+        _step(core)
+    seconds = []
+    for _ in range(plan.repeats):
+        began = time.perf_counter()
+        for _ in range(plan.decode_tokens):
+            _step(core)
+        seconds.append(time.perf_counter() - began)
+    return Result("batch", batch, Speed.of(batch * plan.decode_tokens, seconds))
+
+
+def _step(core: Core) -> None:
+    """One step of all that is under way."""
+    step = core.scheduler.plan(0.0)
+    assert step is not None
+    core.scheduler.settle(step, core.compute(step), 0.0)

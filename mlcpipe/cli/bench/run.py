@@ -1,0 +1,256 @@
+"""Measures one engine: prefill by length, decode by depth, against the memory's read bandwidth."""
+
+from __future__ import annotations
+
+import random
+import statistics
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from mlcpipe.cli.bench.gauges import BandwidthProbe, MemoryGauge
+from mlcpipe.host import memory
+from mlcpipe.host.bandwidth import last_cache_bytes
+from mlcpipe.host.cpu import cpu_model
+from mlcpipe.host.versions import versions
+from mlcpipe.progress import Progress
+
+if TYPE_CHECKING:
+    from mlcpipe import Engine, Stats
+
+_SEED = 20260101
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What to measure; lengths and depths in tokens, `batches` in sequences."""
+
+    bundle: Path
+    prefill: tuple[int, ...]
+    depths: tuple[int, ...]
+    decode_tokens: int
+    repeats: int
+    threads: int | None
+    device: str | None = None
+    batches: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True)
+class Speed:
+    """Median, lowest and highest over the repeats; tokens a second where nothing else is said."""
+
+    median: float
+    low: float
+    high: float
+
+    @staticmethod
+    def of(tokens: int, seconds: list[float]) -> Speed:
+        """From the seconds that each repeat of `tokens` tokens took."""
+        rates = [tokens / s for s in seconds]
+        return Speed(statistics.median(rates), min(rates), max(rates))
+
+
+@dataclass(frozen=True)
+class Result:
+    """One line of the report: `speed` is None if it was skipped, and `skipped` says why.
+
+    `tokens` is the prompt's length, the depth at which decoding began or, of a batch, its sequences. For decoding
+    `gb_s` is 10^9 bytes of weights and KV cache a second, as the engine counts them, and `share` what that is of the
+    read bandwidth before and after each repeat: that of a machine with neighbours changes within seconds.
+    """
+
+    kind: str
+    tokens: int
+    speed: Speed | None = None
+    gb_s: float | None = None
+    share: float | None = None
+    skipped: str = ""
+
+
+@dataclass(frozen=True)
+class Memory:
+    """The most memory at the end of a measurement, bytes.
+
+    `resident` counts everything, mapped files (code, weights) included. `private` is without mapped files, None where
+    the system does not tell; `kv` is the part of the KV cache that was written by then, and `base` what was private
+    once Python, mlcpipe and TVM's runtime library were imported and nothing loaded.
+    """
+
+    resident: int
+    private: int | None
+    kv: int
+    base: int | None
+    weights: int
+
+    @property
+    def beyond(self) -> int | None:
+        """What the process has beyond weights and KV cache."""
+        return None if self.private is None else self.private - self.kv
+
+
+@dataclass(frozen=True)
+class Report:
+    """Everything that was measured and on what; bytes, seconds and GB/s of 10^9 bytes.
+
+    `first_token_s` is from opening the bundle, which is in the page cache then, to the first token of a prompt of
+    one; `import_s` is what importing TVM took before that. `read_bytes` are those of the weights that a decode
+    step reads.
+    """
+
+    plan: Plan
+    results: tuple[Result, ...]
+    import_s: float
+    load_s: float
+    first_token_s: Speed
+    memory: Memory
+    weights_bytes: int
+    read_bytes: int
+    kv_bytes_per_token: int
+    last_cache_bytes: int
+    read_gb_s: tuple[float, ...]
+    threads: int
+    context_length: int
+    quantization: str
+    model_type: str
+    cpu: str
+    device: str
+    on_host: bool
+    versions: dict[str, str | None]
+
+    def share(self, result: Result) -> float | None:
+        """The part of the read bandwidth that decoding used; None for prefill, weights in the cache, and devices."""
+        if not self.on_host or result.gb_s is None or self.read_bytes < self.last_cache_bytes:
+            return None
+        return result.share
+
+
+def measure(plan: Plan, progress: Progress) -> Report:
+    """Load the bundle and run the plan. Raises what the engine raises."""
+    began = time.perf_counter()
+    from mlcpipe import Engine
+
+    import_s = time.perf_counter() - began
+    memory.reset_peak_memory()
+    base = memory.private_memory_bytes()
+    progress.stage("load")
+    first_token_s, engine = _load(lambda: Engine(plan.bundle, threads=plan.threads, device=plan.device), plan.repeats)
+    gauge = MemoryGauge(engine)
+    draw = random.Random(_SEED)
+    tokens = [draw.randrange(engine.vocab_size) for _ in range(engine.context_length)]
+    results = []
+    for length in plan.prefill:
+        progress.stage(f"prefill {length}")
+        results.append(_prefill(engine, plan, tokens, length))
+        gauge.read(length)
+    with BandwidthProbe(engine.threads) as probe:
+        progress.stage("read bandwidth")
+        probe.read()
+        for depth in plan.depths:
+            progress.stage(f"decode at {depth}")
+            results.append(_decode(engine, plan, tokens, depth, probe))
+            gauge.read(depth + plan.decode_tokens)
+    if plan.batches:
+        from mlcpipe.cli.bench.batch import measure_batches
+
+        results += measure_batches(engine.model.bundle, plan, tokens, progress)
+    resident = memory.peak_memory_bytes()
+    planned = engine.manifest.memory_plan
+    return Report(
+        plan=plan,
+        results=tuple(results),
+        import_s=import_s,
+        load_s=engine.load_s,
+        first_token_s=first_token_s,
+        memory=Memory(resident, gauge.private, gauge.kv, base, planned.weights_bytes),
+        weights_bytes=planned.weights_bytes,
+        read_bytes=planned.weights_read,
+        kv_bytes_per_token=planned.kv_bytes_per_token,
+        last_cache_bytes=last_cache_bytes(),
+        read_gb_s=tuple(probe.readings),
+        threads=engine.threads,
+        context_length=engine.context_length,
+        quantization=engine.manifest.quantization,
+        model_type=engine.manifest.model.model_type,
+        cpu=cpu_model(),
+        device=engine.device,
+        on_host=engine.on_host,
+        versions=versions(),
+    )
+
+
+def _load(open_bundle: Callable[[], Engine], repeats: int) -> tuple[Speed, Engine]:
+    """Open the bundle and ask for a token, several times -> the seconds that took, and the last engine.
+
+    The first time does not count: it brings the file into the page cache.
+    """
+    from mlcpipe import SamplingParams
+
+    seconds = []
+    for _ in range(1 + repeats):
+        engine: Engine | None = None  # the one before has its weights in memory
+        began = time.perf_counter()
+        engine = open_bundle()
+        engine.generate([0], sampling=SamplingParams(temperature=0.0), max_tokens=1, ignore_eos=True)
+        seconds.append(time.perf_counter() - began)
+    assert engine is not None
+    counted = seconds[1:]
+    return Speed(statistics.median(counted), min(counted), max(counted)), engine
+
+
+def _prefill(engine: Engine, plan: Plan, tokens: list[int], length: int) -> Result:
+    if length > engine.context_length:
+        return Result("prefill", length, skipped=f"the context has {engine.context_length} tokens")
+    prompt = tokens[:length]
+
+    def once() -> None:
+        engine.reset()
+        engine.prefill(prompt)
+
+    once()
+    return Result("prefill", length, Speed.of(length, [_seconds(once) for _ in range(plan.repeats)]))
+
+
+def _decode(engine: Engine, plan: Plan, tokens: list[int], depth: int, probe: BandwidthProbe) -> Result:
+    """Decoding as a chat does it, the greedy draw and the text of each token included.
+
+    The engine finds the prompt in its cache, so that only the warm-up computes it and each repeat begins at `depth`.
+    """
+    from mlcpipe import SamplingParams
+
+    start = max(depth, 1)  # there is no continuing from nothing
+    prompt = tokens[:start]
+    last = start + plan.decode_tokens + 1
+    if last > engine.context_length:
+        return Result("decode", depth, skipped=f"it ends at {last}, the context has {engine.context_length} tokens")
+
+    def once() -> Stats:
+        *_, chunk = engine.generate(
+            prompt,
+            sampling=SamplingParams(temperature=0.0),
+            max_tokens=plan.decode_tokens + 1,  # the first token comes out of the prefill
+            ignore_eos=True,
+            stream=True,
+        )
+        assert chunk.stats is not None
+        return chunk.stats
+
+    engine.reset()
+    once()
+    runs, shares = [], []
+    before = probe.read()
+    for _ in range(plan.repeats):
+        runs.append(once())
+        after = probe.read()
+        shares.append(2 * runs[-1].decode_gb_s / (before + after))
+        before = after
+    speed = Speed.of(plan.decode_tokens, [run.decode_s for run in runs])
+    gb_s = statistics.median(run.decode_gb_s for run in runs)
+    return Result("decode", depth, speed, gb_s, statistics.median(shares))
+
+
+def _seconds(action: Callable[[], None]) -> float:
+    began = time.perf_counter()
+    action()
+    return time.perf_counter() - began

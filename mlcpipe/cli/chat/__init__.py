@@ -1,0 +1,1 @@
+"""`mlcpipe chat`: talk to a model."""

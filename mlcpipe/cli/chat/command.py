@@ -1,0 +1,156 @@
+"""`mlcpipe chat`: talk to a model, once or for as long as you like."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from mlcpipe.cli.chat.settings import Settings
+from mlcpipe.cli.chat.stats import SpeedLine
+from mlcpipe.cli.options import (
+    ContextOption,
+    DeviceOption,
+    JsonOption,
+    KvCacheDtypeOption,
+    ModelArgument,
+    QuantizationOption,
+    TargetOption,
+    check_at_least_one,
+    option_name,
+    sampling_options,
+)
+from mlcpipe.cli.terminal import stderr_console
+from mlcpipe.defaults import AUTO
+from mlcpipe.env import env
+from mlcpipe.errors import UsageError
+from mlcpipe.loading import engine_device, model_title, prepare_bundle
+from mlcpipe.progress import console_progress
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from mlcpipe import Engine
+    from mlcpipe.cli.chat.session import Session
+
+_IN_BROWSER = "In the browser"
+
+
+@sampling_options
+def chat_command(
+    model: ModelArgument = None,
+    prompt: Annotated[str | None, typer.Option("--prompt", "-p", help="Ask this, print the answer and exit.")] = None,
+    system: Annotated[str, typer.Option(help="A system message.")] = "",
+    target: TargetOption = None,
+    quantization: QuantizationOption = None,
+    kv_cache_dtype: KvCacheDtypeOption = None,
+    device: DeviceOption = AUTO,
+    context: ContextOption = None,
+    raw: Annotated[bool, typer.Option("--raw", help="Continue the text as it is, without the chat template.")] = False,
+    allow_control_tokens: Annotated[
+        bool,
+        typer.Option(
+            "--allow-control-tokens",
+            help="Let control tokens that a message writes, such as <|im_end|>, act as such; by default they are text.",
+        ),
+    ] = False,
+    as_json: JsonOption = False,
+    stats: Annotated[bool, typer.Option(help="Show speeds after each answer.")] = True,
+    *,
+    sampling: dict[str, float],
+    web: Annotated[
+        bool,
+        typer.Option("--web", help="Chat in the browser, on its GPU.", rich_help_panel=_IN_BROWSER),
+    ] = False,
+    port: Annotated[
+        int | None,
+        typer.Option(help="The port on 127.0.0.1.", min=0, max=65535, rich_help_panel=_IN_BROWSER),
+    ] = None,
+    browser: Annotated[bool, typer.Option(help="Open the browser.", rich_help_panel=_IN_BROWSER)] = True,
+) -> None:
+    """Talk to a model. A checkpoint is compiled on first use and kept in the cache; a bundle starts at once.
+
+    A bundle is a program: its native code runs. If you neither compiled it nor trust who signed it (`mlcpipe trust`), a
+    line on stderr says so.
+
+    On a terminal it is a conversation (`/help` lists its commands). With `--prompt`, or text on stdin, it answers once:
+    all lines of stdin are one prompt, which follows that of `--prompt`. The answer goes to stdout, speeds to stderr.
+
+    Examples:
+
+    `mlcpipe chat`
+
+    `mlcpipe chat hf://Qwen/Qwen3-0.6B --prompt "Why is the sky blue?" --temperature 0`
+
+    `cat notes.txt | mlcpipe chat ./my-bundle --prompt "Summarize:"`
+
+    `mlcpipe chat ./Qwen3-0.6B --device vulkan`
+
+    `mlcpipe chat --web`
+    """
+    if web:
+        from mlcpipe.cli.web import chat_in_browser
+
+        others = {"prompt": prompt, "system": system, "context": context, "kv_cache_dtype": kv_cache_dtype,
+                  "raw": raw, "json": as_json,
+                  "allow-control-tokens": allow_control_tokens,
+                  "no-stats": not stats, "device": engine_device(device)}  # fmt: skip
+        given = {option_name(key): value for key, value in (sampling | others).items()}
+        return chat_in_browser(model, target, quantization, port=port, show=browser, given=given)
+    from mlcpipe.cli.chat.once import ask_once, question_of  # needs pydantic
+    from mlcpipe.cli.chat.session import Session
+
+    if port is not None or not browser:
+        raise UsageError("--port and --no-browser are for --web", next_step="add --web")
+    check_at_least_one(context=context)
+    if raw and system:
+        raise UsageError("--raw has no place for a --system message", next_step="leave one of them out")
+    if raw and allow_control_tokens:
+        raise UsageError("--raw allows control tokens anyway", next_step="leave --allow-control-tokens out")
+    settings = Settings().with_values(sampling)
+    console = stderr_console()
+    question = question_of(prompt, as_json=as_json, console=console)
+    with console_progress(console) as progress:
+        bundle = prepare_bundle(
+            model, device, quantization, target=target, kv_cache_dtype=kv_cache_dtype, progress=progress
+        )
+    engine = _open(bundle, context, engine_device(device), console)
+    session = Session(
+        engine,
+        settings,
+        system=system,
+        raw=raw,
+        model=model_title(model),
+        allow_control_tokens=allow_control_tokens,
+    )
+    if question is None:
+        _converse(session, engine, model_title(model), console, show_stats=stats)
+    else:
+        ask_once(session, question, SpeedLine(engine, console) if stats else None, as_json=as_json)
+
+
+def _open(bundle: Path, context: int | None, device: str | None, console: Console) -> Engine:
+    from mlcpipe import Engine
+
+    if not console.is_terminal:
+        return Engine(bundle, context_length=context, device=device)
+    with console_progress(console, lasting=False) as progress:
+        progress.stage("loading")
+        return Engine(bundle, context_length=context, device=device, progress=progress)
+
+
+def _converse(session: Session, engine: Engine, title: str, console: Console, *, show_stats: bool) -> None:
+    from mlcpipe.cli.chat.repl import Repl
+
+    describe = SpeedLine(engine, console)
+    if show_stats:
+        describe.measure()
+    manifest = engine.manifest
+    where = f"{engine.threads} threads" if engine.on_host else engine.device
+    banner = (
+        f"{title} · {manifest.model.model_type} · {manifest.quantization} · "
+        f"context {engine.context_length} tokens · {where}\n"
+        "Enter sends, /help shows the commands, Ctrl-D leaves.\n"
+    )
+    Repl(session, env().cached("chat_history"), describe, show_stats=show_stats).run(banner)

@@ -1,0 +1,125 @@
+"""The line editor of the chat: history, several lines, completion of commands."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+
+from prompt_toolkit import PromptSession
+from prompt_toolkit.completion import CompleteEvent, Completer, Completion, PathCompleter
+from prompt_toolkit.document import Document
+from prompt_toolkit.filters import completion_is_selected
+from prompt_toolkit.history import FileHistory, History, InMemoryHistory
+from prompt_toolkit.input.typeahead import get_typeahead, store_typeahead
+from prompt_toolkit.key_binding import KeyBindings, KeyPressEvent
+from prompt_toolkit.keys import Keys
+from prompt_toolkit.output import create_output
+from prompt_toolkit.output.vt100 import Vt100_Output
+
+from mlcpipe.cli.chat.settings import KNOBS
+from mlcpipe.cli.chat.slash_commands import COMMANDS
+from mlcpipe.private import private_folder
+
+
+class CommandCompleter(Completer):
+    """Completes commands, the keys of /set, and the files of /save and /load; questions not at all."""
+
+    def __init__(self) -> None:
+        self._paths = PathCompleter(expanduser=True)
+
+    def get_completions(self, document: Document, complete_event: CompleteEvent) -> Iterable[Completion]:
+        """What the text before the cursor may become."""
+        text = document.text_before_cursor
+        if not text.startswith("/") or "\n" in text:
+            return
+        name, space, argument = text.partition(" ")
+        if not space:
+            for command, info in COMMANDS.items():
+                if command.startswith(name):
+                    text = f"{command} " if info.argument else command
+                    yield Completion(text, -len(name), display=command, display_meta=info.help)
+        elif name == "/set":
+            word = argument.rpartition(" ")[2]
+            for key, knob in KNOBS.items():
+                if key.startswith(word):
+                    yield Completion(f"{key}=", -len(word), display=key, display_meta=knob.help)
+        elif name in ("/save", "/load"):
+            yield from self._paths.get_completions(Document(argument.lstrip()), complete_event)
+
+
+class ChatHistory(FileHistory):
+    """Questions of earlier chats; a disk that refuses to take one more does not end the chat."""
+
+    def store_string(self, string: str) -> None:
+        """Append to the file."""
+        with contextlib.suppress(OSError):
+            super().store_string(string)
+
+
+class Prompt:
+    """The prompt: Enter sends, Alt-Enter or a backslash at the end starts a new line."""
+
+    def __init__(self, history_file: Path | None) -> None:
+        output = create_output()
+        if isinstance(output, Vt100_Output):
+            # It would ask the terminal where the cursor is, and keep Ctrl-C as a key while it waits for the answer.
+            output.enable_cpr = False
+        self._session: PromptSession[str] = PromptSession(
+            history=_history(history_file),
+            completer=CommandCompleter(),
+            complete_while_typing=False,
+            multiline=True,
+            prompt_continuation="... ",
+            key_bindings=_bindings(),
+            enable_history_search=True,
+            output=output,
+        )
+
+    def ask(self, message: str) -> str:
+        """What the user types. Raises KeyboardInterrupt for Ctrl-C, which is a key here, and EOFError for Ctrl-D."""
+        return self._session.prompt(message, handle_sigint=False)
+
+    def interrupted(self) -> bool:
+        """Whether Ctrl-C came behind Enter, when the terminal still made it a key. The keys after it are kept."""
+        source = self._session.input
+        keys = [*get_typeahead(source), *(source.read_keys() if sys.platform != "win32" else ())]
+        last = max((place for place, key in enumerate(keys) if key.key == Keys.ControlC), default=-1)
+        store_typeahead(source, keys[last + 1 :])
+        return last >= 0
+
+
+def _history(path: Path | None) -> History:
+    if path is None:
+        return InMemoryHistory()
+    try:
+        private_folder(path.parent)
+        path.touch(mode=0o600)  # questions are private
+        path.read_bytes()
+    except OSError:
+        return InMemoryHistory()
+    return ChatHistory(str(path))
+
+
+def _bindings() -> KeyBindings:
+    bindings = KeyBindings()
+
+    @bindings.add("enter", filter=~completion_is_selected)
+    def _(event: KeyPressEvent) -> None:
+        buffer = event.current_buffer
+        if buffer.document.text_before_cursor.endswith("\\") and not buffer.document.text_after_cursor:
+            buffer.delete_before_cursor()
+            buffer.insert_text("\n")
+        else:
+            buffer.validate_and_handle()
+
+    @bindings.add("enter", filter=completion_is_selected)
+    def _(event: KeyPressEvent) -> None:
+        event.current_buffer.complete_state = None  # takes the completion; the next Enter sends
+
+    @bindings.add("escape", "enter")
+    def _(event: KeyPressEvent) -> None:
+        event.current_buffer.insert_text("\n")
+
+    return bindings

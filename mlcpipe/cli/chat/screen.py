@@ -1,0 +1,76 @@
+"""The terminal during an answer: where the cursor is, whether keys are echoed, how wide a line may be."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from mlcpipe.cli.chat.markdown import MarkdownRenderer, PlainRenderer, Renderer
+from mlcpipe.cli.terminal import stdout_console
+
+
+class Screen:
+    """Writes answers to stdout, at once because they are read while they are made."""
+
+    def __init__(self) -> None:
+        console = stdout_console()
+        self._plain = not console.is_terminal or console.is_dumb_terminal or console.no_color or console.legacy_windows
+        self._at_line_start = True
+        self._waiting = False
+
+    def wait(self) -> None:
+        """Show that an answer is on its way; the first write takes the sign away."""
+        if not self._plain:
+            self.write("\x1b[2m...\x1b[0m")
+            self._waiting, self._at_line_start = True, True
+
+    def renderer(self) -> Renderer:
+        """Markdown on a terminal that can show it, else plain text."""
+        if self._plain:
+            return PlainRenderer(self.write)
+        unicode = (sys.stdout.encoding or "").lower().replace("-", "").startswith("utf")
+        return MarkdownRenderer(self.write, terminal_columns, unicode=unicode)
+
+    def write(self, text: str) -> None:
+        """Write text that is safe for a terminal."""
+        if self._waiting:
+            sys.stdout.write("\r\x1b[K")  # ECMA-48 EL: erase to the end of the line
+            self._waiting = False
+        sys.stdout.write(text)
+        sys.stdout.flush()
+        if text:
+            self._at_line_start = text.endswith("\n")
+
+    def fresh_line(self) -> None:
+        """Go to a new line unless the answer ended with one."""
+        self.write("")
+        if not self._at_line_start:
+            self.write("\n")
+
+
+@contextmanager
+def no_echo() -> Iterator[None]:
+    """Keys that are pressed during an answer, Ctrl-C too, do not show up in the middle of it.
+
+    They can be read one by one, not line by line; Ctrl-C is still a signal.
+    """
+    if sys.platform == "win32" or not sys.stdin.isatty():
+        yield
+        return
+    import termios
+
+    before = termios.tcgetattr(sys.stdin)
+    silent = list(before)
+    silent[3] &= ~(termios.ECHO | termios.ICANON)  # local flags, termios(3)
+    termios.tcsetattr(sys.stdin, termios.TCSADRAIN, silent)
+    try:
+        yield
+    finally:
+        termios.tcsetattr(sys.stdin, termios.TCSADRAIN, before)
+
+
+def terminal_columns() -> int:
+    """The width of the terminal now; it may change while an answer runs."""
+    return shutil.get_terminal_size((80, 24)).columns

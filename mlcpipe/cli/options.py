@@ -1,0 +1,96 @@
+"""Options that several verbs share, each with its one help text; the sampling options come from the table of `/set`."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from mlcpipe.cli.chat.settings import KNOBS, Knob, Settings
+from mlcpipe.defaults import DEFAULT_QUANTIZATION
+from mlcpipe.errors import UsageError
+from mlcpipe.files import local_path
+
+ModelArgument = Annotated[
+    str | None,
+    typer.Argument(help="hf://org/name, a checkpoint folder or a bundle; the demo model if left out."),
+]
+CheckpointArgument = Annotated[str, typer.Argument(help="A checkpoint folder or hf://org/name[@revision].")]
+TARGET_HELP = "What to compile for: a target that `mlcpipe doctor` lists, or your own board.toml."
+TargetOption = Annotated[str | None, typer.Option(help=f"{TARGET_HELP} (default: what suits the device)")]
+CompileTargetOption = Annotated[str, typer.Option(help=TARGET_HELP)]
+QuantizationOption = Annotated[
+    str | None,
+    typer.Option(
+        help="How to store the weights: q3f16_1, q4f16_1, q8f16_1, q0f16 and others, or auto, which adds a library for "
+        f"GPUs with float16 to a bundle for webgpu. (default: {DEFAULT_QUANTIZATION})"
+    ),
+]
+KvCacheDtypeOption = Annotated[
+    str | None,
+    typer.Option(
+        help="How to keep the keys and values: auto, f16, f32, or q8 in half the memory. (default: the quantization's)"
+    ),
+]
+DeviceOption = Annotated[
+    str,
+    typer.Option(
+        help="Where to run: cpu, vulkan (the best GPU), vulkan:1 (the next), cuda or metal; auto is the device that a "
+        "bundle was compiled for, and the CPU for a checkpoint."
+    ),
+]
+ContextOption = Annotated[int | None, typer.Option(help="The longest chat, in tokens. (default: the model's)")]
+ThreadsOption = Annotated[int | None, typer.Option(help="Threads of the CPU kernels. (default: the physical cores)")]
+OverwriteOption = Annotated[bool, typer.Option("--overwrite", help="Replace what is in the output folder.")]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
+
+
+def bundle_folder(text: str) -> Path:
+    """Parses the argument of verbs that take bundles alone. Raises UsageError for a name of the hub."""
+    path = local_path(text)
+    if path is None:
+        raise UsageError("a bundle is a folder", found=text, next_step="make one with: mlcpipe compile")
+    return path
+
+
+def check_at_least_one(**options: int | None) -> None:
+    """Raise UsageError for an option, by its name without dashes, that is not an integer >= 1."""
+    for name, value in options.items():
+        if value is not None and value < 1:
+            raise UsageError(f"--{name.replace('_', '-')}", expected="an integer >= 1", found=value)
+
+
+def option_name(key: str) -> str:
+    """The option of one of KNOBS: `--top-p` of "top_p"."""
+    return f"--{key.replace('_', '-')}"
+
+
+def sampling_options(command: Callable[..., None]) -> Callable[..., None]:
+    """Give a command an option for each of KNOBS, in the place of its parameter `sampling: dict[str, float]`.
+
+    The command gets the options that were given, by key.
+    """
+    own = list(inspect.signature(command, eval_str=True).parameters.values())
+    at = next(i for i, parameter in enumerate(own) if parameter.name == "sampling")
+    made = [_sampling_parameter(key, knob) for key, knob in KNOBS.items()]
+
+    @functools.wraps(command)
+    def run(**values: Any) -> None:
+        given = {key: values.pop(key) for key in KNOBS}
+        command(**values, sampling={key: value for key, value in given.items() if value is not None})
+
+    parameters = [parameter.replace(kind=parameter.KEYWORD_ONLY) for parameter in [*own[:at], *made, *own[at + 1 :]]]
+    run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    run.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
+    return run
+
+
+def _sampling_parameter(key: str, knob: Knob) -> inspect.Parameter:
+    default = Settings().values()[key]
+    text = f"{knob.help[0].upper()}{knob.help[1:]}." + ("" if default is None else f" (default: {default:g})")
+    option = typer.Option(None, option_name(key), help=text, rich_help_panel="Sampling")
+    return inspect.Parameter(key, inspect.Parameter.KEYWORD_ONLY, default=option, annotation=knob.kind | None)

@@ -1,0 +1,149 @@
+"""`mlcpipe serve`: a server with the APIs of OpenAI and Anthropic."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from mlcpipe.cli.options import (
+    ContextOption,
+    DeviceOption,
+    KvCacheDtypeOption,
+    ModelArgument,
+    QuantizationOption,
+    TargetOption,
+    ThreadsOption,
+    check_at_least_one,
+)
+from mlcpipe.cli.terminal import say, stderr_console
+from mlcpipe.defaults import AUTO
+from mlcpipe.env import env
+from mlcpipe.errors import UsageError
+from mlcpipe.loading import engine_device, prepare_bundle
+from mlcpipe.progress import console_progress
+
+if TYPE_CHECKING:
+    from mlcpipe import Engine
+    from mlcpipe.server.run import Loaded
+
+DEFAULT_PORT = 8000
+
+
+def serve_command(
+    model: ModelArgument = None,
+    host: Annotated[str, typer.Option(help="Where to listen; 0.0.0.0 is every network.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(help="The port; 0 takes any free one.", min=0, max=65535)] = DEFAULT_PORT,
+    api_key: Annotated[
+        list[str] | None,
+        typer.Option(help="A key that clients must send; several are allowed. MLCPIPE_API_KEY hides it from `ps`."),
+    ] = None,
+    name: Annotated[str | None, typer.Option(help="The model's name for clients. (default: the folder's)")] = None,
+    alias: Annotated[
+        list[str] | None,
+        typer.Option(help="Another name that the model answers to; * is any, for clients that choose one themselves."),
+    ] = None,
+    max_queue: Annotated[int, typer.Option(help="Requests that may wait; one more gets 503.")] = 64,
+    sequences: Annotated[
+        int | None,
+        typer.Option(help="How many answers of the whole context fit the KV cache. (default: what memory allows)"),
+    ] = None,
+    step_ms: Annotated[
+        int, typer.Option(help="Milliseconds that a step may take while somebody waits for the next token.")
+    ] = 100,
+    max_per_key: Annotated[
+        int | None, typer.Option(help="Requests at once for each key; one more gets 429. (default: any number)")
+    ] = None,
+    drain: Annotated[int, typer.Option(help="Seconds that answers have to finish after Ctrl-C or SIGTERM.")] = 30,
+    context: ContextOption = None,
+    device: DeviceOption = AUTO,
+    threads: ThreadsOption = None,
+    target: TargetOption = None,
+    quantization: QuantizationOption = None,
+    kv_cache_dtype: KvCacheDtypeOption = None,
+) -> None:
+    """Serve a model over HTTP, for programs that speak to OpenAI or Anthropic.
+
+    The paths: `/v1/chat/completions`, `/v1/completions`, `/v1/responses`, `/v1/messages`, `/v1/models`, `/tokenize`,
+    `/detokenize`, `/health`, `/metrics`, and a page at `/`.
+
+    Examples:
+
+    `mlcpipe serve`
+
+    `mlcpipe serve hf://Qwen/Qwen3-0.6B --port 8080`
+
+    `mlcpipe serve ./my-bundle --host 0.0.0.0 --api-key SECRET`
+    """
+    check_at_least_one(
+        context=context, threads=threads, sequences=sequences, step_ms=step_ms, max_queue=max_queue,
+        max_per_key=max_per_key, drain=drain,
+    )  # fmt: skip
+    from mlcpipe import Engine
+
+    try:
+        from mlcpipe.server.guard import Rules
+        from mlcpipe.server.run import bound_socket, serve
+    except ImportError as error:
+        raise UsageError(
+            "a server needs more packages", found=f"no {error.name}", next_step="pip install 'mlcpipe[server]'"
+        ) from None
+    keys = [key for key in [*(api_key or ()), env().api_key or ""] if key]
+    if api_key is not None and not all(api_key):
+        raise UsageError("--api-key", expected="a key", found="nothing")
+    if name == "*":
+        raise UsageError("--name", expected="a name", found="*", next_step="--alias '*' answers to any name")
+    bound = bound_socket(host, port)
+    console = stderr_console()
+    with bound:
+        with console_progress(console) as progress:
+            bundle = prepare_bundle(
+                model, device, quantization, target=target, kv_cache_dtype=kv_cache_dtype, progress=progress
+            )
+        names = (name or _name_of(model), *(alias or ()))
+        where = f"[{host}]" if ":" in host else host
+        address = f"http://{where}:{bound.getsockname()[1]}"
+
+        def load() -> Loaded:
+            engine = Engine(bundle, context_length=context, device=engine_device(device), threads=threads)
+            return _load(engine, names, max_queue, sequences, step_ms / 1000)
+
+        def ready(loaded: Loaded) -> None:
+            fit = loaded.engine.kv_tokens // loaded.engine.context_length
+            say(console, f"the KV cache holds {fit} x {loaded.engine.context_length:,} tokens")
+            key = " -H 'Authorization: Bearer YOUR_KEY'" if keys else ""
+            say(console, f"{names[0]} on {address}  (Ctrl-C stops the server)")
+            body = '{"messages": [{"role": "user", "content": "Hello"}]}'
+            say(console, f"curl {address}/v1/chat/completions -H 'Content-Type: application/json'{key} -d '{body}'")
+
+        serve(bound, load, Rules(keys, host, max_per_key), ready, float(drain))
+
+
+def _load(engine: Engine, names: tuple[str, ...], max_queue: int, sequences: int | None, step_s: float) -> Loaded:
+    from mlcpipe.errors import BundleError
+    from mlcpipe.json_files import read_json_object
+    from mlcpipe.runtime.serving.open_engine import open_engine
+    from mlcpipe.server.run import Loaded
+    from mlcpipe.server.service import Facts
+
+    manifest, path = engine.manifest, engine.path / "generation_config.json"
+    about = {
+        "model_type": manifest.model.model_type,
+        "quantization": manifest.quantization,
+        "target": manifest.target.name,
+        "device": engine.device,
+    }
+    defaults = read_json_object(path, limit=16 << 20, error=BundleError) if path.is_file() else {}
+    tokenizer = engine.tokenizer
+    serving = open_engine(engine.model, max_queue=max_queue, sequences=sequences, step_s=step_s)
+    return Loaded(serving, tokenizer, Facts(names, about, defaults))
+
+
+def _name_of(model: str | None) -> str:
+    """The last part of a folder's name, all of a hub's but the revision."""
+    if model is None:
+        return "mlcpipe-demo"
+    if model.startswith("hf://"):
+        return model.removeprefix("hf://").partition("@")[0]
+    return Path(model).resolve().name

@@ -1,0 +1,1 @@
+"""`mlcpipe tune`: measure which knobs make a model's kernels faster."""

@@ -1,0 +1,33 @@
+"""Prepares TVM's CUDA C++ for NVRTC: replaces the preamble, which needs NVIDIA's C++ library, with ours."""
+
+from __future__ import annotations
+
+import re
+
+from mlcpipe.errors import CompileError
+from mlcpipe.resources import native_path
+
+PREAMBLE = native_path() / "cuda" / "preamble.cuh"
+_FIRST = 'extern "C" __global__'
+# `tir_schedules/gpu/device_calls.py` names functions with a dot, which C++ names cannot contain.
+_DOTTED, _PLAIN = "mlcpipe.", "mlcpipe_"
+_BOUNDS = re.compile(r"__launch_bounds__\((\d+)\) (\w+)")
+_BODY = re.compile(r"__launch_bounds__\(\d+\) (\w+)\([^;{]*\) \{\n(.*?)^\}", re.DOTALL | re.MULTILINE)
+# Minimum resident threads per multiprocessor, which has 65536 32-bit registers; threads that hold sums of matrix
+# products need twice as many registers. Without launch bounds the assembler spills registers to fit more threads.
+_RESIDENT, _RESIDENT_MMA = 512, 256
+
+
+def kernels_of(generated: str) -> str:
+    """TVM's code from the first kernel, after our preamble. Raises CompileError without a kernel."""
+    at = generated.find(_FIRST)
+    if at < 0:
+        raise CompileError("TVM generated no CUDA kernel", found=generated.strip()[:80])
+    kernels = generated[at:].replace(_DOTTED, _PLAIN)
+    products = {match[1] for match in _BODY.finditer(kernels) if "mlcpipe_mma(" in match[2]}
+
+    def bounds(match: re.Match[str]) -> str:
+        resident = _RESIDENT_MMA if match[2] in products else _RESIDENT
+        return f"__launch_bounds__({match[1]}, {max(1, resident // int(match[1]))}) {match[2]}"
+
+    return PREAMBLE.read_text(encoding="utf-8") + _BOUNDS.sub(bounds, kernels)

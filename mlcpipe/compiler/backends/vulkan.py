@@ -1,0 +1,62 @@
+"""Libraries with SPIR-V for Vulkan devices, and with the kernels that check their drivers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import tvm
+
+from mlcpipe.compiler.backends.base import DeviceLibrary, DeviceRunner, Runner
+from mlcpipe.compiler.backends.spirv import codegen, driver_check
+from mlcpipe.compiler.build import build_for_device, build_kernels, generated_source
+from mlcpipe.compiler.link import find_linker, linker_finding
+from mlcpipe.devices import vulkan
+from mlcpipe.devices.support import vulkan_plugin
+from mlcpipe.errors import TargetError
+from mlcpipe.host.finding import Finding
+from mlcpipe.passes.lowering import KernelModule, Lowering
+from mlcpipe.targets import Target, Variant
+
+OPTIONS = ()
+
+
+def find(target: Target) -> DeviceLibrary:
+    """Find the linker. Raises CompileError if there is none."""
+    return DeviceLibrary(find_linker(), _generator)
+
+
+def tools() -> Iterator[Finding]:
+    """The linker, and the compiler that builds TVM's Vulkan plugin on first use."""
+    yield linker_finding()
+    try:
+        yield Finding("g++", "ok", vulkan_plugin.find_compiler().version)
+    except TargetError as error:
+        yield Finding("g++", "missing", f"{error.what}: it takes {error.expected}", error.next_step or "")
+
+
+@contextmanager
+def _generator(scheduled: Lowering) -> Iterator[Sequence[Any]]:
+    vulkan.load()
+    codegen.register()
+    target, knobs = scheduled.tvm_target, scheduled.variant.schedule
+    half = bool(target.attrs.get("supports_float16", False))
+    # These kernels have TVM's schedules, so TVM's pipeline must insert the barriers.
+    checks = [tvm.tirx.build(tvm.IRModule(driver_check.functions(target, float16=half)), target=target)]
+    if knobs.get("matrix_rows"):
+        checks.append(build_kernels(KernelModule(tvm.IRModule(driver_check.matrices(knobs)), target)))
+    yield checks
+
+
+def source(scheduled: Lowering) -> str:
+    """Assembly of the code that launches kernels; SPIR-V has no text here."""
+    with _generator(scheduled) as checks:
+        return generated_source(build_for_device(scheduled, registered=False, extra_modules=checks))
+
+
+def runner(target: Target, variant: Variant) -> Runner:
+    """Runs candidates on the best Vulkan device. Raises TargetError if there is none."""
+    vulkan.load()
+    codegen.register()
+    return DeviceRunner(target, variant, vulkan.choose())

@@ -1,0 +1,1 @@
+"""WebAssembly libraries for browsers: TVM's runtime, kernels in WGSL, emscripten's linker."""

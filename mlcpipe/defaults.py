@@ -1,0 +1,8 @@
+"""Default names of target, quantization and device; imports nothing."""
+
+from __future__ import annotations
+
+DEFAULT_TARGET = "cpu"
+LOCAL_TARGET = "cpu-native"  # for bundles in the cache, which run only on this machine
+DEFAULT_QUANTIZATION = "q4f16_1"
+AUTO = "auto"  # quantization: the default one, in a library for the target and each companion; device: any

@@ -1,0 +1,78 @@
+"""The kinds of device that a model runs on: `<kind>.py` is one, found by its file name, which `--device` takes."""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import json
+import pkgutil
+from typing import TYPE_CHECKING, cast
+
+from mlcpipe.errors import BundleError, TargetError, UsageError
+
+if TYPE_CHECKING:
+    from mlcpipe.bundle.manifest import VariantInfo
+    from mlcpipe.devices.base import Device, Kind
+
+
+@functools.cache
+def kinds() -> tuple[str, ...]:
+    """The names of all kinds."""
+    modules = pkgutil.iter_modules(__path__)
+    return tuple(sorted(module.name for module in modules if not module.ispkg and module.name != "base"))
+
+
+def kind(name: str) -> Kind:
+    """The module of a kind. Raises UsageError for another name."""
+    if name not in kinds():
+        raise UsageError("there is no such device", expected=", ".join(kinds()), found=repr(name)[:80])
+    return cast("Kind", importlib.import_module(f"mlcpipe.devices.{name}"))
+
+
+def kind_name(spec: str) -> str:
+    """The kind that a value of `--device` names: "cuda" of "cuda:1". Raises UsageError for an unknown one."""
+    name = spec.partition(":")[0]
+    kind(name)
+    return name
+
+
+def browser_target() -> str:
+    """The target for browsers."""
+    targets = (getattr(kind(name), "BROWSER_TARGET", "") for name in kinds())
+    return next(str(target) for target in targets if target)
+
+
+def choose(spec: str) -> Device:
+    """The device that `--device` names: `cuda` is the first of its kind, `cuda:1` the second.
+
+    Raises UsageError for an unknown name or number, TargetError without a driver or device.
+    """
+    return kind(kind_name(spec)).choose(spec)
+
+
+def open_device(variant: VariantInfo, spec: str | None) -> Device:
+    """The device that runs the code of a variant; `spec` is the value of `--device`, None the first that can.
+
+    Raises UsageError for a device that the code is not for, TargetError where there is none that it is for.
+    """
+    name = _kind_of(variant)
+    asked = (spec or name).partition(":")[0]
+    if asked != name and asked in kinds():
+        raise UsageError(
+            f"the bundle runs on {kind(name).TITLE}", expected=f"--device {name}:0", found=str(spec)[:80],
+            next_step=f"compile the model with --target {asked}",
+        )  # fmt: skip
+    device = kind(name).choose(spec)
+    device.check_code(json.loads(variant.tvm_target))
+    return device
+
+
+def _kind_of(variant: VariantInfo) -> str:
+    try:
+        wanted = str(json.loads(variant.tvm_target)["kind"])
+    except (ValueError, KeyError, TypeError):
+        raise BundleError("the manifest names no kind of target", found=variant.tvm_target[:80]) from None
+    for name in kinds():
+        if wanted == kind(name).TVM_KIND:
+            return name
+    raise TargetError("nothing here runs the bundle", found=f"code for {wanted}", next_step="compile the model again")

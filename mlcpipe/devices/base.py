@@ -1,0 +1,203 @@
+"""What all kinds of device share: a device with its tensors, how `--device` chooses one, how its errors become ours."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
+from typing import Any, ClassVar, Protocol, TypeVar
+
+import numpy as np
+import tvm_ffi
+from numpy.typing import NDArray
+
+from mlcpipe.bundle import to_tvm
+from mlcpipe.devices.support import tvm_runtime
+from mlcpipe.devices.support.step_recorder import StepRecorder
+from mlcpipe.errors import MlcpipeError, UsageError, no_memory
+from mlcpipe.host.finding import Finding
+from mlcpipe.host.memory import FreeMemory
+
+
+@dataclass(frozen=True)
+class Device:
+    """A device that can hold the weights, the KV cache and the activations of a model.
+
+    `KIND` is its module's name, `TYPE` DLPack's number of it. `name` is its maker's, `index` the i of `cuda:i`.
+    The methods with tensors are those of a device with memory of its own.
+    """
+
+    KIND: ClassVar[str]
+    TYPE: ClassVar[int]
+    on_host: ClassVar[bool] = False
+
+    index: int
+    name: str
+
+    @property
+    def spec(self) -> str:
+        """What `--device` takes for it."""
+        return f"{self.KIND}:{self.index}"
+
+    @property
+    def title(self) -> str:
+        """Its name for error messages."""
+        return self.name
+
+    @property
+    def description(self) -> str:
+        """Its name for the start of a chat."""
+        return f"{self.spec}, {self.title}"
+
+    @property
+    def record_name(self) -> str:
+        """Its name in tuning records."""
+        return record_name(self.name)
+
+    def free_memory(self) -> FreeMemory:
+        """Memory for weights and KV cache that nothing uses now."""
+        raise NotImplementedError
+
+    @property
+    def max_tensor_bytes(self) -> int:
+        """Bytes that a tensor may have: kernels count them with 32 bits."""
+        return (1 << 31) - 1
+
+    def best_target(self) -> str:
+        """The target that suits it best."""
+        raise NotImplementedError
+
+    def finding(self) -> Finding:
+        """The device for `mlcpipe doctor`."""
+        return Finding(self.spec, "ok", "; ".join((self.title, *self.facts())))
+
+    def facts(self) -> tuple[str, ...]:
+        """What people want to know of it: memory, what it can do, which target suits it."""
+        raise NotImplementedError
+
+    def errors(self) -> AbstractContextManager[None]:
+        """Inside, errors of the device are errors of `mlcpipe.errors`."""
+        raise NotImplementedError
+
+    def check_code(self, tvm_target: Mapping[str, Any]) -> None:
+        """Raises TargetError where the device cannot run code that was compiled for a target of its kind."""
+
+    def prepare(self, module: Any, threads: int) -> None:
+        """Get ready to run the kernels of a module. Raises TargetError for a driver that computes nonsense."""
+
+    def release(self, module: Any) -> None:
+        """Give back what `prepare` made."""
+
+    def step_recorder(self) -> StepRecorder:
+        """How a model's decode steps are launched."""
+        return StepRecorder()
+
+    @property
+    def handle(self) -> Any:
+        """TVM's object for it."""
+        return tvm_ffi.device(self.TYPE, self.index)
+
+    def virtual_machine(self, executable: Any) -> Any:
+        """A virtual machine with tensors on the device."""
+        return tvm_runtime.virtual_machine(executable, (self.TYPE, self.index))
+
+    def weights(self, array: NDArray[Any]) -> Any:
+        """A tensor with the numbers of a mapped array, which it may be a view of."""
+        made = tvm_runtime.empty(array.shape, array.dtype.name, self.handle)
+        tvm_runtime.copy(to_tvm(array), made)
+        return made
+
+    def tensor(self, values: NDArray[Any]) -> Any:
+        """A tensor with a copy of an array."""
+        made = tvm_runtime.empty(values.shape, values.dtype.name, self.handle)
+        self.put(made, values)
+        return made
+
+    def put(self, tensor: Any, values: NDArray[Any]) -> None:
+        """Replace the numbers of a tensor that `tensor` gave."""
+        # Not TVMTensorCopyFromBytes, which waits for the device. Our plugin has read the array when this returns; so
+        # has CUDA, where the array is not page-locked (CUDA runtime API, API synchronization behavior).
+        tvm_runtime.copy(tvm_ffi.from_dlpack(np.ascontiguousarray(values)), tensor)
+
+    def read(self, tensor: Any) -> Any:
+        """A tensor of the host with the numbers of one that kernels made, valid until the next kernel."""
+        host = tvm_runtime.tensor(np.empty(tensor.shape, str(tensor.dtype)))
+        tvm_runtime.copy(tensor, host)
+        return host
+
+
+class Reused:
+    """Numbers that each step replaces: one tensor of a device, which grows where there are more of them."""
+
+    def __init__(self, device: Device, dtype: str) -> None:
+        self._device, self.dtype = device, dtype
+        self._tensor = tvm_runtime.empty((64,), dtype, device.handle)
+        self._shape: tuple[int, ...] = ()
+        self._view: Any = None
+
+    def put(self, values: NDArray[Any]) -> Any:
+        """A tensor with these numbers until the next call; the same object while their shape is the same."""
+        if values.shape != self._shape:
+            if values.size > self._tensor.shape[0]:
+                self._tensor = tvm_runtime.empty(
+                    (1 << (values.size - 1).bit_length(),), self.dtype, self._device.handle
+                )
+            self._view, self._shape = tvm_runtime.view(self._tensor, values.shape), values.shape
+        self._device.put(self._view, values)
+        return self._view
+
+
+def record_name(name: str) -> str:
+    """A device's name as tuning records have it: printable characters."""
+    return " ".join("".join(c if c.isprintable() else " " for c in name).split())[:200]
+
+
+class Kind(Protocol):
+    """A kind's module. One for browsers also names their usual target in `BROWSER_TARGET`."""
+
+    TVM_KIND: str  # of TVM's targets
+    TITLE: str  # for people, after "the bundle runs on"
+
+    def devices(self) -> Sequence[Device]:
+        """All devices, best first. Raises TargetError that says what is missing."""
+
+    def findings(self) -> Iterable[Finding]:
+        """What `mlcpipe doctor` shows. Raises TargetError as `devices` does."""
+
+    def choose(self, spec: str | None = None) -> Device:
+        """The device that `--device` names, None the first. Raises UsageError, and TargetError where there is none."""
+
+
+D = TypeVar("D", bound=Device)
+
+
+def choose_from(kind: str, spec: str | None, devices: Callable[[], Sequence[D]]) -> D:
+    """The device that `--device` names: `cuda` or None is the first, `cuda:1` the second.
+
+    Raises UsageError for another word or a number that no device has, and what `devices` raises.
+    """
+    match = re.fullmatch(rf"{kind}(?::(\d{{1,4}}))?", spec or kind)
+    if match is None:
+        expected = f"{kind} or {kind}:0, {kind}:1, ..."
+        raise UsageError("the device cannot be used", expected=expected, found=repr(spec)[:80])
+    found, index = devices(), int(match[1] or 0)
+    if index >= len(found):
+        names = ", ".join(f"{device.spec} {device.name}" for device in found)
+        raise UsageError(f"there is no device {kind}:{index}", expected=names)
+    return found[index]
+
+
+@contextmanager
+def converted_errors(convert: Callable[[Exception], MlcpipeError | None]) -> Iterator[None]:
+    """Inside, TVM's errors become what `convert` makes of them, or ResourceError where the host has no memory.
+
+    Others pass unchanged.
+    """
+    try:
+        yield
+    except (RuntimeError, MemoryError) as error:
+        ours = convert(error) or no_memory(error)
+        if ours is None:
+            raise
+        raise ours from error

@@ -1,0 +1,90 @@
+"""How many threads the compiled kernels use, and on which processors."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import threading
+import weakref
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import psutil
+
+from mlcpipe.devices.support import tvm_runtime
+from mlcpipe.env import env
+from mlcpipe.errors import UsageError
+
+MAX_THREADS = 1024
+_OWN_THREADS, _WATCH_SIGNALS = "mlcpipe_threads", "mlcpipe_watch_signals"
+_SHARE_ALL_CORES = -3  # TVM's kSpecifyThreadShareAllCore: the system places and moves the threads
+
+
+def use_threads(threads: int | None = None) -> int:
+    """Set how many threads the kernels use: `threads`, MLCPIPE_THREADS, or the physical cores -> what it is now.
+
+    TVM's own default is half of the logical processors, and it pins its worker while the main thread moves freely:
+    both ended on one processor. Here every thread may run on every processor of this process, so that a busy one is
+    avoided. TVM makes its pool at the first parallel kernel of a thread and never enlarges it, so this comes first.
+    A child that this process forks then hangs when it ends: the pool waits there for threads that it does not have.
+    Raises UsageError.
+    """
+    wanted = _wanted(threads)
+    usable = _processors()
+    names = [str(cpu) for cpu in itertools.islice(itertools.cycle(usable), max(wanted, len(usable)))]
+    tvm_runtime.function("runtime.config_threadpool")(_SHARE_ALL_CORES, wanted, names)
+    return int(tvm_runtime.function("runtime.NumThreads")())
+
+
+def _wanted(threads: int | None) -> int:
+    if threads is not None and (not isinstance(threads, int) or not 1 <= threads <= MAX_THREADS):
+        raise UsageError("threads", expected=f"an integer from 1 to {MAX_THREADS}", found=repr(threads))
+    return threads or env().threads or physical_cores()
+
+
+def own_threads(module: Any, threads: int | None, owner: object) -> int | None:
+    """Run the parallel loops of a compiled library on threads of its own (`mlcpipe/native/pool.c`) while `owner` lives.
+
+    They take parts of a loop one after the other and sleep when they wait long, so that another process on a core
+    costs its share and little more. Returns how many there are now, the caller's among them; None for a library
+    without (Windows), which keeps TVM's pool. `threads` is as for `use_threads`.
+    """
+    if not module.implements_function(_OWN_THREADS, query_imports=True):
+        return None
+    start = module.get_function(_OWN_THREADS, query_imports=True)
+    running = int(start(_wanted(threads)))
+    weakref.finalize(owner, start, 0)
+    return running
+
+
+@contextmanager
+def interruptible(module: Any, tokens: int) -> Iterator[None]:
+    """Inside, the parallel loops of a compiled library let Python's handlers of signals run, and end where one raises.
+
+    So Ctrl-C need not wait for a call with many tokens, which may take seconds. It is for the main thread, where Python
+    runs handlers, and for a library with threads of its own; elsewhere it does nothing.
+    """
+    main = threading.current_thread() is threading.main_thread()
+    if not main or not module.implements_function(_WATCH_SIGNALS, query_imports=True):
+        yield
+        return
+    watch = module.get_function(_WATCH_SIGNALS, query_imports=True)
+    try:
+        watch(tokens)
+        yield
+    finally:
+        watch(0)
+
+
+def physical_cores() -> int:
+    """Physical cores that this process may use, at least 1."""
+    cores = psutil.cpu_count(logical=False) or psutil.cpu_count() or 1
+    return max(1, min(cores, len(_processors())))
+
+
+def _processors() -> list[int]:
+    """Logical processors that this process may run on."""
+    if hasattr(os, "sched_getaffinity"):
+        return sorted(os.sched_getaffinity(0))
+    return list(range(os.cpu_count() or 1))

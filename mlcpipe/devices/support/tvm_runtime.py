@@ -1,0 +1,138 @@
+"""TVM's runtime library without TVM's Python package: what a host needs to run compiled code.
+
+`import tvm` brings the compiler and LLVM: about 60 MiB of private memory, 100 MiB of mapped code and most of a second
+(Linux x86-64, 0.27). The runtime library is 3 MB. A process that compiles too imports `tvm` besides, in any order:
+both find the same library loaded.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import importlib.util
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import tvm_ffi
+from numpy.typing import NDArray
+from tvm_ffi.libinfo import load_lib_ctypes
+
+from mlcpipe.devices.support.cuda_graph import foreign_allocation
+from mlcpipe.errors import TargetError, first_line
+
+_CPU = 1  # DLPack's kDLCPU
+_POOLED = 2  # AllocatorType::kPooled of TVM's memory_manager.h
+
+
+def load() -> None:
+    """Load the runtime library, unless it is. Raises TargetError where the package has none that loads."""
+    if "tvm" not in sys.modules:  # which loads it first of all
+        _load()
+
+
+@functools.cache
+def _load() -> Any:
+    spec = importlib.util.find_spec("tvm")  # finds a package without importing it
+    try:
+        if spec is None or spec.origin is None:
+            raise OSError("the package tvm is not installed")
+        folder = Path(spec.origin).parent / "lib"
+        return load_lib_ctypes("tvm", "tvm_runtime", "RTLD_GLOBAL", [folder])
+    except (OSError, RuntimeError) as error:
+        raise TargetError(
+            "TVM's runtime library does not load",
+            found=first_line(error),
+            next_step="mlcpipe doctor says what to install",
+        ) from error
+
+
+@functools.cache
+def function(name: str) -> Any:
+    """A function that the runtime library registers, by name."""
+    load()
+    return tvm_ffi.get_global_func(name)
+
+
+def load_module(path: Path) -> Any:
+    """A compiled library as a module, the same one for the same file. Raises RuntimeError for a file that is none.
+
+    TVM's code keeps what it calls in variables of the library, which the system loads once however often it is asked
+    to: a second module of it would leave them to functions of the first, and crash after that is gone.
+    """
+    load()
+    path = path.resolve()
+    stat = path.stat()
+    return _loaded_module(path, (stat.st_dev, stat.st_ino, stat.st_size, stat.st_mtime_ns))
+
+
+@functools.cache
+def _loaded_module(path: Path, identity: tuple[int, ...]) -> Any:
+    return tvm_ffi.load_module(str(path))
+
+
+def virtual_machine(executable: Any, device: tuple[int, int] | None = None) -> Any:
+    """A virtual machine on the CPU, or a device (DLPack's type, number), for an executable; functions: `machine[name]`.
+
+    Its memory comes from a pool of the process that keeps what was freed, by size: see `release_pools`.
+    """
+    machine = executable["vm_load_executable"]()
+    devices = [_CPU, 0, _POOLED]
+    if device is not None:
+        devices = [*device, _POOLED, *devices]
+    machine["vm_initialization"](*devices)
+    return machine
+
+
+def release_pools() -> None:
+    """Give memory that virtual machines allocated and do not use now back to the system."""
+    with foreign_allocation():
+        function("vm.builtin.memory_manager.clear")()
+    trim()
+
+
+def trim() -> None:
+    """Give free memory of the C library's heap back: glibc keeps what lies below something in use."""
+    if (malloc_trim := _malloc_trim()) is not None:
+        malloc_trim(0)
+
+
+@functools.cache
+def _malloc_trim() -> Any:
+    """glibc's malloc_trim(3), None with another C library."""
+    return getattr(ctypes.CDLL(None), "malloc_trim", None) if sys.platform == "linux" else None
+
+
+def tensor(values: NDArray[Any]) -> Any:
+    """A copy of an array as a tensor that kernels may take: it starts at a multiple of 64 bytes."""
+    made = empty(values.shape, values.dtype.name, tvm_ffi.device("cpu", 0))
+    if values.size:
+        array(made)[...] = values
+    return made
+
+
+def empty(shape: Sequence[int], dtype: str, device: Any) -> Any:
+    """A tensor on a device (of `tvm_ffi.device`), whose numbers are anything."""
+    return function("runtime.TVMTensorAllocWithScope")(tvm_ffi.Shape(tuple(shape)), tvm_ffi.dtype(dtype), device, None)
+
+
+def copy(source: Any, destination: Any) -> None:
+    """Copy the numbers of a tensor to another of the same shape, from or to any device, without waiting for it."""
+    function("runtime.TVMTensorCopyFromTo")(source, destination)
+
+
+def wait_for(device: Any) -> None:
+    """Wait until a device has done all that it was given."""
+    function("runtime.Device_StreamSync")(device, 0)
+
+
+def array(made: Any) -> NDArray[Any]:
+    """The numbers of a tensor, not a copy: good while the tensor keeps them."""
+    return np.from_dlpack(made)
+
+
+def view(made: Any, shape: Sequence[int]) -> Any:
+    """The first numbers of a tensor in another shape."""
+    return function("runtime.TVMTensorCreateView")(made, tvm_ffi.Shape(tuple(shape)), made.dtype, 0)

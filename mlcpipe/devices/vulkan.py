@@ -1,0 +1,284 @@
+"""Vulkan devices of this machine: what they are, which target suits one, their compiled kernels and counters."""
+
+from __future__ import annotations
+
+import atexit
+import functools
+import json
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from mlcpipe.devices import base
+from mlcpipe.devices.support import driver_check, tvm_runtime, vulkan_plugin
+from mlcpipe.errors import MlcpipeError, ResourceError, TargetError
+from mlcpipe.host.finding import Finding, byte_size
+from mlcpipe.host.memory import FreeMemory, free_memory
+from mlcpipe.targets import Target, load_targets
+
+TVM_KIND, TITLE = "vulkan", "a Vulkan device"
+# Features that make models faster or smaller -> what they are for.
+_FEATURES = {
+    "shaderFloat16": "float16",
+    "shaderInt8": "int8",
+    "subgroupArithmetic": "subgroup sums",
+    "cooperativeMatrix": "cooperative matrices",
+}
+_OF_ANOTHER_DEVICE = "; compile the model for this device"  # what the plugin says of a kernel at the end
+
+
+@dataclass(frozen=True)
+class Device(base.Device):
+    """A device as its driver describes it.
+
+    `index` is i of `vulkan:i`, -1 where `problem` says why it cannot be used. `kind` is "discrete", "integrated",
+    "virtual", "software" or "other". Sizes are in bytes; `limits` and `features` have the driver's numbers and names
+    (see `mlcpipe/native/vulkan/globals.cc` and `adapter.cc`).
+    """
+
+    KIND: ClassVar[str] = "vulkan"
+    TYPE: ClassVar[int] = 7  # DLPack's kDLVulkan
+
+    kind: str
+    driver: str
+    api_version: str
+    driver_uuid: str
+    vendor_id: int
+    unified_memory: bool
+    memory_bytes: int
+    limits: Mapping[str, Any]
+    features: frozenset[str]
+    problem: str
+
+    @property
+    def title(self) -> str:
+        return f"{self.name} [{self.driver}]" if self.driver else self.name
+
+    @property
+    def description(self) -> str:
+        return f"{self.spec}, {self.title}, {self.kind}"
+
+    def free_memory(self) -> FreeMemory:
+        free = FreeMemory(int(_described()[self.index]["free_bytes"]))  # of VK_EXT_memory_budget, if the driver has it
+        # What shares the host's memory cannot have more than the host has, whatever its driver says.
+        return min(free, free_memory()) if self.unified_memory else free
+
+    @property
+    def max_tensor_bytes(self) -> int:
+        return min(super().max_tensor_bytes, int(self.limits["max_buffer_bytes"]))
+
+    def best_target(self) -> str:
+        """The target for the device's maker that its limits grant.
+
+        Those with products by cooperative matrices are for the user to name: no GPU has run them yet.
+        """
+        suited = (t for t in load_targets(self.KIND) if self._suits(t) and not t.schedule.get("matrix_rows"))
+        return next((target.name for target in suited), "vulkan")
+
+    def matrix_target(self) -> str:
+        """The target with products by cooperative matrices that the device can run, "" if none."""
+        for target in load_targets(self.KIND):
+            shape = "x".join(str(target.schedule.get(f"matrix_{key}", 0)) for key in ("rows", "columns", "depth"))
+            if self._suits(target) and f"cooperativeMatrix{shape}" in self.features:
+                return target.name
+        return ""
+
+    def _suits(self, target: Target) -> bool:
+        """Whether a target is for the maker's devices, and this one grants what it takes."""
+        if not target.vendor or target.vendor != self.vendor_id:
+            return False
+        lanes, need, limits = int(target.schedule.get("subgroup", 0)), target.limits, self.limits
+        sizes = limits["min_subgroup_size"] <= lanes <= limits["max_subgroup_size"]
+        enough = all(
+            limits[theirs] >= need[ours]
+            for theirs, ours in (
+                ("max_threads", "max_invocations"),
+                ("max_shared_memory_bytes", "max_shared_bytes"),
+                ("max_buffer_bytes", "max_binding_bytes"),
+            )
+        )
+        return enough and (not lanes or bool(sizes and limits["can_require_subgroup_size"]))
+
+    def finding(self) -> Finding:
+        if self.problem:
+            return Finding("vulkan device", "broken", f"{self.title}: {self.problem}", "update its driver")
+        return super().finding()
+
+    def facts(self) -> tuple[str, ...]:
+        limits, matrices = self.limits, self.matrix_target()
+        subgroups = dict.fromkeys((limits["min_subgroup_size"], limits["max_subgroup_size"]))
+        extras = [name for feature, name in _FEATURES.items() if feature in self.features]
+        return (
+            f"{self.kind}, Vulkan {self.api_version}",
+            f"{byte_size(self.memory_bytes)} memory, {byte_size(self.free_memory().nbytes)} free",
+            f"a tensor has at most {byte_size(limits['max_buffer_bytes'])}",
+            f"{limits['max_threads']} threads share {byte_size(limits['max_shared_memory_bytes'])}",
+            f"subgroups of {' to '.join(map(str, subgroups))}",
+            f"has {', '.join(extras)}" if extras else "has no optional features",
+            f"compile with --target {self.best_target()}",
+            *([f"--target {matrices} uses its matrices, untried on any GPU"] if matrices else []),
+            f"taken by --device {self.spec}" if self.index else "preferred",
+        )
+
+    def prepare(self, module: Any, threads: int) -> None:
+        with _naming_target(self):
+            driver_check.check(module, self)
+            prepare(module, self, threads)
+
+    def release(self, module: Any) -> None:
+        for part in _vulkan_parts(module):  # what somebody else prepared, too, stays
+            function("release")(part, self.index)
+
+    def errors(self) -> AbstractContextManager[None]:
+        return errors()
+
+
+def devices() -> tuple[Device, ...]:
+    """All devices, usable ones first, discrete before integrated before software: `vulkan:0` is the one to prefer.
+
+    Raises TargetError where there is no Vulkan or no device at all, or the plugin cannot be compiled.
+    """
+    return tuple(_device(-1 if entry["problem"] else index, entry) for index, entry in enumerate(_described()))
+
+
+def choose(spec: str | None = None) -> Device:
+    """The device that `--device` names, None the best. Raises UsageError, and TargetError where none can be used."""
+    return base.choose_from("vulkan", spec, _usable)
+
+
+def findings() -> Iterator[Finding]:
+    """The plugin, compiled now if it was not (some ten seconds, once), and the devices that it finds."""
+    yield Finding("vulkan plugin", "ok", str(vulkan_plugin.build()))
+    yield from (device.finding() for device in devices())
+
+
+def _usable() -> list[Device]:
+    found = devices()
+    usable = [device for device in found if not device.problem]
+    if not usable:
+        reasons = "; ".join(f"{device.title}: {device.problem}" for device in found)
+        raise TargetError("no Vulkan device can be used", found=reasons, next_step="update its driver")
+    return usable
+
+
+def _described() -> list[Any]:
+    """What the plugin says of all devices, usable ones first. Raises TargetError."""
+    described = json.loads(function("describe")())
+    if described["problem"]:
+        raise TargetError(described["problem"], next_step=_driver_advice())
+    return list(described["devices"])
+
+
+def function(name: str) -> Any:
+    """The plugin's function `mlcpipe.vulkan.<name>`. Raises TargetError where it cannot be compiled or loaded."""
+    load()
+    return tvm_runtime.function(f"mlcpipe.vulkan.{name}")
+
+
+@functools.cache
+def load() -> None:
+    """Make `vulkan:i` a device of TVM in this process; `load_module` then reads bundles with kernels for it."""
+    vulkan_plugin.load()
+    # Drivers unload when the process ends: nothing may run on the device then.
+    atexit.register(_finish)
+
+
+def prepare(module: Any, device: Device, threads: int) -> None:
+    """Compile all kernels of a module for a device now, on several threads, instead of each at its first call.
+
+    `module` is a runtime module of kind "vulkan" or one that imports some. Raises TargetError or ResourceError.
+    """
+    with errors():
+        for part in _vulkan_parts(module):
+            function("prepare")(part, device.index, threads)
+
+
+@contextmanager
+def _naming_target(device: Device) -> Iterator[None]:
+    """Inside, the refusal of a kernel that a device cannot run says which target it can."""
+    try:
+        yield
+    except TargetError as error:
+        what, found, _ = error.what.partition(_OF_ANOTHER_DEVICE)
+        if not found:
+            raise
+        raise TargetError(what, next_step=f"compile the model with --target {device.best_target()}") from error
+
+
+def counts(device: Device) -> dict[str, int]:
+    """What the plugin did on a device so far: dispatches, submits, barriers, buffers, pipelines, bytes."""
+    return {str(name): int(count) for name, count in function("counts")(device.index).items()}
+
+
+@contextmanager
+def profiled(device: Device) -> Iterator[dict[str, tuple[int, float]]]:
+    """Measures what runs on a device inside, one kernel after another: afterwards kernel -> (launches, seconds).
+
+    Raises TargetError for a device without a clock.
+    """
+    times: dict[str, tuple[int, float]] = {}
+    with errors():
+        function("profile_start")(device.index)
+        yield times
+        for name, (calls, nanoseconds) in function("profile_stop")(device.index).items():
+            times[str(name)] = int(calls), nanoseconds * 1e-9
+
+
+def save_pipelines() -> str:
+    """Write what the drivers compiled to the cache, for the next process. "" or why it could not be written."""
+    return str(function("save_pipelines")())
+
+
+def errors() -> AbstractContextManager[None]:
+    """Inside, errors of the plugin are ours: no memory is ResourceError, all else TargetError."""
+    return base.converted_errors(_converted)
+
+
+def _converted(error: Exception) -> MlcpipeError | None:
+    text = str(error).strip()
+    if not text.startswith("vulkan: "):
+        return None
+    kind = ResourceError if isinstance(error, MemoryError) else TargetError
+    return kind(text.removeprefix("vulkan: "))
+
+
+def _finish() -> None:
+    try:
+        tvm_runtime.function("mlcpipe.vulkan.wait")()
+        save_pipelines()
+    except (RuntimeError, MemoryError):  # a device that was lost: there is nothing to save
+        return
+
+
+def _device(index: int, entry: Mapping[str, Any]) -> Device:
+    driver = f"{entry['driver']} {entry['driver_info']}".strip()
+    return Device(
+        index=index,
+        name=entry["name"],
+        kind=entry["type"],
+        driver=driver,
+        api_version=entry["api_version"],
+        driver_uuid=entry["driver_uuid"],
+        vendor_id=entry["vendor_id"],
+        unified_memory=entry["unified_memory"],
+        memory_bytes=entry.get("memory_bytes", 0),
+        limits=entry.get("limits", {}),
+        features=frozenset(entry.get("features", ())),
+        problem=entry["problem"],
+    )
+
+
+def _vulkan_parts(module: Any) -> Iterator[Any]:
+    if module.kind == "vulkan":
+        yield module
+    for imported in module.imports:
+        yield from _vulkan_parts(imported)
+
+
+def _driver_advice() -> str:
+    manager = vulkan_plugin.install_command().split()[0]
+    package = {"apt-get": "mesa-vulkan-drivers libvulkan1", "dnf": "mesa-vulkan-drivers vulkan-loader"}
+    if manager in package:
+        return f"{manager} install {package[manager]}, or the driver of the GPU's maker"
+    return "install the driver of the GPU"

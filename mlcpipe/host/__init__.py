@@ -1,0 +1,1 @@
+"""Facts about this machine: processor, memory, bandwidth, installed packages."""

@@ -1,0 +1,134 @@
+"""The memory of this process, and how much more it may have."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+
+from mlcpipe.host.finding import byte_size
+from mlcpipe.host.proc import first_values
+
+# Version 2's names, then version 1's; "max" is no limit.
+_CGROUP_LIMITS = ("memory.max", "memory.high", "memory.limit_in_bytes")
+_CGROUP_USES = ("memory.current", "memory.usage_in_bytes")
+# getrlimit(2) -> what counts against it in proc(5)'s status, and what the shell calls it.
+_LIMITS = {"RLIMIT_AS": ("VmSize", "ulimit -v"), "RLIMIT_DATA": ("VmData", "ulimit -d")}
+
+
+@dataclass(frozen=True, order=True)
+class FreeMemory:
+    """Bytes that can be had, and what limits them: "" for the machine or device itself."""
+
+    nbytes: int
+    limit: str = ""
+
+    def __str__(self) -> str:
+        return f"{byte_size(self.nbytes)} free" + (f" within {self.limit}" if self.limit else "")
+
+
+def free_memory(root: Path = Path("/")) -> FreeMemory:
+    """The least of the machine's free memory and what cgroups and resource limits leave to this process.
+
+    `root` is the folder that has proc and sys.
+    """
+    import psutil
+
+    machine = FreeMemory(int(psutil.virtual_memory().available))
+    return min([machine, *_left_by_cgroups(root), *_left_by_limits()])
+
+
+def _left_by_cgroups(root: Path) -> Iterator[FreeMemory]:
+    """Of this process's cgroups that count memory, and their parents.
+
+    https://docs.kernel.org/admin-guide/cgroup-v2.html and cgroup-v1/memory.html; cgroups(7) for /proc/self/cgroup.
+    """
+    for line in _text(root / "proc/self/cgroup").splitlines():
+        number, _, rest = line.partition(":")
+        controllers, _, path = rest.partition(":")
+        if number == "0":
+            mounts = [root / "sys/fs/cgroup", root / "sys/fs/cgroup/unified"]
+        else:
+            mounts = [root / "sys/fs/cgroup/memory"] * ("memory" in controllers.split(","))
+        for mount in mounts:
+            yield from filter(None, map(_left_by_cgroup, _folders(mount, path)))
+
+
+def _folders(mount: Path, path: str) -> Iterator[Path]:
+    """The folder of a cgroup and those of its parents.
+
+    A container may see the path that its host has for it: then the end of the path is below the mount point, or none.
+    """
+    parts = PurePosixPath(path).parts[1:]
+    ends = (parts[start:] for start in range(len(parts) + 1) if ".." not in parts[start:])
+    found = next((end for end in ends if mount.joinpath(*end).is_dir()), ())
+    yield from (mount.joinpath(*found[:depth]) for depth in range(len(found), -1, -1))
+
+
+def _left_by_cgroup(folder: Path) -> FreeMemory | None:
+    """None without a limit. Cached parts of files that were not used for long are free: the system drops them."""
+    limits = [n for name in _CGROUP_LIMITS if (n := _number(folder / name)) is not None]
+    used = next((n for name in _CGROUP_USES if (n := _number(folder / name)) is not None), None)
+    if used is None or not limits:
+        return None
+    stat = dict(line.split()[:2] for line in _text(folder / "memory.stat").splitlines() if line.count(" ") == 1)
+    cached = int(stat.get("total_inactive_file", stat.get("inactive_file", 0)))
+    limit = min(limits)
+    return FreeMemory(max(0, limit - max(0, used - cached)), f"the {byte_size(limit)} of its cgroup")
+
+
+def _left_by_limits() -> Iterator[FreeMemory]:
+    sizes = first_values("/proc/self/status")
+    for name, (size, shell) in _LIMITS.items():
+        if size not in sizes:  # not Linux
+            continue
+        import resource
+
+        soft = resource.getrlimit(getattr(resource, name))[0]
+        if soft != resource.RLIM_INFINITY:
+            yield FreeMemory(max(0, soft - int(sizes[size].split()[0]) * 1024), f"{name} ({shell})")
+
+
+def _number(path: Path) -> int | None:
+    text = _text(path).strip()
+    return int(text) if text.isdigit() else None
+
+
+def _text(path: Path) -> str:
+    """Of a small file of the system, "" if it cannot be read."""
+    try:
+        return path.read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return ""
+
+
+def reset_peak_memory() -> None:
+    """Restart `peak_memory_bytes` from now; no effect except on Linux."""
+    with contextlib.suppress(OSError):
+        Path("/proc/self/clear_refs").write_text("5", encoding="ascii")  # proc_pid_clear_refs(5): VmHWM
+
+
+def peak_memory_bytes() -> int:
+    """The most physical memory this process has had, mapped files included."""
+    if high := first_values("/proc/self/status").get("VmHWM"):
+        return int(high.split()[0]) * 1024
+    if sys.platform == "win32":
+        import psutil
+
+        return int(psutil.Process().memory_info().peak_wset)
+    import resource
+
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if sys.platform == "darwin" else peak * 1024  # getrusage(2): kilobytes on Linux, bytes on macOS
+
+
+def private_memory_bytes() -> int | None:
+    """Physical memory of this process without mapped files (code, weights): proc(5) RssAnon + RssShmem.
+
+    None if the system does not distinguish them.
+    """
+    status = first_values("/proc/self/status")
+    parts = [status.get(name) for name in ("RssAnon", "RssShmem")]
+    return sum(int(part.split()[0]) * 1024 for part in parts if part) if all(parts) else None

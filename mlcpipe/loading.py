@@ -1,0 +1,229 @@
+"""`mlcpipe.load`: from a model's name, checkpoint or bundle to an engine; the commands share its steps."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from filelock import FileLock
+
+from mlcpipe import devices
+from mlcpipe.defaults import AUTO, DEFAULT_QUANTIZATION, LOCAL_TARGET
+from mlcpipe.env import env
+from mlcpipe.errors import UsageError
+from mlcpipe.files import local_path
+from mlcpipe.private import private_folder
+from mlcpipe.progress import Progress, SilentProgress
+
+if TYPE_CHECKING:
+    from mlcpipe.runtime.engine import Engine
+
+_SOURCES = (".py", ".toml", ".json", ".c", ".cuh", ".metal")
+
+
+def load(
+    model: str | Path | None = None,
+    device: str = AUTO,
+    quantization: str | None = None,
+    *,
+    target: str | None = None,
+    kv_cache_dtype: str | None = None,
+    context_length: int | None = None,
+    threads: int | None = None,
+    progress: Progress | None = None,
+) -> Engine:
+    """Load a model and return an engine. A checkpoint is compiled on first use and kept in the cache.
+
+    Args:
+        model: `hf://org/name` or `hf://org/name@revision`, a checkpoint folder, a bundle folder, or None for the demo
+            model that comes with mlcpipe.
+        device: `cpu`, `vulkan`, `vulkan:1`, `cuda` or `metal`. `auto` runs a bundle on the device it was compiled for
+            and a checkpoint on the CPU.
+        quantization: how a checkpoint's weights are stored; None is q4f16_1.
+        target: what a checkpoint is compiled for; None is the best target for the device.
+        kv_cache_dtype: how a checkpoint's bundle keeps keys and values, as in `mlcpipe.compile`.
+        context_length: maximum tokens of prompt and answer together; None is the most that the model and memory
+            allow.
+        threads: threads of the CPU kernels; None is MLCPIPE_THREADS or the number of physical cores.
+        progress: receives reports on downloading, compiling and loading.
+
+    Raises:
+        UsageError: an argument that cannot be honoured, such as a device that does not exist.
+        DownloadError: a model hub that cannot be reached or lacks the model.
+        CheckpointError, ConfigError: a checkpoint that is broken, or a model that mlcpipe does not support.
+        TargetError: a target that does not exist or that this machine cannot run.
+        CompileError: a missing linker, or a model that cannot be compiled.
+        BundleError: a bundle that is broken or was made by another version of mlcpipe.
+        ResourceError: not enough memory or disk.
+    """
+    bundle = prepare_bundle(
+        model, device, quantization, target=target, kv_cache_dtype=kv_cache_dtype, progress=progress
+    )
+    from mlcpipe import Engine
+
+    return Engine(
+        bundle, context_length=context_length, threads=threads, device=engine_device(device), progress=progress
+    )
+
+
+def prepare_bundle(
+    model: str | Path | None = None,
+    device: str = AUTO,
+    quantization: str | None = None,
+    *,
+    target: str | None = None,
+    kv_cache_dtype: str | None = None,
+    quick: bool = False,
+    runs_here: bool = True,
+    progress: Progress | None = None,
+) -> Path:
+    """The bundle that `load` opens: a bundle unchanged, or a checkpoint compiled once and cached.
+
+    The cache key covers the checkpoint's content, target, quantization, KV cache dtype, this processor and all
+    versions.
+    `quick` is as in `mlcpipe.compile`; `runs_here` is false if a browser or another machine runs the bundle.
+    Raises the errors of `load`.
+    """
+    progress = progress or SilentProgress()
+    if device != AUTO:
+        devices.kind_name(device)
+    given = bundle_of(model)
+    if given is not None:
+        _check_bundle(given, target, quantization, kv_cache_dtype)
+        return given
+    quantization, kv_cache_dtype = quantization or DEFAULT_QUANTIZATION, kv_cache_dtype or AUTO
+    check_names(target or LOCAL_TARGET, quantization, kv_cache_dtype)
+    if runs_here or target is None:
+        target = _target_here(device, target)  # before the work: does the device exist?
+    from mlcpipe.checkpoint import open_checkpoint, resolve
+    from mlcpipe.resources import demo_model_path
+
+    checkpoint = open_checkpoint(demo_model_path() if model is None else resolve(model, progress))
+    cache = env().cache_dir
+    bundle = (
+        cache / "bundles" / _cache_key(checkpoint.content_hash(cache / "hashes"), target, quantization, kv_cache_dtype)
+    )
+    if not is_bundle(bundle):
+        progress.note(f"compiling {model_title(model)} for {target}, {quantization}; later starts reuse the result")
+        private_folder(bundle.parent)
+        locks = private_folder(cache / "locks")
+        with FileLock(locks / bundle.name):  # a second process waits for the first one's bundle
+            if not is_bundle(bundle):
+                import mlcpipe
+
+                mlcpipe.compile(
+                    checkpoint.path, target=target, quantization=quantization, kv_cache_dtype=kv_cache_dtype,
+                    output=bundle, quick=quick, progress=progress,
+                )  # fmt: skip
+    return bundle
+
+
+def model_title(model: str | Path | None) -> str:
+    """The model's name for people."""
+    return "the demo model" if model is None else str(model)
+
+
+def engine_device(device: str) -> str | None:
+    """The `device` argument of Engine for a device name that may be `auto`."""
+    return None if device == AUTO else device
+
+
+def bundle_of(model: str | Path | None) -> Path | None:
+    """The bundle that a model's name is: None for the demo model, names of the hub, and checkpoints.
+
+    Raises UsageError for a folder with weights of a checkpoint besides, which someone may have made to be run.
+    """
+    path = None if model is None else local_path(model)
+    if path is None or not is_bundle(path):
+        return None
+    from mlcpipe.checkpoint.checkpoint import INDEX, SINGLE_FILE
+
+    weights = next((name for name in (SINGLE_FILE, INDEX) if (path / name).exists()), None)
+    if weights is not None:
+        raise UsageError(
+            "the folder is both a checkpoint and a bundle, whose native code would run", where=path,
+            found=f"{weights} and mlcpipe.json",
+            next_step=f"move mlcpipe.json away to compile it, or {weights} to run the bundle",
+        )  # fmt: skip
+    return path
+
+
+def is_bundle(path: Path) -> bool:
+    """Whether a folder holds a compiled model."""
+    return (path / "mlcpipe.json").is_file()
+
+
+def check_names(target: str, quantization: str, kv_cache_dtype: str = AUTO) -> None:
+    """Raise TargetError or ConfigError for a name that does not exist, before anything is downloaded."""
+    from mlcpipe.quantization.scheme import kv_dtype, load_scheme
+    from mlcpipe.targets import load_target
+
+    load_target(target)
+    if quantization != AUTO:
+        load_scheme(quantization)
+    kv_dtype(kv_cache_dtype)
+
+
+def _target_here(device: str, target: str | None) -> str:
+    """The target for a device of this machine: the given one, or the best.
+
+    Raises UsageError if device and target disagree, and UsageError or TargetError if the device does not exist.
+    """
+    from mlcpipe.targets import load_target
+
+    if target is None:
+        return devices.choose("cpu" if device == AUTO else device).best_target()
+    backend = load_target(target).backend
+    requested = backend if device == AUTO else device
+    if devices.kind_name(requested) != backend:
+        raise UsageError(
+            "the target does not run on the device", expected=f"a target for {device}",
+            found=f"{target}, a target for {backend}", next_step="omit the target or the device",
+        )  # fmt: skip
+    devices.choose(requested)
+    return target
+
+
+def _check_bundle(path: Path, target: str | None, quantization: str | None, kv_cache_dtype: str | None) -> None:
+    """An argument that would be ignored is an error."""
+    from mlcpipe.bundle import read_manifest
+    from mlcpipe.quantization.scheme import kv_dtype
+
+    manifest = read_manifest(path)
+    for name, requested, compiled in (
+        ("target", target, manifest.target.name),
+        ("quantization", quantization, manifest.quantization),
+        ("KV cache dtype", kv_dtype(kv_cache_dtype or AUTO), manifest.model.kv_dtype),
+    ):
+        if requested not in (None, AUTO, compiled):
+            raise UsageError(
+                f"the bundle has another {name}",
+                where=path,
+                expected=compiled,
+                found=requested,
+                next_step=f"omit the {name}, or give the checkpoint to compile it again",
+            )
+
+
+def _cache_key(content: str, target: str, *names: str) -> str:
+    from mlcpipe.host.cpu import cpu_model
+    from mlcpipe.host.cpu_features import host_features
+    from mlcpipe.host.versions import versions
+
+    description = Path(target).read_text(encoding="utf-8", errors="replace") if target.endswith(".toml") else target
+    parts = [content, description, *names, cpu_model(), sorted(host_features()), versions(), _source_hash()]
+    return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:24]
+
+
+def _source_hash() -> str:
+    """Hash of the compiler's source and tuning records: a changed kernel must not reuse a cached bundle."""
+    package = Path(__file__).resolve().parent
+    digest = hashlib.sha256()
+    for root in (package, package.parent / "tir_schedules", package.parent / "targets", env().cache_dir / "tuned"):
+        for path in sorted(root.rglob("*")):
+            name = path.relative_to(root)
+            if path.suffix in _SOURCES and name.parts[0] not in ("cli", "server", "web"):
+                digest.update(f"{name}\0".encode() + path.read_bytes())
+    return digest.hexdigest()

@@ -1,0 +1,50 @@
+"""Marks the matrix products of a prompt's tokens, for kernels that compute them in another way than those of decode.
+
+A row's arithmetic follows its kind, never how many rows there are, so that a result does not depend on what else runs.
+Tokens of a prompt are *many* rows. Decoded and verified tokens, and rows whose logits are computed, are *few*: one or
+hundreds. The kind is known from the symbolic sizes of `nn/causal_lm.py`.
+"""
+
+from __future__ import annotations
+
+import tvm
+from tvm import relax, tirx
+
+from mlcpipe.passes.lowering import Lowering, Rebuild, rebuild, tir_op
+from tir_schedules.op import with_facts
+
+PROMPT_TOKENS = "n"  # the size of which every dimension with a prompt's tokens is made
+# Operations whose arithmetic may differ; others have the same for both.
+_KINDS = {
+    "cpu": ("matmul", "gated_matmul"),
+    "gpu": ("matmul", "gated_matmul", "expert_matmul", "rms_norm", "add_rms_norm"),
+}
+
+
+def mark_prompt_rows(state: Lowering) -> Lowering:
+    """State `rows="many"` in the tags of operations on tokens of a prompt and, for GPUs, `rows="few"` in the others.
+
+    Kernels over TVM's cache choose by the number of rows.
+    """
+    kernels = state.target.kernels
+    if not state.target.own_pages:
+        return state
+
+    def replacement(work: Rebuild, var: relax.Var, value: relax.Expr) -> relax.Expr | None:
+        op = tir_op(work, value)
+        if op is None or op.kind not in _KINDS[kernels]:
+            return None
+        args = list(value.args[1].fields)
+        rows = "many" if _has_prompt_tokens(args[0].ty.shape[0]) else "few"
+        if (kernels, rows) == ("cpu", "few"):
+            return None
+        func = with_facts(work.bb.get()[value.args[0]], rows=rows)
+        outputs = list(value.ty.fields) if isinstance(value.ty, relax.TupleType) else value.ty
+        return work.call_tir(func, f"{op.kind}_{rows}", args, outputs)
+
+    return rebuild(state, replacement)
+
+
+def _has_prompt_tokens(size: tirx.PrimExpr) -> bool:
+    """Whether a size is made of the number of a prompt's tokens."""
+    return any(var.name == PROMPT_TOKENS for var in tvm.tirx.analysis.undefined_vars(size))

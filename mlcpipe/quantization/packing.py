@@ -1,0 +1,75 @@
+"""Packs and unpacks weights of any scheme: groups of codes, or plain numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mlcpipe.errors import CheckpointError
+from mlcpipe.quantization import groups, plain
+from mlcpipe.quantization.scheme import Scheme, check_shapes
+
+Array = NDArray[Any]
+
+
+def pack(scheme: Scheme, w: Array, *, name: str = "weight") -> dict[str, Array]:
+    """Pack w float32[N, K] or [experts, N, K] into the arrays of `shapes`. `name` is for messages.
+
+    Processes rows in chunks: needs a few MB besides w and the result. A plain scheme in the dtype of w
+    returns w itself.
+
+    Raises CheckpointError for NaN or infinity, for |w| > 65504 with model_dtype float16, and for an
+    array that is empty or not two- or three-dimensional.
+    """
+    rows = _rows(scheme, w, name)
+    if scheme.bits == 0:
+        packed = {"weight": plain.pack(rows, scheme.model_dtype, name)}
+    else:
+        packed = groups.pack(scheme, rows, name)
+    return {key: a.reshape(*w.shape[:-1], a.shape[-1]) for key, a in packed.items()}
+
+
+def unpack(scheme: Scheme, packed: Mapping[str, Array], k: int) -> Array:
+    """Packed arrays -> float32[..., N, k]: (code - zero_point) * scale in float32.
+
+    With a float16 scale that product is exact; a kernel that multiplies in float16 rounds it once more.
+    Raises CheckpointError if the arrays do not match this scheme for rows of k elements.
+    """
+    first = packed.get("weight" if scheme.bits == 0 else "q_weight")
+    if first is None or first.ndim not in (2, 3):
+        raise CheckpointError(
+            "packed weight",
+            where=scheme.name,
+            expected=f"2 or 3 dimensions, arrays {sorted(scheme.shapes(1, k))}",
+            found=f"arrays {sorted(packed)}",
+        )
+    experts = first.shape[0] if first.ndim == 3 else None
+    check_shapes(packed, scheme.shapes(first.shape[-2], k, experts), scheme.name)
+    if scheme.bits == 0:
+        return first.astype(np.float32)
+    flat = {key: a.reshape(-1, a.shape[-1]) for key, a in packed.items()}
+    return groups.unpack(scheme, flat, k).reshape(*first.shape[:-1], k)
+
+
+def error_bound(scheme: Scheme, w: Array) -> Array:
+    """Elementwise bound, float32 of w's shape, on |w - unpack(pack(w))|; see `groups.error_bound`."""
+    rows = _rows(scheme, w, "weight")
+    if scheme.bits == 0:
+        bound = plain.error_bound(rows, scheme.model_dtype)
+    else:
+        bound = groups.error_bound(scheme, rows)
+    return bound.reshape(w.shape)
+
+
+def _rows(scheme: Scheme, w: Array, name: str) -> Array:
+    """w as [rows, K], a view where w is contiguous."""
+    if w.ndim not in (2, 3) or w.size == 0:
+        raise CheckpointError(
+            f"tensor {name} cannot be quantized to {scheme.name}",
+            expected="[N, K] or [experts, N, K], not empty",
+            found=list(w.shape),
+        )
+    return w.reshape(-1, w.shape[-1])

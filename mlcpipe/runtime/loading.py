@@ -1,0 +1,236 @@
+"""Opening a bundle: check it, choose its variant and device, load its library and weights, size its context."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import warnings
+import weakref
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import tvm_ffi
+
+from mlcpipe.bundle import MANIFEST, Manifest, open_params, read_manifest, verify
+from mlcpipe.bundle.manifest import VariantInfo
+from mlcpipe.bundle.origin import origin_of
+from mlcpipe.bundle.tensor_cache import TENSOR_CACHE
+from mlcpipe.devices import open_device
+from mlcpipe.devices.base import Device
+from mlcpipe.devices.support import tvm_runtime
+from mlcpipe.devices.support.threads import own_threads, use_threads
+from mlcpipe.env import env
+from mlcpipe.errors import (
+    BundleError,
+    ForeignBundleWarning,
+    ResourceError,
+    TargetError,
+    UsageError,
+    last_line,
+    no_memory,
+)
+from mlcpipe.host import cpu_features
+from mlcpipe.json_files import shown
+from mlcpipe.private import check_private
+from mlcpipe.progress import Progress, SilentProgress
+from mlcpipe.runtime.text.tokenizer_files import FILE_NAMES
+from mlcpipe.runtime.variants import choose, executable_of, function_of
+
+# sys.platform -> names that LLVM's triples have for it
+_SYSTEMS = {"linux": ("linux",), "darwin": ("darwin", "macos"), "win32": ("windows", "win32")}
+# What is read besides the library and the weights, wherever it comes from.
+_PARSED = (TENSOR_CACHE, "config.json", "generation_config.json", *FILE_NAMES)
+# Share of the free memory that the KV cache may take where the user states no context length.
+_MEMORY_SHARE = 0.5
+_MIN_CONTEXT = 512
+
+
+@dataclass(frozen=True, eq=False)
+class CompiledLibrary:
+    """The code of one variant of a compiled library. `vm` maps names of Relax functions to functions."""
+
+    module: Any
+    executable: Any
+    vm: Any
+    variant: str
+
+    def function(self, name: str) -> Any:
+        """A Relax function or a PrimFunc; it takes tensors of the device."""
+        if self.vm.implements_function(name):
+            return self.vm[name]
+        return function_of(self.module, self.executable, self.variant, name)
+
+
+@dataclass(frozen=True, eq=False)
+class LoadedBundle:
+    """A bundle ready to run: code and weights on their device.
+
+    `params` are the weights in the manifest's order.
+    """
+
+    manifest: Manifest
+    variant: VariantInfo
+    device: Device
+    threads: int
+    context_length: int
+    library: CompiledLibrary
+    params: Any
+
+
+def load_bundle(
+    path: Path,
+    context_length: int | None = None,
+    threads: int | None = None,
+    device: str | None = None,
+    progress: Progress = SilentProgress(),
+    make_weights: Callable[[Manifest, Device], dict[str, Any]] | None = None,
+) -> LoadedBundle:
+    """Open a bundle; the arguments are those of `Engine`. `make_weights` stands in for the weights of `compile_code`.
+
+    Raises BundleError (broken, altered, another ABI), TargetError (made for another machine), ResourceError (not
+    enough memory for weights, KV cache and workspace) and UsageError.
+    """
+    tvm_runtime.release_pools()  # of engines that were closed
+    manifest = read_manifest(path)
+    stamps = env().cached("stamps")
+    verify(path, manifest, deep=stamps is None, stamps=stamps)
+    _check_system(manifest)
+    variant = choose(manifest.target, env().cpu_variant)
+    where = open_device(variant, device)
+    context_length = _choose_context_length(manifest, context_length, where)
+    _check_origin(path, manifest)
+    library = _load_library(path, manifest, variant.name, where)
+    weakref.finalize(library, tvm_runtime.release_pools)  # memory in use stays, also that of other engines
+    running = own_threads(library.module, threads, library) or use_threads(threads)
+    with where.errors():
+        if not where.on_host:
+            progress.stage(f"compile the kernels on {where.description}")
+        where.prepare(library.module, running)
+        weakref.finalize(library, where.release, library.module)
+        weights = make_weights(manifest, where) if make_weights else _load_weights(path, manifest, where, progress)
+    return LoadedBundle(
+        manifest, variant, where, running, context_length, library,
+        tvm_ffi.convert(list(weights.values())),
+    )  # fmt: skip
+
+
+def _check_origin(path: Path, manifest: Manifest) -> None:
+    """Native code of the cache was written by this user; of a bundle that nobody vouches for, say what will run.
+
+    Raises BundleError, and SignatureError for a bad signature.
+    """
+    unlisted = [name for name in _PARSED if name not in manifest.files and os.path.lexists(path / name)]
+    if unlisted:
+        raise BundleError(f"the manifest lacks the bundle's {unlisted[0]}", where=path, next_step="delete this file")
+    origin = origin_of(path)
+    cache, folder = env().cache, path.resolve()
+    if cache is not None and folder.is_relative_to(cache.resolve()):
+        for name in (MANIFEST, *manifest.files):
+            check_private(folder / name, cache.resolve(), BundleError)
+    elif not origin.known:
+        what = f"{shown(manifest.target.name)} on {shown(manifest.target.triple)}"
+        line = f"this runs the native code of {path}, for {what}, {origin}; `mlcpipe trust {path}` accepts it"
+        warnings.warn(ForeignBundleWarning(line), stacklevel=4)
+
+
+def _check_system(manifest: Manifest) -> None:
+    """A library for another system does not load: say so instead."""
+    triple = manifest.target.triple
+    system = next((name for name, words in _SYSTEMS.items() if any(word in triple for word in words)), "")
+    arch = cpu_features.architecture_of(triple)
+    if (arch, system) != (cpu_features.architecture(), sys.platform):
+        raise TargetError(
+            "the bundle was made for another system",
+            expected=f"{cpu_features.architecture()} {sys.platform}",
+            found=triple,
+            next_step="compile the model again on this machine",
+        )
+
+
+def _load_library(path: Path, manifest: Manifest, variant: str, device: Device) -> CompiledLibrary:
+    """The variant's code, loaded. Raises BundleError for a library that does not load or contradicts the manifest."""
+    names = [name for name in manifest.files if name.startswith("lib/")]
+    if len(names) != 1:
+        raise BundleError("bundle has no single library", where=path, expected="one file in lib/", found=names)
+    try:
+        module = tvm_runtime.load_module(path / names[0])
+        executable = executable_of(module, variant)
+        vm = device.virtual_machine(executable)
+        stated = json.loads(str(vm["_metadata"]()))
+        compiled = {**stated["model"], **{name: stated.get(name) for name in ("params", "variants", "memory_plan")}}
+    except (RuntimeError, OSError, ValueError, KeyError, AttributeError, TypeError) as error:
+        if (ours := no_memory(error)) is not None:
+            raise ours from error
+        raise BundleError(
+            "the compiled library does not load",
+            where=path / names[0],
+            found=last_line(error),
+            next_step="compile the model again on this machine",
+        ) from error
+    _check_agrees(path, manifest, compiled)
+    return CompiledLibrary(module, executable, vm, variant)
+
+
+def _check_agrees(path: Path, manifest: Manifest, compiled: dict[str, Any]) -> None:
+    """The manifest must state the model, parameters and memory the library was compiled with: kernels trust these
+    numbers, and so does the check of memory before they run.
+    """
+    stated = manifest.model.model_dump(mode="json")
+    stated["params"] = [
+        {"name": p.name, "shape": list(p.shape), "dtype": p.dtype, "preprocs": []} for p in manifest.params
+    ]
+    stated["variants"] = [{"name": v.name, "features": list(v.features)} for v in manifest.target.variants]
+    stated["memory_plan"] = manifest.memory_plan.model_dump(mode="json")
+    wrong = [name for name, value in stated.items() if compiled.get(name) != value]
+    if wrong:
+        raise BundleError(f"manifest and library differ in {wrong[0]}", where=path, next_step="compile the model again")
+
+
+def _load_weights(path: Path, manifest: Manifest, device: Device, progress: Progress) -> dict[str, Any]:
+    """Parameter name -> tensor on the device, in the manifest's order."""
+    arrays = open_params(path, manifest, preload="none" if device.on_host else "willneed")
+    if not device.on_host:
+        progress.stage(f"copy the weights to {device.description}")
+        progress.bytes_total(sum(arrays[info.name].nbytes for info in manifest.params))
+    tensors = {}
+    for info in manifest.params:
+        array = arrays[info.name]
+        tensors[info.name] = device.weights(array)
+        progress.advance(array.nbytes)
+    return tensors
+
+
+def _choose_context_length(manifest: Manifest, wanted: int | None, device: Device) -> int:
+    """The tokens to serve: `wanted`, or as many of the bundle's as fit in half of the free memory.
+
+    Raises UsageError for more than the bundle was compiled for, ResourceError when it does not fit.
+    """
+    plan, limit = manifest.memory_plan, manifest.model.context_length
+    if wanted is not None and (not isinstance(wanted, int) or not 1 <= wanted <= limit):
+        raise UsageError("context length", expected=f"1 to {limit} tokens, as compiled", found=repr(wanted))
+    workspace = manifest.running_bytes
+    free = device.free_memory()
+    kv = plan.kv_bytes_per_token
+    # Mapped weights are shared with the page cache: they need room, but not twice.
+    room = free.nbytes - plan.weights_bytes - workspace
+    if wanted is None:
+        wanted = min(limit, max(min(limit, _MIN_CONTEXT), int(room * _MEMORY_SHARE) // max(kv, 1)))
+    need = wanted * kv
+    if need > room:
+        total = plan.weights_bytes + workspace + need
+        raise ResourceError(
+            f"not enough memory for {wanted} tokens of context",
+            where=None if device.on_host else device.description,
+            expected=f"{_mib(total)} free: weights {_mib(plan.weights_bytes)}, KV cache {_mib(need)}, "
+            f"workspace {_mib(workspace)}",
+            found=free,
+            next_step="use a shorter --context, a smaller model or a quantization with fewer bits",
+        )
+    return wanted
+
+
+def _mib(count: int) -> str:
+    return f"{count / 2**20:,.0f} MiB"

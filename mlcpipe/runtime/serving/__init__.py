@@ -1,0 +1,1 @@
+"""Engines that answer requests of several callers, behind one interface."""

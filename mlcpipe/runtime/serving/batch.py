@@ -1,0 +1,108 @@
+"""The integers of a forward: which rows there are, where their keys and values go, and which pages they attend."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mlcpipe.runtime.serving.sequence import Sequence
+from mlcpipe.runtime.serving.step import FewRows, ManyRows
+from tir_schedules.step_layout import (
+    HEADER,
+    KEYS,
+    PAGE,
+    POSITION,
+    ROPE_LENGTH,
+    ROW_BEGIN,
+    ROWS,
+    SEQUENCE,
+    SEQUENCES,
+    SLOT,
+    TABLE,
+    TABLE_BEGIN,
+    WINDOW_TABLE,
+)
+
+
+class Span(NamedTuple):
+    """Rows of one sequence in a forward, from position `begin` on."""
+
+    sequence: Sequence
+    begin: int
+    rows: int
+
+
+def few_spans(rows: Iterable[FewRows]) -> list[Span]:
+    """The rows of the forward of few rows."""
+    return [Span(sequence, sequence.computed, len(tokens)) for sequence, tokens, _ in rows]
+
+
+def many_spans(rows: Iterable[ManyRows]) -> list[Span]:
+    """The rows of the forward of many rows."""
+    return [Span(sequence, begin, count) for sequence, begin, count, _ in rows]
+
+
+class StepBuffer:
+    """The array that each step is written to."""
+
+    def __init__(self) -> None:
+        self._data = np.zeros(1024, np.int32)
+
+    def fill(self, spans: list[Span]) -> NDArray[np.int32]:
+        """The step of these rows, valid until the next call; it grows by powers of two, so that few launches differ.
+
+        Header, then: position[n], slot[n], rope_length[n], sequence[n], row_begin[S + 1], keys[S], table_begin[S + 1],
+        table[t]; where a second group of layers has a window, its window_table[t]. Its keys and values go to the same
+        places of its own pages.
+        """
+        count, rows = len(spans), sum(span.rows for span in spans)
+        entries = sum(len(span.sequence.tables[0]) for span in spans)
+        windows = bool(spans) and len(spans[0].sequence.tables) == 2
+        sizes = {POSITION: rows, SLOT: rows, ROPE_LENGTH: rows, SEQUENCE: rows}
+        sizes |= {ROW_BEGIN: count + 1, KEYS: count, TABLE_BEGIN: count + 1, TABLE: entries}
+        sizes |= {WINDOW_TABLE: entries} if windows else {}
+        if (size := HEADER + sum(sizes.values())) > len(self._data):
+            self._data = np.zeros(1 << (size - 1).bit_length(), np.int32)
+        step = self._data
+        header = [0] * HEADER
+        header[SEQUENCES], header[ROWS] = count, rows
+        at, parts = HEADER, {}
+        for name, size in sizes.items():
+            header[name], parts[name] = at, step[at : at + size]
+            at += size
+        if not windows:
+            header[WINDOW_TABLE] = header[TABLE]
+        step[:HEADER] = header
+        parts[ROW_BEGIN][0] = parts[TABLE_BEGIN][0] = 0
+        row = entry = 0
+        for i, span in enumerate(spans):
+            _fill_rows(parts, span, i, row, entry)
+            row += span.rows
+            entry += len(span.sequence.tables[0])
+            parts[ROW_BEGIN][i + 1], parts[TABLE_BEGIN][i + 1] = row, entry
+            parts[KEYS][i] = span.begin + span.rows
+        return step
+
+
+def _fill_rows(parts: dict[int, NDArray[np.int32]], span: Span, index: int, row: int, entry: int) -> None:
+    """The parts of one sequence, number `index`, whose rows begin at `row` and whose pages at `entry`."""
+    sequence, begin, count = span
+    for name, table in zip((TABLE, WINDOW_TABLE), sequence.tables):
+        parts[name][entry : entry + len(table)] = table
+    table = sequence.tables[0]
+    if count == 1:
+        parts[POSITION][row] = begin
+        parts[SEQUENCE][row] = index
+        parts[ROPE_LENGTH][row] = sequence.rope_length(begin)
+        parts[SLOT][row] = table[begin // PAGE] * PAGE + begin % PAGE
+        return
+    end = row + count
+    positions = np.arange(begin, begin + count, dtype=np.int32)
+    parts[POSITION][row:end] = positions
+    parts[SEQUENCE][row:end] = index
+    parts[ROPE_LENGTH][row:end] = np.maximum(positions + 1, sequence.few_from)
+    pages = parts[TABLE][entry : entry + len(table)]
+    parts[SLOT][row:end] = pages[positions // PAGE] * PAGE + positions % PAGE

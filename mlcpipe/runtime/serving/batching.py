@@ -1,0 +1,295 @@
+"""Answers many requests together: a thread that plans a step, computes it and hands out its tokens, over and over."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import queue
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, Literal
+
+from mlcpipe.errors import ComputeError, MlcpipeError, last_line, no_memory
+from mlcpipe.runtime.loading import LoadedBundle
+from mlcpipe.runtime.sampler import Row, log_probabilities
+from mlcpipe.runtime.serving import sequence as scheduling
+from mlcpipe.runtime.serving.core import Core, Drawn
+from mlcpipe.runtime.serving.executor import MAX_FEW_ROWS
+from mlcpipe.runtime.serving.interface import (
+    EngineStats,
+    FinishReason,
+    OverloadedError,
+    Request,
+    Stream,
+    TokenEvent,
+    check_request,
+)
+from mlcpipe.runtime.serving.limits import Limits
+from mlcpipe.runtime.serving.sequence import Finish, Sequence
+from mlcpipe.runtime.serving.step import Event, Step
+
+_REASONS: dict[Finish, FinishReason] = {
+    Finish.STOP: "stop",
+    Finish.LENGTH: "length",
+    Finish.CANCELLED: "cancelled",
+    Finish.TIMEOUT: "timeout",
+    Finish.ERROR: "error",
+}
+_IDLE_S = 0.05  # until a plan is tried again where nobody can go on
+
+
+@dataclass(eq=False)
+class _Answer:
+    """A request under way: who listens, and how its tokens are drawn."""
+
+    stream: Stream
+    row: Row
+    came_s: float
+    sequence: Sequence | None = None
+    queued_s: float = 0.0
+    cached_tokens: int = 0
+    logprobs: dict[str, Any] = field(default_factory=dict)  # of the token drawn last
+
+    def put(self, token: int | None, reason: FinishReason | None = None, error: MlcpipeError | None = None) -> None:
+        """Tell of a token, or of the end."""
+        logprobs = {} if token is None else self.logprobs
+        about = {"cached_tokens": self.cached_tokens, "queued_s": self.queued_s, **logprobs}
+        self.stream.put(TokenEvent(token, reason, error=error, **about))
+
+
+class Batching:
+    """A `ServingEngine` that computes all requests together, over a KV cache of `kv_tokens` tokens.
+
+    `max_queue` requests may wait; another gets OverloadedError. `step_s` is how long a step may take where somebody
+    waits for the next token. What a request answers does not depend on what runs beside it.
+    """
+
+    def __init__(
+        self,
+        bundle: LoadedBundle,
+        *,
+        kv_tokens: int,
+        max_queue: int = 256,
+        max_sequences: int = MAX_FEW_ROWS,
+        step_s: float = 0.1,
+    ) -> None:
+        limits = Limits(bundle.context_length, sequences=max_sequences, queue=max_queue, step_s=step_s)
+        self._core = Core(bundle, kv_tokens, limits)
+        self._scheduler = self._core.scheduler
+        self._limits, self._kv_tokens = self._scheduler.limits, kv_tokens
+        self._commands: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
+        self.together = threading.Lock()
+        self._numbers = itertools.count(1)
+        self._answers: dict[int, _Answer] = {}  # by stream, all that have not ended
+        self._of_sequence: dict[int, _Answer] = {}
+        self._closing, self._door = threading.Event(), threading.Lock()  # nobody comes in once it is closing
+        self._stopped, self._fault = False, ""
+        self._finished: Counter[str] = Counter()
+        self._step_s: dict[str, float] = {"prefill": 0.0, "decode": 0.0}
+        self._thread = threading.Thread(target=self._run, name="mlcpipe-engine", daemon=True)
+        self._thread.start()
+
+    @property
+    def context_length(self) -> int:
+        """Most tokens of a prompt and its answer together."""
+        return self._limits.context
+
+    @property
+    def kv_tokens(self) -> int:
+        """As `ServingEngine.kv_tokens`."""
+        return self._kv_tokens
+
+    @property
+    def vocab_size(self) -> int:
+        """Number of logits."""
+        return self._core.bundle.manifest.model.vocab_size
+
+    @property
+    def fault(self) -> str:
+        """As `ServingEngine.fault`."""
+        return self._fault
+
+    def submit(self, request: Request, wake: Callable[[Stream], None] | None = None) -> Stream:
+        """As `ServingEngine.submit`."""
+        check_request(request, self.context_length, self.vocab_size)
+        waiting = len(self._scheduler.residency.waiting) + self._commands.qsize()
+        if waiting >= self._limits.queue:
+            raise OverloadedError(f"{waiting} requests are waiting already", self._scheduler.retry_after_s())
+        stream = Stream(next(self._numbers), request, wake)
+        matcher = None if request.grammar is None else request.grammar.matcher()
+        answer = _Answer(stream, Row(request.sampling, request.tokens, matcher), time.monotonic())
+        with self._door:
+            if self._closing.is_set():
+                raise OverloadedError(self._fault or "the server is shutting down", 5.0)
+            self._commands.put(partial(self._begin, answer))
+        return stream
+
+    def cancel(self, number: int, reason: Literal["cancelled", "stop"] = "cancelled") -> None:
+        """As `ServingEngine.cancel`."""
+        self._commands.put(partial(self._cancel, number, Finish(reason)))
+
+    def stats(self) -> EngineStats:
+        """As `ServingEngine.stats`."""
+        scheduler = self._scheduler
+        counts = scheduler.pool.counts()
+        pages = sum(sum(each) for each in counts)
+        return EngineStats(
+            running=len(scheduler.residency.running) + len(scheduler.residency.prefilling),
+            waiting=len(scheduler.residency.waiting) + self._commands.qsize(),
+            kv_usage=sum(each.used for each in counts) / pages,
+            prompt=scheduler.totals.prefix_queries,
+            cached=scheduler.totals.prefix_hits,
+            generated=scheduler.totals.answer_tokens,
+            preemptions=scheduler.totals.preemptions,
+            finished=dict(self._finished),
+            step_s=dict(self._step_s),
+        )
+
+    def close(self, drain_s: float = 0.0) -> None:
+        """As `ServingEngine.close`."""
+        with self._door:
+            self._closing.set()
+        self._commands.put(lambda: None)  # wakes the thread, which ends once it has nothing to do
+        self._thread.join(drain_s)
+        self._commands.put(self._stop)
+        self._thread.join()
+
+    def _run(self) -> None:
+        try:
+            self._loop()
+        except BaseException as error:
+            self._fault = f"the engine failed: {last_line(error)}"
+            with self._door:
+                self._closing.set()
+            with contextlib.suppress(Exception):
+                self._take_commands()
+            for answer in list(self._answers.values()):
+                self._end(answer, "error", ComputeError("the engine failed", found=last_line(error)))
+            raise
+
+    def _loop(self) -> None:
+        while not self._stopped:
+            if not self._scheduler.has_work and not self._closing.is_set():
+                self._commands.get()()
+            self._take_commands()
+            now = time.monotonic()
+            self._deliver(self._scheduler.expire(now))
+            step = self._scheduler.plan(now)
+            if step is None:
+                if self._scheduler.has_work:  # until something changes, or a deadline comes
+                    with contextlib.suppress(queue.Empty):
+                        self._commands.get(timeout=_IDLE_S)()
+                elif self._closing.is_set() and self._commands.empty():
+                    return
+                continue
+            try:
+                self._compute(step)
+            except MlcpipeError as error:
+                self._fail(step, error)
+            except Exception as error:
+                self._fail(step, no_memory(error) or ComputeError("the engine failed", found=last_line(error)))
+
+    def _take_commands(self) -> None:
+        with self.together:
+            while not self._commands.empty():
+                self._commands.get()()
+
+    def _begin(self, answer: _Answer) -> None:
+        request = answer.stream.request
+        self._answers[answer.stream.id] = answer
+        try:
+            answer.sequence = self._scheduler.submit(
+                scheduling.Request(
+                    tuple(request.tokens),
+                    request.max_tokens,
+                    stop_ids=request.stop_ids,
+                    priority=max(-1, min(1, -request.priority)),
+                    deadline_s=request.deadline_s,
+                    namespace=request.namespace,
+                    deterministic=request.deterministic,
+                    params=answer.row,
+                    arrival=answer.came_s,
+                )
+            )
+        except MlcpipeError as error:
+            self._end(answer, "error", error)
+            return
+        self._of_sequence[answer.sequence.id] = answer
+
+    def _cancel(self, number: int, finish: Finish = Finish.CANCELLED) -> None:
+        if (answer := self._answers.get(number)) is not None and answer.sequence is not None:
+            event = self._scheduler.cancel(answer.sequence, finish)
+            self._deliver([event] if event is not None else [])
+
+    def _stop(self) -> None:
+        for number in list(self._answers):
+            self._cancel(number)
+        self._stopped = True
+
+    def _compute(self, step: Step) -> None:
+        """Compute a step, and hand out its tokens."""
+        for rows in step.many:
+            for one in (rows.sequence, *rows.drawing):
+                answer = self._of_sequence.get(one.id)
+                if answer is not None and not answer.queued_s:
+                    answer.queued_s = step.planned - answer.came_s
+        tokens = self._core.compute(step, self._take)
+        now = time.monotonic()
+        self._step_s["prefill" if step.many else "decode"] += now - step.planned
+        self._deliver(self._scheduler.settle(step, tokens, now))
+
+    def _take(self, drawn: Drawn) -> None:
+        """Count a token for its answer, which ends here where that fails."""
+        sequence, token, logits = drawn
+        answer = self._of_sequence.get(sequence.id)
+        if answer is None:
+            return
+        try:
+            if token < 0:
+                raise self._core.not_finite(sequence)
+            answer.row.accept(token)
+            request = answer.stream.request
+            if request.logprobs is not None:
+                logprob, top = log_probabilities(logits(), token, request.sampling, request.logprobs)
+                answer.logprobs = {"logprob": logprob, "top": tuple(top)}
+        except MlcpipeError as error:
+            wrong = isinstance(error, ComputeError)  # a grammar's error leaves keys and values as they should be
+            self._scheduler.cancel(sequence, Finish.ERROR if wrong else Finish.CANCELLED)
+            self._end(answer, "error", error)
+
+    def _deliver(self, events: Iterable[Event]) -> None:
+        """Tell the clients what happened."""
+        for sequence, tokens, finish in events:
+            answer = self._of_sequence.get(sequence.id)
+            if answer is None:
+                continue
+            reason = None if finish is None else _REASONS[finish]
+            if reason is None and answer.row.matcher is not None and answer.row.matcher.ended:
+                self._scheduler.cancel(sequence, Finish.STOP)
+                reason = "stop"
+            answer.cached_tokens = sequence.cached or 0
+            for token in tokens[: len(tokens) - (reason is not None)]:
+                answer.put(token)
+            if reason is not None:
+                self._end(answer, reason, token=tokens[-1] if tokens else None)
+
+    def _end(
+        self, answer: _Answer, reason: FinishReason, error: MlcpipeError | None = None, token: int | None = None
+    ) -> None:
+        self._answers.pop(answer.stream.id, None)
+        if answer.sequence is not None:
+            self._of_sequence.pop(answer.sequence.id, None)
+        self._finished[reason] += 1
+        answer.put(token, reason, error)
+
+    def _fail(self, step: Step, error: MlcpipeError) -> None:
+        """End all requests of a step that could not be computed."""
+        for sequence in (*(one.sequence for one in step.few), *(one.sequence for one in step.many)):
+            answer = self._of_sequence.get(sequence.id)
+            self._scheduler.cancel(sequence, Finish.ERROR)
+            if answer is not None:
+                self._end(answer, "error", error)

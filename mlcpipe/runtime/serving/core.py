@@ -1,0 +1,135 @@
+"""Scheduler, executor and drawing over one bundle: what a server, a benchmark and tests compute steps with."""
+
+from __future__ import annotations
+
+import functools
+import weakref
+from collections.abc import Callable
+from collections.abc import Sequence as Many
+from dataclasses import replace
+from functools import partial
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mlcpipe.devices.support import tvm_runtime
+from mlcpipe.errors import ComputeError
+from mlcpipe.runtime.loading import LoadedBundle
+from mlcpipe.runtime.not_finite import compute_error, of_pages
+from mlcpipe.runtime.sampler import Row, Sampler
+from mlcpipe.runtime.sampling_params import SamplingParams
+from mlcpipe.runtime.serving.cost_model import CostModel
+from mlcpipe.runtime.serving.executor import MAX_FEW_ROWS, Executor, Forward, model_groups, page_groups
+from mlcpipe.runtime.serving.limits import Limits
+from mlcpipe.runtime.serving.page_pool import PagePool
+from mlcpipe.runtime.serving.prefix_tree import PrefixTree
+from mlcpipe.runtime.serving.scheduler import Scheduler
+from mlcpipe.runtime.serving.sequence import Sequence, State
+from mlcpipe.runtime.serving.step import Step
+
+GREEDY = Row(SamplingParams(temperature=0.0))
+
+
+class Drawn(NamedTuple):
+    """A token that a sequence got, -1 where its logits are not finite; `logits()` is f32[V] as the draw left them."""
+
+    sequence: Sequence
+    token: int
+    logits: Callable[[], NDArray[np.float32]]
+
+
+class Core:
+    """Plan a step with `scheduler`, `compute` it, settle it; a request's `params` are the `Row` that it is drawn with.
+
+    `limits` are lowered to what the bundle and its KV cache of `kv_tokens` tokens can do.
+    """
+
+    def __init__(self, bundle: LoadedBundle, kv_tokens: int, limits: Limits, cost: CostModel | None = None) -> None:
+        model, groups = bundle.manifest.model, page_groups(bundle, kv_tokens)
+        self.bundle, self.executor, self._sampler = bundle, Executor(bundle, kv_tokens), Sampler(bundle)
+        self._recorder = bundle.device.step_recorder()
+        weakref.finalize(self, self._recorder.close)
+        pool = PagePool(groups)
+        limits = replace(
+            limits,
+            context=min(limits.context, bundle.context_length, kv_tokens),
+            prefill_chunk=min(limits.prefill_chunk, model.prefill_chunk),
+            few_rows=min(limits.few_rows, MAX_FEW_ROWS),
+            sequences=min(limits.sequences, MAX_FEW_ROWS),
+            recompute_above=model.recompute_above,
+        )
+        tree = PrefixTree(pool, model.recompute_above, model.rope_above)
+        self.scheduler = Scheduler(pool, tree, cost or CostModel(), limits)
+
+    def compute(self, step: Step, take: Callable[[Drawn], None] = lambda drawn: None) -> list[int]:
+        """The tokens of a step for `Scheduler.settle`, each told to `take` before."""
+        executor, parts = self.executor, []
+        with self.bundle.device.errors():
+            executor.copy_pages(step.copies)
+            if step.few:
+                parts.append(self._launch(_few(step), executor.few(step.few)))
+            if step.many:
+                parts.append(self._launch(_many(step), executor.many(step.many)))
+            return [token for part in parts for token in self._finish(*part, take)]
+
+    def not_finite(self, sequence: Sequence) -> ComputeError:
+        """The error for a sequence whose logits are not finite."""
+        tables, length = [sequence.tables[group] for group in model_groups(self.bundle)], len(sequence.tokens)
+        return compute_error(self.bundle, lambda: of_pages(self.bundle, self.executor.pages, tables, length))
+
+    def _launch(self, rows: Many[_Row], forward: Forward) -> tuple[Many[_Row], Any, Any]:
+        """The rows, their logits f32[r, V] and tokens i32[r], which the device may still compute."""
+        settings = [row.sequence.request.params if row.wanted else GREEDY for row in rows]
+        masks = self._sampler.masks(settings)
+        key = self._sampler.prepare(settings, [row.position for row in rows]) if rows else None
+
+        def work() -> tuple[Any, Any]:
+            logits = forward.launch()
+            return logits, self._sampler.sample(logits, masks) if rows else None
+
+        recorded = forward.key is not None and masks is None
+        return rows, *self._recorder.run(work, (forward.key, key) if recorded else None)
+
+    def _finish(self, rows: Many[_Row], logits: Any, drawn: Any, take: Callable[[Drawn], None]) -> list[int]:
+        """The tokens of the wanted ones of these rows, each told to `take` before."""
+        if not rows:
+            return []
+        read = self.bundle.device.read
+        found = tvm_runtime.array(read(drawn)).tolist()
+        on_host = functools.cache(lambda: tvm_runtime.array(read(logits)))
+        tokens = []
+        for index, row in enumerate(rows):
+            if row.wanted:
+                tokens.append(max(found[index], 0))
+                if row.of.state is not State.ENDED:
+                    take(Drawn(row.sequence, found[index], partial(_row_of, on_host, index)))
+        return tokens
+
+
+def _row_of(logits: Callable[[], NDArray[np.float32]], index: int) -> NDArray[np.float32]:
+    row: NDArray[np.float32] = logits()[index]
+    return row
+
+
+class _Row(NamedTuple):
+    """A row of logits: for the token at this position of `sequence`, computed with the pages of `of`."""
+
+    sequence: Sequence
+    position: int
+    wanted: bool
+    of: Sequence
+
+
+def _few(step: Step) -> list[_Row]:
+    """All rows of the forward of few rows."""
+    return [
+        _Row(sequence, sequence.computed + at + 1, at >= len(tokens) - logits, sequence)
+        for sequence, tokens, logits in step.few
+        for at in range(len(tokens))
+    ]
+
+
+def _many(step: Step) -> list[_Row]:
+    """The rows of the forward of many rows that give logits."""
+    return [_Row(one, begin + rows, True, of) for of, begin, rows, drawing in step.many for one in drawing]

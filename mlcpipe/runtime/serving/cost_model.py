@@ -1,0 +1,117 @@
+"""How long a step takes, learned from the steps that were."""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tir_schedules.step_layout import PAGE
+
+# Before the first measurement: a model of 0.5 GB on two cores, in seconds.
+DEFAULT_COSTS = (20e-3, 2e-3, 20e-3, 1.5e-3, 0.5e-6, 0.2e-6)
+_KEPT = 12  # measurements of a class of sizes
+_PRIOR_WEIGHT = 0.02  # of the default costs' ratios, against one measurement
+_OUTLIER = 0.15  # a relative error at which a measurement counts half
+_ROUNDS = 4  # of reweighting
+_EVERY = 32  # measurements between two fits, once there are as many
+
+
+@dataclass(frozen=True)
+class Load:
+    """What a step computes: rows by kind, and the keys that they attend, summed over rows."""
+
+    few: int = 0
+    few_keys: int = 0
+    many: int = 0
+    many_keys: int = 0
+
+    def features(self) -> tuple[float, ...]:
+        """In the order of costs: a pass for few rows, a few row, a pass for many, a row of many, a key of each."""
+        return (self.few > 0, self.few, self.many > 0, self.many, self.few_keys, self.many_keys)
+
+    def size_class(self) -> tuple[int, ...]:
+        """Loads that differ by less than a factor of two in each respect."""
+        return (self.few.bit_length(), self.many.bit_length(), (self.few_keys + self.many_keys).bit_length())
+
+
+class CostModel:
+    """Seconds of a step as a sum over `Load.features`, each with a cost that is not negative.
+
+    The costs are a least-squares fit of relative errors over the latest measurements of each class of sizes, so that a
+    long time of one kind of step does not drown the others. A measurement far from the fit counts little (Cauchy's
+    weights, Holland and Welsch 1977): on a busy machine some steps take many times longer. What the measurements do not
+    determine follows the default costs, scaled to the machine.
+    """
+
+    def __init__(self, costs: tuple[float, ...] = DEFAULT_COSTS, learn: bool = True) -> None:
+        self.costs = costs
+        self._prior = np.array(costs)
+        self._learn = learn
+        self._count = 0
+        self._measured: dict[tuple[int, ...], deque[tuple[tuple[float, ...], float]]] = {}
+
+    def seconds(self, load: Load) -> float:
+        """Expected for a step."""
+        return sum(cost * feature for cost, feature in zip(self.costs, load.features()))
+
+    def prompt_rows(self, load: Load, step_s: float, depth: int = 0, most: int = 1 << 20) -> int:
+        """How many prompt rows, the first at position `depth`, fit into a step of `step_s` beside this load.
+
+        A multiple of a page, at least one: prompts go on, however slow the device is.
+        """
+        _, _, base, row, _, key = self.costs
+        left = step_s - self.seconds(load) - (0.0 if load.many else base)
+        # n rows cost n row + (n depth + n (n + 1) / 2) key.
+        linear, rows = row + key * (depth + 0.5), float(most)
+        if left <= 0:
+            return min(PAGE, most)
+        if key > 0:
+            rows = (math.sqrt(linear * linear + 2 * key * left) - linear) / key
+        elif linear > 0:
+            rows = left / linear
+        return min(most, max(PAGE, int(min(rows, most)) // PAGE * PAGE))
+
+    def few_rows_for(self, many: int) -> int:
+        """How many few rows cost what so many rows of a prompt do, at least one."""
+        few, row = self.costs[1], self.costs[3]
+        return max(1, min(many, int(many * row / few) if few > 0 else many))
+
+    def observe(self, load: Load, seconds: float) -> None:
+        """A step of this load took so long."""
+        if not self._learn or not (load.few or load.many) or not 0 < seconds < math.inf:
+            return
+        kept = self._measured.setdefault(load.size_class(), deque(maxlen=_KEPT))
+        kept.append((load.features(), seconds))
+        self._count += 1
+        if self._count % _EVERY == 0 or self._count & (self._count - 1) == 0:
+            self._fit()
+
+    def _fit(self) -> None:
+        kept = [one for each in self._measured.values() for one in each]
+        loads, seconds = np.array([one[0] for one in kept]), np.array([one[1] for one in kept])
+        scale = float(np.median(seconds / (loads @ self._prior)))
+        prior = self._prior * scale
+        # In units of the scaled prior, relative to what was measured: all columns have the same scale.
+        rows = loads * prior / seconds[:, None]
+        weights = np.ones(len(kept))
+        for _ in range(_ROUNDS):
+            fit = _positive_fit(rows, weights)
+            weights = 1 / (1 + ((rows @ fit - 1) / _OUTLIER) ** 2)
+        self.costs = tuple(float(cost) for cost in fit * prior)
+
+
+def _positive_fit(rows: NDArray[np.float64], weights: NDArray[np.float64]) -> NDArray[np.float64]:
+    """argmin over x >= 0 of sum of weights (rows x - 1)^2 + prior weight * |x - 1|^2; drops what would be negative."""
+    size = rows.shape[1]
+    left, right = (rows.T * weights) @ rows + _PRIOR_WEIGHT * np.eye(size), (rows.T * weights).sum(1) + _PRIOR_WEIGHT
+    active = np.ones(size, bool)
+    while True:
+        fit = np.zeros(size)
+        fit[active] = np.linalg.solve(left[np.ix_(active, active)], right[active])
+        if (fit >= 0).all():
+            return fit
+        active &= fit > 0

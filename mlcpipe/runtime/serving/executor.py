@@ -1,0 +1,109 @@
+"""Computes steps: weights, pages and logits on the device. What to compute is the scheduler's matter."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable
+from collections.abc import Sequence as Many
+from dataclasses import replace
+from functools import partial
+from typing import Any, NamedTuple
+
+import numpy as np
+import tvm_ffi
+
+from mlcpipe.devices.base import Reused
+from mlcpipe.devices.support import tvm_runtime
+from mlcpipe.runtime.loading import LoadedBundle
+from mlcpipe.runtime.serving.batch import StepBuffer, few_spans, many_spans
+from mlcpipe.runtime.serving.page_pool import PageCopy, PageGroup
+from mlcpipe.runtime.serving.step import FewRows, ManyRows
+
+MAX_FEW_ROWS = 64  # of a forward: what the library's memory is planned for
+
+
+def page_groups(bundle: LoadedBundle, tokens: int) -> tuple[PageGroup, ...]:
+    """The groups of layers, with pages for so many tokens; layers that slide beside others have their own.
+
+    Those have what as many sequences of the whole context need at once, and a window more of each, for prefixes.
+    """
+    model = bundle.manifest.model
+    all_, slide = (PageGroup(-(-tokens // model.page_size), window) for window in (0, model.sliding_window or 0))
+    if not 0 < len(model.sliding_layers) < model.num_layers:
+        return (slide,)
+    sequences = -(-tokens // bundle.context_length)
+    most = slide.most(bundle.context_length, model.prefill_chunk) + -(-slide.window // model.page_size)
+    return all_, replace(slide, pages=min(slide.pages, sequences * most))
+
+
+def model_groups(bundle: LoadedBundle) -> list[int]:
+    """The group of each layer, -1 for the last one."""
+    model = bundle.manifest.model
+    return [-1 if layer in model.sliding_layers else 0 for layer in range(model.num_layers)]
+
+
+def kv_layers(bundle: LoadedBundle, tokens: int) -> list[tuple[int, int]]:
+    """(pages, bytes of a page) of each layer, where the KV cache has room for so many tokens."""
+    model, groups = bundle.manifest.model, page_groups(bundle, tokens)
+    page_bytes = bundle.manifest.memory_plan.kv_bytes_per_token // model.num_layers * model.page_size
+    return [(groups[group].pages, page_bytes) for group in model_groups(bundle)]
+
+
+class Forward(NamedTuple):
+    """What launches a forward whose integers lie on the device and gives its logits f32[r, V].
+
+    Forwards with equal keys launch the same kernels; None marks one that is unlike any other.
+    """
+
+    launch: Callable[[], Any]
+    key: Hashable
+
+
+class Executor:
+    """Pages of all layers, and the compiled forwards over them. Its caller enters the device's `errors`."""
+
+    def __init__(self, bundle: LoadedBundle, kv_tokens: int) -> None:
+        self.bundle, self._device = bundle, bundle.device
+        model, vm = bundle.manifest.model, bundle.library.vm
+        self._few, self._many, self._copy = vm["forward_few"], vm["forward_many"], vm["copy_pages"]
+        self._vocab = model.vocab_size
+        handle = self._device.handle
+        with self._device.errors():
+            self.pages = tvm_ffi.convert(
+                [tvm_runtime.empty(size, "int8", handle) for size in kv_layers(bundle, kv_tokens)]
+            )
+            # The logits of a forward of each kind, written one after the other.
+            self._logits = [tvm_runtime.empty((MAX_FEW_ROWS, self._vocab), "float32", handle) for _ in range(2)]
+            self._few_ids, self._few_step = Reused(self._device, "int32"), Reused(self._device, "int32")
+        self._step = StepBuffer()
+
+    def copy_pages(self, copies: Many[PageCopy]) -> None:
+        """Copy pages, before the forwards of a step."""
+        if copies:  # of a group without any a page to itself: a GPU takes no tensor without elements
+            pairs = ([copy[:2] for copy in copies if copy.group == group] or [(0, 0)] for group in (0, 1))
+            self._copy(
+                *(self._device.tensor(np.array(several, np.int32).reshape(-1, 2)) for several in pairs), self.pages
+            )
+
+    def few(self, rows: Many[FewRows]) -> Forward:
+        """The logits of all rows."""
+        tokens = np.array([token for one in rows for token in one.tokens], np.int32)
+        ids, step = self._few_ids.put(tokens), self._few_step.put(self._step.fill(few_spans(rows)))
+        logits = tvm_runtime.view(self._logits[0], (len(tokens), self._vocab))
+        return Forward(partial(self._forward, self._few, (ids,), step, logits), (ids, step))
+
+    def many(self, rows: Many[ManyRows]) -> Forward:
+        """The logits of the last row of each, once for each sequence that draws from it."""
+        tokens = np.concatenate(
+            [np.array(one.sequence.tokens[one.begin : one.begin + one.rows], np.int32) for one in rows]
+        )
+        ends = np.cumsum([one.rows for one in rows])
+        wanted = np.array([end - 1 for end, one in zip(ends, rows) for _ in one.drawing], np.int32)
+        if not wanted.size and not self._device.on_host:
+            wanted = np.zeros(1, np.int32)  # as in `copy_pages`
+        ids, step = (self._device.tensor(tokens), self._device.tensor(wanted)), self._step.fill(many_spans(rows))
+        logits = tvm_runtime.view(self._logits[1], (len(wanted), self._vocab))
+        return Forward(partial(self._forward, self._many, ids, self._device.tensor(step), logits), None)
+
+    def _forward(self, function: Any, ids: tuple[Any, ...], step: Any, logits: Any) -> Any:
+        function(*ids, step, logits, self.pages, self.bundle.params)
+        return logits

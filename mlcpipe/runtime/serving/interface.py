@@ -1,0 +1,196 @@
+"""What a server asks of an engine: requests go in from any thread, events of their tokens come out."""
+
+from __future__ import annotations
+
+import queue
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+from typing import Any, Literal, Protocol
+
+from mlcpipe.errors import MlcpipeError, ResourceError, UsageError
+from mlcpipe.runtime.sampling_params import SamplingParams
+from mlcpipe.runtime.serving.grammar import Grammar
+
+FinishReason = Literal["stop", "length", "timeout", "cancelled", "error"]
+
+
+class OverloadedError(ResourceError):
+    """The queue of requests is full, or the engine ends; `retry_after_s` is when to come back."""
+
+    def __init__(self, what: str, retry_after_s: float) -> None:
+        self.retry_after_s = retry_after_s
+        super().__init__(what, next_step=f"try again in {retry_after_s:.0f} s")
+
+
+@dataclass(frozen=True, eq=False)
+class Request:
+    """One answer that somebody wants.
+
+    tokens      the prompt, one id or more
+    max_tokens  most tokens of the answer; the context may end it earlier
+    sampling    how tokens are drawn; its `logprobs` is not read
+    stop_ids    tokens that end the answer with "stop"; they are in the events
+    logprobs    None, or how many alternatives each token reports (0: its own log-probability alone)
+    grammar     what the answer must match, or None
+    priority    lower goes first, as in vLLM
+    deadline_s  on the clock of `time.monotonic`: then the answer ends with "timeout"
+    namespace   requests share computed prompts within one namespace only
+    deterministic  reuse only keys and values that were computed as those of a prompt; answers' differ a little
+    """
+
+    tokens: list[int]
+    max_tokens: int
+    sampling: SamplingParams = SamplingParams()
+    stop_ids: frozenset[int] = frozenset()
+    logprobs: int | None = None
+    grammar: Grammar | None = None
+    priority: int = 0
+    deadline_s: float | None = None
+    namespace: str = ""
+    deterministic: bool = False
+
+
+@dataclass(frozen=True)
+class TokenEvent:
+    """One token of an answer, or its end; the last event of a stream, and no other, has `finish_reason`.
+
+    token          None where the answer ends without one (timeout, cancelled, error)
+    logprob        natural logarithm of its probability after temperature, penalties and grammar
+    top            alternatives (token, logprob), best first
+    cached_tokens  tokens of the prompt whose keys and values were there
+    queued_s       seconds that the request waited for its turn
+    """
+
+    token: int | None
+    finish_reason: FinishReason | None = None
+    logprob: float | None = None
+    top: tuple[tuple[int, float], ...] = ()
+    cached_tokens: int = 0
+    queued_s: float = 0.0
+    error: MlcpipeError | None = None
+
+
+class Stream:
+    """The events of one request: an engine puts them, one consumer takes them."""
+
+    def __init__(self, number: int, request: Request, wake: Callable[[Stream], None] | None = None) -> None:
+        self.id = number
+        self.request = request
+        self._events: queue.SimpleQueue[TokenEvent] = queue.SimpleQueue()
+        self._wake = wake
+
+    @property
+    def pending(self) -> int:
+        """Events that nobody took yet."""
+        return self._events.qsize()
+
+    def put(self, event: TokenEvent) -> None:
+        """Add an event, and tell the consumer; for engines."""
+        self._events.put(event)
+        if self._wake is not None:
+            self._wake(self)
+
+    def take(self) -> list[TokenEvent]:
+        """The events that came since the last call, without waiting."""
+        events = []
+        while True:
+            try:
+                events.append(self._events.get_nowait())
+            except queue.Empty:
+                return events
+
+    def __iter__(self) -> Iterator[TokenEvent]:
+        """All events, waiting for each."""
+        while True:
+            event = self._events.get()
+            yield event
+            if event.finish_reason is not None:
+                return
+
+
+@dataclass(frozen=True)
+class EngineStats:
+    """What an engine did since it began, and does now. Counts are of tokens where they do not say otherwise.
+
+    kv_usage         part of the KV cache that is in use, 0 to 1
+    prompt           of prompts that were begun; `cached` of them were not computed again
+    preemptions      of requests
+    finished         requests by how they ended
+    step_s           seconds of computing by part of a step
+    """
+
+    running: int = 0
+    waiting: int = 0
+    kv_usage: float = 0.0
+    prompt: int = 0
+    cached: int = 0
+    generated: int = 0
+    preemptions: int = 0
+    finished: dict[str, int] = field(default_factory=dict)
+    step_s: dict[str, float] = field(default_factory=dict)
+
+
+def check_request(request: Request, context_length: int, vocab_size: int) -> None:
+    """Raises UsageError for a request that cannot be computed."""
+    ids = request.tokens
+    if not ids or not all(isinstance(token, int) and 0 <= token < vocab_size for token in ids):
+        raise UsageError("token ids", expected=f"one or more integers from 0 to {vocab_size - 1}", found=len(ids))
+    if len(ids) >= context_length:
+        raise UsageError(
+            "the context is full",
+            expected=f"at most {context_length} tokens, prompt and answer",
+            found=len(ids) + 1,
+            next_step="shorten the prompt, start a new conversation, or load with a larger context",
+        )
+    if request.max_tokens < 1:
+        raise UsageError("max_tokens", expected="an integer from 1", found=request.max_tokens)
+    request.sampling.check_bias(vocab_size)
+
+
+class ServingEngine(Protocol):
+    """An engine with a thread of its own. Every method may be called from any thread and returns at once."""
+
+    @property
+    def together(self) -> AbstractContextManager[Any]:
+        """Requests that are submitted inside begin together: of equal prompts, one is computed."""
+        ...
+
+    @property
+    def context_length(self) -> int:
+        """Most tokens of a prompt and its answer together."""
+        ...
+
+    @property
+    def kv_tokens(self) -> int:
+        """Tokens that the KV cache holds, of all requests together."""
+        ...
+
+    @property
+    def vocab_size(self) -> int:
+        """Number of logits."""
+        ...
+
+    @property
+    def fault(self) -> str:
+        """Why nothing is computed any more, "" while all is well."""
+        ...
+
+    def submit(self, request: Request, wake: Callable[[Stream], None] | None = None) -> Stream:
+        """Queue a request; `wake` is called by the engine's thread after each event.
+
+        Raises OverloadedError when the queue is full, and UsageError for a request that cannot be computed.
+        """
+        ...
+
+    def cancel(self, number: int, reason: Literal["cancelled", "stop"] = "cancelled") -> None:
+        """End the stream with this id at the next token, for this reason; nothing happens if it has ended."""
+        ...
+
+    def stats(self) -> EngineStats:
+        """Counts and gauges of this moment."""
+        ...
+
+    def close(self, drain_s: float = 0.0) -> None:
+        """Refuse new requests, give the others `drain_s` seconds, cancel the rest, and wait for the thread."""
+        ...

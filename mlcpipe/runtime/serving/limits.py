@@ -1,0 +1,34 @@
+"""How much a scheduler takes on, and what it has done."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Limits:
+    """context: tokens of a prompt and its answer. sequences: under way at once. queue: requests that wait.
+
+    prefill_chunk and few_rows bound the rows of a forward of each kind. step_s: how long a step may take where somebody
+    waits for the next token. recompute_above: longer sequences have other frequencies of RoPE, so that all is computed
+    anew when an answer gets there (longrope).
+    """
+
+    context: int
+    prefill_chunk: int = 512
+    sequences: int = 64
+    queue: int = 256
+    few_rows: int = 512
+    step_s: float = 0.1
+    recompute_above: int | None = None
+
+
+@dataclass
+class Totals:
+    """Since the start, for metrics. A request is counted in queries and hits when it is first admitted."""
+
+    preemptions: int = 0
+    prefix_queries: int = 0  # tokens of prompts
+    prefix_hits: int = 0  # of them, found in the tree
+    answer_tokens: int = 0
+    rejected: int = 0

@@ -1,0 +1,229 @@
+"""Who uses which page of keys and values. A page has 16 tokens of one group of layers; this module moves no data."""
+
+from __future__ import annotations
+
+from array import array
+from collections import Counter, OrderedDict
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from mlcpipe.runtime.serving.sequence import Request, Sequence
+from tir_schedules.step_layout import PAGE
+
+
+@dataclass(frozen=True)
+class PageGroup:
+    """Layers that share page ids: `pages` of them, and `window` tokens that a query sees, itself included; 0 for all.
+
+    A model in which no layer slides, or every layer does, has one group. Else the layers that slide are the second.
+    """
+
+    pages: int
+    window: int = 0
+
+    def kept_from(self, position: int) -> int:
+        """The first page that a query at this position, or a later one, needs.
+
+        The last full page is needed in any case: in the prefix tree, what follows hangs on it.
+        """
+        return max(0, position + 1 - max(self.window, 2 * PAGE)) // PAGE if self.window else 0
+
+    def most(self, tokens: int, chunk: int) -> int:
+        """Pages that a sequence of so many tokens needs at once, computed in chunks of so many rows."""
+        count = -(-tokens // PAGE)
+        return min(count, -(-(self.window + chunk) // PAGE) + 2) if self.window else count
+
+
+class PageCopy(NamedTuple):
+    """Copy a page of a group before the step's forwards; no target of a step is a source of it."""
+
+    source: int
+    target: int
+    group: int = 0
+
+
+class PageCounts(NamedTuple):
+    """Pages of a group: free, kept only so that a later prompt may find them, used by sequences."""
+
+    free: int
+    idle: int
+    used: int
+
+
+class _Pages:
+    """The pages of one group. Each is free, idle (the tree holds it, no sequence uses it), or used."""
+
+    def __init__(self, group: PageGroup) -> None:
+        self.uses = [0] * group.pages
+        self.held = bytearray(group.pages)
+        self.free = list(range(group.pages - 1, -1, -1))
+        self.idle: OrderedDict[int, None] = OrderedDict()  # the least recently used first
+
+    def new(self) -> int:
+        page = self.free.pop()
+        self.uses[page] = 1
+        return page
+
+    def use(self, page: int) -> None:
+        if not self.uses[page]:
+            del self.idle[page]
+        self.uses[page] += 1
+
+    def drop(self, page: int) -> bool:
+        """One use less; True where it was the last."""
+        self.uses[page] -= 1
+        if self.uses[page]:
+            return False
+        if self.held[page]:
+            self.idle[page] = None
+        else:
+            self.free.append(page)
+        return True
+
+    def hold(self, page: int) -> None:
+        self.held[page] = 1
+
+    def let_go(self, page: int) -> None:
+        self.held[page] = 0
+        if not self.uses[page]:
+            del self.idle[page]
+            self.free.append(page)
+
+
+class PagePool:
+    """Pages of all groups, and the uses that sequences make of them.
+
+    `frees` counts what made pages available, so that who waits for some need not ask again before.
+    """
+
+    def __init__(self, groups: Iterable[PageGroup]) -> None:
+        self.groups = tuple(groups)
+        if len(self.groups) not in (1, 2) or any(group.window for group in self.groups[:-1]):
+            raise ValueError("one group, or one without a window and one with it")
+        self.pages = tuple(_Pages(group) for group in self.groups)
+        self.frees = 0
+        self._copies: list[PageCopy] = []
+
+    def sequence(self, id: int, request: Request) -> Sequence:
+        """A sequence without pages."""
+        return Sequence(id, request, [array("i") for _ in self.groups], [0] * len(self.groups))
+
+    def reserve(self, sequence: Sequence, rows: int) -> bool:
+        """Pages for so many more tokens, each to be written by this sequence alone; False, and no change, if not free.
+
+        A page that others use too is replaced by a copy; `take_copies` has the pairs.
+        """
+        end, (at, place) = sequence.computed + rows, divmod(sequence.computed, PAGE)
+        for pages, table in zip(self.pages, sequence.tables):
+            if len(table) * PAGE < end or (place and (pages.uses[table[at]] > 1 or pages.held[table[at]])):
+                break
+        else:
+            return True
+        lacking = self.missing(sequence, rows)
+        if any(missing > 0 for missing in lacking):
+            return False
+        for group, (pages, table) in enumerate(zip(self.pages, sequence.tables)):
+            if self._shares_end(group, sequence):
+                source, target = table[at], pages.new()
+                table[at] = target
+                self._copies.append(PageCopy(source, target, group))  # which keeps the use of the source
+            while len(table) * PAGE < end:
+                table.append(pages.new())
+        return True
+
+    def missing(self, sequence: Sequence, rows: int) -> list[int]:
+        """By group, how many pages `reserve` would need beyond the free ones; negative where some would be left."""
+        wanted = -(-(sequence.computed + rows) // PAGE)
+        return [
+            max(0, wanted - len(table)) + self._shares_end(group, sequence) - len(self.pages[group].free)
+            for group, table in enumerate(sequence.tables)
+        ]
+
+    def _shares_end(self, group: int, sequence: Sequence) -> bool:
+        """Whether the page that the next token goes to has tokens already, and is not this sequence's alone."""
+        if not sequence.computed % PAGE:
+            return False
+        page, pages = sequence.tables[group][sequence.computed // PAGE], self.pages[group]
+        # A copy that is to be made of it is made before anything is written to it.
+        copies = sum((copy.source, copy.group) == (page, group) for copy in self._copies)
+        return pages.uses[page] - copies > 1 or bool(pages.held[page])
+
+    def take_copies(self) -> list[PageCopy]:
+        """The copies that reservations since the last call need before anything is written."""
+        copies, self._copies = self._copies, []
+        for copy in copies:
+            self.drop(copy.group, copy.source)
+        return copies
+
+    def fork(self, parent: Sequence, child: Sequence) -> None:
+        """`child` starts with what `parent` has computed, and its tokens are those of the parent up to there."""
+        count = -(-parent.computed // PAGE)
+        for group, (pages, table) in enumerate(zip(self.pages, parent.tables)):
+            child.tables[group] = table[:count]
+            child.kept_from[group] = parent.kept_from[group]
+            for page in child.tables[group][parent.kept_from[group] :]:
+                pages.use(page)
+        child.computed, child.node, child.shared = parent.computed, parent.node, parent.shared
+
+    def truncate(self, sequence: Sequence, tokens: int) -> None:
+        """Keep the pages of the first so many tokens; what follows in the last one is written again."""
+        count = -(-tokens // PAGE)
+        for group, table in enumerate(sequence.tables):
+            for page in reversed(table[count:]):
+                if page >= 0:
+                    self.drop(group, page)
+            del table[count:]
+        sequence.computed = min(sequence.computed, tokens)
+
+    def slide(self, sequence: Sequence) -> None:
+        """Give back what no later query of the sequence sees."""
+        for group, about in enumerate(self.groups):
+            if about.window:
+                first, table = about.kept_from(sequence.computed), sequence.tables[group]
+                for at in range(sequence.kept_from[group], first):
+                    self.drop(group, table[at])
+                    table[at] = -1
+                sequence.kept_from[group] = max(first, sequence.kept_from[group])
+
+    def release(self, sequence: Sequence) -> None:
+        """The sequence uses no page; the last one is dropped first, so that a prefix outlives what follows it."""
+        self.truncate(sequence, 0)
+        sequence.kept_from = [0] * len(self.groups)
+        sequence.node, sequence.shared = None, 0
+
+    def available(self, group: int) -> int:
+        """Pages that are free, or would be if the tree gave up the idle ones."""
+        return len(self.pages[group].free) + len(self.pages[group].idle)
+
+    def counts(self) -> list[PageCounts]:
+        """By group."""
+        sizes = ((len(pages.free), len(pages.idle), len(pages.uses)) for pages in self.pages)
+        return [PageCounts(free, idle, all_ - free - idle) for free, idle, all_ in sizes]
+
+    def drop(self, group: int, page: int) -> None:
+        """One use of a page less."""
+        if self.pages[group].drop(page):
+            self.frees += 1
+            # Nobody needs the copy that was to be made here, nor keeps its source.
+            for copy in [copy for copy in self._copies if (copy.target, copy.group) == (page, group)]:
+                self._copies.remove(copy)
+                self.drop(group, copy.source)
+
+    def invariants(self, sequences: Iterable[Sequence], pinned: Iterable[tuple[int, int]] = ()) -> None:
+        """Raises AssertionError where the accounts of these sequences and of pinned (group, page) do not add up."""
+        sequences, pinned = list(sequences), list(pinned)
+        for group, pages in enumerate(self.pages):
+            uses = Counter(page for s in sequences for page in s.tables[group] if page >= 0)
+            uses.update(page for g, page in pinned if g == group)
+            uses.update(copy.source for copy in self._copies if copy.group == group)
+            assert [uses[page] for page in range(len(pages.uses))] == pages.uses
+            free, idle = set(pages.free), set(pages.idle)
+            assert len(free) == len(pages.free)
+            assert free == {page for page, n in enumerate(pages.uses) if not n and not pages.held[page]}
+            assert idle == {page for page, n in enumerate(pages.uses) if not n and pages.held[page]}
+            for s in sequences:
+                table, kept = s.tables[group], s.kept_from[group]
+                assert all(page < 0 for page in table[:kept]) and all(page >= 0 for page in table[kept:])
+                assert s.computed <= len(table) * PAGE
+                assert all(uses[page] == 1 for page in table[-(-s.computed // PAGE) :])

@@ -1,0 +1,288 @@
+"""Text to token ids and back, over the `tokenizers` library, from the files of the checkpoint alone."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import tokenizers
+
+from mlcpipe.errors import TemplateError, TokenizerError
+from mlcpipe.runtime.text.apart import ApartEncoder
+from mlcpipe.runtime.text.chat_template import ChatTemplate
+from mlcpipe.runtime.text.contents import ContentMarks
+from mlcpipe.runtime.text.token_bytes import DecoderRules, Piece, parse_decoder
+from mlcpipe.runtime.text.tokenizer_calls import guarded, interruptible
+from mlcpipe.runtime.text.tokenizer_files import (
+    FILE_NAMES,
+    chat_templates,
+    named_tokens,
+    open_library,
+    read_object,
+)
+from mlcpipe.runtime.text.tokenizer_limits import check_library
+
+MAX_NORMALIZED_BYTES = 128 << 20  # of a text, as long as the tokenizer can make it; it takes some 20 times that
+_NOTHING = Piece(b"")
+
+
+class Tokenizer:
+    """One checkpoint's tokenizer; safe to share between threads.
+
+    eos_token_ids    every id that ends an answer
+    bos_token_id     the id that starts a text, None where the model has none
+    vocab_size       largest token id + 1 (the model may have more rows, as padding)
+    special_tokens   `bos_token`, `eos_token`, `pad_token`, … as text
+    chat_templates   Jinja sources by name, the main one is `default`
+    rules            how single tokens become bytes
+    """
+
+    def __init__(
+        self,
+        library: tokenizers.Tokenizer,
+        *,
+        folder: Path,
+        rows: int | None,
+        special_tokens: Mapping[str, str],
+        templates: Mapping[str, str],
+        add_bos_token: bool,
+    ) -> None:
+        self._library = library
+        self._folder = folder
+        self._rows = rows
+        self._add_bos_token = add_bos_token
+        self._pieces: dict[int, Piece] = {}
+        self._compiled: dict[str, ChatTemplate] = {}
+        self.special_tokens = dict(special_tokens)
+        self.chat_templates = dict(templates)
+        self._growth = check_library(library)
+        state = None if library.decoder is None else json.loads(library.decoder.__getstate__())
+        self.rules: DecoderRules = parse_decoder(state)
+        self._added = library.get_added_tokens_decoder()
+        # The library goes by the text: a token is skipped if any added token of that text is special.
+        self._special_texts = frozenset(token.content for token in self._added.values() if token.special)
+        self.vocab_size = _check_vocab(library, set(self._added), rows, folder)
+        self.bos_token_id: int | None = self._id_of("bos_token")
+        self.eos_token_ids: frozenset[int] = frozenset()
+
+    @classmethod
+    def load(cls, folder: Path, *, generation_config: Mapping[str, Any], config: Mapping[str, Any]) -> Tokenizer:
+        """Reads the tokenizer files in `folder`; `config` and `generation_config` are the checkpoint's, parsed.
+
+        Raises TokenizerError for missing, broken or oversized files, for a vocabulary larger than
+        `config["vocab_size"]`, and for a decoder that cannot be streamed.
+        """
+        folder = Path(folder)
+        settings = read_object(folder / "tokenizer_config.json")
+        self = cls(
+            open_library(folder, settings),
+            folder=folder,
+            rows=_vocab_rows(config),
+            special_tokens=named_tokens(folder, settings),
+            templates=chat_templates(folder, settings),
+            add_bos_token=settings.get("add_bos_token") is True,
+        )
+        if self.bos_token_id is None and "bos_token" not in settings:
+            # Without tokenizer_config.json; a `null` there says that the model takes no BOS (Qwen2).
+            self.bos_token_id = min(_ids(config, "bos_token_id"), default=None)
+        named = {self._id_of(name) for name in ("eos_token", "eot_token")} - {None}
+        text_config = config.get("text_config")
+        self.eos_token_ids = frozenset(
+            _ids(generation_config, "eos_token_id")
+            | _ids(config, "eos_token_id")
+            | (_ids(text_config, "eos_token_id") if isinstance(text_config, Mapping) else set())
+            | {index for index in named if index is not None}
+            | self._end_of_turn()
+        )
+        return self
+
+    def encode(self, text: str, add_special_tokens: bool = False) -> list[int]:
+        """Token ids of `text`; special tokens written in the text become their ids.
+
+        `add_special_tokens` adds what the tokenizer puts around a plain text (BOS); a rendered chat template
+        has written those already. Raises TokenizerError for text that is not valid Unicode, and for a token
+        that the model has no embedding row for.
+        """
+        ids: list[int] = self._encoding(self._library, text, add_special_tokens).ids
+        bos = self.bos_token_id
+        if add_special_tokens and self._add_bos_token and bos is not None and ids[:1] != [bos]:
+            ids = [bos, *ids]
+        return self._with_rows(ids)
+
+    def encode_chat(
+        self, messages: Sequence[Mapping[str, Any]], *, allow_control_tokens: bool = False, **extras: Any
+    ) -> list[int]:
+        """Token ids of a conversation: `extras` go to the chat template, as in `ChatTemplate.render`.
+
+        A control token that is written in a message or in an extra is encoded as the text that it is, unless
+        `allow_control_tokens`. Without one the ids equal those of transformers. Raises TemplateError, UsageError,
+        and what `encode` raises.
+        """
+        template = self.chat_template()
+        if allow_control_tokens:
+            return self.encode(template.render(messages, **extras))
+        marked, stand_ins = template.render_marked(messages, self._marks, **extras)
+        return self._with_rows(self._apart.encode(marked, stand_ins))
+
+    def _with_rows(self, ids: list[int]) -> list[int]:
+        if self._rows is not None and ids and max(ids) >= self._rows:
+            raise TokenizerError(
+                f"token {self._library.id_to_token(max(ids))!r} has no row in the model's embedding",
+                expected=f"ids below {self._rows}",
+                found=max(ids),
+                next_step="leave it out of the text",
+            )
+        return ids
+
+    @property
+    def control_token_ids(self) -> frozenset[int]:
+        """Tokens that steer the model: no text of a message becomes one of them."""
+        return frozenset(self._apart.control)
+
+    @cached_property
+    def _apart(self) -> ApartEncoder:
+        """Control tokens are the special ones and those that end an answer; an unknown word is none."""
+        texts = {index: token.content for index, token in self._added.items() if token.special}
+        texts |= {index: text for index in self.eos_token_ids if (text := self._token(index)) is not None}
+        unknown = self.special_tokens.get("unk_token"), getattr(self._library.model, "unk_token", None)
+        control = {index: text for index, text in texts.items() if text.strip() and text not in unknown}
+        return ApartEncoder(self._library, control, lambda library, text: self._encoding(library, text))
+
+    @cached_property
+    def _marks(self) -> ContentMarks:
+        return ContentMarks(self._apart.control.values())
+
+    def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
+        """The text of `ids`, exactly as the library decodes it; broken UTF-8 becomes U+FFFD."""
+        return guarded(
+            "cannot decode the tokens",
+            self._folder,
+            lambda: self._library.decode(list(ids), skip_special_tokens=skip_special_tokens),
+        )
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """The exact bytes of one token inside a text: a leading space is kept, a special token is its name.
+
+        An id that the tokenizer does not know (a padded row of the model) has no bytes.
+        """
+        token = self._token(token_id)
+        return b"" if token is None else self.rules.piece(token).data
+
+    def piece(self, token_id: int, *, first: bool = False) -> Piece | None:
+        """The share of a token in decoded text; None for a token that decoding skips (special or unknown)."""
+        if not first and (cached := self._pieces.get(token_id)) is not None:
+            return None if cached is _NOTHING else cached
+        token = self._token(token_id)
+        skipped = token is None or token in self._special_texts
+        piece = _NOTHING if token is None or skipped else self.rules.piece(token, first=first)
+        if not first:
+            self._pieces[token_id] = piece
+        return None if skipped else piece
+
+    def chat_template(self, name: str = "default") -> ChatTemplate:
+        """The compiled chat template. Raises TemplateError where the checkpoint has none of that name."""
+        source = self.chat_templates.get(name)
+        if source is None:
+            found = ", ".join(sorted(self.chat_templates)) or "none (a base model)"
+            raise TemplateError(
+                f"no chat template {name!r}",
+                where=self._folder,
+                found=found,
+                next_step="use `generate` or `--raw` to continue plain text",
+            )
+        if name not in self._compiled:
+            tokens = dict(self.special_tokens)
+            bos, eos = tokens.pop("bos_token", None), tokens.pop("eos_token", None)
+            self._compiled[name] = ChatTemplate(source, bos_token=bos, eos_token=eos, special_tokens=tokens)
+        return self._compiled[name]
+
+    def files(self) -> list[Path]:
+        """The files to copy into a bundle, so that `load` finds the same tokenizer there."""
+        return [path for name in FILE_NAMES if (path := self._folder / name).is_file()]
+
+    def _encoding(self, library: tokenizers.Tokenizer, text: str, around: bool = False) -> tokenizers.Encoding:
+        """`around` adds the special tokens around a text."""
+        most = int(MAX_NORMALIZED_BYTES / self._growth)
+        if len(text) > most:
+            raise TokenizerError("the text is too long", expected=f"at most {most} characters", found=len(text))
+
+        def encode() -> tokenizers.Encoding:
+            # Only the call for many texts lets go of the interpreter.
+            return library.encode_batch([text], add_special_tokens=around)[0]
+
+        return guarded("cannot encode the text", self._folder, lambda: interruptible(encode))
+
+    def _token(self, token_id: int) -> str | None:
+        if not 0 <= token_id < self.vocab_size:
+            return None
+        return self._library.id_to_token(token_id)
+
+    def _id_of(self, name: str) -> int | None:
+        text = self.special_tokens.get(name)
+        return None if text is None else self._library.token_to_id(text)
+
+    def _end_of_turn(self) -> set[int]:
+        """The special token that the chat template writes right after an assistant's message.
+
+        Llama-3's <|eot_id|>, Qwen's <|im_end|> and Gemma's <end_of_turn> end an answer though `eos_token` may be
+        another one; checkpoints fine-tuned by others often lack the list in generation_config.json.
+        """
+        if "default" not in self.chat_templates:
+            return set()
+        answer = "mlcpipe-answer"
+        messages = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": answer}]
+        try:
+            text = self.chat_template().render(messages, add_generation_prompt=False)
+        except TemplateError:
+            # Reported when somebody chats; a broken template must not stop raw generation.
+            return set()
+        _, found, tail = text.rpartition(answer)
+        if not found:
+            return set()
+        tail = tail.lstrip()
+        special = {token.content: index for index, token in self._added.items() if token.special}
+        matches = [content for content in special if content and tail.startswith(content)]
+        return {special[max(matches, key=len)]} if matches else set()
+
+
+def _vocab_rows(config: Mapping[str, Any]) -> int | None:
+    """Rows of the embedding by config.json, None where it does not say."""
+    text_config = config.get("text_config")
+    rows = config.get("vocab_size")
+    if rows is None and isinstance(text_config, Mapping):
+        rows = text_config.get("vocab_size")
+    if rows is None:
+        return None
+    if isinstance(rows, bool) or not isinstance(rows, int) or rows < 1:
+        raise TokenizerError("vocab_size", where="config.json", expected="a positive integer", found=repr(rows))
+    return rows
+
+
+def _check_vocab(library: tokenizers.Tokenizer, added: set[int], rows: int | None, folder: Path) -> int:
+    """Largest id + 1. Added tokens past the rows pass (Gemma 3 has one); `encode` refuses them when used."""
+    ids = set(library.get_vocab(with_added_tokens=True).values())
+    if not ids:
+        raise TokenizerError("empty vocabulary", where=folder)
+    largest = max(ids - added, default=-1)
+    if rows is not None and largest >= rows:
+        raise TokenizerError(
+            "the vocabulary does not fit the model",
+            where=folder,
+            expected=f"token ids below config.json's vocab_size {rows}",
+            found=largest,
+            next_step="use the tokenizer of this checkpoint",
+        )
+    return max(ids) + 1
+
+
+def _ids(config: Mapping[str, Any], key: str) -> set[int]:
+    """The token ids under `key`: an integer, a list of them, or nothing."""
+    value = config.get(key)
+    values = value if isinstance(value, list) else [] if value is None else [value]
+    for entry in values:
+        if isinstance(entry, bool) or not isinstance(entry, int) or entry < 0:
+            raise TokenizerError(key, expected="a token id or a list of them", found=repr(entry))
+    return set(values)

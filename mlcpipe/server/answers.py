@@ -1,0 +1,260 @@
+"""The answers to one HTTP request: tokens come from the engine, text, reasoning, calls and log-probabilities go out."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+
+from mlcpipe.runtime.sampler import named_logprob
+from mlcpipe.runtime.sampling_params import TokenLogprob
+from mlcpipe.runtime.serving.grammar import Thinking
+from mlcpipe.runtime.serving.interface import Request, ServingEngine, Stream, TokenEvent
+from mlcpipe.runtime.text.streaming import TextStream
+from mlcpipe.runtime.text.tokenizer import Tokenizer
+from mlcpipe.server.errors import ApiError, refused
+from mlcpipe.server.metrics import RequestTimer
+from mlcpipe.server.reasoning import ReasoningSplitter
+from mlcpipe.server.tool_formats.style import CallPiece, Tool, ToolFormat
+
+LOWEST_LOGPROB = -9999.0  # as OpenAI: of what a grammar forbids; JSON has no infinity
+MAX_PENDING = 4096  # tokens that a reader may be behind
+
+
+@dataclass(frozen=True)
+class Reading:
+    """How an answer's tokens are read.
+
+    stops     strings that end it
+    continues whether it continues a text, whose space before the first word counts
+    thinking  whether it begins with reasoning, or may
+    style     of calls, with the tools that may be called; None reads everything as text
+    shown     control tokens that the style reads
+    one_call  whether a second call is dropped
+    """
+
+    stops: Sequence[str] = ()
+    continues: bool = False
+    thinking: Thinking = "none"
+    style: ToolFormat | None = None
+    tools: Sequence[Tool] = ()
+    shown: Sequence[int] = ()
+    one_call: bool = False
+
+
+@dataclass(frozen=True)
+class Delta:
+    """What is new of one answer; the last one has `finish`: stop, length or tool_calls."""
+
+    index: int
+    text: str = ""
+    reasoning: str = ""
+    calls: tuple[CallPiece, ...] = ()
+    logprobs: tuple[TokenLogprob, ...] = ()
+    finish: str | None = None
+    stop_string: str | None = None
+
+    @property
+    def empty(self) -> bool:
+        """Whether there is nothing to tell."""
+        return not (self.text or self.reasoning or self.calls or self.logprobs or self.finish)
+
+
+@dataclass
+class Usage:
+    """Counts of tokens; `cached` of the prompt were not computed again, `reasoning` of the answer are reasoning."""
+
+    prompt: int = 0
+    completion: int = 0
+    cached: int = 0
+    reasoning: int = 0
+
+
+class Waker:
+    """Carries news from the engine's thread to the loop's: one call for all that happened meanwhile."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = loop
+        self._lock = threading.Lock()
+        self._listeners: set[Callable[[], None]] = set()
+
+    def add(self, listener: Callable[[], None]) -> None:
+        """Have it called by the loop, once. From any thread."""
+        with self._lock:
+            scheduled = bool(self._listeners)
+            self._listeners.add(listener)
+        if not scheduled:
+            with suppress(RuntimeError):  # the loop has ended
+                self._loop.call_soon_threadsafe(self._run)
+
+    def _run(self) -> None:
+        with self._lock:
+            listeners, self._listeners = self._listeners, set()
+        for listener in listeners:
+            listener()
+
+
+class Answers:
+    """All answers to one request. `close` cancels what is not finished; it may be called twice."""
+
+    def __init__(self, engine: ServingEngine, waker: Waker, tokenizer: Tokenizer) -> None:
+        self._engine = engine
+        self._waker = waker
+        self._tokenizer = tokenizer
+        self._changed = asyncio.Event()
+        self._choices: list[_Choice] = []
+        self._slow = False
+        self.usage = Usage()
+
+    def submit(self, request: Request, reading: Reading, timer: RequestTimer) -> None:
+        """Ask for one more answer. Raises what the engine's `submit` raises."""
+        stream = self._engine.submit(request, lambda _: self._waker.add(self._wake))
+        first = not self._choices or self._choices[-1].stream.request.tokens is not request.tokens
+        self._choices.append(_Choice(len(self._choices), stream, reading, self._tokenizer, timer, self.usage, first))
+        if first:
+            self.usage.prompt += len(request.tokens)
+
+    def close(self) -> None:
+        """Cancel what is not finished."""
+        for choice in self._choices:
+            if not choice.ended:
+                self._engine.cancel(choice.stream.id)
+
+    async def deltas(self) -> AsyncIterator[Delta]:
+        """What comes, until all answers are finished. Raises ApiError where one fails."""
+        while not all(choice.finished for choice in self._choices):
+            await self._changed.wait()
+            self._changed.clear()
+            for choice in self._choices:
+                for delta in choice.take():
+                    if not delta.empty:
+                        yield delta
+                if choice.finished and not choice.ended:  # by a stop string
+                    self._engine.cancel(choice.stream.id, "stop")
+            if self._slow:
+                raise ApiError(499, "the client reads too slowly")
+
+    async def whole(self) -> list[Answer]:
+        """The answers, once all are finished. Raises ApiError where one fails."""
+        answers = [Answer() for _ in self._choices]
+        async for delta in self.deltas():
+            answers[delta.index].add(delta)
+        return answers
+
+    def _wake(self) -> None:
+        if any(choice.stream.pending > MAX_PENDING for choice in self._choices):
+            self._slow = True
+            self.close()
+        self._changed.set()
+
+
+@dataclass
+class Answer:
+    """A whole answer; `calls` are (id, name, arguments)."""
+
+    text: str = ""
+    reasoning: str = ""
+    calls: list[tuple[str, str, str]] = field(default_factory=list)
+    logprobs: list[TokenLogprob] = field(default_factory=list)
+    finish: str = "stop"
+    stop_string: str | None = None
+
+    def add(self, delta: Delta) -> None:
+        """Append what is new."""
+        self.text += delta.text
+        self.reasoning += delta.reasoning
+        self.logprobs += delta.logprobs
+        for piece in delta.calls:
+            if piece.name is not None:
+                self.calls.append((piece.id, piece.name, piece.arguments))
+            else:
+                number, name, arguments = self.calls[piece.index]
+                self.calls[piece.index] = number, name, arguments + piece.arguments
+        self.finish = delta.finish or self.finish
+        self.stop_string = delta.stop_string or self.stop_string
+
+
+class _Choice:
+    """One answer while it comes. `finished`: nothing more is told; `ended`: the engine is done with it."""
+
+    def __init__(
+        self,
+        index: int,
+        stream: Stream,
+        reading: Reading,
+        tokenizer: Tokenizer,
+        timer: RequestTimer,
+        usage: Usage,
+        first: bool,
+    ) -> None:
+        self.stream = stream
+        self.finished = self.ended = False
+        self._index, self._tokenizer, self._timer, self._usage = index, tokenizer, timer, usage
+        self._counts_cached = first  # of the answers to one prompt, the first tells what was there
+        self._one_call = reading.one_call
+        stop_ids = stream.request.stop_ids
+        self._text = TextStream(tokenizer, reading.stops, stop_ids, continues=reading.continues, shown=reading.shown)
+        thinks = reading.thinking != "none"
+        self._splitter = ReasoningSplitter(open=reading.thinking == "open") if thinks else None
+        self._parser = None if reading.style is None else reading.style.parser(reading.tools)
+        self._tokens = 0
+        self._called = False
+
+    def take(self) -> list[Delta]:
+        """What the engine has told since."""
+        return [delta for event in self.stream.take() if (delta := self._delta(event)) is not None]
+
+    def _delta(self, event: TokenEvent) -> Delta | None:
+        self.ended = event.finish_reason is not None
+        if self.finished:
+            return None
+        if event.error is not None:
+            self.finished = True
+            raise refused(event.error)
+        if event.finish_reason == "cancelled":
+            self.finished = True
+            raise ApiError(503, "the server ended the request", code="cancelled", retry_after_s=5.0)
+        text, logprobs = "", []
+        if event.token is not None:
+            self._tokens += 1
+            self._timer.token(event.queued_s)
+            self._usage.completion += 1
+            self._usage.cached += event.cached_tokens if self._tokens == 1 and self._counts_cached else 0
+            if self._splitter is not None and self._splitter.inside:
+                self._usage.reasoning += 1
+            text = self._text.push(event.token)
+            if event.logprob is not None and event.token not in self.stream.request.stop_ids:
+                top = [(token, max(logprob, LOWEST_LOGPROB)) for token, logprob in event.top]
+                logprob = max(event.logprob, LOWEST_LOGPROB)
+                logprobs.append(named_logprob(self._tokenizer, event.token, logprob, top))
+        stopped = self._text.stopped is not None
+        last = event.finish_reason is not None or stopped
+        if last:
+            text += self._text.flush()
+        answer, reasoning, calls = self._read(text, last=last)
+        if not last:
+            return Delta(self._index, answer, reasoning, calls, tuple(logprobs))
+        self.finished = True
+        self._timer.end(self._tokens)
+        finish = "length" if event.finish_reason in ("length", "timeout") and not stopped else "stop"
+        finish = "tool_calls" if self._called and finish == "stop" else finish
+        return Delta(self._index, answer, reasoning, calls, tuple(logprobs), finish, self._text.stop_string)
+
+    def _read(self, text: str, *, last: bool) -> tuple[str, str, tuple[CallPiece, ...]]:
+        """Text as (answer, reasoning, calls)."""
+        reasoning = ""
+        if self._splitter is not None:
+            reasoning, text = self._splitter.push(text)
+            if last:
+                more, rest = self._splitter.finish()
+                reasoning, text = reasoning + more, text + rest
+        if self._parser is None:
+            return text, reasoning, ()
+        pieces = [*self._parser.push(text), *(self._parser.finish() if last else ())]
+        calls = tuple(piece for piece in pieces if isinstance(piece, CallPiece))
+        self._called = self._called or bool(calls)
+        if self._one_call:
+            calls = tuple(piece for piece in calls if piece.index == 0)
+        return "".join(piece for piece in pieces if isinstance(piece, str)), reasoning, calls

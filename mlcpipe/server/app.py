@@ -1,0 +1,81 @@
+"""The ASGI application: every API behind one guard."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from pathlib import Path
+from typing import Any
+
+from fastapi import FastAPI, Request
+from fastapi.responses import JSONResponse
+
+from mlcpipe.errors import MlcpipeError
+from mlcpipe.server import chat, completions, health, messages, models, responses, tokenize
+from mlcpipe.server.errors import ApiError, refused
+from mlcpipe.server.guard import OPEN_PATHS, Guard, Rules
+from mlcpipe.server.page import page_router
+from mlcpipe.server.service import Service
+from mlcpipe.version import __version__
+
+APIS = (chat, completions, responses, messages, models, tokenize, health)
+
+
+def create_app(rules: Rules = Rules(), page: Path | None = None) -> tuple[FastAPI, Guard]:
+    """The application, and the guard around it, which is what a server runs; `page` is the folder of the built page.
+
+    `app.state.service` is None until the model is loaded; until then requests get 503.
+    """
+    app = FastAPI(title="mlcpipe", version=__version__, docs_url=None, redoc_url=None)
+    app.state.service = None
+    for api in APIS:
+        app.include_router(api.router)
+    router = page_router(page)
+    app.include_router(router)
+    open_paths = {*OPEN_PATHS, *(route.path for route in router.routes)}  # type: ignore[attr-defined]
+    app.add_exception_handler(ApiError, _api_error)
+    app.add_exception_handler(MlcpipeError, _mlcpipe_error)
+    app.add_exception_handler(404, _no_path)
+    app.add_exception_handler(405, _no_method)
+    app.add_exception_handler(Exception, _bug)
+
+    def count(error: ApiError) -> None:
+        if app.state.service is not None:
+            app.state.service.metrics.count_rejected(error)
+
+    return app, Guard(_loaded(app, {*open_paths, "/openapi.json"}), rules, count, open_paths)
+
+
+def _loaded(app: FastAPI, open_paths: Collection[str]) -> Any:
+    async def serve(scope: Any, receive: Any, send: Any) -> None:
+        if scope["type"] == "http" and app.state.service is None and scope["path"] not in open_paths:
+            raise ApiError(503, "Loading model", retry_after_s=1.0)
+        await app(scope, receive, send)
+
+    return serve
+
+
+async def _api_error(request: Request, error: Exception) -> JSONResponse:
+    assert isinstance(error, ApiError)
+    service: Service | None = request.app.state.service
+    if service is not None:
+        service.metrics.count_rejected(error)
+    return JSONResponse(error.body(request.url.path), error.status, error.headers)
+
+
+async def _mlcpipe_error(request: Request, error: Exception) -> JSONResponse:
+    assert isinstance(error, MlcpipeError)
+    return await _api_error(request, refused(error))
+
+
+async def _bug(request: Request, error: Exception) -> JSONResponse:
+    """The guard logs it."""
+    return await _api_error(request, ApiError(500, "the server failed; its log says why"))
+
+
+async def _no_path(request: Request, error: Exception) -> JSONResponse:
+    message = f"there is no {request.method} {request.url.path[:200]}"
+    return await _api_error(request, ApiError(404, message, code="not_found"))
+
+
+async def _no_method(request: Request, error: Exception) -> JSONResponse:
+    return await _api_error(request, ApiError(405, f"the path does not take {request.method}", code="not_allowed"))

@@ -1,0 +1,179 @@
+"""`/v1/chat/completions`, as in OpenAI's API reference."""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import AsyncIterator, Sequence
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Depends, Request
+from fastapi.responses import JSONResponse
+from pydantic import Field
+
+from mlcpipe.runtime.sampling_params import MAX_LOGPROBS, TokenLogprob
+from mlcpipe.server.answers import Answer, Answers, Delta, Usage
+from mlcpipe.server.bodies import CompletionFields, ResponseFormat, body_schema, parsed
+from mlcpipe.server.conversation import Conversation, ToolChoice, answers_to, choose, thinking_variables, tool_of
+from mlcpipe.server.errors import ApiError
+from mlcpipe.server.service import Service
+from mlcpipe.server.sse import DONE, EventStream, choice_events, event, unless_left
+from mlcpipe.server.tool_formats.style import CallPiece
+
+router = APIRouter()
+
+
+class ChatBody(CompletionFields):
+    """The body of a request."""
+
+    messages: list[dict[str, Any]]
+    max_completion_tokens: int | None = Field(None, ge=1)
+    logprobs: bool | None = None
+    top_logprobs: int | None = Field(None, ge=0, le=MAX_LOGPROBS)
+    tools: list[dict[str, Any]] | None = None
+    tool_choice: str | dict[str, Any] | None = None
+    parallel_tool_calls: bool | None = None
+    response_format: ResponseFormat | None = None
+    reasoning_effort: str | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    # A hint for speed that changes no answer; what OpenAI stores or bills.
+    prediction: dict[str, Any] | None = None
+    store: bool | None = None
+    metadata: dict[str, Any] | None = None
+    # Refused by name.
+    modalities: list[str] | None = None
+    audio: dict[str, Any] | None = None
+    functions: list[Any] | None = None
+    function_call: Any = None
+    web_search_options: Any = None
+
+
+@router.post("/v1/chat/completions", openapi_extra=body_schema(ChatBody), response_model=None)
+async def chat(request: Request, body: Annotated[ChatBody, Depends(parsed(ChatBody))]) -> EventStream | JSONResponse:
+    """Answer a conversation."""
+    service: Service = request.app.state.service
+    answers = await answers_to(service, body, _conversation(body))
+    frame = {"id": f"chatcmpl-{secrets.token_hex(12)}", "created": int(time.time()), "model": service.name}
+    if body.stream:
+        usage = body.stream_options is not None and body.stream_options.include_usage
+        chunks = _chunks(answers, frame, body.n or 1, with_usage=usage)
+        return EventStream(chunks, answers.close, lambda error: event(error.body("")) + DONE)
+    whole = await unless_left(request, answers.whole(), answers.close)
+    choices = [_choice(index, answer, with_logprobs=bool(body.logprobs)) for index, answer in enumerate(whole)]
+    return JSONResponse(
+        {**frame, "object": "chat.completion", "choices": choices, "usage": usage_json(answers.usage),
+         "system_fingerprint": None}
+    )  # fmt: skip
+
+
+def _conversation(body: ChatBody) -> Conversation:
+    for name in ("audio", "functions", "function_call", "web_search_options"):
+        if getattr(body, name) is not None:
+            raise ApiError(400, f"{name}: not supported", param=name, code="unsupported_parameter")
+    if body.modalities is not None and body.modalities != ["text"]:
+        raise ApiError(400, "modalities: expected text alone", param="modalities", code="unsupported_parameter")
+    if body.top_logprobs is not None and not body.logprobs:
+        raise ApiError(400, "top_logprobs: expected logprobs to be true", param="top_logprobs")
+    return Conversation(
+        body.messages,
+        _tool_choice(body),
+        {**thinking_variables(body.reasoning_effort), **(body.chat_template_kwargs or {})},
+        body.response_format,
+        body.max_completion_tokens or body.max_tokens,
+        (body.top_logprobs or 0) if body.logprobs else None,
+        body.stops,
+        body.n or 1,
+    )
+
+
+def _tool_choice(body: ChatBody) -> ToolChoice:
+    tools = []
+    for index, given in enumerate(body.tools or ()):
+        function = given.get("function")
+        if given.get("type", "function") != "function" or not isinstance(function, dict):
+            raise ApiError(400, f"tools[{index}]: expected a function", param=f"tools[{index}]")
+        where = f"tools[{index}].function"
+        get = function.get
+        tools.append(tool_of(get("name"), get("description"), get("parameters"), get("strict"), where))
+    parallel = body.parallel_tool_calls is not False
+    if not isinstance(body.tool_choice, dict):
+        return choose(tools, body.tool_choice, parallel=parallel)
+    named = body.tool_choice.get("function")
+    name = named.get("name") if isinstance(named, dict) else None
+    return choose(tools, None, named=name if isinstance(name, str) else "", parallel=parallel)
+
+
+async def _chunks(answers: Answers, frame: dict[str, Any], n: int, *, with_usage: bool) -> AsyncIterator[str]:
+    """The events of a stream."""
+    frame = {**frame, "object": "chat.completion.chunk", **({"usage": None} if with_usage else {})}
+    made = choice_events(frame)
+
+    def chunk(index: int, delta: dict[str, Any], logprobs: object = None, finish: str | None = None) -> str:
+        return made({"index": index, "delta": delta, "logprobs": logprobs, "finish_reason": finish})
+
+    for index in range(n):
+        yield chunk(index, {"role": "assistant", "content": ""})
+    async for one in answers.deltas():
+        delta = _delta_json(one)
+        logprobs = _logprobs(one.logprobs) if one.logprobs else None
+        if delta or logprobs:
+            yield chunk(one.index, delta, logprobs)
+        if one.finish is not None:
+            yield chunk(one.index, {}, None, one.finish)
+    if with_usage:
+        yield event({**frame, "choices": [], "usage": usage_json(answers.usage)})
+    yield DONE
+
+
+def _delta_json(delta: Delta) -> dict[str, Any]:
+    out: dict[str, Any] = {}
+    if delta.text:
+        out["content"] = delta.text
+    if delta.reasoning:
+        out["reasoning_content"] = delta.reasoning
+    if delta.calls:
+        out["tool_calls"] = [_call_piece(piece) for piece in delta.calls]
+    return out
+
+
+def _call_piece(piece: CallPiece) -> dict[str, Any]:
+    function: dict[str, Any] = {"arguments": piece.arguments}
+    if piece.name is None:
+        return {"index": piece.index, "function": function}
+    return {"index": piece.index, "id": piece.id, "type": "function", "function": {"name": piece.name, **function}}
+
+
+def _choice(index: int, answer: Answer, *, with_logprobs: bool) -> dict[str, Any]:
+    message: dict[str, Any] = {"role": "assistant", "content": answer.text, "refusal": None}
+    if answer.reasoning:
+        message["reasoning_content"] = answer.reasoning
+    if answer.calls:
+        message["content"] = answer.text or None
+        message["tool_calls"] = [
+            {"id": number, "type": "function", "function": {"name": name, "arguments": arguments}}
+            for number, name, arguments in answer.calls
+        ]
+    logprobs = _logprobs(answer.logprobs) if with_logprobs else None
+    return {"index": index, "message": message, "logprobs": logprobs, "finish_reason": answer.finish}
+
+
+def _logprobs(tokens: Sequence[TokenLogprob]) -> dict[str, Any]:
+    return {
+        "content": [{**_token(one), "top_logprobs": [_token(other) for other in one.top]} for one in tokens],
+        "refusal": None,
+    }
+
+
+def _token(one: TokenLogprob) -> dict[str, Any]:
+    return {"token": one.text, "logprob": one.logprob, "bytes": list(one.bytes)}
+
+
+def usage_json(usage: Usage) -> dict[str, Any]:
+    """Usage as OpenAI writes it."""
+    return {
+        "prompt_tokens": usage.prompt,
+        "completion_tokens": usage.completion,
+        "total_tokens": usage.prompt + usage.completion,
+        "prompt_tokens_details": {"cached_tokens": usage.cached},
+        "completion_tokens_details": {"reasoning_tokens": usage.reasoning},
+    }

@@ -1,0 +1,147 @@
+"""`/v1/completions`: texts continued, as in OpenAI's legacy API; with `suffix`, the middle between two texts."""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import replace
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Depends, Request
+from fastapi.responses import JSONResponse
+from pydantic import Field
+
+from mlcpipe.runtime.sampling_params import MAX_LOGPROBS, TokenLogprob
+from mlcpipe.runtime.text.tokenizer import Tokenizer
+from mlcpipe.server.answers import Answers, Reading
+from mlcpipe.server.bodies import MAX_CHOICES, CompletionFields, ResponseFormat, body_schema, parsed
+from mlcpipe.server.chat import usage_json
+from mlcpipe.server.errors import ApiError
+from mlcpipe.server.service import Service, repeated
+from mlcpipe.server.sse import DONE, EventStream, choice_events, event, unless_left
+
+router = APIRouter()
+_DEFAULT_TOKENS = 16  # as OpenAI
+# Control tokens before a prefix, before a suffix and before the middle: Qwen2.5-Coder, StarCoder, DeepSeek-Coder.
+_FILL_IN = (
+    ("<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>"),
+    ("<fim_prefix>", "<fim_suffix>", "<fim_middle>"),
+    ("<｜fim▁begin｜>", "<｜fim▁hole｜>", "<｜fim▁end｜>"),
+)
+
+
+class CompletionBody(CompletionFields):
+    """The body of a request."""
+
+    prompt: str | list[str] | list[int] | list[list[int]]
+    suffix: str | None = None
+    echo: bool | None = None
+    logprobs: int | None = Field(None, ge=0, le=MAX_LOGPROBS)
+    best_of: int | None = None
+    response_format: ResponseFormat | None = None
+
+
+@router.post("/v1/completions", openapi_extra=body_schema(CompletionBody), response_model=None)
+async def complete(
+    request: Request, body: Annotated[CompletionBody, Depends(parsed(CompletionBody))]
+) -> EventStream | JSONResponse:
+    """Continue one or more texts."""
+    service: Service = request.app.state.service
+    answers, heads = await _begin(service, body)
+    frame = {
+        "id": f"cmpl-{secrets.token_hex(12)}",
+        "object": "text_completion",
+        "created": int(time.time()),
+        "model": service.name,
+    }
+    if body.stream:
+        usage = body.stream_options is not None and body.stream_options.include_usage
+        chunks = _chunks(answers, frame, heads, with_usage=usage)
+        return EventStream(chunks, answers.close, lambda error: event(error.body("")) + DONE)
+    whole = await unless_left(request, answers.whole(), answers.close)
+    choices = [
+        _choice(index, head + one.text, _logprobs(one.logprobs, len(head)), one.finish)
+        for index, (head, one) in enumerate(zip(heads, whole, strict=True))
+    ]
+    return JSONResponse({**frame, "choices": choices, "usage": usage_json(answers.usage)})
+
+
+async def _begin(service: Service, body: CompletionBody) -> tuple[Answers, list[str]]:
+    """Ask for all answers; with `echo`, what each of them begins with. Raises ApiError."""
+    service.check_model(body.model)
+    n = body.n or 1
+    if body.best_of is not None and body.best_of != n:
+        raise ApiError(400, "best_of: expected n, or nothing", param="best_of", code="unsupported_parameter")
+    if body.echo and body.logprobs is not None:
+        raise ApiError(400, "echo: not together with logprobs", param="echo", code="unsupported_parameter")
+    given: Sequence[Any] = [body.prompt] if isinstance(body.prompt, str) else body.prompt
+    texts = [given] if given and isinstance(given[0], int) else given
+    if not 0 < len(texts) * n <= MAX_CHOICES:
+        raise ApiError(400, f"prompt: expected 1 to {MAX_CHOICES} answers", param="prompt")
+    prompts = await service.apart(lambda: _prompts(service.tokenizer, texts, body.suffix))
+    source = service.source(body, body.response_format, "none")
+    reading = Reading(body.stops, continues=True)
+    requests, heads = [], []
+    for tokens in prompts:
+        if not tokens:
+            raise ApiError(400, "prompt: expected at least one token", param="prompt")
+        request = service.request(body, tokens, body.max_tokens or _DEFAULT_TOKENS)
+        request = await service.constrained(replace(request, logprobs=body.logprobs), source)
+        requests += [(one, reading) for one in repeated(request, n)]
+        heads += [service.tokenizer.decode(tokens) if body.echo else ""] * n
+    return service.start(requests), heads
+
+
+def _prompts(tokenizer: Tokenizer, texts: Sequence[Any], suffix: str | None) -> list[list[int]]:
+    """The tokens of each prompt. Raises ApiError, and the errors of the tokenizer."""
+    if suffix is not None:
+        return [_fill_in(tokenizer, text, suffix) for text in texts]
+    return [tokenizer.encode(one, add_special_tokens=True) if isinstance(one, str) else list(one) for one in texts]
+
+
+def _fill_in(tokenizer: Tokenizer, prefix: object, suffix: str) -> list[int]:
+    if not isinstance(prefix, str):
+        raise ApiError(400, "suffix: expected a prompt of text", param="suffix")
+    for names in _FILL_IN:
+        ids = [tokenizer.encode(name) for name in names]
+        if all(len(one) == 1 for one in ids):
+            return [*ids[0], *tokenizer.encode(prefix), *ids[1], *tokenizer.encode(suffix), *ids[2]]
+    message = "suffix: the model's tokenizer has no tokens to fill in the middle"
+    raise ApiError(400, message, param="suffix", code="unsupported_parameter")
+
+
+async def _chunks(answers: Answers, frame: dict[str, Any], heads: list[str], *, with_usage: bool) -> AsyncIterator[str]:
+    frame = {**frame, **({"usage": None} if with_usage else {})}
+    made = choice_events(frame)
+    offsets = [len(head) for head in heads]
+    for index, head in enumerate(heads):
+        if head:
+            yield made(_choice(index, head, None, None))
+    async for one in answers.deltas():
+        logprobs = _logprobs(one.logprobs, offsets[one.index])
+        offsets[one.index] += sum(len(token.text) for token in one.logprobs)
+        yield made(_choice(one.index, one.text, logprobs, one.finish))
+    if with_usage:
+        yield event({**frame, "choices": [], "usage": usage_json(answers.usage)})
+    yield DONE
+
+
+def _choice(index: int, text: str, logprobs: object, finish: str | None) -> dict[str, Any]:
+    return {"index": index, "text": text, "logprobs": logprobs, "finish_reason": finish}
+
+
+def _logprobs(tokens: Sequence[TokenLogprob], offset: int) -> dict[str, Any] | None:
+    """As the legacy API writes them: lists side by side; `offset` characters are before."""
+    if not tokens:
+        return None
+    offsets = []
+    for one in tokens:
+        offsets.append(offset)
+        offset += len(one.text)
+    return {
+        "tokens": [one.text for one in tokens],
+        "token_logprobs": [one.logprob for one in tokens],
+        "top_logprobs": [{other.text: other.logprob for other in one.top} for one in tokens],
+        "text_offset": offsets,
+    }

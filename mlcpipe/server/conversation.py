@@ -1,0 +1,108 @@
+"""What the chat APIs have in common: messages, tools and a form of the answer become answers of the engine."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from mlcpipe.server.answers import Answers, Reading
+from mlcpipe.server.bodies import ResponseFormat, SamplingFields, checked_stops
+from mlcpipe.server.errors import ApiError
+from mlcpipe.server.prompts import Prompt, render
+from mlcpipe.server.service import Service, repeated
+from mlcpipe.server.tool_formats.style import Tool
+
+MAX_TOOLS = 512
+_EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
+
+
+@dataclass(frozen=True)
+class ToolChoice:
+    """Which tools may be called, and whether one must be."""
+
+    tools: Sequence[Tool] = ()
+    forced: bool = False
+    parallel: bool = True
+
+
+@dataclass(frozen=True)
+class Conversation:
+    """A conversation that wants an answer; messages as the OpenAI API has them."""
+
+    messages: Sequence[Mapping[str, Any]]
+    choice: ToolChoice = ToolChoice()
+    variables: Mapping[str, Any] = field(default_factory=dict)
+    form: ResponseFormat | None = None
+    max_tokens: int | None = None
+    logprobs: int | None = None
+    stops: Sequence[str] = ()
+    n: int = 1
+
+
+def tool_of(name: object, description: object, parameters: object, strict: object, where: str) -> Tool:
+    """A checked tool. Raises ApiError."""
+    if not isinstance(name, str) or not 0 < len(name) <= 256:
+        raise ApiError(400, f"{where}.name: expected a name", param=f"{where}.name")
+    if parameters is None:
+        parameters = {"type": "object", "properties": {}}
+    if not isinstance(parameters, dict):
+        raise ApiError(400, f"{where}.parameters: expected a JSON schema", param=f"{where}.parameters")
+    return Tool(name, description if isinstance(description, str) else "", parameters, strict is True)
+
+
+def choose(tools: Sequence[Tool], choice: str | None, *, named: str | None = None, parallel: bool = True) -> ToolChoice:
+    """The tools that a choice leaves: "none", "auto", "required", or the one that is named. Raises ApiError."""
+    if len(tools) > MAX_TOOLS:
+        raise ApiError(400, f"tools: expected at most {MAX_TOOLS}", param="tools")
+    if named is not None:
+        kept = [tool for tool in tools if tool.name == named]
+        if not kept:
+            raise ApiError(400, f"tool_choice: no tool is named {named[:100]!r}", param="tool_choice")
+        return ToolChoice(kept[:1], forced=True, parallel=False)
+    if choice not in (None, "none", "auto", "required"):
+        raise ApiError(400, "tool_choice: expected none, auto, required or a tool", param="tool_choice")
+    if choice == "required" and not tools:
+        raise ApiError(400, "tool_choice: required, but there are no tools", param="tool_choice")
+    return ToolChoice() if choice == "none" else ToolChoice(tools, choice == "required", parallel)
+
+
+def thinking_variables(effort: str | None) -> dict[str, Any]:
+    """Variables of chat templates for an effort of reasoning. Raises ApiError."""
+    if effort is None:
+        return {}
+    if effort not in _EFFORTS:
+        raise ApiError(400, f"reasoning_effort: expected one of {', '.join(_EFFORTS)}", param="reasoning_effort")
+    return {"enable_thinking": False} if effort == "none" else {"reasoning_effort": effort}
+
+
+async def prompt_of(service: Service, conversation: Conversation) -> Prompt:
+    """The tokens of a conversation. Raises ApiError."""
+    style, tools = service.style, conversation.choice.tools
+    return await service.apart(
+        lambda: render(service.tokenizer, conversation.messages, tools, style, conversation.variables)
+    )
+
+
+async def answers_to(service: Service, body: SamplingFields, conversation: Conversation) -> Answers:
+    """Begin to answer. Raises ApiError for what cannot be honoured, or is too much."""
+    service.check_model(body.model)
+    choice = conversation.choice
+    prompt = await prompt_of(service, conversation)
+    request = service.request(body, prompt.tokens, conversation.max_tokens)
+    request = replace(request, logprobs=conversation.logprobs)
+    form = service.source(body, conversation.form, prompt.thinking)
+    if choice.tools and (form is None or form.kind == "json_schema"):
+        request = await service.with_tools(
+            request, choice.tools, form, forced=choice.forced, parallel=choice.parallel, thinking=prompt.thinking
+        )
+    elif choice.forced:
+        raise ApiError(400, "regex and grammar: not together with a tool that must be called", param="tool_choice")
+    else:
+        request = await service.constrained(request, form)
+    reading = Reading(checked_stops(conversation.stops), thinking=prompt.thinking)
+    if choice.tools:
+        reading = replace(
+            reading, style=service.style, tools=choice.tools, shown=service.shown, one_call=not choice.parallel
+        )
+    return service.start([(one, reading) for one in repeated(request, conversation.n)])

@@ -1,0 +1,82 @@
+"""Refusals as the APIs write them: OpenAI's `{"error": …}`, Anthropic's `{"type": "error", …}`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pydantic import ValidationError
+
+from mlcpipe.errors import ComputeError, MlcpipeError, ResourceError
+from mlcpipe.runtime.serving.interface import OverloadedError
+
+_OPENAI_TYPES = {401: "authentication_error", 403: "permission_error", 404: "not_found_error", 429: "rate_limit_error"}
+_ANTHROPIC_TYPES = {
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    503: "overloaded_error",
+}
+ANTHROPIC_PATH = "/v1/messages"
+_SHOWN = 3  # mistakes of a body that are named
+
+
+class ApiError(Exception):
+    """A refusal with an HTTP status; `code` and `param` are OpenAI's, `retry_after_s` becomes a header."""
+
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        *,
+        code: str | None = None,
+        param: str | None = None,
+        retry_after_s: float | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.status = status
+        self.message = message
+        self.code = code
+        self.param = param
+        self.retry_after_s = retry_after_s
+
+    @property
+    def headers(self) -> dict[str, str]:
+        """Headers of the response."""
+        headers = {} if self.retry_after_s is None else {"retry-after": f"{self.retry_after_s:.0f}"}
+        return headers | ({"www-authenticate": "Bearer"} if self.status == 401 else {})
+
+    def body(self, path: str) -> dict[str, Any]:
+        """The JSON of the response to a request of this path."""
+        kind = "server_error" if self.status >= 500 else "invalid_request_error"
+        if path.startswith(ANTHROPIC_PATH):
+            kind = _ANTHROPIC_TYPES.get(self.status, "api_error" if self.status >= 500 else kind)
+            return {"type": "error", "error": {"type": kind, "message": self.message}}
+        kind = _OPENAI_TYPES.get(self.status, kind)
+        code = self.code if self.code is not None else self.status if self.status >= 500 else None
+        return {"error": {"message": self.message, "type": kind, "param": self.param, "code": code}}
+
+
+def refused(error: MlcpipeError) -> ApiError:
+    """The refusal for an error of mlcpipe: the caller's mistake, unless the machine or the model failed."""
+    if isinstance(error, OverloadedError):
+        return ApiError(503, str(error), code="overloaded", retry_after_s=error.retry_after_s)
+    if isinstance(error, ResourceError):
+        return ApiError(503, str(error), code="out_of_memory", retry_after_s=5.0)
+    if isinstance(error, ComputeError):
+        return ApiError(500, str(error), code="compute_error")
+    return ApiError(400, str(error))
+
+
+def invalid(error: ValidationError) -> ApiError:
+    """The refusal for a body of another form: it names the fields."""
+    details = error.errors(include_url=False, include_context=False, include_input=False)
+    shown = [f"{_path(detail['loc'])}: {detail['msg']}" for detail in details[:_SHOWN]]
+    more = f" (and {len(details) - _SHOWN} more)" if len(details) > _SHOWN else ""
+    return ApiError(400, "; ".join(shown) + more, param=_path(details[0]["loc"]) or None, code="invalid_body")
+
+
+def _path(location: tuple[int | str, ...]) -> str:
+    text = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in location).lstrip(".")
+    return text.encode("utf-8", errors="replace").decode()[:100] or "body"

@@ -1,0 +1,172 @@
+"""Who may ask, and how much: host and origin, API keys, requests at once, the size of a body."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import hmac
+import json
+import logging
+from collections import Counter
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import urlsplit
+
+from mlcpipe.server.errors import ApiError
+
+Scope = dict[str, Any]
+OPEN_PATHS = ("/health", "/v1/health")
+MAX_BODY_BYTES = 32 << 20
+BODY_S = 60.0  # for a body to come
+_LOOPBACK = ("127.0.0.1", "localhost", "::1")
+_log = logging.getLogger("mlcpipe.server")
+
+
+@dataclass(frozen=True)
+class Rules:
+    """keys: of the API, none for everybody; host: that the server listens on; per_key: requests at once, None for any
+    number."""
+
+    keys: Collection[str] = ()
+    host: str = "127.0.0.1"
+    per_key: int | None = None
+    max_body_bytes: int = MAX_BODY_BYTES
+
+
+class Guard:
+    """The outermost ASGI layer; it also turns what nobody caught into a response.
+
+    `refused` is told of each refusal; `open_paths` need no key.
+    """
+
+    def __init__(
+        self, app: Any, rules: Rules, refused: Callable[[ApiError], None], open_paths: Collection[str] = OPEN_PATHS
+    ) -> None:
+        self._app = app
+        self._open_paths = open_paths
+        self._refused = refused
+        self._rules = rules
+        self._digests = [_digest(key) for key in rules.keys]
+        self._active: Counter[bytes] = Counter()
+
+    async def __call__(self, scope: Scope, receive: Any, send: Any) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        started = False
+
+        async def watched(message: dict[str, Any]) -> None:
+            nonlocal started
+            started = started or message["type"] == "http.response.start"
+            await send(message)
+
+        try:
+            await self._admit(scope, receive, watched)
+        except ApiError as error:
+            self._refused(error)
+            if not started:
+                await _respond(error, scope, send)
+        except Exception:
+            _log.exception("a request failed")
+            if started:
+                raise
+            await _respond(ApiError(500, "the server failed; its log says why"), scope, send)
+
+    async def _admit(self, scope: Scope, receive: Any, send: Any) -> None:
+        headers = {name.lower(): value for name, value in scope["headers"]}
+        self._check_host(headers)
+        if scope["path"] in self._open_paths:
+            await self._app(scope, receive, send)
+            return
+        key = self._key(headers)
+        same = [hmac.compare_digest(digest, key) for digest in self._digests]  # each of them, whatever the first says
+        if same and not any(same):
+            raise ApiError(401, "the API key is missing or wrong", code="invalid_api_key")
+        per_key = self._rules.per_key
+        if per_key is not None and scope["method"] == "POST" and self._active[key] >= per_key:
+            message = f"{per_key} requests of this key are running already"
+            raise ApiError(429, message, code="rate_limit_exceeded", retry_after_s=1.0)
+        self._active[key] += 1
+        try:
+            await self._app(scope, await self._whole_body(headers, receive), send)
+        finally:
+            self._active[key] -= 1
+            self._active += Counter()  # drops keys without requests
+
+    def _check_host(self, headers: dict[bytes, bytes]) -> None:
+        """On loopback, refuse what a page of another site makes a browser send: other hosts' names and origins."""
+        if self._rules.host not in _LOOPBACK:
+            return
+        host = headers.get(b"host", b"").decode("latin-1")
+        if _name(f"//{host}") not in _LOOPBACK:
+            raise ApiError(421, "this server answers to 127.0.0.1 and localhost alone", code="wrong_host")
+        origin = headers.get(b"origin")
+        if origin is not None and origin.decode("latin-1").partition("://")[2] != host:
+            raise ApiError(403, "pages of other sites may not ask", code="wrong_origin")
+
+    def _key(self, headers: dict[bytes, bytes]) -> bytes:
+        given = headers.get(b"x-api-key", b"")
+        scheme, _, token = headers.get(b"authorization", b"").partition(b" ")
+        if scheme.lower() == b"bearer":
+            given = token.strip()
+        return hashlib.sha256(given).digest()
+
+    async def _whole_body(self, headers: dict[bytes, bytes], receive: Any) -> Any:
+        """A `receive` that gives the body at once. Raises ApiError for one that is too large, too slow or cut off."""
+        most = self._rules.max_body_bytes
+        length = headers.get(b"content-length", b"0")
+        if length.isdigit() and int(length[:20]) > most:
+            raise _too_large(most)
+        try:
+            body = await asyncio.wait_for(_body(receive, most), BODY_S)
+        except asyncio.TimeoutError:
+            raise ApiError(408, f"the body did not come within {BODY_S:.0f} s") from None
+        if body is None:
+            raise ApiError(499, "the client left before the end of its body")
+        messages = [{"type": "http.request", "body": body}]
+
+        async def again() -> Any:
+            return messages.pop() if messages else await receive()
+
+        return again
+
+
+async def _body(receive: Any, most: int) -> bytes | None:
+    """All of the body; None where the client left before its end."""
+    parts, size = [], 0
+    while True:
+        message = await receive()
+        if message["type"] != "http.request":
+            return None
+        parts.append(message.get("body", b""))
+        size += len(parts[-1])
+        if size > most:
+            raise _too_large(most)
+        if not message.get("more_body", False):
+            return b"".join(parts)
+
+
+def _digest(key: str) -> bytes:
+    return hashlib.sha256(key.encode("utf-8", errors="surrogateescape")).digest()
+
+
+def _name(address: str) -> str | None:
+    try:
+        return urlsplit(address).hostname
+    except ValueError:
+        return None
+
+
+def _too_large(most: int) -> ApiError:
+    return ApiError(413, f"the body is too large; expected at most {most} bytes", code="request_too_large")
+
+
+async def _respond(error: ApiError, scope: Scope, send: Any) -> None:
+    content = json.dumps(error.body(scope["path"])).encode()
+    headers = {"content-type": "application/json", "content-length": str(len(content)), **error.headers}
+    if error.status in (408, 413):
+        headers["connection"] = "close"  # what is left of the body is not read
+    raw = [(name.encode(), value.encode()) for name, value in headers.items()]
+    await send({"type": "http.response.start", "status": error.status, "headers": raw})
+    await send({"type": "http.response.body", "body": content})

@@ -1,0 +1,212 @@
+"""`/v1/messages` and `/v1/messages/count_tokens`, as in Anthropic's API reference."""
+
+from __future__ import annotations
+
+import json
+import secrets
+from collections.abc import AsyncIterator, Mapping
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Depends, Request
+from fastapi.responses import JSONResponse
+from pydantic import Field
+
+from mlcpipe.server.answers import Answers, Usage
+from mlcpipe.server.blocks import Block, BlockEvent, Blocks
+from mlcpipe.server.bodies import JsonSchemaFormat, ResponseFormat, SamplingFields, body_schema, parsed
+from mlcpipe.server.conversation import Conversation, ToolChoice, answers_to, choose, prompt_of, tool_of
+from mlcpipe.server.errors import ANTHROPIC_PATH, ApiError
+from mlcpipe.server.prompts import text_of, without_billing
+from mlcpipe.server.service import Service
+from mlcpipe.server.sse import EventStream, encoded, event, unless_left
+
+router = APIRouter()
+_PING = event({"type": "ping"}, "ping")
+_CHOICES = {"auto": "auto", "any": "required", "none": "none"}
+
+
+class CountBody(SamplingFields):
+    """What is counted."""
+
+    messages: list[dict[str, Any]]
+    system: str | list[dict[str, Any]] | None = None
+    tools: list[dict[str, Any]] | None = None
+    tool_choice: dict[str, Any] | None = None
+    thinking: dict[str, Any] | None = None
+
+
+class MessagesBody(CountBody):
+    """The body of a request."""
+
+    max_tokens: int = Field(ge=1)
+    stop_sequences: list[str] | None = None
+    output_format: dict[str, Any] | None = None
+    output_config: dict[str, Any] | None = None
+    metadata: dict[str, Any] | None = None
+
+
+@router.post(ANTHROPIC_PATH, openapi_extra=body_schema(MessagesBody), response_model=None)
+async def messages(
+    request: Request, body: Annotated[MessagesBody, Depends(parsed(MessagesBody))]
+) -> EventStream | JSONResponse:
+    """Answer a conversation."""
+    service: Service = request.app.state.service
+    answers = await answers_to(service, body, _conversation(body))
+    frame = {"id": f"msg_{secrets.token_hex(12)}", "type": "message", "role": "assistant", "model": service.name}
+    if body.stream:
+        return EventStream(_events(answers, frame), answers.close, _failed, _PING)
+    blocks = Blocks()
+    await unless_left(request, blocks.whole(answers), answers.close)
+    content = [_content(block) for block in blocks.made]
+    return JSONResponse({**frame, "content": content, **_end(blocks), "usage": _usage(answers.usage)})
+
+
+@router.post(f"{ANTHROPIC_PATH}/count_tokens", openapi_extra=body_schema(CountBody))
+async def count_tokens(request: Request, body: Annotated[CountBody, Depends(parsed(CountBody))]) -> dict[str, int]:
+    """The tokens of a conversation."""
+    service: Service = request.app.state.service
+    service.check_model(body.model)
+    return {"input_tokens": len((await prompt_of(service, _conversation(body))).tokens)}
+
+
+def _conversation(body: CountBody) -> Conversation:
+    system = body.system if isinstance(body.system, list) else [{"type": "text", "text": body.system or ""}]
+    texts = without_billing([text_of([part], "system") for part in system])
+    out: list[dict[str, Any]] = [{"role": "system", "content": "\n\n".join(texts)}] if any(texts) else []
+    for index, message in enumerate(body.messages):
+        out += _message(message, f"messages[{index}]")
+    if out and out[-1]["role"] == "assistant":
+        raise ApiError(400, "messages: expected a message of the user at the end; an answer cannot be begun for it")
+    # As with Anthropic, nobody thinks who was not asked to.
+    thinks = (body.thinking or {}).get("type") in ("enabled", "adaptive")
+    conversation = Conversation(out, _tool_choice(body), {"enable_thinking": thinks})
+    if not isinstance(body, MessagesBody):
+        return conversation
+    form = (body.output_config or {}).get("format") or body.output_format
+    return Conversation(
+        out,
+        conversation.choice,
+        conversation.variables,
+        None if form is None else _form(form),
+        body.max_tokens,
+        stops=body.stop_sequences or (),
+    )
+
+
+def _form(form: Any) -> ResponseFormat:
+    schema = form.get("schema") if isinstance(form, Mapping) else None
+    if not isinstance(schema, dict) or form.get("type") != "json_schema":
+        raise ApiError(400, "output_config.format: expected a json_schema with a schema")
+    return ResponseFormat(type="json_schema", json_schema=JsonSchemaFormat(schema=schema))
+
+
+def _message(message: Mapping[str, Any], where: str) -> list[dict[str, Any]]:
+    """One message as messages of the OpenAI API: results of tools become messages of their own."""
+    role, content = message.get("role"), message.get("content")
+    if role not in ("user", "assistant", "system"):
+        raise ApiError(400, f"{where}.role: expected user or assistant", param=f"{where}.role")
+    if isinstance(content, str):
+        return [{"role": role, "content": content}]
+    if not isinstance(content, list):
+        raise ApiError(400, f"{where}.content: expected text or blocks", param=f"{where}.content")
+    results, texts, calls, thoughts = [], [], [], []
+    for index, block in enumerate(content):
+        kind = block.get("type") if isinstance(block, Mapping) else None
+        place = f"{where}.content[{index}]"
+        if kind == "tool_result":
+            results.append({"role": "tool", "tool_call_id": str(block.get("tool_use_id")),
+                            "content": text_of(block.get("content"), f"{place}.content")})  # fmt: skip
+        elif kind == "tool_use":
+            function = {"name": block.get("name"), "arguments": block.get("input") or {}}
+            calls.append({"id": str(block.get("id")), "type": "function", "function": function})
+        elif kind == "thinking":
+            thoughts.append(str(block.get("thinking") or ""))
+        elif kind != "redacted_thinking":
+            texts.append(text_of([block], place))
+    if role != "assistant":
+        return [*results, *([{"role": role, "content": "\n".join(texts)}] if texts or not results else [])]
+    said: dict[str, Any] = {"role": role, "content": "\n".join(texts)}
+    said |= {"tool_calls": calls} if calls else {}
+    return [said | ({"reasoning_content": "\n".join(thoughts)} if thoughts else {})]
+
+
+def _tool_choice(body: CountBody) -> ToolChoice:
+    """Tools with a schema; those that Anthropic runs itself are skipped."""
+    tools = [
+        tool_of(tool.get("name"), tool.get("description"), tool.get("input_schema"), tool.get("strict"), f"tools[{i}]")
+        for i, tool in enumerate(body.tools or ())
+        if tool.get("type", "custom") == "custom"
+    ]
+    given = body.tool_choice or {"type": "auto"}
+    parallel = given.get("disable_parallel_tool_use") is not True
+    if given.get("type") == "tool":
+        return choose(tools, None, named=str(given.get("name")))
+    return choose(tools, _CHOICES.get(str(given.get("type")), "unknown"), parallel=parallel)
+
+
+async def _events(answers: Answers, frame: dict[str, Any]) -> AsyncIterator[str]:
+    """The events of a stream."""
+    begun = {**frame, "content": [], "stop_reason": None, "stop_sequence": None, "usage": _usage(answers.usage)}
+    yield event({"type": "message_start", "message": begun}, "message_start")
+    yield _PING
+    blocks = Blocks()
+    async for one in blocks.events(answers):
+        yield _block_event(one)
+    end = {"type": "message_delta", "delta": _end(blocks), "usage": _usage(answers.usage)}
+    yield event(end, "message_delta")
+    yield event({"type": "message_stop"}, "message_stop")
+
+
+def _block_event(one: BlockEvent) -> str:
+    index, kind = one.block.index, one.block.kind
+    if one.what == "start":
+        empty = Block(index, kind, one.block.id, one.block.name)
+        made = {"type": "content_block_start", "index": index, "content_block": _content(empty)}
+    elif one.what == "stop":
+        made = {"type": "content_block_stop", "index": index}
+    else:
+        name, key = {"text": ("text_delta", "text"), "reasoning": ("thinking_delta", "thinking"),
+                     "call": ("input_json_delta", "partial_json")}[kind]  # fmt: skip
+        made = {"type": "content_block_delta", "index": index, "delta": {"type": name, key: one.text}}
+    return event(made, str(made["type"]))
+
+
+def _content(block: Block) -> dict[str, Any]:
+    if block.kind == "text":
+        return {"type": "text", "text": block.text}
+    if block.kind == "reasoning":
+        return {"type": "thinking", "thinking": block.text, "signature": ""}
+    return {"type": "tool_use", "id": block.id, "name": block.name, "input": _arguments(block.text)}
+
+
+def _arguments(text: str) -> dict[str, Any]:
+    """The object that a call has; one that was cut off has none."""
+    try:
+        value = json.loads(text or "{}")
+        encoded(value)  # JSON has no word for infinity, but 1e999
+    except (ValueError, RecursionError):
+        return {}
+    return value if isinstance(value, dict) else {}
+
+
+def _end(blocks: Blocks) -> dict[str, Any]:
+    last = blocks.last
+    assert last is not None
+    reason = {"length": "max_tokens", "tool_calls": "tool_use"}.get(last.finish or "", "end_turn")
+    if last.stop_string is not None and reason == "end_turn":
+        reason = "stop_sequence"
+    return {"stop_reason": reason, "stop_sequence": last.stop_string if reason == "stop_sequence" else None}
+
+
+def _usage(usage: Usage) -> dict[str, int]:
+    """As Anthropic counts: tokens from the cache are not input."""
+    return {
+        "input_tokens": usage.prompt - usage.cached,
+        "output_tokens": usage.completion,
+        "cache_read_input_tokens": usage.cached,
+        "cache_creation_input_tokens": 0,
+    }
+
+
+def _failed(error: ApiError) -> str:
+    return event(error.body(ANTHROPIC_PATH), "error")

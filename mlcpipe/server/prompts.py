@@ -1,0 +1,118 @@
+"""From messages and tools to tokens: what clients send becomes what chat templates take."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from mlcpipe.errors import UsageError
+from mlcpipe.runtime.serving.grammar import Thinking
+from mlcpipe.runtime.text.tokenizer import Tokenizer
+from mlcpipe.server.errors import ApiError
+from mlcpipe.server.reasoning import BEGIN, END
+from mlcpipe.server.tool_formats.style import Messages, Tool, ToolFormat
+
+# A line that Claude Code puts first and changes with every request: with it, no prompt begins like the last one.
+BILLING = "x-anthropic-billing-header:"
+_ROLES = ("system", "developer", "user", "assistant", "tool")
+_KEPT = ("role", "content", "name", "tool_calls", "tool_call_id", "reasoning_content", "reasoning", "thinking")
+_LAST_TOKENS = 16  # of a prompt, where an opened `<think>` would be
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """tokens: the prompt; thinking: whether the answer begins with reasoning, or may."""
+
+    tokens: list[int]
+    thinking: Thinking
+
+
+def render(
+    tokenizer: Tokenizer,
+    messages: Sequence[Mapping[str, Any]],
+    tools: Sequence[Tool],
+    style: ToolFormat,
+    variables: Mapping[str, Any],
+) -> Prompt:
+    """The prompt of a conversation. Raises UsageError, TemplateError or TokenizerError."""
+    prepared, extras = style.prepare(plain_messages(messages), tools)
+    clash = {"messages", "tools", "add_generation_prompt", "allow_control_tokens"} & set(variables)
+    if clash:
+        raise UsageError("chat_template_kwargs", expected="variables of the template", found=", ".join(sorted(clash)))
+    tokens = tokenizer.encode_chat(prepared, **{**variables, **extras})
+    end = tokenizer.decode(tokens[-_LAST_TOKENS:], skip_special_tokens=False).rstrip()
+    thinks = END in tokenizer.chat_templates.get("default", "")
+    return Prompt(tokens, "open" if thinks and end.endswith(BEGIN) else "may" if thinks else "none")
+
+
+def plain_messages(messages: Sequence[Mapping[str, Any]]) -> Messages:
+    """Messages of the OpenAI API as templates take them.
+
+    Content is text, arguments of calls are objects, `developer` is `system`, and system messages at the beginning are
+    one. Raises ApiError for what is no text.
+    """
+    if not messages:
+        raise ApiError(400, "messages: expected at least one", param="messages")
+    out: Messages = []
+    for index, message in enumerate(messages):
+        where = f"messages[{index}]"
+        role = message.get("role")
+        if role not in _ROLES:
+            raise ApiError(400, f"{where}.role: expected one of {', '.join(_ROLES)}", param=f"{where}.role")
+        kept = {key: message[key] for key in _KEPT if message.get(key) is not None}
+        kept["role"] = "system" if role == "developer" else role
+        kept["content"] = text_of(message.get("content"), f"{where}.content")
+        if kept.get("tool_calls"):
+            kept["tool_calls"] = [_call(call, f"{where}.tool_calls") for call in listed(kept["tool_calls"], where)]
+        if out and kept["role"] == out[-1]["role"] == "system" and len(out) == 1:
+            out[0]["content"] = "\n\n".join(part for part in (out[0]["content"], kept["content"]) if part)
+        else:
+            out.append(kept)
+    return out
+
+
+def text_of(content: Any, where: str) -> str:
+    """Text, or the texts of a list of parts. Raises ApiError for pictures, sound and files."""
+    if content is None or isinstance(content, str):
+        return content or ""
+    texts = []
+    for part in listed(content, where):
+        kind = part.get("type") if isinstance(part, Mapping) else None
+        text = part.get("text", part.get("refusal")) if isinstance(part, Mapping) else None
+        if kind not in ("text", "input_text", "output_text", "refusal") or not isinstance(text, str):
+            shown = kind if isinstance(kind, str) else type(part).__name__
+            raise ApiError(400, f"{where}: expected text, found {shown[:40]!r}; send text only", param=where)
+        texts.append(text)
+    return "\n".join(texts)
+
+
+def without_billing(texts: Sequence[str]) -> list[str]:
+    """Parts of a system prompt without the one that changes with every request."""
+    return [text for text in texts if not text.startswith(BILLING)]
+
+
+def listed(value: Any, where: str) -> Sequence[Any]:
+    """The value, which is a list. Raises ApiError."""
+    if not isinstance(value, list):
+        raise ApiError(400, f"{where}: expected a list", param=where)
+    return value
+
+
+def _call(call: Any, where: str) -> dict[str, Any]:
+    function = call.get("function") if isinstance(call, Mapping) else None
+    if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
+        raise ApiError(400, f"{where}: expected calls of functions with a name", param=where)
+    arguments = function.get("arguments") or "{}"
+    if isinstance(arguments, str):
+        try:
+            parsed = json.loads(arguments)
+        except (ValueError, RecursionError):
+            parsed = arguments
+        arguments = parsed if isinstance(parsed, dict) else arguments
+    return {
+        "id": str(call.get("id") or ""),
+        "type": "function",
+        "function": {"name": function["name"], "arguments": arguments},
+    }

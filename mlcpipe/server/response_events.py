@@ -1,0 +1,104 @@
+"""What `/v1/responses` answers: items of output, and the events of a stream."""
+
+from __future__ import annotations
+
+import itertools
+import secrets
+from collections.abc import AsyncIterator, Callable, Iterator
+from typing import Any
+
+from mlcpipe.server.answers import Answers, Usage
+from mlcpipe.server.blocks import Block, BlockEvent, Blocks
+from mlcpipe.server.sse import event
+
+_PREFIX = {"reasoning": "rs", "text": "msg", "call": "fc"}
+Emit = Callable[..., str]
+
+
+def ended(blocks: Blocks, frame: dict[str, Any], ids: dict[int, str] | None = None) -> dict[str, Any]:
+    """The response when the answer has ended, but for its usage."""
+    ids = {block.index: _new_id(block) for block in blocks.made} if ids is None else ids
+    cut = blocks.last is not None and blocks.last.finish == "length"
+    return {
+        **frame,
+        "status": "incomplete" if cut else "completed",
+        "incomplete_details": {"reason": "max_output_tokens"} if cut else None,
+        "output": [_item(block, ids[block.index]) for block in blocks.made],
+    }
+
+
+async def stream(answers: Answers, frame: dict[str, Any]) -> AsyncIterator[str]:
+    """The events of an answer. Raises ApiError."""
+    numbers = itertools.count()
+
+    def emit(kind: str, **fields: Any) -> str:
+        return event({"type": kind, "sequence_number": next(numbers), **fields}, kind)
+
+    yield emit("response.created", response=frame)
+    yield emit("response.in_progress", response=frame)
+    blocks, ids = Blocks(), dict[int, str]()
+    async for one in blocks.events(answers):
+        ids.setdefault(one.block.index, _new_id(one.block))
+        for text in _block_events(one, ids[one.block.index], emit):
+            yield text
+    response = {**ended(blocks, frame, ids), "usage": usage_json(answers.usage)}
+    yield emit(f"response.{response['status']}", response=response)
+
+
+def _block_events(one: BlockEvent, item_id: str, emit: Emit) -> Iterator[str]:
+    block = one.block
+    place = {"item_id": item_id, "output_index": block.index}
+    part_place = {**place, "content_index": 0}
+    if one.what == "start":
+        empty = {**_item(Block(block.index, block.kind, block.id, block.name), item_id), "status": "in_progress"}
+        if block.kind != "call":
+            empty["content"] = []
+        yield emit("response.output_item.added", output_index=block.index, item=empty)
+        if block.kind == "text":
+            yield emit("response.content_part.added", **part_place, part=_part(Block(0, "text")))
+    elif one.what == "delta":
+        if block.kind == "call":
+            yield emit("response.function_call_arguments.delta", **place, delta=one.text)
+        elif block.kind == "text":
+            yield emit("response.output_text.delta", **part_place, delta=one.text, logprobs=[])
+        else:
+            yield emit("response.reasoning_text.delta", **part_place, delta=one.text)
+    else:
+        if block.kind == "call":
+            done = {**place, "name": block.name, "arguments": block.text}
+            yield emit("response.function_call_arguments.done", **done)
+        elif block.kind == "text":
+            yield emit("response.output_text.done", **part_place, text=block.text, logprobs=[])
+            yield emit("response.content_part.done", **part_place, part=_part(block))
+        else:
+            yield emit("response.reasoning_text.done", **part_place, text=block.text)
+        yield emit("response.output_item.done", output_index=block.index, item=_item(block, item_id))
+
+
+def _item(block: Block, item_id: str) -> dict[str, Any]:
+    if block.kind == "call":
+        return {"id": item_id, "type": "function_call", "status": "completed", "call_id": block.id,
+                "name": block.name, "arguments": block.text}  # fmt: skip
+    if block.kind == "reasoning":
+        text = {"type": "reasoning_text", "text": block.text}
+        return {"id": item_id, "type": "reasoning", "summary": [], "content": [text], "status": "completed"}
+    return {"id": item_id, "type": "message", "status": "completed", "role": "assistant", "content": [_part(block)]}
+
+
+def _part(block: Block) -> dict[str, Any]:
+    return {"type": "output_text", "text": block.text, "annotations": [], "logprobs": []}
+
+
+def _new_id(block: Block) -> str:
+    return f"{_PREFIX[block.kind]}_{secrets.token_hex(16)}"
+
+
+def usage_json(usage: Usage) -> dict[str, Any]:
+    """Usage as this API writes it."""
+    return {
+        "input_tokens": usage.prompt,
+        "input_tokens_details": {"cached_tokens": usage.cached},
+        "output_tokens": usage.completion,
+        "output_tokens_details": {"reasoning_tokens": usage.reasoning},
+        "total_tokens": usage.prompt + usage.completion,
+    }

@@ -1,0 +1,50 @@
+"""Items of a request to `/v1/responses` as messages of the chat API."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from mlcpipe.server.errors import ApiError
+
+
+def messages_of(given: str | list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The messages of an input.
+
+    Calls that follow each other, and the text before them, are one message of the assistant. Items of tools that this
+    server does not have are skipped. Raises ApiError for items that are stored elsewhere.
+    """
+    if isinstance(given, str):
+        return [{"role": "user", "content": given}]
+    out: list[dict[str, Any]] = []
+    reasoning = ""
+    for index, item in enumerate(given):
+        kind = item.get("type", "message" if "role" in item else None)
+        where = f"input[{index}]"
+        if kind == "message":
+            message = {"role": item.get("role"), "content": item.get("content")}
+            if reasoning and message["role"] == "assistant":
+                message["reasoning_content"], reasoning = reasoning, ""
+            out.append(message)
+        elif kind == "function_call":
+            said = out[-1] if out and out[-1]["role"] == "assistant" else None
+            if said is None:
+                said = {"role": "assistant", "content": None}
+                if reasoning:
+                    said["reasoning_content"], reasoning = reasoning, ""
+                out.append(said)
+            function = {"name": item.get("name"), "arguments": item.get("arguments") or "{}"}
+            said.setdefault("tool_calls", []).append({"id": item.get("call_id"), "function": function})
+        elif kind == "function_call_output":
+            out.append({"role": "tool", "tool_call_id": str(item.get("call_id")), "content": item.get("output")})
+        elif kind == "reasoning":
+            reasoning = _reasoning(item)
+        elif kind == "item_reference":
+            raise ApiError(400, f"{where}: this server stores nothing; send the item itself", param=where)
+    return out
+
+
+def _reasoning(item: Mapping[str, Any]) -> str:
+    parts = item.get("content") or item.get("summary")
+    texts = [part.get("text") for part in parts if isinstance(part, Mapping)] if isinstance(parts, list) else []
+    return "\n".join(text for text in texts if isinstance(text, str))

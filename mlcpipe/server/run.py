@@ -1,0 +1,135 @@
+"""From a bundle to a server that answers: listen first, load beside, drain in the end."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import signal
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import uvicorn
+
+from mlcpipe.errors import UsageError
+from mlcpipe.runtime.serving.interface import ServingEngine
+from mlcpipe.runtime.text.tokenizer import Tokenizer
+from mlcpipe.server.app import create_app
+from mlcpipe.server.guard import Rules
+from mlcpipe.server.page import built_page
+from mlcpipe.server.service import Facts, Service
+
+_KEEP_ALIVE_S = 75
+_LAST_S = 5  # after draining, for the last events to go out
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """What a server answers with."""
+
+    engine: ServingEngine
+    tokenizer: Tokenizer
+    facts: Facts
+
+
+def bound_socket(host: str, port: int) -> socket.socket:
+    """A socket that listens; port 0 takes any free one. Raises UsageError."""
+    try:
+        family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
+        made = socket.socket(family, socket.SOCK_STREAM)
+        try:
+            made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            made.bind((host, port))
+            made.listen()  # of two servers with SO_REUSEADDR, the second is refused here
+        except BaseException:
+            made.close()
+            raise
+    except (OSError, UnicodeError) as error:
+        raise UsageError(
+            f"cannot listen on {host}:{port}",
+            found=getattr(error, "strerror", error),
+            next_step="stop the other program, or choose another --host or --port",
+        ) from None
+    return made
+
+
+def serve(
+    bound: socket.socket, load: Callable[[], Loaded], rules: Rules, ready: Callable[[Loaded], None], drain_s: float
+) -> None:
+    """Serve until SIGTERM or Ctrl-C, then finish what runs for `drain_s` seconds.
+
+    `load` runs in a thread while the server answers that it loads; `ready` is called after it. Raises what they raise.
+    """
+    app, guard = create_app(rules, built_page())
+    config = uvicorn.Config(
+        guard,
+        lifespan="off",
+        log_level="critical",
+        access_log=False,
+        server_header=False,
+        timeout_keep_alive=_KEEP_ALIVE_S,
+        timeout_graceful_shutdown=round(drain_s) + _LAST_S,
+        ws="none",
+    )
+
+    class Draining(uvicorn.Server):
+        async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+            """The engine ends what runs too long, so that its clients are told before they are cut off."""
+            if app.state.service is not None:
+                asyncio.get_running_loop().run_in_executor(None, app.state.service.engine.close, drain_s)
+            await super().shutdown(sockets)
+
+    server = Draining(config)
+    failure: list[BaseException] = []
+
+    async def run() -> None:
+        loop = asyncio.get_running_loop()
+
+        def install(loaded: Loaded) -> None:
+            try:
+                app.state.service = Service(loaded.engine, loaded.tokenizer, loaded.facts)
+                ready(loaded)
+            except BaseException as error:
+                fail(error)
+
+        def fail(error: BaseException) -> None:
+            failure.append(error)
+            server.should_exit = True
+
+        def loading() -> None:
+            try:
+                loaded = load()
+            except BaseException as error:
+                call, argument = fail, error
+            else:
+                call, argument = install, loaded  # type: ignore[assignment]
+            with contextlib.suppress(RuntimeError):  # the server has ended meanwhile
+                loop.call_soon_threadsafe(call, argument)
+
+        threading.Thread(target=loading, name="mlcpipe-loading", daemon=True).start()
+        try:
+            await server.serve(sockets=[bound])
+        finally:
+            if app.state.service is not None:
+                app.state.service.close()
+
+    logging.getLogger("mlcpipe.server").setLevel(logging.ERROR)
+    with _terminated_quietly():
+        asyncio.run(run())
+    if failure:
+        raise failure[0]
+
+
+@contextlib.contextmanager
+def _terminated_quietly() -> Iterator[None]:
+    """uvicorn sends a signal that ended it once more: SIGTERM shall not end the process before it has cleaned up."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGTERM, lambda number, frame: None)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)

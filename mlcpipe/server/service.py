@@ -1,0 +1,230 @@
+"""What the APIs share: the engine with its tokenizer, prompts, grammars, names and metrics."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+import time
+from collections.abc import Callable, Collection, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field, replace
+from typing import Any, TypeVar
+
+from mlcpipe.errors import MlcpipeError
+from mlcpipe.runtime.sampling_params import MAX_SEED, SamplingParams
+from mlcpipe.runtime.serving.grammar import GrammarCompiler, GrammarSource, Thinking
+from mlcpipe.runtime.serving.interface import Request, ServingEngine
+from mlcpipe.runtime.text.tokenizer import Tokenizer
+from mlcpipe.server.answers import Answers, Reading, Waker
+from mlcpipe.server.bodies import ResponseFormat, SamplingFields
+from mlcpipe.server.errors import ApiError, refused
+from mlcpipe.server.metrics import Metrics
+from mlcpipe.server.tool_formats import format_of
+from mlcpipe.server.tool_formats.style import ANY_OBJECT, Tool, call_schemas
+
+_T = TypeVar("_T")
+_TIERS = {"flex": 1, "auto": 0, "default": 0, "priority": -1}
+_MAX_PRIORITY = 1000
+_MOST_REFUSED = 4096  # schemas
+_WORKERS = 2  # threads that render, tokenize and compile grammars
+_DRAWN = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
+
+
+@dataclass(frozen=True)
+class Facts:
+    """names: of the model, the first is its own, "*" takes any; about: what `/v1/models` says besides."""
+
+    names: tuple[str, ...]
+    about: Mapping[str, Any] = field(default_factory=dict)
+    defaults: Mapping[str, Any] = field(default_factory=dict)  # sampling, of generation_config.json
+
+
+class Service:
+    """A model that answers. Made inside the loop that serves."""
+
+    def __init__(self, engine: ServingEngine, tokenizer: Tokenizer, facts: Facts) -> None:
+        self.engine = engine
+        self.tokenizer = tokenizer
+        self.facts = facts
+        self.created = int(time.time())
+        self.metrics = Metrics(engine.stats)
+        self.style = format_of(tokenizer.chat_templates.get("default"))
+        self._grammars = GrammarCompiler(tokenizer, engine.vocab_size)
+        self._waker = Waker(asyncio.get_running_loop())
+        self._pool = ThreadPoolExecutor(_WORKERS, thread_name_prefix="mlcpipe-prompts")
+        given = {key: facts.defaults[key] for key in _DRAWN if facts.defaults.get(key) is not None}
+        try:
+            self._defaults = SamplingParams(**{"temperature": 1.0, "top_p": 1.0, **given})
+        except MlcpipeError:  # the checkpoint says what nobody can honour
+            self._defaults = SamplingParams(temperature=1.0, top_p=1.0)
+        self._literals = {
+            tokenizer.token_bytes(index).decode(errors="replace"): index for index in tokenizer.control_token_ids
+        }
+        self.shown = [self._literals[text] for text in self.style.shown if text in self._literals]
+        self._refused: set[bytes] = set()  # digests of tools' schemas that cannot be honoured
+
+    @property
+    def name(self) -> str:
+        """The model's own name."""
+        return self.facts.names[0]
+
+    def close(self) -> None:
+        """End the engine and the threads."""
+        self.engine.close()
+        self._pool.shutdown(wait=False, cancel_futures=True)
+
+    async def apart(self, work: Callable[[], _T]) -> _T:
+        """Do work in a thread of the pool. Raises ApiError for the errors of mlcpipe."""
+        try:
+            return await asyncio.get_running_loop().run_in_executor(self._pool, work)
+        except MlcpipeError as error:
+            raise refused(error) from None
+
+    def check_model(self, name: str | None) -> None:
+        """Raises ApiError for a model that is not served here."""
+        if name is not None and name not in self.facts.names and "*" not in self.facts.names:
+            names = ", ".join(self.facts.names)
+            message = f"the model {name[:100]!r} is not served here; expected {names}"
+            raise ApiError(404, message, code="model_not_found", param="model")
+
+    def sampling(self, body: SamplingFields) -> SamplingParams:
+        """How tokens are drawn. Raises ApiError, which names the field."""
+        given: dict[str, Any] = {key: getattr(body, key) for key in _DRAWN if getattr(body, key) is not None}
+        for key in ("presence_penalty", "frequency_penalty"):
+            if (value := getattr(body, key)) is not None:
+                given[key] = value
+        if given.get("top_k") == -1:
+            given["top_k"] = 0
+        if body.seed is not None:
+            given["seed"] = body.seed % (MAX_SEED + 1)
+        try:
+            if body.logit_bias:
+                given["logit_bias"] = {int(token): bias for token, bias in body.logit_bias.items()}
+            return replace(self._defaults, **given)
+        except ValueError:
+            raise ApiError(400, "logit_bias: expected token ids as keys", param="logit_bias") from None
+        except MlcpipeError as error:
+            raise refused(error) from None
+
+    def request(self, body: SamplingFields, tokens: list[int], max_tokens: int | None) -> Request:
+        """The engine's request for one prompt. Raises ApiError where the context has no room."""
+        length = self.engine.context_length
+        if len(tokens) >= length:
+            message = (
+                f"This model's maximum context length is {length} tokens, and the prompt has {len(tokens)}; shorten it"
+            )
+            raise ApiError(400, message, code="context_length_exceeded")
+        if body.priority is not None and abs(body.priority) > _MAX_PRIORITY:
+            raise ApiError(400, f"priority: expected from -{_MAX_PRIORITY} to {_MAX_PRIORITY}", param="priority")
+        return Request(
+            tokens,
+            min(max_tokens or length, length - len(tokens)),
+            self.sampling(body),
+            frozenset() if body.ignore_eos else self.tokenizer.eos_token_ids,
+            priority=body.priority if body.priority is not None else _TIERS.get(body.service_tier or "auto", 0),
+            deadline_s=None if body.timeout is None else time.monotonic() + body.timeout,
+            namespace=body.cache_salt or "",
+            deterministic=bool(body.deterministic),
+        )
+
+    def source(self, body: SamplingFields, form: ResponseFormat | None, thinking: Thinking) -> GrammarSource | None:
+        """What the answer must match, None for anything. Raises ApiError for two of them."""
+        sources = []
+        if form is not None and form.type == "json_object":
+            sources.append(GrammarSource("json_schema", json.dumps(ANY_OBJECT), thinking=thinking))
+        if form is not None and form.type == "json_schema":
+            schema = None if form.json_schema is None else form.json_schema.schema_
+            if schema is None:
+                raise ApiError(400, "response_format.json_schema.schema: expected a schema", param="response_format")
+            sources.append(GrammarSource("json_schema", json.dumps(schema), thinking=thinking))
+        if body.regex is not None:
+            sources.append(GrammarSource("regex", body.regex, thinking=thinking))
+        if body.grammar is not None:
+            sources.append(GrammarSource("lark", body.grammar, thinking=thinking))
+        if len(sources) > 1:
+            raise ApiError(400, "response_format, regex and grammar: expected one of them")
+        return sources[0] if sources else None
+
+    async def constrained(self, request: Request, source: GrammarSource | None) -> Request:
+        """The request with a compiled grammar. Raises ApiError for one that cannot be honoured."""
+        if source is None:
+            return request
+        return replace(request, grammar=await self.apart(lambda: self._grammars.compile(source)))
+
+    async def with_tools(
+        self,
+        request: Request,
+        tools: Sequence[Tool],
+        form: GrammarSource | None,
+        *,
+        forced: bool,
+        parallel: bool,
+        thinking: Thinking,
+    ) -> Request:
+        """The request with the grammar of its tools, or else of `form`, the answer without a call.
+
+        A schema that cannot be honoured is replaced by any object, unless its tool is strict. Raises ApiError.
+        """
+
+        def source(some: Sequence[Tool]) -> GrammarSource | None:
+            made = self.style.grammar(some, self.literal, forced=forced or form is not None, parallel=parallel)
+            if made is not None and form is not None and not forced:
+                text = "start: calls | @form\n" + made.text.replace("start:", "calls:", 1)
+                made = replace(made, text=text, parts=(*made.parts, ("form", form.text)))
+            return None if made is None else replace(made, thinking=thinking)
+
+        try:
+            return await self.constrained(request, source(self._loosened(tools, self._refused)))
+        except ApiError:
+            refused = await self.apart(lambda: self._find_refused(tools))
+            return await self.constrained(request, source(self._loosened(tools, refused)))
+
+    def _loosened(self, tools: Sequence[Tool], refused: Collection[bytes]) -> list[Tool]:
+        return [
+            replace(tool, parameters=ANY_OBJECT) if not tool.strict and _digest(tool) in refused else tool
+            for tool in tools
+        ]
+
+    def _find_refused(self, tools: Sequence[Tool]) -> set[bytes]:
+        """Tools whose schemas cannot be honoured; all of them where only together they cannot."""
+        refused = set()
+        for tool in tools:
+            try:
+                self._grammars.compile(GrammarSource("json_schema", call_schemas([tool])[0][1]))
+            except MlcpipeError:
+                refused.add(_digest(tool))
+        if len(self._refused) > _MOST_REFUSED:
+            self._refused.clear()
+        self._refused |= refused
+        return refused or {_digest(tool) for tool in tools}
+
+    def literal(self, text: str) -> str:
+        """A marker as a Lark grammar writes it: a control token by its id, other text in quotes."""
+        index = self._literals.get(text)
+        return json.dumps(text) if index is None else f"<[{index}]>"
+
+    def start(self, requests: Sequence[tuple[Request, Reading]]) -> Answers:
+        """Ask the engine for answers. Raises ApiError where it refuses one."""
+        answers = Answers(self.engine, self._waker, self.tokenizer)
+        try:
+            with self.engine.together:
+                for request, reading in requests:
+                    answers.submit(request, reading, self.metrics.timer(len(request.tokens)))
+        except MlcpipeError as error:
+            answers.close()
+            raise refused(error) from None
+        return answers
+
+
+def _digest(tool: Tool) -> bytes:
+    return hashlib.sha256(json.dumps(tool.parameters).encode()).digest()
+
+
+def repeated(request: Request, n: int) -> list[Request]:
+    """The requests for `n` answers to one prompt: their seeds follow each other."""
+    seed = request.sampling.seed
+    if seed is None:
+        return [request] * n
+    seeds = [(seed + index) % (MAX_SEED + 1) for index in range(n)]
+    return [replace(request, sampling=replace(request.sampling, seed=one)) for one in seeds]

@@ -1,0 +1,71 @@
+"""`/tokenize` and `/detokenize`, as vLLM and llama-server have them."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Depends, Request
+
+from mlcpipe.server.bodies import Body, body_schema, parsed
+from mlcpipe.server.conversation import Conversation, ToolChoice, prompt_of, tool_of
+from mlcpipe.server.errors import ApiError
+from mlcpipe.server.service import Service
+
+router = APIRouter()
+
+
+class TokenizeBody(Body):
+    """A text as `prompt` (vLLM) or `content` (llama-server), or a conversation."""
+
+    prompt: str | None = None
+    content: str | None = None
+    messages: list[dict[str, Any]] | None = None
+    tools: list[dict[str, Any]] | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    add_special_tokens: bool | None = None
+    return_token_strs: bool | None = None
+
+
+class DetokenizeBody(Body):
+    """Tokens."""
+
+    tokens: list[int]
+
+
+@router.post("/tokenize", openapi_extra=body_schema(TokenizeBody))
+async def tokenize(request: Request, body: Annotated[TokenizeBody, Depends(parsed(TokenizeBody))]) -> dict[str, Any]:
+    """The tokens of a text or of a conversation."""
+    service: Service = request.app.state.service
+    text = body.prompt if body.prompt is not None else body.content
+    if (text is None) == (body.messages is None):
+        raise ApiError(400, "expected prompt or messages")
+    if text is not None:
+        around = body.add_special_tokens if body.add_special_tokens is not None else body.content is None
+        tokens = await service.apart(lambda: service.tokenizer.encode(text, add_special_tokens=around))
+    else:
+        functions = [tool.get("function") for tool in body.tools or ()]
+        tools = [
+            tool_of(one.get("name"), one.get("description"), one.get("parameters"), None, "tools")
+            for one in functions
+            if isinstance(one, dict)
+        ]
+        conversation = Conversation(body.messages or [], ToolChoice(tools), body.chat_template_kwargs or {})
+        tokens = (await prompt_of(service, conversation)).tokens
+    answer = {"count": len(tokens), "max_model_len": service.engine.context_length, "tokens": tokens}
+    if body.return_token_strs:
+        names = service.tokenizer.token_bytes
+        answer["token_strs"] = await service.apart(lambda: [names(one).decode("utf-8", "replace") for one in tokens])
+    return answer
+
+
+@router.post("/detokenize", openapi_extra=body_schema(DetokenizeBody))
+async def detokenize(
+    request: Request, body: Annotated[DetokenizeBody, Depends(parsed(DetokenizeBody))]
+) -> dict[str, str]:
+    """The text of tokens, control tokens by name."""
+    service: Service = request.app.state.service
+    most = service.engine.vocab_size - 1
+    if not all(0 <= token <= most for token in body.tokens):
+        raise ApiError(400, f"tokens: expected ids from 0 to {most}", param="tokens")
+    text = await service.apart(lambda: service.tokenizer.decode(body.tokens, skip_special_tokens=False))
+    return {"prompt": text, "content": text}

@@ -1,0 +1,51 @@
+"""Hermes 2 Pro, Qwen 2.5 and 3 and others: `<tool_call>{"name": …, "arguments": {…}}</tool_call>`, one after another.
+
+Source: the chat templates of NousResearch/Hermes-2-Pro-Llama-3-8B and Qwen/Qwen3-0.6B.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from typing import Any
+
+from mlcpipe.runtime.serving.grammar import GrammarSource
+from mlcpipe.server.tool_formats.json_call import JsonCallParser
+from mlcpipe.server.tool_formats.style import Literal, Messages, Tool, ToolParser, any_tool, call_schemas, to_template
+
+BEGIN, END = "<tool_call>", "</tool_call>"
+
+
+class Hermes:
+    """Calls in tags of their own."""
+
+    name = "hermes"
+    shown: Collection[str] = (BEGIN, END)
+
+    def detect(self, template: str) -> bool:
+        """Whether the template writes calls in these tags."""
+        return BEGIN in template and "tools" in template
+
+    def prepare(self, messages: Messages, tools: Sequence[Tool]) -> tuple[Messages, dict[str, Any]]:
+        """The template writes the tools."""
+        return to_template(messages, tools)
+
+    def grammar(self, tools: Sequence[Tool], literal: Literal, *, forced: bool, parallel: bool) -> GrammarSource | None:
+        """From the tag on, the JSON of a tool; before it any text, unless forced."""
+        begin, end, one = literal(BEGIN), literal(END), any_tool(tools)
+        call = f'{begin} "\\n"? {one} "\\n"? {end}\n'
+        if forced:
+            more = '("\\n"? call)*' if parallel else ""
+            text = f"start: call {more}\ncall: {call}"
+        elif begin.startswith("<"):  # a control token is no text: what is before it ends by itself
+            text = f"start: (TEXT call){'*' if parallel else '?'} TEXT\ncall: {call}TEXT: /(.|\\n)*/\n"
+        else:
+            body = call.removeprefix(begin)
+            text = f"start: (head {body.rstrip()})* tail\nhead[lazy]: TEXT {begin}\ntail: TEXT\nTEXT: /(.|\\n)*/\n"
+        return GrammarSource("lark", text, call_schemas(tools))
+
+    def parser(self, tools: Sequence[Tool]) -> ToolParser:
+        """For the tags."""
+        return JsonCallParser([BEGIN], end=END)
+
+
+HERMES = Hermes()

@@ -1,0 +1,45 @@
+"""Llama 3.1 to 3.3: an answer that is `{"name": …, "parameters": {…}}`, with or without `<|python_tag|>` before it.
+
+Source: the chat template of meta-llama/Llama-3.2-1B-Instruct.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from typing import Any
+
+from mlcpipe.runtime.serving.grammar import GrammarSource
+from mlcpipe.server.tool_formats.json_call import JsonCallParser
+from mlcpipe.server.tool_formats.style import Literal, Messages, Tool, ToolParser, any_tool, call_schemas, to_template
+
+TAG = "<|python_tag|>"
+
+
+class Llama3Json:
+    """Calls without marks around them."""
+
+    name = "llama3_json"
+    shown: Collection[str] = (TAG,)
+
+    def detect(self, template: str) -> bool:
+        """Whether the template asks for calls in this form."""
+        return TAG in template or ('"parameters"' in template and "<|eot_id|>" in template)
+
+    def prepare(self, messages: Messages, tools: Sequence[Tool]) -> tuple[Messages, dict[str, Any]]:
+        """The template writes the tools."""
+        return to_template(messages, tools)
+
+    def grammar(self, tools: Sequence[Tool], literal: Literal, *, forced: bool, parallel: bool) -> GrammarSource | None:
+        """One call, or several with semicolons; none unless forced, since text may begin with a brace too."""
+        if not forced:
+            return None
+        one = any_tool(tools)
+        more = f'("; " {one})*' if parallel else ""
+        return GrammarSource("lark", f"start: {one} {more}\n", call_schemas(tools, "parameters"))
+
+    def parser(self, tools: Sequence[Tool]) -> ToolParser:
+        """For an answer that begins with a call of a tool, or has the tag."""
+        return JsonCallParser([TAG], between=" \t\r\n;", bare={tool.name for tool in tools})
+
+
+LLAMA3_JSON = Llama3Json()

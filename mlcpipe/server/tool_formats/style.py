@@ -1,0 +1,120 @@
+"""What a style of tool calls has to say of itself, and what several styles share."""
+
+from __future__ import annotations
+
+import json
+import secrets
+import string
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from mlcpipe.runtime.serving.grammar import GrammarSource
+
+Messages = list[dict[str, Any]]
+_ID_CHARS = string.ascii_letters + string.digits
+ANY_OBJECT = {"type": "object"}
+_ROOT = {"$id": "tool:/"}  # references like "#/$defs/A" begin here
+
+
+@dataclass(frozen=True)
+class Tool:
+    """A function that the model may call; `parameters` is a JSON schema."""
+
+    name: str
+    description: str = ""
+    parameters: Mapping[str, Any] = field(default_factory=lambda: {"type": "object", "properties": {}}, hash=False)
+    strict: bool = False
+
+    def described(self) -> dict[str, Any]:
+        """As chat templates take it."""
+        function = {"name": self.name, "description": self.description, "parameters": dict(self.parameters)}
+        return {"type": "function", "function": function}
+
+
+@dataclass(frozen=True)
+class CallPiece:
+    """A part of a call: its first piece has id and name, later ones more of the arguments (JSON)."""
+
+    index: int
+    id: str = ""
+    name: str | None = None
+    arguments: str = ""
+
+
+Piece = str | CallPiece
+
+
+class ToolParser(Protocol):
+    """Takes an answer's text as it comes, gives back text and calls."""
+
+    def push(self, text: str) -> list[Piece]:
+        """What is certain now."""
+        ...
+
+    def finish(self) -> list[Piece]:
+        """The rest, when no more comes."""
+        ...
+
+
+class ToolFormat(Protocol):
+    """A style."""
+
+    name: str
+    shown: Collection[str]  # control tokens that the parser needs to see in the text
+
+    def detect(self, template: str) -> bool:
+        """Whether a chat template has this style."""
+        ...
+
+    def prepare(self, messages: Messages, tools: Sequence[Tool]) -> tuple[Messages, dict[str, Any]]:
+        """Messages and variables for the chat template."""
+        ...
+
+    def grammar(self, tools: Sequence[Tool], literal: Literal, *, forced: bool, parallel: bool) -> GrammarSource | None:
+        """What an answer must match; None where calls that are not forced cannot be told from text."""
+        ...
+
+    def parser(self, tools: Sequence[Tool]) -> ToolParser:
+        """A parser for one answer."""
+        ...
+
+
+Literal = Callable[[str], str]
+"""A marker as a Lark grammar writes it: text, or a control token by its id."""
+
+
+def to_template(messages: Messages, tools: Sequence[Tool]) -> tuple[Messages, dict[str, Any]]:
+    """For templates that write tools themselves."""
+    return messages, {"tools": [tool.described() for tool in tools]} if tools else {}
+
+
+def call_schemas(tools: Sequence[Tool], arguments: str = "arguments") -> tuple[tuple[str, str], ...]:
+    """For each tool the schema of `{"name": …, "arguments": …}`, as parts of a grammar named tool_0, tool_1 …"""
+    return tuple(
+        (
+            f"tool_{index}",
+            json.dumps(
+                {
+                    "type": "object",
+                    "properties": {
+                        "name": {"const": tool.name},
+                        arguments: {**_ROOT, **(tool.parameters or ANY_OBJECT)},
+                    },
+                    "required": ["name", arguments],
+                    "additionalProperties": False,
+                }
+            ),
+        )
+        for index, tool in enumerate(tools)
+    )
+
+
+def any_tool(tools: Sequence[Tool]) -> str:
+    """The alternatives of `call_schemas` in Lark."""
+    return "(" + " | ".join(f"@tool_{index}" for index in range(len(tools))) + ")"
+
+
+def call_id(length: int = 24, prefix: str = "call_") -> str:
+    """A new id of a call."""
+    return prefix + "".join(secrets.choice(_ID_CHARS) for _ in range(length))

@@ -1,0 +1,1 @@
+"""Tuning records: knobs measured to be faster, per kernel and device."""

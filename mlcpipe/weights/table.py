@@ -1,0 +1,196 @@
+"""The weight table: the sources and stored form of each parameter of the compiled functions.
+
+Passes rewrite the table together with the IR (two projections become one, a matrix becomes codes and scales);
+the converter only executes it. The table is the whole contract between compile and convert.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from fractions import Fraction
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from tvm.relax.frontend import nn
+
+from mlcpipe.checkpoint import Checkpoint
+from mlcpipe.errors import CheckpointError
+from mlcpipe.quantization.layout import Layout
+from mlcpipe.quantization.packing import pack
+from mlcpipe.quantization.scheme import Scheme, plain_scheme
+
+Array = NDArray[Any]
+
+# Buffers that old transformers versions saved and no model reads.
+_IGNORED_SUFFIXES = ("rotary_emb.inv_freq", "self_attn.masked_bias", "self_attn.bias.mask")
+
+
+@dataclass(frozen=True)
+class Weight:
+    """One logical weight.
+
+    `sources`: for a matrix or vector one tuple of checkpoint tensors, joined along axis 0; for [experts, N, K] one
+    such tuple per expert. `kind`: "scheme" (packed), "plain" (packed without quantization) or
+    "vector". `add` is added after joining. The packing pass sets `scheme` and `layout`.
+    `reads` is the fraction that one token reads: 1, the chosen experts' share, or one row. `rows` is the half-open
+    row range that it takes of the joined sources (of each expert); None is all.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+    kind: str
+    sources: tuple[tuple[str, ...], ...] = ()
+    add: float = 0.0
+    scheme: Scheme | None = None
+    layout: Layout | None = None
+    reads: Fraction = Fraction(1)
+    rows: tuple[int, int] | None = None
+
+    @property
+    def experts(self) -> int | None:
+        """Leading extent of [experts, N, K]."""
+        return self.shape[0] if len(self.shape) == 3 else None
+
+    def arrays(self) -> dict[str, tuple[tuple[int, ...], str]]:
+        """Name -> (shape, dtype) of the stored arrays, with MLC names (`x.weight` to `x.q_weight`, `x.q_scale`)."""
+        if self.scheme is None or self.layout is None:
+            return {self.name: (self.shape, self.dtype)}
+        n, k = self.shape[-2:]
+        stem = self.name.removesuffix("weight")
+        return {stem + part: value for part, value in self.layout.shapes(self.scheme, n, k, self.experts).items()}
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the stored arrays."""
+        return sum(
+            int(np.prod(shape, dtype=np.int64)) * np.dtype(dtype).itemsize for shape, dtype in self.arrays().values()
+        )
+
+    @property
+    def decode_nbytes(self) -> int:
+        """Bytes that a decode step reads."""
+        return int(self.nbytes * self.reads)
+
+
+def weight_table(params: Iterable[tuple[str, nn.Parameter]]) -> list[Weight]:
+    """The table of a model definition, before any pass."""
+    return [_weight(name, param) for name, param in params]
+
+
+def _weight(name: str, param: nn.Parameter) -> Weight:
+    shape, attrs = tuple(int(extent) for extent in param.shape), param.attrs
+    parent = name.rsplit(".", 2)[0]
+    sources = tuple(tuple(f"{parent}.{source}" for source in group) for group in attrs.get("sources", []))
+    kind = attrs.get("pack", "vector")
+    add, reads = float(attrs.get("add", 0.0)), Fraction(attrs.get("reads", 1))
+    return Weight(name, shape, str(param.dtype), kind, sources or ((name,),), add=add, reads=reads)
+
+
+def join(weights: Sequence[Weight], name: str) -> Weight:
+    """One matrix with the rows of `weights`, in order."""
+    first = weights[0]
+    rows = sum(w.shape[0] for w in weights)
+    sources = (tuple(source for w in weights for source in w.sources[0]),)
+    return replace(first, name=name, shape=(rows, *first.shape[1:]), sources=sources)
+
+
+def stored(weight: Weight, scheme: Scheme, layout: Layout) -> Weight:
+    """The weight as a bundle stores it: packed in `layout` by `scheme` or unquantized, or a vector."""
+    if weight.kind == "vector":
+        return replace(weight, dtype=layout.vector_dtype(scheme.model_dtype))
+    plain = weight.kind != "scheme"
+    return replace(weight, scheme=plain_scheme(scheme.model_dtype) if plain else scheme, layout=layout)
+
+
+def check_sources(weights: Sequence[Weight], checkpoint: Checkpoint, *, tied: bool) -> None:
+    """Check that every checkpoint tensor is used exactly once, and every source has the right shape.
+
+    Raises CheckpointError naming the first tensor that is missing, misshapen, unused or used twice.
+    """
+    used: dict[str, str] = {}
+    for weight in weights:
+        for source in (s for group in weight.sources for s in group):
+            if source in used:
+                raise CheckpointError(f"tensor {source} is used twice", where=f"{used[source]} and {weight.name}")
+            if source not in checkpoint.tensors:
+                raise CheckpointError(
+                    f"tensor {source} is missing",
+                    where=checkpoint.path,
+                    expected=f"a source of the weight {weight.name} {list(weight.shape)}",
+                    next_step="check that all shards are present and match config.json",
+                )
+            used[source] = weight.name
+        for group in weight.sources:
+            _check_shape(weight, group, checkpoint)
+    unused = [name for name in checkpoint.tensors if name not in used and not name.endswith(_IGNORED_SUFFIXES)]
+    if tied:
+        unused = [name for name in unused if name != "lm_head.weight"]
+    if unused:
+        more = f" and {len(unused) - 1} more" if len(unused) > 1 else ""
+        raise CheckpointError(
+            f"tensor {unused[0]}{more} would not be used",
+            where=checkpoint.path,
+            expected="every tensor used exactly once",
+            next_step="config.json and weights do not match, or mlcpipe lacks a part of the architecture",
+        )
+
+
+def _check_shape(weight: Weight, group: tuple[str, ...], checkpoint: Checkpoint) -> None:
+    """Check that a group, joined along axis 0, has the shape of the weight (or of one expert)."""
+    shape = weight.shape if weight.experts is None else weight.shape[1:]
+    shapes = [checkpoint.tensors[name].shape for name in group]
+    rows = sum(part[0] if part else 0 for part in shapes)
+    if any(len(part) != len(shape) or part[1:] != shape[1:] for part in shapes) or rows != shape[0]:
+        raise CheckpointError(
+            f"tensor {', '.join(group)} has a different shape than config.json specifies",
+            where=checkpoint.path,
+            expected=f"{list(shape)} for {weight.name}",
+            found=" + ".join(str(list(part)) for part in shapes),
+        )
+
+
+def load(weight: Weight, checkpoint: Checkpoint) -> Iterator[tuple[str, Array, int]]:
+    """Yield (name, array, checkpoint bytes read) for each stored array of one weight.
+
+    Raises CheckpointError for a value that the stored dtype cannot hold. Run `check_sources` first.
+    """
+    nbytes = sum(checkpoint.tensors[s].nbytes for group in weight.sources for s in group)
+    if weight.experts is None:
+        packed = _stored(weight, _joined(weight.sources[0], checkpoint, weight))
+    else:
+        packed = {}
+        for i, group in enumerate(weight.sources):
+            for name, array in _stored(weight, _joined(group, checkpoint, weight)).items():
+                packed.setdefault(name, np.empty((len(weight.sources), *array.shape), array.dtype))[i] = array
+    for name, array in packed.items():
+        yield name, array, nbytes
+        nbytes = 0
+
+
+def _joined(group: tuple[str, ...], checkpoint: Checkpoint, weight: Weight) -> Array:
+    full = checkpoint.read(group[0])
+    if len(group) > 1:
+        parts = [full, *(checkpoint.read(name) for name in group[1:])]
+        full = np.concatenate(parts)
+    if weight.rows is not None:
+        full = full[slice(*weight.rows)]
+    return full + np.float32(weight.add) if weight.add else full
+
+
+def _stored(weight: Weight, full: Array) -> dict[str, Array]:
+    """Array as read -> arrays as stored: packed and laid out, or cast."""
+    if weight.scheme is None or weight.layout is None:
+        with np.errstate(over="ignore"):
+            cast = full.astype(weight.dtype)
+        if not np.isfinite(cast).all():
+            raise CheckpointError(
+                f"weight {weight.name} does not fit {weight.dtype}", found=f"{float(np.abs(full).max()):g}"
+            )
+        return {weight.name: cast}
+    packed: Mapping[str, Array] = pack(weight.scheme, full, name=weight.name)
+    n, k = weight.shape[-2:]
+    stem = weight.name.removesuffix("weight")
+    return {stem + part: array for part, array in weight.layout.repack(weight.scheme, packed, n, k).items()}

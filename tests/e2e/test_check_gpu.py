@@ -1,0 +1,28 @@
+"""`make check-gpu` on Mesa's software device: every part runs and says what a GPU's owner wants to know."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from bench.check_gpu.parts import gpus
+
+ROOT = Path(__file__).parents[2]
+
+
+def test_every_part_runs_on_the_software_device(tmp_path: Path) -> None:
+    if not any(spec.startswith("vulkan") for spec in gpus()):
+        pytest.skip("needs a Vulkan driver, Debian's mesa-vulkan-drivers")
+    output = tmp_path / "result.json"
+    command = [sys.executable, "-m", "bench.check_gpu", "--device", "vulkan:0", "--output", str(output)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=1500)
+    parts = {part["part"]: part for part in json.loads(output.read_text())["parts"]}
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert {name for name, part in parts.items() if part["status"] not in ("ok", "skipped")} == set()
+    assert parts["speed"]["result"]["decode_tok_s"] > 0 and parts["speed"]["result"]["share"] > 0
+    assert set(parts["batches"]["result"]["tok_s"]) == {"1", "2", "4", "8", "16", "32"}
+    assert "device" in done.stdout and "parity-llama" in done.stdout

@@ -1,0 +1,211 @@
+"""A browser for the chat page: the page is built once, one Chromium serves all scenarios, each in a fresh profile."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import shutil
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from mlcpipe.errors import UsageError
+from mlcpipe.web import Site, assemble_site, page_folder
+from mlcpipe.web.page import find_npm
+from tests.e2e.web.faulty_server import FaultyServer
+
+ROOT = Path(__file__).resolve().parents[3]
+PAGE = ROOT / "apps" / "chat-web"
+HERE = Path(__file__).resolve().parent
+Run = Callable[..., None]
+Browser = Callable[[dict[str, Any]], dict[str, Any]]
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """`--web-bundle`: try the page with a bundle at hand."""
+    parser.addoption(
+        "--web-bundle", default=None, help="a bundle of the demo model for webgpu, instead of compiling one"
+    )
+
+
+def need(*programs: str) -> None:
+    for program in programs:
+        if shutil.which(program) is None:
+            pytest.skip(f"{program} is not installed")
+
+
+def npm(*arguments: str) -> None:
+    done = subprocess.run(["npm", *arguments], cwd=PAGE, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, (done.stdout + done.stderr)[-3000:]
+
+
+@contextlib.contextmanager
+def alone() -> Iterator[None]:
+    """One process at a time: test files run side by side, and all use one node_modules."""
+    if sys.platform == "win32":
+        pytest.skip("the page's tests need fcntl")
+    import fcntl
+
+    with (PAGE / ".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
+@pytest.fixture(scope="session")
+def packages() -> Path:
+    """apps/chat-web with its packages installed."""
+    try:
+        find_npm(PAGE)
+    except UsageError as error:
+        pytest.skip(str(error))
+    installed, locked = PAGE / "node_modules" / ".package-lock.json", PAGE / "package-lock.json"
+    with alone():
+        if not installed.is_file() or installed.stat().st_mtime < locked.stat().st_mtime:
+            npm("ci", "--no-audit", "--no-fund")
+    return PAGE
+
+
+@pytest.fixture(scope="session")
+def real_page(packages: Path) -> Path:
+    """The page as it ships."""
+    with alone():
+        return page_folder()
+
+
+@pytest.fixture(scope="session")
+def scripted_page(packages: Path) -> Path:
+    """The page with an engine that answers from a script."""
+    with alone():
+        npm("run", "build:scripted")
+    return packages / "dist-test"
+
+
+@pytest.fixture(scope="session")
+def browser(packages: Path) -> Iterator[Browser]:
+    """Runs a scenario in headless Chromium -> what came of it."""
+    need("chromium")
+    command = ["node", str(HERE / "driver.mjs"), str(packages), shutil.which("chromium") or ""]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as driver:
+        assert driver.stdin is not None and driver.stdout is not None
+
+        def ask(request: dict[str, Any]) -> dict[str, Any]:
+            driver.stdin.write(json.dumps(request) + "\n")
+            driver.stdin.flush()
+            answer: dict[str, Any] = json.loads(driver.stdout.readline())
+            return answer
+
+        yield ask
+        driver.stdin.close()
+        driver.wait(timeout=30)
+
+
+def scenario(browser: Browser, file: str, name: str, url: str, **more: object) -> None:
+    """Run one scenario of a file on the page at `url`; it gets the rest, too."""
+    result = browser({"file": str(HERE / file), "name": name, "url": url, "more": more})
+    text = "\n".join([result.get("error", ""), *result.get("log", []), result.get("page", "")])
+    assert result["ok"], text
+
+
+@pytest.fixture
+def run(browser: Browser) -> Run:
+    """`run(file, name, site, ...)`: serve the site and run one scenario of the file on it; it gets the rest, too."""
+
+    def go(file: str, name: str, site: Site, **more: object) -> None:
+        with FaultyServer(site) as server:
+            thread = threading.Thread(target=server.serve_forever, daemon=True)
+            thread.start()
+            scenario(browser, file, name, server.url, **more)
+            server.shutdown()
+            thread.join(timeout=10)
+
+    return go
+
+
+def write_fake_bundle(folder: Path, features: list[str], seed: int, *, companion: bool = False) -> Path:
+    """The files of a webgpu bundle, of random bytes: enough for a page whose engine is a script.
+
+    With a companion there is a library for GPUs with float16, too, for the same weights.
+    """
+    rng = np.random.default_rng(seed)
+    contents = {
+        "lib/model.wasm": rng.bytes(60_000),
+        "mlc-chat-config.json": b"{}",
+        "tokenizer.json": b"{}",
+        "tensor-cache.json": b'{"metadata": {"ParamSize": 0, "ParamBytes": 0, "BitsPerParam": 4}, "records": []}',
+        "params_shard_0.bin": rng.bytes(1_200_000),
+    }
+    if companion:
+        contents["lib/model-f16.wasm"] = rng.bytes(50_000)
+    for name, content in contents.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_bytes(content)
+    files = {n: {"sha256": hashlib.sha256(c).hexdigest(), "bytes": len(c)} for n, c in contents.items()}
+    (folder / "mlcpipe.json").write_text(json.dumps(fake_manifest(features, files, companion=companion)))
+    return folder
+
+
+def fake_variants(features: list[str], *, companion: bool) -> list[dict[str, Any]]:
+    """The variants of a target: one, or two libraries, best first."""
+    plain = {"name": "webgpu", "features": features, "tvm_target": "{}", "bytes": 60_000}
+    if not companion:
+        return [plain]
+    plan = {"weights_bytes": 1_200_000, "kv_bytes_per_token": 2048, "workspace_bytes": {"prefill": 4_000_000}}
+    half = {"path": "lib/model-f16.wasm", "dtype": "float16", "kv_dtype": "float16", "memory_plan": plan}
+    whole = {"path": "lib/model.wasm", "dtype": "float32", "kv_dtype": "float32", "memory_plan": plan}
+    first = {"name": "webgpu-f16", "features": ["shader-f16"], "tvm_target": "{}", "bytes": 50_000, "library": half}
+    return [first, plain | {"library": whole}]
+
+
+def fake_manifest(features: list[str], files: dict[str, Any], *, companion: bool = False) -> dict[str, Any]:
+    """A manifest of a model of 1.2 MB with 4096 tokens of context."""
+    variants = fake_variants(features, companion=companion)
+    return {
+        "format_version": 3,
+        "mlcpipe_version": "0.1.0",
+        "abi": "0",
+        "target": {"name": "webgpu", "triple": "wasm32-unknown-unknown-wasm", "variants": variants},
+        "model": {
+            "model_type": "llama",
+            "vocab_size": 3072,
+            "hidden_size": 256,
+            "num_layers": 4,
+            "num_attention_heads": 4,
+            "num_key_value_heads": 2,
+            "head_dim": 64,
+            "context_length": 4096,
+            "sliding_window": None,
+            "dtype": "float32",
+            "kv_dtype": "float32",
+            "prefill_chunk": 512,
+            "page_size": 16,
+            "recompute_above": None,
+        },
+        "quantization": "q4f32_1",
+        "weight_layout": "row",
+        "entry_points": ["embed"],
+        "params": [{"name": "w", "shape": [3072, 256], "dtype": "float32", "sources": ["w"]}],
+        "memory_plan": {
+            "weights_bytes": 1_200_000,
+            "kv_bytes_per_token": 4096,
+            "workspace_bytes": {"prefill": 8_000_000},
+        },
+        "kernels": [],
+        "linker": {"name": "none", "version": "0"},
+        "checkpoint_hash": "0",
+        "created": "2026-11-21T00:00:00+00:00",
+        "files": files,
+    }
+
+
+@pytest.fixture(scope="session")
+def scripted_site(scripted_page: Path, tmp_path_factory: pytest.TempPathFactory) -> Site:
+    """The scripted page with a small model that has a library for float16, too."""
+    bundle = write_fake_bundle(tmp_path_factory.mktemp("bundles") / "tiny", [], seed=2, companion=True)
+    return assemble_site(scripted_page, [bundle], title="Tiny model")

@@ -1,0 +1,19 @@
+"""The chat page as `mlcpipe serve` sends it, in headless Chromium."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("fastapi")
+
+from bench.bench_serving import own_server
+from tests.conftest import Bundles
+from tests.e2e.web.conftest import Browser, scenario
+
+
+@pytest.mark.full
+def test_the_page_of_a_server(browser: Browser, real_page: Path, demo_bundles: Bundles) -> None:
+    with own_server([str(demo_bundles["q4f16_1"]), "--threads", "2", "--api-key", "secret"]) as url:
+        scenario(browser, "server_scenarios.mjs", "asks_for_the_key_shows_figures_and_chats", url)

@@ -1,0 +1,15 @@
+"""The page's types and its own unit tests."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from tests.e2e.web.conftest import npm
+
+
+def test_types(packages: Path) -> None:
+    npm("run", "check")
+
+
+def test_units(packages: Path) -> None:
+    npm("test")

@@ -1,0 +1,19 @@
+"""All kernel cases for CPUs: correctness (`test_cpu_cases.py`) and speed (`bench.kernels`) read the same list."""
+
+from __future__ import annotations
+
+from tests.kernels.cases.cpu import int8, matmul, norm, page_attention, sampling
+from tests.kernels.harness import Case
+
+CASES: tuple[Case, ...] = (
+    *matmul.cases(),
+    *int8.cases(),
+    *norm.cases(),
+    *page_attention.cases(),
+    *sampling.cases(),
+)
+
+
+def library(name: str) -> list[Case]:
+    """The cases whose kernels compile together."""
+    return [case for case in CASES if case.library == name]

@@ -1,0 +1,74 @@
+"""What attention is, in numpy: K and V as pages keep them, and the output of a query."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from tests.kernels.harness import EPS, Array
+from tir_schedules.cpu.attention import PAGE, AttentionShape
+
+
+@dataclass(frozen=True)
+class Stored:
+    """K or V [..., kv_heads, D] as pages keep it: elements, and for q8 scales float16 [..., kv_heads, groups]."""
+
+    elements: Array
+    scales: Array | None
+
+    def values(self) -> Array:
+        """The float64 numbers that these stand for."""
+        x = self.elements.astype(np.float64)
+        if self.scales is None:
+            return x
+        groups = self.scales.shape[-1]
+        split = x.reshape(*x.shape[:-1], groups, x.shape[-1] // groups)
+        return (split * self.scales.astype(np.float64)[..., None]).reshape(x.shape)
+
+
+def stored(shape: AttentionShape, x: Array) -> Stored:
+    """K or V f32[..., kv_heads, D] as AttentionShape says."""
+    if shape.dtype != "q8":
+        return Stored(x.astype(shape.dtype), None)
+    groups = shape.scale_groups
+    split = x.astype(np.float32).reshape(*x.shape[:-1], groups, x.shape[-1] // groups)
+    scale = np.minimum(np.abs(split).max(axis=-1) * np.float32(1 / 127), np.float32(65504)).astype(np.float16)
+    step = scale.astype(np.float32)
+    inverse = np.divide(np.float32(1), step, out=np.zeros_like(step), where=step > 0)
+    codes = np.clip(np.rint(split * inverse[..., None]), -127, 127)
+    return Stored(codes.astype(np.int8).reshape(x.shape), scale)
+
+
+def write_token(shape: AttentionShape, pages: Array, page: int, slot: int, k: Stored, v: Stored, t: int) -> None:
+    """Token t of k and v into its slot, as `pages.py` says."""
+    dim, half = shape.head_dim, PAGE * shape.head_dim * k.elements.itemsize
+    for h, head in enumerate(pages[page].reshape(shape.num_kv_heads, shape.head_bytes)):
+        head[:half].view(k.elements.dtype).reshape(dim, PAGE)[:, slot] = k.elements[t, h]
+        head[half : 2 * half].view(v.elements.dtype).reshape(PAGE, dim)[slot] = v.elements[t, h]
+        if k.scales is not None and v.scales is not None:
+            scales = head[2 * half :].view(np.float16).reshape(2, shape.scale_groups, PAGE)
+            scales[0, :, slot], scales[1, :, slot] = k.scales[t, h], v.scales[t, h]
+
+
+def reference(
+    shape: AttentionShape, q: Array, k: Array, v: Array, scale: float, window: int = 0
+) -> tuple[Array, Array]:
+    """Attention of one query [heads, D] to the keys up to its own, the last: output, and its bound.
+
+    The bound follows the rounding of the dot products.
+    """
+    keys, values = (np.repeat(x[-window:].astype(np.float64), shape.group, axis=1) for x in (k, v))
+    query = q.astype(np.float64)
+    score = np.einsum("hd,thd->ht", query, keys) * scale
+    slack = (
+        (shape.head_dim + 24) * EPS * (np.einsum("hd,thd->ht", np.abs(query), np.abs(keys)) * abs(scale)).max(axis=1)
+    )
+    if shape.softcap:
+        score = shape.softcap * np.tanh(score / shape.softcap)
+        slack = slack + 16 * EPS * shape.softcap
+    weight = np.exp(score - score.max(axis=1, keepdims=True))
+    out = np.einsum("ht,thd->hd", weight / weight.sum(axis=1, keepdims=True), values)
+    largest = np.abs(values).max(axis=(0, 2))
+    relative = 2 * slack + (len(keys) + 32) * EPS + 4e-7
+    return out, (relative * largest)[:, None] + EPS * np.abs(out)

@@ -1,0 +1,20 @@
+"""All kernel cases for GPUs by name. `tests/kernels/devices` run them; no device is named here."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from tests.kernels.cases.gpu import attention, experts, matmul, norm, page_attention, route, sampling
+from tests.kernels.cases.gpu.case import Case
+
+CASES: Mapping[str, Case] = {
+    **matmul.PLAIN,
+    **matmul.SIMD_GROUPS,
+    **experts.SMALL,
+    **experts.TILES,
+    **attention.CASES,
+    **page_attention.CASES,
+    **norm.CASES,
+    **route.CASES,
+    **sampling.CASES,
+}

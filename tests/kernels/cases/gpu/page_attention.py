@@ -1,0 +1,242 @@
+"""Attention over pages that the runtime owns, against numpy in float64, and bit by bit against other steps.
+
+A case has steps with rows of the same sequences. Whatever step has a row, it gets the same bits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+from tvm import tirx
+
+from tests.kernels.cases.gpu.attention import SCALE, TOLERANCES, attention
+from tests.kernels.cases.gpu.case import Array, Call, Knobs, assert_near, by_rules
+from tests.kernels.cases.steps import step_integers
+from tir_schedules import step_layout
+from tir_schedules.gpu.attention.functions import page_functions
+from tir_schedules.gpu.attention.pages import AttentionShape
+from tir_schedules.paged import PAGE
+
+
+@dataclass(frozen=True)
+class Span:
+    """Rows begin ... end - 1 of a sequence, by the number of the sequence."""
+
+    of: int
+    begin: int
+    end: int
+
+
+@dataclass(frozen=True)
+class Step:
+    """A step: its integers i32[k], pages int8[P, page_bytes] and where the tokens of its rows lie in them."""
+
+    integers: Array
+    pages: Array
+    slots: Array
+
+
+def tokens(shape: AttentionShape, number: int, length: int) -> tuple[Array, Array, Array]:
+    """q, k, v [length, heads, D] of a sequence; a longer one begins with the same numbers."""
+    q, k, v = (
+        np.random.default_rng([number, part]).standard_normal((length, heads, shape.head_dim)).astype(shape.dtype)
+        for part, heads in enumerate((shape.num_heads, shape.num_kv_heads, shape.num_kv_heads))
+    )
+    return q, k, v
+
+
+def qkv_of(shape: AttentionShape, spans: Sequence[Span]) -> Array:
+    """The rows of a step [n, heads + 2 kv_heads, D]."""
+    rows = [np.concatenate(tokens(shape, span.of, span.end), axis=1)[span.begin :] for span in spans]
+    return np.concatenate(rows)
+
+
+def step_of(shape: AttentionShape, window: int, spans: Sequence[Span], *, stored: bool) -> Step:
+    """The step with these rows, whose K and V are in pages already if `stored`.
+
+    All other slots are NaN, or have tokens of sequences before. Pages that no row sees have the number of one of NaN,
+    or -1.
+    """
+    draw = np.random.default_rng(sum(span.end for span in spans))
+    counts = [-(-span.end // PAGE) for span in spans]
+    table_begin = np.cumsum([0, *counts]).astype(np.int32)
+    order = draw.permutation(int(table_begin[-1]) + 3).astype(np.int32)
+    ids, slots = order[: table_begin[-1]].copy(), []
+    gone = next((page for page in order[table_begin[-1] :] if page % 2 == 0), -1)  # all NaN
+    pages = np.full((len(order), shape.num_kv_heads, 2, PAGE * shape.head_dim), np.nan, shape.dtype)
+    pages[1::2] = 4 * draw.standard_normal(pages[1::2].shape)
+    for first, span in zip(table_begin, spans):
+        _, k, v = tokens(shape, span.of, span.end)
+        for t in range(span.end if stored else span.begin):
+            put_token(pages, int(ids[first + t // PAGE]), t % PAGE, k[t], v[t])
+        where = np.arange(span.begin, span.end)
+        slots.append(ids[first + where // PAGE] * PAGE + where % PAGE)
+        if window:
+            ids[first : first + max(0, span.begin - window + 1) // PAGE] = gone
+    numbers = step_integers(window, spans, np.concatenate(slots), table_begin, ids, draw)
+    return Step(numbers, pages.view(np.int8).reshape(len(pages), -1), np.concatenate(slots))
+
+
+def put_token(pages: Array, page: int, slot: int, k: Array, v: Array) -> None:
+    """K of a token as a column [D] of its page, V as a row, for each KV head."""
+    heads, dim = k.shape
+    pages[page, :, 0].reshape(heads, dim, PAGE)[:, :, slot] = k
+    pages[page, :, 1].reshape(heads, PAGE, dim)[:, slot] = v
+
+
+def _scheduled(
+    shape: AttentionShape, role: str, window: int, knobs: Knobs, own: Mapping[str, int]
+) -> Mapping[str, tirx.PrimFunc]:
+    return {"main": by_rules(page_functions(shape, SCALE, window)[role], {**knobs, **own})}
+
+
+@dataclass(frozen=True)
+class Attend:
+    """Rows of each step against all keys up to their own. `knobs` go over those of the target."""
+
+    shape: AttentionShape
+    role: str
+    steps: Sequence[Sequence[Span]]
+    window: int = 0
+    knobs: Mapping[str, int] = field(default_factory=dict)
+
+    def functions(self, knobs: Knobs) -> Mapping[str, tirx.PrimFunc]:
+        return _scheduled(self.shape, self.role, self.window, knobs, self.knobs)
+
+    def calls(self) -> Sequence[Call]:
+        known: dict[tuple[int, int], Array] = {}
+        return [self._call(spans, known) for spans in self.steps]
+
+    def _call(self, spans: Sequence[Span], known: dict[tuple[int, int], Array]) -> Call:
+        given, qkv = step_of(self.shape, self.window, spans, stored=True), qkv_of(self.shape, spans)
+        qkv[:, self.shape.num_heads :] = np.nan  # keys and values are in pages
+
+        def check(found: list[Array]) -> None:
+            rows = iter(found[-1])
+            for span in spans:
+                q, k, v = tokens(self.shape, span.of, span.end)
+                for i in range(span.begin, span.end):
+                    row = next(rows)
+                    if (span.of, i) in known:
+                        np.testing.assert_array_equal(row, known[span.of, i], f"row {i} of {span} in {spans}")
+                        continue
+                    known[span.of, i] = row
+                    oldest = max(i - self.window + 1, 0) if self.window else 0
+                    expected, _ = attention(self.shape, q[i], k[: i + 1], v[: i + 1], oldest, SCALE)
+                    assert_near(row, expected, TOLERANCES[self.shape.dtype][0])
+
+        out = np.full((len(qkv), self.shape.num_heads, self.shape.head_dim), np.nan, self.shape.dtype)
+        return Call((qkv, given.integers, given.pages, out), check)
+
+
+@dataclass(frozen=True)
+class Store:
+    """K and V of rows to their slots, and no other byte of the pages changed. The last row's go nowhere."""
+
+    shape: AttentionShape
+    spans: Sequence[Span]
+    window: int = 0
+
+    def functions(self, knobs: Knobs) -> Mapping[str, tirx.PrimFunc]:
+        return _scheduled(self.shape, "store_pages", self.window, knobs, {})
+
+    def calls(self) -> Sequence[Call]:
+        shape, qkv = self.shape, qkv_of(self.shape, self.spans)
+        given = step_of(shape, self.window, self.spans, stored=False)
+        after, numbers = given.pages.copy(), given.integers.copy()
+        numbers[numbers[step_layout.SLOT] + len(qkv) - 1] = -1
+        pages = after.view(shape.dtype).reshape(len(after), shape.num_kv_heads, 2, -1)
+        for row, slot in zip(qkv[:-1], given.slots):
+            k, v = np.split(row[shape.num_heads :], 2)
+            put_token(pages, *divmod(int(slot), PAGE), k, v)
+        return [Call((qkv, numbers, given.pages), lambda found: np.testing.assert_array_equal(found[2], after))]
+
+
+@dataclass(frozen=True)
+class Copy:
+    """A page to two others, and one of these on."""
+
+    shape: AttentionShape
+
+    def functions(self, knobs: Knobs) -> Mapping[str, tirx.PrimFunc]:
+        return _scheduled(self.shape, "copy_pages", 0, knobs, {})
+
+    def calls(self) -> Sequence[Call]:
+        pages = np.random.default_rng(0).integers(-128, 128, (6, self.shape.page_bytes)).astype(np.int8)
+        pairs = np.array([[1, 4], [1, 0], [0, 2]], np.int32)
+        after = pages.copy()
+        after[[4, 0, 2]] = pages[1]
+        return [Call((pairs, pages), lambda found: np.testing.assert_array_equal(found[1], after))]
+
+
+def _alone(*spans: Span) -> list[list[Span]]:
+    """A step with all of these, then each of their rows in a step of its own."""
+    return [[*spans], *([Span(span.of, i, i + 1)] for span in spans for i in range(span.begin, span.end))]
+
+
+def _chunks(of: int, *borders: int) -> list[list[Span]]:
+    """A prompt at once, then in chunks."""
+    return [[Span(of, begin, end)] for begin, end in zip((0, *borders[:-1]), (borders[-1], *borders[1:]))] + [
+        [Span(of, 0, borders[0])]
+    ]
+
+
+_ONE_KV_HEAD = AttentionShape(4, 1, 64, "float16")
+_TWO_KV_HEADS = AttentionShape(4, 2, 64, "float16")
+_MANY_SEQUENCES = [Span(i, 37 * i % 301, 37 * i % 301 + 1) for i in range(16)]
+_PAGE_BORDERS = (Span(0, 14, 18), Span(1, 0, 1))
+FEW = {
+    "few, batches of 16 and 2": Attend(
+        _TWO_KV_HEADS, "attend_few", [*_alone(*_MANY_SEQUENCES), [_MANY_SEQUENCES[5], _MANY_SEQUENCES[15]]]
+    ),
+    "few, page borders": Attend(AttentionShape(8, 2, 64, "float32"), "attend_few", _alone(*_PAGE_BORDERS)),
+    "few, rows of a sequence": Attend(_ONE_KV_HEAD, "attend_few", _alone(Span(0, 253, 260), Span(1, 700, 701))),
+    "few, window": Attend(_ONE_KV_HEAD, "attend_few", _alone(Span(0, 298, 303), Span(1, 20, 22)), window=50),
+    "few, softcap": Attend(
+        AttentionShape(4, 4, 80, "float32", softcap=5.0), "attend_few", _alone(Span(0, 33, 35), Span(1, 129, 130))
+    ),
+    "few, heads of odd size": Attend(AttentionShape(3, 1, 20, "float32"), "attend_few", _alone(Span(0, 40, 42))),
+    "few, 256 dimensions": Attend(AttentionShape(4, 2, 256, "float16"), "attend_few", _alone(Span(0, 499, 501))),
+    "few, parts of several blocks": Attend(
+        AttentionShape(2, 1, 16, "float32"),
+        "attend_few",
+        _alone(Span(0, 2100, 2102), Span(1, 1024, 1025), Span(2, 7, 8)),
+        knobs={"decode_part": 32},
+    ),
+}
+MANY = {
+    "many, chunks": Attend(
+        _TWO_KV_HEADS,
+        "attend_many",
+        [*_chunks(0, 15, 31, 48, 49, 113, 150), [Span(1, 3, 8), Span(0, 16, 33), Span(2, 0, 1), Span(3, 60, 77)]],
+    ),
+    "many, window": Attend(
+        _ONE_KV_HEAD, "attend_many", [*_chunks(0, 17, 80, 145), [Span(1, 30, 33), Span(0, 70, 135)]], window=40
+    ),
+    "many, sequences of one row": Attend(
+        _ONE_KV_HEAD, "attend_many", _alone(*(Span(i, 2 * i, 2 * i + 1) for i in range(60)))
+    ),
+    "many, softcap": Attend(
+        AttentionShape(2, 1, 128, "float16", softcap=5.0), "attend_many", _chunks(0, 16, 63, 64, 65, 70)
+    ),
+    "many, 80 dimensions": Attend(AttentionShape(3, 1, 80, "float16"), "attend_many", _chunks(0, 15, 20)),
+    "many, 256 dimensions": Attend(AttentionShape(2, 1, 256, "float16"), "attend_many", _chunks(0, 33, 40)),
+}
+MANY_PLAIN = {
+    "many, float32": Attend(AttentionShape(4, 4, 80, "float32"), "attend_many", _chunks(0, 15, 16, 17, 40)),
+    "many, float32, window": Attend(
+        AttentionShape(6, 2, 24, "float32"),
+        "attend_many",
+        [*_chunks(0, 16, 60, 100), [Span(0, 90, 100), Span(1, 70, 80)]],
+        window=33,
+        knobs={"prefill_keys": 64},
+    ),
+}
+MOVES = {
+    "store": Store(_TWO_KV_HEADS, (Span(0, 5, 40), Span(1, 0, 17), Span(2, 62, 66))),
+    "store, window": Store(AttentionShape(4, 2, 24, "float32"), (Span(0, 45, 60), Span(1, 0, 2)), window=20),
+    "copy": Copy(AttentionShape(4, 2, 24, "float16")),
+}
+CASES: Mapping[str, Attend | Store | Copy] = {**FEW, **MANY, **MANY_PLAIN, **MOVES}

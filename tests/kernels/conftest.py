@@ -1,0 +1,9 @@
+"""Devices on which kernels run, each found, built or emulated by its own folder."""
+
+from __future__ import annotations
+
+from tests.cuda.conftest import nvrtc
+from tests.metal.conftest import runtime
+from tests.vulkan.conftest import gpu, plugin
+
+__all__ = ["gpu", "nvrtc", "plugin", "runtime"]

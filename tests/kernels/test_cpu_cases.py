@@ -1,0 +1,50 @@
+"""Every kernel of the list against numpy in float64, and every definition with the fallback schedule likewise."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from functools import cache
+from typing import Any
+
+import pytest
+
+from tests.kernels.cases.cpu import CASES, library
+from tests.kernels.harness import Case, assert_outputs, compile_kernels
+
+# In `make test`: one case for each kernel of these libraries; test_int8.py has integer dot products. All definitions go the way of those of `q4f16_1`.
+FAST_LIBRARIES = (
+    "q4f16_1",
+    "norm",
+    "pages_h8_kv4_d64_float16_c0",
+    "pages_h4_kv4_d80_q8_c5",
+    "timed-sampling",
+)
+FAST = {case.kernel.symbol: case for case in reversed(CASES) if case.library in FAST_LIBRARIES}
+DEFINED = [case for case in CASES if case.kernel.definition() is not None and not case.timed]
+
+
+@cache
+def kernels(name: str) -> Mapping[str, Any]:
+    return compile_kernels(library(name))
+
+
+@cache
+def fallbacks(name: str) -> Mapping[str, Any]:
+    return compile_kernels(library(name), definitions=True)
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+@pytest.mark.fast_cases(*(case.name for case in FAST.values()))
+def test_kernel_is_numpy(case: Case) -> None:
+    assert_outputs(kernels(case.library)[case.kernel.symbol], case.call())
+
+
+@pytest.mark.parametrize("case", DEFINED, ids=lambda case: case.name)
+@pytest.mark.fast_cases(*(case.name for case in FAST.values() if case.library == "q4f16_1"))
+def test_definition_is_numpy(case: Case) -> None:
+    assert_outputs(fallbacks(case.library)[case.kernel.symbol], case.call())
+
+
+def test_names_are_unique() -> None:
+    assert [name for name, count in Counter(case.name for case in CASES).items() if count > 1] == []

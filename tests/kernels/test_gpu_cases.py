@@ -1,0 +1,123 @@
+"""Every kernel case for GPUs on every device that is here, or that stands in for one, against numpy in float64."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import pytest
+
+from mlcpipe.compiler.backends.nvrtc.nvrtc import Nvrtc
+from mlcpipe.devices import vulkan
+from mlcpipe.targets import load_target
+from tests.cuda import emulation as cuda_emulation
+from tests.kernels.cases.gpu import CASES, attention, experts, matmul, norm, page_attention
+from tests.kernels.devices import cuda_emulated
+from tests.kernels.devices import vulkan as vulkan_device
+from tests.once import Once
+from tests.vulkan.watch import watching
+from tir_schedules.gpu.attention.key_split import KeySplit
+from tir_schedules.gpu.attention.pages import AttentionShape
+
+pytestmark = pytest.mark.full  # devices, drivers, other compilers
+ROOT = Path(__file__).parents[2]
+TIMEOUT_S = 500
+# Only browsers have TVM's cache: Vulkan stands in for them.
+OWN_PAGES = [name for name in CASES if name not in attention.CASES]
+# Tiles of cooperative matrices: tests/vulkan/test_matrices.py runs those of Vulkan.
+ON_VULKAN, ON_CUDA = ([name for name in names if name not in matmul.SIMD_GROUPS] for names in (CASES, OWN_PAGES))
+# What subgroups of 8 lanes cannot have: octets, and subgroups that share columns.
+LANES_16 = [*matmul.PLAIN, *experts.SMALL, *attention.DECODE_SMALL, *page_attention.CASES, *norm.CASES]
+Errors = Callable[[str], Mapping[str, str]]
+
+
+def _in_process(module: str, arguments: list[str], folder: Path, names: list[str], **environment: str) -> None:
+    command = [sys.executable, "-m", f"tests.kernels.devices.{module}", *arguments, str(folder), *names]
+    done = subprocess.run(
+        command,
+        cwd=ROOT,
+        env={**os.environ, **environment},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=TIMEOUT_S,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+
+
+@pytest.fixture(scope="session")
+def cuda_errors(nvrtc: Nvrtc, once: Once) -> Mapping[str, str]:
+    if reason := cuda_emulation.missing():
+        pytest.skip(reason)
+    return once("cuda-cases", lambda folder: cuda_emulated.errors(ON_CUDA, nvrtc, folder))
+
+
+@pytest.fixture(scope="session")
+def metal_errors(runtime: Path, once: Once) -> Mapping[str, str]:
+    return once("metal-cases", lambda folder: _in_process("metal_emulated", [str(runtime)], folder, OWN_PAGES))
+
+
+@pytest.fixture(scope="session")
+def lanes_16_errors(gpu: vulkan.Device, once: Once) -> Mapping[str, str]:
+    if gpu.kind != "software":
+        pytest.skip("only Mesa's software device has subgroups of a size that can be set")
+    environment = {**watching(), "LP_NATIVE_VECTOR_WIDTH": "512"}
+    return once("vulkan-16", lambda folder: _in_process("vulkan", ["16"], folder, LANES_16, **environment))
+
+
+@pytest.mark.parametrize("name", ON_VULKAN)
+def test_vulkan_equals_numpy(name: str, gpu: vulkan.Device) -> None:
+    if not gpu.limits["can_require_subgroup_size"]:
+        pytest.skip("this device has no VK_EXT_subgroup_size_control")
+    lanes = max(8, gpu.limits["min_subgroup_size"])
+    vulkan_device.check(CASES[name], vulkan_device.knobs(lanes, shuffled=True))
+
+
+@pytest.mark.parametrize("name", page_attention.CASES)
+def test_vulkan_of_unknown_lanes_equals_numpy(name: str, gpu: vulkan.Device) -> None:
+    vulkan_device.check(page_attention.CASES[name], load_target("vulkan").schedule)
+
+
+@pytest.mark.parametrize("name", LANES_16)
+def test_vulkan_of_16_lanes_equals_numpy(name: str, lanes_16_errors: Mapping[str, str]) -> None:
+    assert not lanes_16_errors[name], lanes_16_errors[name]
+
+
+@pytest.mark.parametrize("name", ON_CUDA)
+def test_emulated_cuda_equals_numpy(name: str, cuda_errors: Mapping[str, str]) -> None:
+    assert not cuda_errors[name], cuda_errors[name]
+
+
+@pytest.mark.parametrize("name", OWN_PAGES)
+def test_emulated_metal_equals_numpy(name: str, metal_errors: Mapping[str, str]) -> None:
+    assert not metal_errors[name], metal_errors[name]
+
+
+@pytest.mark.parametrize("name", [*page_attention.MANY, *experts.TILES])
+def test_cuda_prefill_is_on_matrix_units(name: str) -> None:
+    assert "mlcpipe.mma" in str(CASES[name].functions(cuda_emulated.TARGET.schedule)["main"])
+
+
+@pytest.mark.parametrize("kv_heads", [1, 2, 4, 8, 16, 32])
+def test_blocks_of_decode_fill_a_cuda_device(kv_heads: int) -> None:
+    """From 8k tokens on a sequence alone has a workgroup for each of the 128 multiprocessors of an RTX 4090."""
+    shape = AttentionShape(4 * kv_heads, kv_heads, 128, "float16", subgroup=32)
+    split = KeySplit.of(shape, 0, int(cuda_emulated.TARGET.schedule["decode_blocks"]), 4)
+    assert split is not None
+    for length in (8192, 32768, 131072):
+        assert _used(split, length) * kv_heads >= 128, length
+
+
+@pytest.mark.parametrize("window", [1, 50, 512, 4096, 100_000])
+def test_a_window_launches_as_many_parts_as_it_may_have(window: int) -> None:
+    split = KeySplit(AttentionShape(4, 1, 128, "float16", subgroup=32), window, 32, 128, 4)
+    assert split.most == max(_used(split, keys) for keys in range(1, window + 16))
+
+
+def _used(split: KeySplit, keys: int) -> int:
+    """Parts that `keys` fill, as `KeySplit.bounds` computes them on the device."""
+    size = -(-keys // (split.parts * split.granule)) * split.granule
+    return -(-keys // size)

@@ -1,0 +1,85 @@
+"""The benchmark of servers, with a real one: `bench/bench_serving.py`."""
+
+from __future__ import annotations
+
+import json
+import random
+import xml.etree.ElementTree
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("fastapi")
+
+from bench import bench_serving
+from bench.bench_serving import lengths, level_of
+from bench.serving_client import Answer
+from mlcpipe.errors import MlcpipeError
+from tests.server.conftest import Running
+
+
+def test_every_load_is_measured(server: Running, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = [
+        "--url", server.url, "--concurrency", "1,3", "--rate", "40", "--requests", "6", "--prompt-tokens", "40-60",
+        "--answer-tokens", "8", "--shared-prefix-tokens", "32", "--long-prompt", "300", "--plot", str(tmp_path / "plot.svg"),
+    ]  # fmt: skip
+    assert bench_serving.main([*arguments, "--json"]) == 0
+    levels = json.loads(capsys.readouterr().out)
+    assert [level["load"] for level in levels] == ["1 clients", "3 clients", "40 requests/s"]
+    for level in levels:
+        assert (level["requests"], level["failed"], level["answer_tokens"]) == (6, {}, 48)
+        assert 0.75 * 40 < level["prompt_tokens"] / 6 < 1.25 * 60, "prompts are about as long as asked"
+        assert 0 < level["first"][0] <= level["whole"][0] and level["between"][0] <= level["between"][2]
+        assert level["beside"] or level["load"] == "1 clients"
+    drawing = xml.etree.ElementTree.parse(tmp_path / "plot.svg").getroot()
+    assert len(drawing.findall(".//{*}circle")) == 3 * 3 * 2
+
+
+def test_failures_are_counted_and_shown(server: Running, capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = ["--url", server.url, "--concurrency", "2", "--requests", "2", "--prompt-tokens", "90000"]
+    assert bench_serving.main(arguments) == 1
+    shown = capsys.readouterr()
+    assert "0.0 tokens/s, 2 failed" in shown.err and "status 400" in shown.err
+    assert "p99" in shown.out
+
+
+def test_a_server_that_is_not_there_is_one_line() -> None:
+    with pytest.raises(MlcpipeError) as caught:
+        bench_serving.main(["--url", "http://127.0.0.1:9", "--requests", "1"])
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.full
+def test_without_an_address_it_starts_our_server(demo_bundle: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = [
+        "--model",
+        str(demo_bundle),
+        "--serve=--threads 2",
+        "--concurrency",
+        "2",
+        "--requests",
+        "2",
+        "--api",
+        "completions",
+    ]
+    assert bench_serving.main([*arguments, "--prompt-tokens", "~40", "--answer-tokens", "4", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)[0]["answer_tokens"] == 8
+
+
+def test_the_arithmetic_of_a_level() -> None:
+    answers = [Answer(0.0, 4.0, [1.0, 2.0, 4.0], 7, 3), Answer(0.0, 2.0, [2.0], 7, 1), Answer(0.0, 9.0, error="no")]
+    level = level_of("2 clients", answers, 8.0, Answer(1.5, 3.5, [3.0], 90, 1))
+    assert (level.failed, level.requests_per_s, level.tokens_per_s) == ({"no": 1}, 0.25, 0.5)
+    assert level.first is not None and level.first[0] == 1.5
+    assert level.between is not None and level.between[0] == 1.5 and level.beside == level.between
+    assert level.per_token == [1.5] * 3
+
+
+def test_lengths() -> None:
+    source = random.Random(1)
+    assert {lengths("3-5")(source) for _ in range(99)} == {3, 4, 5}
+    assert lengths("7")(source) == 7
+    assert 80 < sum(lengths("~100")(source) for _ in range(999)) / 999 < 120
+    for wrong in ("", "0", "5-3", "x", "-4", "~0"):
+        with pytest.raises(ValueError):
+            lengths(wrong)

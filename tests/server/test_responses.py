@@ -1,0 +1,134 @@
+"""`/v1/responses` with OpenAI's client, and with bodies as Codex CLI sends them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any, Literal
+
+import httpx2
+import pytest
+from pydantic import BaseModel
+
+openai = pytest.importorskip("openai")
+pytest.importorskip("fastapi")
+pytestmark = pytest.mark.full
+
+from tests.server.conftest import NAME, Running
+
+if TYPE_CHECKING:
+    from mlcpipe import Engine
+
+QUESTION = "Which targets are there?"
+SHELL = {
+    "type": "function",
+    "name": "shell",
+    "description": "Runs a command",
+    "strict": False,
+    "parameters": {"type": "object", "properties": {"command": {"type": "array", "items": {"enum": ["ls", "pwd"]}, "minItems": 1, "maxItems": 2}}, "required": ["command"], "additionalProperties": False},
+}  # fmt: skip
+
+
+class Verdict(BaseModel):
+    answer: Literal["yes", "no"]
+
+
+@pytest.fixture(scope="module")
+def ai(server: Running) -> Iterator[Any]:
+    with openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0) as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def expected(demo: Engine) -> str:
+    from mlcpipe import SamplingParams
+
+    return demo.chat([{"role": "user", "content": QUESTION}], sampling=SamplingParams(temperature=0)).text
+
+
+def test_an_answer_is_the_engine_s(ai: Any, expected: str) -> None:
+    answer = ai.responses.create(model=NAME, input=QUESTION, temperature=0)
+    assert (answer.output_text, answer.status) == (expected, "completed")
+    items = ai.responses.create(model=NAME, input=[{"role": "user", "content": QUESTION}], temperature=0)
+    assert items.output_text == expected
+    cut = ai.responses.create(model=NAME, input=QUESTION, temperature=0, max_output_tokens=3)
+    assert (cut.status, cut.incomplete_details.reason) == ("incomplete", "max_output_tokens")
+    assert answer.usage.total_tokens == answer.usage.input_tokens + answer.usage.output_tokens
+
+
+def test_a_stream_has_its_events_in_order(ai: Any, expected: str) -> None:
+    with ai.responses.create(model=NAME, input=QUESTION, temperature=0, stream=True) as stream:
+        events = list(stream)
+    kinds = [one.type.removeprefix("response.") for one in events]
+    assert kinds[:4] == ["created", "in_progress", "output_item.added", "content_part.added"]
+    assert kinds[-4:] == ["output_text.done", "content_part.done", "output_item.done", "completed"]
+    assert "".join(one.delta for one in events if one.type == "response.output_text.delta") == expected
+    assert [one.sequence_number for one in events] == list(range(len(events)))
+    assert events[-1].response.output_text == expected
+
+
+def test_parsed_answers_and_calls(ai: Any) -> None:
+    parsed = ai.responses.parse(model=NAME, input=QUESTION, text_format=Verdict, temperature=0)
+    assert parsed.output_parsed.answer in ("yes", "no")
+    called = ai.responses.create(model=NAME, input=QUESTION, tools=[SHELL], tool_choice="required", temperature=0)
+    assert json.loads(called.output[0].arguments)["command"][0] in ("ls", "pwd")
+    with ai.responses.stream(
+        model=NAME, input=QUESTION, tools=[SHELL], tool_choice="required", temperature=0
+    ) as stream:
+        final = stream.get_final_response() if stream.until_done() else None
+    assert final.output[0].name == "shell"
+    output = {"type": "function_call_output", "call_id": called.output[0].call_id, "output": "a.py"}
+    after = [{"role": "user", "content": QUESTION}, *[one.model_dump() for one in called.output], output]
+    assert ai.responses.create(model=NAME, input=after, tools=[SHELL], max_output_tokens=5).output
+
+
+def test_what_needs_a_store_is_refused(client: httpx2.Client) -> None:
+    for change in (
+        {"previous_response_id": "resp_1"},
+        {"conversation": "c"},
+        {"background": True},
+        {"input": [{"type": "item_reference", "id": "x"}]},
+        {"input": []},
+        {"input": 3},
+        {"input": [{"role": "user", "content": [{"type": "input_image"}]}]},
+    ):
+        answer = client.post("/v1/responses", json={"input": QUESTION, **change})
+        assert answer.status_code == 400, change
+        assert answer.json()["error"]["message"]
+
+
+def codex() -> dict[str, Any]:
+    """A request in the form of Codex CLI's: items of every kind, and tools that are no functions."""
+    return {
+        "model": NAME,
+        "instructions": "You are Codex, based on GPT-5. You run on a user's computer.",
+        "input": [
+            {"type": "message", "role": "developer", "content": [{"type": "input_text", "text": "<permissions>…"}]},
+            {"type": "message", "role": "user", "content": [{"type": "input_text", "text": "list the files"}]},
+            {"type": "reasoning", "id": "rs_1", "summary": [{"type": "summary_text", "text": "hm"}], "encrypted_content": "x"},
+            {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": "Looking."}]},
+            {"type": "function_call", "name": "shell", "arguments": '{"command":["ls"]}', "call_id": "call_1"},
+            {"type": "function_call_output", "call_id": "call_1", "output": "a.py"},
+            {"type": "custom_tool_call", "call_id": "call_2", "name": "apply_patch", "input": "*** Begin Patch"},
+            {"type": "custom_tool_call_output", "call_id": "call_2", "output": "done"},
+        ],
+        "tools": [SHELL, {"type": "custom", "name": "apply_patch", "format": {"type": "grammar"}}, {"type": "web_search"}, {"type": "local_shell"}],
+        "tool_choice": "auto",
+        "parallel_tool_calls": False,
+        "reasoning": {"effort": "medium", "summary": "auto"},
+        "store": False,
+        "stream": True,
+        "include": ["reasoning.encrypted_content"],
+        "prompt_cache_key": "0199",
+        "text": {"verbosity": "low"},
+    }  # fmt: skip
+
+
+def test_codex_s_requests(client: httpx2.Client) -> None:
+    headers = {"originator": "codex_cli_rs", "session_id": "0199", "accept": "text/event-stream"}
+    with client.stream("POST", "/v1/responses", json={**codex(), "max_output_tokens": 60}, headers=headers) as answer:
+        assert answer.status_code == 200
+        events = [json.loads(line.removeprefix("data: ")) for line in answer.iter_lines() if line.startswith("data: ")]
+    assert events[0]["type"] == "response.created"
+    assert events[-1]["type"] in ("response.completed", "response.incomplete")
+    assert events[-1]["response"]["output"]

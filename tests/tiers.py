@@ -1,0 +1,151 @@
+"""The tiers of the suite, and the tables at the end of a run: which tests were slow, what was skipped and why.
+
+- fast, `make test`: what has no marker. It needs Python alone, and a test may take `MAX_FAST_S` seconds of CPU time.
+- full, `make test-full`: `full` tests, then `alone` tests, which measure time, one after the other.
+- everything, `make test-everything`: all combinations of what the others test in part.
+
+With MLCPIPE_TEST_TOOLS=all, as in CI, where all tools are installed, a test that is skipped for want of one fails the run.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections import Counter, defaultdict
+from collections.abc import Generator, Iterable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+MAX_FAST_S = 60.0
+SLOWEST = 12  # lines of the table
+FOLDER = Path(__file__).parent
+# Need more than Python: drivers, browsers, emulators, other compilers.
+FULL_FOLDERS = ("cuda", "e2e", "metal", "opencl", "spirv", "vulkan", "webgpu")
+OTHER_TIERS = ("full", "alone", "everything")
+# Words of a reason, and what would run the tests that it skips.
+ENABLE = (
+    ("packages: npm", "npm ci --prefix tests/webgpu"),
+    ("node", "apt install nodejs npm"),
+    ("npm", "apt install nodejs npm"),
+    ("emcc", "apt install emscripten"),
+    ("shader-f16|get_mesa", "tests/webgpu/get_mesa.sh"),
+    ("chromium", "apt install chromium"),
+    ("qemu|aarch64", "apt install qemu-user gcc-aarch64-linux-gnu libc6-dev-arm64-cross"),
+    ("spirv-val does not know", "SPIRV-Tools 2025.1"),
+    ("spirv-val", "apt install spirv-tools"),
+    ("validation", "apt install vulkan-validationlayers"),
+    ("glslang", "apt install glslang-tools"),
+    ("Vulkan driver", "apt install mesa-vulkan-drivers"),
+    ("Vulkan's headers|g\\+\\+", "apt install g++ libvulkan-dev"),
+    ("cooperative", "Mesa 26.2's lavapipe, or a GPU with VK_KHR_cooperative_matrix"),
+    ("clang", "apt install clang"),
+    ("nvrtc|NVRTC|ziglang|zig|torch|transformers|huggingface|gguf|pexpect|ml_dtypes", "pip install -e '.[dev]'"),
+    ("fastapi|llguidance|openai|anthropic|langchain", "pip install -e '.[dev]'"),
+    ("strace", "apt install strace"),
+    ("mount|unshare", "a user who may mount file systems (root in a container)"),
+    ("Mac|Apple|macOS", "a Mac"),
+    ("Windows", "Windows"),
+    ("CPU|dot product|base of its architecture", "another CPU"),
+)
+
+
+def _cpu_s() -> float:
+    times = os.times()
+    return times.user + times.system + times.children_user + times.children_system
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark tests of `FULL_FOLDERS`, and cases that `fast_cases` does not name, as `full`."""
+    named: dict[str, set[str]] = defaultdict(set)
+    seen: dict[str, set[str]] = defaultdict(set)
+    for item in items:
+        if item.path.relative_to(FOLDER).parts[0] in FULL_FOLDERS:
+            item.add_marker(pytest.mark.full)
+        mark = item.get_closest_marker("fast_cases")
+        callspec = getattr(item, "callspec", None)
+        if mark is None or callspec is None:
+            continue
+        test = item.nodeid.partition("[")[0]
+        named[test] |= set(mark.args)
+        seen[test].add(callspec.id)
+        if callspec.id not in mark.args:
+            item.add_marker(pytest.mark.full)
+    for test, names in named.items():
+        if not names & seen[test] and len(seen[test]) > 1:
+            raise pytest.UsageError(f"{test}: fast_cases names {sorted(names)}, but its cases are {sorted(seen[test])}")
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, Any, Any]:
+    """Note seconds of CPU time of a test with its fixtures."""
+    item.stash[_BEGAN] = _cpu_s()
+    return (yield)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call(item: pytest.Item) -> Generator[None, Any, Any]:
+    """A test of the fast tier fails if it takes more CPU time than its tier allows; fixtures do not count."""
+    began = _cpu_s()
+    result = yield
+    spent = _cpu_s() - began
+    item.user_properties.append(("cpu_s", round(_cpu_s() - item.stash[_BEGAN], 2)))
+    if spent > MAX_FAST_S and not any(item.get_closest_marker(name) for name in OTHER_TIERS):
+        pytest.fail(f"takes {spent:.0f} s of CPU time, of {MAX_FAST_S:.0f} in `make test`: mark it full", pytrace=False)
+    return result
+
+
+_BEGAN = pytest.StashKey[float]()
+
+
+def pytest_terminal_summary(terminalreporter: Any) -> None:
+    """Print what was slow and what was skipped."""
+    stats = terminalreporter.stats
+    reports = [report for key in ("passed", "failed") for report in stats.get(key, ())]
+    spent = sorted(((dict(r.user_properties).get("cpu_s", 0.0), r.nodeid) for r in reports), reverse=True)
+    slow = [(seconds, name) for seconds, name in spent[:SLOWEST] if seconds >= 1]
+    if slow:
+        total = sum(seconds for seconds, _ in spent)
+        terminalreporter.section(f"slowest of {total:.0f} s of CPU time")
+        for seconds, name in slow:
+            terminalreporter.line(f"{seconds:7.1f} s  {name}")
+    skipped = Counter(_reason(report) for report in stats.get("skipped", ()))
+    if skipped:
+        terminalreporter.section(f"{sum(skipped.values())} skipped")
+        for line in _table(skipped.items()):
+            terminalreporter.line(line)
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """Fail a run with all tools that skipped tests for want of one."""
+    reporter = session.config.pluginmanager.get_plugin("terminalreporter")
+    if os.environ.get("MLCPIPE_TEST_TOOLS") != "all" or reporter is None:
+        return
+    missing = sorted({reason for report in reporter.stats.get("skipped", ()) if _tool(reason := _reason(report))})
+    if missing:
+        reporter.write_line(
+            "\nskipped for want of a tool, with MLCPIPE_TEST_TOOLS=all: " + "; ".join(missing), red=True
+        )
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+
+def _enable(reason: str) -> str:
+    return next((command for words, command in ENABLE if re.search(words, reason)), "")
+
+
+def _tool(reason: str) -> bool:
+    """Whether a command would run the test that is skipped for this reason, rather than another machine."""
+    return _enable(reason).startswith(("apt ", "npm ", "pip "))
+
+
+def _reason(report: Any) -> str:
+    text = report.longrepr[2] if isinstance(report.longrepr, tuple) else str(report.longrepr)
+    return " ".join(text.removeprefix("Skipped: ").split())
+
+
+def _table(skipped: Iterable[tuple[str, int]]) -> Iterable[str]:
+    for reason, count in sorted(skipped, key=lambda one: -one[1]):
+        enable = _enable(reason)
+        yield f"{count:5}  {reason[:110]}" + (f"\n       to enable: {enable}" if enable else "")

@@ -1,0 +1,51 @@
+"""What the tests of the command line share: running it as a user does, with a cache of its own."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[3]
+Run = Callable[..., "subprocess.CompletedProcess[str]"]
+
+
+@pytest.fixture(scope="session")
+def cli_environment(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """The environment for a run: nothing of the user's settings, a cache that the session's tests share."""
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("MLCPIPE_")}
+    for name in ("NO_COLOR", "FORCE_COLOR", "COLUMNS", "LINES"):
+        kept.pop(name, None)
+    paths = os.pathsep.join([str(ROOT), *filter(None, [kept.get("PYTHONPATH")])])
+    return {
+        **kept,
+        "PYTHONPATH": paths,
+        "MLCPIPE_CACHE": str(tmp_path_factory.mktemp("cache")),
+        "MLCPIPE_CONFIG": str(tmp_path_factory.mktemp("config")),
+        "TERM": "xterm-256color",
+        "PYTHONUTF8": "1",
+    }
+
+
+@pytest.fixture(scope="session")
+def mlcpipe_run(cli_environment: dict[str, str]) -> Run:
+    """Runs `mlcpipe ARGUMENTS…` with `stdin` as its input and the variables in `env` added."""
+
+    def run(
+        *arguments: object, stdin: str = "", env: dict[str, str] | None = None, timeout: float = 300
+    ) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [sys.executable, "-m", "mlcpipe", *map(str, arguments)],
+            input=stdin,
+            capture_output=True,
+            text=True,
+            encoding="utf-8",
+            env=cli_environment | (env or {}),
+            timeout=timeout,
+        )
+
+    return run

@@ -1,0 +1,46 @@
+"""`mlcpipe serve` refuses in one line what it cannot do."""
+
+from __future__ import annotations
+
+import socket
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("fastapi")
+
+from tests.unit.cli.conftest import Run
+
+
+@pytest.mark.fast_cases("model", "port")
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("no/such/model", "--port", 0), "no/such/model"),
+        (("--port", "TAKEN"), "cannot listen on 127.0.0.1:"),
+        (("--host", "no.such.host.invalid", "--port", 0), "cannot listen"),
+        (("--max-queue", 0), "--max-queue"),
+        (("--host", "a..b", "--port", 0), "cannot listen"),
+        (("--api-key", "", "--port", 0), "--api-key"),
+        (("--name", "*", "--port", 0), "--name"),
+    ],
+    ids=["model", "port", "host", "queue", "dots", "key", "name"],
+)
+def test_mistakes_are_one_line(mlcpipe_run: Run, arguments: tuple[object, ...], words: str) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        done = mlcpipe_run("serve", *(port if one == "TAKEN" else one for one in arguments))
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith("error: ") and done.stderr.count("\n") == 1
+    assert words in done.stderr
+
+
+@pytest.mark.full
+def test_an_error_of_loading_ends_the_server(mlcpipe_run: Run, demo_bundles: object, tmp_path: Path) -> None:
+    import shutil
+
+    bundle = Path(shutil.copytree(demo_bundles["q4f16_1"], tmp_path / "bundle"))  # type: ignore[index]
+    next(bundle.glob("params_shard_*.bin")).write_bytes(b"")
+    done = mlcpipe_run("serve", bundle, "--port", 0, timeout=60)
+    assert done.returncode == 2
+    assert done.stderr.splitlines()[-1].startswith("error: ")

@@ -1,0 +1,57 @@
+"""One target of one compile: its file is read once, and its library has a name of its own."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+import mlcpipe
+from mlcpipe.bundle import ENTRY_POINTS
+from mlcpipe.checkpoint import open_checkpoint
+from mlcpipe.compiler import compile as compiler
+from mlcpipe.compiler.job import lower, lower_companion
+from mlcpipe.compiler.manifest import library_metadata
+from mlcpipe.targets import load_target
+from tests.conftest import TinyLlama, write_llama
+from tir_schedules.paged import PAGE
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_llama(tmp_path_factory.mktemp("job") / "checkpoint", TinyLlama(layers=1))
+
+
+def test_libraries_are_named_after_companions(checkpoint: Path) -> None:
+    job = lower(open_checkpoint(checkpoint), load_target("webgpu"), "auto")
+    companion = lower_companion(job, "webgpu-f16", "auto")
+    assert (job.library, companion.library) == ("model", "model-f16")
+    assert companion.tokenizer is job.tokenizer
+    assert library_metadata(companion)["model"]["page_size"] == PAGE
+
+
+@pytest.mark.parametrize("name", ["vulkan", "webgpu"])
+def test_a_library_has_the_functions_that_its_manifest_lists(checkpoint: Path, name: str) -> None:
+    job = lower(open_checkpoint(checkpoint), load_target(name), "auto")
+    listed = {signature.partition("(")[0] for signature in ENTRY_POINTS[job.target.kv_cache]}
+    exported = {gv.name_hint for gv, func in job.state.mod.functions.items() if "global_symbol" in (func.attrs or {})}
+    assert listed - {"_metadata"} == exported
+
+
+def test_a_target_file_is_read_once(checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    board = tmp_path / "board.toml"
+    board.write_text('base = "cpu-native"\n', encoding="utf-8")
+    read_text, reads = Path.read_text, []
+
+    def counted(path: Path, *arguments: str, **options: str) -> str:
+        reads.append(path.name)
+        return read_text(path, *arguments, **options)
+
+    def stop(*arguments: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Path, "read_text", counted)
+    monkeypatch.setattr(compiler, "_write_libraries", stop)
+    with pytest.raises(KeyboardInterrupt):
+        mlcpipe.compile(checkpoint, target=str(board), quantization="auto", output=tmp_path / "bundle")
+    assert reads.count("board.toml") == 1

@@ -1,0 +1,169 @@
+"""A signal in the middle of a prefill: it is handled within a part of a chunk, and the cache keeps what came before."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import statistics
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+
+import mlcpipe
+from mlcpipe import Engine, SamplingParams
+from tests.conftest import QUICK, Bundles, TinyLlama, write_llama
+
+pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="Windows keeps TVM's pool")
+
+CONTEXT = 2048
+GREEDY = SamplingParams(temperature=0.0)
+
+
+@contextmanager
+def alarm(after_s: float, handler: Callable[[int, Any], Any] = signal.default_int_handler) -> Iterator[None]:
+    """Inside, a signal comes once, `after_s` from now; by default it does what Ctrl-C does."""
+    before = signal.signal(signal.SIGALRM, handler)
+    try:
+        signal.setitimer(signal.ITIMER_REAL, after_s)
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+
+
+def prompt(length: int, seed: int = 0) -> list[int]:
+    return random.Random(seed).choices(range(3, 250), k=length)
+
+
+@pytest.fixture(scope="module")
+def engine(demo_bundles: Bundles) -> Engine:
+    return Engine(demo_bundles["q4f16_1"], context_length=CONTEXT)
+
+
+def chunk_s(engine: Engine) -> float:
+    """How long a prefill of a whole chunk takes."""
+    seconds = []
+    for _ in range(3):
+        engine.reset()
+        began = time.perf_counter()
+        engine.prefill(prompt(engine.manifest.model.prefill_chunk))
+        seconds.append(time.perf_counter() - began)
+    return min(seconds)
+
+
+def token_after(engine: Engine, tokens: list[int]) -> int:
+    return engine.generate(tokens, sampling=GREEDY, max_tokens=1, ignore_eos=True).token_ids[0]
+
+
+def test_what_came_before_is_kept(engine: Engine) -> None:
+    """An interrupted question does not cost the conversation: the next one computes only what is new."""
+    history, whole = prompt(600), prompt(1800)
+    engine.reset()
+    expected = token_after(engine, whole)
+    wait_s, interrupted = chunk_s(engine), 0
+    for _ in range(10):
+        engine.reset()
+        engine.prefill(history)
+        try:
+            with alarm(wait_s):
+                engine.prefill(whole[600:])
+        except KeyboardInterrupt:
+            interrupted += 1
+        done = engine.generate(whole, sampling=GREEDY, max_tokens=1, ignore_eos=True)
+        assert done.token_ids == [expected]
+        assert done.stats.cached_tokens in (600, 600 + 512, 600 + 1024, 1799)
+    assert interrupted
+
+
+def answers_after_interrupts(engine: Engine, count: int) -> None:
+    """After each interrupt at a random time, a conversation goes on to the right token."""
+    prompts = [[*prompt(400), *prompt(length, length)] for length in (100, 700, 1500)]
+    expected, seconds = [], 0.0
+    for tokens in prompts:
+        engine.reset()
+        began = time.perf_counter()
+        expected.append(token_after(engine, tokens))
+        seconds = time.perf_counter() - began
+    draw, interrupted = random.Random(2026), 0
+    for _ in range(count):
+        try:
+            with alarm(draw.uniform(1e-4, seconds)):
+                token_after(engine, draw.choice(prompts))
+        except KeyboardInterrupt:
+            interrupted += 1
+        which = draw.randrange(len(prompts))
+        assert token_after(engine, prompts[which]) == expected[which]
+    assert interrupted > count / 10
+
+
+def test_answers_after_interrupts_are_right(engine: Engine) -> None:
+    answers_after_interrupts(engine, 30)
+
+
+@pytest.mark.everything
+def test_answers_after_many_interrupts_are_right(engine: Engine) -> None:
+    answers_after_interrupts(engine, 10_000)
+
+
+def test_a_handler_that_raises_nothing_stops_nothing(engine: Engine) -> None:
+    tokens, calls = prompt(1500), []
+    engine.reset()
+    expected, wait_s = token_after(engine, tokens), chunk_s(engine)
+    engine.reset()
+    with alarm(wait_s, lambda number, frame: calls.append(number)):
+        assert token_after(engine, tokens) == expected
+    assert calls
+
+
+def test_another_thread_is_not_interrupted(engine: Engine) -> None:
+    """Handlers run in the main thread alone, and they are the program's own."""
+    tokens, found = prompt(1500), []
+    engine.reset()
+    expected, before = token_after(engine, tokens), signal.getsignal(signal.SIGINT)
+    engine.reset()
+    thread = threading.Thread(target=lambda: found.append(token_after(engine, tokens)))
+    thread.start()
+    with pytest.raises(KeyboardInterrupt):
+        os.kill(os.getpid(), signal.SIGINT)
+        thread.join()
+    thread.join()
+    assert found == [expected] and signal.getsignal(signal.SIGINT) is before
+
+
+@pytest.fixture(scope="module")
+def slow(tmp_path_factory: pytest.TempPathFactory) -> Engine:
+    """270 million parameters, on one thread: a chunk takes a good part of a second."""
+    folder = tmp_path_factory.mktemp("slow")
+    sizes = TinyLlama(
+        hidden_size=2048,
+        intermediate_size=8192,
+        layers=4,
+        heads=16,
+        kv_heads=8,
+        head_dim=128,
+        positions=CONTEXT,
+        dtype="bfloat16",
+    )
+    mlcpipe.compile(write_llama(folder / "checkpoint", sizes), target=QUICK, output=folder / "bundle")
+    return Engine(folder / "bundle", threads=1)
+
+
+@pytest.mark.full
+@pytest.mark.alone
+def test_ctrl_c_does_not_wait_for_the_chunk(slow: Engine) -> None:
+    """20 ms to the next look and a task of as long, where half a chunk is the mean without looks."""
+    one, tokens, waits = chunk_s(slow), prompt(1024), []
+    draw = random.Random(2026)
+    for _ in range(20):
+        slow.reset()
+        after_s, began = draw.uniform(0.1, 1.5) * one, time.perf_counter()
+        with pytest.raises(KeyboardInterrupt), alarm(after_s):
+            slow.prefill(tokens)
+        waits.append(time.perf_counter() - began - after_s)
+    assert statistics.median(waits) < one / 8 and max(waits) < one / 3, (one, waits)

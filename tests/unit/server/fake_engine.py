@@ -1,0 +1,77 @@
+"""A server whose engine answers from a script, for what is no matter of the model."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import httpx2
+
+from mlcpipe.runtime.serving.interface import EngineStats, Request, Stream, TokenEvent
+from mlcpipe.runtime.text.tokenizer import Tokenizer
+from mlcpipe.server.app import create_app
+from mlcpipe.server.service import Facts, Service
+from tests.conftest import DEMO
+
+
+class FakeEngine:
+    """Answers every request with `text`, and `ends` or not, or raises `error`; keeps what it was asked."""
+
+    context_length = kv_tokens = 2048
+    fault = ""
+
+    def __init__(self, text: str = "Hello", error: Exception | None = None, *, ends: bool = True) -> None:
+        config = json.loads((DEMO / "config.json").read_text())
+        self.tokenizer = Tokenizer.load(Path(DEMO), generation_config={}, config=config)
+        self.vocab_size = self.tokenizer.vocab_size
+        self.together = contextlib.nullcontext()
+        self.asked: list[Request] = []
+        self.cancelled: list[str] = []
+        self._text, self._error, self._ends = text, error, ends
+
+    def submit(self, request: Request, wake: Callable[[Stream], None] | None = None) -> Stream:
+        if self._error is not None:
+            raise self._error
+        self.asked.append(request)
+        stream = Stream(len(self.asked), request, wake)
+        for token in self.tokenizer.encode(self._text):
+            stream.put(TokenEvent(token))
+        if self._ends:
+            stream.put(TokenEvent(min(self.tokenizer.eos_token_ids), "stop"))
+        return stream
+
+    def cancel(self, number: int, reason: str = "cancelled") -> None:
+        self.cancelled.append(reason)
+
+    def stats(self) -> EngineStats:
+        return EngineStats()
+
+    def close(self, drain_s: float = 0.0) -> None:
+        pass
+
+
+def answers(engine: FakeEngine, *requests: tuple[str, Any], headers: dict[str, str] | None = None) -> Sequence[Any]:
+    """The responses to bodies (bytes, or what becomes JSON) that are posted, one after the other; None gets."""
+
+    async def ask() -> list[Any]:
+        app, guard = create_app()
+        app.state.service = service = Service(engine, engine.tokenizer, Facts(("demo",)))
+        async with httpx2.AsyncClient(
+            transport=httpx2.ASGITransport(app=guard), base_url="http://127.0.0.1", headers=headers
+        ) as client:
+            sent = [
+                await client.request(
+                    "GET" if body is None else "POST",
+                    path,
+                    content=body if isinstance(body, bytes | None) else json.dumps(body),
+                )
+                for path, body in requests
+            ]
+        service.close()
+        return sent
+
+    return asyncio.run(ask())

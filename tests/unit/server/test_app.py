@@ -1,0 +1,69 @@
+"""Before a model is loaded, the server says so."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import httpx2
+import pytest
+
+pytest.importorskip("fastapi")
+
+from mlcpipe.server.app import create_app
+from mlcpipe.server.guard import Rules
+
+PATHS = ("/health", "/v1/health", "/v1/models", "/metrics", "/")
+
+
+def statuses(rules: Rules, paths: Sequence[str] = PATHS, page: Path | None = None) -> dict[str, Any]:
+    async def ask() -> dict[str, Any]:
+        _, guard = create_app(rules, page)
+        transport = httpx2.ASGITransport(app=guard)
+        async with httpx2.AsyncClient(transport=transport, base_url="http://127.0.0.1") as client:
+            return {path: await client.get(path) for path in paths}
+
+    return asyncio.run(ask())
+
+
+def test_a_server_that_loads_says_so() -> None:
+    answers = statuses(Rules())
+    assert {path: answer.status_code for path, answer in answers.items()} == dict.fromkeys(PATHS[:-1], 503) | {"/": 200}
+    assert answers["/health"].json()["error"]["message"] == "Loading model"
+    assert int(answers["/v1/models"].headers["retry-after"]) > 0
+
+
+def test_the_key_comes_first() -> None:
+    answers = statuses(Rules(keys=["k"]))
+    expected = dict.fromkeys(PATHS[:2], 503) | dict.fromkeys(PATHS[2:-1], 401) | {"/": 200}
+    assert {path: answer.status_code for path, answer in answers.items()} == expected
+    assert answers["/v1/models"].headers["www-authenticate"] == "Bearer"
+
+
+def test_without_a_built_page_a_plain_one_says_so() -> None:
+    answer = statuses(Rules())["/"]
+    assert "mlcpipe serve" in answer.text and "make page" in answer.text
+    assert answer.headers["content-security-policy"].startswith("default-src 'none'")
+
+
+def test_the_built_page_knows_that_a_server_sent_it_and_needs_no_key(tmp_path: Path) -> None:
+    (tmp_path / "assets").mkdir()
+    texts = {
+        "index.html": '<!doctype html>\n<html lang="en">',
+        "assets/index-1.js": "1",
+        "icon.svg": "<svg/>",
+        "sw.js": "2",
+        ".stamp": "",
+    }
+    for name, text in texts.items():
+        (tmp_path / name).write_text(text)
+    answers = statuses(Rules(keys=["k"]), ("/", *(f"/{name}" for name in texts), "/assets/../index.html"), tmp_path)
+    assert answers["/"].text == '<!doctype html>\n<html data-server lang="en">'
+    assert answers["/"].headers["content-security-policy"] == "frame-ancestors 'none'"
+    assert answers["/assets/index-1.js"].headers["content-type"].startswith("text/javascript")
+    assert "immutable" in answers["/assets/index-1.js"].headers["cache-control"]
+    assert {path: answer.status_code for path, answer in answers.items() if answer.status_code != 200} == dict.fromkeys(
+        ("/index.html", "/sw.js", "/.stamp", "/assets/../index.html"), 401
+    )

@@ -1,0 +1,129 @@
+"""Requests to a server whose engine is a script: what is counted, refused before it is computed, and loosened."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+pytest.importorskip("fastapi")
+
+from mlcpipe.runtime.serving.grammar import GrammarCompiler, GrammarSource
+from mlcpipe.runtime.serving.interface import EngineStats, OverloadedError
+from mlcpipe.server.errors import ApiError
+from mlcpipe.server.guard import Rules
+from mlcpipe.server.metrics import Metrics
+from mlcpipe.server.run import Loaded, bound_socket, serve
+from mlcpipe.server.service import Facts
+from tests.unit.server.fake_engine import FakeEngine, answers
+
+HELLO = [{"role": "user", "content": "Hello"}]
+CHAT = "/v1/chat/completions"
+
+
+def test_the_newer_apis_count_fields_that_only_the_older_have() -> None:
+    bodies = (("/v1/responses", {"input": "a"}), ("/v1/messages", {"messages": HELLO, "max_tokens": 5}))
+    asked = [(path, {**body, "stop": "x", "n": 2, "stream_options": {}}) for path, body in bodies]
+    *whole, metrics = answers(FakeEngine(), *asked, ("/metrics", None))
+    assert [one.status_code for one in whole] == [200, 200]
+    for path, _ in asked:
+        for field in ("stop", "n", "stream_options"):
+            assert f'mlcpipe_unknown_fields_total{{field="{field}",path="{path}"}} 1.0' in metrics.text
+
+
+@pytest.mark.parametrize("stream", ["true", "false"])
+@pytest.mark.parametrize(
+    "field",
+    [
+        '"metadata": {"a": 1e999}',
+        '"tools": [{"type": "web_search", "a": 1e999}]',
+        '"tool_choice": {"type": "allowed_tools", "tools": [], "a": -1e999}',
+        '"tool_choice": {"type": "allowed_tools", "tools": 5}',
+    ],
+)
+def test_what_cannot_be_said_again_is_refused_before_it_is_computed(field: str, stream: str) -> None:
+    engine = FakeEngine()
+    (answer,) = answers(engine, ("/v1/responses", f'{{"input": "a", "stream": {stream}, {field}}}'.encode()))
+    assert (answer.status_code, engine.asked) == (400, [])
+    assert answer.json()["error"]["message"]
+
+
+def test_an_answer_that_a_stop_string_ends_is_no_cancelled_one() -> None:
+    engine = FakeEngine("Hello there", ends=False)
+    (answer,) = answers(engine, (CHAT, {"messages": HELLO, "stop": "o t"}))
+    choice = answer.json()["choices"][0]
+    assert (choice["message"]["content"], choice["finish_reason"]) == ("Hell", "stop")
+    assert engine.cancelled[0] == "stop"
+
+
+def test_a_server_whose_engine_failed_is_not_well() -> None:
+    engine = FakeEngine()
+    engine.fault = "the engine failed: no pages"
+    (health,) = answers(engine, ("/health", None))
+    assert health.status_code == 503 and "no pages" in health.json()["error"]["message"]
+
+
+def test_a_call_with_an_infinite_number_is_an_answer() -> None:
+    engine = FakeEngine('<tool_call>{"name": "f", "arguments": {"a": 1e999}}</tool_call>')
+    body = {"messages": HELLO, "max_tokens": 50, "tools": [{"name": "f", "input_schema": {"type": "object"}}]}
+    (answer,) = answers(engine, ("/v1/messages", body))
+    assert answer.status_code == 200
+    assert answer.json()["content"][0]["name"] == "f"
+
+
+def test_long_names_of_fields_take_no_place() -> None:
+    metrics = Metrics(EngineStats)
+    metrics.count_unknown("/", (f"{'a' * 1000}{number}" for number in range(300)))
+    metrics.count_unknown("/", ["b"])
+    assert f'field="{"a" * 64}",path="/"}} 300.0' in metrics.text().decode()
+    assert 'field="b",path="/"} 1.0' in metrics.text().decode()
+
+
+def test_a_refused_request_is_counted_once_and_has_no_prompt() -> None:
+    engine = FakeEngine(error=OverloadedError("64 requests are waiting already", 1.0))
+    refused, metrics = answers(engine, (CHAT, {"messages": HELLO}), ("/metrics", None))
+    lines = metrics.text.splitlines()
+    assert refused.status_code == 503
+    assert [line for line in lines if line.startswith("mlcpipe_rejected_requests_total")] == [
+        'mlcpipe_rejected_requests_total{reason="overloaded"} 1.0'
+    ]
+    assert "mlcpipe_request_prompt_tokens_count 0.0" in lines
+
+
+def test_a_client_that_leaves_is_not_refused() -> None:
+    metrics = Metrics(EngineStats)
+    metrics.count_rejected(ApiError(499, "the client closed the connection"))
+    assert "mlcpipe_rejected_requests_total{" not in metrics.text().decode()
+
+
+def tool(name: str, parameters: dict[str, Any]) -> dict[str, Any]:
+    return {"type": "function", "function": {"name": name, "parameters": {"type": "object", **parameters}}}
+
+
+def test_only_schemas_that_cannot_be_honoured_are_loosened_and_they_are_remembered(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    pytest.importorskip("llguidance")
+    compiled: list[GrammarSource] = []
+    compile_ = GrammarCompiler._compiled
+    monkeypatch.setattr(
+        GrammarCompiler, "_compiled", lambda self, source: (compiled.append(source), compile_(self, source))[1]
+    )
+    good, bad = tool("good", {"required": ["a"]}), tool("bad", {"unevaluatedItems": False})
+    asked = [{"messages": HELLO, "tool_choice": "required", "tools": tools} for tools in ([good, bad], [bad, good])]
+    assert [one.status_code for one in answers(FakeEngine(), *((CHAT, body) for body in asked))] == [200, 200]
+    both, *alone, loosened, other_order = compiled
+    assert len(alone) == 2 and "unevaluatedItems" in str(both.parts)
+    for source in (loosened, other_order):
+        assert "unevaluatedItems" not in str(source.parts) and '"required": ["a"]' in str(source.parts)
+
+
+def test_an_origin_that_is_no_address_is_refused() -> None:
+    (answer,) = answers(FakeEngine(), (CHAT, {"messages": HELLO}), headers={"origin": "http://["})
+    assert answer.status_code == 403
+
+
+def test_a_model_that_cannot_be_served_ends_the_server() -> None:
+    loaded = Loaded(FakeEngine(), None, Facts(("demo",)))  # type: ignore[arg-type]
+    with bound_socket("127.0.0.1", 0) as bound, pytest.raises(AttributeError):
+        serve(bound, lambda: loaded, Rules(), lambda _: None, 1.0)

@@ -1,0 +1,222 @@
+"""Every style of tool calls: found from the template, read from a stream of any pieces, and its own grammar is read back."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+pytest.importorskip("llguidance")
+
+from mlcpipe.runtime.serving.grammar import GrammarCompiler
+from mlcpipe.runtime.text.tokenizer import Tokenizer
+from mlcpipe.server.tool_formats import FORMATS, format_of
+from mlcpipe.server.tool_formats.style import CallPiece, Tool, ToolFormat, ToolParser
+from tests.conftest import DEMO
+from tests.unit.server import tools
+
+BY_NAME = {one.name: one for one in FORMATS}
+JSON = '{"name": "weather", "arguments": {"city": "Pa\\"r}is", "days": [1, {"a": "\\\\"}]}}'
+ARGUMENTS = {"city": 'Pa"r}is', "days": [1, {"a": "\\"}]}
+CALL = ("weather", ARGUMENTS)
+# style, text, the text and the calls that are in it
+CASES = [
+    ("hermes", f"<tool_call>\n{JSON}\n</tool_call>", "", [CALL]),
+    (
+        "hermes",
+        f"Let me see.\n\n<tool_call>{JSON}</tool_call>\n<tool_call>\n{JSON}\n</tool_call>",
+        "Let me see.",
+        [CALL, CALL],
+    ),
+    ("hermes", f"<tool_call>{JSON.replace('arguments', 'parameters')}</tool_call>", "", [CALL]),
+    ("hermes", '<tool_call>{"name": "clock"}</tool_call>', "", [("clock", {})]),
+    ("hermes", '<tool_call>{"arguments": {"a": 1}, "name": "clock"}</tool_call>', "", [("clock", {"a": 1})]),
+    ("hermes", '<tool_call>{"name": "clock", "arguments": "{\\"a\\": 1}"}</tool_call>', "", [("clock", {"a": 1})]),
+    ("hermes", '<tool_call>{"id": 3, "name": "clock", "x": null, "arguments": {}}</tool_call>', "", [("clock", {})]),
+    ("hermes", "1 < 2 and <tool_cal> is none", "1 < 2 and <tool_cal> is none", []),
+    ("hermes", "<tool_call>[1]</tool_call>", "[1]</tool_call>", []),
+    ("hermes", '<tool_call>{"no": 1}', '{"no": 1}', []),
+    ("generic", f"Yes. <tool_call>{JSON}</tool_call>", "Yes.", [CALL]),
+    ("llama3_json", JSON.replace("arguments", "parameters"), "", [CALL]),
+    ("llama3_json", f"<|python_tag|>{JSON}; {JSON}", "", [CALL, CALL]),
+    ("llama3_json", 'A brace: {"name": 1}', 'A brace: {"name": 1}', []),
+    ("llama3_json", '{"a": 1}', '{"a": 1}', []),
+    ("llama3_json", '{"name": "Bob", "parameters": {"a": 1}}', '{"name": "Bob", "parameters": {"a": 1}}', []),
+    ("mistral", f"[TOOL_CALLS] [{JSON}]", "", [CALL]),
+    ("mistral", f"Well. [TOOL_CALLS][{JSON}, {JSON}]", "Well.", [CALL, CALL]),
+    ("mistral", "[TOOL] is a word", "[TOOL] is a word", []),
+    (
+        "qwen3_xml",
+        "<tool_call>\n<function=weather>\n<parameter=city>\n12\n</parameter>\n<parameter=days>\n3\n</parameter>\n"
+        "</function>\n</tool_call>",
+        "",
+        [("weather", {"city": "12", "days": 3})],
+    ),
+    ("qwen3_xml", "a<tool_call>\n<function=clock>\n</function>\n</tool_call>b", "ab", [("clock", {})]),
+    ("qwen3_xml", "<tool_call>what</tool_call>", "<tool_call>what</tool_call>", []),
+]
+
+
+def read(parser: ToolParser, pieces: list[str]) -> tuple[str, list[tuple[str, Any]]]:
+    text, calls = "", list[list[str]]()
+    for found in [*(one for piece in pieces for one in parser.push(piece)), *parser.finish()]:
+        if isinstance(found, str):
+            text += found
+        elif found.name is not None:
+            assert (found.index, bool(found.id)) == (len(calls), True)
+            calls.append([found.name, found.arguments])
+        else:
+            calls[found.index][1] += found.arguments
+    return text, [(name, json.loads(arguments)) for name, arguments in calls]
+
+
+@pytest.mark.parametrize(("style", "text", "shown", "calls"), CASES, ids=range(len(CASES)))
+def test_calls_are_read_whole_and_in_pieces_of_any_size(style: str, text: str, shown: str, calls: list[Any]) -> None:
+    for size in (1, 2, 3, 7, len(text)):
+        pieces = [text[begin : begin + size] for begin in range(0, len(text), size)]
+        assert read(BY_NAME[style].parser([tools.WEATHER, tools.CLOCK]), pieces) == (shown, calls), size
+
+
+def test_a_call_that_is_cut_off_keeps_what_came() -> None:
+    parser = BY_NAME["hermes"].parser([])
+    found = parser.push('<tool_call>{"name": "weather", "arguments": {"city": "Par')
+    assert isinstance(found[0], CallPiece)
+    assert (found[0].name, found[0].arguments) == ("weather", '{"city": "Par')
+    assert parser.finish() == []
+
+
+def test_arguments_come_as_they_are_written() -> None:
+    parser = BY_NAME["hermes"].parser([])
+    counts = [len(parser.push(char)) for char in f"<tool_call>{JSON}</tool_call>"]
+    assert sum(counts) > 30
+
+
+@pytest.mark.parametrize(
+    ("template", "name"),
+    [
+        (tools.HERMES, "hermes"),
+        (tools.QWEN3_XML, "qwen3_xml"),
+        (tools.LLAMA3, "llama3_json"),
+        (tools.MISTRAL, "mistral"),
+        (tools.PLAIN, "generic"),
+        (None, "generic"),
+    ],
+)
+def test_the_template_tells_the_style(template: str | None, name: str) -> None:
+    assert format_of(template).name == name
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> Tokenizer:
+    config = json.loads((DEMO / "config.json").read_text())
+    return Tokenizer.load(Path(DEMO), generation_config={}, config=config)
+
+
+@pytest.fixture(scope="module")
+def compiler(tokenizer: Tokenizer) -> GrammarCompiler:
+    return GrammarCompiler(tokenizer, tokenizer.vocab_size)
+
+
+def accepts(compiler: GrammarCompiler, tokenizer: Tokenizer, source: Any, text: str | list[int]) -> bool:
+    """Whether a text may be written token by token, and may end then."""
+    matcher = compiler.compile(source).matcher()
+    words = np.zeros(matcher.words, np.int32)
+    for token in tokenizer.encode(text) if isinstance(text, str) else text:
+        matcher.fill(words)
+        if not words[token // 32] >> (token % 32) & 1:
+            return False
+        matcher.accept(token)
+    matcher.fill(words)
+    return matcher.ended or any(words[token // 32] >> (token % 32) & 1 for token in tokenizer.eos_token_ids)
+
+
+XML = "<tool_call>\n<function=weather>\n<parameter=city>\nRome\n</parameter>\n</function>\n</tool_call>"
+ROME = '{"name": "weather", "arguments": {"city": "Rome"}}'
+FORCED = {
+    "hermes": f"<tool_call>\n{ROME}\n</tool_call>",
+    "generic": f"<tool_call>{ROME}</tool_call>",
+    "llama3_json": ROME.replace("arguments", "parameters"),
+    "mistral": f"[TOOL_CALLS] [{ROME}]",
+    "qwen3_xml": XML,
+}
+
+
+@pytest.mark.parametrize("style", FORMATS, ids=lambda one: one.name)
+def test_a_forced_grammar_allows_what_the_parser_reads_and_nothing_else(
+    style: ToolFormat, compiler: GrammarCompiler, tokenizer: Tokenizer
+) -> None:
+    source = style.grammar([tools.WEATHER, tools.CLOCK], json.dumps, forced=True, parallel=False)
+    text = FORCED[style.name]
+    assert accepts(compiler, tokenizer, source, text)
+    assert read(style.parser([tools.WEATHER]), [text]) == ("", [("weather", {"city": "Rome"})])
+    for wrong in (text.replace("weather", "wether"), text.replace("city", "town"), f"Well: {text}", text[:-2]):
+        assert not accepts(compiler, tokenizer, source, wrong), wrong
+
+
+def test_references_inside_a_tool_s_schema_are_followed(compiler: GrammarCompiler, tokenizer: Tokenizer) -> None:
+    parameters = {"type": "object", "properties": {"city": {"$ref": "#/$defs/City"}}}
+    places = [Tool(name, "", {**parameters, "$defs": {"City": {"const": name}}}) for name in ("Rome", "Oslo")]
+    source = BY_NAME["llama3_json"].grammar(places, json.dumps, forced=True, parallel=False)
+    for name, city in (("Rome", "Rome"), ("Rome", "Oslo"), ("Oslo", "Oslo")):
+        text = f'{{"name": "{name}", "parameters": {{"city": "{city}"}}}}'
+        assert accepts(compiler, tokenizer, source, text) == (name == city)
+
+
+@pytest.mark.parametrize("name", ["hermes", "mistral"])
+def test_markers_may_be_control_tokens(name: str, compiler: GrammarCompiler, tokenizer: Tokenizer) -> None:
+    """Here tokens 1 and 0, which no text becomes, stand for them."""
+    style, encode = BY_NAME[name], tokenizer.encode
+
+    def literal(text: str) -> str:
+        return {"<tool_call>": "<[1]>", "[TOOL_CALLS]": "<[1]>", "</tool_call>": "<[0]>"}.get(text) or json.dumps(text)
+
+    call = [1, *encode(ROME), 0] if name == "hermes" else [1, *encode(f" [{ROME}]")]
+    for forced in (True, False):
+        source = style.grammar([tools.WEATHER], literal, forced=forced, parallel=True)
+        assert accepts(compiler, tokenizer, source, call)
+        assert accepts(compiler, tokenizer, source, [*encode("Well:"), *call]) is not forced
+        assert accepts(compiler, tokenizer, source, "Well.") is not forced
+        assert not accepts(compiler, tokenizer, source, [1, *encode("Well")])
+        single = style.grammar([tools.WEATHER], literal, forced=forced, parallel=False)
+        assert accepts(compiler, tokenizer, single, call)
+        assert not accepts(compiler, tokenizer, single, call + call)
+
+
+@pytest.mark.parametrize("name", ["hermes", "generic"])
+def test_where_calls_are_free_text_is_too_until_one_begins(
+    name: str, compiler: GrammarCompiler, tokenizer: Tokenizer
+) -> None:
+    source = BY_NAME[name].grammar([tools.WEATHER], json.dumps, forced=False, parallel=True)
+    good = '<tool_call>\n{"name": "weather", "arguments": {"city": "Rome"}}\n</tool_call>'
+    for text in ("Hello <b>.", good, f"Well: {good}", f"{good}\n{good}"):
+        assert accepts(compiler, tokenizer, source, text), text
+    for text in (good.replace("weather", "wether"), good.replace("city", "town"), "a <tool_call>b"):
+        assert not accepts(compiler, tokenizer, source, text), text
+
+
+def test_templates_without_tools_are_told_of_them_in_words() -> None:
+    generic = BY_NAME["generic"]
+    call = {"id": "c", "type": "function", "function": {"name": "weather", "arguments": {"city": "Rome"}}}
+    messages = [
+        {"role": "user", "content": "weather?"},
+        {"role": "assistant", "content": "", "tool_calls": [call]},
+        {"role": "tool", "tool_call_id": "c", "content": "sunny"},
+    ]
+    made, extras = generic.prepare(messages, [tools.WEATHER])
+    assert extras == {}
+    assert [one["role"] for one in made] == ["system", "user", "assistant", "user"]
+    assert "Tells the weather" in made[0]["content"]
+    assert read(generic.parser([]), [made[2]["content"]]) == ("", [("weather", {"city": "Rome"})])
+    assert "sunny" in made[3]["content"]
+
+
+def test_mistral_s_ids_have_nine_characters() -> None:
+    style = BY_NAME["mistral"]
+    call = {"id": "call_0123456789abc", "type": "function", "function": {"name": "f", "arguments": {}}}
+    made, _ = style.prepare([{"role": "assistant", "content": "", "tool_calls": [call]}, {"role": "tool", "tool_call_id": call["id"], "content": ""}], [])  # fmt: skip
+    assert made[0]["tool_calls"][0]["id"] == made[1]["tool_call_id"] == "456789abc"
+    found = style.parser([]).push(f"[TOOL_CALLS][{JSON}]")
+    assert [len(one.id) for one in found if isinstance(one, CallPiece) and one.name] == [9]

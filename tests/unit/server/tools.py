@@ -1,0 +1,35 @@
+"""A tool and a template with tools, for tests of styles."""
+
+from __future__ import annotations
+
+from mlcpipe.server.tool_formats.style import Tool
+
+WEATHER = Tool(
+    "weather",
+    "Tells the weather",
+    {
+        "type": "object",
+        "properties": {"city": {"type": "string"}, "days": {"type": "integer"}},
+        "required": ["city"],
+        "additionalProperties": False,
+    },
+)
+CLOCK = Tool("clock")
+
+# The parts of real templates that concern tools, shortened: what `detect` finds them by is whole.
+HERMES = """{%- if tools %}<|im_start|>system
+# Tools
+<tools>{% for tool in tools %}{{ tool | tojson }}{% endfor %}</tools>
+For each function call, return a json object within <tool_call></tool_call> XML tags.<|im_end|>
+{%- endif %}{%- for m in messages %}<|im_start|>{{ m.role }}
+{{ m.content }}{%- for c in m.tool_calls or [] %}
+<tool_call>
+{"name": "{{ c.function.name }}", "arguments": {{ c.function.arguments | tojson }}}
+</tool_call>{%- endfor %}<|im_end|>
+{% endfor %}{%- if add_generation_prompt %}<|im_start|>assistant
+{% endif %}"""
+QWEN3_XML = HERMES.replace('{"name": "{{ c.function.name }}"', "<function={{ c.function.name }}>")
+LLAMA3 = """{%- if tools %}Respond in the format {"name": function name, "parameters": dictionary of argument name and its value}.{% endif %}
+{%- for m in messages %}<|start_header_id|>{{ m.role }}<|end_header_id|>{{ m.content }}<|eot_id|>{% endfor %}<|python_tag|>"""
+MISTRAL = """{%- for m in messages %}[INST]{{ m.content }}[/INST]{%- if m.tool_calls %}[TOOL_CALLS] {{ m.tool_calls | tojson }}{% endif %}{% endfor %}"""
+PLAIN = "{%- for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}"

@@ -1,0 +1,243 @@
+"""The batching engine on the demo model: answers as alone, cancels, deadlines, failures, an engine that goes on."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from mlcpipe.devices.support import tvm_runtime
+from mlcpipe.errors import ComputeError, UsageError
+from mlcpipe.runtime.loading import LoadedBundle, load_bundle
+from mlcpipe.runtime.random_numbers import Uniforms, philox
+from mlcpipe.runtime.sampling_params import SamplingParams
+from mlcpipe.runtime.serving.batching import Batching
+from mlcpipe.runtime.serving.interface import OverloadedError, Request, Stream
+
+if TYPE_CHECKING:
+    from tests.conftest import Bundles
+
+KINDS = (
+    SamplingParams(temperature=0.0),
+    SamplingParams(temperature=0.9, seed=3),
+    SamplingParams(temperature=1.2, top_p=0.8, top_k=40, seed=4, repetition_penalty=1.2),
+    SamplingParams(temperature=0.7, seed=5, presence_penalty=0.5, frequency_penalty=0.3, logit_bias={300: 2.0}),
+)
+
+
+@pytest.fixture(scope="module")
+def bundle(demo_bundles: Bundles) -> LoadedBundle:
+    return load_bundle(demo_bundles["q4f16_1"], 512)
+
+
+@pytest.fixture
+def engine(bundle: LoadedBundle) -> Iterator[Batching]:
+    made = Batching(bundle, kv_tokens=2048, max_queue=40)
+    yield made
+    made.close()
+
+
+def request(index: int, max_tokens: int = 24, **more: object) -> Request:
+    """One of several, of different lengths; some begin alike."""
+    tokens = [5 + (7 * i + (index if i > 40 else index % 3)) % 2000 for i in range(3 + 11 * index)]
+    return Request(tokens, max_tokens, KINDS[index % len(KINDS)], logprobs=2 if index % 2 else None, **more)
+
+
+def tokens_of(stream: Stream) -> list[tuple[int | None, float | None]]:
+    return [(event.token, event.logprob) for event in stream]
+
+
+def test_answers_and_probabilities_are_those_alone(engine: Batching) -> None:
+    requests = [request(index) for index in range(12)]
+    alone = [tokens_of(engine.submit(one)) for one in requests]
+    together = [tokens_of(stream) for stream in [engine.submit(one) for one in requests * 3]]
+    assert together == alone * 3
+    assert all(len(answer) == 24 for answer in alone) and len({tuple(answer) for answer in alone}) > 8
+
+
+@pytest.mark.parametrize("length", [1, 32, 45])
+def test_answers_to_one_prompt_are_those_of_requests_alone(engine: Batching, length: int) -> None:
+    """They start from the pages of the first, and the page where the prompt ends is copied."""
+    prompt = [11 + 13 * i % 1500 for i in range(length)]
+    requests = [
+        Request(prompt, 30, replace(KINDS[index], seed=index), logprobs=1, namespace="n", deterministic=True)
+        for index in (0, 1, 2, 3, 1)
+    ]
+    with engine.together:
+        streams = [engine.submit(one) for one in requests]
+    events = [list(stream) for stream in streams]
+    assert [one[0].cached_tokens for one in events] == [0, *[length] * 4]
+    together = [[(event.token, event.logprob) for event in one] for one in events]
+    assert together == [tokens_of(engine.submit(replace(one, namespace=str(i)))) for i, one in enumerate(requests)]
+    assert together[1] == together[4] != together[2]
+
+
+def test_a_deterministic_turn_is_that_of_a_new_prompt(bundle: LoadedBundle, engine: Batching) -> None:
+    """After an answer of three pages, which another turn reuses."""
+    first = [token for token, _ in tokens_of(engine.submit(request(5, 60)))]
+    turn = [*request(5).tokens, *(token for token in first if token is not None), 7]
+    later = Request(turn, 20, KINDS[0], logprobs=1, deterministic=True)
+    cached = [list(engine.submit(replace(later, deterministic=wanted)))[-1].cached_tokens for wanted in (True, False)]
+    assert cached[0] <= len(request(5).tokens) < cached[1]
+    new = Batching(bundle, kv_tokens=512)
+    expected = tokens_of(new.submit(later))
+    new.close()
+    assert tokens_of(engine.submit(later)) == expected
+
+
+def test_closing_finishes_what_runs_and_refuses_the_rest(bundle: LoadedBundle) -> None:
+    engine = Batching(bundle, kv_tokens=2048)
+    streams = [engine.submit(request(index)) for index in range(6)]
+    began = time.monotonic()
+    engine.close(drain_s=120)
+    assert time.monotonic() - began < 100  # it ends when they do
+    assert {list(stream)[-1].finish_reason for stream in streams} == {"length"}
+    with pytest.raises(OverloadedError):
+        engine.submit(request(0))
+    engine = Batching(bundle, kv_tokens=2048)
+    streams = [engine.submit(request(index, 400)) for index in range(6)]
+    engine.close()
+    assert {list(stream)[-1].finish_reason for stream in streams} == {"cancelled"}
+
+
+def test_everybody_ends_and_gives_all_pages_back(engine: Batching) -> None:
+    streams = [engine.submit(request(index % 12, 200)) for index in range(30)]
+    next(iter(streams[0]))
+    for stream in streams[::2]:
+        engine.cancel(stream.id)
+    reasons = [[event.finish_reason for event in stream][-1] for stream in streams]
+    assert set(reasons[::2]) == {"cancelled"} and set(reasons[1::2]) == {"length"}
+    stats = engine.stats()
+    assert (stats.running, stats.waiting, stats.kv_usage) == (0, 0, 0.0)
+
+
+def test_a_deadline_ends_an_answer_with_what_there_is(engine: Batching) -> None:
+    events = list(engine.submit(request(3, 400, deadline_s=time.monotonic() + 0.05)))
+    assert events[-1].finish_reason == "timeout" and len(events) < 400
+
+
+def test_what_cannot_be_computed_is_refused(engine: Batching) -> None:
+    for wrong in (Request([], 5), Request([1, 10**6], 5), Request([1] * 512, 5), Request([1], 0)):
+        with pytest.raises(UsageError):
+            engine.submit(wrong)
+    with pytest.raises(OverloadedError) as full:
+        for index in range(200):
+            engine.submit(request(index % 12, 300))
+    assert full.value.retry_after_s >= 1
+
+
+def test_a_failing_kernel_ends_its_requests_and_the_engine_goes_on(
+    engine: Batching, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    expected = tokens_of(engine.submit(request(2)))
+
+    def failing(*arguments: object) -> None:
+        raise RuntimeError("the kernel failed")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(engine._core.executor, "_few", failing)
+        ends = [list(stream)[-1] for stream in [engine.submit(request(index)) for index in range(3)]]
+    assert {end.finish_reason for end in ends} == {"error"}
+    assert all(isinstance(end.error, ComputeError) and "the kernel failed" in str(end.error) for end in ends)
+    assert tokens_of(engine.submit(request(2))) == expected
+
+
+def test_keys_that_are_not_finite_end_their_request_alone(engine: Batching) -> None:
+    """NaN in the pages of one sequence, while others go on beside it and after it on the same pages."""
+    expected = [tokens_of(engine.submit(request(index, 60))) for index in (4, 6)]
+    streams = [engine.submit(request(index, 60, namespace="other")) for index in (4, 5, 6)]
+    next(iter(streams[1]))
+    done = []
+
+    def poison() -> None:
+        sequence = engine._answers[streams[1].id].sequence
+        assert sequence is not None  # nobody takes its 60 tokens before this
+        for layer in engine._core.executor.pages:
+            tvm_runtime.array(layer)[sequence.tables[0][0]] = -1
+        done.append(True)
+
+    engine._commands.put(poison)
+    last = list(streams[1])[-1]
+    assert done and last.finish_reason == "error" and "not finite" in str(last.error)
+    others = [tokens_of(stream) for stream in (streams[0], streams[2])]
+    assert others == expected
+    assert tokens_of(engine.submit(request(5, 20)))[-1][0] is not None
+
+
+class _Failing:
+    """A grammar that cannot go on at its third token."""
+
+    ended = False
+
+    def __init__(self) -> None:
+        self.filled = 0
+
+    def matcher(self) -> _Failing:
+        return self
+
+    def fill(self, words: NDArray[np.int32]) -> None:
+        self.filled += 1
+        if self.filled == 3:
+            raise UsageError("the grammar cannot be followed")
+        words[:] = -1
+
+    def accept(self, token: int) -> None:
+        pass
+
+
+def test_a_grammar_that_fails_ends_its_request_alone(engine: Batching) -> None:
+    expected = [tokens_of(engine.submit(request(index))) for index in (0, 2)]
+    streams = [engine.submit(one) for one in (request(0), request(4, grammar=_Failing()), request(2))]
+    events = list(streams[1])
+    assert [event.finish_reason for event in events] == [None, None, "error"]
+    assert "grammar" in str(events[-1].error)
+    assert [tokens_of(streams[0]), tokens_of(streams[2])] == expected
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_a_fault_of_the_engine_ends_all_requests(bundle: LoadedBundle, monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = Batching(bundle, kv_tokens=2048)
+    streams = [engine.submit(request(index, 400)) for index in range(3)]
+    next(iter(streams[2]))
+
+    def failing(*arguments: object) -> None:
+        raise AssertionError("pages are lost")
+
+    monkeypatch.setattr(engine._scheduler, "plan", failing)
+    ends = [list(stream)[-1] for stream in streams]
+    assert {end.finish_reason for end in ends} == {"error"} and "pages are lost" in str(ends[0].error)
+    assert "pages are lost" in engine.fault
+    with pytest.raises(OverloadedError, match="pages are lost"):
+        engine.submit(request(0))
+    engine.close()
+
+
+def test_a_request_that_waits_is_told_how_long(bundle: LoadedBundle) -> None:
+    """Until its prompt is computed, not until its first token."""
+    engine = Batching(bundle, kv_tokens=512, max_sequences=1)
+    began = time.monotonic()
+    streams = [engine.submit(request(index, 60)) for index in (0, 2)]
+    first = list(streams[0])
+    first_s = time.monotonic() - began
+    second = list(streams[1])
+    engine.close()
+    assert 0 < first[0].queued_s < first_s / 2 < second[0].queued_s < time.monotonic() - began
+    assert len({event.queued_s for event in second}) == 1
+
+
+def test_random_numbers_are_philox() -> None:
+    """Known answers of Random123 for Philox4x32-10."""
+    for key, word, answer in (
+        (0, 0, [0x6627E8D5, 0xE169C58D, 0xBC57AC4C, 0x9B00DBD8]),
+        (2**64 - 1, 2**32 - 1, [0x408F276D, 0x41C83B0E, 0xA20BC7C6, 0x6D5451FD]),
+    ):
+        assert philox(key, [np.uint64(word)] * 4) == answer
+    numbers, again = Uniforms(7), Uniforms(7)
+    draws = np.array([numbers.at(position) for position in range(4000)])
+    assert draws.min() >= 0 and draws.max() < 1 and abs(draws.mean() - 0.5) < 0.02
+    assert all(again.at(position) == draws[position] for position in (3999, 255, 256, 0, 1000, 999))

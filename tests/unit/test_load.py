@@ -1,0 +1,150 @@
+"""`mlcpipe.load`: what may be named, what is compiled once, and mistakes that are told before any work."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import mlcpipe
+from mlcpipe import cli, loading
+from mlcpipe.errors import ConfigError, DownloadError, MlcpipeError, TargetError, UsageError
+from mlcpipe.resources import demo_model_path
+from tests.conftest import Bundles, write_llama
+
+QUESTION = [{"role": "user", "content": "Hello, who are you?"}]
+
+
+@pytest.fixture
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("MLCPIPE_CACHE", str(tmp_path / "cache"))
+    return tmp_path / "cache"
+
+
+@pytest.fixture
+def compiled(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, str]]:
+    """(target, quantization) of each compilation, which makes an empty bundle."""
+    made: list[tuple[str, str]] = []
+
+    def compile(checkpoint: Path, target: str, quantization: str, output: Path, **options: Any) -> None:
+        made.append((target, quantization))
+        output.mkdir(parents=True)
+        (output / "mlcpipe.json").write_text("{}")
+
+    monkeypatch.setattr(mlcpipe, "compile", compile)
+    return made
+
+
+def test_a_checkpoint_is_compiled_once_and_runs(cache: Path) -> None:
+    engine = mlcpipe.load(context_length=256, threads=1)
+    assert engine.on_host and engine.threads == 1 and engine.context_length == 256
+    assert engine.manifest.target.name == "cpu-native" and engine.manifest.quantization == "q4f16_1"
+    bundles = list((cache / "bundles").iterdir())
+    again = mlcpipe.load(demo_model_path(), "cpu", "q4f16_1")
+    assert list((cache / "bundles").iterdir()) == bundles
+    greedy = mlcpipe.SamplingParams(temperature=0)
+    texts = [e.chat(QUESTION, sampling=greedy, max_tokens=16).text for e in (engine, again, mlcpipe.load(bundles[0]))]
+    assert texts[0] and texts == [texts[0]] * 3
+
+
+def test_target_and_quantization_have_bundles_of_their_own(
+    cache: Path, compiled: list[tuple[str, str]], tmp_path: Path
+) -> None:
+    checkpoint = write_llama(tmp_path / "checkpoint")
+    for _ in range(2):
+        for quantization in (None, "q8f16_1"):
+            for target in (None, "cpu"):
+                loading.prepare_bundle(checkpoint, quantization=quantization, target=target)
+    assert compiled == [("cpu-native", "q4f16_1"), ("cpu", "q4f16_1"), ("cpu-native", "q8f16_1"), ("cpu", "q8f16_1")]
+
+
+def test_new_tuning_records_need_a_new_bundle(cache: Path, compiled: list[tuple[str, str]], tmp_path: Path) -> None:
+    checkpoint = write_llama(tmp_path / "checkpoint")
+    for content in (None, "records", "other records"):
+        if content is not None:
+            (cache / "tuned").mkdir(exist_ok=True)
+            (cache / "tuned" / "cpu.json").write_text(content)
+        loading.prepare_bundle(checkpoint)
+    assert len(compiled) == 3
+
+
+def test_each_kv_cache_dtype_has_a_bundle(cache: Path, compiled: list[tuple[str, str]], tmp_path: Path) -> None:
+    checkpoint = write_llama(tmp_path / "checkpoint")
+    bundles = [loading.prepare_bundle(checkpoint, kv_cache_dtype=dtype) for dtype in (None, "auto", "q8", "q8")]
+    assert bundles[0] == bundles[1] != bundles[2] == bundles[3] and len(compiled) == 2
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "words"),
+    [
+        ({"device": "toaster"}, UsageError, "there is no such device; expected cpu, cuda, "),
+        ({"device": "cpu:1"}, UsageError, "no device cpu:1"),
+        ({"device": "auto:0"}, UsageError, "no such device"),
+        ({"device": ""}, UsageError, "no such device"),
+        ({"quantization": "q9"}, ConfigError, "q9"),
+        ({"kv_cache_dtype": "q9"}, ConfigError, "expected auto, f32, f16, q8; found q9"),
+        ({"target": "toaster"}, TargetError, "toaster"),
+        ({"target": "cpu", "device": "vulkan"}, UsageError, "expected a target for vulkan; found cpu"),
+        ({"target": "webgpu"}, UsageError, "run in browsers"),
+        ({"model": "no/such/folder"}, MlcpipeError, "no/such/folder"),
+    ],
+)  # fmt: skip
+def test_mistakes_are_told_before_the_work(
+    cache: Path, compiled: list[tuple[str, str]], arguments: dict[str, Any], error: type[MlcpipeError], words: str
+) -> None:
+    with pytest.raises(error) as caught:
+        mlcpipe.load(**arguments)
+    assert words in str(caught.value) and "\n" not in str(caught.value) and not compiled
+
+
+def test_what_a_bundle_is_not_is_an_error(demo_bundles: dict[str, Path]) -> None:
+    bundle = demo_bundles["q4f16_1"]
+    for name, value in (("target", "vulkan"), ("quantization", "q0f32"), ("kv_cache_dtype", "q8")):
+        what = name.replace("kv_cache_dtype", "KV cache dtype")
+        with pytest.raises(UsageError, match=f"the bundle has another {what} in .*; expected .*; found {value}"):
+            mlcpipe.load(bundle, **{name: value})
+    assert mlcpipe.load(bundle, quantization="auto").on_host
+
+
+def hub_named_folder(folder: Path, bundle: Path) -> str:
+    """A bundle in `folder/hf:/org/name`, which is what a program that takes names for paths finds first."""
+    shutil.copytree(bundle, folder / "hf:" / "org" / "name")
+    return "hf://org/name"
+
+
+def test_a_name_of_the_hub_is_never_a_folder(
+    cache: Path,
+    tiny_bundles: Bundles,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    constants = pytest.importorskip("huggingface_hub.constants")
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    name = hub_named_folder(tmp_path, tiny_bundles["q0f32"])
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(DownloadError, match=f"cannot reach the hub for {name}"):
+        mlcpipe.load(name)
+    with pytest.raises(UsageError, match="mlcpipe.load takes names of the hub"):
+        mlcpipe.Engine(name)
+    with open(os.devnull) as nothing:
+        monkeypatch.setattr("sys.stdin", nothing)
+        for verb in ("chat --prompt hi", "chat --web", "bench", "tune", "inspect", "package -o site"):
+            command, *options = verb.split()
+            assert cli.main([command, name, *options]) == 2
+            words = "a bundle is a folder" if command in ("inspect", "package") else "cannot reach the hub"
+            assert words in capsys.readouterr().err
+    assert mlcpipe.Engine("hf:/org/name").on_host  # a path, written as one
+
+
+def test_a_checkpoint_that_is_a_bundle_too_is_refused(tiny_bundles: Bundles, tmp_path: Path) -> None:
+    folder = shutil.copytree(tiny_bundles["q0f32"], tmp_path / "both")
+    for name in ("model.safetensors", "model.safetensors.index.json"):
+        (folder / name).touch()
+        with pytest.raises(UsageError, match=f"both a checkpoint and a bundle.*found {name} and mlcpipe.json; move"):
+            mlcpipe.load(folder)
+        (folder / name).unlink()
+    assert mlcpipe.load(folder).on_host

@@ -1,0 +1,139 @@
+"""Tokenizers with the control tokens of a chat template, and random conversations that write none of them."""
+
+from __future__ import annotations
+
+import random
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from jinja2 import TemplateError as JinjaError
+from tokenizers import Tokenizer as LibraryTokenizer
+from transformers import PreTrainedTokenizerFast
+
+from mlcpipe.runtime.text.tokenizer import Tokenizer
+
+_CONTROL = re.compile(r"<[|｜][^<>\s'\"{}]*[|｜]>|<(?:start|end)_of_\w+>|\[/?[A-Z_]{3,}\]|</?s>|\[[a-z]MASK\]")
+# Words that some templates look for, halves of control tokens, and what tokenizers treat in a way of its own.
+PARTS = (
+    *(
+        "a",
+        "Hello",
+        " world",
+        "ř",
+        "日本",
+        "🎉",
+        "1234",
+        "\n",
+        "\n\n",
+        " ",
+        "  ",
+        "\t",
+        ".",
+        "'s",
+        '"',
+        "\\",
+        "&",
+        "{{ x }}",
+    ),
+    *(
+        "<",
+        ">",
+        "|",
+        "<|",
+        "|>",
+        "<｜",
+        "[",
+        "]",
+        "[/",
+        "</",
+        "a<b",
+        "x > y",
+        "<b>bold</b>",
+        "[1]",
+        "im_end",
+        "im_end|>",
+    ),
+    *("<|im_", "</think>", "<think>", "<think>why</think>", "<tool_call>", "</tool_response>", "<tool_response>"),
+    *("/think", "/no_think", "<|not_one|>", "[THINK]x", "▁", "<0x0A>"),
+)
+CALL = {"id": "call12345", "type": "function", "function": {"name": "add", "arguments": {"á": 1, "<b>": "[2"}}}
+TOOLS = [
+    {
+        "type": "function",
+        "function": {
+            "name": "add",
+            "description": "Adds <numbers> [of any kind]",
+            "parameters": {"type": "object", "properties": {"á": {"type": "integer", "description": "<x>"}}},
+        },
+    }
+]
+
+
+def control_tokens(source: str) -> list[str]:
+    """What a template writes that looks like a control token."""
+    return sorted({"<s>", "</s>", *_CONTROL.findall(source)})
+
+
+def pair(library: LibraryTokenizer, source: str) -> tuple[Tokenizer, PreTrainedTokenizerFast]:
+    """Ours and that of transformers, with the control tokens of the template."""
+    copy = LibraryTokenizer.from_str(library.to_str())
+    added = {token.content for token in copy.get_added_tokens_decoder().values()}
+    copy.add_special_tokens([token for token in control_tokens(source) if token not in added])
+    theirs = PreTrainedTokenizerFast(tokenizer_object=copy, bos_token="<s>", eos_token="</s>")
+    ours = Tokenizer(
+        LibraryTokenizer.from_str(copy.to_str()),
+        folder=Path(),
+        rows=None,
+        special_tokens={"bos_token": "<s>", "eos_token": "</s>"},
+        templates={"default": source},
+        add_bos_token=False,
+    )
+    theirs.chat_template = source
+    return ours, theirs
+
+
+def conversations(seed: int, control: list[str]) -> Iterator[tuple[list[dict[str, Any]], dict[str, Any]]]:
+    """Messages and variables of the template, without end."""
+    draw = random.Random(seed)
+
+    def text(least: int = 1) -> str:
+        while True:
+            made = "".join(draw.choices(PARTS, k=draw.randint(least, 8)))
+            if not any(token in made for token in control):
+                return made
+
+    while True:
+        messages: list[dict[str, Any]] = []
+        if draw.random() < 0.4:
+            messages.append({"role": "system", "content": text()})
+        for turn in range(draw.randint(1, 3)):
+            if turn:
+                answer: dict[str, Any] = {"role": "assistant", "content": text()}
+                if draw.random() < 0.3:
+                    answer["reasoning_content"] = text()
+                if draw.random() < 0.2:
+                    result = {"role": "tool", "content": text(), "name": "add", "tool_call_id": CALL["id"]}
+                    messages += [{"role": "assistant", "content": "", "tool_calls": [CALL]}, result]
+                messages.append(answer)
+            messages.append({"role": "user", "content": text()})
+        extras = {"tools": TOOLS} if draw.random() < 0.3 else {}
+        yield messages, extras
+
+
+def differences(
+    ours: Tokenizer, theirs: PreTrainedTokenizerFast, seed: int, count: int, **variables: Any
+) -> tuple[int, list[Any]]:
+    """How many conversations the template accepts, and those whose ids differ from transformers'."""
+    compared, wrong = 0, []
+    for _, (messages, extras) in zip(range(count), conversations(seed, control_tokens(theirs.chat_template))):
+        given = {**variables, **extras, "add_generation_prompt": True}
+        try:
+            expected = theirs.apply_chat_template(messages, tokenize=True, return_dict=False, **given)
+        except (JinjaError, TypeError, ValueError, LookupError, AttributeError):
+            continue  # the template refuses this chat
+        compared += 1
+        if ours.encode_chat(messages, **given) != expected:
+            wrong.append(messages)
+    return compared, wrong

@@ -1,0 +1,38 @@
+"""On a GPU, too, a request gives the same logits, bit by bit, whatever runs beside it, and however its prompt is cut."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("torch", reason="the checkpoints are written by torch")
+pytest.importorskip("transformers", reason="the checkpoints are transformers models")
+
+import mlcpipe
+from mlcpipe.devices import vulkan
+from mlcpipe.runtime.loading import load_bundle
+from tests.models import tiny
+from tests.models.stepping import Alone, Steps
+
+pytestmark = [pytest.mark.usefixtures("gpu"), pytest.mark.fast_cases("llama-q4f16_1-vulkan")]
+
+# Plain layers, sliding layers beside others, experts; without subgroups, and with those of the device.
+CASES = ("llama-q4f16_1-vulkan", "gemma2-q0f32-vulkan", "qwen3_moe-q4f16_1-", "llama-q4f16_1-vulkan-f16")
+LENGTHS = (1, 33, 17, 40, 16)
+ANSWER = 5
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_together_each_says_what_it_says_alone(case: str, gpu: vulkan.Device, tmp_path: Path) -> None:
+    """In a batch; and with prompts in other chunks, beside answers, sharing pages."""
+    family, quantization, target = case.split("-", 2)
+    checkpoint = tiny.write_tiny(tiny.TinyCase(family, "default"), tmp_path / "checkpoint")
+    target = target or gpu.best_target()
+    bundle = mlcpipe.compile(checkpoint, target=target, quantization=quantization, output=tmp_path / "bundle")
+    alone = Alone.of(load_bundle(Path(bundle)), LENGTHS, ANSWER)
+    alone.check(Steps(alone.bundle))
+    steps = Steps(alone.bundle, limits=replace(Steps(alone.bundle).limits, prefill_chunk=24, step_s=0.03))
+    alone.check(steps, stagger=2)
+    assert steps.scheduler.totals.prefix_hits > 0

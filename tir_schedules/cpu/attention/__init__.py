@@ -1,0 +1,21 @@
+"""Paged attention on CPUs; the compiler takes the names below.
+
+functions.py       attention over pages that the runtime owns, and its tiles
+store_pages.py     K and V of a step's rows to their pages
+attend_few.py      rows with decode's numerics
+attend_many.py     rows of prompts
+move_pages.py      copy pages
+flash.py           softmax over blocks of keys, for the rows of one task
+keys.py            where the keys and values of a block are
+parts.py           few rows in parts of the keys
+query_tile.py      some queries of a prompt
+pages.py           the layout of pages, and how functions see them
+"""
+
+from tir_schedules.cpu.attention.functions import attention as attention
+from tir_schedules.cpu.attention.functions import attention_tiles as attention_tiles
+from tir_schedules.cpu.attention.functions import page_functions as page_functions
+from tir_schedules.cpu.attention.pages import ACTIVATION_DTYPES as ACTIVATION_DTYPES
+from tir_schedules.cpu.attention.pages import AttentionShape as AttentionShape
+from tir_schedules.cpu.attention.pages import kv_dtypes as kv_dtypes
+from tir_schedules.paged import PAGE as PAGE

@@ -1,0 +1,112 @@
+"""Attention of many rows: those of prompts, causal, over the pages of their sequences."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from tvm import tirx
+from tvm.script.ir_builder import tirx as I
+
+from tir_schedules.builder import Buffer, Expr, function, put
+from tir_schedules.cpu.attention.flash import BlockPart, Tiles
+from tir_schedules.cpu.attention.keys import BLOCK, BLOCK_PAGES, Keys, page_keys, widen
+from tir_schedules.cpu.attention.pages import AttentionShape, Pages, out_argument, pages_tensor, qkv_argument
+from tir_schedules.cpu.attention.query_tile import QueryTile, prefill_queries
+from tir_schedules.cpu.vectors import scratch, value
+from tir_schedules.paged import PAGE
+from tir_schedules.step import Step, step_argument
+
+
+def attend_many(shape: AttentionShape, scale: float, window: int, tiles: Tiles) -> tirx.PrimFunc:
+    """qkv f32[n, heads + 2 kv_heads, D], step i32[k], pages int8[P, page_bytes]: out f32[n, heads, D].
+
+    Keys come in blocks of 64 that begin at multiples of 64, and what a row does not see of a block adds exactly 0: so
+    what a row gets depends on its position and its sequence's keys alone, however the prompt is cut. (A value that is
+    not finite shows in earlier rows of its tile, too: 0 times it is NaN.)
+    """
+    per_task, kv_heads = prefill_queries(shape, tiles), shape.num_kv_heads
+    n = tirx.Var("n", "int64")
+    arguments = {
+        "qkv": qkv_argument(shape, n),
+        "step": step_argument(tirx.Var("k", "int64"), window > 0),
+        "pages": pages_tensor(shape),
+        "out": out_argument(shape, n),
+    }
+
+    def body(qkv: Buffer, step: Step, pages: Pages, out: Buffer) -> None:
+        rows, sequences = scratch(n, "int32"), scratch(n, "int32")
+        count = _list_tiles(step, per_task, rows, sequences)
+        with I.parallel(0, count * kv_heads) as index:
+            # Alternate early and late tiles: late ones have more keys, and a thread's share is contiguous.
+            i, h = value(index % count), value(index // count)
+            tile = value(I.Select(i % 2 == 0, i // 2, count - 1 - i // 2))
+            row, sequence = value(rows[tile]), value(sequences[tile])
+            queries = value(I.min(per_task, step.row_begin(sequence + 1) - row))
+            task = QueryTile(shape, tiles, row, queries, h)
+            task.begin(qkv, I.float32(scale))
+            _Blocks(task, step, pages, sequence, queries, window).attend()
+            task.finish(out)
+
+    return function("attend_many", arguments, body)
+
+
+def _list_tiles(step: Step, per_task: int, rows: Buffer, sequences: Buffer) -> Expr:
+    """How many tiles of queries the step has; the first row and the sequence of each."""
+    count = scratch(1, "int32")
+    put(count, 0, I.int32(0))
+    with I.serial(0, step.sequences) as s:
+        begin, end = value(step.row_begin(s)), value(step.row_begin(s + 1))
+        with I.serial(0, (end - begin + per_task - 1) // per_task) as i:
+            put(rows, count[0], begin + i * per_task)
+            put(sequences, count[0], s)
+            put(count, 0, count[0] + 1)
+    return value(count[0])
+
+
+@dataclass(frozen=True)
+class _Blocks:
+    """The blocks of keys that some consecutive queries of a sequence see, as float32 in panels."""
+
+    task: QueryTile
+    step: Step
+    pages: Pages
+    sequence: Expr
+    queries: Expr
+    window: int
+
+    def attend(self) -> None:
+        """Attention of the task's queries, block after block."""
+        shape, state, used = self.task.shape, self.task.state, self.task.used
+        first = value(self.step.position(self.task.row0))
+        keys = value(first + self.queries)  # of the last query
+        oldest = value(I.max(first - self.window + 1, 0)) if self.window else 0  # of the first
+        panel_k, panel_v = scratch(BLOCK * shape.head_dim), scratch(BLOCK * shape.head_dim)
+        offsets = [i * PAGE * shape.head_dim for i in range(BLOCK_PAGES)]
+        block_keys = Keys(panel_k, panel_v, offsets, offsets)
+        with I.serial(oldest // BLOCK, (keys + BLOCK - 1) // BLOCK) as block:
+            begin = value(block * BLOCK)
+            oldest_page = value(I.max(oldest - begin, 0) // PAGE) if self.window else 0
+            with I.serial(oldest_page, I.min((keys - begin + PAGE - 1) // PAGE, BLOCK_PAGES)) as i:
+                page = value(self.step.page(self.sequence, block * BLOCK_PAGES + i))
+                widen(shape, page_keys(self.pages, [page], self.task.head, None), panel_k, panel_v, i)
+            whole = begin + BLOCK <= first + 1
+            if self.window:
+                whole = I.And(whole, begin >= keys - self.window)
+            with I.If(value(whole)):
+                with I.Then():
+                    state.attend(block_keys, None, used)
+                with I.Else():
+                    state.attend_part(block_keys, self._part(first - begin, keys - begin, oldest_page), used)
+
+    def _part(self, first: Expr, keys: Expr, oldest_page: Expr) -> BlockPart:
+        """What queries see of a block from which the first query and the end of the keys are so far."""
+        group, size = self.task.shape.group, self.task.state.segments[0][1]
+
+        def seen(r: Expr) -> tuple[Expr, Expr]:
+            last = value(first + r // group)
+            return (last - self.window + 1 if self.window else 0), last
+
+        def reach(row: Expr, size: int) -> tuple[Expr, Expr]:
+            return oldest_page * PAGE, value(I.min(first + (row + size - 1) // group + 1, keys))
+
+        return BlockPart(seen, reach, I.max(-first * group, 0) // size)

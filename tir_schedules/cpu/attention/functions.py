@@ -1,0 +1,65 @@
+"""The functions of attention over pages that the runtime owns, and the rule that makes them again with tuned tiles.
+
+Their integers are those of `tir_schedules/step_layout.py`; `pages.py` describes pages.
+"""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import replace
+
+from tvm import tirx
+
+from tir_schedules.cpu.attention.attend_few import attend_few
+from tir_schedules.cpu.attention.attend_many import attend_many
+from tir_schedules.cpu.attention.flash import Tiles, chosen
+from tir_schedules.cpu.attention.keys import BLOCK_PAGES
+from tir_schedules.cpu.attention.move_pages import copy_pages
+from tir_schedules.cpu.attention.pages import AttentionShape
+from tir_schedules.cpu.attention.store_pages import store_pages
+from tir_schedules.op import Op, by_hand
+from tir_schedules.paged import heads_of
+from tir_schedules.rule import Knobs
+
+FEW = Tiles()
+# Each task brings keys to float32 itself, so many rows share them.
+MANY = Tiles(16, 4, task_rows=128)
+
+
+@functools.cache
+def page_functions(shape: AttentionShape, scale: float, window: int = 0) -> dict[str, tirx.PrimFunc]:
+    """Role -> tagged function, for layers whose scores are times `scale` and that have a `window` (0: none).
+
+    store_pages(qkv, step, pages)       K and V of all rows to their slots, before attention
+    attend_few(qkv, step, pages, out)   rows with decode's numerics
+    attend_many(qkv, step, pages, out)  rows of prompts
+    copy_pages(pairs, pages)
+    """
+    attending = {
+        "store_pages": store_pages(shape, window),
+        "attend_few": attend_few(shape, scale, window, FEW),
+        "attend_many": attend_many(shape, scale, window, MANY),
+    }
+    moving = {"copy_pages": copy_pages(shape)}
+    facts = {**shape.facts, "scale": scale, "window": window}
+    return by_hand(attending, "", **facts) | by_hand(moving, "", **shape.facts)
+
+
+def attention_tiles(op: Op, knobs: Knobs) -> Tiles:
+    """The tiles of a function that attends: its own, but for what knobs say."""
+    names = {"max_rows": "attention_rows"}
+    if op.kind == "attend_few":
+        names |= {"accumulators": "attention_accumulators", "part_pages": "attention_pages"}
+        return replace(FEW, **chosen(names, knobs))
+    tiles = replace(MANY, **chosen(names | {"task_rows": "attention_task_rows"}, knobs))
+    return replace(tiles, accumulators=tiles.max_rows * BLOCK_PAGES)
+
+
+def attention(func: tirx.PrimFunc, op: Op, knobs: Knobs) -> tirx.PrimFunc:
+    """A function that attends with the tiles that knobs say; the one that there is where they say nothing."""
+    tiles = attention_tiles(op, knobs)
+    if tiles == attention_tiles(op, {}):
+        return func
+    shape = AttentionShape(**heads_of(op))
+    make = attend_few if op.kind == "attend_few" else attend_many
+    return make(shape, float(op.facts["scale"]), op.int("window"), tiles)

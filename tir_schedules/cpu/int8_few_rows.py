@@ -1,0 +1,209 @@
+"""Few rows times a packed weight: groups of 32 on their own scales, codes from packed words to registers.
+
+Decode has one row for each sequence: its sums are the same numbers whichever rows are beside it. Each takes the
+groups in their order, in tiles of any size.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from tvm.script.ir_builder import tirx as I
+
+from tir_schedules.builder import Buffer, Expr
+from tir_schedules.cpu.int8_activations import Groups, Panels, alloc_panels, quantize_group, quantize_rows
+from tir_schedules.cpu.int8_dot import Weight
+from tir_schedules.cpu.int8_gemm import Int8Tile
+from tir_schedules.cpu.packed_weight import LANES
+from tir_schedules.cpu.store import Output
+from tir_schedules.cpu.vectors import Registers, load, prefetch, read, splat, value
+
+# ask(block, group, words of a group, blocks) emits prefetches of what comes after a group.
+Ask = Callable[[Expr, Expr, int, int], None]
+FEW_ROWS = 8
+# Rows of one panel where vectors have 16 lanes: one block of columns is 12 sums and as many of a group, in registers.
+# Two panels of 4 rows took 1.17 of the time of one of 8 with 4-bit codes, 1.37 with 8-bit codes (Zen 5, 2026-11-22).
+ONE_PANEL = (4, 6, 8, 12)
+
+
+@dataclass(frozen=True)
+class FewTiles:
+    """What each number of rows runs with.
+
+    One row: `gemv_blocks` of 16 columns at once, codes asked for `prefetch_words` words of a row ahead; then `several`
+    rows, `few` from FEW_ROWS on. With vectors of 16 lanes up to 12 rows are one panel, and the others have `few`.
+    """
+
+    prefetch_words: int
+    gemv_blocks: int
+    several: Int8Tile
+    few: Int8Tile
+
+
+def ask_ahead(weight: Weight, ahead: int) -> Ask:
+    """Asks for the codes that many words of a row further, and for their scales; 0: for none."""
+
+    def ask(block: Expr, g: Expr, count: int, blocks: int) -> None:
+        for b in range(blocks if ahead else 0):
+            for word in range(count):
+                prefetch(weight.words, (block + b, g * count + word + ahead, 0))
+            if weight.packed.groups > 1:
+                prefetch(weight.scales, (block + b, g + ahead // count, 0))
+
+    return ask
+
+
+def ask_for_next(weight: Weight, panel: Expr, panels: Expr) -> Ask:
+    """Asks for the next columns: each of the panels that these columns serve asks for its share of the codes.
+
+    If the first asked for all of them, the memory would have nothing to do during the others. Scales are asked for
+    too: the hardware follows them only to the end of a page, and waiting there took a quarter of the time with 6 rows.
+    """
+
+    def ask(block: Expr, g: Expr, count: int, blocks: int) -> None:
+        share = value((count * blocks + panels - 1) // panels)
+        at = value(g * (count * blocks) + panel * share)
+        with I.serial(0, share) as i:
+            prefetch(weight.words, (block + blocks, at + i, 0))
+        if weight.packed.groups > 1:
+            prefetch(weight.scales, (block + blocks, g * blocks, 0))
+
+    return ask
+
+
+@dataclass(frozen=True)
+class _Tile:
+    """A register tile of one panel by the columns of `out`; codes go from packed words to registers.
+
+    `first` is the weight's block of its first columns. Blocks past `last` repeat it; None: there are none.
+    """
+
+    panels: Panels
+    panel: Expr
+    weight: Weight
+    out: Output
+    first: Expr
+    last: Expr | None
+    ask: Ask
+
+    @property
+    def lanes(self) -> int:
+        return self.weight.dot.lanes
+
+    @property
+    def vectors(self) -> int:
+        """Vectors of a row."""
+        return self.out.blocks * (LANES // self.lanes)
+
+    def block(self, v: Expr) -> Expr:
+        """The weight's block with the v-th vector of columns."""
+        block = self.first + v // (LANES // self.lanes)
+        return block if self.last is None else I.min(block, self.last)
+
+    def column(self, v: Expr) -> Expr:
+        """Where the v-th vector of columns begins in its block."""
+        return v % (LANES // self.lanes) * self.lanes
+
+    def sum(self, total: Registers) -> None:
+        """Emit total[r * vectors + v] = the sums of row r and the v-th vector of columns."""
+        groups, weight, rows, vectors = self.panels.groups, self.weight, self.out.rows, self.vectors
+        packed, words = weight.packed, groups.size * weight.packed.bits // 32
+        acc, word = Registers(rows * vectors, self.lanes, "int32"), Registers(vectors, self.lanes, "uint32")
+        scale = Registers(vectors, self.lanes)
+        with I.unroll(rows * vectors) as i:
+            total[i] = splat(0.0, self.lanes)
+        with I.serial(groups.count) as g:
+            self.ask(self.first, g, words, self.out.blocks)
+            with I.unroll(rows) as r, I.unroll(vectors) as v:
+                acc[r * vectors + v] = splat(self.panels.corrections[self.panel, g, r], self.lanes)
+            with I.serial(words // packed.bits) as part, I.unroll(packed.bits) as i:
+                self._multiply(acc, word, g * words + part * packed.bits + i)
+            if packed.groups > 1:
+                with I.unroll(vectors) as v:
+                    scale[v] = load(weight.scales, (self.block(v), g, self.column(v)), self.lanes)
+            with I.unroll(rows) as r, I.unroll(vectors) as v:
+                i, factor = r * vectors + v, splat(self.panels.scales[self.panel, g, r], self.lanes)
+                if packed.groups > 1:
+                    factor = factor * scale[v]
+                total[i] = total[i] + I.cast(acc[i], f"float32x{self.lanes}") * factor
+        if packed.groups == 1:
+            with I.unroll(vectors) as v:
+                scale[v] = load(weight.scales, (self.block(v), 0, self.column(v)), self.lanes)
+                with I.unroll(rows) as r:
+                    total[r * vectors + v] = total[r * vectors + v] * scale[v]
+
+    def _multiply(self, acc: Registers, word: Registers, j: Expr) -> None:
+        """acc += the products of the j-th word of each column."""
+        packed, dot, vectors = self.weight.packed, self.weight.dot, self.vectors
+        parts = 8 // packed.bits
+        with I.unroll(vectors) as v:
+            word[v] = read(self.weight.words, (self.block(v), j, self.column(v)), self.lanes)
+        with I.unroll(parts) as part, I.unroll(self.out.rows) as r, I.unroll(vectors) as v:
+            codes = dot.codes(word[v], packed.bits, part, packed.zero_point)
+            x = self.panels.words[self.panel, j * parts + part, r]
+            acc[r * vectors + v] = dot(acc[r * vectors + v], codes, x, packed.bits)
+
+
+def direct_tile(panels: Panels, panel: Expr, weight: Weight, out: Output, ask: Ask, expert: Expr | None = None) -> None:
+    """Emit a register tile from its panel to y; `expert`: its weight is one of several, one after the other."""
+    first, blocks = out.block, weight.packed.blocks
+    last = blocks - 1
+    if expert is not None:
+        first, last = expert * blocks + first, expert * blocks + blocks - 1
+    total = Registers(out.rows * out.blocks * (LANES // weight.dot.lanes), weight.dot.lanes)
+    _Tile(panels, panel, weight, out, first, last if blocks % out.blocks else None, ask).sum(total)
+    out.store(total)
+
+
+def _direct(X: Buffer, weight: Weight, Y: Buffer, m: Expr, tile: Int8Tile, groups: Groups) -> None:
+    """Few rows: every panel unpacks the codes for itself, and asks for its share of those of the next columns."""
+    cover, panels = quantize_rows(X, m, groups, tile.rows, tile.tail_rows, by_group=True)
+    with I.parallel(-(-weight.packed.blocks // tile.blocks)) as t:
+        for panel, row, rows in cover.tiles():
+            out = Output(Y, row, m, t * tile.blocks, rows, tile.blocks)
+            direct_tile(panels, panel, weight, out, ask_for_next(weight, panel, cover.whole + cover.tail))
+
+
+def _one_panel(X: Buffer, weight: Weight, Y: Buffer, m: Expr, rows: int, groups: Groups) -> None:
+    """Up to `rows` rows: one panel, one block of columns after the other, as memory has them."""
+    panels, blocks = alloc_panels(groups, 1, rows), weight.packed.blocks
+    with I.parallel(groups.count) as g, I.serial(rows) as r:
+        quantize_group(X, I.min(r, m - 1), g, panels, 0, r)
+    with I.parallel(blocks) as t:
+        direct_tile(panels, 0, weight, Output(Y, 0, m, t, rows, 1), ask_ahead(weight, weight.packed.words))
+
+
+def several_rows(X: Buffer, weight: Weight, Y: Buffer, m: Expr, tiles: FewTiles, groups: Groups) -> None:
+    """Emit y = x W^T from two rows on: in one panel where one holds them, else with the tile of several or of few."""
+
+    def panels() -> None:
+        if tiles.several == tiles.few or one_panel:
+            return _direct(X, weight, Y, m, tiles.few, groups)
+        with I.If(m < I.int64(FEW_ROWS)):
+            with I.Then():
+                _direct(X, weight, Y, m, tiles.several, groups)
+            with I.Else():
+                _direct(X, weight, Y, m, tiles.few, groups)
+
+    def up_to(heights: tuple[int, ...]) -> None:
+        if not heights:
+            return panels()
+        with I.If(m <= I.int64(heights[0])):
+            with I.Then():
+                _one_panel(X, weight, Y, m, heights[0], groups)
+            with I.Else():
+                up_to(heights[1:])
+
+    one_panel = ONE_PANEL if weight.dot.lanes == LANES else ()
+    up_to(one_panel)
+
+
+def one_row(X: Buffer, weight: Weight, Y: Buffer, tiles: FewTiles, groups: Groups) -> None:
+    """Emit y = x W^T of one row: the packed weight is read once, `gemv_blocks` of it at a time."""
+    panels, blocks = alloc_panels(groups, 1, 1), tiles.gemv_blocks
+    with I.serial(groups.count) as g:
+        quantize_group(X, 0, g, panels, 0, 0)
+    with I.parallel(-(-weight.packed.blocks // blocks)) as t:
+        out = Output(Y, 0, 1, t * blocks, 1, blocks)
+        direct_tile(panels, 0, weight, out, ask_ahead(weight, tiles.prefetch_words))

@@ -1,0 +1,64 @@
+"""Rows of prompts over pages that the runtime owns: causal attention of any rows of several sequences.
+
+Blocks of keys begin at absolute positions, and a key that a row does not see changes none of its sums. So a row gets
+the same bits in whatever chunk it comes, and beside whatever other sequences.
+"""
+
+from __future__ import annotations
+
+from tvm import tirx
+from tvm.script.ir_builder import tirx as I
+
+from tir_schedules.builder import Argument, Buffer, Expr, function
+from tir_schedules.gpu.attention import prefill_mma
+from tir_schedules.gpu.attention.pages import (
+    AttentionShape,
+    Pages,
+    byte_pages_argument,
+    heads_argument,
+    qkv_argument,
+)
+from tir_schedules.gpu.attention.prefill_keys import PagedKeys, attend_pages, in_products
+from tir_schedules.gpu.attention.prefill_tile import PrefillTile, Tile, for_step_tile
+from tir_schedules.gpu.attention.step_keys import page_table
+from tir_schedules.gpu.kernel import bounded, keep
+from tir_schedules.step import Step, step_argument
+
+
+def attend_many(
+    shape: AttentionShape, scale: float, window: int, size: PrefillTile = PrefillTile(), use_mma: bool = False
+) -> tirx.PrimFunc:
+    """qkv [n, heads + 2 kv_heads, D], step i32[k], pages -> out [n, heads, D]: row i sees keys up to its position.
+
+    K and V of all rows are in pages already. `window`: how many keys a row sees, its own included; 0: all.
+    `use_mma`: on matrix units, with `prefill_mma.TILE`, if `prefill_mma.problem` finds none.
+    """
+    n = tirx.Var("n", "int64")
+    arguments: dict[str, Argument] = {
+        "qkv": qkv_argument(shape, n),
+        "step": step_argument(tirx.Var("k", "int64"), window > 0),
+        "pages": byte_pages_argument(shape),
+        "out": heads_argument(shape, n),
+    }
+    block = prefill_mma.MAX_BLOCK if use_mma else size.keys
+
+    def body(qkv: Buffer, step: Step, pages: Pages, out: Buffer) -> None:
+        def attend(tile: Tile) -> None:
+            before = bounded(step.position(tile.first))
+            end = bounded(before + tile.last_query + 1)
+            oldest = keep(I.max(before + tile.query(0) - (window - 1), 0)) if window else None
+
+            def seen(query: Expr, token: Expr) -> Expr:
+                causal = token <= before + query
+                return I.And(causal, token > before + query - window) if window else causal
+
+            begin = 0 if oldest is None else keep(oldest // block * block)
+            keys = PagedKeys(tile, pages, page_table(step, tile.b), begin, end, seen, oldest)
+            if use_mma:
+                prefill_mma.attend(tile, in_products(keys), qkv, out, I.float32(scale))
+            else:
+                attend_pages(keys, qkv, out, None, I.float32(scale))
+
+        for_step_tile(shape, size, step, n, attend)
+
+    return function("attend_many", arguments, body)

@@ -1,0 +1,212 @@
+"""A part of decode attention on subgroups of a known size: scores, weights and values stay in registers.
+
+A lane has keys: K is transposed in a page, so neighbouring lanes read neighbouring keys. Then it has dimensions of V.
+Subgroups of a workgroup take interleaved blocks of keys and merge their sums at the end.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from tvm.script.ir_builder import tirx as I
+
+from tir_schedules.builder import Buffer, Expr, add, f32, put
+from tir_schedules.gpu import device_calls
+from tir_schedules.gpu.attention.pages import AttentionShape
+from tir_schedules.gpu.attention.scores import score_of
+from tir_schedules.gpu.attention.step_keys import Located
+from tir_schedules.gpu.kernel import LOWEST, barrier, ceildiv, keep, local, pin, shared
+from tir_schedules.gpu.matmul.packed_loads import GROUP_LANES, Xs, lanes_of
+from tir_schedules.paged import PAGE
+
+_MAX_HEADS = 8  # of a workgroup: their sums are in registers
+_MIN_BLOCK_KEYS = 32  # that a subgroup scores at once
+_UNROLLED_KEYS = 4  # whose values are loaded at once
+
+Store = Callable[[Expr, Expr, Expr, Expr, Expr], None]
+Finish = Callable[[Expr, Expr, Expr, Expr], None]
+
+
+def heads_per_workgroup(shape: AttentionShape) -> int:
+    """Query heads of a workgroup, a divisor of the group."""
+    return next(n for n in range(min(_MAX_HEADS, shape.group), 0, -1) if shape.group % n == 0)
+
+
+def keys_at_once(shape: AttentionShape) -> int:
+    """Keys that a subgroup scores at once."""
+    return shape.subgroup * max(1, _MIN_BLOCK_KEYS // shape.subgroup)
+
+
+class SubgroupPart:
+    """Keys begin ... begin + part - 1 of a sequence, for query heads of one KV head.
+
+    `index` is that of (sequence, KV head, chunk of its query heads).
+    """
+
+    def __init__(
+        self, shape: AttentionShape, cached: Located, window: int, index: Expr, begin: Expr, part: Expr, subgroups: int
+    ) -> None:
+        self.shape, self.cached, self.subgroups = shape, cached, subgroups
+        self.lanes = lanes_of(shape.subgroup)
+        self.lane = keep(self.lanes.group * GROUP_LANES + self.lanes.lane)
+        self.heads = heads_per_workgroup(shape)
+        chunks = shape.group // self.heads
+        sequence = keep(index // (shape.num_kv_heads * chunks))
+        self.b, self.h = sequence, keep(index // chunks % shape.num_kv_heads)
+        self.first = keep(self.h * shape.group + index % chunks * self.heads)
+        self.page = cached.table(self.b)
+        self.begin = begin
+        self.end = keep(I.min(cached.keys(self.b), begin + part))
+        self.oldest = cached.oldest(self.b, self.b, window) if window else None
+        self.keys_per_lane = keys_at_once(shape) // shape.subgroup
+        self.dims_per_lane = -(-shape.head_dim // shape.subgroup)
+        self.largest, self.total = local(self.heads), local(self.heads)
+        self.sums = local(self.heads * self.dims_per_lane)
+        self.weights = [local(self.heads) for _ in range(self.keys_per_lane)]
+
+    def run(self, q: Buffer, scale: Expr, store: Store, finish: Finish) -> None:
+        """store(b, head, d, sum of weighted values, sum of weights), finish(b, head, largest score, sum of weights)."""
+        for g in range(self.heads):
+            put(self.largest, g, LOWEST)
+            put(self.total, g, 0.0)
+        for i in range(self.heads * self.dims_per_lane):
+            put(self.sums, i, 0.0)
+        size = self.shape.subgroup * self.keys_per_lane
+        blocks = keep(ceildiv(I.max(self.end - self.begin, 0), size))
+        if self.subgroups == 1:
+            with I.serial(0, blocks) as i:
+                self._block(q, scale, keep(self.begin + i * size))
+        else:
+            with I.serial(0, ceildiv(blocks, self.subgroups)) as i:
+                self._block(q, scale, keep(self.begin + (i * self.subgroups + self.lanes.subgroup) * size))
+        for g in range(self.heads):
+            put(self.total, g, self._reduced(device_calls.subgroup_add, self.total[g]))
+        if self.subgroups == 1:
+            self._finish(store, finish)
+        else:
+            self._merge(store, finish)
+
+    def _reduced(self, reduce: Callable[[Expr, int], Expr], value: Expr) -> Expr:
+        """Software adapters reduce subgroups of 8 lanes faster by shuffles than lane by lane."""
+        return reduce(value, GROUP_LANES if self.shape.subgroup == GROUP_LANES else 0)
+
+    def _block(self, q: Buffer, scale: Expr, token0: Expr) -> None:
+        tokens = [keep(token0 + self.lane * self.keys_per_lane + i) for i in range(self.keys_per_lane)]
+        last = I.max(self.end - 1, 0)
+        pages = self.cached.pages
+        positions = [(keep(self.page(I.min(token, last) // PAGE)), keep(I.min(token, last) % PAGE)) for token in tokens]
+        dots = self._dots(q, [pin(pages.k(page, self.h, slot, 0)) for page, slot in positions])
+        for g in range(self.heads):
+            self._weigh(g, [self._score(tokens[i], dots[i * self.heads + g], scale) for i in range(self.keys_per_lane)])
+        self._values(token0, [pin(pages.v(page, self.h, slot, 0)) for page, slot in positions])
+
+    def _dots(self, q: Buffer, keys: list[Expr]) -> Buffer:
+        """q . k of the lane's keys and all heads, [key, head]."""
+        shape = self.shape
+        dots = local(self.keys_per_lane * self.heads)
+        for i in range(self.keys_per_lane * self.heads):
+            put(dots, i, 0.0)
+        heads = int(q.shape[1])  # keys and values may follow in a row
+        flat = I.decl_buffer((q.shape[0] * heads * shape.head_dim,), shape.dtype, data=q.data)
+        row = self.b * heads + self.first
+        query_starts = [pin((row + g) * shape.head_dim) for g in range(self.heads)]
+        qs = Xs(flat, query_starts, self.lanes, shape.shuffled)
+        with I.serial(0, shape.head_dim // GROUP_LANES) as step:
+            rows = qs.step(step)
+            for j in range(GROUP_LANES):
+                ks = [pin(f32(self.cached.pages.data[key + (step * GROUP_LANES + j) * PAGE])) for key in keys]
+                for g, row_ in enumerate(rows):
+                    value = qs.column(row_, j)
+                    for i, k in enumerate(ks):
+                        add(dots, i * self.heads + g, value * k)
+        return dots
+
+    def _score(self, token: Expr, dot: Expr, scale: Expr) -> Expr:
+        seen = token < self.end
+        if self.oldest is not None:
+            seen = I.And(seen, token >= self.oldest)
+        return pin(I.if_then_else(seen, score_of(self.shape, dot, scale), I.float32(LOWEST)))
+
+    def _weigh(self, g: int, scores: list[Expr]) -> None:
+        """Weights of a block for a head, relative to the largest score so far; earlier sums are rescaled to it."""
+        block_largest = scores[0]
+        for score in scores[1:]:
+            block_largest = I.max(block_largest, score)
+        largest = pin(I.max(self.largest[g], self._reduced(device_calls.subgroup_max, pin(block_largest))))
+        rescale = pin(I.exp2(self.largest[g] - largest))
+        total = self.total[g] * rescale
+        for i, score in enumerate(scores):
+            put(self.weights[i], g, I.if_then_else(score <= I.float32(LOWEST), I.float32(0), I.exp2(score - largest)))
+            total = total + self.weights[i][g]
+        put(self.total, g, total)
+        put(self.largest, g, largest)
+        for c in range(self.dims_per_lane):
+            put(self.sums, g * self.dims_per_lane + c, self.sums[g * self.dims_per_lane + c] * rescale)
+
+    def _values(self, token0: Expr, value_starts: list[Expr]) -> None:
+        """Add the weighted values of a block, one lane's keys after another's."""
+        unrolled = max(1, _UNROLLED_KEYS // self.keys_per_lane)
+        used = I.max(I.min(self.end - token0, self.shape.subgroup * self.keys_per_lane), 0)
+        with I.serial(0, ceildiv(ceildiv(used, self.keys_per_lane), unrolled)) as step:
+            for u in range(unrolled):
+                lane = keep(step * unrolled + u)
+                for i in range(self.keys_per_lane):
+                    base = pin(device_calls.subgroup_shuffle(value_starts[i], lane))
+                    weights = [pin(device_calls.subgroup_shuffle(self.weights[i][g], lane)) for g in range(self.heads)]
+                    for c in range(self.dims_per_lane):
+                        value = pin(f32(self.cached.pages.data[base + self._dimension(c)]))
+                        for g, weight in enumerate(weights):
+                            add(self.sums, g * self.dims_per_lane + c, weight * value)
+
+    def _dimension(self, c: int) -> Expr:
+        """The c-th dimension of this lane, at most the last one."""
+        d = self.lane + c * self.shape.subgroup
+        return d if self.shape.head_dim % self.shape.subgroup == 0 else I.min(d, self.shape.head_dim - 1)
+
+    def _finish(self, store: Store, finish: Finish) -> None:
+        for g in range(self.heads):
+            for c in range(self.dims_per_lane):
+                d = self.lane + c * self.shape.subgroup
+                value = self.sums[g * self.dims_per_lane + c]
+                if self.shape.head_dim % self.shape.subgroup == 0:
+                    store(self.b, self.first + g, d, value, self.total[g])
+                    continue
+                with I.If(d < self.shape.head_dim), I.Then():
+                    store(self.b, self.first + g, d, value, self.total[g])
+        with I.If(self.lane == 0), I.Then():
+            for g in range(self.heads):
+                finish(self.b, self.first + g, self.largest[g], self.total[g])
+
+    def _merge(self, store: Store, finish: Finish) -> None:
+        """Merge the subgroups' sums, relative to the largest score of all, through shared memory."""
+        heads, dim, count = self.heads, self.shape.head_dim, self.subgroups
+        maxima, totals, sums = shared(count * heads), shared(count * heads), shared(count * heads * dim)
+        first = self.lanes.subgroup * heads
+        for g in range(heads):
+            with I.If(self.lane == 0), I.Then():
+                put(maxima, first + g, self.largest[g])
+                put(totals, first + g, self.total[g])
+            for c in range(self.dims_per_lane):
+                d = self.lane + c * self.shape.subgroup
+                with I.If(d < dim), I.Then():
+                    put(sums, (first + g) * dim + d, self.sums[g * self.dims_per_lane + c])
+        barrier()
+        largest, total, weight_sum = local(1), local(1), local(1)
+        threads = count * self.shape.subgroup
+        thread = keep(self.lanes.subgroup * self.shape.subgroup + self.lane)
+        with I.serial(0, ceildiv(heads * dim, threads)) as i:
+            item = keep(i * threads + thread)
+            with I.If(item < heads * dim), I.Then():
+                g, d = keep(item // dim), keep(item % dim)
+                put(largest, 0, LOWEST)
+                for other in range(count):
+                    put(largest, 0, I.max(largest[0], maxima[other * heads + g]))
+                put(total, 0, 0.0)
+                put(weight_sum, 0, 0.0)
+                for other in range(count):
+                    share = pin(I.exp2(maxima[other * heads + g] - largest[0]))
+                    add(weight_sum, 0, totals[other * heads + g] * share)
+                    add(total, 0, sums[(other * heads + g) * dim + d] * share)
+                store(self.b, self.first + g, d, total[0], weight_sum[0])
+                with I.If(d == 0), I.Then():
+                    finish(self.b, self.first + g, largest[0], weight_sum[0])

@@ -1,0 +1,93 @@
+"""The functions of attention over pages that the runtime owns, and the rules that make functions that attend again.
+
+Their integers are those of `tir_schedules/step_layout.py`; `pages.py` describes pages.
+"""
+
+from __future__ import annotations
+
+import functools
+
+from tvm import tirx
+
+from tir_schedules.gpu.attention import prefill_mma
+from tir_schedules.gpu.attention.attend_few import attend_few
+from tir_schedules.gpu.attention.attend_many import attend_many
+from tir_schedules.gpu.attention.decode import decode
+from tir_schedules.gpu.attention.decode_part import DecodeTile, decode_tile
+from tir_schedules.gpu.attention.move_pages import copy_pages, store_pages
+from tir_schedules.gpu.attention.pages import AttentionShape
+from tir_schedules.gpu.attention.prefill import prefill_cached, prefill_chunk
+from tir_schedules.gpu.attention.prefill_tile import PrefillTile, prefill_tile
+from tir_schedules.gpu.matmul.packed_loads import GROUP_LANES
+from tir_schedules.op import Op, by_hand
+from tir_schedules.paged import ATTENTION, heads_of
+from tir_schedules.rule import Declined, Knobs
+
+
+@functools.cache
+def page_functions(shape: AttentionShape, scale: float, window: int = 0) -> dict[str, tirx.PrimFunc]:
+    """Role -> tagged function, for layers whose scores are times `scale` and that have a `window` (0: none).
+
+    store_pages(qkv, step, pages)       K and V of all rows to their slots, before attention
+    attend_few(qkv, step, pages, out)   rows with decode's numerics
+    attend_many(qkv, step, pages, out)  rows of prompts
+    copy_pages(pairs, pages)
+    """
+    attending = {
+        "store_pages": store_pages(shape, window),
+        "attend_few": attend_few(shape, scale, window),
+        "attend_many": attend_many(shape, scale, window),
+    }
+    facts = {**shape.facts, "scale": scale, "window": window}
+    return by_hand(attending, "", **facts) | by_hand({"copy_pages": copy_pages(shape)}, "", **shape.facts)
+
+
+DECODE_KINDS = (*(kind for kind in ATTENTION if "decode" in kind), "attend_few")
+PREFILL_KINDS = (*(kind for kind in ATTENTION if "prefill" in kind), "attend_many")
+
+
+def subgroup_attention(op: Op, knobs: Knobs) -> tirx.PrimFunc | Declined:
+    """Decode for a target with subgroups of known size."""
+    size = int(knobs.get("subgroup", 0))
+    if not size or op.int("head_dim") % GROUP_LANES:
+        return Declined(f"heads of {op.int('head_dim')}" if size else "subgroups of unknown size")
+    shape = AttentionShape(**heads_of(op), subgroup=size, shuffled=bool(knobs["shuffle_x"]))
+    return _decode(op, shape, decode_tile(knobs))
+
+
+def mma_attention(op: Op, knobs: Knobs) -> tirx.PrimFunc | Declined:
+    """Rows of prompts, for a target with matrix units."""
+    shape = AttentionShape(**heads_of(op), subgroup=int(knobs.get("subgroup", 0)))
+    if reason := prefill_mma.problem(shape, knobs):
+        return Declined(reason)
+    return attend_many(shape, float(op.facts["scale"]), op.int("window"), prefill_mma.TILE, use_mma=True)
+
+
+def attention(func: tirx.PrimFunc, op: Op, knobs: Knobs) -> tirx.PrimFunc:
+    """A function that attends with the tile that knobs say; `func` itself if that is the default tile."""
+    shape = AttentionShape(**heads_of(op))
+    if op.kind in DECODE_KINDS:
+        decoding = decode_tile(knobs)
+        return func if decoding == DecodeTile() else _decode(op, shape, decoding)
+    tile = prefill_tile(knobs)
+    return func if tile == PrefillTile() else _prefill(op, shape, tile)
+
+
+def _decode(op: Op, shape: AttentionShape, tile: DecodeTile) -> tirx.PrimFunc:
+    if op.kind == "attend_few":
+        return attend_few(shape, float(op.facts["scale"]), op.int("window"), tile)
+    return decode(shape, *_window_of(op), tile)
+
+
+def _prefill(op: Op, shape: AttentionShape, tile: PrefillTile) -> tirx.PrimFunc:
+    if op.kind == "attend_many":
+        return attend_many(shape, float(op.facts["scale"]), op.int("window"), tile)
+    if "chunk" in op.kind:
+        return prefill_chunk(shape, tile)
+    return prefill_cached(shape, *_window_of(op), tile)
+
+
+def _window_of(op: Op) -> tuple[int, bool]:
+    """The window that a function of the cache masks by (0: none), and whether TVM tells it of windows."""
+    sliding = op.kind.endswith("_sliding")
+    return op.int("sliding_window") if sliding or op.int("all_slide") else 0, sliding

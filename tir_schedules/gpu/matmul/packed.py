@@ -1,0 +1,196 @@
+"""A packed weight in layout `rows32_pairs`, and how one invocation for each row reads it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from tvm import tirx
+from tvm.script.ir_builder import tirx as I
+
+from tir_schedules.builder import Argument, Buffer, Expr, Tensor, f32
+from tir_schedules.gpu.kernel import ceildiv, half_to_float, keep, pin
+from tir_schedules.op import Op
+from tir_schedules.rule import Declined
+
+BLOCK_ROWS = 32  # rows of a weight that are stored next to each other, and lanes that read them
+_PLAIN_RUN = 4  # elements of a plain weight that an invocation takes at once, like the codes of one word
+_MIN_LM_HEAD_RATIO = 12
+
+
+def is_lm_head(n: int, k: int) -> bool:
+    """Whether a weight [n, k] can only be the head: it multiplies few rows of x, and needs no shader for GEMM."""
+    return n >= _MIN_LM_HEAD_RATIO * k
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """Sizes by which weights of one kernel may differ.
+
+    `columns` is that of the array of codes, or of the numbers of a plain weight; `groups` that of the array of scales.
+    """
+
+    n: Expr
+    k: Expr
+    blocks: Expr
+    columns: Expr
+    groups: Expr
+
+
+@dataclass(frozen=True)
+class Packed:
+    """A weight [n, k] or [experts, n, k] in layout `rows32_pairs`, in words of `run` elements.
+
+    `group` is the columns of a quantization group. `pairs`: float16 numbers are stored two in a uint32.
+    """
+
+    n: int
+    k: int
+    run: int
+    bits: int
+    zero_point: int
+    group: int
+    dtype: str
+    pairs: bool = False
+    experts: int = 0
+
+    @property
+    def words(self) -> int:
+        """Words of a row that hold elements."""
+        return -(-self.k // self.run)
+
+    @property
+    def group_words(self) -> int:
+        """Words that share a scale, or 1 where a group is cut off."""
+        words = self.group // self.run if self.bits else 1
+        return words if words * self.run == self.group and self.words % words == 0 else 1
+
+    @property
+    def blocks(self) -> int:
+        """Blocks of rows."""
+        return -(-self.n // BLOCK_ROWS)
+
+    def sizes(self, *, arguments: bool = False) -> Sizes:
+        """The sizes as numbers, or as arguments of the kernel if rows and columns fill blocks and groups."""
+        divisible = self.n % BLOCK_ROWS == 0 and self.k % (self.group if self.bits else 2 * self.run) == 0
+        if not arguments or not divisible:
+            return self._sizes(self.n, self.k, self.blocks)
+        k, blocks = tirx.Var("k", "int32"), tirx.Var("blocks", "int32")
+        return self._sizes(blocks * BLOCK_ROWS, k, blocks)
+
+    def _sizes(self, n: Expr, k: Expr, blocks: Expr) -> Sizes:
+        if not self.bits:
+            return Sizes(n, k, blocks, self._stored(k), 0)
+        groups = ceildiv(k, self.group)
+        return Sizes(n, k, blocks, groups * (self.group // self.run), self._stored(groups))
+
+    def arguments(self, sizes: Sizes) -> dict[str, Argument]:
+        """The packed arrays as arguments of a kernel."""
+        if not self.bits:
+            return {"weight": self._array(sizes, sizes.columns, self._float_dtype)}
+        codes, scales = self._array(sizes, sizes.columns, "uint32"), self._array(sizes, sizes.groups, self._float_dtype)
+        return {"q_weight": codes, "q_scale": scales}
+
+    def _array(self, sizes: Sizes, columns: Expr, dtype: str) -> Tensor:
+        lead = (self.experts,) if self.experts else ()
+        return Tensor((*lead, sizes.blocks, columns, BLOCK_ROWS), dtype)
+
+    @property
+    def _float_dtype(self) -> str:
+        return "uint32" if self.pairs else self.dtype
+
+    def _stored(self, numbers: Expr) -> Expr:
+        """Stored elements of a row of numbers."""
+        return ceildiv(numbers, 2) if self.pairs else numbers
+
+
+def packed(op: Op) -> Packed | Declined:
+    """The weight of a tagged operation."""
+    if op.str("layout") != "rows32_pairs":
+        return Declined(f"layout {op.str('layout')}")
+    bits, experts = op.int("bits"), int(op.facts.get("experts", 0))
+    run = op.int("codes_per_word") if bits else _PLAIN_RUN
+    sizes = (op.int("n"), op.int("k"), run, bits, op.int("zero_point"), op.int("group_size"))
+    return Packed(*sizes, op.str("dtype"), op.str("dtype") == "float16", experts)
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Rows of a weight in a kernel, of the expert in `lead` if there is one. A row is (block, lane)."""
+
+    weight: Packed
+    sizes: Sizes
+    arrays: tuple[Buffer, ...]
+    lead: tuple[Expr, ...] = ()
+
+    def inside(self, column: Expr) -> Expr | None:
+        """Whether a column exists; None if every column of every word does."""
+        return None if self.weight.k % self.weight.run == 0 else column < self.sizes.k
+
+    def elements(self, block: Expr, lane: Expr, word: Expr) -> list[Expr]:
+        """The elements of a word as float32, without zero point and scale."""
+        w = self.weight
+        if not w.bits:
+            if w.k % w.run == 0:
+                return self.values(block, lane, word, w.run)
+            return [self.plain(block, lane, word * w.run + j) for j in range(w.run)]
+        codes = keep(self.word(block, lane, word))
+        return [self.code(codes, I.uint32(w.bits * j)) for j in range(w.run)]
+
+    def word(self, block: Expr, lane: Expr, word: Expr) -> Expr:
+        """A word of codes."""
+        index = (*self.lead, block, word, lane)
+        return self.arrays[0][index]
+
+    def code(self, word: Expr, shift: Expr) -> Expr:
+        """A code of a word as float32, through int32: software adapters convert uint32 in many steps."""
+        code = I.bitwise_and(I.shift_right(word, shift), I.uint32((1 << self.weight.bits) - 1))
+        return I.cast(I.cast(code, "int32"), "float32")
+
+    def values(self, block: Expr, lane: Expr, word: Expr, count: int) -> list[Expr]:
+        """The first `count` elements of a word, which exist, as float32."""
+        w = self.weight
+        if w.bits:
+            codes, scale = keep(self.word(block, lane, word)), pin(self.scale(block, lane, word))
+            zero = I.float32(w.zero_point)
+            return [keep((self.code(codes, I.uint32(w.bits * j)) - zero) * scale) for j in range(count)]
+        if not w.pairs:
+            return [keep(self.plain(block, lane, word * w.run + j)) for j in range(count)]
+        pairs = [self._pair(0, block, lane, word * (w.run // 2) + j) for j in range(-(-count // 2))]
+        return [pin(self._float(half)) for pair in pairs for half in pair][:count]
+
+    def plain(self, block: Expr, lane: Expr, column: Expr) -> Expr:
+        """An element of a weight without codes."""
+        return self._number(
+            0, block, lane, column if self.weight.k % self.weight.run == 0 else I.min(column, self.sizes.k - 1)
+        )
+
+    def scale(self, block: Expr, lane: Expr, word: Expr) -> Expr:
+        """The scale of a word's elements, float32."""
+        return self._number(1, block, lane, word * self.weight.run // self.weight.group)
+
+    def _number(self, array: int, block: Expr, lane: Expr, column: Expr) -> Expr:
+        """A number of an array as float32."""
+        if not self.weight.pairs:
+            index = (*self.lead, block, column, lane)
+            return f32(self.arrays[array][index])
+        low, high = self._pair(array, block, lane, column // 2)
+        # No shift by a variable: software adapters run that lane by lane.
+        return self._float(I.Select(column % 2 == 0, low, high))
+
+    def _pair(self, array: int, block: Expr, lane: Expr, column: Expr) -> tuple[Expr, Expr]:
+        """The bits of the two float16 of a word, uint32 each."""
+        index = (*self.lead, block, column, lane)
+        word = keep(self.arrays[array][index])
+        return I.bitwise_and(word, I.uint32(0xFFFF)), I.shift_right(word, I.uint32(16))
+
+    def _float(self, half: Expr) -> Expr:
+        """A float16 of a weight; scales have no sign."""
+        return half_to_float(pin(I.cast(half, "int32")), signed=not self.weight.bits)
+
+
+def sum_in_order(terms: list[Expr]) -> Expr:
+    """The sum of terms, added from the first to the last."""
+    total = terms[0]
+    for term in terms[1:]:
+        total = total + term
+    return total

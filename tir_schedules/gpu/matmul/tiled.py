@@ -1,0 +1,61 @@
+"""Matmul with packed weights, without subgroups: GEMV for few rows of x, tiled GEMM for many."""
+
+from __future__ import annotations
+
+from tvm import tirx
+from tvm.script.ir_builder import tirx as I
+
+from tir_schedules.activation import ACTIVATIONS
+from tir_schedules.builder import Buffer, Tensor, f32, function, put
+from tir_schedules.gpu.kernel import by_rows, ceildiv, keep, launch, workspace
+from tir_schedules.gpu.matmul.gemm import gemm, gemm_shape
+from tir_schedules.gpu.matmul.gemv import gemv, gemv_shape
+from tir_schedules.gpu.matmul.packed import Rows, is_lm_head, packed
+from tir_schedules.op import Op
+from tir_schedules.rule import Declined, Knobs
+
+
+def matmul(op: Op, dtype: str, knobs: Knobs) -> tirx.PrimFunc | Declined:
+    """x dtype[m, k], packed w [n, k] -> x w^T dtype[m, n]: few rows by GEMV, many by GEMM.
+
+    For `gated_matmul` a second kernel multiplies the activation of the first half of the columns by the second half.
+    """
+    weight = packed(op)
+    if isinstance(weight, Declined):
+        return weight
+    m = tirx.Var("m", "int32")
+    gated = op.kind == "gated_matmul"
+    sizes = weight.sizes(arguments=bool(knobs.get("sizes_as_arguments", 0)))
+    width = sizes.n // 2 if gated else sizes.n
+    arguments = {"x": Tensor((m, sizes.k), dtype), **weight.arguments(sizes), "y": Tensor((m, width), dtype)}
+    shape = gemv_shape(weight, knobs)
+
+    def launch_gemv(rows: Rows, x: Buffer, y: Buffer) -> None:
+        with launch(shape.threads, ceildiv(sizes.blocks, shape.blocks), m) as (bx, i, tx):
+            gemv(rows, shape, bx, tx, lambda at: x[i, at], lambda row, value: put(y, (i, row), value))
+
+    def product(rows: Rows, x: Buffer, y: Buffer) -> None:
+        if not gated and is_lm_head(weight.n, weight.k):
+            launch_gemv(rows, x, y)
+            return
+        by_rows(
+            op,
+            m,
+            lambda: launch_gemv(rows, x, y),
+            lambda: gemm(rows, m, x, y, gemm_shape(weight, knobs)),
+        )
+
+    def body(x: Buffer, *rest: Buffer) -> None:
+        rows, y = Rows(weight, sizes, rest[:-1]), rest[-1]
+        if not gated:
+            product(rows, x, y)
+            return
+        both, threads = workspace((m, sizes.n), dtype), int(knobs["elementwise_threads"])
+        product(rows, x, both)
+        activation = ACTIVATIONS[op.str("activation")]
+        with launch(threads, ceildiv(width, threads), m) as (bx, i, tx):
+            j = keep(bx * threads + tx)
+            with I.If(j < width), I.Then():
+                put(y, (i, j), activation(keep(f32(both[i, j]))) * f32(both[i, j + width]))
+
+    return function("matmul", arguments, body)

@@ -1,0 +1,72 @@
+"""How kernels read the integers of a step, which `step_layout.py` describes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from tir_schedules.builder import Buffer, Expr, Tensor
+from tir_schedules.step_layout import (
+    PAGE,
+    POSITION,
+    ROW_BEGIN,
+    SEQUENCE,
+    SEQUENCES,
+    SLOT,
+    TABLE,
+    TABLE_BEGIN,
+    WINDOW_TABLE,
+)
+
+# The functions that attend by these integers: a rule may make them again with other knobs.
+ATTEND = ("attend_few", "attend_many")
+
+
+@dataclass(frozen=True)
+class Step:
+    """The integers as a kernel reads them. `sliding`: the layer has a window, and its pages are in `window_table`."""
+
+    integers: Buffer
+    sliding: bool
+
+    def _at(self, array: int, i: Expr) -> Expr:
+        return self.integers[self.integers[array] + i]
+
+    @property
+    def sequences(self) -> Expr:
+        """S, the sequences of the step."""
+        return self.integers[SEQUENCES]
+
+    def position(self, row: Expr) -> Expr:
+        """The position of a row in its sequence."""
+        return self._at(POSITION, row)
+
+    def sequence(self, row: Expr) -> Expr:
+        """The sequence of a row."""
+        return self._at(SEQUENCE, row)
+
+    def row_begin(self, s: Expr) -> Expr:
+        """The first row of sequence s; of S, the number of rows."""
+        return self._at(ROW_BEGIN, s)
+
+    def page(self, s: Expr, i: Expr) -> Expr:
+        """The page of tokens 16 i ... 16 i + 15 of sequence s in this layer."""
+        return self._at(WINDOW_TABLE if self.sliding else TABLE, self._at(TABLE_BEGIN, s) + i)
+
+    def table(self, s: Expr) -> Expr:
+        """Where the page ids of sequence s in this layer begin in the integers."""
+        return self.integers[WINDOW_TABLE if self.sliding else TABLE] + self._at(TABLE_BEGIN, s)
+
+    def stores(self, row: Expr) -> Expr:
+        """Whether the K and V of a row go to a page."""
+        return self._at(SLOT, row) >= 0
+
+    def slot(self, row: Expr) -> tuple[Expr, Expr]:
+        """The page, in this layer, and the place in it for the K and V of a row that `stores`."""
+        if not self.sliding:
+            return self._at(SLOT, row) // PAGE, self._at(SLOT, row) % PAGE
+        return self.page(self.sequence(row), self.position(row) // PAGE), self.position(row) % PAGE
+
+
+def step_argument(size: Expr, sliding: bool = False) -> Tensor:
+    """The tensor i32[size], as `Step`."""
+    return Tensor((size,), "int32", wrap=lambda integers: Step(integers, sliding))

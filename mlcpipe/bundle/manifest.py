@@ -229,6 +229,11 @@ class Manifest(_Frozen):
     files: dict[RelativePath, FileInfo] = Field(description="every file but this one, by path in the bundle")
 
     @property
+    def page_bytes(self) -> int:
+        """Keys and values that a layer has in a page."""
+        return self.memory_plan.kv_bytes_per_token // self.model.num_layers * self.model.page_size
+
+    @property
     def running_bytes(self) -> int:
         """Upper bound of a run's memory besides weights, KV cache and the process that opened the bundle.
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from array import array
+from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Sequence as Many
 from contextlib import contextmanager, nullcontext
 from typing import Any
 
@@ -15,8 +17,11 @@ from mlcpipe.devices.support import tvm_runtime
 from mlcpipe.devices.support.threads import interruptible
 from mlcpipe.errors import UsageError
 from mlcpipe.runtime.loading import LoadedBundle
-from mlcpipe.runtime.pages import SequencePages
+from mlcpipe.runtime.not_finite import compute_error, of_pages
 from mlcpipe.runtime.sampler import Row, Sampler
+from mlcpipe.runtime.serving.executor import Executor, Forward
+from mlcpipe.runtime.serving.sequence import Request, Sequence
+from mlcpipe.runtime.serving.step import FewRows, ManyRows
 
 # Of the logits that one call gives where all are wanted: 512 rows of a vocabulary of 128256 would be 262 MB.
 _LOGITS_BYTES = 64 << 20
@@ -25,8 +30,8 @@ _LOGITS_BYTES = 64 << 20
 class LoadedModel:
     """A loaded bundle with one sequence in its pages.
 
-    What the pages hold beyond `tokens` is never read, so an error or Ctrl-C half way leaves the tokens before. Who
-    calls it from several threads enters `exclusive`.
+    What the pages hold beyond `length` tokens is never read, so an error or Ctrl-C half way leaves the tokens before.
+    Who calls it from several threads enters `exclusive`.
 
     `revision` changes whenever the sequence does, so that a caller can tell that others used the pages.
     """
@@ -36,16 +41,17 @@ class LoadedModel:
         self.revision = 0
         self._user: dict[str, int] = {}  # "thread": the one inside `exclusive`
         self._device, self._info = bundle.device, bundle.manifest.model
-        self._pages = SequencePages(bundle)
+        pages = -(-bundle.context_length // self._info.page_size)
+        self._executor = Executor(bundle, [pages] * self._info.num_layers, few_rows=1)
+        self._sequence = Sequence(0, Request((0,), 1), [array("i", range(pages))], [0])
         self._sampler, self._recorder = Sampler(bundle), self._device.step_recorder()
         weakref.finalize(self, self._recorder.close)
-        self._tokens: list[int] = []
-        self._rope = 0  # what `_rope_of` gave for the prompt among them
+        self._rope = 0  # what `_rope_of` gave for the prompt in the pages
         self._logits: Any = None
 
     def release(self) -> None:
         """Give the memory of the pages back; nothing can be computed any more."""
-        self._pages.release()
+        self._executor.release()
 
     @contextmanager
     def exclusive(self) -> Iterator[None]:
@@ -63,22 +69,25 @@ class LoadedModel:
                 del self._user["thread"]
 
     @property
-    def tokens(self) -> Sequence[int]:
-        """The tokens whose keys and values the cache holds."""
-        return self._tokens
+    def length(self) -> int:
+        """The number of `tokens`."""
+        return self._sequence.computed
+
+    @property
+    def tokens(self) -> list[int]:
+        """The tokens whose keys and values the pages hold."""
+        return self._sequence.tokens[: self.length]
 
     def reset(self) -> None:
         """Forget the sequence."""
+        self.rollback(0)
+
+    def rollback(self, length: int) -> None:
+        """Forget the tokens from this position on."""
         self.revision += 1
-        self._tokens = []
+        self._sequence.computed = length
 
-    def rollback(self, count: int) -> None:
-        """Forget the last `count` tokens."""
-        if count:
-            self.revision += 1
-            self._tokens = self._tokens[:-count]
-
-    def prefill(self, tokens: Sequence[int], row: Row) -> int:
+    def prefill(self, tokens: Many[int], row: Row) -> int:
         """Make `tokens` the sequence, computing only what the cache lacks -> the next token, drawn as `row` says.
 
         Raises UsageError for ids outside the vocabulary, and when the context is full; ComputeError, which names the
@@ -86,26 +95,22 @@ class LoadedModel:
         """
         self.check_fits(len(tokens))
         shared = self.reusable(tokens)
-        ids = self.token_ids(tokens[shared:])
+        ids = self.token_ids(tokens[shared:]).tolist()
         self._rope = self._rope_of(len(tokens))
-        if shared:
-            self.rollback(len(self._tokens) - shared)
-            if len(ids) == 1:
-                return self._step(int(ids[0]), row)
-        else:
-            self.reset()
+        self.rollback(shared)
+        self._begin([*self._sequence.tokens[:shared], *ids])
+        if shared and len(ids) == 1:
+            return self._step(ids[0], row)
         *chunks, last = _split(ids, self._info.prefill_chunk)
         for chunk in chunks:
-            self._append(chunk.tolist(), self._pages.forward_prompt(chunk, len(self._tokens), len(tokens), "none"))
-        compute = self._pages.forward_prompt(last, len(self._tokens), len(tokens), "last")
-        return self._append_and_sample(last.tolist(), compute, row)
+            self._append(len(chunk), self._executor.many([self._next(chunk)]).launch)
+        return self._append_and_sample(len(last), self._executor.many([self._next(last, draws=True)]), row)
 
     def step(self, token: int, row: Row) -> int:
         """Append one token of the vocabulary -> the next one. Raises what `prefill` raises."""
-        length = len(self._tokens)
-        if not length or length == self._info.recompute_above:
-            return self.prefill([*self._tokens, token], row)
-        self.check_fits(length + 1)
+        if not self.length or self.length == self._info.recompute_above:
+            return self.prefill([*self.tokens, token], row)
+        self.check_fits(self.length + 1)
         return self._step(token, row)
 
     def read_logits(self) -> NDArray[np.float32]:
@@ -113,32 +118,31 @@ class LoadedModel:
         flat: NDArray[np.float32] = self._read(self._logits).reshape(-1)
         return flat
 
-    def all_logits(self, tokens: Sequence[int]) -> NDArray[np.float32]:
+    def all_logits(self, tokens: Many[int]) -> NDArray[np.float32]:
         """Logits f32[len(tokens), V] after each token of a new sequence, which is forgotten afterwards."""
         self.check_fits(len(tokens))
-        ids, vocab = self.token_ids(tokens), self._info.vocab_size
+        ids, vocab = self.token_ids(tokens).tolist(), self._info.vocab_size
         rows = np.empty((len(ids), vocab), np.float32)
         self.reset()
+        self._begin(ids)
         try:
-            done = 0
             for chunk in _split(ids, min(self._info.prefill_chunk, max(1, _LOGITS_BYTES // (4 * vocab)))):
-                logits = self._append(chunk.tolist(), self._pages.forward_prompt(chunk, done, len(ids), "all"))
-                rows[done : done + len(chunk)] = self._read(logits)
-                done += len(chunk)
-                del logits
+                begin, forward = self.length, self._executor.many([self._next(chunk)], all_rows=True)
+                rows[begin : begin + len(chunk)] = self._read(self._append(len(chunk), forward.launch))
+                del forward
         finally:
             self.reset()
         tvm_runtime.release_pools()  # which would keep logits of every number of tokens
         return rows
 
-    def reusable(self, tokens: Sequence[int]) -> int:
+    def reusable(self, tokens: Many[int]) -> int:
         """How many tokens at the start of `tokens` the cache holds; never all, as the last one gives the logits."""
         limit = self._info.recompute_above
-        if limit is not None and (len(tokens) > limit) != (len(self._tokens) > limit):
+        if limit is not None and (len(tokens) > limit) != (self.length > limit):
             return 0  # RoPE's frequencies are others on the other side of the limit
         if self._rope_of(len(tokens)) != self._rope:
             return 0
-        return max(0, min(_common_prefix(self._tokens, list(tokens)), len(tokens) - 1))
+        return max(0, min(_common_prefix(self.tokens, list(tokens)), len(tokens) - 1))
 
     def _rope_of(self, length: int) -> int:
         """The length that dynamic RoPE's frequencies follow in a prompt of so many tokens; 0 where they are fixed."""
@@ -155,7 +159,7 @@ class LoadedModel:
                 next_step="shorten the prompt, start a new conversation, or load with a larger context",
             )
 
-    def token_ids(self, tokens: Sequence[int]) -> NDArray[np.int32]:
+    def token_ids(self, tokens: Many[int]) -> NDArray[np.int32]:
         """Tokens as i32[n]. Raises UsageError unless they are one or more ids of the vocabulary.
 
         The kernels take rows of the embedding by these numbers and do not check them.
@@ -169,37 +173,46 @@ class LoadedModel:
             raise UsageError("token ids", expected=f"one or more integers from 0 to {vocab - 1}", found=_summary(ids))
         return ids.astype(np.int32)
 
-    def _step(self, token: int, row: Row) -> int:
-        compute = self._pages.forward_step(token, len(self._tokens))
-        return self._append_and_sample([token], compute, row, decodes=True)
+    def _begin(self, tokens: list[int]) -> None:
+        """Make `tokens` the prompt, of which the first `length` are computed."""
+        self._sequence.tokens, self._sequence.few_from = tokens, len(tokens)
 
-    def _append_and_sample(self, ids: list[int], forward: Callable[[], Any], row: Row, *, decodes: bool = False) -> int:
-        """Append tokens -> the next one. Raises ComputeError."""
+    def _next(self, chunk: list[int], *, draws: bool = False) -> ManyRows:
+        """The rows of the next tokens of the prompt."""
+        return ManyRows(self._sequence, self.length, len(chunk), (self._sequence,) * draws)
+
+    def _step(self, token: int, row: Row) -> int:
+        self._sequence.tokens[self.length :] = [token]
+        return self._append_and_sample(1, self._executor.few([FewRows(self._sequence, [token], 1)]), row)
+
+    def _append_and_sample(self, count: int, forward: Forward, row: Row) -> int:
+        """Append so many tokens -> the next one. Raises ComputeError."""
 
         def forward_and_sample() -> tuple[Any, Any]:
-            logits = forward()
+            logits = forward.launch()
             return logits, self._sampler.sample(logits)
 
-        key = self._sampler.prepare([row], [len(self._tokens) + len(ids)])
-        self._logits = None  # its memory may serve the new ones
-        self._logits, sampled = self._append(ids, forward_and_sample, key if decodes else None)
+        key = self._sampler.prepare([row], [self.length + count])
+        self._logits, sampled = self._append(count, forward_and_sample, forward.key and (forward.key, key))
         token = int(self._read(sampled)[0])
         if token < 0:
-            length, self._tokens = len(self._tokens), []  # nothing to build on
-            raise self._pages.compute_error(length)
+            length = self.length
+            self.reset()  # nothing to build on
+            tables = self._sequence.tables * self._info.num_layers
+            raise compute_error(self.bundle, lambda: of_pages(self.bundle, self._executor.pages, tables, length))
         row.accept(token)
         return token
 
-    def _append(self, ids: list[int], compute: Callable[[], Any], key: Hashable = None) -> Any:
-        """The result of `compute`, which writes the keys and values of these tokens to the pages.
+    def _append(self, count: int, compute: Callable[[], Any], key: Hashable = None) -> Any:
+        """The result of `compute`, which writes the keys and values of the next `count` tokens to the pages.
 
         Without a key, which a decode step has, it may take long: handlers of signals may stop it.
         """
         self.revision += 1
-        watch = interruptible(self.bundle.library.module, len(ids)) if key is None else nullcontext()
+        watch = interruptible(self.bundle.library.module, count) if key is None else nullcontext()
         with self._device.errors(), watch:
             result = self._recorder.run(compute, key)
-        self._tokens += ids
+        self._sequence.computed += count
         return result
 
     def _read(self, tensor: Any) -> NDArray[Any]:
@@ -208,7 +221,7 @@ class LoadedModel:
             return tvm_runtime.array(self._device.read(tensor))
 
 
-def _split(ids: NDArray[np.int32], size: int) -> list[NDArray[np.int32]]:
+def _split(ids: list[int], size: int) -> list[list[int]]:
     return [ids[begin : begin + size] for begin in range(0, len(ids), size)]
 
 

@@ -20,7 +20,7 @@ from mlcpipe.runtime.not_finite import compute_error, of_pages
 from mlcpipe.runtime.sampler import Row, Sampler
 from mlcpipe.runtime.sampling_params import SamplingParams
 from mlcpipe.runtime.serving.cost_model import CostModel
-from mlcpipe.runtime.serving.executor import MAX_FEW_ROWS, Executor, Forward, model_groups, page_groups
+from mlcpipe.runtime.serving.executor import MAX_FEW_ROWS, Executor, Forward, layer_pages, model_groups, page_groups
 from mlcpipe.runtime.serving.limits import Limits
 from mlcpipe.runtime.serving.page_pool import PagePool
 from mlcpipe.runtime.serving.prefix_tree import PrefixTree
@@ -47,7 +47,8 @@ class Core:
 
     def __init__(self, bundle: LoadedBundle, kv_tokens: int, limits: Limits, cost: CostModel | None = None) -> None:
         model, groups = bundle.manifest.model, page_groups(bundle, kv_tokens)
-        self.bundle, self.executor, self._sampler = bundle, Executor(bundle, kv_tokens), Sampler(bundle)
+        self.bundle, self._sampler = bundle, Sampler(bundle)
+        self.executor = Executor(bundle, layer_pages(bundle, kv_tokens), MAX_FEW_ROWS)
         self._recorder = bundle.device.step_recorder()
         weakref.finalize(self, self._recorder.close)
         pool = PagePool(groups)

@@ -41,11 +41,10 @@ def model_groups(bundle: LoadedBundle) -> list[int]:
     return [-1 if layer in model.sliding_layers else 0 for layer in range(model.num_layers)]
 
 
-def kv_layers(bundle: LoadedBundle, tokens: int) -> list[tuple[int, int]]:
-    """(pages, bytes of a page) of each layer, where the KV cache has room for so many tokens."""
-    model, groups = bundle.manifest.model, page_groups(bundle, tokens)
-    page_bytes = bundle.manifest.memory_plan.kv_bytes_per_token // model.num_layers * model.page_size
-    return [(groups[group].pages, page_bytes) for group in model_groups(bundle)]
+def layer_pages(bundle: LoadedBundle, tokens: int) -> list[int]:
+    """How many pages each layer has, where the KV cache has room for so many tokens."""
+    groups = page_groups(bundle, tokens)
+    return [groups[group].pages for group in model_groups(bundle)]
 
 
 class Forward(NamedTuple):
@@ -61,20 +60,23 @@ class Forward(NamedTuple):
 class Executor:
     """Pages of all layers, and the compiled forwards over them. Its caller enters the device's `errors`."""
 
-    def __init__(self, bundle: LoadedBundle, kv_tokens: int) -> None:
+    def __init__(self, bundle: LoadedBundle, pages: Many[int], few_rows: int) -> None:
+        """With so many pages for each layer, for forwards of at most `few_rows` few rows."""
         self.bundle, self._device = bundle, bundle.device
-        model, vm = bundle.manifest.model, bundle.library.vm
+        self._vocab, vm = bundle.manifest.model.vocab_size, bundle.library.vm
         self._few, self._many, self._copy = vm["forward_few"], vm["forward_many"], vm["copy_pages"]
-        self._vocab = model.vocab_size
-        handle = self._device.handle
         with self._device.errors():
-            self.pages = tvm_ffi.convert(
-                [tvm_runtime.empty(size, "int8", handle) for size in kv_layers(bundle, kv_tokens)]
+            self.pages: Any = tvm_ffi.convert(
+                [tvm_runtime.empty((count, bundle.manifest.page_bytes), "int8", self._device.handle) for count in pages]
             )
             # The logits of a forward of each kind, written one after the other.
-            self._logits = [tvm_runtime.empty((MAX_FEW_ROWS, self._vocab), "float32", handle) for _ in range(2)]
+            self._logits = [self._empty(few_rows) for _ in range(2)]
             self._few_ids, self._few_step = Reused(self._device, "int32"), Reused(self._device, "int32")
         self._step = StepBuffer()
+
+    def release(self) -> None:
+        """Give the memory of the pages back; nothing can be computed any more."""
+        self.pages = None
 
     def copy_pages(self, copies: Many[PageCopy]) -> None:
         """Copy pages, before the forwards of a step."""
@@ -91,18 +93,23 @@ class Executor:
         logits = tvm_runtime.view(self._logits[0], (len(tokens), self._vocab))
         return Forward(partial(self._forward, self._few, (ids,), step, logits), (ids, step))
 
-    def many(self, rows: Many[ManyRows]) -> Forward:
-        """The logits of the last row of each, once for each sequence that draws from it."""
+    def many(self, rows: Many[ManyRows], *, all_rows: bool = False) -> Forward:
+        """The logits of the last row of each, once for each sequence that draws from it; or those of all rows."""
         tokens = np.concatenate(
             [np.array(one.sequence.tokens[one.begin : one.begin + one.rows], np.int32) for one in rows]
         )
         ends = np.cumsum([one.rows for one in rows])
         wanted = np.array([end - 1 for end, one in zip(ends, rows) for _ in one.drawing], np.int32)
-        if not wanted.size and not self._device.on_host:
+        if all_rows:
+            wanted = np.arange(len(tokens), dtype=np.int32)
+        elif not wanted.size and not self._device.on_host:
             wanted = np.zeros(1, np.int32)  # as in `copy_pages`
         ids, step = (self._device.tensor(tokens), self._device.tensor(wanted)), self._step.fill(many_spans(rows))
-        logits = tvm_runtime.view(self._logits[1], (len(wanted), self._vocab))
+        logits = self._empty(len(wanted)) if all_rows else tvm_runtime.view(self._logits[1], (len(wanted), self._vocab))
         return Forward(partial(self._forward, self._many, ids, self._device.tensor(step), logits), None)
+
+    def _empty(self, rows: int) -> Any:
+        return tvm_runtime.empty((rows, self._vocab), "float32", self._device.handle)
 
     def _forward(self, function: Any, ids: tuple[Any, ...], step: Any, logits: Any) -> Any:
         function(*ids, step, logits, self.pages, self.bundle.params)

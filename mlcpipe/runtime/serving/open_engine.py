@@ -6,7 +6,7 @@ from mlcpipe.errors import ResourceError
 from mlcpipe.runtime.loading import LoadedBundle
 from mlcpipe.runtime.model import LoadedModel
 from mlcpipe.runtime.serving.batching import Batching
-from mlcpipe.runtime.serving.executor import MAX_FEW_ROWS, kv_layers
+from mlcpipe.runtime.serving.executor import MAX_FEW_ROWS, layer_pages
 from mlcpipe.runtime.serving.interface import ServingEngine
 
 _MEMORY_SHARE = 0.5  # of the free memory that the KV cache takes where nobody says how many sequences
@@ -23,8 +23,8 @@ def open_engine(model: LoadedModel, *, max_queue: int, sequences: int | None, st
     context, info, free = bundle.context_length, bundle.manifest.model, bundle.device.free_memory()
     # Beside the pages: what a forward needs, and its logits, of rows of each kind.
     rest = bundle.manifest.running_bytes + 2 * MAX_FEW_ROWS * 4 * info.vocab_size
-    page_bytes = bundle.manifest.memory_plan.kv_bytes_per_token // info.num_layers * info.page_size
-    most = bundle.device.max_tensor_bytes // page_bytes * info.page_size  # a tensor has the pages of a layer
+    # A tensor has the pages of a layer.
+    most = bundle.device.max_tensor_bytes // bundle.manifest.page_bytes * info.page_size
     if sequences is None:
         room = int((free.nbytes - rest) * _MEMORY_SHARE) * context // max(1, _kv_bytes(bundle, context))
         kv_tokens = max(context, min(MAX_FEW_ROWS * context, room, most))
@@ -49,4 +49,4 @@ def open_engine(model: LoadedModel, *, max_queue: int, sequences: int | None, st
 
 
 def _kv_bytes(bundle: LoadedBundle, kv_tokens: int) -> int:
-    return sum(pages * page_bytes for pages, page_bytes in kv_layers(bundle, kv_tokens))
+    return sum(layer_pages(bundle, kv_tokens)) * bundle.manifest.page_bytes

@@ -204,14 +204,12 @@ def interrupt_at(engine: Engine, monkeypatch: pytest.MonkeyPatch, name: str, cal
 
 @pytest.mark.parametrize(
     ("name", "call"),
-    [("_pages._many", 1), ("_pages.forward_prompt", 1), ("_recorder.run", 1), ("_pages._few", 3),
-     ("_pages.forward_step", 4), ("step", 2), ("_recorder.run", 5), ("prefill", 1), ("reset", 1), ("rollback", 1)],
+    [("_executor._many", 1), ("_executor.many", 1), ("_recorder.run", 1), ("_executor._few", 3),
+     ("_executor.few", 4), ("step", 2), ("_recorder.run", 5), ("prefill", 1), ("rollback", 1)],
 )  # fmt: skip
 def test_ctrl_c_anywhere(tiny: Engine, name: str, call: int) -> None:
     expected = expected_tokens(tiny, PROMPT, 10)
     tiny.generate([*PROMPT[:8], 1, 2, 3], sampling=GREEDY, max_tokens=3, ignore_eos=True)
-    if name == "reset":
-        tiny.generate([9, 9, 9], sampling=GREEDY, max_tokens=3, ignore_eos=True)
     with pytest.MonkeyPatch.context() as patch:
         interrupt_at(tiny, patch, name, call)
         with pytest.raises(KeyboardInterrupt):

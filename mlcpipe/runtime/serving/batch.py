@@ -50,33 +50,17 @@ class StepBuffer:
 
     def __init__(self) -> None:
         self._data = np.zeros(1024, np.int32)
+        self._shape = (-1, 0, 0, False)
+        self._parts: dict[int, NDArray[np.int32]] = {}
 
     def fill(self, spans: list[Span]) -> NDArray[np.int32]:
-        """The step of these rows, valid until the next call; it grows by powers of two, so that few launches differ.
-
-        Header, then: position[n], slot[n], rope_length[n], sequence[n], row_begin[S + 1], keys[S], table_begin[S + 1],
-        table[t]; where a second group of layers has a window, its window_table[t]. Its keys and values go to the same
-        places of its own pages.
-        """
-        count, rows = len(spans), sum(span.rows for span in spans)
-        entries = sum(len(span.sequence.tables[0]) for span in spans)
-        windows = bool(spans) and len(spans[0].sequence.tables) == 2
-        sizes = {POSITION: rows, SLOT: rows, ROPE_LENGTH: rows, SEQUENCE: rows}
-        sizes |= {ROW_BEGIN: count + 1, KEYS: count, TABLE_BEGIN: count + 1, TABLE: entries}
-        sizes |= {WINDOW_TABLE: entries} if windows else {}
-        if (size := HEADER + sum(sizes.values())) > len(self._data):
-            self._data = np.zeros(1 << (size - 1).bit_length(), np.int32)
-        step = self._data
-        header = [0] * HEADER
-        header[SEQUENCES], header[ROWS] = count, rows
-        at, parts = HEADER, {}
-        for name, size in sizes.items():
-            header[name], parts[name] = at, step[at : at + size]
-            at += size
-        if not windows:
-            header[WINDOW_TABLE] = header[TABLE]
-        step[:HEADER] = header
-        parts[ROW_BEGIN][0] = parts[TABLE_BEGIN][0] = 0
+        """The step of these rows, valid until the next call; it grows by powers of two, so that few launches differ."""
+        rows, entries = sum(span.rows for span in spans), sum(len(span.sequence.tables[0]) for span in spans)
+        shape = len(spans), rows, entries, bool(spans) and len(spans[0].sequence.tables) == 2
+        if shape != self._shape:
+            self._lay_out(*shape)
+            self._shape = shape
+        parts = self._parts
         row = entry = 0
         for i, span in enumerate(spans):
             _fill_rows(parts, span, i, row, entry)
@@ -84,7 +68,30 @@ class StepBuffer:
             entry += len(span.sequence.tables[0])
             parts[ROW_BEGIN][i + 1], parts[TABLE_BEGIN][i + 1] = row, entry
             parts[KEYS][i] = span.begin + span.rows
-        return step
+        return self._data
+
+    def _lay_out(self, count: int, rows: int, entries: int, windows: bool) -> None:
+        """Write the header of so many sequences, rows and pages, and find the parts.
+
+        Header, then: position[n], slot[n], rope_length[n], sequence[n], row_begin[S + 1], keys[S], table_begin[S + 1],
+        table[t]; where a second group of layers has a window, its window_table[t]. Its keys and values go to the same
+        places of its own pages.
+        """
+        sizes = {POSITION: rows, SLOT: rows, ROPE_LENGTH: rows, SEQUENCE: rows}
+        sizes |= {ROW_BEGIN: count + 1, KEYS: count, TABLE_BEGIN: count + 1, TABLE: entries}
+        sizes |= {WINDOW_TABLE: entries} if windows else {}
+        if (size := HEADER + sum(sizes.values())) > len(self._data):
+            self._data = np.zeros(1 << (size - 1).bit_length(), np.int32)
+        header = self._data[:HEADER]
+        header[:] = 0
+        header[SEQUENCES], header[ROWS] = count, rows
+        at, self._parts = HEADER, {}
+        for name, size in sizes.items():
+            header[name], self._parts[name] = at, self._data[at : at + size]
+            at += size
+        if not windows:
+            header[WINDOW_TABLE] = header[TABLE]
+        self._parts[ROW_BEGIN][0] = self._parts[TABLE_BEGIN][0] = 0
 
 
 def _fill_rows(parts: dict[int, NDArray[np.int32]], span: Span, index: int, row: int, entry: int) -> None:

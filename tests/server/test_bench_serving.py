@@ -13,7 +13,7 @@ pytest.importorskip("fastapi")
 
 from bench import bench_serving
 from bench.bench_serving import lengths, level_of
-from bench.serving_client import Answer
+from bench.serving_client import Answer, _response
 from mlcpipe.errors import MlcpipeError
 from tests.server.conftest import Running
 
@@ -21,18 +21,34 @@ from tests.server.conftest import Running
 def test_every_load_is_measured(server: Running, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     arguments = [
         "--url", server.url, "--concurrency", "1,3", "--rate", "40", "--requests", "6", "--prompt-tokens", "40-60",
-        "--answer-tokens", "8", "--shared-prefix-tokens", "32", "--long-prompt", "300", "--plot", str(tmp_path / "plot.svg"),
+        "--answer-tokens", "24", "--shared-prefix-tokens", "32", "--long-prompt", "300", "--plot", str(tmp_path / "plot.svg"),
     ]  # fmt: skip
     assert bench_serving.main([*arguments, "--json"]) == 0
     levels = json.loads(capsys.readouterr().out)
     assert [level["load"] for level in levels] == ["1 clients", "3 clients", "40 requests/s"]
     for level in levels:
-        assert (level["requests"], level["failed"], level["answer_tokens"]) == (6, {}, 48)
+        assert (level["requests"], level["failed"], level["answer_tokens"]) == (6, {}, 144)
         assert 0.75 * 40 < level["prompt_tokens"] / 6 < 1.25 * 60, "prompts are about as long as asked"
         assert 0 < level["first"][0] <= level["whole"][0] and level["between"][0] <= level["between"][2]
-        assert level["beside"] or level["load"] == "1 clients"
+        assert level["beside"] and 0 < level["client_s"] < 10
     drawing = xml.etree.ElementTree.parse(tmp_path / "plot.svg").getroot()
     assert len(drawing.findall(".//{*}circle")) == 3 * 3 * 2
+
+
+def test_servers_take_turns_with_free_text_and_json(
+    server: Running, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    schema = tmp_path / "schema.json"
+    schema.write_text(json.dumps({"enum": ["yes", "no"]}))
+    other = server.url.replace("127.0.0.1", "localhost")
+    arguments = ["--url", server.url, "--url", other, "--concurrency", "2", "--requests", "2", "--schema", str(schema)]
+    assert bench_serving.main([*arguments, "--answer-tokens", "20", "--json"]) == 0
+    levels = json.loads(capsys.readouterr().out)
+    assert [(f"http://{one['server']}", one["load"]) for one in levels] == [
+        (url, load) for load in ("2 clients", "2 clients, schema") for url in (server.url, other)
+    ]
+    free, _, schema_, _ = (one["answer_tokens"] for one in levels)
+    assert free == 40 and 0 < schema_ < 40
 
 
 def test_failures_are_counted_and_shown(server: Running, capsys: pytest.CaptureFixture[str]) -> None:
@@ -68,11 +84,22 @@ def test_without_an_address_it_starts_our_server(demo_bundle: Path, capsys: pyte
 
 def test_the_arithmetic_of_a_level() -> None:
     answers = [Answer(0.0, 4.0, [1.0, 2.0, 4.0], 7, 3), Answer(0.0, 2.0, [2.0], 7, 1), Answer(0.0, 9.0, error="no")]
-    level = level_of("2 clients", answers, 8.0, Answer(1.5, 3.5, [3.0], 90, 1))
+    level = level_of("a", "2 clients", answers, 8.0, 0.1, Answer(1.5, 3.5, [3.0], 90, 1))
     assert (level.failed, level.requests_per_s, level.tokens_per_s) == ({"no": 1}, 0.25, 0.5)
     assert level.first is not None and level.first[0] == 1.5
     assert level.between is not None and level.between[0] == 1.5 and level.beside == level.between
     assert level.per_token == [1.5] * 3
+
+
+@pytest.mark.parametrize("cut", range(1, 40))
+def test_a_response_is_read_however_it_is_cut(cut: int) -> None:
+    whole = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n5\r\na\nb\nc\r\n3;x\r\nd\ne\r\n0\r\n\r\n"
+    parts = [(float(at), whole[at : at + cut]) for at in range(0, len(whole), cut)]
+    status, lines = _response(parts)
+    assert (status, [line for _, line in lines]) == (200, [b"a", b"b", b"cd", b"e"])
+    assert [when for when, _ in lines] == sorted(when for when, _ in lines)
+    with pytest.raises(EOFError):
+        _response([(0.0, whole[:-8])])
 
 
 def test_lengths() -> None:

@@ -33,6 +33,11 @@ class Heads:
         return self.num_heads // self.num_kv_heads
 
     @property
+    def workspace(self) -> tuple[int, ...]:
+        """Sizes of the f32 vectors that `attend_few` gets after its output, to compute in."""
+        return ()
+
+    @property
     def facts(self) -> dict[str, int | float | str]:
         """What tags of the cache's functions say of it; `heads_of` reads it back."""
         values = {field.name: getattr(self, field.name) for field in fields(Heads)}

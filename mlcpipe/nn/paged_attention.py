@@ -42,8 +42,12 @@ class PagedAttention:
         self.pages[layer] = pages
         name = "attend_many" if self.many else "attend_few"
         out = Tensor.placeholder((m, self.spec.num_heads, self.spec.head_dim), qkv.dtype)
-        attended = op.tensor_ir_op(functions[name], name, [qkv, self.step, pages], out)
-        return op.reshape(attended, (m, self.spec.num_heads * self.spec.head_dim))
+        workspace = () if self.many else self.spec.workspace
+        outputs = [out, *(Tensor.placeholder((size,), "float32") for size in workspace)]
+        attended = op.tensor_ir_op(functions[name], name, [qkv, self.step, pages], outputs)
+        return op.reshape(
+            attended if isinstance(attended, Tensor) else attended[0], (m, self.spec.num_heads * self.spec.head_dim)
+        )
 
     def positions(self, rows: tirx.Expr) -> Tensor:
         """Positions i32[rows] of this forward's tokens in their sequences."""

@@ -131,12 +131,13 @@ def _attend(func: tirx.PrimFunc, op: Op, rows: int, keys: int, draw: _Draw) -> I
     integers = _step(first, rows, draw)
     sizes = {"n": rows, "k": len(integers), "num_pages": -(-(first + rows) // PAGE)}
     values: list[Value] = []
-    for name, (dims, dtype) in zip(("qkv", "step", "pages", "out"), parameters(func), strict=True):
+    for name, (dims, dtype) in zip(("qkv", "step", "pages", "out", "values", "sums"), parameters(func)):
         shape = tuple(_size(size, sizes, rows) for size in dims)
         if name == "step":
             values.append(integers)
         else:
-            values.append(np.zeros(shape, dtype) if name == "out" else _numbers(draw, shape, dtype, op.str("dtype")))
+            filled = name in ("qkv", "pages")
+            values.append(_numbers(draw, shape, dtype, op.str("dtype")) if filled else np.zeros(shape, dtype))
     return Inputs(tuple(values), (3,), cold=bool(keys))
 
 

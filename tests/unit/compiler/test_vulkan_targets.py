@@ -10,9 +10,11 @@ import pytest
 from mlcpipe.checkpoint import open_checkpoint
 from mlcpipe.compiler.export import context_length, export, prepare_model
 from mlcpipe.devices import vulkan
+from mlcpipe.errors import TargetError
 from mlcpipe.passes import pipeline
+from mlcpipe.passes.lowering import storage_bytes
 from mlcpipe.quantization.scheme import load_scheme
-from mlcpipe.targets import load_target, target_names
+from mlcpipe.targets import Target, load_target, target_names
 from tests.conftest import TinyLlama, write_llama
 from tests.spirv import harness
 from tests.spirv.validity import check, needs_tools
@@ -44,6 +46,22 @@ def test_contexts_end_where_a_layer_of_the_cache_no_longer_binds(tmp_path: Path)
 
     # 8 KiB a token in float32: 2**27 bytes are 16384 tokens; TVM's cache has one page more.
     assert [longest(name) for name in ("vulkan", "vulkan-f16", "intel-xe", "webgpu")] == [16384, 32768, 131072, 16368]
+
+
+def test_the_workspace_of_attention_is_planned_and_must_fit_a_binding() -> None:
+    """Results of parts: 1024 of each of the 32 heads, of 128 numbers and two sums."""
+    facts = replace(LARGE, hidden_size=64, layers=1).config_json()
+    scheme = load_scheme("q4f16_1")
+
+    def planned(target: Target) -> list[int]:
+        state = pipeline.run(export(prepare_model(facts, target, scheme), target, scheme, 16), *pipeline.SHARED)
+        return sorted(storage_bytes(state.mod["forward_few"]))[-2:]
+
+    values, sums = (4 * 1024 * 32 * numbers for numbers in (128, 2))
+    few = planned(GENERIC)
+    assert few[1] == values and few[0] >= sums
+    with pytest.raises(TargetError, match=f"workspace of forward_few does not fit.*found {values:,} bytes"):
+        planned(replace(GENERIC, limits={**GENERIC.limits, "max_binding_bytes": values - 1}))
 
 
 def _limits(lanes: tuple[int, int], **others: int | bool) -> dict[str, int | bool]:

@@ -6,6 +6,8 @@ beside it, and a row of several of one sequence equals the decode step at its po
 The host knows neither the lengths nor which rows are of one sequence. It launches as many parts as the most that a row
 may have; where the step's integers have fewer page ids than those parts need, as few as these ids can fill. For a
 given size of `step` the launch is the same at any length, as recorded graphs need.
+
+The workspace for results of parts holds `MAX_ROW_PARTS` of each head: more rows are computed in turns.
 """
 
 from __future__ import annotations
@@ -15,12 +17,13 @@ from dataclasses import dataclass
 from tvm import tirx
 from tvm.script.ir_builder import tirx as I
 
-from tir_schedules.builder import Argument, Buffer, Expr, function, put
+from tir_schedules.builder import Argument, Buffer, Expr, Tensor, function, put
 from tir_schedules.gpu.attention.decode import PartResults, merge_parts, store_mean, subgroups_of
 from tir_schedules.gpu.attention.decode_part import DecodePart, DecodeTile
 from tir_schedules.gpu.attention.decode_subgroup import heads_per_workgroup
 from tir_schedules.gpu.attention.key_split import KeySplit
 from tir_schedules.gpu.attention.pages import (
+    MAX_ROW_PARTS,
     AttentionShape,
     Pages,
     byte_pages_argument,
@@ -28,7 +31,7 @@ from tir_schedules.gpu.attention.pages import (
     qkv_argument,
 )
 from tir_schedules.gpu.attention.step_keys import RowKeys
-from tir_schedules.gpu.kernel import LOWEST, barrier, ceildiv, keep, launch, shared, workspace
+from tir_schedules.gpu.kernel import LOWEST, barrier, ceildiv, keep, launch, shared
 from tir_schedules.paged import PAGE
 from tir_schedules.step import Step, step_argument
 
@@ -38,7 +41,8 @@ _PARTS = 32  # at most, of a row's keys, where the tile does not say how many wo
 def attend_few(shape: AttentionShape, scale: float, window: int, tile: DecodeTile = DecodeTile()) -> tirx.PrimFunc:
     """qkv [n, heads + 2 kv_heads, D], step i32[k], pages -> out [n, heads, D]: row i sees keys up to its position.
 
-    K and V of all rows are in pages already. `window`: how many keys a row sees, its own included; 0: all.
+    K and V of all rows are in pages already. `window`: how many keys a row sees, its own included; 0: all. Results of
+    parts go to `values` and `sums`, f32 vectors of the sizes `shape.workspace`.
     """
     n, k = tirx.Var("n", "int64"), tirx.Var("k", "int64")
     arguments: dict[str, Argument] = {
@@ -46,31 +50,35 @@ def attend_few(shape: AttentionShape, scale: float, window: int, tile: DecodeTil
         "step": step_argument(k, window > 0),
         "pages": byte_pages_argument(shape),
         "out": heads_argument(shape, n),
+        **{name: Tensor((size,), "float32") for name, size in zip(("values", "sums"), shape.workspace)},
     }
     split = _split(shape, window, tile)
 
-    def body(qkv: Buffer, step: Step, pages: Pages, out: Buffer) -> None:
-        rows, count = RowKeys(step, pages), I.cast(n, "int32")
-        values = workspace((split.most * n * shape.num_heads * shape.head_dim,), "float32")
-        sums = workspace((split.most * n * shape.num_heads * 2,), "float32")
+    def body(qkv: Buffer, step: Step, pages: Pages, out: Buffer, values: Buffer, sums: Buffer) -> None:
+        rows, at_once = RowKeys(step, pages), MAX_ROW_PARTS // split.most
         threads, groups = tile.threads, shape.num_kv_heads
         if shape.subgroup:
             threads, groups = split.subgroups * shape.subgroup, groups * (shape.group // heads_per_workgroup(shape))
-        with launch(threads, n * groups, I.min(split.most, ceildiv(k * PAGE, split.granule))) as (bx, by, tx):
-            stores = PartResults(shape, keep(count), by, values, sums)
-            if shape.subgroup:
-                split.run(
-                    rows,
-                    bx,
-                    by,
-                    lambda part: part.run(qkv, I.float32(scale), stores.store_values, stores.store_sums),
-                )
+        with I.serial(0, I.cast(ceildiv(n, at_once), "int32")) as turn:
+            first = keep(turn * at_once)
+            count = keep(I.min(I.cast(n, "int32") - first, at_once))
+            with launch(threads, count * groups, I.min(split.most, ceildiv(k * PAGE, split.granule))) as (bx, by, tx):
+                index, stores = keep(first * groups + bx), PartResults(shape, count, by, values, sums, first)
+                if shape.subgroup:
+                    split.run(
+                        rows,
+                        index,
+                        by,
+                        lambda part: part.run(qkv, I.float32(scale), stores.store_values, stores.store_sums),
+                    )
+                else:
+                    _run_plain(split, tile, rows, qkv, scale, stores, index, by, tx)
+            if (
+                shape.subgroup and tile.blocks
+            ):  # many parts, on a GPU that wants them; software adapters pay for barriers
+                split.merge(rows, first, count, values, sums, store_mean(out))
             else:
-                _run_plain(split, tile, rows, qkv, scale, stores, bx, by, tx)
-        if shape.subgroup and tile.blocks:  # many parts, on a GPU that wants them; software adapters pay for barriers
-            split.merge(rows, count, values, sums, store_mean(out))
-        else:
-            merge_parts(shape, count, lambda row: split.bounds(rows, row)[2], values, sums, out, None)
+                merge_parts(shape, count, lambda row: split.bounds(rows, row)[2], values, sums, out, None, first)
 
     return function("attend_few", arguments, body)
 

@@ -45,6 +45,7 @@ class PartResults:
     part: Expr
     values: Buffer
     sums: Buffer
+    first: Expr = 0  # of the rows that there are results of
 
     def store_sums(self, b: Expr, head: Expr, largest: Expr, total: Expr) -> None:
         put(self.sums, self._row(b, head) * 2, largest)
@@ -58,7 +59,7 @@ class PartResults:
         return self._row(b, head) * self.shape.head_dim + d
 
     def _row(self, b: Expr, head: Expr) -> Expr:
-        return (self.part * self.batch + b) * self.shape.num_heads + head
+        return (self.part * self.batch + b - self.first) * self.shape.num_heads + head
 
 
 def store_mean(out: Buffer) -> Store:
@@ -133,15 +134,17 @@ def merge_parts(
     sums: Buffer,
     out: Buffer,
     lse: Buffer | None,
+    first: Expr = 0,
 ) -> None:
     """out and lse of all heads from `values` [part, row, D] and `sums` [part, row, (largest score, sum of weights)].
 
-    A row is (b, head); `parts_of(b)` are its parts.
+    A row is (b - first, head), of `batch` queries b from `first` on; `parts_of(b)` are its parts.
     """
     heads, dim, threads = shape.num_heads, shape.head_dim, 64
     with launch(threads, batch * heads) as (row, _, tx):
         largest, weight_sum, total = local(1), local(1), local(1)
-        parts = parts_of(row // heads)
+        b = keep(first + row // heads)
+        parts = parts_of(b)
         put(largest, 0, LOWEST)
         with I.serial(0, parts) as part:
             put(largest, 0, I.max(largest[0], sums[(part * batch * heads + row) * 2]))
@@ -157,8 +160,8 @@ def merge_parts(
                 with I.serial(0, parts) as part:
                     at = keep(part * batch * heads + row)
                     add(total, 0, values[at * dim + d] * I.exp2(sums[at * 2] - largest[0]))
-                put(out, (row // heads, row % heads, d), total[0] / weight_sum[0])
+                put(out, (b, row % heads, d), total[0] / weight_sum[0])
         if lse is None:
             return
         with I.If(tx == 0), I.Then():
-            put(lse, (row // heads, row % heads), largest[0] + I.log2(weight_sum[0]))
+            put(lse, (b, row % heads), largest[0] + I.log2(weight_sum[0]))

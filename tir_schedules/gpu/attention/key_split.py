@@ -74,17 +74,17 @@ class KeySplit:
             begin = keep(first + part * size)
             body(SubgroupPart(self.shape, cached, self.window, index, begin, size, self.subgroups))
 
-    def merge(self, cached: Located, batch: Expr, values: Buffer, sums: Buffer, store: Store) -> None:
+    def merge(self, cached: Located, first: Expr, batch: Expr, values: Buffer, sums: Buffer, store: Store) -> None:
         """Merge the parts of all heads; `store` as in `SubgroupPart.run`.
 
         `values` [part, row, D] has the sums of weighted values, and `sums` [part, row, 2] the largest score and the sum
-        of weights; a row is (b, head).
+        of weights; a row is (b - first, head), of `batch` queries b from `first` on.
         """
         heads, dim, size = self.shape.num_heads, self.shape.head_dim, self.shape.subgroup
         with launch(_MERGE_SUBGROUPS * size, batch * heads) as (row, _, tx):
             lanes = lanes_of(size)
             lane, subgroup = keep(tx % size), lanes.subgroup
-            b, head = keep(row // heads), keep(row % heads)
+            b, head = keep(first + row // heads), keep(row % heads)
             used = self.bounds(cached, b)[2]
             largest, weight_sum = self._totals(sums, lambda part: keep((part * batch * heads + row) * 2), used, lane)
             columns = -(-dim // size)

@@ -17,6 +17,7 @@ from tir_schedules.gpu.kernel import ceildiv, keep, launch
 from tir_schedules.paged import PAGE, Heads
 
 _THREADS = 256
+MAX_ROW_PARTS = 1024  # parts of rows that the workspace of `attend_few` holds; a row has 128 at most
 
 
 ACTIVATION_DTYPES = ("float32", "float16")
@@ -46,6 +47,10 @@ class AttentionShape(Heads):
     def page_bytes(self) -> int:
         """Bytes of a page in one layer."""
         return PAGE * self.bytes_per_token
+
+    @property
+    def workspace(self) -> tuple[int, ...]:
+        return tuple(MAX_ROW_PARTS * self.num_heads * numbers for numbers in (self.head_dim, 2))
 
 
 @dataclass(frozen=True)

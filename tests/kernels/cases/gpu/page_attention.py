@@ -114,7 +114,7 @@ class Attend:
         qkv[:, self.shape.num_heads :] = np.nan  # keys and values are in pages
 
         def check(found: list[Array]) -> None:
-            rows = iter(found[-1])
+            rows = iter(found[3])
             for span in spans:
                 q, k, v = tokens(self.shape, span.of, span.end)
                 for i in range(span.begin, span.end):
@@ -128,7 +128,9 @@ class Attend:
                     assert_near(row, expected, TOLERANCES[self.shape.dtype][0])
 
         out = np.full((len(qkv), self.shape.num_heads, self.shape.head_dim), np.nan, self.shape.dtype)
-        return Call((qkv, given.integers, given.pages, out), check)
+        sizes = self.shape.workspace if self.role == "attend_few" else ()
+        workspace = [np.full(size, np.nan, np.float32) for size in sizes]
+        return Call((qkv, given.integers, given.pages, out, *workspace), check)
 
 
 @dataclass(frozen=True)
@@ -186,6 +188,7 @@ def _chunks(of: int, *borders: int) -> list[list[Span]]:
 _ONE_KV_HEAD = AttentionShape(4, 1, 64, "float16")
 _TWO_KV_HEADS = AttentionShape(4, 2, 64, "float16")
 _MANY_SEQUENCES = [Span(i, 37 * i % 301, 37 * i % 301 + 1) for i in range(16)]
+_ROWS_OF_TURNS = [Span(i, 11 * i % 301, 11 * i % 301 + 1) for i in range(70)]
 _PAGE_BORDERS = (Span(0, 14, 18), Span(1, 0, 1))
 FEW = {
     "few, batches of 16 and 2": Attend(
@@ -193,6 +196,7 @@ FEW = {
     ),
     "few, page borders": Attend(AttentionShape(8, 2, 64, "float32"), "attend_few", _alone(*_PAGE_BORDERS)),
     "few, rows of a sequence": Attend(_ONE_KV_HEAD, "attend_few", _alone(Span(0, 253, 260), Span(1, 700, 701))),
+    "few, in turns": Attend(_TWO_KV_HEADS, "attend_few", [_ROWS_OF_TURNS, *([span] for span in _ROWS_OF_TURNS[::23])]),
     "few, window": Attend(_ONE_KV_HEAD, "attend_few", _alone(Span(0, 298, 303), Span(1, 20, 22)), window=50),
     "few, softcap": Attend(
         AttentionShape(4, 4, 80, "float32", softcap=5.0), "attend_few", _alone(Span(0, 33, 35), Span(1, 129, 130))

@@ -107,7 +107,7 @@ class Lowering:
 
 
 @mutator
-class _Substitute(PyExprMutator):  # type: ignore[misc]
+class Substitute(PyExprMutator):  # type: ignore[misc]
     """Replaces variables according to `values`."""
 
     def __init__(self, values: dict[relax.Var, relax.Expr]) -> None:
@@ -127,7 +127,7 @@ class Rebuild:
     def __init__(self, bb: relax.BlockBuilder) -> None:
         self.bb = bb
         self.values: dict[relax.Var, relax.Expr] = {}
-        self._substitute = _Substitute(self.values)
+        self._substitute = Substitute(self.values)
 
     def new(self, expr: relax.Expr) -> relax.Expr:
         """`expr` with old variables replaced."""

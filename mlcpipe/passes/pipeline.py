@@ -36,6 +36,7 @@ from mlcpipe.passes.fuse_parallel_matmul import fuse_parallel_matmul
 from mlcpipe.passes.lowering import Module
 from mlcpipe.passes.mark_prompt_rows import mark_prompt_rows
 from mlcpipe.passes.quantize_weights import quantize_weights
+from mlcpipe.passes.reuse_views import reuse_views
 from mlcpipe.passes.schedule_kernels import schedule_kernels
 from mlcpipe.passes.share_storage import share_storage
 from mlcpipe.passes.split_weights import split_weights
@@ -114,18 +115,19 @@ MEMORY = Phase(
             relax.transform.StaticPlanBlockMemory,
         ),
         share_storage,
+        reuse_views,
         check_bindings,
     ),
 )
 
 SCHEDULE = Phase("4-schedule", (schedule_kernels,))
 
-# What `tvm.relax.build` does after planning memory: no operation or allocation changes here.
+# What `tvm.relax.build` does after planning memory: no operation or allocation changes here. Without KillAfterLastUse:
+# planned storages are shared by all that could be freed.
 VM = Phase(
     "5-vm",
     _tvm(
         relax.transform.LowerAllocTensor,
-        relax.transform.KillAfterLastUse,
         relax.transform.LowerRuntimeBuiltin,
         relax.transform.ComputePrimValue,
         relax.transform.VMShapeLower,

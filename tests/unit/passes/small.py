@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from tvm import relax
 
 from mlcpipe.compiler.build import build
+from mlcpipe.compiler.export import export, prepare_model
 from mlcpipe.passes import pipeline
 from mlcpipe.passes.lowering import Lowering
 from mlcpipe.quantization.layout import load_layout
@@ -25,6 +26,23 @@ Array = NDArray[Any]
 HIDDEN, KV, VOCAB, EXPERTS = 32, 16, 24, 5
 EPSILON = 1e-5
 MODEL_PASSES = pipeline.MODEL.passes
+CHUNK = 32
+CONFIG: dict[str, Any] = {
+    "model_type": "llama", "vocab_size": 96, "hidden_size": 64, "intermediate_size": 256, "num_hidden_layers": 3,
+    "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16, "max_position_embeddings": 64,
+    "rms_norm_eps": 1e-5, "rope_theta": 10000.0, "hidden_act": "silu", "tie_word_embeddings": True,
+}  # fmt: skip
+
+
+def small_llama(passes: Sequence[pipeline.Pass]) -> Lowering:
+    """A llama of three layers, in int4 for this CPU, after these passes."""
+    target, scheme = load_target("cpu-native"), load_scheme("q4f16_1")
+    return apply(export(prepare_model(CONFIG, target, scheme), target, scheme, CHUNK), *passes)
+
+
+def forwards(state: Lowering) -> dict[str, relax.Function]:
+    """The functions that a model's tokens go through, by name."""
+    return {name: state.mod[name] for name in ("forward_few", "forward_many")}
 
 
 def block(name: str, order: str) -> relax.Function:

@@ -7,13 +7,9 @@ from collections.abc import Iterator
 import pytest
 from tvm import relax
 
-from mlcpipe.compiler.export import export, prepare_model
 from mlcpipe.passes.lowering import Lowering, is_op
 from mlcpipe.passes.reuse_views import reuse_views
-from mlcpipe.quantization.scheme import load_scheme
-from mlcpipe.targets import load_target
-from tests.unit.passes.small import apply, passes_through
-from tests.unit.passes.test_share_storage import CHUNK, CONFIG, model_functions
+from tests.unit.passes.small import forwards, passes_through, small_llama
 
 BEFORE = passes_through("share_storage")
 VIEWS = ("relax.memory.alloc_tensor", "relax.reshape")
@@ -21,9 +17,8 @@ VIEWS = ("relax.memory.alloc_tensor", "relax.reshape")
 
 @pytest.fixture(scope="module")
 def planned() -> Lowering:
-    """A llama of three layers with storages."""
-    target, scheme = load_target("cpu-native"), load_scheme("q4f16_1")
-    return apply(export(prepare_model(CONFIG, target, scheme), target, scheme, CHUNK), *BEFORE)
+    """A llama with storages."""
+    return small_llama(BEFORE)
 
 
 def views(func: relax.Function) -> list[str]:
@@ -54,14 +49,14 @@ def kernel_calls(func: relax.Function) -> Iterator[str]:
 
 
 def test_kernels_get_the_same_memory(planned: Lowering) -> None:
-    after = model_functions(reuse_views(planned))
-    for name, func in model_functions(planned).items():
+    after = forwards(reuse_views(planned))
+    for name, func in forwards(planned).items():
         assert list(kernel_calls(after[name])) == list(kernel_calls(func))
 
 
 def test_each_view_is_made_once(planned: Lowering) -> None:
     state = reuse_views(planned)
     relax.analysis.well_formed(state.mod)
-    for name, func in model_functions(planned).items():
-        made = views(model_functions(state)[name])
+    for name, func in forwards(planned).items():
+        made = views(forwards(state)[name])
         assert len(made) == len(set(made)) < len(views(func)) / 2

@@ -8,27 +8,17 @@ import pytest
 import tvm
 from tvm import relax
 
-from mlcpipe.compiler.export import export, prepare_model
 from mlcpipe.passes.lowering import Lowering, workspace_bytes
 from mlcpipe.passes.share_storage import share_storage
-from mlcpipe.quantization.scheme import load_scheme
-from mlcpipe.targets import load_target
-from tests.unit.passes.small import apply, passes_through
+from tests.unit.passes.small import CHUNK, CONFIG, forwards, passes_through, small_llama
 
-CHUNK = 32
-CONFIG: dict[str, Any] = {
-    "model_type": "llama", "vocab_size": 96, "hidden_size": 64, "intermediate_size": 256, "num_hidden_layers": 3,
-    "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16, "max_position_embeddings": 64,
-    "rms_norm_eps": 1e-5, "rope_theta": 10000.0, "hidden_act": "silu", "tie_word_embeddings": True,
-}  # fmt: skip
 BEFORE = passes_through("StaticPlanBlockMemory")
 
 
 @pytest.fixture(scope="module")
 def planned() -> Lowering:
     """A llama as TVM's planner leaves it."""
-    target, scheme = load_target("cpu-native"), load_scheme("q4f16_1")
-    return apply(export(prepare_model(CONFIG, target, scheme), target, scheme, CHUNK), *BEFORE)
+    return small_llama(BEFORE)
 
 
 def calls(binding: relax.Binding, *names: str) -> bool:
@@ -71,11 +61,6 @@ def stale_reads(func: relax.Function) -> list[str]:
     return bad
 
 
-def model_functions(state: Lowering) -> dict[str, relax.Function]:
-    names = ("forward_few", "forward_many")
-    return {name: state.mod[name] for name in names}
-
-
 def test_the_plan_is_smaller_and_right(planned: Lowering) -> None:
     state = share_storage(planned)
     relax.analysis.well_formed(state.mod)
@@ -84,13 +69,13 @@ def test_the_plan_is_smaller_and_right(planned: Lowering) -> None:
     assert after["forward_many"] < 0.9 * before["forward_many"]
     # the gated projection beside the residual: no plan is below that
     assert after["forward_many"] >= 4 * CHUNK * (CONFIG["intermediate_size"] + CONFIG["hidden_size"])
-    for name, func in model_functions(state).items():
+    for name, func in forwards(state).items():
         assert stale_reads(func) == [], name
 
 
 def test_the_check_sees_a_wrong_plan(planned: Lowering) -> None:
     """All tensors of a function in one storage."""
-    func = model_functions(planned)["forward_few"]
+    func = forwards(planned)["forward_few"]
     first = next(b.var for b in func.body.blocks[0].bindings if calls(b, "relax.memory.alloc_storage"))
     bindings = []
     for binding in func.body.blocks[0].bindings:

@@ -127,7 +127,7 @@ async def measure(
 ) -> Level:
     """Send `options.requests` requests: from `number` clients, or `number` a second on average (kind "requests/s").
 
-    The long prompt is sent once the answer in the middle has a quarter of its pieces. With `schema` answers are JSON.
+    The long prompt is sent once a piece of the answer in the middle has come. With `schema` answers are JSON.
     """
     source = random.Random(f"{kind} {number}")
     sizes = [(options.prompt_tokens(source), options.answer_tokens(source)) for _ in range(options.requests)]
@@ -140,7 +140,7 @@ async def measure(
         prompt, tokens = work[index]
 
         def came(pieces: int) -> None:
-            if not long and pieces > tokens / 4:
+            if not long and pieces > 1:  # the first may be the head alone
                 long.append(asyncio.ensure_future(send(target, long_prompt, 2)))
 
         async with places:

@@ -8,6 +8,7 @@ from html import escape
 
 _WIDTH, _HEIGHT, _LEFT, _TOP = 420, 260, 60, 36
 _COLOURS = {"p50": "#2f7ed8", "p90": "#8a63d2", "p99": "#d9483b"}
+_LEAST_S = 1e-6  # pieces that came together have no time between them
 Points = Sequence[tuple[str, float, Sequence[float]]]
 
 
@@ -19,6 +20,7 @@ def plot(panels: dict[str, Points]) -> str:
 
 
 def _panel(title: str, points: Points, left: float) -> str:
+    points = [(load, rate, [max(_LEAST_S, time) for time in times]) for load, rate, times in points]
     values = [1e3 * time for _, _, times in points for time in times] or [1.0]
     low, high = math.floor(math.log10(min(values))), math.floor(math.log10(max(values))) + 1
     most = max((rate for _, rate, _ in points), default=1.0) * 1.1

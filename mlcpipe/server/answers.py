@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 
@@ -44,7 +44,7 @@ class Reading:
     one_call: bool = False
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True)
 class Delta:
     """What is new of one answer; the last one has `finish`: stop, length or tool_calls."""
 
@@ -78,22 +78,23 @@ class Waker:
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
         self._lock = threading.Lock()
-        self._listeners: set[Callable[[], None]] = set()
+        self._streams: list[Stream] = []
 
-    def add(self, listener: Callable[[], None]) -> None:
-        """Have it called by the loop, once. From any thread."""
+    def wake(self, streams: Sequence[Stream]) -> None:
+        """Have the loop call the listeners of these streams, each once. From any thread."""
         with self._lock:
-            scheduled = bool(self._listeners)
-            self._listeners.add(listener)
+            scheduled = bool(self._streams)
+            self._streams += streams
         if not scheduled:
             with suppress(RuntimeError):  # the loop has ended
                 self._loop.call_soon_threadsafe(self._run)
 
     def _run(self) -> None:
         with self._lock:
-            listeners, self._listeners = self._listeners, set()
-        for listener in listeners:
-            listener()
+            streams, self._streams = self._streams, []
+        for listener in {stream.listener for stream in streams}:
+            if listener is not None:
+                listener()
 
 
 class Answers:
@@ -110,7 +111,8 @@ class Answers:
 
     def submit(self, request: Request, reading: Reading, timer: RequestTimer) -> None:
         """Ask for one more answer. Raises what the engine's `submit` raises."""
-        stream = self._engine.submit(request, lambda _: self._waker.add(self._wake))
+        stream = self._engine.submit(request, self._waker.wake)
+        stream.listener = self._wake  # the loop, which runs this, has not read it yet
         first = not self._choices or self._choices[-1].stream.request.tokens is not request.tokens
         self._choices.append(_Choice(len(self._choices), stream, reading, self._tokenizer, timer, self.usage, first))
         if first:

@@ -9,9 +9,9 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
-from typing import Any, Literal
+from typing import Literal
 
 from mlcpipe.errors import ComputeError, MlcpipeError, last_line, no_memory
 from mlcpipe.runtime.loading import LoadedBundle
@@ -26,6 +26,7 @@ from mlcpipe.runtime.serving.interface import (
     Request,
     Stream,
     TokenEvent,
+    Wake,
     check_request,
 )
 from mlcpipe.runtime.serving.limits import Limits
@@ -52,13 +53,7 @@ class _Answer:
     sequence: Sequence | None = None
     queued_s: float = 0.0
     cached_tokens: int = 0
-    logprobs: dict[str, Any] = field(default_factory=dict)  # of the token drawn last
-
-    def put(self, token: int | None, reason: FinishReason | None = None, error: MlcpipeError | None = None) -> None:
-        """Tell of a token, or of the end."""
-        logprobs = {} if token is None else self.logprobs
-        about = {"cached_tokens": self.cached_tokens, "queued_s": self.queued_s, **logprobs}
-        self.stream.put(TokenEvent(token, reason, error=error, **about))
+    logprobs: tuple[float | None, tuple[tuple[int, float], ...]] = (None, ())  # of the token drawn last
 
 
 class Batching:
@@ -86,6 +81,7 @@ class Batching:
         self._numbers = itertools.count(1)
         self._answers: dict[int, _Answer] = {}  # by stream, all that have not ended
         self._of_sequence: dict[int, _Answer] = {}
+        self._news: dict[Wake, dict[Stream, None]] = {}  # streams with events that nobody was woken for
         self._closing, self._door = threading.Event(), threading.Lock()  # nobody comes in once it is closing
         self._stopped, self._fault = False, ""
         self._finished: Counter[str] = Counter()
@@ -113,7 +109,7 @@ class Batching:
         """As `ServingEngine.fault`."""
         return self._fault
 
-    def submit(self, request: Request, wake: Callable[[Stream], None] | None = None) -> Stream:
+    def submit(self, request: Request, wake: Wake | None = None) -> Stream:
         """As `ServingEngine.submit`."""
         check_request(request, self.context_length, self.vocab_size)
         waiting = len(self._scheduler.residency.waiting) + self._commands.qsize()
@@ -170,10 +166,13 @@ class Batching:
             for answer in list(self._answers.values()):
                 self._end(answer, "error", ComputeError("the engine failed", found=last_line(error)))
             raise
+        finally:
+            self._wake()
 
     def _loop(self) -> None:
         while not self._stopped:
             if not self._scheduler.has_work and not self._closing.is_set():
+                self._wake()
                 self._commands.get()()
             self._take_commands()
             now = time.monotonic()
@@ -181,6 +180,7 @@ class Batching:
             step = self._scheduler.plan(now)
             if step is None:
                 if self._scheduler.has_work:  # until something changes, or a deadline comes
+                    self._wake()
                     with contextlib.suppress(queue.Empty):
                         self._commands.get(timeout=_IDLE_S)()
                 elif self._closing.is_set() and self._commands.empty():
@@ -237,7 +237,7 @@ class Batching:
                 answer = self._of_sequence.get(one.id)
                 if answer is not None and not answer.queued_s:
                     answer.queued_s = step.planned - answer.came_s
-        tokens = self._core.compute(step, self._take)
+        tokens = self._core.compute(step, self._take, self._wake)
         now = time.monotonic()
         self._step_s["prefill" if step.many else "decode"] += now - step.planned
         self._deliver(self._scheduler.settle(step, tokens, now))
@@ -255,7 +255,7 @@ class Batching:
             request = answer.stream.request
             if request.logprobs is not None:
                 logprob, top = log_probabilities(logits(), token, request.sampling, request.logprobs)
-                answer.logprobs = {"logprob": logprob, "top": tuple(top)}
+                answer.logprobs = logprob, tuple(top)
         except MlcpipeError as error:
             wrong = isinstance(error, ComputeError)  # a grammar's error leaves keys and values as they should be
             self._scheduler.cancel(sequence, Finish.ERROR if wrong else Finish.CANCELLED)
@@ -273,7 +273,7 @@ class Batching:
                 reason = "stop"
             answer.cached_tokens = sequence.cached or 0
             for token in tokens[: len(tokens) - (reason is not None)]:
-                answer.put(token)
+                self._tell(answer, token)
             if reason is not None:
                 self._end(answer, reason, token=tokens[-1] if tokens else None)
 
@@ -284,7 +284,27 @@ class Batching:
         if answer.sequence is not None:
             self._of_sequence.pop(answer.sequence.id, None)
         self._finished[reason] += 1
-        answer.put(token, reason, error)
+        self._tell(answer, token, reason, error)
+
+    def _tell(
+        self,
+        answer: _Answer,
+        token: int | None,
+        reason: FinishReason | None = None,
+        error: MlcpipeError | None = None,
+    ) -> None:
+        """Tell of a token, or of the end, when `_wake` is called next."""
+        logprob, top = (None, ()) if token is None else answer.logprobs
+        stream = answer.stream
+        stream.put(TokenEvent(token, reason, logprob, top, answer.cached_tokens, answer.queued_s, error))
+        if stream.wake is not None:
+            self._news.setdefault(stream.wake, {})[stream] = None
+
+    def _wake(self) -> None:
+        """Wake those who have news; before this thread waits, so that they read while it needs no processor."""
+        news, self._news = self._news, {}
+        for wake, streams in news.items():
+            wake(list(streams))
 
     def _fail(self, step: Step, error: MlcpipeError) -> None:
         """End all requests of a step that could not be computed."""

@@ -63,15 +63,25 @@ class Core:
         tree = PrefixTree(pool, model.recompute_above, model.rope_above)
         self.scheduler = Scheduler(pool, tree, cost or CostModel(), limits)
 
-    def compute(self, step: Step, take: Callable[[Drawn], None] = lambda drawn: None) -> list[int]:
-        """The tokens of a step for `Scheduler.settle`, each told to `take` before."""
+    def compute(
+        self,
+        step: Step,
+        take: Callable[[Drawn], None] = lambda drawn: None,
+        waits: Callable[[], None] = lambda: None,
+    ) -> list[int]:
+        """The tokens of a step for `Scheduler.settle`, each told to `take` before.
+
+        `waits` is called when this thread is about to wait for the device.
+        """
         executor, parts = self.executor, []
         with self.bundle.device.errors():
             executor.copy_pages(step.copies)
             if step.few:
-                parts.append(self._launch(_few(step), executor.few(step.few)))
+                parts.append(self._launch(_few(step), executor.few(step.few), waits))
             if step.many:
-                parts.append(self._launch(_many(step), executor.many(step.many)))
+                parts.append(self._launch(_many(step), executor.many(step.many), waits))
+            if not self.bundle.device.on_host:
+                waits()
             return [token for part in parts for token in self._finish(*part, take)]
 
     def not_finite(self, sequence: Sequence) -> ComputeError:
@@ -79,7 +89,7 @@ class Core:
         tables, length = [sequence.tables[group] for group in model_groups(self.bundle)], len(sequence.tokens)
         return compute_error(self.bundle, lambda: of_pages(self.bundle, self.executor.pages, tables, length))
 
-    def _launch(self, rows: Many[_Row], forward: Forward) -> tuple[Many[_Row], Any, Any]:
+    def _launch(self, rows: Many[_Row], forward: Forward, waits: Callable[[], None]) -> tuple[Many[_Row], Any, Any]:
         """The rows, their logits f32[r, V] and tokens i32[r], which the device may still compute."""
         settings = [row.sequence.request.params if row.wanted else GREEDY for row in rows]
         masks = self._sampler.masks(settings)
@@ -90,6 +100,8 @@ class Core:
             return logits, self._sampler.sample(logits, masks) if rows else None
 
         recorded = forward.key is not None and masks is None
+        if self.bundle.device.on_host:  # where to launch is to wait
+            waits()
         return rows, *self._recorder.run(work, (forward.key, key) if recorded else None)
 
     def _finish(self, rows: Many[_Row], logits: Any, drawn: Any, take: Callable[[Drawn], None]) -> list[int]:

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import queue
 from collections.abc import Callable, Iterator
+from collections.abc import Sequence as Many
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, NamedTuple, Protocol
 
 from mlcpipe.errors import MlcpipeError, ResourceError, UsageError
 from mlcpipe.runtime.sampling_params import SamplingParams
 from mlcpipe.runtime.serving.grammar import Grammar
 
 FinishReason = Literal["stop", "length", "timeout", "cancelled", "error"]
+Wake = Callable[["Many[Stream]"], None]
 
 
 class OverloadedError(ResourceError):
@@ -51,8 +53,7 @@ class Request:
     deterministic: bool = False
 
 
-@dataclass(frozen=True)
-class TokenEvent:
+class TokenEvent(NamedTuple):
     """One token of an answer, or its end; the last event of a stream, and no other, has `finish_reason`.
 
     token          None where the answer ends without one (timeout, cancelled, error)
@@ -72,13 +73,14 @@ class TokenEvent:
 
 
 class Stream:
-    """The events of one request: an engine puts them, one consumer takes them."""
+    """The events of one request: an engine puts them, one consumer takes them. `listener` is the consumer's own."""
 
-    def __init__(self, number: int, request: Request, wake: Callable[[Stream], None] | None = None) -> None:
+    def __init__(self, number: int, request: Request, wake: Wake | None = None) -> None:
         self.id = number
         self.request = request
+        self.wake = wake
+        self.listener: Callable[[], None] | None = None
         self._events: queue.SimpleQueue[TokenEvent] = queue.SimpleQueue()
-        self._wake = wake
 
     @property
     def pending(self) -> int:
@@ -86,10 +88,8 @@ class Stream:
         return self._events.qsize()
 
     def put(self, event: TokenEvent) -> None:
-        """Add an event, and tell the consumer; for engines."""
+        """Add an event; for engines, who call `wake` afterwards."""
         self._events.put(event)
-        if self._wake is not None:
-            self._wake(self)
 
     def take(self) -> list[TokenEvent]:
         """The events that came since the last call, without waiting."""
@@ -176,8 +176,8 @@ class ServingEngine(Protocol):
         """Why nothing is computed any more, "" while all is well."""
         ...
 
-    def submit(self, request: Request, wake: Callable[[Stream], None] | None = None) -> Stream:
-        """Queue a request; `wake` is called by the engine's thread after each event.
+    def submit(self, request: Request, wake: Wake | None = None) -> Stream:
+        """Queue a request; the engine's thread calls `wake` after a step, with all streams of it that have news.
 
         Raises OverloadedError when the queue is full, and UsageError for a request that cannot be computed.
         """

@@ -5,13 +5,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import httpx2
 
-from mlcpipe.runtime.serving.interface import EngineStats, Request, Stream, TokenEvent
+from mlcpipe.runtime.serving.interface import EngineStats, Request, Stream, TokenEvent, Wake
 from mlcpipe.runtime.text.tokenizer import Tokenizer
 from mlcpipe.server.app import create_app
 from mlcpipe.server.service import Facts, Service
@@ -33,7 +33,7 @@ class FakeEngine:
         self.cancelled: list[str] = []
         self._text, self._error, self._ends = text, error, ends
 
-    def submit(self, request: Request, wake: Callable[[Stream], None] | None = None) -> Stream:
+    def submit(self, request: Request, wake: Wake | None = None) -> Stream:
         if self._error is not None:
             raise self._error
         self.asked.append(request)
@@ -42,6 +42,8 @@ class FakeEngine:
             stream.put(TokenEvent(token))
         if self._ends:
             stream.put(TokenEvent(min(self.tokenizer.eos_token_ids), "stop"))
+        if wake is not None:
+            wake([stream])
         return stream
 
     def cancel(self, number: int, reason: str = "cancelled") -> None:

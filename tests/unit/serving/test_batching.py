@@ -116,6 +116,17 @@ def test_everybody_ends_and_gives_all_pages_back(engine: Batching) -> None:
     assert (stats.running, stats.waiting, stats.kv_usage) == (0, 0, 0.0)
 
 
+def test_all_streams_of_a_step_are_told_in_one_call(engine: Batching) -> None:
+    woken: list[list[Stream]] = []
+    with engine.together:
+        streams = [engine.submit(Request(list(range(9)), 20), woken.append) for _ in range(3)]
+    assert [len(list(stream)) for stream in streams] == [20] * 3
+    deadline = time.monotonic() + 10
+    while not woken and time.monotonic() < deadline:
+        time.sleep(0.01)  # the last call comes after the events
+    assert woken and all(some == streams for some in woken) and len(woken) <= 20
+
+
 def test_a_deadline_ends_an_answer_with_what_there_is(engine: Batching) -> None:
     events = list(engine.submit(request(3, 400, deadline_s=time.monotonic() + 0.05)))
     assert events[-1].finish_reason == "timeout" and len(events) < 400

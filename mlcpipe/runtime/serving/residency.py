@@ -108,21 +108,28 @@ class Residency:
         if self._is_behind(sequence) or self._blocked == (sequence, self.pool.frees):
             return False
         self.tree.take(sequence)
-        self._look_behind(sequence)
-        if sequence.behind is not None:
-            self.tree.give_back(sequence)
-            return False
+        admitted = False
+        try:
+            self._look_behind(sequence)
+            admitted = sequence.behind is None and self._make_room(sequence)
+        finally:
+            if not admitted:
+                self.tree.give_back(sequence)
+        if admitted:
+            self._count_cached(sequence)
+            self.move(sequence, State.PREFILLING)
+        elif sequence.behind is None:
+            self._blocked = (sequence, self.pool.frees)
+        return admitted
+
+    def _make_room(self, sequence: Sequence) -> bool:
+        """A place and pages for it; False if nobody who has them gives way."""
         while self.places <= 0 or not self._fits(sequence):
             if self.give_way_below(sequence.request.priority):
                 continue
-            if not self.running and not self.prefilling and self.tree.pins:
-                self.tree.unpin(next(iter(self.tree.pins)))
-                continue
-            self.tree.give_back(sequence)
-            self._blocked = (sequence, self.pool.frees)
-            return False
-        self._count_cached(sequence)
-        self.move(sequence, State.PREFILLING)
+            if self.running or self.prefilling or not self.tree.pins:
+                return False
+            self.tree.unpin(next(iter(self.tree.pins)))
         return True
 
     def _count_cached(self, sequence: Sequence) -> None:

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import random
+from unittest.mock import Mock
+
+import pytest
 
 from mlcpipe.runtime.serving.cost_model import Load
 from mlcpipe.runtime.serving.limits import Limits
@@ -148,3 +151,19 @@ def test_drafts_go_before_anybody_gives_way() -> None:
         sequence.draft = [1999] * 40
         simulation.step()
     assert sequence.preemptions == 0 and len(sequence.tokens) == 64
+
+
+def test_an_error_while_a_request_is_admitted_loses_no_page(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ctrl-C may come at any time: the request waits on, without the pages that were found for it."""
+    groups = (PageGroup(64),)
+    simulation, prompt = Simulation(groups, Limits(400)), words(RNG, 60)
+    simulation.submit(prompt, 5)
+    simulation.run()
+    again = simulation.submit(prompt, 5)
+    residency = simulation.scheduler.residency
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(residency, "_fits", Mock(side_effect=KeyboardInterrupt))
+        simulation.scheduler.plan(1.0)
+    assert residency.pool.counts()[0].used == 0 and not again.tables[0] and again.state is State.WAITING
+    simulation.run()
+    assert again.cached == 48 and again.tokens == alone(again.request, groups)

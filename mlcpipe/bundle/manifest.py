@@ -67,6 +67,12 @@ def _iso(moment: str) -> str:
     return moment
 
 
+def _printable(text: str) -> str:
+    if not text.isprintable():
+        raise ValueError("printable characters")
+    return text
+
+
 def _power_of_two(number: int) -> int:
     if number & (number - 1):
         raise ValueError("a power of two")
@@ -224,6 +230,9 @@ class Manifest(_Frozen):
     memory_plan: MemoryPlan
     kernels: Items[KernelInfo]
     linker: LinkerInfo
+    name: Annotated[Name, AfterValidator(_printable)] | None = Field(
+        default=None, description="the checkpoint's: org/name of the hub, or its folder's"
+    )
     checkpoint_hash: Name
     created: Annotated[str, AfterValidator(_iso)]
     files: dict[RelativePath, FileInfo] = Field(description="every file but this one, by path in the bundle")

@@ -37,6 +37,7 @@ TOKENIZER_FILES = (
     "tokenizer_config.json",
     "vocab.json",
 )
+MAX_NAME = 200  # characters of the model's
 MAX_CONFIG_BYTES = 16_000_000  # quantized checkpoints list their modules there; real ones stay below 1 MB
 MAX_INDEX_BYTES = 32 << 20  # 140,000 tensors take 14 MB
 PICKLES = (".bin", ".pt", ".pth", ".ckpt")
@@ -55,6 +56,14 @@ class Checkpoint:
     generation_config: dict[str, Any]
     tensors: Mapping[str, TensorInfo]
     weight_files: tuple[Path, ...]
+
+    @property
+    def name(self) -> str | None:
+        """What people call the model: `org/name` where a hub's cache has it, else the folder's name."""
+        folder = self.path.resolve()
+        repo = folder.parents[1].name if folder.parent.name == "snapshots" else ""
+        name = repo.removeprefix("models--").replace("--", "/", 1) if repo.startswith("models--") else folder.name
+        return "".join(filter(str.isprintable, name))[:MAX_NAME] or None
 
     def info(self, name: str) -> TensorInfo:
         """Location of tensor `name`. Raises CheckpointError when the checkpoint has no such tensor."""

@@ -21,11 +21,12 @@ from mlcpipe.cli.terminal import say, stderr_console
 from mlcpipe.defaults import AUTO
 from mlcpipe.env import env
 from mlcpipe.errors import UsageError
-from mlcpipe.loading import engine_device, prepare_bundle
+from mlcpipe.loading import engine_device, is_bundle, prepare_bundle
 from mlcpipe.progress import console_progress
 
 if TYPE_CHECKING:
     from mlcpipe import Engine
+    from mlcpipe.bundle import Manifest
     from mlcpipe.server.run import Loaded
 
 DEFAULT_PORT = 8000
@@ -39,7 +40,7 @@ def serve_command(
         list[str] | None,
         typer.Option(help="A key that clients must send; several are allowed. MLCPIPE_API_KEY hides it from `ps`."),
     ] = None,
-    name: Annotated[str | None, typer.Option(help="The model's name for clients. (default: the folder's)")] = None,
+    name: Annotated[str | None, typer.Option(help="The model's name for clients. (default: the checkpoint's)")] = None,
     alias: Annotated[
         list[str] | None,
         typer.Option(help="Another name that the model answers to; * is any, for clients that choose one themselves."),
@@ -101,19 +102,19 @@ def serve_command(
             bundle = prepare_bundle(
                 model, device, quantization, target=target, kv_cache_dtype=kv_cache_dtype, progress=progress
             )
-        names = (name or _name_of(model), *(alias or ()))
         where = f"[{host}]" if ":" in host else host
         address = f"http://{where}:{bound.getsockname()[1]}"
 
         def load() -> Loaded:
             engine = Engine(bundle, context_length=context, device=engine_device(device), threads=threads)
+            names = (name or _name_of(model, engine.manifest), *(alias or ()))
             return _load(engine, names, max_queue, sequences, step_ms / 1000)
 
         def ready(loaded: Loaded) -> None:
             fit = loaded.engine.kv_tokens // loaded.engine.context_length
             say(console, f"the KV cache holds {fit} x {loaded.engine.context_length:,} tokens")
             key = " -H 'Authorization: Bearer YOUR_KEY'" if keys else ""
-            say(console, f"{names[0]} on {address}  (Ctrl-C stops the server)")
+            say(console, f"{loaded.facts.names[0]} on {address}  (Ctrl-C stops the server)")
             body = '{"messages": [{"role": "user", "content": "Hello"}]}'
             say(console, f"curl {address}/v1/chat/completions -H 'Content-Type: application/json'{key} -d '{body}'")
 
@@ -140,10 +141,11 @@ def _load(engine: Engine, names: tuple[str, ...], max_queue: int, sequences: int
     return Loaded(serving, tokenizer, Facts(names, about, defaults))
 
 
-def _name_of(model: str | None) -> str:
-    """The last part of a folder's name, all of a hub's but the revision."""
+def _name_of(model: str | None, manifest: Manifest) -> str:
+    """The last part of a checkpoint's folder, all of a hub's name but the revision; a bundle knows its checkpoint's."""
     if model is None:
         return "mlcpipe-demo"
     if model.startswith("hf://"):
         return model.removeprefix("hf://").partition("@")[0]
-    return Path(model).resolve().name
+    path = Path(model).resolve()
+    return manifest.name or path.name if is_bundle(path) else path.name

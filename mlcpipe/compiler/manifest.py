@@ -216,6 +216,7 @@ def manifest(libraries: Sequence[BuiltLibrary], files: Mapping[str, FileInfo], w
         memory_plan=_memory_plan(job),
         kernels=_kernels(libraries),
         linker=LinkerInfo(name=writer.name, version=writer.version),
+        name=job.checkpoint.name,
         checkpoint_hash=job.checkpoint.content_hash(environment.env().cached("hashes")),
         created=datetime.now(timezone.utc).isoformat(timespec="seconds"),
         files=dict(files),

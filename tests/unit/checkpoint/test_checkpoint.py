@@ -80,13 +80,14 @@ def test_the_single_file_goes_before_an_index_as_in_transformers(single: Path) -
 
 
 def test_links_to_files_are_followed(sharded: Path, tmp_path: Path) -> None:
-    snapshot = tmp_path / "snapshot"
-    snapshot.mkdir()
+    snapshot = tmp_path / "models--org--a-name" / "snapshots" / "1f"
+    snapshot.mkdir(parents=True)
     for file in sharded.iterdir():
-        (snapshot / file.name).symlink_to(Path("..") / "m" / file.name)
+        (snapshot / file.name).symlink_to(Path("../../..") / "m" / file.name)
     checkpoint = open_checkpoint(snapshot)
     np.testing.assert_array_equal(checkpoint.read("a"), numbers(4))
     assert checkpoint.content_hash() == open_checkpoint(sharded).content_hash()
+    assert (checkpoint.name, open_checkpoint(sharded).name) == ("org/a-name", "m")
 
 
 def test_a_tensor_that_the_index_forgot_is_not_lost(sharded: Path) -> None:

@@ -4,12 +4,19 @@ from __future__ import annotations
 
 import socket
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
 pytest.importorskip("fastapi")
 
+from mlcpipe.bundle import read_manifest
+from mlcpipe.cli.serve import _name_of
+from tests.conftest import DEMO
 from tests.unit.cli.conftest import Run
+
+if TYPE_CHECKING:
+    from tests.conftest import Bundles
 
 
 @pytest.mark.fast_cases("model", "port")
@@ -44,3 +51,14 @@ def test_an_error_of_loading_ends_the_server(mlcpipe_run: Run, demo_bundles: obj
     done = mlcpipe_run("serve", bundle, "--port", 0, timeout=60)
     assert done.returncode == 2
     assert done.stderr.splitlines()[-1].startswith("error: ")
+
+
+def test_a_bundle_is_named_as_its_checkpoint(demo_bundles: Bundles, tmp_path: Path) -> None:
+    bundle, checkpoint = demo_bundles["q4f16_1"], tmp_path / "Qwen3-0.6B"
+    manifest = read_manifest(bundle)
+    assert manifest.name == DEMO.name
+    manifest = manifest.model_copy(update={"name": "org/name"})
+    assert _name_of(str(bundle), manifest) == "org/name"
+    assert _name_of(str(bundle), manifest.model_copy(update={"name": None})) == bundle.name
+    assert _name_of(str(checkpoint), manifest) == "Qwen3-0.6B"  # of equal ones, another may have been compiled first
+    assert _name_of("hf://Qwen/Qwen3-0.6B@main", manifest) == "Qwen/Qwen3-0.6B"

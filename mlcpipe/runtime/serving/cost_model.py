@@ -18,6 +18,9 @@ _PRIOR_WEIGHT = 0.02  # of the default costs' ratios, against one measurement
 _OUTLIER = 0.15  # a relative error at which a measurement counts half
 _ROUNDS = 4  # of reweighting
 _EVERY = 32  # measurements between two fits, once there are as many
+_LATE = 0.2  # share of steps with answers and prompts that may take longer than they should
+_MOST_MARGIN = 1.3  # outliers shall not stop prompts
+_ENOUGH = 8  # measurements of such steps, to say how long the longer ones take
 
 
 @dataclass(frozen=True)
@@ -53,6 +56,7 @@ class CostModel:
         self._learn = learn
         self._count = 0
         self._measured: dict[tuple[int, ...], deque[tuple[tuple[float, ...], float]]] = {}
+        self._margin = 1.0  # what the longer ones of steps with answers and prompts took, of what the costs say
 
     def seconds(self, load: Load) -> float:
         """Expected for a step."""
@@ -61,10 +65,11 @@ class CostModel:
     def prompt_rows(self, load: Load, step_s: float, depth: int = 0, most: int = 1 << 20) -> int:
         """How many prompt rows, the first at position `depth`, fit into a step of `step_s` beside this load.
 
-        A multiple of a page, at least one: prompts go on, however slow the device is.
+        Most such steps then take less: of those measured, all but a fifth. A multiple of a page, at least one: prompts
+        go on, however slow the device is.
         """
         _, _, base, row, _, key = self.costs
-        left = step_s - self.seconds(load) - (0.0 if load.many else base)
+        left = step_s / self._margin - self.seconds(load) - (0.0 if load.many else base)
         # n rows cost n row + (n depth + n (n + 1) / 2) key.
         linear, rows = row + key * (depth + 0.5), float(most)
         if left <= 0:
@@ -102,6 +107,10 @@ class CostModel:
             fit = _positive_fit(rows, weights)
             weights = 1 / (1 + ((rows @ fit - 1) / _OUTLIER) ** 2)
         self.costs = tuple(float(cost) for cost in fit * prior)
+        mixed = (loads[:, 0] > 0) & (loads[:, 2] > 0)
+        if mixed.sum() >= _ENOUGH:
+            late = float(np.quantile(1 / (rows @ fit)[mixed], 1 - _LATE))
+            self._margin = min(max(1.0, late), _MOST_MARGIN)
 
 
 def _positive_fit(rows: NDArray[np.float64], weights: NDArray[np.float64]) -> NDArray[np.float64]:

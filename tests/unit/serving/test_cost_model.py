@@ -96,6 +96,19 @@ def test_prompt_rows_fill_the_time(costs: tuple[float, ...]) -> None:
             assert model.prompt_rows(beside, step_s, depth, most=40) <= 40
 
 
+@MACHINES
+@pytest.mark.parametrize("outliers", [0.0, 0.3])
+def test_steps_with_answers_and_prompts_are_seldom_late(costs: tuple[float, ...], outliers: float) -> None:
+    """Though their time varies; and where some take many times longer, prompts still get most of the time."""
+    model, truth, rng = learned(costs, 400, outliers), CostModel(costs, learn=False), random.Random(5)
+    few = Load(4, 1200)
+    step_s = 4 * (truth.seconds(few) + truth.seconds(Load(many=16)))
+    rows = model.prompt_rows(few, step_s)
+    took = [truth.seconds(Load(4, 1200, rows, rows * rows // 2)) * rng.gauss(1, 0.05) for _ in range(400)]
+    assert rows > truth.prompt_rows(few, step_s) / 2
+    assert outliers or sum(one > step_s for one in took) < 0.25 * len(took)
+
+
 def test_prompt_rows_are_at_least_a_page_and_at_most_what_is_left() -> None:
     model = CostModel()
     assert model.prompt_rows(Load(60, 60_000), 0.01) == 16

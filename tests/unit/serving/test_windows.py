@@ -6,32 +6,30 @@ import random
 from types import SimpleNamespace
 from typing import Any
 
-from mlcpipe.runtime.serving.executor import kv_layers, page_groups
+from mlcpipe.runtime.serving.executor import layer_pages, page_groups
 from mlcpipe.runtime.serving.limits import Limits
 from mlcpipe.runtime.serving.sequence import State
 from tests.unit.serving.simulation import Simulation, until_running, words
 
 CONTEXT, CHUNK, WINDOW, LAYERS = 1024, 32, 32, 26
-PAGE_BYTES = 16 * 1024
 
 
 def bundle(sliding_layers: list[int]) -> Any:
     """What page groups are made of: a model of Gemma 3's shape, where five of six layers slide."""
-    plan = SimpleNamespace(kv_bytes_per_token=LAYERS * PAGE_BYTES // 16)
     model = SimpleNamespace(
         page_size=16, num_layers=LAYERS, sliding_layers=sliding_layers, sliding_window=WINDOW, prefill_chunk=CHUNK
     )
-    return SimpleNamespace(manifest=SimpleNamespace(model=model, memory_plan=plan), context_length=CONTEXT)
+    return SimpleNamespace(manifest=SimpleNamespace(model=model), context_length=CONTEXT)
 
 
 GEMMA = bundle([layer for layer in range(LAYERS) if (layer + 1) % 6])
 
 
 def test_more_sequences_of_the_whole_context_in_the_same_bytes() -> None:
-    """Two sequences' bytes if every layer kept all pages; seven answer at once, and nobody gives way."""
-    budget = 2 * CONTEXT * GEMMA.manifest.memory_plan.kv_bytes_per_token
+    """Two sequences' pages if every layer kept all pages; seven answer at once, and nobody gives way."""
+    budget = 2 * CONTEXT // GEMMA.manifest.model.page_size * GEMMA.manifest.model.num_layers
     sequences = 7
-    assert sum(pages * size for pages, size in kv_layers(GEMMA, sequences * CONTEXT)) <= budget
+    assert sum(layer_pages(GEMMA, sequences * CONTEXT)) <= budget
     simulation = Simulation(page_groups(GEMMA, sequences * CONTEXT), Limits(CONTEXT, CHUNK, sequences=sequences))
     rng = random.Random(0)
     several = [simulation.submit(words(rng, 700), CONTEXT - 700) for _ in range(sequences)]

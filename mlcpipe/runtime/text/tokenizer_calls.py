@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from concurrent.futures import Future
+from concurrent.futures import Future, wait
+from queue import SimpleQueue
 from typing import TypeVar
 
 from mlcpipe import env as environment
@@ -29,8 +30,30 @@ def guarded(what: str, where: object, call: Callable[[], T]) -> T:
         raise
 
 
+class _Worker(threading.Thread):
+    """Runs calls, one after the other, until it is told to end."""
+
+    def __init__(self) -> None:
+        super().__init__(name="tokenizer", daemon=True)
+        self.calls: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
+        self.start()
+
+    def run(self) -> None:
+        while (call := self.calls.get()) is not None:
+            call()
+            del call  # which holds the text
+
+
+_idle: list[_Worker] = []  # of the main thread
+
+
 def interruptible(call: Callable[[], T]) -> T:
-    """Runs a call that lets go of the interpreter in a thread of its own. Ctrl-C ends the wait; the call goes on."""
+    """Runs a call that lets go of the interpreter so that Ctrl-C, which the main thread gets, ends the wait for it.
+
+    The call itself goes on, and the worker that has it ends with it.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        return call()
     future: Future[T] = Future()
 
     def run() -> None:
@@ -39,8 +62,15 @@ def interruptible(call: Callable[[], T]) -> T:
         except BaseException as error:
             future.set_exception(error)
 
-    thread = threading.Thread(target=run, name="tokenizer", daemon=True)
-    thread.start()
-    while thread.is_alive():
-        thread.join(0.1)  # on Windows Ctrl-C waits for a lock without a timeout
+    worker = _idle.pop() if _idle else None
+    if worker is None or not worker.is_alive():  # none is in a process that was forked
+        worker = _Worker()
+    try:
+        worker.calls.put(run)
+        while not wait((future,), 0.1).done:  # on Windows Ctrl-C waits for a lock without a timeout
+            pass
+    except BaseException:
+        worker.calls.put(None)
+        raise
+    _idle.append(worker)
     return future.result()

@@ -40,7 +40,7 @@ def prepare_model(config: Mapping[str, Any], target: Target, scheme: Scheme, kv_
         raise TargetError(
             "activation dtype", where=target.name, expected=" or ".join(known), found=target.activation_dtype
         )
-    possible = attention.kv_dtypes(target.activation_dtype)
+    possible = attention.kv_dtypes(target.activation_dtype, model.facts.head_dim, target.own_pages)
     if wanted is not None and wanted not in possible:
         raise TargetError("KV cache dtype", where=target.name, expected=", ".join(possible), found=kv_cache_dtype)
     model.dtype = target.activation_dtype

@@ -197,7 +197,8 @@ class CausalLM(nn.Module):
         shape = importlib.import_module(f"tir_schedules.{self.kernels}.attention").AttentionShape
         f = self.facts
         sizes = (f.num_heads, f.num_kv_heads, f.head_dim)
-        return shape(*sizes, self.kv_dtype, f.softcap, f.window or 0, all_slide=None not in f.windows)
+        more = {"activation_dtype": self.dtype} if self.kv_dtype == "q8" else {}
+        return shape(*sizes, self.kv_dtype, f.softcap, f.window or 0, all_slide=None not in f.windows, **more)
 
     def spec(self) -> dict[str, Any]:
         """Argument specifications of every entry point, for `nn.Module.export_tvm`.

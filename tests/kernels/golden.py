@@ -40,7 +40,7 @@ SIZES: Mapping[str, Any] = {
 
 @dataclass(frozen=True)
 class Model:
-    """A small configuration and how it is compiled; `kv_cache_dtype` is for targets whose kernels can keep it."""
+    """A small configuration and how it is compiled; `kv_cache_dtype` is for targets with pages of their own."""
 
     quantization: str
     config: Mapping[str, Any]
@@ -73,7 +73,7 @@ def hashes(name: str, model_name: str) -> dict[str, str]:
     """`variant/function` -> structural hash of the scheduled kernel, in hexadecimal."""
     target, wanted = golden_target(name), MODELS[model_name]
     scheme = load_scheme(wanted.quantization)
-    kv_cache_dtype = wanted.kv_cache_dtype if target.kernels == "cpu" else "auto"
+    kv_cache_dtype = wanted.kv_cache_dtype if target.own_pages else "auto"
     model = prepare_model({**SIZES, **wanted.config}, target, scheme, kv_cache_dtype)
     state = pipeline.run(export(model, target, scheme, CHUNK), *pipeline.SHARED)
     found = {}

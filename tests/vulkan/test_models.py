@@ -37,6 +37,7 @@ TOLERANCE = 1e-4  # of the CPU's, in tests/models/test_parity.py
 FLOAT32 = 3e-5  # of the largest logit: sums in another order
 # Activations in float16 have 11 bits: 2**-11 a rounding, and some hundred of them.
 FLOAT16 = 2e-2
+Q8 = 5e-3  # of the largest logit: some codes that are one apart
 
 
 def _engine(checkpoint: Path, target: str, folder: Path, **options: Any) -> Engine:
@@ -122,15 +123,42 @@ def test_activations_in_float16(tmp_path: Path) -> None:
     np.testing.assert_allclose(half.logits(tokens), expected, rtol=0, atol=FLOAT16 * float(np.abs(expected).max()))
 
 
-@pytest.mark.parametrize(("target", "name", "factor"), [("vulkan-f16", "self_attn.k", 1e5), ("vulkan", "mlp.up", 3e38)])
-def test_numbers_that_overflow_are_reported(target: str, name: str, factor: float, tmp_path: Path) -> None:
+@pytest.mark.parametrize("family", ["llama", "gemma2"])
+@pytest.mark.parametrize("target", [CHUNKS, ""], ids=["plain", "suited"])
+def test_a_q8_cache_equals_the_cpus(family: str, target: str, gpu: vulkan.Device, tmp_path: Path) -> None:
+    """Codes differ where a number is nearly between two."""
+    case = tiny.TinyCase(family, "default")
+    checkpoint = tiny.write_tiny(case, tmp_path / "checkpoint")
+    target = target or CHUNKS.replace('"vulkan"', f'"{gpu.best_target()}"')
+    on_gpu, on_cpu = (
+        _engine(checkpoint, name, tmp_path / folder, kv_cache_dtype="q8", quantization="q0f32")
+        for name, folder in ((target, "gpu"), (EXACT, "cpu"))
+    )
+    assert on_gpu.manifest.model.kv_dtype == "q8"
+    assert on_gpu.manifest.memory_plan.kv_bytes_per_token == on_cpu.manifest.memory_plan.kv_bytes_per_token
+    tokens = tiny.prompt_tokens(case, TOKENS)
+    expected, exact = on_cpu.logits(tokens), tiny.reference_logits(case, tokens)
+    steps = on_gpu.logits_stepwise(tokens, prefill_tokens=PREFILL)
+    for found, first in ((on_gpu.logits(tokens), 0), (steps, PREFILL - 1)):
+        apart = np.abs(found - exact[first:]).max()
+        assert apart <= 1.2 * np.abs(expected - exact).max(), apart
+        assert np.abs(found - expected[first:]).max() <= Q8 * np.abs(expected).max()
+
+
+@pytest.mark.parametrize(
+    ("target", "name", "factor", "kv_cache_dtype"),
+    [("vulkan-f16", "self_attn.k", 1e5, "f16"), ("vulkan", "mlp.up", 3e38, "f32"), ("vulkan", "mlp.up", 3e38, "q8")],
+)
+def test_numbers_that_overflow_are_reported(
+    target: str, name: str, factor: float, kv_cache_dtype: str, tmp_path: Path
+) -> None:
     """Attention and the sampler pass NaN on, and the layer is the one that has it."""
     checkpoint = write_llama(tmp_path / "checkpoint")
     layer = 1 if "k" in name else 0
     scale_tensor(checkpoint, f"model.layers.{layer}.{name}_proj.weight", factor)
     half = "16" in target
-    options = {"kv_cache_dtype": "f16", "quantization": "q4f16_1"} if half else {"quantization": "q0f32"}
-    engine = _engine(checkpoint, target, tmp_path / "gpu", **options)
+    quantization = "q4f16_1" if half else "q0f32"
+    engine = _engine(checkpoint, target, tmp_path / "gpu", kv_cache_dtype=kv_cache_dtype, quantization=quantization)
     for settings in (GREEDY, SamplingParams(temperature=0.7, top_p=0.9, repetition_penalty=1.2)):
         with pytest.raises(ComputeError, match="not finite in the keys of layer 1; found") as raised:
             engine.generate([1, 2, 3], sampling=settings, max_tokens=4, ignore_eos=True)

@@ -71,17 +71,35 @@ def workspace(shape: Sequence[Expr], dtype: str) -> Buffer:
     return I.alloc_buffer(tuple(shape), dtype)
 
 
-def half_to_float(half: Expr, signed: bool) -> Expr:
+def half_to_float(half: Expr, signed: bool, finite: bool = True) -> Expr:
     """float32 from the 16 bits of a float16 (IEEE 754 binary16) in an int32, without float16 arithmetic or a branch.
 
-    Numbers below 2**-14 are integers times 2**-24. They get the exponent of 2**-14, which a subtraction removes: as
-    subnormal bits GPUs might flush them to zero.
+    `finite`: it is neither NaN nor infinity. Numbers below 2**-14 are integers times 2**-24. They get the exponent of
+    2**-14, which a subtraction removes: as subnormal bits GPUs might flush them to zero.
     """
     size = I.bitwise_and(half, 0x7FFF) if signed else half
     small = I.shift_right(size - 0x400, 31)  # -1 below 2**-14, 0 above
     bits = I.shift_left(size, 13) + (112 << 23) - I.shift_left(small, 23)
+    if not finite:
+        bits = bits + I.bitwise_and(I.shift_right(0x7BFF - size, 31), 112 << 23)
     value = I.reinterpret("float32", bits) + f32(small) * I.float32(2.0**-14)
     return value * f32(1 - 2 * I.shift_right(half, 15)) if signed else value
+
+
+def float_to_half(number: Expr) -> Expr:
+    """The 16 bits of the nearest float16, in an int32, of a float32 from 0 to 65504."""
+    bits = keep(I.reinterpret("int32", number))
+    normal = I.shift_right(bits - (112 << 23) + 0xFFF + I.bitwise_and(I.shift_right(bits, 13), 1), 13)
+    small = I.reinterpret("int32", number + I.float32(0.5)) - 0x3F000000
+    return I.if_then_else(bits < 113 << 23, small, normal)
+
+
+def nearest(number: Expr) -> Expr:
+    """The nearest integer, the even one of two, as an int32, of a float32 from -128 to 2**22.
+
+    TVM writes constants of Metal with seven digits, so that 1.5 * 2**23 would not do.
+    """
+    return I.reinterpret("int32", number + I.float32(2**23 + 128)) - 0x4B000080
 
 
 def keep(expr: Expr) -> Expr:

@@ -8,7 +8,7 @@ from tvm.script.ir_builder import tirx as I
 
 from tir_schedules.builder import Buffer, Expr, add, f32, put
 from tir_schedules.gpu.attention.decode_subgroup import Finish, Store
-from tir_schedules.gpu.attention.pages import AttentionShape
+from tir_schedules.gpu.attention.pages import AttentionShape, Row, for_dims
 from tir_schedules.gpu.attention.scores import score_of
 from tir_schedules.gpu.attention.step_keys import Located
 from tir_schedules.gpu.kernel import LOWEST, barrier, ceildiv, keep, local, shared
@@ -84,7 +84,7 @@ class DecodePart:
         self._values(store)
 
     def _scores(self, q: Buffer, scale: Expr) -> None:
-        group, dim, threads, tx = self.shape.group, self.shape.head_dim, self.tile.threads, self.tx
+        group, threads, tx = self.shape.group, self.tile.threads, self.tx
         per_thread = self.tile.keys
         dots = local(per_thread * group)
         with I.serial(0, ceildiv(self.count, threads * per_thread)) as i:
@@ -92,14 +92,16 @@ class DecodePart:
             with I.If(keys[0] < self.count), I.Then():
                 for at in range(per_thread * group):
                     put(dots, at, 0.0)
-                first = [self._key(t if j == 0 else I.min(t, self.count - 1)) for j, t in enumerate(keys)]
-                with I.serial(0, dim) as d:
-                    ks = [keep(f32(self.cached.pages.data[at + d * PAGE])) for at in first]
+                rows = [self._key(t if j == 0 else I.min(t, self.count - 1)) for j, t in enumerate(keys)]
+
+                def multiply(d: Expr, ks: list[Expr]) -> None:
                     for g in range(group):
                         value = f32(q[self.b, self.h * group + g, d])
                         value = value if per_thread == 1 else keep(value)
                         for j, k in enumerate(ks):
                             add(dots, j * group + g, k * value)
+
+                for_dims(rows, multiply)
                 for j, t in enumerate(keys):
                     if j == 0:
                         self._store_scores(dots, j, t, scale)
@@ -108,11 +110,11 @@ class DecodePart:
                         self._store_scores(dots, j, t, scale)
         barrier()
 
-    def _key(self, t: Expr) -> Expr:
-        """Index of the first element of the t-th key of the part."""
+    def _key(self, t: Expr) -> Row:
+        """The t-th key of the part."""
         token = keep(self.begin + t)
         page = keep(self.page(token // PAGE))
-        return keep(self.cached.pages.k(page, self.h, token % PAGE, 0))
+        return self.cached.pages.key(page, self.h, keep(token % PAGE))
 
     def _store_scores(self, dots: Buffer, j: int, t: Expr, scale: Expr) -> None:
         group = self.shape.group
@@ -171,8 +173,8 @@ class DecodePart:
                 with I.serial(0, self.count) as t:
                     token = keep(self.begin + t)
                     page = keep(self.page(token // PAGE))
-                    first = self.cached.pages.v(page, self.h, token % PAGE, 0)
-                    vs = [keep(f32(self.cached.pages.data[first + d])) for d in inside]
+                    row = self.cached.pages.value(page, self.h, keep(token % PAGE))
+                    vs = [keep(row.at(d)) for d in inside]
                     for g in range(group):
                         weight = self.scores[g * part + t]
                         weight = weight if per_thread == 1 else keep(weight)

@@ -6,13 +6,14 @@ Subgroups of a workgroup take interleaved blocks of keys and merge their sums at
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 
 from tvm.script.ir_builder import tirx as I
 
-from tir_schedules.builder import Buffer, Expr, add, f32, put
+from tir_schedules.builder import Buffer, Expr, add, put
 from tir_schedules.gpu import device_calls
-from tir_schedules.gpu.attention.pages import AttentionShape
+from tir_schedules.gpu.attention.pages import AttentionShape, Row
 from tir_schedules.gpu.attention.scores import score_of
 from tir_schedules.gpu.attention.step_keys import Located
 from tir_schedules.gpu.kernel import LOWEST, barrier, ceildiv, keep, local, pin, shared
@@ -95,26 +96,27 @@ class SubgroupPart:
         last = I.max(self.end - 1, 0)
         pages = self.cached.pages
         positions = [(keep(self.page(I.min(token, last) // PAGE)), keep(I.min(token, last) % PAGE)) for token in tokens]
-        dots = self._dots(q, [pin(pages.k(page, self.h, slot, 0)) for page, slot in positions])
+        dots = self._dots(q, [pages.key(page, self.h, slot) for page, slot in positions])
         for g in range(self.heads):
             self._weigh(g, [self._score(tokens[i], dots[i * self.heads + g], scale) for i in range(self.keys_per_lane)])
-        self._values(token0, [pin(pages.v(page, self.h, slot, 0)) for page, slot in positions])
+        self._values(token0, [pages.value(page, self.h, slot) for page, slot in positions])
 
-    def _dots(self, q: Buffer, keys: list[Expr]) -> Buffer:
+    def _dots(self, q: Buffer, keys: list[Row]) -> Buffer:
         """q . k of the lane's keys and all heads, [key, head]."""
         shape = self.shape
         dots = local(self.keys_per_lane * self.heads)
         for i in range(self.keys_per_lane * self.heads):
             put(dots, i, 0.0)
         heads = int(q.shape[1])  # keys and values may follow in a row
-        flat = I.decl_buffer((q.shape[0] * heads * shape.head_dim,), shape.dtype, data=q.data)
+        flat = I.decl_buffer((q.shape[0] * heads * shape.head_dim,), shape.row_dtype, data=q.data)
         row = self.b * heads + self.first
         query_starts = [pin((row + g) * shape.head_dim) for g in range(self.heads)]
         qs = Xs(flat, query_starts, self.lanes, shape.shuffled)
         with I.serial(0, shape.head_dim // GROUP_LANES) as step:
             rows = qs.step(step)
+            scales = [pin(key.scale(step * GROUP_LANES)) if shape.scale_groups else 1 for key in keys]
             for j in range(GROUP_LANES):
-                ks = [pin(f32(self.cached.pages.data[key + (step * GROUP_LANES + j) * PAGE])) for key in keys]
+                ks = [pin(key.number(step * GROUP_LANES + j, scale)) for key, scale in zip(keys, scales)]
                 for g, row_ in enumerate(rows):
                     value = qs.column(row_, j)
                     for i, k in enumerate(ks):
@@ -143,7 +145,7 @@ class SubgroupPart:
         for c in range(self.dims_per_lane):
             put(self.sums, g * self.dims_per_lane + c, self.sums[g * self.dims_per_lane + c] * rescale)
 
-    def _values(self, token0: Expr, value_starts: list[Expr]) -> None:
+    def _values(self, token0: Expr, rows: list[Row]) -> None:
         """Add the weighted values of a block, one lane's keys after another's."""
         unrolled = max(1, _UNROLLED_KEYS // self.keys_per_lane)
         used = I.max(I.min(self.end - token0, self.shape.subgroup * self.keys_per_lane), 0)
@@ -151,10 +153,10 @@ class SubgroupPart:
             for u in range(unrolled):
                 lane = keep(step * unrolled + u)
                 for i in range(self.keys_per_lane):
-                    base = pin(device_calls.subgroup_shuffle(value_starts[i], lane))
+                    row = rows[i].moved(functools.partial(device_calls.subgroup_shuffle, lane=lane))
                     weights = [pin(device_calls.subgroup_shuffle(self.weights[i][g], lane)) for g in range(self.heads)]
                     for c in range(self.dims_per_lane):
-                        value = pin(f32(self.cached.pages.data[base + self._dimension(c)]))
+                        value = pin(row.at(self._dimension(c)))
                         for g, weight in enumerate(weights):
                             add(self.sums, g * self.dims_per_lane + c, weight * value)
 

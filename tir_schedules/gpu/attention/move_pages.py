@@ -5,10 +5,13 @@ from __future__ import annotations
 from tvm import tirx
 from tvm.script.ir_builder import tirx as I
 
-from tir_schedules.builder import Argument, Buffer, Expr, Tensor, function, put
+from tir_schedules.builder import Argument, Buffer, Expr, Tensor, f32, function, put
 from tir_schedules.gpu.attention.pages import AttentionShape, Pages, byte_pages_argument, for_each, qkv_argument
-from tir_schedules.gpu.kernel import keep
+from tir_schedules.gpu.kernel import float_to_half, half_to_float, keep, local, nearest, pin
+from tir_schedules.paged import PAGE
 from tir_schedules.step import Step, step_argument
+
+INFINITY_BITS = 0x7F800000
 
 
 def store_pages(shape: AttentionShape, window: int) -> tirx.PrimFunc:
@@ -22,6 +25,10 @@ def store_pages(shape: AttentionShape, window: int) -> tirx.PrimFunc:
     }
 
     def body(qkv: Buffer, step: Step, pages: Pages) -> None:
+        if shape.dtype == "q8":
+            _quantize(shape, qkv, step, pages, n)
+            return
+
         def element(i: Expr) -> None:
             t, head, d = keep(i // (kv_heads * dim)), keep(i // dim % kv_heads), keep(i % dim)
             with I.If(step.stores(t)), I.Then():
@@ -32,6 +39,60 @@ def store_pages(shape: AttentionShape, window: int) -> tirx.PrimFunc:
         for_each(n * (kv_heads * dim), element)
 
     return function("store_pages", arguments, body)
+
+
+def _quantize(shape: AttentionShape, qkv: Buffer, step: Step, pages: Pages, n: Expr) -> None:
+    """Store q8. An invocation has a group of dimensions of K or V, of up to four rows, which share words."""
+    heads, kv_heads, groups = shape.num_heads, shape.num_kv_heads, shape.scale_groups
+
+    def word(t: Expr) -> Expr:
+        """What rows have in common that share words; -1 of a row that goes nowhere."""
+        page, slot = step.slot(t)
+        return keep(I.if_then_else(step.stores(t), page * (PAGE // 4) + slot // 4, -1))
+
+    def group(i: Expr) -> None:
+        t, part = keep(i // (2 * kv_heads * groups)), keep(i % (2 * kv_heads * groups))
+        of_v, head, g = keep(part // (kv_heads * groups)), keep(part // groups % kv_heads), keep(part % groups)
+        own = word(t)
+        mine = own >= 0
+        for j in (1, 2, 3):  # the first of these rows has them all
+            mine = I.And(mine, I.Or(t < j, word(I.max(t - j, 0)) != own))
+        count = I.min(4, I.cast(n, "int32") - t)
+        with I.If(mine), I.Then(), I.serial(0, count) as j, I.If(word(t + j) == own), I.Then():
+            _quantize_row(pages, qkv, (t + j, heads + of_v * kv_heads + head), step.slot(t + j), (head, g), of_v)
+
+    for_each(n * (2 * kv_heads * groups), group)
+
+
+def _quantize_row(
+    pages: Pages, qkv: Buffer, source: tuple[Expr, Expr], where: tuple[Expr, Expr], part: tuple[Expr, Expr], of_v: Expr
+) -> None:
+    """Codes and scale of one group of dimensions of qkv[source]; NaN makes the scale NaN."""
+    shape, data = pages.shape, pages.data
+    (row, line), (page, slot), (head, g) = source, map(keep, where), part
+    top, size = local(1, "int32"), shape.scale_dims  # bits have the order of the numbers, and NaN is above them
+    put(top, 0, 0)
+    with I.serial(0, size) as i:
+        bits = I.reinterpret("int32", pin(f32(qkv[row, line, g * size + i])))
+        put(top, 0, I.max(top[0], I.bitwise_and(bits, 0x7FFFFFFF)))
+    largest = I.min(I.reinterpret("float32", I.min(top[0], INFINITY_BITS)), I.float32(127 * 65504))
+    half = pin(I.if_then_else(top[0] > INFINITY_BITS, 0x7E00, float_to_half(keep(largest * I.float32(1 / 127)))))
+    at = keep(pages.scales(page, head, slot, of_v) + g * PAGE)
+    _replace(data, at // 2, at % 2 * 16, half, 0xFFFF)
+    scale = pin(half_to_float(half, signed=False))
+    inverse = pin(I.if_then_else(scale > I.float32(0), I.float32(1) / scale, I.float32(0)))
+    with I.serial(0, size) as i:
+        d = keep(g * size + i)
+        number = I.min(I.max(f32(qkv[row, line, d]) * inverse, I.float32(-127)), I.float32(127))
+        at = I.if_then_else(of_v == 0, pages.k(page, head, slot, d), pages.v(page, head, slot, d))
+        _replace(data, at, I.if_then_else(of_v == 0, slot % 4, d % 4) * 8, nearest(number), 0xFF)
+
+
+def _replace(words: Buffer, index: Expr, shift: Expr, value: Expr, mask: int) -> None:
+    """The bits of `mask`, `shift` bits up in an int32 word, become those of a value."""
+    index, shift = pin(index), pin(shift)
+    others = I.bitwise_and(words[index], I.bitwise_not(I.shift_left(I.int32(mask), shift)))
+    put(words, index, I.bitwise_or(others, I.shift_left(I.bitwise_and(value, mask), shift)))
 
 
 def copy_pages(shape: AttentionShape) -> tirx.PrimFunc:

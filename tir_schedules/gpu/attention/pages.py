@@ -1,20 +1,21 @@
 """Pages of the KV cache on GPUs: what a page holds, and the arguments of functions that attend.
 
 A page holds 16 tokens. For each KV head it has K transposed, [head_dim, 16], so that 16 neighbouring invocations read
-16 neighbouring keys; then V, [16, head_dim].
+16 neighbouring keys; then V, [16, head_dim]; and for q8 the scales of K and of V, float16 [groups, 16] each. Kernels
+see pages of q8 as 32-bit words, as not every GPU has smaller integers.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 
 from tvm import tirx
 from tvm.script.ir_builder import tirx as I
 
-from tir_schedules.builder import Buffer, Expr, Tensor
-from tir_schedules.gpu.kernel import ceildiv, keep, launch
-from tir_schedules.paged import PAGE, Heads
+from tir_schedules.builder import Buffer, Expr, Tensor, f32
+from tir_schedules.gpu.kernel import ceildiv, half_to_float, keep, launch, pin
+from tir_schedules.paged import ITEM_BYTES, PAGE, Heads
 
 _THREADS = 256
 MAX_ROW_PARTS = 1024  # parts of rows that the workspace of `attend_few` holds; a row has 128 at most
@@ -23,14 +24,14 @@ MAX_ROW_PARTS = 1024  # parts of rows that the workspace of `attend_few` holds; 
 ACTIVATION_DTYPES = ("float32", "float16")
 
 
-def kv_dtypes(activation_dtype: str) -> tuple[str, ...]:
-    """Dtypes for K and V: that of the activations, in which kernels read them."""
-    return (activation_dtype,)
+def kv_dtypes(activation_dtype: str, head_dim: int, own_pages: bool) -> tuple[str, ...]:
+    """How K and V can be kept: in the dtype of the activations or, four numbers of a token in a word, as q8."""
+    return (activation_dtype, "q8") if own_pages and head_dim % 4 == 0 else (activation_dtype,)
 
 
 @dataclass(frozen=True)
 class AttentionShape(Heads):
-    """Static facts of a model's attention. `dtype` is that of queries, outputs and the cache.
+    """Static facts of a model's attention. `dtype` is q8 or that of queries and outputs.
 
     `subgroup`: lanes of a subgroup, 0 if unknown; `shuffled`: as in `packed_loads.Xs`.
     """
@@ -39,18 +40,79 @@ class AttentionShape(Heads):
     shuffled: bool = False
 
     @property
-    def bytes_per_token(self) -> int:
-        """Bytes of one token in one layer of the cache."""
-        return 2 * self.num_kv_heads * self.head_dim * (2 if self.dtype == "float16" else 4)
+    def row_dtype(self) -> str:
+        """The dtype of queries, outputs, and new keys and values."""
+        return self.activation_dtype if self.dtype == "q8" else self.dtype
 
     @property
-    def page_bytes(self) -> int:
-        """Bytes of a page in one layer."""
-        return PAGE * self.bytes_per_token
+    def scale_dims(self) -> int:
+        """Neighbouring dimensions that share a scale; all of them where there are none."""
+        return self.head_dim // max(1, self.scale_groups)
 
     @property
     def workspace(self) -> tuple[int, ...]:
         return tuple(MAX_ROW_PARTS * self.num_heads * numbers for numbers in (self.head_dim, 2))
+
+
+@dataclass(frozen=True)
+class Row:
+    """K or V of a token in a head. Dimension d is element `first` + d * `stride` of `data`.
+
+    q8: `data` are words, with the codes of four tokens of K, this one's `shift` bits up, or of four dimensions of V;
+    scale g is float16 number `scales` + 16 g.
+    """
+
+    shape: AttentionShape
+    data: Buffer
+    first: Expr
+    stride: int = 1
+    shift: Expr | None = None
+    scales: Expr | None = None
+
+    def moved(self, move: Callable[[Expr], Expr]) -> Row:
+        """The row at `move(index)` for each of its indices: that of another lane. Not for K of q8."""
+        scales = None if self.scales is None else pin(move(self.scales))
+        return replace(self, first=pin(move(self.first)), scales=scales)
+
+    def scale(self, d: Expr) -> Expr:
+        """float32 scale of dimension d; 1 where there are none."""
+        if self.scales is None:
+            return 1
+        at = self.scales + d // self.shape.scale_dims * PAGE
+        return half_to_float(keep(half_of(self.data, at)), signed=False, finite=False)
+
+    def number(self, d: Expr, scale: Expr) -> Expr:
+        """float32 number of dimension d, whose scale is known."""
+        if self.scales is None:
+            return f32(self.data[self.first + d * self.stride])
+        if self.shift is not None:
+            word, shift = self.data[self.first + d * self.stride], self.shift
+        else:
+            word, shift = self.data[self.first + d // 4], d % 4 * 8
+        return f32(I.shift_right(I.shift_left(word, 24 - shift), I.int32(24))) * scale
+
+    def at(self, d: Expr) -> Expr:
+        """float32 number of dimension d."""
+        return self.number(d, self.scale(d))
+
+
+def half_of(words: Buffer, at: Expr) -> Expr:
+    """The 16 bits of a number of int32 words that are pairs of float16."""
+    return I.bitwise_and(I.shift_right(words[at // 2], at % 2 * 16), 0xFFFF)
+
+
+def for_dims(rows: Sequence[Row], body: Callable[[Expr, list[Expr]], None]) -> None:
+    """body(d, numbers of the rows in dimension d) for every dimension, one after another."""
+    shape = rows[0].shape
+    if rows[0].scales is None:
+        with I.serial(0, shape.head_dim) as d:
+            body(d, [keep(row.at(d)) for row in rows])
+        return
+    with I.serial(0, shape.scale_groups) as g:
+        scales = [pin(row.scale(g * shape.scale_dims)) for row in rows]
+        with I.serial(0, shape.scale_dims) as i:
+            d = keep(g * shape.scale_dims + i)
+            body(d, [keep(row.number(d, scale)) for row, scale in zip(rows, scales)])
 
 
 @dataclass(frozen=True)
@@ -60,16 +122,42 @@ class Pages:
     shape: AttentionShape
     data: Buffer
 
+    @property
+    def packed(self) -> int:
+        """Numbers of K or V in an element of `data`."""
+        return 4 if self.shape.dtype == "q8" else 1
+
     def _head(self, page: Expr, head: Expr) -> Expr:
-        return (page * self.shape.num_kv_heads + head) * (2 * PAGE * self.shape.head_dim)
+        size = self.shape.head_bytes // (4 if self.packed == 4 else ITEM_BYTES[self.shape.dtype])
+        return (page * self.shape.num_kv_heads + head) * size
 
     def k(self, page: Expr, head: Expr, slot: Expr, d: Expr) -> Expr:
-        """Index of an element of K."""
-        return self._head(page, head) + d * PAGE + slot
+        """Index of the element with a number of K."""
+        return self._head(page, head) + d * (PAGE // self.packed) + slot // self.packed
 
     def v(self, page: Expr, head: Expr, slot: Expr, d: Expr) -> Expr:
-        """Index of an element of V."""
-        return self._head(page, head) + PAGE * self.shape.head_dim + slot * self.shape.head_dim + d
+        """Index of the element with a number of V."""
+        dim = self.shape.head_dim // self.packed
+        return self._head(page, head) + PAGE * dim + slot * dim + d // self.packed
+
+    def scales(self, page: Expr, head: Expr, slot: Expr, of_v: Expr) -> Expr | None:
+        """Index of the first float16 scale of K (or V) of a token; None where there are none."""
+        if self.packed == 1:
+            return None
+        shape = self.shape
+        return self._head(page, head) * 2 + PAGE * (shape.head_dim + of_v * shape.scale_groups) + slot
+
+    def key(self, page: Expr, head: Expr, slot: Expr) -> Row:
+        """K of a token."""
+        first, scales = pin(self.k(page, head, slot, 0)), self.scales(page, head, slot, 0)
+        if scales is None:
+            return Row(self.shape, self.data, first, PAGE)
+        return Row(self.shape, self.data, first, PAGE // 4, pin(slot % 4 * 8), pin(scales))
+
+    def value(self, page: Expr, head: Expr, slot: Expr) -> Row:
+        """V of a token."""
+        first, scales = pin(self.v(page, head, slot, 0)), self.scales(page, head, slot, 1)
+        return Row(self.shape, self.data, first, scales=None if scales is None else pin(scales))
 
 
 def pages_argument(shape: AttentionShape) -> Tensor:
@@ -88,18 +176,19 @@ def flat_pages(shape: AttentionShape, buffer: Buffer) -> Pages:
 def byte_pages_argument(shape: AttentionShape) -> Tensor:
     """Pages that the runtime owns, int8[P, page_bytes], as `Pages`."""
     count = tirx.Var("num_pages", "int64")
-    elements = count * (2 * shape.num_kv_heads * PAGE * shape.head_dim)
-    return Tensor((count, shape.page_bytes), "int8", [(elements, shape.dtype)], lambda data: Pages(shape, data))
+    dtype = "int32" if shape.dtype == "q8" else shape.dtype
+    elements = count * (shape.page_bytes // (2 if dtype == "float16" else 4))
+    return Tensor((count, shape.page_bytes), "int8", [(elements, dtype)], lambda data: Pages(shape, data))
 
 
 def heads_argument(shape: AttentionShape, rows: Expr) -> Tensor:
     """q or output [rows, num_heads, head_dim]."""
-    return Tensor((rows, shape.num_heads, shape.head_dim), shape.dtype)
+    return Tensor((rows, shape.num_heads, shape.head_dim), shape.row_dtype)
 
 
 def qkv_argument(shape: AttentionShape, rows: Expr) -> Tensor:
     """Rows of queries, keys and values [rows, num_heads + 2 num_kv_heads, head_dim]."""
-    return Tensor((rows, shape.num_heads + 2 * shape.num_kv_heads, shape.head_dim), shape.dtype)
+    return Tensor((rows, shape.num_heads + 2 * shape.num_kv_heads, shape.head_dim), shape.row_dtype)
 
 
 def kv_argument(shape: AttentionShape, *rows: Expr) -> Tensor:

@@ -9,7 +9,14 @@ from tvm.script.ir_builder import tirx as I
 
 from tir_schedules.builder import Buffer, Expr, function
 from tir_schedules.gpu.attention import prefill_plain
-from tir_schedules.gpu.attention.pages import AttentionShape, flat_pages, heads_argument, index_argument, kv_argument
+from tir_schedules.gpu.attention.pages import (
+    AttentionShape,
+    Row,
+    flat_pages,
+    heads_argument,
+    index_argument,
+    kv_argument,
+)
 from tir_schedules.gpu.attention.prefill_keys import PagedKeys, attend_pages
 from tir_schedules.gpu.attention.prefill_plain import Operands
 from tir_schedules.gpu.attention.prefill_tile import PrefillTile, Tile, for_tile
@@ -79,13 +86,12 @@ def prefill_chunk(shape: AttentionShape, size: PrefillTile = PrefillTile()) -> t
             count = keep(kv_indptr[tile.b + 1] - first)
             before = keep(count - tile.queries)
 
-            def at(token: Expr) -> Callable[[Expr], Expr]:
-                base = keep(((first + token) * kv_heads + tile.h) * dim)
-                return lambda d: base + d
+            def at(x: Buffer) -> Callable[[Expr], Row]:
+                return lambda token: Row(shape, x, keep(((first + token) * kv_heads + tile.h) * dim))
 
             end = keep(I.min(count, before + tile.last_query + 1))
             seen = lambda query, token: token <= before + query  # noqa: E731
-            prefill_plain.attend(tile, prefill_plain.Keys(0, end, at, at, seen), Operands(q, k, v, out, lse, scale))
+            prefill_plain.attend(tile, prefill_plain.Keys(0, end, at(k), at(v), seen), Operands(q, out, lse, scale))
 
         for_tile(shape, size, batch, q_indptr, n, attend)
 

@@ -10,10 +10,11 @@ from tvm.script.ir_builder import tirx as I
 from tir_schedules.builder import Buffer, Expr
 from tir_schedules.gpu import device_calls
 from tir_schedules.gpu.attention import prefill_mma, prefill_plain
-from tir_schedules.gpu.attention.pages import Pages
+from tir_schedules.gpu.attention.pages import Pages, Row
 from tir_schedules.gpu.attention.prefill_plain import Operands
 from tir_schedules.gpu.attention.prefill_tile import Tile
 from tir_schedules.gpu.kernel import keep, pin
+from tir_schedules.gpu.matmul.packed_loads import neighbours
 from tir_schedules.paged import PAGE
 
 
@@ -36,12 +37,10 @@ class PagedKeys:
     def inside(self, token: Expr) -> Expr:
         return token if self.first is None else I.max(I.min(token, self.end - 1), self.first)
 
-    def at(self, index: Callable[..., Expr], token: Expr) -> Callable[[Expr], Expr]:
-        """The index of an element of a token's K or V, by dimension."""
+    def at(self, row: Callable[..., Row], token: Expr) -> Row:
+        """K or V of a token."""
         token = self.inside(token)
-        page = keep(self.table(token // PAGE))
-        slot = keep(token % PAGE)
-        return lambda d: index(page, self.tile.h, slot, d)
+        return row(keep(self.table(token // PAGE)), self.tile.h, keep(token % PAGE))
 
     def page_of(self, token: Expr) -> Expr:
         return keep(self.table(self.inside(I.min(token, self.end - 1)) // PAGE))
@@ -50,23 +49,63 @@ class PagedKeys:
 def attend_pages(keys: PagedKeys, q: Buffer, out: Buffer, lse: Buffer | None, scale: Expr) -> None:
     """Attention of a tile's rows to keys in pages, without matrix units."""
     tile, pages = keys.tile, keys.pages
-    k, v = (lambda token, index=index: keys.at(index, token) for index in (pages.k, pages.v))
+    k, v = (lambda token, row=row: keys.at(row, token) for row in (pages.key, pages.value))
     plain = prefill_plain.Keys(keys.begin, keys.end, k, v, keys.seen)
-    prefill_plain.attend(tile, plain, Operands(q, pages.data, pages.data, out, lse, scale))
+    prefill_plain.attend(tile, plain, Operands(q, out, lse, scale))
 
 
 def in_products(keys: PagedKeys) -> prefill_mma.Keys:
     """Keys in pages for matrix units; they start at a page boundary."""
+    k, v = _codes_in_products(keys) if keys.pages.packed > 1 else _halves_in_products(keys)
+    return prefill_mma.Keys(keep(keys.begin // PAGE * PAGE), keys.end, k, v, keys.seen)
+
+
+def _halves_in_products(keys: PagedKeys) -> tuple[prefill_mma.LoadK, prefill_mma.LoadV]:
+    """K and V of float16 as words of two."""
     pages, head = keys.pages, keys.tile.h
     words = I.decl_buffer((pages.data.shape[0] // 2,), "uint32", data=pages.data.data)
 
+    def two_keys(token0: Expr, d: Expr, g: Expr) -> Callable[[int], Expr]:
+        first = keep(pages.k(keys.page_of(token0), head, 0, d) // 2 + g)
+        return lambda row: words[first + row * (PAGE // 2)]
+
+    def v(token: Expr) -> Callable[[Expr, int], list[Expr]]:
+        first = keep(pages.v(keys.page_of(token), head, keys.inside(token) % PAGE, 0) // 2)
+        return lambda d, count: neighbours(words, first + d // 2, count) if count > 1 else [words[first + d // 2]]
+
+    return _in_order(two_keys), v
+
+
+def _in_order(two_keys: Callable[[Expr, Expr, Expr], Callable[[int], Expr]]) -> prefill_mma.LoadK:
+    """`two_keys(token0, d, g)(row)` has the words of the keys 2g and 2g + 1, in dimension d + row."""
+
     def k(token0: Expr, step: Expr, g: Expr, t: Expr) -> list[Expr]:
-        first = keep((pages.k(keys.page_of(token0), head, 0, step * PAGE + t * 2)) // 2 + g)
-        a, b, c, d = (pin(words[first + row * (PAGE // 2)]) for row in (0, 1, 8, 9))
+        word = two_keys(token0, step * PAGE + t * 2, g)
+        a, b, c, d = (pin(word(row)) for row in (0, 1, 8, 9))
         low, high = device_calls.low_halves, device_calls.high_halves
         return [low(a, b), low(c, d), high(a, b), high(c, d)]
 
-    def v(token: Expr) -> Expr:
-        return keep(pages.v(keys.page_of(token), head, keys.inside(token) % PAGE, 0) // 2)
+    return k
 
-    return prefill_mma.Keys(keep(keys.begin // PAGE * PAGE), keys.end, k, v, words, keys.seen)
+
+def _codes_in_products(keys: PagedKeys) -> tuple[prefill_mma.LoadK, prefill_mma.LoadV]:
+    """K and V of q8 as words of two float16."""
+    pages, head = keys.pages, keys.tile.h
+
+    def two_keys(token0: Expr, d: Expr, g: Expr) -> Callable[[int], Expr]:
+        page = keys.page_of(token0)
+        rows = [pages.key(page, head, keep(2 * g + i)) for i in range(2)]
+        scales = [pin(row.scale(d)) for row in rows]  # 16 dimensions share them
+        return lambda i: device_calls.half_pair(*(pin(row.number(d + i, scale)) for row, scale in zip(rows, scales)))
+
+    def v(token: Expr) -> Callable[[Expr, int], list[Expr]]:
+        row = pages.value(keys.page_of(token), head, keep(keys.inside(token) % PAGE))
+
+        def pairs(d: Expr, count: int) -> list[Expr]:
+            scale = pin(row.scale(d))
+            numbers = [pin(row.number(d + i, scale)) for i in range(2 * count)]
+            return [device_calls.half_pair(*numbers[i : i + 2]) for i in range(0, 2 * count, 2)]
+
+        return pairs
+
+    return _in_order(two_keys), v

@@ -44,7 +44,12 @@ def problem(shape: AttentionShape, knobs: Knobs) -> str:
     """Why matrix units cannot process these heads, or ""."""
     if not int(knobs.get("mma", 0)) or shape.subgroup != 32:
         return "no matrix units"
-    return "" if shape.dtype == "float16" and shape.head_dim % KEYS == 0 else f"heads of {shape.head_dim} {shape.dtype}"
+    fits = shape.row_dtype == "float16" and shape.head_dim % KEYS == 0
+    return "" if fits else f"heads of {shape.head_dim} {shape.row_dtype}"
+
+
+LoadK = Callable[[Expr, Expr, Expr, Expr], list[Expr]]
+LoadV = Callable[[Expr], Callable[[Expr, int], list[Expr]]]
 
 
 @dataclass(frozen=True)
@@ -52,15 +57,14 @@ class Keys:
     """What a tile attends to: tokens `begin` ... `end` - 1 of a sequence, `begin` a multiple of 16.
 
     `k(token0, step, g, t)` loads a lane's part of 16 keys from token0 on in 16 dimensions, the words of both products:
-    the dimensions 2t, 2t + 1, 2t + 8 and 2t + 9. `v(token)` is the word index of a key's values. `seen(query, token)`
-    is as in `prefill_plain.Keys`.
+    the dimensions 2t, 2t + 1, 2t + 8 and 2t + 9. `v(token)(d, count)` loads `count` words of a key's values from the
+    dimension d on, a multiple of 2 `count`. `seen(query, token)` is as in `prefill_plain.Keys`.
     """
 
     begin: Expr
     end: Expr
-    k: Callable[[Expr, Expr, Expr, Expr], list[Expr]]
-    v: Callable[[Expr], Expr]
-    values: Buffer
+    k: LoadK
+    v: LoadV
     seen: Callable[[Expr, Expr], Expr]
 
 
@@ -168,8 +172,7 @@ class _Work:
         rows = []
         for i in _KEY_ORDER:
             token = keep(I.min(token0 + block * KEYS + self.t * 4 + i, last))  # memory beyond it may hold NaN
-            first = self.keys.v(token) + group * (8 * half) + self.g * half
-            rows.append(neighbours(self.keys.values, first, half) if half > 1 else [self.keys.values[first]])
+            rows.append(self.keys.v(token)(group * (16 * half) + self.g * (2 * half), half))
         for m in range(half):
             a, b, c, d = (row[m] for row in rows)
             lows = device_calls.low_halves(a, b), device_calls.low_halves(c, d)

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from tvm.script.ir_builder import tirx as I
 
 from tir_schedules.builder import Buffer, Expr, add, f32, put
+from tir_schedules.gpu.attention.pages import Row, for_dims
 from tir_schedules.gpu.attention.prefill_tile import Tile
 from tir_schedules.gpu.attention.scores import score_of
 from tir_schedules.gpu.kernel import LOWEST, barrier, ceildiv, keep, local, shared
@@ -17,24 +18,22 @@ from tir_schedules.gpu.kernel import LOWEST, barrier, ceildiv, keep, local, shar
 class Keys:
     """What a tile attends to: tokens begin ... end - 1 of a sequence.
 
-    `k(token)(d)` and `v(token)(d)` index an element. `seen(query, token)`: whether a query, counted in the sequence's
+    `k(token)` and `v(token)` are rows. `seen(query, token)`: whether a query, counted in the sequence's
     chunk, sees a token.
     """
 
     begin: Expr
     end: Expr
-    k: Callable[[Expr], Callable[[Expr], Expr]]
-    v: Callable[[Expr], Callable[[Expr], Expr]]
+    k: Callable[[Expr], Row]
+    v: Callable[[Expr], Row]
     seen: Callable[[Expr, Expr], Expr]
 
 
 @dataclass(frozen=True)
 class Operands:
-    """Tensors of the kernel; `k` and `v` are flat. The first heads of a row of q are queries."""
+    """Tensors of the kernel. The first heads of a row of q are queries."""
 
     q: Buffer
-    k: Buffer
-    v: Buffer
     out: Buffer
     lse: Buffer | None
     scale: Expr
@@ -70,11 +69,11 @@ def attend(tile: Tile, keys: Keys, tensors: Operands) -> None:
             for c in range(columns):
                 put(sums, i * columns + c, sums[i * columns + c] * factor)
         with I.serial(0, I.min(keys.end - token0, size)) as t:
-            at = keys.v(token0 + t)
+            v = keys.v(token0 + t)
             weights = [keep(scores[(row + i) * size + t]) for i in range(rows_per_lane)]
             for c in range(columns):
                 d = lane + c * lanes if dim % lanes == 0 else I.min(lane + c * lanes, dim - 1)
-                value = keep(f32(tensors.v[at(d)]))
+                value = keep(v.at(d))
                 for i in range(rows_per_lane):
                     add(sums, i * columns + c, weights[i] * value)
     barrier()
@@ -99,23 +98,25 @@ def _tile_scores(
     tile: Tile, keys: Keys, tensors: Operands, scores: Buffer, token0: Expr, lane: Expr, row: Expr
 ) -> None:
     """scores[row, key] of a block of keys; LOWEST where a row does not see a key."""
-    dim, lanes, rows_per_lane, size = tile.shape.head_dim, tile.lanes, tile.size.rows_per_lane, tile.size.keys
+    lanes, rows_per_lane, size = tile.lanes, tile.size.rows_per_lane, tile.size.keys
     count = size // lanes
     dots = local(rows_per_lane * count)
     tokens = [keep(token0 + lane + lanes * j) for j in range(count)]
-    at = [keys.k(I.min(token, keys.end - 1)) for token in tokens]
+    rows = [keys.k(I.min(token, keys.end - 1)) for token in tokens]
     queries = [
         (keep(tile.first + I.max(I.min(tile.query(row + i), tile.queries - 1), 0)), keep(tile.head(row + i)))
         for i in range(rows_per_lane)
     ]
     for i in range(rows_per_lane * count):
         put(dots, i, 0.0)
-    with I.serial(0, dim) as d:
+
+    def multiply(d: Expr, b: list[Expr]) -> None:
         a = [keep(f32(tensors.q[query, head, d])) for query, head in queries]
-        b = [keep(f32(tensors.k[index(d)])) for index in at]
         for i in range(rows_per_lane):
             for j in range(count):
                 add(dots, i * count + j, a[i] * b[j])
+
+    for_dims(rows, multiply)
     for i in range(rows_per_lane):
         for j in range(count):
             seen = I.And(tokens[j] < keys.end, keys.seen(tile.query(row + i), tokens[j]))

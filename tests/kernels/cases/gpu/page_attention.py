@@ -41,7 +41,7 @@ class Step:
 def tokens(shape: AttentionShape, number: int, length: int) -> tuple[Array, Array, Array]:
     """q, k, v [length, heads, D] of a sequence; a longer one begins with the same numbers."""
     q, k, v = (
-        np.random.default_rng([number, part]).standard_normal((length, heads, shape.head_dim)).astype(shape.dtype)
+        np.random.default_rng([number, part]).standard_normal((length, heads, shape.head_dim)).astype(shape.row_dtype)
         for part, heads in enumerate((shape.num_heads, shape.num_kv_heads, shape.num_kv_heads))
     )
     return q, k, v
@@ -65,25 +65,56 @@ def step_of(shape: AttentionShape, window: int, spans: Sequence[Span], *, stored
     order = draw.permutation(int(table_begin[-1]) + 3).astype(np.int32)
     ids, slots = order[: table_begin[-1]].copy(), []
     gone = next((page for page in order[table_begin[-1] :] if page % 2 == 0), -1)  # all NaN
-    pages = np.full((len(order), shape.num_kv_heads, 2, PAGE * shape.head_dim), np.nan, shape.dtype)
-    pages[1::2] = 4 * draw.standard_normal(pages[1::2].shape)
+    pages = _pages(shape, len(order), draw)
     for first, span in zip(table_begin, spans):
         _, k, v = tokens(shape, span.of, span.end)
         for t in range(span.end if stored else span.begin):
-            put_token(pages, int(ids[first + t // PAGE]), t % PAGE, k[t], v[t])
+            put_token(shape, pages, int(ids[first + t // PAGE]), t % PAGE, k[t], v[t])
         where = np.arange(span.begin, span.end)
         slots.append(ids[first + where // PAGE] * PAGE + where % PAGE)
         if window:
             ids[first : first + max(0, span.begin - window + 1) // PAGE] = gone
     numbers = step_integers(window, spans, np.concatenate(slots), table_begin, ids, draw)
-    return Step(numbers, pages.view(np.int8).reshape(len(pages), -1), np.concatenate(slots))
+    return Step(numbers, pages.reshape(len(pages), -1), np.concatenate(slots))
 
 
-def put_token(pages: Array, page: int, slot: int, k: Array, v: Array) -> None:
+def _pages(shape: AttentionShape, count: int, draw: np.random.Generator) -> Array:
+    """int8[count, kv heads, bytes]: even pages are NaN, others have numbers."""
+    if shape.dtype == "q8":
+        pages = draw.integers(-128, 128, (count, shape.num_kv_heads, shape.head_bytes)).astype(np.int8)
+        scales = pages[..., 2 * PAGE * shape.head_dim :].view(np.float16)
+        scales[::2], scales[1::2] = np.nan, 0.1
+        return pages
+    numbers = np.full((count, shape.num_kv_heads, 2 * PAGE * shape.head_dim), np.nan, shape.dtype)
+    numbers[1::2] = 4 * draw.standard_normal(numbers[1::2].shape)
+    return numbers.view(np.int8)
+
+
+def put_token(shape: AttentionShape, pages: Array, page: int, slot: int, k: Array, v: Array) -> None:
     """K of a token as a column [D] of its page, V as a row, for each KV head."""
-    heads, dim = k.shape
-    pages[page, :, 0].reshape(heads, dim, PAGE)[:, :, slot] = k
-    pages[page, :, 1].reshape(heads, PAGE, dim)[:, slot] = v
+    heads, dim, groups = *k.shape, shape.scale_groups
+    if shape.dtype == "q8":
+        scales = pages[page, :, 2 * PAGE * dim :].view(np.float16).reshape(heads, 2, groups, PAGE)
+        (k, scales[:, 0, :, slot]), (v, scales[:, 1, :, slot]) = quantized(shape, k), quantized(shape, v)
+    numbers = pages[page, :, : 2 * PAGE * dim * k.itemsize].view(k.dtype).reshape(heads, 2, -1)
+    numbers[:, 0].reshape(heads, dim, PAGE)[:, :, slot] = k
+    numbers[:, 1].reshape(heads, PAGE, dim)[:, slot] = v
+
+
+def quantized(shape: AttentionShape, x: Array) -> tuple[Array, Array]:
+    """Codes int8[..., D] and scales float16[..., groups] of K or V."""
+    parts = x.astype(np.float32).reshape(*x.shape[:-1], shape.scale_groups, -1)
+    scales = (np.abs(parts).max(axis=-1) * np.float32(1 / 127)).astype(np.float16)
+    codes = np.rint(parts * (1 / scales.astype(np.float32))[..., None]).clip(-127, 127)
+    return codes.astype(np.int8).reshape(x.shape), scales
+
+
+def kept(shape: AttentionShape, x: Array) -> Array:
+    """K or V as pages keep them."""
+    if shape.dtype != "q8":
+        return x
+    codes, scales = quantized(shape, x)
+    return (codes.reshape(*scales.shape, -1) * scales[..., None].astype(np.float64)).reshape(x.shape)
 
 
 def _scheduled(
@@ -117,6 +148,7 @@ class Attend:
             rows = iter(found[3])
             for span in spans:
                 q, k, v = tokens(self.shape, span.of, span.end)
+                k, v = kept(self.shape, k), kept(self.shape, v)
                 for i in range(span.begin, span.end):
                     row = next(rows)
                     if (span.of, i) in known:
@@ -125,9 +157,9 @@ class Attend:
                     known[span.of, i] = row
                     oldest = max(i - self.window + 1, 0) if self.window else 0
                     expected, _ = attention(self.shape, q[i], k[: i + 1], v[: i + 1], oldest, SCALE)
-                    assert_near(row, expected, TOLERANCES[self.shape.dtype][0])
+                    assert_near(row, expected, TOLERANCES[self.shape.row_dtype][0])
 
-        out = np.full((len(qkv), self.shape.num_heads, self.shape.head_dim), np.nan, self.shape.dtype)
+        out = np.full((len(qkv), self.shape.num_heads, self.shape.head_dim), np.nan, self.shape.row_dtype)
         sizes = self.shape.workspace if self.role == "attend_few" else ()
         workspace = [np.full(size, np.nan, np.float32) for size in sizes]
         return Call((qkv, given.integers, given.pages, out, *workspace), check)
@@ -149,10 +181,10 @@ class Store:
         given = step_of(shape, self.window, self.spans, stored=False)
         after, numbers = given.pages.copy(), given.integers.copy()
         numbers[numbers[step_layout.SLOT] + len(qkv) - 1] = -1
-        pages = after.view(shape.dtype).reshape(len(after), shape.num_kv_heads, 2, -1)
+        pages = after.reshape(len(after), shape.num_kv_heads, -1)
         for row, slot in zip(qkv[:-1], given.slots):
             k, v = np.split(row[shape.num_heads :], 2)
-            put_token(pages, *divmod(int(slot), PAGE), k, v)
+            put_token(shape, pages, *divmod(int(slot), PAGE), k, v)
         return [Call((qkv, numbers, given.pages), lambda found: np.testing.assert_array_equal(found[2], after))]
 
 
@@ -187,6 +219,7 @@ def _chunks(of: int, *borders: int) -> list[list[Span]]:
 
 _ONE_KV_HEAD = AttentionShape(4, 1, 64, "float16")
 _TWO_KV_HEADS = AttentionShape(4, 2, 64, "float16")
+_Q8_HALF = AttentionShape(4, 2, 64, "q8", activation_dtype="float16")
 _MANY_SEQUENCES = [Span(i, 37 * i % 301, 37 * i % 301 + 1) for i in range(16)]
 _ROWS_OF_TURNS = [Span(i, 11 * i % 301, 11 * i % 301 + 1) for i in range(70)]
 _PAGE_BORDERS = (Span(0, 14, 18), Span(1, 0, 1))
@@ -238,9 +271,28 @@ MANY_PLAIN = {
         knobs={"prefill_keys": 64},
     ),
 }
+Q8 = {
+    "few, q8": Attend(_Q8_HALF, "attend_few", _alone(Span(0, 253, 260), Span(1, 700, 701), Span(2, 0, 1))),
+    "few, q8, window": Attend(
+        AttentionShape(4, 2, 96, "q8"), "attend_few", _alone(Span(0, 298, 303), Span(1, 20, 22)), window=50
+    ),
+    "few, q8, heads of odd size": Attend(
+        AttentionShape(3, 1, 20, "q8", softcap=5.0), "attend_few", _alone(Span(0, 40, 42))
+    ),
+    "many, q8": Attend(
+        _Q8_HALF, "attend_many", [*_chunks(0, 15, 31, 48, 49, 113), [Span(1, 3, 8), Span(0, 16, 33), Span(2, 0, 1)]]
+    ),
+    "many, q8, window": Attend(
+        AttentionShape(4, 2, 96, "q8", activation_dtype="float16"), "attend_many", _chunks(0, 17, 80, 145), window=40
+    ),
+    "many, q8, float32": Attend(AttentionShape(4, 2, 80, "q8"), "attend_many", _chunks(0, 15, 16, 17, 40)),
+    "store, q8": Store(_Q8_HALF, (Span(0, 5, 40), Span(1, 0, 17), Span(2, 62, 66), Span(3, 7, 8), Span(4, 2, 4))),
+    "store, q8, window": Store(AttentionShape(4, 2, 24, "q8"), (Span(0, 45, 60), Span(1, 0, 2)), window=20),
+    "copy, q8": Copy(AttentionShape(4, 2, 24, "q8")),
+}
 MOVES = {
     "store": Store(_TWO_KV_HEADS, (Span(0, 5, 40), Span(1, 0, 17), Span(2, 62, 66))),
     "store, window": Store(AttentionShape(4, 2, 24, "float32"), (Span(0, 45, 60), Span(1, 0, 2)), window=20),
     "copy": Copy(AttentionShape(4, 2, 24, "float16")),
 }
-CASES: Mapping[str, Attend | Store | Copy] = {**FEW, **MANY, **MANY_PLAIN, **MOVES}
+CASES: Mapping[str, Attend | Store | Copy] = {**FEW, **MANY, **MANY_PLAIN, **MOVES, **Q8}

@@ -30,7 +30,7 @@ OWN_PAGES = [name for name in CASES if name not in attention.CASES]
 # Tiles of cooperative matrices: tests/vulkan/test_matrices.py runs those of Vulkan.
 ON_VULKAN, ON_CUDA = ([name for name in names if name not in matmul.SIMD_GROUPS] for names in (CASES, OWN_PAGES))
 # What subgroups of 8 lanes cannot have: octets, and subgroups that share columns.
-LANES_16 = [*matmul.PLAIN, *experts.SMALL, *attention.DECODE_SMALL, *page_attention.CASES, *norm.CASES]
+LANES_16 = [*matmul.PLAIN, *matmul.FEW, *experts.SMALL, *attention.DECODE_SMALL, *page_attention.CASES, *norm.CASES]
 Errors = Callable[[str], Mapping[str, str]]
 
 

@@ -7,6 +7,7 @@ experts_mma.py   GEMM of experts on the same units: rows sorted by expert
 coopmat.py       GEMM on Vulkan's cooperative matrices and Metal's SIMD-group matrices
 experts.py       experts without subgroups: a GEMV for each chosen expert
 take.py          rows of an embedding table
+row_tile.py      tiles of few rows of x, which share one read of the weight
 packed.py        the packed weight, read by one invocation for each row
 packed_loads.py  the same weight, loaded by groups of 8 lanes with 16 bytes at once
 output.py        stores a lane's columns, with the gate of a feed-forward block

@@ -34,6 +34,6 @@ def expert_matmul(op: Op, dtype: str, knobs: Knobs) -> tirx.PrimFunc | Declined:
             expert = keep(I.min(I.max(ids[i // per_token, i % per_token], 0), weight.experts - 1))
             source = i // per_token if shared_x else i
             rows = Rows(weight, sizes, arrays, (expert,))
-            gemv(rows, shape, bx, tx, lambda at: x[source, at], lambda row, value: put(y, (i, row), value))
+            gemv(rows, shape, bx, tx, [lambda at: x[source, at]], lambda _, row, value: put(y, (i, row), value))
 
     return function("expert_matmul", arguments, body)

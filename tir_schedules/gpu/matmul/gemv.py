@@ -1,16 +1,19 @@
-"""GEMV: each lane multiplies one row of a packed weight by one row of x."""
+"""GEMV: each lane multiplies one row of a packed weight by one row of x, or by a few."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
 
 from tvm.script.ir_builder import tirx as I
 
 from tir_schedules.builder import Buffer, Expr, add, f32, put
-from tir_schedules.gpu.kernel import barrier, ceildiv, keep, local, shared
+from tir_schedules.gpu.kernel import barrier, ceildiv, keep, local, pin, shared
 from tir_schedules.gpu.matmul.packed import BLOCK_ROWS, Packed, Rows, sum_in_order
 from tir_schedules.rule import Knobs
+
+SUMS = 2  # of an invocation for a row of the weight and a row of x: that of a quantization group, and of all
 
 
 @dataclass(frozen=True)
@@ -23,6 +26,10 @@ class GemvShape:
     @property
     def threads(self) -> int:
         return BLOCK_ROWS * self.splits
+
+    def of_rows(self, rows: int, knobs: Knobs) -> GemvShape:
+        """For so many rows of x: columns are split in the same way, so that their sums are added in the same order."""
+        return self if rows == 1 else replace(self, blocks=min(self.blocks, int(knobs["gemv_sums"]) // (SUMS * rows)))
 
 
 def gemv_shape(weight: Packed, knobs: Knobs) -> GemvShape:
@@ -40,10 +47,10 @@ def gemv(
     shape: GemvShape,
     bx: Expr,
     tx: Expr,
-    x: Callable[[Expr], Expr],
-    store: Callable[[Expr, Expr], None],
+    xs: Sequence[Callable[[Expr], Expr]],
+    store: Callable[[int, Expr, Expr], None],
 ) -> None:
-    """store(row, w[row] . x) for the rows of one workgroup.
+    """store(i, row, w[row] . xs[i]) for the rows of one workgroup; `xs[i](column)` is an element of x.
 
     Codes of a quantization group are multiplied without subtracting the zero point. Zero point times the sum of x is
     subtracted once for the group, before the scale.
@@ -53,33 +60,43 @@ def gemv(
     blocks = [bx * shape.blocks + r for r in range(shape.blocks)]
     if w.blocks % shape.blocks:
         blocks = [keep(I.min(block, sizes.blocks - 1)) for block in blocks]
-    sums, dots, total = local(shape.blocks), local(shape.blocks), local(1)
-    for r in range(shape.blocks):
-        put(sums, r, I.float32(0))
+    count = len(xs) * shape.blocks
+    sums, dots, totals = local(count), local(count), local(len(xs))
+    for at in range(count):
+        put(sums, at, I.float32(0))
 
-    def add_word(at: Expr) -> None:
-        xs = _load_x(rows, at, x)
+    def add_word(word: Expr) -> None:
+        loaded = [_load_x(rows, word, x) for x in xs]
         if w.bits:
-            put(total, 0, sum_in_order([total[0], *xs]))
+            for i, values in enumerate(loaded):
+                put(totals, i, sum_in_order([totals[i], *values]))
         for r, block in enumerate(blocks):
-            put(dots, r, sum_in_order([dots[r], *(b * a for a, b in zip(xs, rows.elements(block, lane, at)))]))
+            elements = rows.elements(block, lane, word)
+            if len(xs) > 1:
+                elements = [pin(element) for element in elements]
+            for i, values in enumerate(loaded):
+                at = i * shape.blocks + r
+                put(dots, at, sum_in_order([dots[at], *(b * a for a, b in zip(values, elements))]))
 
-    def add_group(at: Expr) -> None:
+    def add_group(group: Expr) -> None:
         """Add the words that share a scale."""
-        put(total, 0, I.float32(0))
-        for r in range(shape.blocks):
-            put(dots, r, I.float32(0))
+        for i in range(len(xs)):
+            put(totals, i, I.float32(0))
+        for at in range(count):
+            put(dots, at, I.float32(0))
         if w.group_words == 1:
-            add_word(at)
+            add_word(group)
         else:
             with I.serial(0, w.group_words) as i:
-                add_word(keep(at * w.group_words + i))
+                add_word(keep(group * w.group_words + i))
         for r, block in enumerate(blocks):
-            if w.bits:
-                scale = rows.scale(block, lane, at * w.group_words)
-                add(sums, r, (dots[r] - total[0] * I.float32(w.zero_point)) * scale)
-            else:
-                add(sums, r, dots[r])
+            scale = rows.scale(block, lane, group * w.group_words) if w.bits else None
+            if scale is not None and len(xs) > 1:
+                scale = pin(scale)
+            for i in range(len(xs)):
+                at = i * shape.blocks + r
+                total = dots[at] if scale is None else (dots[at] - totals[i] * I.float32(w.zero_point)) * scale
+                add(sums, at, total)
 
     groups = ceildiv(sizes.k, w.run) // w.group_words
     with I.serial(0, groups // splits) as i:
@@ -88,9 +105,11 @@ def gemv(
         with I.If(part < groups % splits), I.Then():
             add_group(keep(groups // splits * splits + part))
     if splits > 1:
-        _sum_splits(shape, sums, tx)
-    for r in range(shape.blocks):
-        _store_sum(rows, shape, tx, (bx * shape.blocks + r) * BLOCK_ROWS + lane, sums[r], store)
+        _sum_splits(shape, sums, count, tx)
+    for i in range(len(xs)):
+        for r in range(shape.blocks):
+            row = (bx * shape.blocks + r) * BLOCK_ROWS + lane
+            _store_sum(rows, shape, tx, row, sums[i * shape.blocks + r], partial(store, i))
 
 
 def _load_x(rows: Rows, word: Expr, x: Callable[[Expr], Expr]) -> list[Expr]:
@@ -118,13 +137,13 @@ def _store_sum(
         store(row, total)
 
 
-def _sum_splits(shape: GemvShape, sums: Buffer, tx: Expr) -> None:
+def _sum_splits(shape: GemvShape, sums: Buffer, count: int, tx: Expr) -> None:
     """The first 32 invocations get the sums over all splits."""
-    parts = shared(shape.blocks * shape.threads)
-    for r in range(shape.blocks):
-        put(parts, r * shape.threads + tx, sums[r])
+    parts = shared(count * shape.threads)
+    for at in range(count):
+        put(parts, at * shape.threads + tx, sums[at])
     barrier()
     with I.If(tx < BLOCK_ROWS), I.Then():
-        for r in range(shape.blocks):
+        for at in range(count):
             for split in range(1, shape.splits):
-                add(sums, r, parts[r * shape.threads + split * BLOCK_ROWS + tx])
+                add(sums, at, parts[at * shape.threads + split * BLOCK_ROWS + tx])

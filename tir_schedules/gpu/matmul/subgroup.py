@@ -32,6 +32,7 @@ from tir_schedules.gpu.matmul.packed_loads import (
     lanes_of,
     packed_for_groups,
 )
+from tir_schedules.gpu.matmul.row_tile import RowTiles, by_tiles
 from tir_schedules.op import Op
 from tir_schedules.rule import Declined, Knobs
 
@@ -50,6 +51,11 @@ class _Tile:
     @property
     def columns(self) -> int:
         return LANE_ROWS * len(self.blocks)
+
+    def sums_of(self, i: int, r: int, outputs: int) -> list[Expr]:
+        """The sums of row i of x and output block r of so many, with those of its gate."""
+        count = self.columns // outputs
+        return [self.sums[i * self.columns + r * count + c] for c in range(count)]
 
     def unit(self, unit: Expr) -> None:
         """Add the products of a unit's columns."""
@@ -72,14 +78,26 @@ class _Tile:
     def _step(self, step: Expr, scales: list[list[Expr]]) -> None:
         xs = self.xs.step(step)
         stored = [self.weights.step(block, step) for block in self.blocks]
-        for j in range(GROUP_LANES):
-            values = [
-                pin(value) for words, scale in zip(stored, scales) for value in self.weights.column(words, j, scale)
-            ]
-            for i, row in enumerate(xs):
-                x = self.xs.column(row, j)
-                for c, value in enumerate(values):
-                    put(self.sums, i * self.columns + c, self.sums[i * self.columns + c] + x * value)
+        if len(xs) == 1 or not self.xs.shuffled:
+            for j in range(GROUP_LANES):
+                values = self._values(stored, j, scales)
+                for i, row in enumerate(xs):
+                    self._add(i, self.xs.column(row, j), values)
+            return
+        # A processor has few registers: the sums of one row at a time.
+        columns = [self._values(stored, j, scales) for j in range(GROUP_LANES)]
+        for i, row in enumerate(xs):
+            for j, values in enumerate(columns):
+                self._add(i, self.xs.column(row, j), values)
+
+    def _values(self, stored: list[list[list[Expr]]], j: int, scales: list[list[Expr]]) -> list[Expr]:
+        """Column j of a step in all blocks."""
+        return [pin(value) for words, scale in zip(stored, scales) for value in self.weights.column(words, j, scale)]
+
+    def _add(self, i: int, x: Expr, values: list[Expr]) -> None:
+        """Add the products of x, of row i, and a column."""
+        for c, value in enumerate(values):
+            put(self.sums, i * self.columns + c, self.sums[i * self.columns + c] + x * value)
 
 
 def _tile(weights: Weights, blocks: Sequence[Expr], xs: Xs) -> _Tile:
@@ -112,16 +130,25 @@ def subgroup_matmul(op: Op, dtype: str, knobs: Knobs) -> tirx.PrimFunc | Decline
         arrays, output = rest[:-1], Output(_flat(rest[-1], m * width), width, activation)
         flat = _flat(x, m * weight.k)
 
-        def gemv() -> None:
-            shape = _gemv_shape(weight, knobs, size, gated)
-            with launch(shape.threads, shape.groups, m) as (bx, i, _):
+        def gemv(tiles: RowTiles) -> None:
+            shape = _gemv_shape(weight, knobs, size, gated, tiles.rows)
+            with tiles.launch(shape.threads, shape.groups) as (bx, tile, _):
                 lanes = lanes_of(size)
                 # `keep`, not `pin`: TVM has to see that x can be loaded in vectors.
-                xs = Xs(flat, [keep(i * weight.k)], lanes, bool(knobs["shuffle_x"]))
-                _gemv(Weights(weight, arrays, lanes.lane), shape, bx, xs, lambda *values: output.put(i, *values))
+                lines = [keep(row * weight.k) for row in tiles.of(tile)]
+                xs = Xs(flat, lines, lanes, bool(knobs["shuffle_x"]))
+
+                def store(i: int, *values: Expr) -> None:
+                    with tiles.stored(tile, i):
+                        output.put(tile * tiles.rows + i, *values)
+
+                _gemv(Weights(weight, arrays, lanes.lane), shape, bx, xs, store)
+
+        def few() -> None:
+            by_tiles(op, m, knobs, 2 * LANE_ROWS if gated else LANE_ROWS, gemv)
 
         if not gated and is_lm_head(weight.n, weight.k):
-            gemv()
+            few()
             return
 
         def gemm() -> None:
@@ -132,7 +159,7 @@ def subgroup_matmul(op: Op, dtype: str, knobs: Knobs) -> tirx.PrimFunc | Decline
             else:
                 _gemm(weight, arrays, flat, output, m, size, knobs)
 
-        by_rows(op, m, gemv, gemm)
+        by_rows(op, m, few, gemm)
 
     return function("matmul", arguments, body)
 
@@ -155,8 +182,11 @@ class _GemvShape:
         return self.size * self.subgroups
 
 
-def _gemv_shape(weight: Packed, knobs: Knobs, size: int, gated: bool) -> _GemvShape:
-    """As many subgroups as keep the device busy, while each group of 8 lanes has at least one unit of columns."""
+def _gemv_shape(weight: Packed, knobs: Knobs, size: int, gated: bool, rows: int = 1) -> _GemvShape:
+    """As many subgroups as keep the device busy, while each group of 8 lanes has at least one unit of columns.
+
+    For `rows` rows of x as many as for one, so that their sums are added in the same order, and fewer blocks.
+    """
     outputs = weight.blocks // 2 if gated else weight.blocks
     blocks = min(max(1, int(knobs["gemv_blocks"]) // (2 if gated else 1)), outputs)
     groups = -(-outputs // blocks)
@@ -165,11 +195,13 @@ def _gemv_shape(weight: Packed, knobs: Knobs, size: int, gated: bool) -> _GemvSh
     subgroups = 1
     while 2 * subgroups <= max_subgroups and units >= 2 * subgroups * size // GROUP_LANES:
         subgroups *= 2
-    return _GemvShape(blocks, subgroups, groups, size, gated)
+    if rows > 1:
+        blocks = min(blocks, int(knobs["gemv_sums"]) // (rows * LANE_ROWS * (2 if gated else 1)))
+    return _GemvShape(blocks, subgroups, -(-outputs // blocks), size, gated)
 
 
 def _gemv(weights: Weights, shape: _GemvShape, bx: Expr, xs: Xs, store: Callable[..., None]) -> None:
-    """store(block, the lane's sums, lane) for the blocks of a workgroup."""
+    """store(row of x, block, the lane's sums, lane) for the blocks of a workgroup."""
     lanes, w = xs.lanes, weights.weight
     outputs = w.blocks // 2 if shape.gated else w.blocks
     first = [bx * shape.blocks + r for r in range(shape.blocks)]
@@ -184,14 +216,15 @@ def _gemv(weights: Weights, shape: _GemvShape, bx: Expr, xs: Xs, store: Callable
     if weights.units % share:
         with I.If(part < weights.units % share), I.Then():
             tile.unit(keep(weights.units // share * share + part))
-    lanes.sum_over_groups(tile.sums, tile.columns)
+    sums = tile.columns * len(xs.lines)
+    lanes.sum_over_groups(tile.sums, sums)
     if shape.subgroups > 1:
-        _sum_subgroups(tile.sums, tile.columns, shape, lanes)
-    block_sums = tile.columns // shape.blocks
+        _sum_subgroups(tile.sums, sums, shape, lanes)
 
     def finish() -> None:
-        for r, block in enumerate(first):
-            store(block, [tile.sums[r * block_sums + c] for c in range(block_sums)], lanes.lane)
+        for i in range(len(xs.lines)):
+            for r, block in enumerate(first):
+                store(i, block, tile.sums_of(i, r, shape.blocks), lanes.lane)
 
     if share == 1:
         finish()
@@ -231,12 +264,10 @@ def _gemm(
         tile = _tile(weights, blocks, Xs(x, lines, lanes, bool(knobs["shuffle_x"])))
         with I.serial(0, weights.units) as unit:
             tile.unit(unit)
-        block_sums = tile.columns // count
         for i in range(gemm_rows):
             with I.If(by * gemm_rows + i <= last), I.Then():
                 for r, block in enumerate(first):
-                    at = i * tile.columns + r * block_sums
-                    output.put(by * gemm_rows + i, block, [tile.sums[at + c] for c in range(block_sums)], lanes.lane)
+                    output.put(by * gemm_rows + i, block, tile.sums_of(i, r, count), lanes.lane)
 
 
 def subgroup_expert_matmul(op: Op, dtype: str, knobs: Knobs) -> tirx.PrimFunc | Declined:
@@ -267,7 +298,7 @@ def subgroup_expert_matmul(op: Op, dtype: str, knobs: Knobs) -> tirx.PrimFunc | 
                 line = keep((i // per_token if shared_x else i) * weight.k)
                 xs = Xs(flat, [line], lanes, bool(knobs["shuffle_x"]))
                 weights = Weights(weight, arrays, lanes.lane, expert)
-                _gemv(weights, shape, bx, xs, lambda *values: output.put(i, *values))
+                _gemv(weights, shape, bx, xs, lambda _, *values: output.put(i, *values))
 
         if not mma.fits(weight, dtype, knobs):
             gemv()

@@ -6,11 +6,12 @@ from tvm import tirx
 from tvm.script.ir_builder import tirx as I
 
 from tir_schedules.activation import ACTIVATIONS
-from tir_schedules.builder import Buffer, Tensor, f32, function, put
+from tir_schedules.builder import Buffer, Expr, Tensor, f32, function, put
 from tir_schedules.gpu.kernel import by_rows, ceildiv, keep, launch, workspace
 from tir_schedules.gpu.matmul.gemm import gemm, gemm_shape
-from tir_schedules.gpu.matmul.gemv import gemv, gemv_shape
+from tir_schedules.gpu.matmul.gemv import SUMS, GemvShape, gemv, gemv_shape
 from tir_schedules.gpu.matmul.packed import Rows, is_lm_head, packed
+from tir_schedules.gpu.matmul.row_tile import RowTiles, by_tiles
 from tir_schedules.op import Op
 from tir_schedules.rule import Declined, Knobs
 
@@ -28,22 +29,18 @@ def matmul(op: Op, dtype: str, knobs: Knobs) -> tirx.PrimFunc | Declined:
     sizes = weight.sizes(arguments=bool(knobs.get("sizes_as_arguments", 0)))
     width = sizes.n // 2 if gated else sizes.n
     arguments = {"x": Tensor((m, sizes.k), dtype), **weight.arguments(sizes), "y": Tensor((m, width), dtype)}
-    shape = gemv_shape(weight, knobs)
 
-    def launch_gemv(rows: Rows, x: Buffer, y: Buffer) -> None:
-        with launch(shape.threads, ceildiv(sizes.blocks, shape.blocks), m) as (bx, i, tx):
-            gemv(rows, shape, bx, tx, lambda at: x[i, at], lambda row, value: put(y, (i, row), value))
+    def shape_of(tiles: RowTiles) -> GemvShape:
+        return gemv_shape(weight, knobs).of_rows(tiles.rows, knobs)
 
     def product(rows: Rows, x: Buffer, y: Buffer) -> None:
+        def few() -> None:
+            by_tiles(op, m, knobs, SUMS, lambda tiles: _gemv(rows, shape_of(tiles), x, y, tiles))
+
         if not gated and is_lm_head(weight.n, weight.k):
-            launch_gemv(rows, x, y)
+            few()
             return
-        by_rows(
-            op,
-            m,
-            lambda: launch_gemv(rows, x, y),
-            lambda: gemm(rows, m, x, y, gemm_shape(weight, knobs)),
-        )
+        by_rows(op, m, few, lambda: gemm(rows, m, x, y, gemm_shape(weight, knobs)))
 
     def body(x: Buffer, *rest: Buffer) -> None:
         rows, y = Rows(weight, sizes, rest[:-1]), rest[-1]
@@ -59,3 +56,15 @@ def matmul(op: Op, dtype: str, knobs: Knobs) -> tirx.PrimFunc | Declined:
                 put(y, (i, j), activation(keep(f32(both[i, j]))) * f32(both[i, j + width]))
 
     return function("matmul", arguments, body)
+
+
+def _gemv(rows: Rows, shape: GemvShape, x: Buffer, y: Buffer, tiles: RowTiles) -> None:
+    """Launch the products of all rows of x, in tiles."""
+    with tiles.launch(shape.threads, ceildiv(rows.sizes.blocks, shape.blocks)) as (bx, tile, tx):
+
+        def store(i: int, row: Expr, value: Expr) -> None:
+            with tiles.stored(tile, i):
+                put(y, (tile * tiles.rows + i, row), value)
+
+        xs = [lambda at, i=i: x[i, at] for i in tiles.of(tile)]  # type: ignore[misc]
+        gemv(rows, shape, bx, tx, xs, store)

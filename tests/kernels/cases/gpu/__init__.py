@@ -9,6 +9,7 @@ from tests.kernels.cases.gpu.case import Case
 
 CASES: Mapping[str, Case] = {
     **matmul.PLAIN,
+    **matmul.FEW,
     **matmul.SIMD_GROUPS,
     **experts.SMALL,
     **experts.TILES,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 from tvm import tirx
@@ -11,7 +11,9 @@ from tvm import tirx
 from mlcpipe.nn import definitions
 from mlcpipe.quantization.scheme import load_scheme
 from tests.kernels.cases.gpu.case import LAYOUT, Array, Call, Knobs, assert_near, by_rules, packed_weight
+from tir_schedules.op import with_facts
 
+ROWS = 64  # of the most rows that are computed together in FEW
 TOLERANCES = {"float32": 3e-6, "float16": 1e-3}  # of the largest output
 
 
@@ -27,26 +29,54 @@ class Product:
     rows: tuple[int, ...] = (1, 6)  # 6: a tile of 4 rows and a part of one
     knobs: Mapping[str, int | str] = field(default_factory=dict)  # in place of the target's
 
-    def functions(self, knobs: Knobs) -> Mapping[str, tirx.PrimFunc]:
+    def definition(self) -> tirx.PrimFunc:
+        """The function without a schedule."""
         scheme = load_scheme(self.scheme)
         if self.gated:
-            func = definitions.gated_matmul(scheme, LAYOUT, self.n, self.k, "silu", self.dtype)
-        else:
-            func = definitions.matmul(scheme, LAYOUT, self.n, self.k, self.dtype)
-        return {"main": by_rules(func, {**knobs, **self.knobs})}
+            return definitions.gated_matmul(scheme, LAYOUT, self.n, self.k, "silu", self.dtype)
+        return definitions.matmul(scheme, LAYOUT, self.n, self.k, self.dtype)
+
+    def functions(self, knobs: Knobs) -> Mapping[str, tirx.PrimFunc]:
+        return {"main": by_rules(self.definition(), {**knobs, **self.knobs})}
 
     def calls(self) -> Sequence[Call]:
         packed, weight = packed_weight(self.scheme, self.n, self.k)
-        return [self._call(m, packed, weight) for m in self.rows]
+        xs = [np.random.default_rng(m).standard_normal((m, self.k)).astype(self.dtype) for m in self.rows]
+        return [self.call(x, packed, weight) for x in xs]
 
-    def _call(self, m: int, packed: list[Array], weight: Array) -> Call:
-        x = np.random.default_rng(m).standard_normal((m, self.k)).astype(self.dtype)
+    def call(self, x: Array, packed: list[Array], weight: Array) -> Call:
+        """A call with these rows, and their check against numpy."""
         y = x.astype(np.float64) @ weight.astype(np.float64).T
         if self.gated:
             gate, up = np.split(y, 2, axis=1)
             y = gate / (1 + np.exp(-gate)) * up
         args = (x, *packed, np.full(y.shape, np.nan, self.dtype))
         return Call(args, lambda found: assert_near(found[-1], y, TOLERANCES[self.dtype]))
+
+
+@dataclass(frozen=True)
+class FewRows(Product):
+    """A product of few rows: each row of y is the same, bit for bit, whichever rows are computed with it."""
+
+    def functions(self, knobs: Knobs) -> Mapping[str, tirx.PrimFunc]:
+        return {"main": by_rules(with_facts(self.definition(), rows="few"), {**knobs, **self.knobs})}
+
+    def calls(self) -> Sequence[Call]:
+        packed, weight = packed_weight(self.scheme, self.n, self.k)
+        x = np.random.default_rng(0).standard_normal((ROWS, self.k)).astype(self.dtype)
+        together: list[Array] = []
+
+        def call(first: int, m: int) -> Call:
+            one = self.call(x[first : first + m], packed, weight)
+
+            def check(found: list[Array]) -> None:
+                one.check(found)
+                together.append(found[-1])  # the first call has all rows
+                np.testing.assert_array_equal(found[-1], together[0][first : first + m])
+
+            return replace(one, check=check)
+
+        return [call(first, m) for first, m in ((0, ROWS), (0, 1), (5, 1), (0, 2), (1, 3), (2, 7), (0, 8), (3, 9))]
 
 
 def tile(rows: int, columns: int, depth: int, subgroups: int, tall: int, wide: int, buffers: int = 2) -> dict[str, int]:
@@ -66,6 +96,16 @@ PLAIN = {
     "activations in float16": Product("q4f16_1", 64, 128, "float16"),
     "int8, activations in float16": Product("q8f16_1", 160, 128, "float16"),
     "gate": Product("q4f16_1", 128, 64, gated=True),
+}
+_NO_SUBGROUPS = {"subgroup": 0}
+FEW = {
+    **{f"few rows: {name}": FewRows(p.scheme, p.n, p.k, p.dtype, p.gated) for name, p in PLAIN.items()},
+    "few rows: head": FewRows("q4f16_1", 800, 64),
+    "few rows: gated int8, activations in float16": FewRows("q8f16_1", 128, 128, "float16", True),
+    "few rows: int4 without subgroups": FewRows("q4f16_1", 96, 576, knobs=_NO_SUBGROUPS),
+    "few rows: gated int8 without subgroups": FewRows("q8f16_1", 192, 128, gated=True, knobs=_NO_SUBGROUPS),
+    "few rows: int3 in words that are cut off": FewRows("q3f16_1", 70, 90),
+    "few rows: float16 without subgroups": FewRows("q0f16", 70, 41, knobs=_NO_SUBGROUPS),
 }
 # Rows that end inside of a tile; groups whose scales share a word, or not.
 MATRICES = {

@@ -99,6 +99,8 @@ def _read(answer: Answer, parts: Parts) -> Answer:
                 usage.update(event.get("usage") or {})
                 if any(choice.get("delta", choice).get(name) for choice in event["choices"] for name in _TEXT):
                     answer.pieces.append(when)
+        if usage["completion_tokens"] and not answer.pieces:  # all without text, as random weights draw them
+            answer.pieces.append(answer.ended)
         if status != 200 or not answer.pieces:
             data = b"\n".join(line for _, line in lines)
             raise ValueError(f"status {status}: {data[:300].decode(errors='replace') or 'an empty answer'}")

@@ -13,7 +13,7 @@ pytest.importorskip("fastapi")
 
 from bench import bench_serving
 from bench.bench_serving import lengths, level_of
-from bench.serving_client import Answer, _response
+from bench.serving_client import Answer, _read, _response
 from mlcpipe.errors import MlcpipeError
 from tests.server.conftest import Running
 
@@ -101,6 +101,14 @@ def test_a_response_is_read_however_it_is_cut(cut: int) -> None:
     assert [when for when, _ in lines] == sorted(when for when, _ in lines)
     with pytest.raises(EOFError):
         _response([(0.0, whole[:-8])])
+
+
+def test_tokens_without_text_are_an_answer() -> None:
+    head, end = b"HTTP/1.1 200 OK\r\n\r\n", b"data: [DONE]\n"
+    usage = b'data: {"choices":[],"usage":{"prompt_tokens":3,"completion_tokens":2}}\n'
+    answer = _read(Answer(0.0, 5.0), [(1.0, head), (2.0, usage + end)])
+    assert (answer.error, answer.tokens, answer.prompt, answer.pieces) == ("", 2, 3, [5.0])
+    assert _read(Answer(0.0, 5.0), [(1.0, head + end)]).error
 
 
 def test_lengths() -> None:

@@ -6,6 +6,8 @@ A definition is the reference and the fallback; `tir_schedules` replaces it with
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from tvm import te, tirx
 
 from mlcpipe.quantization.layout import Layout
@@ -159,29 +161,19 @@ def apply_rope(heads: int, kv_heads: int, head_dim: int, rotary_dim: int, dtype:
     The first `rotary_dim` elements of each q and k head are rotated, halves paired (Su et al. 2021, in the order
     of GPT-NeoX: element i with element i + rotary_dim / 2); the rest and v pass through.
     """
-    m, half = _rows(), rotary_dim // 2
+    m = _rows()
     q = te.placeholder((m, heads, head_dim), dtype, name="q")
     k = te.placeholder((m, kv_heads, head_dim), dtype, name="k")
     v = te.placeholder((m, kv_heads, head_dim), dtype, name="v")
-    cos = te.placeholder((m, half), "float32", name="cos")
-    sin = te.placeholder((m, half), "float32", name="sin")
-
-    def rotate(x: te.Tensor, i: tirx.Var, h: tirx.PrimExpr, d: tirx.Var) -> tirx.PrimExpr:
-        def at(j: tirx.PrimExpr) -> tirx.PrimExpr:
-            return x[i, h, j].astype("float32")
-
-        low = at(d) * cos[i, d] - at(d + half) * sin[i, d]
-        high = at(d) * cos[i, d - half] + at(d - half) * sin[i, d - half]
-        rotated = tirx.if_then_else(d < half, low, high)
-        return rotated if rotary_dim == head_dim else tirx.if_then_else(d < rotary_dim, rotated, at(d))
+    rotation = _Rotation(m, rotary_dim, head_dim)
 
     def element(i: tirx.Var, h: tirx.Var, d: tirx.Var) -> tirx.PrimExpr:
         value = tirx.if_then_else(
             h < heads,
-            rotate(q, i, h, d),
+            rotation.of(lambda j: q[i, h, j].astype("float32"), i, d),
             tirx.if_then_else(
                 h < heads + kv_heads,
-                rotate(k, i, h - heads, d),
+                rotation.of(lambda j: k[i, h - heads, j].astype("float32"), i, d),
                 v[i, h - heads - kv_heads, d].astype("float32"),
             ),
         )
@@ -189,4 +181,54 @@ def apply_rope(heads: int, kv_heads: int, head_dim: int, rotary_dim: int, dtype:
 
     qkv = te.compute((m, heads + 2 * kv_heads, head_dim), element, name="rope")
     facts = {"heads": heads, "kv_heads": kv_heads, "head_dim": head_dim, "rotary_dim": rotary_dim}
-    return tag(te.create_prim_func([q, k, v, cos, sin, qkv]), "rope", **facts, dtype=dtype, kv_dtype=kv_dtype)
+    func = te.create_prim_func([q, k, v, rotation.cos, rotation.sin, qkv])
+    return tag(func, "rope", **facts, dtype=dtype, kv_dtype=kv_dtype)
+
+
+def apply_rope_to_projection(
+    heads: int, kv_heads: int, head_dim: int, rotary_dim: int, dtype: str, kv_dtype: str, bias_dtype: str
+) -> tirx.PrimFunc:
+    """`apply_rope` of a joined projection dtype[m, (heads + 2 kv_heads) D], to which biases of `bias_dtype` are added.
+
+    Arguments: the projection, cos, sin; unless `bias_dtype` is "", the biases of q, k and v.
+    """
+    m, every = _rows(), heads + 2 * kv_heads
+    x = te.placeholder((m, every * head_dim), dtype, name="projection")
+    sizes = (heads, kv_heads, kv_heads) if bias_dtype else ()
+    biases = [te.placeholder((n * head_dim,), bias_dtype, name=f"{of}_bias") for n, of in zip(sizes, "qkv")]
+    rotation = _Rotation(m, rotary_dim, head_dim)
+
+    def bias(h: tirx.Var, j: tirx.PrimExpr) -> tirx.PrimExpr:
+        q, k, v = biases
+        of_v = v[(h - heads - kv_heads) * head_dim + j]
+        of_kv = tirx.if_then_else(h < heads + kv_heads, k[(h - heads) * head_dim + j], of_v)
+        return tirx.if_then_else(h < heads, q[h * head_dim + j], of_kv)
+
+    def element(i: tirx.Var, h: tirx.Var, d: tirx.Var) -> tirx.PrimExpr:
+        def at(j: tirx.PrimExpr) -> tirx.PrimExpr:
+            value = x[i, h * head_dim + j]
+            return (value + bias(h, j).astype(dtype) if biases else value).astype("float32")
+
+        return tirx.if_then_else(h < heads + kv_heads, rotation.of(at, i, d), at(d)).astype(kv_dtype)
+
+    qkv = te.compute((m, every, head_dim), element, name="rope")
+    facts = {"heads": heads, "kv_heads": kv_heads, "head_dim": head_dim, "rotary_dim": rotary_dim}
+    func = te.create_prim_func([x, rotation.cos, rotation.sin, *biases, qkv])
+    return tag(func, "rope_of_projection", **facts, dtype=dtype, kv_dtype=kv_dtype, bias_dtype=bias_dtype)
+
+
+class _Rotation:
+    """The rotation of heads by `cos` and `sin` f32[m, rotary_dim / 2]."""
+
+    def __init__(self, m: tirx.Var, rotary_dim: int, head_dim: int) -> None:
+        self.half, self.whole = rotary_dim // 2, rotary_dim == head_dim
+        self.cos = te.placeholder((m, self.half), "float32", name="cos")
+        self.sin = te.placeholder((m, self.half), "float32", name="sin")
+
+    def of(self, at: Callable[[tirx.PrimExpr], tirx.PrimExpr], i: tirx.Var, d: tirx.Var) -> tirx.PrimExpr:
+        """Element d of a head of row i, whose element j is at(j)."""
+        half, cos, sin = self.half, self.cos, self.sin
+        low = at(d) * cos[i, d] - at(d + half) * sin[i, d]
+        high = at(d) * cos[i, d - half] + at(d - half) * sin[i, d - half]
+        rotated = tirx.if_then_else(d < half, low, high)
+        return rotated if self.whole else tirx.if_then_else(d < 2 * half, rotated, at(d))

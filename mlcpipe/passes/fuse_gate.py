@@ -5,7 +5,7 @@ from __future__ import annotations
 from tvm import relax
 
 from mlcpipe.nn import definitions
-from mlcpipe.passes.lowering import Lowering, Rebuild, is_op, rebuild, scheme_of, tir_op
+from mlcpipe.passes.lowering import Lowering, Rebuild, columns_of, is_op, rebuild, scheme_of, tir_op
 from mlcpipe.quantization.layout import load_layout
 
 _ACTIVATIONS = {"relax.nn.silu": "silu", "relax.nn.gelu_tanh": "gelu_tanh"}
@@ -43,17 +43,10 @@ def fuse_gate(state: Lowering) -> Lowering:
 
 def _half(work: Rebuild, expr: relax.Expr) -> tuple[relax.Expr, int] | None:
     """(call, 0 or 1) if `expr` is the first or second half of the columns of a kernel's result."""
-    value = work.value_of(expr)
-    if is_op(value, "relax.strided_slice"):
-        source = value.args[0]
-        width = int(source.ty.shape[1]) // 2
-        axes, begin, end = ([int(i.value) for i in fields] for fields in value.args[1:4])
-        half = {(0, width): 0, (width, 2 * width): 1}.get((begin[0], end[0])) if axes == [1] else None
-    elif isinstance(value, relax.TupleGetItem):
-        split = work.value_of(value.tuple_value)
-        if not is_op(split, "relax.split") or int(split.attrs.axis) != 1 or len(split.ty.fields) != 2:
-            return None
-        source, half = split.args[0], int(value.index)
-    else:
+    columns = columns_of(work, expr)
+    if columns is None:
         return None
+    source, begin, end = columns
+    width = int(source.ty.shape[1]) // 2
+    half = {(0, width): 0, (width, 2 * width): 1}.get((begin, end))
     return None if half is None else (work.value_of(source), half)

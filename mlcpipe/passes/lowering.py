@@ -219,6 +219,19 @@ def is_op(expr: relax.Expr, name: str) -> bool:
     return isinstance(expr, relax.Call) and isinstance(expr.op, tvm.ir.Op) and expr.op.name == name
 
 
+def columns_of(work: Rebuild, expr: relax.Expr) -> tuple[relax.Expr, int, int] | None:
+    """(matrix, begin, end) if `expr` is these columns of a matrix: a slice, or a field of a split."""
+    value = work.value_of(expr)
+    if is_op(value, "relax.strided_slice"):
+        axes, begin, end = ([int(i.value) for i in fields] for fields in value.args[1:4])
+        return (value.args[0], begin[0], end[0]) if axes == [1] else None
+    split = work.value_of(value.tuple_value) if isinstance(value, relax.TupleGetItem) else None
+    if split is None or not is_op(split, "relax.split") or int(split.attrs.axis) != 1:
+        return None
+    widths = [int(field.shape[1]) for field in split.ty.fields]
+    return split.args[0], sum(widths[: value.index]), sum(widths[: value.index + 1])
+
+
 def tir_op(work: Rebuild, call: relax.Expr) -> Op | None:
     """The operation of the tagged PrimFunc that `call` calls; None for other expressions."""
     if not is_op(call, "relax.call_tir") or not isinstance(call.args[0], tvm.ir.GlobalVar):

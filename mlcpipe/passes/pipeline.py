@@ -33,6 +33,7 @@ from mlcpipe.passes.fuse_add_norm import fuse_add_norm
 from mlcpipe.passes.fuse_dequantize import fuse_dequantize
 from mlcpipe.passes.fuse_gate import fuse_gate
 from mlcpipe.passes.fuse_parallel_matmul import fuse_parallel_matmul
+from mlcpipe.passes.fuse_rope import fuse_rope
 from mlcpipe.passes.lowering import Module
 from mlcpipe.passes.mark_prompt_rows import mark_prompt_rows
 from mlcpipe.passes.quantize_weights import quantize_weights
@@ -82,6 +83,7 @@ MODEL = Phase(
         quantize_weights,
         fuse_dequantize,
         fuse_gate,
+        fuse_rope,
         fuse_add_norm,
         mark_prompt_rows,
     ),

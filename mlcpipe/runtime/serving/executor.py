@@ -102,7 +102,7 @@ class Executor:
         wanted = np.array([end - 1 for end, one in zip(ends, rows) for _ in one.drawing], np.int32)
         if all_rows:
             wanted = np.arange(len(tokens), dtype=np.int32)
-        elif not wanted.size:  # as in `copy_pages`; on the CPU some matrix products of no rows crash
+        elif not wanted.size:  # no kernel takes no rows: a GPU's cannot, a CPU's would read the row before the first
             wanted = np.zeros(1, np.int32)
         ids, step = (self._device.tensor(tokens), self._device.tensor(wanted)), self._step.fill(many_spans(rows))
         logits = self._empty(len(wanted)) if all_rows else tvm_runtime.view(self._logits[1], (len(wanted), self._vocab))

@@ -10,6 +10,7 @@ import pytest
 
 from mlcpipe import Engine, SamplingParams
 from mlcpipe.errors import TemplateError, TokenizerError, UsageError
+from mlcpipe.runtime.serving.step import ManyRows
 
 if TYPE_CHECKING:
     from tests.conftest import Bundles
@@ -225,6 +226,16 @@ def test_ctrl_c_thrown_into_the_iterator(tiny: Engine) -> None:
     with pytest.raises(KeyboardInterrupt):
         stream.throw(KeyboardInterrupt)
     assert tiny.generate(PROMPT, sampling=GREEDY, max_tokens=10, ignore_eos=True).token_ids == expected
+
+
+def test_no_kernel_gets_no_rows(tiny: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A part of a prompt that draws no token computes logits of a row all the same."""
+    tiny.generate(PROMPT, sampling=GREEDY, max_tokens=1, ignore_eos=True)
+    executor, shapes = tiny._model._executor, []
+    monkeypatch.setattr(executor, "_many", lambda ids, wanted, step, logits, *_: shapes.append((wanted, logits)))
+    executor.many([ManyRows(tiny._model._sequence, 0, 4)]).launch()
+    ((wanted, logits),) = shapes
+    assert wanted.shape[0] == logits.shape[0] == 1
 
 
 def test_engines_side_by_side(tiny_bundles: Bundles, demo_bundles: Bundles, tiny: Engine, answer: str) -> None:

@@ -24,8 +24,8 @@ from tokenizers.pre_tokenizers import ByteLevel
 from bench.program import command_line, run_program
 from mlcpipe.atomic import atomic_directory
 
-# The published config.json of Qwen2-0.5B, and of Llama 3.2 1B without its RoPE scaling (which llama.cpp keeps
-# in a tensor and mlcpipe in a table: no difference in speed).
+# The published config.json of Qwen2-0.5B and SmolLM2-360M, and of Llama 3.2 1B without its RoPE scaling (which
+# llama.cpp keeps in a tensor and mlcpipe in a table: no difference in speed).
 _COMMON: dict[str, Any] = {
     "hidden_act": "silu",
     "tie_word_embeddings": True,
@@ -63,6 +63,22 @@ SHAPES: dict[str, dict[str, Any]] = {
         "rope_theta": 1000000.0,
         "max_position_embeddings": 32768,
         "use_sliding_window": False,
+    },
+    # SmolLM2 360M: narrow and deep.
+    "smollm2-360m": _COMMON
+    | {
+        "architectures": ["LlamaForCausalLM"],
+        "model_type": "llama",
+        "hidden_size": 960,
+        "num_hidden_layers": 32,
+        "num_attention_heads": 15,
+        "num_key_value_heads": 5,
+        "head_dim": 64,
+        "intermediate_size": 2560,
+        "vocab_size": 49152,
+        "rms_norm_eps": 1e-5,
+        "rope_theta": 100000.0,
+        "max_position_embeddings": 8192,
     },
     # 25 million parameters: what a software adapter of a browser still runs.
     "llama-25m": _COMMON

@@ -31,6 +31,9 @@ kind = "llvm"
 mtriple = ""
 [limits]
 max_prefill_chunk = 8
+[schedule]
+gemv_rows = 1
+gemv_sums = 32
 """
 CLOSE = 1e-5  # of the largest logit: sines and exponentials are others, and sums may be fused with products
 

@@ -54,7 +54,9 @@ def _part(work: Rebuild, expr: relax.Expr) -> _Part | None:
         stored = work.value_of(bias)
         bias = stored.args[0] if is_op(stored, "relax.astype") else bias
     columns = columns_of(work, source)
-    return None if columns is None else _Part(*columns, bias)
+    if columns is None or (bias is not None and list(bias.ty.shape) != [columns[2] - columns[1]]):
+        return None
+    return _Part(*columns, bias)
 
 
 def _are_whole(parts: list[_Part]) -> bool:

@@ -13,6 +13,7 @@ from typing import Any, Protocol
 
 import tvm
 from tvm import relax
+from tvm.relax.expr import _update_type
 from tvm.relax.expr_functor import PyExprMutator, mutator
 
 from mlcpipe.quantization.layout import Layout
@@ -145,6 +146,13 @@ class Rebuild:
     def call_tir(self, func: Any, name: str, args: Iterable[relax.Expr], out: Any) -> relax.Expr:
         """A call of `func`, added to the module once."""
         return relax.call_tir(self.bb.add_func(func, name), list(args), out)
+
+
+def with_bindings(func: relax.Function, bindings: list[relax.Binding], result: relax.Expr) -> relax.Function:
+    """The function with one block of other bindings, and a result of the same type."""
+    body = relax.SeqExpr([relax.BindingBlock(bindings)], result)
+    _update_type(body, func.body.ty)
+    return relax.Function(func.params, body, func.ret_ty, func.is_pure, func.attrs)
 
 
 def model_functions(mod: tvm.IRModule) -> list[tuple[tvm.ir.GlobalVar, relax.Function]]:

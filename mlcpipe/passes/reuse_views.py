@@ -1,8 +1,8 @@
 """One tensor for all that have the same place, shape and dtype, so that the virtual machine makes each once.
 
 After memory planning the layers of a model have their tensors at the same places. The virtual machine would make each
-anew: a shape, a view of the storage and its release took 7 % of a decode step of 32 narrow layers. Storages, which no
-view owns, live until the function returns.
+anew: a shape, a view of the storage and its release took 4 to 6 % of a decode step of 32 narrow layers. Storages, which
+no view owns, live until the function returns.
 """
 
 from __future__ import annotations
@@ -10,9 +10,8 @@ from __future__ import annotations
 import tvm
 import tvm_ffi
 from tvm import relax
-from tvm.relax.expr import _update_type
 
-from mlcpipe.passes.lowering import Lowering, Substitute, is_op
+from mlcpipe.passes.lowering import Lowering, Substitute, is_op, with_bindings
 
 _VIEWS = ("relax.memory.alloc_tensor", "relax.reshape")
 
@@ -50,9 +49,7 @@ def _reused(func: relax.Function) -> relax.Function:
     result = substitute.visit_expr(func.body.body)
     used = {var for expr in (result, *(binding.value for binding in done)) for var in relax.analysis.free_vars(expr)}
     done = [binding for binding in done if binding.var in used or binding.var not in tuples]
-    body = relax.SeqExpr([relax.BindingBlock(done)], result)
-    _update_type(body, func.body.ty)
-    return relax.Function(func.params, body, func.ret_ty, func.is_pure, func.attrs)
+    return with_bindings(func, done, result)
 
 
 def _is_view(value: relax.Expr) -> bool:

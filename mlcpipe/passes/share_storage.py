@@ -15,7 +15,7 @@ import tvm
 from tvm import relax, tirx
 from tvm.relax.expr import _update_type
 
-from mlcpipe.passes.lowering import Lowering
+from mlcpipe.passes.lowering import Lowering, with_bindings
 
 _STORAGE, _TENSOR = "relax.memory.alloc_storage", "relax.memory.alloc_tensor"
 
@@ -116,9 +116,7 @@ def _rewritten(
             args = [storages[number_of[index]], *binding.value.args[1:]]
             binding = relax.VarBinding(binding.var, _with_args(binding.value, args))
         done.append(binding)
-    body = relax.SeqExpr([relax.BindingBlock(done)], func.body.body)
-    _update_type(body, func.body.ty)
-    return relax.Function(func.params, body, func.ret_ty, func.is_pure, func.attrs)
+    return with_bindings(func, done, func.body.body)
 
 
 def _with_args(call: relax.Call, args: list[relax.Expr]) -> relax.Call:

@@ -277,15 +277,20 @@ def test_a_gate_goes_into_its_projection(joined: bool, swapped: bool) -> None:
 
 
 @pytest.mark.parametrize("joined", [False, True])
-@pytest.mark.parametrize(("order", "bias"), [("qkv", ""), ("qkv", "float32"), ("qkv", "float16"), ("vkq", "")])
+@pytest.mark.parametrize(
+    ("order", "bias"), [("qkv", ""), ("qkv", "float32"), ("qkv", "float16"), ("vkq", ""), ("qkv", "rows")]
+)
 def test_rope_reads_the_projection(joined: bool, order: str, bias: str) -> None:
-    """Of one weight or three, with biases or without; in another order the parts stay as they are."""
+    """Of one weight or three, with biases or without; in another order, or plus matrices, the parts stay as they are."""
     heads, dim = {"q": 2, "k": 1, "v": 1}, 8
     x = tvm.relax.Var("x", tvm.relax.TensorType((1, 32), "float32"))
     cos, sin = (tvm.relax.Var(name, tvm.relax.TensorType((1, dim // 2), "float32")) for name in ("cos", "sin"))
     shapes = {"qkv_proj": (4 * dim, 32)} if joined else {f"{of}_proj": (heads[of] * dim, 32) for of in order}
     types = {name: (shape, "float32") for name, shape in shapes.items()}
-    types |= {f"{of}_bias": ((heads[of] * dim,), bias) for of in "qkv" if bias}
+    if bias == "rows":
+        types |= {f"{of}_bias": ((1, heads[of] * dim), "float32") for of in "qkv"}
+    elif bias:
+        types |= {f"{of}_bias": ((heads[of] * dim,), bias) for of in "qkv"}
     weights = {name: tvm.relax.Var(name, tvm.relax.TensorType(*type_)) for name, type_ in types.items()}
     bb, op = tvm.relax.BlockBuilder(), tvm.relax.op
     with bb.function("decode", [x, cos, sin, *weights.values()], attrs={"num_input": 3}):
@@ -298,7 +303,7 @@ def test_rope_reads_the_projection(joined: bool, order: str, bias: str) -> None:
             parts = dict(zip(order, projected))
             if bias:
                 added = {of: weights[f"{of}_bias"] for of in "qkv"}
-                if bias != "float32":
+                if bias == "float16":
                     added = {of: bb.emit(op.astype(one, "float32")) for of, one in added.items()}
                 parts = {of: bb.emit(op.add(parts[of], added[of])) for of in "qkv"}
             parts = {of: bb.emit(op.reshape(parts[of], (1, heads[of], dim))) for of in "qkv"}
@@ -308,9 +313,12 @@ def test_rope_reads_the_projection(joined: bool, order: str, bias: str) -> None:
             )
             y = bb.emit_output(bb.emit(call))
         bb.emit_func_output(y)
-    table = [Weight(f"{n}.weight", s, t, "scheme" if s[1:] else "vector", ((n,),)) for n, (s, t) in types.items()]
+    table = [
+        Weight(f"{n}.weight", s, t, "scheme" if s[0] > 1 and s[1:] else "vector", ((n,),))
+        for n, (s, t) in types.items()
+    ]
     lines = summary(apply(lowering(bb.get(), table), *MODEL_PASSES).mod, "decode")
-    if order == "qkv":
+    if order == "qkv" and bias != "rows":
         biases = ", q_bias.weight, k_bias.weight, v_bias.weight" if bias else ""
         assert re.fullmatch(rf"\w+ = rope_of_projection\(\w+, cos, sin{biases}\)", lines[-1])
         assert len(lines) == 2

@@ -1,0 +1,38 @@
+"""The native runtime's parts, built for tests."""
+
+from __future__ import annotations
+
+import ctypes
+import shutil
+import subprocess
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+RUNTIME = ROOT / "mlcpipe" / "native" / "runtime"
+FLAGS = ("-std=c++17", "-O1", "-g", "-Wall", "-Wextra", "-Werror", "-fPIC", "-shared")
+
+Build = Callable[..., ctypes.CDLL]
+
+
+@pytest.fixture(scope="session")
+def native_library(tmp_path_factory: pytest.TempPathFactory) -> Build:
+    """Builds a shared library of sources of the runtime and of tests, once, and loads it."""
+    compiler = shutil.which("g++") or shutil.which("clang++") or shutil.which("c++")
+    if compiler is None:
+        pytest.skip("the native runtime's tests need a C++ compiler")
+    built: dict[tuple[Path, ...], ctypes.CDLL] = {}
+
+    def build(sources: Sequence[Path], *flags: str) -> ctypes.CDLL:
+        key = tuple(sources)
+        if key not in built:
+            output = tmp_path_factory.mktemp("native") / f"{sources[0].stem}.so"
+            command = [compiler, *FLAGS, *flags, f"-I{RUNTIME}", *map(str, sources), "-o", str(output)]
+            done = subprocess.run(command, capture_output=True, text=True, check=False)
+            assert done.returncode == 0, done.stderr[-4000:]
+            built[key] = ctypes.CDLL(str(output))
+        return built[key]
+
+    return build

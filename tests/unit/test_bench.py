@@ -323,6 +323,7 @@ _PROGRAMS = ("bench_peers", "bench_serving", "bench_web", "busy_core", "kernels"
 
 
 @pytest.mark.parametrize("program", _PROGRAMS)
+@pytest.mark.full
 def test_programs_say_what_they_take(program: str) -> None:
     command = [sys.executable, "-m", f"bench.{program}", "--help"]
     done = subprocess.run(command, cwd=Path(__file__).parents[2], capture_output=True, text=True, check=False)

@@ -37,6 +37,7 @@ def test_stream(bundle: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Ca
     assert "[0 of " in shown and shown.count("prompt tokens were in the KV cache]") == 2
 
 
+@pytest.mark.full
 def test_compile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     shown = run("compile", [demo_model_path(), tmp_path / "bundle"], monkeypatch, capsys)
     assert shown.startswith(f"{tmp_path / 'bundle'}: ") and "MiB of weights on CPU" in shown

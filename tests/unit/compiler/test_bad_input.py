@@ -244,6 +244,7 @@ def test_a_tokenizer_of_another_model(checkpoint: Path, output: Path) -> None:
         "{{ raise_exception('no') }}",
     ],
 )
+@pytest.mark.full
 def test_a_hostile_template_does_not_stop_a_bundle(checkpoint: Path, output: Path, template: str) -> None:
     """Whoever only generates needs none: MLC's config gets no conversation template, and chatting says why."""
 

@@ -80,6 +80,7 @@ def test_companions_have_folders_of_their_own(tmp_path: Path, monkeypatch: pytes
         assert found[f"{name}/{variant.name}/by_rules/{pipeline.LLVM.name}"] == files(pipeline.LLVM)
 
 
+@pytest.mark.full
 def test_phases_of_a_device_are_written(tmp_path: Path) -> None:
     target, scheme = load_target("webgpu"), load_scheme("q4f16_1")
     state = export(prepare_model(TinyLlama(layers=1).config_json(), target, scheme), target, scheme, 64)

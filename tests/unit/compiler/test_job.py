@@ -31,6 +31,7 @@ def test_libraries_are_named_after_companions(checkpoint: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["vulkan", "webgpu"])
+@pytest.mark.fast_cases("webgpu")
 def test_a_library_has_the_functions_that_its_manifest_lists(checkpoint: Path, name: str) -> None:
     job = lower(open_checkpoint(checkpoint), load_target(name), "auto")
     listed = {signature.partition("(")[0] for signature in ENTRY_POINTS[job.target.kv_cache]}

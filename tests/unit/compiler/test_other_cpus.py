@@ -100,6 +100,7 @@ def test_sampling_of_every_variant(variant: str, all_variants: Bundles, monkeypa
 
 
 @pytest.mark.parametrize("variant", RUNNABLE)
+@pytest.mark.full
 def test_a_machine_without_the_features_takes_the_next(
     variant: str, all_variants: Bundles, features: Callable[..., None]
 ) -> None:

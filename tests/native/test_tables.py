@@ -21,7 +21,9 @@ def read(library: ctypes.CDLL, file: bytes) -> tuple[int, str]:
     out = ctypes.create_string_buffer(2000)
     words = (ctypes.c_uint64 * (len(file) // 8 + 1))()  # as malloc may give an address that is no multiple of 8
     ctypes.memmove(words, file, len(file))
-    return library.read_tables(words, ctypes.c_size_t(len(file)), out, ctypes.c_size_t(2000)), out.value.decode(errors="replace")
+    return library.read_tables(words, ctypes.c_size_t(len(file)), out, ctypes.c_size_t(2000)), out.value.decode(
+        errors="replace"
+    )
 
 
 @pytest.fixture(scope="module")

@@ -35,7 +35,7 @@ def _knob(value: object) -> object:
 
 def _arch(value: str) -> str:
     if value not in cpu_features.LLVM_NAMES:
-        raise ValueError(" or ".join(cpu_features.LLVM_NAMES))
+        raise ValueError(" or ".join(", ".join(cpu_features.LLVM_NAMES).rsplit(", ", 1)))
     return value
 
 
@@ -240,7 +240,7 @@ _INSTRUCTIONS = re.compile(
     r"(sse|ssse|avx|amx|fma|xop|tbm|f16c|bmi|popcnt|lzcnt|movbe|aes|vaes|pclmul|vpclmul|gfni|adx|sha|cmov|mmx|crc32"
     r"|sm3|sm4|movdir|cmpccxadd|prfchw|egpr|push2pop2|ppx|ndd|ccmp|nf|cf|zu|cx16|sahf|movrs"
     r"|neon|fp-armv8|dotprod|i8mm|fullfp16|fp16fml|bf16|sve|sme|lse|crc|rdm|rcpc|jsconv|complxnum|fptoint|flagm|mops"
-    r"|cssc|faminmax|fp8|lut)[a-z0-9._-]*"
+    r"|cssc|faminmax|fp8|lut|zv)[a-z0-9._-]*|v"
 )
 
 
@@ -258,7 +258,8 @@ def host_instruction_sets() -> set[str]:
 
 def _instructions(target: Target, variant: Variant) -> set[str]:
     """LLVM's names of the instruction sets beyond the architecture's base that a variant's code may use."""
-    base = replace(variant, mcpu="x86-64" if variant.arch == "x86_64" else "generic", mattr=())
+    mcpu, mattr = cpu_features.BASE[variant.arch]
+    base = replace(variant, mcpu=mcpu, mattr=mattr)
     extra = _features(target, variant) - _features(target, base)
     return {feature for feature in extra if _INSTRUCTIONS.fullmatch(feature)}
 

@@ -29,12 +29,13 @@ from tir_schedules.op import is_by_hand
 
 @dataclass(frozen=True)
 class BuiltVariant:
-    """The object files of one variant, and which schedule rule each of its kernels got."""
+    """The object files of one variant with the symbols of their functions, and the rule that scheduled each kernel."""
 
     variant: Variant
     kernels: tuple[KernelReport, ...]
     paths: tuple[Path, ...]
     nbytes: int
+    symbols: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, eq=False)
@@ -141,7 +142,8 @@ def build_variants(
             libraries = [tvm.runtime.load_static_library(str(p), list(o.names)) for p, o in zip(paths, objects)]
             executables.append(_executable(builder, one, libraries))
             nbytes = sum(len(o.code) for o in objects)
-            built.append(BuiltVariant(one.variant, one.kernels, tuple(paths), nbytes))
+            names = tuple(name for o in objects for name in o.names)
+            built.append(BuiltVariant(one.variant, one.kernels, tuple(paths), nbytes, names))
     finally:
         pool.shutdown(cancel_futures=True)  # after Ctrl-C or an error, wait only for running work
     root = executables[-1].mod

@@ -130,7 +130,7 @@ def _write_libraries(
     progress.stage("compile the kernels")
     (folder / "lib").mkdir()
     libraries = [_write_library(job, folder, writer, progress) for job in jobs]
-    return libraries, {library.path: file_info(folder / library.path) for library in libraries}
+    return libraries, {f"lib/{path.name}": file_info(path) for path in sorted((folder / "lib").iterdir())}
 
 
 def _write_library(job: Job, folder: Path, writer: LibraryWriter, progress: Progress) -> BuiltLibrary:

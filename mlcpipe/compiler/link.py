@@ -7,16 +7,19 @@ import os
 import shutil
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from mlcpipe.errors import CompileError, last_line
+from mlcpipe.host.cpu_features import architecture, architecture_of
 from mlcpipe.host.finding import Finding
 from mlcpipe.resources import native_path
 
 LINK_TIMEOUT_S = 600
+_GLIBC = "2.28"  # of Linux on other machines: Debian 10 and later
 # The threads of the library's parallel loops; Windows keeps TVM's.
 POOL = native_path() / "pool.c"
 
@@ -36,6 +39,10 @@ class Linker:
         system = {"darwin": ["-undefined", "dynamic_lookup", "-Wl,-x"], "win32": []}.get(self.system, ["-Wl,-s"])
         pool = [] if self.system == "win32" else ["-O2", "-pthread", str(POOL)]
         self._run([*shared, *system, "-o", str(output), *map(str, objects), *pool])
+
+    def compile(self, source: Path, output: Path) -> None:
+        """Compile a C source to an object file. Raises CompileError."""
+        self._run(["-O2", "-fPIC", "-c", str(source), "-o", str(output)])
 
     def program(self, sources: Sequence[Path], include: Sequence[Path | str], output: Path) -> None:
         """Link C sources and objects into a static program. Raises CompileError."""
@@ -60,11 +67,17 @@ class Linker:
             raise CompileError(f"linker {self.name} failed", found=message, next_step="see `mlcpipe doctor`")
 
 
-def find_linker() -> Linker:
-    """`cc` (or `clang`, `gcc`) on the path, else `python -m ziglang cc`.
+def find_linker(triple: str | None = None) -> Linker:
+    """`cc` (or `clang`, `gcc`) on the path, else `python -m ziglang cc`; for Linux on another machine ziglang.
 
-    Raises CompileError that names the command to install one.
+    `triple` is LLVM's name of the system and architecture to link for, None this machine's. Raises CompileError that
+    names the command to install one.
     """
+    arch = architecture() if triple is None else architecture_of(triple)
+    if triple is not None and "linux" in triple and (arch, sys.platform) != (architecture(), "linux"):
+        if (zig := find_zig()) is None:
+            raise CompileError(f"no linker for {triple}", expected="ziglang", next_step="pip install 'mlcpipe[zig]'")
+        return replace(zig, command=(*zig.command, "-target", f"{arch}-linux-gnu.{_GLIBC}"), system="linux")
     for name in ("cc", "clang", "gcc"):
         path = shutil.which(name)
         if path is not None:
@@ -119,6 +132,13 @@ def _version(command: tuple[str, ...]) -> str | None:
     return (done.stdout.strip().splitlines() or ["unknown"])[0] if done.returncode == 0 else None
 
 
+def find_archiver() -> Linker:
+    """PyPI's ziglang as an archiver for any system. Raises CompileError if it is not installed."""
+    if (zig := find_zig()) is None:
+        raise CompileError("no archiver", expected="ziglang", next_step="pip install 'mlcpipe[zig]'")
+    return replace(zig, command=(*zig.command[:-1], "ar"))
+
+
 def library_name(stem: str, system: str = sys.platform) -> str:
     """File name of a shared library of a system."""
     return stem + {"win32": ".dll", "darwin": ".dylib"}.get(system, ".so")
@@ -129,21 +149,25 @@ def object_format() -> str:
     return "obj" if os.name == "nt" else "o"
 
 
-def export_library(module: Any, objects: Sequence[Path], output: Path, linker: Linker, triple: str) -> None:
-    """Write a module of compiled Relax executables as the shared library `output`, made for `triple`.
+def export_library(module: Any, objects: Sequence[Path], output: Path, linker: Linker, target: Any) -> None:
+    """Write a module of compiled Relax executables as the shared library `output`, made for the TVM target.
 
     `objects` are the files of its static libraries, the baseline variant's first: TVM puts float16 conversions into
     each of them under the same weak names, a linker keeps the first, and all variants call it.
     Raises CompileError.
     """
+    with tempfile.TemporaryDirectory() as folder:
+        linker.link([*objects, imports_object(module, Path(folder), target)], output)
 
-    def fcompile(target: str, files: Sequence[str], options: object = None, **_: object) -> None:
-        *copies, imports = map(Path, files)  # export_library's copies of `objects`, in an order of its own
-        if len(copies) != len(objects):
-            raise CompileError("linking", expected=f"{len(objects)} object files", found=len(copies))
-        linker.link([*objects, imports], Path(target))
 
-    _export(module, fcompile, output, triple)
+def imports_object(module: Any, folder: Path, target: Any) -> Path:
+    """An object file with all that a module has besides its static libraries: executables as bytes, and who imports whom."""
+    import tvm
+
+    path = folder / f"imports.{object_format()}"
+    packed = tvm.get_global_func("runtime.ModulePackImportsToLLVM")(module, False, str(target), "")
+    packed.write_to_file(str(path))
+    return path
 
 
 def export_device_library(

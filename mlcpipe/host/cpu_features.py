@@ -1,7 +1,7 @@
 """Instruction sets of this machine's CPU, reported by Linux or macOS. Other systems, including Windows (never tested),
 get only the architecture's base.
 
-Features have Linux's names (`/proc/cpuinfo` on x86, `HWCAP` on ARM). A feature counts only if programs may use it: the
+Features have Linux's names (`/proc/cpuinfo` on x86, `HWCAP` on ARM and RISC-V). A feature counts only if programs may use it: the
 system must save AVX-512's registers at a task switch (XCR0), and a process must request AMX's tiles. The CPU's name is
 never used, because a virtual machine may mask features.
 """
@@ -17,7 +17,18 @@ from collections.abc import Iterable
 from pathlib import Path
 
 # Our name of an architecture -> other names for it.
-ARCHITECTURES = {"x86_64": ("x86_64", "amd64", "x64"), "aarch64": ("aarch64", "arm64", "armv8l", "arm64e")}
+ARCHITECTURES = {
+    "x86_64": ("x86_64", "amd64", "x64"),
+    "aarch64": ("aarch64", "arm64", "armv8l", "arm64e"),
+    "riscv64": ("riscv64",),
+}
+
+# LLVM's name of the CPU and the features that every CPU of an architecture has; of riscv64 what Linux distributions ask.
+BASE: dict[str, tuple[str, tuple[str, ...]]] = {
+    "x86_64": ("x86-64", ()),
+    "aarch64": ("generic", ()),
+    "riscv64": ("generic-rv64", ("+m", "+a", "+f", "+d", "+c")),
+}
 
 # Linux's name of a feature -> LLVM's names. Variants may use only these instruction sets.
 LLVM_NAMES: dict[str, dict[str, tuple[str, ...]]] = {
@@ -37,14 +48,20 @@ LLVM_NAMES: dict[str, dict[str, tuple[str, ...]]] = {
         "asimddp": ("dotprod",), "asimdhp": ("fullfp16",), "asimdrdm": ("rdm",), "atomics": ("lse",),
         "crc32": ("crc",), "i8mm": ("i8mm",), "bf16": ("bf16",), "sve": ("sve",), "sve2": ("sve2",),
     },
+    "riscv64": {
+        "v": ("v", "zve32f", "zve32x", "zve64d", "zve64f", "zve64x", "zvl32b", "zvl64b", "zvl128b"),
+    },
 }  # fmt: skip
 
 # Linux, arch_prctl(2) and Documentation/arch/x86/xstate.rst
 _SYS_ARCH_PRCTL, _ARCH_REQ_XCOMP_PERM, _XTILEDATA = 158, 0x1023, 18
 # asm/hwcap.h of Linux: 0 is AT_HWCAP, 1 is AT_HWCAP2
 _HWCAP_BITS = {
-    "crc32": (0, 7), "atomics": (0, 8), "asimdhp": (0, 10), "asimdrdm": (0, 12), "asimddp": (0, 20), "sve": (0, 22),
-    "sve2": (1, 1), "i8mm": (1, 13), "bf16": (1, 14),
+    "aarch64": {
+        "crc32": (0, 7), "atomics": (0, 8), "asimdhp": (0, 10), "asimdrdm": (0, 12), "asimddp": (0, 20), "sve": (0, 22),
+        "sve2": (1, 1), "i8mm": (1, 13), "bf16": (1, 14),
+    },
+    "riscv64": {"v": (0, 21)},  # a bit for each letter
 }  # fmt: skip
 # Apple: "Determining instruction set characteristics"
 _APPLE = {
@@ -89,10 +106,10 @@ def _reported(arch: str) -> Iterable[str]:
     try:
         if arch == "x86_64" and sys.platform == "linux":
             return from_cpuinfo(Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace"))
-        if arch == "aarch64" and sys.platform == "linux":
+        if arch in _HWCAP_BITS and sys.platform == "linux":
             getauxval = ctypes.CDLL(None).getauxval
             getauxval.restype, getauxval.argtypes = ctypes.c_ulong, [ctypes.c_ulong]
-            return from_hwcap(getauxval(16), getauxval(26))  # AT_HWCAP, AT_HWCAP2
+            return from_hwcap(arch, getauxval(16), getauxval(26))  # AT_HWCAP, AT_HWCAP2
         if arch == "aarch64" and sys.platform == "darwin":
             return [name for name, key in _APPLE.items() if _sysctl(f"hw.optional.arm.{key}") == 1]
     except (OSError, AttributeError):  # no /proc, no such function: use the base
@@ -107,10 +124,10 @@ def from_cpuinfo(text: str) -> frozenset[str]:
     return frozenset.intersection(*flags) if flags else frozenset()
 
 
-def from_hwcap(hwcap: int, hwcap2: int) -> frozenset[str]:
-    """Features from the HWCAP bits that Linux passes to each program on ARM."""
+def from_hwcap(arch: str, hwcap: int, hwcap2: int) -> frozenset[str]:
+    """Features from the HWCAP bits that Linux passes to each program on ARM and RISC-V."""
     words = (hwcap, hwcap2)
-    return frozenset(name for name, (word, bit) in _HWCAP_BITS.items() if words[word] >> bit & 1)
+    return frozenset(name for name, (word, bit) in _HWCAP_BITS[arch].items() if words[word] >> bit & 1)
 
 
 def _sysctl(name: str) -> int:

@@ -152,7 +152,7 @@ def _check_system(manifest: Manifest) -> None:
 
 def _load_library(path: Path, manifest: Manifest, variant: str, device: Device) -> CompiledLibrary:
     """The variant's code, loaded. Raises BundleError for a library that does not load or contradicts the manifest."""
-    names = [name for name in manifest.files if name.startswith("lib/")]
+    names = [name for name in manifest.files if name.startswith("lib/") and not name.endswith(".a")]
     if len(names) != 1:
         raise BundleError("bundle has no single library", where=path, expected="one file in lib/", found=names)
     try:

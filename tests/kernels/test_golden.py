@@ -10,7 +10,7 @@ from tests.kernels.golden import GOLDEN, MODELS, golden_names, hashes
 
 
 @pytest.mark.parametrize("name", golden_names())
-@pytest.mark.fast_cases("cpu-aarch64", "vulkan")
+@pytest.mark.fast_cases("arm64-linux", "vulkan")
 def test_scheduled_kernels_are_unchanged(name: str) -> None:
     expected = json.loads((GOLDEN / f"{name}.json").read_text(encoding="utf-8"))
     found = {model: hashes(name, model) for model in MODELS}

@@ -73,7 +73,7 @@ def test_processors_that_differ_count_by_what_all_have() -> None:
     ],
 )
 def test_linux_on_arm(hwcap: int, hwcap2: int, variant: str) -> None:
-    assert runs(from_hwcap(hwcap, hwcap2), "aarch64") == variant
+    assert runs(from_hwcap("aarch64", hwcap, hwcap2), "aarch64") == variant
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,16 @@ from tvm import tirx
 
 from mlcpipe.compiler.backends.base import KERNEL, Runner
 from mlcpipe.compiler.build import BuiltVariant, build, build_variants, generated_source
-from mlcpipe.compiler.link import Linker, export_library, find_linker, library_name, linker_finding, object_format
+from mlcpipe.compiler.link import (
+    Linker,
+    export_library,
+    find_archiver,
+    find_linker,
+    library_name,
+    linker_finding,
+    object_format,
+)
+from mlcpipe.compiler.static_library import write_static_library
 from mlcpipe.devices.support.threads import physical_cores, use_threads
 from mlcpipe.errors import CompileError, last_line
 from mlcpipe.host.finding import Finding
@@ -29,9 +38,10 @@ OPTIONS = ()
 
 @dataclass(frozen=True)
 class CpuLibrary:
-    """Writes the library with a linker."""
+    """Writes the library with a linker, and a static one where there is an archiver."""
 
     linker: Linker
+    archiver: Linker | None = None
 
     @property
     def name(self) -> str:
@@ -44,17 +54,20 @@ class CpuLibrary:
     def write(
         self, state: Lowering, variants: Sequence[Variant], folder: Path, stem: str, progress: Progress
     ) -> tuple[Path, list[BuiltVariant]]:
-        library = folder / library_name(stem)
+        library, target = folder / library_name(stem, self.linker.system), tvm_target(state.target, variants[-1])
         with tempfile.TemporaryDirectory() as objects:
             module, built = build_variants(state, variants, Path(objects), object_format(), physical_cores())
             paths = [path for built_variant in reversed(built) for path in built_variant.paths]
-            export_library(module, paths, library, self.linker, triple(state.target))
+            export_library(module, paths, library, self.linker, target)
+            if self.archiver is not None:
+                static = folder / f"lib{stem}.a"
+                write_static_library(module, built, static, self.linker, self.archiver, target)
         return library, built
 
 
 def find(target: Target) -> CpuLibrary:
-    """Find the linker. Raises CompileError if there is none."""
-    return CpuLibrary(find_linker())
+    """Find the linker for the target's machine. Raises CompileError if there is none."""
+    return CpuLibrary(find_linker(triple(target)), find_archiver() if target.archive else None)
 
 
 def tools() -> Iterator[Finding]:

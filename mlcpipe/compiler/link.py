@@ -161,7 +161,7 @@ def export_library(module: Any, objects: Sequence[Path], output: Path, linker: L
 
 
 def imports_object(module: Any, folder: Path, target: Any) -> Path:
-    """An object file with all that a module has besides its static libraries: executables as bytes, and who imports whom."""
+    """An object file with what a module has besides its static libraries: executables as bytes, and the imports."""
     import tvm
 
     path = folder / f"imports.{object_format()}"

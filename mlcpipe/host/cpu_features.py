@@ -1,9 +1,9 @@
 """Instruction sets of this machine's CPU, reported by Linux or macOS. Other systems, including Windows (never tested),
 get only the architecture's base.
 
-Features have Linux's names (`/proc/cpuinfo` on x86, `HWCAP` on ARM and RISC-V). A feature counts only if programs may use it: the
-system must save AVX-512's registers at a task switch (XCR0), and a process must request AMX's tiles. The CPU's name is
-never used, because a virtual machine may mask features.
+Features have Linux's names (`/proc/cpuinfo` on x86, `HWCAP` on ARM and RISC-V). A feature counts only if programs may
+use it: the system must save AVX-512's registers at a task switch (XCR0), and a process must request AMX's tiles. The
+CPU's name is never used, because a virtual machine may mask features.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ ARCHITECTURES = {
     "riscv64": ("riscv64",),
 }
 
-# LLVM's name of the CPU and the features that every CPU of an architecture has; of riscv64 what Linux distributions ask.
+# LLVM's name of any CPU of an architecture, and the features that all have; of riscv64 those that distributions need.
 BASE: dict[str, tuple[str, tuple[str, ...]]] = {
     "x86_64": ("x86-64", ()),
     "aarch64": ("generic", ()),

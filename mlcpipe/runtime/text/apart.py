@@ -20,7 +20,7 @@ class ApartEncoder:
         self._encode = encode
         self._added = library.get_added_tokens_decoder()
         # These may be spelled otherwise in a text.
-        self._normalized = {
+        self.normalized = {
             token.content for index, token in self._added.items() if token.normalized and index in control
         }
 
@@ -33,12 +33,12 @@ class ApartEncoder:
         """
         text = marked.translate(stand_ins)
         encoding = self._encode(self._library, text)
-        if marked == text and not self._normalized:
+        if marked == text and not self.normalized:
             return list(encoding.ids)
         forged = [
             (start, end)
             for start, end, token in self._spans(encoding)
-            if token not in marked[start:end] and (token in text[start:end] or token in self._normalized)
+            if token not in marked[start:end] and (token in text[start:end] or token in self.normalized)
         ]
         if not forged:
             return list(encoding.ids)
@@ -65,7 +65,7 @@ class ApartEncoder:
         """Ids of `text` without control tokens. One that is a piece of the vocabulary too is cut in two."""
         if not text:
             return []
-        encoding = self._encode(self._plain, text)
+        encoding = self._encode(self.plain, text)
         cuts = [(start, end) for start, end, token in self._spans(encoding) if token in text[start:end]]
         if not cuts:
             return list(encoding.ids)
@@ -78,7 +78,7 @@ class ApartEncoder:
         return ids
 
     @cached_property
-    def _plain(self) -> tokenizers.Tokenizer:
+    def plain(self) -> tokenizers.Tokenizer:
         """The tokenizer, with the same model in memory, that takes control tokens for text."""
         plain = tokenizers.Tokenizer(self._library.model)
         plain.encode_special_tokens = True

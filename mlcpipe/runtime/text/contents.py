@@ -33,6 +33,7 @@ class ContentMarks:
         self._suffixes = {text[cut:] for text in starts for cut in range(1, len(text))}
         signs = [[char for char in text if not char.isalnum() and not char.isspace()] for text in texts]
         edges = {char for found in signs if found for char in (found[0], found[-1])}
+        self.edges = frozenset(edges)
         self._letters = sorted(edges | {text[0] for text in starts})
         self._edge = re.compile(f"[{re.escape(''.join(sorted(edges)))}]") if edges else None
         # Ahead of the text, to find each start, also inside another control token.

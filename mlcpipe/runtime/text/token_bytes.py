@@ -25,7 +25,7 @@ _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 _KNOWN = "ByteLevel, Metaspace, or a Sequence of Replace, Metaspace, ByteFallback, Fuse and Strip"
 
 
-def _byte_level_table() -> dict[str, int]:
+def byte_level_table() -> dict[str, int]:
     """GPT-2's table: printable Latin-1 characters stand for themselves, the other 68 bytes for U+0100 and up."""
     printable = [
         *range(ord("!"), ord("~") + 1),
@@ -99,7 +99,7 @@ def parse_decoder(state: Mapping[str, Any] | None) -> DecoderRules:
             # Anything else would see text that spans tokens.
             raise _refusal(stages, position)
         elif kind == "ByteLevel":
-            rules = replace(rules, byte_table=_byte_level_table())
+            rules = replace(rules, byte_table=byte_level_table())
         elif kind == "ByteFallback":
             rules = replace(rules, byte_fallback=True)
         elif kind == "Metaspace" and not rules.metaspace:

@@ -38,6 +38,7 @@ class Tokenizer:
     special_tokens   `bos_token`, `eos_token`, `pad_token`, … as text
     chat_templates   Jinja sources by name, the main one is `default`
     rules            how single tokens become bytes
+    most_chars       of a text to encode
     """
 
     def __init__(
@@ -50,15 +51,15 @@ class Tokenizer:
         templates: Mapping[str, str],
         add_bos_token: bool,
     ) -> None:
-        self._library = library
+        self.library = library
         self._folder = folder
-        self._rows = rows
-        self._add_bos_token = add_bos_token
+        self.rows = rows
+        self.adds_bos_token = add_bos_token
         self._pieces: dict[int, Piece] = {}
         self._compiled: dict[str, ChatTemplate] = {}
         self.special_tokens = dict(special_tokens)
         self.chat_templates = dict(templates)
-        self._growth = check_library(library)
+        self.most_chars = int(MAX_NORMALIZED_BYTES / check_library(library))
         state = None if library.decoder is None else json.loads(library.decoder.__getstate__())
         self.rules: DecoderRules = parse_decoder(state)
         self._added = library.get_added_tokens_decoder()
@@ -106,9 +107,9 @@ class Tokenizer:
         has written those already. Raises TokenizerError for text that is not valid Unicode, and for a token
         that the model has no embedding row for.
         """
-        ids: list[int] = self._encoding(self._library, text, add_special_tokens).ids
+        ids: list[int] = self._encoding(self.library, text, add_special_tokens).ids
         bos = self.bos_token_id
-        if add_special_tokens and self._add_bos_token and bos is not None and ids[:1] != [bos]:
+        if add_special_tokens and self.adds_bos_token and bos is not None and ids[:1] != [bos]:
             ids = [bos, *ids]
         return self._with_rows(ids)
 
@@ -124,14 +125,14 @@ class Tokenizer:
         template = self.chat_template()
         if allow_control_tokens:
             return self.encode(template.render(messages, **extras))
-        marked, stand_ins = template.render_marked(messages, self._marks, **extras)
-        return self._with_rows(self._apart.encode(marked, stand_ins))
+        marked, stand_ins = template.render_marked(messages, self.marks, **extras)
+        return self._with_rows(self.apart.encode(marked, stand_ins))
 
     def _with_rows(self, ids: list[int]) -> list[int]:
-        if self._rows is not None and ids and max(ids) >= self._rows:
+        if self.rows is not None and ids and max(ids) >= self.rows:
             raise TokenizerError(
-                f"token {self._library.id_to_token(max(ids))!r} has no row in the model's embedding",
-                expected=f"ids below {self._rows}",
+                f"token {self.library.id_to_token(max(ids))!r} has no row in the model's embedding",
+                expected=f"ids below {self.rows}",
                 found=max(ids),
                 next_step="leave it out of the text",
             )
@@ -140,27 +141,27 @@ class Tokenizer:
     @property
     def control_token_ids(self) -> frozenset[int]:
         """Tokens that steer the model: no text of a message becomes one of them."""
-        return frozenset(self._apart.control)
+        return frozenset(self.apart.control)
 
     @cached_property
-    def _apart(self) -> ApartEncoder:
+    def apart(self) -> ApartEncoder:
         """Control tokens are the special ones and those that end an answer; an unknown word is none."""
         texts = {index: token.content for index, token in self._added.items() if token.special}
         texts |= {index: text for index in self.eos_token_ids if (text := self._token(index)) is not None}
-        unknown = self.special_tokens.get("unk_token"), getattr(self._library.model, "unk_token", None)
+        unknown = self.special_tokens.get("unk_token"), getattr(self.library.model, "unk_token", None)
         control = {index: text for index, text in texts.items() if text.strip() and text not in unknown}
-        return ApartEncoder(self._library, control, lambda library, text: self._encoding(library, text))
+        return ApartEncoder(self.library, control, lambda library, text: self._encoding(library, text))
 
     @cached_property
-    def _marks(self) -> ContentMarks:
-        return ContentMarks(self._apart.control.values())
+    def marks(self) -> ContentMarks:
+        return ContentMarks(self.apart.control.values())
 
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
         """The text of `ids`, exactly as the library decodes it; broken UTF-8 becomes U+FFFD."""
         return guarded(
             "cannot decode the tokens",
             self._folder,
-            lambda: self._library.decode(list(ids), skip_special_tokens=skip_special_tokens),
+            lambda: self.library.decode(list(ids), skip_special_tokens=skip_special_tokens),
         )
 
     def token_bytes(self, token_id: int) -> bytes:
@@ -205,9 +206,9 @@ class Tokenizer:
 
     def _encoding(self, library: tokenizers.Tokenizer, text: str, around: bool = False) -> tokenizers.Encoding:
         """`around` adds the special tokens around a text."""
-        most = int(MAX_NORMALIZED_BYTES / self._growth)
-        if len(text) > most:
-            raise TokenizerError("the text is too long", expected=f"at most {most} characters", found=len(text))
+        if len(text) > self.most_chars:
+            expected = f"at most {self.most_chars} characters"
+            raise TokenizerError("the text is too long", expected=expected, found=len(text))
 
         def encode() -> tokenizers.Encoding:
             # Only the call for many texts lets go of the interpreter.
@@ -218,11 +219,11 @@ class Tokenizer:
     def _token(self, token_id: int) -> str | None:
         if not 0 <= token_id < self.vocab_size:
             return None
-        return self._library.id_to_token(token_id)
+        return self.library.id_to_token(token_id)
 
     def _id_of(self, name: str) -> int | None:
         text = self.special_tokens.get(name)
-        return None if text is None else self._library.token_to_id(text)
+        return None if text is None else self.library.token_to_id(text)
 
     def _end_of_turn(self) -> set[int]:
         """The special token that the chat template writes right after an assistant's message.

@@ -233,7 +233,7 @@ def _bounds(quantifier: re.Match[str]) -> tuple[int, int | None]:
 
 def _atom(source: str, at: int) -> tuple[int, int, bool, int]:
     if source[at] == "[":
-        return 1, 0, False, _class_end(source, at)
+        return 1, 0, False, class_end(source, at)
     if group := _OPEN.match(source, at):
         ways, repeats, empty, end = _alternatives(source, group.end())
         if source[end : end + 1] != ")":
@@ -244,7 +244,7 @@ def _atom(source: str, at: int) -> tuple[int, int, bool, int]:
     raise ValueError(f"no {source[at : at + 3]!r}")
 
 
-def _class_end(source: str, at: int) -> int:
+def class_end(source: str, at: int) -> int:
     """The end of a character class, which can have others inside."""
     depth = 0
     while at < len(source):

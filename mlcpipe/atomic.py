@@ -12,6 +12,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import BinaryIO
 
 from filelock import FileLock, Timeout
 
@@ -52,20 +53,28 @@ def atomic_directory(dest: Path, *, replaces: str = "", needed_bytes: int = 0) -
 
 
 def atomic_write(path: Path, data: bytes) -> None:
-    """Writes `data` to `path` atomically: a reader sees the old content or the new. Writers wait for each other.
+    """Writes `data` to `path` as `atomic_file` does."""
+    with atomic_file(path, len(data)) as file:
+        file.write(data)
 
-    What a killed writer left beside is removed. Raises ResourceError when the disk is full, UsageError when another
-    writer takes too long, and OSError for any other failure.
+
+@contextmanager
+def atomic_file(path: Path, needed_bytes: int) -> Iterator[BinaryIO]:
+    """Yields an empty file, which becomes `path` when the block ends without an exception.
+
+    A reader sees the old content or the new. Writers wait for each other. What a killed writer left beside is removed.
+    Raises ResourceError when the disk has less than `needed_bytes` or fills up, UsageError when another writer takes
+    too long, and OSError for any other failure.
     """
     path = Path(os.path.realpath(path))
     partial = path.with_name(f".{path.name}.partial")
     path.parent.stat()  # the lock would make the folder
     busy = UsageError("another run is writing this file", where=path, next_step="wait for it or stop it")
-    with full_disk_named(path, len(data)), only_writer(path, busy, wait_s=_WRITER_S):
+    with full_disk_named(path, needed_bytes), only_writer(path, busy, wait_s=_WRITER_S):
         partial.unlink(missing_ok=True)
         try:
             with partial.open("xb") as file:
-                file.write(data)
+                yield file
                 file.flush()
                 os.fsync(file.fileno())
             os.replace(partial, path)

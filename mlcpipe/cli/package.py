@@ -10,13 +10,16 @@ import typer
 
 from mlcpipe.cli.options import OverwriteOption, bundle_folder
 from mlcpipe.cli.terminal import say, stderr_console, stdout_console
+from mlcpipe.errors import UsageError
 from mlcpipe.host.finding import byte_size
+from mlcpipe.progress import console_progress
 
 
 class App(str, Enum):
     """What a bundle is packaged as."""
 
     web = "web"
+    weights = "weights"
 
 
 def package_command(
@@ -28,8 +31,10 @@ def package_command(
             metavar="bundles",
         ),
     ],
-    output: Annotated[Path, typer.Option("--output", "-o", help="A new folder for the site.")],
-    app: Annotated[App, typer.Option(help="What to make: a static web site.")] = App.web,
+    output: Annotated[Path, typer.Option("--output", "-o", help="The site's new folder, or the file.")],
+    app: Annotated[
+        App, typer.Option(help="What to make: a static web site, or a file of data for programs and apps.")
+    ] = App.web,
     title: Annotated[
         str | None, typer.Option(help="The model's name on the page (default: the bundle's folder).")
     ] = None,
@@ -39,12 +44,17 @@ def package_command(
 
     Any host of static files will do, over https. To try the page on this computer: `mlcpipe chat --web`.
 
+    With `--app weights` make one file of weights, tokenizer and template, without code.
+
     Examples:
 
     `mlcpipe compile ./Qwen3-0.6B --target webgpu -o qwen3-web`
 
     `mlcpipe package qwen3-web --app web -o site`
     """
+    if app is App.weights:
+        _write_weights(bundles, output, overwrite, title)
+        return
     from mlcpipe.web import assemble_site, check_bundles, page_folder, write_site
 
     console = stderr_console()
@@ -54,3 +64,15 @@ def package_command(
     write_site(site, output, overwrite=overwrite)
     size = byte_size(site.bytes)
     say(stdout_console(), f"{output}: {len(site.files)} files, {size}\nPut the folder on any static host with https.")
+
+
+def _write_weights(bundles: list[Path], output: Path, overwrite: bool, title: str | None) -> None:
+    from mlcpipe.compiler.container import write_container
+
+    if len(bundles) != 1 or title is not None:
+        raise UsageError("--app weights", expected="one bundle and no --title", found=f"{len(bundles)} bundles")
+    if output.exists() and not overwrite:
+        raise UsageError("the file exists", where=output, next_step="choose another, or use --overwrite")
+    with console_progress(stderr_console()) as progress:
+        write_container(bundles[0], output, progress)
+    say(stdout_console(), f"{output}: {byte_size(output.stat().st_size)}")

@@ -1,0 +1,88 @@
+"""One file of data: weights, tokenizer, chat template and manifest of a bundle, which a program maps.
+
+A container ends a file: it may lie behind a program, which then needs no other file. It holds data only. Code is in the
+program, which takes weights whose manifest states the same model and ABI.
+
+    files, each at a multiple of 4096 bytes | index, a file of tables | trailer
+
+The index has names (sections 0 and 1), then offset and length of each file, counted from the container's begin. The
+trailer: magic, begin and length of the container in the file, offset and length of the index as u64, then the SHA-256
+of the index and `mlcpipe.json` one after the other; the manifest has the SHA-256 of every other file.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import struct
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from mlcpipe.atomic import atomic_file
+from mlcpipe.bundle import MANIFEST, read_manifest, verify
+from mlcpipe.compiler.text.tables import strings, tables
+from mlcpipe.disk import check_disk_space
+from mlcpipe.progress import Progress
+
+KIND, VERSION = b"mlcfiles", 1
+MAGIC = b"mlcpipe\x01"
+ALIGNMENT = 4096  # of files; a container behind a program begins at a multiple of a page
+PAGE_BYTES = 1 << 16  # the largest page of Linux on ARM
+_TRAILER = struct.Struct("<8s4Q32s")
+_BLOCK = 1 << 20
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a file is in a container, in bytes from its begin."""
+
+    offset: int
+    nbytes: int
+
+
+def data_files(bundle: Path) -> list[str]:
+    """The files of a bundle that a container has: all but code. Raises BundleError for a bundle that is damaged."""
+    manifest = read_manifest(bundle)
+    verify(bundle, manifest, deep=True)
+    return [MANIFEST, *(name for name in manifest.files if not name.startswith("lib/"))]
+
+
+def write_container(bundle: Path, output: Path, progress: Progress, *, program: Path | None = None) -> Path:
+    """Write the data of a bundle as the file `output`, behind a copy of `program` if there is one, and runnable then.
+
+    Raises BundleError for a bundle that is damaged, ResourceError where the disk has no room.
+    """
+    names = data_files(bundle)
+    code = b"" if program is None else program.read_bytes()
+    total = sum((bundle / name).stat().st_size + ALIGNMENT for name in names) + len(code) + PAGE_BYTES
+    check_disk_space(output.parent, total)
+    progress.stage("write the file")
+    progress.bytes_total(total)
+    with atomic_file(output, total) as file:
+        file.write(code + bytes(-len(code) % PAGE_BYTES))
+        begin, places = file.tell(), {}
+        for name in names:
+            file.write(bytes(-(file.tell() - begin) % ALIGNMENT))
+            offset = file.tell() - begin
+            with (bundle / name).open("rb") as source:
+                while block := source.read(_BLOCK):
+                    file.write(block)
+                    progress.advance(len(block))
+            places[name] = Place(offset, file.tell() - begin - offset)
+        file.write(bytes(-(file.tell() - begin) % ALIGNMENT))
+        index, at = _index(places), file.tell() - begin
+        digest = hashlib.sha256(index + (bundle / MANIFEST).read_bytes()).digest()
+        file.write(index)
+        length = at + len(index) + _TRAILER.size
+        file.write(_TRAILER.pack(MAGIC, begin, length, at, len(index), digest))
+        if program is not None:
+            Path(file.name).chmod(0o755)
+    return output
+
+
+def _index(places: Mapping[str, Place]) -> bytes:
+    ends, text = strings(name.encode() for name in places)
+    numbers = np.array([(place.offset, place.nbytes) for place in places.values()], np.uint64)
+    return tables(KIND, VERSION, [ends, text, numbers])

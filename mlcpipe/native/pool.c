@@ -1,4 +1,5 @@
-/* Runs the parallel loops of a compiled library on its own threads; linked into the library (POSIX).
+/* Runs the parallel loops of a compiled library on its own threads; linked into the library (POSIX). With
+ * MLCPIPE_RUNTIME it is part of the native runtime instead, whose libraries all run on the same threads (pool.h).
  *
  * TVM's pool gives every thread a fixed part of a loop and waits by sched_yield. This is slow next to another process on
  * the same core: the part on that core waits for the other process's time slice, and each yield gives the rest of
@@ -28,6 +29,12 @@ typedef struct {
 } Group;
 typedef int (*Body)(int task_id, Group* group, void* closure);
 typedef int (*Launch)(Body body, void* closure, int num_task);
+#ifdef MLCPIPE_RUNTIME
+#include "runtime/pool.h"
+
+/* tvm/ffi/c_api.h */
+extern void TVMFFIErrorSetRaisedFromCStr(const char* kind, const char* words);
+#else
 #if defined(__APPLE__)
 #define WEAK __attribute__((weak_import))
 #else
@@ -45,13 +52,30 @@ extern int TVMFFIErrorCreate(const Bytes* kind, const Bytes* message, const Byte
 extern void TVMFFIErrorSetRaised(void* error) WEAK;
 extern int TVMFFIObjectDecRef(void* object) WEAK;
 
+/* A kernel whose arguments are wrong calls this. TVM's loader fills in the variable, so that a library finds the TVM
+ * that loaded it, however that was loaded itself. */
+__attribute__((visibility("default"), weak)) void (*__TVMFFIErrorSetRaisedFromCStr)(const char* kind, const char* words);
+
+__attribute__((visibility("hidden"), weak)) void TVMFFIErrorSetRaisedFromCStrParts(const char* kind, const char** parts,
+                                                                                 int32_t count) {
+  char words[1000];
+  size_t size = 0;
+  for (int32_t i = 0; i < count; i++) {
+    for (const char* c = parts[i]; c != NULL && *c && size < sizeof words - 1; c++) words[size++] = *c;
+  }
+  words[size] = 0;
+  if (__TVMFFIErrorSetRaisedFromCStr != NULL) __TVMFFIErrorSetRaisedFromCStr(kind, words);
+}
+
 /* tvm/ffi/c_api.h: TVMFFIAny */
 typedef struct {
   int32_t type_index;
   uint32_t padding;
   int64_t value;
 } Any;
-enum { ANY_NONE = 0, ANY_INT = 1, MAX_TASKS = 0xffff, MAX_THREADS = 1024 };
+enum { ANY_NONE = 0, ANY_INT = 1 };
+#endif
+enum { MAX_TASKS = 0xffff, MAX_THREADS = 1024, STACK_BYTES = 1 << 20 };
 
 /* With one busy process, EPYC (Zen 5), 2 threads, 2026-11, Qwen2-0.5B / Llama-1B: 100 us leave 64 / 67 % of the quiet
  * speed, 50 us 67 / 71 %, 20 us 68 / 76 %. Alone, all three are equally fast. */
@@ -70,8 +94,6 @@ typedef struct {
 static Worker* workers;
 static int worker_count;
 static int lost_count; /* workers that a fork left in the parent; the next loop starts as many */
-static int users;
-static Launch tvm_launch;
 static pthread_mutex_t admin = PTHREAD_MUTEX_INITIALIZER;
 
 /* The present loop. `ticket` holds its round, its number of tasks and the next task, so that a late thread cannot
@@ -102,9 +124,47 @@ static void relax(void) {
 #endif
 }
 
-/* A thread that watches signals lets Python's handlers run between tasks, and stops its loop where one raises an error.
- * Each look takes Python's lock, which other threads of Python may hold for 5 ms: no more than a tenth of the time goes
- * into that. A task of such a thread takes some PART_NS: we remember what a loop took for each token. */
+#ifdef MLCPIPE_RUNTIME
+static _Thread_local const int* cancelled;
+
+static int look(void) { return __atomic_load_n(cancelled, __ATOMIC_RELAXED); }
+
+static int raised(void) {
+  TVMFFIErrorSetRaisedFromCStr("Cancelled", "");
+  return -1;
+}
+
+/* Of a thread that comes while another has the pool. */
+static int launch_elsewhere(Body loop, void* data, int num_task) {
+  Group group = {NULL, num_task ? num_task : 1};
+  int status = 0;
+  for (int task = 0; task < group.num_task && !status; task++) status = loop(task, &group, data);
+  return status;
+}
+#else
+static int users;
+static Launch tvm_launch;
+
+static int look(void) { return TVMFFIEnvCheckSignals(); }
+
+/* The error that stands for one of Python's. Without a backtrace, which takes half a second the first time. */
+static int raised(void) {
+  Bytes kind = {"EnvErrorAlreadySet", 18}, none = {"", 0};
+  void* error;
+  if (TVMFFIErrorCreate(&kind, &none, &none, &error) == 0) {
+    TVMFFIErrorSetRaised(error);
+    TVMFFIObjectDecRef(error);
+  }
+  return -1;
+}
+
+static int launch_elsewhere(Body loop, void* data, int num_task) { return tvm_launch(loop, data, num_task); }
+#endif
+
+/* A thread that watches signals lets Python's handlers run between tasks, and stops its loop where one raises an error;
+ * in the native runtime it stops it when the call is cancelled. Each look takes Python's lock, which other threads of
+ * Python may hold for 5 ms: no more than a tenth of the time goes into that. A task of such a thread takes some PART_NS:
+ * we remember what a loop took for each token. */
 enum { LOOK_NS = 20000000, LOOK_SHARE = 10, PART_NS = 20000000, FIRST_PARTS = 64, COSTS = 256 };
 static _Thread_local int64_t watched_tokens; /* of the call that this thread is in; 0: it does not watch */
 static _Thread_local int64_t next_look;
@@ -117,10 +177,10 @@ static int interrupted(void) {
   if (!watched_tokens) return 0;
   int64_t began = now_ns();
   if (began < next_look) return 0;
-  int raised = TVMFFIEnvCheckSignals();
+  int found = look();
   int64_t now = now_ns();
   next_look = now + LOOK_NS + (LOOK_SHARE - 1) * (now - began);
-  return raised;
+  return found;
 }
 
 /* How many tasks each thread should get of a loop of this thread. */
@@ -129,17 +189,6 @@ static int parts_of(Body loop, const struct Cost* cost) {
   const double most = (double)MAX_TASKS / (worker_count + 1);
   const double parts = cost->body == loop ? 1 + cost->ns * (double)watched_tokens / PART_NS : FIRST_PARTS;
   return (int)(parts < most ? parts : most);
-}
-
-/* The error that stands for one of Python's. Without a backtrace, which takes half a second the first time. */
-static int python_raised(void) {
-  Bytes kind = {"EnvErrorAlreadySet", 18}, none = {"", 0};
-  void* error;
-  if (TVMFFIErrorCreate(&kind, &none, &none, &error) == 0) {
-    TVMFFIErrorSetRaised(error);
-    TVMFFIObjectDecRef(error);
-  }
-  return -1;
 }
 
 static void take_tasks(void) {
@@ -217,6 +266,9 @@ static void end(int count) {
 static void begin(int count) {
   workers = count ? aligned_alloc(128, sizeof(Worker) * (size_t)count) : NULL;
   round_number = 0;
+  pthread_attr_t attributes; /* musl's threads have 128 KB of stack, glibc's 8 MB of address space */
+  pthread_attr_init(&attributes);
+  pthread_attr_setstacksize(&attributes, STACK_BYTES);
   for (int i = 0; workers != NULL && i < count; i++) {
     Worker* worker = &workers[i];
     atomic_init(&worker->go, 0);
@@ -224,15 +276,16 @@ static void begin(int count) {
     worker->stop = 0;
     pthread_mutex_init(&worker->mutex, NULL);
     pthread_cond_init(&worker->wake, NULL);
-    if (pthread_create(&worker->thread, NULL, work, worker)) return;
+    if (pthread_create(&worker->thread, &attributes, work, worker)) break;
     worker_count = i + 1;
   }
+  pthread_attr_destroy(&attributes);
 }
 
 /* TVMBackendParallelLaunch: tasks 0 to num_task - 1 of a loop; 0 leaves the number to us. Tasks that wait for each
  * other do not exist here: nothing in mlcpipe makes such loops. */
 static int launch(Body loop, void* data, int num_task) {
-  if (atomic_flag_test_and_set_explicit(&in_use, memory_order_acquire)) return tvm_launch(loop, data, num_task);
+  if (atomic_flag_test_and_set_explicit(&in_use, memory_order_acquire)) return launch_elsewhere(loop, data, num_task);
   if (lost_count) {
     begin(lost_count);
     lost_count = 0;
@@ -252,7 +305,7 @@ static int launch(Body loop, void* data, int num_task) {
   wait_for_others();
   int status = 0, task = atomic_load(&failed) - 1;
   if (atomic_load(&stopped)) {
-    status = python_raised();
+    status = raised();
   } else if (task >= 0) { /* once more on this thread, which then has the error's message */
     Group group = {NULL, count};
     status = loop(task, &group, data);
@@ -291,6 +344,28 @@ static void resize(int count) {
   atomic_flag_clear_explicit(&in_use, memory_order_release);
 }
 
+#ifdef MLCPIPE_RUNTIME
+int TVMBackendParallelLaunch(Body loop, void* data, int num_task) { return launch(loop, data, num_task); }
+
+int TVMBackendParallelBarrier(int task_id, Group* group) {
+  (void)task_id;
+  (void)group;
+  return 0;
+}
+
+int mlcpipe_pool_threads(int count) {
+  pthread_mutex_lock(&admin);
+  if (count > 0 && count <= MAX_THREADS) resize(count - 1);
+  int threads = worker_count + 1;
+  pthread_mutex_unlock(&admin);
+  return threads;
+}
+
+void mlcpipe_pool_watch(const int* flag, int64_t tokens) {
+  cancelled = flag;
+  watched_tokens = flag != NULL ? tokens : 0;
+}
+#else
 /* mlcpipe_threads(n): n > 0 adds a user, for whom loops run on n threads from now on, the caller's among them; 0 takes
  * a user away, and with the last one loops run as TVM would. Returns how many threads there are now, 0 for TVM's. */
 __attribute__((visibility("default"))) int __tvm_ffi_mlcpipe_threads(void* self, const Any* arguments, int32_t count,
@@ -326,4 +401,5 @@ __attribute__((visibility("default"))) int __tvm_ffi_mlcpipe_watch_signals(void*
   result->value = 0;
   return 0;
 }
+#endif
 #endif

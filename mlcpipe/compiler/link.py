@@ -38,7 +38,7 @@ class Linker:
         shared = ["-shared", "-fPIC"] if self.system != "win32" else ["-shared"]
         system = {"darwin": ["-undefined", "dynamic_lookup", "-Wl,-x"], "win32": []}.get(self.system, ["-Wl,-s"])
         pool = [] if self.system == "win32" else ["-O2", "-pthread", str(POOL)]
-        self._run([*shared, *system, "-o", str(output), *map(str, objects), *pool])
+        self.run([*shared, *system, "-o", str(output), *map(str, objects), *pool])
 
     def compile(self, source: Path, output: Path) -> None:
         """Compile a C source to an object file. Raises CompileError."""
@@ -47,13 +47,14 @@ class Linker:
     def program(self, sources: Sequence[Path], include: Sequence[Path | str], output: Path) -> None:
         """Link C sources and objects into a static program. Raises CompileError."""
         flags = ["-std=gnu11", "-O2", "-static", "-pthread", "-w", *(f"-I{path}" for path in include)]
-        self._run([*flags, *map(str, sources), "-lm", "-o", str(output)])
+        self.run([*flags, *map(str, sources), "-lm", "-o", str(output)])
 
     def archive(self, objects: Sequence[Path], output: Path) -> None:
         """Put `objects` into the static library `output`; the command must be an archiver. Raises CompileError."""
-        self._run(["rcs", str(output), *map(str, objects)])
+        self.run(["rcs", str(output), *map(str, objects)])
 
-    def _run(self, arguments: Sequence[str]) -> None:
+    def run(self, arguments: Sequence[str]) -> None:
+        """Run the command. Raises CompileError with the final line of what it printed, or its first error."""
         try:
             done = subprocess.run(
                 [*self.command, *arguments], capture_output=True, text=True, timeout=LINK_TIMEOUT_S, check=False
@@ -63,7 +64,8 @@ class Linker:
                 f"linker {self.name} cannot run", found=error, next_step="see `mlcpipe doctor`"
             ) from error
         if done.returncode:
-            message = last_line(done.stderr or done.stdout or "no message")
+            printed = done.stderr or done.stdout or "no message"
+            message = next((line for line in printed.splitlines() if " error: " in line), last_line(printed))
             raise CompileError(f"linker {self.name} failed", found=message, next_step="see `mlcpipe doctor`")
 
 
@@ -90,6 +92,20 @@ def find_linker(triple: str | None = None) -> Linker:
     raise CompileError(
         "no linker", expected="cc, clang or gcc on the path, or ziglang", next_step="pip install 'mlcpipe[zig]'"
     )
+
+
+def find_cxx(target: str | None = None) -> Linker:
+    """A compiler of C++17, which links too: `c++`, `g++` or `clang++`, else `python -m ziglang c++`.
+
+    For another machine, `target` such as `aarch64-linux-musl`, it is ziglang. Raises CompileError if there is none.
+    """
+    for name in ("c++", "g++", "clang++") if target is None else ():
+        if (path := shutil.which(name)) is not None and (version := _version((path, "--version"))) is not None:
+            return Linker(name, version, (path,))
+    if (zig := find_zig()) is None:
+        raise CompileError("no C++ compiler", expected="c++, or ziglang", next_step="pip install 'mlcpipe[zig]'")
+    options = () if target is None else ("-target", target)
+    return replace(zig, command=(*zig.command[:-1], "c++", *options), system="linux")
 
 
 def find_linux_linker(arch: str) -> Linker | None:

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import ctypes
+import itertools
 import shutil
 import subprocess
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
+
+from tests.native.engine import Runtime
 
 ROOT = Path(__file__).parents[2]
 RUNTIME = ROOT / "mlcpipe" / "native" / "runtime"
@@ -36,3 +39,20 @@ def native_library(tmp_path_factory: pytest.TempPathFactory) -> Build:
         return built[key]
 
     return build
+
+
+@pytest.fixture(scope="session")
+def runtime(shared: Path) -> Runtime:
+    """The native runtime with TVM's, compiled once for all of pytest's workers: it takes most of a minute."""
+    from mlcpipe.compiler.link import find_cxx
+    from mlcpipe.compiler.native_runtime import shared_library
+
+    return Runtime(shared_library(find_cxx(), shared / "private"))
+
+
+@pytest.fixture
+def copy_of(tmp_path: Path) -> Callable[[Path], Path]:
+    """Copies a bundle. Compiled code keeps what it calls of TVM's in variables of its file: Python's TVM and that of the
+    native runtime may not load the same one."""
+    numbers = itertools.count()
+    return lambda bundle: Path(shutil.copytree(bundle, tmp_path / f"bundle{next(numbers)}"))

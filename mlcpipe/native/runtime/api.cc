@@ -1,0 +1,227 @@
+// The C API: handles to engines, structs with sizes, and errors as codes.
+#include <atomic>
+#include <cstring>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <new>
+
+#include "engine.h"
+#include "mlcpipe.h"
+
+using mlcpipe::Code;
+using mlcpipe::Engine;
+using mlcpipe::Error;
+
+namespace {
+
+thread_local Error last_error(Code::kInternal, "no call of this thread has failed");
+
+int32_t Keep(const Error& error) {
+  last_error = error;
+  return static_cast<int32_t>(error.code);
+}
+
+// MLCPIPE_OK, or the code of what a call threw.
+template <typename Call>
+int32_t Guarded(Call call) {
+  try {
+    call();
+    return MLCPIPE_OK;
+  } catch (const Error& error) {
+    return Keep(error);
+  } catch (const tvm::ffi::Error& error) {
+    return Keep(mlcpipe::FromTvm(error, Code::kInternal, "the runtime failed"));
+  } catch (const std::bad_alloc&) {
+    return Keep(Error(Code::kResource, "the system gives no more memory"));
+  } catch (const std::exception& error) {
+    return Keep(Error(Code::kInternal, "the runtime failed").Found(error.what()));
+  }
+}
+
+// The engines that are open. A call keeps its engine, so that another thread may close it meanwhile.
+class Engines {
+ public:
+  static Engines& Global() {
+    static auto* const engines = new Engines();
+    return *engines;
+  }
+
+  uint64_t Add(std::shared_ptr<Engine> engine) {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    open_[++last_] = std::move(engine);
+    return last_;
+  }
+
+  std::shared_ptr<Engine> Get(uint64_t handle) {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    return Find(handle)->second;
+  }
+
+  std::shared_ptr<Engine> Remove(uint64_t handle) {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    const auto found = Find(handle);
+    auto engine = std::move(found->second);
+    open_.erase(found);
+    return engine;
+  }
+
+ private:
+  std::mutex mutex_;
+  std::map<uint64_t, std::shared_ptr<Engine>> open_;
+  uint64_t last_ = 0;
+
+  std::map<uint64_t, std::shared_ptr<Engine>>::iterator Find(uint64_t handle) {
+    const auto found = open_.find(handle);
+    if (found == open_.end()) throw Error(Code::kUsage, "no such engine").Found("one that is closed, or none");
+    return found;
+  }
+};
+
+// A caller's struct, which may be shorter or longer than ours: what it lacks is as in `defaults`.
+template <typename Struct>
+Struct Taken(const Struct* given, Struct defaults) {
+  if (!given) return defaults;
+  if (given->size < sizeof given->size) throw Error(Code::kUsage, "a struct has no size");
+  std::memcpy(&defaults, given, std::min(given->size, sizeof defaults));
+  return defaults;
+}
+
+// Fills as much of a caller's struct as it has.
+template <typename Struct>
+void Give(Struct values, Struct* result) {
+  if (!result || result->size < sizeof result->size) throw Error(Code::kUsage, "a struct has no size");
+  values.size = result->size;
+  std::memcpy(result, &values, std::min(result->size, sizeof values));
+}
+
+template <typename T>
+const T* Required(const T* pointer, const char* name) {
+  if (!pointer) throw Error(Code::kUsage, name).Expected("an address").Found("NULL");
+  return pointer;
+}
+
+std::vector<int32_t> Ids(const int32_t* ids, size_t count, const char* name) {
+  if (!count) return {};
+  Required(ids, name);
+  return {ids, ids + count};
+}
+
+Engine::Options OptionsOf(const mlcpipe_options* given) {
+  const mlcpipe_options options = Taken(given, {sizeof options, nullptr, 0, 0});
+  return {options.variant ? options.variant : "", options.context_length, options.threads};
+}
+
+mlcpipe::Sampling SamplingOf(const mlcpipe_sampling* given) {
+  mlcpipe_sampling defaults{};
+  defaults.size = sizeof defaults;
+  mlcpipe_default_sampling(&defaults);
+  const mlcpipe_sampling taken = Taken(given, defaults);
+  mlcpipe::Sampling sampling;
+  sampling.temperature = taken.temperature;
+  sampling.top_p = taken.top_p;
+  sampling.min_p = taken.min_p;
+  sampling.top_k = taken.top_k;
+  sampling.repetition_penalty = taken.repetition_penalty;
+  sampling.presence_penalty = taken.presence_penalty;
+  sampling.frequency_penalty = taken.frequency_penalty;
+  sampling.seed = taken.seed;
+  for (size_t i = 0; i < taken.bias_count; ++i) {
+    sampling.logit_bias.emplace_back(Required(taken.bias_tokens, "bias_tokens")[i], Required(taken.biases, "biases")[i]);
+  }
+  return sampling;
+}
+
+void GiveStatistics(const mlcpipe::Statistics& from, int32_t finish, mlcpipe_statistics* to) {
+  if (!to) return;
+  Give({0, finish, from.prompt_tokens, from.cached_tokens, from.completion_tokens, from.decode_bytes, from.load_s,
+        from.prefill_s, from.decode_s},
+       to);
+}
+
+}  // namespace
+
+void mlcpipe_last_error(mlcpipe_error* error) {
+  const Error& last = last_error;
+  Guarded([&] {
+    Give({0, static_cast<int32_t>(last.code), last.what(), last.what_failed.c_str(), last.where.c_str(),
+          last.expected.c_str(), last.found.c_str(), last.next_step.c_str()},
+         error);
+  });
+}
+
+int32_t mlcpipe_plan(const char* folder, const mlcpipe_options* options, mlcpipe_plan_info* result) {
+  return Guarded([&] {
+    const Engine::Options taken = OptionsOf(options);
+    const mlcpipe::Manifest manifest(Required(folder, "folder"));
+    mlcpipe::ChooseVariant(manifest, taken.variant);
+    const mlcpipe::Plan plan(manifest, taken.context_length);
+    Give({0, plan.weights_bytes, plan.kv_bytes, plan.workspace_bytes, plan.free.bytes, plan.context_length, plan.Fits()},
+         result);
+  });
+}
+
+int32_t mlcpipe_open(const char* folder, const mlcpipe_options* options, mlcpipe_engine* engine) {
+  return Guarded([&] {
+    Required(engine, "engine");
+    *engine = 0;
+    *engine = Engines::Global().Add(std::make_shared<Engine>(Required(folder, "folder"), OptionsOf(options)));
+  });
+}
+
+int32_t mlcpipe_close(mlcpipe_engine engine) {
+  return Guarded([&] { Engines::Global().Remove(engine)->Cancel(); });
+}
+
+int32_t mlcpipe_info(mlcpipe_engine engine, mlcpipe_engine_info* info) {
+  return Guarded([&] {
+    const auto open = Engines::Global().Get(engine);
+    Give({0, open->manifest().model.vocab_size, open->plan().context_length, open->variant().c_str()}, info);
+  });
+}
+
+void mlcpipe_default_sampling(mlcpipe_sampling* sampling) {
+  const mlcpipe::Sampling defaults;
+  Guarded([&] {
+    Give({0, defaults.temperature, defaults.top_p, defaults.min_p, defaults.top_k, defaults.repetition_penalty,
+          defaults.presence_penalty, defaults.frequency_penalty, nullptr, nullptr, 0, defaults.seed},
+         sampling);
+  });
+}
+
+int32_t mlcpipe_generate(mlcpipe_engine engine, const mlcpipe_request* given, mlcpipe_statistics* statistics) {
+  return Guarded([&] {
+    const auto open = Engines::Global().Get(engine);
+    const mlcpipe_request taken = Taken(Required(given, "request"), {});
+    const auto stop_ids = Ids(taken.stop_ids, taken.stop_count, "stop_ids");
+    const mlcpipe::Request request{Ids(taken.prompt, taken.prompt_count, "prompt"), taken.max_tokens,
+                                   {stop_ids.begin(), stop_ids.end()}, SamplingOf(taken.sampling)};
+    const auto on_token = [&](int32_t token) { return !taken.on_token || !taken.on_token(taken.context, token); };
+    try {
+      const mlcpipe::Finish finish = open->Generate(request, on_token);
+      GiveStatistics(open->statistics(), static_cast<int32_t>(finish), statistics);
+    } catch (const Error& error) {
+      if (error.code == Code::kCancelled) GiveStatistics(open->statistics(), 0, statistics);
+      throw;
+    }
+  });
+}
+
+int32_t mlcpipe_cancel(mlcpipe_engine engine) {
+  return Guarded([&] { Engines::Global().Get(engine)->Cancel(); });
+}
+
+int32_t mlcpipe_logits(mlcpipe_engine engine, const int32_t* tokens, size_t count, float* logits) {
+  return Guarded([&] {
+    Engines::Global().Get(engine)->AllLogits(Ids(tokens, count, "tokens"),
+                                             const_cast<float*>(Required<float>(logits, "logits")));
+  });
+}
+
+int32_t mlcpipe_reset(mlcpipe_engine engine) {
+  return Guarded([&] { Engines::Global().Get(engine)->Reset(); });
+}
+
+int32_t mlcpipe_set_threads(int32_t threads) {
+  return Guarded([&] { mlcpipe::SetThreads(threads); });
+}

@@ -1,0 +1,170 @@
+#include "manifest.h"
+
+#include <algorithm>
+
+#ifndef MLCPIPE_ABI
+#error "MLCPIPE_ABI and MLCPIPE_FORMAT_VERSION are what mlcpipe/bundle/manifest.py says"
+#endif
+
+namespace mlcpipe {
+namespace {
+
+constexpr char kManifest[] = "mlcpipe.json";
+constexpr uint64_t kMaxManifestBytes = 8 << 20;
+constexpr int64_t kMaxExtent = INT32_MAX;
+// Linux x86-64, 2026-11: what a run takes besides, TVM's objects and the library's code, with a margin.
+constexpr int64_t kRunBytes = 8 << 20;
+#if defined(__x86_64__)
+constexpr const char* kArchitectures[] = {"x86_64", "amd64"};
+#elif defined(__aarch64__)
+constexpr const char* kArchitectures[] = {"aarch64", "arm64"};
+#else
+constexpr const char* kArchitectures[] = {"riscv64"};
+#endif
+
+JsonObject Read(const std::string& folder) {
+  const auto file = MappedFile::Open(folder, kManifest, kMaxManifestBytes);
+  JsonObject json = JsonObject::Parse(file->text(), folder + "/" + kManifest);
+  json.Int("format_version", MLCPIPE_FORMAT_VERSION, MLCPIPE_FORMAT_VERSION);
+  if (const std::string abi = json.Text("abi"); abi != MLCPIPE_ABI) {
+    throw Error(Code::kBundle, "the bundle was compiled for another version of mlcpipe or TVM")
+        .Where(folder)
+        .Expected("ABI " + std::string(MLCPIPE_ABI).substr(0, 12))
+        .Found(abi.substr(0, 12))
+        .Next("compile the model again");
+  }
+  return json;
+}
+
+}  // namespace
+
+Manifest::Manifest(const std::string& folder) : folder(folder), json_(Read(folder)) {
+  ReadTarget();
+  ReadModel();
+  ReadParams();
+  ReadFiles();
+}
+
+void Manifest::ReadTarget() {
+  const JsonObject target = json_.Object("target");
+  const std::string triple = target.Text("triple");
+  const std::string architecture = triple.substr(0, triple.find('-'));
+  const bool known = std::find(std::begin(kArchitectures), std::end(kArchitectures), architecture) !=
+                     std::end(kArchitectures);
+  if (!known || triple.find("linux") == std::string::npos) {
+    throw Error(Code::kTarget, "the bundle was made for another system")
+        .Where(folder)
+        .Expected(std::string(kArchitectures[0]) + " linux")
+        .Found(triple)
+        .Next("compile the model for this system");
+  }
+  for (const JsonObject& variant : target.Objects("variants")) {
+    const auto compiled = JsonObject::Parse(variant.Text("tvm_target"), folder + "/" + kManifest + " tvm_target");
+    if (compiled.Text("kind") != "llvm" || !variant.IsNull("library")) {
+      throw Error(Code::kTarget, "the bundle was made for another kind of device")
+          .Where(folder)
+          .Expected("code for the CPU")
+          .Found(compiled.Text("kind"))
+          .Next("compile the model with --target cpu");
+    }
+    variants.push_back({variant.Text("name"), variant.Texts("features")});
+  }
+  if (variants.empty()) throw target.Wrong("variants", "one or more");
+}
+
+void Manifest::ReadModel() {
+  const JsonObject json = json_.Object("model");
+  const auto extent = [&](const char* key) { return json.Int(key, 1, kMaxExtent); };
+  model = {extent("vocab_size"),          extent("hidden_size"),
+           extent("num_layers"),          extent("num_attention_heads"),
+           extent("num_key_value_heads"), extent("head_dim"),
+           extent("context_length"),      extent("prefill_chunk"),
+           json.OptionalInt("recompute_above", 1, kMaxExtent),
+           json.OptionalInt("rope_above", 1, kMaxExtent),
+           json.Text("dtype"),            json.Text("kv_dtype")};
+  json.Int("page_size", kPage, kPage);
+  if (json.Text("kv_cache") != "pages") {
+    throw Error(Code::kTarget, "the bundle's KV cache is TVM's").Where(folder).Next("compile the model again");
+  }
+  const JsonObject memory = json_.Object("memory_plan");
+  const auto bytes = [&](const char* key) { return memory.Int(key, 0, kMaxBytes); };
+  plan = {bytes("weights_bytes"), bytes("kv_bytes_per_token"), 0, bytes("weights_bytes")};
+  if (!memory.IsNull("decode_weights_bytes")) plan.decode_weights_bytes = bytes("decode_weights_bytes");
+  const JsonObject workspaces = memory.Object("workspace_bytes");
+  for (const std::string& name : workspaces.Keys()) {
+    plan.workspace_bytes = std::max(plan.workspace_bytes, workspaces.Int(name.c_str(), 0, kMaxBytes));
+  }
+  if (!plan.kv_bytes_per_token || plan.kv_bytes_per_token % model.num_layers || page_bytes() > kMaxExtent) {
+    throw memory.Wrong("kv_bytes_per_token", "the bytes of a token in all layers");
+  }
+}
+
+void Manifest::ReadParams() {
+  for (const JsonObject& param : json_.Objects("params")) {
+    params.push_back({param.Text("name"), param.Text("dtype"), param.Ints("shape", 1, kMaxExtent)});
+  }
+}
+
+void Manifest::ReadFiles() {
+  const JsonObject listed = json_.Object("files");
+  for (const std::string& path : listed.Keys()) {
+    if (!IsInside(path)) throw listed.Wrong(path, "a relative path with forward slashes and no '..'");
+    const JsonObject info = listed.Object(path.c_str());
+    files[path] = {info.Text("sha256"), static_cast<uint64_t>(info.Int("bytes", 0, kMaxBytes))};
+    if (path.rfind("lib/", 0) != 0) continue;
+    if (!library.empty()) throw listed.Wrong("lib/", "one file");
+    library = path;
+  }
+  if (library.empty()) throw listed.Wrong("lib/", "one file").Found("none");
+}
+
+int64_t Manifest::page_bytes() const { return plan.kv_bytes_per_token / model.num_layers * kPage; }
+
+// As `Manifest.running_bytes` in Python, which has its own memory and a tokenizer besides.
+int64_t Manifest::running_bytes() const {
+  const int64_t heads = 2 * model.num_attention_heads + 2 * model.num_key_value_heads + 16;
+  const double chunk = 4.0 * static_cast<double>(model.prefill_chunk) *
+                       (static_cast<double>(model.hidden_size) +
+                        static_cast<double>(heads) * static_cast<double>(model.head_dim));
+  const auto most = static_cast<double>(kMaxBytes);
+  return 2 * plan.workspace_bytes + static_cast<int64_t>(std::min(chunk, most)) + model.vocab_size * 8 + kRunBytes;
+}
+
+void Manifest::Verify(const std::vector<std::string>& shards) const {
+  for (const auto& [path, info] : files) {
+    const auto file = MappedFile::Open(folder, path);
+    if (file->bytes() != info.bytes) {
+      throw ChangedFile(folder, path, std::to_string(info.bytes) + " bytes", std::to_string(file->bytes()));
+    }
+    if (std::find(shards.begin(), shards.end(), path) != shards.end()) continue;
+    if (const std::string hash = Sha256(file->text()); hash != info.sha256) {
+      throw ChangedFile(folder, path, "sha256 " + info.sha256, hash);
+    }
+  }
+}
+
+void Manifest::CheckAgrees(const std::string& metadata) const {
+  const JsonObject stated = JsonObject::Parse(metadata, folder + "/" + library + " _metadata");
+  const auto differ = [&](const std::string& field) {
+    return Error(Code::kBundle, "manifest and library differ in " + field).Where(folder).Next("compile the model again");
+  };
+  const JsonObject ours = json_.Object("model"), theirs = stated.Object("model");
+  for (const std::string& key : ours.Keys()) {
+    if (!ours.SameField(key.c_str(), theirs)) throw differ(key);
+  }
+  if (!(json_.Object("memory_plan") == stated.Object("memory_plan"))) throw differ("memory_plan");
+  const std::pair<const char*, std::vector<const char*>> lists[] = {{"params", {"name", "shape", "dtype"}},
+                                                                    {"variants", {"name", "features"}}};
+  for (const auto& [name, fields] : lists) {
+    const auto one = name == std::string("params") ? json_.Objects(name) : json_.Object("target").Objects(name);
+    const auto other = stated.Objects(name);
+    if (one.size() != other.size()) throw differ(name);
+    for (size_t i = 0; i < one.size(); ++i) {
+      for (const char* field : fields) {
+        if (!one[i].SameField(field, other[i])) throw differ(name);
+      }
+    }
+  }
+}
+
+}  // namespace mlcpipe

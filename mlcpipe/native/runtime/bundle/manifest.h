@@ -1,0 +1,84 @@
+// `mlcpipe.json` (mlcpipe/bundle/manifest.py): what is known of a bundle before its library is loaded.
+#ifndef MLCPIPE_RUNTIME_BUNDLE_MANIFEST_H_
+#define MLCPIPE_RUNTIME_BUNDLE_MANIFEST_H_
+
+#include <map>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "file.h"
+#include "json.h"
+
+namespace mlcpipe {
+
+// Lengths are in tokens.
+struct ModelInfo {
+  int64_t vocab_size, hidden_size, num_layers, num_attention_heads, num_key_value_heads, head_dim;
+  int64_t context_length, prefill_chunk;
+  // Where RoPE's frequencies change and cached keys become invalid; from where on they follow the length itself.
+  std::optional<int64_t> recompute_above, rope_above;
+  std::string dtype, kv_dtype;
+};
+
+struct MemoryPlan {
+  int64_t weights_bytes, kv_bytes_per_token, workspace_bytes;  // the workspace of the largest function
+  int64_t decode_weights_bytes;                                // that a decode step reads
+};
+
+struct VariantInfo {
+  std::string name;
+  std::vector<std::string> features;
+};
+
+struct ParamInfo {
+  std::string name, dtype;
+  std::vector<int64_t> shape;
+};
+
+struct FileInfo {
+  std::string sha256;
+  uint64_t bytes;
+};
+
+class Manifest {
+ public:
+  // Reads and checks all that the runtime uses, trusting nothing. Throws kBundle, and kTarget for a bundle that was
+  // made for another kind of machine.
+  explicit Manifest(const std::string& folder);
+
+  // Bytes that a run takes at most besides weights and KV cache.
+  int64_t running_bytes() const;
+  // Keys and values that a layer has in a page.
+  int64_t page_bytes() const;
+
+  // Checks sizes and hashes of all files except the weights, which are large and hold no code: of them the size. Throws
+  // kBundle.
+  void Verify(const std::vector<std::string>& shards) const;
+
+  // Checks that the library was compiled with these numbers, which kernels trust; `metadata` is the library's own text.
+  // Throws kBundle.
+  void CheckAgrees(const std::string& metadata) const;
+
+  std::string folder, library;  // the library's path in the folder
+  ModelInfo model;
+  MemoryPlan plan;
+  std::vector<VariantInfo> variants;  // best first
+  std::vector<ParamInfo> params;      // in the order of the library's arguments
+  std::map<std::string, FileInfo> files;
+
+ private:
+  JsonObject json_;
+
+  void ReadModel();
+  void ReadTarget();
+  void ReadParams();
+  void ReadFiles();
+};
+
+constexpr int64_t kPage = 16;                     // tokens of a page (tir_schedules/step_layout.py)
+constexpr int64_t kMaxBytes = int64_t{1} << 46;  // of a file or tensor
+
+}  // namespace mlcpipe
+
+#endif  // MLCPIPE_RUNTIME_BUNDLE_MANIFEST_H_

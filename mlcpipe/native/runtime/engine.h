@@ -1,0 +1,95 @@
+// One bundle, one sequence at a time.
+#ifndef MLCPIPE_RUNTIME_ENGINE_H_
+#define MLCPIPE_RUNTIME_ENGINE_H_
+
+#include <atomic>
+#include <cstdint>
+#include <functional>
+#include <optional>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "host.h"
+#include "model.h"
+
+namespace mlcpipe {
+
+// What a bundle takes and what there is, in bytes, before anything is loaded.
+struct Plan {
+  int64_t weights_bytes, kv_bytes, workspace_bytes, context_length;
+  FreeMemory free;
+
+  // For so many tokens, or 0: as many of the bundle's as fit in half of the free memory. Throws kUsage for more than the
+  // bundle was compiled for.
+  Plan(const Manifest& manifest, int64_t context_length);
+
+  bool Fits() const { return free.bytes - weights_bytes - workspace_bytes >= kv_bytes; }
+  // Throws kResource, which says what is missing.
+  void CheckFits() const;
+};
+
+struct Statistics {
+  int64_t prompt_tokens = 0, cached_tokens = 0, completion_tokens = 0, decode_bytes = 0;
+  double load_s = 0, prefill_s = 0, decode_s = 0;
+};
+
+struct Request {
+  std::vector<int32_t> prompt;
+  int64_t max_tokens = 0;  // 0: what the context has room for
+  std::set<int32_t> stop_ids;
+  Sampling sampling;
+};
+
+// Sets the threads of all engines of the process. Throws kUsage.
+void SetThreads(int threads);
+
+enum class Finish { kStop = 1, kLength };
+
+class Engine {
+ public:
+  struct Options {
+    std::string variant;         // "": the best that this machine can run
+    int64_t context_length = 0;  // 0: what fits
+    int threads = 0;             // 0: the physical cores
+  };
+
+  // Throws kBundle, kTarget, kResource, kUsage.
+  Engine(const std::string& folder, const Options& options);
+  ~Engine();
+
+  // Calls `on_token` with each token of the answer, the one that ended it too; where it gives false, and after `Cancel`,
+  // throws kCancelled. The pages keep what was computed, so a prompt that begins like the last one takes less.
+  Finish Generate(const Request& request, const std::function<bool(int32_t)>& on_token);
+
+  // Logits f32[n, V].
+  void AllLogits(const std::vector<int32_t>& tokens, float* logits);
+
+  // Ends a call that is under way, from any thread.
+  void Cancel() { __atomic_store_n(&cancelled_, 1, __ATOMIC_RELAXED); }
+
+  void Reset();
+
+  const Plan& plan() const { return plan_; }
+  const Manifest& manifest() const { return manifest_; }
+  const std::string& variant() const { return variant_; }
+  Statistics statistics() const { return statistics_; }  // of the last answer
+
+ private:
+  // One call at a time; others throw kUsage instead of waiting.
+  class Turn;
+
+  const Manifest manifest_;
+  const std::string variant_;
+  const Plan plan_;
+  int cancelled_ = 0;
+  std::atomic<bool> busy_{false};
+  std::optional<Library> library_;
+  std::optional<Model> model_;
+  Statistics statistics_;
+
+};
+
+}  // namespace mlcpipe
+
+#endif  // MLCPIPE_RUNTIME_ENGINE_H_

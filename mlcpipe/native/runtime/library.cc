@@ -1,0 +1,141 @@
+#include "library.h"
+
+#include <sys/stat.h>
+#include <tvm/runtime/memory/memory_manager.h>
+
+#include <map>
+#include <mutex>
+#include <tuple>
+
+#include "host.h"
+
+namespace mlcpipe {
+namespace {
+
+using tvm::ffi::Function;
+using tvm::ffi::Module;
+using tvm::ffi::String;
+
+std::vector<std::string> MissingFeatures(const VariantInfo& variant) {
+  std::vector<std::string> missing;
+  for (const std::string& feature : variant.features) {
+    if (!HostFeatures().count(feature)) missing.push_back(feature);
+  }
+  return missing;
+}
+
+std::string Joined(const std::vector<std::string>& words) {
+  std::string text;
+  for (const std::string& word : words) text += (text.empty() ? "" : ", ") + word;
+  return text;
+}
+
+// A library as a module, the same one for the same file: TVM's code keeps what it calls in variables of the library,
+// which the system loads once however often it is asked to. So none is ever closed.
+Module LoadOnce(const std::string& path) {
+  using Identity = std::tuple<dev_t, ino_t, off_t, int64_t, int64_t>;
+  static auto* const loaded = new std::map<Identity, Module>();
+  static auto* const mutex = new std::mutex();
+  struct stat status;
+  if (stat(path.c_str(), &status) != 0) throw Error(Code::kBundle, "the library is missing").Where(path);
+  const Identity identity(status.st_dev, status.st_ino, status.st_size, status.st_mtim.tv_sec, status.st_mtim.tv_nsec);
+  const std::lock_guard<std::mutex> lock(*mutex);
+  auto found = loaded->find(identity);
+  if (found == loaded->end()) {
+    static const Function load = Function::GetGlobalRequired("ffi.Module.load_from_file.so");
+    found = loaded->emplace(identity, load(String(path), String("")).cast<Module>()).first;
+  }
+  return found->second;
+}
+
+// The virtual machine's executable of a variant, which has a function that marks it.
+Module FindExecutable(const Module& module, const std::string& variant) {
+  std::vector<Module> candidates{module};
+  for (const tvm::ffi::Any& imported : module->imports()) candidates.push_back(imported.cast<Module>());
+  for (const Module& candidate : candidates) {
+    if (std::string(candidate->kind()) != "relax.VMExecutable") continue;
+    const auto has = candidate->GetFunction("has_function");
+    if (has && (*has)(String("_mlcpipe_variant_" + variant)).cast<bool>()) return candidate;
+  }
+  throw Error(Code::kBundle, "the compiled library lacks a variant").Expected(variant).Next("compile the model again");
+}
+
+// With memory from a pool of the process, which keeps what was freed, by size.
+Module MakeMachine(const Module& executable) {
+  const auto load = executable->GetFunction("vm_load_executable");
+  Module machine = load.value()().cast<Module>();
+  machine->GetFunction("vm_initialization").value()(static_cast<int>(kDLCPU), 0, tvm::runtime::memory::kPooled);
+  return machine;
+}
+
+template <typename Make>
+Module Loaded(const std::string& path, Make make) {
+  try {
+    return make();
+  } catch (const tvm::ffi::Error& error) {
+    throw FromTvm(error, Code::kBundle, "the compiled library does not load")
+        .Where(path)
+        .Next("compile the model again on this machine");
+  }
+}
+
+}  // namespace
+
+Error FromTvm(const tvm::ffi::Error& error, Code code, std::string what) {
+  const std::string message = error.message();
+  if (error.kind() == "MemoryError" || message.find("alloc") != std::string::npos) {
+    return Error(Code::kResource, "the system gives no more memory")
+        .Found(message)
+        .Next("close other programs, or use a smaller model or context");
+  }
+  return Error(code, std::move(what)).Found(message);
+}
+
+const VariantInfo& ChooseVariant(const Manifest& manifest, const std::string& wanted) {
+  std::vector<std::string> names;
+  for (const VariantInfo& variant : manifest.variants) {
+    const bool asked = variant.name == wanted;
+    const auto missing = MissingFeatures(variant);
+    if (missing.empty() && (asked || wanted.empty())) return variant;
+    if (asked) {
+      throw Error(Code::kUsage, "this CPU cannot run the variant " + wanted).Expected("a CPU with " + Joined(missing));
+    }
+    names.push_back(variant.name);
+  }
+  if (!wanted.empty()) throw Error(Code::kUsage, "no such variant").Expected(Joined(names)).Found(wanted);
+  throw Error(Code::kTarget, "the bundle was made for a CPU with more instructions")
+      .Where(manifest.folder)
+      .Expected("this CPU to have " + Joined(MissingFeatures(manifest.variants.back())))
+      .Found("variants " + Joined(names))
+      .Next("compile the model again with --target cpu");
+}
+
+Library::Library(const Manifest& manifest, const std::string& variant)
+    : path_(manifest.folder + "/" + manifest.library),
+      variant_(variant),
+      module_(Loaded(path_, [&] { return LoadOnce(path_); })),
+      executable_(FindExecutable(module_, variant)),
+      machine_(Loaded(path_, [&] { return MakeMachine(executable_); })) {
+  std::string metadata;
+  try {
+    metadata = Get("_metadata")().cast<String>();
+  } catch (const tvm::ffi::Error& error) {
+    throw FromTvm(error, Code::kBundle, "the compiled library does not say what it is").Where(path_);
+  }
+  manifest.CheckAgrees(metadata);
+}
+
+Function Library::Get(const std::string& name) const {
+  if (auto function = machine_->GetFunction(name)) return *function;
+  const bool alone = executable_.same_as(module_);
+  const std::string symbol = alone ? name : "mlcpipe_" + variant_ + "_" + name;
+  for (const Module& from : {module_, executable_}) {
+    if (auto function = from->GetFunction(symbol)) return *function;
+    for (const tvm::ffi::Any& imported : from->imports()) {
+      if (auto function = imported.cast<Module>()->GetFunction(symbol)) return *function;
+    }
+  }
+  throw Error(Code::kBundle, "the compiled library lacks a function").Where(path_).Expected(name);
+}
+
+}  // namespace mlcpipe

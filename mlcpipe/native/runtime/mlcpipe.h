@@ -1,0 +1,160 @@
+/* The native runtime: runs bundles that mlcpipe compiled for a CPU, without Python.
+ *
+ * Every function may be called from any thread. One call at a time uses an engine: another gets MLCPIPE_USAGE, except
+ * for mlcpipe_cancel and mlcpipe_close. A function returns MLCPIPE_OK or the code of an error, which
+ * mlcpipe_last_error describes. Nothing is printed, and no signal or exception leaves a call.
+ *
+ * Structs begin with their size, `sizeof` in the caller, so that fields can be added at the end: what a caller's struct
+ * lacks has its default. */
+#ifndef MLCPIPE_H_
+#define MLCPIPE_H_
+
+#include <stddef.h>
+#include <stdint.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+#define MLCPIPE_API __attribute__((visibility("default")))
+
+enum {
+  MLCPIPE_OK = 0,
+  MLCPIPE_USAGE = 1,      /* an argument that cannot be honoured, an engine that is closed or in use */
+  MLCPIPE_CONFIG = 2,     /* of a model that is not known */
+  MLCPIPE_TOKENIZER = 3,
+  MLCPIPE_TEMPLATE = 4,
+  MLCPIPE_BUNDLE = 5,     /* a bundle that is broken, altered or made for another ABI */
+  MLCPIPE_RESOURCE = 6,   /* not enough memory */
+  MLCPIPE_TARGET = 7,     /* a bundle for another machine */
+  MLCPIPE_COMPUTE = 8,    /* the model computed NaN or infinity */
+  MLCPIPE_CANCELLED = 9,
+  MLCPIPE_INTERNAL = 10
+};
+
+/* What failed, and as far as they are known, else "": where, what was expected and found, and what to do next. */
+typedef struct {
+  size_t size;
+  int32_t code;
+  const char* line; /* all parts as one line */
+  const char* what;
+  const char* where;
+  const char* expected;
+  const char* found;
+  const char* next_step;
+} mlcpipe_error;
+
+/* Of the last call of this thread that failed; `error.size` is set by the caller. Strings are valid until the next call
+ * of this thread. */
+MLCPIPE_API void mlcpipe_last_error(mlcpipe_error* error);
+
+typedef struct {
+  size_t size;
+  const char* variant;    /* of the kernels; NULL: the best that this machine can run */
+  int64_t context_length; /* tokens of prompt and answer; 0: what the bundle allows and memory has room for */
+  int32_t threads;        /* 1 to 1024; 0: the physical cores */
+} mlcpipe_options;
+
+/* Bytes that a bundle takes, and that can be had; the limit is "" for the machine itself. */
+typedef struct {
+  size_t size;
+  int64_t weights_bytes; /* mapped: shared with the system's cache of files */
+  int64_t kv_bytes;
+  int64_t workspace_bytes; /* at most */
+  int64_t free_bytes;
+  int64_t context_length; /* that mlcpipe_open would take */
+  int32_t fits;           /* 0: mlcpipe_open would give MLCPIPE_RESOURCE */
+} mlcpipe_plan_info;
+
+/* Reads the manifest of a bundle, nothing else. `options` may be NULL here and below. */
+MLCPIPE_API int32_t mlcpipe_plan(const char* folder, const mlcpipe_options* options, mlcpipe_plan_info* plan);
+
+/* An open bundle; 0 is none. */
+typedef uint64_t mlcpipe_engine;
+
+MLCPIPE_API int32_t mlcpipe_open(const char* folder, const mlcpipe_options* options, mlcpipe_engine* engine);
+
+/* Ends a call that is under way, and gives back the memory when it has ended. Calls with the engine give MLCPIPE_USAGE
+ * from now on. */
+MLCPIPE_API int32_t mlcpipe_close(mlcpipe_engine engine);
+
+typedef struct {
+  size_t size;
+  int64_t vocab_size;
+  int64_t context_length;
+  const char* variant; /* valid while the engine is open */
+} mlcpipe_engine_info;
+
+MLCPIPE_API int32_t mlcpipe_info(mlcpipe_engine engine, mlcpipe_engine_info* info);
+
+/* How tokens are drawn; mlcpipe_default_sampling sets the defaults. */
+typedef struct {
+  size_t size;
+  double temperature;        /* [0, 100]; 0 takes the most probable token */
+  double top_p;              /* (0, 1] */
+  double min_p;              /* [0, 1] */
+  int64_t top_k;             /* >= 0; 0: no limit */
+  double repetition_penalty; /* [0.01, 100], of prompt and answer */
+  double presence_penalty;   /* [-2, 2], of the answer */
+  double frequency_penalty;  /* [-2, 2], of the answer */
+  const int32_t* bias_tokens;
+  const double* biases; /* [-100, 100] */
+  size_t bias_count;
+  uint64_t seed; /* equal seeds draw equal tokens, as in Python */
+} mlcpipe_sampling;
+
+MLCPIPE_API void mlcpipe_default_sampling(mlcpipe_sampling* sampling);
+
+enum { MLCPIPE_STOP = 1, MLCPIPE_LENGTH = 2 };
+
+/* Of an answer; `finish` is why it ended. */
+typedef struct {
+  size_t size;
+  int32_t finish;
+  int64_t prompt_tokens;
+  int64_t cached_tokens; /* of the prompt, which the KV cache held already */
+  int64_t completion_tokens;
+  int64_t decode_bytes; /* of weights and KV cache that the decode steps read */
+  double load_s;
+  double prefill_s; /* until the first token */
+  double decode_s;  /* of all later ones, without the callbacks */
+} mlcpipe_statistics;
+
+/* Gets each token of an answer, also the one that ended it. Another value than 0 ends the answer: MLCPIPE_CANCELLED. It
+ * may call mlcpipe_cancel, mlcpipe_close and mlcpipe_set_threads. */
+typedef int32_t (*mlcpipe_on_token)(void* context, int32_t token);
+
+typedef struct {
+  size_t size;
+  const int32_t* prompt; /* one id or more */
+  size_t prompt_count;
+  int64_t max_tokens;      /* 0: what the context has room for */
+  const int32_t* stop_ids; /* that end the answer */
+  size_t stop_count;
+  const mlcpipe_sampling* sampling; /* NULL: the defaults, with seed 0 */
+  mlcpipe_on_token on_token;        /* may be NULL */
+  void* context;
+} mlcpipe_request;
+
+/* Answers a prompt. A prompt that begins like the last one, with its answer, only computes what is new. `statistics` may
+ * be NULL; it is filled also when the answer was cancelled. */
+MLCPIPE_API int32_t mlcpipe_generate(mlcpipe_engine engine, const mlcpipe_request* request,
+                                     mlcpipe_statistics* statistics);
+
+/* Ends the call that is under way, if any: it gives MLCPIPE_CANCELLED. */
+MLCPIPE_API int32_t mlcpipe_cancel(mlcpipe_engine engine);
+
+/* Logits float[count][vocab_size] after each token of a new sequence; the engine forgets its own. */
+MLCPIPE_API int32_t mlcpipe_logits(mlcpipe_engine engine, const int32_t* tokens, size_t count, float* logits);
+
+/* Forgets the sequence. */
+MLCPIPE_API int32_t mlcpipe_reset(mlcpipe_engine engine);
+
+/* Threads of the kernels of all engines in this process, the caller's among them: 1 to 1024. */
+MLCPIPE_API int32_t mlcpipe_set_threads(int32_t threads);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif /* MLCPIPE_H_ */

@@ -1,0 +1,64 @@
+// A loaded bundle with one sequence in its pages (mlcpipe/runtime/model.py).
+#ifndef MLCPIPE_RUNTIME_MODEL_H_
+#define MLCPIPE_RUNTIME_MODEL_H_
+
+#include <tvm/ffi/container/array.h>
+
+#include <cstdint>
+#include <vector>
+
+#include "library.h"
+#include "sampler.h"
+#include "step.h"
+
+namespace mlcpipe {
+
+// Which tokens are computed, and the steps that add to them. What the pages hold beyond `length` is never read, so an
+// error half way leaves the tokens before.
+class Model {
+ public:
+  // Takes memory for pages of so many tokens. A forward ends with kCancelled soon after `*cancelled` is not 0.
+  Model(const Manifest& manifest, const Library& library, tvm::ffi::Array<tvm::runtime::Tensor> params,
+        int64_t context_length, const int* cancelled);
+
+  // Makes `tokens` the sequence, computing only what the pages lack. Returns the next token. Throws kUsage for ids
+  // outside the vocabulary and when the context is full, kCompute where logits are not finite, kCancelled.
+  int32_t Prefill(const std::vector<int32_t>& tokens, Sampler* sampler);
+
+  // Appends one token of the vocabulary. Returns the next one. Throws what `Prefill` throws.
+  int32_t Append(int32_t token, Sampler* sampler);
+
+  // Logits f32[n, V] after each of n tokens of a new sequence, which is forgotten afterwards.
+  void AllLogits(const std::vector<int32_t>& tokens, float* logits);
+
+  // How many tokens at the start the pages hold; never all, as the last one gives the logits.
+  int64_t Reusable(const std::vector<int32_t>& tokens) const;
+
+  void CheckFits(int64_t count) const;
+  void CheckIds(const std::vector<int32_t>& tokens) const;
+
+  void Reset() { length_ = 0; }
+  int64_t length() const { return length_; }
+
+ private:
+  const Manifest& manifest_;
+  tvm::ffi::Function few_, many_;
+  tvm::ffi::Array<tvm::runtime::Tensor> params_, pages_;
+  int64_t context_length_, length_ = 0, few_from_ = 0, rope_ = 0;
+  const int* cancelled_;
+  std::vector<int32_t> tokens_;  // computed ones first; the rest may be of before
+  Step few_step_, many_step_;
+  tvm::runtime::Tensor few_id_, few_logits_, many_logits_;
+
+  int64_t RopeOf(int64_t length) const;
+  // The next `count` of `tokens_` with the arithmetic of prompts, and the logits of the rows that are named.
+  void ForwardMany(int64_t count, const tvm::runtime::Tensor& rows, const tvm::runtime::Tensor& logits);
+  int32_t ForwardFew(int32_t token, Sampler* sampler);
+  int32_t Draw(const tvm::runtime::Tensor& logits, Sampler* sampler);
+  // Error of a forward.
+  Error Failed(const tvm::ffi::Error& error) const;
+};
+
+}  // namespace mlcpipe
+
+#endif  // MLCPIPE_RUNTIME_MODEL_H_

@@ -1,0 +1,13 @@
+// The runtime is one translation unit, so the compiler reads TVM's headers, most of the code, only once.
+#include "api.cc"
+#include "bundle/file.cc"
+#include "bundle/json.cc"
+#include "bundle/manifest.cc"
+#include "bundle/sha256.cc"
+#include "bundle/weights.cc"
+#include "engine.cc"
+#include "host.cc"
+#include "library.cc"
+#include "model.cc"
+#include "sampler.cc"
+#include "step.cc"

@@ -1,0 +1,128 @@
+#include "sampler.h"
+
+#include <cmath>
+#include <set>
+#include <sstream>
+
+#include "random.h"
+#include "tensors.h"
+
+namespace mlcpipe {
+namespace {
+
+using tvm::runtime::Tensor;
+
+std::string Words(double number) {
+  std::ostringstream text;
+  text << number;
+  return text.str();
+}
+
+void CheckRange(const char* name, double value, double low, double high) {
+  if (value >= low && value <= high) return;  // not for NaN
+  throw Error(Code::kUsage, name).Expected("a number in [" + Words(low) + ", " + Words(high) + "]").Found(Words(value));
+}
+
+Tensor One(double value) { return Filled<float>({static_cast<float>(value)}, kFloat32); }
+
+}  // namespace
+
+void Sampling::Check(int64_t vocab) const {
+  CheckRange("temperature", temperature, 0, 100);
+  if (!(top_p > 0 && top_p <= 1)) throw Error(Code::kUsage, "top_p").Expected("a number in (0, 1]").Found(Words(top_p));
+  CheckRange("min_p", min_p, 0, 1);
+  if (top_k < 0) throw Error(Code::kUsage, "top_k").Expected("an integer >= 0").Found(std::to_string(top_k));
+  CheckRange("repetition_penalty", repetition_penalty, 0.01, 100);
+  CheckRange("presence_penalty", presence_penalty, -2, 2);
+  CheckRange("frequency_penalty", frequency_penalty, -2, 2);
+  std::set<int64_t> seen;
+  for (const auto& [token, bias] : logit_bias) {
+    CheckRange("logit_bias", bias, -100, 100);
+    if (token < 0 || token >= vocab || !seen.insert(token).second) {
+      throw Error(Code::kUsage, "logit_bias names a token")
+          .Expected("ids from 0 to " + std::to_string(vocab - 1) + ", each once")
+          .Found(std::to_string(token));
+    }
+  }
+}
+
+Counts::Counts(int64_t vocab, double presence, double frequency, double repetition)
+    : entry_of_(static_cast<size_t>(vocab), -1), row_(Filled<int32_t>({0}, kInt32)), strengths_(Empty({1, 3}, kFloat32)) {
+  const double strengths[] = {presence, frequency, repetition};
+  for (int i = 0; i < 3; ++i) Data<float>(strengths_)[i] = static_cast<float>(strengths[i]);
+  Grow();
+}
+
+void Counts::Grow() {
+  const int64_t room = used_ ? 2 * used_ : 256;
+  const auto bytes = static_cast<size_t>(used_) * sizeof(int32_t);
+  Tensor tokens = Empty({room}, kInt32), counts = Empty({room}, kInt32);
+  if (used_) {
+    std::memcpy(tokens->data, tokens_->data, bytes);
+    std::memcpy(counts->data, counts_->data, bytes);
+  }
+  tokens_ = tokens;
+  counts_ = counts;
+  zeros_ = Filled(std::vector<int32_t>(static_cast<size_t>(room), 0), kInt32);
+}
+
+void Counts::Add(int32_t token) {
+  int32_t& entry = entry_of_[static_cast<size_t>(token)];
+  if (entry < 0) {
+    if (used_ == tokens_->shape[0]) Grow();
+    entry = static_cast<int32_t>(used_++);
+    Data<int32_t>(tokens_)[entry] = token;
+    Data<int32_t>(counts_)[entry] = 0;
+  }
+  ++Data<int32_t>(counts_)[entry];
+}
+
+void Counts::Penalize(const tvm::ffi::Function& penalize, const Tensor& logits) {
+  if (!used_) return;
+  penalize(logits, row_, View(zeros_, {used_}), View(tokens_, {used_}), View(counts_, {used_}), strengths_);
+}
+
+Sampler::Sampler(const Library& library, int64_t vocab, Sampling params, const std::vector<int32_t>& prompt)
+    : params_(std::move(params)),
+      sample_(library.Get("sample")),
+      penalize_(library.Get("apply_penalty_inplace")),
+      add_bias_(library.Get("apply_logit_bias_inplace")),
+      temperature_(One(params_.temperature)),
+      top_p_(One(params_.top_p)),
+      top_k_(Filled<int32_t>({static_cast<int32_t>(params_.top_k < vocab ? params_.top_k : 0)}, kInt32)),
+      min_p_(One(params_.min_p)),
+      uniform_(One(0)),
+      vocab_(vocab) {
+  if (params_.repetition_penalty != 1) {
+    counts_.emplace_back(vocab, 0, 0, params_.repetition_penalty);
+    for (int32_t token : prompt) counts_.back().Add(token);
+  }
+  if (params_.presence_penalty != 0 || params_.frequency_penalty != 0) {
+    counts_.emplace_back(vocab, params_.presence_penalty, params_.frequency_penalty, 1);
+  }
+  std::vector<int32_t> tokens;
+  std::vector<float> biases;
+  for (const auto& [token, bias] : params_.logit_bias) {
+    tokens.push_back(static_cast<int32_t>(token));
+    biases.push_back(static_cast<float>(bias));
+  }
+  if (tokens.empty()) return;
+  bias_rows_ = Filled(std::vector<int32_t>(tokens.size(), 0), kInt32);
+  bias_tokens_ = Filled(tokens, kInt32);
+  biases_ = Filled(biases, kFloat32);
+}
+
+int32_t Sampler::Draw(const Tensor& logits, uint64_t position) {
+  for (Counts& counts : counts_) counts.Penalize(penalize_, logits);
+  if (!params_.logit_bias.empty()) add_bias_(logits, bias_rows_, bias_tokens_, biases_);
+  if (!params_.greedy()) *Data<float>(uniform_) = Uniform(params_.seed, position);
+  const auto drawn =
+      sample_(View(logits, {1, 1, vocab_}), temperature_, top_p_, top_k_, min_p_, uniform_).cast<Tensor>();
+  return *Data<int32_t>(drawn);
+}
+
+void Sampler::Accept(int32_t token) {
+  for (Counts& counts : counts_) counts.Add(token);
+}
+
+}  // namespace mlcpipe

@@ -1,0 +1,71 @@
+// The next token of a sequence from its logits, by the compiled sampling functions (mlcpipe/runtime/sampler.py).
+#ifndef MLCPIPE_RUNTIME_SAMPLER_H_
+#define MLCPIPE_RUNTIME_SAMPLER_H_
+
+#include <tvm/ffi/function.h>
+#include <tvm/runtime/tensor.h>
+
+#include <cstdint>
+#include <utility>
+#include <vector>
+
+#include "library.h"
+
+namespace mlcpipe {
+
+// As `SamplingParams` in Python, with a seed that is known.
+struct Sampling {
+  double temperature = 0.7, top_p = 0.95, min_p = 0.0;
+  int64_t top_k = 0;
+  double repetition_penalty = 1.0, presence_penalty = 0.0, frequency_penalty = 0.0;
+  std::vector<std::pair<int64_t, double>> logit_bias;  // token, bias
+  uint64_t seed = 0;
+
+  bool greedy() const { return temperature == 0; }
+
+  // Throws kUsage, which names the field and its range.
+  void Check(int64_t vocab) const;
+};
+
+// How often tokens occurred, and what the logits lose for it.
+class Counts {
+ public:
+  Counts(int64_t vocab, double presence, double frequency, double repetition);
+
+  void Add(int32_t token);
+  // Changes logits f32[1, V].
+  void Penalize(const tvm::ffi::Function& penalize, const tvm::runtime::Tensor& logits);
+
+ private:
+  std::vector<int32_t> entry_of_;                        // of each token, -1 for none
+  tvm::runtime::Tensor tokens_, counts_, zeros_, row_;  // tokens_, counts_: i32[room]
+  tvm::runtime::Tensor strengths_;
+  int64_t used_ = 0;
+
+  void Grow();
+};
+
+// How the tokens of one answer are drawn, and what was drawn so far. The repetition penalty counts prompt and answer (as
+// transformers), presence and frequency the answer (as OpenAI).
+class Sampler {
+ public:
+  Sampler(const Library& library, int64_t vocab, Sampling params, const std::vector<int32_t>& prompt);
+
+  // The token at a position, from logits f32[1, V], which penalties and bias change in place; -1 for NaN or infinity.
+  int32_t Draw(const tvm::runtime::Tensor& logits, uint64_t position);
+
+  // Counts a token that was drawn.
+  void Accept(int32_t token);
+
+ private:
+  Sampling params_;
+  tvm::ffi::Function sample_, penalize_, add_bias_;
+  std::vector<Counts> counts_;
+  tvm::runtime::Tensor temperature_, top_p_, top_k_, min_p_, uniform_;
+  tvm::runtime::Tensor bias_rows_, bias_tokens_, biases_;
+  int64_t vocab_;
+};
+
+}  // namespace mlcpipe
+
+#endif  // MLCPIPE_RUNTIME_SAMPLER_H_

@@ -1,0 +1,66 @@
+#include "step.h"
+
+#include <algorithm>
+#include <cstring>
+
+#include "bundle/manifest.h"
+#include "tensors.h"
+
+namespace mlcpipe {
+namespace {
+
+// Places in the header: two numbers, then where each array begins.
+enum Header {
+  kSequences,
+  kRows,
+  kPosition,
+  kSlot,
+  kRowBegin,
+  kKeys,
+  kTableBegin,
+  kTable,
+  kRopeLength,
+  kWindowTable,
+  kSequence,
+  kHeader = 16
+};
+
+}  // namespace
+
+void Step::LayOut(int64_t rows) {
+  data_ = Empty({kHeader + 4 * rows + 2 + 1 + 2 + pages_}, kInt32);
+  auto* data = Data<int32_t>(data_);
+  std::memset(data, 0, static_cast<size_t>(data_->shape[0]) * sizeof(int32_t));
+  int64_t at = kHeader;
+  const auto place = [&](Header name, int64_t size) {
+    data[name] = static_cast<int32_t>(at);
+    at += size;
+    return data + data[name];
+  };
+  data[kSequences] = 1;
+  data[kRows] = static_cast<int32_t>(rows);
+  position_ = place(kPosition, rows);
+  slot_ = place(kSlot, rows);
+  rope_length_ = place(kRopeLength, rows);
+  place(kSequence, rows);
+  place(kRowBegin, 2)[1] = static_cast<int32_t>(rows);
+  keys_ = place(kKeys, 1);
+  place(kTableBegin, 2)[1] = static_cast<int32_t>(pages_);
+  int32_t* table = place(kTable, pages_);
+  for (int64_t page = 0; page < pages_; ++page) table[page] = static_cast<int32_t>(page);
+  data[kWindowTable] = data[kTable];
+  rows_ = rows;
+}
+
+const tvm::runtime::Tensor& Step::Fill(int64_t begin, int64_t rows, int64_t few_from) {
+  if (rows != rows_) LayOut(rows);
+  for (int64_t row = 0; row < rows; ++row) {
+    // Page p has the places 16 p to 16 p + 15, so a token's place is its position.
+    position_[row] = slot_[row] = static_cast<int32_t>(begin + row);
+    rope_length_[row] = static_cast<int32_t>(std::max(begin + row + 1, few_from));
+  }
+  *keys_ = static_cast<int32_t>(begin + rows);
+  return data_;
+}
+
+}  // namespace mlcpipe

@@ -1,0 +1,165 @@
+"""The C API of the native runtime (mlcpipe/native/runtime/mlcpipe.h) by ctypes."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mlcpipe import SamplingParams
+
+USAGE, BUNDLE, RESOURCE, TARGET, COMPUTE, CANCELLED = 1, 5, 6, 7, 8, 9
+_I32, _I64, _U64, _F64, _TEXT = ctypes.c_int32, ctypes.c_int64, ctypes.c_uint64, ctypes.c_double, ctypes.c_char_p
+_ON_TOKEN = ctypes.CFUNCTYPE(_I32, ctypes.c_void_p, _I32)
+
+
+class _Sized(ctypes.Structure):
+    """A struct that begins with its size."""
+
+    def __init__(self, *values: Any) -> None:
+        super().__init__(ctypes.sizeof(type(self)), *values)
+
+
+def _struct(name: str, **members: Any) -> type[_Sized]:
+    return type(name, (_Sized,), {"_fields_": [("size", ctypes.c_size_t), *members.items()]})
+
+
+_Error = _struct("Error", code=_I32, line=_TEXT, what=_TEXT, where=_TEXT, expected=_TEXT, found=_TEXT, next_step=_TEXT)
+_Options = _struct("Options", variant=_TEXT, context_length=_I64, threads=_I32)
+_Plan = _struct(
+    "Plan", weights_bytes=_I64, kv_bytes=_I64, workspace_bytes=_I64, free_bytes=_I64, context_length=_I64, fits=_I32
+)
+_Info = _struct("Info", vocab_size=_I64, context_length=_I64, variant=_TEXT)
+_Sampling = _struct(
+    "Sampling", temperature=_F64, top_p=_F64, min_p=_F64, top_k=_I64, repetition_penalty=_F64, presence_penalty=_F64,
+    frequency_penalty=_F64, bias_tokens=ctypes.c_void_p, biases=ctypes.c_void_p, bias_count=ctypes.c_size_t, seed=_U64,
+)  # fmt: skip
+_Statistics = _struct(
+    "Statistics", finish=_I32, prompt_tokens=_I64, cached_tokens=_I64, completion_tokens=_I64, decode_bytes=_I64,
+    load_s=_F64, prefill_s=_F64, decode_s=_F64,
+)  # fmt: skip
+_Request = _struct(
+    "Request", prompt=ctypes.c_void_p, prompt_count=ctypes.c_size_t, max_tokens=_I64, stop_ids=ctypes.c_void_p,
+    stop_count=ctypes.c_size_t, sampling=ctypes.c_void_p, on_token=_ON_TOKEN, context=ctypes.c_void_p,
+)  # fmt: skip
+
+
+class NativeError(Exception):
+    """An error of the runtime: its code, and its line as the message."""
+
+    def __init__(self, code: int, error: Any) -> None:
+        super().__init__(error.line.decode())
+        self.code, self.what, self.expected, self.found = code, error.what, error.expected, error.found
+        self.next_step = error.next_step.decode()
+
+
+@dataclass(frozen=True)
+class Answer:
+    """Tokens, and the fields of mlcpipe_statistics."""
+
+    tokens: list[int]
+    finish: str
+    prompt_tokens: int
+    cached_tokens: int
+    completion_tokens: int
+    decode_bytes: int
+    load_s: float
+    prefill_s: float
+    decode_s: float
+
+
+class Runtime:
+    """The functions of the library, which raise NativeError."""
+
+    def __init__(self, path: Path) -> None:
+        self.library = ctypes.CDLL(str(path))
+
+    def call(self, name: str, *arguments: Any) -> None:
+        code = getattr(self.library, f"mlcpipe_{name}")(*arguments)
+        if code:
+            error = _Error()
+            self.library.mlcpipe_last_error(ctypes.byref(error))
+            assert error.code == code
+            raise NativeError(code, error)
+
+    def plan(self, bundle: Path, **options: Any) -> Any:
+        plan = _Plan()
+        self.call("plan", str(bundle).encode(), ctypes.byref(_options(**options)), ctypes.byref(plan))
+        return plan
+
+    def open(self, bundle: Path, **options: Any) -> NativeEngine:
+        handle = _U64()
+        self.call("open", str(bundle).encode(), ctypes.byref(_options(**options)), ctypes.byref(handle))
+        return NativeEngine(self, handle)
+
+
+def _options(variant: str | None = None, context_length: int = 0, threads: int = 0) -> Any:
+    return _Options(variant.encode() if variant else None, context_length, threads)
+
+
+def _array(values: Sequence[int] | NDArray[Any], dtype: str = "int32") -> tuple[NDArray[Any], int, int]:
+    """An array to keep, its address and its length."""
+    array = np.ascontiguousarray(values, dtype)
+    return array, array.ctypes.data, len(array)
+
+
+class NativeEngine:
+    """An open bundle."""
+
+    def __init__(self, runtime: Runtime, handle: ctypes.c_uint64) -> None:
+        self.runtime, self.handle = runtime, handle
+        info = _Info()
+        self.call("info", ctypes.byref(info))
+        self.vocab_size, self.context_length, self.variant = info.vocab_size, info.context_length, info.variant.decode()
+
+    def call(self, name: str, *arguments: Any) -> None:
+        self.runtime.call(name, self.handle, *arguments)
+
+    def generate(
+        self,
+        prompt: Sequence[int],
+        params: SamplingParams = SamplingParams(temperature=0.0),
+        *,
+        max_tokens: int = 0,
+        stop_ids: Sequence[int] = (),
+        on_token: Callable[[int], int] = lambda token: 0,
+    ) -> Answer:
+        """The answer; `on_token` gives another number than 0 to end it."""
+        tokens: list[int] = []
+
+        def callback(context: object, token: int) -> int:
+            tokens.append(token)
+            return on_token(token)
+
+        bias: Mapping[int, float] = params.logit_bias
+        ids, prompt_at, count = _array(prompt)
+        stops, stops_at, stop_count = _array(stop_ids)
+        biased, biased_at, bias_count = _array(list(bias))
+        biases, biases_at, _ = _array(list(bias.values()), "float64")
+        sampling = _Sampling(
+            params.temperature, params.top_p, params.min_p, params.top_k, params.repetition_penalty,
+            params.presence_penalty, params.frequency_penalty, biased_at, biases_at, bias_count, params.seed or 0,
+        )  # fmt: skip
+        request = _Request(
+            prompt_at, count, max_tokens, stops_at, stop_count, ctypes.addressof(sampling), _ON_TOKEN(callback), None
+        )
+        statistics = _Statistics()
+        self.call("generate", ctypes.byref(request), ctypes.byref(statistics))
+        finish = {1: "stop", 2: "length"}[statistics.finish]
+        names = [field.name for field in fields(Answer)][2:]
+        return Answer(tokens, finish, *(getattr(statistics, name) for name in names))
+
+    def logits(self, tokens: Sequence[int]) -> NDArray[np.float32]:
+        """Logits f32[n, V]."""
+        rows = np.empty((len(tokens), self.vocab_size), np.float32)
+        ids, at, count = _array(tokens)
+        self.call("logits", ctypes.c_void_p(at), ctypes.c_size_t(count), ctypes.c_void_p(rows.ctypes.data))
+        return rows
+
+    def close(self) -> None:
+        self.call("close")

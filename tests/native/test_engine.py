@@ -1,0 +1,97 @@
+"""The native runtime computes and draws what Python's engine does: the same tokens, the same bits of logits."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import mlcpipe
+from mlcpipe import Engine, SamplingParams
+from mlcpipe.bundle import read_manifest
+from mlcpipe.errors import UsageError
+from tests.conftest import DEMO, Bundles
+from tests.native.engine import NativeEngine, Runtime
+
+pytestmark = pytest.mark.full  # compiles TVM's runtime
+Copy = Callable[[Path], Path]
+GREEDY = SamplingParams(temperature=0.0)
+SETTINGS = {
+    "greedy": GREEDY,
+    "drawn": SamplingParams(seed=5),
+    "large seed": SamplingParams(seed=2**63 + 12345, temperature=1.3, top_k=40, min_p=0.02, top_p=1.0),
+    "penalties": SamplingParams(
+        seed=9, repetition_penalty=1.2, presence_penalty=0.5, frequency_penalty=0.3, logit_bias={7: 5.0, 9: -100.0}
+    ),
+    "greedy penalties": SamplingParams(temperature=0.0, repetition_penalty=1.3, frequency_penalty=1.0),
+}
+
+
+def prompt(length: int, vocab: int, seed: int = 0) -> list[int]:
+    return random.Random(seed).choices(range(vocab), k=length)
+
+
+@pytest.fixture
+def native(demo_bundles: Bundles, runtime: Runtime, copy_of: Copy) -> NativeEngine:
+    return runtime.open(copy_of(demo_bundles["q4f16_1"]), threads=2)
+
+
+@pytest.mark.parametrize("setting", SETTINGS)
+def test_tokens_are_those_of_python(setting: str, native: NativeEngine, demo: Engine) -> None:
+    """300 tokens: more than entries that penalties begin with."""
+    tokens, params = prompt(60, demo.vocab_size), SETTINGS[setting]
+    demo.reset()
+    expected = demo.generate(tokens, sampling=params, max_tokens=300, ignore_eos=True)
+    found = native.generate(tokens, params, max_tokens=300)
+    assert found.tokens == expected.token_ids
+    assert (found.finish, found.decode_bytes) == ("length", expected.stats.decode_bytes)
+    assert len(set(found.tokens)) > 3
+
+
+def test_the_next_turn_computes_what_is_new(native: NativeEngine, demo: Engine) -> None:
+    demo.reset()
+    tokens = prompt(100, demo.vocab_size)
+    for turn, added in enumerate((0, 1, 40)):
+        tokens = tokens + prompt(added, demo.vocab_size, turn)
+        expected = demo.generate(tokens, sampling=GREEDY, max_tokens=20, ignore_eos=True)
+        found = native.generate(tokens, max_tokens=20)
+        assert found.tokens == expected.token_ids
+        assert (found.prompt_tokens, found.cached_tokens) == (len(tokens), expected.stats.cached_tokens)
+        tokens = tokens + found.tokens
+    assert found.cached_tokens > 100
+
+
+def test_a_stop_id_ends_the_answer(native: NativeEngine) -> None:
+    tokens = prompt(30, native.vocab_size)
+    answer = native.generate(tokens, SETTINGS["drawn"], max_tokens=50).tokens
+    stopped = native.generate(tokens, SETTINGS["drawn"], max_tokens=50, stop_ids=[answer[10], -1])
+    assert (stopped.finish, stopped.tokens) == ("stop", answer[: answer.index(answer[10]) + 1])
+
+
+def test_an_answer_ends_where_the_context_does(native: NativeEngine) -> None:
+    answer = native.generate(prompt(native.context_length - 5, native.vocab_size))
+    assert (answer.finish, len(answer.tokens)) == ("length", 5)
+
+
+@pytest.mark.parametrize("quantization", ["q8f16_1", "q4f16_1"])
+def test_every_variant_gives_the_same_bits_as_in_python(
+    quantization: str, runtime: Runtime, copy_of: Copy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bundle = mlcpipe.compile(DEMO, target="cpu", quantization=quantization, output=tmp_path / "bundle")
+    variants = [variant.name for variant in read_manifest(bundle).target.variants]
+    tokens, ran = prompt(700, 3000), 0
+    for variant in variants:
+        monkeypatch.setenv("MLCPIPE_CPU_VARIANT", variant)
+        try:
+            expected = Engine(bundle, threads=2)
+        except UsageError:  # of a CPU with more instructions
+            continue
+        native = runtime.open(copy_of(bundle), variant=variant, threads=2)
+        assert native.variant == variant
+        np.testing.assert_array_equal(native.logits(tokens), expected.logits(tokens))
+        native.close()
+        ran += 1
+    assert ran >= 1

@@ -42,7 +42,7 @@ class Linker:
 
     def compile(self, source: Path, output: Path) -> None:
         """Compile a C source to an object file. Raises CompileError."""
-        self._run(["-O2", "-fPIC", "-c", str(source), "-o", str(output)])
+        self.run(["-O2", "-fPIC", "-c", str(source), "-o", str(output)])
 
     def program(self, sources: Sequence[Path], include: Sequence[Path | str], output: Path) -> None:
         """Link C sources and objects into a static program. Raises CompileError."""

@@ -60,25 +60,27 @@ std::set<std::string> Reported() {
   }
   return common;
 }
-#elif defined(__aarch64__)
-// asm/hwcap.h of Linux
+#else
+// asm/hwcap.h of Linux; on RISC-V a bit for each letter.
 std::set<std::string> Reported() {
   struct Bit {
     const char* name;
     unsigned long word;
     int bit;
   };
-  constexpr Bit kBits[] = {{"crc32", AT_HWCAP, 7},   {"atomics", AT_HWCAP, 8},  {"asimdhp", AT_HWCAP, 10},
+#if defined(__aarch64__)
+  constexpr Bit kBits[] = {{"crc32", AT_HWCAP, 7},     {"atomics", AT_HWCAP, 8},  {"asimdhp", AT_HWCAP, 10},
                            {"asimdrdm", AT_HWCAP, 12}, {"asimddp", AT_HWCAP, 20}, {"sve", AT_HWCAP, 22},
-                           {"sve2", AT_HWCAP2, 1},   {"i8mm", AT_HWCAP2, 13},   {"bf16", AT_HWCAP2, 14}};
+                           {"sve2", AT_HWCAP2, 1},     {"i8mm", AT_HWCAP2, 13},   {"bf16", AT_HWCAP2, 14}};
+#else
+  constexpr Bit kBits[] = {{"v", AT_HWCAP, 21}};
+#endif
   std::set<std::string> names;
   for (const Bit& one : kBits) {
     if (getauxval(one.word) >> one.bit & 1) names.insert(one.name);
   }
   return names;
 }
-#else
-std::set<std::string> Reported() { return {}; }
 #endif
 
 // What a cgroup leaves: its limit without what it uses; files that were not used for long are free.

@@ -111,7 +111,8 @@ void Manifest::ReadFiles() {
     if (!IsInside(path)) throw listed.Wrong(path, "a relative path with forward slashes and no '..'");
     const JsonObject info = listed.Object(path.c_str());
     files[path] = {info.Text("sha256"), static_cast<uint64_t>(info.Int("bytes", 0, kMaxBytes))};
-    if (path.rfind("lib/", 0) != 0) continue;
+    const bool archive = path.size() > 2 && path.compare(path.size() - 2, 2, ".a") == 0;
+    if (path.rfind("lib/", 0) != 0 || archive) continue;
     if (!library.empty()) throw listed.Wrong("lib/", "one file");
     library = path;
   }

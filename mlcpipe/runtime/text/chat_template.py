@@ -82,9 +82,9 @@ class ChatTemplate:
         self._tokens = {name: text for name, text in tokens.items() if text is not None}
         functions = {"raise_exception": _raise_exception, "strftime_now": _clock(now)}
         self._source = source
-        self._sandbox = Sandbox(functions, [loopcontrols, _Generation])
+        self.sandbox = Sandbox(functions, [loopcontrols, _Generation])
         try:
-            self._template = self._sandbox.from_string(source)
+            self._template = self.sandbox.from_string(source)
         except _FAILURES as error:
             raise _failure(error, "the chat template does not compile") from error
 
@@ -111,6 +111,10 @@ class ChatTemplate:
         given, stand_ins = marks.mark(self._given(messages, extras), self._words)
         return self._render(given, add_generation_prompt, stand_ins), stand_ins
 
+    def syntax(self) -> nodes.Template:
+        """The tree that the template is compiled from, with the sandbox's filters (`mlcpipe.…`) in between."""
+        return self.sandbox.parse(self._source)
+
     def _given(self, messages: Sequence[Mapping[str, Any]], extras: Mapping[str, Any]) -> dict[str, Any]:
         check_messages(messages)
         return {
@@ -122,13 +126,17 @@ class ChatTemplate:
         variables = {"tools": None, "documents": None, **self._tokens, **given}
         variables["add_generation_prompt"] = add_generation_prompt
         try:
-            return self._sandbox.render(self._template, variables, stand_ins)
+            return self.sandbox.render(self._template, variables, stand_ins)
         except _FAILURES as error:
             raise _failure(error, "the chat template failed") from error
 
+    def words(self) -> set[str]:
+        """The texts that the template calculates with, apart from what it only writes."""
+        return self._words
+
     @cached_property
     def _words(self) -> set[str]:
-        return self._sandbox.words(self._source)
+        return self.sandbox.words(self._source)
 
 
 def check_messages(messages: Sequence[Mapping[str, Any]]) -> None:

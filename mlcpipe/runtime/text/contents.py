@@ -27,7 +27,7 @@ class ContentMarks:
 
     def __init__(self, control: Collection[str]) -> None:
         texts = sorted((text for text in control if text.strip()), key=len, reverse=True)
-        starts = [text.lstrip() for text in texts]
+        self.starts = starts = [text.lstrip() for text in texts]
         self._texts = "\0".join(starts)
         self._prefixes = {text[:cut] for text in starts for cut in range(1, len(text))}
         self._suffixes = {text[cut:] for text in starts for cut in range(1, len(text))}
@@ -53,9 +53,16 @@ class ContentMarks:
                 "the messages have too many kinds of signs",
                 expected=f"{len(self._letters)} free ones of U+1D800 to U+1D9FF",
             )
-        own = [word for word in words if len(word) >= MIN_WORD and self._edges(word) and not self._meets(word)]
-        made = self._copy(value, own, dict(zip(self._letters, free, strict=True)))
+        made = self._copy(value, self.own_words(words), dict(zip(self._letters, free, strict=True)))
         return made, {ord(stand_in): char for char, stand_in in zip(self._letters, free, strict=True)}
+
+    def own_words(self, words: Iterable[str]) -> list[str]:
+        """Those of a template's words that a message may write, since no control token can be made of them."""
+        return [word for word in words if len(word) >= MIN_WORD and self._edges(word) and not self._meets(word)]
+
+    def letters(self) -> list[tuple[str, bool]]:
+        """The characters that are replaced, and whether everywhere: the others only at the start of a control token."""
+        return [(letter, bool(self._edges(letter))) for letter in self._letters]
 
     def _copy(self, value: Any, words: list[str], stand_ins: dict[str, str]) -> Any:
         if isinstance(value, str):

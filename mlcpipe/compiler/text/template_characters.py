@@ -1,0 +1,64 @@
+"""Tables of characters that the native runtime's chat templates need, as this Python's str knows them."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Collection, Iterator
+from functools import cache
+
+# In the order of `Class` and `Case` in mlcpipe/native/runtime/text/value_characters.h.
+_CLASSES: dict[str, Callable[[str], bool]] = {
+    "unprintable": lambda char: not char.isprintable(),
+    "cased": lambda char: (char + "Σ").lower()[-1] == "ς",  # a sigma at the end of a word has a form of its own
+    "ignorable": lambda char: ("A" + char + "Σ").lower()[-1] == "ς" and (char + "Σ").lower()[-1] != "ς",
+    "alpha": str.isalpha,
+    "decimal": str.isdecimal,
+    "digit": str.isdigit,
+    "numeric": str.isnumeric,
+}
+_CASES: dict[str, Callable[[str], str]] = {"lower": str.lower, "upper": str.upper, "title": str.title}
+_LOWER = ("lower", "cased", "ignorable")
+_ALNUM = ("alpha", "decimal", "digit", "numeric")
+# What filters and methods of these names look up.
+_NEEDS = {
+    "capitalize": (*_LOWER, "title"),
+    "lower": _LOWER,
+    "title": (*_LOWER, "title", "upper"),
+    "upper": ("upper",),
+    **dict.fromkeys(("float", "int"), ("decimal",)),
+    "isalnum": _ALNUM,
+    **{f"is{name}": (name,) for name in _ALNUM},
+    **dict.fromkeys(("dictsort", "groupby", "max", "min", "sort", "unique"), _LOWER),
+}
+
+
+def character_tables(names: Collection[str]) -> tuple[list[tuple[int, int, int]], list[tuple[int, int, str]]]:
+    """Ranges (class, first, last) and mappings (case, code point, text) for filters and methods of these names."""
+    needed = {"unprintable", *(table for name in names for table in _NEEDS.get(name, ()))}
+    ranges = [(kind, *span) for kind, name in enumerate(_CLASSES) if name in needed for span in _ranges(name)]
+    cases = [(kind, *pair) for kind, name in enumerate(_CASES) if name in needed for pair in _mappings(name)]
+    return ranges, cases
+
+
+def _chars() -> Iterator[str]:
+    """Each character that UTF-8 can have, without ASCII, whose rules are in the runtime."""
+    return (chr(code) for code in range(128, sys.maxunicode + 1) if not 0xD800 <= code < 0xE000)
+
+
+@cache
+def _ranges(name: str) -> list[tuple[int, int]]:
+    found: list[tuple[int, int]] = []
+    # ASCII has its letters, digits and what may stand in a word.
+    for code in [*map(chr, range(128)), *_chars()]:
+        if not _CLASSES[name](code):
+            continue
+        if found and found[-1][1] == ord(code) - 1:
+            found[-1] = (found[-1][0], ord(code))
+        else:
+            found.append((ord(code), ord(code)))
+    return found
+
+
+@cache
+def _mappings(name: str) -> list[tuple[int, str]]:
+    return [(ord(char), changed) for char in _chars() if (changed := _CASES[name](char)) != char]

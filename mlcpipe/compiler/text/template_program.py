@@ -1,0 +1,45 @@
+"""Compiles a chat template to a program for the native runtime: what `mlcpipe/native/runtime/text/template.h` renders.
+
+jinja2 parses the template as the sandbox does, so that the text, what is refused and why are those of
+`mlcpipe.runtime.text.chat_template`. What the native runtime does not cover is refused here, by name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mlcpipe.compiler.text.tables import strings, tables
+from mlcpipe.compiler.text.template_characters import character_tables
+from mlcpipe.compiler.text.template_nodes import Writer
+from mlcpipe.compiler.text.template_statements import Statements
+from mlcpipe.runtime.text.chat_template import ChatTemplate
+from mlcpipe.runtime.text.contents import ContentMarks
+
+KIND = b"mlc_chat"
+VERSION = 1
+
+
+def template_program(source: str, *, control: Collection[str] = ()) -> bytes:
+    """The file of a template, for a tokenizer whose control tokens are `control`.
+
+    Raises TemplateError for a template that does not compile, or that the native runtime does not cover.
+    """
+    template = ChatTemplate(source)
+    writer = Writer()
+    statements = Statements(writer, template.sandbox)
+    root, slots = statements.template(template.syntax())
+    marks = ContentMarks(control)
+    letters = [(ord(letter), everywhere) for letter, everywhere in marks.letters()]
+    controls = [writer.string(text) for text in marks.starts]
+    words = [writer.string(word) for word in sorted(marks.own_words(template.words()))] if control else []
+    ranges, cases = character_tables(statements.expressions.names)
+    mappings = [(kind, code, writer.string(text)) for kind, code, text in cases]
+    nodes, operands = writer.arrays()
+    sections: list[bytes | NDArray[Any]] = [nodes, operands, *strings(text.encode() for text in writer.strings)]
+    for numbers in ([root, slots], ranges, mappings, letters, controls, words):
+        sections.append(np.array(numbers, np.uint32))
+    return tables(KIND, VERSION, sections)

@@ -1,0 +1,39 @@
+"""The 70 templates of llama.cpp render in C++ what they render in Python, 200 conversations each."""
+
+from __future__ import annotations
+
+import ctypes
+
+import pytest
+
+from mlcpipe.runtime.text.chat_template import ChatTemplate
+from tests.native.conftest import Build
+from tests.native.templates import NOW, NativeTemplate, build
+from tests.native.test_template import TOKENS, compare, compare_marked, conversations
+from tests.unit.text.test_real_templates import TEMPLATES, sources
+
+pytestmark = pytest.mark.full
+CONVERSATIONS = 200
+
+__all__ = ["sources"]  # a fixture
+
+
+@pytest.fixture(scope="module")
+def library(native_library: Build) -> ctypes.CDLL:
+    return build(native_library)
+
+
+def test_texts_and_refusals_are_those_of_python(library: ctypes.CDLL, sources: dict[str, str]) -> None:
+    assert len(sources) == TEMPLATES
+    total = {"rendered": 0, "refused": 0, "failed": 0}
+    for seed, (name, source) in enumerate(sources.items()):
+        native = NativeTemplate(library, source, **TOKENS)
+        counts, wrong = compare(native, ChatTemplate(source, **TOKENS, now=lambda: NOW), seed, CONVERSATIONS)
+        assert not wrong, f"{name}, {len(wrong)} differ, the first: {wrong[0]}"
+        total = {key: count + counts[key] for key, count in total.items()}
+    assert total["rendered"] > TEMPLATES * CONVERSATIONS // 2 and min(total.values()) > TEMPLATES
+
+
+def test_contents_are_marked_as_in_python(library: ctypes.CDLL, sources: dict[str, str]) -> None:
+    for seed, source in enumerate(sources.values()):
+        compare_marked(library, source, conversations(seed, 20))

@@ -11,17 +11,17 @@ from typing import Any
 
 from mlcpipe.compiler.text.template_program import template_program
 from tests.native.conftest import RUNTIME, Build
+from tests.native.tokenizers import TEMPLATES
 
-SOURCES = [Path(__file__).with_name("template.cc"), *sorted((RUNTIME / "text").glob("*.cc"))]
+SOURCES = [Path(__file__).with_name("template.cc")]
+SOURCES += sorted(path for path in (RUNTIME / "text").glob("*.cc") if path.name.startswith(TEMPLATES))
 ERRORS = {0: None, 1: "UsageError", 4: "TemplateError"}
 NOW = datetime(2026, 3, 1, 14, 5, 9)
 _ROOM = 1 << 20
-_PARTS = ("template", "value", "filters", "json")  # of the folder, which has the tokenizer too
 
 
 def build(native_library: Build, *flags: str) -> ctypes.CDLL:
-    sources = [path for path in SOURCES if path.name.startswith(_PARTS)]
-    return native_library(sources, *flags)
+    return native_library(SOURCES, *flags)
 
 
 class NativeTemplate:

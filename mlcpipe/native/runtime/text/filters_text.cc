@@ -25,7 +25,7 @@ std::string_view NumberText(Heap* heap, const Value& value) {
   std::string_view text = Strip(heap, value, None(), 3).text();
   bool plain = true, letters = false;
   for (size_t at = 0; at < text.size();) {
-    uint32_t code = NextCode(text, &at);
+    uint32_t code = utf8::Next(text, &at);
     if (code > 127 && !heap->characters.Is(Class::kDecimal, code)) return "";
     letters = letters || (code < 128 && std::string_view("0123456789_.eE+-").find(static_cast<char>(code)) == std::string_view::npos);
     plain = plain && code < 128 && code != '_';
@@ -156,7 +156,7 @@ Value TitleWords(Heap* heap, const Value& value, const Value*) {
   };
   for (size_t at = 0; at < text.size();) {
     size_t here = at;
-    uint32_t code = NextCode(text, &at);
+    uint32_t code = utf8::Next(text, &at);
     bool ends = IsSpace(code) || (code < 128 && std::string_view("-({[<").find(static_cast<char>(code)) != std::string_view::npos);
     if (!ends) continue;
     flush(here);

@@ -19,7 +19,7 @@ class Reader {
 
   Value ReadAll() {
     if (text_.size() > Limits::kInputBytes) throw Wrong("at most " + std::to_string(Limits::kInputBytes >> 20) + " MiB");
-    if (!IsUtf8(text_)) throw Wrong("UTF-8");
+    if (utf8::ValidPrefix(text_) != text_.size()) throw Wrong("UTF-8");
     Value value = ReadValue(0);
     Spaces();
     if (at_ != text_.size()) throw Wrong("an end");
@@ -125,7 +125,7 @@ class Reader {
       code = 0x10000 + ((code - 0xD800) << 10) + (low - 0xDC00);
     }
     if (code >= 0xD800 && code < 0xE000) throw Wrong("a pair of surrogates");
-    AppendCode(code, out);
+    utf8::Append(out, code);
   }
 
   std::string ReadString() {
@@ -279,7 +279,7 @@ class JsonWriter {
     std::string made = "\"";
     for (size_t at = 0; at < text.size();) {
       size_t begin = at;
-      uint32_t code = NextCode(text, &at);
+      uint32_t code = utf8::Next(text, &at);
       const char* found = code && code < 128 ? std::strchr(kChars, static_cast<int>(code)) : nullptr;
       if (found) {
         made += '\\';

@@ -19,7 +19,7 @@ void FindUsed(Heap* heap, const Value& value, std::vector<bool>* used) {
   if (value.is(Kind::kString)) {
     std::string_view text = value.text();
     for (size_t at = 0; !value.string->ascii() && at < text.size();) {
-      uint32_t index = NextCode(text, &at) - kFirstStandIn;
+      uint32_t index = utf8::Next(text, &at) - kFirstStandIn;
       if (index < kStandIns) (*used)[index] = true;
     }
   } else if (value.is(Kind::kList) || value.is(Kind::kDict)) {
@@ -81,7 +81,7 @@ Value Marks::Text(Heap* heap, const Value& value) const {
   heap->TickBytes(text.size() * (1 + letters_.size / 8));
   for (size_t at = 0; at < text.size();) {
     size_t begin = at;
-    uint32_t code = NextCode(text, &at);
+    uint32_t code = utf8::Next(text, &at);
     places[begin] = std::any_of(letters_.begin(), letters_.end(), [&](const Letter& one) { return one.edge && one.code == code; });
   }
   for (std::string_view word : words_) {
@@ -113,14 +113,14 @@ Value Marks::Replaced(Heap* heap, const Value& value, const std::vector<bool>& p
   std::string made;
   for (size_t at = 0; at < text.size();) {
     size_t begin = at;
-    uint32_t code = NextCode(text, &at);
+    uint32_t code = utf8::Next(text, &at);
     for (auto [stand_in, meant] : heap->stand_ins) {
       if (places[begin] && meant == code) {
         code = stand_in;
         break;
       }
     }
-    AppendCode(code, &made);
+    utf8::Append(&made, code);
   }
   return heap->String(made);
 }
@@ -128,11 +128,11 @@ Value Marks::Replaced(Heap* heap, const Value& value, const std::vector<bool>& p
 std::vector<Part> Marks::Parts(const Heap& heap, std::string_view text) {
   std::vector<Part> parts;
   for (size_t at = 0; at < text.size();) {
-    uint32_t code = NextCode(text, &at);
+    uint32_t code = utf8::Next(text, &at);
     auto found = std::find_if(heap.stand_ins.begin(), heap.stand_ins.end(), [&](const auto& one) { return one.first == code; });
     bool is_content = found != heap.stand_ins.end();
     if (parts.empty() || parts.back().is_content != is_content) parts.push_back({"", is_content});
-    AppendCode(is_content ? found->second : code, &parts.back().text);
+    utf8::Append(&parts.back().text, is_content ? found->second : code);
   }
   return parts;
 }

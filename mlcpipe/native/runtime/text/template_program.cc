@@ -59,7 +59,7 @@ Program::Program(const void* data, size_t bytes) {
 void Program::CheckStrings(const Tables& tables) const {
   if (strings() == 0 || !string(0).empty()) throw tables.Broken("an empty string first");
   for (uint32_t i = 0; i < strings(); ++i) {
-    if (!IsUtf8(string(i))) throw tables.Broken("UTF-8 in string " + std::to_string(i));
+    if (utf8::ValidPrefix(string(i)) != string(i).size()) throw tables.Broken("UTF-8 in string " + std::to_string(i));
   }
   auto known = [&](uint32_t index) {
     if (index >= strings()) throw tables.Broken("a string in place of " + std::to_string(index));

@@ -460,7 +460,7 @@ Span Iterate(Heap* heap, const Value& value) {
     if (value.is(Kind::kRange)) items[i] = Int(value.range->start + static_cast<int64_t>(i) * value.range->step);
     if (!value.is(Kind::kString)) continue;
     size_t begin = at;
-    NextCode(value.text(), &at);
+    utf8::Next(value.text(), &at);
     items[i] = heap->Part(value, begin, at - begin);
     items[i].safe = false;
   }

@@ -161,7 +161,7 @@ Value CutText(Heap* heap, const Value& text, const Cut& cut) {
     return heap->Part(text, begin, end - begin);
   }
   std::vector<size_t> begins;
-  for (size_t at = 0; at < all.size(); NextCode(all, &at)) begins.push_back(at);
+  for (size_t at = 0; at < all.size(); utf8::Next(all, &at)) begins.push_back(at);
   begins.push_back(all.size());
   std::string made;
   for (int64_t i = 0; i < cut.count; ++i) {

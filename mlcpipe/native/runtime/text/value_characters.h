@@ -1,4 +1,4 @@
-// Characters as Python's str knows them: tables of mlcpipe/compiler/text/template_characters.py, and UTF-8.
+// Characters as Python's str knows them: tables of mlcpipe/compiler/text/template_characters.py, and places in UTF-8.
 #ifndef MLCPIPE_RUNTIME_TEXT_VALUE_CHARACTERS_H_
 #define MLCPIPE_RUNTIME_TEXT_VALUE_CHARACTERS_H_
 
@@ -7,6 +7,7 @@
 #include <string_view>
 
 #include "tables.h"
+#include "text/utf8.h"
 
 namespace mlcpipe::chat {
 
@@ -40,11 +41,6 @@ struct Characters {
   void AppendLower(std::string_view text, size_t at, uint32_t code, std::string* out) const;
 };
 
-// The code point at `at` of a text that is UTF-8, and moves behind it.
-uint32_t NextCode(std::string_view text, size_t* at);
-void AppendCode(uint32_t code, std::string* out);
-// Whether all of `text` is UTF-8: shortest forms, no surrogates.
-bool IsUtf8(std::string_view text);
 size_t CountChars(std::string_view text);
 // The byte at which character `index` begins.
 size_t ByteOf(std::string_view text, size_t index);

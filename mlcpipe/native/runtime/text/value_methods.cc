@@ -97,7 +97,7 @@ Value SplitSpaces(Heap* heap, const Value& self, int64_t most, bool from_right) 
   size_t begin = std::string_view::npos;
   for (size_t at = 0; at < text.size();) {
     size_t here = at;
-    bool space = IsSpace(NextCode(text, &at));
+    bool space = IsSpace(utf8::Next(text, &at));
     if (!space && begin == std::string_view::npos) begin = here;
     if (space && begin != std::string_view::npos) words.emplace_back(begin, here);
     if (space) begin = std::string_view::npos;
@@ -186,7 +186,7 @@ Value AllAre(Heap* heap, const Value& self, const Args&) {
   heap->TickBytes(self.string->bytes * 8);
   std::string_view text = self.text();
   for (size_t at = 0; at < text.size();) {
-    uint32_t code = NextCode(text, &at);
+    uint32_t code = utf8::Next(text, &at);
     if (!(heap->characters.Is(kinds, code) || ...)) return Bool(false);
   }
   return Bool(!text.empty());
@@ -195,7 +195,7 @@ Value AllAre(Heap* heap, const Value& self, const Args&) {
 Value AllSpaces(Heap*, const Value& self, const Args&) {
   std::string_view text = self.text();
   for (size_t at = 0; at < text.size();) {
-    if (!IsSpace(NextCode(text, &at))) return Bool(false);
+    if (!IsSpace(utf8::Next(text, &at))) return Bool(false);
   }
   return Bool(!text.empty());
 }
@@ -347,20 +347,19 @@ Value Strip(Heap* heap, const Value& text, const Value& chars, int sides) {
   heap->TickBytes(all.size());
   auto strips = [&](size_t at, size_t bytes) {
     size_t begin = 0;
-    if (chars.is(Kind::kNone)) return IsSpace(NextCode(all, &(begin = at)));
+    if (chars.is(Kind::kNone)) return IsSpace(utf8::Next(all, &(begin = at)));
     heap->TickBytes(set.size());
     return set.find(all.substr(at, bytes)) != std::string_view::npos;  // a character's bytes are no part of another's
   };
   size_t begin = 0, end = all.size();
   while ((sides & 1) && begin < end) {
     size_t next = begin;
-    NextCode(all, &next);
+    utf8::Next(all, &next);
     if (!strips(begin, next - begin)) break;
     begin = next;
   }
   while ((sides & 2) && begin < end) {
-    size_t last = end - 1;
-    while ((static_cast<unsigned char>(all[last]) & 0xC0) == 0x80) --last;
+    size_t last = utf8::Before(all, end);
     if (!strips(last, end - last)) break;
     end = last;
   }
@@ -381,7 +380,7 @@ Value Replace(Heap* heap, const Value& text, const Value& old_value, const Value
       put(with);
       if (at == all.size()) break;
       size_t begin = at;
-      NextCode(all, &at);
+      utf8::Next(all, &at);
       put(all.substr(begin, at - begin));
       continue;
     }
@@ -413,7 +412,7 @@ std::vector<Value> SplitLines(Heap* heap, const Value& text, bool keep_ends) {
   size_t begin = 0;
   for (size_t at = 0; at < all.size();) {
     size_t end = at;
-    uint32_t code = NextCode(all, &at);
+    uint32_t code = utf8::Next(all, &at);
     bool breaks = (code >= 10 && code <= 13) || (code >= 28 && code <= 30) || code == 0x85 || code == 0x2028 || code == 0x2029;
     if (!breaks) continue;
     if (code == '\r' && at < all.size() && all[at] == '\n') ++at;

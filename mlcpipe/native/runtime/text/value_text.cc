@@ -61,7 +61,7 @@ void Writer::Quoted(std::string_view text) {
   char code_text[16];
   for (size_t at = 0; at < text.size();) {
     size_t begin = at;
-    uint32_t code = NextCode(text, &at);
+    uint32_t code = utf8::Next(text, &at);
     if (code == '\n' || code == '\r' || code == '\t') {
       made += code == '\n' ? "\\n" : code == '\r' ? "\\r" : "\\t";
     } else if (code == static_cast<unsigned char>(quote) || code == '\\') {
@@ -199,7 +199,7 @@ Value Escape(Heap* heap, const Value& value) {
   std::string_view text = plain.text();
   for (size_t at = 0; at < text.size();) {
     size_t begin = at;
-    uint32_t code = NextCode(text, &at);
+    uint32_t code = utf8::Next(text, &at);
     for (auto [stand_in, meant] : heap->stand_ins) code = code == stand_in ? meant : code;
     const char* entity = code == '&'    ? "&amp;"
                          : code == '<'  ? "&lt;"

@@ -8,14 +8,17 @@ import pytest
 
 from mlcpipe.runtime.text.chat_template import ChatTemplate
 from tests.native.conftest import Build
+from tests.native.conversations import TOKENS, compare, compare_marked, conversations
 from tests.native.templates import NOW, NativeTemplate, build
-from tests.native.test_template import TOKENS, compare, compare_marked, conversations
-from tests.unit.text.test_real_templates import TEMPLATES, sources
+from tests.unit.text import real_templates
 
 pytestmark = pytest.mark.full
 CONVERSATIONS = 200
 
-__all__ = ["sources"]  # a fixture
+
+@pytest.fixture(scope="module")
+def sources() -> dict[str, str]:
+    return real_templates.sources()
 
 
 @pytest.fixture(scope="module")
@@ -24,14 +27,14 @@ def library(native_library: Build) -> ctypes.CDLL:
 
 
 def test_texts_and_refusals_are_those_of_python(library: ctypes.CDLL, sources: dict[str, str]) -> None:
-    assert len(sources) == TEMPLATES
+    assert len(sources) == real_templates.COUNT
     total = {"rendered": 0, "refused": 0, "failed": 0}
     for seed, (name, source) in enumerate(sources.items()):
         native = NativeTemplate(library, source, **TOKENS)
         counts, wrong = compare(native, ChatTemplate(source, **TOKENS, now=lambda: NOW), seed, CONVERSATIONS)
         assert not wrong, f"{name}, {len(wrong)} differ, the first: {wrong[0]}"
         total = {key: count + counts[key] for key, count in total.items()}
-    assert total["rendered"] > TEMPLATES * CONVERSATIONS // 2 and min(total.values()) > TEMPLATES
+    assert total["rendered"] > real_templates.COUNT * CONVERSATIONS // 2 and min(total.values()) > real_templates.COUNT
 
 
 def test_contents_are_marked_as_in_python(library: ctypes.CDLL, sources: dict[str, str]) -> None:

@@ -1,33 +1,21 @@
-"""Every chat template that llama.cpp keeps as an example renders as in transformers, and none is refused.
-
-The templates are in the source package of llama-cpp-python, which pip downloads once into the cache (77 MB).
-"""
+"""Every chat template that llama.cpp keeps as an example renders as in transformers, and none is refused."""
 
 from __future__ import annotations
 
-import io
-import subprocess
-import sys
-import tarfile
-from pathlib import Path
 from typing import Any
 
 import jinja2
-import platformdirs
 import pytest
 from tokenizers import Tokenizer as LibraryTokenizer
 from tokenizers import models
 from transformers import PreTrainedTokenizerFast
 
-from mlcpipe.errors import MlcpipeError, TemplateError, last_line
+from mlcpipe.errors import MlcpipeError, TemplateError
 from mlcpipe.runtime.text.chat_template import ChatTemplate
-from tests.unit.text import chats
+from tests.unit.text import chats, real_templates
 
 pytestmark = pytest.mark.full
 
-VERSION = "0.3.36"
-TEMPLATES = 70  # in the package of this version
-DOWNLOAD_S = 300
 
 ASK = {"role": "user", "content": "Co je <b>15 & 3</b>? 🎉"}
 ANSWER = {"role": "assistant", "content": "Dvě."}
@@ -67,23 +55,7 @@ TOOLS = [
 
 @pytest.fixture(scope="module")
 def sources() -> dict[str, str]:
-    folder = platformdirs.user_cache_path("mlcpipe") / "tests"
-    path = folder / f"llama_cpp_python-{VERSION}.tar.gz"
-    if not path.exists():
-        folder.mkdir(parents=True, exist_ok=True)
-        command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--no-binary", "llama-cpp-python"]
-        command += ["--dest", str(folder), f"llama-cpp-python=={VERSION}"]
-        try:
-            done = subprocess.run(command, capture_output=True, text=True, timeout=DOWNLOAD_S)
-            problem = last_line(done.stderr) if done.returncode else ""
-        except subprocess.TimeoutExpired:
-            problem = f"no end within {DOWNLOAD_S} s"
-        if problem or not path.exists():
-            pytest.skip(f"pip cannot download the source package llama-cpp-python {VERSION}: {problem}")
-    with tarfile.open(path) as archive:
-        members = [one for one in archive if "/models/templates/" in one.name and one.name.endswith(".jinja")]
-        files = {Path(one.name).stem: archive.extractfile(one) or io.BytesIO() for one in members}
-        return {name: file.read().decode() for name, file in files.items()}
+    return real_templates.sources()
 
 
 def test_every_rendering_equals_that_of_transformers(sources: dict[str, str]) -> None:
@@ -111,7 +83,7 @@ def test_every_rendering_equals_that_of_transformers(sources: dict[str, str]) ->
                         wrong.append(f"{case}: {error}")
                     rendered[name] += 1
     assert not wrong, f"{len(wrong)} of {sum(rendered.values())}: " + "\n".join(wrong)
-    assert len(sources) == TEMPLATES
+    assert len(sources) == real_templates.COUNT
     assert not [name for name, count in rendered.items() if not count]
     assert sum(rendered.values()) >= 1000
 

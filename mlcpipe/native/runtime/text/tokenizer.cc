@@ -7,9 +7,7 @@
 
 namespace mlcpipe {
 
-namespace {
-
-void Check(const TokenizerTables& tables, std::string_view text) {
+void Tokenizer::Check(std::string_view text) const {
   size_t valid = utf8::ValidPrefix(text);
   if (valid != text.size()) {
     throw Error(Code::kTokenizer, "cannot encode the text")
@@ -17,27 +15,25 @@ void Check(const TokenizerTables& tables, std::string_view text) {
         .Found("other bytes at " + std::to_string(valid));
   }
   auto chars = std::count_if(text.begin(), text.end(), [](char c) { return !utf8::IsContinuation(c); });
-  if (static_cast<uint64_t>(chars) > tables.settings.most_chars) {
+  if (static_cast<uint64_t>(chars) > tables_.settings.most_chars) {
     throw Error(Code::kTokenizer, "the text is too long")
-        .Expected("at most " + std::to_string(tables.settings.most_chars) + " characters")
+        .Expected("at most " + std::to_string(tables_.settings.most_chars) + " characters")
         .Found(std::to_string(chars));
   }
 }
 
-void CheckRows(const TokenizerTables& tables, const std::vector<uint32_t>& ids) {
+void Tokenizer::CheckRows(const std::vector<uint32_t>& ids) const {
   auto largest = std::max_element(ids.begin(), ids.end());
-  if (largest == ids.end() || *largest < tables.settings.rows) return;
+  if (largest == ids.end() || *largest < tables_.settings.rows) return;
   throw Error(Code::kTokenizer, "a token has no row in the model's embedding")
-      .Where(std::string(tables.Piece(*largest, false)))
-      .Expected("ids below " + std::to_string(tables.settings.rows))
+      .Where(std::string(tables_.Piece(*largest, false)))
+      .Expected("ids below " + std::to_string(tables_.settings.rows))
       .Found(std::to_string(*largest))
       .Next("leave it out of the text");
 }
 
-}  // namespace
-
 std::vector<uint32_t> Tokenizer::Encode(std::string_view text, bool add_special_tokens) const {
-  Check(tables_, text);
+  Check(text);
   std::vector<uint32_t> ids = Encoder(tables_, text, false).Encode(false).ids;
   const TokenizerTables::Settings& settings = tables_.settings;
   if (add_special_tokens) {
@@ -46,7 +42,7 @@ std::vector<uint32_t> Tokenizer::Encode(std::string_view text, bool add_special_
     ids.insert(ids.end(), middle, tables_.around.end());
     if (settings.adds_bos && (ids.empty() || ids[0] != settings.bos)) ids.insert(ids.begin(), settings.bos);
   }
-  CheckRows(tables_, ids);
+  CheckRows(ids);
   return ids;
 }
 

@@ -11,6 +11,12 @@
 
 namespace mlcpipe {
 
+// A part of a rendered prompt: the template's own text, or what a message says.
+struct ChatPart {
+  std::string_view text;
+  bool is_content;
+};
+
 // Safe to share between threads.
 class Tokenizer {
  public:
@@ -22,9 +28,18 @@ class Tokenizer {
   // the model has no row for.
   std::vector<uint32_t> Encode(std::string_view text, bool add_special_tokens = false) const;
 
+  // Token ids of a prompt; a control token that is written in a content is encoded as the text that it is.
+  std::vector<uint32_t> EncodeChat(const std::vector<ChatPart>& parts) const;
+
+  // The text of tokens, as `tokenizers` decodes it; broken UTF-8 becomes U+FFFD.
+  std::string Decode(const std::vector<uint32_t>& ids, bool skip_special_tokens = true) const;
+
   const TokenizerTables& tables() const { return tables_; }
 
  private:
+  void Check(std::string_view text) const;
+  void CheckRows(const std::vector<uint32_t>& ids) const;
+
   TokenizerTables tables_;
 };
 

@@ -5,9 +5,10 @@ program, which takes weights whose manifest states the same model and ABI.
 
     files, each at a multiple of 4096 bytes | index, a file of tables | trailer
 
-The index has names (sections 0 and 1), then offset and length of each file, counted from the container's begin. The
-trailer: magic, begin and length of the container in the file, offset and length of the index as u64, then the SHA-256
-of the index and `mlcpipe.json` one after the other; the manifest has the SHA-256 of every other file.
+The index has names (sections 0 and 1), offset and length of each file, counted from the container's begin, and the
+SHA-256 of `mlcpipe.json`, which has those of the others. The trailer: magic, then length of the container, offset and
+length of the index as u64, and the SHA-256 of the index. Hashes are 64 hexadecimal digits.
+`mlcpipe/native/runtime/bundle/files.cc` reads it.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ KIND, VERSION = b"mlcfiles", 1
 MAGIC = b"mlcpipe\x01"
 ALIGNMENT = 4096  # of files; a container behind a program begins at a multiple of a page
 PAGE_BYTES = 1 << 16  # the largest page of Linux on ARM
-_TRAILER = struct.Struct("<8s4Q32s")
+_TRAILER = struct.Struct("<8s3Q64s")
 _BLOCK = 1 << 20
 
 
@@ -72,17 +73,15 @@ def write_container(bundle: Path, output: Path, progress: Progress, *, program: 
                     progress.advance(len(block))
             places[name] = Place(offset, file.tell() - begin - offset)
         file.write(bytes(-(file.tell() - begin) % ALIGNMENT))
-        index, at = _index(places), file.tell() - begin
-        digest = hashlib.sha256(index + (bundle / MANIFEST).read_bytes()).digest()
-        file.write(index)
+        index, at = _index(places, (bundle / MANIFEST).read_bytes()), file.tell() - begin
         length = at + len(index) + _TRAILER.size
-        file.write(_TRAILER.pack(MAGIC, begin, length, at, len(index), digest))
+        file.write(index + _TRAILER.pack(MAGIC, length, at, len(index), hashlib.sha256(index).hexdigest().encode()))
         if program is not None:
             Path(file.name).chmod(0o755)
     return output
 
 
-def _index(places: Mapping[str, Place]) -> bytes:
+def _index(places: Mapping[str, Place], manifest: bytes) -> bytes:
     ends, text = strings(name.encode() for name in places)
     numbers = np.array([(place.offset, place.nbytes) for place in places.values()], np.uint64)
-    return tables(KIND, VERSION, [ends, text, numbers])
+    return tables(KIND, VERSION, [ends, text, numbers, hashlib.sha256(manifest).hexdigest().encode()])

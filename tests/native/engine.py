@@ -30,7 +30,7 @@ def _struct(name: str, **members: Any) -> type[_Sized]:
 
 
 _Error = _struct("Error", code=_I32, line=_TEXT, what=_TEXT, where=_TEXT, expected=_TEXT, found=_TEXT, next_step=_TEXT)
-_Options = _struct("Options", variant=_TEXT, context_length=_I64, threads=_I32)
+_Options = _struct("Options", variant=_TEXT, context_length=_I64, threads=_I32, code=ctypes.c_void_p)
 _Plan = _struct(
     "Plan", weights_bytes=_I64, kv_bytes=_I64, workspace_bytes=_I64, free_bytes=_I64, context_length=_I64, fits=_I32
 )
@@ -97,9 +97,14 @@ class Runtime:
         self.call("open", str(bundle).encode(), ctypes.byref(_options(**options)), ctypes.byref(handle))
         return NativeEngine(self, handle)
 
+    def open_descriptor(self, descriptor: int, offset: int, nbytes: int) -> NativeEngine:
+        handle = _U64()
+        self.call("open_descriptor", descriptor, _U64(offset), _U64(nbytes), None, ctypes.byref(handle))
+        return NativeEngine(self, handle)
+
 
 def _options(variant: str | None = None, context_length: int = 0, threads: int = 0) -> Any:
-    return _Options(variant.encode() if variant else None, context_length, threads)
+    return _Options(variant.encode() if variant else None, context_length, threads, None)
 
 
 def _array(values: Sequence[int] | NDArray[Any], dtype: str = "int32") -> tuple[NDArray[Any], int, int]:

@@ -55,7 +55,7 @@ MANIFESTS: dict[str, tuple[Change, int, str]] = {
     "absolute": (lambda m: m["files"].update({"/etc/passwd": m["files"]["config.json"]}), BUNDLE, "relative path"),
     "hash": (lambda m: m["files"]["config.json"].update(sha256="0" * 64), BUNDLE, "config.json has changed"),
     "a missing file": (lambda m: m["files"].update(x=m["files"]["config.json"]), BUNDLE, "file x has changed.*No such"),
-    "no library": (lambda m: m["files"].pop("lib/model.so"), BUNDLE, "lib/ in .*expected one file; found none"),
+    "no library": (lambda m: m["files"].pop("lib/model.so"), BUNDLE, "no code for this program in .*one file in lib/"),
     "vocabulary": (lambda m: m["model"].update(vocab_size=300), BUNDLE, "manifest and library differ in vocab_size"),
     "a number": (lambda m: m["model"].update(num_layers=0), BUNDLE, "num_layers.*integer from 1"),
     "no number": (lambda m: m["model"].update(head_dim="16"), BUNDLE, "head_dim.*integer"),

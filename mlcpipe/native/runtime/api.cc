@@ -108,8 +108,15 @@ std::vector<int32_t> Ids(const int32_t* ids, size_t count, const char* name) {
 }
 
 Engine::Options OptionsOf(const mlcpipe_options* given) {
-  const mlcpipe_options options = Taken(given, {sizeof options, nullptr, 0, 0});
-  return {options.variant ? options.variant : "", options.context_length, options.threads};
+  const mlcpipe_options options = Taken(given, {sizeof options, nullptr, 0, 0, nullptr});
+  return {options.variant ? options.variant : "", options.context_length, options.threads, options.code};
+}
+
+template <typename Files>
+void OpenEngine(Files files, const mlcpipe_options* options, mlcpipe_engine* engine) {
+  Required(engine, "engine");
+  *engine = 0;
+  *engine = Engines::Global().Add(std::make_shared<Engine>(files(), OptionsOf(options)));
 }
 
 mlcpipe::Sampling SamplingOf(const mlcpipe_sampling* given) {
@@ -150,10 +157,11 @@ void mlcpipe_last_error(mlcpipe_error* error) {
   });
 }
 
-int32_t mlcpipe_plan(const char* folder, const mlcpipe_options* options, mlcpipe_plan_info* result) {
+int32_t mlcpipe_plan(const char* path, const mlcpipe_options* options, mlcpipe_plan_info* result) {
   return Guarded([&] {
     const Engine::Options taken = OptionsOf(options);
-    const mlcpipe::Manifest manifest(Required(folder, "folder"));
+    const auto files = mlcpipe::Files::At(Required(path, "path"));
+    const mlcpipe::Manifest manifest(*files);
     mlcpipe::ChooseVariant(manifest, taken.variant);
     const mlcpipe::Plan plan(manifest, taken.context_length);
     Give({0, plan.weights_bytes, plan.kv_bytes, plan.workspace_bytes, plan.free.bytes, plan.context_length, plan.Fits()},
@@ -161,12 +169,13 @@ int32_t mlcpipe_plan(const char* folder, const mlcpipe_options* options, mlcpipe
   });
 }
 
-int32_t mlcpipe_open(const char* folder, const mlcpipe_options* options, mlcpipe_engine* engine) {
-  return Guarded([&] {
-    Required(engine, "engine");
-    *engine = 0;
-    *engine = Engines::Global().Add(std::make_shared<Engine>(Required(folder, "folder"), OptionsOf(options)));
-  });
+int32_t mlcpipe_open(const char* path, const mlcpipe_options* options, mlcpipe_engine* engine) {
+  return Guarded([&] { OpenEngine([&] { return mlcpipe::Files::At(Required(path, "path")); }, options, engine); });
+}
+
+int32_t mlcpipe_open_descriptor(int32_t descriptor, uint64_t offset, uint64_t bytes, const mlcpipe_options* options,
+                                mlcpipe_engine* engine) {
+  return Guarded([&] { OpenEngine([&] { return mlcpipe::Files::In(descriptor, offset, bytes); }, options, engine); });
 }
 
 int32_t mlcpipe_close(mlcpipe_engine engine) {

@@ -69,15 +69,16 @@ class Engine::Turn {
   Engine* engine_;
 };
 
-Engine::Engine(const std::string& folder, const Options& options)
-    : manifest_(folder),
+Engine::Engine(std::unique_ptr<const Files> files, const Options& options)
+    : files_(std::move(files)),
+      manifest_(*files_),
       variant_(ChooseVariant(manifest_, options.variant).name),
       plan_(manifest_, options.context_length) {
   const auto began = Clock::now();
   plan_.CheckFits();
   const WeightIndex index(manifest_);
   manifest_.Verify(index.shards());
-  library_.emplace(manifest_, variant_);
+  library_.emplace(manifest_, variant_, options.code ? options.code : ProgramCode());
   model_.emplace(manifest_, *library_, index.Map(), plan_.context_length, &cancelled_);
   SetThreads(options.threads ? options.threads : DefaultThreads());
   statistics_.load_s = Seconds(began);

@@ -5,6 +5,7 @@
 #include <atomic>
 #include <cstdint>
 #include <functional>
+#include <memory>
 #include <optional>
 #include <set>
 #include <string>
@@ -52,10 +53,11 @@ class Engine {
     std::string variant;         // "": the best that this machine can run
     int64_t context_length = 0;  // 0: what fits
     int threads = 0;             // 0: the physical cores
+    const mlcpipe_symbol* code = nullptr;  // of a static library; null: the program's, else the bundle's
   };
 
   // Throws kBundle, kTarget, kResource, kUsage.
-  Engine(const std::string& folder, const Options& options);
+  Engine(std::unique_ptr<const Files> files, const Options& options);
   ~Engine();
 
   // Calls `on_token` with each token of the answer, the one that ended it too; where it gives false, and after `Cancel`,
@@ -79,6 +81,7 @@ class Engine {
   // One call at a time; others throw kUsage instead of waiting.
   class Turn;
 
+  const std::unique_ptr<const Files> files_;
   const Manifest manifest_;
   const std::string variant_;
   const Plan plan_;

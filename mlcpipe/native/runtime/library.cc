@@ -32,18 +32,20 @@ std::string Joined(const std::vector<std::string>& words) {
 
 // A library as a module, the same one for the same file: TVM's code keeps what it calls in variables of the library,
 // which the system loads once however often it is asked to. So none is ever closed.
-Module LoadOnce(const std::string& path) {
-  using Identity = std::tuple<dev_t, ino_t, off_t, int64_t, int64_t>;
+Module LoadOnce(const std::string& path, const mlcpipe_symbol* code) {
+  using Identity = std::tuple<const void*, dev_t, ino_t, off_t, int64_t, int64_t>;
   static auto* const loaded = new std::map<Identity, Module>();
   static auto* const mutex = new std::mutex();
-  struct stat status;
-  if (stat(path.c_str(), &status) != 0) throw Error(Code::kBundle, "the library is missing").Where(path);
-  const Identity identity(status.st_dev, status.st_ino, status.st_size, status.st_mtim.tv_sec, status.st_mtim.tv_nsec);
+  struct stat status {};
+  if (!code && stat(path.c_str(), &status) != 0) throw Error(Code::kBundle, "the library is missing").Where(path);
+  const Identity identity(code, status.st_dev, status.st_ino, status.st_size, status.st_mtim.tv_sec,
+                          status.st_mtim.tv_nsec);
   const std::lock_guard<std::mutex> lock(*mutex);
   auto found = loaded->find(identity);
   if (found == loaded->end()) {
     static const Function load = Function::GetGlobalRequired("ffi.Module.load_from_file.so");
-    found = loaded->emplace(identity, load(String(path), String("")).cast<Module>()).first;
+    const Module module = code ? StaticModule(code) : load(String(path), String("")).cast<Module>();
+    found = loaded->emplace(identity, module).first;
   }
   return found->second;
 }
@@ -66,6 +68,15 @@ Module MakeMachine(const Module& executable) {
   Module machine = load.value()().cast<Module>();
   machine->GetFunction("vm_initialization").value()(static_cast<int>(kDLCPU), 0, tvm::runtime::memory::kPooled);
   return machine;
+}
+
+// Of the code, for errors too.
+std::string PathOf(const Manifest& manifest, const mlcpipe_symbol* code) {
+  if (code) return "the program";
+  if (!manifest.library.empty()) return manifest.source.where() + "/" + manifest.library;
+  throw Error(Code::kBundle, "the bundle has no code for this program")
+      .Where(manifest.source.where())
+      .Expected("a program with the model's static library, or a bundle with one file in lib/");
 }
 
 template <typename Make>
@@ -104,16 +115,16 @@ const VariantInfo& ChooseVariant(const Manifest& manifest, const std::string& wa
   }
   if (!wanted.empty()) throw Error(Code::kUsage, "no such variant").Expected(Joined(names)).Found(wanted);
   throw Error(Code::kTarget, "the bundle was made for a CPU with more instructions")
-      .Where(manifest.folder)
+      .Where(manifest.source.where())
       .Expected("this CPU to have " + Joined(MissingFeatures(manifest.variants.back())))
       .Found("variants " + Joined(names))
       .Next("compile the model again with --target cpu");
 }
 
-Library::Library(const Manifest& manifest, const std::string& variant)
-    : path_(manifest.folder + "/" + manifest.library),
+Library::Library(const Manifest& manifest, const std::string& variant, const mlcpipe_symbol* code)
+    : path_(PathOf(manifest, code)),
       variant_(variant),
-      module_(Loaded(path_, [&] { return LoadOnce(path_); })),
+      module_(Loaded(path_, [&] { return LoadOnce(path_, code); })),
       executable_(FindExecutable(module_, variant)),
       machine_(Loaded(path_, [&] { return MakeMachine(executable_); })) {
   std::string metadata;

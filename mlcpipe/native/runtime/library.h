@@ -8,6 +8,7 @@
 #include <string>
 
 #include "bundle/manifest.h"
+#include "mlcpipe.h"
 
 namespace mlcpipe {
 
@@ -15,10 +16,17 @@ namespace mlcpipe {
 // can, kUsage where `wanted` is none of them or cannot run.
 const VariantInfo& ChooseVariant(const Manifest& manifest, const std::string& wanted);
 
+// The table of the program's own static library, or null.
+const mlcpipe_symbol* ProgramCode();
+
+// The code of a static library.
+tvm::ffi::Module StaticModule(const mlcpipe_symbol* table);
+
 class Library {
  public:
-  // Throws kBundle for a library that does not load, lacks the variant or contradicts the manifest.
-  Library(const Manifest& manifest, const std::string& variant);
+  // The code of a static library if `code` is not null, else that of the bundle. Throws kBundle for a library that is
+  // not there or does not load, lacks the variant or contradicts the manifest.
+  Library(const Manifest& manifest, const std::string& variant, const mlcpipe_symbol* code);
 
   // A function of the virtual machine, or a kernel. Throws kBundle where there is none.
   tvm::ffi::Function Get(const std::string& name) const;

@@ -48,11 +48,19 @@ typedef struct {
  * of this thread. */
 MLCPIPE_API void mlcpipe_last_error(mlcpipe_error* error);
 
+/* A symbol of a static library that mlcpipe compiled (lib/libmodel.a); a table of them, `mlcpipe_library_symbols`, ends
+ * with a name that is NULL. */
+typedef struct {
+  const char* name;
+  void* address;
+} mlcpipe_symbol;
+
 typedef struct {
   size_t size;
-  const char* variant;    /* of the kernels; NULL: the best that this machine can run */
-  int64_t context_length; /* tokens of prompt and answer; 0: what the bundle allows and memory has room for */
-  int32_t threads;        /* 1 to 1024; 0: the physical cores */
+  const char* variant;        /* of the kernels; NULL: the best that this machine can run */
+  int64_t context_length;     /* tokens of prompt and answer; 0: what the bundle allows and memory has room for */
+  int32_t threads;            /* 1 to 1024; 0: the physical cores */
+  const mlcpipe_symbol* code; /* of a static library; NULL: the one that the program has, else the bundle's library */
 } mlcpipe_options;
 
 /* Bytes that a bundle takes, and that can be had; the limit is "" for the machine itself. */
@@ -66,13 +74,19 @@ typedef struct {
   int32_t fits;           /* 0: mlcpipe_open would give MLCPIPE_RESOURCE */
 } mlcpipe_plan_info;
 
-/* Reads the manifest of a bundle, nothing else. `options` may be NULL here and below. */
-MLCPIPE_API int32_t mlcpipe_plan(const char* folder, const mlcpipe_options* options, mlcpipe_plan_info* plan);
+/* Reads the manifest of a bundle, nothing else. `path` is a folder, or a file that ends with a container of data
+ * (`mlcpipe package --app weights`). `options` may be NULL here and below. */
+MLCPIPE_API int32_t mlcpipe_plan(const char* path, const mlcpipe_options* options, mlcpipe_plan_info* plan);
 
 /* An open bundle; 0 is none. */
 typedef uint64_t mlcpipe_engine;
 
-MLCPIPE_API int32_t mlcpipe_open(const char* folder, const mlcpipe_options* options, mlcpipe_engine* engine);
+MLCPIPE_API int32_t mlcpipe_open(const char* path, const mlcpipe_options* options, mlcpipe_engine* engine);
+
+/* Opens a container that lies in a file, such as an app's package, uncompressed and at a multiple of 64 bytes. The
+ * descriptor may be closed afterwards. */
+MLCPIPE_API int32_t mlcpipe_open_descriptor(int32_t descriptor, uint64_t offset, uint64_t bytes,
+                                            const mlcpipe_options* options, mlcpipe_engine* engine);
 
 /* Ends a call that is under way, and gives back the memory when it has ended. Calls with the engine give MLCPIPE_USAGE
  * from now on. */

@@ -1,6 +1,6 @@
 // The runtime is one translation unit, so the compiler reads TVM's headers, most of the code, only once.
 #include "api.cc"
-#include "bundle/file.cc"
+#include "bundle/files.cc"
 #include "bundle/json.cc"
 #include "bundle/manifest.cc"
 #include "bundle/sha256.cc"
@@ -10,4 +10,5 @@
 #include "library.cc"
 #include "model.cc"
 #include "sampler.cc"
+#include "static_code.cc"
 #include "step.cc"

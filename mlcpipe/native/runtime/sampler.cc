@@ -79,7 +79,7 @@ void Counts::Add(int32_t token) {
 
 void Counts::Penalize(const tvm::ffi::Function& penalize, const Tensor& logits) {
   if (!used_) return;
-  penalize(logits, row_, View(zeros_, {used_}), View(tokens_, {used_}), View(counts_, {used_}), strengths_);
+  penalize(logits, row_, ViewOf(zeros_, {used_}), ViewOf(tokens_, {used_}), ViewOf(counts_, {used_}), strengths_);
 }
 
 Sampler::Sampler(const Library& library, int64_t vocab, Sampling params, const std::vector<int32_t>& prompt)
@@ -117,7 +117,7 @@ int32_t Sampler::Draw(const Tensor& logits, uint64_t position) {
   if (!params_.logit_bias.empty()) add_bias_(logits, bias_rows_, bias_tokens_, biases_);
   if (!params_.greedy()) *Data<float>(uniform_) = Uniform(params_.seed, position);
   const auto drawn =
-      sample_(View(logits, {1, 1, vocab_}), temperature_, top_p_, top_k_, min_p_, uniform_).cast<Tensor>();
+      sample_(ViewOf(logits, {1, 1, vocab_}), temperature_, top_p_, top_k_, min_p_, uniform_).cast<Tensor>();
   return *Data<int32_t>(drawn);
 }
 

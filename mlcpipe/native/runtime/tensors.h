@@ -31,7 +31,7 @@ tvm::runtime::Tensor Filled(const std::vector<T>& values, DLDataType dtype) {
 }
 
 // The first numbers of a tensor in another shape.
-inline tvm::runtime::Tensor View(const tvm::runtime::Tensor& tensor, std::initializer_list<int64_t> shape) {
+inline tvm::runtime::Tensor ViewOf(const tvm::runtime::Tensor& tensor, std::initializer_list<int64_t> shape) {
   return tensor.CreateView(tvm::ffi::Shape(shape), tensor->dtype);
 }
 

@@ -22,20 +22,21 @@ from tests.conftest import Bundles
 def read(path: Path) -> tuple[int, dict[str, bytes]]:
     """Where the container of a file begins, and its files, by the description in mlcpipe/compiler/container.py."""
     data = path.read_bytes()
-    magic, begin, length, at, size, digest = struct.unpack("<8s4Q32s", data[-72:])
-    assert magic == b"mlcpipe\x01" and begin + length == len(data)
+    magic, length, at, size, digest = struct.unpack("<8s3Q64s", data[-96:])
+    begin = len(data) - length
     container = data[begin:]
     index = container[at : at + size]
-    kind, version, count, *sections = struct.unpack_from("<8sII6Q", index)
-    assert (kind, version, count) == (b"mlcfiles", 1, 3)
-    ends, text, places = (index[o : o + n] for o, n in zip(sections[::2], sections[1::2]))
+    assert magic == b"mlcpipe\x01" and hashlib.sha256(index).hexdigest().encode() == digest
+    kind, version, count, *sections = struct.unpack_from("<8sII8Q", index)
+    assert (kind, version, count) == (b"mlcfiles", 1, 4)
+    ends, text, places, manifest = (index[o : o + n] for o, n in zip(sections[::2], sections[1::2]))
     stops = np.frombuffer(ends, np.uint32).tolist()
     names = [text[a:b].decode() for a, b in zip([0, *stops], stops)]
     files = {}
     for name, (offset, nbytes) in zip(names, np.frombuffer(places, np.uint64).reshape(-1, 2).tolist()):
         assert offset % 4096 == 0
         files[name] = container[offset : offset + nbytes]
-    assert hashlib.sha256(index + files["mlcpipe.json"]).digest() == digest
+    assert hashlib.sha256(files["mlcpipe.json"]).hexdigest().encode() == manifest
     return begin, files
 
 

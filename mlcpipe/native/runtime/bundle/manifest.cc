@@ -22,13 +22,13 @@ constexpr const char* kArchitectures[] = {"aarch64", "arm64"};
 constexpr const char* kArchitectures[] = {"riscv64"};
 #endif
 
-JsonObject Read(const std::string& folder) {
-  const auto file = MappedFile::Open(folder, kManifest, kMaxManifestBytes);
-  JsonObject json = JsonObject::Parse(file->text(), folder + "/" + kManifest);
+JsonObject Read(const Files& source) {
+  const MappedFile file = source.Open(kManifest, kMaxManifestBytes);
+  JsonObject json = JsonObject::Parse(file.text(), source.where() + "/" + kManifest);
   json.Int("format_version", MLCPIPE_FORMAT_VERSION, MLCPIPE_FORMAT_VERSION);
   if (const std::string abi = json.Text("abi"); abi != MLCPIPE_ABI) {
     throw Error(Code::kBundle, "the bundle was compiled for another version of mlcpipe or TVM")
-        .Where(folder)
+        .Where(source.where())
         .Expected("ABI " + std::string(MLCPIPE_ABI).substr(0, 12))
         .Found(abi.substr(0, 12))
         .Next("compile the model again");
@@ -38,7 +38,7 @@ JsonObject Read(const std::string& folder) {
 
 }  // namespace
 
-Manifest::Manifest(const std::string& folder) : folder(folder), json_(Read(folder)) {
+Manifest::Manifest(const Files& source) : source(source), json_(Read(source)) {
   ReadTarget();
   ReadModel();
   ReadParams();
@@ -53,16 +53,16 @@ void Manifest::ReadTarget() {
                      std::end(kArchitectures);
   if (!known || triple.find("linux") == std::string::npos) {
     throw Error(Code::kTarget, "the bundle was made for another system")
-        .Where(folder)
+        .Where(source.where())
         .Expected(std::string(kArchitectures[0]) + " linux")
         .Found(triple)
         .Next("compile the model for this system");
   }
   for (const JsonObject& variant : target.Objects("variants")) {
-    const auto compiled = JsonObject::Parse(variant.Text("tvm_target"), folder + "/" + kManifest + " tvm_target");
+    const auto compiled = JsonObject::Parse(variant.Text("tvm_target"), source.where() + "/" + kManifest + " tvm_target");
     if (compiled.Text("kind") != "llvm" || !variant.IsNull("library")) {
       throw Error(Code::kTarget, "the bundle was made for another kind of device")
-          .Where(folder)
+          .Where(source.where())
           .Expected("code for the CPU")
           .Found(compiled.Text("kind"))
           .Next("compile the model with --target cpu");
@@ -84,7 +84,7 @@ void Manifest::ReadModel() {
            json.Text("dtype"),            json.Text("kv_dtype")};
   json.Int("page_size", kPage, kPage);
   if (json.Text("kv_cache") != "pages") {
-    throw Error(Code::kTarget, "the bundle's KV cache is TVM's").Where(folder).Next("compile the model again");
+    throw Error(Code::kTarget, "the bundle's KV cache is TVM's").Where(source.where()).Next("compile the model again");
   }
   const JsonObject memory = json_.Object("memory_plan");
   const auto bytes = [&](const char* key) { return memory.Int(key, 0, kMaxBytes); };
@@ -116,7 +116,7 @@ void Manifest::ReadFiles() {
     if (!library.empty()) throw listed.Wrong("lib/", "one file");
     library = path;
   }
-  if (library.empty()) throw listed.Wrong("lib/", "one file").Found("none");
+  if (!source.HasCode()) library.clear();
 }
 
 int64_t Manifest::page_bytes() const { return plan.kv_bytes_per_token / model.num_layers * kPage; }
@@ -133,21 +133,22 @@ int64_t Manifest::running_bytes() const {
 
 void Manifest::Verify(const std::vector<std::string>& shards) const {
   for (const auto& [path, info] : files) {
-    const auto file = MappedFile::Open(folder, path);
-    if (file->bytes() != info.bytes) {
-      throw ChangedFile(folder, path, std::to_string(info.bytes) + " bytes", std::to_string(file->bytes()));
+    if (path.rfind("lib/", 0) == 0 && !source.HasCode()) continue;
+    const MappedFile file = source.Open(path);
+    if (file.bytes() != info.bytes) {
+      throw source.Changed(path, std::to_string(info.bytes) + " bytes", std::to_string(file.bytes()));
     }
     if (std::find(shards.begin(), shards.end(), path) != shards.end()) continue;
-    if (const std::string hash = Sha256(file->text()); hash != info.sha256) {
-      throw ChangedFile(folder, path, "sha256 " + info.sha256, hash);
+    if (const std::string hash = Sha256(file.text()); hash != info.sha256) {
+      throw source.Changed(path, "sha256 " + info.sha256, hash);
     }
   }
 }
 
 void Manifest::CheckAgrees(const std::string& metadata) const {
-  const JsonObject stated = JsonObject::Parse(metadata, folder + "/" + library + " _metadata");
+  const JsonObject stated = JsonObject::Parse(metadata, source.where() + "/" + library + " _metadata");
   const auto differ = [&](const std::string& field) {
-    return Error(Code::kBundle, "manifest and library differ in " + field).Where(folder).Next("compile the model again");
+    return Error(Code::kBundle, "manifest and library differ in " + field).Where(source.where()).Next("compile the model again");
   };
   const JsonObject ours = json_.Object("model"), theirs = stated.Object("model");
   for (const std::string& key : ours.Keys()) {

@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-#include "file.h"
+#include "files.h"
 #include "json.h"
 
 namespace mlcpipe {
@@ -44,8 +44,8 @@ struct FileInfo {
 class Manifest {
  public:
   // Reads and checks all that the runtime uses, trusting nothing. Throws kBundle, and kTarget for a bundle that was
-  // made for another kind of machine.
-  explicit Manifest(const std::string& folder);
+  // made for another kind of machine. `files` stay as long as this.
+  explicit Manifest(const Files& files);
 
   // Bytes that a run takes at most besides weights and KV cache.
   int64_t running_bytes() const;
@@ -60,7 +60,8 @@ class Manifest {
   // Throws kBundle.
   void CheckAgrees(const std::string& metadata) const;
 
-  std::string folder, library;  // the library's path in the folder
+  const Files& source;
+  std::string library;  // its path in the bundle; "" where the bundle has data only
   ModelInfo model;
   MemoryPlan plan;
   std::vector<VariantInfo> variants;  // best first

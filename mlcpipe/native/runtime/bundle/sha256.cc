@@ -1,7 +1,7 @@
 // FIPS 180-4, "Secure Hash Standard".
 #include <cstring>
 
-#include "file.h"
+#include "files.h"
 
 namespace mlcpipe {
 namespace {

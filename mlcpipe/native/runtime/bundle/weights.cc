@@ -22,18 +22,18 @@ constexpr Dtype kDtypes[] = {{"float16", {kDLFloat, 16, 1}}, {"float32", {kDLFlo
 
 // A tensor's memory: a part of a mapped file.
 struct MappedMemory {
-  std::shared_ptr<const MappedFile> file;
+  MappedFile file;
   uint64_t offset;
 
-  void AllocData(DLTensor* tensor) { tensor->data = const_cast<uint8_t*>(file->data()) + offset; }
+  void AllocData(DLTensor* tensor) { tensor->data = const_cast<uint8_t*>(file.data()) + offset; }
   void FreeData(DLTensor*) {}
 };
 
 }  // namespace
 
 WeightIndex::WeightIndex(const Manifest& manifest) : manifest_(manifest) {
-  const auto file = MappedFile::Open(manifest.folder, kIndex, kMaxIndexBytes);
-  const JsonObject json = JsonObject::Parse(file->text(), manifest.folder + "/" + kIndex);
+  const MappedFile file = manifest.source.Open(kIndex, kMaxIndexBytes);
+  const JsonObject json = JsonObject::Parse(file.text(), manifest.source.where() + "/" + kIndex);
   tensors_.resize(manifest.params.size());
   for (const JsonObject& shard : json.Objects("records")) ReadShard(shard);
   for (size_t i = 0; i < tensors_.size(); ++i) {
@@ -92,12 +92,12 @@ std::vector<std::string> WeightIndex::shards() const {
 }
 
 tvm::ffi::Array<tvm::runtime::Tensor> WeightIndex::Map() const {
-  std::vector<std::shared_ptr<const MappedFile>> files;
+  std::vector<MappedFile> files;
   for (const Shard& shard : shards_) {
-    files.push_back(MappedFile::Open(manifest_.folder, shard.name));
-    if (files.back()->bytes() != shard.bytes) {
-      throw ChangedFile(manifest_.folder, shard.name, std::to_string(shard.bytes) + " bytes",
-                        std::to_string(files.back()->bytes()));
+    files.push_back(manifest_.source.Open(shard.name));
+    if (files.back().bytes() != shard.bytes) {
+      throw manifest_.source.Changed(shard.name, std::to_string(shard.bytes) + " bytes",
+                                     std::to_string(files.back().bytes()));
     }
   }
   tvm::ffi::Array<tvm::runtime::Tensor> mapped;

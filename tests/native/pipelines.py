@@ -11,12 +11,12 @@ from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalize
 
 from tests.unit.text.conftest import LINES, SPECIALS
 
-_CL100K = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+CL100K = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 _POSSESSIVE = (
     r"'(?i:[sdmt]|ll|ve|re)|[^\r\n\p{L}\p{N}]?+\p{L}++|\p{N}{1,3}| ?[^\s\p{L}\p{N}]++[\r\n]*|\s*[\r\n]|\s+(?!\S)|\s"
 )
-_QWEN = _CL100K.replace("{1,3}", "")
-_QWEN35 = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?[\p{L}\p{M}]+|\p{N}| ?[^\s\p{L}\p{M}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+QWEN = CL100K.replace("{1,3}", "")
+QWEN35 = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?[\p{L}\p{M}]+|\p{N}| ?[^\s\p{L}\p{M}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 _UPPER, _LOWER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
 _O200K = (
     rf"[^\r\n\p{{L}}\p{{N}}]?{_UPPER}*{_LOWER}+(?i:'s|'t|'re|'ve|'m|'ll|'d)?"
@@ -28,7 +28,7 @@ _DEEPSEEK3 = (
     r"[!\"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+| ?[\p{P}\p{S}]+[\r\n]*"
     r"|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
-_DEEPSEEK_LLM = (
+DEEPSEEK_LLM = (
     r"[\r\n]",
     r"\s?[A-Za-zµÀ-ÖØ-öø-ƺƼ-ƿǄ-ʓʕ-ʯͰ-ͳͶͷͻ-ͽͿΆΈ-ΊΌΎ-ΡΣ-ϵϷ-ҁҊ-ԯԱ-ՖႠ-ჅᎠ-Ᏽᏸ-ᏽᲐ-ᲺᲽ-Ჿᴀ-ᴫᵫ-ᵷᵹ-ᶚḀ-ἕἘ-Ἕ]+",
     r"\s?[!-/:-~！-／：-～‘-‟　-。]+",
@@ -38,11 +38,11 @@ _DEEPSEEK_LLM = (
 _LETTERS_CUT = r"(?=[\p{L}])([^a-z])+|\p{L}+?(?=\p{Lu})|\d{2}|\A\s|.\z|^-+$"  # syntax that the others lack
 
 
-def _split(pattern: str, behavior: str = "isolated", invert: bool = False) -> pre_tokenizers.PreTokenizer:
+def split(pattern: str, behavior: str = "isolated", invert: bool = False) -> pre_tokenizers.PreTokenizer:
     return pre_tokenizers.Split(Regex(pattern), behavior, invert)
 
 
-def _bytes(
+def bytes_after(
     *steps: pre_tokenizers.PreTokenizer, use_regex: bool = False, prefix: bool = False
 ) -> pre_tokenizers.PreTokenizer:
     last = pre_tokenizers.ByteLevel(add_prefix_space=prefix, use_regex=use_regex)
@@ -108,39 +108,43 @@ def _sentence_piece(
 
 _SPACE = normalizers.Replace(" ", "▁")
 _LLAMA2 = normalizers.Sequence([normalizers.Prepend("▁"), _SPACE])
-_FALCON = pre_tokenizers.Sequence(
-    [
-        pre_tokenizers.Punctuation("contiguous"),
-        pre_tokenizers.ByteLevel(add_prefix_space=False),
-        pre_tokenizers.Digits(individual_digits=False),
-        _split("[0-9][0-9][0-9]"),
-    ]
-)
+
+
+def falcon() -> pre_tokenizers.PreTokenizer:
+    return pre_tokenizers.Sequence(
+        [
+            pre_tokenizers.Punctuation("contiguous"),
+            pre_tokenizers.ByteLevel(add_prefix_space=False),
+            pre_tokenizers.Digits(individual_digits=False),
+            split("[0-9][0-9][0-9]"),
+        ]
+    )
+
 
 # The first ten are those of the model families.
 PIPELINES: dict[str, Callable[[], Tokenizer]] = {
     "llama2": lambda: _sentence_piece(_LLAMA2, strip=True),
-    "llama3": lambda: _byte_level(_bytes(_split(_CL100K)), bos=True, ignore_merges=True),
+    "llama3": lambda: _byte_level(bytes_after(split(CL100K)), bos=True, ignore_merges=True),
     "mistral": lambda: _sentence_piece(None, pre_tokenizers.Metaspace(prepend_scheme="first", split=False), strip=True),
-    "mistral-nemo": lambda: _byte_level(_bytes(_split(_NEMO)), bos=True),
-    "qwen2": lambda: _byte_level(_bytes(_split(_QWEN)), normalizers.NFC()),
+    "mistral-nemo": lambda: _byte_level(bytes_after(split(_NEMO)), bos=True),
+    "qwen2": lambda: _byte_level(bytes_after(split(QWEN)), normalizers.NFC()),
     "gemma": lambda: _sentence_piece(_SPACE, pre_tokenizers.Split(" ", "merged_with_previous")),
     "phi3": lambda: _sentence_piece(_LLAMA2, strip=True, bos=False),
-    "olmo2": lambda: _byte_level(_bytes(_split(_CL100K)), bos=True),
-    "qwen3.5": lambda: _byte_level(_bytes(_split(_QWEN35)), normalizers.NFC()),
-    "o200k": lambda: _byte_level(_bytes(_split(_O200K, "removed", True))),
-    "gpt2": lambda: _byte_level(_bytes(use_regex=True)),
-    "gpt2-prefix": lambda: _byte_level(_bytes(use_regex=True, prefix=True)),
-    "possessive": lambda: _byte_level(_bytes(_split(_POSSESSIVE))),
-    "starcoder": lambda: _byte_level(_bytes(pre_tokenizers.Digits(individual_digits=True), use_regex=True)),
-    "deepseek3": lambda: _byte_level(_bytes(_split(r"\p{N}{1,3}"), _split("[一-龥぀-ゟ゠-ヿ]+"), _split(_DEEPSEEK3))),
+    "olmo2": lambda: _byte_level(bytes_after(split(CL100K)), bos=True),
+    "qwen3.5": lambda: _byte_level(bytes_after(split(QWEN35)), normalizers.NFC()),
+    "o200k": lambda: _byte_level(bytes_after(split(_O200K, "removed", True))),
+    "gpt2": lambda: _byte_level(bytes_after(use_regex=True)),
+    "gpt2-prefix": lambda: _byte_level(bytes_after(use_regex=True, prefix=True)),
+    "possessive": lambda: _byte_level(bytes_after(split(_POSSESSIVE))),
+    "starcoder": lambda: _byte_level(bytes_after(pre_tokenizers.Digits(individual_digits=True), use_regex=True)),
+    "deepseek3": lambda: _byte_level(bytes_after(split(r"\p{N}{1,3}"), split("[一-龥぀-ゟ゠-ヿ]+"), split(_DEEPSEEK3))),
     "deepseek-llm": lambda: _byte_level(
-        _bytes(*map(_split, _DEEPSEEK_LLM), pre_tokenizers.Digits(individual_digits=True)), normalizers.Sequence([])
+        bytes_after(*map(split, DEEPSEEK_LLM), pre_tokenizers.Digits(individual_digits=True)), normalizers.Sequence([])
     ),
-    "falcon": lambda: _byte_level(_FALCON),
-    "syntax": lambda: _byte_level(_bytes(_split(_LETTERS_CUT, "contiguous"), _split(" +", "merged_with_next"))),
-    "nfkc": lambda: _byte_level(_bytes(_split(r"\s+", "merged_with_previous")), normalizers.NFKC()),
-    "nfd": lambda: _byte_level(_bytes(_split(r"\w+", "removed", True)), normalizers.NFD()),
+    "falcon": lambda: _byte_level(falcon()),
+    "syntax": lambda: _byte_level(bytes_after(split(_LETTERS_CUT, "contiguous"), split(" +", "merged_with_next"))),
+    "nfkc": lambda: _byte_level(bytes_after(split(r"\s+", "merged_with_previous")), normalizers.NFKC()),
+    "nfd": lambda: _byte_level(bytes_after(split(r"\w+", "removed", True)), normalizers.NFD()),
     "no-bytes": lambda: _sentence_piece(_SPACE, bytes_=range(0), fuse_unk=False),
     "some-bytes": lambda: _sentence_piece(_SPACE, pre_tokenizers.Metaspace("▁", "always"), bytes_=range(0x80, 0xE0)),
     "regex-replace": lambda: _sentence_piece(

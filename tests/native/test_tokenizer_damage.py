@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import random
+import shutil
+import subprocess
+from pathlib import Path
 
 import pytest
 
 from mlcpipe.compiler.text.tokenizer_program import tokenizer_program
 from mlcpipe.errors import TokenizerError
 from mlcpipe.runtime.text.tokenizer import Tokenizer
-from tests.native.conftest import Build
+from tests.clang import system_clang
+from tests.native.conftest import RUNTIME, Build
 from tests.native.pipelines import PIPELINES, save
-from tests.native.tokenizers import NativeTokenizer
+from tests.native.tokenizers import SOURCES, NativeTokenizer
 
 TEXT = "Hello  I'LL <s>ž\u0301x<a b> 123 日本語\n\n\t<|eot_id|>  end" * 3
 HEADER = 16
@@ -58,3 +62,55 @@ def test_changed_numbers_are_refused_or_encode(native_library: Build, files: lis
                 damaged[at] = draw.choice((0, 1, 127, 128, 255, draw.randrange(256)))
                 outcomes.append(outcome(native_library, bytes(damaged)))
     assert "ids" in outcomes and len(set(outcomes)) > 12, sorted(set(outcomes))
+
+
+FUZZED = [Path(__file__).with_name("tokenizer_fuzz.cc"), *SOURCES[1:]]
+SANITIZE = ("-std=c++17", "-g", "-O1", "-fno-sanitize-recover=all", f"-I{RUNTIME}")
+FUZZ_S = 30 * 60
+
+
+def program(compiler: str, output: Path, *flags: str) -> Path:
+    done = subprocess.run(
+        [compiler, *SANITIZE, *flags, *map(str, FUZZED), "-o", str(output)], capture_output=True, text=True, check=False
+    )
+    if "cannot find" in done.stderr:
+        pytest.skip(f"{compiler} has no sanitizers here")
+    assert done.returncode == 0, done.stderr[-3000:]
+    return output
+
+
+@pytest.mark.full
+def test_sanitizers_find_nothing_in_thousands_of_damaged_files(files: list[bytes], tmp_path: Path) -> None:
+    compiler = shutil.which("g++")
+    if compiler is None:
+        pytest.skip("g++")
+    damage = program(compiler, tmp_path / "damage", "-fsanitize=address,undefined")
+    for number, file in enumerate(files):
+        path = tmp_path / f"{number}.bin"
+        path.write_bytes(file)
+        done = subprocess.run(
+            [damage, path, "3000", str(number)], capture_output=True, text=True, timeout=600, check=False
+        )
+        assert done.returncode == 0, done.stderr[-3000:]
+        assert 100 < int(done.stdout) < 2900, done.stdout
+
+
+@pytest.mark.everything
+def test_libfuzzer_finds_nothing(files: list[bytes], tmp_path: Path) -> None:
+    clang = system_clang()
+    if clang is None:
+        pytest.skip("clang")
+    fuzz = program(clang, tmp_path / "fuzz", "-fsanitize=fuzzer,address,undefined", "-DMLCPIPE_FUZZ")
+    corpus = tmp_path / "corpus"
+    corpus.mkdir()
+    for number, file in enumerate(files):
+        (corpus / str(number)).write_bytes(file)
+    limits = [
+        f"-max_total_time={FUZZ_S}",
+        "-timeout=60",
+        "-rss_limit_mb=4096",
+        "-max_len=200000",
+        "-print_final_stats=1",
+    ]
+    done = subprocess.run([fuzz, *limits, corpus], capture_output=True, text=True, cwd=tmp_path, check=False)
+    assert done.returncode == 0, done.stderr[-3000:]

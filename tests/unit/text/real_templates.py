@@ -1,4 +1,4 @@
-"""The chat templates that llama.cpp keeps as examples.
+"""The chat templates and vocabularies that llama.cpp keeps as examples.
 
 They are in the source package of llama-cpp-python, which pip downloads once into the cache (77 MB).
 """
@@ -21,8 +21,8 @@ COUNT = 70  # in the package of this version
 DOWNLOAD_S = 300
 
 
-def sources() -> dict[str, str]:
-    """Each template by its name. Skips the test where pip cannot download the package."""
+def package() -> Path:
+    """The source package. Skips the test where pip cannot download it."""
     folder = platformdirs.user_cache_path("mlcpipe") / "tests"
     path = folder / f"llama_cpp_python-{VERSION}.tar.gz"
     if not path.exists():
@@ -36,7 +36,12 @@ def sources() -> dict[str, str]:
             problem = f"no end within {DOWNLOAD_S} s"
         if problem or not path.exists():
             pytest.skip(f"pip cannot download the source package llama-cpp-python {VERSION}: {problem}")
-    with tarfile.open(path) as archive:
+    return path
+
+
+def sources() -> dict[str, str]:
+    """Each template by its name. Skips the test where pip cannot download the package."""
+    with tarfile.open(package()) as archive:
         members = [one for one in archive if "/models/templates/" in one.name and one.name.endswith(".jinja")]
         files = {Path(one.name).stem: archive.extractfile(one) or io.BytesIO() for one in members}
         return {name: file.read().decode() for name, file in files.items()}

@@ -23,10 +23,11 @@ struct Found {
 class ApartEncoder {
  public:
   ApartEncoder(const TokenizerTables& tables, const std::vector<ChatPart>& parts) : tables_(tables) {
+    for (const ChatPart& part : parts) text_ += part.text;
+    size_t begin = 0;
     for (const ChatPart& part : parts) {
-      size_t begin = text_.size();
-      text_ += part.text;
-      if (part.is_content) Mark(begin);
+      if (part.is_content) Mark(begin, begin + part.text.size());
+      begin += part.text.size();
     }
     WriteMarked();
   }
@@ -47,11 +48,11 @@ class ApartEncoder {
   }
 
  private:
-  // Notes the characters of a content, from `begin` to the end, that could begin or end a control token.
-  void Mark(size_t begin) {
+  // Notes the characters of a content that could begin or end a control token.
+  void Mark(size_t begin, size_t end) {
     std::array<bool, 256> begins{};  // a control token
     for (size_t i = 0; i < tables_.control.size; ++i) begins[static_cast<uint8_t>(TextOf(i)[0])] = true;
-    for (size_t at = begin, next = begin; at < text_.size(); at = next) {
+    for (size_t at = begin, next = begin; at < end; at = next) {
       uint32_t code = utf8::Next(text_, &next);
       bool edge = std::binary_search(tables_.edges.begin(), tables_.edges.end(), code);
       bool may_begin = begins[static_cast<uint8_t>(text_[at])];

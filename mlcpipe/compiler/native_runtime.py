@@ -12,7 +12,8 @@ from mlcpipe.compiler.link import POOL, Linker
 from mlcpipe.compiler.tvm_sources import INCLUDES, SourceTree, built_once, source_tree
 from mlcpipe.resources import native_path
 
-LIBRARY, ARCHIVE = "libmlcpipe.so", "libmlcpipe.a"
+LIBRARY = "libmlcpipe.so"
+_OBJECTS = ("runtime.o", "pool.o", "main.o")
 _FOLDER = native_path() / "runtime"
 _SECTIONS = ("-ffunction-sections", "-fdata-sections", "-fvisibility=hidden")
 _C = ("-O2", "-fPIC", *_SECTIONS, "-DMLCPIPE_RUNTIME", "-c")
@@ -25,7 +26,9 @@ _TVM = (
     "-DTVM_FFI_CMAKE_LITTLE_ENDIAN=1",
 )
 _CXX = ("-std=c++17", "-Os", "-DNDEBUG", "-g0", "-fPIC", *_SECTIONS, "-fvisibility-inlines-hidden", *_TVM, "-c")
-_LINK = ("-shared", "-pthread", "-Wl,--gc-sections", "-Wl,-s", f"-Wl,--version-script={_FOLDER / 'exports.map'}")
+_WARNINGS = ("-Wall", "-Wextra")
+_STRIPPED = ("-pthread", "-Wl,--gc-sections", "-Wl,-s")
+_SHARED = ("-shared", *_STRIPPED, f"-Wl,--version-script={_FOLDER / 'exports.map'}")
 
 
 def shared_library(compiler: Linker, cache: Path) -> Path:
@@ -33,51 +36,59 @@ def shared_library(compiler: Linker, cache: Path) -> Path:
 
     Raises CompileError with the compiler's error, or if the wheel lacks the sources.
     """
-    tree = source_tree()
-    tvm = _tvm_object(compiler, cache, tree)
-    folder = cache / "native" / f"{LIBRARY}-{_key(compiler, tvm.parent.name)}"
-    return built_once(folder, [LIBRARY], cache, partial(_link, compiler, tree, tvm))[0]
+    tvm, own = _objects(compiler, cache)
+
+    def build(made: Path) -> None:
+        compiler.run([*_SHARED, str(tvm), *map(str, own[:2]), "-o", str(made / LIBRARY), "-ldl"])
+
+    return built_once(own[0].parent.with_suffix(".so"), [LIBRARY], cache, build)[0]
 
 
-def _tvm_object(compiler: Linker, cache: Path, tree: SourceTree) -> Path:
-    """TVM's runtime, which changes seldom, and takes most of the time."""
+def write_program(compiler: Linker, cache: Path, code: Path | None, output: Path) -> None:
+    """Write the runtime's command line as a program: with the static library `code` of a bundle, or to load bundles.
+
+    With code it is static and needs nothing of the system but its kernel. Raises CompileError.
+    """
+    tvm, own = _objects(compiler, cache)
+    words = ["-rdynamic", "-ldl"] if code is None else ["-static", "-Wl,-u,mlcpipe_library_symbols", str(code), "-lm"]
+    compiler.run([*_STRIPPED, str(tvm), *map(str, own), *words, "-o", str(output)])
+
+
+def _objects(compiler: Linker, cache: Path) -> tuple[Path, list[Path]]:
+    """TVM's runtime, which changes seldom and takes most of the time, and our objects."""
+    tree, command = source_tree(), (*compiler.command, compiler.version)
     source = (_FOLDER / "tvm.cc").read_text(encoding="utf-8")
-    folder = cache / "native" / f"tvm-{tree.key((*compiler.command, compiler.version, *_CXX, *INCLUDES, source))}"
+    key = tree.key((*command, *_CXX, *INCLUDES, source))
 
     def build(made: Path) -> None:
         with tree.copied() as copy:
             compiler.run([*_CXX, "-w", *_includes(copy), str(_FOLDER / "tvm.cc"), "-o", str(made / "tvm.o")])
 
-    return built_once(folder, ["tvm.o"], cache, build)[0]
+    tvm = built_once(cache / "native" / f"tvm-{key}", ["tvm.o"], cache, build)[0]
+    folder = cache / "native" / f"runtime-{_key((*command, key))}"
+    return tvm, built_once(folder, _OBJECTS, cache, partial(_compile, compiler, tree))
 
 
-def _link(compiler: Linker, tree: SourceTree, tvm: Path, made: Path) -> None:
-    with tree.copied() as copy:
-        objects = _own_objects(compiler, copy)
-        compiler.run([*_LINK, str(tvm), *map(str, objects), "-o", str(made / LIBRARY), "-ldl"])
-
-
-def _own_objects(compiler: Linker, copy: Path) -> list[Path]:
-    """Our part of the runtime, compiled in a copy of TVM's tree."""
-    core, pool = copy / "runtime.o", copy / "pool.o"
+def _compile(compiler: Linker, tree: SourceTree, made: Path) -> None:
+    """Compile our part of the runtime in a copy of TVM's tree."""
+    core, pool, main = (str(made / name) for name in _OBJECTS)
     defines = [f'-DMLCPIPE_ABI="{abi_hash()}"', f"-DMLCPIPE_FORMAT_VERSION={FORMAT_VERSION}"]
-    system = [word.replace("-I", "-isystem") for word in _includes(copy)]
-    compiler.run([*_CXX, "-Wall", "-Wextra", *defines, *system, str(_FOLDER / "runtime.cc"), "-o", str(core)])
-    # The C compiler of a C++ compiler's driver
-    compiler.run(["-x", "c", "-std=gnu11", *_C, str(POOL), "-o", str(pool)])
-    return [core, pool]
+    with tree.copied() as copy:
+        system = [word.replace("-I", "-isystem") for word in _includes(copy)]
+        compiler.run([*_CXX, *_WARNINGS, *defines, *system, str(_FOLDER / "runtime.cc"), "-o", core])
+    compiler.run([*_CXX, *_WARNINGS, str(_FOLDER / "main.cc"), "-o", main])
+    compiler.run(["-x", "c", "-std=gnu11", *_C, *_WARNINGS, str(POOL), "-o", pool])
 
 
 def _includes(tree: Path) -> list[str]:
     return [f"-I{tree / name}" for name in INCLUDES]
 
 
-def _key(compiler: Linker, tvm: str) -> str:
+def _key(words: Sequence[str]) -> str:
     """Hash over our sources, flags and what they are compiled with."""
     digest = hashlib.sha256()
-    words: Sequence[str] = (*compiler.command, compiler.version, *_CXX, *_C, *_LINK, tvm, abi_hash())
-    for word in words:
+    for word in (*words, *_CXX, *_C, *_WARNINGS, *_SHARED, abi_hash()):
         digest.update(word.encode() + b"\0")
-    for path in sorted([*_FOLDER.rglob("*.h"), *_FOLDER.rglob("*.cc"), POOL]):
+    for path in sorted([*_FOLDER.rglob("*.h"), *_FOLDER.rglob("*.cc"), *_FOLDER.rglob("*.map"), POOL]):
         digest.update(path.name.encode() + b"\0" + hashlib.sha256(path.read_bytes()).digest())
     return digest.hexdigest()[:24]

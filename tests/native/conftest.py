@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from mlcpipe.private import private_folder
 from tests.native.engine import Runtime
 
 ROOT = Path(__file__).parents[2]
@@ -41,13 +42,18 @@ def native_library(tmp_path_factory: pytest.TempPathFactory) -> Build:
     return build
 
 
+def private_cache(shared: Path) -> Path:
+    """A folder for what is compiled once in a run of all workers."""
+    return private_folder(shared / "native-cache")
+
+
 @pytest.fixture(scope="session")
 def runtime(shared: Path) -> Runtime:
     """The native runtime with TVM's, compiled once for all of pytest's workers: it takes most of a minute."""
     from mlcpipe.compiler.link import find_cxx
     from mlcpipe.compiler.native_runtime import shared_library
 
-    return Runtime(shared_library(find_cxx(), shared / "private"))
+    return Runtime(shared_library(find_cxx(), private_cache(shared)))
 
 
 @pytest.fixture

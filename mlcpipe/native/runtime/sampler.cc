@@ -116,8 +116,11 @@ int32_t Sampler::Draw(const Tensor& logits, uint64_t position) {
   for (Counts& counts : counts_) counts.Penalize(penalize_, logits);
   if (!params_.logit_bias.empty()) add_bias_(logits, bias_rows_, bias_tokens_, biases_);
   if (!params_.greedy()) *Data<float>(uniform_) = Uniform(params_.seed, position);
-  const auto drawn =
-      sample_(ViewOf(logits, {1, 1, vocab_}), temperature_, top_p_, top_k_, min_p_, uniform_).cast<Tensor>();
+  if (!logits_.same_as(logits)) {
+    logits_ = logits;
+    viewed_ = ViewOf(logits, {1, 1, vocab_});
+  }
+  const auto drawn = sample_(viewed_, temperature_, top_p_, top_k_, min_p_, uniform_).cast<Tensor>();
   return *Data<int32_t>(drawn);
 }
 

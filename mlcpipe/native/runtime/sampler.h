@@ -63,6 +63,7 @@ class Sampler {
   std::vector<Counts> counts_;
   tvm::runtime::Tensor temperature_, top_p_, top_k_, min_p_, uniform_;
   tvm::runtime::Tensor bias_rows_, bias_tokens_, biases_;
+  tvm::runtime::Tensor logits_, viewed_;  // f32[1, V] of the last call, and as f32[1, 1, V]
   int64_t vocab_;
 };
 

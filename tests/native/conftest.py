@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import itertools
+import re
 import shutil
 import subprocess
 from collections.abc import Callable, Sequence
@@ -13,6 +14,7 @@ import pytest
 
 from mlcpipe.private import private_folder
 from tests.native.engine import Runtime
+from tests.once import Once
 
 ROOT = Path(__file__).parents[2]
 RUNTIME = ROOT / "mlcpipe" / "native" / "runtime"
@@ -22,22 +24,25 @@ Build = Callable[..., ctypes.CDLL]
 
 
 @pytest.fixture(scope="session")
-def native_library(tmp_path_factory: pytest.TempPathFactory) -> Build:
-    """Builds a shared library of sources of the runtime and of tests, once, and loads it."""
+def native_library(once: Once) -> Build:
+    """Builds a shared library of sources of the runtime and of tests, once for all of pytest's workers, and loads it."""
     compiler = shutil.which("g++") or shutil.which("clang++") or shutil.which("c++")
     if compiler is None:
         pytest.skip("the native runtime's tests need a C++ compiler")
-    built: dict[tuple[Path, ...], ctypes.CDLL] = {}
+    loaded: dict[str, ctypes.CDLL] = {}
 
     def build(sources: Sequence[Path], *flags: str) -> ctypes.CDLL:
-        key = tuple(sources)
-        if key not in built:
-            output = tmp_path_factory.mktemp("native") / f"{sources[0].stem}.so"
-            command = [compiler, *FLAGS, *flags, f"-I{RUNTIME}", *map(str, sources), "-o", str(output)]
+        def work(folder: Path) -> str:
+            output = str(folder / f"{sources[0].stem}.so")
+            command = [compiler, *FLAGS, *flags, f"-I{RUNTIME}", *map(str, sources), "-o", output]
             done = subprocess.run(command, capture_output=True, text=True, check=False)
             assert done.returncode == 0, done.stderr[-4000:]
-            built[key] = ctypes.CDLL(str(output))
-        return built[key]
+            return output
+
+        name = re.sub(r"\W+", "-", f"native-{sources[0].stem} {' '.join(flags)}")
+        if name not in loaded:
+            loaded[name] = ctypes.CDLL(once(name, work))
+        return loaded[name]
 
     return build
 

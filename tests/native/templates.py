@@ -11,10 +11,15 @@ from typing import Any
 
 from mlcpipe.compiler.text.template_program import template_program
 from tests.native.conftest import RUNTIME, Build
-from tests.native.tokenizers import TEMPLATES
 
-SOURCES = [Path(__file__).with_name("template.cc")]
-SOURCES += sorted(path for path in (RUNTIME / "text").glob("*.cc") if path.name.startswith(TEMPLATES))
+SOURCES = [
+    Path(__file__).with_name("template.cc"),
+    *(
+        path
+        for part in ("template", "value", "filters", "json")
+        for path in sorted((RUNTIME / "text").glob(f"{part}*.cc"))
+    ),
+]
 ERRORS = {0: None, 1: "UsageError", 4: "TemplateError"}
 NOW = datetime(2026, 3, 1, 14, 5, 9)
 _ROOM = 1 << 20

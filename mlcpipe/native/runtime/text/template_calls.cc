@@ -22,10 +22,10 @@ std::string Describe(Heap* heap, const Value& value) {
   return "<LoopContext " + std::to_string(value.loop->index0 + 1) + "/" + std::to_string(value.loop->length) + ">";
 }
 
-Value Evaluator::Resolve(std::string_view name) {
-  const Value* found = variables_.Find(heap_, heap_->String(name));
+Value Evaluator::Resolve(const Value& name) {
+  const Value* found = variables_.Find(heap_, name);
   if (found) return *found;
-  auto function = std::find(std::begin(kFunctions), std::end(kFunctions), name);
+  auto function = std::find(std::begin(kFunctions), std::end(kFunctions), name.text());
   if (function == std::end(kFunctions)) return Value();
   Value value = Int(function - std::begin(kFunctions));
   value.kind = Kind::kFunction;

@@ -48,7 +48,16 @@ Value& Evaluator::Slot(Frame* frame, uint32_t hops, uint32_t slot) {
 Value Evaluator::Load(uint32_t node, Frame* frame) {
   const uint32_t* at = program_.operands(node);
   const Value& value = Slot(frame, at[0], at[1]);
-  return value.is(Kind::kMissing) ? heap_->Undefined(program_.string(at[2])) : value;
+  return value.is(Kind::kMissing) ? heap_->Undefined(String(at[2])) : value;
+}
+
+// A string of the program, which takes memory only once.
+Value Evaluator::String(uint32_t index) {
+  if (!strings_[index]) strings_[index] = heap_->String(program_.string(index)).string;
+  Value value;
+  value.kind = Kind::kString;
+  value.string = strings_[index];
+  return value;
 }
 
 Value Evaluator::EvalConstant(uint32_t node) {
@@ -73,7 +82,7 @@ Value Evaluator::EvalConstant(uint32_t node) {
     case Op::kFail:
       Fail(program_.string(at[0]), std::string(program_.string(at[1])));
     default:
-      return heap_->String(program_.string(at[0]));
+      return String(at[0]);
   }
 }
 
@@ -175,12 +184,12 @@ Value Evaluator::EvalAttribute(uint32_t node, Frame* frame) {
     return Slice(heap_, object, start, stop, EvalOptional(at[3], frame));
   }
   if (program_.op(node) == Op::kGetAttr) {
-    std::string_view name = program_.string(at[1]);
+    Value name = String(at[1]);
     return object.is(Kind::kLoop) ? LoopAttribute(object, name) : GetAttr(heap_, object, name);
   }
   Value key = Eval(at[1], frame);
   bool of_loop = object.is(Kind::kLoop) && key.is(Kind::kString);
-  return of_loop ? LoopAttribute(object, key.text()) : GetItem(heap_, object, key);
+  return of_loop ? LoopAttribute(object, key) : GetItem(heap_, object, key);
 }
 
 Value Evaluator::Eval(uint32_t node, Frame* frame) {
@@ -272,7 +281,7 @@ Evaluator::Flow Evaluator::ExecBlock(uint32_t node, Frame* frame) {
 void Evaluator::ExecVariable(uint32_t node, Frame* frame) {
   const uint32_t* at = program_.operands(node);
   if (program_.op(node) == Op::kResolve) {
-    Slot(frame, 0, at[0]) = Resolve(program_.string(at[1]));
+    Slot(frame, 0, at[0]) = Resolve(String(at[1]));
   } else if (program_.op(node) == Op::kAlias) {
     Value value = Slot(frame, at[1], at[2]);
     Slot(frame, 0, at[0]) = value;
@@ -326,7 +335,7 @@ void Evaluator::Assign(uint32_t target, const Value& value, Frame* frame) {
   } else if (program_.op(target) == Op::kStoreAttr) {
     const Value& owner = Slot(frame, at[0], at[1]);
     if (!owner.is(Kind::kNamespace)) Fail("TemplateRuntimeError", "cannot assign attribute on non-namespace object");
-    owner.dict->Set(heap_, heap_->String(program_.string(at[2])), value);
+    owner.dict->Set(heap_, String(at[2]), value);
   } else {
     Span items = Iterate(heap_, value);
     uint32_t count = program_.count(target);

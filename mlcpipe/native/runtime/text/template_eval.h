@@ -15,7 +15,7 @@ class Evaluator {
  public:
   // `variables` are those of the template; `now` is the clock of strftime_now.
   Evaluator(const Program& program, Heap* heap, const Dict& variables, const std::tm& now)
-      : program_(program), heap_(heap), variables_(variables), now_(now) {}
+      : program_(program), heap_(heap), variables_(variables), now_(now), strings_(program.strings()) {}
 
   std::string Render();
 
@@ -28,11 +28,13 @@ class Evaluator {
   const Dict& variables_;
   const std::tm& now_;
   std::string out_;  // of the template, or of the innermost capture
+  std::vector<const Str*> strings_;  // of the program, those that were used
   const char* stack_ = nullptr;
   uint32_t calls_ = 0;
 
   Value Eval(uint32_t node, Frame* frame);
   Value EvalOptional(uint32_t node, Frame* frame) { return node ? Eval(node - 1, frame) : None(); }
+  Value String(uint32_t index);
   Value EvalConstant(uint32_t node);
   Value EvalContainer(uint32_t node, Frame* frame);
   Value EvalCompare(uint32_t node, Frame* frame);
@@ -52,7 +54,7 @@ class Evaluator {
   void Assign(uint32_t target, const Value& value, Frame* frame);
   void Put(std::string_view text);
   Value Capture(uint32_t body, Frame* frame);
-  Value Resolve(std::string_view name);
+  Value Resolve(const Value& name);
   Value& Slot(Frame* frame, uint32_t hops, uint32_t slot);
   Frame* NewFrame(uint32_t slots, Frame* outer);
   void CheckStack();
@@ -73,7 +75,7 @@ class Evaluator {
   bool Advance(Loop* loop);
   void Peek(Loop* loop);
   int64_t LengthOfLoop(Loop* loop);
-  Value LoopAttribute(const Value& value, std::string_view name);
+  Value LoopAttribute(const Value& value, const Value& key);
 };
 
 // As Python's datetime.strftime in the C locale, for the directives that template_program.py lets through.

@@ -5,9 +5,11 @@
 namespace mlcpipe::chat {
 
 bool Evaluator::Next(Iteration* iteration, Value* item) {
-  while (iteration->next < iteration->items.size) {
+  const chat::Range* range = iteration->range;
+  while (iteration->next < (range ? range->size : iteration->items.size)) {
     heap_->Tick();
-    *item = iteration->items[iteration->next++];
+    size_t index = iteration->next++;
+    *item = range ? Int(range->start + static_cast<int64_t>(index) * range->step) : iteration->items[index];
     if (iteration->test == 0) return true;
     const uint32_t* at = program_.operands(iteration->test - 1);  // slots, loads, target, condition
     Assign(at[2], *item, iteration->frame);
@@ -47,13 +49,14 @@ int64_t Evaluator::LengthOfLoop(Loop* loop) {
   for (Value item; Next(loop->iteration, &item);) rest.push_back(item);
   bool ahead = loop->has_after && !loop->after.is(Kind::kMissing);
   Value list = heap_->Copied(Kind::kList, rest);
-  *loop->iteration = {list.list->span, 0, 0, nullptr};
+  *loop->iteration = {list.list->span, nullptr, 0, 0, nullptr};
   loop->length = static_cast<int64_t>(rest.size()) + loop->index0 + 1 + ahead;
   return loop->length;
 }
 
-Value Evaluator::LoopAttribute(const Value& value, std::string_view name) {
+Value Evaluator::LoopAttribute(const Value& value, const Value& key) {
   Loop* loop = value.loop;
+  std::string_view name = key.text();
   if (name == "index") return Int(loop->index0 + 1);
   if (name == "index0") return Int(loop->index0);
   if (name == "first") return Bool(loop->index0 == 0);
@@ -69,9 +72,9 @@ Value Evaluator::LoopAttribute(const Value& value, std::string_view name) {
     return last ? heap_->UndefinedBecause("there is no next item") : loop->after;
   }
   if (name == "previtem") return loop->index0 == 0 ? heap_->UndefinedBecause("there is no previous item") : loop->before;
-  if (name != "cycle" && name != "changed") return heap_->Undefined(name, Kind::kLoop);
+  if (name != "cycle" && name != "changed") return heap_->Undefined(key, Kind::kLoop);
   Method* method = heap_->New<Method>();
-  *method = {value, heap_->String(name).string};
+  *method = {value, key.string};
   Value made;
   made.kind = Kind::kMethod;
   made.method = method;
@@ -83,7 +86,8 @@ Evaluator::Flow Evaluator::ExecFor(uint32_t node, Frame* frame) {
   Value items = at[1] ? Eval(at[1] - 1, frame) : frame->items;
   auto* iteration = heap_->New<Iteration>();
   if (items.is(Kind::kLoop)) Stop("a loop over a loop");
-  iteration->items = Iterate(heap_, items);
+  if (items.is(Kind::kRange)) iteration->range = items.range;
+  if (!items.is(Kind::kRange)) iteration->items = Iterate(heap_, items);
   iteration->test = at[3];
   if (at[3]) {
     const uint32_t* test = program_.operands(at[3] - 1);

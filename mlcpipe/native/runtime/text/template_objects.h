@@ -28,6 +28,7 @@ struct Macro {
 // The items that a loop is still to see; a condition is asked as late as Python does.
 struct Iteration {
   Span items;
+  const Range* range = nullptr;  // in place of items
   size_t next = 0;
   uint32_t test = 0;  // its node + 1
   Frame* frame = nullptr;  // of the condition

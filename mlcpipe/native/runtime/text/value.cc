@@ -215,15 +215,16 @@ Value Heap::Pair(const Value& first, const Value& second) {
   return Sequence(Kind::kTuple, items, 2);
 }
 
-Value Heap::Undefined(std::string_view name, Kind owner) {
-  Value value = String(name.substr(0, ByteOf(name, kMaxFound)));
+Value Heap::Undefined(const Value& name, Kind owner) {
+  Value value = name;
   value.kind = Kind::kUndefined;
+  value.safe = false;
   value.owner = owner;
   return value;
 }
 
 Value Heap::UndefinedBecause(std::string_view sentence) {
-  Value value = Undefined(sentence);
+  Value value = Undefined(String(sentence));
   value.safe = true;
   return value;
 }

@@ -208,7 +208,7 @@ class Heap {
   Value Sequence(Kind kind, const Value* items, size_t size);  // a list or tuple, without a copy
   Value Copied(Kind kind, const std::vector<Value>& items);
   Value Pair(const Value& first, const Value& second);
-  Value Undefined(std::string_view name, Kind owner = Kind::kMissing);
+  static Value Undefined(const Value& name, Kind owner = Kind::kMissing);
   Value UndefinedBecause(std::string_view sentence);
   Value Object(Dict* dict, Kind kind = Kind::kDict);
   Value ViewOf(const Value& dict, DictView::What what);

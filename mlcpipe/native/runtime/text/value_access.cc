@@ -263,22 +263,22 @@ bool Compare(Heap* heap, Comparison op, const Value& left, const Value& right) {
   }
 }
 
-Value GetAttr(Heap* heap, const Value& object, std::string_view name) {
+Value GetAttr(Heap* heap, const Value& object, const Value& name) {
   if (object.is(Kind::kUndefined)) FailUndefined(object);
-  Attribute found = AttributeOf(object.kind, name);
+  Attribute found = AttributeOf(object.kind, name.text());
   if (found == Attribute::kMethod) {
     Method* method = heap->New<Method>();
-    *method = {object, heap->String(name).string};
+    *method = {object, name.string};
     Value value;
     value.kind = Kind::kMethod;
     value.method = method;
     return value;
   }
   if (found == Attribute::kNone && (object.is(Kind::kDict) || object.is(Kind::kNamespace))) {
-    const Value* item = object.dict->Find(heap, heap->String(name));
+    const Value* item = object.dict->Find(heap, name);
     if (item) return *item;
   }
-  return heap->Undefined(name, object.kind);
+  return Heap::Undefined(name, object.kind);
 }
 
 Value GetItem(Heap* heap, const Value& object, const Value& key) {
@@ -293,11 +293,11 @@ Value GetItem(Heap* heap, const Value& object, const Value& key) {
     if (!item.is(Kind::kMissing)) return item;
   }
   if (object.is(Kind::kLoop)) Stop("an attribute of a loop by its name");
-  if (key.is(Kind::kString) && !object.is(Kind::kDict)) return GetAttr(heap, object, key.text());
+  if (key.is(Kind::kString) && !object.is(Kind::kDict)) return GetAttr(heap, object, key);
   if (key.is(Kind::kString) && AttributeOf(object.kind, key.text()) == Attribute::kMethod) {
-    return GetAttr(heap, object, key.text());
+    return GetAttr(heap, object, key);
   }
-  return heap->Undefined(key.is(Kind::kString) ? std::string(key.text()) : Repr(heap, key), object.kind);
+  return Heap::Undefined(key.is(Kind::kString) ? key : heap->String(Repr(heap, key)), object.kind);
 }
 
 Value Slice(Heap* heap, const Value& object, const Value& start, const Value& stop, const Value& step) {

@@ -14,7 +14,7 @@ Value Negate(const Value& value);
 bool Compare(Heap* heap, Comparison op, const Value& left, const Value& right);
 
 // Of anything but a loop, whose attributes may run its condition.
-Value GetAttr(Heap* heap, const Value& object, std::string_view name);
+Value GetAttr(Heap* heap, const Value& object, const Value& name);
 Value GetItem(Heap* heap, const Value& object, const Value& key);
 // object[start:stop:step]; parts that are not given are None.
 Value Slice(Heap* heap, const Value& object, const Value& start, const Value& stop, const Value& step);

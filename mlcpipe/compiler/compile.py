@@ -21,6 +21,7 @@ from mlcpipe.compiler.build import BuiltVariant
 from mlcpipe.compiler.export import with_metadata
 from mlcpipe.compiler.job import TOKENIZER, Job, lower, lower_companion
 from mlcpipe.compiler.manifest import CONFIG_FILES, BuiltLibrary, library_metadata, manifest, mlc_config
+from mlcpipe.compiler.text.programs import text_programs
 from mlcpipe.defaults import AUTO, DEFAULT_QUANTIZATION, DEFAULT_TARGET
 from mlcpipe.passes import pipeline
 from mlcpipe.passes.lowering import Lowering
@@ -71,7 +72,7 @@ def compile(
         progress.stage("convert weights")
         files |= convert_weights(job.state.weights, source, folder, described, progress)
         progress.stage("describe the bundle")
-        files |= _copy_texts(job, folder)
+        files |= _copy_texts(job, folder, progress)
         write_manifest(folder, manifest(libraries, files, writer))
         accept(folder)
     return Path(output)
@@ -114,7 +115,7 @@ def convert(
     with atomic_directory(Path(output), replaces=replaces, needed_bytes=_needed_bytes(job)) as folder:
         progress.stage("convert weights")
         convert_weights(job.state.weights, source, folder, job.target, progress)
-        _copy_texts(job, folder)
+        _copy_texts(job, folder, progress)
     return Path(output)
 
 
@@ -150,8 +151,11 @@ def _source(state: Lowering, variant: Variant) -> str:
     return f"# {variant.name}\n{backend_of(state.target).source(scheduled)}"
 
 
-def _copy_texts(job: Job, folder: Path) -> dict[str, FileInfo]:
-    """Copy configuration and tokenizer files; write MLC's chat config if there is a tokenizer.json."""
+def _copy_texts(job: Job, folder: Path, progress: Progress) -> dict[str, FileInfo]:
+    """Copy configuration and tokenizer files; write MLC's chat config if there is a tokenizer.json.
+
+    Where the runtime owns the KV cache, write the tables of tokenizer and template that the native one maps.
+    """
     source, tokenizer = job.checkpoint, job.tokenizer
     names = [name for name in CONFIG_FILES if (source.path / name).is_file()]
     if tokenizer is not None:
@@ -162,4 +166,8 @@ def _copy_texts(job: Job, folder: Path) -> dict[str, FileInfo]:
         names.append(MLC_CONFIG)
         config = mlc_config(job, tokenizer, names)
         (folder / MLC_CONFIG).write_text(json.dumps(config, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+    if tokenizer is not None and job.target.own_pages:
+        for name, content in text_programs(tokenizer, progress, required=job.target.archive).items():
+            (folder / name).write_bytes(content)
+            names.append(name)
     return {name: file_info(folder / name) for name in names}

@@ -13,8 +13,9 @@ from mlcpipe.compiler.tvm_sources import INCLUDES, SourceTree, built_once, sourc
 from mlcpipe.resources import native_path
 
 LIBRARY = "libmlcpipe.so"
-_OBJECTS = ("runtime.o", "pool.o", "main.o")
 _FOLDER = native_path() / "runtime"
+_TEXT = sorted((_FOLDER / "text").glob("*.cc"))
+_OBJECTS = ("runtime.o", "pool.o", *(f"{path.stem}.o" for path in _TEXT), "main.o")
 _SECTIONS = ("-ffunction-sections", "-fdata-sections", "-fvisibility=hidden")
 _C = ("-O2", "-fPIC", *_SECTIONS, "-DMLCPIPE_RUNTIME", "-c")
 # TVM's functions are nobody else's: two runtimes in one process do not meet. musl's headers do not name the order.
@@ -39,7 +40,7 @@ def shared_library(compiler: Linker, cache: Path) -> Path:
     tvm, own = _objects(compiler, cache)
 
     def build(made: Path) -> None:
-        compiler.run([*_SHARED, str(tvm), *map(str, own[:2]), "-o", str(made / LIBRARY), "-ldl"])
+        compiler.run([*_SHARED, str(tvm), *map(str, own[:-1]), "-o", str(made / LIBRARY), "-ldl"])
 
     return built_once(own[0].parent.with_suffix(".so"), [LIBRARY], cache, build)[0]
 
@@ -71,12 +72,13 @@ def _objects(compiler: Linker, cache: Path) -> tuple[Path, list[Path]]:
 
 def _compile(compiler: Linker, tree: SourceTree, made: Path) -> None:
     """Compile our part of the runtime in a copy of TVM's tree."""
-    core, pool, main = (str(made / name) for name in _OBJECTS)
+    core, pool, *text, main = (str(made / name) for name in _OBJECTS)
     defines = [f'-DMLCPIPE_ABI="{abi_hash()}"', f"-DMLCPIPE_FORMAT_VERSION={FORMAT_VERSION}"]
     with tree.copied() as copy:
         system = [word.replace("-I", "-isystem") for word in _includes(copy)]
-        compiler.run([*_CXX, *_WARNINGS, *defines, *system, str(_FOLDER / "runtime.cc"), "-o", core])
-    compiler.run([*_CXX, *_WARNINGS, str(_FOLDER / "main.cc"), "-o", main])
+        compiler.run([*_CXX, *_WARNINGS, f"-I{_FOLDER}", *defines, *system, str(_FOLDER / "runtime.cc"), "-o", core])
+    for source, made_object in zip([*_TEXT, _FOLDER / "main.cc"], [*text, main], strict=True):
+        compiler.run([*_CXX, *_WARNINGS, f"-I{_FOLDER}", str(source), "-o", made_object])
     compiler.run(["-x", "c", "-std=gnu11", *_C, *_WARNINGS, str(POOL), "-o", pool])
 
 

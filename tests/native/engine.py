@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -16,6 +17,7 @@ from mlcpipe import SamplingParams
 USAGE, BUNDLE, RESOURCE, TARGET, COMPUTE, CANCELLED = 1, 5, 6, 7, 8, 9
 _I32, _I64, _U64, _F64, _TEXT = ctypes.c_int32, ctypes.c_int64, ctypes.c_uint64, ctypes.c_double, ctypes.c_char_p
 _ON_TOKEN = ctypes.CFUNCTYPE(_I32, ctypes.c_void_p, _I32)
+_ON_TEXT = ctypes.CFUNCTYPE(_I32, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t)
 
 
 class _Sized(ctypes.Structure):
@@ -43,9 +45,23 @@ _Statistics = _struct(
     "Statistics", finish=_I32, prompt_tokens=_I64, cached_tokens=_I64, completion_tokens=_I64, decode_bytes=_I64,
     load_s=_F64, prefill_s=_F64, decode_s=_F64,
 )  # fmt: skip
+
+
+class _Text(ctypes.Structure):
+    """UTF-8 and its length."""
+
+    _fields_ = (("data", ctypes.c_char_p), ("bytes", ctypes.c_size_t))
+
+    def __init__(self, text: str | bytes | None) -> None:
+        data = text.encode() if isinstance(text, str) else text or b""
+        super().__init__(data, len(data))
+
+
 _Request = _struct(
     "Request", prompt=ctypes.c_void_p, prompt_count=ctypes.c_size_t, max_tokens=_I64, stop_ids=ctypes.c_void_p,
     stop_count=ctypes.c_size_t, sampling=ctypes.c_void_p, on_token=_ON_TOKEN, context=ctypes.c_void_p,
+    on_text=_ON_TEXT, text=_Text, messages=_Text, variables=_Text, stops=ctypes.POINTER(_Text),
+    stops_count=ctypes.c_size_t, ignore_end=_I32,
 )  # fmt: skip
 
 
@@ -60,9 +76,10 @@ class NativeError(Exception):
 
 @dataclass(frozen=True)
 class Answer:
-    """Tokens, and the fields of mlcpipe_statistics."""
+    """Tokens, pieces of text, and the fields of mlcpipe_statistics."""
 
     tokens: list[int]
+    pieces: list[str]
     finish: str
     prompt_tokens: int
     cached_tokens: int
@@ -103,6 +120,10 @@ class Runtime:
         return NativeEngine(self, handle)
 
 
+def _json(value: object) -> _Text:
+    return _Text(None if value is None or value == {} else json.dumps(value))
+
+
 def _options(variant: str | None = None, context_length: int = 0, threads: int = 0) -> Any:
     return _Options(variant.encode() if variant else None, context_length, threads, None)
 
@@ -127,23 +148,33 @@ class NativeEngine:
 
     def generate(
         self,
-        prompt: Sequence[int],
+        prompt: Sequence[int] | str | bytes = (),
         params: SamplingParams = SamplingParams(temperature=0.0),
         *,
+        messages: object = None,
+        variables: object = None,
         max_tokens: int = 0,
         stop_ids: Sequence[int] = (),
+        stops: Sequence[str] = (),
+        ignore_end: bool = False,
         on_token: Callable[[int], int] = lambda token: 0,
     ) -> Answer:
-        """The answer; `on_token` gives another number than 0 to end it."""
+        """The answer to ids, a text or messages; `on_token` gives another number than 0 to end it."""
         tokens: list[int] = []
+        pieces: list[str] = []
 
         def callback(context: object, token: int) -> int:
             tokens.append(token)
             return on_token(token)
 
+        def show(context: object, text: int, nbytes: int) -> int:
+            pieces.append(ctypes.string_at(text, nbytes).decode())
+            return 0
+
         bias: Mapping[int, float] = params.logit_bias
-        ids, prompt_at, count = _array(prompt)
-        stops, stops_at, stop_count = _array(stop_ids)
+        text = prompt if isinstance(prompt, (str, bytes)) else None
+        ids, prompt_at, count = _array(() if isinstance(prompt, (str, bytes)) else prompt)
+        ends, ends_at, end_count = _array(stop_ids)
         biased, biased_at, bias_count = _array(list(bias))
         biases, biases_at, _ = _array(list(bias.values()), "float64")
         sampling = _Sampling(
@@ -151,13 +182,43 @@ class NativeEngine:
             params.presence_penalty, params.frequency_penalty, biased_at, biases_at, bias_count, params.seed or 0,
         )  # fmt: skip
         request = _Request(
-            prompt_at, count, max_tokens, stops_at, stop_count, ctypes.addressof(sampling), _ON_TOKEN(callback), None
-        )
+            prompt_at, count, max_tokens, ends_at, end_count, ctypes.addressof(sampling), _ON_TOKEN(callback), None,
+            _ON_TEXT(0 if count and not stops else show), _Text(text), _json(messages), _json(variables),
+            (_Text * len(stops))(*map(_Text, stops)), len(stops), ignore_end,
+        )  # fmt: skip
         statistics = _Statistics()
         self.call("generate", ctypes.byref(request), ctypes.byref(statistics))
         finish = {1: "stop", 2: "length"}[statistics.finish]
-        names = [field.name for field in fields(Answer)][2:]
-        return Answer(tokens, finish, *(getattr(statistics, name) for name in names))
+        names = [field.name for field in fields(Answer)][3:]
+        return Answer(tokens, pieces, finish, *(getattr(statistics, name) for name in names))
+
+    def tokenize(self, text: str | bytes, *, special: bool = False) -> list[int]:
+        return self._ids("tokenize", _Text(text), int(special))
+
+    def tokenize_chat(self, messages: object, **variables: object) -> list[int]:
+        return self._ids("tokenize_chat", _json(messages), _json(variables))
+
+    def _ids(self, name: str, *arguments: Any) -> list[int]:
+        count, ids = ctypes.c_size_t(), np.zeros(3, np.int32)
+        self.call(name, *arguments, ctypes.c_void_p(ids.ctypes.data), ctypes.c_size_t(len(ids)), ctypes.byref(count))
+        if count.value > len(ids):
+            first, ids = ids, np.zeros(count.value, np.int32)
+            room = ctypes.c_size_t(len(ids))
+            self.call(name, *arguments, ctypes.c_void_p(ids.ctypes.data), room, ctypes.byref(count))
+            assert (ids[:3] == first).all()
+        return ids[: count.value].tolist()
+
+    def render(self, messages: object, **variables: object) -> str:
+        return self._text("render", _json(messages), _json(variables))
+
+    def detokenize(self, tokens: Sequence[int]) -> str:
+        ids, at, count = _array(tokens)
+        return self._text("detokenize", ctypes.c_void_p(at), ctypes.c_size_t(count))
+
+    def _text(self, name: str, *arguments: Any) -> str:
+        room, size = ctypes.create_string_buffer(1 << 16), ctypes.c_size_t()
+        self.call(name, *arguments, room, ctypes.c_size_t(len(room)), ctypes.byref(size))
+        return room.raw[: size.value].decode()
 
     def logits(self, tokens: Sequence[int]) -> NDArray[np.float32]:
         """Logits f32[n, V]."""

@@ -6,6 +6,8 @@ import sys
 from collections.abc import Callable, Collection, Iterator
 from functools import cache
 
+import numpy as np
+
 # In the order of `Class` and `Case` in mlcpipe/native/runtime/text/value_characters.h.
 _CLASSES: dict[str, Callable[[str], bool]] = {
     "unprintable": lambda char: not char.isprintable(),
@@ -47,16 +49,12 @@ def _chars() -> Iterator[str]:
 
 @cache
 def _ranges(name: str) -> list[tuple[int, int]]:
-    found: list[tuple[int, int]] = []
-    # ASCII has its letters, digits and what may stand in a word.
-    for code in [*map(chr, range(128)), *_chars()]:
-        if not _CLASSES[name](code):
-            continue
-        if found and found[-1][1] == ord(code) - 1:
-            found[-1] = (found[-1][0], ord(code))
-        else:
-            found.append((ord(code), ord(code)))
-    return found
+    member = np.zeros(sys.maxunicode + 3, np.bool_)  # one before the first code point, and one behind the last
+    codes = range(sys.maxunicode + 1)
+    member[1:-1] = np.fromiter(map(_CLASSES[name], map(chr, codes)), np.bool_, len(codes))
+    member[1 + 0xD800 : 1 + 0xE000] = False
+    first, behind = np.flatnonzero(member[1:] != member[:-1]).reshape(-1, 2).T.tolist()
+    return [(begin, end - 1) for begin, end in zip(first, behind)]
 
 
 @cache

@@ -6,7 +6,7 @@ jinja2 parses the template as the sandbox does, so that the text, what is refuse
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from typing import Any
 
 import numpy as np
@@ -23,8 +23,10 @@ KIND = b"mlc_chat"
 VERSION = 1
 
 
-def template_program(source: str, *, control: Collection[str] = ()) -> bytes:
-    """The file of a template, for a tokenizer whose control tokens are `control`.
+def template_program(
+    source: str, *, control: Collection[str] = (), special_tokens: Mapping[str, str] | None = None
+) -> bytes:
+    """The file of a template, for a tokenizer with such control tokens, and `bos_token` and so on by name.
 
     Raises TemplateError for a template that does not compile, or that the native runtime does not cover.
     """
@@ -38,8 +40,9 @@ def template_program(source: str, *, control: Collection[str] = ()) -> bytes:
     words = [writer.string(word) for word in sorted(marks.own_words(template.words()))] if control else []
     ranges, cases = character_tables(statements.expressions.names)
     mappings = [(kind, code, writer.string(text)) for kind, code, text in cases]
+    special = [writer.string(text) for pair in (special_tokens or {}).items() for text in pair]
     nodes, operands = writer.arrays()
     sections: list[bytes | NDArray[Any]] = [nodes, operands, *strings(text.encode() for text in writer.strings)]
-    for numbers in ([root, slots], ranges, mappings, letters, controls, words):
+    for numbers in ([root, slots], ranges, mappings, letters, controls, words, special):
         sections.append(np.array(numbers, np.uint32))
     return tables(KIND, VERSION, sections)

@@ -5,9 +5,11 @@
 #include <memory>
 #include <mutex>
 #include <new>
+#include <optional>
 
 #include "engine.h"
 #include "mlcpipe.h"
+#include "text/text_stream.h"
 
 using mlcpipe::Code;
 using mlcpipe::Engine;
@@ -139,6 +141,72 @@ mlcpipe::Sampling SamplingOf(const mlcpipe_sampling* given) {
   return sampling;
 }
 
+std::string_view ViewOf(mlcpipe_text text) {
+  if (!text.bytes) return {};
+  return {Required(text.data, "text"), text.bytes};
+}
+
+// Writes as many elements as there is room for, and how many there are.
+template <typename Elements, typename Element>
+void GiveAll(const Elements& elements, Element* to, size_t room, size_t* count) {
+  *const_cast<size_t*>(Required<size_t>(count, "count")) = elements.size();
+  if (room) std::copy_n(elements.begin(), std::min(room, elements.size()), const_cast<Element*>(Required<Element>(to, "room")));
+}
+
+// One request: its prompt as tokens, and its tokens as text.
+class Answer {
+ public:
+  Answer(Engine* engine, const mlcpipe_request& given) : engine_(engine), given_(given) {
+    const auto stop_ids = Ids(given.stop_ids, given.stop_count, "stop_ids");
+    request_ = {Prompt(), given.max_tokens, {stop_ids.begin(), stop_ids.end()}, SamplingOf(given.sampling)};
+    if (!given.prompt_count || given.on_text || given.stops_count) stream_.emplace(engine->text().tokenizer(), Stream());
+  }
+
+  mlcpipe::Finish Generate() {
+    const mlcpipe::Finish finish = engine_->Generate(request_, [this](int32_t token) { return OnToken(token); });
+    if (stream_) Show(stream_->Flush());
+    return finish;
+  }
+
+ private:
+  Engine* engine_;
+  const mlcpipe_request& given_;
+  mlcpipe::Request request_;
+  std::optional<mlcpipe::TextStream> stream_;
+
+  std::vector<int32_t> Prompt() const {
+    if ((given_.prompt_count != 0) + (given_.text.bytes != 0) + (given_.messages.bytes != 0) > 1) {
+      throw Error(Code::kUsage, "the prompt").Expected("one of prompt, text and messages");
+    }
+    std::vector<uint32_t> ids;
+    if (given_.text.bytes) ids = engine_->text().tokenizer().Encode(ViewOf(given_.text), true);
+    if (given_.messages.bytes) ids = engine_->text().EncodeChat(ViewOf(given_.messages), ViewOf(given_.variables));
+    if (ids.empty()) return Ids(given_.prompt, given_.prompt_count, "prompt");
+    return {ids.begin(), ids.end()};
+  }
+
+  mlcpipe::StreamOptions Stream() const {
+    mlcpipe::StreamOptions options;
+    for (size_t i = 0; i < given_.stops_count; ++i) {
+      options.stops.emplace_back(ViewOf(Required(given_.stops, "stops")[i]));
+    }
+    if (!given_.prompt_count && !given_.ignore_end) options.ends = engine_->text().Ends();
+    options.continues = !given_.messages.bytes;
+    return options;
+  }
+
+  mlcpipe::Verdict OnToken(int32_t token) {
+    bool wanted = !given_.on_token || !given_.on_token(given_.context, token);
+    if (stream_) wanted = Show(stream_->Push(static_cast<uint32_t>(token))) && wanted;
+    if (stream_ && stream_->stopped()) return mlcpipe::Verdict::kStop;
+    return wanted ? mlcpipe::Verdict::kGoOn : mlcpipe::Verdict::kCancel;
+  }
+
+  bool Show(const std::string& text) {
+    return text.empty() || !given_.on_text || !given_.on_text(given_.context, text.data(), text.size());
+  }
+};
+
 void GiveStatistics(const mlcpipe::Statistics& from, int32_t finish, mlcpipe_statistics* to) {
   if (!to) return;
   Give({0, finish, from.prompt_tokens, from.cached_tokens, from.completion_tokens, from.decode_bytes, from.load_s,
@@ -202,17 +270,47 @@ int32_t mlcpipe_generate(mlcpipe_engine engine, const mlcpipe_request* given, ml
   return Guarded([&] {
     const auto open = Engines::Global().Get(engine);
     const mlcpipe_request taken = Taken(Required(given, "request"), {});
-    const auto stop_ids = Ids(taken.stop_ids, taken.stop_count, "stop_ids");
-    const mlcpipe::Request request{Ids(taken.prompt, taken.prompt_count, "prompt"), taken.max_tokens,
-                                   {stop_ids.begin(), stop_ids.end()}, SamplingOf(taken.sampling)};
-    const auto on_token = [&](int32_t token) { return !taken.on_token || !taken.on_token(taken.context, token); };
+    Answer answer(open.get(), taken);
     try {
-      const mlcpipe::Finish finish = open->Generate(request, on_token);
+      const mlcpipe::Finish finish = answer.Generate();
       GiveStatistics(open->statistics(), static_cast<int32_t>(finish), statistics);
     } catch (const Error& error) {
       if (error.code == Code::kCancelled) GiveStatistics(open->statistics(), 0, statistics);
       throw;
     }
+  });
+}
+
+int32_t mlcpipe_tokenize(mlcpipe_engine engine, mlcpipe_text text, int32_t add_special_tokens, int32_t* ids,
+                         size_t room, size_t* count) {
+  return Guarded([&] {
+    const auto open = Engines::Global().Get(engine);
+    GiveAll(open->text().tokenizer().Encode(ViewOf(text), add_special_tokens != 0), ids, room, count);
+  });
+}
+
+int32_t mlcpipe_tokenize_chat(mlcpipe_engine engine, mlcpipe_text messages, mlcpipe_text variables, int32_t* ids,
+                              size_t room, size_t* count) {
+  return Guarded([&] {
+    const auto open = Engines::Global().Get(engine);
+    GiveAll(open->text().EncodeChat(ViewOf(messages), ViewOf(variables)), ids, room, count);
+  });
+}
+
+int32_t mlcpipe_detokenize(mlcpipe_engine engine, const int32_t* ids, size_t count, char* text, size_t room,
+                           size_t* bytes) {
+  return Guarded([&] {
+    const auto open = Engines::Global().Get(engine);
+    const std::vector<int32_t> taken = Ids(ids, count, "ids");
+    GiveAll(open->text().tokenizer().Decode({taken.begin(), taken.end()}), text, room, bytes);
+  });
+}
+
+int32_t mlcpipe_render(mlcpipe_engine engine, mlcpipe_text messages, mlcpipe_text variables, char* text, size_t room,
+                       size_t* bytes) {
+  return Guarded([&] {
+    const auto open = Engines::Global().Get(engine);
+    GiveAll(open->text().Render(ViewOf(messages), ViewOf(variables)), text, room, bytes);
   });
 }
 

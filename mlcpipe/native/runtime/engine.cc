@@ -111,7 +111,12 @@ void Engine::AllLogits(const std::vector<int32_t>& tokens, float* logits) {
   ReleasePools();  // which would keep logits of every number of tokens
 }
 
-Finish Engine::Generate(const Request& request, const std::function<bool(int32_t)>& on_token) {
+const BundleText& Engine::text() {
+  std::call_once(text_once_, [this] { text_.emplace(*files_); });
+  return *text_;
+}
+
+Finish Engine::Generate(const Request& request, const std::function<Verdict(int32_t)>& on_token) {
   const Turn turn(this);
   __atomic_store_n(&cancelled_, 0, __ATOMIC_RELAXED);
   const auto length = static_cast<int64_t>(request.prompt.size());
@@ -127,10 +132,13 @@ Finish Engine::Generate(const Request& request, const std::function<bool(int32_t
   int32_t token = model_->Prefill(request.prompt, &sampler);
   statistics_.prefill_s = Seconds(began);
   for (;;) {
-    const bool last = ++statistics_.completion_tokens == max_tokens, stop = request.stop_ids.count(token) != 0;
-    const bool wanted = on_token(token) && !__atomic_load_n(&cancelled_, __ATOMIC_RELAXED);
-    if (stop || last) return stop ? Finish::kStop : Finish::kLength;
-    if (!wanted) throw Error(Code::kCancelled, "the answer was cancelled");
+    const bool last = ++statistics_.completion_tokens == max_tokens;
+    const Verdict verdict = on_token(token);
+    if (verdict == Verdict::kStop || request.stop_ids.count(token)) return Finish::kStop;
+    if (last) return Finish::kLength;
+    if (verdict == Verdict::kCancel || __atomic_load_n(&cancelled_, __ATOMIC_RELAXED)) {
+      throw Error(Code::kCancelled, "the answer was cancelled");
+    }
     began = Clock::now();
     token = model_->Append(token, &sampler);
     statistics_.decode_s += Seconds(began);

@@ -5,6 +5,7 @@
 #include <atomic>
 #include <cstdint>
 #include <functional>
+#include <mutex>
 #include <memory>
 #include <optional>
 #include <set>
@@ -13,6 +14,7 @@
 
 #include "host.h"
 #include "model.h"
+#include "text/bundle_text.h"
 
 namespace mlcpipe {
 
@@ -47,6 +49,9 @@ void SetThreads(int threads);
 
 enum class Finish { kStop = 1, kLength };
 
+// What becomes of an answer after a token.
+enum class Verdict { kGoOn, kStop, kCancel };
+
 class Engine {
  public:
   struct Options {
@@ -60,9 +65,9 @@ class Engine {
   Engine(std::unique_ptr<const Files> files, const Options& options);
   ~Engine();
 
-  // Calls `on_token` with each token of the answer, the one that ended it too; where it gives false, and after `Cancel`,
-  // throws kCancelled. The pages keep what was computed, so a prompt that begins like the last one takes less.
-  Finish Generate(const Request& request, const std::function<bool(int32_t)>& on_token);
+  // Calls `on_token` with each token of the answer, the one that ended it too. Where it gives kCancel, and after
+  // `Cancel`, throws kCancelled. The pages keep what was computed, so a prompt that begins like the last one takes less.
+  Finish Generate(const Request& request, const std::function<Verdict(int32_t)>& on_token);
 
   // Logits f32[n, V].
   void AllLogits(const std::vector<int32_t>& tokens, float* logits);
@@ -71,6 +76,10 @@ class Engine {
   void Cancel() { __atomic_store_n(&cancelled_, 1, __ATOMIC_RELAXED); }
 
   void Reset();
+
+  // Tokenizer and template, mapped at the first call. Throws kTokenizer or kTemplate for a bundle whose files are
+  // missing or damaged.
+  const BundleText& text();
 
   const Plan& plan() const { return plan_; }
   const Manifest& manifest() const { return manifest_; }
@@ -89,6 +98,8 @@ class Engine {
   std::atomic<bool> busy_{false};
   std::optional<Library> library_;
   std::optional<Model> model_;
+  std::once_flag text_once_;
+  std::optional<const BundleText> text_;
   Statistics statistics_;
 
 };

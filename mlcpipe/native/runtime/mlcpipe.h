@@ -138,9 +138,20 @@ typedef struct {
  * may call mlcpipe_cancel, mlcpipe_close and mlcpipe_set_threads. */
 typedef int32_t (*mlcpipe_on_token)(void* context, int32_t token);
 
+/* UTF-8; no 0 at its end is needed. */
+typedef struct {
+  const char* data;
+  size_t bytes;
+} mlcpipe_text;
+
+/* Gets the text of an answer in pieces, each of whole characters. Another value than 0 ends the answer:
+ * MLCPIPE_CANCELLED. It may call what mlcpipe_on_token may. */
+typedef int32_t (*mlcpipe_on_text)(void* context, const char* text, size_t bytes);
+
+/* Of `prompt`, `text` and `messages` one is given. */
 typedef struct {
   size_t size;
-  const int32_t* prompt; /* one id or more */
+  const int32_t* prompt; /* ids; then `stop_ids` alone end the answer */
   size_t prompt_count;
   int64_t max_tokens;      /* 0: what the context has room for */
   const int32_t* stop_ids; /* that end the answer */
@@ -148,6 +159,13 @@ typedef struct {
   const mlcpipe_sampling* sampling; /* NULL: the defaults, with seed 0 */
   mlcpipe_on_token on_token;        /* may be NULL */
   void* context;
+  mlcpipe_on_text on_text; /* may be NULL */
+  mlcpipe_text text;       /* to continue; control tokens that it names are control tokens */
+  mlcpipe_text messages;   /* JSON, a list of {"role": …, "content": …}: a chat, through the model's template */
+  mlcpipe_text variables;  /* JSON, an object with more variables of the template: tools, documents, … */
+  const mlcpipe_text* stops; /* texts that end the answer and are not shown */
+  size_t stops_count;
+  int32_t ignore_end; /* not 0: tokens that end an answer do not */
 } mlcpipe_request;
 
 /* Answers a prompt. A prompt that begins like the last one, with its answer, only computes what is new. `statistics` may
@@ -160,6 +178,23 @@ MLCPIPE_API int32_t mlcpipe_cancel(mlcpipe_engine engine);
 
 /* Logits float[count][vocab_size] after each token of a new sequence; the engine forgets its own. */
 MLCPIPE_API int32_t mlcpipe_logits(mlcpipe_engine engine, const int32_t* tokens, size_t count, float* logits);
+
+/* Token ids of a text; `add_special_tokens` not 0 adds what the tokenizer puts around a prompt. Writes at most `room` of
+ * them, and their number to `count`. */
+MLCPIPE_API int32_t mlcpipe_tokenize(mlcpipe_engine engine, mlcpipe_text text, int32_t add_special_tokens, int32_t* ids,
+                                     size_t room, size_t* count);
+
+/* Token ids of a chat, as a request with `messages` and `variables` has them. */
+MLCPIPE_API int32_t mlcpipe_tokenize_chat(mlcpipe_engine engine, mlcpipe_text messages, mlcpipe_text variables,
+                                          int32_t* ids, size_t room, size_t* count);
+
+/* The text of tokens, without special ones. Writes at most `room` bytes, and their number to `bytes`. */
+MLCPIPE_API int32_t mlcpipe_detokenize(mlcpipe_engine engine, const int32_t* ids, size_t count, char* text, size_t room,
+                                       size_t* bytes);
+
+/* The text of a chat, as the template renders it. */
+MLCPIPE_API int32_t mlcpipe_render(mlcpipe_engine engine, mlcpipe_text messages, mlcpipe_text variables, char* text,
+                                   size_t room, size_t* bytes);
 
 /* Forgets the sequence. */
 MLCPIPE_API int32_t mlcpipe_reset(mlcpipe_engine engine);

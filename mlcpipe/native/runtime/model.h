@@ -47,7 +47,7 @@ class Model {
   int64_t context_length_, length_ = 0, few_from_ = 0, rope_ = 0;
   const int* cancelled_;
   std::vector<int32_t> tokens_;  // computed ones first; the rest may be of before
-  Step few_step_, many_step_;
+  StepBuffer few_step_, many_step_;
   tvm::runtime::Tensor few_id_, few_logits_, many_logits_;
 
   int64_t RopeOf(int64_t length) const;

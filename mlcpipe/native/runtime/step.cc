@@ -27,7 +27,7 @@ enum Header {
 
 }  // namespace
 
-void Step::LayOut(int64_t rows) {
+void StepBuffer::LayOut(int64_t rows) {
   data_ = Empty({kHeader + 4 * rows + 2 + 1 + 2 + pages_}, kInt32);
   auto* data = Data<int32_t>(data_);
   std::memset(data, 0, static_cast<size_t>(data_->shape[0]) * sizeof(int32_t));
@@ -52,7 +52,7 @@ void Step::LayOut(int64_t rows) {
   rows_ = rows;
 }
 
-const tvm::runtime::Tensor& Step::Fill(int64_t begin, int64_t rows, int64_t few_from) {
+const tvm::runtime::Tensor& StepBuffer::Fill(int64_t begin, int64_t rows, int64_t few_from) {
   if (rows != rows_) LayOut(rows);
   for (int64_t row = 0; row < rows; ++row) {
     // Page p has the places 16 p to 16 p + 15, so a token's place is its position.

@@ -8,10 +8,10 @@
 
 namespace mlcpipe {
 
-class Step {
+class StepBuffer {
  public:
   // For so many pages.
-  explicit Step(int64_t pages) : pages_(pages) {}
+  explicit StepBuffer(int64_t pages) : pages_(pages) {}
 
   // The step i32[k] of rows from a position on, valid until the next call. Tokens before `few_from` are of the prompt:
   // RoPE's frequencies follow its whole length.

@@ -75,6 +75,8 @@ class Folder : public Files {
     return {std::move(mapping), data, bytes};
   }
 
+  bool Has(const std::string& name) const override { return access((where() + "/" + name).c_str(), F_OK) == 0; }
+
   bool HasCode() const override { return true; }
 };
 
@@ -113,6 +115,8 @@ class Container : public Files {
     }
     return {mapping_, begin_ + place.offset, place.bytes};
   }
+
+  bool Has(const std::string& name) const override { return places_.count(name) != 0; }
 
   bool HasCode() const override { return false; }
 

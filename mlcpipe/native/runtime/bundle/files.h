@@ -44,6 +44,8 @@ class Files {
   // where the system maps no more.
   virtual MappedFile Open(const std::string& name, uint64_t max_bytes = UINT64_MAX) const = 0;
 
+  virtual bool Has(const std::string& name) const = 0;
+
   // Whether the bundle's libraries are there: a container has data only.
   virtual bool HasCode() const = 0;
 

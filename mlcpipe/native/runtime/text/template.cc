@@ -87,6 +87,9 @@ std::string Template::Run(Heap* heap, const Request& request, bool mark) const {
   Dict* variables = heap->New<Dict>();
   variables->Set(heap, heap->String("tools"), None());
   variables->Set(heap, heap->String("documents"), None());
+  for (const SpecialToken& token : program_.special()) {
+    variables->Set(heap, heap->String(program_.string(token.name)), heap->String(program_.string(token.text)));
+  }
   for (const auto& [name, text] : request.tokens) {
     if (utf8::ValidPrefix(name) != name.size() || utf8::ValidPrefix(text) != text.size()) throw Wrong("a special token", "UTF-8", "other bytes");
     variables->Set(heap, heap->String(name), heap->String(text));

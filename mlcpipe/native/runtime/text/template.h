@@ -16,7 +16,7 @@ namespace mlcpipe::chat {
 struct Request {
   std::string_view messages;  // JSON: a list of objects, each with a role and a content (text, null or text parts)
   std::string_view extras;    // JSON: an object with more variables (tools, documents, …), or empty
-  std::vector<std::pair<std::string, std::string>> tokens;  // bos_token, eos_token, …: those that are set
+  std::vector<std::pair<std::string, std::string>> tokens;  // special tokens besides those of the file
   bool add_generation_prompt = true;
   std::tm now = {};  // of strftime_now
 };

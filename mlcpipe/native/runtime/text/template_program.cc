@@ -1,5 +1,7 @@
 #include "text/template_program.h"
 
+#include <algorithm>
+
 #include "text/filters.h"
 
 namespace mlcpipe::chat {
@@ -7,7 +9,7 @@ namespace mlcpipe::chat {
 namespace {
 
 constexpr std::string_view kKind = "mlc_chat";
-constexpr uint32_t kVersion = 1, kSections = 10;
+constexpr uint32_t kVersion = 1, kSections = 11;
 constexpr uint32_t kMaxNodes = 1 << 20;
 
 struct Shape {
@@ -49,6 +51,7 @@ Program::Program(const void* data, size_t bytes) {
   letters_ = tables.array<Letter>(7);
   controls_ = tables.array<uint32_t>(8);
   words_ = tables.array<uint32_t>(9);
+  special_ = tables.array<SpecialToken>(10);
   if (nodes_.size > kMaxNodes) throw tables.Broken("at most " + std::to_string(kMaxNodes) + " nodes");
   if (main_.size != 2 || root() >= nodes_.size || slots() > kMaxSlots) throw tables.Broken("a first node");
   CheckStrings(tables);
@@ -67,6 +70,7 @@ void Program::CheckStrings(const Tables& tables) const {
   for (const CaseMapping& mapping : characters_.mappings) known(mapping.string);
   for (uint32_t index : controls_) known(index);
   for (uint32_t index : words_) known(index);
+  for (const SpecialToken& token : special_) known(std::max(token.name, token.text));
   for (const Letter& letter : letters_) {
     if (letter.code >= 0x110000 || (letter.code >= 0xD800 && letter.code < 0xE000)) throw tables.Broken("letters");
   }

@@ -27,6 +27,11 @@ struct Letter {
   uint32_t code, edge;
 };
 
+// Strings of a special token: `bos_token` and the like, and its text.
+struct SpecialToken {
+  uint32_t name, text;
+};
+
 class Program {
  public:
   // `data` must stay, and lie at a multiple of 8. Throws Error with Code::kTemplate.
@@ -44,6 +49,7 @@ class Program {
   View<Letter> letters() const { return letters_; }
   View<uint32_t> controls() const { return controls_; }
   View<uint32_t> words() const { return words_; }
+  View<SpecialToken> special() const { return special_; }
 
   // The number of arguments that all are positional.
   uint32_t Bound(uint32_t arguments) const { return (count(arguments) - 2) / 2; }
@@ -55,6 +61,7 @@ class Program {
   View<uint32_t> operands_, ends_, main_, controls_, words_;
   View<char> bytes_;
   View<Letter> letters_;
+  View<SpecialToken> special_;
   Characters characters_;
 
   void CheckNode(const Tables& tables, uint32_t id) const;

@@ -121,7 +121,7 @@ void TokenizerTables::CheckTokens() const {
     if (text.empty() || utf8::ValidPrefix(text) != text.size()) throw tables_.Broken("control tokens of UTF-8");
   }
   if (s.strip_char != kNone && !utf8::IsScalar(s.strip_char)) throw tables_.Broken("a character to strip");
-  if (std::max({s.joined_class, s.space_class, s.word_class}) >= patterns.classes.size()) {
+  if (s.space_class >= patterns.classes.size() || s.word_class >= patterns.classes.size()) {
     throw tables_.Broken("classes of spaces and words");
   }
 }

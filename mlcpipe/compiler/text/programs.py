@@ -1,0 +1,35 @@
+"""The files of a bundle from which the native runtime reads and writes text."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from mlcpipe.compiler.text.template_program import template_program
+from mlcpipe.compiler.text.tokenizer_program import tokenizer_program
+from mlcpipe.errors import TemplateError, TokenizerError
+from mlcpipe.progress import Progress
+from mlcpipe.runtime.text.tokenizer import Tokenizer
+
+TOKENIZER_PROGRAM, TEMPLATE_PROGRAM = "tokenizer.bin", "template.bin"
+
+
+def text_programs(tokenizer: Tokenizer, progress: Progress, *, required: bool) -> dict[str, bytes]:
+    """Name -> content of the files; of a base model there is no template.
+
+    What the native runtime does not cover raises TokenizerError or TemplateError where it is `required`. Elsewhere the
+    file is left out with a note: Python needs neither.
+    """
+    programs: dict[str, Callable[[], bytes]] = {TOKENIZER_PROGRAM: lambda: tokenizer_program(tokenizer)}
+    source = tokenizer.chat_templates.get("default")
+    if source is not None:
+        control, special = tokenizer.apart.control.values(), tokenizer.special_tokens
+        programs[TEMPLATE_PROGRAM] = lambda: template_program(source, control=control, special_tokens=special)
+    made = {}
+    for name, make in programs.items():
+        try:
+            made[name] = make()
+        except (TokenizerError, TemplateError) as error:
+            if required:
+                raise
+            progress.note(f"without {name}, which programs without Python need: {error}")
+    return made

@@ -85,7 +85,7 @@ enum { SPIN_NS = 20000, SPINS_A_LOOK = 16 };
 typedef struct {
   LINE _Atomic uint32_t go; /* the round to take part in */
   _Atomic int asleep;
-  int stop;
+  _Atomic int stop;
   pthread_t thread;
   pthread_mutex_t mutex;
   pthread_cond_t wake;

@@ -207,6 +207,33 @@ def test_another_thread_cancels_a_prompt(
     assert engine.generate(long, max_tokens=3).tokens == expected.tokens
 
 
+def test_cancelled_prompts_leave_nothing(
+    demo_bundles: Bundles, runtime: Runtime, copy_of: Callable[[Path], Path]
+) -> None:
+    """TVM's code does not give the workspace of a loop back that was stopped: the runtime does."""
+    engine = runtime.open(copy_of(demo_bundles["q4f16_1"]), threads=1)
+    long = [i * 37 % 3000 for i in range(2000)]
+    seconds = engine.generate(long, max_tokens=1).prefill_s
+
+    def cancel(times: int) -> int:
+        cancelled = 0
+        for i in range(times):
+            engine.call("reset")
+            timer = threading.Timer(seconds * (i % 40 + 1) / 50, engine.call, ["cancel"])
+            timer.start()
+            try:
+                engine.generate(long, max_tokens=1)
+            except NativeError as error:
+                cancelled += error.code == CANCELLED
+            timer.join()
+        return cancelled
+
+    cancel(40)
+    before = private_memory_bytes()
+    assert cancel(200) > 50
+    assert private_memory_bytes() - before < 1 << 20  # type: ignore[operator]
+
+
 def test_an_engine_in_use_says_so(native: NativeEngine) -> None:
     errors: list[NativeError] = []
 

@@ -8,6 +8,7 @@
 #include <tuple>
 
 #include "host.h"
+#include "workspace.h"
 
 namespace mlcpipe {
 namespace {
@@ -43,6 +44,7 @@ Module LoadOnce(const std::string& path, const mlcpipe_symbol* code) {
   const std::lock_guard<std::mutex> lock(*mutex);
   auto found = loaded->find(identity);
   if (found == loaded->end()) {
+    UseOwnWorkspaces();
     static const Function load = Function::GetGlobalRequired("ffi.Module.load_from_file.so");
     const Module module = code ? StaticModule(code) : load(String(path), String("")).cast<Module>();
     found = loaded->emplace(identity, module).first;

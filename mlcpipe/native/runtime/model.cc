@@ -4,6 +4,7 @@
 
 #include "pool.h"
 #include "tensors.h"
+#include "workspace.h"
 
 namespace mlcpipe {
 namespace {
@@ -179,6 +180,7 @@ void Model::AllLogits(const std::vector<int32_t>& tokens, float* logits) {
 }
 
 Error Model::Failed(const tvm::ffi::Error& error) const {
+  ReclaimWorkspaces();
   if (__atomic_load_n(cancelled_, __ATOMIC_RELAXED)) return Error(Code::kCancelled, "the answer was cancelled");
   return FromTvm(error, Code::kInternal, "the compiled library failed");
 }

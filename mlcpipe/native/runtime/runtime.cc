@@ -12,3 +12,4 @@
 #include "sampler.cc"
 #include "static_code.cc"
 #include "step.cc"
+#include "workspace.cc"

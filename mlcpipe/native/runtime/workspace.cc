@@ -1,0 +1,85 @@
+#include "workspace.h"
+
+#include <tvm/ffi/extra/c_env_api.h>
+
+#include <cstdint>
+#include <cstdlib>
+#include <vector>
+
+namespace mlcpipe {
+namespace {
+
+class Workspaces {
+ public:
+  static Workspaces& OfThread() {
+    static thread_local Workspaces workspaces;
+    return workspaces;
+  }
+  ~Workspaces() {
+    for (const Block& block : blocks_) std::free(block.data);
+  }
+
+  // The smallest free block that is large enough, else a new one in place of a free one. Null without memory.
+  void* Take(uint64_t bytes) {
+    Block *best = nullptr, *unused = nullptr;
+    for (Block& block : blocks_) {
+      if (block.taken) continue;
+      unused = &block;
+      if (block.bytes >= bytes && (!best || block.bytes < best->bytes)) best = &block;
+    }
+    if (!best) {
+      best = unused ? unused : &blocks_.emplace_back();
+      std::free(best->data);
+      *best = {};
+      const uint64_t rounded = (bytes + kPageBytes) / kPageBytes * kPageBytes;
+      if (rounded < bytes || posix_memalign(&best->data, kAlignment, rounded) != 0) return best->data = nullptr;
+      best->bytes = rounded;
+    }
+    best->taken = true;
+    return best->data;
+  }
+
+  void Free(void* data) {
+    for (Block& block : blocks_) {
+      if (block.data == data) block.taken = false;
+    }
+  }
+
+  void FreeAll() {
+    for (Block& block : blocks_) block.taken = false;
+  }
+
+ private:
+  struct Block {
+    void* data = nullptr;
+    uint64_t bytes = 0;
+    bool taken = false;
+  };
+  static constexpr uint64_t kPageBytes = 4096, kAlignment = 64;
+
+  std::vector<Block> blocks_;
+};
+
+// tvm/runtime/c_backend_api.h
+void* AllocWorkspace(int, int, uint64_t bytes, int, int) { return Workspaces::OfThread().Take(bytes); }
+
+int FreeWorkspace(int, int, void* data) {
+  Workspaces::OfThread().Free(data);
+  return 0;
+}
+
+void Register() {
+  TVMFFIEnvModRegisterContextSymbol("__TVMBackendAllocWorkspace", reinterpret_cast<void*>(AllocWorkspace));
+  TVMFFIEnvModRegisterContextSymbol("__TVMBackendFreeWorkspace", reinterpret_cast<void*>(FreeWorkspace));
+}
+
+}  // namespace
+
+void UseOwnWorkspaces() {
+  static const bool once = (Register(), true);
+  (void)once;
+}
+
+void ReclaimWorkspaces() { Workspaces::OfThread().FreeAll(); }
+
+}  // namespace mlcpipe

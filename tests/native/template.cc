@@ -5,7 +5,7 @@
 
 namespace {
 
-// Of a test in Python, after "name=text" for each special token.
+// Names and texts by turns, up to a null.
 std::vector<std::pair<std::string, std::string>> Tokens(const char* const* tokens) {
   std::vector<std::pair<std::string, std::string>> made;
   for (; *tokens; tokens += 2) made.emplace_back(tokens[0], tokens[1]);
@@ -14,7 +14,7 @@ std::vector<std::pair<std::string, std::string>> Tokens(const char* const* token
 
 }  // namespace
 
-// The tree of nodes' names and operands, as OPS of template_nodes.py: "Name:what:operands\n".
+// The names of all nodes, a line each: OPS of template_nodes.py.
 extern "C" const char* template_ops() {
   return ""
 #define MLCPIPE_LINE(name, what, operands) #name "\n"
@@ -23,11 +23,11 @@ extern "C" const char* template_ops() {
       ;
 }
 
-// Renders to `out` (`room` bytes); `*length` is then the text's. With `marked`, parts that messages wrote lie between the
-// bytes 1 and 2. Returns 0, or the error's code with its line in `out`; the text after raise_exception in `found`.
+// Renders to `out` (`room` bytes); `*length` is then the text's. With `marked`, parts that messages wrote lie between
+// the bytes 1 and 2. Returns 0, or the error's code with its line in `out`.
 extern "C" int template_render(const void* program, size_t bytes, const char* messages, size_t messages_bytes,
-                               const char* extras, size_t extras_bytes, const char* const* tokens, int prompt, const int* now,
-                               int marked, char* out, size_t room, size_t* length) {
+                               const char* extras, size_t extras_bytes, const char* const* tokens, int prompt,
+                               const int* now, int marked, char* out, size_t room, size_t* length) {
   std::string text;
   int failed = 0;
   try {

@@ -17,7 +17,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   const char* rest = reinterpret_cast<const char*>(data) + sizeof bytes + bytes;
   mlcpipe::chat::Request request;
   request.messages = {rest, size - sizeof bytes - bytes};
-  request.extras = R"({"tools": [{"type": "function", "function": {"name": "f", "parameters": {"a": [1, 2.5, null]}}}]})";
+  request.extras = R"({"tools": [{"type": "function", "function": {"name": "f", "parameters": {"a": [1, 2.5]}}}]})";
   request.tokens = {{"bos_token", "<s>"}};
   try {
     mlcpipe::chat::Template made(program.data(), bytes);

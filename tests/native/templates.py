@@ -22,7 +22,7 @@ SOURCES = [
 ]
 ERRORS = {0: None, 1: "UsageError", 4: "TemplateError"}
 NOW = datetime(2026, 3, 1, 14, 5, 9)
-_ROOM = 1 << 20
+_ROOM = 1 << 22
 
 
 def build(native_library: Build, *flags: str) -> ctypes.CDLL:

@@ -3,7 +3,8 @@
 
 #include "text/filters.h"
 #include "text/value_access.h"
-#include "text/value_methods.h"
+#include "text/value_format.h"
+#include "text/value_strings.h"
 
 namespace mlcpipe::chat {
 
@@ -30,7 +31,8 @@ void SortBy(Heap* heap, std::vector<Value>* items, const std::vector<Value>& key
   *items = std::move(sorted);
 }
 
-std::vector<Value> KeysOf(Heap* heap, const std::vector<Value>& items, const Value& attribute, const Value& otherwise, bool case_sensitive) {
+std::vector<Value> KeysOf(Heap* heap, const std::vector<Value>& items, const Value& attribute, const Value& otherwise,
+                          bool case_sensitive) {
   std::vector<Value> keys;
   for (const Value& item : items) keys.push_back(SortKey(heap, item, attribute, otherwise, case_sensitive));
   return keys;
@@ -57,7 +59,8 @@ Value SliceInto(Heap* heap, const Value& value, const Value* args) {
   if (count > kMaxWidth || count < -kMaxWidth) Stop("slice by more than " + std::to_string(kMaxWidth));
   std::vector<Value> items = ItemsOf(heap, value), lists;
   if (count == 0) Fail("ZeroDivisionError", "integer division or modulo by zero");
-  auto each = static_cast<int64_t>(items.size()) / std::max<int64_t>(count, 1), more = static_cast<int64_t>(items.size()) % std::max<int64_t>(count, 1);
+  auto size = static_cast<int64_t>(items.size()), slices = std::max<int64_t>(count, 1);
+  int64_t each = size / slices, more = size % slices;
   auto begin = items.begin();
   for (int64_t i = 0; i < count; ++i) {
     auto end = begin + each + (i < more);
@@ -73,7 +76,9 @@ Value DictSort(Heap* heap, const Value& value, const Value* args) {
   std::string_view by = args[1].is(Kind::kString) ? args[1].text() : "";
   if (by != "key" && by != "value") Fail("FilterArgumentError", "You can only sort by either \"key\" or \"value\"");
   if (value.is(Kind::kUndefined)) FailUndefined(value);
-  if (!value.is(Kind::kDict)) Fail("AttributeError", std::string("'") + TypeName(value.kind) + "' object has no attribute 'items'");
+  if (!value.is(Kind::kDict)) {
+    Fail("AttributeError", std::string("'") + TypeName(value.kind) + "' object has no attribute 'items'");
+  }
   std::vector<Value> pairs = ItemsOf(heap, heap->ViewOf(value, DictView::kItems));
   SortBy(heap, &pairs, KeysOf(heap, pairs, Int(by == "value"), None(), Truth(args[0])), Truth(args[2]));
   return ListOf(heap, pairs);
@@ -129,6 +134,8 @@ Value Extreme(Heap* heap, const Value& value, const Value* args) {
   return items[best];
 }
 
+Value Length(Heap*, const Value& value, const Value*) { return Int(static_cast<int64_t>(LengthOf(value))); }
+
 Value Reversed(Heap* heap, const Value& value, const Value*) {
   if (value.is(Kind::kString)) return Slice(heap, value, None(), None(), Int(-1));
   std::vector<Value> items = ItemsOf(heap, value);
@@ -142,10 +149,11 @@ Value Sorted(Heap* heap, const Value& value, const Value* args) {
   bool several = args[2].is(Kind::kString) && args[2].text().find(',') != std::string_view::npos;
   if (several) {
     std::string_view rest = args[2].text();
-    for (size_t end = 0; end != std::string_view::npos; rest.remove_prefix(end == std::string_view::npos ? 0 : end + 1)) {
-      end = rest.find(',');
+    for (size_t end = rest.find(','); end != std::string_view::npos; end = rest.find(',')) {
       names.push_back(heap->String(rest.substr(0, end)));
+      rest.remove_prefix(end + 1);
     }
+    names.push_back(heap->String(rest));
   }
   for (const Value& item : items) {
     std::vector<Value> key = KeysOf(heap, {item}, args[2], None(), Truth(args[1]));
@@ -186,7 +194,7 @@ constexpr Filter kFilters[] = {
     {"items", 0, Pairs},
     {"join", 2, Joined},
     {"last", 0, Last},
-    {"length", 0, [](Heap*, const Value& value, const Value*) -> Value { return Int(static_cast<int64_t>(LengthOf(value))); }},
+    {"length", 0, Length},
     {"list", 0, MLCPIPE_FILTER { return ListOf(heap, ItemsOf(heap, value)); }},
     {"max", 2, Extreme<true>},
     {"min", 2, Extreme<false>},

@@ -38,7 +38,11 @@ bool IsCallable(const Value& value) { return value.kind >= Kind::kMacro || value
 
 bool IsSequence(const Value& value) { return IsIterable(value) && !value.is(Kind::kView) && !value.is(Kind::kLoop); }
 
-#define MLCPIPE_TEST(condition) [](Heap* heap, const Value& value, const Value* args) -> bool { (void)heap, (void)value, (void)args; return condition; }
+#define MLCPIPE_TEST(condition)                                      \
+  [](Heap* heap, const Value& value, const Value* args) -> bool {    \
+    (void)heap, (void)value, (void)args;                             \
+    return condition;                                                \
+  }
 #define MLCPIPE_COMPARE(op) MLCPIPE_TEST(Compare(heap, Comparison::op, value, args[0]))
 
 constexpr Test kTests[] = {

@@ -5,7 +5,8 @@
 #include "text/filters.h"
 #include "text/json.h"
 #include "text/value_access.h"
-#include "text/value_methods.h"
+#include "text/value_format.h"
+#include "text/value_strings.h"
 
 namespace mlcpipe::chat {
 
@@ -27,7 +28,8 @@ std::string_view NumberText(Heap* heap, const Value& value) {
   for (size_t at = 0; at < text.size();) {
     uint32_t code = utf8::Next(text, &at);
     if (code > 127 && !heap->characters.Is(Class::kDecimal, code)) return "";
-    letters = letters || (code < 128 && std::string_view("0123456789_.eE+-").find(static_cast<char>(code)) == std::string_view::npos);
+    std::string_view of_numbers = "0123456789_.eE+-";
+    letters = letters || (code < 128 && of_numbers.find(static_cast<char>(code)) == std::string_view::npos);
     plain = plain && code < 128 && code != '_';
   }
   if (!plain && letters) return "";
@@ -79,12 +81,15 @@ Value Absolute(Heap*, const Value& value, const Value*) {
 }
 
 Value RoundHalf(const Value& value, int64_t precision) {
-  if (!value.is_number()) Fail("TypeError", std::string("type ") + TypeName(value.kind) + " doesn't define __round__ method");
+  if (!value.is_number()) {
+    Fail("TypeError", std::string("type ") + TypeName(value.kind) + " doesn't define __round__ method");
+  }
   if (precision < 0) Stop("round before the point");
   if (value.is_integer()) return Int(value.as_integer());
   if (!std::isfinite(value.number) || precision > kMaxDecimals) return value;
   char text[720];
-  auto end = std::to_chars(text, text + sizeof text, value.number, std::chars_format::fixed, static_cast<int>(precision)).ptr;
+  auto places = static_cast<int>(precision);
+  auto end = std::to_chars(text, text + sizeof text, value.number, std::chars_format::fixed, places).ptr;
   double number = 0;
   ParseFloat({text, static_cast<size_t>(end - text)}, &number);
   return Float(number);
@@ -96,7 +101,8 @@ Value Round(Heap* heap, const Value& value, const Value* args) {
   if (precision > kMaxWidth || precision < -kMaxWidth) Stop("round by more than " + std::to_string(kMaxWidth));
   if (method == "common") return RoundHalf(value, precision);
   if (method != "ceil" && method != "floor") Fail("FilterArgumentError", "method must be common, ceil or floor");
-  Value scale = Apply(heap, Operator::kPower, Int(10), Int(precision)), scaled = Apply(heap, Operator::kMultiply, value, scale);
+  Value scale = Apply(heap, Operator::kPower, Int(10), Int(precision));
+  Value scaled = Apply(heap, Operator::kMultiply, value, scale);
   double number = scaled.as_number();
   if (scaled.is(Kind::kFloat)) scaled = Whole(method == "ceil" ? std::ceil(number) : std::floor(number));
   return Apply(heap, Operator::kDivide, scaled, scale);
@@ -107,7 +113,8 @@ Value Indent(Heap* heap, const Value& value, const Value* args) {
   if (!value.is(Kind::kString)) Fail("TypeError", "indent of anything but text");
   int64_t width = args[0].is(Kind::kString) ? args[0].string->chars : ToIndex(args[0]);
   if (width > kMaxWidth || width < -kMaxWidth) Stop("indent by more than " + std::to_string(kMaxWidth));
-  std::string step = args[0].is(Kind::kString) ? std::string(args[0].text()) : std::string(static_cast<size_t>(std::max<int64_t>(width, 0)), ' ');
+  std::string step(static_cast<size_t>(std::max<int64_t>(width, 0)), ' ');
+  if (args[0].is(Kind::kString)) step = std::string(args[0].text());
   Value ended = heap->String(std::string(value.text()) + "\n");
   std::string out = Truth(args[1]) ? step : "";
   bool blank = Truth(args[2]), first = true;
@@ -133,8 +140,12 @@ Value ToJson(Heap* heap, const Value& value, const Value* args) {
   if (style.lines) style.item = ",";
   if (!args[2].is(Kind::kNone)) {
     Span parts = Iterate(heap, args[2]);
-    if (parts.size != 2 || !parts[0].is(Kind::kString) || !parts[1].is(Kind::kString)) Fail("ValueError", "two separators");
-    if (parts[0].string->chars > kMaxJsonStep || parts[1].string->chars > kMaxJsonStep) Stop("tojson with a separator over 16 characters");
+    if (parts.size != 2 || !parts[0].is(Kind::kString) || !parts[1].is(Kind::kString)) {
+      Fail("ValueError", "two separators");
+    }
+    if (parts[0].string->chars > kMaxJsonStep || parts[1].string->chars > kMaxJsonStep) {
+      Stop("tojson with a separator over 16 characters");
+    }
     style.item = std::string(parts[0].text());
     style.key = std::string(parts[1].text());
   }
@@ -157,7 +168,7 @@ Value TitleWords(Heap* heap, const Value& value, const Value*) {
   for (size_t at = 0; at < text.size();) {
     size_t here = at;
     uint32_t code = utf8::Next(text, &at);
-    bool ends = IsSpace(code) || (code < 128 && std::string_view("-({[<").find(static_cast<char>(code)) != std::string_view::npos);
+    bool ends = IsSpace(code) || code == '-' || code == '(' || code == '{' || code == '[' || code == '<';
     if (!ends) continue;
     flush(here);
     out += text.substr(here, at - here);

@@ -9,8 +9,8 @@
 
 namespace mlcpipe::chat {
 
-// Reads strict JSON: UTF-8, no NaN, integers of 64 bits, at most Limits::kDepth deep; keys keep their order, the last of
-// equal ones counts. Throws Error with Code::kUsage, which says where `name` is wrong.
+// Reads strict JSON: UTF-8, no NaN, integers of 64 bits, at most Limits::kDepth deep; keys keep their order, the last
+// of equal ones counts. Throws Error with Code::kUsage, which says where `name` is wrong.
 Value ReadJson(Heap* heap, std::string_view text, std::string_view name);
 
 struct JsonStyle {

@@ -91,7 +91,9 @@ std::string Template::Run(Heap* heap, const Request& request, bool mark) const {
     variables->Set(heap, heap->String(program_.string(token.name)), heap->String(program_.string(token.text)));
   }
   for (const auto& [name, text] : request.tokens) {
-    if (utf8::ValidPrefix(name) != name.size() || utf8::ValidPrefix(text) != text.size()) throw Wrong("a special token", "UTF-8", "other bytes");
+    if (utf8::ValidPrefix(name) != name.size() || utf8::ValidPrefix(text) != text.size()) {
+      throw Wrong("a special token", "UTF-8", "other bytes");
+    }
     variables->Set(heap, heap->String(name), heap->String(text));
   }
   for (uint32_t i = 0; i < given.dict->size; ++i) variables->Set(heap, given.dict->keys[i], given.dict->values[i]);

@@ -120,7 +120,8 @@ void Evaluator::BindParameters(const chat::Macro& macro, const Arguments& argume
     Fail("TypeError", prefix + "takes no keyword argument that is left");
   }
   if (at[4]) {
-    std::vector<Value> rest(arguments.positional.begin() + static_cast<std::ptrdiff_t>(used), arguments.positional.end());
+    auto first = arguments.positional.begin() + static_cast<std::ptrdiff_t>(used);
+    std::vector<Value> rest(first, arguments.positional.end());
     Slot(frame, 0, at[4] - 1) = heap_->Copied(Kind::kTuple, rest);
   } else if (arguments.positional.size() > count) {
     Fail("TypeError", prefix + "takes not more than " + std::to_string(count) + " argument(s)");
@@ -171,7 +172,9 @@ Value Evaluator::Range(const std::vector<Value>& bounds) {
   }
   if (numbers[2] == 0) Fail("ValueError", "range() arg 3 must not be zero");
   Value range = RangeOf(heap_, numbers[0], numbers[1], numbers[2]);
-  if (range.range->size > kMaxRange) Fail("OverflowError", "Range too big. The sandbox blocks ranges larger than MAX_RANGE (100000).");
+  if (range.range->size > kMaxRange) {
+    Fail("OverflowError", "Range too big. The sandbox blocks ranges larger than MAX_RANGE (100000).");
+  }
   return range;
 }
 
@@ -182,7 +185,9 @@ Value Evaluator::CallFunction(Function function, const Arguments& arguments) {
   std::string_view name = function == kRaise ? "message" : "form";
   const Value* given = !arguments.positional.empty() ? &arguments.positional[0] : arguments.Named(name);
   bool other = arguments.positional.size() + arguments.named.size() > (given ? 1 : 0);
-  if (other || function == kRange || (!given && function == kStrftime)) Fail("TypeError", "a function with other arguments than it takes");
+  if (other || function == kRange || (!given && function == kStrftime)) {
+    Fail("TypeError", "a function with other arguments than it takes");
+  }
   if (function == kRaise) Refuse(given ? ToString(heap_, *given).text() : "");
   if (!given->is(Kind::kString)) Fail("TypeError", "strftime() argument 1 must be str");
   return heap_->String(FormatTime(given->text(), now_));
@@ -191,7 +196,9 @@ Value Evaluator::CallFunction(Function function, const Arguments& arguments) {
 Value Evaluator::CallLoop(Loop* loop, const Arguments& arguments) {
   uint32_t node = loop->frame ? loop->frame->recursive : 0;
   if (node == 0) Fail("TypeError", "The loop must have the 'recursive' marker to be called recursively.");
-  if (arguments.positional.size() != 1 || !arguments.named.empty()) Fail("TypeError", "a loop is called with its items");
+  if (arguments.positional.size() != 1 || !arguments.named.empty()) {
+    Fail("TypeError", "a loop is called with its items");
+  }
   return RunRecursive(node - 1, loop->frame->outer, arguments.positional[0], loop->frame->depth + 1);
 }
 

@@ -42,6 +42,8 @@ class Evaluator {
   Value EvalFilter(uint32_t node, Frame* frame);
   Value EvalMap(uint32_t node, Frame* frame);
   Value EvalSelect(uint32_t node, Frame* frame);
+  Value EvalOperator(uint32_t node, Frame* frame);
+  Value MakeMacro(uint32_t node, Frame* frame);
   Value EvalAttribute(uint32_t node, Frame* frame);
   Value Load(uint32_t node, Frame* frame);
   std::vector<Value> Bound(uint32_t arguments, Frame* frame);

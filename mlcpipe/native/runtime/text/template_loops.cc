@@ -71,7 +71,8 @@ Value Evaluator::LoopAttribute(const Value& value, const Value& key) {
     if (name == "last") return Bool(last);
     return last ? heap_->UndefinedBecause("there is no next item") : loop->after;
   }
-  if (name == "previtem") return loop->index0 == 0 ? heap_->UndefinedBecause("there is no previous item") : loop->before;
+  if (name == "previtem" && loop->index0 == 0) return heap_->UndefinedBecause("there is no previous item");
+  if (name == "previtem") return loop->before;
   if (name != "cycle" && name != "changed") return heap_->Undefined(key, Kind::kLoop);
   Method* method = heap_->New<Method>();
   *method = {value, key.string};

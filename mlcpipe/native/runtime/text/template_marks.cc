@@ -24,7 +24,8 @@ void FindUsed(Heap* heap, const Value& value, std::vector<bool>* used) {
     }
   } else if (value.is(Kind::kList) || value.is(Kind::kDict)) {
     for (const Value& part : Iterate(heap, value)) FindUsed(heap, part, used);
-    for (uint32_t i = 0; value.is(Kind::kDict) && i < value.dict->size; ++i) FindUsed(heap, value.dict->values[i], used);
+    uint32_t values = value.is(Kind::kDict) ? value.dict->size : 0;
+    for (uint32_t i = 0; i < values; ++i) FindUsed(heap, value.dict->values[i], used);
   }
 }
 
@@ -82,11 +83,14 @@ Value Marks::Text(Heap* heap, const Value& value) const {
   for (size_t at = 0; at < text.size();) {
     size_t begin = at;
     uint32_t code = utf8::Next(text, &at);
-    places[begin] = std::any_of(letters_.begin(), letters_.end(), [&](const Letter& one) { return one.edge && one.code == code; });
+    auto is_edge = [&](const Letter& one) { return one.edge && one.code == code; };
+    places[begin] = std::any_of(letters_.begin(), letters_.end(), is_edge);
   }
   for (std::string_view word : words_) {
-    for (size_t at = 0; !word.empty() && (at = Find(heap, text, word, at)) != std::string_view::npos; at += word.size()) {
+    size_t at = word.empty() ? std::string_view::npos : 0;
+    while (at != std::string_view::npos && (at = Find(heap, text, word, at)) != std::string_view::npos) {
       std::fill_n(places.begin() + static_cast<std::ptrdiff_t>(at), word.size(), false);
+      at += word.size();
     }
   }
   FindControls(heap, text, &places);
@@ -129,7 +133,8 @@ std::vector<Part> Marks::Parts(const Heap& heap, std::string_view text) {
   std::vector<Part> parts;
   for (size_t at = 0; at < text.size();) {
     uint32_t code = utf8::Next(text, &at);
-    auto found = std::find_if(heap.stand_ins.begin(), heap.stand_ins.end(), [&](const auto& one) { return one.first == code; });
+    auto stands = [&](const auto& one) { return one.first == code; };
+    auto found = std::find_if(heap.stand_ins.begin(), heap.stand_ins.end(), stands);
     bool is_content = found != heap.stand_ins.end();
     if (parts.empty() || parts.back().is_content != is_content) parts.push_back({"", is_content});
     utf8::Append(&parts.back().text, is_content ? found->second : code);

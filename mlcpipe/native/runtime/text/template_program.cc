@@ -125,7 +125,9 @@ void Program::CheckNode(const Tables& tables, uint32_t id) const {
   const Node& node = nodes_[id];
   std::string where = "node " + std::to_string(id);
   if (node.op >= static_cast<uint32_t>(Op::kCount)) throw tables.Broken("a known operation in " + where);
-  if (node.first > operands_.size || node.count > operands_.size - node.first) throw tables.Broken("operands of " + where);
+  if (node.first > operands_.size || node.count > operands_.size - node.first) {
+    throw tables.Broken("operands of " + where);
+  }
   const Shape& shape = kShapes[node.op];
   bool fits = FitsCount(shape.operands, node.count);
   for (uint32_t i = 0; fits && i < node.count; ++i) {

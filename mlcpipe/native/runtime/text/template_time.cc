@@ -17,7 +17,8 @@ std::string Number(int number, size_t width, char pad) {
 }
 
 std::string Directive(char letter, char pad, const std::tm& now) {
-  std::string day = kDays[static_cast<unsigned>(now.tm_wday) % 7], month = kMonths[static_cast<unsigned>(now.tm_mon) % 12];
+  std::string day = kDays[static_cast<unsigned>(now.tm_wday) % 7];
+  std::string month = kMonths[static_cast<unsigned>(now.tm_mon) % 12];
   int hour = now.tm_hour % 12 ? now.tm_hour % 12 : 12, year = now.tm_year + 1900;
   switch (letter) {
     case 'a':

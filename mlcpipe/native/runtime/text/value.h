@@ -158,8 +158,8 @@ struct DictView {
   Dict* dict;
 };
 
-// What one rendering may use, as MAX_TEXT, MAX_ITEMS, … of mlcpipe/runtime/text/template_sandbox.py. Time is counted in
-// steps: a node of the program, an item, or `kStepBytes` of text that an operation looks at.
+// What one rendering may use, as MAX_TEXT, MAX_ITEMS, … of mlcpipe/runtime/text/template_sandbox.py. Time is counted
+// in steps: a node of the program, an item, or `kStepBytes` of text that an operation looks at.
 struct Limits {
   static constexpr uint64_t kSteps = 16 << 20;
   static constexpr uint64_t kText = 1 << 20;     // characters of one value, plus 4 times the input

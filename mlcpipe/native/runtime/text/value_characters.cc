@@ -28,9 +28,10 @@ bool IsSpace(uint32_t code) {
 
 bool Characters::Is(Class kind, uint32_t code) const {
   auto key = static_cast<uint32_t>(kind);
-  const ClassRange* end = std::upper_bound(
-      ranges.begin(), ranges.end(), code,
-      [&](uint32_t sought, const ClassRange& range) { return key != range.kind ? key < range.kind : sought < range.first; });
+  auto before = [&](uint32_t sought, const ClassRange& range) {
+    return key != range.kind ? key < range.kind : sought < range.first;
+  };
+  const ClassRange* end = std::upper_bound(ranges.begin(), ranges.end(), code, before);
   return end != ranges.begin() && end[-1].kind == key && code <= end[-1].last;
 }
 

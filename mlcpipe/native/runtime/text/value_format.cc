@@ -50,7 +50,8 @@ std::string Padded(std::string text, const Spec& spec, char align) {
   if (align == '=') {
     size_t sign = text.find_first_not_of("+- ");
     sign = sign == std::string::npos ? 0 : sign;
-    if (text.compare(sign, 1, "0") == 0 && sign + 1 < text.size() && std::string("xXob").find(text[sign + 1]) != std::string::npos) sign += 2;
+    bool base = text.compare(sign, 1, "0") == 0 && sign + 1 < text.size();
+    if (base && std::string_view("xXob").find(text[sign + 1]) != std::string_view::npos) sign += 2;
     return text.substr(0, sign) + fill(missing) + text.substr(sign);
   }
   return fill(left) + text + fill(missing - left);
@@ -67,12 +68,16 @@ std::string WithCommas(const std::string& digits) {
   return made;
 }
 
+void MakeUpper(std::string* text) {
+  for (char& c : *text) c = static_cast<char>(c >= 'a' ? c ^ 32 : c);
+}
+
 std::string IntegerText(int64_t integer, const Spec& spec) {
   auto magnitude = integer < 0 ? 0 - static_cast<uint64_t>(integer) : static_cast<uint64_t>(integer);
   int base = spec.type == 'x' || spec.type == 'X' ? 16 : spec.type == 'o' ? 8 : spec.type == 'b' ? 2 : 10;
   char digits[72];
   std::string text(digits, std::to_chars(digits, digits + sizeof digits, magnitude, base).ptr);
-  if (spec.type == 'X') std::transform(text.begin(), text.end(), text.begin(), [](char c) { return c >= 'a' ? c ^ 32 : c; });
+  if (spec.type == 'X') MakeUpper(&text);
   if (spec.commas) text = WithCommas(text);
   if (spec.alternate && base != 10) text = std::string("0") + spec.type + text;
   return WithSign(integer < 0, text, spec);
@@ -91,12 +96,11 @@ std::string FloatDigits(double number, const Spec& spec) {
                 : type == 'f' || spec.type == '%' ? std::chars_format::fixed : std::chars_format::general;
     text.resize(kMaxWidth + 400);
     int precision = spec.precision < 0 ? 6 : spec.precision;
-    text.resize(static_cast<size_t>(std::to_chars(text.data(), text.data() + text.size(), magnitude, form, precision).ptr - text.data()));
+    char* end = std::to_chars(text.data(), text.data() + text.size(), magnitude, form, precision).ptr;
+    text.resize(static_cast<size_t>(end - text.data()));
     if (spec.type == 0 && text.find_first_of(".e") == std::string::npos) text += ".0";
   }
-  if (spec.type >= 'A' && spec.type <= 'Z') {
-    for (char& c : text) c = static_cast<char>(c >= 'a' ? c ^ 32 : c);
-  }
+  if (spec.type >= 'A' && spec.type <= 'Z') MakeUpper(&text);
   if (spec.commas) text = WithCommas(text);
   return WithSign(std::signbit(number) && !std::isnan(number), text, spec) + (spec.type == '%' ? "%" : "");
 }
@@ -125,7 +129,9 @@ std::string PercentField(Heap* heap, const Spec& spec, const Value& value) {
   }
   if (spec.precision >= 0) Stop("a precision of an integer in a format");
   if (value.is(Kind::kFloat) && (spec.type == 'x' || spec.type == 'X' || spec.type == 'o')) WrongType(spec.type, value);
-  if (value.is(Kind::kFloat) && !(std::fabs(value.number) < 0x1p63)) Fail("OverflowError", "cannot convert float to integer");
+  if (value.is(Kind::kFloat) && !(std::fabs(value.number) < 0x1p63)) {
+    Fail("OverflowError", "cannot convert float to integer");
+  }
   int64_t integer = value.is(Kind::kFloat) ? static_cast<int64_t>(value.number) : value.as_integer();
   return Padded(IntegerText(integer, number), number, align);
 }
@@ -160,7 +166,9 @@ Spec ReadBrace(std::string_view text) {
   Spec spec;
   size_t at = 0;
   size_t first = text.empty() ? 0 : ByteOf(text, 1);
-  auto is_align = [&](size_t i) { return i < text.size() && std::string_view("<>=^").find(text[i]) != std::string_view::npos; };
+  auto is_align = [&](size_t i) {
+    return i < text.size() && std::string_view("<>=^").find(text[i]) != std::string_view::npos;
+  };
   if (first && is_align(first)) {
     spec.fill = std::string(text.substr(0, first));
     spec.align = text[first];
@@ -197,7 +205,9 @@ std::string BraceField(Heap* heap, std::string_view text, const Value& value) {
     }
     return Padded(Truncated(std::string(value.text()), spec), spec, spec.align ? spec.align : '<');
   }
-  if (!value.is_number()) Fail("TypeError", std::string("unsupported format string passed to ") + TypeName(value.kind) + ".__format__");
+  if (!value.is_number()) {
+    Fail("TypeError", std::string("unsupported format string passed to ") + TypeName(value.kind) + ".__format__");
+  }
   bool of_float = IsFloatType(spec.type) || spec.type == '%';
   if (value.is(Kind::kFloat) || of_float) {
     if (spec.type && !of_float) Fail("ValueError", "Unknown format code for object of type 'float'");
@@ -280,7 +290,9 @@ Value PercentFormat(Heap* heap, const Value& format, const Value& argument) {
     heap->FitText(out.size() / 4);
   }
   bool mapping = argument.is(Kind::kDict) || argument.is(Kind::kList);
-  if (used < given.size && !mapping && !named) Fail("TypeError", "not all arguments converted during string formatting");
+  if (used < given.size && !mapping && !named) {
+    Fail("TypeError", "not all arguments converted during string formatting");
+  }
   return heap->String(out);
 }
 
@@ -300,7 +312,9 @@ Value BraceFormat(Heap* heap, const Value& format, const Arguments& arguments) {
       continue;
     }
     size_t end = text.find('}', at);
-    if (text[mark] == '}' || end == std::string_view::npos) Fail("ValueError", "Single '{' or '}' encountered in format string");
+    if (text[mark] == '}' || end == std::string_view::npos) {
+      Fail("ValueError", "Single '{' or '}' encountered in format string");
+    }
     out += OneField(heap, text.substr(at, end - at), arguments, &automatic);
     heap->FitText(out.size() / 4);
     at = end + 1;

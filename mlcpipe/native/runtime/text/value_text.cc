@@ -168,7 +168,9 @@ std::string FloatText(double number) {
   if (mantissa.size() > 1) mantissa.erase(1, 1);  // the point
   auto places = static_cast<int>(mantissa.size());
   if (exponent < 0) return sign + "0." + std::string(static_cast<size_t>(-exponent - 1), '0') + mantissa;
-  if (places <= exponent + 1) return sign + mantissa + std::string(static_cast<size_t>(exponent + 1 - places), '0') + ".0";
+  if (places <= exponent + 1) {
+    return sign + mantissa + std::string(static_cast<size_t>(exponent + 1 - places), '0') + ".0";
+  }
   return sign + mantissa.insert(static_cast<size_t>(exponent + 1), ".");
 }
 

@@ -2,6 +2,10 @@
 
 jinja2 parses the template as the sandbox does, so that the text, what is refused and why are those of
 `mlcpipe.runtime.text.chat_template`. What the native runtime does not cover is refused here, by name.
+
+Some values are only known when a template runs. There the native runtime stops, as at a limit of the sandbox, where it
+would need an integer of more than 64 bits, a number spelled in other digits than ASCII, a complex number, `%c` or `%n`
+in a format, a comparison of dict views, or a built-in function, a method or an unfinished loop written as text.
 """
 
 from __future__ import annotations

@@ -61,7 +61,7 @@ int main(int, char** arguments) {
       const uint64_t* place = words.data() + 2 + 2 * (draw() % sections);
       if (place[0] >= file.size() || place[1] == 0 || place[1] > file.size() - place[0]) continue;
       uint64_t at = place[0] + draw() % place[1];
-      bytes[draw() % 20 ? at : draw() % file.size()] = static_cast<uint8_t>(draw() % 4 ? draw() : (draw() % 2 ? 255 : 0));
+      bytes[draw() % 20 ? at : draw() % file.size()] = static_cast<uint8_t>(draw() % 4 ? draw() : 0);
     }
     opened += Use(words.data(), file.size(), kText);
   }

@@ -35,6 +35,8 @@ def tokenizer_program(tokenizer: Tokenizer) -> bytes:
     added = document["added_tokens"]
     settings = _settings(tokenizer, document["model"], vocabulary, steps)
     single_word = any(token["single_word"] for token in added)
+    settings["word_start"], joined = vocabulary.word_start()
+    settings["joined_class"] = patterns.add_class(code_points.of_codes(joined))
     settings["space_class"] = patterns.add_class(code_points.of_codes(_SPACES))
     settings["word_class"] = patterns.add_class(code_points.word()) if single_word else 0
     before, after = steps.around
@@ -71,13 +73,14 @@ def _settings(tokenizer: Tokenizer, model: Mapping[str, Any], vocabulary: Vocabu
         "unknown": vocabulary.unknown,
         "fuses_unknown": int(model["fuse_unk"]),
         "byte_fallback": int(model["byte_fallback"]),
-        "word_start": vocabulary.word_start,
+        "word_start": EMPTY,
         "trims_spaces": steps.trims_spaces,
         "drops_first": int(rows.drop_first),
         "strip_char": ord(strip) if strip and count else EMPTY,
         "strip_count": count,
         "spaced": int(rows.separator == " "),
         "plain_differs": int(tokenizer.apart.plain is not tokenizer.library),
+        "joined_class": 0,
         "space_class": 0,
         "word_class": 0,
     }

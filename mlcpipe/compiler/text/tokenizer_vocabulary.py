@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -40,7 +41,6 @@ class Vocabulary:
         pairs = [tuple(merge.split(" ")) if isinstance(merge, str) else tuple(merge) for merge in model["merges"]]
         self._merges = [(left, right, left + right) for left, right in pairs]
         self.unknown = self._ids.get(model["unk_token"], EMPTY) if model["unk_token"] is not None else EMPTY
-        self.word_start = self._word_start()
 
     def merges(self) -> NDArray[np.uint32]:
         """Slots with left, right, rank and merged token; left is EMPTY where there is none."""
@@ -110,12 +110,18 @@ class Vocabulary:
         table = self._table
         return bytes(table[char] for char in token) if all(char in table for char in token) else None
 
-    def _word_start(self) -> int:
-        """A character that no merge puts behind another one, so that a text can be cut before it; EMPTY for none."""
+    def word_start(self) -> tuple[int, list[int]]:
+        """A character before which a text can be cut, but behind those that a merge puts it behind.
+
+        EMPTY for none: tokens that stand for something else than their text hide what is behind what.
+        """
         char = "\N{LOWER ONE EIGHTH BLOCK}"
-        inside = any(char in merged.lstrip(char) for _, _, merged in self._merges)
-        usable = not self._byte_level and not inside and not self._model["ignore_merges"] and char in self._ids
-        return ord(char) if usable else EMPTY
+        hidden = {self._model["unk_token"], *(f"<0x{byte:02X}>" for byte in range(256))}
+        hides = any(left in hidden or right in hidden for left, right, _ in self._merges)
+        if self._byte_level or self._model["ignore_merges"] or hides or char not in self._ids:
+            return EMPTY, []
+        joined = [merged for _, _, merged in self._merges if char in merged[1:]]
+        return ord(char), sorted({ord(one) for text in joined for one, next_ in pairwise(text) if next_ == char})
 
 
 def _table(rows: NDArray[np.uint32], hashes: NDArray[np.uint32]) -> NDArray[np.uint32]:

@@ -138,17 +138,13 @@ bool Matcher::Run(uint32_t at, std::string_view text, size_t place, size_t* end,
         *end = place;
         return true;
       case Instruction::kChar:
-      case Instruction::kClass: {
-        size_t next = place;
-        goes_on = place < text.size();
-        if (goes_on) {
-          uint32_t code = utf8::Next(text, &next);
-          goes_on = one.op == Instruction::kChar ? code == one.a : patterns_.classes.Has(one.a, code);
-        }
-        place = next;
+        goes_on = place < text.size() && utf8::Next(text, &place) == one.a;
         ++at;
         break;
-      }
+      case Instruction::kClass:
+        goes_on = place < text.size() && patterns_.classes.Has(one.a, utf8::Next(text, &place));
+        ++at;
+        break;
       case Instruction::kGreedy:
       case Instruction::kLazy:
       case Instruction::kPossessive:

@@ -23,9 +23,10 @@ struct Begin {
   enum { kWhole, kBroken, kIncomplete } is;
 };
 
-// Two bytes that no third one makes a character; Python's decoder waits for it all the same.
+// Whether a text that is not empty is two bytes that no third one makes a character. Python's decoder waits for it.
 bool BeginsSurrogate(std::string_view text) {
-  return text.size() == 2 && text[0] == '\xED' && static_cast<uint8_t>(text[1]) >= 0xA0 && utf8::IsContinuation(text[1]);
+  auto second = static_cast<uint8_t>(text.size() == 2 ? text[1] : 0);
+  return text[0] == '\xED' && second >= 0xA0 && second < 0xC0;
 }
 
 // What is at the begin of a text that is not empty: table 3-7 of The Unicode Standard.
@@ -126,7 +127,7 @@ std::string Utf8Stream::Push(std::string_view bytes) {
 
 std::string Utf8Stream::Flush() {
   std::string text = held_.empty() ? "" : kReplacement;
-  if (BeginsSurrogate(held_)) text += kReplacement;
+  if (!held_.empty() && BeginsSurrogate(held_)) text += kReplacement;
   held_.clear();
   return text;
 }

@@ -196,9 +196,9 @@ class ApartEncoder {
   }
 
   const TokenizerTables& tables_;
-  std::string text_, marked_;                     // `marked_` is empty without marks
-  std::vector<std::pair<size_t, size_t>> marks_;  // begin and end in the text
-  std::vector<std::pair<size_t, size_t>> places_;  // of stand-ins in `marked_`, and by how much it is longer behind them
+  std::string text_, marked_;                      // `marked_` is empty without marks
+  std::vector<std::pair<size_t, size_t>> marks_;   // begin and end in the text
+  std::vector<std::pair<size_t, size_t>> places_;  // of stand-ins in `marked_`, by how much it is longer behind them
 };
 
 }  // namespace

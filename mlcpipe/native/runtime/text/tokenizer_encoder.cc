@@ -166,18 +166,16 @@ void Encoder::Change(size_t step, const Part& part) {
 }
 
 void Encoder::Word(const Part& part) {
-  const uint32_t start = tables_.settings.word_start;
+  const uint32_t start = tables_.settings.word_start, joined = tables_.settings.joined_class;
   for (size_t begin = 0; begin < part.text.size();) {
     size_t end = part.text.size();
     if (start != kNone) {
-      bool inside = false;  // whether another character than `start` has come
-      for (size_t at = begin, next = begin; at < part.text.size(); at = next) {
-        bool starts = utf8::Next(part.text, &next) == start;
-        if (starts && inside) {
-          end = at;
-          break;
-        }
-        inside = inside || !starts;
+      size_t next = begin;
+      uint32_t last = utf8::Next(part.text, &next);
+      for (end = next; end < part.text.size(); end = next) {
+        uint32_t code = utf8::Next(part.text, &next);
+        if (code == start && !tables_.patterns.classes.Has(joined, last)) break;
+        last = code;
       }
     }
     size_t at = begin;

@@ -21,7 +21,11 @@ struct Encoding {
 class Encoder {
  public:
   Encoder(const TokenizerTables& tables, std::string_view text, bool with_spans)
-      : tables_(tables), text_(text), with_spans_(with_spans), matcher_(tables.patterns, text.size()), merger_(tables) {}
+      : tables_(tables),
+        text_(text),
+        with_spans_(with_spans),
+        matcher_(tables.patterns, text.size()),
+        merger_(tables) {}
 
   // The text's tokens, without those around it. `plain` takes tokens that steer the model for text.
   Encoding Encode(bool plain);

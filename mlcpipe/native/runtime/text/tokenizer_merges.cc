@@ -35,7 +35,8 @@ void Merger::Begin(std::string_view word) {
     } else if (tables_.settings.byte_fallback && std::all_of(text.begin(), text.end(), [&](char c) {
                  return tables_.bytes[static_cast<uint8_t>(c)] != kNone;
                })) {
-      for (char c : text) Add(tables_.bytes[static_cast<uint8_t>(c)], 1);  // before an unknown one, as `tokenizers` does
+      // Before an unknown one that is not added yet, as `tokenizers` does.
+      for (char c : text) Add(tables_.bytes[static_cast<uint8_t>(c)], 1);
     } else if (tables_.settings.unknown != kNone) {
       if (unknown && !tables_.settings.fuses_unknown) {
         Add(tables_.settings.unknown, unknown);

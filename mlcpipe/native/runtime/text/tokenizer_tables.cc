@@ -8,14 +8,16 @@ namespace mlcpipe {
 
 namespace {
 
-constexpr uint32_t kVersion = 1, kMaxProbes = 128, kMaxSteps = 64;
+constexpr uint32_t kTokenizerVersion = 1, kMaxProbes = 128, kMaxSteps = 64;
 
-// In the order of `tokenizer_program`.
-enum Section : uint32_t {
-  kSettings, kFlags, kPieceEnds, kPieces, kFirstEnds, kFirst, kWordSlots, kWordEnds, kWords, kMerges, kChars, kBytes,
-  kRaw, kRawEnds, kRawTexts, kNormalized, kNormalizedEnds, kNormalizedTexts, kNormalizer, kPreTokenizer,
-  kStringEnds, kStrings, kCode, kStarts, kPageIndex, kPages, kFormCodes, kFormEnds, kFormTexts, kFormClasses,
-  kCompositions, kAround, kControlIds, kControlEnds, kControlTexts, kControlNormalized, kEdges, kSections,
+// Sections, in the order of `tokenizer_program`.
+struct At {
+  enum : uint32_t {
+    kSettings, kFlags, kPieceEnds, kPieces, kFirstEnds, kFirst, kWordSlots, kWordEnds, kWords, kMerges, kChars,
+    kBytes, kRaw, kRawEnds, kRawTexts, kNormalized, kNormalizedEnds, kNormalizedTexts, kNormalizer, kPreTokenizer,
+    kStringEnds, kStrings, kCode, kStarts, kPageIndex, kPages, kFormCodes, kFormEnds, kFormTexts, kFormClasses,
+    kCompositions, kAround, kControlIds, kControlEnds, kControlTexts, kControlNormalized, kEdges, kCount,
+  };
 };
 
 uint32_t Mixed(uint32_t hash, uint32_t number) {
@@ -60,35 +62,37 @@ AddedTokens Added(const Tables& tables, uint32_t section) {
 }  // namespace
 
 TokenizerTables::TokenizerTables(const void* data, size_t size)
-    : tables_(data, size, "mlctoken", kVersion, kSections, Code::kTokenizer),
-      word_slots_(Slots<uint32_t>(tables_, kWordSlots)),
-      word_ends_(tables_.ends(kWordEnds, kWords)),
-      word_text_(tables_.array<char>(kWords)),
-      merges_(Slots<MergeSlot>(tables_, kMerges)),
-      chars_(Slots<CharSlot>(tables_, kChars)),
-      flags(tables_.array<uint8_t>(kFlags)),
-      piece_ends(tables_.ends(kPieceEnds, kPieces)),
-      first_ends(tables_.ends(kFirstEnds, kFirst)),
-      piece_text(tables_.array<char>(kPieces)),
-      first_text(tables_.array<char>(kFirst)),
-      bytes(tables_.array<uint32_t>(kBytes)),
-      raw(Added(tables_, kRaw)),
-      normalized(Added(tables_, kNormalized)),
-      normalizer(tables_.array<Step>(kNormalizer)),
-      pre_tokenizer(tables_.array<Step>(kPreTokenizer)),
-      string_ends(tables_.ends(kStringEnds, kStrings)),
-      strings(tables_.array<char>(kStrings)),
-      patterns(tables_.array<Instruction>(kCode), tables_.array<uint32_t>(kStarts),
-               CharClasses(tables_.array<uint16_t>(kPageIndex), tables_.array<uint32_t>(kPages), tables_), tables_),
-      form{tables_.array<uint32_t>(kFormCodes), tables_.ends(kFormEnds, kFormTexts), tables_.array<char>(kFormTexts),
-           tables_.array<CombiningClass>(kFormClasses), tables_.array<Composition>(kCompositions)},
-      around(tables_.array<uint32_t>(kAround)),
-      control(tables_.array<uint32_t>(kControlIds)),
-      control_ends(tables_.ends(kControlEnds, kControlTexts)),
-      control_text(tables_.array<char>(kControlTexts)),
-      control_normalized(tables_.array<uint8_t>(kControlNormalized)),
-      edges(tables_.array<uint32_t>(kEdges)) {
-  View<uint32_t> numbers = tables_.array<uint32_t>(kSettings);
+    : tables_(data, size, "mlctoken", kTokenizerVersion, At::kCount, Code::kTokenizer),
+      word_slots_(Slots<uint32_t>(tables_, At::kWordSlots)),
+      word_ends_(tables_.ends(At::kWordEnds, At::kWords)),
+      word_text_(tables_.array<char>(At::kWords)),
+      merges_(Slots<MergeSlot>(tables_, At::kMerges)),
+      chars_(Slots<CharSlot>(tables_, At::kChars)),
+      flags(tables_.array<uint8_t>(At::kFlags)),
+      piece_ends(tables_.ends(At::kPieceEnds, At::kPieces)),
+      first_ends(tables_.ends(At::kFirstEnds, At::kFirst)),
+      piece_text(tables_.array<char>(At::kPieces)),
+      first_text(tables_.array<char>(At::kFirst)),
+      bytes(tables_.array<uint32_t>(At::kBytes)),
+      raw(Added(tables_, At::kRaw)),
+      normalized(Added(tables_, At::kNormalized)),
+      normalizer(tables_.array<Step>(At::kNormalizer)),
+      pre_tokenizer(tables_.array<Step>(At::kPreTokenizer)),
+      string_ends(tables_.ends(At::kStringEnds, At::kStrings)),
+      strings(tables_.array<char>(At::kStrings)),
+      patterns(tables_.array<Instruction>(At::kCode), tables_.array<uint32_t>(At::kStarts),
+               CharClasses(tables_.array<uint16_t>(At::kPageIndex), tables_.array<uint32_t>(At::kPages), tables_),
+               tables_),
+      form{tables_.array<uint32_t>(At::kFormCodes), tables_.ends(At::kFormEnds, At::kFormTexts),
+           tables_.array<char>(At::kFormTexts), tables_.array<CombiningClass>(At::kFormClasses),
+           tables_.array<Composition>(At::kCompositions)},
+      around(tables_.array<uint32_t>(At::kAround)),
+      control(tables_.array<uint32_t>(At::kControlIds)),
+      control_ends(tables_.ends(At::kControlEnds, At::kControlTexts)),
+      control_text(tables_.array<char>(At::kControlTexts)),
+      control_normalized(tables_.array<uint8_t>(At::kControlNormalized)),
+      edges(tables_.array<uint32_t>(At::kEdges)) {
+  View<uint32_t> numbers = tables_.array<uint32_t>(At::kSettings);
   if (numbers.size * sizeof(uint32_t) != sizeof settings) throw tables_.Broken("settings of this version");
   std::memcpy(&settings, numbers.data, sizeof settings);
   CheckTokens();
@@ -121,7 +125,7 @@ void TokenizerTables::CheckTokens() const {
     if (text.empty() || utf8::ValidPrefix(text) != text.size()) throw tables_.Broken("control tokens of UTF-8");
   }
   if (s.strip_char != kNone && !utf8::IsScalar(s.strip_char)) throw tables_.Broken("a character to strip");
-  if (s.space_class >= patterns.classes.size() || s.word_class >= patterns.classes.size()) {
+  if (std::max({s.joined_class, s.space_class, s.word_class}) >= patterns.classes.size()) {
     throw tables_.Broken("classes of spaces and words");
   }
 }

@@ -402,4 +402,44 @@ __attribute__((visibility("default"))) int __tvm_ffi_mlcpipe_watch_signals(void*
   return 0;
 }
 #endif
+
+/* RISC-V passes and returns a half in a floating-point register, also where LLVM calls these functions; TVM's weak ones,
+ * which take it in an integer register, would compute nonsense. The lower 16 bits of the "float" are the half. */
+#if defined(__riscv_float_abi_double) && !defined(__riscv_zfhmin)
+static uint32_t bits_of(float number) {
+  uint32_t bits;
+  __builtin_memcpy(&bits, &number, sizeof bits);
+  return bits;
+}
+
+static float float_of(uint32_t bits) {
+  float number;
+  __builtin_memcpy(&number, &bits, sizeof number);
+  return number;
+}
+
+float mlcpipe_extend_half(float half) __asm__("__extendhfsf2");
+float mlcpipe_extend_half(float half) {
+  const uint32_t bits = bits_of(half) & 0xffff, sign = (bits & 0x8000) << 16, rest = bits & 0x7fff;
+  if (rest >= 0x7c00) return float_of(sign | 0x7f800000 | (rest & 0x3ff) << 13);
+  /* The exponent is 112 too small; multiplying puts it right, and subnormal halves too. */
+  return float_of(bits_of(float_of(rest << 13) * 0x1p112f) | sign);
+}
+
+float mlcpipe_truncate_to_half(float number) __asm__("__truncsfhf2");
+float mlcpipe_truncate_to_half(float number) {
+  const uint32_t bits = bits_of(number), sign = bits >> 16 & 0x8000, rest = bits & 0x7fffffff;
+  uint32_t half;
+  if (rest > 0x7f800000) {
+    half = 0x7e00;
+  } else if (rest >= 0x477ff000) { /* 65520 and more round to infinity */
+    half = 0x7c00;
+  } else if (rest < 0x38800000) { /* subnormal: the sum has the rounded half in its last bits */
+    half = bits_of(float_of(rest) + 0.5f) - 0x3f000000;
+  } else {
+    half = (rest - 0x38000000 + 0xfff + (rest >> 13 & 1)) >> 13;
+  }
+  return float_of(0xffff0000 | sign | half);
+}
+#endif
 #endif

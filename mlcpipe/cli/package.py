@@ -19,6 +19,7 @@ class App(str, Enum):
     """What a bundle is packaged as."""
 
     web = "web"
+    cli = "cli"
     weights = "weights"
 
 
@@ -33,27 +34,39 @@ def package_command(
     ],
     output: Annotated[Path, typer.Option("--output", "-o", help="The site's new folder, or the file.")],
     app: Annotated[
-        App, typer.Option(help="What to make: a static web site, or a file of data for programs and apps.")
+        App,
+        typer.Option(help="What to make: a static web site, a program for a board, or a file of data for apps."),
     ] = App.web,
     title: Annotated[
         str | None, typer.Option(help="The model's name on the page (default: the bundle's folder).")
     ] = None,
+    weights: Annotated[
+        bool, typer.Option("--weights/--no-weights", help="Whether the program carries the model in its own file.")
+    ] = True,
     overwrite: OverwriteOption = False,
 ) -> None:
     """Make a static web site: a chat page with the model, which runs in the visitor's browser.
 
     Any host of static files will do, over https. To try the page on this computer: `mlcpipe chat --web`.
 
-    With `--app weights` make one file of weights, tokenizer and template, without code.
+    With `--app cli` make a program of one file that chats on a Linux machine without Python. The bundle is one for
+    arm64-linux, riscv64-linux or x86_64-linux. With `--app weights` make one file of weights, tokenizer and template,
+    without code.
 
     Examples:
 
     `mlcpipe compile ./Qwen3-0.6B --target webgpu -o qwen3-web`
 
     `mlcpipe package qwen3-web --app web -o site`
+
+    `mlcpipe compile ./Qwen3-0.6B --target arm64-linux -o qwen3-pi`
+
+    `mlcpipe package qwen3-pi --app cli -o chat`
     """
-    if app is App.weights:
-        _write_weights(bundles, output, overwrite, title)
+    if app is not App.cli and not weights:
+        raise UsageError("--no-weights has no effect", next_step="use it with --app cli")
+    if app is not App.web:
+        _write_files(app, bundles, output, weights=weights, overwrite=overwrite, title=title)
         return
     from mlcpipe.web import assemble_site, check_bundles, page_folder, write_site
 
@@ -66,13 +79,20 @@ def package_command(
     say(stdout_console(), f"{output}: {len(site.files)} files, {size}\nPut the folder on any static host with https.")
 
 
-def _write_weights(bundles: list[Path], output: Path, overwrite: bool, title: str | None) -> None:
+def _write_files(
+    app: App, bundles: list[Path], output: Path, *, weights: bool, overwrite: bool, title: str | None
+) -> None:
     from mlcpipe.compiler.container import write_container
+    from mlcpipe.compiler.program import write_chat_program
 
     if len(bundles) != 1 or title is not None:
-        raise UsageError("--app weights", expected="one bundle and no --title", found=f"{len(bundles)} bundles")
+        raise UsageError(f"--app {app.value}", expected="one bundle and no --title", found=f"{len(bundles)} bundles")
     if output.exists() and not overwrite:
         raise UsageError("the file exists", where=output, next_step="choose another, or use --overwrite")
     with console_progress(stderr_console()) as progress:
-        write_container(bundles[0], output, progress)
-    say(stdout_console(), f"{output}: {byte_size(output.stat().st_size)}")
+        if app is App.cli:
+            written = write_chat_program(bundles[0], output, progress, weights=weights)
+        else:
+            written = [write_container(bundles[0], output, progress)]
+    for path in written:
+        say(stdout_console(), f"{path}: {byte_size(path.stat().st_size)}")

@@ -15,7 +15,9 @@ from mlcpipe.resources import native_path
 LIBRARY = "libmlcpipe.so"
 _FOLDER = native_path() / "runtime"
 _TEXT = sorted((_FOLDER / "text").glob("*.cc"))
-_OBJECTS = ("runtime.o", "pool.o", *(f"{path.stem}.o" for path in _TEXT), "main.o")
+_CLI = sorted((_FOLDER / "cli").glob("*.cc"))
+_LIBRARY_OBJECTS = ("runtime.o", "pool.o", *(f"{path.stem}.o" for path in _TEXT))
+_OBJECTS = (*_LIBRARY_OBJECTS, *(f"{path.stem}.o" for path in _CLI))
 _SECTIONS = ("-ffunction-sections", "-fdata-sections", "-fvisibility=hidden")
 _C = ("-O2", "-fPIC", *_SECTIONS, "-DMLCPIPE_RUNTIME", "-c")
 # TVM's functions are nobody else's: two runtimes in one process do not meet. musl's headers do not name the order.
@@ -27,6 +29,12 @@ _TVM = (
     "-DTVM_FFI_CMAKE_LITTLE_ENDIAN=1",
 )
 _CXX = ("-std=c++17", "-Os", "-DNDEBUG", "-g0", "-fPIC", *_SECTIONS, "-fvisibility-inlines-hidden", *_TVM, "-c")
+_LICENSES = """.section .rodata
+.globl mlcpipe_licenses
+mlcpipe_licenses: .incbin "{path}"
+.byte 0
+.section .note.GNU-stack,"",%progbits
+"""
 _WARNINGS = ("-Wall", "-Wextra")
 _STRIPPED = ("-pthread", "-Wl,--gc-sections", "-Wl,-s")
 _SHARED = ("-shared", *_STRIPPED, f"-Wl,--version-script={_FOLDER / 'exports.map'}")
@@ -40,17 +48,22 @@ def shared_library(compiler: Linker, cache: Path) -> Path:
     tvm, own = _objects(compiler, cache)
 
     def build(made: Path) -> None:
-        compiler.run([*_SHARED, str(tvm), *map(str, own[:-1]), "-o", str(made / LIBRARY), "-ldl"])
+        compiler.run([*_SHARED, str(tvm), *map(str, own[: len(_LIBRARY_OBJECTS)]), "-o", str(made / LIBRARY), "-ldl"])
 
     return built_once(own[0].parent.with_suffix(".so"), [LIBRARY], cache, build)[0]
 
 
-def write_program(compiler: Linker, cache: Path, code: Path | None, output: Path) -> None:
+def write_program(compiler: Linker, cache: Path, code: Path | None, output: Path, licenses: Path | None = None) -> None:
     """Write the runtime's command line as a program: with the static library `code` of a bundle, or to load bundles.
 
-    With code it is static and needs nothing of the system but its kernel. Raises CompileError.
+    With code it is static and needs nothing of the system but its kernel. `licenses` is the text that it shows for
+    --licenses. Raises CompileError.
     """
     tvm, own = _objects(compiler, cache)
+    if licenses is not None:
+        source = licenses.with_suffix(".S")
+        source.write_text(_LICENSES.format(path=licenses), encoding="utf-8")
+        own = [*own, source]
     words = ["-rdynamic", "-ldl"] if code is None else ["-static", "-Wl,-u,mlcpipe_library_symbols", str(code), "-lm"]
     compiler.run([*_STRIPPED, str(tvm), *map(str, own), *words, "-o", str(output)])
 
@@ -72,12 +85,12 @@ def _objects(compiler: Linker, cache: Path) -> tuple[Path, list[Path]]:
 
 def _compile(compiler: Linker, tree: SourceTree, made: Path) -> None:
     """Compile our part of the runtime in a copy of TVM's tree."""
-    core, pool, *text, main = (str(made / name) for name in _OBJECTS)
+    core, pool, *others = (str(made / name) for name in _OBJECTS)
     defines = [f'-DMLCPIPE_ABI="{abi_hash()}"', f"-DMLCPIPE_FORMAT_VERSION={FORMAT_VERSION}"]
     with tree.copied() as copy:
         system = [word.replace("-I", "-isystem") for word in _includes(copy)]
         compiler.run([*_CXX, *_WARNINGS, f"-I{_FOLDER}", *defines, *system, str(_FOLDER / "runtime.cc"), "-o", core])
-    for source, made_object in zip([*_TEXT, _FOLDER / "main.cc"], [*text, main], strict=True):
+    for source, made_object in zip([*_TEXT, *_CLI], others):
         compiler.run([*_CXX, *_WARNINGS, f"-I{_FOLDER}", str(source), "-o", made_object])
     compiler.run(["-x", "c", "-std=gnu11", *_C, *_WARNINGS, str(POOL), "-o", pool])
 

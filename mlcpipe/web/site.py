@@ -7,7 +7,6 @@ import re
 import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +14,7 @@ from mlcpipe.atomic import atomic_directory
 from mlcpipe.bundle import Manifest, read_manifest, verify
 from mlcpipe.bundle.manifest import MANIFEST
 from mlcpipe.bundle.origin import origin_of
+from mlcpipe.compiler.licenses import tvm_licenses
 from mlcpipe.errors import BundleError, UsageError
 
 SITE_JSON = "site.json"
@@ -96,15 +96,8 @@ def assemble_site(page: Path, bundles: Sequence[Path], *, title: str, autostart:
 
 def _licenses() -> bytes:
     """LICENSE and NOTICE of TVM, whose runtime is part of every library for browsers."""
-    parts = [
-        "Each model.wasm of this site contains the runtime of Apache TVM; and musl and libc++ of Emscripten (MIT)."
-    ]
-    for package in ("apache-tvm", "apache-tvm-ffi"):
-        distribution = metadata.distribution(package)
-        for file in distribution.files or ():
-            if file.stem in ("LICENSE", "NOTICE") and ".dist-info" in str(file):
-                parts.append(f"{package} {distribution.version}, {file.name}\n\n{file.read_text(encoding='utf-8')}")
-    return "\n\n".join(parts).encode()
+    first = "Each model.wasm of this site contains the runtime of Apache TVM; and musl and libc++ of Emscripten (MIT)."
+    return "\n\n".join([first, *(f"{title}\n\n{text}" for title, text in tvm_licenses())]).encode()
 
 
 def check_bundles(bundles: Sequence[Path]) -> None:

@@ -1,0 +1,52 @@
+"""The licences of what programs of the native runtime are made of, from the packages that are installed."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Iterator
+from importlib import metadata
+from pathlib import Path
+
+from mlcpipe.errors import CompileError
+
+_DLPACK = "Apache TVM FFI contains the header of DLPack (Apache License 2.0, whose text is above)."
+# What ziglang links into static programs, and the files in its package.
+_LINKED = {
+    "libc++": "lib/libcxx/LICENSE.TXT",
+    "libc++abi": "lib/libcxxabi/LICENSE.TXT",
+    "libunwind": "lib/libunwind/LICENSE.TXT",
+    "musl": "lib/libc/musl/COPYRIGHT",
+    "Zig's compiler-rt": "LICENSE",
+}
+
+
+def third_party_licenses() -> str:
+    """All texts, each under a title. Raises CompileError where a package lacks its own."""
+    parts = ["This program contains the following software, whose licences follow."]
+    parts += [_part(title, text) for title, text in (*tvm_licenses(), *_linked())]
+    return "\n\n".join([*parts, _part("DLPack", _DLPACK)]) + "\n"
+
+
+def tvm_licenses() -> Iterator[tuple[str, str]]:
+    """LICENSE and NOTICE of TVM's packages."""
+    for package in ("apache-tvm", "apache-tvm-ffi"):
+        distribution = metadata.distribution(package)
+        for file in distribution.files or ():
+            if file.stem in ("LICENSE", "NOTICE") and ".dist-info" in str(file):
+                yield f"{package} {distribution.version}, {file.name}", file.read_text(encoding="utf-8")
+
+
+def _linked() -> Iterator[tuple[str, str]]:
+    found = importlib.util.find_spec("ziglang")
+    if found is None or found.origin is None:
+        raise CompileError("no linker for programs", expected="ziglang", next_step="pip install 'mlcpipe[zig]'")
+    for name, file in _LINKED.items():
+        path = Path(found.origin).parent / file
+        try:
+            yield name, path.read_text(encoding="utf-8", errors="replace")
+        except OSError as error:
+            raise CompileError("a licence is missing", where=path, found=error.strerror) from error
+
+
+def _part(title: str, text: str) -> str:
+    return f"{title}\n{'=' * len(title)}\n\n{text.strip()}"

@@ -1,0 +1,54 @@
+"""A bundle as a program of one file, for a board without Python."""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+
+from mlcpipe.atomic import atomic_file
+from mlcpipe.bundle import Manifest, read_manifest
+from mlcpipe.compiler.container import write_container
+from mlcpipe.compiler.licenses import third_party_licenses
+from mlcpipe.compiler.link import find_cxx
+from mlcpipe.compiler.native_runtime import write_program
+from mlcpipe.env import env
+from mlcpipe.errors import UsageError
+from mlcpipe.host.cpu_features import architecture_of
+from mlcpipe.progress import Progress
+
+DATA_SUFFIX = ".mlcp"
+
+
+def write_chat_program(bundle: Path, output: Path, progress: Progress, *, weights: bool = True) -> list[Path]:
+    """Write a static program that chats with a bundle's model -> the files.
+
+    Without `weights` the model's data is a file of its own, which the program looks for beside itself. Raises
+    UsageError for a bundle without a static library, CompileError, BundleError and ResourceError.
+    """
+    manifest = read_manifest(bundle)
+    arch, code = architecture_of(manifest.target.triple), _static_library(bundle, manifest)
+    progress.stage("compile the runtime (two minutes for the first program of an architecture)")
+    with tempfile.TemporaryDirectory() as folder:
+        program, licenses = Path(folder, "program"), Path(folder, "licenses.txt")
+        licenses.write_text(third_party_licenses(), encoding="utf-8")
+        write_program(find_cxx(f"{arch}-linux-musl"), env().cache_dir, code, program, licenses)
+        if weights:
+            return [write_container(bundle, output, progress, program=program)]
+        content = program.read_bytes()
+    with atomic_file(output, len(content)) as file:
+        file.write(content)
+        Path(file.name).chmod(0o755)
+    return [output, write_container(bundle, output.with_name(output.name + DATA_SUFFIX), progress)]
+
+
+def _static_library(bundle: Path, manifest: Manifest) -> Path:
+    found = [bundle / name for name in manifest.files if name.endswith(".a")]
+    if len(found) != 1 or "linux" not in manifest.target.triple:
+        raise UsageError(
+            "the bundle has no static library for Linux",
+            where=bundle,
+            expected="one that was compiled for arm64-linux, riscv64-linux or x86_64-linux",
+            found=f"target {manifest.target.name}",
+            next_step="compile the model again with --target arm64-linux",
+        )
+    return found[0]

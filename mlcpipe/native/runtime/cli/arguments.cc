@@ -1,0 +1,161 @@
+#include "cli/arguments.h"
+
+#include <unistd.h>
+
+#include <cerrno>
+#include <climits>
+#include <cstdio>
+#include <cstdlib>
+#include <random>
+#include <type_traits>
+
+namespace mlcpipe::cli {
+namespace {
+
+constexpr int kFailed = 2;
+constexpr char kUsage[] =
+    " [COMMAND] [OPTIONS]\n\n"
+    "Chats with the model in the terminal.\n\n"
+    "commands:\n"
+    "  bench                measure a prompt and an answer\n"
+    "  doctor               say what the model takes, and whether it fits\n\n"
+    "options:\n"
+    "  -p, --prompt TEXT    answer one prompt; without a terminal, what is read is the prompt\n"
+    "  -m, --model PATH     a bundle, or a file of its data (default: the program's own)\n"
+    "      --system TEXT    instructions that come first\n"
+    "      --raw            continue the prompt as plain text, without the chat template\n"
+    "      --greedy         take the most probable token each time\n"
+    "      --temperature T  (default: 0.7)\n"
+    "      --top-p P        (default: 0.95)\n"
+    "      --seed N         draw the same tokens in each run\n"
+    "      --max-tokens N   of an answer (default: what the context has room for)\n"
+    "      --prompt-tokens N  of bench (default: 512)\n"
+    "      --context N      tokens of prompt and answer (default: what memory has room for)\n"
+    "      --threads N      (default: the physical cores)\n"
+    "      --variant NAME   of the kernels (default: the best for this CPU)\n"
+    "      --json           print results as JSON\n"
+    "      --licenses       print the licences of what the program is made of\n"
+    "  -h, --help           show this\n";
+
+template <typename Number>
+Number NumberOf(const std::string& option, const std::string& text) {
+  char* end = nullptr;
+  errno = 0;
+  Number number;
+  if constexpr (std::is_floating_point_v<Number>) {
+    number = std::strtod(text.c_str(), &end);
+  } else if constexpr (std::is_unsigned_v<Number>) {
+    number = std::strtoull(text.c_str(), &end, 10);
+    if (text.find('-') != std::string::npos) errno = ERANGE;
+  } else {
+    const long long value = std::strtoll(text.c_str(), &end, 10);
+    number = static_cast<Number>(value);
+    if (number != value) errno = ERANGE;
+  }
+  if (text.empty() || *end || errno) Fail(option + "; expected a number; found " + text);
+  return number;
+}
+
+// Options that take no value.
+bool TakeFlag(const std::string& option, Arguments* to) {
+  if (option == "--raw") to->raw = true;
+  else if (option == "--json") to->json = true;
+  else if (option == "--greedy") to->temperature = 0;
+  else if (option == "--licenses") to->command = Command::kLicenses;
+  else if (option == "-h" || option == "--help") to->command = Command::kHelp;
+  else return false;
+  return true;
+}
+
+bool TakeOption(const std::string& option, const std::string& value, Arguments* to) {
+  if (option == "-p" || option == "--prompt") to->prompt = value;
+  else if (option == "-m" || option == "--model") to->model = value;
+  else if (option == "--system") to->system = value;
+  else if (option == "--variant") to->variant = value;
+  else if (option == "--temperature") to->temperature = NumberOf<double>(option, value);
+  else if (option == "--top-p") to->top_p = NumberOf<double>(option, value);
+  else if (option == "--seed") to->seed = NumberOf<uint64_t>(option, value);
+  else if (option == "--max-tokens") to->max_tokens = NumberOf<int64_t>(option, value);
+  else if (option == "--prompt-tokens") to->prompt_tokens = NumberOf<int64_t>(option, value);
+  else if (option == "--context") to->context = NumberOf<int64_t>(option, value);
+  else if (option == "--threads") to->threads = NumberOf<int32_t>(option, value);
+  else return false;
+  return true;
+}
+
+// The program's own file where it carries a model, else the file of data beside it.
+std::string OwnModel(const std::string& program) {
+  char path[PATH_MAX + 1];
+  const ssize_t length = readlink("/proc/self/exe", path, PATH_MAX);
+  const std::string own = length > 0 ? std::string(path, static_cast<size_t>(length)) : program;
+  const std::string beside = own + ".mlcp";
+  return access(beside.c_str(), F_OK) == 0 ? beside : own;
+}
+
+}  // namespace
+
+void Fail(const std::string& line) {
+  std::fflush(stdout);
+  std::fprintf(stderr, "error: %s\n", line.c_str());
+  std::exit(kFailed);
+}
+
+void Check(int32_t code) {
+  if (code == MLCPIPE_OK) return;
+  auto error = Sized<mlcpipe_error>();
+  mlcpipe_last_error(&error);
+  Fail(error.line);
+}
+
+std::string Usage(const std::string& program) { return "usage: " + program + kUsage; }
+
+Arguments Parsed(int count, char** words) {
+  Arguments arguments;
+  arguments.program = count ? words[0] : "chat";
+  for (int i = 1; i < count; ++i) {
+    std::string option = words[i];
+    if (i == 1 && option == "bench") {
+      arguments.command = Command::kBench;
+    } else if (i == 1 && option == "doctor") {
+      arguments.command = Command::kDoctor;
+    } else if (!TakeFlag(option, &arguments)) {
+      const size_t equals = option.rfind("--", 0) == 0 ? option.find('=') : std::string::npos;
+      std::string value;
+      if (equals != std::string::npos) {
+        value = option.substr(equals + 1);
+        option.resize(equals);
+      } else if (i + 1 < count) {
+        value = words[++i];
+      } else if (Arguments unused; TakeOption(option, "0", &unused)) {
+        Fail(option + "; expected a value; found none");
+      }
+      if (!TakeOption(option, value, &arguments)) Fail("no such option or command; found " + option + "; see --help");
+    }
+  }
+  if (arguments.model.empty()) arguments.model = OwnModel(arguments.program);
+  return arguments;
+}
+
+mlcpipe_options OptionsOf(const Arguments& arguments) {
+  auto options = Sized<mlcpipe_options>();
+  options.variant = arguments.variant.empty() ? nullptr : arguments.variant.c_str();
+  options.context_length = arguments.context;
+  options.threads = arguments.threads;
+  return options;
+}
+
+mlcpipe_sampling SamplingOf(const Arguments& arguments) {
+  auto sampling = Sized<mlcpipe_sampling>();
+  mlcpipe_default_sampling(&sampling);
+  if (arguments.temperature >= 0) sampling.temperature = arguments.temperature;
+  if (arguments.top_p >= 0) sampling.top_p = arguments.top_p;
+  if (arguments.seed) {
+    sampling.seed = *arguments.seed;
+  } else {
+    std::random_device random;
+    sampling.seed = uint64_t{random()} << 32 | random();
+  }
+  return sampling;
+}
+
+}  // namespace mlcpipe::cli

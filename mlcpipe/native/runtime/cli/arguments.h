@@ -1,0 +1,55 @@
+// The command line: what to do, with which model, and how.
+#ifndef MLCPIPE_RUNTIME_CLI_ARGUMENTS_H_
+#define MLCPIPE_RUNTIME_CLI_ARGUMENTS_H_
+
+#include <cstdint>
+#include <optional>
+#include <string>
+
+#include "mlcpipe.h"
+
+namespace mlcpipe::cli {
+
+enum class Command { kChat, kBench, kDoctor, kLicenses, kHelp };
+
+struct Arguments {
+  Command command = Command::kChat;
+  std::string program;  // as it was called
+  std::string model;    // a folder or file; of the program itself, or beside it, where none is named
+  std::optional<std::string> prompt, system;
+  std::string variant;
+  int64_t max_tokens = 0, context = 0, prompt_tokens = 512;
+  int32_t threads = 0;
+  std::optional<uint64_t> seed;
+  double temperature = -1, top_p = -1;  // below 0: the defaults
+  bool raw = false, json = false;
+};
+
+// Ends the program with one line for an argument that is wrong.
+Arguments Parsed(int count, char** words);
+
+// What `--help` prints.
+std::string Usage(const std::string& program);
+
+// Prints "error: " and the line to stderr, and ends the program.
+[[noreturn]] void Fail(const std::string& line);
+
+// Fails with the runtime's last error unless `code` is MLCPIPE_OK.
+void Check(int32_t code);
+
+mlcpipe_options OptionsOf(const Arguments& arguments);
+
+// The defaults, but for what the arguments say; drawn anew in each run where no seed is given.
+mlcpipe_sampling SamplingOf(const Arguments& arguments);
+
+// A struct of the C API with its size.
+template <typename Struct>
+Struct Sized() {
+  Struct made{};
+  made.size = sizeof made;
+  return made;
+}
+
+}  // namespace mlcpipe::cli
+
+#endif  // MLCPIPE_RUNTIME_CLI_ARGUMENTS_H_

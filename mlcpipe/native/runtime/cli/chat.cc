@@ -1,0 +1,197 @@
+#include "cli/chat.h"
+
+#include <pthread.h>
+#include <signal.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <cinttypes>
+#include <cstdio>
+#include <iostream>
+#include <thread>
+#include <vector>
+
+#include "cli/json_text.h"
+
+namespace mlcpipe::cli {
+namespace {
+
+constexpr int kInterrupted = 130;  // as a shell says of a program that Ctrl-C ended
+
+// Ctrl-C ends the answer that is being written; at another time the program. Made before other threads, which then do
+// not get the signal.
+class Interrupts {
+ public:
+  Interrupts() {
+    sigset_t set;
+    sigemptyset(&set);
+    sigaddset(&set, SIGINT);
+    pthread_sigmask(SIG_BLOCK, &set, nullptr);
+    std::thread([this, set] { Wait(set); }).detach();
+  }
+
+  void Begin(mlcpipe_engine engine) { answering_ = engine; }
+  void End() { answering_ = 0; }
+
+ private:
+  std::atomic<mlcpipe_engine> answering_{0};
+
+  [[noreturn]] void Wait(sigset_t set) {
+    for (;;) {
+      int signal = 0;
+      sigwait(&set, &signal);
+      const mlcpipe_engine engine = answering_;
+      if (engine) {
+        mlcpipe_cancel(engine);
+        continue;
+      }
+      if (write(STDERR_FILENO, "\n", 1) < 0) _exit(kInterrupted);
+      _exit(kInterrupted);
+    }
+  }
+};
+
+struct Message {
+  std::string role, content;
+};
+
+std::string JsonOf(const std::vector<Message>& messages) {
+  std::string json = "[";
+  for (const Message& message : messages) {
+    if (json.size() > 1) json += ", ";
+    json += "{\"role\": " + JsonText(message.role) + ", \"content\": " + JsonText(message.content) + "}";
+  }
+  return json + "]";
+}
+
+// What comes of a request.
+struct Reply {
+  bool shows;
+  std::string text;
+  std::vector<int32_t> tokens;
+  mlcpipe_statistics statistics = Sized<mlcpipe_statistics>();
+  int32_t code = MLCPIPE_OK;
+
+  static int32_t OnText(void* context, const char* text, size_t bytes) {
+    auto* reply = static_cast<Reply*>(context);
+    reply->text.append(text, bytes);
+    // Where nobody reads any more, the answer ends.
+    return reply->shows && (std::fwrite(text, 1, bytes, stdout) != bytes || std::fflush(stdout));
+  }
+  static int32_t OnToken(void* context, int32_t token) {
+    static_cast<Reply*>(context)->tokens.push_back(token);
+    return 0;
+  }
+};
+
+class Session {
+ public:
+  explicit Session(const Arguments& arguments) : arguments_(arguments), sampling_(SamplingOf(arguments)) {
+    const mlcpipe_options options = OptionsOf(arguments);
+    Check(mlcpipe_open(arguments.model.c_str(), &options, &engine_));
+    Reset();
+  }
+  ~Session() { mlcpipe_close(engine_); }
+
+  void Reset() {
+    messages_.clear();
+    if (arguments_.system) messages_.push_back({"system", *arguments_.system});
+  }
+
+  // Answers, and keeps both for the next turn. An answer that fails leaves the chat as it was.
+  Reply Ask(const std::string& prompt) {
+    messages_.push_back({"user", prompt});
+    Reply reply = arguments_.raw ? Answer(prompt, "") : Answer("", JsonOf(messages_));
+    if (reply.code == MLCPIPE_OK || reply.code == MLCPIPE_CANCELLED) {
+      messages_.push_back({"assistant", reply.text});
+    } else {
+      messages_.pop_back();
+    }
+    return reply;
+  }
+
+ private:
+  const Arguments& arguments_;
+  Interrupts interrupts_;
+  mlcpipe_sampling sampling_;
+  mlcpipe_engine engine_ = 0;
+  std::vector<Message> messages_;
+
+  Reply Answer(const std::string& text, const std::string& messages) {
+    Reply reply{};
+    reply.shows = !arguments_.json;
+    auto request = Sized<mlcpipe_request>();
+    request.max_tokens = arguments_.max_tokens;
+    request.sampling = &sampling_;
+    request.on_token = Reply::OnToken;
+    request.on_text = Reply::OnText;
+    request.context = &reply;
+    request.text = {text.data(), text.size()};
+    request.messages = {messages.data(), messages.size()};
+    interrupts_.Begin(engine_);
+    reply.code = mlcpipe_generate(engine_, &request, &reply.statistics);
+    interrupts_.End();
+    return reply;
+  }
+};
+
+void PrintJson(const Reply& reply) {
+  const mlcpipe_statistics& statistics = reply.statistics;
+  std::string ids;
+  for (int32_t token : reply.tokens) ids += (ids.empty() ? "" : ", ") + std::to_string(token);
+  std::printf("{\"text\": %s, \"token_ids\": [%s], \"finish_reason\": \"%s\", \"prompt_tokens\": %" PRId64
+              ", \"load_s\": %.6f, \"prefill_s\": %.6f, \"decode_s\": %.6f}\n",
+              JsonText(reply.text).c_str(), ids.c_str(), statistics.finish == MLCPIPE_STOP ? "stop" : "length",
+              statistics.prompt_tokens, statistics.load_s, statistics.prefill_s, statistics.decode_s);
+}
+
+int AnswerOnce(const Arguments& arguments, const std::string& prompt) {
+  Session session(arguments);
+  const Reply reply = session.Ask(prompt);
+  if (reply.code == MLCPIPE_CANCELLED) return kInterrupted;
+  Check(reply.code);
+  if (arguments.json) {
+    PrintJson(reply);
+  } else {
+    std::puts("");
+  }
+  return 0;
+}
+
+std::string ReadAll() {
+  std::string text((std::istreambuf_iterator<char>(std::cin)), std::istreambuf_iterator<char>());
+  while (!text.empty() && (text.back() == '\n' || text.back() == '\r')) text.pop_back();
+  return text;
+}
+
+}  // namespace
+
+int Chat(const Arguments& arguments) {
+  if (arguments.prompt) return AnswerOnce(arguments, *arguments.prompt);
+  if (!isatty(STDIN_FILENO)) {
+    const std::string prompt = ReadAll();
+    if (prompt.empty()) Fail("no prompt; expected -p TEXT, a text to read, or a terminal");
+    return AnswerOnce(arguments, prompt);
+  }
+  Session session(arguments);
+  std::puts("/reset forgets the chat, Ctrl-C ends an answer, Ctrl-D the program");
+  for (std::string line; std::printf("> "), std::fflush(stdout), std::getline(std::cin, line);) {
+    if (line.empty()) continue;
+    if (line == "/reset") {
+      session.Reset();
+      continue;
+    }
+    const Reply reply = session.Ask(line);
+    if (reply.code == MLCPIPE_OK || reply.code == MLCPIPE_CANCELLED) {
+      std::puts("");
+    } else {
+      auto error = Sized<mlcpipe_error>();
+      mlcpipe_last_error(&error);
+      std::fprintf(stderr, "error: %s\n", error.line);
+    }
+  }
+  std::puts("");
+  return 0;
+}
+
+}  // namespace mlcpipe::cli

@@ -21,6 +21,7 @@ from mlcpipe.cli.options import (
 )
 from mlcpipe.cli.terminal import print_json, print_rows, say, stderr_console, stdout_console
 from mlcpipe.defaults import AUTO, DEFAULT_QUANTIZATION, DEFAULT_TARGET
+from mlcpipe.host.cpu_features import architecture, architecture_of
 from mlcpipe.host.finding import byte_size
 from mlcpipe.loading import check_names
 from mlcpipe.progress import ConsoleProgress, console_progress
@@ -125,4 +126,12 @@ def _show(bundle: Path, manifest: Manifest, bits: float, progress: ConsoleProgre
     ]  # fmt: skip
     console = stdout_console()
     print_rows(console, rows)
-    say(console, f"\nNow type:  mlcpipe chat {bundle}")
+    say(console, f"\nNow type:  {_next_command(bundle, manifest)}")
+
+
+def _next_command(bundle: Path, manifest: Manifest) -> str:
+    """What runs a bundle, here or on the machine that it was compiled for."""
+    triple = manifest.target.triple
+    if "linux" in triple and architecture_of(triple) != architecture():
+        return f"mlcpipe package {bundle} --app cli -o chat"
+    return f"mlcpipe chat {bundle}"

@@ -1,7 +1,8 @@
-"""The native runtime as a program: one that loads bundles, and static ones for other machines, run by an emulator."""
+"""The native runtime as a program: one that loads bundles, and static ones with the model inside, for other machines."""
 
 from __future__ import annotations
 
+import json
 import shutil
 import subprocess
 from pathlib import Path
@@ -10,6 +11,7 @@ import pytest
 
 import mlcpipe
 from mlcpipe import Engine, SamplingParams
+from mlcpipe.cli import main
 from mlcpipe.compiler.link import find_cxx, find_zig
 from mlcpipe.compiler.native_runtime import write_program
 from tests.conftest import DEMO, Bundles
@@ -18,56 +20,98 @@ from tests.native.conftest import private_cache
 pytestmark = pytest.mark.full  # compiles TVM's runtime
 CPUS = {"aarch64": ("cortex-a53", "neoverse-n1", "max"), "riscv64": ("rv64", "rv64,v=true")}
 TARGETS = {"aarch64": "arm64-linux", "riscv64": "riscv64-linux"}
+PROMPT = "Hello! What is a compiler?"
 
 
-def answer(demo: Engine) -> tuple[list[int], list[int], list[int]]:
-    """A prompt, the greedy answer of Python's engine, and the ids that end it."""
-    prompt = demo.tokenizer.encode_chat([{"role": "user", "content": "Hello!"}], allow_control_tokens=False)
+def run(*command: object, text: str = "") -> subprocess.CompletedProcess[str]:
+    words = list(map(str, command))
+    return subprocess.run(words, input=text, capture_output=True, text=True, check=False, timeout=600)
+
+
+def expected(demo: Engine) -> tuple[str, list[int]]:
+    """The greedy answer of Python's engine."""
     demo.reset()
-    found = demo.generate(prompt, sampling=SamplingParams(temperature=0.0), max_tokens=64)
-    return prompt, found.token_ids, sorted(demo.tokenizer.eos_token_ids)
+    messages = [{"role": "system", "content": "Be short."}, {"role": "user", "content": PROMPT}]
+    found = demo.chat(messages, sampling=SamplingParams(temperature=0.0), max_tokens=48)
+    return found.text, found.token_ids
 
 
-def run(command: list[str]) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=600)
-
-
-def generate(program: list[str], bundle: Path, demo: Engine) -> tuple[list[int], list[int]]:
-    """Tokens of a program and of Python's engine."""
-    prompt, expected, stops = answer(demo)
-    words = {"--prompt": prompt, "--stop": stops, "--tokens": [64], "--threads": [2]}
-    options = [word for option, ids in words.items() for word in (option, " ".join(map(str, ids)))]
-    done = run([*program, "generate", str(bundle), *options])
+def answer(*program: object) -> tuple[str, list[int]]:
+    words = ("-p", PROMPT, "--system", "Be short.", "--greedy", "--max-tokens", 48, "--threads", 2, "--json")
+    done = run(*program, *words)
     assert done.returncode == 0, done.stderr
-    return [int(word) for word in done.stdout.split()], expected
+    found = json.loads(done.stdout)
+    return found["text"], found["token_ids"]
 
 
-def test_a_program_loads_a_bundle(demo_bundles: Bundles, demo: Engine, shared: Path, tmp_path: Path) -> None:
-    program, bundle = tmp_path / "program", demo_bundles["q4f16_1"]
-    write_program(find_cxx(), private_cache(shared), None, program)
-    found, expected = generate([str(program)], bundle, demo)
-    assert found == expected and len(found) > 5
-    assert "it fits" in run([str(program), "doctor", str(bundle)]).stdout
-    rates = run([str(program), "bench", str(bundle), "--prompt-tokens", "20", "--tokens", "8"]).stdout.splitlines()
-    assert len(rates) == 4 and all("tok/s" in line for line in rates[1:])
-    for options, words in [
-        (["bench", str(tmp_path)], "mlcpipe.json has changed"),
-        (["bench", str(bundle), "--threads", "x"], "--threads; expected a number; found x"),
-        (["generate", str(bundle), "--prompt", ""], "token ids; expected one or more"),
-        (["other", str(bundle)], "no such command; found other"),
-    ]:
-        done = run([str(program), *options])
-        assert done.returncode == 2 and words in done.stderr and done.stderr.count("\n") == 1
+@pytest.fixture(scope="module")
+def program(shared: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("program") / "chat"
+    write_program(find_cxx(), private_cache(shared), None, path)
+    return path
+
+
+def test_a_program_loads_a_bundle(program: Path, demo_bundles: Bundles, demo: Engine) -> None:
+    bundle = demo_bundles["q4f16_1"]
+    assert answer(program, "-m", bundle) == expected(demo)
+    assert run(program, "-m", bundle, "--greedy", "--max-tokens=48", text=PROMPT + "\n").stdout.count("\n") >= 1
+    assert "it fits" in run(program, "doctor", "-m", bundle).stdout
+    assert json.loads(run(program, "doctor", "-m", bundle, "--json").stdout)["fits"]
+    rates = run(program, "bench", "-m", bundle, "--prompt-tokens", 20, "--max-tokens", 8, "--json").stdout.splitlines()
+    assert len(rates) == 2 and all(json.loads(line)["decode_tok_s"] > 0 for line in rates)
+    seeded = [run(program, "-m", bundle, "-p", "Hi", "--seed", seed, "--max-tokens", 20).stdout for seed in (7, 7, 8)]
+    assert seeded[0] == seeded[1] != seeded[2]
+    assert "usage: " in run(program, "--help").stdout
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (["bench", "-m", "/"], "mlcpipe.json has changed"),
+        (["-p", "x"], "no model in the file"),
+        (["-p", "x", "-m", "none"], "no bundle in none"),
+        (["--threads", "x"], "--threads; expected a number; found x"),
+        (["--seed=-1"], "--seed; expected a number; found -1"),
+        (["--seed"], "--seed; expected a value; found none"),
+        (["other"], "no such option or command; found other"),
+        (["-m", "BUNDLE"], "no prompt; expected -p TEXT"),
+        (["-m", "BUNDLE", "-p", "x", "--context", "100000"], "context length; expected 1 to"),
+        (["-m", "BUNDLE", "-p", "x" * 20_000], "the context is full"),
+        (["-m", "BUNDLE", "-p", "x", "--temperature", "1000"], "temperature"),
+    ],
+)
+def test_mistakes_are_one_line(options: list[str], words: str, program: Path, demo_bundles: Bundles) -> None:
+    done = run(program, *(str(demo_bundles["q4f16_1"]) if word == "BUNDLE" else word for word in options))
+    assert done.returncode == 2 and done.stderr.startswith("error: ") and done.stderr.count("\n") == 1, done.stderr
+    assert words in done.stderr
 
 
 @pytest.mark.parametrize("arch", [pytest.param("aarch64"), pytest.param("riscv64", marks=pytest.mark.everything)])
-def test_a_static_program_of_another_machine(arch: str, demo: Engine, shared: Path, tmp_path: Path) -> None:
-    """Every level of instructions gives the answer of this machine."""
+def test_a_static_program_for_a_board(
+    arch: str, demo: Engine, shared: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With the model in its file, on CPUs of every level of instructions: the answer of this machine."""
     if find_zig() is None or shutil.which(f"qemu-{arch}") is None:
         pytest.skip("programs for other machines need ziglang and qemu-user")
-    program = tmp_path / "program"
+    monkeypatch.setenv("MLCPIPE_CACHE", str(private_cache(shared)))
     bundle = mlcpipe.compile(DEMO, target=TARGETS[arch], quantization="q4f16_1", output=tmp_path / "bundle")
-    write_program(find_cxx(f"{arch}-linux-musl"), private_cache(shared), bundle / "lib" / "libmodel.a", program)
+    assert main(["package", str(bundle), "--app", "cli", "-o", str(tmp_path / "chat")]) == 0
     for cpu in CPUS[arch]:
-        found, expected = generate([f"qemu-{arch}", "-cpu", cpu, str(program)], bundle, demo)
-        assert found == expected, cpu
+        assert answer(f"qemu-{arch}", "-cpu", cpu, tmp_path / "chat") == expected(demo), cpu
+    licenses = run(f"qemu-{arch}", tmp_path / "chat", "--licenses").stdout
+    assert all(word in licenses for word in ("apache-tvm", "musl", "libc++", "Apache License"))
+    assert main(["package", str(bundle), "--app", "cli", "--no-weights", "-o", str(tmp_path / "small")]) == 0
+    assert (tmp_path / "small").stat().st_size < 4 << 20
+    assert answer(f"qemu-{arch}", tmp_path / "small") == expected(demo)
+    (tmp_path / "small.mlcp").unlink()
+    lonely = run(f"qemu-{arch}", tmp_path / "small", "-p", "x")
+    assert lonely.returncode == 2 and "no model in the file" in lonely.stderr
+
+
+def test_a_bundle_without_a_static_library(
+    demo_bundles: Bundles, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["package", str(demo_bundles["q4f16_1"]), "--app", "cli", "-o", str(tmp_path / "chat")]) == 2
+    assert "no static library" in (said := capsys.readouterr().err) and "--target arm64-linux" in said
+    assert main(["package", str(demo_bundles["q4f16_1"]), "--no-weights", "-o", str(tmp_path / "chat")]) == 2
+    assert "--no-weights has no effect" in capsys.readouterr().err

@@ -10,6 +10,8 @@ namespace mlcpipe {
 namespace {
 
 constexpr char kManifest[] = "mlcpipe.json";
+// Besides the library and the weights; a bundle's other files are for Python and for MLC's hosts.
+constexpr const char* kRead[] = {"tensor-cache.json", "tokenizer.bin", "template.bin"};
 constexpr uint64_t kMaxManifestBytes = 8 << 20;
 constexpr int64_t kMaxExtent = INT32_MAX;
 // Linux x86-64, 2026-11: what a run takes besides, TVM's objects and the library's code, with a margin.
@@ -133,12 +135,14 @@ int64_t Manifest::running_bytes() const {
 
 void Manifest::Verify(const std::vector<std::string>& shards) const {
   for (const auto& [path, info] : files) {
-    if (path.rfind("lib/", 0) == 0 && !source.HasCode()) continue;
+    const bool is_shard = std::find(shards.begin(), shards.end(), path) != shards.end();
+    const bool is_read = path == library || std::find(std::begin(kRead), std::end(kRead), path) != std::end(kRead);
+    if (!is_shard && !is_read) continue;
     const MappedFile file = source.Open(path);
     if (file.bytes() != info.bytes) {
       throw source.Changed(path, std::to_string(info.bytes) + " bytes", std::to_string(file.bytes()));
     }
-    if (std::find(shards.begin(), shards.end(), path) != shards.end()) continue;
+    if (is_shard) continue;
     if (const std::string hash = Sha256(file.text()); hash != info.sha256) {
       throw source.Changed(path, "sha256 " + info.sha256, hash);
     }

@@ -52,8 +52,8 @@ class Manifest {
   // Keys and values that a layer has in a page.
   int64_t page_bytes() const;
 
-  // Checks sizes and hashes of all files except the weights, which are large and hold no code: of them the size. Throws
-  // kBundle.
+  // Checks sizes and hashes of the files that the runtime reads; of the weights, which are large and hold no code, the
+  // sizes. Throws kBundle.
   void Verify(const std::vector<std::string>& shards) const;
 
   // Checks that the library was compiled with these numbers, which kernels trust; `metadata` is the library's own text.

@@ -53,7 +53,7 @@ def test_ids_are_those_of_tokenizers(opened: Open, name: str) -> None:
     assert disagreements(native, tokenizer, texts(QUICK)) == []
 
 
-@pytest.mark.full
+@pytest.mark.everything
 @pytest.mark.parametrize("name", PIPELINES)
 def test_ids_of_many_texts(opened: Open, name: str) -> None:
     native, tokenizer = opened(name)

@@ -65,6 +65,33 @@ def test_a_program_loads_a_bundle(program: Path, demo_bundles: Bundles, demo: En
     assert "usage: " in run(program, "--help").stdout
 
 
+def test_a_chat_in_the_terminal(program: Path, demo_bundles: Bundles) -> None:
+    """Turns, an answer that Ctrl-C ends, and the ways out."""
+    pexpect = pytest.importorskip("pexpect")
+    options = ["-m", str(demo_bundles["q4f16_1"]), "--threads", "1", "--raw", "--max-tokens", "1500"]
+    chat = pexpect.spawn(str(program), options, encoding="utf-8", timeout=60)
+    chat.expect("Ctrl-D the program\r\n> ")
+    for _ in range(3):  # one that comes behind an answer gets a hint
+        chat.sendline("A compiler")
+        chat.expect("A compiler\r\n.")
+        chat.sendintr()
+        chat.expect("\n> ")
+    chat.sendline("/reset")
+    chat.expect("/reset\r\n> ")
+    chat.sendeof()
+    chat.expect(pexpect.EOF)
+    chat.close()
+    assert chat.exitstatus == 0
+    chat = pexpect.spawn(str(program), options, encoding="utf-8", timeout=60)
+    chat.expect("\n> ")
+    chat.sendintr()
+    chat.expect("Ctrl-C again, or Ctrl-D, ends the program\r\n> ")
+    chat.sendintr()
+    chat.expect(pexpect.EOF)
+    chat.close()
+    assert chat.exitstatus == 130
+
+
 @pytest.mark.parametrize(
     ("options", "words"),
     [

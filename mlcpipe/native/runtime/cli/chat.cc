@@ -18,11 +18,12 @@ namespace {
 
 constexpr int kInterrupted = 130;  // as a shell says of a program that Ctrl-C ended
 
-// Ctrl-C ends the answer that is being written; at another time the program. Made before other threads, which then do
-// not get the signal.
+// Ctrl-C ends the answer that is being written. Between the answers of a chat the first one only says how to end the
+// program, as it may have come just behind an answer; the next one ends it. Made before other threads, which then do not
+// get the signal.
 class Interrupts {
  public:
-  Interrupts() {
+  explicit Interrupts(bool chats) : spare_(chats), chats_(chats) {
     sigset_t set;
     sigemptyset(&set);
     sigaddset(&set, SIGINT);
@@ -31,10 +32,15 @@ class Interrupts {
   }
 
   void Begin(mlcpipe_engine engine) { answering_ = engine; }
-  void End() { answering_ = 0; }
+  void End() {
+    answering_ = 0;
+    spare_ = chats_;
+  }
 
  private:
   std::atomic<mlcpipe_engine> answering_{0};
+  std::atomic<bool> spare_;
+  const bool chats_;
 
   [[noreturn]] void Wait(sigset_t set) {
     for (;;) {
@@ -43,10 +49,14 @@ class Interrupts {
       const mlcpipe_engine engine = answering_;
       if (engine) {
         mlcpipe_cancel(engine);
-        continue;
+      } else if (spare_.exchange(false)) {
+        std::printf("\nCtrl-C again, or Ctrl-D, ends the program\n> ");
+        std::fflush(stdout);
+      } else {
+        std::puts("");
+        std::fflush(stdout);
+        _exit(kInterrupted);
       }
-      if (write(STDERR_FILENO, "\n", 1) < 0) _exit(kInterrupted);
-      _exit(kInterrupted);
     }
   }
 };
@@ -86,7 +96,8 @@ struct Reply {
 
 class Session {
  public:
-  explicit Session(const Arguments& arguments) : arguments_(arguments), sampling_(SamplingOf(arguments)) {
+  Session(const Arguments& arguments, bool chats)
+      : arguments_(arguments), interrupts_(chats), sampling_(SamplingOf(arguments)) {
     const mlcpipe_options options = OptionsOf(arguments);
     Check(mlcpipe_open(arguments.model.c_str(), &options, &engine_));
     Reset();
@@ -146,7 +157,7 @@ void PrintJson(const Reply& reply) {
 }
 
 int AnswerOnce(const Arguments& arguments, const std::string& prompt) {
-  Session session(arguments);
+  Session session(arguments, false);
   const Reply reply = session.Ask(prompt);
   if (reply.code == MLCPIPE_CANCELLED) return kInterrupted;
   Check(reply.code);
@@ -173,7 +184,7 @@ int Chat(const Arguments& arguments) {
     if (prompt.empty()) Fail("no prompt; expected -p TEXT, a text to read, or a terminal");
     return AnswerOnce(arguments, prompt);
   }
-  Session session(arguments);
+  Session session(arguments, true);
   std::puts("/reset forgets the chat, Ctrl-C ends an answer, Ctrl-D the program");
   for (std::string line; std::printf("> "), std::fflush(stdout), std::getline(std::cin, line);) {
     if (line.empty()) continue;

@@ -1,19 +1,23 @@
 // The C API: handles to engines, structs with sizes, and errors as codes.
 #include <atomic>
-#include <cstring>
 #include <map>
 #include <memory>
 #include <mutex>
 #include <new>
-#include <optional>
 
-#include "engine.h"
-#include "mlcpipe.h"
-#include "text/text_stream.h"
+#include "answer.h"
 
+using mlcpipe::Answer;
 using mlcpipe::Code;
 using mlcpipe::Engine;
 using mlcpipe::Error;
+using mlcpipe::Give;
+using mlcpipe::GiveAll;
+using mlcpipe::Ids;
+using mlcpipe::OptionsOf;
+using mlcpipe::Required;
+using mlcpipe::Taken;
+using mlcpipe::ViewOf;
 
 namespace {
 
@@ -80,132 +84,12 @@ class Engines {
   }
 };
 
-// A caller's struct, which may be shorter or longer than ours: what it lacks is as in `defaults`.
-template <typename Struct>
-Struct Taken(const Struct* given, Struct defaults) {
-  if (!given) return defaults;
-  if (given->size < sizeof given->size) throw Error(Code::kUsage, "a struct has no size");
-  std::memcpy(&defaults, given, std::min(given->size, sizeof defaults));
-  return defaults;
-}
-
-// Fills as much of a caller's struct as it has.
-template <typename Struct>
-void Give(Struct values, Struct* result) {
-  if (!result || result->size < sizeof result->size) throw Error(Code::kUsage, "a struct has no size");
-  values.size = result->size;
-  std::memcpy(result, &values, std::min(result->size, sizeof values));
-}
-
-template <typename T>
-const T* Required(const T* pointer, const char* name) {
-  if (!pointer) throw Error(Code::kUsage, name).Expected("an address").Found("NULL");
-  return pointer;
-}
-
-std::vector<int32_t> Ids(const int32_t* ids, size_t count, const char* name) {
-  if (!count) return {};
-  Required(ids, name);
-  return {ids, ids + count};
-}
-
-Engine::Options OptionsOf(const mlcpipe_options* given) {
-  const mlcpipe_options options = Taken(given, {sizeof options, nullptr, 0, 0, nullptr});
-  return {options.variant ? options.variant : "", options.context_length, options.threads, options.code};
-}
-
 template <typename Files>
 void OpenEngine(Files files, const mlcpipe_options* options, mlcpipe_engine* engine) {
   Required(engine, "engine");
   *engine = 0;
   *engine = Engines::Global().Add(std::make_shared<Engine>(files(), OptionsOf(options)));
 }
-
-mlcpipe::Sampling SamplingOf(const mlcpipe_sampling* given) {
-  mlcpipe_sampling defaults{};
-  defaults.size = sizeof defaults;
-  mlcpipe_default_sampling(&defaults);
-  const mlcpipe_sampling taken = Taken(given, defaults);
-  mlcpipe::Sampling sampling;
-  sampling.temperature = taken.temperature;
-  sampling.top_p = taken.top_p;
-  sampling.min_p = taken.min_p;
-  sampling.top_k = taken.top_k;
-  sampling.repetition_penalty = taken.repetition_penalty;
-  sampling.presence_penalty = taken.presence_penalty;
-  sampling.frequency_penalty = taken.frequency_penalty;
-  sampling.seed = taken.seed;
-  for (size_t i = 0; i < taken.bias_count; ++i) {
-    sampling.logit_bias.emplace_back(Required(taken.bias_tokens, "bias_tokens")[i], Required(taken.biases, "biases")[i]);
-  }
-  return sampling;
-}
-
-std::string_view ViewOf(mlcpipe_text text) {
-  if (!text.bytes) return {};
-  return {Required(text.data, "text"), text.bytes};
-}
-
-// Writes as many elements as there is room for, and how many there are.
-template <typename Elements, typename Element>
-void GiveAll(const Elements& elements, Element* to, size_t room, size_t* count) {
-  *const_cast<size_t*>(Required<size_t>(count, "count")) = elements.size();
-  if (room) std::copy_n(elements.begin(), std::min(room, elements.size()), const_cast<Element*>(Required<Element>(to, "room")));
-}
-
-// One request: its prompt as tokens, and its tokens as text.
-class Answer {
- public:
-  Answer(Engine* engine, const mlcpipe_request& given) : engine_(engine), given_(given) {
-    const auto stop_ids = Ids(given.stop_ids, given.stop_count, "stop_ids");
-    request_ = {Prompt(), given.max_tokens, {stop_ids.begin(), stop_ids.end()}, SamplingOf(given.sampling)};
-    if (!given.prompt_count || given.on_text || given.stops_count) stream_.emplace(engine->text().tokenizer(), Stream());
-  }
-
-  mlcpipe::Finish Generate() {
-    const mlcpipe::Finish finish = engine_->Generate(request_, [this](int32_t token) { return OnToken(token); });
-    if (stream_) Show(stream_->Flush());
-    return finish;
-  }
-
- private:
-  Engine* engine_;
-  const mlcpipe_request& given_;
-  mlcpipe::Request request_;
-  std::optional<mlcpipe::TextStream> stream_;
-
-  std::vector<int32_t> Prompt() const {
-    if ((given_.prompt_count != 0) + (given_.text.bytes != 0) + (given_.messages.bytes != 0) > 1) {
-      throw Error(Code::kUsage, "the prompt").Expected("one of prompt, text and messages");
-    }
-    std::vector<uint32_t> ids;
-    if (given_.text.bytes) ids = engine_->text().tokenizer().Encode(ViewOf(given_.text), true);
-    if (given_.messages.bytes) ids = engine_->text().EncodeChat(ViewOf(given_.messages), ViewOf(given_.variables));
-    if (ids.empty()) return Ids(given_.prompt, given_.prompt_count, "prompt");
-    return {ids.begin(), ids.end()};
-  }
-
-  mlcpipe::StreamOptions Stream() const {
-    mlcpipe::StreamOptions options;
-    for (size_t i = 0; i < given_.stops_count; ++i) {
-      options.stops.emplace_back(ViewOf(Required(given_.stops, "stops")[i]));
-    }
-    if (!given_.prompt_count && !given_.ignore_end) options.ends = engine_->text().Ends();
-    options.continues = !given_.messages.bytes;
-    return options;
-  }
-
-  mlcpipe::Verdict OnToken(int32_t token) {
-    bool wanted = !given_.on_token || !given_.on_token(given_.context, token);
-    if (stream_) wanted = Show(stream_->Push(static_cast<uint32_t>(token))) && wanted;
-    if (stream_ && stream_->stopped()) return mlcpipe::Verdict::kStop;
-    return wanted ? mlcpipe::Verdict::kGoOn : mlcpipe::Verdict::kCancel;
-  }
-
-  bool Show(const std::string& text) {
-    return text.empty() || !given_.on_text || !given_.on_text(given_.context, text.data(), text.size());
-  }
-};
 
 void GiveStatistics(const mlcpipe::Statistics& from, int32_t finish, mlcpipe_statistics* to) {
   if (!to) return;
@@ -321,7 +205,7 @@ int32_t mlcpipe_cancel(mlcpipe_engine engine) {
 int32_t mlcpipe_logits(mlcpipe_engine engine, const int32_t* tokens, size_t count, float* logits) {
   return Guarded([&] {
     Engines::Global().Get(engine)->AllLogits(Ids(tokens, count, "tokens"),
-                                             const_cast<float*>(Required<float>(logits, "logits")));
+                                             Required(logits, "logits"));
   });
 }
 

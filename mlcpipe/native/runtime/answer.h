@@ -1,0 +1,69 @@
+// One request of the C API: its prompt as tokens, and its tokens as text.
+#ifndef MLCPIPE_RUNTIME_ANSWER_H_
+#define MLCPIPE_RUNTIME_ANSWER_H_
+
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "c_structs.h"
+#include "text/text_stream.h"
+
+namespace mlcpipe {
+
+class Answer {
+ public:
+  Answer(Engine* engine, const mlcpipe_request& given) : engine_(engine), given_(given) {
+    const auto stop_ids = Ids(given.stop_ids, given.stop_count, "stop_ids");
+    request_ = {Prompt(), given.max_tokens, {stop_ids.begin(), stop_ids.end()}, SamplingOf(given.sampling)};
+    if (!given.prompt_count || given.on_text || given.stops_count) stream_.emplace(engine->text().tokenizer(), Stream());
+  }
+
+  Finish Generate() {
+    const Finish finish = engine_->Generate(request_, [this](int32_t token) { return OnToken(token); });
+    if (stream_) Show(stream_->Flush());
+    return finish;
+  }
+
+ private:
+  Engine* engine_;
+  const mlcpipe_request& given_;
+  Request request_;
+  std::optional<TextStream> stream_;
+
+  std::vector<int32_t> Prompt() const {
+    if ((given_.prompt_count != 0) + (given_.text.bytes != 0) + (given_.messages.bytes != 0) > 1) {
+      throw Error(Code::kUsage, "the prompt").Expected("one of prompt, text and messages");
+    }
+    std::vector<uint32_t> ids;
+    if (given_.text.bytes) ids = engine_->text().tokenizer().Encode(ViewOf(given_.text), true);
+    if (given_.messages.bytes) ids = engine_->text().EncodeChat(ViewOf(given_.messages), ViewOf(given_.variables));
+    if (ids.empty()) return Ids(given_.prompt, given_.prompt_count, "prompt");
+    return {ids.begin(), ids.end()};
+  }
+
+  StreamOptions Stream() const {
+    StreamOptions options;
+    for (size_t i = 0; i < given_.stops_count; ++i) {
+      options.stops.emplace_back(ViewOf(Required(given_.stops, "stops")[i]));
+    }
+    if (!given_.prompt_count && !given_.ignore_end) options.ends = engine_->text().Ends();
+    options.continues = !given_.messages.bytes;
+    return options;
+  }
+
+  Verdict OnToken(int32_t token) {
+    bool wanted = !given_.on_token || !given_.on_token(given_.context, token);
+    if (stream_) wanted = Show(stream_->Push(static_cast<uint32_t>(token))) && wanted;
+    if (stream_ && stream_->stopped()) return Verdict::kStop;
+    return wanted ? Verdict::kGoOn : Verdict::kCancel;
+  }
+
+  bool Show(const std::string& text) {
+    return text.empty() || !given_.on_text || !given_.on_text(given_.context, text.data(), text.size());
+  }
+};
+
+}  // namespace mlcpipe
+
+#endif  // MLCPIPE_RUNTIME_ANSWER_H_

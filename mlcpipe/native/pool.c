@@ -42,6 +42,12 @@ extern void TVMFFIErrorSetRaisedFromCStr(const char* kind, const char* words);
 #endif
 extern Launch __TVMBackendParallelLaunch WEAK;
 
+/* tvm/runtime/c_backend_api.h */
+typedef void* (*Alloc)(int device_type, int device, uint64_t bytes, int dtype_code, int dtype_bits);
+typedef int (*Free)(int device_type, int device, void* data);
+extern Alloc __TVMBackendAllocWorkspace WEAK;
+extern Free __TVMBackendFreeWorkspace WEAK;
+
 /* tvm/ffi/extra/c_env_api.h, tvm/ffi/c_api.h */
 typedef struct {
   const char* data;
@@ -366,6 +372,40 @@ void mlcpipe_pool_watch(const int* flag, int64_t tokens) {
   watched_tokens = flag != NULL ? tokens : 0;
 }
 #else
+/* Workspaces that kernels of a watched call took. One that is stopped leaves its own behind: they go back to TVM when the
+ * call ends. */
+enum { CPU = 1, MAX_TAKEN = 64 };
+static Alloc tvm_alloc;
+static Free tvm_free;
+static _Thread_local void* taken[MAX_TAKEN];
+static _Thread_local int taken_count;
+
+static void* alloc_workspace(int device_type, int device, uint64_t bytes, int dtype_code, int dtype_bits) {
+  void* data = tvm_alloc(device_type, device, bytes, dtype_code, dtype_bits);
+  if (watched_tokens && data != NULL && taken_count < MAX_TAKEN) taken[taken_count++] = data;
+  return data;
+}
+
+static int free_workspace(int device_type, int device, void* data) {
+  for (int i = taken_count; i-- > 0;) {
+    if (taken[i] != data) continue;
+    taken[i] = taken[--taken_count];
+    break;
+  }
+  return tvm_free(device_type, device, data);
+}
+
+/* With `admin`. */
+static void keep_workspaces(int keep) {
+  if (&__TVMBackendAllocWorkspace == NULL || &__TVMBackendFreeWorkspace == NULL) return;
+  if (keep) {
+    tvm_alloc = __TVMBackendAllocWorkspace;
+    tvm_free = __TVMBackendFreeWorkspace;
+  }
+  __TVMBackendAllocWorkspace = keep ? alloc_workspace : tvm_alloc;
+  __TVMBackendFreeWorkspace = keep ? free_workspace : tvm_free;
+}
+
 /* mlcpipe_threads(n): n > 0 adds a user, for whom loops run on n threads from now on, the caller's among them; 0 takes
  * a user away, and with the last one loops run as TVM would. Returns how many threads there are now, 0 for TVM's. */
 __attribute__((visibility("default"))) int __tvm_ffi_mlcpipe_threads(void* self, const Any* arguments, int32_t count,
@@ -377,10 +417,12 @@ __attribute__((visibility("default"))) int __tvm_ffi_mlcpipe_threads(void* self,
     if (users++ == 0) {
       tvm_launch = __TVMBackendParallelLaunch;
       __TVMBackendParallelLaunch = launch;
+      keep_workspaces(1);
     }
     resize(wanted - 1);
   } else if (wanted == 0 && users > 0 && --users == 0) {
     __TVMBackendParallelLaunch = tvm_launch;
+    keep_workspaces(0);
     resize(0);
   }
   result->type_index = ANY_INT;
@@ -396,6 +438,7 @@ __attribute__((visibility("default"))) int __tvm_ffi_mlcpipe_watch_signals(void*
                                                                            int32_t count, Any* result) {
   (void)self;
   watched_tokens = &TVMFFIEnvCheckSignals != NULL && count > 0 ? arguments[0].value : 0;
+  while (!watched_tokens && taken_count) tvm_free(CPU, 0, taken[--taken_count]);
   result->type_index = ANY_NONE;
   result->padding = 0;
   result->value = 0;

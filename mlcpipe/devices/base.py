@@ -143,7 +143,9 @@ class Reused:
                 self._tensor = tvm_runtime.empty(
                     (1 << (values.size - 1).bit_length(),), self.dtype, self._device.handle
                 )
-            self._view, self._shape = tvm_runtime.view(self._tensor, values.shape), values.shape
+            self._shape = ()  # should Ctrl-C leave what follows half done
+            self._view = tvm_runtime.view(self._tensor, values.shape)
+            self._shape = values.shape
         self._device.put(self._view, values)
         return self._view
 

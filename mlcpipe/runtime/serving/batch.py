@@ -45,12 +45,15 @@ def many_spans(rows: Iterable[ManyRows]) -> list[Span]:
     return [Span(sequence, begin, count) for sequence, begin, count, _ in rows]
 
 
+_NONE = (-1, 0, 0, False)
+
+
 class StepBuffer:
     """The array that each step is written to."""
 
     def __init__(self) -> None:
         self._data = np.zeros(1024, np.int32)
-        self._shape = (-1, 0, 0, False)
+        self._shape = _NONE
         self._parts: dict[int, NDArray[np.int32]] = {}
 
     def fill(self, spans: list[Span]) -> NDArray[np.int32]:
@@ -58,6 +61,7 @@ class StepBuffer:
         rows, entries = sum(span.rows for span in spans), sum(len(span.sequence.tables[0]) for span in spans)
         shape = len(spans), rows, entries, bool(spans) and len(spans[0].sequence.tables) == 2
         if shape != self._shape:
+            self._shape = _NONE  # should Ctrl-C leave what follows half done
             self._lay_out(*shape)
             self._shape = shape
         parts = self._parts

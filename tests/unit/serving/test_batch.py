@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import random
+import sys
 import time
+from types import FrameType
 
 import numpy as np
 import pytest
 
+from mlcpipe.runtime.serving import batch
 from mlcpipe.runtime.serving.batch import Span, StepBuffer
 from mlcpipe.runtime.serving.page_pool import PageGroup, PagePool
 from mlcpipe.runtime.serving.sequence import Request, Sequence
@@ -89,3 +92,35 @@ def test_filling_costs_little() -> None:
     rounds = [(seconds(lambda: buffer.fill(spans), 20), 32 * seconds(lambda: np.array(pages), 200)) for _ in range(9)]
     fill_s, arrays_s = (min(one) for one in zip(*rounds))
     assert fill_s < 2 * arrays_s  # 0.5 to 0.8
+
+
+def test_a_step_that_ctrl_c_ended_spoils_no_later_one() -> None:
+    made = sequences(PagePool([PageGroup(400)]), random.Random(0), 4, 200)
+    one, other = [Span(made[0], 0, 40)], [Span(sequence, 3, 2) for sequence in made]
+    expected = StepBuffer().fill(one).tolist()
+
+    def after(lines: int) -> bool:
+        """Whether an interrupt came: after so many lines of a step of another shape."""
+        buffer, left = StepBuffer(), lines
+        buffer.fill(one)
+
+        def trace(frame: FrameType, event: str, argument: object) -> object:
+            nonlocal left
+            left -= event == "line" and frame.f_code.co_filename == batch.__file__
+            if left < 0:
+                sys.settrace(None)
+                raise KeyboardInterrupt
+            return trace
+
+        before = sys.gettrace()
+        try:
+            sys.settrace(trace)  # type: ignore[arg-type]
+            buffer.fill(other)
+        except KeyboardInterrupt:
+            assert buffer.fill(one).tolist()[: len(expected)] == expected, lines
+            return True
+        finally:
+            sys.settrace(before)
+        return False
+
+    assert sum(after(lines) for lines in range(200)) > 30

@@ -15,11 +15,12 @@ from tests.native.tokenizers import NativeTokenizer, disagreements
 
 pytestmark = pytest.mark.full
 
-COUNTS = (3_000, pytest.param(20_000, marks=pytest.mark.everything))
+USUAL = ("deepseek-llm", "gemma-4", "llama-bpe", "llama-spm", "qwen2")  # the others, and 20,000 texts: everything
+CASES = [pytest.param(name, 3_000, id=name) for name in USUAL]
+CASES += [pytest.param(name, 20_000, id=f"{name}-many", marks=pytest.mark.everything) for name in NAMES]
 
 
-@pytest.mark.parametrize("count", COUNTS)
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize(("name", "count"), CASES)
 def test_ids_are_those_of_tokenizers(native_library: Build, tmp_path: Path, name: str, count: int) -> None:
     library, examples = vocabulary(name, tmp_path)
     settings = {"bos_token": None, "eos_token": None}

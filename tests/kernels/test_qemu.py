@@ -43,6 +43,8 @@ CPUS = {
     ("x86_64", "avx2"): "Haswell",
 }
 NOT_EMULATED = {("x86_64", "avx512_vnni"), ("x86_64", "avx_vnni"), ("x86_64", "amx_int8")}
+# Without kernels of their own: the code of whole models runs (tests/native/test_programs.py).
+PROGRAMS = {("riscv64", "v"), ("riscv64", "baseline")}
 VARIANTS = {(variant.arch, variant.name): variant for variant in load_target("cpu").variants}
 
 
@@ -135,7 +137,7 @@ def name_of(value: object) -> str:
 
 
 def test_every_variant_is_run_or_said_not_to_be() -> None:
-    assert {*CPUS, *NOT_EMULATED} == set(VARIANTS)
+    assert {*CPUS, *NOT_EMULATED, *PROGRAMS} == set(VARIANTS)
     assert not {*CPUS} & NOT_EMULATED
 
 

@@ -69,6 +69,7 @@ def atomic_file(path: Path, needed_bytes: int) -> Iterator[BinaryIO]:
     path = Path(os.path.realpath(path))
     partial = path.with_name(f".{path.name}.partial")
     path.parent.stat()  # the lock would make the folder
+    check_disk_space(path.parent, needed_bytes)
     busy = UsageError("another run is writing this file", where=path, next_step="wait for it or stop it")
     with full_disk_named(path, needed_bytes), only_writer(path, busy, wait_s=_WRITER_S):
         partial.unlink(missing_ok=True)

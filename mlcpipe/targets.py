@@ -74,7 +74,8 @@ class Target:
     `backend` is a module of `mlcpipe/compiler/backends`, `kernels` a folder of `tir_schedules`. `features` are required
     of a GPU beyond what every GPU has (CPU variants list their own). `companions` are targets, best first, that use the
     same weights and need more features: `--quantization auto` also compiles for them, into the same bundle.
-    `architectures` lists the GPU architectures that get machine code. `archive`: the library is static, for an app.
+    `architectures` lists the GPU architectures that get machine code. `archive`: a static library, for a program or
+    app; of a GPU it is the only one.
     `tuned` names the file of tuning records: by default the target's name, or that of a target with the same kernels.
     `device` is the device whose records `compile` uses when it cannot detect one. `kv_cache`: the runtime's own pages,
     or TVM's cache, which WebLLM brings along. Sampling functions are those that the cache's owner calls.

@@ -83,12 +83,13 @@ def _write_files(
     app: App, bundles: list[Path], output: Path, *, weights: bool, overwrite: bool, title: str | None
 ) -> None:
     from mlcpipe.compiler.container import write_container
-    from mlcpipe.compiler.program import write_chat_program
+    from mlcpipe.compiler.program import data_beside, write_chat_program
 
     if len(bundles) != 1 or title is not None:
         raise UsageError(f"--app {app.value}", expected="one bundle and no --title", found=f"{len(bundles)} bundles")
-    if output.exists() and not overwrite:
-        raise UsageError("the file exists", where=output, next_step="choose another, or use --overwrite")
+    for path in (output, *([] if weights else [data_beside(output)])):
+        if path.exists() and not overwrite:
+            raise UsageError("the file exists", where=path, next_step="choose another, or use --overwrite")
     with console_progress(stderr_console()) as progress:
         if app is App.cli:
             written = write_chat_program(bundles[0], output, progress, weights=weights)

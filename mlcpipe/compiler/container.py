@@ -24,7 +24,6 @@ import numpy as np
 from mlcpipe.atomic import atomic_file
 from mlcpipe.bundle import MANIFEST, read_manifest, verify
 from mlcpipe.compiler.text.tables import strings, tables
-from mlcpipe.disk import check_disk_space
 from mlcpipe.progress import Progress
 
 KIND, VERSION = b"mlcfiles", 1
@@ -57,11 +56,10 @@ def write_container(bundle: Path, output: Path, progress: Progress, *, program: 
     """
     names = data_files(bundle)
     code = b"" if program is None else program.read_bytes()
-    total = sum((bundle / name).stat().st_size + ALIGNMENT for name in names) + len(code) + PAGE_BYTES
-    check_disk_space(output.parent, total)
+    total = sum((bundle / name).stat().st_size for name in names)
     progress.stage("write the file")
     progress.bytes_total(total)
-    with atomic_file(output, total) as file:
+    with atomic_file(output, total + ALIGNMENT * len(names) + len(code) + 2 * PAGE_BYTES) as file:
         file.write(code + bytes(-len(code) % PAGE_BYTES))
         begin, places = file.tell(), {}
         for name in names:

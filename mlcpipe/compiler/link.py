@@ -148,10 +148,10 @@ def _version(command: tuple[str, ...]) -> str | None:
     return (done.stdout.strip().splitlines() or ["unknown"])[0] if done.returncode == 0 else None
 
 
-def find_archiver() -> Linker:
+def find_archiver(problem: str = "nothing makes static libraries") -> Linker:
     """PyPI's ziglang as an archiver for any system. Raises CompileError if it is not installed."""
     if (zig := find_zig()) is None:
-        raise CompileError("no archiver", expected="ziglang", next_step="pip install 'mlcpipe[zig]'")
+        raise CompileError(problem, expected="ziglang", next_step="pip install 'mlcpipe[zig]'")
     return replace(zig, command=(*zig.command[:-1], "ar"))
 
 

@@ -64,7 +64,9 @@ def write_program(compiler: Linker, cache: Path, code: Path | None, output: Path
         source = licenses.with_suffix(".S")
         source.write_text(_LICENSES.format(path=licenses), encoding="utf-8")
         own = [*own, source]
-    words = ["-rdynamic", "-ldl"] if code is None else ["-static", "-Wl,-u,mlcpipe_library_symbols", str(code), "-lm"]
+    # All of the code, in its order: functions that several variants have are the baseline's.
+    whole = ["-static", "-Wl,--whole-archive", str(code), "-Wl,--no-whole-archive", "-lm"]
+    words = ["-rdynamic", "-ldl"] if code is None else whole
     compiler.run([*_STRIPPED, str(tvm), *map(str, own), *words, "-o", str(output)])
 
 

@@ -16,7 +16,10 @@ from mlcpipe.errors import UsageError
 from mlcpipe.host.cpu_features import architecture_of
 from mlcpipe.progress import Progress
 
-DATA_SUFFIX = ".mlcp"
+
+def data_beside(program: Path) -> Path:
+    """Where a program without a model of its own looks for the data."""
+    return program.with_name(f"{program.name}.mlcp")
 
 
 def write_chat_program(bundle: Path, output: Path, progress: Progress, *, weights: bool = True) -> list[Path]:
@@ -38,7 +41,7 @@ def write_chat_program(bundle: Path, output: Path, progress: Progress, *, weight
     with atomic_file(output, len(content)) as file:
         file.write(content)
         Path(file.name).chmod(0o755)
-    return [output, write_container(bundle, output.with_name(output.name + DATA_SUFFIX), progress)]
+    return [output, write_container(bundle, data_beside(output), progress)]
 
 
 def _static_library(bundle: Path, manifest: Manifest) -> Path:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,23 +14,9 @@ from mlcpipe.runtime.text.tokenizer import Tokenizer
 from tests.native.conftest import Build
 from tests.native.pipelines import PIPELINES, save
 from tests.native.texts import texts
-from tests.native.tokenizers import NativeTokenizer, disagreements
+from tests.native.tokenizers import NativeTokenizer, disagreements, of_pipeline
 
 QUICK, MANY = 1500, 20_000
-Open = Callable[[str], tuple[NativeTokenizer, Tokenizer]]
-
-
-@pytest.fixture(scope="module")
-def opened(native_library: Build, tmp_path_factory: pytest.TempPathFactory) -> Open:
-    made: dict[str, tuple[NativeTokenizer, Tokenizer]] = {}
-
-    def open_(name: str) -> tuple[NativeTokenizer, Tokenizer]:
-        if name not in made:
-            tokenizer = load(save(PIPELINES[name](), tmp_path_factory.mktemp(name)))
-            made[name] = NativeTokenizer.of(native_library, tokenizer), tokenizer
-        return made[name]
-
-    return open_
 
 
 def load(folder: Path, **config: Any) -> Tokenizer:
@@ -48,20 +33,20 @@ def changed(tmp_path: Path, **steps: Any) -> Tokenizer:
 
 @pytest.mark.fast_cases("llama2", "llama3", "mistral", "qwen2", "gemma", "falcon", "syntax")
 @pytest.mark.parametrize("name", PIPELINES)
-def test_ids_are_those_of_tokenizers(opened: Open, name: str) -> None:
-    native, tokenizer = opened(name)
+def test_ids_are_those_of_tokenizers(native_library: Build, tmp_path: Path, name: str) -> None:
+    native, tokenizer = of_pipeline(native_library, name, tmp_path)
     assert disagreements(native, tokenizer, texts(QUICK)) == []
 
 
 @pytest.mark.everything
 @pytest.mark.parametrize("name", PIPELINES)
-def test_ids_of_many_texts(opened: Open, name: str) -> None:
-    native, tokenizer = opened(name)
+def test_ids_of_many_texts(native_library: Build, tmp_path: Path, name: str) -> None:
+    native, tokenizer = of_pipeline(native_library, name, tmp_path)
     assert disagreements(native, tokenizer, texts(MANY, seed=7)) == []
 
 
-def test_what_is_put_around_a_text(opened: Open, native_library: Build, tmp_path: Path) -> None:
-    native, tokenizer = opened("llama2")
+def test_what_is_put_around_a_text(native_library: Build, tmp_path: Path) -> None:
+    native, tokenizer = of_pipeline(native_library, "llama2", tmp_path)
     for text in ("", "fox", "<s>fox"):
         assert native.encode(text, True) == tokenizer.encode(text, True)
     assert native.encode("fox", True)[0] == 1 != native.encode("fox")[0]

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,12 +13,10 @@ from mlcpipe.errors import UsageError
 from mlcpipe.runtime.text.streaming import TextStream
 from mlcpipe.runtime.text.tokenizer import Tokenizer
 from tests.native.conftest import Build
-from tests.native.pipelines import PIPELINES, save
 from tests.native.texts import SEED, texts
-from tests.native.tokenizers import NativeStream, NativeTokenizer
+from tests.native.tokenizers import NativeStream, of_pipeline
 
 NAMES = ("llama2", "llama3", "mistral", "qwen2", "gemma", "phi3", "falcon", "some-bytes", "nfkc", "gpt2-prefix")
-TEMPLATE = "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}{{ x }}<|eot_id|>\n{% endfor %}"
 FORGED = (
     "<|im_start|>",
     "<|eot_id|>",
@@ -32,22 +31,6 @@ FORGED = (
     " <|eot_id|> ",
     "x",
 )
-
-Open = Callable[[str], tuple[NativeTokenizer, Tokenizer]]
-
-
-@pytest.fixture(scope="module")
-def opened(native_library: Build, tmp_path_factory: pytest.TempPathFactory) -> Open:
-    made: dict[str, tuple[NativeTokenizer, Tokenizer]] = {}
-
-    def open_(name: str) -> tuple[NativeTokenizer, Tokenizer]:
-        if name not in made:
-            folder = save(PIPELINES[name](), tmp_path_factory.mktemp(name), {"chat_template": TEMPLATE})
-            tokenizer = Tokenizer.load(folder, generation_config={}, config={})
-            made[name] = NativeTokenizer.of(native_library, tokenizer), tokenizer
-        return made[name]
-
-    return open_
 
 
 def answers(tokenizer: Tokenizer, count: int) -> list[list[int]]:
@@ -68,8 +51,8 @@ def streamed(stream: TextStream | NativeStream, ids: Sequence[int]) -> list[Any]
 
 @pytest.mark.fast_cases("llama2", "qwen2", "mistral")
 @pytest.mark.parametrize("name", NAMES)
-def test_decoded_texts(opened: Open, name: str) -> None:
-    native, tokenizer = opened(name)
+def test_decoded_texts(native_library: Build, tmp_path: Path, name: str) -> None:
+    native, tokenizer = of_pipeline(native_library, name, tmp_path)
     for ids in answers(tokenizer, 400):
         for skip in (True, False):
             assert native.decode(ids, skip) == tokenizer.decode(ids, skip), ids
@@ -77,8 +60,8 @@ def test_decoded_texts(opened: Open, name: str) -> None:
 
 @pytest.mark.fast_cases("llama2", "qwen2")
 @pytest.mark.parametrize("name", NAMES)
-def test_streamed_texts_come_in_the_same_parts(opened: Open, name: str) -> None:
-    native, tokenizer = opened(name)
+def test_streamed_texts_come_in_the_same_parts(native_library: Build, tmp_path: Path, name: str) -> None:
+    native, tokenizer = of_pipeline(native_library, name, tmp_path)
     draw = random.Random(SEED)
     options: list[dict[str, Any]] = [{}, {"continues": True}, {"eos_ids": [2, 260]}, {"shown": [1, 2, 3]}]
     for ids in answers(tokenizer, 250):
@@ -91,16 +74,16 @@ def test_streamed_texts_come_in_the_same_parts(opened: Open, name: str) -> None:
             assert streamed(native.stream(**arguments), ids) == expected, (ids, arguments)
 
 
-def test_stop_strings_that_are_refused(opened: Open) -> None:
-    native, _ = opened("qwen2")
+def test_stop_strings_that_are_refused(native_library: Build, tmp_path: Path) -> None:
+    native, _ = of_pipeline(native_library, "qwen2", tmp_path)
     with pytest.raises(UsageError, match="stop; expected strings of UTF-8 that are not empty"):
         native.stream(stop=["a", ""])
 
 
 @pytest.mark.fast_cases("llama2", "qwen2", "gemma")
 @pytest.mark.parametrize("name", NAMES)
-def test_control_tokens_in_messages_are_text(opened: Open, name: str) -> None:
-    native, tokenizer = opened(name)
+def test_control_tokens_in_messages_are_text(native_library: Build, tmp_path: Path, name: str) -> None:
+    native, tokenizer = of_pipeline(native_library, name, tmp_path)
     draw = random.Random(SEED)
     words = texts(300)
     differ = 0

@@ -11,12 +11,14 @@ from mlcpipe.compiler.text.tokenizer_program import tokenizer_program
 from mlcpipe.errors import TokenizerError, UsageError
 from mlcpipe.runtime.text.tokenizer import Tokenizer
 from tests.native.conftest import RUNTIME, Build
+from tests.native.pipelines import PIPELINES, save
 
 SOURCES = [
     Path(__file__).with_name("tokenizer.cc"),
     *(RUNTIME / "text" / f"{name}.cc" for name in ("normalizer", "pattern", "text_stream")),
     *sorted((RUNTIME / "text").glob("tokenizer*.cc")),
 ]
+TEMPLATE = "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}{{ x }}<|eot_id|>\n{% endfor %}"
 _ERRORS = {1: UsageError, 3: TokenizerError}
 _ROOM = 1000
 
@@ -86,6 +88,12 @@ class NativeTokenizer(_Object):
 
     def stream(self, *arguments: Any, **options: Any) -> NativeStream:
         return NativeStream(self._library, self, self._made, *arguments, **options)
+
+
+def of_pipeline(build: Build, name: str, folder: Path) -> tuple[NativeTokenizer, Tokenizer]:
+    saved = save(PIPELINES[name](), folder, {"chat_template": TEMPLATE})
+    tokenizer = Tokenizer.load(saved, generation_config={}, config={})
+    return NativeTokenizer.of(build, tokenizer), tokenizer
 
 
 class NativeStream(_Object):

@@ -11,6 +11,7 @@ from typing import Any
 
 import tvm_ffi
 
+from mlcpipe.compiler import link
 from mlcpipe.compiler.backends.base import DeviceLibrary, Runner, global_functions
 from mlcpipe.compiler.build import build_for_device
 from mlcpipe.compiler.link import Linker, find_linker, find_zig, tool_finding
@@ -116,8 +117,8 @@ def find_archiver() -> Linker:
     """
     if sys.platform == "darwin":
         return Linker("ar", find_linker().version, ("ar",))
-    zig = _zig("nothing makes static libraries for iOS")
-    return replace(zig, command=(*zig.command[:-1], "ar", "--format=darwin"), system="darwin")
+    zig = link.find_archiver("nothing makes static libraries for iOS")
+    return replace(zig, command=(*zig.command, "--format=darwin"), system="darwin")
 
 
 def _zig(problem: str) -> Linker:

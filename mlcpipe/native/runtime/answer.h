@@ -13,14 +13,11 @@ namespace mlcpipe {
 
 class Answer {
  public:
-  Answer(Engine* engine, const mlcpipe_request& given) : engine_(engine), given_(given) {
-    const auto stop_ids = Ids(given.stop_ids, given.stop_count, "stop_ids");
-    request_ = {Prompt(), given.max_tokens, {stop_ids.begin(), stop_ids.end()}, SamplingOf(given.sampling)};
-    if (!given.prompt_count || given.on_text || given.stops_count) stream_.emplace(engine->text().tokenizer(), Stream());
-  }
+  Answer(Engine* engine, const mlcpipe_request& given) : engine_(engine), given_(given) {}
 
   Finish Generate() {
-    const Finish finish = engine_->Generate(request_, [this](int32_t token) { return OnToken(token); });
+    const Finish finish =
+        engine_->Generate([this] { return MakeRequest(); }, [this](int32_t token) { return OnToken(token); });
     if (stream_) Show(stream_->Flush());
     return finish;
   }
@@ -28,8 +25,15 @@ class Answer {
  private:
   Engine* engine_;
   const mlcpipe_request& given_;
-  Request request_;
   std::optional<TextStream> stream_;
+
+  Request MakeRequest() {
+    const auto stop_ids = Ids(given_.stop_ids, given_.stop_count, "stop_ids");
+    if (!given_.prompt_count || given_.on_text || given_.stops_count) {
+      stream_.emplace(engine_->text().tokenizer(), Stream());
+    }
+    return {Prompt(), given_.max_tokens, {stop_ids.begin(), stop_ids.end()}, SamplingOf(given_.sampling)};
+  }
 
   std::vector<int32_t> Prompt() const {
     if ((given_.prompt_count != 0) + (given_.text.bytes != 0) + (given_.messages.bytes != 0) > 1) {

@@ -116,9 +116,10 @@ const BundleText& Engine::text() {
   return *text_;
 }
 
-Finish Engine::Generate(const Request& request, const std::function<Verdict(int32_t)>& on_token) {
+Finish Engine::Generate(const std::function<Request()>& make, const std::function<Verdict(int32_t)>& on_token) {
   const Turn turn(this);
   __atomic_store_n(&cancelled_, 0, __ATOMIC_RELAXED);
+  const Request request = make();
   const auto length = static_cast<int64_t>(request.prompt.size());
   model_->CheckFits(length + 1);
   model_->CheckIds(request.prompt);

@@ -65,9 +65,10 @@ class Engine {
   Engine(std::unique_ptr<const Files> files, const Options& options);
   ~Engine();
 
+  // Answers what `make` gives, which is called when nobody else can use the engine and a cancel counts for this call.
   // Calls `on_token` with each token of the answer, the one that ended it too. Where it gives kCancel, and after
   // `Cancel`, throws kCancelled. The pages keep what was computed, so a prompt that begins like the last one takes less.
-  Finish Generate(const Request& request, const std::function<Verdict(int32_t)>& on_token);
+  Finish Generate(const std::function<Request()>& make, const std::function<Verdict(int32_t)>& on_token);
 
   // Logits f32[n, V].
   void AllLogits(const std::vector<int32_t>& tokens, float* logits);

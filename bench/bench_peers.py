@@ -214,7 +214,12 @@ def options_of(parser: argparse.ArgumentParser, arguments: Sequence[str] | None)
     names = ", ".join(_MODELS)
     add("--models", type=words, default=_MODELS, help=f"shapes with random weights (default: {names})")
     add("--quantizations", type=words, default=("q4f16_1", "q8f16_1"), help="ours; peers' follow by bits")
-    add("--runtimes", type=words, default=RUNTIMES, help="to compare with mlcpipe: llama.cpp, openvino (default: both)")
+    add(
+        "--runtimes",
+        type=words,
+        default=RUNTIMES,
+        help="to compare with mlcpipe: native, llama.cpp, openvino (default: all)",
+    )
     add("--checkpoint", type=Path, help="llama or qwen2, instead of the shape that --models names")
     add("--llama-bench", type=Path, help="llama.cpp's benchmark (default: built from source)")
     add_effort(parser)

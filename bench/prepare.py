@@ -10,16 +10,18 @@ from pathlib import Path
 from bench.build_llama_cpp import VERSION, build_llama_cpp, build_name
 from bench.build_openvino import build_openvino, bytes_per_token, export
 from bench.make_checkpoint import SHAPES, make_checkpoint
-from bench.runners import Effort, LlamaBench, Mlcpipe, OpenVino, Runner
+from bench.runners import Effort, LlamaBench, Mlcpipe, Native, OpenVino, Runner
 from mlcpipe.bundle import Manifest, read_manifest
 from mlcpipe.cli.terminal import stderr_console
+from mlcpipe.compiler.link import find_cxx
+from mlcpipe.compiler.native_runtime import write_program
 from mlcpipe.env import env
 from mlcpipe.errors import UsageError
 from mlcpipe.loading import prepare_bundle
 from mlcpipe.progress import console_progress
 from mlcpipe.quantization.scheme import load_scheme
 
-RUNTIMES = ("mlcpipe", "llama.cpp", "openvino")
+RUNTIMES = ("mlcpipe", "native", "llama.cpp", "openvino")
 
 
 @dataclass(frozen=True)
@@ -71,6 +73,10 @@ def prepare(what: Subject, places: Places, effort: Effort, runtimes: Sequence[st
         bundle = prepare_bundle(checkpoint, device or "auto", what.quantization, target=target, progress=progress)
     manifest = read_manifest(bundle)
     runners: list[Runner] = [Mlcpipe(bundle, effort, manifest.memory_plan.weights_read, device)]
+    if "native" in runtimes:
+        program = places.work / "native-program"
+        write_program(find_cxx(), env().cache_dir, None, program)
+        runners.append(Native(program, bundle, effort, manifest.memory_plan.weights_read))
     if "llama.cpp" in runtimes:
         runners += _llama_cpp(what, places, effort, checkpoint, manifest.checkpoint_hash)
     if "openvino" in runtimes:

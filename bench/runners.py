@@ -14,6 +14,7 @@ from mlcpipe.errors import ResourceError
 
 OURS = "mlcpipe"
 _WORKER = Path(__file__).with_name("openvino_worker.py")
+_NATIVE_WORKER = Path(__file__).with_name("native_worker.py")
 _PEAK = Path(__file__).with_name("peak.py")
 
 
@@ -160,6 +161,40 @@ def _reading(speed: Mapping[str, float]) -> Reading:
 
 
 @dataclass(frozen=True)
+class Native:
+    """The native runtime's program on the same bundle; a load is a whole process."""
+
+    program: Path
+    bundle: Path
+    effort: Effort
+    bytes_per_token: int
+    name: str = "mlcpipe native"
+    peer: str = "mlcpipe native"
+    kv_factor: float = 1.0
+
+    def command(self, cells: Sequence[Cell]) -> list[str]:
+        return _worker_command(
+            [sys.executable, str(_NATIVE_WORKER), str(self.program), str(self.bundle)], self.effort, cells
+        )
+
+    def parse(self, stdout: str, cells: Sequence[Cell]) -> Output:
+        """A line of JSON for each cell."""
+        readings = _worker_readings(_json_lines(stdout))
+        return Output(_complete(self.name, readings, cells), said={"version": "the same bundle and kernels"})
+
+
+def _worker_command(command: list[str], effort: Effort, cells: Sequence[Cell]) -> list[str]:
+    return [
+        *command, cells[0].kind, _tokens(cells), "--threads", str(effort.threads), "--repeats", str(effort.repeats),
+        "--decode-tokens", str(effort.decode_tokens),
+    ]  # fmt: skip
+
+
+def _worker_readings(lines: Sequence[Mapping[str, Any]]) -> dict[Cell, Reading]:
+    return {Cell(line["kind"], line["tokens"]): Reading.of(line["samples"]) for line in lines if "samples" in line}
+
+
+@dataclass(frozen=True)
 class LlamaBench:
     """llama.cpp's own benchmark; it decodes random tokens and chooses none.
 
@@ -229,17 +264,11 @@ class OpenVino:
     kv_factor: float = 0.5  # 8 bits where ours has 16; its scales are not counted
 
     def command(self, cells: Sequence[Cell]) -> list[str]:
-        return [
-            str(self.python), "-I", str(_WORKER), str(self.model), cells[0].kind, _tokens(cells),
-            "--threads", str(self.effort.threads), "--repeats", str(self.effort.repeats),
-            "--decode-tokens", str(self.effort.decode_tokens),
-        ]  # fmt: skip
+        return _worker_command([str(self.python), "-I", str(_WORKER), str(self.model)], self.effort, cells)
 
     def parse(self, stdout: str, cells: Sequence[Cell]) -> Output:
         """A line of JSON for each cell, and one about the runtime."""
         lines = _json_lines(stdout)
-        readings = {
-            Cell(line["kind"], line["tokens"]): Reading.of(line["samples"]) for line in lines if "samples" in line
-        }
+        readings = _worker_readings(lines)
         said = next((line for line in lines if "version" in line), {})
         return Output(_complete(self.name, readings, cells), said=said)

@@ -18,8 +18,8 @@ from tests.conftest import DEMO, Bundles
 from tests.native.conftest import private_cache
 
 pytestmark = pytest.mark.full  # compiles TVM's runtime
-CPUS = {"aarch64": ("cortex-a53", "neoverse-n1", "max"), "riscv64": ("rv64", "rv64,v=true")}
-TARGETS = {"aarch64": "arm64-linux", "riscv64": "riscv64-linux"}
+CPUS = {"aarch64": ("cortex-a53", "neoverse-n1", "max"), "riscv64": ("rv64", "rv64,v=true"), "x86_64": ("qemu64",)}
+TARGETS = {"aarch64": "arm64-linux", "riscv64": "riscv64-linux", "x86_64": "x86_64-linux"}
 PROMPT = "Hello! What is a compiler?"
 
 
@@ -115,7 +115,9 @@ def test_mistakes_are_one_line(options: list[str], words: str, program: Path, de
     assert words in done.stderr
 
 
-@pytest.mark.parametrize("arch", [pytest.param("aarch64"), pytest.param("riscv64", marks=pytest.mark.everything)])
+@pytest.mark.parametrize(
+    "arch", ["aarch64", *(pytest.param(a, marks=pytest.mark.everything) for a in CPUS if a != "aarch64")]
+)
 def test_a_static_program_for_a_board(
     arch: str, demo: Engine, shared: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -125,13 +127,14 @@ def test_a_static_program_for_a_board(
     monkeypatch.setenv("MLCPIPE_CACHE", str(private_cache(shared)))
     bundle = mlcpipe.compile(DEMO, target=TARGETS[arch], quantization="q4f16_1", output=tmp_path / "bundle")
     assert main(["package", str(bundle), "--app", "cli", "-o", str(tmp_path / "chat")]) == 0
+    variant = ("--variant", "baseline") if arch == "x86_64" else ()  # qemu shows this machine's features of x86-64
     for cpu in CPUS[arch]:
-        assert answer(f"qemu-{arch}", "-cpu", cpu, tmp_path / "chat") == expected(demo), cpu
+        assert answer(f"qemu-{arch}", "-cpu", cpu, tmp_path / "chat", *variant) == expected(demo), cpu
     licenses = run(f"qemu-{arch}", tmp_path / "chat", "--licenses").stdout
     assert all(word in licenses for word in ("apache-tvm", "musl", "libc++", "Apache License"))
     assert main(["package", str(bundle), "--app", "cli", "--no-weights", "-o", str(tmp_path / "small")]) == 0
     assert (tmp_path / "small").stat().st_size < 4 << 20
-    assert answer(f"qemu-{arch}", tmp_path / "small") == expected(demo)
+    assert answer(f"qemu-{arch}", tmp_path / "small", *variant) == expected(demo)
     (tmp_path / "small.mlcp").unlink()
     lonely = run(f"qemu-{arch}", tmp_path / "small", "-p", "x")
     assert lonely.returncode == 2 and "no model in the file" in lonely.stderr

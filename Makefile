@@ -7,7 +7,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check -q
 # A machine without a C compiler links with PyPI's ziglang.
 LINKER := $(if $(shell command -v cc || command -v clang || command -v gcc),,[zig])
 
-.PHONY: chat test test-full test-everything lint check check-gpu docs page bench bench-peers bench-web clean
+.PHONY: chat test test-full test-everything lint check check-gpu docs page bench bench-peers bench-native bench-web clean
 
 chat: $(VENV)/installed  ## compile the embedded model for this CPU and talk to it (ARGS="--prompt ...")
 	$(BIN)/mlcpipe chat $(ARGS)
@@ -48,6 +48,10 @@ bench: $(VENV)/installed  ## measure the embedded model, or MODEL=path
 
 bench-peers: $(VENV)/installed-dev  ## side by side with llama.cpp and OpenVINO: see bench/README.md
 	$(BIN)/python -m bench.bench_peers $(ARGS)
+
+bench-native: $(VENV)/installed-dev  ## the native runtime beside Python's engine and llama.cpp; its size, memory and instructions
+	$(BIN)/python -m bench.bench_peers --runtimes native,llama.cpp --quantizations q4f16_1 --rows prefill-16,prefill-512,decode-0,decode-1024,load,memory-2048 $(ARGS)
+	$(BIN)/python -m bench.bench_native
 
 bench-web: $(VENV)/installed-dev  ## the same in Chromium, with transformers.js and wllama (ARGS="--adapter default" for a GPU)
 	$(BIN)/python -m bench.bench_web $(ARGS)

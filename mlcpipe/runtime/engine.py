@@ -17,6 +17,7 @@ from mlcpipe.errors import BundleError, UsageError
 from mlcpipe.files import local_path
 from mlcpipe.json_files import read_json_object
 from mlcpipe.progress import Progress, SilentProgress
+from mlcpipe.runtime.chat_file import read_chat, write_chat
 from mlcpipe.runtime.generation import Generation, complete
 from mlcpipe.runtime.loading import load_bundle
 from mlcpipe.runtime.model import LoadedModel
@@ -124,6 +125,28 @@ class Engine:
         """Forget the conversation."""
         with self._model.exclusive():
             self._model.reset()
+
+    def save(self, path: str | Path, *, chat: Mapping[str, Any] | None = None) -> None:
+        """Save the conversation: its tokens with their keys and values, and `chat`, any JSON object, such as messages.
+
+        A file has `manifest.memory_plan.kv_bytes_per_token` for each token. It is written as a whole or not at all, in
+        the place of a chat that was saved before. `load` continues it without a prefill, also in the native runtime.
+        Raises UsageError and ResourceError (disk full).
+        """
+        model = self._model
+        with model.exclusive():
+            write_chat(Path(path), self.manifest, model.tokens, model.prompt_tokens, model.pages(), chat)
+
+    def load(self, path: str | Path) -> dict[str, Any] | None:
+        """Continue a saved conversation -> the `chat` that was saved with it.
+
+        Raises UsageError for a file that is damaged, of another model, or longer than the context; then the engine's
+        conversation is what it was.
+        """
+        with self._model.exclusive():
+            saved = read_chat(Path(path), self.manifest, self.context_length)
+            self._model.restore(saved)
+        return saved.chat
 
     @overload
     def chat(

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from mlcpipe.devices.support import tvm_runtime
 from mlcpipe.devices.support.threads import interruptible
 from mlcpipe.errors import UsageError
+from mlcpipe.runtime.chat_file import SavedChat, clear_unused
 from mlcpipe.runtime.loading import LoadedBundle
 from mlcpipe.runtime.not_finite import compute_error, of_pages
 from mlcpipe.runtime.sampler import Row, Sampler
@@ -86,6 +87,31 @@ class LoadedModel:
         """Forget the tokens from this position on."""
         self.revision += 1
         self._sequence.computed = length
+
+    @property
+    def prompt_tokens(self) -> int:
+        """Length of the prompt that the sequence began with; it may be longer than what is computed."""
+        return self._sequence.few_from if self.length else 0
+
+    def pages(self) -> Iterator[NDArray[np.int8]]:
+        """Copies int8[ceil(length / page size), bytes] of the pages of each layer; places of no token are 0."""
+        count = -(-self.length // self._info.page_size)
+        for layer in self._executor.pages if count else ():
+            used = self._read(tvm_runtime.view(layer, (count, layer.shape[1]))).copy()
+            clear_unused(used, self.length, self.bundle.manifest)
+            yield used
+
+    def restore(self, saved: SavedChat) -> None:
+        """Make a checked chat the sequence. Where a device fails, the sequence is empty."""
+        self.reset()
+        with self._device.errors():
+            for layer, pages in zip(self._executor.pages, saved.pages):
+                if len(pages):
+                    self._device.put(tvm_runtime.view(layer, pages.shape), pages)
+        self._begin(saved.tokens)
+        self._sequence.few_from = saved.prompt_tokens
+        self._rope = self._rope_of(saved.prompt_tokens)
+        self._sequence.computed = len(saved.tokens)
 
     def prefill(self, tokens: Many[int], row: Row) -> int:
         """Make `tokens` the sequence, computing only what the cache lacks -> the next token, drawn as `row` says.

@@ -32,7 +32,6 @@ from numpy.typing import NDArray
 
 from mlcpipe.atomic import atomic_file
 from mlcpipe.bundle import Manifest
-from mlcpipe.disk import check_disk_space
 from mlcpipe.errors import UsageError
 from mlcpipe.files import file_size
 from mlcpipe.json_files import parse_json_object, shown_path
@@ -118,7 +117,6 @@ def write_chat(
     parts: Iterable[Any] = itertools.chain([begin.ljust(header.pages_begin, b"\0")], layers)
     digest = hashlib.sha256()
     try:
-        check_disk_space(path.parent, header.file_bytes)
         with atomic_file(path, header.file_bytes) as file:
             for part in parts:
                 digest.update(part)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import json
+import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -219,6 +220,21 @@ class NativeEngine:
         room, size = ctypes.create_string_buffer(1 << 16), ctypes.c_size_t()
         self.call(name, *arguments, room, ctypes.c_size_t(len(room)), ctypes.byref(size))
         return room.raw[: size.value].decode()
+
+    def save(self, path: Path, chat: object = None) -> None:
+        text = chat if chat is None or isinstance(chat, bytes) else json.dumps(chat, ensure_ascii=False)
+        self.call("save", os.fsencode(path), _Text(text))
+
+    def restore(self, path: Path, wanted: bool = True) -> Any:
+        """The chat that was saved; None without one."""
+        texts: list[bytes] = []
+
+        def keep(context: object, text: int, nbytes: int) -> int:
+            texts.append(ctypes.string_at(text, nbytes))
+            return not wanted
+
+        self.call("restore", os.fsencode(path), _ON_TEXT(keep), None)
+        return json.loads(texts[0]) if texts else None
 
     def logits(self, tokens: Sequence[int]) -> NDArray[np.float32]:
         """Logits f32[n, V]."""

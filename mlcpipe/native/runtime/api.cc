@@ -213,6 +213,19 @@ int32_t mlcpipe_reset(mlcpipe_engine engine) {
   return Guarded([&] { Engines::Global().Get(engine)->Reset(); });
 }
 
+int32_t mlcpipe_save(mlcpipe_engine engine, const char* path, mlcpipe_text chat) {
+  return Guarded([&] { Engines::Global().Get(engine)->Save(Required(path, "path"), ViewOf(chat)); });
+}
+
+int32_t mlcpipe_restore(mlcpipe_engine engine, const char* path, mlcpipe_on_text on_chat, void* context) {
+  return Guarded([&] {
+    Engines::Global().Get(engine)->Restore(Required(path, "path"), [&](std::string_view chat) {
+      if (!on_chat || chat.empty() || !on_chat(context, chat.data(), chat.size())) return;
+      throw Error(Code::kCancelled, "the chat was not wanted");
+    });
+  });
+}
+
 int32_t mlcpipe_set_threads(int32_t threads) {
   return Guarded([&] { mlcpipe::SetThreads(threads); });
 }

@@ -104,6 +104,16 @@ void Engine::Reset() {
   model_->Reset();
 }
 
+void Engine::Save(const std::string& path, std::string_view chat) {
+  const Turn turn(this);
+  model_->Save(path, chat);
+}
+
+void Engine::Restore(const std::string& path, const std::function<void(std::string_view)>& on_chat) {
+  const Turn turn(this);
+  model_->Restore(path, on_chat);
+}
+
 void Engine::AllLogits(const std::vector<int32_t>& tokens, float* logits) {
   const Turn turn(this);
   __atomic_store_n(&cancelled_, 0, __ATOMIC_RELAXED);

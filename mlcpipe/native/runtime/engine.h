@@ -73,6 +73,10 @@ class Engine {
   // Logits f32[n, V].
   void AllLogits(const std::vector<int32_t>& tokens, float* logits);
 
+  // As `Model::Save` and `Model::Restore`.
+  void Save(const std::string& path, std::string_view chat);
+  void Restore(const std::string& path, const std::function<void(std::string_view)>& on_chat);
+
   // Ends a call that is under way, from any thread.
   void Cancel() { __atomic_store_n(&cancelled_, 1, __ATOMIC_RELAXED); }
 

@@ -199,6 +199,15 @@ MLCPIPE_API int32_t mlcpipe_render(mlcpipe_engine engine, mlcpipe_text messages,
 /* Forgets the sequence. */
 MLCPIPE_API int32_t mlcpipe_reset(mlcpipe_engine engine);
 
+/* Saves the sequence, with its keys and values, to a file that mlcpipe_restore continues without a prefill, as Python's
+ * engine does. `chat` comes back with it: JSON, an object, such as {"messages": […]}, or no bytes. The file is written as a
+ * whole or not at all, in the place of a chat that was saved before; MLCPIPE_RESOURCE where the disk has no room. */
+MLCPIPE_API int32_t mlcpipe_save(mlcpipe_engine engine, const char* path, mlcpipe_text chat);
+
+/* Continues a saved chat. `on_chat`, which may be NULL, gets the JSON that was saved with it, if any, in one piece; another value than 0 refuses it: MLCPIPE_CANCELLED. A file that is damaged, of another model or longer than
+ * the context gives MLCPIPE_USAGE. In both cases the engine's sequence is what it was. */
+MLCPIPE_API int32_t mlcpipe_restore(mlcpipe_engine engine, const char* path, mlcpipe_on_text on_chat, void* context);
+
 /* Threads of the kernels of all engines in this process, the caller's among them: 1 to 1024. */
 MLCPIPE_API int32_t mlcpipe_set_threads(int32_t threads);
 

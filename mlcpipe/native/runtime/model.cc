@@ -179,6 +179,45 @@ void Model::AllLogits(const std::vector<int32_t>& tokens, float* logits) {
   }
 }
 
+ChatHeader Model::Header() const {
+  const ModelInfo& model = manifest_.model;
+  const auto count = [](int64_t number) { return static_cast<uint32_t>(number); };
+  ChatHeader header;
+  header.page_tokens = count(kPage);
+  header.layers = count(model.num_layers);
+  header.kv_heads = count(model.num_key_value_heads);
+  header.page_bytes = count(manifest_.page_bytes());
+  header.head_dim = count(model.head_dim);
+  model.kv_dtype.copy(header.kv_dtype, sizeof header.kv_dtype);
+  manifest_.identity.copy(header.model, sizeof header.model);
+  return header;
+}
+
+void Model::Save(const std::string& path, std::string_view chat) const {
+  std::vector<const uint8_t*> layers;
+  for (const Tensor& layer : pages_) layers.push_back(Data<uint8_t>(layer));
+  WriteChat(path, Header(), {tokens_.begin(), tokens_.begin() + length_}, length_ ? few_from_ : 0, chat, layers);
+}
+
+void Model::Restore(const std::string& path, const std::function<void(std::string_view)>& on_chat) {
+  const MappedFile file = OpenRegular(path, [&](std::string expected, std::string found) {
+    return Error(Code::kUsage, "cannot read the saved chat").Where(path).Expected(expected).Found(found);
+  });
+  const ModelInfo& model = manifest_.model;
+  SavedChat saved(file.text(), path, Header(), {model.vocab_size, context_length_, model.context_length});
+  on_chat(saved.chat);
+  const auto length = static_cast<int64_t>(saved.tokens.size());
+  const auto bytes = static_cast<size_t>(PagesOf(length) * manifest_.page_bytes());
+  for (const Tensor& layer : pages_) {
+    if (bytes) std::memcpy(Data<uint8_t>(layer), saved.pages, bytes);
+    saved.pages += bytes;
+  }
+  tokens_.assign(saved.tokens.begin(), saved.tokens.end());
+  few_from_ = saved.prompt_tokens;
+  rope_ = RopeOf(few_from_);
+  length_ = length;
+}
+
 Error Model::Failed(const tvm::ffi::Error& error) const {
   ReclaimWorkspaces();
   if (__atomic_load_n(cancelled_, __ATOMIC_RELAXED)) return Error(Code::kCancelled, "the answer was cancelled");

@@ -5,8 +5,12 @@
 #include <tvm/ffi/container/array.h>
 
 #include <cstdint>
+#include <functional>
+#include <string>
+#include <string_view>
 #include <vector>
 
+#include "chat_file.h"
 #include "library.h"
 #include "sampler.h"
 #include "step.h"
@@ -37,6 +41,13 @@ class Model {
   void CheckFits(int64_t count) const;
   void CheckIds(const std::vector<int32_t>& tokens) const;
 
+  // Writes the sequence and `chat` to a file (chat_file.h). Throws as `WriteChat`.
+  void Save(const std::string& path, std::string_view chat) const;
+
+  // Makes a chat that was saved the sequence. `on_chat` gets its text once all is checked. A file that is refused, which
+  // throws kUsage, changes nothing, nor does a call where `on_chat` throws.
+  void Restore(const std::string& path, const std::function<void(std::string_view)>& on_chat);
+
   void Reset() { length_ = 0; }
   int64_t length() const { return length_; }
 
@@ -51,6 +62,8 @@ class Model {
   tvm::runtime::Tensor few_id_, few_logits_, many_logits_;
 
   int64_t RopeOf(int64_t length) const;
+  // Of a file without tokens.
+  ChatHeader Header() const;
   // The next `count` of `tokens_` with the arithmetic of prompts, and the logits of the rows that are named.
   void ForwardMany(int64_t count, const tvm::runtime::Tensor& rows, const tvm::runtime::Tensor& logits);
   int32_t ForwardFew(int32_t token, Sampler* sampler);

@@ -1,10 +1,12 @@
 // The runtime is one translation unit, so the compiler reads TVM's headers, most of the code, only once.
 #include "api.cc"
+#include "atomic_file.cc"
 #include "bundle/files.cc"
 #include "bundle/json.cc"
 #include "bundle/manifest.cc"
 #include "bundle/sha256.cc"
 #include "bundle/weights.cc"
+#include "chat_file.cc"
 #include "engine.cc"
 #include "host.cc"
 #include "library.cc"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import random
@@ -13,7 +12,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 import mlcpipe
@@ -21,17 +19,9 @@ from mlcpipe import Engine, SamplingParams
 from mlcpipe import disk as disk_module
 from mlcpipe.errors import ResourceError, UsageError
 from mlcpipe.runtime.chat_file import MAX_CHAT_BYTES
+from tests.chat_files import CHAT, DIGEST, FIELDS, HEADER, HEADERS, by_hand, changed, sealed
 from tests.conftest import Bundles, TinyLlama, write_llama
 from tests.unit.runtime.conftest import edit_manifest
-
-CHAT = {"messages": [{"role": "user", "content": "¿Qué? 👋"}]}
-# Offsets in the header and how their numbers are packed.
-FIELDS = {
-    "version": (8, "<I"), "page_tokens": (12, "<I"), "layers": (16, "<I"), "kv_heads": (20, "<I"),
-    "page_bytes": (24, "<I"), "head_dim": (28, "<I"), "tokens": (32, "<Q"), "prompt_tokens": (40, "<Q"),
-    "chat_bytes": (48, "<Q"), "kv_dtype": (56, "<8s"), "model": (64, "<64s"),
-}  # fmt: skip
-HEADER, DIGEST = 128, 64
 
 
 def prompt(length: int, vocab: int, seed: int = 0) -> list[int]:
@@ -51,19 +41,6 @@ def answers(engine: Engine, tokens: list[int]) -> tuple[list[int], int]:
     done = engine.generate(tokens, max_tokens=40, sampling=SamplingParams(seed=2), ignore_eos=True)
     assert done.stats is not None
     return done.token_ids, done.stats.cached_tokens
-
-
-def sealed(content: bytes) -> bytes:
-    """A file with the hash of its content."""
-    return content + hashlib.sha256(content).hexdigest().encode()
-
-
-def changed(data: bytes, field: str, value: object) -> bytes:
-    """A file with another number in its header, and the hash of that."""
-    content = bytearray(data[:-DIGEST])
-    offset, form = FIELDS[field]
-    struct.pack_into(form, content, offset, value)
-    return sealed(bytes(content))
 
 
 def goes_on(engine: Engine, other: Engine, path: Path, length: int = 37) -> None:
@@ -128,20 +105,12 @@ def test_what_other_chats_left_is_not_saved(tiny: Engine, tmp_path: Path) -> Non
 
 def test_a_file_made_by_hand(tiny: Engine, tmp_path: Path) -> None:
     """Version 1 stays readable: a file by the docstring's words loads, and is what saving it again writes."""
-    model, draw = tiny.manifest.model, random.Random(5)
-    identity = f"{tiny.manifest.checkpoint_hash} {tiny.manifest.quantization}".encode()
-    text = json.dumps(CHAT, ensure_ascii=False).encode()
-    header = struct.pack(
-        "<8sIIIIIIQQQ8s64s", b"mlcchat\x01", 1, 16, 2, 2, tiny.manifest.page_bytes, 16, 32, 30, len(text),
-        model.kv_dtype.encode(), hashlib.sha256(identity).hexdigest().encode(),
-    )  # fmt: skip
-    content = header + np.arange(100, 132, dtype="<i4").tobytes() + text
-    content += bytes(-len(content) % 64) + draw.randbytes(2 * 2 * tiny.manifest.page_bytes)
-    (tmp_path / "made").write_bytes(sealed(content))
+    made = by_hand(tiny.manifest)
+    (tmp_path / "made").write_bytes(made)
     assert tiny.load(tmp_path / "made") == CHAT
     assert tiny.model.tokens == list(range(100, 132)) and tiny.model.prompt_tokens == 30
     tiny.save(tmp_path / "saved", chat=CHAT)
-    assert (tmp_path / "saved").read_bytes() == sealed(content)
+    assert (tmp_path / "saved").read_bytes() == made
 
 
 def test_an_engine_without_tokens(tiny: Engine, tmp_path: Path) -> None:
@@ -190,25 +159,6 @@ def test_a_bit_that_flips(file: Path, tiny: Engine) -> None:
         damaged = bytearray(data)
         damaged[place] ^= 1
         refused(tiny, file, "damaged.*expected the content that was written", bytes(damaged))
-
-
-HEADERS: dict[str, tuple[str, object, str]] = {
-    "another version": ("version", 2, "another version of mlcpipe.*expected version 1; found 2"),
-    "no tokens in a page": ("page_tokens", 0, "the length that its header states"),
-    "larger pages": ("page_tokens", 17, "another page_tokens of the KV cache.*expected 16; found 17"),
-    "more layers": ("layers", 3, "the length that its header states"),
-    "all layers": ("layers", 2**32 - 1, "the length that its header states"),
-    "heads": ("kv_heads", 4, "another kv_heads of the KV cache.*expected 2; found 4"),
-    "bytes of a page": ("page_bytes", 2**32 - 1, "the length that its header states"),
-    "head_dim": ("head_dim", 32, "another head_dim of the KV cache.*expected 16; found 32"),
-    "more tokens": ("tokens", 49, "the length that its header states"),
-    "all tokens": ("tokens", 2**64 - 1, "the length that its header states"),
-    "no prompt": ("prompt_tokens", 0, "a prompt of 1 to 256 tokens; found 0"),
-    "a long prompt": ("prompt_tokens", 257, "a prompt of 1 to 256 tokens; found 257"),
-    "a long chat": ("chat_bytes", 2**64 - 1, "the length that its header states"),
-    "KV dtype": ("kv_dtype", b"q8", "another kv_dtype of the KV cache.*found q8"),
-    "model": ("model", b"0" * 64, "saved with another model.*load it with the model"),
-}
 
 
 @pytest.mark.parametrize("name", HEADERS)
@@ -298,7 +248,9 @@ def test_a_full_disk(file: Path, tiny: Engine, monkeypatch: pytest.MonkeyPatch) 
         tiny.save(file)
     monkeypatch.undo()
     real = Path.open
-    monkeypatch.setattr(Path, "open", lambda path, mode: open("/dev/full", "wb") if mode == "xb" else real(path, mode))
+    monkeypatch.setattr(
+        Path, "open", lambda path, mode: real(Path("/dev/full") if mode == "xb" else path, mode.replace("xb", "wb"))
+    )
     with pytest.raises(ResourceError, match="the disk is full"):
         tiny.save(file)
     assert [path.name for path in file.parent.iterdir()] == [file.name] and file.read_bytes() == before

@@ -62,17 +62,7 @@ class Folder : public Files {
   explicit Folder(const std::string& path) : Files(path) {}
 
   MappedFile Open(const std::string& name, uint64_t max_bytes) const override {
-    const Descriptor file(where() + "/" + name);
-    struct stat status;
-    if (file.number < 0 || fstat(file.number, &status) != 0) {
-      throw Changed(name, "a file that can be read", std::strerror(errno));
-    }
-    if (!S_ISREG(status.st_mode)) throw Changed(name, "a regular file", "another kind of file");
-    const auto bytes = static_cast<uint64_t>(status.st_size);
-    if (bytes > max_bytes) throw Changed(name, "at most " + std::to_string(max_bytes) + " bytes", std::to_string(bytes));
-    auto mapping = std::make_shared<const Mapping>(file.number, 0, bytes, name);
-    const uint8_t* data = mapping->data();
-    return {std::move(mapping), data, bytes};
+    return OpenRegular(where() + "/" + name, [&](std::string e, std::string f) { return Changed(name, e, f); }, max_bytes);
   }
 
   bool Has(const std::string& name) const override { return access((where() + "/" + name).c_str(), F_OK) == 0; }
@@ -170,6 +160,19 @@ class Container : public Files {
 };
 
 }  // namespace
+
+MappedFile OpenRegular(const std::string& path, const std::function<Error(std::string, std::string)>& refused,
+                       uint64_t max_bytes) {
+  const Descriptor file(path);
+  struct stat status;
+  if (file.number < 0 || fstat(file.number, &status) != 0) throw refused("a file that can be read", std::strerror(errno));
+  if (!S_ISREG(status.st_mode)) throw refused("a regular file", "another kind of file");
+  const auto bytes = static_cast<uint64_t>(status.st_size);
+  if (bytes > max_bytes) throw refused("at most " + std::to_string(max_bytes) + " bytes", std::to_string(bytes));
+  auto mapping = std::make_shared<const Mapping>(file.number, 0, bytes, path);
+  const uint8_t* data = mapping->data();
+  return {std::move(mapping), data, bytes};
+}
 
 std::unique_ptr<const Files> Files::At(const std::string& path) {
   const Descriptor file(path);

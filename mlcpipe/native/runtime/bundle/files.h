@@ -3,6 +3,7 @@
 #define MLCPIPE_RUNTIME_BUNDLE_FILES_H_
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <string>
 #include <string_view>
@@ -29,6 +30,11 @@ class MappedFile {
   const uint8_t* data_;
   uint64_t bytes_;
 };
+
+// Maps a regular file. Throws what `refused` makes of what was expected and found for one that cannot be read or has more
+// than `max_bytes`, kResource where the system maps no more.
+MappedFile OpenRegular(const std::string& path, const std::function<Error(std::string, std::string)>& refused,
+                       uint64_t max_bytes = UINT64_MAX);
 
 class Files {
  public:

@@ -85,6 +85,7 @@ void Manifest::ReadModel() {
            json.OptionalInt("rope_above", 1, kMaxExtent),
            json.Text("dtype"),            json.Text("kv_dtype")};
   json.Int("page_size", kPage, kPage);
+  identity = Sha256(json_.Text("checkpoint_hash") + " " + json_.Text("quantization"));
   if (json.Text("kv_cache") != "pages") {
     throw Error(Code::kTarget, "the bundle's KV cache is TVM's").Where(source.where()).Next("compile the model again");
   }

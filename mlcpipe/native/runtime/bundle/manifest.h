@@ -61,6 +61,7 @@ class Manifest {
   void CheckAgrees(const std::string& metadata) const;
 
   const Files& source;
+  std::string identity;  // SHA-256 of what keys and values depend on besides their layout: checkpoint, quantization
   std::string library;  // its path in the bundle; "" where the bundle has data only
   ModelInfo model;
   MemoryPlan plan;

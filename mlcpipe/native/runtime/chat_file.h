@@ -1,0 +1,46 @@
+// A conversation in a file, as mlcpipe/runtime/chat_file.py describes it.
+#ifndef MLCPIPE_RUNTIME_CHAT_FILE_H_
+#define MLCPIPE_RUNTIME_CHAT_FILE_H_
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace mlcpipe {
+
+// The header as it lies in the file. Texts end with zeros where they are shorter.
+struct ChatHeader {
+  char magic[8] = {'m', 'l', 'c', 'c', 'h', 'a', 't', 1};
+  uint32_t version = 1, page_tokens = 0, layers = 0, kv_heads = 0, page_bytes = 0, head_dim = 0;
+  uint64_t tokens = 0, prompt_tokens = 0, chat_bytes = 0;
+  char kv_dtype[8] = {}, model[64] = {};
+
+  uint64_t pages() const { return tokens / page_tokens + (tokens % page_tokens != 0); }
+};
+static_assert(sizeof(ChatHeader) == 128, "as written");
+
+struct ChatLimits {
+  int64_t vocab_size, context_length, prompt_tokens;  // of the model: the longest prompt
+};
+
+// What a mapped file holds, checked.
+struct SavedChat {
+  std::vector<int32_t> tokens;
+  int64_t prompt_tokens;
+  std::string_view chat;  // JSON, an object, or ""
+  const uint8_t* pages;   // [layers][pages][page_bytes]
+
+  // Checks all of `file`, which must stay, against the header of an empty file for the model. Throws kUsage.
+  SavedChat(std::string_view file, const std::string& where, const ChatHeader& ours, const ChatLimits& limits);
+};
+
+// Writes a file as a whole or not at all; `header` is that of an empty file, `layers` are the pages of each. Throws
+// kUsage where `path` has another kind of file or cannot be written and for a chat that is no JSON, kResource where the
+// disk has no room.
+void WriteChat(const std::string& path, ChatHeader header, const std::vector<int32_t>& tokens, int64_t prompt_tokens,
+               std::string_view chat, const std::vector<const uint8_t*>& layers);
+
+}  // namespace mlcpipe
+
+#endif  // MLCPIPE_RUNTIME_CHAT_FILE_H_

@@ -35,16 +35,26 @@ def changed(data: bytes, field: str, value: object) -> bytes:
 
 
 def by_hand(manifest: Manifest, tokens: int = 32, chat: object = CHAT) -> bytes:
-    """A file of version 1 by the words of `mlcpipe/runtime/chat_file.py`, with ids from 100 on and any keys and values."""
-    model, text = manifest.model, json.dumps(chat, ensure_ascii=False).encode()
+    """`made_file` for a bundle."""
+    model = manifest.model
     identity = hashlib.sha256(f"{manifest.checkpoint_hash} {manifest.quantization}".encode()).hexdigest()
-    content = struct.pack(
-        "<8sIIIIIIQQQ8s64s", b"mlcchat\x01", 1, 16, model.num_layers, model.num_key_value_heads, manifest.page_bytes,
-        model.head_dim, tokens, tokens - 2, len(text), model.kv_dtype.encode(), identity.encode(),
-    )  # fmt: skip
+    numbers = (16, model.num_layers, model.num_key_value_heads, manifest.page_bytes, model.head_dim)
+    return made_file(numbers, model.kv_dtype, identity, tokens, chat)
+
+
+def made_file(
+    numbers: tuple[int, int, int, int, int], kv_dtype: str, model: str, tokens: int = 32, chat: object = CHAT
+) -> bytes:
+    """A file of version 1 by the words of `mlcpipe/runtime/chat_file.py`, with ids from 100 on and any keys and values.
+
+    `numbers` are tokens of a page, layers, KV heads, bytes of a page, and head_dim.
+    """
+    text = json.dumps(chat, ensure_ascii=False).encode()
+    sizes = (tokens, tokens - 2, len(text))
+    content = struct.pack("<8sIIIIIIQQQ8s64s", b"mlcchat\x01", 1, *numbers, *sizes, kv_dtype.encode(), model.encode())
     content += np.arange(100, 100 + tokens, dtype="<i4").tobytes() + text
     content += bytes(-len(content) % 64)
-    return sealed(content + random.Random(5).randbytes(-(-tokens // 16) * model.num_layers * manifest.page_bytes))
+    return sealed(content + random.Random(5).randbytes(-(-tokens // 16) * numbers[1] * numbers[3]))
 
 
 # Of a file of 48 tokens: field, value, words of the refusal.

@@ -1,4 +1,4 @@
-"""Every family's tiny model gives the same bits of logits and the same tokens as in Python."""
+"""Every family's tiny model gives the same bits of logits and the same tokens as in Python, also after saving a chat."""
 
 from __future__ import annotations
 
@@ -14,9 +14,10 @@ pytest.importorskip("transformers", reason="the tiny checkpoints are transformer
 import mlcpipe
 from mlcpipe import SamplingParams
 from tests.models import tiny
-from tests.native.engine import Runtime
+from tests.native.engine import NativeEngine, Runtime
 
 pytestmark = pytest.mark.full
+GREEDY = SamplingParams(temperature=0.0)
 USUAL = ("default", "longrope", "dynamic", "window")  # the other cases are for `make test-everything`
 CASES = [
     pytest.param(case, id=case.id, marks=[] if case.id.endswith(USUAL) else [pytest.mark.everything])
@@ -42,4 +43,22 @@ def test_a_family_computes_the_same(case: tiny.TinyCase, runtime: Runtime, tmp_p
         found = native.generate(tokens[:length], params, max_tokens=24)
         assert found.tokens == expected.token_ids
         assert found.cached_tokens == expected.stats.cached_tokens
+        _saves_and_goes_on(engine, native, tokens[:length] + found.tokens, tmp_path)
     native.close()
+
+
+def _saves_and_goes_on(engine: mlcpipe.Engine, native: NativeEngine, tokens: list[int], folder: Path) -> None:
+    """Each continues what the other saved as it goes on without a file. Both have answered with the last of `tokens`."""
+    engine.save(folder / "python")
+    native.save(folder / "native")
+    assert (folder / "python").read_bytes() == (folder / "native").read_bytes()
+    turn = [*tokens, 7]
+    expected = native.generate(turn, max_tokens=12)
+    engine.generate([5, 6], max_tokens=1, ignore_eos=True)
+    engine.load(folder / "native")
+    found = engine.generate(turn, sampling=GREEDY, max_tokens=12, ignore_eos=True)
+    assert (found.token_ids, found.stats.cached_tokens) == (expected.tokens, expected.cached_tokens)
+    native.generate([5, 6], max_tokens=1)
+    native.restore(folder / "python")
+    restored = native.generate(turn, max_tokens=12)
+    assert (restored.tokens, restored.cached_tokens) == (expected.tokens, expected.cached_tokens)

@@ -7,7 +7,6 @@
 
 #include "atomic_file.h"
 #include "bundle/files.h"
-#include "text/json.h"
 
 namespace mlcpipe {
 namespace {
@@ -20,19 +19,6 @@ Error Damaged(const std::string& where, std::string expected, std::string found)
       .Expected(std::move(expected))
       .Found(std::move(found))
       .Next("save the chat again");
-}
-
-// Throws kUsage for a chat that is no object of JSON.
-void CheckChat(std::string_view chat) {
-  if (chat.empty()) return;
-  const chat::Characters none{};
-  chat::Heap heap(none);
-  try {
-    if (ReadJson(&heap, chat, "the chat").is(chat::Kind::kDict)) return;
-  } catch (const Error& error) {
-    throw Error(Code::kUsage, error.what());
-  }
-  throw Error(Code::kUsage, "JSON that cannot be used").Where("the chat").Expected("an object");
 }
 
 // Where the pages begin; of sizes that are no larger than a file's.
@@ -156,7 +142,6 @@ SavedChat::SavedChat(std::string_view file, const std::string& where, const Chat
   }
   prompt_tokens = static_cast<int64_t>(header.prompt_tokens);
   chat = file.substr(sizeof header + 4 * tokens.size(), header.chat_bytes);
-  CheckChat(chat);
   pages = reinterpret_cast<const uint8_t*>(file.data()) + PagesBegin(header);
 }
 
@@ -167,7 +152,6 @@ void WriteChat(const std::string& path, ChatHeader header, const std::vector<int
         .Expected("at most " + std::to_string(kMaxChatBytes) + " bytes")
         .Found(std::to_string(chat.size()));
   }
-  CheckChat(chat);
   CheckReplaces(path);
   header.tokens = tokens.size();
   header.prompt_tokens = static_cast<uint64_t>(prompt_tokens);

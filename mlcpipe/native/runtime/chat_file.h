@@ -28,7 +28,7 @@ struct ChatLimits {
 struct SavedChat {
   std::vector<int32_t> tokens;
   int64_t prompt_tokens;
-  std::string_view chat;  // JSON, an object, or ""
+  std::string_view chat;  // the caller's, not checked
   const uint8_t* pages;   // [layers][pages][page_bytes]
 
   // Checks all of `file`, which must stay, against the header of an empty file for the model. Throws kUsage.
@@ -36,8 +36,7 @@ struct SavedChat {
 };
 
 // Writes a file as a whole or not at all; `header` is that of an empty file, `layers` are the pages of each. Throws
-// kUsage where `path` has another kind of file or cannot be written and for a chat that is no JSON, kResource where the
-// disk has no room.
+// kUsage where `path` has another kind of file or cannot be written, kResource where the disk has no room.
 void WriteChat(const std::string& path, ChatHeader header, const std::vector<int32_t>& tokens, int64_t prompt_tokens,
                std::string_view chat, const std::vector<const uint8_t*>& layers);
 

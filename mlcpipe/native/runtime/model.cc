@@ -4,6 +4,7 @@
 
 #include "pool.h"
 #include "tensors.h"
+#include "text/json.h"
 #include "workspace.h"
 
 namespace mlcpipe {
@@ -23,6 +24,19 @@ tvm::ffi::Array<Tensor> MakePages(const Manifest& manifest, int64_t pages) {
 }
 
 int64_t PagesOf(int64_t tokens) { return (tokens + kPage - 1) / kPage; }
+
+// Throws kUsage for a chat that is no object of JSON.
+void CheckChat(std::string_view chat) {
+  if (chat.empty()) return;
+  const chat::Characters none{};
+  chat::Heap heap(none);
+  try {
+    if (ReadJson(&heap, chat, "the chat").is(chat::Kind::kDict)) return;
+  } catch (const Error& error) {
+    throw Error(Code::kUsage, error.what());
+  }
+  throw Error(Code::kUsage, "JSON that cannot be used").Where("the chat").Expected("an object");
+}
 
 // Inside, loops of this thread end when the call is cancelled.
 struct Watch {
@@ -194,6 +208,7 @@ ChatHeader Model::Header() const {
 }
 
 void Model::Save(const std::string& path, std::string_view chat) const {
+  CheckChat(chat);
   std::vector<const uint8_t*> layers;
   for (const Tensor& layer : pages_) layers.push_back(Data<uint8_t>(layer));
   WriteChat(path, Header(), {tokens_.begin(), tokens_.begin() + length_}, length_ ? few_from_ : 0, chat, layers);
@@ -205,6 +220,7 @@ void Model::Restore(const std::string& path, const std::function<void(std::strin
   });
   const ModelInfo& model = manifest_.model;
   SavedChat saved(file.text(), path, Header(), {model.vocab_size, context_length_, model.context_length});
+  CheckChat(saved.chat);
   on_chat(saved.chat);
   const auto length = static_cast<int64_t>(saved.tokens.size());
   const auto bytes = static_cast<size_t>(PagesOf(length) * manifest_.page_bytes());

@@ -1,0 +1,59 @@
+"""Changed files of saved chats, with the hash of what they became, under sanitizers: refused, or read within bounds."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tests.chat_files import made_file
+from tests.clang import system_clang
+from tests.native.conftest import RUNTIME
+
+SOURCES = ("chat_file.cc", "atomic_file.cc", "bundle/files.cc", "bundle/sha256.cc")
+SANITIZE = ("-std=c++17", "-g", "-O1", "-Wall", "-Wextra", "-Werror", "-fno-sanitize-recover=all", f"-I{RUNTIME}")
+FUZZ_S = 30 * 60
+
+
+def program(compiler: str, output: Path, *flags: str) -> Path:
+    sources = [str(Path(__file__).with_name("chat_file_fuzz.cc")), *(str(RUNTIME / name) for name in SOURCES)]
+    done = subprocess.run(
+        [compiler, *SANITIZE, *flags, *sources, "-o", str(output)], capture_output=True, text=True, check=False
+    )
+    if "cannot find" in done.stderr:
+        pytest.skip(f"{compiler} has no sanitizers here")
+    assert done.returncode == 0, done.stderr[-3000:]
+    return output
+
+
+def small_file(folder: Path) -> Path:
+    """Of 32 tokens, for a model of two layers."""
+    path = folder / "chat"
+    path.write_bytes(made_file((16, 2, 2, 2048, 16), "float16", "\0"))
+    return path
+
+
+def test_sanitizers_find_nothing_in_thousands_of_changed_files(tmp_path: Path) -> None:
+    compiler = shutil.which("g++")
+    if compiler is None:
+        pytest.skip("g++")
+    damage = program(compiler, tmp_path / "damage", "-fsanitize=address,undefined")
+    command = [damage, small_file(tmp_path), "4000", "1"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=600, check=False)
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert 100 < int(done.stdout) < 3900, done.stdout
+
+
+@pytest.mark.everything
+def test_libfuzzer_finds_nothing(tmp_path: Path) -> None:
+    clang = system_clang()
+    if clang is None:
+        pytest.skip("clang")
+    fuzz = program(clang, tmp_path / "fuzz", "-fsanitize=fuzzer,address,undefined", "-DMLCPIPE_FUZZ")
+    (tmp_path / "corpus").mkdir()
+    shutil.move(small_file(tmp_path), tmp_path / "corpus" / "chat")
+    limits = [f"-max_total_time={FUZZ_S}", "-timeout=60", "-rss_limit_mb=2048", "-max_len=20000"]
+    done = subprocess.run([fuzz, *limits, "corpus"], capture_output=True, text=True, cwd=tmp_path, check=False)
+    assert done.returncode == 0, done.stderr[-3000:]

@@ -55,6 +55,12 @@ def chat_command(
             help="Let control tokens that a message writes, such as <|im_end|>, act as such; by default they are text.",
         ),
     ] = False,
+    file: Annotated[
+        Path | None,
+        typer.Option(
+            "--session", help="Go on with the chat in this file, if there is one, and save it there at the end."
+        ),
+    ] = None,
     as_json: JsonOption = False,
     stats: Annotated[bool, typer.Option(help="Show speeds after each answer.")] = True,
     *,
@@ -87,13 +93,15 @@ def chat_command(
 
     `mlcpipe chat ./Qwen3-0.6B --device vulkan`
 
+    `mlcpipe chat --session long.chat`
+
     `mlcpipe chat --web`
     """
     if web:
         from mlcpipe.cli.web import chat_in_browser
 
         others = {"prompt": prompt, "system": system, "context": context, "kv_cache_dtype": kv_cache_dtype,
-                  "raw": raw, "json": as_json,
+                  "raw": raw, "session": file, "json": as_json,
                   "allow-control-tokens": allow_control_tokens,
                   "no-stats": not stats, "device": engine_device(device)}  # fmt: skip
         given = {option_name(key): value for key, value in (sampling | others).items()}
@@ -124,10 +132,14 @@ def chat_command(
         model=model_title(model),
         allow_control_tokens=allow_control_tokens,
     )
+    if file is not None:
+        session.resume(file, sampling, system)
     if question is None:
         _converse(session, engine, model_title(model), console, show_stats=stats)
     else:
         ask_once(session, question, SpeedLine(engine, console) if stats else None, as_json=as_json)
+    if file is not None:
+        session.save(file)
 
 
 def _open(bundle: Path, context: int | None, device: str | None, console: Console) -> Engine:

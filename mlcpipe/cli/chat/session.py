@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterator
+from collections.abc import Generator, Iterator, Mapping
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,8 +11,16 @@ from typing import TYPE_CHECKING, cast
 from mlcpipe.cli.chat.interrupt import Interruptible
 from mlcpipe.cli.chat.markdown import Renderer
 from mlcpipe.cli.chat.settings import Settings
-from mlcpipe.cli.chat.transcript import Message, Transcript, load_transcript, save_transcript, well_formed
+from mlcpipe.cli.chat.transcript import (
+    Message,
+    Transcript,
+    load_transcript,
+    save_transcript,
+    transcript_of,
+    well_formed,
+)
 from mlcpipe.errors import UsageError
+from mlcpipe.runtime.chat_file import is_chat_file
 
 if TYPE_CHECKING:
     from mlcpipe import Engine
@@ -88,19 +96,38 @@ class Session:
         self._attempt = 0
 
     def save(self, path: Path) -> int:
-        """Write the chat to a file; how many messages it has."""
-        save_transcript(path, Transcript(tuple(self.messages), self.settings, self._model))
+        """Write the chat to a file, JSON alone where its name says so; how many messages it has."""
+        transcript = Transcript(tuple(self.messages), self.settings, self._model)
+        if path.suffix == ".json":
+            save_transcript(path, transcript)
+        else:
+            self._engine.save(path, chat=transcript.content())
         return len(self.messages)
 
     def load(self, path: Path) -> int:
         """Replace messages and settings by those of a saved chat, or change nothing and raise UsageError."""
-        transcript = load_transcript(path)
+        if is_chat_file(path):
+            transcript = transcript_of(self._engine.load(path), path)
+        else:
+            transcript = load_transcript(path)
         messages = list(transcript.messages)
         self.system = messages.pop(0)["content"] if messages and messages[0]["role"] == "system" else ""
         self._turns = messages
         self._attempt = 0
         self.settings = transcript.settings
         return len(transcript.messages)
+
+    def resume(self, path: Path, settings: Mapping[str, float], system: str) -> None:
+        """Go on with the chat of a file, if there is one; these settings and system message replace its own.
+
+        Raises UsageError, also where the file could not be written.
+        """
+        if path.exists():
+            self.load(path)
+            self.settings = self.settings.with_values(settings)
+            self.system = well_formed(system) or self.system
+        elif not path.parent.is_dir():
+            raise UsageError("no folder for the chat", where=path, next_step="make it or give another name")
 
     def _answer(self, question: str, renderer: Renderer) -> Answer:
         turn = {"role": "user", "content": question}

@@ -28,7 +28,7 @@ COMMANDS: Mapping[str, Command] = {
     "/regen": Command("", "answer the last question again (a fixed seed moves by one)"),
     "/set": Command("[key=value …]", "change how answers are made; alone shows the settings"),
     "/stats": Command("", "show or hide the line with speeds after each answer"),
-    "/save": Command("FILE", "write the chat to a JSON file"),
+    "/save": Command("FILE", "write the chat with its keys and values; to FILE.json its messages alone"),
     "/load": Command("FILE", "go on with a saved chat and its settings"),
     "/exit": Command("", "leave (also Ctrl-D)"),
 }

@@ -1,4 +1,6 @@
-"""A chat on disk: JSON that `/save` writes whole or not at all and `/load` checks before it is used.
+"""A chat as JSON that `/save` writes whole or not at all and `/load` checks before it is used.
+
+It is a file of its own, or part of one with keys and values (`mlcpipe/runtime/chat_file.py`).
 
 {"format": "mlcpipe-chat", "version": 1, "model": "…", "settings": {…},
  "messages": [{"role": …, "content": …}]}
@@ -31,6 +33,16 @@ class Transcript:
     messages: tuple[Message, ...]
     settings: Settings
     model: str = ""
+
+    def content(self) -> dict[str, Any]:
+        """The object that is written."""
+        return {
+            "format": "mlcpipe-chat",
+            "version": 1,
+            "model": self.model,
+            "settings": self.settings.values(),
+            "messages": list(self.messages),
+        }
 
 
 class _Message(BaseModel):
@@ -70,14 +82,7 @@ def save_transcript(path: Path, transcript: Transcript) -> None:
                 expected="a new file or a saved chat",
                 next_step="give another name",
             ) from None
-    content = {
-        "format": "mlcpipe-chat",
-        "version": 1,
-        "model": transcript.model,
-        "settings": transcript.settings.values(),
-        "messages": list(transcript.messages),
-    }
-    text = json.dumps(content, ensure_ascii=False, indent=1) + "\n"
+    text = json.dumps(transcript.content(), ensure_ascii=False, indent=1) + "\n"
     try:
         atomic_write(path, text.encode("utf-8", "replace"))
     except OSError as error:
@@ -87,6 +92,11 @@ def save_transcript(path: Path, transcript: Transcript) -> None:
 def load_transcript(path: Path) -> Transcript:
     """Read and check a saved chat. Raises UsageError that says what is wrong with it."""
     content = read_json_object(path, limit=MAX_BYTES, error=UsageError, what="saved chat", max_values=MAX_BYTES // 8)
+    return transcript_of(content, path)
+
+
+def transcript_of(content: dict[str, Any] | None, path: Path) -> Transcript:
+    """The chat of a file's JSON, None for a file without. Raises UsageError that says what is wrong with it."""
     chat = validated(_SavedChat, content, what=_WHAT, where=path, error=UsageError)
     try:
         settings = Settings().with_values(chat.settings)

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from mlcpipe import Engine
 from mlcpipe.cli.chat.markdown import PlainRenderer
 from mlcpipe.cli.chat.session import Session
 from mlcpipe.cli.chat.settings import Settings
@@ -148,6 +149,46 @@ def test_commands(tmp_path: Path) -> None:
     assert session.settings.sampling.top_k == 5
     with pytest.raises(ExitChat):
         run.run("/exit")
+
+
+def test_saving_with_keys_and_values(demo: Engine, tmp_path: Path) -> None:
+    """The next question computes what is new; a file that is not right changes nothing."""
+    session = Session(demo, Settings().with_values({"temperature": 0, "max_tokens": 8, "seed": 3}), system="Be short.")
+    run, said = commands(session)
+    session.ask("What is a compiler?", Screen().renderer())
+    before, path = session.messages, tmp_path / "my chat"
+    assert run.run(f"/save '{path}'") and said[-1] == f"saved 3 messages to {path}"
+    expected = session.ask("And a linker?", Screen().renderer())
+    demo.reset()
+    other = Session(demo, Settings())
+    run, said = commands(other)
+    assert run.run(f"/load {path}") and said[-1] == f"loaded 3 messages and the settings from {path}"
+    assert other.messages == before and other.settings.sampling.seed == 3
+    answer = other.ask("And a linker?", Screen().renderer())
+    assert answer.text == expected.text and answer.stats.cached_tokens == expected.stats.cached_tokens > 20
+    path.write_bytes(path.read_bytes()[:-1])
+    demo.save(tmp_path / "without", chat={"title": "no messages"})
+    for bad in (path, tmp_path / "without"):
+        with pytest.raises(UsageError, match="saved chat"):
+            other.load(bad)
+    assert len(other.messages) == 5
+
+
+def test_a_session_in_a_file(demo: Engine, tmp_path: Path) -> None:
+    """It begins anew without a file; options go before what the file says."""
+    path = tmp_path / "chat"
+    session = Session(demo, Settings().with_values({"max_tokens": 4, "seed": 3}), system="Be short.")
+    session.resume(path, {"max_tokens": 4}, "Be short.")
+    session.ask("Hello", Screen().renderer())
+    session.save(path)
+    other = Session(demo, Settings())
+    other.resume(path, {"max_tokens": 5}, "")
+    assert other.messages == session.messages
+    assert other.settings.max_tokens == 5 and other.settings.sampling.seed == 3
+    other.resume(path, {}, "Be long.")
+    assert other.messages[0] == {"role": "system", "content": "Be long."}
+    with pytest.raises(UsageError, match="no folder for the chat"):
+        other.resume(tmp_path / "no" / "folder", {}, "")
 
 
 def test_help_names_every_command() -> None:

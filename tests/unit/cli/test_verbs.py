@@ -112,6 +112,19 @@ def test_chat_json_and_stdin(mlcpipe_run: Run, bundle: Path) -> None:
     assert one["finish_reason"] in ("stop", "length")
 
 
+def test_chat_goes_on_in_a_file(mlcpipe_run: Run, bundle: Path, tmp_path: Path) -> None:
+    common = ["chat", bundle, "--session", tmp_path / "chat", "--max-tokens", "8", "--json"]
+    first = json.loads(mlcpipe_run(*common, "--temperature", "0", "-p", "Hello").stdout)
+    second = json.loads(mlcpipe_run(*common, "-p", "And then?").stdout)
+    known = first["stats"]["prompt_tokens"] + first["stats"]["completion_tokens"] - 1
+    assert second["stats"]["cached_tokens"] == known < second["stats"]["prompt_tokens"]
+    assert second["settings"]["temperature"] == 0
+    (tmp_path / "chat").write_text("something else")
+    refused = mlcpipe_run(*common, "-p", "Hello")
+    assert refused.returncode == 2 and "not valid JSON" in refused.stderr
+    assert (tmp_path / "chat").read_text() == "something else"
+
+
 def test_lines_on_stdin_are_one_prompt_and_a_note_says_so(mlcpipe_run: Run, bundle: Path) -> None:
     common = ["chat", bundle, "--max-tokens", "2", "--no-stats"]
     assert mlcpipe_run(*common, stdin="one\ntwo\nthree\n").stderr == "The 3 lines on stdin are one prompt.\n"

@@ -12,6 +12,8 @@ import pytest
 import mlcpipe
 from mlcpipe import Engine, SamplingParams
 from mlcpipe.cli import main
+from mlcpipe.cli.chat.session import Session
+from mlcpipe.cli.chat.settings import Settings
 from mlcpipe.compiler.link import find_cxx, find_zig
 from mlcpipe.compiler.native_runtime import write_program
 from tests.conftest import DEMO, Bundles
@@ -66,7 +68,7 @@ def test_a_program_loads_a_bundle(program: Path, demo_bundles: Bundles, demo: En
     assert "usage: " in run(program, "--help").stdout
 
 
-def test_a_chat_in_the_terminal(program: Path, demo_bundles: Bundles) -> None:
+def test_a_chat_in_the_terminal(program: Path, demo_bundles: Bundles, tmp_path: Path) -> None:
     """Turns, an answer that Ctrl-C ends, and the ways out."""
     pexpect = pytest.importorskip("pexpect")
     options = ["-m", str(demo_bundles["q4f16_1"]), "--threads", "1", "--raw", "--max-tokens", "1500"]
@@ -77,8 +79,14 @@ def test_a_chat_in_the_terminal(program: Path, demo_bundles: Bundles) -> None:
         chat.expect("A compiler\r\n.")
         chat.sendintr()
         chat.expect("\n> ")
+    chat.sendline(f"/save {tmp_path}/a chat")
+    chat.expect("saved\r\n> ")
     chat.sendline("/reset")
     chat.expect("/reset\r\n> ")
+    chat.sendline(f"/load {tmp_path}/a chat")
+    chat.expect("loaded\r\n> ")
+    chat.sendline(f"/load {tmp_path}/none")
+    chat.expect("error: cannot read the saved chat .*\r\n> ")
     chat.sendeof()
     chat.expect(pexpect.EOF)
     chat.close()
@@ -91,6 +99,46 @@ def test_a_chat_in_the_terminal(program: Path, demo_bundles: Bundles) -> None:
     chat.expect(pexpect.EOF)
     chat.close()
     assert chat.exitstatus == 130
+
+
+def test_a_chat_goes_on_in_a_file(program: Path, demo_bundles: Bundles, demo: Engine, tmp_path: Path) -> None:
+    """With the program and with Python, whoever saved it; no part is computed again."""
+    file, greedy = tmp_path / "chat", SamplingParams(temperature=0.0)
+    common = (
+        program,
+        "-m",
+        demo_bundles["q4f16_1"],
+        "--greedy",
+        "--max-tokens",
+        24,
+        "--threads",
+        2,
+        "--json",
+        "--session",
+    )
+    first = json.loads(run(*common, file, "-p", PROMPT, "--system", "Be short.").stdout)
+    messages = demo.load(file)["messages"]
+    assert [message["content"] for message in messages] == ["Be short.", PROMPT, first["text"]]
+    messages.append({"role": "user", "content": "And a linker?"})
+    expected = demo.chat(messages, sampling=greedy, max_tokens=24)
+    assert expected.stats.cached_tokens > first["prompt_tokens"]
+    demo.save(tmp_path / "python", chat={"messages": messages[:-1]})
+    for path in (file, tmp_path / "python"):
+        second = json.loads(run(*common, path, "-p", "And a linker?").stdout)
+        assert second["token_ids"] == expected.token_ids
+    session = Session(demo, Settings())
+    assert session.load(file) == 5 and session.messages[-1]["content"] == expected.text
+    assert json.loads(run(*common, file, "-p", "Hi", "--system", "Be long.").stdout)["text"]
+    assert demo.load(file)["messages"][0]["content"] == "Be long."
+    demo.save(tmp_path / "other", chat={"messages": [{"role": "user"}]})
+    refused = {
+        tmp_path / "other": "has no messages",
+        tmp_path: "regular file",
+        tmp_path / "no" / "chat": "cannot be saved",
+    }
+    for path, words in refused.items():
+        done = run(*common, path, "-p", "Hi")
+        assert done.returncode == 2 and words in done.stderr and done.stderr.count("\n") == 1
 
 
 @pytest.mark.parametrize(

@@ -23,6 +23,7 @@ constexpr char kUsage[] =
     "  -p, --prompt TEXT    answer one prompt; without a terminal, what is read is the prompt\n"
     "  -m, --model PATH     a bundle, or a file of its data (default: the program's own)\n"
     "      --system TEXT    instructions that come first\n"
+    "      --session FILE   go on with the chat in this file, if there is one, and save it there at the end\n"
     "      --raw            continue the prompt as plain text, without the chat template\n"
     "      --greedy         take the most probable token each time\n"
     "      --temperature T  (default: 0.7)\n"
@@ -71,6 +72,7 @@ bool TakeOption(const std::string& option, const std::string& value, Arguments* 
   if (option == "-p" || option == "--prompt") to->prompt = value;
   else if (option == "-m" || option == "--model") to->model = value;
   else if (option == "--system") to->system = value;
+  else if (option == "--session") to->session = value;
   else if (option == "--variant") to->variant = value;
   else if (option == "--temperature") to->temperature = NumberOf<double>(option, value);
   else if (option == "--top-p") to->top_p = NumberOf<double>(option, value);
@@ -100,11 +102,14 @@ void Fail(const std::string& line) {
   std::exit(kFailed);
 }
 
-void Check(int32_t code) {
-  if (code == MLCPIPE_OK) return;
+std::string LastError() {
   auto error = Sized<mlcpipe_error>();
   mlcpipe_last_error(&error);
-  Fail(error.line);
+  return error.line;
+}
+
+void Check(int32_t code) {
+  if (code != MLCPIPE_OK) Fail(LastError());
 }
 
 std::string Usage(const std::string& program) { return "usage: " + program + kUsage; }

@@ -17,6 +17,7 @@ struct Arguments {
   std::string program;  // as it was called
   std::string model;    // a folder or file; of the program itself, or beside it, where none is named
   std::optional<std::string> prompt, system;
+  std::string session;  // a file that the chat goes on from and is saved to; "" is none
   std::string variant;
   int64_t max_tokens = 0, context = 0, prompt_tokens = 512;
   int32_t threads = 0;
@@ -33,6 +34,9 @@ std::string Usage(const std::string& program);
 
 // Prints "error: " and the line to stderr, and ends the program.
 [[noreturn]] void Fail(const std::string& line);
+
+// The line of the last error of this thread.
+std::string LastError();
 
 // Fails with the runtime's last error unless `code` is MLCPIPE_OK.
 void Check(int32_t code);

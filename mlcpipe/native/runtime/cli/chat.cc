@@ -11,6 +11,7 @@
 #include <thread>
 #include <vector>
 
+#include "cli/chat_json.h"
 #include "cli/json_text.h"
 
 namespace mlcpipe::cli {
@@ -61,19 +62,6 @@ class Interrupts {
   }
 };
 
-struct Message {
-  std::string role, content;
-};
-
-std::string JsonOf(const std::vector<Message>& messages) {
-  std::string json = "[";
-  for (const Message& message : messages) {
-    if (json.size() > 1) json += ", ";
-    json += "{\"role\": " + JsonText(message.role) + ", \"content\": " + JsonText(message.content) + "}";
-  }
-  return json + "]";
-}
-
 // What comes of a request.
 struct Reply {
   bool shows;
@@ -101,12 +89,41 @@ class Session {
     const mlcpipe_options options = OptionsOf(arguments);
     Check(mlcpipe_open(arguments.model.c_str(), &options, &engine_));
     Reset();
+    if (arguments.session.empty()) return;
+    const bool found = access(arguments.session.c_str(), F_OK) == 0;  // else the file is tried before the chat begins
+    Require(found ? Load(arguments.session) : Save(arguments.session));
+    if (!arguments.system) return;
+    if (!messages_.empty() && messages_[0].role == "system") messages_.erase(messages_.begin());
+    messages_.insert(messages_.begin(), {"system", *arguments.system});
   }
   ~Session() { mlcpipe_close(engine_); }
 
   void Reset() {
     messages_.clear();
     if (arguments_.system) messages_.push_back({"system", *arguments_.system});
+  }
+
+  // Both return what went wrong in one line, or "".
+  std::string Save(const std::string& path) {
+    const std::string json = SavedJson(messages_);
+    return mlcpipe_save(engine_, path.c_str(), {json.data(), json.size()}) == MLCPIPE_OK ? "" : LastError();
+  }
+  std::string Load(const std::string& path) {
+    std::string json;
+    const auto keep = [](void* context, const char* text, size_t bytes) {
+      static_cast<std::string*>(context)->assign(text, bytes);
+      return 0;
+    };
+    if (mlcpipe_restore(engine_, path.c_str(), keep, &json) != MLCPIPE_OK) return LastError();
+    auto messages = SavedMessages(json);
+    if (!messages) return "the saved chat has no messages in " + path;
+    messages_ = std::move(*messages);
+    return "";
+  }
+
+  // Saves the chat where the arguments say so.
+  void End() {
+    if (!arguments_.session.empty()) Require(Save(arguments_.session));
   }
 
   // Answers, and keeps both for the next turn. An answer that fails leaves the chat as it was.
@@ -127,6 +144,10 @@ class Session {
   mlcpipe_sampling sampling_;
   mlcpipe_engine engine_ = 0;
   std::vector<Message> messages_;
+
+  static void Require(const std::string& error) {
+    if (!error.empty()) Fail(error);
+  }
 
   Reply Answer(const std::string& text, const std::string& messages) {
     Reply reply{};
@@ -166,7 +187,21 @@ int AnswerOnce(const Arguments& arguments, const std::string& prompt) {
   } else {
     std::puts("");
   }
+  session.End();
   return 0;
+}
+
+// What a line with a command and a file names; "" for another one.
+std::string FileOf(const std::string& line, const std::string& command) {
+  return line.rfind(command + " ", 0) == 0 ? line.substr(command.size() + 1) : "";
+}
+
+void Say(const std::string& error, const char* done) {
+  if (error.empty()) {
+    std::puts(done);
+  } else {
+    std::fprintf(stderr, "error: %s\n", error.c_str());
+  }
 }
 
 std::string ReadAll() {
@@ -185,23 +220,30 @@ int Chat(const Arguments& arguments) {
     return AnswerOnce(arguments, prompt);
   }
   Session session(arguments, true);
-  std::puts("/reset forgets the chat, Ctrl-C ends an answer, Ctrl-D the program");
+  std::puts("/reset forgets the chat, /save FILE keeps it, /load FILE goes on with it, Ctrl-C ends an answer, Ctrl-D the program");
   for (std::string line; std::printf("> "), std::fflush(stdout), std::getline(std::cin, line);) {
     if (line.empty()) continue;
     if (line == "/reset") {
       session.Reset();
       continue;
     }
+    if (const std::string file = FileOf(line, "/save"); !file.empty()) {
+      Say(session.Save(file), "saved");
+      continue;
+    }
+    if (const std::string file = FileOf(line, "/load"); !file.empty()) {
+      Say(session.Load(file), "loaded");
+      continue;
+    }
     const Reply reply = session.Ask(line);
     if (reply.code == MLCPIPE_OK || reply.code == MLCPIPE_CANCELLED) {
       std::puts("");
     } else {
-      auto error = Sized<mlcpipe_error>();
-      mlcpipe_last_error(&error);
-      std::fprintf(stderr, "error: %s\n", error.line);
+      Say(LastError(), "");
     }
   }
   std::puts("");
+  session.End();
   return 0;
 }
 

@@ -93,14 +93,15 @@ def prepare_bundle(
     if given is not None:
         _check_bundle(given, target, quantization, kv_cache_dtype)
         return given
-    quantization, kv_cache_dtype = quantization or DEFAULT_QUANTIZATION, kv_cache_dtype or AUTO
-    check_names(target or LOCAL_TARGET, quantization, kv_cache_dtype)
+    kv_cache_dtype = kv_cache_dtype or AUTO
+    check_names(target or LOCAL_TARGET, quantization or DEFAULT_QUANTIZATION, kv_cache_dtype)
     if runs_here or target is None:
         target = _target_here(device, target)  # before the work: does the device exist?
     from mlcpipe.checkpoint import open_checkpoint, resolve
     from mlcpipe.resources import demo_model_path
 
     checkpoint = open_checkpoint(demo_model_path() if model is None else resolve(model, progress))
+    quantization = checkpoint.quantization(quantization)
     cache = env().cache_dir
     bundle = (
         cache / "bundles" / _cache_key(checkpoint.content_hash(cache / "hashes"), target, quantization, kv_cache_dtype)

@@ -19,7 +19,8 @@ from mlcpipe.checkpoint.safetensors_reader import (
     read_float32,
     read_header,
 )
-from mlcpipe.errors import CheckpointError, ConfigError
+from mlcpipe.defaults import DEFAULT_QUANTIZATION
+from mlcpipe.errors import CheckpointError, ConfigError, UsageError
 from mlcpipe.json_files import read_json_object, shown, shown_path
 
 CONFIG = "config.json"
@@ -63,7 +64,30 @@ class Checkpoint:
         folder = self.path.resolve()
         repo = folder.parents[1].name if folder.parent.name == "snapshots" else ""
         name = repo.removeprefix("models--").replace("--", "/", 1) if repo.startswith("models--") else folder.name
-        return "".join(filter(str.isprintable, name))[:MAX_NAME] or None
+        return printable_name(name)
+
+    @property
+    def folder(self) -> Path:
+        """The folder with the configuration and the tokenizer's files."""
+        return self.path
+
+    @property
+    def quantized_as(self) -> str | None:
+        """The format of quantized weights; None for float32, float16 and bfloat16."""
+        return None
+
+    def quantization(self, requested: str | None) -> str:
+        """`requested`, or the default for weights that are not quantized yet.
+
+        Raises UsageError if they are and nothing is requested: rounding them again must be asked for.
+        """
+        if requested is None and self.quantized_as is not None:
+            raise UsageError(
+                "the weights are quantized already", where=shown_path(self.path),
+                expected="--quantization, which rounds them a second time", found=self.quantized_as,
+                next_step=f"add --quantization {DEFAULT_QUANTIZATION}, q8f16_1 or q0f16",
+            )  # fmt: skip
+        return requested or DEFAULT_QUANTIZATION
 
     def info(self, name: str) -> TensorInfo:
         """Location of tensor `name`. Raises CheckpointError when the checkpoint has no such tensor."""
@@ -103,19 +127,28 @@ class Checkpoint:
         return hash_files((*present, *self.weight_files), cache_dir)
 
 
-def open_checkpoint(path: Path) -> Checkpoint:
-    """Opens the checkpoint folder `path` and checks its configuration, index and every safetensors header.
+def printable_name(name: str) -> str | None:
+    """The model's name without control characters, at most MAX_NAME of it; None if nothing is left."""
+    return "".join(filter(str.isprintable, name))[:MAX_NAME] or None
 
-    No tensor is read: the cost is a few reads per file. `model.safetensors` takes precedence over an index,
+
+def open_checkpoint(path: Path) -> Checkpoint:
+    """Opens a checkpoint folder or a GGUF file, and checks its configuration, index and every header.
+
+    No weight is read: the cost is a few reads per file. `model.safetensors` takes precedence over an index,
     as in transformers. Raises CheckpointError for the folder and the weights, ConfigError for
-    config.json and generation_config.json.
+    config.json, generation_config.json and GGUF's metadata.
     """
     folder = Path(path)
     if not folder.is_dir():
+        from mlcpipe.checkpoint.gguf import SUFFIX, is_gguf, open_gguf
+
+        if folder.suffix == SUFFIX or is_gguf(folder):
+            return open_gguf(folder)
         raise CheckpointError(
             "not a checkpoint folder",
             where=shown_path(folder),
-            expected=f"a folder with {CONFIG} and {SINGLE_FILE}",
+            expected=f"a folder with {CONFIG} and {SINGLE_FILE}, or a GGUF file",
             found="a file" if folder.exists() else "nothing",
             next_step="give the folder, or hf://org/name to download one",
         )

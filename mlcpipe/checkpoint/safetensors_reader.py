@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import io
 import struct
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
@@ -127,6 +127,18 @@ def read_float32(info: TensorInfo) -> NDArray[np.float32]:
             found=info.dtype,
             next_step="save the checkpoint in one of these (transformers: model.to(torch.bfloat16))",
         )
+    return read_chunks(info, _widen)
+
+
+def read_chunks(
+    info: TensorInfo, chunks: Callable[[io.RawIOBase, TensorInfo, NDArray[np.float32]], Iterator[tuple[int, int]]]
+) -> NDArray[np.float32]:
+    """One tensor as a new float32 array, filled by `chunks`, which reads the file from the tensor's offset on.
+
+    `chunks` fills its flat array in order and yields the bounds of each chunk. Raises CheckpointError for NaN or Inf
+    and ResourceError when memory is exhausted.
+    """
+    where = shown_path(info.file)
     try:
         result = np.empty(info.shape, np.float32)
     except MemoryError as error:
@@ -140,7 +152,7 @@ def read_float32(info: TensorInfo) -> NDArray[np.float32]:
     try:
         with info.file.open("rb", buffering=0) as file:
             file.seek(info.offset)
-            for begin, end in _widen(file, info, flat):
+            for begin, end in chunks(file, info, flat):
                 if not np.isfinite(flat[begin:end]).all():
                     raise _not_finite(info, flat, begin, end)
     except OSError as error:
@@ -154,7 +166,7 @@ def read_bytes(info: TensorInfo) -> memoryview:
     try:
         with info.file.open("rb", buffering=0) as file:
             file.seek(info.offset)
-            _fill(file, memoryview(raw), info)
+            fill(file, memoryview(raw), info)
     except OSError as error:
         raise CheckpointError(
             f"cannot read tensor {shown(info.name)}", where=shown_path(info.file), found=error
@@ -169,10 +181,10 @@ def _widen(file: io.RawIOBase, info: TensorInfo, flat: NDArray[np.float32]) -> I
     for begin in range(0, flat.size, CHUNK_ELEMENTS):
         end = min(begin + CHUNK_ELEMENTS, flat.size)
         if info.dtype == "float32":
-            _fill(file, flat[begin:end].data.cast("B"), info)
+            fill(file, flat[begin:end].data.cast("B"), info)
         else:
             chunk = halves[: end - begin]
-            _fill(file, chunk.data.cast("B"), info)
+            fill(file, chunk.data.cast("B"), info)
             if info.dtype == "float16":
                 flat[begin:end] = chunk.view("<f2")
             else:  # a bfloat16 is the upper half of the float32 with the same value
@@ -180,7 +192,8 @@ def _widen(file: io.RawIOBase, info: TensorInfo, flat: NDArray[np.float32]) -> I
         yield begin, end
 
 
-def _fill(file: io.RawIOBase, target: memoryview, info: TensorInfo) -> None:
+def fill(file: io.RawIOBase, target: memoryview, info: TensorInfo) -> None:
+    """Read `target` full from where `file` stands. Raises CheckpointError if the file ends before."""
     done = 0
     while done < len(target):
         count = file.readinto(target[done:])

@@ -57,11 +57,11 @@ def compile_command(
     `mlcpipe compile ./Qwen3-0.6B --target webgpu --quantization auto -o qwen3-web`
     """
     check_at_least_one(context=context)
-    target, quantization = target or DEFAULT_TARGET, quantization or DEFAULT_QUANTIZATION
+    target = target or DEFAULT_TARGET
     from mlcpipe.bundle import MANIFEST, read_manifest
 
     check_destination(output, MANIFEST if overwrite else "")
-    check_names(target, quantization, kv_cache_dtype or AUTO)
+    check_names(target, quantization or DEFAULT_QUANTIZATION, kv_cache_dtype or AUTO)
     import mlcpipe
     from mlcpipe.checkpoint import resolve
 

@@ -37,9 +37,9 @@ def convert_command(
     from mlcpipe.bundle.tensor_cache import TENSOR_CACHE
     from mlcpipe.checkpoint import resolve
 
-    target, quantization = target or DEFAULT_TARGET, quantization or DEFAULT_QUANTIZATION
+    target = target or DEFAULT_TARGET
     check_destination(output, TENSOR_CACHE if overwrite else "")
-    check_names(target, quantization)
+    check_names(target, quantization or DEFAULT_QUANTIZATION)
     with console_progress(stderr_console()) as progress:
         checkpoint = resolve(model, progress)
         made = mlcpipe.convert(
@@ -51,4 +51,4 @@ def convert_command(
             progress=progress,
         )
     size = sum(path.stat().st_size for path in made.rglob("*") if path.is_file())
-    say(stdout_console(), f"{made}: {byte_size(size)}, {quantization}")
+    say(stdout_console(), f"{made}: {byte_size(size)}, {quantization or DEFAULT_QUANTIZATION}")

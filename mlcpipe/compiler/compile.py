@@ -14,7 +14,7 @@ from mlcpipe.bundle import MANIFEST, MLC_CONFIG, FileInfo, write_manifest
 from mlcpipe.bundle.integrity import file_info
 from mlcpipe.bundle.origin import accept
 from mlcpipe.bundle.tensor_cache import TENSOR_CACHE
-from mlcpipe.checkpoint import open_checkpoint, resolve
+from mlcpipe.checkpoint import Checkpoint, open_checkpoint, resolve
 from mlcpipe.compiler.backends import backend_of, find_writer
 from mlcpipe.compiler.backends.base import LibraryWriter
 from mlcpipe.compiler.build import BuiltVariant
@@ -34,7 +34,7 @@ def compile(
     checkpoint: str | Path,
     *,
     target: str = DEFAULT_TARGET,
-    quantization: str = DEFAULT_QUANTIZATION,
+    quantization: str | None = None,
     output: str | Path,
     context_length: int | None = None,
     kv_cache_dtype: str = "auto",
@@ -42,14 +42,16 @@ def compile(
     overwrite: bool = False,
     progress: Progress | None = None,
 ) -> Path:
-    """Compile a Hugging Face checkpoint into the bundle folder `output`, which appears whole or not at all.
+    """Compile a checkpoint into the bundle folder `output`, which appears whole or not at all.
 
     Args:
-        checkpoint: a folder with config.json and safetensors, or `hf://org/name[@revision]`.
+        checkpoint: a folder with config.json and safetensors, a GGUF file, `hf://org/name[@revision]`,
+            `hf://org/name:TAG` for one of a folder's GGUF files, or `ollama://name[:tag]` for a model of Ollama's.
         target: a target that comes with mlcpipe, or a path to a `.toml` file. `cpu` is for every CPU of this
             architecture: one library with a variant for each instruction set; `cpu-native` for this machine's.
         quantization: q0f32 q0f16 q4f32_1 q4f16_1 q8f32_1 q8f16_1 q8f32_0 q8f16_0 q3f16_1; auto is q4f16_1, plus one
-            library for each companion of the target (webgpu has one for GPUs with float16).
+            library for each companion of the target (webgpu has one for GPUs with float16). None is q4f16_1, and an
+            error for weights that are quantized already, which would be rounded twice.
         context_length: tokens of context to serve; None is what config.json says.
         kv_cache_dtype: f32, f16 or q8 (int8 with a scale for each 32 numbers); auto is the quantization's dtype.
         quick: link WebAssembly in seconds instead of a minute, twice as large; an error for other targets.
@@ -62,6 +64,7 @@ def compile(
     progress.stage("lower the model")
     described = load_target(target)
     writer = find_writer(described, quick=quick)
+    quantization = _quantization(source, quantization, progress)
     job = lower(source, described, quantization, context_length, kv_cache_dtype)
     companions = described.companions if quantization == AUTO else ()
     jobs = [*(lower_companion(job, name, kv_cache_dtype) for name in companions), job]
@@ -97,7 +100,7 @@ def convert(
     checkpoint: str | Path,
     *,
     target: str = DEFAULT_TARGET,
-    quantization: str = DEFAULT_QUANTIZATION,
+    quantization: str | None = None,
     output: str | Path,
     overwrite: bool = False,
     progress: Progress | None = None,
@@ -109,7 +112,7 @@ def convert(
     progress = progress or SilentProgress()
     source = open_checkpoint(resolve(checkpoint, progress))
     progress.stage("lower the model")
-    job = lower(source, load_target(target), quantization)
+    job = lower(source, load_target(target), _quantization(source, quantization, progress))
     check_memory(job.state.weights)
     replaces = TENSOR_CACHE if overwrite else ""
     with atomic_directory(Path(output), replaces=replaces, needed_bytes=_needed_bytes(job)) as folder:
@@ -117,6 +120,14 @@ def convert(
         convert_weights(job.state.weights, source, folder, job.target, progress)
         _copy_texts(job, folder, progress)
     return Path(output)
+
+
+def _quantization(source: Checkpoint, requested: str | None, progress: Progress) -> str:
+    """The scheme to store weights with, and a note if they are rounded a second time. Raises UsageError."""
+    quantization = source.quantization(requested)
+    if source.quantized_as is not None and quantization != "q0f32":
+        progress.note(f"weights of {source.quantized_as} are rounded a second time, to {quantization}")
+    return quantization
 
 
 def _needed_bytes(job: Job) -> int:
@@ -157,11 +168,11 @@ def _copy_texts(job: Job, folder: Path, progress: Progress) -> dict[str, FileInf
     Where the runtime owns the KV cache, write the tables of tokenizer and template that the native one maps.
     """
     source, tokenizer = job.checkpoint, job.tokenizer
-    names = [name for name in CONFIG_FILES if (source.path / name).is_file()]
+    names = [name for name in CONFIG_FILES if (source.folder / name).is_file()]
     if tokenizer is not None:
         names += [path.name for path in tokenizer.files()]
     for name in names:
-        shutil.copyfile(source.path / name, folder / name)
+        shutil.copyfile(source.folder / name, folder / name)
     if tokenizer is not None and TOKENIZER in names:
         names.append(MLC_CONFIG)
         config = mlc_config(job, tokenizer, names)

@@ -94,6 +94,6 @@ def lower_companion(job: Job, name: str, kv_cache_dtype: str) -> Job:
 
 
 def _tokenizer(checkpoint: Checkpoint) -> Tokenizer | None:
-    if not any((checkpoint.path / name).is_file() for name in (TOKENIZER, "vocab.json")):
+    if not any((checkpoint.folder / name).is_file() for name in (TOKENIZER, "vocab.json")):
         return None
-    return Tokenizer.load(checkpoint.path, generation_config=checkpoint.generation_config, config=checkpoint.config)
+    return Tokenizer.load(checkpoint.folder, generation_config=checkpoint.generation_config, config=checkpoint.config)

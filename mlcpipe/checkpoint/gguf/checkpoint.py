@@ -1,0 +1,97 @@
+"""A GGUF file as a checkpoint: tensors under Hugging Face's names, configuration and tokenizer from the metadata."""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from collections import Counter
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mlcpipe.checkpoint.checkpoint import CONFIG, GENERATION_CONFIG, Checkpoint, printable_name
+from mlcpipe.checkpoint.content_hash import hash_files
+from mlcpipe.checkpoint.gguf.blocks import FORMATS, chunks
+from mlcpipe.checkpoint.gguf.families import GgufTensor, family_of, renamed
+from mlcpipe.checkpoint.gguf.metadata import Metadata
+from mlcpipe.checkpoint.gguf.parts import read_parts
+from mlcpipe.checkpoint.gguf.vocabulary import bos_id, end_ids, tokenizer_files
+from mlcpipe.checkpoint.safetensors_reader import read_chunks, read_float32
+from mlcpipe.errors import CheckpointError
+from mlcpipe.json_files import shown, shown_path
+
+
+@dataclass(frozen=True)
+class GgufCheckpoint(Checkpoint):
+    """An opened GGUF model. `config` and `generation_config` are made from the metadata, and so are the texts."""
+
+    metadata: Metadata = field(kw_only=True)
+
+    @property
+    def name(self) -> str | None:
+        """The model's name in the metadata, else that of the file."""
+        name = self.metadata.values.get("general.name")
+        return printable_name(name if isinstance(name, str) and name.strip() else self.path.stem)
+
+    @cached_property
+    def folder(self) -> Path:
+        """A temporary folder with the configuration and the tokenizer; it goes with this object."""
+        texts = {CONFIG: json.dumps(self.config), GENERATION_CONFIG: json.dumps(self.generation_config)}
+        for name, text in {**texts, **tokenizer_files(self.metadata)}.items():
+            (Path(self._temporary.name) / name).write_text(text, encoding="utf-8")
+        return Path(self._temporary.name)
+
+    @cached_property
+    def _temporary(self) -> tempfile.TemporaryDirectory[str]:
+        return tempfile.TemporaryDirectory(prefix="mlcpipe-gguf-")
+
+    @property
+    def quantized_as(self) -> str | None:
+        """The block format with the most bytes; None if all tensors are float32, float16 or bfloat16."""
+        sizes: Counter[str] = Counter()
+        for tensor in self.tensors.values():
+            if tensor.dtype in FORMATS:
+                sizes[tensor.dtype] += tensor.nbytes
+        return sizes.most_common(1)[0][0] if sizes else None
+
+    def read(self, name: str) -> NDArray[np.float32]:
+        """Tensor `name` as a new float32 array, dequantized exactly, checked to be finite."""
+        tensor = self.info(name)
+        values = read_chunks(tensor, chunks) if tensor.dtype in FORMATS else read_float32(tensor)
+        if not isinstance(tensor, GgufTensor):
+            return values
+        if tensor.heads:
+            pairs = values.reshape(tensor.heads, -1, 2, *tensor.shape[1:])
+            values = np.ascontiguousarray(pairs.swapaxes(1, 2)).reshape(tensor.shape)
+        if tensor.add:
+            values += np.float32(tensor.add)
+        return values
+
+    def content_hash(self, cache_dir: Path | None = None) -> str:
+        """sha256 (hex) over names, sizes and content of the model's files."""
+        return hash_files(self.weight_files, cache_dir)
+
+
+def open_gguf(path: Path) -> GgufCheckpoint:
+    """Opens a GGUF model, split or not, and checks its header; only rope factors are read of the data.
+
+    Raises CheckpointError for the file and ConfigError for its metadata.
+    """
+    header, files = read_parts(path)
+    if not header.tensors:
+        raise CheckpointError("no tensors", where=shown_path(path), expected="at least one", found="none")
+    by_name = {tensor.name: tensor for tensor in header.tensors}
+    family, config = family_of(header.metadata, by_name)
+    tensors: dict[str, GgufTensor] = {}
+    for tensor in renamed(by_name, family, config):
+        if tensors.setdefault(tensor.name, tensor) is not tensor:
+            raise CheckpointError(f"tensor {shown(tensor.name)} is stored twice", where=shown_path(path))
+    config["bos_token_id"], ends = bos_id(header.metadata), end_ids(header.metadata)
+    generation: dict[str, Any] = {"eos_token_id": ends} if ends else {}
+    ordered = MappingProxyType(dict(sorted(tensors.items())))
+    return GgufCheckpoint(path, config, generation, ordered, files, metadata=header.metadata)

@@ -1,0 +1,28 @@
+"""Fields of packed bits, from which all block formats are made."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+Bytes = NDArray[np.uint8]
+Floats = NDArray[np.float32]
+
+
+def bit_fields(packed: Bytes, bits: int, width: int) -> Bytes:
+    """u8[n, m] -> u8[n, m * 8 / bits]: of each run of `width` bytes the lowest `bits` first, then the next."""
+    shifts = np.arange(0, 8, bits, dtype=np.uint8)[:, None]
+    fields: Bytes = packed.reshape(len(packed), -1, 1, width) >> shifts & np.uint8((1 << bits) - 1)
+    return fields.reshape(len(packed), -1)
+
+
+def half(blocks: Bytes, at: int) -> Floats:
+    """The float16 at byte `at` of each block -> f32[n, 1]."""
+    return words(blocks[:, at : at + 2], "<f2").astype(np.float32)
+
+
+def words(part: Bytes, dtype: str) -> NDArray[Any]:
+    """u8[n, m] as words of `dtype` [n, m / itemsize]."""
+    return np.ascontiguousarray(part).view(dtype)

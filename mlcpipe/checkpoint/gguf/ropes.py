@@ -1,0 +1,92 @@
+"""Rope scaling of GGUF files as config.json's `rope_scaling`."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mlcpipe.checkpoint.gguf.metadata import Metadata
+from mlcpipe.checkpoint.safetensors_reader import TensorInfo, read_float32
+from mlcpipe.errors import ConfigError
+from mlcpipe.json_files import shown
+
+MAX_FACTORS = 4096
+# What llama.cpp's conversion takes where config.json has no other; published models have 8192.
+_LOW, _HIGH = 1.0, 4.0
+_ORIGINAL_LENGTHS = (8192, 2048, 4096, 16384, 32768, 65536, 131072)
+_TOLERANCE = 1e-4
+
+
+def linear_or_yarn(metadata: Metadata, arch: str) -> dict[str, Any] | None:
+    """`rope_scaling` of `rope.scaling.*`; None for no scaling. Raises ConfigError for another type."""
+    prefix = f"{arch}.rope.scaling."
+    factor = metadata.number(f"{prefix}factor", metadata.number(f"{arch}.rope.scale_linear", 1.0))
+    kind = metadata.text(f"{prefix}type", "linear")
+    attention = metadata.number(f"{prefix}attn_factor", 1.0)
+    if attention != 1.0:
+        raise metadata.error(f"{prefix}attn_factor", "1, or no such key", attention)
+    if kind == "none" or factor in (0.0, 1.0):
+        return None
+    if kind == "linear":
+        return {"rope_type": "linear", "factor": factor}
+    if kind != "yarn":
+        raise metadata.error(f"{prefix}type", "none, linear or yarn", shown(kind))
+    original = metadata.integer(f"{prefix}original_context_length", metadata.integer(f"{arch}.context_length"))
+    table = {"rope_type": "yarn", "factor": factor, "original_max_position_embeddings": original}
+    for name in ("beta_fast", "beta_slow"):
+        if (key := f"{prefix}yarn_{name}") in metadata.values:
+            table[name] = metadata.number(key)
+    for name in ("ext_factor", "attn_factor", "log_multiplier"):
+        if (key := f"{prefix}yarn_{name}") in metadata.values:
+            raise metadata.error(key, "no such key", metadata.number(key))
+    return table
+
+
+def llama3(factors: TensorInfo, theta: float, rotated: int) -> dict[str, Any]:
+    """`rope_scaling` that makes these divisors of the frequencies. Raises ConfigError if it is none of llama3's."""
+    found = _factors(factors, rotated // 2)
+    factor = round(float(found.max()), 6)
+    wavelengths = 2 * math.pi * theta ** (np.arange(0, rotated, 2) / rotated)
+    for original in _ORIGINAL_LENGTHS:
+        smooth = np.clip((original / wavelengths - _LOW) / (_HIGH - _LOW), 0, 1)
+        if np.allclose(found, 1 / ((1 - smooth) / factor + smooth), rtol=_TOLERANCE, atol=0):
+            return {
+                "rope_type": "llama3",
+                "factor": factor,
+                "low_freq_factor": _LOW,
+                "high_freq_factor": _HIGH,
+                "original_max_position_embeddings": original,
+            }
+    raise ConfigError(
+        f"{factors.name} is not supported",
+        where=factors.file,
+        expected=f"llama3's factors for a context of one of {_ORIGINAL_LENGTHS}",
+        found=f"up to {factor:g}",
+    )
+
+
+def longrope(metadata: Metadata, arch: str, tensors: Mapping[str, TensorInfo]) -> dict[str, Any] | None:
+    """`rope_scaling` of Phi-3's two tensors of factors; None without them."""
+    names = [f"rope_factors_{length}.weight" for length in ("short", "long")]
+    if not any(name in tensors for name in names):
+        return None
+    head = metadata.integer(f"{arch}.embedding_length") // metadata.integer(f"{arch}.attention.head_count")
+    count = metadata.integer(f"{arch}.rope.dimension_count", head) // 2
+    for name in names:
+        if name not in tensors:
+            raise ConfigError(f"no {name}", where=metadata.where, expected="short and long factors")
+    short, long = (_factors(tensors[name], count).tolist() for name in names)
+    table: dict[str, Any] = {"rope_type": "longrope", "short_factor": short, "long_factor": long}
+    if (key := f"{arch}.rope.scaling.attn_factor") in metadata.values:
+        table["attention_factor"] = metadata.number(key)
+    return table
+
+
+def _factors(tensor: TensorInfo, count: int) -> NDArray[np.float32]:
+    if tensor.shape != (count,) or count > MAX_FACTORS:
+        raise ConfigError(f"{tensor.name} has the wrong shape", expected=[count], found=list(tensor.shape))
+    return read_float32(tensor)

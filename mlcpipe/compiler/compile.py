@@ -61,10 +61,10 @@ def compile(
     """
     progress = progress or SilentProgress()
     source = open_checkpoint(resolve(checkpoint, progress))
+    quantization = _quantization(source, quantization, progress)
     progress.stage("lower the model")
     described = load_target(target)
     writer = find_writer(described, quick=quick)
-    quantization = _quantization(source, quantization, progress)
     job = lower(source, described, quantization, context_length, kv_cache_dtype)
     companions = described.companions if quantization == AUTO else ()
     jobs = [*(lower_companion(job, name, kv_cache_dtype) for name in companions), job]
@@ -111,8 +111,9 @@ def convert(
     """
     progress = progress or SilentProgress()
     source = open_checkpoint(resolve(checkpoint, progress))
+    quantization = _quantization(source, quantization, progress)
     progress.stage("lower the model")
-    job = lower(source, load_target(target), _quantization(source, quantization, progress))
+    job = lower(source, load_target(target), quantization)
     check_memory(job.state.weights)
     replaces = TENSOR_CACHE if overwrite else ""
     with atomic_directory(Path(output), replaces=replaces, needed_bytes=_needed_bytes(job)) as folder:

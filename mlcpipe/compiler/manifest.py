@@ -55,7 +55,7 @@ class BuiltLibrary:
 def mlc_config(job: Job, tokenizer: Tokenizer, names: Sequence[str]) -> dict[str, Any]:
     """The content of `mlc-chat-config.json`; `names` are the files that were copied from the checkpoint."""
     source = job.checkpoint
-    parsed = json.loads((source.path / TOKENIZER).read_text(encoding="utf-8"))
+    parsed = json.loads((source.folder / TOKENIZER).read_text(encoding="utf-8"))
     conv_template = None
     if tokenizer.chat_templates:
         try:

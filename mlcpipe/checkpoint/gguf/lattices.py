@@ -47,7 +47,8 @@ def _even_signs() -> Bytes:
     """u8[128]: 7 signs as bits, and an eighth that makes the number of minus signs even."""
     low = np.arange(128, dtype=np.uint8)
     parity: Bytes = np.bitwise_xor.reduce(bit_fields(low[:, None], 1, 1), axis=1)
-    return low | parity << np.uint8(7)
+    signs: Bytes = low | parity << np.uint8(7)
+    return signs
 
 
 def _signed(scale: Floats, magnitudes: Floats, signs: Bytes) -> Floats:

@@ -101,9 +101,9 @@ class HeaderReader:
         return np.frombuffer(raw, dtype)
 
     def _strings(self, count: int) -> list[str]:
-        if count > self._strings_left or 8 * count > self._size - self.at:
-            expected = f"at most {self._strings_left} strings, each of 8 bytes or more within the file"
-            raise self.error("an array of the GGUF header is too long", expected, count)
+        if count > self._strings_left:
+            raise self.error("too many strings in the GGUF header", f"at most {self._strings_left} more", count)
+        self._check_room(8 * count)
         self._strings_left -= count
         raw, unpack = [], _U64.unpack_from
         data, at, end = self._data, self.at, len(self._data)
@@ -130,13 +130,17 @@ class HeaderReader:
         except UnicodeDecodeError as error:
             raise self.error("a string of the GGUF header is not UTF-8", found=shown(error.object)) from error
 
+    def _check_room(self, count: int) -> None:
+        """Raise CheckpointError unless the file has `count` more bytes."""
+        if self.at + count > self._size:
+            raise self.error("truncated GGUF file", f"{self.at + count} bytes or more", self._size)
+
     def _load(self, count: int) -> None:
         """Make `count` bytes from `at` on available."""
         end = self.at + count
         if end <= len(self._data):
             return
-        if end > self._size:
-            raise self.error("truncated GGUF file", f"{end} bytes or more", self._size)
+        self._check_room(count)
         if end > MAX_HEADER_BYTES:
             raise self.error("GGUF header too long", f"at most {MAX_HEADER_BYTES} bytes", f"{end} bytes or more")
         want = min(max(end, FIRST_READ_BYTES, 2 * len(self._data)), self._size, MAX_HEADER_BYTES)

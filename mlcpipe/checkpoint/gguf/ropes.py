@@ -12,12 +12,11 @@ from numpy.typing import NDArray
 from mlcpipe.checkpoint.gguf.metadata import Metadata
 from mlcpipe.checkpoint.safetensors_reader import TensorInfo, read_float32
 from mlcpipe.errors import ConfigError
-from mlcpipe.json_files import shown
+from mlcpipe.json_files import shown, shown_path
 
 MAX_FACTORS = 4096
-# What llama.cpp's conversion takes where config.json has no other; published models have 8192.
+# Of every published model with this scaling; the file has only the divisors that follow from them.
 _LOW, _HIGH = 1.0, 4.0
-_ORIGINAL_LENGTHS = (8192, 2048, 4096, 16384, 32768, 65536, 131072)
 _TOLERANCE = 1e-4
 
 
@@ -47,26 +46,34 @@ def linear_or_yarn(metadata: Metadata, arch: str) -> dict[str, Any] | None:
 
 
 def llama3(factors: TensorInfo, theta: float, rotated: int) -> dict[str, Any]:
-    """`rope_scaling` that makes these divisors of the frequencies. Raises ConfigError if it is none of llama3's."""
-    found = _factors(factors, rotated // 2)
+    """`rope_scaling` that makes these divisors of the frequencies. Raises ConfigError if they are none of llama3's."""
+    found = _factors(factors, rotated // 2).astype(np.float64)
     factor = round(float(found.max()), 6)
     wavelengths = 2 * math.pi * theta ** (np.arange(0, rotated, 2) / rotated)
-    for original in _ORIGINAL_LENGTHS:
-        smooth = np.clip((original / wavelengths - _LOW) / (_HIGH - _LOW), 0, 1)
-        if np.allclose(found, 1 / ((1 - smooth) / factor + smooth), rtol=_TOLERANCE, atol=0):
-            return {
-                "rope_type": "llama3",
-                "factor": factor,
-                "low_freq_factor": _LOW,
-                "high_freq_factor": _HIGH,
-                "original_max_position_embeddings": original,
-            }
-    raise ConfigError(
-        f"{factors.name} is not supported",
-        where=factors.file,
-        expected=f"llama3's factors for a context of one of {_ORIGINAL_LENGTHS}",
-        found=f"up to {factor:g}",
-    )
+    original = _original_length(found, wavelengths, factor)
+    smooth = np.clip((original / wavelengths - _LOW) / (_HIGH - _LOW), 0, 1)
+    if factor < 1 or not np.allclose(found, 1 / ((1 - smooth) / max(factor, 1) + smooth), rtol=_TOLERANCE, atol=0):
+        raise ConfigError(
+            f"{factors.name} is not supported", where=shown_path(factors.file),
+            expected=f"llama3's divisors of frequencies, with factors {_LOW:g} and {_HIGH:g}",
+            found=f"others, up to {factor:g}",
+        )  # fmt: skip
+    return {
+        "rope_type": "llama3",
+        "factor": factor,
+        "low_freq_factor": _LOW,
+        "high_freq_factor": _HIGH,
+        "original_max_position_embeddings": original,
+    }
+
+
+def _original_length(divisors: NDArray[np.float64], wavelengths: NDArray[np.float64], factor: float) -> int:
+    """The context before scaling: from divisors between 1 and `factor`, else any that gives all of these."""
+    between = (divisors > 1) & (divisors < factor)
+    if between.any():
+        smooth = (1 / divisors[between] - 1 / factor) / (1 - 1 / factor)
+        return max(2, round(float(np.median(wavelengths[between] * (smooth * (_HIGH - _LOW) + _LOW)))))
+    return max(2, math.ceil(_HIGH * float(wavelengths[divisors <= 1].max(initial=0.0))))
 
 
 def longrope(metadata: Metadata, arch: str, tensors: Mapping[str, TensorInfo]) -> dict[str, Any] | None:

@@ -1,0 +1,77 @@
+"""A GGUF file of every family stands for the checkpoint that it was made of: configuration, tensors and logits."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+pytest.importorskip("torch", reason="the checkpoints are made by torch")
+pytest.importorskip("transformers", reason="the checkpoints are transformers models")
+gguf = pytest.importorskip("gguf", reason="the files are written by the gguf package")
+
+import mlcpipe
+from mlcpipe.checkpoint import open_checkpoint
+from mlcpipe.models import build_model, model_types
+from tests.models import tiny
+from tests.models.variants import VARIANTS
+from tests.unit.checkpoint.gguf_files import write_gguf
+
+# What GGUF stores; the rest of a family's variants it cannot tell.
+_FIELDS: dict[str, dict[str, Any]] = {
+    "qwen3_moe": {"norm_topk_prob": True},
+    "gemma2": {"query_pre_attn_scalar": 16},
+    "gemma3_text": {"query_pre_attn_scalar": 16, "num_hidden_layers": 7},
+}
+_OTHERS = {
+    "llama": ("llama3_tied", "linear_bias", "yarn"),
+    "phi3": ("longrope", "longrope_partial", "partial_window"),
+    "qwen3": ("tied",),
+    "mixtral": ("window",),
+}
+CASES = [tiny.TinyCase(name, "default", _FIELDS.get(name, {})) for name in model_types()]
+for family, names in _OTHERS.items():
+    CASES += [case for case in tiny.family_cases(family) if case.variant in names]
+assert all(name in VARIANTS[family] for family, names in _OTHERS.items() for name in names)
+SEED = 3
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.id)
+def test_file_stands_for_its_checkpoint(case: tiny.TinyCase, tmp_path: Path) -> None:
+    source = open_checkpoint(tiny.write_tiny(case, tmp_path / "source", seed=SEED))
+    found = open_checkpoint(write_gguf(source, tmp_path / "model.gguf"))
+    assert build_model(found.config).facts == build_model(source.config).facts
+    tied = bool(source.config.get("tie_word_embeddings"))
+    expected = [name for name in source.tensors if not (tied and name == "lm_head.weight")]
+    assert list(found.tensors) == expected
+    for name in expected:
+        # Gemma's norms are stored with 1 added, which rounds them.
+        rounded = 1e-6 if case.model_type.startswith("gemma") and name.endswith("norm.weight") else 0.0
+        np.testing.assert_allclose(found.read(name), source.read(name), rtol=0, atol=rounded, err_msg=name)
+
+
+@pytest.mark.fast_cases("qwen2")
+@pytest.mark.parametrize("model_type", ["llama", "qwen2", "gemma2", "mixtral"])
+def test_logits_are_those_of_the_dequantized_checkpoint(model_type: str, tmp_path: Path) -> None:
+    """Blocks of Q8_0, dequantized by the `gguf` package into safetensors, and the file itself, compiled in float32."""
+    safetensors = pytest.importorskip("safetensors.numpy")
+    kind = gguf.GGMLQuantizationType.Q8_0
+    case = tiny.TinyCase(model_type, "default", _FIELDS.get(model_type, {}))
+    folder = tiny.write_tiny(case, tmp_path / "source", seed=SEED)
+    source = open_checkpoint(folder)
+    file = write_gguf(source, tmp_path / "model.gguf", kind)
+    values = {name: source.read(name) for name in source.tensors}
+    rounded = {
+        name: gguf.quants.dequantize(gguf.quants.quantize(value, kind), kind) if value.ndim > 1 else value
+        for name, value in values.items()
+    }
+    safetensors.save_file(rounded, folder / "model.safetensors")
+    tokens = tiny.prompt_tokens(case, 20)
+    logits = []
+    for checkpoint, bundle in ((folder, tmp_path / "expected"), (file, tmp_path / "found")):
+        mlcpipe.compile(checkpoint, target="cpu-native", quantization="q0f32", output=bundle)
+        logits.append(mlcpipe.Engine(bundle).logits(tokens))
+    # The same weights and kernels; Gemma's norms alone are rounded.
+    np.testing.assert_allclose(logits[1], logits[0], rtol=0, atol=1e-4 if model_type == "gemma2" else 0)

@@ -1,0 +1,189 @@
+"""GGUF files: built byte by byte, so that each rule can be broken alone, or from a checkpoint by the `gguf` package."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+from numpy.typing import NDArray
+
+from mlcpipe.checkpoint import Checkpoint
+
+F32 = gguf.GGMLQuantizationType.F32
+U32, STRING, ARRAY = 4, 8, 9
+ARCHITECTURES = {
+    "llama": gguf.MODEL_ARCH.LLAMA,
+    "mistral": gguf.MODEL_ARCH.LLAMA,
+    "mixtral": gguf.MODEL_ARCH.LLAMA,
+    "qwen2": gguf.MODEL_ARCH.QWEN2,
+    "qwen3": gguf.MODEL_ARCH.QWEN3,
+    "qwen3_moe": gguf.MODEL_ARCH.QWEN3MOE,
+    "gemma2": gguf.MODEL_ARCH.GEMMA2,
+    "gemma3_text": gguf.MODEL_ARCH.GEMMA3,
+    "phi3": gguf.MODEL_ARCH.PHI3,
+    "olmo2": gguf.MODEL_ARCH.OLMO2,
+}
+
+
+def text(value: str | bytes) -> bytes:
+    raw = value.encode() if isinstance(value, str) else value
+    return struct.pack("<Q", len(raw)) + raw
+
+
+def pair(key: str | bytes, kind: int, value: bytes) -> bytes:
+    return text(key) + struct.pack("<I", kind) + value
+
+
+def entry(name: str | bytes, extents: Sequence[int], offset: int, kind: int = 0) -> bytes:
+    """A tensor of the list; `extents` have the fastest first."""
+    shape = struct.pack(f"<I{len(extents)}Q", len(extents), *extents)
+    return text(name) + shape + struct.pack("<IQ", kind, offset)
+
+
+def raw_file(
+    path: Path,
+    pairs: Sequence[bytes] = (),
+    entries: Sequence[bytes] = (),
+    data: bytes = b"",
+    *,
+    version: int = 3,
+    counts: tuple[int, int] | None = None,
+    alignment: int = 32,
+) -> Path:
+    """A file with exactly these parts; `counts` overrides the numbers of tensors and pairs."""
+    tensors, keys = counts or (len(entries), len(pairs))
+    head = b"GGUF" + struct.pack("<IQQ", version, tensors, keys) + b"".join((*pairs, *entries))
+    path.write_bytes(head + b"\0" * (-len(head) % alignment if data else 0) + data)
+    return path
+
+
+def write_gguf(source: Checkpoint, path: Path, kind: gguf.GGMLQuantizationType = F32, **split: int) -> Path:
+    """`source` as llama.cpp's conversion writes it: matrices in `kind`, vectors in float32."""
+    config = source.config
+    architecture = ARCHITECTURES[config["model_type"]]
+    writer = gguf.GGUFWriter(path, gguf.MODEL_ARCH_NAMES[architecture], **split)  # type: ignore[arg-type]
+    _add_sizes(writer, config)
+    _add_rope(writer, config)
+    add_vocabulary(writer, config["vocab_size"])
+    names = gguf.get_tensor_name_map(architecture, config["num_hidden_layers"])
+    for name, values in _stacked(source):
+        renamed = names.get_name(name, try_suffixes=(".weight", ".bias"))
+        assert renamed is not None, name
+        if values.ndim > 1 and kind != F32:
+            writer.add_tensor(renamed, gguf.quants.quantize(values, kind), raw_dtype=kind)
+        else:
+            writer.add_tensor(renamed, values)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
+
+
+def add_vocabulary(writer: gguf.GGUFWriter, size: int) -> None:
+    """SentencePiece's algorithm over `size` tokens, the first of which are `<unk>`, `<s>` and `</s>`."""
+    kinds = gguf.TokenType
+    special = ["<unk>", "<s>", "</s>"]
+    tokens = [*special, *(chr(ord("a") + i) if i < 26 else f"t{i}" for i in range(size - len(special)))]
+    writer.add_tokenizer_model("llama")
+    writer.add_tokenizer_pre("default")
+    writer.add_token_list(tokens)
+    writer.add_token_types([kinds.UNKNOWN, kinds.CONTROL, kinds.CONTROL, *[kinds.NORMAL] * (size - len(special))])
+    writer.add_token_scores([-float(i) for i in range(size)])
+    writer.add_bos_token_id(1)
+    writer.add_eos_token_id(2)
+    writer.add_chat_template("{% for m in messages %}{{ m.role }}: {{ m.content }}</s>{% endfor %}")
+
+
+def _add_sizes(writer: gguf.GGUFWriter, config: dict[str, Any]) -> None:
+    heads = config["num_attention_heads"]
+    head_dim = config.get("head_dim") or config["hidden_size"] // heads
+    writer.add_context_length(config["max_position_embeddings"])
+    writer.add_embedding_length(config["hidden_size"])
+    writer.add_block_count(config["num_hidden_layers"])
+    writer.add_feed_forward_length(config["intermediate_size"])
+    writer.add_head_count(heads)
+    writer.add_head_count_kv(config["num_key_value_heads"])
+    writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
+    writer.add_key_length(head_dim)
+    writer.add_value_length(head_dim)
+    kind = config["model_type"]
+    if kind in ("mixtral", "qwen3_moe"):
+        writer.add_expert_count(config.get("num_local_experts", config.get("num_experts")))
+        writer.add_expert_used_count(config["num_experts_per_tok"])
+    if kind == "qwen3_moe":
+        writer.add_expert_feed_forward_length(config["moe_intermediate_size"])
+    if kind in ("gemma2", "gemma3_text", "phi3", "mistral"):
+        writer.add_sliding_window(config["sliding_window"] or 0)
+    if kind == "gemma2":
+        writer.add_attn_logit_softcapping(config["attn_logit_softcapping"])
+        writer.add_final_logit_softcapping(config["final_logit_softcapping"])
+
+
+def _add_rope(writer: gguf.GGUFWriter, config: dict[str, Any]) -> None:
+    table = config.get("rope_parameters") or config.get("rope_scaling") or {}
+    local = table.get("sliding_attention")
+    table = table.get("full_attention", table)
+    theta = table.get("rope_theta", config.get("rope_theta", 10000.0))
+    head_dim = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
+    partial = config.get("partial_rotary_factor", table.get("partial_rotary_factor", 1.0))
+    rotated = int(head_dim * partial)
+    writer.add_rope_freq_base(theta)
+    writer.add_rope_dimension_count(rotated)
+    if local is not None:
+        writer.add_rope_freq_base_swa(local["rope_theta"])
+    kind = table.get("rope_type", table.get("type", "default"))
+    if kind in ("linear", "yarn"):
+        writer.add_rope_scaling_type(gguf.RopeScalingType(kind))
+        writer.add_rope_scaling_factor(table["factor"])
+    if original := config.get("original_max_position_embeddings", table.get("original_max_position_embeddings")):
+        writer.add_rope_scaling_orig_ctx_len(original)
+    if kind == "llama3":
+        writer.add_tensor("rope_freqs.weight", _llama3_factors(table, theta, head_dim))
+    if kind == "longrope":
+        for length in ("long", "short"):
+            writer.add_tensor(f"rope_factors_{length}.weight", np.array(table[f"{length}_factor"], np.float32))
+
+
+def _llama3_factors(table: dict[str, Any], theta: float, dim: int) -> NDArray[np.float32]:
+    """As llama.cpp's conversion computes them."""
+    low, high, factor = table["low_freq_factor"], table["high_freq_factor"], table["factor"]
+    original = table["original_max_position_embeddings"]
+    factors = []
+    for wavelength in 2 * np.pi * theta ** (np.arange(0, dim, 2, dtype=np.float32) / dim):
+        smooth = min(max((original / wavelength - low) / (high - low), 0), 1)
+        factors.append(1 / ((1 - smooth) / factor + smooth))
+    return np.array(factors, np.float32)
+
+
+def _stacked(source: Checkpoint) -> Iterator[tuple[str, NDArray[np.float32]]]:
+    """Every tensor as the conversion of its family changes it; the experts of a layer as one."""
+    config = source.config
+    kind, count = config["model_type"], config.get("num_local_experts", config.get("num_experts"))
+    heads = {"q_proj": config["num_attention_heads"], "k_proj": config["num_key_value_heads"]}
+    for name in source.tensors:
+        parts = name.split(".")
+        if name == "lm_head.weight" and config.get("tie_word_embeddings"):
+            continue
+        if "experts" in parts:
+            if parts[parts.index("experts") + 1] == "0":
+                numbered = name.replace("experts.0.", "experts.{}.")
+                stacked = np.stack([source.read(numbered.format(i)) for i in range(count)])
+                yield (
+                    f"layers.{parts[2]}.feed_forward.experts.{parts[-2]}.weight"
+                    if kind == "mixtral"
+                    else (name.replace("experts.0.", "experts.")),
+                    stacked,
+                )
+            continue
+        values = source.read(name)
+        if ARCHITECTURES[kind] == gguf.MODEL_ARCH.LLAMA and parts[-2] in heads:
+            halves = values.reshape(heads[parts[-2]], 2, -1, *values.shape[1:])
+            values = np.ascontiguousarray(halves.swapaxes(1, 2)).reshape(values.shape)
+        if kind.startswith("gemma") and name.endswith("norm.weight"):
+            values = values + np.float32(1)
+        yield name, values

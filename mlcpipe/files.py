@@ -9,11 +9,12 @@ from pathlib import Path
 from mlcpipe.errors import MlcpipeError
 
 HUB_SCHEME = "hf://"
+OLLAMA_SCHEME = "ollama://"
 
 
 def local_path(model: str | Path) -> Path | None:
-    """The path that a model's name is, with `~` expanded; None for a name of the hub, whatever lies on the disk."""
-    return None if str(model).startswith(HUB_SCHEME) else Path(os.path.expanduser(model))
+    """The path that a model's name is, with `~` expanded; None for a name of the hub or of Ollama, whatever lies on the disk."""
+    return None if str(model).startswith((HUB_SCHEME, OLLAMA_SCHEME)) else Path(os.path.expanduser(model))
 
 
 def file_size(path: Path, error_class: type[MlcpipeError], what: str = "file", next_step: str | None = None) -> int:

@@ -37,11 +37,12 @@ def load(
     """Load a model and return an engine. A checkpoint is compiled on first use and kept in the cache.
 
     Args:
-        model: `hf://org/name` or `hf://org/name@revision`, a checkpoint folder, a bundle folder, or None for the demo
-            model that comes with mlcpipe.
+        model: `hf://org/name` or `hf://org/name@revision`, `hf://org/name:TAG` for one of its GGUF files,
+            `ollama://name[:tag]`, a checkpoint folder, a GGUF file, a bundle folder, or None for the demo model that
+            comes with mlcpipe.
         device: `cpu`, `vulkan`, `vulkan:1`, `cuda` or `metal`. `auto` runs a bundle on the device it was compiled for
             and a checkpoint on the CPU.
-        quantization: how a checkpoint's weights are stored; None is q4f16_1.
+        quantization: how a checkpoint's weights are stored; None is q4f16_1, and an error for a quantized GGUF file.
         target: what a checkpoint is compiled for; None is the best target for the device.
         kv_cache_dtype: how a checkpoint's bundle keeps keys and values, as in `mlcpipe.compile`.
         context_length: maximum tokens of prompt and answer together; None is the most that the model and memory

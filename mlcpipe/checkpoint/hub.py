@@ -1,4 +1,4 @@
-"""`hf://org/name[@revision]`: a checkpoint from a Hugging Face hub, stored in huggingface_hub's cache.
+"""`hf://org/name[@revision][:TAG]`: a checkpoint from a Hugging Face hub, stored in huggingface_hub's cache.
 
 Cache layout (huggingface_hub documentation, "Manage the cache"): `models--org--name/` holds `blobs/<hash>`,
 `snapshots/<commit>/<file>` linking to blobs, and `refs/<revision>` with the commit. transformers shares it.
@@ -27,11 +27,13 @@ from mlcpipe.checkpoint.checkpoint import (
     read_weight_map,
 )
 from mlcpipe.checkpoint.content_hash import file_digest
+from mlcpipe.checkpoint.gguf.choice import TAG, gguf_models
+from mlcpipe.checkpoint.ollama import resolve_ollama
 from mlcpipe.checkpoint.transfer import TIMEOUT_SECONDS, RemoteFile, fetch_file
 from mlcpipe.disk import FULL_DISK, check_disk_space
 from mlcpipe.env import env, expanded
 from mlcpipe.errors import CheckpointError, DownloadError, ResourceError
-from mlcpipe.files import HUB_SCHEME, local_path, read_bounded
+from mlcpipe.files import HUB_SCHEME, OLLAMA_SCHEME, local_path, read_bounded
 from mlcpipe.json_files import shown, shown_path
 from mlcpipe.progress import Progress
 
@@ -39,7 +41,9 @@ if TYPE_CHECKING:
     from huggingface_hub.hf_api import ModelInfo
 
 PART = r"[A-Za-z0-9](?:[A-Za-z0-9_]|[.-](?![.-]))*(?<![.-])"  # no `..` or `--`, which the cache folder uses
-SPEC = re.compile(rf"hf://({PART}/{PART})(?:@([A-Za-z0-9_][A-Za-z0-9_.-]*(?:/[A-Za-z0-9_][A-Za-z0-9_.-]*)*))?")
+SPEC = re.compile(
+    rf"hf://({PART}/{PART})(?:@([A-Za-z0-9_][A-Za-z0-9_.-]*(?:/[A-Za-z0-9_][A-Za-z0-9_.-]*)*))?(?::({TAG}))?"
+)
 COMMIT = re.compile(r"[0-9a-f]{40}")
 DIGEST = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")
 MAX_PART = 96
@@ -48,35 +52,39 @@ MAX_GIT_BYTES = 1 << 30  # of a file that is stored in git itself
 
 @dataclass(frozen=True)
 class HubModel:
-    """A model on a hub: `repo` is `org/name`, `revision` a branch, tag or commit."""
+    """A model on a hub: `repo` is `org/name`, `revision` a branch, tag or commit.
+
+    `tag` names one of several GGUF files, such as Q4_K_M; empty is a checkpoint of safetensors.
+    """
 
     repo: str
     revision: str
+    tag: str = ""
 
     def __str__(self) -> str:
-        return f"{HUB_SCHEME}{self.repo}@{self.revision}"
+        return f"{HUB_SCHEME}{self.repo}@{self.revision}" + (f":{self.tag}" if self.tag else "")
 
 
 def parse_spec(spec: str) -> HubModel:
-    """Parses `hf://org/name[@revision]`. Raises DownloadError for anything else."""
+    """Parses `hf://org/name[@revision][:TAG]`. Raises DownloadError for anything else."""
     match = SPEC.fullmatch(spec)
     revision = (match[2] or "main") if match else ""
     if match is None or max(map(len, match[1].split("/"))) > MAX_PART or len(revision) > 255 or ".." in revision:
         raise DownloadError(
             "bad model name",
             found=shown(spec),
-            expected="hf://org/name or hf://org/name@revision",
+            expected="hf://org/name, hf://org/name@revision or hf://org/name:TAG",
             next_step="copy org/name from the model's page",
         )
-    return HubModel(match[1], revision)
+    return HubModel(match[1], revision, match[3] or "")
 
 
 def resolve(
     spec: str | Path, progress: Progress, *, cache_dir: Path | None = None, endpoint: str | None = None
 ) -> Path:
-    """The checkpoint folder for `spec`: a folder unchanged, or an `hf://` model, downloaded if needed.
+    """The checkpoint for `spec`: a path unchanged, Ollama's file, or an `hf://` model, downloaded if needed.
 
-    Downloads configurations, tokenizer files, the chat template, and safetensors with their index; never code
+    Of a folder with GGUF files only the one that the tag names is downloaded, with its parts. Otherwise downloads configurations, tokenizer files, the chat template, and safetensors with their index; never code
     or pickles. An interrupted download resumes, even in a later call. Every file is checked against the hash
     that the hub lists, also those that another program put into the cache. When the hub is unreachable, a
     complete copy in the cache is used.
@@ -88,6 +96,8 @@ def resolve(
     path = local_path(spec)
     if path is not None:
         return path
+    if str(spec).startswith(OLLAMA_SCHEME):
+        return resolve_ollama(str(spec))
     model = parse_spec(str(spec))
     try:
         import huggingface_hub
@@ -136,7 +146,12 @@ class _Snapshot:
         self._listed: dict[str, Any] = {sibling.rfilename: sibling for sibling in info.siblings or ()}
 
     def download(self, progress: Progress) -> Path:
-        """Fetches what is missing, small files first, and returns the snapshot's folder."""
+        """Fetches what is missing, small files first, and returns the snapshot's folder, or its GGUF file."""
+        if self._model.tag:
+            files = self._gguf_files()
+            path = self._fetch(files, "download weights", progress) / files[0]
+            self._remember_revision()
+            return path
         if SINGLE_FILE not in self._listed and INDEX not in self._listed:
             raise self._no_weights()
         small = [CONFIG, GENERATION_CONFIG, *TOKENIZER_FILES]
@@ -149,11 +164,28 @@ class _Snapshot:
             [SINGLE_FILE] if SINGLE_FILE in self._listed else sorted(set(read_weight_map(folder / INDEX).values()))
         )
         self._fetch(weights, "download weights", progress)
-        if self._model.revision != self._commit:  # used when the hub is unreachable
+        self._remember_revision()
+        return folder
+
+    def _remember_revision(self) -> None:
+        """Store the commit of a branch or tag, for when the hub is unreachable."""
+        if self._model.revision != self._commit:
             reference = self._repo_folder / "refs" / self._model.revision
             reference.parent.mkdir(parents=True, exist_ok=True)
             atomic_write(reference, self._commit.encode())
-        return folder
+
+    def _gguf_files(self) -> list[str]:
+        """The file that the tag names, or all its parts."""
+        models = gguf_models(self._listed, self._model.tag)
+        if len(models) != 1:
+            others = models or gguf_models(self._listed)
+            raise DownloadError(
+                f"{self._model} is {'several models' if models else 'no model of this folder'}",
+                expected="the tag of one GGUF file",
+                found=", ".join(shown(files[0]) for files in others[:8]) or "no GGUF files",
+                next_step="give a longer tag" if models else "give a tag that one of the names has",
+            )
+        return models[0]
 
     def _fetch(self, names: Sequence[str], stage: str, progress: Progress) -> Path:
         folder = self._repo_folder / "snapshots" / self._commit
@@ -193,6 +225,13 @@ class _Snapshot:
         return RemoteFile(name, url, size, digest)
 
     def _no_weights(self) -> DownloadError:
+        if models := gguf_models(self._listed):
+            return DownloadError(
+                f"{self._model} has GGUF files and no safetensors",
+                expected="the tag of one of them",
+                found=", ".join(shown(files[0]) for files in models[:8]),
+                next_step=f"add the tag: {HUB_SCHEME}{self._model.repo}:Q4_K_M",
+            )
         pickles = sorted(name for name in self._listed if name.endswith(PICKLES))
         return DownloadError(
             f"{self._model} has no safetensors",
@@ -242,7 +281,7 @@ def _present_bytes(blobs: Path, remote: RemoteFile) -> int:
 
 
 def _complete_copy(repo_folder: Path, model: HubModel) -> Path | None:
-    """The snapshot folder of `model` in the cache if the configuration and all weights are there."""
+    """The snapshot folder of `model`, or its GGUF file, in the cache, if the configuration and all weights are there."""
     commit = model.revision
     if not COMMIT.fullmatch(commit):
         try:
@@ -250,6 +289,10 @@ def _complete_copy(repo_folder: Path, model: HubModel) -> Path | None:
         except (OSError, UnicodeDecodeError):
             return None
     folder = repo_folder / "snapshots" / commit
+    if model.tag and COMMIT.fullmatch(commit):
+        names = [path.relative_to(folder).as_posix() for path in folder.rglob("*.gguf") if path.exists()]
+        models = gguf_models(names, model.tag)
+        return folder / models[0][0] if len(models) == 1 and set(models[0]) <= set(names) else None
     if not COMMIT.fullmatch(commit) or not (folder / CONFIG).exists():
         return None
     if (folder / SINGLE_FILE).exists():

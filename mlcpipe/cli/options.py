@@ -17,9 +17,15 @@ from mlcpipe.files import local_path
 
 ModelArgument = Annotated[
     str | None,
-    typer.Argument(help="hf://org/name, a checkpoint folder or a bundle; the demo model if left out."),
+    typer.Argument(help="hf://org/name, a checkpoint folder, a GGUF file or a bundle; the demo model if left out."),
 ]
-CheckpointArgument = Annotated[str, typer.Argument(help="A checkpoint folder or hf://org/name[@revision].")]
+CheckpointArgument = Annotated[
+    str,
+    typer.Argument(
+        help="A checkpoint folder, a GGUF file, hf://org/name[@revision], hf://org/name:TAG for one of its GGUF files, or "
+        "ollama://name[:tag]."
+    ),
+]
 TARGET_HELP = "What to compile for: a target that `mlcpipe doctor` lists, or your own board.toml."
 TargetOption = Annotated[str | None, typer.Option(help=f"{TARGET_HELP} (default: what suits the device)")]
 CompileTargetOption = Annotated[str, typer.Option(help=TARGET_HELP)]
@@ -27,7 +33,8 @@ QuantizationOption = Annotated[
     str | None,
     typer.Option(
         help="How to store the weights: q3f16_1, q4f16_1, q8f16_1, q0f16 and others, or auto, which adds a library for "
-        f"GPUs with float16 to a bundle for webgpu. (default: {DEFAULT_QUANTIZATION})"
+        f"GPUs with float16 to a bundle for webgpu. (default: {DEFAULT_QUANTIZATION}; of a quantized GGUF file none, because it "
+        "is rounded a second time)"
     ),
 ]
 KvCacheDtypeOption = Annotated[

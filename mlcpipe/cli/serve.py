@@ -21,6 +21,7 @@ from mlcpipe.cli.terminal import say, stderr_console
 from mlcpipe.defaults import AUTO
 from mlcpipe.env import env
 from mlcpipe.errors import UsageError
+from mlcpipe.files import HUB_SCHEME, OLLAMA_SCHEME
 from mlcpipe.loading import engine_device, is_bundle, prepare_bundle
 from mlcpipe.progress import console_progress
 
@@ -145,7 +146,8 @@ def _name_of(model: str | None, manifest: Manifest) -> str:
     """The last part of a checkpoint's folder, all of a hub's name but the revision; a bundle knows its checkpoint's."""
     if model is None:
         return "mlcpipe-demo"
-    if model.startswith("hf://"):
-        return model.removeprefix("hf://").partition("@")[0]
+    for scheme in (HUB_SCHEME, OLLAMA_SCHEME):
+        if model.startswith(scheme):
+            return model.removeprefix(scheme).partition("@")[0]
     path = Path(model).resolve()
     return manifest.name or path.name if is_bundle(path) else path.name

@@ -117,8 +117,8 @@ def _add_sizes(writer: gguf.GGUFWriter, config: dict[str, Any]) -> None:
         writer.add_expert_used_count(config["num_experts_per_tok"])
     if kind == "qwen3_moe":
         writer.add_expert_feed_forward_length(config["moe_intermediate_size"])
-    if kind in ("gemma2", "gemma3_text", "phi3", "mistral"):
-        writer.add_sliding_window(config["sliding_window"] or 0)
+    if kind in ("gemma2", "gemma3_text", "phi3", "mistral", "mixtral"):
+        writer.add_sliding_window(config.get("sliding_window") or 0)
     if kind == "gemma2":
         writer.add_attn_logit_softcapping(config["attn_logit_softcapping"])
         writer.add_final_logit_softcapping(config["final_logit_softcapping"])

@@ -13,7 +13,7 @@ OLLAMA_SCHEME = "ollama://"
 
 
 def local_path(model: str | Path) -> Path | None:
-    """The path that a model's name is, with `~` expanded; None for a name of the hub or of Ollama, whatever lies on the disk."""
+    """The path that a model's name is, with `~` expanded; None for one of the hub or Ollama, whatever lies there."""
     return None if str(model).startswith((HUB_SCHEME, OLLAMA_SCHEME)) else Path(os.path.expanduser(model))
 
 

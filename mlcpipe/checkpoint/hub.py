@@ -84,10 +84,10 @@ def resolve(
 ) -> Path:
     """The checkpoint for `spec`: a path unchanged, Ollama's file, or an `hf://` model, downloaded if needed.
 
-    Of a folder with GGUF files only the one that the tag names is downloaded, with its parts. Otherwise downloads configurations, tokenizer files, the chat template, and safetensors with their index; never code
-    or pickles. An interrupted download resumes, even in a later call. Every file is checked against the hash
-    that the hub lists, also those that another program put into the cache. When the hub is unreachable, a
-    complete copy in the cache is used.
+    Downloads configurations, tokenizer files, the chat template, and safetensors with their index; or with a tag only
+    the GGUF file that it names, with its parts; never code or pickles. An interrupted download resumes, even in a later
+    call. Every file is checked against the hash that the hub lists, also those that another program put into the
+    cache. When the hub is unreachable, a complete copy in the cache is used.
     `cache_dir` and `endpoint` default to huggingface_hub's (HF_HOME, HF_ENDPOINT).
 
     Raises DownloadError (missing package, hub or model, damaged content), ResourceError (disk full) and
@@ -281,7 +281,7 @@ def _present_bytes(blobs: Path, remote: RemoteFile) -> int:
 
 
 def _complete_copy(repo_folder: Path, model: HubModel) -> Path | None:
-    """The snapshot folder of `model`, or its GGUF file, in the cache, if the configuration and all weights are there."""
+    """The snapshot folder of `model` in the cache, or its GGUF file, if configuration and weights are complete."""
     commit = model.revision
     if not COMMIT.fullmatch(commit):
         try:

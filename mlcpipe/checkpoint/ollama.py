@@ -1,7 +1,7 @@
 """`ollama://name[:tag]`: a model in Ollama's store on this machine; nothing is downloaded.
 
-Layout (ollama's manifest and blob packages): `manifests/<host>/<namespace>/<name>/<tag>` is a JSON manifest whose layers
-have a media type and a digest; `blobs/sha256-<hex>` are their contents. The layer of the model is a GGUF file.
+Layout (Ollama's packages manifest and blob): `manifests/<host>/<namespace>/<name>/<tag>` is a JSON manifest. Its layers
+have a media type and a digest; `blobs/sha256-<hex>` are their contents. The model's layer is a GGUF file.
 """
 
 from __future__ import annotations

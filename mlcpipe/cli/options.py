@@ -22,8 +22,8 @@ ModelArgument = Annotated[
 CheckpointArgument = Annotated[
     str,
     typer.Argument(
-        help="A checkpoint folder, a GGUF file, hf://org/name[@revision], hf://org/name:TAG for one of its GGUF files, or "
-        "ollama://name[:tag]."
+        help="A checkpoint folder, a GGUF file, hf://org/name[@revision], hf://org/name:TAG for one of its GGUF files, "
+        "or ollama://name[:tag]."
     ),
 ]
 TARGET_HELP = "What to compile for: a target that `mlcpipe doctor` lists, or your own board.toml."
@@ -33,8 +33,8 @@ QuantizationOption = Annotated[
     str | None,
     typer.Option(
         help="How to store the weights: q3f16_1, q4f16_1, q8f16_1, q0f16 and others, or auto, which adds a library for "
-        f"GPUs with float16 to a bundle for webgpu. (default: {DEFAULT_QUANTIZATION}; of a quantized GGUF file none, because it "
-        "is rounded a second time)"
+        f"GPUs with float16 to a bundle for webgpu. (default: {DEFAULT_QUANTIZATION}; none for a quantized GGUF file, "
+        "which is rounded a second time)"
     ),
 ]
 KvCacheDtypeOption = Annotated[

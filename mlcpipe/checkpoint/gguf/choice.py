@@ -15,8 +15,8 @@ MAX_NAME = 400
 def gguf_models(names: Iterable[str], tag: str = "") -> list[list[str]]:
     """The models among the files `names` whose name has `tag` as a word: for each the files of its parts, in order.
 
-    `Q4_K_M` matches `x.Q4_K_M.gguf`, `x-q4_k_m.gguf` and `Q4_K_M/x-00001-of-00002.gguf`, and not `x-Q4_K.gguf`. Files of
-    image encoders (mmproj) and names that leave the folder are left out.
+    `Q4_K_M` matches `x.Q4_K_M.gguf`, `x-q4_k_m.gguf` and `Q4_K_M/x-00001-of-00002.gguf`, and not `x-Q4_K.gguf`.
+    Files of image encoders (mmproj) and names that leave the folder are left out.
     """
     word = re.compile(rf"(?:^|[-._/]){re.escape(tag)}(?=$|[-./])", re.IGNORECASE)
     models: dict[str, list[str]] = {}

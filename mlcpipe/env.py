@@ -8,6 +8,7 @@ MLCPIPE_THREADS      threads of the CPU kernels (default: the number of physical
 MLCPIPE_CPU_VARIANT  variant of the compiled library to run (default: the best for this CPU, see `mlcpipe inspect`)
 MLCPIPE_API_KEY      a key that clients of `mlcpipe serve` must send
 MLCPIPE_CUDA_GRAPHS  0: launch the kernels of a decode step one by one
+OLLAMA_MODELS        read by Ollama: the folder of its models
 VK_INSTANCE_LAYERS   read by the Vulkan loader: with VK_LAYER_KHRONOS_validation, that layer's messages become errors
 """
 
@@ -33,6 +34,7 @@ class Env:
     api_key: str | None
     cuda_graphs: bool
     vulkan_validation: bool
+    ollama_models: Path | None
 
     @property
     def cache_dir(self) -> Path:
@@ -56,6 +58,7 @@ def env() -> Env:
     cache = os.environ.get("MLCPIPE_CACHE", "")
     config = os.environ.get("MLCPIPE_CONFIG", "")
     dump = os.environ.get("MLCPIPE_DUMP", "")
+    ollama = os.environ.get("OLLAMA_MODELS", "")
     return Env(
         debug=_integer("MLCPIPE_DEBUG", low=0, high=4) or 0,
         dump=expanded(dump) if dump else None,
@@ -66,6 +69,7 @@ def env() -> Env:
         api_key=os.environ.get("MLCPIPE_API_KEY", "").strip() or None,
         cuda_graphs=_integer("MLCPIPE_CUDA_GRAPHS", low=0, high=1) != 0,
         vulkan_validation="VK_LAYER_KHRONOS_validation" in os.environ.get("VK_INSTANCE_LAYERS", ""),
+        ollama_models=expanded(ollama) if ollama else None,
     )
 
 

@@ -6,7 +6,6 @@ have a media type and a digest; `blobs/sha256-<hex>` are their contents. The mod
 
 from __future__ import annotations
 
-import os
 import re
 from pathlib import Path
 from typing import Any
@@ -17,7 +16,6 @@ from mlcpipe.errors import CheckpointError
 from mlcpipe.files import OLLAMA_SCHEME
 from mlcpipe.json_files import read_json_object, shown, shown_path
 
-STORE = "OLLAMA_MODELS"
 STORES = ("~/.ollama/models", "/usr/share/ollama/.ollama/models")  # of a user, and of Linux's service
 MAX_MANIFEST_BYTES = 1 << 20
 _PART = r"[A-Za-z0-9_](?:[A-Za-z0-9_-]|\.(?!\.))*"
@@ -40,13 +38,14 @@ def resolve_ollama(spec: str) -> Path:
         )  # fmt: skip
     before = match[1].split("/")[:-1]
     parts = [*_DEFAULTS[: 2 - len(before)], *before, match[2], match[3] or "latest"]
-    stores = [expanded(store) for store in ([os.environ[STORE]] if os.environ.get(STORE) else STORES)]
+    chosen = env().ollama_models
+    stores = [expanded(store) for store in STORES] if chosen is None else [chosen]
     store = next((store for store in stores if store.joinpath("manifests", *parts).is_file()), None)
     if store is None:
         raise CheckpointError(
             f"Ollama has no model {shown(spec.removeprefix(OLLAMA_SCHEME))} on this machine",
             where=" or ".join(map(shown_path, stores)), expected="/".join(parts), found="no such manifest",
-            next_step=f"check `ollama list`, set {STORE} to Ollama's folder, or run `ollama pull`",
+            next_step="check `ollama list`, set OLLAMA_MODELS to Ollama's folder, or run `ollama pull`",
         )  # fmt: skip
     manifest = store.joinpath("manifests", *parts)
     digest = _model_digest(manifest)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import shutil
 import tempfile
+import weakref
 from collections import Counter
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -41,14 +43,12 @@ class GgufCheckpoint(Checkpoint):
     @cached_property
     def folder(self) -> Path:
         """A temporary folder with the configuration and the tokenizer; it goes with this object."""
+        folder = Path(tempfile.mkdtemp(prefix="mlcpipe-gguf-"))
+        weakref.finalize(self, shutil.rmtree, folder, ignore_errors=True)
         texts = {CONFIG: json.dumps(self.config), GENERATION_CONFIG: json.dumps(self.generation_config)}
         for name, text in {**texts, **tokenizer_files(self.metadata)}.items():
-            (Path(self._temporary.name) / name).write_text(text, encoding="utf-8")
-        return Path(self._temporary.name)
-
-    @cached_property
-    def _temporary(self) -> tempfile.TemporaryDirectory[str]:
-        return tempfile.TemporaryDirectory(prefix="mlcpipe-gguf-")
+            (folder / name).write_text(text, encoding="utf-8")
+        return folder
 
     @property
     def quantized_as(self) -> str | None:

@@ -34,17 +34,17 @@ _MLP = {f"ffn_{x}": f"mlp.{x}_proj" for x in ("gate", "up", "down")}
 _PRE_NORM = {**_ATTENTION, **_MLP, "ffn_norm": "post_attention_layernorm"}
 _POST_NORMS = {"post_attention_norm": "post_attention_layernorm", "post_ffw_norm": "post_feedforward_layernorm"}
 _SANDWICH = {**_ATTENTION, **_MLP, **_POST_NORMS, "ffn_norm": "pre_feedforward_layernorm"}
-# Keys that change the result where they are not neutral, and that none of the families has.
-_REFUSED = {
-    "attention.scale": 0.0,
-    "attention.clamp_kqv": 0.0,
-    "attention.causal": True,
-    "embedding_scale": 1.0,
-    "expert_shared_count": 0,
-    "expert_weights_scale": 1.0,
-    "logit_scale": 1.0,
-    "residual_scale": 1.0,
-    "use_parallel_residual": False,
+# Keys that change the result and that none of the families has, with the values that do not.
+_REFUSED: Mapping[str, tuple[object, ...]] = {
+    "attention.scale": (0.0,),
+    "attention.clamp_kqv": (0.0,),
+    "attention.causal": (True,),
+    "embedding_scale": (0.0, 1.0),
+    "expert_shared_count": (0,),
+    "expert_weights_scale": (0.0, 1.0),
+    "logit_scale": (0.0, 1.0),
+    "residual_scale": (0.0, 1.0),
+    "use_parallel_residual": (False,),
 }
 
 
@@ -86,9 +86,9 @@ def family_of(metadata: Metadata, tensors: Tensors) -> tuple[Family, Config]:
     elif arch == "llama" and metadata.integer("llama.attention.sliding_window", 0):
         family = replace(family, model_type="mistral")
     for key, neutral in _REFUSED.items():
-        value = metadata.values.get(f"{arch}.{key}", neutral)
-        if value not in (neutral, 0.0):
-            raise metadata.error(f"{arch}.{key}", f"{neutral}, or no such key", shown(value))
+        value = metadata.values.get(f"{arch}.{key}", neutral[0])
+        if not isinstance(value, (bool, int, float)) or value not in neutral:
+            raise metadata.error(f"{arch}.{key}", f"{neutral[0]}, or no such key", shown(value))
     config = _shared_fields(metadata, arch, tensors)
     config["model_type"] = family.model_type
     family.complete(metadata, arch, tensors, config)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 from pathlib import Path
 from typing import Any
@@ -86,8 +87,6 @@ def test_texts_and_names(source: Checkpoint, tmp_path: Path) -> None:
     assert tokenizer.encode("ab", add_special_tokens=True)[0] == 1 and tokenizer.eos_token_ids == {2}
     assert tokenizer.chat_template().render([{"role": "user", "content": "a"}]) == "user: a</s>"
     del tokenizer, found
-    import gc
-
     gc.collect()
     assert not folder.exists()  # it goes with its checkpoint
 

@@ -49,7 +49,8 @@ def ollama(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 )
 def test_the_file_of_a_name(ollama: Path, spec: str, manifest: str) -> None:
     other = layer(b"template", "application/vnd.ollama.image.template")
-    assert resolve(spec, SilentProgress()) == store(ollama, manifest, other, layer())
+    blob = store(ollama, manifest, other, layer())
+    assert resolve(spec, SilentProgress()) == blob
 
 
 def test_the_users_store_is_the_default(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -87,10 +87,8 @@ def longrope(metadata: Metadata, arch: str, tensors: Mapping[str, TensorInfo]) -
         if name not in tensors:
             raise ConfigError(f"no {name}", where=metadata.where, expected="short and long factors")
     short, long = (_factors(tensors[name], count).tolist() for name in names)
-    table: dict[str, Any] = {"rope_type": "longrope", "short_factor": short, "long_factor": long}
-    if (key := f"{arch}.rope.scaling.attn_factor") in metadata.values:
-        table["attention_factor"] = metadata.number(key)
-    return table
+    attention = metadata.number(f"{arch}.rope.scaling.attn_factor", 1.0)
+    return {"rope_type": "longrope", "short_factor": short, "long_factor": long, "attention_factor": attention}
 
 
 def _factors(tensor: TensorInfo, count: int) -> NDArray[np.float32]:

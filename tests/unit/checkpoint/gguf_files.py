@@ -145,6 +145,8 @@ def _add_rope(writer: gguf.GGUFWriter, config: dict[str, Any]) -> None:
     if kind == "llama3":
         writer.add_tensor("rope_freqs.weight", _llama3_factors(table, theta, head_dim))
     if kind == "longrope":
+        scale = config["max_position_embeddings"] / original
+        writer.add_rope_scaling_attn_factors(float(np.sqrt(1 + np.log(scale) / np.log(original))))
         for length in ("long", "short"):
             writer.add_tensor(f"rope_factors_{length}.weight", np.array(table[f"{length}_factor"], np.float32))
 

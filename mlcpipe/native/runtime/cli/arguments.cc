@@ -18,7 +18,8 @@ constexpr char kUsage[] =
     "Chats with the model in the terminal.\n\n"
     "commands:\n"
     "  bench                measure a prompt and an answer\n"
-    "  doctor               say what the model takes, and whether it fits\n\n"
+    "  doctor               say what the model takes, and whether it fits\n"
+    "  serve                answer over HTTP, for programs that speak to OpenAI\n\n"
     "options:\n"
     "  -p, --prompt TEXT    answer one prompt; without a terminal, what is read is the prompt\n"
     "  -m, --model PATH     a bundle, or a file of its data (default: the program's own)\n"
@@ -35,6 +36,14 @@ constexpr char kUsage[] =
     "      --threads N      (default: the physical cores)\n"
     "      --variant NAME   of the kernels (default: the best for this CPU)\n"
     "      --json           print results as JSON\n"
+    "      --host ADDRESS   of serve: where to listen; 0.0.0.0 is every network (default: 127.0.0.1)\n"
+    "      --port N         of serve; 0 takes any free one (default: 8000)\n"
+    "      --api-key-file F  of serve: keys that clients must send, one a line; or set MLCPIPE_API_KEY\n"
+    "      --name NAME      of serve: the model's name for clients (default: the checkpoint's)\n"
+    "      --alias NAME     of serve: another name that the model answers to; * is any\n"
+    "      --max-queue N    of serve: requests that may wait; one more gets 503 (default: 8)\n"
+    "      --read-timeout S  of serve: seconds for a request to come (default: 30)\n"
+    "      --drain S        of serve: seconds that answers have to finish in the end (default: 30)\n"
     "      --licenses       print the licences of what the program is made of\n"
     "  -h, --help           show this\n";
 
@@ -68,6 +77,19 @@ bool TakeFlag(const std::string& option, Arguments* to) {
   return true;
 }
 
+bool TakeServeOption(const std::string& option, const std::string& value, ServeArguments* to) {
+  if (option == "--host") to->host = value;
+  else if (option == "--port") to->port = NumberOf<int64_t>(option, value);
+  else if (option == "--api-key-file") to->api_key_file = value;
+  else if (option == "--name") to->name = value;
+  else if (option == "--alias") to->aliases.push_back(value);
+  else if (option == "--max-queue") to->max_queue = NumberOf<int64_t>(option, value);
+  else if (option == "--read-timeout") to->read_timeout_s = NumberOf<double>(option, value);
+  else if (option == "--drain") to->drain_s = NumberOf<double>(option, value);
+  else return false;
+  return true;
+}
+
 bool TakeOption(const std::string& option, const std::string& value, Arguments* to) {
   if (option == "-p" || option == "--prompt") to->prompt = value;
   else if (option == "-m" || option == "--model") to->model = value;
@@ -81,7 +103,7 @@ bool TakeOption(const std::string& option, const std::string& value, Arguments* 
   else if (option == "--prompt-tokens") to->prompt_tokens = NumberOf<int64_t>(option, value);
   else if (option == "--context") to->context = NumberOf<int64_t>(option, value);
   else if (option == "--threads") to->threads = NumberOf<int32_t>(option, value);
-  else return false;
+  else return TakeServeOption(option, value, &to->serve);
   return true;
 }
 
@@ -123,6 +145,8 @@ Arguments Parsed(int count, char** words) {
       arguments.command = Command::kBench;
     } else if (i == 1 && option == "doctor") {
       arguments.command = Command::kDoctor;
+    } else if (i == 1 && option == "serve") {
+      arguments.command = Command::kServe;
     } else if (!TakeFlag(option, &arguments)) {
       const size_t equals = option.rfind("--", 0) == 0 ? option.find('=') : std::string::npos;
       std::string value;

@@ -5,12 +5,21 @@
 #include <cstdint>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "mlcpipe.h"
 
 namespace mlcpipe::cli {
 
-enum class Command { kChat, kBench, kDoctor, kLicenses, kHelp };
+enum class Command { kChat, kBench, kDoctor, kServe, kLicenses, kHelp };
+
+// Of `serve`.
+struct ServeArguments {
+  std::string host = "127.0.0.1", api_key_file, name;
+  std::vector<std::string> aliases;
+  int64_t port = 8000, max_queue = 8;
+  double read_timeout_s = 30, drain_s = 30;
+};
 
 struct Arguments {
   Command command = Command::kChat;
@@ -24,6 +33,7 @@ struct Arguments {
   std::optional<uint64_t> seed;
   double temperature = -1, top_p = -1;  // below 0: the defaults
   bool raw = false, json = false;
+  ServeArguments serve;
 };
 
 // Ends the program with one line for an argument that is wrong.

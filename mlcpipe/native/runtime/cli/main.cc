@@ -4,6 +4,7 @@
 #include <vector>
 
 #include "cli/chat.h"
+#include "cli/serve.h"
 
 // What the program is made of; the linker of `mlcpipe package` adds the text.
 extern "C" const char mlcpipe_licenses[] __attribute__((weak));
@@ -83,6 +84,8 @@ int Run(const Arguments& arguments) {
       return Bench(arguments);
     case Command::kDoctor:
       return Doctor(arguments);
+    case Command::kServe:
+      return Serve(arguments);
     case Command::kLicenses:
       std::puts(mlcpipe_licenses ? mlcpipe_licenses : "none were added");
       return 0;

@@ -61,6 +61,17 @@ def runtime(shared: Path) -> Runtime:
     return Runtime(shared_library(find_cxx(), private_cache(shared)))
 
 
+@pytest.fixture(scope="session")
+def program(shared: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The runtime's command line, which loads bundles."""
+    from mlcpipe.compiler.link import find_cxx
+    from mlcpipe.compiler.native_runtime import write_program
+
+    path = tmp_path_factory.mktemp("program") / "chat"
+    write_program(find_cxx(), private_cache(shared), None, path)
+    return path
+
+
 @pytest.fixture
 def copy_of(tmp_path: Path) -> Callable[[Path], Path]:
     """Copies a bundle. Compiled code keeps what it calls of TVM's in variables of its file: Python's TVM and that of the

@@ -14,8 +14,7 @@ from mlcpipe import Engine, SamplingParams
 from mlcpipe.cli import main
 from mlcpipe.cli.chat.session import Session
 from mlcpipe.cli.chat.settings import Settings
-from mlcpipe.compiler.link import find_cxx, find_zig
-from mlcpipe.compiler.native_runtime import write_program
+from mlcpipe.compiler.link import find_zig
 from tests.conftest import DEMO, Bundles
 from tests.native.conftest import private_cache
 
@@ -44,13 +43,6 @@ def answer(*program: object) -> tuple[str, list[int]]:
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
     return found["text"], found["token_ids"]
-
-
-@pytest.fixture(scope="module")
-def program(shared: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("program") / "chat"
-    write_program(find_cxx(), private_cache(shared), None, path)
-    return path
 
 
 def test_a_program_loads_a_bundle(program: Path, demo_bundles: Bundles, demo: Engine) -> None:
@@ -178,6 +170,15 @@ def test_a_static_program_for_a_board(
     variant = ("--variant", "baseline") if arch == "x86_64" else ()  # qemu shows this machine's features of x86-64
     for cpu in CPUS[arch]:
         assert answer(f"qemu-{arch}", "-cpu", cpu, tmp_path / "chat", *variant) == expected(demo), cpu
+    httpx2 = pytest.importorskip("httpx2")
+    from tests.server.conftest import running_server
+
+    messages = [{"role": "system", "content": "Be short."}, {"role": "user", "content": PROMPT}]
+    body = {"messages": messages, "temperature": 0, "max_tokens": 48}
+    with running_server("--threads", 2, *variant, program=(f"qemu-{arch}", tmp_path / "chat")) as server:
+        found = httpx2.post(f"{server.url}/v1/chat/completions", json=body, timeout=120).json()
+        assert found["choices"][0]["message"]["content"] == expected(demo)[0]
+        assert server.end() == 0
     licenses = run(f"qemu-{arch}", tmp_path / "chat", "--licenses").stdout
     assert all(word in licenses for word in ("apache-tvm", "musl", "libc++", "Apache License"))
     assert main(["package", str(bundle), "--app", "cli", "--no-weights", "-o", str(tmp_path / "small")]) == 0

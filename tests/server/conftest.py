@@ -7,7 +7,7 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -39,9 +39,11 @@ class Running:
 
 
 @contextmanager
-def running_server(*arguments: object, life_s: float = LIFE_S) -> Iterator[Running]:
-    """`mlcpipe serve ARGUMENTS…`, until the end of the block, and no longer than `life_s`."""
-    command = [sys.executable, "-m", "mlcpipe", "serve", *map(str, arguments), "--port", "0"]
+def running_server(
+    *arguments: object, program: Sequence[object] = (sys.executable, "-m", "mlcpipe"), life_s: float = LIFE_S
+) -> Iterator[Running]:
+    """`PROGRAM serve ARGUMENTS…`, until the end of the block, and no longer than `life_s`."""
+    command = [*map(str, program), "serve", *map(str, arguments), "--port", "0"]
     process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
     last = threading.Timer(life_s, process.kill)
     last.start()

@@ -18,7 +18,7 @@ using chat::Kind;
 using chat::Value;
 
 constexpr size_t kMaxStops = 16, kMaxStopChars = 1024, kMaxTools = 512;
-constexpr int64_t kMaxAnswers = 64, kDefaultTokens = 16;  // of a completion, as OpenAI
+constexpr int64_t kDefaultTokens = 16;  // of a completion, as OpenAI
 constexpr const char* kRoles[] = {"system", "developer", "user", "assistant", "tool"};
 constexpr const char* kKept[] = {"name", "tool_call_id", "reasoning_content", "reasoning", "thinking"};
 constexpr const char* kPartTypes[] = {"text", "input_text", "output_text", "refusal"};

@@ -78,7 +78,7 @@ Served ServedBundle(const Arguments& arguments, mlcpipe_engine engine) {
     served.names = {NameOf(arguments, TextIn(&heap, manifest, {"name"}))};
     served.facts = ",\"model_type\":" + JsonText(TextIn(&heap, manifest, {"model", "model_type"})) +
                    ",\"quantization\":" + JsonText(TextIn(&heap, manifest, {"quantization"})) +
-                   ",\"target\":" + JsonText(TextIn(&heap, manifest, {"target", "name"})) + ",\"device\":\"cpu\"";
+                   ",\"target\":" + JsonText(TextIn(&heap, manifest, {"target", "name"})) + ",\"device\":\"CPU\"";
     if (files->Has(kConfig)) {
       ReadDefaults(&heap, chat::ReadJson(&heap, files->Open(kConfig, kMaxBytes).text(), kConfig), &served.sampling);
     }

@@ -26,7 +26,6 @@ namespace mlcpipe::cli {
 namespace {
 
 constexpr size_t kMaxConnections = 16;
-constexpr double kLastS = 5;  // for the last events to go out
 
 // The file's lines and MLCPIPE_API_KEY, hashed.
 std::vector<std::string> KeyDigests(const std::string& path) {

@@ -64,6 +64,30 @@ def test_the_next_turn_computes_what_is_new(native: NativeEngine, demo: Engine) 
     assert found.cached_tokens > 100
 
 
+def test_conversations_take_turns(native: NativeEngine, demo: Engine) -> None:
+    """Each computes only what is new, although others answered in between, until their pages are needed."""
+    count, vocab = native.context_length // 4, native.vocab_size
+    firsts = [prompt(40, vocab, 9) + prompt(count - 40, vocab, number) for number in range(3)]
+    expected = []
+    for first in firsts:
+        demo.reset()
+        answer = demo.generate(first, sampling=GREEDY, max_tokens=20, ignore_eos=True).token_ids
+        second = first + answer + prompt(5, vocab, 99)
+        expected.append((answer, demo.generate(second, sampling=GREEDY, max_tokens=20, ignore_eos=True).token_ids))
+    opening = [native.generate(first, max_tokens=20) for first in firsts]
+    assert [answer.tokens for answer in opening] == [first for first, _ in expected]
+    assert [answer.cached_tokens for answer in opening] == [0, 40, 40]
+    seconds = [first + answer.tokens + prompt(5, vocab, 99) for first, answer in zip(firsts, opening)]
+    closing = [native.generate(second, max_tokens=20) for second in seconds]
+    assert [answer.tokens for answer in closing] == [second for _, second in expected]
+    assert [answer.cached_tokens for answer in closing] == [count + 19] * 3
+    native.generate(prompt(native.context_length - 1, vocab, 5))
+    assert native.generate(seconds[0], max_tokens=1).cached_tokens == 0
+    native.generate(prompt(60, vocab, 5), max_tokens=20)
+    native.call("reset")
+    assert native.generate(prompt(60, vocab, 5), max_tokens=1).cached_tokens == 0
+
+
 def test_a_stop_id_ends_the_answer(native: NativeEngine) -> None:
     tokens = prompt(30, native.vocab_size)
     answer = native.generate(tokens, SETTINGS["drawn"], max_tokens=50).tokens

@@ -145,31 +145,34 @@ SavedChat::SavedChat(std::string_view file, const std::string& where, const Chat
   pages = reinterpret_cast<const uint8_t*>(file.data()) + PagesBegin(header);
 }
 
-void WriteChat(const std::string& path, ChatHeader header, const std::vector<int32_t>& tokens, int64_t prompt_tokens,
-               std::string_view chat, const std::vector<const uint8_t*>& layers) {
+void WriteChat(const std::string& path, ChatHeader header, const Sequence& sequence, std::string_view chat,
+               const std::vector<const uint8_t*>& layers) {
   if (chat.size() > kMaxChatBytes) {
     throw Error(Code::kUsage, "the chat to save")
         .Expected("at most " + std::to_string(kMaxChatBytes) + " bytes")
         .Found(std::to_string(chat.size()));
   }
   CheckReplaces(path);
-  header.tokens = tokens.size();
-  header.prompt_tokens = static_cast<uint64_t>(prompt_tokens);
+  header.tokens = static_cast<uint64_t>(sequence.length);
+  header.prompt_tokens = static_cast<uint64_t>(sequence.length ? sequence.prompt_length : 0);
   header.chat_bytes = chat.size();
-  const uint64_t begin = PagesBegin(header), whole = header.tokens / header.page_tokens * header.page_bytes;
-  AtomicFile file(path, begin + header.pages() * header.page_bytes * layers.size() + kDigestBytes);
+  const uint64_t begin = PagesBegin(header), pages = header.pages(), bytes = header.page_bytes;
+  AtomicFile file(path, begin + pages * bytes * layers.size() + kDigestBytes);
   file.Write(&header, sizeof header);
-  file.Write(tokens.data(), 4 * tokens.size());
+  file.Write(sequence.tokens.data(), 4 * header.tokens);
   file.Write(chat.data(), chat.size());
   const uint8_t zeros[kPageAlignment] = {};
-  file.Write(zeros, begin - sizeof header - 4 * tokens.size() - chat.size());
-  std::vector<uint8_t> last(header.page_bytes);
+  file.Write(zeros, begin - sizeof header - 4 * header.tokens - chat.size());
+  std::vector<uint8_t> last(bytes);
   for (const uint8_t* layer : layers) {
-    file.Write(layer, whole);
-    if (header.tokens % header.page_tokens == 0) continue;
-    std::memcpy(last.data(), layer + whole, last.size());
-    ClearUnused(header, last.data());
-    file.Write(last.data(), last.size());
+    for (uint64_t number = 0; number < pages; ++number) {
+      const uint8_t* page = layer + static_cast<uint64_t>(sequence.pages[number]) * bytes;
+      if (number + 1 == pages && header.tokens % header.page_tokens) {
+        page = static_cast<const uint8_t*>(std::memcpy(last.data(), page, bytes));
+        ClearUnused(header, last.data());
+      }
+      file.Write(page, bytes);
+    }
   }
   const std::string digest = Sha256(file.Written().text());
   file.Write(digest.data(), digest.size());

@@ -7,6 +7,8 @@
 #include <string_view>
 #include <vector>
 
+#include "sequences.h"
+
 namespace mlcpipe {
 
 // The header as it lies in the file. Texts end with zeros where they are shorter.
@@ -35,10 +37,10 @@ struct SavedChat {
   SavedChat(std::string_view file, const std::string& where, const ChatHeader& ours, const ChatLimits& limits);
 };
 
-// Writes a file as a whole or not at all; `header` is that of an empty file, `layers` are the pages of each. Throws
+// Writes a file as a whole or not at all; `header` is that of an empty file, `layers` have the pages of each. Throws
 // kUsage where `path` has another kind of file or cannot be written, kResource where the disk has no room.
-void WriteChat(const std::string& path, ChatHeader header, const std::vector<int32_t>& tokens, int64_t prompt_tokens,
-               std::string_view chat, const std::vector<const uint8_t*>& layers);
+void WriteChat(const std::string& path, ChatHeader header, const Sequence& sequence, std::string_view chat,
+               const std::vector<const uint8_t*>& layers);
 
 }  // namespace mlcpipe
 

@@ -1,4 +1,4 @@
-// One bundle, one sequence at a time.
+// One bundle, one answer at a time.
 #ifndef MLCPIPE_RUNTIME_ENGINE_H_
 #define MLCPIPE_RUNTIME_ENGINE_H_
 
@@ -67,7 +67,7 @@ class Engine {
 
   // Answers what `make` gives, which is called when nobody else can use the engine and a cancel counts for this call.
   // Calls `on_token` with each token of the answer, the one that ended it too. Where it gives kCancel, and after
-  // `Cancel`, throws kCancelled. The pages keep what was computed, so a prompt that begins like the last one takes less.
+  // `Cancel`, throws kCancelled. The pages keep what was computed, so a prompt that begins like an earlier one takes less.
   Finish Generate(const std::function<Request()>& make, const std::function<Verdict(int32_t)>& on_token);
 
   // Logits f32[n, V].

@@ -168,15 +168,16 @@ typedef struct {
   int32_t ignore_end; /* not 0: tokens that end an answer do not */
 } mlcpipe_request;
 
-/* Answers a prompt. A prompt that begins like the last one, with its answer, only computes what is new. `statistics` may
- * be NULL; it is filled also when the answer was cancelled. */
+/* Answers a prompt. Where an earlier prompt, with its answer, begins like this one, only what is new is computed; those
+ * that were not used for longest are forgotten when the context's memory is full. `statistics` may be NULL; it is filled
+ * also when the answer was cancelled. */
 MLCPIPE_API int32_t mlcpipe_generate(mlcpipe_engine engine, const mlcpipe_request* request,
                                      mlcpipe_statistics* statistics);
 
 /* Ends the call that is under way, if any: it gives MLCPIPE_CANCELLED. */
 MLCPIPE_API int32_t mlcpipe_cancel(mlcpipe_engine engine);
 
-/* Logits float[count][vocab_size] after each token of a new sequence; the engine forgets its own. */
+/* Logits float[count][vocab_size] after each token of a new sequence; the engine forgets all others. */
 MLCPIPE_API int32_t mlcpipe_logits(mlcpipe_engine engine, const int32_t* tokens, size_t count, float* logits);
 
 /* Token ids of a text; `add_special_tokens` not 0 adds what the tokenizer puts around a prompt. Writes at most `room` of
@@ -196,16 +197,18 @@ MLCPIPE_API int32_t mlcpipe_detokenize(mlcpipe_engine engine, const int32_t* ids
 MLCPIPE_API int32_t mlcpipe_render(mlcpipe_engine engine, mlcpipe_text messages, mlcpipe_text variables, char* text,
                                    size_t room, size_t* bytes);
 
-/* Forgets the sequence. */
+/* Forgets all prompts and answers. */
 MLCPIPE_API int32_t mlcpipe_reset(mlcpipe_engine engine);
 
-/* Saves the sequence, with its keys and values, to a file that mlcpipe_restore continues without a prefill, as Python's
- * engine does. `chat` comes back with it: JSON, an object, such as {"messages": […]}, or no bytes. The file is written as a
- * whole or not at all, in the place of a chat that was saved before; MLCPIPE_RESOURCE where the disk has no room. */
+/* Saves the last prompt and answer, with their keys and values, to a file that mlcpipe_restore continues without a
+ * prefill, as Python's engine does. `chat` comes back with it: JSON, an object, such as {"messages": […]}, or no bytes.
+ * The file is written as a whole or not at all, in the place of a chat that was saved before; MLCPIPE_RESOURCE where the
+ * disk has no room. */
 MLCPIPE_API int32_t mlcpipe_save(mlcpipe_engine engine, const char* path, mlcpipe_text chat);
 
-/* Continues a saved chat. `on_chat`, which may be NULL, gets the JSON that was saved with it, if any, in one piece; another value than 0 refuses it: MLCPIPE_CANCELLED. A file that is damaged, of another model or longer than
- * the context gives MLCPIPE_USAGE. In both cases the engine's sequence is what it was. */
+/* Continues a saved chat. `on_chat`, which may be NULL, gets the JSON that was saved with it, if any, in one piece;
+ * another value than 0 refuses it: MLCPIPE_CANCELLED. A file that is damaged, of another model or longer than the context
+ * gives MLCPIPE_USAGE. In both cases the engine keeps what it has. */
 MLCPIPE_API int32_t mlcpipe_restore(mlcpipe_engine engine, const char* path, mlcpipe_on_text on_chat, void* context);
 
 /* Threads of the kernels of all engines in this process, the caller's among them: 1 to 1024. */

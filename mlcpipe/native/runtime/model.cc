@@ -23,8 +23,6 @@ tvm::ffi::Array<Tensor> MakePages(const Manifest& manifest, int64_t pages) {
   return made;
 }
 
-int64_t PagesOf(int64_t tokens) { return (tokens + kPage - 1) / kPage; }
-
 // Throws kUsage for a chat that is no object of JSON.
 void CheckChat(std::string_view chat) {
   if (chat.empty()) return;
@@ -55,13 +53,12 @@ Model::Model(const Manifest& manifest, const Library& library, tvm::ffi::Array<T
       pages_(MakePages(manifest, PagesOf(context_length))),
       context_length_(context_length),
       cancelled_(cancelled),
+      sequences_(PagesOf(context_length)),
       few_step_(PagesOf(context_length)),
       many_step_(PagesOf(context_length)),
       few_id_(Empty({1}, kInt32)),
       few_logits_(Empty({1, manifest.model.vocab_size}, kFloat32)),
-      many_logits_(Empty({1, manifest.model.vocab_size}, kFloat32)) {
-  tokens_.reserve(static_cast<size_t>(context_length) + 1);
-}
+      many_logits_(Empty({1, manifest.model.vocab_size}, kFloat32)) {}
 
 void Model::CheckFits(int64_t count) const {
   if (count <= context_length_) return;
@@ -86,32 +83,52 @@ int64_t Model::RopeOf(int64_t length) const {
   return above ? std::max(length, *above) : 0;
 }
 
-int64_t Model::Reusable(const std::vector<int32_t>& tokens) const {
+Model::Prefix Model::Nearest(const std::vector<int32_t>& tokens) const {
   const auto count = static_cast<int64_t>(tokens.size());
   const auto limit = manifest_.model.recompute_above;
-  // RoPE's frequencies are others on the other side of the limit.
-  if (limit && (count > *limit) != (length_ > *limit)) return 0;
-  if (RopeOf(count) != rope_) return 0;
-  const int64_t most = std::min(length_, count);
-  const auto same = std::mismatch(tokens.begin(), tokens.begin() + most, tokens_.begin()).first - tokens.begin();
-  return std::max<int64_t>(0, std::min<int64_t>(same, count - 1));
+  Prefix nearest;
+  for (const Sequence& sequence : sequences_.all()) {
+    // RoPE's frequencies are others on the other side of the limit.
+    if (limit && (count > *limit) != (sequence.length > *limit)) continue;
+    if (RopeOf(count) != sequence.rope) continue;
+    const auto begin = sequence.tokens.begin(), end = begin + std::min(sequence.length, count - 1);
+    const int64_t same = std::mismatch(begin, end, tokens.begin()).first - begin;
+    if (same > nearest.length) nearest = {&sequence, same};
+  }
+  return nearest;
+}
+
+Sequence& Model::Begin(const std::vector<int32_t>& tokens, const Prefix& prefix) {
+  if (prefix.length) {
+    const auto [from, to] = sequences_.Fork(*prefix.of, prefix.length);
+    const auto bytes = static_cast<size_t>(manifest_.page_bytes());
+    for (const Tensor& layer : pages_) {
+      if (from != to) std::memcpy(Data<char>(layer) + static_cast<size_t>(to) * bytes,
+                                 Data<char>(layer) + static_cast<size_t>(from) * bytes, bytes);
+    }
+  } else {
+    sequences_.Start();
+  }
+  const auto count = static_cast<int64_t>(tokens.size());
+  sequences_.Reserve(count);
+  Sequence& now = sequences_.current();
+  now.tokens = tokens;
+  now.prompt_length = count;
+  now.rope = RopeOf(count);
+  return now;
 }
 
 int32_t Model::Prefill(const std::vector<int32_t>& tokens, Sampler* sampler) {
   const auto count = static_cast<int64_t>(tokens.size());
   CheckFits(count);
   CheckIds(tokens);
-  const int64_t shared = Reusable(tokens);
-  rope_ = RopeOf(count);
-  length_ = shared;
-  few_from_ = count;
-  tokens_ = tokens;
-  if (shared && count - shared == 1) return ForwardFew(tokens.back(), sampler);
+  const Sequence& now = Begin(tokens, Nearest(tokens));
+  if (now.length && count - now.length == 1) return ForwardFew(tokens.back(), sampler);
   const int64_t chunk = manifest_.model.prefill_chunk;
   const Tensor row = Empty({1}, kInt32);
-  while (length_ < count) {
-    const int64_t rows = std::min(chunk, count - length_);
-    const bool last = length_ + rows == count;
+  while (now.length < count) {
+    const int64_t rows = std::min(chunk, count - now.length);
+    const bool last = now.length + rows == count;
     *Data<int32_t>(row) = last ? static_cast<int32_t>(rows - 1) : 0;  // no kernel takes no rows
     ForwardMany(rows, row, many_logits_);
   }
@@ -119,49 +136,51 @@ int32_t Model::Prefill(const std::vector<int32_t>& tokens, Sampler* sampler) {
 }
 
 int32_t Model::Append(int32_t token, Sampler* sampler) {
-  if (!length_ || length_ == manifest_.model.recompute_above) {
-    std::vector<int32_t> tokens(tokens_.begin(), tokens_.begin() + length_);
-    tokens.push_back(token);
-    return Prefill(tokens, sampler);
+  Sequence& now = sequences_.current();
+  CheckFits(now.length + 1);
+  now.tokens.resize(static_cast<size_t>(now.length));
+  now.tokens.push_back(token);
+  if (!now.length || now.length == manifest_.model.recompute_above) {
+    return Prefill(std::vector<int32_t>(now.tokens), sampler);
   }
-  CheckFits(length_ + 1);
-  tokens_.resize(static_cast<size_t>(length_));
-  tokens_.push_back(token);
+  sequences_.Reserve(now.length + 1);
   return ForwardFew(token, sampler);
 }
 
 void Model::ForwardMany(int64_t count, const Tensor& rows, const Tensor& logits) {
+  Sequence& now = sequences_.current();
   const Tensor ids = Empty({count}, kInt32);
-  std::copy_n(tokens_.begin() + length_, count, Data<int32_t>(ids));
+  std::copy_n(now.tokens.begin() + now.length, count, Data<int32_t>(ids));
   const Watch watch(cancelled_, count);
   try {
-    many_(ids, rows, many_step_.Fill(length_, count, few_from_), logits, pages_, params_);
+    many_(ids, rows, many_step_.Fill(now, count), logits, pages_, params_);
   } catch (const tvm::ffi::Error& error) {
     throw Failed(error);
   }
-  length_ += count;
+  now.length += count;
 }
 
 int32_t Model::ForwardFew(int32_t token, Sampler* sampler) {
+  Sequence& now = sequences_.current();
   *Data<int32_t>(few_id_) = token;
   try {
-    few_(few_id_, few_step_.Fill(length_, 1, few_from_), few_logits_, pages_, params_);
+    few_(few_id_, few_step_.Fill(now, 1), few_logits_, pages_, params_);
   } catch (const tvm::ffi::Error& error) {
     throw Failed(error);
   }
-  ++length_;
+  ++now.length;
   return Draw(few_logits_, sampler);
 }
 
 int32_t Model::Draw(const Tensor& logits, Sampler* sampler) {
   int32_t token;
   try {
-    token = sampler->Draw(logits, static_cast<uint64_t>(length_));
+    token = sampler->Draw(logits, static_cast<uint64_t>(length()));
   } catch (const tvm::ffi::Error& error) {
     throw Failed(error);
   }
   if (token < 0) {
-    length_ = 0;  // nothing to build on
+    sequences_.current().length = 0;  // nothing to build on
     const bool half = manifest_.model.dtype == "float16";
     throw Error(Code::kCompute, "the model computed numbers that are not finite")
         .Next(half ? "compile the model for a --target with float32 activations"
@@ -179,13 +198,12 @@ void Model::AllLogits(const std::vector<int32_t>& tokens, float* logits) {
   const int64_t chunk = std::min(manifest_.model.prefill_chunk, std::max<int64_t>(1, kLogitsBytes / (4 * vocab)));
   struct Forget {
     Model* model;
-    ~Forget() { model->length_ = 0; }
+    ~Forget() { model->Reset(); }
   } forget{this};
-  length_ = 0;
-  few_from_ = count;
-  tokens_ = tokens;
-  while (length_ < count) {
-    const int64_t begin = length_, rows = std::min(chunk, count - begin);
+  Reset();
+  const Sequence& now = Begin(tokens, {});
+  while (now.length < count) {
+    const int64_t begin = now.length, rows = std::min(chunk, count - begin);
     const Tensor wanted = Empty({rows}, kInt32), part = Empty({rows, vocab}, kFloat32);
     for (int64_t row = 0; row < rows; ++row) Data<int32_t>(wanted)[row] = static_cast<int32_t>(row);
     ForwardMany(rows, wanted, part);
@@ -211,7 +229,7 @@ void Model::Save(const std::string& path, std::string_view chat) const {
   CheckChat(chat);
   std::vector<const uint8_t*> layers;
   for (const Tensor& layer : pages_) layers.push_back(Data<uint8_t>(layer));
-  WriteChat(path, Header(), {tokens_.begin(), tokens_.begin() + length_}, length_ ? few_from_ : 0, chat, layers);
+  WriteChat(path, Header(), sequences_.current(), chat, layers);
 }
 
 void Model::Restore(const std::string& path, const std::function<void(std::string_view)>& on_chat) {
@@ -222,16 +240,19 @@ void Model::Restore(const std::string& path, const std::function<void(std::strin
   SavedChat saved(file.text(), path, Header(), {model.vocab_size, context_length_, model.context_length});
   CheckChat(saved.chat);
   on_chat(saved.chat);
-  const auto length = static_cast<int64_t>(saved.tokens.size());
-  const auto bytes = static_cast<size_t>(PagesOf(length) * manifest_.page_bytes());
+  Sequence& now = sequences_.Start();
+  sequences_.Reserve(static_cast<int64_t>(saved.tokens.size()));
+  const auto bytes = static_cast<size_t>(manifest_.page_bytes());
   for (const Tensor& layer : pages_) {
-    if (bytes) std::memcpy(Data<uint8_t>(layer), saved.pages, bytes);
-    saved.pages += bytes;
+    for (int32_t page : now.pages) {
+      std::memcpy(Data<uint8_t>(layer) + static_cast<size_t>(page) * bytes, saved.pages, bytes);
+      saved.pages += bytes;
+    }
   }
-  tokens_.assign(saved.tokens.begin(), saved.tokens.end());
-  few_from_ = saved.prompt_tokens;
-  rope_ = RopeOf(few_from_);
-  length_ = length;
+  now.length = static_cast<int64_t>(saved.tokens.size());
+  now.prompt_length = saved.prompt_tokens;
+  now.rope = RopeOf(now.prompt_length);
+  now.tokens = std::move(saved.tokens);
 }
 
 Error Model::Failed(const tvm::ffi::Error& error) const {

@@ -1,4 +1,4 @@
-// A loaded bundle with one sequence in its pages (mlcpipe/runtime/model.py).
+// A loaded bundle with sequences in its pages (mlcpipe/runtime/model.py).
 #ifndef MLCPIPE_RUNTIME_MODEL_H_
 #define MLCPIPE_RUNTIME_MODEL_H_
 
@@ -13,58 +13,69 @@
 #include "chat_file.h"
 #include "library.h"
 #include "sampler.h"
+#include "sequences.h"
 #include "step.h"
 
 namespace mlcpipe {
 
-// Which tokens are computed, and the steps that add to them. What the pages hold beyond `length` is never read, so an
-// error half way leaves the tokens before.
+// Which tokens are computed, and the steps that add to them. What the pages hold beyond a sequence's length is never read,
+// so an error half way leaves the tokens before.
 class Model {
  public:
   // Takes memory for pages of so many tokens. A forward ends with kCancelled soon after `*cancelled` is not 0.
   Model(const Manifest& manifest, const Library& library, tvm::ffi::Array<tvm::runtime::Tensor> params,
         int64_t context_length, const int* cancelled);
 
-  // Makes `tokens` the sequence, computing only what the pages lack. Returns the next token. Throws kUsage for ids
+  // Makes `tokens` the current sequence, computing only what the pages lack. Returns the next token. Throws kUsage for ids
   // outside the vocabulary and when the context is full, kCompute where logits are not finite, kCancelled.
   int32_t Prefill(const std::vector<int32_t>& tokens, Sampler* sampler);
 
-  // Appends one token of the vocabulary. Returns the next one. Throws what `Prefill` throws.
+  // Appends one token of the vocabulary to the current sequence. Returns the next one. Throws what `Prefill` throws.
   int32_t Append(int32_t token, Sampler* sampler);
 
-  // Logits f32[n, V] after each of n tokens of a new sequence, which is forgotten afterwards.
+  // Logits f32[n, V] after each of n tokens of a new sequence. All sequences are forgotten.
   void AllLogits(const std::vector<int32_t>& tokens, float* logits);
 
   // How many tokens at the start the pages hold; never all, as the last one gives the logits.
-  int64_t Reusable(const std::vector<int32_t>& tokens) const;
+  int64_t Reusable(const std::vector<int32_t>& tokens) const { return Nearest(tokens).length; }
 
   void CheckFits(int64_t count) const;
   void CheckIds(const std::vector<int32_t>& tokens) const;
 
-  // Writes the sequence and `chat` to a file (chat_file.h). Throws as `WriteChat`.
+  // Writes the current sequence and `chat` to a file (chat_file.h). Throws as `WriteChat`.
   void Save(const std::string& path, std::string_view chat) const;
 
-  // Makes a chat that was saved the sequence. `on_chat` gets its text once all is checked. A file that is refused, which
+  // Makes a chat that was saved the current sequence. `on_chat` gets its text once all is checked. A file that is refused, which
   // throws kUsage, changes nothing, nor does a call where `on_chat` throws.
   void Restore(const std::string& path, const std::function<void(std::string_view)>& on_chat);
 
-  void Reset() { length_ = 0; }
-  int64_t length() const { return length_; }
+  // Forgets all sequences.
+  void Reset() { sequences_.Clear(); }
+  int64_t length() const { return sequences_.current().length; }
 
  private:
   const Manifest& manifest_;
   tvm::ffi::Function few_, many_;
   tvm::ffi::Array<tvm::runtime::Tensor> params_, pages_;
-  int64_t context_length_, length_ = 0, few_from_ = 0, rope_ = 0;
+  int64_t context_length_;
   const int* cancelled_;
-  std::vector<int32_t> tokens_;  // computed ones first; the rest may be of before
+  Sequences sequences_;
   StepBuffer few_step_, many_step_;
   tvm::runtime::Tensor few_id_, few_logits_, many_logits_;
+
+  struct Prefix {
+    const Sequence* of = nullptr;
+    int64_t length = 0;
+  };
 
   int64_t RopeOf(int64_t length) const;
   // Of a file without tokens.
   ChatHeader Header() const;
-  // The next `count` of `tokens_` with the arithmetic of prompts, and the logits of the rows that are named.
+  // The longest that a sequence begins with; none: length 0.
+  Prefix Nearest(const std::vector<int32_t>& tokens) const;
+  // Makes `tokens` the current sequence, with what is computed of a prefix.
+  Sequence& Begin(const std::vector<int32_t>& tokens, const Prefix& prefix);
+  // The current sequence's next `count` tokens with the arithmetic of prompts; logits of the rows that are named.
   void ForwardMany(int64_t count, const tvm::runtime::Tensor& rows, const tvm::runtime::Tensor& logits);
   int32_t ForwardFew(int32_t token, Sampler* sampler);
   int32_t Draw(const tvm::runtime::Tensor& logits, Sampler* sampler);

@@ -12,6 +12,7 @@
 #include "library.cc"
 #include "model.cc"
 #include "sampler.cc"
+#include "sequences.cc"
 #include "static_code.cc"
 #include "step.cc"
 #include "workspace.cc"

@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <cstring>
 
-#include "bundle/manifest.h"
 #include "tensors.h"
 
 namespace mlcpipe {
@@ -46,20 +45,22 @@ void StepBuffer::LayOut(int64_t rows) {
   place(kRowBegin, 2)[1] = static_cast<int32_t>(rows);
   keys_ = place(kKeys, 1);
   place(kTableBegin, 2)[1] = static_cast<int32_t>(pages_);
-  int32_t* table = place(kTable, pages_);
-  for (int64_t page = 0; page < pages_; ++page) table[page] = static_cast<int32_t>(page);
+  table_ = place(kTable, pages_);
   data[kWindowTable] = data[kTable];
   rows_ = rows;
 }
 
-const tvm::runtime::Tensor& StepBuffer::Fill(int64_t begin, int64_t rows, int64_t few_from) {
+const tvm::runtime::Tensor& StepBuffer::Fill(const Sequence& sequence, int64_t rows) {
   if (rows != rows_) LayOut(rows);
   for (int64_t row = 0; row < rows; ++row) {
-    // Page p has the places 16 p to 16 p + 15, so a token's place is its position.
-    position_[row] = slot_[row] = static_cast<int32_t>(begin + row);
-    rope_length_[row] = static_cast<int32_t>(std::max(begin + row + 1, few_from));
+    const int64_t at = sequence.length + row;
+    position_[row] = static_cast<int32_t>(at);
+    slot_[row] = static_cast<int32_t>(sequence.pages[static_cast<size_t>(at / kPage)] * kPage + at % kPage);
+    // RoPE's frequencies follow a prompt's whole length.
+    rope_length_[row] = static_cast<int32_t>(std::max(at + 1, sequence.prompt_length));
   }
-  *keys_ = static_cast<int32_t>(begin + rows);
+  *keys_ = static_cast<int32_t>(sequence.length + rows);
+  std::copy(sequence.pages.begin(), sequence.pages.end(), table_);
   return data_;
 }
 

@@ -1,4 +1,4 @@
-// The integers of a forward (tir_schedules/step_layout.py) over the pages of one sequence, which are 0, 1, 2, ...
+// The integers of a forward (tir_schedules/step_layout.py) over the pages of one sequence.
 #ifndef MLCPIPE_RUNTIME_STEP_H_
 #define MLCPIPE_RUNTIME_STEP_H_
 
@@ -6,21 +6,22 @@
 
 #include <cstdint>
 
+#include "sequences.h"
+
 namespace mlcpipe {
 
 class StepBuffer {
  public:
-  // For so many pages.
+  // For so many pages of a sequence.
   explicit StepBuffer(int64_t pages) : pages_(pages) {}
 
-  // The step i32[k] of rows from a position on, valid until the next call. Tokens before `few_from` are of the prompt:
-  // RoPE's frequencies follow its whole length.
-  const tvm::runtime::Tensor& Fill(int64_t begin, int64_t rows, int64_t few_from);
+  // The step i32[k] of the next rows of a sequence, which has pages for them; valid until the next call.
+  const tvm::runtime::Tensor& Fill(const Sequence& sequence, int64_t rows);
 
  private:
   int64_t pages_, rows_ = 0;
   tvm::runtime::Tensor data_;
-  int32_t *position_ = nullptr, *slot_ = nullptr, *rope_length_ = nullptr, *keys_ = nullptr;
+  int32_t *position_ = nullptr, *slot_ = nullptr, *rope_length_ = nullptr, *keys_ = nullptr, *table_ = nullptr;
 
   void LayOut(int64_t rows);
 };

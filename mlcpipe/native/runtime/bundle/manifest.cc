@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "sequences.h"
+
 #ifndef MLCPIPE_ABI
 #error "MLCPIPE_ABI and MLCPIPE_FORMAT_VERSION are what mlcpipe/bundle/manifest.py says"
 #endif

@@ -78,7 +78,6 @@ class Manifest {
   void ReadFiles();
 };
 
-constexpr int64_t kPage = 16;                     // tokens of a page (tir_schedules/step_layout.py)
 constexpr int64_t kMaxBytes = int64_t{1} << 46;  // of a file or tensor
 
 }  // namespace mlcpipe

@@ -12,6 +12,7 @@ import tvm
 from tvm import relax, tirx
 
 from mlcpipe.bundle import MANIFEST, read_manifest
+from mlcpipe.checkpoint import open_checkpoint
 from mlcpipe.checkpoint.checkpoint import MAX_CONFIG_BYTES
 from mlcpipe.compiler.export import context_length, export, prefill_chunk, prepare_model
 from mlcpipe.devices.support.threads import use_threads
@@ -83,10 +84,12 @@ class Task:
 
 
 def model_of(path: Path, quantization: str) -> Model:
-    """The model of a bundle, with the bundle's quantization, or of a checkpoint folder.
+    """The model of a bundle, with the bundle's quantization, or of a checkpoint folder or GGUF file.
 
-    Raises BundleError or CheckpointError.
+    Raises BundleError, CheckpointError or ConfigError.
     """
+    if path.is_file():
+        return Model(open_checkpoint(path).config, quantization)
     config = read_json_object(path / "config.json", limit=MAX_CONFIG_BYTES, error=CheckpointError)
     if not (path / MANIFEST).is_file():
         return Model(config, quantization)

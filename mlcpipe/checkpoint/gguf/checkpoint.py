@@ -43,10 +43,11 @@ class GgufCheckpoint(Checkpoint):
     @cached_property
     def folder(self) -> Path:
         """A temporary folder with the configuration and the tokenizer; it goes with this object."""
+        texts = {CONFIG: json.dumps(self.config), GENERATION_CONFIG: json.dumps(self.generation_config)}
+        texts |= tokenizer_files(self.metadata)
         folder = Path(tempfile.mkdtemp(prefix="mlcpipe-gguf-"))
         weakref.finalize(self, shutil.rmtree, folder, ignore_errors=True)
-        texts = {CONFIG: json.dumps(self.config), GENERATION_CONFIG: json.dumps(self.generation_config)}
-        for name, text in {**texts, **tokenizer_files(self.metadata)}.items():
+        for name, text in texts.items():
             (folder / name).write_text(text, encoding="utf-8")
         return folder
 

@@ -15,6 +15,7 @@ from mlcpipe.json_files import shown
 
 TOKENIZER, SETTINGS = "tokenizer.json", "tokenizer_config.json"
 MAX_TEMPLATES = 16
+MAX_PIECE_WORK = 200_000_000  # characters squared: every token is cut at each place; those of Gemma have 11 million
 _PREFIX = "tokenizer.ggml."
 _UNKNOWN, _CONTROL, _USER_DEFINED = 2, 3, 4
 _MAX_TYPE = 6  # also: 1 normal, 5 unused, 6 byte
@@ -128,6 +129,8 @@ def _merges(metadata: Metadata, vocab: dict[str, int]) -> list[tuple[str, str]]:
 def _scored_merges(metadata: Metadata, vocab: dict[str, int]) -> list[tuple[str, str]]:
     """Every pair of tokens that makes a third, by its score, as transformers converts SentencePiece's models."""
     scores = metadata.numbers(f"{_PREFIX}scores", len(vocab)).tolist()
+    if (work := sum(len(piece) ** 2 for piece in vocab)) > MAX_PIECE_WORK:
+        raise _refusal(metadata, "the tokens are too long", f"lengths whose squares sum to {MAX_PIECE_WORK}", work)
     found: list[tuple[float, int, int, str, str]] = []
     for piece, index in vocab.items():
         pairs = [(piece[:cut], piece[cut:]) for cut in range(1, len(piece)) if piece[:cut] in vocab]

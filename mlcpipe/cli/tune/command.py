@@ -29,7 +29,9 @@ _UNITS = {"s": 1, "m": 60, "h": 3600}
 
 
 def tune_command(
-    model: Annotated[str, typer.Argument(help="A bundle, a checkpoint folder or hf://org/name[@revision].")],
+    model: Annotated[
+        str, typer.Argument(help="A bundle, a checkpoint folder, a GGUF file or hf://org/name[@revision].")
+    ],
     target: Annotated[
         str | None, typer.Option(help=f"{TARGET_HELP} (default: the bundle's, else {DEFAULT_TARGET})")
     ] = None,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import struct
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -61,14 +62,22 @@ def raw_file(
     return path
 
 
-def write_gguf(source: Checkpoint, path: Path, kind: gguf.GGMLQuantizationType = F32, **split: int) -> Path:
-    """`source` as llama.cpp's conversion writes it: matrices in `kind`, vectors in float32."""
+def write_gguf(
+    source: Checkpoint, path: Path, kind: gguf.GGMLQuantizationType = F32, pre: str = "", **split: int
+) -> Path:
+    """`source` as llama.cpp's conversion writes it: matrices in `kind`, vectors in float32.
+
+    With `pre` the vocabulary is the source's, of byte-level BPE; else a made-up one.
+    """
     config = source.config
     architecture = ARCHITECTURES[config["model_type"]]
     writer = gguf.GGUFWriter(path, gguf.MODEL_ARCH_NAMES[architecture], **split)  # type: ignore[arg-type]
     _add_sizes(writer, config)
     _add_rope(writer, config)
-    add_vocabulary(writer, config["vocab_size"])
+    if pre:
+        _add_byte_level(writer, source.path, pre)
+    else:
+        add_vocabulary(writer, config["vocab_size"])
     names = gguf.get_tensor_name_map(architecture, config["num_hidden_layers"])
     for name, values in _stacked(source):
         renamed = names.get_name(name, try_suffixes=(".weight", ".bias"))
@@ -97,6 +106,23 @@ def add_vocabulary(writer: gguf.GGUFWriter, size: int) -> None:
     writer.add_bos_token_id(1)
     writer.add_eos_token_id(2)
     writer.add_chat_template("{% for m in messages %}{{ m.role }}: {{ m.content }}</s>{% endfor %}")
+
+
+def _add_byte_level(writer: gguf.GGUFWriter, folder: Path, pre: str) -> None:
+    """The vocabulary, special tokens and chat template of a checkpoint folder."""
+    library = json.loads((folder / "tokenizer.json").read_text(encoding="utf-8"))
+    settings = json.loads((folder / "tokenizer_config.json").read_text(encoding="utf-8"))
+    control = {token["content"]: token["id"] for token in library["added_tokens"]}
+    vocab = {**library["model"]["vocab"], **control}
+    tokens = sorted(vocab, key=lambda token: vocab[token])
+    writer.add_tokenizer_model("gpt2")
+    writer.add_tokenizer_pre(pre)
+    writer.add_token_list(tokens)
+    writer.add_token_types([gguf.TokenType.CONTROL if token in control else gguf.TokenType.NORMAL for token in tokens])
+    writer.add_token_merges([" ".join(pair) for pair in library["model"]["merges"]])
+    writer.add_eos_token_id(vocab[settings["eos_token"]])
+    writer.add_pad_token_id(vocab[settings["pad_token"]])
+    writer.add_chat_template(settings["chat_template"])
 
 
 def _add_sizes(writer: gguf.GGUFWriter, config: dict[str, Any]) -> None:

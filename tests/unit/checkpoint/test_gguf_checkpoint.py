@@ -16,6 +16,7 @@ from mlcpipe.checkpoint import Checkpoint, open_checkpoint
 from mlcpipe.checkpoint.gguf import GgufCheckpoint
 from mlcpipe.errors import CheckpointError, ConfigError, MlcpipeError, UsageError
 from mlcpipe.runtime.text.tokenizer import Tokenizer
+from mlcpipe.tuning.tasks import model_of
 from tests.conftest import TinyLlama, write_llama
 from tests.unit.checkpoint.gguf_files import F32, add_vocabulary, write_gguf
 
@@ -63,6 +64,11 @@ def test_quantized_weights_need_a_word(source: Checkpoint, tmp_path: Path) -> No
     for kind in (F32, F16):
         plain = open_checkpoint(write_gguf(source, tmp_path / f"{kind.name}.gguf", kind))
         assert plain.quantized_as is None and plain.quantization(None) == "q4f16_1"
+
+
+def test_tuning_reads_its_configuration(source: Checkpoint, tmp_path: Path) -> None:
+    path = write_gguf(source, tmp_path / "q.gguf", Q8_0)
+    assert model_of(path, "q4f16_1").config == open_checkpoint(path).config
 
 
 def test_split_model(source: Checkpoint, tmp_path: Path) -> None:

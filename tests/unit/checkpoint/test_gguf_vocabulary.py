@@ -140,6 +140,16 @@ def test_refusals(values: dict[str, Any], message: str) -> None:
     assert isinstance(error.value, MlcpipeError) and "\n" not in str(error.value)
 
 
+def test_long_tokens_do_not_take_forever() -> None:
+    tokens = ["<unk>", "<s>", "</s>", "a", "a" * 20_000]
+    metadata = Metadata(
+        {"tokenizer.ggml.model": "llama", "tokenizer.ggml.tokens": tokens, "tokenizer.ggml.scores": np.zeros(5)},
+        "m.gguf",
+    )
+    with pytest.raises(TokenizerError, match="the tokens are too long"):
+        tokenizer_files(metadata)
+
+
 def test_token_twice_is_refused() -> None:
     metadata = metadata_of(PIPELINES["gpt2"](), "gpt2", pre="gpt-2")
     tokens = metadata.strings("tokenizer.ggml.tokens")

@@ -1,0 +1,58 @@
+"""The embedded model as a GGUF file: the commands do with it what they do with the checkpoint."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+gguf = pytest.importorskip("gguf", reason="the files are written by the gguf package")
+
+from mlcpipe.checkpoint import open_checkpoint
+from mlcpipe.resources import demo_model_path
+from tests.unit.checkpoint.gguf_files import write_gguf
+from tests.unit.cli.conftest import Run
+
+PRE = "gpt-2"
+
+
+@pytest.fixture(scope="module")
+def quantized(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("gguf") / "demo.Q8_0.gguf"
+    return write_gguf(open_checkpoint(demo_model_path()), path, gguf.GGMLQuantizationType.Q8_0, PRE)
+
+
+def test_chat_answers_as_the_checkpoint_does(mlcpipe_run: Run, tmp_path: Path) -> None:
+    file = write_gguf(
+        open_checkpoint(demo_model_path()), tmp_path / "demo.F16.gguf", gguf.GGMLQuantizationType.F16, PRE
+    )
+    options = ["--prompt", "What is mlcpipe?", "--temperature", "0"]
+    expected, found = (mlcpipe_run("chat", model, *options) for model in (demo_model_path(), file))
+    assert found.returncode == 0, found.stderr
+    assert found.stdout == expected.stdout and "mlcpipe" in found.stdout
+
+
+@pytest.mark.parametrize("verb", ["compile", "convert", "chat"])
+def test_quantized_weights_need_a_word(mlcpipe_run: Run, quantized: Path, tmp_path: Path, verb: str) -> None:
+    output = [] if verb == "chat" else ["-o", tmp_path / "out"]
+    done = mlcpipe_run(verb, quantized, *output)
+    assert done.returncode == 2 and done.stdout == ""
+    assert "the weights are quantized already" in done.stderr and "add --quantization q4f16_1" in done.stderr
+    assert not (tmp_path / "out").exists()
+
+
+def test_weights_that_are_rounded_twice_are_announced(mlcpipe_run: Run, quantized: Path, tmp_path: Path) -> None:
+    for scheme, note in (("q8f16_1", True), ("q0f32", False)):
+        done = mlcpipe_run("convert", quantized, "-o", tmp_path / scheme, "--quantization", scheme)
+        assert done.returncode == 0, done.stderr
+        assert ("weights of Q8_0 are rounded a second time, to q8f16_1" in done.stderr) is note
+        assert (tmp_path / scheme / "tokenizer.json").is_file()
+
+
+def test_a_damaged_file_is_one_line(mlcpipe_run: Run, quantized: Path, tmp_path: Path) -> None:
+    damaged = tmp_path / "demo.gguf"
+    damaged.write_bytes(quantized.read_bytes()[:-100_000])
+    done = mlcpipe_run("compile", damaged, "-o", tmp_path / "out", "--quantization", "q4f16_1")
+    assert (
+        done.returncode == 2 and done.stderr.startswith("error: truncated GGUF file") and done.stderr.count("\n") == 1
+    )

@@ -21,7 +21,9 @@ def damaged(draw: random.Random, content: bytes, places: list[int]) -> bytes:
     """A copy with one to four edits; `places` are offsets of the header's structure."""
     raw = bytearray(content)
     for _ in range(draw.choice((1, 1, 1, 2, 4))):
-        at = draw.choice(places) if draw.random() < 0.8 else draw.randrange(len(raw))
+        at = draw.choice(places) if draw.random() < 0.8 else draw.randrange(len(content))
+        if not raw:
+            break
         at = min(at, len(raw) - 1)
         kind = draw.randrange(8)
         if kind < 2:

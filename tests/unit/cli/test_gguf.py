@@ -22,6 +22,7 @@ def quantized(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_gguf(open_checkpoint(demo_model_path()), path, gguf.GGMLQuantizationType.Q8_0, PRE)
 
 
+@pytest.mark.full
 def test_chat_answers_as_the_checkpoint_does(mlcpipe_run: Run, tmp_path: Path) -> None:
     file = write_gguf(
         open_checkpoint(demo_model_path()), tmp_path / "demo.F16.gguf", gguf.GGMLQuantizationType.F16, PRE
@@ -34,7 +35,7 @@ def test_chat_answers_as_the_checkpoint_does(mlcpipe_run: Run, tmp_path: Path) -
 
 @pytest.mark.parametrize("verb", ["compile", "convert", "chat"])
 def test_quantized_weights_need_a_word(mlcpipe_run: Run, quantized: Path, tmp_path: Path, verb: str) -> None:
-    output = [] if verb == "chat" else ["-o", tmp_path / "out"]
+    output = ["--prompt", "Hi"] if verb == "chat" else ["-o", tmp_path / "out"]
     done = mlcpipe_run(verb, quantized, *output)
     assert done.returncode == 2 and done.stdout == ""
     assert "the weights are quantized already" in done.stderr and "add --quantization q4f16_1" in done.stderr

@@ -81,6 +81,7 @@ def refused(native: NativeEngine, path: Path, words: str, data: bytes | None = N
     """Restoring is an error of one line, after which the engine goes on with what it had."""
     if data is not None:
         path.write_bytes(data)
+    native.call("reset")
     tokens = prompt(20, native.vocab_size)
     tokens += native.generate(tokens, max_tokens=5).tokens
     with pytest.raises(NativeError, match=words) as caught:

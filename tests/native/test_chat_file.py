@@ -18,6 +18,7 @@ from mlcpipe import Engine, SamplingParams
 from mlcpipe.bundle import read_manifest
 from tests.chat_files import CHAT, DIGEST, HEADER, HEADERS, by_hand, changed, sealed
 from tests.conftest import Bundles, TinyLlama, write_llama
+from tests.faults import points, struck
 from tests.native.engine import CANCELLED, RESOURCE, USAGE, NativeEngine, NativeError, Runtime
 
 pytestmark = pytest.mark.full  # compiles TVM's runtime
@@ -164,29 +165,50 @@ def test_links_and_what_a_killed_writer_left(file: Path, native: NativeEngine, t
     assert sorted(path.name for path in tmp_path.iterdir() if path.is_file()) == ["link", "tiny.chat"]
 
 
-def test_no_room(file: Path, runtime: Runtime, native: NativeEngine, tiny_bundles: Bundles, tmp_path: Path) -> None:
-    """A limit of file sizes is known before; of /dev/full the system says so while it is written. The old file stays."""
-    script = """
-import resource, sys
+SAVE = """
+import json, resource, sys
 from pathlib import Path
 from tests.native.engine import NativeError, Runtime
-library, bundle, file = map(Path, sys.argv[1:])
+library, bundle, file = map(Path, sys.argv[1:4])
 native = Runtime(library).open(bundle, threads=1)
 native.generate(list(range(200)), max_tokens=2)
-resource.setrlimit(resource.RLIMIT_FSIZE, (10000, 10000))
+if len(sys.argv) > 4:
+    resource.setrlimit(resource.RLIMIT_FSIZE, (int(sys.argv[4]),) * 2)
 try:
-    native.save(file)
+    native.save(file, {"messages": []})
 except NativeError as error:
     print(error.code, error)
 """
+
+
+def test_a_limit_of_file_sizes(file: Path, runtime: Runtime, tiny_bundles: Bundles) -> None:
     before = file.read_bytes()
-    words = [sys.executable, "-c", script, runtime.library._name, str(tiny_bundles["q0f32"]), str(file)]
+    words = [sys.executable, "-c", SAVE, runtime.library._name, str(tiny_bundles["q0f32"]), str(file), "10000"]
     done = subprocess.run(words, capture_output=True, text=True, check=False)
     assert done.stdout.startswith(f"{RESOURCE} not enough space on the disk in "), done.stdout + done.stderr
-    (tmp_path / ".full.partial-native").symlink_to("/dev/full")
-    with pytest.raises(NativeError, match="cannot be saved.*symbolic links"):
-        native.save(tmp_path / "full")
     assert file.read_bytes() == before
+
+
+def test_a_writer_that_is_killed_and_a_full_disk(
+    file: Path, native: NativeEngine, runtime: Runtime, tiny_bundles: Bundles, tmp_path: Path
+) -> None:
+    """At each of its calls that change the folder: the file is the old one or the new one, and can be written again."""
+    command = [sys.executable, "-c", SAVE, runtime.library._name, str(tiny_bundles["q0f32"]), str(file)]
+    places = [point for point in points(command, file.parent, tmp_path / "log") if file.name in point.text]
+    after = file.read_bytes()
+    assert {"openat", "write", "fsync", "rename"} <= {point.call for point in places}
+    native.save(file, CHAT)
+    before = file.read_bytes()
+    for point in places:
+        assert struck(command, point, "signal=KILL").returncode == -9
+        assert file.read_bytes() in (before, after), point.text
+        if point.call in ("write", "openat", "fsync"):
+            file.unlink()
+            native.save(file, CHAT)
+            done = struck(command, point, "error=ENOSPC")
+            assert done.stdout.startswith(f"{RESOURCE} the disk is full"), (point.text, done.stdout, done.stderr)
+            assert file.read_bytes() == before
+            assert [path.name for path in file.parent.iterdir() if "partial" in path.name] == []
 
 
 def test_saving_while_it_answers(file: Path, native: NativeEngine) -> None:

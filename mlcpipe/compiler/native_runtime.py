@@ -13,9 +13,9 @@ from mlcpipe.compiler.tvm_sources import INCLUDES, SourceTree, built_once, sourc
 from mlcpipe.resources import native_path
 
 LIBRARY = "libmlcpipe.so"
-_FOLDER = native_path() / "runtime"
-_TEXT = sorted((_FOLDER / "text").glob("*.cc"))
-_CLI = sorted((_FOLDER / "cli").glob("*.cc"))
+RUNTIME_SOURCES = native_path() / "runtime"
+_TEXT = sorted((RUNTIME_SOURCES / "text").glob("*.cc"))
+_CLI = sorted((RUNTIME_SOURCES / "cli").glob("*.cc"))
 _LIBRARY_OBJECTS = ("runtime.o", "pool.o", *(f"{path.stem}.o" for path in _TEXT))
 _OBJECTS = (*_LIBRARY_OBJECTS, *(f"{path.stem}.o" for path in _CLI))
 _SECTIONS = ("-ffunction-sections", "-fdata-sections", "-fvisibility=hidden")
@@ -37,7 +37,7 @@ mlcpipe_licenses: .incbin "{path}"
 """
 _WARNINGS = ("-Wall", "-Wextra")
 _STRIPPED = ("-pthread", "-Wl,--gc-sections", "-Wl,-s")
-_SHARED = ("-shared", *_STRIPPED, f"-Wl,--version-script={_FOLDER / 'exports.map'}")
+_SHARED = ("-shared", *_STRIPPED, f"-Wl,--version-script={RUNTIME_SOURCES / 'exports.map'}")
 
 
 def shared_library(compiler: Linker, cache: Path) -> Path:
@@ -45,12 +45,29 @@ def shared_library(compiler: Linker, cache: Path) -> Path:
 
     Raises CompileError with the compiler's error, or if the wheel lacks the sources.
     """
-    tvm, own = _objects(compiler, cache)
+    objects = object_files(compiler, cache)
 
     def build(made: Path) -> None:
-        compiler.run([*_SHARED, str(tvm), *map(str, own[: len(_LIBRARY_OBJECTS)]), "-o", str(made / LIBRARY), "-ldl"])
+        compiler.run([*_SHARED, *map(str, objects), "-o", str(made / LIBRARY), "-ldl"])
 
-    return built_once(own[0].parent.with_suffix(".so"), [LIBRARY], cache, build)[0]
+    return built_once(objects[-1].parent.with_suffix(".so"), [LIBRARY], cache, build)[0]
+
+
+def definitions() -> list[str]:
+    """Macros that the runtime's sources of C++ are compiled with, as a compiler's options."""
+    return [*_TVM, f'-DMLCPIPE_ABI="{abi_hash()}"', f"-DMLCPIPE_FORMAT_VERSION={FORMAT_VERSION}"]
+
+
+def library_sources() -> list[Path]:
+    """Our sources and headers of the runtime, without its command line and thread pool."""
+    files = (path for suffix in ("h", "cc", "map") for path in RUNTIME_SOURCES.rglob(f"*.{suffix}"))
+    return sorted(path for path in files if path.parent.name != "cli")
+
+
+def object_files(compiler: Linker, cache: Path) -> list[Path]:
+    """The runtime's object files, from `cache` or newly built, for programs of one's own. Raises CompileError."""
+    tvm, own = _objects(compiler, cache)
+    return [tvm, *own[: len(_LIBRARY_OBJECTS)]]
 
 
 def write_program(compiler: Linker, cache: Path, code: Path | None, output: Path, licenses: Path | None = None) -> None:
@@ -64,21 +81,19 @@ def write_program(compiler: Linker, cache: Path, code: Path | None, output: Path
         source = licenses.with_suffix(".S")
         source.write_text(_LICENSES.format(path=licenses), encoding="utf-8")
         own = [*own, source]
-    # All of the code, in its order: functions that several variants have are the baseline's.
-    whole = ["-static", "-Wl,--whole-archive", str(code), "-Wl,--no-whole-archive", "-lm"]
-    words = ["-rdynamic", "-ldl"] if code is None else whole
+    words = ["-rdynamic", "-ldl"] if code is None else ["-static", "-Wl,-u,mlcpipe_library_symbols", str(code), "-lm"]
     compiler.run([*_STRIPPED, str(tvm), *map(str, own), *words, "-o", str(output)])
 
 
 def _objects(compiler: Linker, cache: Path) -> tuple[Path, list[Path]]:
     """TVM's runtime, which changes seldom and takes most of the time, and our objects."""
     tree, command = source_tree(), (*compiler.command, compiler.version)
-    source = (_FOLDER / "tvm.cc").read_text(encoding="utf-8")
+    source = (RUNTIME_SOURCES / "tvm.cc").read_text(encoding="utf-8")
     key = tree.key((*command, *_CXX, *INCLUDES, source))
 
     def build(made: Path) -> None:
         with tree.copied() as copy:
-            compiler.run([*_CXX, "-w", *_includes(copy), str(_FOLDER / "tvm.cc"), "-o", str(made / "tvm.o")])
+            compiler.run([*_CXX, "-w", *_includes(copy), str(RUNTIME_SOURCES / "tvm.cc"), "-o", str(made / "tvm.o")])
 
     tvm = built_once(cache / "native" / f"tvm-{key}", ["tvm.o"], cache, build)[0]
     folder = cache / "native" / f"runtime-{_key((*command, key))}"
@@ -88,12 +103,22 @@ def _objects(compiler: Linker, cache: Path) -> tuple[Path, list[Path]]:
 def _compile(compiler: Linker, tree: SourceTree, made: Path) -> None:
     """Compile our part of the runtime in a copy of TVM's tree."""
     core, pool, *others = (str(made / name) for name in _OBJECTS)
-    defines = [f'-DMLCPIPE_ABI="{abi_hash()}"', f"-DMLCPIPE_FORMAT_VERSION={FORMAT_VERSION}"]
     with tree.copied() as copy:
         system = [word.replace("-I", "-isystem") for word in _includes(copy)]
-        compiler.run([*_CXX, *_WARNINGS, f"-I{_FOLDER}", *defines, *system, str(_FOLDER / "runtime.cc"), "-o", core])
+        compiler.run(
+            [
+                *_CXX,
+                *_WARNINGS,
+                f"-I{RUNTIME_SOURCES}",
+                *definitions(),
+                *system,
+                str(RUNTIME_SOURCES / "runtime.cc"),
+                "-o",
+                core,
+            ]
+        )
     for source, made_object in zip([*_TEXT, *_CLI], others):
-        compiler.run([*_CXX, *_WARNINGS, f"-I{_FOLDER}", str(source), "-o", made_object])
+        compiler.run([*_CXX, *_WARNINGS, f"-I{RUNTIME_SOURCES}", str(source), "-o", made_object])
     compiler.run(["-x", "c", "-std=gnu11", *_C, *_WARNINGS, str(POOL), "-o", pool])
 
 
@@ -106,6 +131,8 @@ def _key(words: Sequence[str]) -> str:
     digest = hashlib.sha256()
     for word in (*words, *_CXX, *_C, *_WARNINGS, *_SHARED, abi_hash()):
         digest.update(word.encode() + b"\0")
-    for path in sorted([*_FOLDER.rglob("*.h"), *_FOLDER.rglob("*.cc"), *_FOLDER.rglob("*.map"), POOL]):
+    for path in sorted(
+        [*RUNTIME_SOURCES.rglob("*.h"), *RUNTIME_SOURCES.rglob("*.cc"), *RUNTIME_SOURCES.rglob("*.map"), POOL]
+    ):
         digest.update(path.name.encode() + b"\0" + hashlib.sha256(path.read_bytes()).digest())
     return digest.hexdigest()[:24]

@@ -1,11 +1,15 @@
 """A library's code as a static library, for programs and apps that load no code: nothing registers itself.
 
 A table in it says where each symbol is that a loader of shared libraries would look up, so that the native runtime
-(`mlcpipe/native/runtime`) takes either kind the same way. No constructor runs that a linker may drop.
+(`mlcpipe/native/runtime`) takes either kind the same way. No constructor runs that a linker may drop. All symbols begin
+with a prefix, made of a hash of the code, so that a program may have several models: it names the table of each. A
+program with one finds it as `TABLE`.
 """
 
 from __future__ import annotations
 
+import hashlib
+import re
 import tempfile
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -13,8 +17,14 @@ from typing import Any
 
 from mlcpipe.compiler.build import BuiltVariant
 from mlcpipe.compiler.link import Linker, imports_object
+from mlcpipe.compiler.object_symbols import defined_symbols, write_renamed
+from mlcpipe.errors import CompileError
+from mlcpipe.resources import native_path
 
 TABLE = "mlcpipe_library_symbols"
+_PREFIX = "mlcpipe_{hash}_"
+_OWN_TABLE = re.compile(rb"\bmlcpipe_[0-9a-f]{16}_code\b")
+_ERRORS = native_path() / "kernel_errors.c"
 _BINARY = "__tvm_ffi__library_bin"
 # Variables that TVM's loader fills with its own functions, where code calls them (tvm/src/runtime/module.cc).
 _CONTEXT = (
@@ -38,19 +48,56 @@ def write_static_library(
 
     `compiler` makes object files of C for the TVM target. Raises CompileError.
     """
-    with tempfile.TemporaryDirectory() as folder:
-        source, table = Path(folder, "symbols.c"), Path(folder, "symbols.o")
-        source.write_text(table_source(name for variant in built for name in variant.symbols), encoding="utf-8")
+    names = {name for variant in built for name in variant.symbols}
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        paths = [path for variant in reversed(built) for path in variant.paths]
+        paths += [imports_object(module, folder, target), folder / "errors.o"]
+        compiler.compile(_ERRORS, paths[-1])
+        prefix, objects = _with_prefix(paths, folder)
+        source, table = folder / "symbols.c", folder / "symbols.o"
+        source.write_text(table_source(names, prefix), encoding="utf-8")
         compiler.compile(source, table)
-        objects = [path for variant in reversed(built) for path in variant.paths]
-        archiver.archive([*objects, imports_object(module, Path(folder), target), table], output)
+        archiver.archive([*objects, table], output)
 
 
-def table_source(symbols: Iterable[str]) -> str:
-    """C that defines `TABLE`: names and addresses in the order of the names' bytes, then two null pointers."""
+def _with_prefix(paths: Sequence[Path], folder: Path) -> tuple[str, list[Path]]:
+    """The prefix for the code in object files, and copies of them where all that they define begins with it.
+
+    What several files define, such as conversions of float16 in the instructions of their variant, is each one's own:
+    the first file's has the plain prefix. TVM's variables alone are shared.
+    """
+    digest = hashlib.sha256(b"".join(hashlib.sha256(path.read_bytes()).digest() for path in paths))
+    prefix = _PREFIX.format(hash=digest.hexdigest()[:16])
+    defined = [defined_symbols(path) for path in paths]
+    first = {name: number for number in reversed(range(len(paths))) for name in defined[number]}
+    copies = []
+    for number, path in enumerate(paths):
+        again = {name for name in defined[number] if first[name] != number} - set(_CONTEXT)
+        renamed = {name: prefix + name for name in first} | {name: f"{prefix}{number}_{name}" for name in again}
+        copies.append(folder / f"{number}-{path.name}")
+        write_renamed(path, copies[-1], renamed)
+    return prefix, copies
+
+
+def own_table(library: Path) -> str:
+    """The name of a static library's own table. Raises CompileError for a library without one."""
+    found = set(_OWN_TABLE.findall(library.read_bytes()))
+    if len(found) != 1:
+        raise CompileError("no static library of mlcpipe", where=library, next_step="compile the model again")
+    return str(found.pop().decode())
+
+
+def table_source(symbols: Iterable[str], prefix: str) -> str:
+    """C that defines the table of symbols that begin with `prefix`, and `TABLE` as a weak name for it.
+
+    It has names without the prefix and addresses, in the order of the names' bytes, then two null pointers.
+    """
     strong = {_BINARY, *symbols}
-    names = sorted(strong | set(_CONTEXT))
-    declared = (f"extern char {name}[]{'' if name in strong else ' __attribute__((weak))'};" for name in names)
-    rows = (f'  {{"{name}", {name}}},' for name in names)
-    struct = f"const struct {{ const char* name; void* address; }} {TABLE}[] = {{"
-    return "\n".join([*declared, struct, *rows, "  {0, 0},", "};", ""])
+    names, own = sorted(strong | set(_CONTEXT)), f"{prefix}code"
+    weak = "__attribute__((weak))"
+    declared = (f"extern char {prefix}{name}[]{'' if name in strong else f' {weak}'};" for name in names)
+    rows = (f'  {{"{name}", {prefix}{name}}},' for name in names)
+    struct = f"const struct symbol {{ const char* name; void* address; }} {own}[] = {{"
+    alias = f'extern const struct symbol {TABLE}[{len(names) + 1}] __attribute__((weak, alias("{own}")));'
+    return "\n".join([*declared, struct, *rows, "  {0, 0},", "};", alias, ""])

@@ -155,7 +155,9 @@ void Manifest::Verify(const std::vector<std::string>& shards) const {
 void Manifest::CheckAgrees(const std::string& metadata) const {
   const JsonObject stated = JsonObject::Parse(metadata, source.where() + "/" + library + " _metadata");
   const auto differ = [&](const std::string& field) {
-    return Error(Code::kBundle, "manifest and library differ in " + field).Where(source.where()).Next("compile the model again");
+    return Error(Code::kBundle, "manifest and library differ in " + field)
+        .Where(source.where())
+        .Next(library.empty() ? "give mlcpipe_options.code of this model" : "compile the model again");
   };
   const JsonObject ours = json_.Object("model"), theirs = stated.Object("model");
   for (const std::string& key : ours.Keys()) {

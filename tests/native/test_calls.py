@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import threading
@@ -12,9 +13,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+import mlcpipe
 from mlcpipe import SamplingParams
 from mlcpipe.host.memory import private_memory_bytes
-from tests.conftest import Bundles
+from tests.conftest import QUICK, Bundles, TinyLlama, write_llama
 from tests.native.engine import BUNDLE, CANCELLED, COMPUTE, RESOURCE, TARGET, USAGE, NativeEngine, NativeError, Runtime
 
 pytestmark = pytest.mark.full  # compiles TVM's runtime
@@ -129,9 +131,27 @@ def test_weights_that_are_no_numbers_are_an_error(bundle: Path, runtime: Runtime
         file.write(b"\xff" * norm["nbytes"])
     engine = runtime.open(bundle)
     for _ in range(2):
-        with pytest.raises(NativeError, match="not finite") as raised:
+        with pytest.raises(NativeError, match="not finite in the prefill of 8 tokens; ") as raised:
             engine.generate(PROMPT, max_tokens=5)
         assert raised.value.code == COMPUTE
+
+
+def test_a_decode_step_whose_numbers_are_none_says_which(runtime: Runtime, tmp_path: Path) -> None:
+    """A bias draws a token whose embedding is not finite: the step after it fails."""
+    checkpoint = write_llama(tmp_path / "checkpoint", TinyLlama(tied=False))
+    bundle = mlcpipe.compile(checkpoint, target=QUICK, quantization="q0f32", output=tmp_path / "bundle")
+    index = json.loads((bundle / "tensor-cache.json").read_text())
+    table = next(r for r in index["records"][0]["records"] if r["name"] == "model.embed_tokens.weight")
+    rows = np.memmap(bundle / "params_shard_0.bin", np.float32, "r+", table["byteOffset"], tuple(table["shape"]))
+    token = 200
+    assert token not in PROMPT and rows.shape[2] == 16
+    rows[token // 16, :, token % 16] = np.nan
+    rows.flush()
+    engine = runtime.open(bundle)
+    params = SamplingParams(temperature=0.0, logit_bias={token: 100.0})
+    with pytest.raises(NativeError, match=f"not finite in the decode step of token {len(PROMPT) + 1}; ") as raised:
+        engine.generate(PROMPT, params, max_tokens=5)
+    assert raised.value.code == COMPUTE
 
 
 def test_the_plan_says_what_does_not_fit(bundle: Path, runtime: Runtime) -> None:
@@ -143,6 +163,50 @@ def test_the_plan_says_what_does_not_fit(bundle: Path, runtime: Runtime) -> None
     edit(bundle / "mlcpipe.json", lambda m: m["memory_plan"].update(weights_bytes=1 << 45))
     assert runtime.plan(bundle).fits == 0
     refused(runtime, bundle, RESOURCE, "not enough memory for .* tokens of context; .*weights 33554432 MiB")
+
+
+def test_trimming_gives_the_pages_back(
+    demo_bundles: Bundles, runtime: Runtime, copy_of: Callable[[Path], Path]
+) -> None:
+    """Those of a sequence stay until it is forgotten."""
+    bundle = copy_of(demo_bundles["q4f16_1"])
+    engine = runtime.open(bundle, threads=2)
+    long = [i * 37 % 3000 for i in range(2000)]
+    expected = engine.generate(long, max_tokens=3).tokens
+    kv_bytes = runtime.plan(bundle, context_length=len(long)).kv_bytes
+
+    def trimmed() -> int:
+        before = private_memory_bytes()
+        engine.call("trim")
+        return before - private_memory_bytes()  # type: ignore[operator]
+
+    trimmed()
+    again = engine.generate(long, max_tokens=3)
+    assert again.tokens == expected and again.cached_tokens == len(long) - 1
+    assert trimmed() < kv_bytes / 2
+    engine.call("reset")
+    assert trimmed() > kv_bytes * 0.9
+    assert engine.generate(long, max_tokens=3).tokens == expected
+
+    def on_token(token: int) -> int:
+        with pytest.raises(NativeError, match="the engine is in use"):
+            engine.call("trim")
+        return 0
+
+    assert engine.generate(long, max_tokens=3, on_token=on_token).tokens == expected
+
+
+def test_threads_change_between_tokens(native: NativeEngine) -> None:
+    expected = native.generate(PROMPT, max_tokens=30).tokens
+    counts = itertools.cycle((1, 3, 2))
+
+    def on_token(token: int) -> int:
+        native.runtime.call("set_threads", next(counts))
+        return 0
+
+    assert native.generate(PROMPT, max_tokens=30, on_token=on_token).tokens == expected
+    with pytest.raises(NativeError, match="threads; expected an integer from 1 to 1024; found 0"):
+        native.runtime.call("set_threads", 0)
 
 
 # ---- arguments

@@ -226,6 +226,10 @@ int32_t mlcpipe_restore(mlcpipe_engine engine, const char* path, mlcpipe_on_text
   });
 }
 
+int32_t mlcpipe_trim(mlcpipe_engine engine) {
+  return Guarded([&] { Engines::Global().Get(engine)->Trim(); });
+}
+
 int32_t mlcpipe_set_threads(int32_t threads) {
   return Guarded([&] { mlcpipe::SetThreads(threads); });
 }

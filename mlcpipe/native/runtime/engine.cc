@@ -6,6 +6,7 @@
 
 #include "bundle/weights.h"
 #include "pool.h"
+#include "workspace.h"
 
 #if defined(__GLIBC__)
 #include <malloc.h>
@@ -112,6 +113,13 @@ void Engine::Save(const std::string& path, std::string_view chat) {
 void Engine::Restore(const std::string& path, const std::function<void(std::string_view)>& on_chat) {
   const Turn turn(this);
   model_->Restore(path, on_chat);
+}
+
+void Engine::Trim() {
+  const Turn turn(this);
+  model_->Trim();
+  TrimWorkspaces();
+  ReleasePools();
 }
 
 void Engine::AllLogits(const std::vector<int32_t>& tokens, float* logits) {

@@ -82,6 +82,9 @@ class Engine {
 
   void Reset();
 
+  // Gives memory back that no sequence needs.
+  void Trim();
+
   // Tokenizer and template, mapped at the first call. Throws kTokenizer or kTemplate for a bundle whose files are
   // missing or damaged.
   const BundleText& text();

@@ -2,6 +2,7 @@
 #ifndef MLCPIPE_RUNTIME_HOST_H_
 #define MLCPIPE_RUNTIME_HOST_H_
 
+#include <cstddef>
 #include <cstdint>
 #include <set>
 #include <string>
@@ -25,6 +26,9 @@ struct FreeMemory {
 // The least of the machine's free memory and what cgroups and resource limits leave to this process. INT64_MAX where
 // the system does not say.
 FreeMemory FindFreeMemory();
+
+// Gives memory that was allocated back to the system; it has any numbers when it is used again.
+void Discard(void* data, size_t bytes);
 
 // "64 MiB".
 std::string SizeWords(int64_t bytes);

@@ -48,8 +48,8 @@ typedef struct {
  * of this thread. */
 MLCPIPE_API void mlcpipe_last_error(mlcpipe_error* error);
 
-/* A symbol of a static library that mlcpipe compiled (lib/libmodel.a); a table of them, `mlcpipe_library_symbols`, ends
- * with a name that is NULL. */
+/* A symbol of a static library that mlcpipe compiled (lib/libmodel.a). Each library has a table of them under a name of
+ * its own, mlcpipe_HASH_code, which ends with a name that is NULL; `mlcpipe_library_symbols` is one of them. */
 typedef struct {
   const char* name;
   void* address;
@@ -60,7 +60,8 @@ typedef struct {
   const char* variant;        /* of the kernels; NULL: the best that this machine can run */
   int64_t context_length;     /* tokens of prompt and answer; 0: what the bundle allows and memory has room for */
   int32_t threads;            /* 1 to 1024; 0: the physical cores */
-  const mlcpipe_symbol* code; /* of a static library; NULL: the one that the program has, else the bundle's library */
+  const mlcpipe_symbol* code; /* a static library's table; NULL: the one that the program has, else the bundle's library.
+                                 A program with several models gives that of each. */
 } mlcpipe_options;
 
 /* Bytes that a bundle takes, and that can be had; the limit is "" for the machine itself. */
@@ -211,7 +212,12 @@ MLCPIPE_API int32_t mlcpipe_save(mlcpipe_engine engine, const char* path, mlcpip
  * gives MLCPIPE_USAGE. In both cases the engine keeps what it has. */
 MLCPIPE_API int32_t mlcpipe_restore(mlcpipe_engine engine, const char* path, mlcpipe_on_text on_chat, void* context);
 
-/* Threads of the kernels of all engines in this process, the caller's among them: 1 to 1024. */
+/* Gives memory back to the system: of the KV cache what no conversation uses, after mlcpipe_reset all of it, and what all
+ * engines keep for later calls. The next answer is the same, and takes it again. */
+MLCPIPE_API int32_t mlcpipe_trim(mlcpipe_engine engine);
+
+/* Threads of the kernels of all engines in this process, the caller's among them: 1 to 1024. Also between the tokens of
+ * an answer. */
 MLCPIPE_API int32_t mlcpipe_set_threads(int32_t threads);
 
 #ifdef __cplusplus

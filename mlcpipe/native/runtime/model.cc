@@ -1,7 +1,9 @@
 #include "model.h"
 
 #include <algorithm>
+#include <utility>
 
+#include "host.h"
 #include "pool.h"
 #include "tensors.h"
 #include "text/json.h"
@@ -180,9 +182,11 @@ int32_t Model::Draw(const Tensor& logits, Sampler* sampler) {
     throw Failed(error);
   }
   if (token < 0) {
-    sequences_.current().length = 0;  // nothing to build on
-    const bool half = manifest_.model.dtype == "float16";
+    Sequence& now = sequences_.current();
+    const bool half = manifest_.model.dtype == "float16", prefilled = now.length == now.prompt_length;
+    const std::string tokens = std::to_string(std::exchange(now.length, 0));  // nothing to build on
     throw Error(Code::kCompute, "the model computed numbers that are not finite")
+        .Where(prefilled ? "the prefill of " + tokens + " tokens" : "the decode step of token " + tokens)
         .Next(half ? "compile the model for a --target with float32 activations"
                    : "check the weights, or compile with --kv-cache-dtype f32");
   }
@@ -253,6 +257,19 @@ void Model::Restore(const std::string& path, const std::function<void(std::strin
   now.prompt_length = saved.prompt_tokens;
   now.rope = RopeOf(now.prompt_length);
   now.tokens = std::move(saved.tokens);
+}
+
+void Model::Trim() {
+  std::vector<int32_t> free = sequences_.free();
+  std::sort(free.begin(), free.end());
+  const auto bytes = static_cast<size_t>(manifest_.page_bytes());
+  for (size_t first = 0, end = 0; first < free.size(); first = end) {
+    do ++end;
+    while (end < free.size() && free[end] == free[end - 1] + 1);  // pages that lie together
+    for (const Tensor& layer : pages_) {
+      Discard(Data<char>(layer) + static_cast<size_t>(free[first]) * bytes, (end - first) * bytes);
+    }
+  }
 }
 
 Error Model::Failed(const tvm::ffi::Error& error) const {

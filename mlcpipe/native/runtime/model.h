@@ -51,6 +51,8 @@ class Model {
 
   // Forgets all sequences.
   void Reset() { sequences_.Clear(); }
+  // Gives back the memory of pages that no sequence has.
+  void Trim();
   int64_t length() const { return sequences_.current().length; }
 
  private:

@@ -31,6 +31,8 @@ class Sequences {
 
   // Last used first; there is always one.
   const std::list<Sequence>& all() const { return all_; }
+  // Pages that no sequence has.
+  const std::vector<int32_t>& free() const { return free_; }
   Sequence& current() { return all_.front(); }
   const Sequence& current() const { return all_.front(); }
 

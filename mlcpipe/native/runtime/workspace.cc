@@ -4,10 +4,25 @@
 
 #include <cstdint>
 #include <cstdlib>
+#include <mutex>
+#include <set>
 #include <vector>
 
 namespace mlcpipe {
 namespace {
+
+class Workspaces;
+
+// Of all threads that have any. Never destroyed, as threads may end after the program's variables.
+struct Threads {
+  std::mutex mutex;
+  std::set<Workspaces*> all;
+
+  static Threads& Global() {
+    static auto* const threads = new Threads();
+    return *threads;
+  }
+};
 
 class Workspaces {
  public:
@@ -15,12 +30,19 @@ class Workspaces {
     static thread_local Workspaces workspaces;
     return workspaces;
   }
+  Workspaces() {
+    const std::lock_guard<std::mutex> lock(Threads::Global().mutex);
+    Threads::Global().all.insert(this);
+  }
   ~Workspaces() {
+    const std::lock_guard<std::mutex> lock(Threads::Global().mutex);
+    Threads::Global().all.erase(this);
     for (const Block& block : blocks_) std::free(block.data);
   }
 
   // The smallest free block that is large enough, else a new one in place of a free one. Null without memory.
   void* Take(uint64_t bytes) {
+    const std::lock_guard<std::mutex> lock(mutex_);
     Block *best = nullptr, *unused = nullptr;
     for (Block& block : blocks_) {
       if (block.taken) continue;
@@ -40,13 +62,24 @@ class Workspaces {
   }
 
   void Free(void* data) {
+    const std::lock_guard<std::mutex> lock(mutex_);
     for (Block& block : blocks_) {
       if (block.data == data) block.taken = false;
     }
   }
 
   void FreeAll() {
+    const std::lock_guard<std::mutex> lock(mutex_);
     for (Block& block : blocks_) block.taken = false;
+  }
+
+  void Trim() {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    for (Block& block : blocks_) {
+      if (block.taken) continue;
+      std::free(block.data);
+      block = {};
+    }
   }
 
  private:
@@ -57,6 +90,7 @@ class Workspaces {
   };
   static constexpr uint64_t kPageBytes = 4096, kAlignment = 64;
 
+  std::mutex mutex_;  // of the blocks, for Trim
   std::vector<Block> blocks_;
 };
 
@@ -81,5 +115,10 @@ void UseOwnWorkspaces() {
 }
 
 void ReclaimWorkspaces() { Workspaces::OfThread().FreeAll(); }
+
+void TrimWorkspaces() {
+  const std::lock_guard<std::mutex> lock(Threads::Global().mutex);
+  for (Workspaces* workspaces : Threads::Global().all) workspaces->Trim();
+}
 
 }  // namespace mlcpipe

@@ -11,6 +11,9 @@ void UseOwnWorkspaces();
 // without giving its workspace back.
 void ReclaimWorkspaces();
 
+// Gives the system what no kernel of any thread has now.
+void TrimWorkspaces();
+
 }  // namespace mlcpipe
 
 #endif  // MLCPIPE_RUNTIME_WORKSPACE_H_

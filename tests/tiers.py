@@ -41,7 +41,7 @@ ENABLE = (
     ("Vulkan's headers|g\\+\\+", "apt install g++ libvulkan-dev"),
     ("cooperative", "Mesa 26.2's lavapipe, or a GPU with VK_KHR_cooperative_matrix"),
     ("clang", "apt install clang"),
-    ("nvrtc|NVRTC|ziglang|zig|torch|transformers|huggingface|gguf|pexpect|ml_dtypes", "pip install -e '.[dev]'"),
+    ("cmake|nvrtc|NVRTC|ziglang|zig|torch|transformers|huggingface|gguf|pexpect|ml_dtypes", "pip install -e '.[dev]'"),
     ("fastapi|llguidance|openai|anthropic|langchain", "pip install -e '.[dev]'"),
     ("strace", "apt install strace"),
     ("mount|unshare", "a user who may mount file systems (root in a container)"),

@@ -21,21 +21,24 @@ class App(str, Enum):
     web = "web"
     cli = "cli"
     weights = "weights"
+    native = "native"
 
 
 def package_command(
     bundles: Annotated[
         list[Path],
         typer.Argument(
-            help="A bundle; or several of one model, for GPUs with different features.",
+            help="A bundle; or several: of one model for GPUs with different features, or models of one program.",
             parser=bundle_folder,
             metavar="bundles",
         ),
     ],
-    output: Annotated[Path, typer.Option("--output", "-o", help="The site's new folder, or the file.")],
+    output: Annotated[Path, typer.Option("--output", "-o", help="The new folder, or the file.")],
     app: Annotated[
         App,
-        typer.Option(help="What to make: a static web site, a program for a board, or a file of data for apps."),
+        typer.Option(
+            help="What to make: a static web site, a program for a board, a file of data, or a folder for CMake."
+        ),
     ] = App.web,
     title: Annotated[
         str | None, typer.Option(help="The model's name on the page (default: the bundle's folder).")
@@ -51,7 +54,8 @@ def package_command(
 
     With `--app cli` make a program of one file that chats on a Linux machine without Python. The bundle is one for
     arm64-linux, riscv64-linux or x86_64-linux. With `--app weights` make one file of weights, tokenizer and template,
-    without code.
+    without code. With `--app native` make a folder for projects in C and C++: the runtime's sources with a
+    CMakeLists.txt, and the code and data of each bundle.
 
     Examples:
 
@@ -65,6 +69,9 @@ def package_command(
     """
     if app is not App.cli and not weights:
         raise UsageError("--no-weights has no effect", next_step="use it with --app cli")
+    if app is App.native:
+        _write_sdk(bundles, output, overwrite=overwrite, title=title)
+        return
     if app is not App.web:
         _write_files(app, bundles, output, weights=weights, overwrite=overwrite, title=title)
         return
@@ -77,6 +84,16 @@ def package_command(
     write_site(site, output, overwrite=overwrite)
     size = byte_size(site.bytes)
     say(stdout_console(), f"{output}: {len(site.files)} files, {size}\nPut the folder on any static host with https.")
+
+
+def _write_sdk(bundles: list[Path], output: Path, *, overwrite: bool, title: str | None) -> None:
+    from mlcpipe.compiler.sdk import write_sdk
+
+    if title is not None:
+        raise UsageError("--title has no effect", next_step="use it with --app web")
+    with console_progress(stderr_console()) as progress:
+        write_sdk(bundles, output, progress, overwrite=overwrite)
+    say(stdout_console(), f"{output}: README.md says how to build it")
 
 
 def _write_files(

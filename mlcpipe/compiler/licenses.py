@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from importlib import metadata
 from pathlib import Path
 
@@ -21,10 +21,13 @@ _LINKED = {
 
 
 def third_party_licenses() -> str:
-    """All texts, each under a title. Raises CompileError where a package lacks its own."""
-    parts = ["This program contains the following software, whose licences follow."]
-    parts += [_part(title, text) for title, text in (*tvm_licenses(), *_linked())]
-    return "\n\n".join([*parts, _part("DLPack", _DLPACK)]) + "\n"
+    """The texts of a static program, each under a title. Raises CompileError where a package lacks its own."""
+    return _joined("This program contains", [*tvm_licenses(), *_linked()])
+
+
+def source_licenses() -> str:
+    """The texts of the runtime's sources, each under a title."""
+    return _joined("This folder contains sources of mlcpipe (Apache License 2.0) and", list(tvm_licenses()))
 
 
 def tvm_licenses() -> Iterator[tuple[str, str]]:
@@ -46,6 +49,11 @@ def _linked() -> Iterator[tuple[str, str]]:
             yield name, path.read_text(encoding="utf-8", errors="replace")
         except OSError as error:
             raise CompileError("a licence is missing", where=path, found=error.strerror) from error
+
+
+def _joined(begin: str, texts: Sequence[tuple[str, str]]) -> str:
+    parts = [_part(title, text) for title, text in (*texts, ("DLPack", _DLPACK))]
+    return "\n\n".join([f"{begin} the following software, whose licences follow.", *parts]) + "\n"
 
 
 def _part(title: str, text: str) -> str:

@@ -29,7 +29,7 @@ def write_chat_program(bundle: Path, output: Path, progress: Progress, *, weight
     UsageError for a bundle without a static library, CompileError, BundleError and ResourceError.
     """
     manifest = read_manifest(bundle)
-    arch, code = architecture_of(manifest.target.triple), _static_library(bundle, manifest)
+    arch, code = architecture_of(manifest.target.triple), static_library(bundle, manifest)
     progress.stage("compile the runtime (two minutes for the first program of an architecture)")
     with tempfile.TemporaryDirectory() as folder:
         program, licenses = Path(folder, "program"), Path(folder, "licenses.txt")
@@ -44,7 +44,8 @@ def write_chat_program(bundle: Path, output: Path, progress: Progress, *, weight
     return [output, write_container(bundle, data_beside(output), progress)]
 
 
-def _static_library(bundle: Path, manifest: Manifest) -> Path:
+def static_library(bundle: Path, manifest: Manifest) -> Path:
+    """The path of a bundle's static library for Linux. Raises UsageError for a bundle without one."""
     found = [bundle / name for name in manifest.files if name.endswith(".a")]
     if len(found) != 1 or "linux" not in manifest.target.triple:
         raise UsageError(

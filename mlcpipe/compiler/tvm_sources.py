@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import hashlib
+import posixpath
+import re
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,6 +33,8 @@ _EDITS: tuple[tuple[str, str, str], ...] = (
     (f"{_FFI}/reflection/registry.h", "::tvm::ffi::details::TypeSchema<T>::v()", "std::string()"),
     (f"{_FFI}/reflection/registry.h", "::tvm::ffi::details::TypeSchemaImpl<Function>::v()", "std::string()"),
 )
+_CHANGED = "// Changed by mlcpipe: the original is in the packages apache-tvm and apache-tvm-ffi.\n"
+_INCLUDE = re.compile(r'^\s*#\s*include\s*["<]([^">]+)[">]', re.MULTILINE)
 # Folders of the tree that sources include from.
 INCLUDES = (".", "include", "3rdparty/tvm-ffi/include", "3rdparty/tvm-ffi/3rdparty/dlpack/include")
 
@@ -55,20 +59,37 @@ class SourceTree:
         Raises CompileError.
         """
         with tempfile.TemporaryDirectory() as name:
-            self._copy(Path(name))
+            self.copy(Path(name), dict(self.files()))
             yield Path(name)
 
-    def _copy(self, target: Path) -> None:
+    def copy(self, target: Path, names: Collection[str]) -> None:
+        """Copy the named files to a folder, with our edits. Raises CompileError."""
         for name, path in self.files():
-            copy = target / name
-            copy.parent.mkdir(parents=True, exist_ok=True)
-            shutil.copyfile(path, copy)
+            if name in names:
+                copy = target / name
+                copy.parent.mkdir(parents=True, exist_ok=True)
+                shutil.copyfile(path, copy)
         for name, old, new in _EDITS:
             copy = target / name
             text = copy.read_text(encoding="utf-8")
             if old not in text:
                 raise CompileError("TVM's runtime has unexpected sources", where=name, expected=old, found="none")
-            copy.write_text(text.replace(old, new), encoding="utf-8")
+            copy.write_text(_CHANGED + text.removeprefix(_CHANGED).replace(old, new), encoding="utf-8")
+
+    def included(self, sources: Iterable[Path]) -> set[str]:
+        """Names of the files that sources include, on any system, and that those include."""
+        files = dict(self.files())
+        waiting = [(path, "") for path in sources]
+        found: set[str] = set()
+        while waiting:
+            path, folder = waiting.pop()
+            for word in _INCLUDE.findall(path.read_text(encoding="utf-8")):
+                names = (posixpath.normpath(posixpath.join(place, word)) for place in (folder, *INCLUDES))
+                name = next((name for name in names if name in files), None)
+                if name is not None and name not in found:
+                    found.add(name)
+                    waiting.append((files[name], posixpath.dirname(name)))
+        return found
 
     def key(self, words: Sequence[str]) -> str:
         """Hash over the sources, our edits, and words such as the compiler's version and flags."""

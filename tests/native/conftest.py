@@ -12,7 +12,9 @@ from pathlib import Path
 
 import pytest
 
+from mlcpipe.host.cpu_features import architecture
 from mlcpipe.private import private_folder
+from tests.conftest import DEMO, Bundles
 from tests.native.engine import Runtime
 from tests.once import Once
 
@@ -78,3 +80,30 @@ def copy_of(tmp_path: Path) -> Callable[[Path], Path]:
     native runtime may not load the same one."""
     numbers = itertools.count()
     return lambda bundle: Path(shutil.copytree(bundle, tmp_path / f"bundle{next(numbers)}"))
+
+
+@pytest.fixture(scope="session")
+def sdk_bundles(tiny_bundles: Bundles, tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    """Bundles of two models with static libraries for this machine: the demo's and the random one."""
+    import mlcpipe
+    from mlcpipe.compiler.link import find_zig
+
+    target = {"x86_64": "x86_64-linux", "aarch64": "arm64-linux"}.get(architecture())
+    if find_zig() is None or target is None:
+        pytest.skip("static libraries need ziglang")
+    folder = tmp_path_factory.mktemp("bundles")
+    models = {"chat": DEMO, "tiny-model": tiny_bundles.checkpoint}
+    return [
+        mlcpipe.compile(source, target=target, quantization="q4f16_1", output=folder / name)
+        for name, source in models.items()
+    ]
+
+
+@pytest.fixture(scope="session")
+def sdk(sdk_bundles: list[Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder that `mlcpipe package --app native` makes of these bundles."""
+    from mlcpipe.cli import main
+
+    output = tmp_path_factory.mktemp("sdk") / "mlcpipe"
+    assert main(["package", *map(str, sdk_bundles), "--app", "native", "-o", str(output)]) == 0
+    return output

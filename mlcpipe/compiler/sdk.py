@@ -1,0 +1,109 @@
+"""The native runtime and models as a folder for C and C++ projects, which CMake builds without Python."""
+
+from __future__ import annotations
+
+import re
+import shutil
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from mlcpipe.atomic import atomic_directory
+from mlcpipe.bundle import read_manifest
+from mlcpipe.compiler.container import write_container
+from mlcpipe.compiler.licenses import source_licenses
+from mlcpipe.compiler.link import POOL
+from mlcpipe.compiler.native_runtime import RUNTIME_SOURCES, definitions, library_sources
+from mlcpipe.compiler.program import static_library
+from mlcpipe.compiler.static_library import own_table
+from mlcpipe.compiler.tvm_sources import INCLUDES, source_tree
+from mlcpipe.errors import UsageError
+from mlcpipe.progress import Progress
+from mlcpipe.resources import native_path
+from mlcpipe.version import __version__
+
+_TEMPLATES = native_path() / "sdk"
+_MARK = "mlcpipe-config.cmake.in"  # only such a folder has it
+_HEADER = "mlcpipe.h"
+_MODELS_HEADER = """/* The code of each model in this folder, for mlcpipe_options.code. */
+#ifndef MLCPIPE_MODELS_H_
+#define MLCPIPE_MODELS_H_
+
+#include "mlcpipe.h"
+
+#ifdef __cplusplus
+extern "C" {{
+#endif
+
+{declarations}
+#ifdef __cplusplus
+}}
+#endif
+
+#endif /* MLCPIPE_MODELS_H_ */
+"""
+_DECLARATION = "extern const mlcpipe_symbol {table}[];\n#define {macro} {table}\n"
+
+
+def write_sdk(bundles: Sequence[Path], output: Path, progress: Progress, *, overwrite: bool = False) -> None:
+    """Write sources of the runtime with the code and data of each bundle to the folder `output`.
+
+    A model has the name of its bundle's folder. Raises UsageError for bundles without a static library, for different
+    machines or of one name, BundleError, CompileError and ResourceError.
+    """
+    models = _named(bundles)
+    triples = {read_manifest(bundle).target.triple for bundle in bundles}
+    if len(triples) != 1:
+        raise UsageError("bundles for different machines", expected="one target", found=", ".join(sorted(triples)))
+    codes = {name: static_library(bundle, read_manifest(bundle)) for name, bundle in models.items()}
+    with atomic_directory(output, replaces=_MARK if overwrite else "") as folder:
+        for name, bundle in models.items():
+            (folder / "models" / name).mkdir(parents=True)
+            shutil.copyfile(codes[name], folder / "models" / name / "libmodel.a")
+            write_container(bundle, folder / "models" / name / "model.mlcp", progress)
+        _write_sources(folder)
+        _write_templates(folder, codes, triples.pop())
+
+
+def _named(bundles: Sequence[Path]) -> dict[str, Path]:
+    """Bundles by names for CMake and C."""
+    named = {re.sub(r"\W", "_", bundle.resolve().name, flags=re.ASCII): bundle for bundle in bundles}
+    if len({name.upper() for name in named}) != len(bundles):
+        raise UsageError("bundles of one name", expected="folders with different names", found=", ".join(named))
+    return named
+
+
+def _write_sources(folder: Path) -> None:
+    """The runtime's sources and those of TVM that they include."""
+    own = library_sources()
+    for path in own:
+        target = folder / "src" / "runtime" / path.relative_to(RUNTIME_SOURCES)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(path, target)
+    shutil.copyfile(POOL, folder / "src" / POOL.name)
+    (folder / "include").mkdir()
+    (folder / "src" / "runtime" / _HEADER).rename(folder / "include" / _HEADER)
+    tree = source_tree()
+    tree.copy(folder / "src" / "tvm", tree.included(own))
+
+
+def _write_templates(folder: Path, codes: Mapping[str, Path], triple: str) -> None:
+    macros = {name: f"MLCPIPE_CODE_{name.upper()}" for name in codes}
+    first = next(iter(codes))
+    values = {
+        "VERSION": __version__,
+        "TRIPLE": triple,
+        "MODELS": " ".join(codes),
+        "MODEL": first,
+        "CODE": macros[first],
+        "INCLUDES": " ".join(f"src/tvm/{name}" for name in INCLUDES),
+        "DEFINITIONS": " ".join(f"[[{word.removeprefix('-D')}]]" for word in definitions()),
+    }
+    for path in _TEMPLATES.iterdir():
+        text = path.read_text(encoding="utf-8")
+        if path.name != _MARK:  # which CMake fills in
+            text = re.sub(r"@([A-Z]+)@", lambda found: values[found[1]], text)
+        (folder / path.name).write_text(text, encoding="utf-8")
+    declared = [_DECLARATION.format(table=own_table(code), macro=macros[name]) for name, code in codes.items()]
+    header = folder / "include" / "mlcpipe_models.h"
+    header.write_text(_MODELS_HEADER.format(declarations="\n".join(declared)), encoding="utf-8")
+    (folder / "THIRD_PARTY.txt").write_text(source_licenses(), encoding="utf-8")

@@ -54,14 +54,14 @@ def write_static_library(
         paths = [path for variant in reversed(built) for path in variant.paths]
         paths += [imports_object(module, folder, target), folder / "errors.o"]
         compiler.compile(_ERRORS, paths[-1])
-        prefix, objects = _with_prefix(paths, folder)
+        prefix, objects = with_prefix(paths, folder)
         source, table = folder / "symbols.c", folder / "symbols.o"
         source.write_text(table_source(names, prefix), encoding="utf-8")
         compiler.compile(source, table)
         archiver.archive([*objects, table], output)
 
 
-def _with_prefix(paths: Sequence[Path], folder: Path) -> tuple[str, list[Path]]:
+def with_prefix(paths: Sequence[Path], folder: Path) -> tuple[str, list[Path]]:
     """The prefix for the code in object files, and copies of them where all that they define begins with it.
 
     What several files define, such as conversions of float16 in the instructions of their variant, is each one's own:

@@ -14,6 +14,7 @@ from mlcpipe import Engine, SamplingParams
 from mlcpipe.compiler.link import find_cxx, find_zig
 from mlcpipe.compiler.native_runtime import RUNTIME_SOURCES, object_files
 from mlcpipe.compiler.static_library import own_table
+from mlcpipe.host.cpu_features import architecture
 from tests.conftest import DEMO, Bundles
 from tests.native.conftest import private_cache
 from tests.native.engine import BUNDLE, Runtime
@@ -55,7 +56,7 @@ def test_two_models_in_one_program(
     """Their functions have the same names; the program names the code of each."""
     if find_zig() is None:
         pytest.skip("static libraries need ziglang")
-    runner = [f"qemu-{arch}"] if arch == "aarch64" else []
+    runner = [f"qemu-{arch}"] if arch != architecture() else []
     if runner and shutil.which(runner[0]) is None:
         pytest.skip("qemu-user runs programs of other machines")
     target = {"x86_64": "x86_64-linux", "aarch64": "arm64-linux"}[arch]

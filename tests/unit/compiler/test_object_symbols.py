@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,7 @@ from tvm.script import tirx as T
 
 from mlcpipe.compiler.build import Kernels, object_file
 from mlcpipe.compiler.object_symbols import defined_symbols, write_renamed
+from mlcpipe.compiler.static_library import with_prefix
 from mlcpipe.errors import CompileError
 
 NAMES = {"__tvm_ffi_fill", "__extendhfsf2"}
@@ -44,6 +46,19 @@ def test_what_an_object_file_defines_gets_a_prefix(path: Path, tmp_path: Path) -
 def test_nothing_to_rename_changes_no_name(path: Path, tmp_path: Path) -> None:
     write_renamed(path, tmp_path / "copy.o", {})
     assert defined_symbols(tmp_path / "copy.o") == defined_symbols(path)
+
+
+def test_each_file_has_its_own_of_what_several_define(path: Path, tmp_path: Path) -> None:
+    """As the conversions of float16 that each variant has; TVM's variables are one."""
+    defined = defined_symbols(path)
+    prefix, (first, second) = with_prefix([path, path], tmp_path)
+    assert re.fullmatch("mlcpipe_[0-9a-f]{16}_", prefix)
+    assert defined_symbols(first) == {prefix + name for name in defined}
+    shared = defined_symbols(first) & defined_symbols(second)
+    assert shared == {prefix + name for name in defined if name.startswith(("__TVM", "__tvm_ffi__"))}
+    assert f"{prefix}1___extendhfsf2" in defined_symbols(second)
+    other = with_prefix([path], tmp_path)[0]
+    assert other != prefix == with_prefix([path, path], tmp_path)[0]
 
 
 @pytest.mark.parametrize("content", [b"", b"\x7fELF\x01\x01" + bytes(60), b"\xcf\xfa\xed\xfe" + bytes(60)])

@@ -23,7 +23,7 @@ def lines(folders: list[str], suffixes: list[str]) -> dict[str, int]:
         str(path.relative_to(ROOT)): len(path.read_text(encoding="utf-8").splitlines())
         for folder in folders
         for path in sorted((ROOT / folder).rglob("*"))
-        if path.suffix in suffixes and path.is_file() and not skipped & set(path.parts)
+        if path.suffix in suffixes and path.is_file() and not skipped & set(path.relative_to(ROOT).parts)
     }
 
 

@@ -17,15 +17,19 @@ class Answer {
 
   Finish Generate() {
     const Finish finish =
-        engine_->Generate([this] { return MakeRequest(); }, [this](int32_t token) { return OnToken(token); });
+        engine_->Generate([this] { return MakeRequest(); }, [this](int32_t token) { return OnToken(token); },
+                          &statistics_);
     if (stream_) Show(stream_->Flush());
     return finish;
   }
+
+  const Statistics& statistics() const { return statistics_; }
 
  private:
   Engine* engine_;
   const mlcpipe_request& given_;
   std::optional<TextStream> stream_;
+  Statistics statistics_;
 
   Request MakeRequest() {
     const auto stop_ids = Ids(given_.stop_ids, given_.stop_count, "stop_ids");

@@ -131,7 +131,7 @@ int32_t mlcpipe_open_descriptor(int32_t descriptor, uint64_t offset, uint64_t by
 }
 
 int32_t mlcpipe_close(mlcpipe_engine engine) {
-  return Guarded([&] { Engines::Global().Remove(engine)->Cancel(); });
+  return Guarded([&] { Engines::Global().Remove(engine)->Close(); });
 }
 
 int32_t mlcpipe_info(mlcpipe_engine engine, mlcpipe_engine_info* info) {
@@ -157,9 +157,9 @@ int32_t mlcpipe_generate(mlcpipe_engine engine, const mlcpipe_request* given, ml
     Answer answer(open.get(), taken);
     try {
       const mlcpipe::Finish finish = answer.Generate();
-      GiveStatistics(open->statistics(), static_cast<int32_t>(finish), statistics);
+      GiveStatistics(answer.statistics(), static_cast<int32_t>(finish), statistics);
     } catch (const Error& error) {
-      if (error.code == Code::kCancelled) GiveStatistics(open->statistics(), 0, statistics);
+      if (error.code == Code::kCancelled) GiveStatistics(answer.statistics(), 0, statistics);
       throw;
     }
   });

@@ -15,7 +15,6 @@
 namespace mlcpipe {
 namespace {
 
-constexpr int64_t kMinContext = 512;
 constexpr int kMaxThreads = 1024;
 
 using Clock = std::chrono::steady_clock;
@@ -31,31 +30,6 @@ void ReleasePools() {
 }
 
 }  // namespace
-
-Plan::Plan(const Manifest& manifest, int64_t wanted)
-    : weights_bytes(manifest.plan.weights_bytes),
-      workspace_bytes(manifest.running_bytes()),
-      free(FindFreeMemory()) {
-  const int64_t limit = manifest.model.context_length, token = manifest.plan.kv_bytes_per_token;
-  if (wanted < 0 || wanted > limit) {
-    throw Error(Code::kUsage, "context length")
-        .Expected("1 to " + std::to_string(limit) + " tokens, as compiled")
-        .Found(std::to_string(wanted));
-  }
-  const int64_t room = std::max<int64_t>(0, free.bytes - weights_bytes - workspace_bytes);
-  const int64_t fits = std::max(std::min(limit, kMinContext), room / 2 / token);
-  context_length = wanted ? wanted : std::min(limit, fits);
-  kv_bytes = context_length * token;
-}
-
-void Plan::CheckFits() const {
-  if (Fits()) return;
-  throw Error(Code::kResource, "not enough memory for " + std::to_string(context_length) + " tokens of context")
-      .Expected(SizeWords(weights_bytes + workspace_bytes + kv_bytes) + " free: weights " + SizeWords(weights_bytes) +
-                ", KV cache " + SizeWords(kv_bytes) + ", workspace " + SizeWords(workspace_bytes))
-      .Found(SizeWords(free.bytes) + " free" + (free.limit.empty() ? "" : " within " + free.limit))
-      .Next("use a shorter context, a smaller model or a quantization with fewer bits");
-}
 
 class Engine::Turn {
  public:
@@ -82,7 +56,7 @@ Engine::Engine(std::unique_ptr<const Files> files, const Options& options)
   library_.emplace(manifest_, variant_, options.code ? options.code : ProgramCode());
   model_.emplace(manifest_, *library_, index.Map(), plan_.context_length, &cancelled_);
   SetThreads(options.threads ? options.threads : DefaultThreads());
-  statistics_.load_s = Seconds(began);
+  load_s_ = Seconds(began);
 }
 
 Engine::~Engine() {
@@ -98,6 +72,17 @@ void SetThreads(int threads) {
         .Found(std::to_string(threads));
   }
   mlcpipe_pool_threads(threads);
+}
+
+// A call may begin while another thread closes the engine: then one of both sees what the other wrote.
+void Engine::Begin() {
+  __atomic_store_n(&cancelled_, 0, __ATOMIC_SEQ_CST);
+  if (closed_) throw Error(Code::kCancelled, "the engine was closed");
+}
+
+void Engine::Close() {
+  closed_ = true;
+  __atomic_store_n(&cancelled_, 1, __ATOMIC_SEQ_CST);
 }
 
 void Engine::Reset() {
@@ -124,7 +109,7 @@ void Engine::Trim() {
 
 void Engine::AllLogits(const std::vector<int32_t>& tokens, float* logits) {
   const Turn turn(this);
-  __atomic_store_n(&cancelled_, 0, __ATOMIC_RELAXED);
+  Begin();
   model_->AllLogits(tokens, logits);
   ReleasePools();  // which would keep logits of every number of tokens
 }
@@ -134,9 +119,10 @@ const BundleText& Engine::text() {
   return *text_;
 }
 
-Finish Engine::Generate(const std::function<Request()>& make, const std::function<Verdict(int32_t)>& on_token) {
+Finish Engine::Generate(const std::function<Request()>& make, const std::function<Verdict(int32_t)>& on_token,
+                        Statistics* statistics) {
   const Turn turn(this);
-  __atomic_store_n(&cancelled_, 0, __ATOMIC_RELAXED);
+  Begin();
   const Request request = make();
   const auto length = static_cast<int64_t>(request.prompt.size());
   model_->CheckFits(length + 1);
@@ -146,12 +132,12 @@ Finish Engine::Generate(const std::function<Request()>& make, const std::functio
   const int64_t room = plan_.context_length - length;
   const int64_t max_tokens = request.max_tokens ? std::min(request.max_tokens, room) : room;
   Sampler sampler(*library_, manifest_.model.vocab_size, request.sampling, request.prompt);
-  statistics_ = {length, model_->Reusable(request.prompt), 0, 0, statistics_.load_s, 0, 0};
+  *statistics = {length, model_->Reusable(request.prompt), 0, 0, load_s_, 0, 0};
   auto began = Clock::now();
   int32_t token = model_->Prefill(request.prompt, &sampler);
-  statistics_.prefill_s = Seconds(began);
+  statistics->prefill_s = Seconds(began);
   for (;;) {
-    const bool last = ++statistics_.completion_tokens == max_tokens;
+    const bool last = ++statistics->completion_tokens == max_tokens;
     const Verdict verdict = on_token(token);
     if (verdict == Verdict::kStop || request.stop_ids.count(token)) return Finish::kStop;
     if (last) return Finish::kLength;
@@ -160,8 +146,8 @@ Finish Engine::Generate(const std::function<Request()>& make, const std::functio
     }
     began = Clock::now();
     token = model_->Append(token, &sampler);
-    statistics_.decode_s += Seconds(began);
-    statistics_.decode_bytes += manifest_.plan.decode_weights_bytes + model_->length() * manifest_.plan.kv_bytes_per_token;
+    statistics->decode_s += Seconds(began);
+    statistics->decode_bytes += manifest_.plan.decode_weights_bytes + model_->length() * manifest_.plan.kv_bytes_per_token;
   }
 }
 

@@ -12,25 +12,11 @@
 #include <string>
 #include <vector>
 
-#include "host.h"
 #include "model.h"
+#include "plan.h"
 #include "text/bundle_text.h"
 
 namespace mlcpipe {
-
-// What a bundle takes and what there is, in bytes, before anything is loaded.
-struct Plan {
-  int64_t weights_bytes, kv_bytes, workspace_bytes, context_length;
-  FreeMemory free;
-
-  // For so many tokens, or 0: as many of the bundle's as fit in half of the free memory. Throws kUsage for more than the
-  // bundle was compiled for.
-  Plan(const Manifest& manifest, int64_t context_length);
-
-  bool Fits() const { return free.bytes - weights_bytes - workspace_bytes >= kv_bytes; }
-  // Throws kResource, which says what is missing.
-  void CheckFits() const;
-};
 
 struct Statistics {
   int64_t prompt_tokens = 0, cached_tokens = 0, completion_tokens = 0, decode_bytes = 0;
@@ -68,7 +54,8 @@ class Engine {
   // Answers what `make` gives, which is called when nobody else can use the engine and a cancel counts for this call.
   // Calls `on_token` with each token of the answer, the one that ended it too. Where it gives kCancel, and after
   // `Cancel`, throws kCancelled. The pages keep what was computed, so a prompt that begins like an earlier one takes less.
-  Finish Generate(const std::function<Request()>& make, const std::function<Verdict(int32_t)>& on_token);
+  Finish Generate(const std::function<Request()>& make, const std::function<Verdict(int32_t)>& on_token,
+                  Statistics* statistics);
 
   // Logits f32[n, V].
   void AllLogits(const std::vector<int32_t>& tokens, float* logits);
@@ -79,6 +66,8 @@ class Engine {
 
   // Ends a call that is under way, from any thread.
   void Cancel() { __atomic_store_n(&cancelled_, 1, __ATOMIC_RELAXED); }
+  // The same for the call that is under way and those that begin later.
+  void Close();
 
   void Reset();
 
@@ -92,7 +81,6 @@ class Engine {
   const Plan& plan() const { return plan_; }
   const Manifest& manifest() const { return manifest_; }
   const std::string& variant() const { return variant_; }
-  Statistics statistics() const { return statistics_; }  // of the last answer
 
  private:
   // One call at a time; others throw kUsage instead of waiting.
@@ -103,13 +91,15 @@ class Engine {
   const std::string variant_;
   const Plan plan_;
   int cancelled_ = 0;
-  std::atomic<bool> busy_{false};
+  std::atomic<bool> busy_{false}, closed_{false};
   std::optional<Library> library_;
   std::optional<Model> model_;
   std::once_flag text_once_;
   std::optional<const BundleText> text_;
-  Statistics statistics_;
+  double load_s_ = 0;
 
+  // Makes what was cancelled before no matter for the call that begins. Throws kCancelled for an engine that was closed.
+  void Begin();
 };
 
 }  // namespace mlcpipe

@@ -11,6 +11,7 @@
 #include "host.cc"
 #include "library.cc"
 #include "model.cc"
+#include "plan.cc"
 #include "sampler.cc"
 #include "sequences.cc"
 #include "static_code.cc"

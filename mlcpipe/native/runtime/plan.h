@@ -1,0 +1,28 @@
+// The memory that a bundle takes.
+#ifndef MLCPIPE_RUNTIME_PLAN_H_
+#define MLCPIPE_RUNTIME_PLAN_H_
+
+#include <cstdint>
+
+#include "bundle/manifest.h"
+#include "host.h"
+
+namespace mlcpipe {
+
+// What a bundle takes and what there is, in bytes, before anything is loaded.
+struct Plan {
+  int64_t weights_bytes, kv_bytes, workspace_bytes, context_length;
+  FreeMemory free;
+
+  // For so many tokens, or 0: as many of the bundle's as fit in half of the free memory. Throws kUsage for more than the
+  // bundle was compiled for.
+  Plan(const Manifest& manifest, int64_t context_length);
+
+  bool Fits() const { return free.bytes - weights_bytes - workspace_bytes >= kv_bytes; }
+  // Throws kResource, which says what is missing.
+  void CheckFits() const;
+};
+
+}  // namespace mlcpipe
+
+#endif  // MLCPIPE_RUNTIME_PLAN_H_

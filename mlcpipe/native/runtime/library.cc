@@ -64,8 +64,11 @@ Module FindExecutable(const Module& module, const std::string& variant) {
   throw Error(Code::kBundle, "the compiled library lacks a variant").Expected(variant).Next("compile the model again");
 }
 
-// With memory from a pool of the process, which keeps what was freed, by size.
+// With memory from a pool of the process, which keeps what was freed, by size. One at a time: TVM's virtual machine
+// changes a table of its executable, which is that of all engines with this code.
 Module MakeMachine(const Module& executable) {
+  static auto* const mutex = new std::mutex();
+  const std::lock_guard<std::mutex> lock(*mutex);
   const auto load = executable->GetFunction("vm_load_executable");
   Module machine = load.value()().cast<Module>();
   machine->GetFunction("vm_initialization").value()(static_cast<int>(kDLCPU), 0, tvm::runtime::memory::kPooled);

@@ -31,6 +31,11 @@ bool IsOneOf(std::string_view word, const char* const (&words)[N]) {
 }
 
 ApiError Wrong(const std::string& name, const std::string& expected) {
+  return {400, name + ": expected " + expected, "", name};
+}
+
+// As pydantic finds it in Python: a field of another type, or none that must be there.
+ApiError WrongType(const std::string& name, const std::string& expected) {
   return {400, name + ": expected " + expected, "invalid_body", name};
 }
 
@@ -50,7 +55,7 @@ class Fields {
   }
   const Value* Find(const char* name, Kind kind, const char* expected) const {
     const Value* value = Find(name);
-    if (value && !value->is(kind)) throw Wrong(where_ + name, expected);
+    if (value && !value->is(kind)) throw WrongType(where_ + name, expected);
     return value;
   }
   bool Flag(const char* name) const {
@@ -63,7 +68,7 @@ class Fields {
   }
   std::optional<int64_t> Integer(const char* name, int64_t low = INT64_MIN) const {
     const Value* value = Find(name, Kind::kInt, "an integer");
-    if (value && value->integer < low) throw Wrong(where_ + name, "an integer from " + std::to_string(low));
+    if (value && value->integer < low) throw WrongType(where_ + name, "an integer from " + std::to_string(low));
     return value ? std::optional<int64_t>(value->integer) : std::nullopt;
   }
   void Number(const char* name, double* to) const {
@@ -72,7 +77,7 @@ class Fields {
   }
   static double NumberOf(const Value& value, const std::string& name) {
     const bool is_number = value.is(Kind::kInt) || value.is(Kind::kFloat);
-    if (!is_number || !std::isfinite(value.as_number())) throw Wrong(name, "a number");
+    if (!is_number || !std::isfinite(value.as_number())) throw WrongType(name, "a number");
     return value.as_number();
   }
   void Refuse(const char* name) const {
@@ -145,7 +150,7 @@ Value CallsOf(Heap* heap, const Value& calls, const std::string& where) {
 }
 
 Value MessageOf(Heap* heap, const Value& message, const std::string& where, bool* is_system, std::string* content) {
-  if (!message.is(Kind::kDict)) throw Wrong(where, "an object");
+  if (!message.is(Kind::kDict)) throw WrongType(where, "an object");
   const Fields fields(heap, message, where + ".");
   const std::string role = fields.Text("role").value_or("");
   if (!IsOneOf(role, kRoles)) {
@@ -167,7 +172,8 @@ Value MessageOf(Heap* heap, const Value& message, const std::string& where, bool
 // As templates take them: `developer` is `system`, and two system messages at the beginning are one.
 std::string MessagesOf(Heap* heap, const Fields& fields) {
   const Value* given = fields.Find("messages", Kind::kList, "a list");
-  if (!given || !given->list->span.size) throw Wrong("messages", "at least one");
+  if (!given) throw WrongType("messages", "a list");
+  if (!given->list->span.size) throw Wrong("messages", "at least one");
   std::vector<Value> out;
   std::string first;
   for (const Value& message : given->list->span) {
@@ -220,6 +226,7 @@ std::vector<Value> ToolsOf(Heap* heap, const Fields& fields) {
   if (const Value* choice = fields.Find("tool_choice")) {
     const std::string_view word = choice->is(Kind::kString) ? choice->text() : "";
     if (word == "none") return {};
+    if (word != "auto" && word != "required" && !choice->is(Kind::kDict)) throw Wrong("tool_choice", "auto or none");
     if (word != "auto") throw Unsupported("tool_choice", "expected auto or none");
   }
   const Value* parallel = fields.Find("parallel_tool_calls", Kind::kBool, "true or false");
@@ -325,7 +332,7 @@ Body ReadBody(std::string_view json, Read read) {
   Heap heap(characters);
   try {
     const Value object = chat::ReadJson(&heap, json, "the body");
-    if (!object.is(Kind::kDict)) throw Wrong("body", "a JSON object");
+    if (!object.is(Kind::kDict)) throw WrongType("body", "a JSON object");
     return read(&heap, Fields(&heap, object));
   } catch (const Error& error) {
     throw ApiError{400, error.what(), "invalid_body", ""};
@@ -370,7 +377,7 @@ Body ReadCompletionBody(std::string_view json, const Served& served) {
     if (fields.Integer("best_of").value_or(1) != 1) throw Unsupported("best_of", "expected 1");
     const Value* prompt = fields.Find("prompt");
     if (prompt && prompt->is(Kind::kList) && prompt->list->span.size == 1) prompt = &prompt->list->span[0];
-    if (!prompt || !prompt->is(Kind::kString)) throw Wrong("prompt", "one text");
+    if (!prompt || !prompt->is(Kind::kString)) throw WrongType("prompt", "one text");
     if (!prompt->string->bytes) throw Wrong("prompt", "at least one token");
     body.text = prompt->text();
     if (!body.max_tokens) body.max_tokens = kDefaultTokens;

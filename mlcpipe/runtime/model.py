@@ -163,8 +163,8 @@ class LoadedModel:
 
     def reusable(self, tokens: Many[int]) -> int:
         """How many tokens at the start of `tokens` the cache holds; never all, as the last one gives the logits."""
-        limit = self._info.recompute_above
-        if limit is not None and (len(tokens) > limit) != (self.length > limit):
+        limit, long = self._info.recompute_above, max(self.length, self.prompt_tokens)
+        if limit is not None and (len(tokens) > limit) != (long > limit):
             return 0  # RoPE's frequencies are others on the other side of the limit
         if self._rope_of(len(tokens)) != self._rope:
             return 0

@@ -91,7 +91,7 @@ Model::Prefix Model::Nearest(const std::vector<int32_t>& tokens) const {
   Prefix nearest;
   for (const Sequence& sequence : sequences_.all()) {
     // RoPE's frequencies are others on the other side of the limit.
-    if (limit && (count > *limit) != (sequence.length > *limit)) continue;
+    if (limit && (count > *limit) != (std::max(sequence.length, sequence.prompt_length) > *limit)) continue;
     if (RopeOf(count) != sequence.rope) continue;
     const auto begin = sequence.tokens.begin(), end = begin + std::min(sequence.length, count - 1);
     const int64_t same = std::mismatch(begin, end, tokens.begin()).first - begin;

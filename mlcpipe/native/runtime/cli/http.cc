@@ -161,14 +161,15 @@ std::string HttpReader::Take(size_t bytes) {
 std::string HttpReader::TakeUntil(std::string_view mark, size_t max_bytes, int status) {
   for (size_t searched = 0;;) {
     const size_t at = buffer_.find(mark, begin_ + searched), ready = buffer_.size() - begin_;
-    const size_t bytes = at == std::string::npos ? ready : at - begin_;
+    // The last bytes may begin the mark.
+    const size_t bytes = at == std::string::npos ? ready - std::min(ready, mark.size() - 1) : at - begin_;
     if (bytes > max_bytes) throw ApiError{status, "the request's head is too large", "", ""};
     if (at != std::string::npos) {
       std::string taken = Take(bytes + mark.size());
       taken.resize(bytes);
       return taken;
     }
-    searched = ready - std::min(ready, mark.size() - 1);
+    searched = bytes;
     if (!Fill()) throw Malformed("it was cut off");
   }
 }

@@ -34,6 +34,7 @@ def small_file(folder: Path) -> Path:
     return path
 
 
+@pytest.mark.full
 def test_sanitizers_find_nothing_in_thousands_of_changed_files(tmp_path: Path) -> None:
     compiler = shutil.which("g++")
     if compiler is None:

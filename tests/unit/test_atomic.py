@@ -249,7 +249,7 @@ def on_a_tiny_disk(disk: Path, code: str) -> str:
     disk.mkdir()
     header = f"""
 from pathlib import Path
-from mlcpipe.atomic import atomic_directory, atomic_write
+from mlcpipe.atomic import atomic_directory, atomic_file, atomic_write
 from mlcpipe.disk import check_disk_space
 from mlcpipe.errors import ResourceError
 disk = Path({str(disk)!r})
@@ -279,8 +279,11 @@ def test_a_full_disk(tmp_path: Path) -> None:
 def fill():
     with atomic_directory(disk / "bundle") as partial:
         (partial / "shard").write_bytes(bytes(4 << 20))
+def stream():
+    with atomic_file(disk / "file", 0) as file:
+        file.write(bytes(4 << 20))
 attempt(fill)
-attempt(lambda: atomic_write(disk / "file", bytes(4 << 20)))
+attempt(stream)
 """
     folder, file = on_a_tiny_disk(disk, code).splitlines()
     message = rf"the disk is full .* in {disk}/(bundle|file); expected room .* free .*\[\]$"
@@ -293,12 +296,14 @@ def test_needed_bytes_are_checked_first(tmp_path: Path) -> None:
     code = """
 attempt(lambda: check_disk_space(disk / "not" / "yet", 2 << 20))
 attempt(lambda: atomic_directory(disk / "bundle", needed_bytes=2 << 20).__enter__())
+attempt(lambda: atomic_write(disk / "file", bytes(2 << 20)))
 attempt(lambda: check_disk_space(disk, 1 << 19))
 """
-    first, second, third = on_a_tiny_disk(disk, code).splitlines()
-    for line in (first, second):
+    *refused, last = on_a_tiny_disk(disk, code).splitlines()
+    assert len(refused) == 3
+    for line in refused:
         assert re.match(rf"not enough space on the disk in {disk}.*2097152 bytes\) free; found .*\[\]$", line), line
-    assert third == "no error []"
+    assert last == "no error []"
 
 
 LIMITED = """

@@ -119,7 +119,8 @@ def test_other_text_is_refused() -> None:
 
 @pytest.mark.parametrize("target", ["metal", "metal-a16"])
 def test_without_zig_the_command_is_named(target: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("mlcpipe.compiler.backends.metal.find_zig", lambda: None)
+    for module in ("link", "backends.metal"):
+        monkeypatch.setattr(f"mlcpipe.compiler.{module}.find_zig", lambda: None)
     monkeypatch.setattr("mlcpipe.compiler.backends.metal.sys.platform", "linux")
     with pytest.raises(CompileError, match=r"for (macOS|iOS); .*pip install 'mlcpipe\[zig\]'"):
         find_writer(load_target(target))

@@ -243,6 +243,7 @@ def _measure(options: argparse.Namespace) -> dict[str, Any]:
     return bench_peers.measure_subject(what, [*runners, *theirs], manifest, options, bench_peers.Log(), empty)
 
 
+@pytest.mark.full
 def test_rounds_go_on_with_the_faster_variant_and_a_later_failure_loses_nothing(tmp_path: Path) -> None:
     output = tmp_path / "result.json"
     parser = argparse.ArgumentParser()

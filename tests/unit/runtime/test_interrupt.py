@@ -107,6 +107,7 @@ def test_answers_after_interrupts_are_right(engine: Engine) -> None:
     answers_after_interrupts(engine, 30)
 
 
+@pytest.mark.full
 def test_interrupts_leave_no_memory(engine: Engine) -> None:
     """A kernel that is stopped gives its workspace back: without that 100 of them leave some 20 MiB."""
     tokens, draw, interrupted, grown = prompt(1500), random.Random(7), 0, []

@@ -20,7 +20,10 @@ from tir_schedules.cpu.spaces import SPACES
 from tir_schedules.op import op_of
 from tir_schedules.space import Space
 
-pytestmark = pytest.mark.skipif(not HERE, reason="this CPU has no integer dot product that kernels know")
+pytestmark = [
+    pytest.mark.full,
+    pytest.mark.skipif(not HERE, reason="this CPU has no integer dot product that kernels know"),
+]
 ROWS = {"gemv": (1,), "few": (2, 13, 33), "gemm": (1, 64, 97)}
 FEW, MANY = (Int8Matmul(HERE[0] if HERE else "", "q4f16_1", 97, 1280, many=many) for many in (False, True))
 FLOAT = Matmul("q4f16_1", 97, 100)

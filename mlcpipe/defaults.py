@@ -5,4 +5,5 @@ from __future__ import annotations
 DEFAULT_TARGET = "cpu"
 LOCAL_TARGET = "cpu-native"  # for bundles in the cache, which run only on this machine
 DEFAULT_QUANTIZATION = "q4f16_1"
+KEEP = "keep"  # quantization: weights as the checkpoint has them, bit for bit
 AUTO = "auto"  # quantization: the default one, in a library for the target and each companion; device: any

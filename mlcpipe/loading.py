@@ -42,7 +42,7 @@ def load(
             comes with mlcpipe.
         device: `cpu`, `vulkan`, `vulkan:1`, `cuda` or `metal`. `auto` runs a bundle on the device it was compiled for
             and a checkpoint on the CPU.
-        quantization: how a checkpoint's weights are stored; None is q4f16_1, and an error for a quantized GGUF file.
+        quantization: how a checkpoint's weights are stored; None is q4f16_1, and keep for a quantized GGUF file.
         target: what a checkpoint is compiled for; None is the best target for the device.
         kv_cache_dtype: how a checkpoint's bundle keeps keys and values, as in `mlcpipe.compile`.
         context_length: maximum tokens of prompt and answer together; None is the most that the model and memory

@@ -183,12 +183,16 @@ class ModelInfo(_Frozen):
 
 
 class ParamInfo(_Frozen):
-    """One parameter of the library, in call order, and its source tensors in the checkpoint."""
+    """One parameter of the library, in call order, and its source tensors in the checkpoint.
+
+    `scheme` is how its weight is stored where every weight has its own: a block format of GGUF, q0f16 or q0f32.
+    """
 
     name: Name
     shape: Shape
     dtype: Name
     sources: Names
+    scheme: Name | None = None
 
 
 # Measured on Linux x86-64, 2026-11: memory of Python and the VM at run time, with a margin; and memory per token of a

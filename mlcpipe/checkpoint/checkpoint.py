@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mlcpipe.checkpoint.content_hash import hash_files
+from mlcpipe.checkpoint.parts import Parts
 from mlcpipe.checkpoint.safetensors_reader import (
     TensorInfo,
     check_name,
@@ -19,8 +20,8 @@ from mlcpipe.checkpoint.safetensors_reader import (
     read_float32,
     read_header,
 )
-from mlcpipe.defaults import DEFAULT_QUANTIZATION
-from mlcpipe.errors import CheckpointError, ConfigError, UsageError
+from mlcpipe.defaults import DEFAULT_QUANTIZATION, KEEP
+from mlcpipe.errors import CheckpointError, ConfigError
 from mlcpipe.json_files import read_json_object, shown, shown_path
 
 CONFIG = "config.json"
@@ -77,17 +78,8 @@ class Checkpoint:
         return None
 
     def quantization(self, requested: str | None) -> str:
-        """`requested`, or the default for weights that are not quantized yet.
-
-        Raises UsageError if they are and nothing is requested: rounding them again must be asked for.
-        """
-        if requested is None and self.quantized_as is not None:
-            raise UsageError(
-                "the weights are quantized already", where=shown_path(self.path),
-                expected="--quantization, which rounds them a second time", found=self.quantized_as,
-                next_step=f"add --quantization {DEFAULT_QUANTIZATION}, q8f16_1 or q0f16",
-            )  # fmt: skip
-        return requested or DEFAULT_QUANTIZATION
+        """`requested`, or the default: quantized weights are kept, rounding them again must be asked for."""
+        return requested or (DEFAULT_QUANTIZATION if self.quantized_as is None else KEEP)
 
     def info(self, name: str) -> TensorInfo:
         """Location of tensor `name`. Raises CheckpointError when the checkpoint has no such tensor."""
@@ -109,6 +101,13 @@ class Checkpoint:
         file, NaN or Inf) and ResourceError (out of memory).
         """
         return read_float32(self.info(name))
+
+    def read_parts(self, name: str) -> Parts:
+        """The codes and scales of a quantized matrix `name`, as stored; scales are checked to be finite.
+
+        Raises CheckpointError, also for a tensor of another form.
+        """
+        raise CheckpointError(f"tensor {shown(name)} has no codes", where=shown_path(self.path))
 
     def read_raw(self, name: str) -> memoryview:
         """The stored bytes of tensor `name`, of any dtype, unchecked. Raises CheckpointError."""

@@ -10,6 +10,7 @@ import typer
 
 from mlcpipe.cli.options import JsonOption, bundle_folder
 from mlcpipe.cli.terminal import cell, new_table, print_json, print_rows, say, stdout_console
+from mlcpipe.defaults import KEEP
 from mlcpipe.host.finding import byte_size
 
 if TYPE_CHECKING:
@@ -76,7 +77,7 @@ def _overview(bundle: Path, manifest: Manifest) -> list[tuple[str, str]]:
                   f"{model.num_attention_heads} heads ({model.num_key_value_heads} for keys), "
                   f"vocabulary {model.vocab_size}"),
         ("context", f"{model.context_length} tokens{window}, prefill by {model.prefill_chunk}"),
-        ("quantization", f"{manifest.quantization}, layout {manifest.weight_layout}, "
+        ("quantization", f"{manifest.quantization}{_schemes(manifest)}, layout {manifest.weight_layout}, "
                          f"activations {model.dtype}, KV cache {model.kv_dtype}"),
         ("target", f"{target.name}: {target.triple}"),
         ("made by", f"mlcpipe {manifest.mlcpipe_version}, linked by {manifest.linker.name} "
@@ -85,6 +86,13 @@ def _overview(bundle: Path, manifest: Manifest) -> list[tuple[str, str]]:
         ("checkpoint", manifest.checkpoint_hash),
         ("origin", str(origin_of(bundle))),
     ]  # fmt: skip
+
+
+def _schemes(manifest: Manifest) -> str:
+    """How many arrays each scheme has, where every weight has its own; else nothing."""
+    counts = Counter(param.scheme for param in manifest.params if param.scheme)
+    kept = ", ".join(f"{scheme} {count}" for scheme, count in counts.most_common())
+    return f" (arrays of {kept})" if manifest.quantization == KEEP else ""
 
 
 def _print_variants(console: Console, manifest: Manifest) -> None:
@@ -136,8 +144,8 @@ def _print_kernels(console: Console, manifest: Manifest) -> None:
 
 
 def _print_params(console: Console, manifest: Manifest) -> None:
-    table = new_table("parameter", "shape", "dtype", "from")
+    table = new_table("parameter", "shape", "dtype", "scheme", "from")
     for param in manifest.params:
         shape = " x ".join(map(str, param.shape))
-        table.add_row(*map(cell, (param.name, shape, param.dtype, ", ".join(param.sources))))
+        table.add_row(*map(cell, (param.name, shape, param.dtype, param.scheme or "", ", ".join(param.sources))))
     console.print(table)

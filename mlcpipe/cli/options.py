@@ -11,7 +11,7 @@ from typing import Annotated, Any
 import typer
 
 from mlcpipe.cli.chat.settings import KNOBS, Knob, Settings
-from mlcpipe.defaults import DEFAULT_QUANTIZATION
+from mlcpipe.defaults import DEFAULT_QUANTIZATION, KEEP
 from mlcpipe.errors import UsageError
 from mlcpipe.files import local_path
 
@@ -32,9 +32,9 @@ CompileTargetOption = Annotated[str, typer.Option(help=TARGET_HELP)]
 QuantizationOption = Annotated[
     str | None,
     typer.Option(
-        help="How to store the weights: q3f16_1, q4f16_1, q8f16_1, q0f16 and others, or auto, which adds a library for "
-        f"GPUs with float16 to a bundle for webgpu. (default: {DEFAULT_QUANTIZATION}; none for a quantized GGUF file, "
-        "which is rounded a second time)"
+        help="How to store the weights: q3f16_1, q4f16_1, q8f16_1, q0f16 and others; keep, as the checkpoint has them; "
+        "or auto, which adds a library for GPUs with float16 to a bundle for webgpu. "
+        f"(default: {DEFAULT_QUANTIZATION}; {KEEP} for a quantized GGUF file)"
     ),
 ]
 KvCacheDtypeOption = Annotated[

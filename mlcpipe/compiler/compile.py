@@ -22,7 +22,7 @@ from mlcpipe.compiler.export import with_metadata
 from mlcpipe.compiler.job import TOKENIZER, Job, lower, lower_companion
 from mlcpipe.compiler.manifest import CONFIG_FILES, BuiltLibrary, library_metadata, manifest, mlc_config
 from mlcpipe.compiler.text.programs import text_programs
-from mlcpipe.defaults import AUTO, DEFAULT_QUANTIZATION, DEFAULT_TARGET
+from mlcpipe.defaults import AUTO, DEFAULT_QUANTIZATION, DEFAULT_TARGET, KEEP
 from mlcpipe.passes import pipeline
 from mlcpipe.passes.lowering import Lowering
 from mlcpipe.progress import Progress, SilentProgress
@@ -49,9 +49,9 @@ def compile(
             `hf://org/name:TAG` for one of a folder's GGUF files, or `ollama://name[:tag]` for a model of Ollama's.
         target: a target that comes with mlcpipe, or a path to a `.toml` file. `cpu` is for every CPU of this
             architecture: one library with a variant for each instruction set; `cpu-native` for this machine's.
-        quantization: q0f32 q0f16 q4f32_1 q4f16_1 q8f32_1 q8f16_1 q8f32_0 q8f16_0 q3f16_1; auto is q4f16_1, plus one
-            library for each companion of the target (webgpu has one for GPUs with float16). None is q4f16_1, and an
-            error for weights that are quantized already, which would be rounded twice.
+        quantization: q0f32 q0f16 q4f32_1 q4f16_1 q8f32_1 q8f16_1 q8f32_0 q8f16_0 q3f16_1; keep stores every
+            matrix as the checkpoint has it; auto is q4f16_1, plus one library for each companion of the target
+            (webgpu has one for GPUs with float16). None is q4f16_1, and keep for weights that are quantized already.
         context_length: tokens of context to serve; None is what config.json says.
         kv_cache_dtype: f32, f16 or q8 (int8 with a scale for each 32 numbers); auto is the quantization's dtype.
         quick: link WebAssembly in seconds instead of a minute, twice as large; an error for other targets.
@@ -126,7 +126,7 @@ def convert(
 def _quantization(source: Checkpoint, requested: str | None, progress: Progress) -> str:
     """The scheme to store weights with, and a note if they are rounded a second time. Raises UsageError."""
     quantization = source.quantization(requested)
-    if source.quantized_as is not None and quantization != "q0f32":
+    if source.quantized_as is not None and quantization not in ("q0f32", KEEP):
         progress.note(f"weights of {source.quantized_as} are rounded a second time, to {quantization}")
     return quantization
 

@@ -50,6 +50,11 @@ def prepare_model(config: Mapping[str, Any], target: Target, scheme: Scheme, kv_
     return model
 
 
+def kept_formats(target: Target) -> frozenset[str]:
+    """GGUF's block formats that the target's kernels read."""
+    return importlib.import_module(f"tir_schedules.{target.kernels}.formats").KEPT
+
+
 def context_length(model: CausalLM, target: Target, wanted: int | None) -> int:
     """Tokens of context that a bundle serves: `wanted`, or as many of the model's as one binding of the device holds.
 

@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 from mlcpipe import debug
 from mlcpipe import env as environment
 from mlcpipe.checkpoint import Checkpoint
-from mlcpipe.compiler.export import context_length, export, prefill_chunk, prepare_model
-from mlcpipe.defaults import AUTO, DEFAULT_QUANTIZATION
+from mlcpipe.compiler.export import context_length, export, kept_formats, prefill_chunk, prepare_model
+from mlcpipe.defaults import AUTO, DEFAULT_QUANTIZATION, KEEP
 from mlcpipe.errors import TargetError
 from mlcpipe.nn.causal_lm import ModelFacts
 from mlcpipe.passes import pipeline
@@ -18,9 +18,11 @@ from mlcpipe.runtime.text.tokenizer import Tokenizer
 from mlcpipe.targets import Target, Variant, compiled_variants, load_target
 from mlcpipe.tuned.here import tuned_here
 from mlcpipe.weights.convert import param_infos
+from mlcpipe.weights.keep import keep
 from mlcpipe.weights.table import check_sources
 
 TOKENIZER = "tokenizer.json"
+DEFAULT_KV_CACHE = "f16"  # where weights are kept in their own forms
 
 
 @dataclass(frozen=True)
@@ -63,6 +65,8 @@ def lower(
     `like` was lowered from the same checkpoint: its tokenizer is reused.
     """
     scheme = load_scheme(DEFAULT_QUANTIZATION if quantization == AUTO else quantization)
+    if quantization == KEEP and kv_cache_dtype == AUTO:
+        kv_cache_dtype = DEFAULT_KV_CACHE
     model = prepare_model(checkpoint.config, target, scheme, kv_cache_dtype)
     context = context_length(model, target, context)
     chunk = prefill_chunk(model.facts, target, context)
@@ -70,6 +74,8 @@ def lower(
     variants = compiled_variants(target)
     state = export(model, target, scheme, chunk, variants[0])
     check_sources(state.weights, checkpoint, tied=model.facts.tied)
+    if quantization == KEEP:
+        state = replace(state, weights=keep(state.weights, checkpoint, target, kept_formats(target)))
     settings = environment.env()
     state = replace(state, tuned=tuned_here(target, settings.cache), dump=settings.dump)
     state = pipeline.run(state, *pipeline.SHARED)

@@ -28,7 +28,7 @@ def _packed_inputs(scheme: Scheme, layout: Layout, n: int, k: int, experts: int 
 
 
 def _facts(scheme: Scheme, layout: Layout, n: int, k: int) -> dict[str, int | float | str]:
-    return {
+    facts: dict[str, int | float | str] = {
         "n": n,
         "k": k,
         "bits": scheme.bits,
@@ -38,6 +38,10 @@ def _facts(scheme: Scheme, layout: Layout, n: int, k: int) -> dict[str, int | fl
         "dtype": scheme.model_dtype,
         "layout": layout.name,
     }
+    if scheme.kept:
+        facts |= {"scheme": scheme.name, "super_size": scheme.super_size, "minima": int(scheme.minima)}
+        facts |= {"table": " ".join(map(str, scheme.table))}
+    return facts
 
 
 def _element(

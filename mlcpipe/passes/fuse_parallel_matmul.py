@@ -1,6 +1,7 @@
 """Fuses projections of the same input: q, k, v -> qkv; gate, up -> gate_up.
 
-One matmul over all rows reads the input once with fewer, larger kernels; the parts are slices of its result.
+One matmul over all rows reads the input once with fewer, larger kernels; the parts are slices of its result. Only
+weights of one scheme are joined.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from dataclasses import dataclass
 from tvm import relax
 
 from mlcpipe.passes.lowering import Lowering, Rebuild, is_op, model_functions, rebuild, weight_params
+from mlcpipe.quantization.scheme import Scheme
 from mlcpipe.weights.table import Weight, join
 
 _DECODE = ("decode", "forward_few")  # over TVM's cache, over pages
@@ -89,11 +91,19 @@ def _groups(state: Lowering) -> list[_Group]:
             elif is_op(value, "relax.matmul") and value.args[1] in transposed:
                 by_input.setdefault(value.args[0], []).append(transposed[value.args[1]])
     groups = []
-    for members in by_input.values():
+    for members in (m for several in by_input.values() for m in _stored_alike(state, several)):
         weights = [state.weights[i] for i in members]
         if len(members) > 1 and all(w.kind == "scheme" for w in weights):
             groups.append(_Group(tuple(members), join(weights, joined_name([w.name for w in weights]))))
     return groups
+
+
+def _stored_alike(state: Lowering, members: list[int]) -> list[list[int]]:
+    """The members in groups that have one scheme."""
+    by_scheme: dict[Scheme | None, list[int]] = {}
+    for i in members:
+        by_scheme.setdefault(state.weights[i].scheme, []).append(i)
+    return list(by_scheme.values())
 
 
 def joined_name(names: list[str]) -> str:

@@ -16,6 +16,7 @@ from tvm import relax
 from tvm.relax.expr import _update_type
 from tvm.relax.expr_functor import PyExprMutator, mutator
 
+from mlcpipe.quantization.kept import SCHEMES
 from mlcpipe.quantization.layout import Layout
 from mlcpipe.quantization.scheme import Scheme
 from mlcpipe.targets import Target, Variant, tvm_target
@@ -248,7 +249,9 @@ def tir_op(work: Rebuild, call: relax.Expr) -> Op | None:
 
 
 def scheme_of(state: Lowering, op: Op) -> Scheme:
-    """The scheme of a packed weight: the model's, or its plain companion (routers)."""
-    if op.int("bits") == state.scheme.bits:
+    """The scheme of a packed weight: its own, the model's, or its plain companion (routers)."""
+    if "scheme" in op.facts:
+        return SCHEMES[op.str("scheme")]
+    if op.int("bits") == state.scheme.bits and op.str("dtype") == state.scheme.model_dtype:
         return state.scheme
     return Scheme(f"q0f{op.str('dtype')[5:]}", op.str("dtype"))

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mlcpipe.errors import CheckpointError
-from mlcpipe.quantization import groups, plain
+from mlcpipe.quantization import groups, kept, plain
 from mlcpipe.quantization.scheme import Scheme, check_shapes
 
 Array = NDArray[Any]
@@ -51,7 +51,8 @@ def unpack(scheme: Scheme, packed: Mapping[str, Array], k: int) -> Array:
     if scheme.bits == 0:
         return first.astype(np.float32)
     flat = {key: a.reshape(-1, a.shape[-1]) for key, a in packed.items()}
-    return groups.unpack(scheme, flat, k).reshape(*first.shape[:-1], k)
+    unpacked = kept.unpack if scheme.kept else groups.unpack
+    return unpacked(scheme, flat, k).reshape(*first.shape[:-1], k)
 
 
 def error_bound(scheme: Scheme, w: Array) -> Array:

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from mlcpipe.defaults import KEEP
 from mlcpipe.errors import CheckpointError, ConfigError
 
 Array = NDArray[Any]
@@ -36,6 +37,12 @@ class Scheme:
     Arrays: `q_weight` uint32[N, padded(K) / codes_per_word], `q_scale` model_dtype[N, groups(K)].
     The format is MLC-LLM's group quantization in NK order (mlc_llm/quantization/group_quantization.py), which
     has no per-row groups.
+
+    A scheme with a `zero` is that of a block format, see `kept.py`: all codes and signs of scales occur. Runs of 32
+    codes fill `bits` words in bit planes. With `super_size` a scale of `model_dtype` is for so many columns, and
+    `q_sub` int8[N, K / group_size] multiplies it for each group. With `minima` a minimum follows each scale and each
+    sub-scale, and is added: (code - zero) * scale * sub + minimum * sub of the minimum. With a `table` the levels
+    table[code] take the place of the codes.
     """
 
     name: str
@@ -43,6 +50,10 @@ class Scheme:
     bits: int = 0
     group_size: int = 0
     codes_per_word: int = 0
+    zero: int | None = None
+    super_size: int = 0
+    minima: bool = False
+    table: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         if self.model_dtype not in ("float16", "float32"):
@@ -55,6 +66,8 @@ class Scheme:
         if self.bits == 0:
             if self.group_size or self.codes_per_word:
                 raise ConfigError("quantization without codes has groups", where=self.name)
+            return
+        if self.kept:
             return
         if not 2 <= self.bits <= 8 or not 0 < self.bits * self.codes_per_word <= 32:
             raise ConfigError(
@@ -74,8 +87,20 @@ class Scheme:
 
     @property
     def zero_point(self) -> int:
-        """The code of 0.0, and the largest magnitude in units of the scale: 3, 7, 127 for 3, 4, 8 bits."""
+        """The code of 0.0: unless `zero` says another, the largest magnitude too: 3, 7, 127 for 3, 4, 8 bits."""
+        if self.zero is not None:
+            return self.zero
         return (1 << (self.bits - 1)) - 1 if self.bits else 0
+
+    @property
+    def kept(self) -> bool:
+        """Whether this is a block format, which weights are read from and never rounded to."""
+        return self.zero is not None
+
+    @property
+    def several_arrays(self) -> bool:
+        """Whether there is more than codes and one scale for each group."""
+        return self.minima or self.super_size > 0
 
     def group(self, k: int) -> int:
         """Columns that share a scale in a row of k elements, including padding; 0 without codes."""
@@ -96,10 +121,13 @@ class Scheme:
         lead = () if experts is None else (experts,)
         if self.bits == 0:
             return {"weight": ((*lead, n, k), self.model_dtype)}
-        return {
-            "q_weight": ((*lead, n, self.padded(k) // self.codes_per_word), "uint32"),
-            "q_scale": ((*lead, n, self.groups(k)), self.model_dtype),
-        }
+        words = self.padded(k) * self.bits // 32 if self.kept else self.padded(k) // self.codes_per_word
+        each = 2 if self.minima else 1
+        scales = each * (k // self.super_size if self.super_size else self.groups(k))
+        shapes = {"q_weight": ((*lead, n, words), "uint32"), "q_scale": ((*lead, n, scales), self.model_dtype)}
+        if self.super_size:
+            shapes["q_sub"] = ((*lead, n, each * self.groups(k)), "int8")
+        return shapes
 
     def nbytes(self, n: int, k: int, experts: int | None = None) -> int:
         """Bytes of the packed arrays of w[n, k], or w[experts, n, k]."""
@@ -141,8 +169,13 @@ def kv_dtype(name: str) -> str | None:
 
 
 def load_scheme(name: str) -> Scheme:
-    """The `SCHEME` of `mlcpipe/quantization/<name>.py`. Raises ConfigError listing the known names."""
-    known = scheme_names()
+    """The `SCHEME` of `mlcpipe/quantization/<name>.py`. Raises ConfigError listing the known names.
+
+    `keep` is float32 for what is not a matrix: each matrix has its own scheme.
+    """
+    if name == KEEP:
+        return Scheme(KEEP, "float32")
+    known = (*scheme_names(), KEEP)
     if name not in known:
         raise ConfigError(
             "unknown quantization",

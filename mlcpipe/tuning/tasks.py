@@ -15,8 +15,9 @@ from mlcpipe.bundle import MANIFEST, read_manifest
 from mlcpipe.checkpoint import open_checkpoint
 from mlcpipe.checkpoint.checkpoint import MAX_CONFIG_BYTES
 from mlcpipe.compiler.export import context_length, export, prefill_chunk, prepare_model
+from mlcpipe.defaults import KEEP
 from mlcpipe.devices.support.threads import use_threads
-from mlcpipe.errors import CheckpointError
+from mlcpipe.errors import CheckpointError, UsageError
 from mlcpipe.json_files import read_json_object
 from mlcpipe.passes import pipeline
 from mlcpipe.passes.lowering import Lowering
@@ -100,7 +101,9 @@ def model_of(path: Path, quantization: str) -> Model:
 
 
 def lower(model: Model, target: Target) -> Lowering:
-    """The model's kernels before any schedule, as in `compile`."""
+    """The model's kernels before any schedule, as in `compile`. Raises UsageError for weights that are kept."""
+    if model.quantization == KEEP:
+        raise UsageError("kernels of kept weights cannot be tuned", next_step="tune another --quantization")
     use_threads()
     scheme = load_scheme(model.quantization)
     module = prepare_model(model.config, target, scheme, model.kv_cache_dtype)

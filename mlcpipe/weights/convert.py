@@ -69,7 +69,13 @@ def _elements(weight: Weight) -> int:
 def param_infos(weights: Sequence[Weight]) -> list[ParamInfo]:
     """The manifest's list of parameters, in call order."""
     return [
-        ParamInfo(name=name, shape=shape, dtype=dtype, sources=tuple(s for group in w.sources for s in group))
+        ParamInfo(
+            name=name,
+            shape=shape,
+            dtype=dtype,
+            sources=tuple(s for group in w.sources for s in group),
+            scheme=None if w.scheme is None else w.scheme.name,
+        )
         for w in weights
         for name, (shape, dtype) in w.arrays().items()
     ]

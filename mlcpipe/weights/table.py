@@ -16,7 +16,9 @@ from numpy.typing import NDArray
 from tvm.relax.frontend import nn
 
 from mlcpipe.checkpoint import Checkpoint
+from mlcpipe.checkpoint.parts import joined
 from mlcpipe.errors import CheckpointError
+from mlcpipe.quantization.kept import pack_parts
 from mlcpipe.quantization.layout import Layout
 from mlcpipe.quantization.packing import pack
 from mlcpipe.quantization.scheme import Scheme, plain_scheme
@@ -98,7 +100,9 @@ def join(weights: Sequence[Weight], name: str) -> Weight:
 
 
 def stored(weight: Weight, scheme: Scheme, layout: Layout) -> Weight:
-    """The weight as a bundle stores it: packed in `layout` by `scheme` or unquantized, or a vector."""
+    """The weight as a bundle stores it: packed in `layout` by its own scheme, else `scheme` or none, or a vector."""
+    if weight.scheme is not None:
+        return replace(weight, layout=layout)
     if weight.kind == "vector":
         return replace(weight, dtype=layout.vector_dtype(scheme.model_dtype))
     plain = weight.kind != "scheme"
@@ -159,15 +163,25 @@ def load(weight: Weight, checkpoint: Checkpoint) -> Iterator[tuple[str, Array, i
     """
     nbytes = sum(checkpoint.tensors[s].nbytes for group in weight.sources for s in group)
     if weight.experts is None:
-        packed = _stored(weight, _joined(weight.sources[0], checkpoint, weight))
+        packed = _read(weight, weight.sources[0], checkpoint)
     else:
         packed = {}
         for i, group in enumerate(weight.sources):
-            for name, array in _stored(weight, _joined(group, checkpoint, weight)).items():
+            for name, array in _read(weight, group, checkpoint).items():
                 packed.setdefault(name, np.empty((len(weight.sources), *array.shape), array.dtype))[i] = array
     for name, array in packed.items():
         yield name, array, nbytes
         nbytes = 0
+
+
+def _read(weight: Weight, group: tuple[str, ...], checkpoint: Checkpoint) -> dict[str, Array]:
+    """The stored arrays of a matrix, vector or expert."""
+    if weight.scheme is None or not weight.scheme.kept:
+        return _stored(weight, _joined(group, checkpoint, weight))
+    parts = joined([checkpoint.read_parts(name) for name in group])
+    if weight.rows is not None:
+        parts = parts.map(lambda part: part[slice(*weight.rows or ())])
+    return _laid_out(weight, weight.scheme, pack_parts(weight.scheme, parts.codes, parts.scales, parts.subs))
 
 
 def _joined(group: tuple[str, ...], checkpoint: Checkpoint, weight: Weight) -> Array:
@@ -190,7 +204,12 @@ def _stored(weight: Weight, full: Array) -> dict[str, Array]:
                 f"weight {weight.name} does not fit {weight.dtype}", found=f"{float(np.abs(full).max()):g}"
             )
         return {weight.name: cast}
-    packed: Mapping[str, Array] = pack(weight.scheme, full, name=weight.name)
+    return _laid_out(weight, weight.scheme, pack(weight.scheme, full, name=weight.name))
+
+
+def _laid_out(weight: Weight, scheme: Scheme, packed: Mapping[str, Array]) -> dict[str, Array]:
+    """Packed arrays -> stored name -> array in the weight's layout."""
+    assert weight.layout is not None
     n, k = weight.shape[-2:]
     stem = weight.name.removesuffix("weight")
-    return {stem + part: array for part, array in weight.layout.repack(weight.scheme, packed, n, k).items()}
+    return {stem + part: array for part, array in weight.layout.repack(scheme, packed, n, k).items()}

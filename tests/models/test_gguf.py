@@ -15,9 +15,11 @@ pytest.importorskip("transformers", reason="the checkpoints are transformers mod
 gguf = pytest.importorskip("gguf", reason="the files are written by the gguf package")
 
 import mlcpipe
+from mlcpipe.bundle import read_manifest
 from mlcpipe.checkpoint import open_checkpoint
 from mlcpipe.models import build_model, model_types
 from mlcpipe.nn.causal_lm import ModelFacts
+from tests.conftest import EXACT
 from tests.models import tiny
 from tests.models.variants import VARIANTS
 from tests.unit.checkpoint.gguf_files import write_gguf
@@ -39,6 +41,7 @@ for family, names in _OTHERS.items():
     CASES += [case for case in tiny.family_cases(family) if case.variant in names]
 assert all(name in VARIANTS[family] for family, names in _OTHERS.items() for name in names)
 SEED = 3
+_WIDE: dict[str, dict[str, Any]] = {}  # sizes that rows of super-blocks can have
 
 
 def facts_of(config: Mapping[str, Any]) -> ModelFacts:
@@ -59,6 +62,27 @@ def test_file_stands_for_its_checkpoint(case: tiny.TinyCase, tmp_path: Path) -> 
         # Gemma's norms are stored with 1 added, which rounds them.
         rounded = 1e-6 if case.model_type.startswith("gemma") and name.endswith("norm.weight") else 0.0
         np.testing.assert_allclose(found.read(name), source.read(name), rtol=0, atol=rounded, err_msg=name)
+
+
+@pytest.mark.fast_cases("llama-Q4_0")
+@pytest.mark.parametrize("model_type, kind", [("llama", "Q4_0"), ("qwen2", "Q8_0"), ("mixtral", "Q4_0")])
+def test_kept_weights_have_the_logits_of_dequantized_ones(model_type: str, kind: str, tmp_path: Path) -> None:
+    """Activations in float32: sums of the same products in another order."""
+    target = tmp_path / "exact.toml"
+    target.write_text(EXACT)
+    case = tiny.TinyCase(model_type, "default", {**_FIELDS.get(model_type, {}), **_WIDE.get(kind, {})})
+    source = open_checkpoint(tiny.write_tiny(case, tmp_path / "source", seed=SEED))
+    file = write_gguf(source, tmp_path / "model.gguf", gguf.GGMLQuantizationType[kind])
+    tokens = tiny.prompt_tokens(case, 20)
+    logits, kept = [], None
+    for quantization in ("q0f32", None):
+        bundle = tmp_path / str(quantization)
+        mlcpipe.compile(file, target=str(target), quantization=quantization, kv_cache_dtype="f32", output=bundle)
+        logits.append(mlcpipe.Engine(bundle).logits(tokens))
+        kept = read_manifest(bundle)
+    np.testing.assert_allclose(logits[1], logits[0], rtol=0, atol=2e-5 * float(np.abs(logits[0]).max()))
+    assert kept is not None and kept.quantization == "keep"
+    assert {param.scheme for param in kept.params if "q_weight" in param.name} == {kind}
 
 
 @pytest.mark.fast_cases("qwen2")

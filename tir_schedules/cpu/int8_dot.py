@@ -47,7 +47,7 @@ class Dot:
             word = I.bitwise_xor(word, I.broadcast(I.uint32(0x80808080), self.lanes))
         bytes_ = I.reinterpret(word, dtype=f"int8x{4 * self.lanes}")
         if bits == 8 and self.kind == "avx2":
-            bytes_ = bytes_ - I.broadcast(I.int8(zero_point), 4 * self.lanes)
+            bytes_ = bytes_ - I.broadcast(I.int8(zero_point - 256 * (zero_point > 127)), 4 * self.lanes)
         return bytes_
 
     def __call__(self, acc: tirx.PrimExpr, codes: tirx.PrimExpr, x: tirx.PrimExpr, bits: int) -> tirx.PrimExpr:

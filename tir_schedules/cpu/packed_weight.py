@@ -20,7 +20,10 @@ LANES = 16
 
 @dataclass(frozen=True)
 class Packed:
-    """Facts of a packed weight [N, K]; bits 0 means plain floats of `dtype`."""
+    """Facts of a packed weight [N, K]; bits 0 means plain floats of `dtype`.
+
+    `kept` ones are GGUF's: all codes and signs of scales occur. See `mlcpipe/quantization/kept.py`.
+    """
 
     n: int
     k: int
@@ -29,6 +32,7 @@ class Packed:
     codes_per_word: int
     zero_point: int
     dtype: str
+    kept: bool = False
 
     @property
     def groups(self) -> int:
@@ -58,6 +62,7 @@ def packed_of(op: Op) -> Packed:
         codes_per_word=op.int("codes_per_word"),
         zero_point=op.int("zero_point"),
         dtype=op.str("dtype"),
+        kept="scheme" in op.facts,
     )
 
 

@@ -21,8 +21,10 @@ from mlcpipe.checkpoint.content_hash import hash_files
 from mlcpipe.checkpoint.gguf.blocks import FORMATS, chunks
 from mlcpipe.checkpoint.gguf.families import GgufTensor, family_of, renamed
 from mlcpipe.checkpoint.gguf.metadata import Metadata
+from mlcpipe.checkpoint.gguf.packed import PARTS
 from mlcpipe.checkpoint.gguf.parts import read_parts
 from mlcpipe.checkpoint.gguf.vocabulary import bos_id, end_ids, tokenizer_files
+from mlcpipe.checkpoint.parts import Parts
 from mlcpipe.checkpoint.safetensors_reader import read_chunks, read_float32
 from mlcpipe.errors import CheckpointError
 from mlcpipe.json_files import shown, shown_path
@@ -72,6 +74,23 @@ class GgufCheckpoint(Checkpoint):
         if tensor.add:
             values += np.float32(tensor.add)
         return values
+
+    def read_parts(self, name: str) -> Parts:
+        tensor = self.info(name)
+        split = PARTS.get(tensor.dtype)
+        if split is None:
+            return super().read_parts(name)
+        blocks = np.frombuffer(self.read_raw(name), np.uint8).reshape(-1, FORMATS[tensor.dtype].nbytes)
+        rows, heads = tensor.shape[0], tensor.heads if isinstance(tensor, GgufTensor) else 0
+        parts = split(blocks).map(lambda part: part.reshape(rows, -1))
+        if not np.isfinite(parts.scales).all():
+            raise CheckpointError(
+                f"tensor {shown(name)} is not finite", where=shown_path(self.path), expected="finite scales",
+                next_step="the file is damaged: download it again",
+            )  # fmt: skip
+        if not heads:
+            return parts
+        return parts.map(lambda part: part.reshape(heads, -1, 2, part.shape[1]).swapaxes(1, 2).reshape(rows, -1))
 
     def content_hash(self, cache_dir: Path | None = None) -> str:
         """sha256 (hex) over names, sizes and content of the model's files."""

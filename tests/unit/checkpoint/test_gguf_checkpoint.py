@@ -14,7 +14,7 @@ gguf = pytest.importorskip("gguf", reason="files are written by the gguf package
 
 from mlcpipe.checkpoint import Checkpoint, open_checkpoint
 from mlcpipe.checkpoint.gguf import GgufCheckpoint
-from mlcpipe.errors import CheckpointError, ConfigError, MlcpipeError, UsageError
+from mlcpipe.errors import CheckpointError, ConfigError, MlcpipeError
 from mlcpipe.runtime.text.tokenizer import Tokenizer
 from mlcpipe.tuning.tasks import model_of
 from tests.conftest import TinyLlama, write_llama
@@ -55,12 +55,10 @@ def changed(source: Checkpoint, path: Path, arch: str = "llama", drop: str = "",
     return path
 
 
-def test_quantized_weights_need_a_word(source: Checkpoint, tmp_path: Path) -> None:
+def test_quantized_weights_are_kept(source: Checkpoint, tmp_path: Path) -> None:
     quantized = open_checkpoint(write_gguf(source, tmp_path / "q.gguf", Q8_0))
     assert quantized.quantized_as == "Q8_0"
-    with pytest.raises(UsageError, match="quantized already .*--quantization.* found Q8_0; add --quantization q4f16_1"):
-        quantized.quantization(None)
-    assert quantized.quantization("q8f16_1") == "q8f16_1"
+    assert quantized.quantization(None) == "keep" and quantized.quantization("q8f16_1") == "q8f16_1"
     for kind in (F32, F16):
         plain = open_checkpoint(write_gguf(source, tmp_path / f"{kind.name}.gguf", kind))
         assert plain.quantized_as is None and plain.quantization(None) == "q4f16_1"

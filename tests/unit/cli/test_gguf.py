@@ -33,13 +33,26 @@ def test_chat_answers_as_the_checkpoint_does(mlcpipe_run: Run, tmp_path: Path) -
     assert found.stdout == expected.stdout and "mlcpipe" in found.stdout
 
 
-@pytest.mark.parametrize("verb", ["compile", "convert", "chat"])
-def test_quantized_weights_need_a_word(mlcpipe_run: Run, quantized: Path, tmp_path: Path, verb: str) -> None:
-    output = ["--prompt", "Hi"] if verb == "chat" else ["-o", tmp_path / "out"]
-    done = mlcpipe_run(verb, quantized, *output)
-    assert done.returncode == 2 and done.stdout == ""
-    assert "the weights are quantized already" in done.stderr and "add --quantization q4f16_1" in done.stderr
+@pytest.mark.parametrize("verb", ["compile", "convert"])
+def test_a_target_without_kernels_refuses_a_format(
+    mlcpipe_run: Run, quantized: Path, tmp_path: Path, verb: str
+) -> None:
+    done = mlcpipe_run(verb, quantized, "-o", tmp_path / "out", "--target", "webgpu")
+    assert done.returncode == 2 and done.stdout == "" and done.stderr.count("error:") == 1
+    assert "no kernel of webgpu reads Q8_0" in done.stderr and "add --quantization q4f16_1" in done.stderr
     assert not (tmp_path / "out").exists()
+
+
+def test_quantized_weights_are_kept(mlcpipe_run: Run, quantized: Path, tmp_path: Path) -> None:
+    done = mlcpipe_run("compile", quantized, "-o", tmp_path / "out", "--target", "cpu-native")
+    assert done.returncode == 0 and "second time" not in done.stderr, done.stderr
+    shown = mlcpipe_run("inspect", tmp_path / "out").stdout
+    assert "keep" in shown and "Q8_0" in shown
+
+
+def test_kept_weights_are_not_tuned(mlcpipe_run: Run, quantized: Path) -> None:
+    done = mlcpipe_run("tune", quantized, "--quantization", "keep")
+    assert done.returncode == 2 and "kernels of kept weights cannot be tuned" in done.stderr
 
 
 def test_weights_that_are_rounded_twice_are_announced(mlcpipe_run: Run, quantized: Path, tmp_path: Path) -> None:

@@ -13,7 +13,17 @@ from tvm import tirx
 from mlcpipe.quantization.layout import load_layout
 from mlcpipe.quantization.scheme import load_scheme
 from mlcpipe.targets import host_instruction_sets
-from tests.kernels.cases.cpu.matmul import LAYOUT, SHAPES, ExpertMatmul, Matmul, expert_call, gated, packed
+from tests.kernels.cases.cpu.matmul import (
+    LAYOUT,
+    SHAPES,
+    ExpertMatmul,
+    Matmul,
+    expert_call,
+    gated,
+    packed,
+    scheme_named,
+    whole,
+)
 from tests.kernels.harness import EPS, KINDS, TINY, Array, Call, Case, adversarial, unwritten
 from tir_schedules.cpu.int8_activations import SMALLEST
 from tir_schedules.cpu.int8_dot import Dot
@@ -34,6 +44,7 @@ DOTS = {
 }
 HERE = [kind for kind, (_, needs, _) in DOTS.items() if needs in host_instruction_sets()]
 SCHEMES = ("q4f16_1", "q8f16_1", "q8f16_0")
+KEPT = ("Q4_0", "Q8_0")
 ROWS = (1, 2, 3, 4, 5, 6, 7, 8, 11, 12, 13, 16, 25, 33)
 # Whole chunks of 128 or 256: where unpacking to bytes first pays; the last has more than are unpacked at a time.
 MANY_SHAPES = ((33, 128), (17, 640), (48, 1280))
@@ -64,14 +75,14 @@ def quantized(x: Array, size: int = GROUP) -> Array:
     return (q * scale).reshape(*x.shape[:-1], groups * size)[..., :k]
 
 
-def requantized(rows: dict[str, Array], k: int, chunk: int) -> Array:
+def requantized(rows: dict[str, Array], k: int, chunk: int, zero: int = 7) -> Array:
     """float64[n, k] of 4-bit codes and scales in row order as bytes on one scale a chunk, as `int8_gemm` makes them."""
-    words, zero = rows["q_weight"], 7
+    words = rows["q_weight"]
     codes = ((words[:, :, None] >> (4 * np.arange(8, dtype=np.uint32))) & 15).reshape(
         len(words), -1, chunk // GROUP, GROUP
     )
     scales = rows["q_scale"].astype(np.float32).reshape(len(words), -1, chunk // GROUP)
-    top = scales.max(-1, keepdims=True)
+    top = np.abs(scales).max(-1, keepdims=True)
     with np.errstate(divide="ignore", over="ignore"):
         inverse = np.where(top > 0, np.float32(256 * 127 / zero) / top, np.float32(0))
     factor = np.rint(scales * inverse).astype(np.int64)[..., None]
@@ -132,9 +143,9 @@ def weight(scheme: str, n: int, k: int, kind: str, chunk: int) -> Array:
     """float64[n, k] that a kernel multiplies with; `chunk` is as for `requantized`, or 0."""
     if not chunk:
         return packed(scheme, (n, k), kind)[1]
-    loaded = load_scheme(scheme)
+    loaded = scheme_named(scheme)
     arrays = dict(zip(loaded.shapes(n, k), packed(scheme, (n, k), kind)[0]))
-    return requantized(load_layout(LAYOUT).unrepack(loaded, arrays, n, k), k, chunk)
+    return requantized(load_layout(LAYOUT).unrepack(loaded, arrays, n, k), k, chunk, loaded.zero_point)
 
 
 def int8_call(kernel: Int8Matmul, m: int, kind: str) -> Call:
@@ -197,7 +208,7 @@ def int8_expert_call(kernel: Int8ExpertMatmul, m: int, kind: str) -> Call:
 
 def _experts(dot: str, scheme: str) -> Iterator[Case]:
     for n, k, experts, top, shared in ((33, 100, 4, 2, True), (16, 40, 3, 3, False), (7, 33, 2, 1, False)):
-        kernel = Int8ExpertMatmul(dot, scheme, n, k, experts, top, shared)
+        kernel = Int8ExpertMatmul(dot, scheme, n, whole(scheme, k), experts, top, shared)
         for m, kind in zip((1, 3, 40, 2), KINDS):
             yield Case(
                 f"{kernel.symbol}-m{m}-{kind}", f"int8-{dot}", kernel, partial(int8_expert_call, kernel, m, kind)
@@ -207,7 +218,8 @@ def _experts(dot: str, scheme: str) -> Iterator[Case]:
 def dot_cases(dot: str) -> Iterator[Case]:
     """Small cases of one dot product, every scheme; q4f32_1 differs from q4f16_1 in the type of scales alone."""
     shapes = [*((shape, ROWS) for shape in SHAPES), *((shape, MANY_ROWS) for shape in MANY_SHAPES)]
-    for scheme, chosen in (*((scheme, shapes) for scheme in SCHEMES), ("q4f32_1", [shapes[4], shapes[-1]])):
+    kept = [(scheme, [shapes[5], *shapes[-2:]]) for scheme in KEPT]
+    for scheme, chosen in (*((scheme, shapes) for scheme in SCHEMES), ("q4f32_1", [shapes[4], shapes[-1]]), *kept):
         for (i, ((n, k), rows)), many in product(enumerate(chosen), (False, True)):
             kernel = Int8Matmul(dot, scheme, n, k, many=many)
             for j, m in enumerate(rows):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache, partial
 from itertools import product
 
@@ -12,6 +12,7 @@ import numpy as np
 from tvm import tirx
 
 from mlcpipe.nn import definitions
+from mlcpipe.quantization import kept
 from mlcpipe.quantization.layout import load_layout
 from mlcpipe.quantization.packing import pack, unpack
 from mlcpipe.quantization.scheme import Scheme, load_scheme
@@ -31,6 +32,8 @@ SCHEMES = {
     "q8f32_1": ((97, 100), (16, 600)),
     "q8f32_0": ((97, 100), (16, 600)),
     "q0f32": ((97, 100), (1, 33)),
+    "Q4_0": ((97, 96), (16, 608)),
+    "Q8_0": ((97, 96), (16, 608)),
 }
 GATED = (("q4f16_1", 40, 100, "silu"), ("q4f16_1", 30, 64, "gelu_tanh"), ("q0f16", 64, 33, "silu"))
 LAYOUT = "rows16"
@@ -54,7 +57,7 @@ class Matmul:
         return f"matmul{self.activation}_{self.scheme}_{self.n}_{self.k}{'_many' * self.many}"
 
     def definition(self) -> tirx.PrimFunc:
-        scheme, layout = load_scheme(self.scheme), load_layout(LAYOUT)
+        scheme, layout = scheme_named(self.scheme), load_layout(LAYOUT)
         if self.activation:
             func = definitions.gated_matmul(scheme, layout, self.n, self.k, self.activation, "float32")
         else:
@@ -84,7 +87,7 @@ class ExpertMatmul:
 
     def definition(self) -> tirx.PrimFunc:
         return definitions.expert_matmul(
-            load_scheme(self.scheme),
+            scheme_named(self.scheme),
             load_layout(LAYOUT),
             self.experts,
             self.n,
@@ -114,7 +117,7 @@ class Take:
         return f"take_{self.scheme}_{self.n}_{self.k}_{self.dtype}"
 
     def definition(self) -> tirx.PrimFunc:
-        return definitions.take(load_scheme(self.scheme), load_layout(LAYOUT), self.n, self.k, self.dtype)
+        return definitions.take(scheme_named(self.scheme), load_layout(LAYOUT), self.n, self.k, self.dtype)
 
     def build(self) -> tirx.PrimFunc:
         return by_rules(self.definition())[1]
@@ -135,11 +138,41 @@ class Dequantize:
 
     def definition(self) -> tirx.PrimFunc:
         return definitions.dequantize(
-            load_scheme(self.scheme), load_layout(LAYOUT), self.n, self.k, "float32", self.experts
+            scheme_named(self.scheme), load_layout(LAYOUT), self.n, self.k, "float32", self.experts
         )
 
     def build(self) -> tirx.PrimFunc:
         return by_rules(self.definition())[1]
+
+
+def scheme_named(name: str) -> Scheme:
+    """A scheme, or that of a block format."""
+    return kept.SCHEMES[name] if name in kept.SCHEMES else load_scheme(name)
+
+
+def unit_of(scheme: str) -> int:
+    """What rows of a block format are a multiple of; 8 for the others."""
+    found = scheme_named(scheme)
+    return (found.super_size or found.group_size) if found.kept else 8
+
+
+def whole(scheme: str, k: int) -> int:
+    """The next k that rows of a scheme may have."""
+    unit = unit_of(scheme) if scheme_named(scheme).kept else 1
+    return -(-k // unit) * unit
+
+
+def random_parts(scheme: Scheme, shape: tuple[int, ...], rng: np.random.Generator, scale: float) -> dict[str, Array]:
+    """Packed arrays of a block format in row order: all codes, all signs of scales, and some that are 0."""
+    rows, shapes = math.prod(shape[:-1]), scheme.shapes(*shape[-2:])
+    codes = rng.integers(0, 1 << scheme.bits, (rows, scheme.padded(shape[-1])), dtype=np.uint8)
+    scales = rng.standard_normal((rows, shapes["q_scale"][0][-1])) * scale
+    scales[rng.random(scales.shape) < 0.1] = 0
+    subs = None
+    if "q_sub" in shapes:
+        subs = rng.integers(-128, 128, (rows, shapes["q_sub"][0][-1])).astype(np.int8)
+    arrays = kept.pack_parts(scheme, codes, scales.astype(np.float16), subs)
+    return {name: array.reshape(*shape[:-1], -1) for name, array in arrays.items()}
 
 
 @cache
@@ -148,11 +181,14 @@ def packed(scheme_name: str, shape: tuple[int, ...], kind: str) -> tuple[tuple[A
 
     A GEMV sums codes and subtracts zero_point * sum(x) later, so its rounding follows |w| + zero_point * scale.
     """
-    scheme = load_scheme(scheme_name)
+    scheme = scheme_named(scheme_name)
     rng = np.random.default_rng([*scheme_name.encode(), *shape])
     # Denormal weights for float16 scales, not for float32: 2**-20 makes scales of 2**-22 and below.
-    weight = adversarial("normal" if kind == "denormal" else kind, shape, rng, 2.0**-20 if kind == "denormal" else 0.1)
-    rows = pack(scheme, weight)
+    scale = 2.0**-20 if kind == "denormal" else 0.1
+    if scheme.kept:
+        rows = random_parts(scheme, shape, rng, scale)
+    else:
+        rows = pack(scheme, adversarial("normal" if kind == "denormal" else kind, shape, rng, scale))
     stored = load_layout(LAYOUT).repack(scheme, rows, *shape[-2:])
     w = unpack(scheme, rows, shape[-1]).astype(np.float64)
     return tuple(stored.values()), w, np.abs(w) + _zero_points(scheme, rows, shape[-1])
@@ -161,6 +197,11 @@ def packed(scheme_name: str, shape: tuple[int, ...], kind: str) -> tuple[tuple[A
 def _zero_points(scheme: Scheme, rows: dict[str, Array], k: int) -> Array | float:
     if scheme.bits == 0:
         return 0.0
+    if scheme.kept:
+        sizes = {name: a if name == "q_weight" else np.abs(a.astype(np.float32)) for name, a in rows.items()}
+        flat = {name: a.reshape(-1, a.shape[-1]) for name, a in sizes.items()}
+        opposite = kept.unpack(replace(scheme, zero=-scheme.zero_point), flat, k)
+        return opposite.astype(np.float64).reshape(*rows["q_weight"].shape[:-1], k)
     scales = np.repeat(rows["q_scale"].astype(np.float64), scheme.group(k), axis=-1)
     return scales[..., :k] * scheme.zero_point
 
@@ -238,7 +279,8 @@ def cases() -> Iterator[Case]:
                 kind = KINDS[(i // 2 + j) % len(KINDS)]
                 yield Case(f"{kernel.symbol}-m{m}-{kind}", scheme, kernel, partial(matmul_call, kernel, m, kind))
         yield from _lookups(scheme)
-        yield from _experts(scheme)
+        if not scheme_named(scheme).several_arrays:
+            yield from _experts(scheme)
     for (scheme, n, k, activation), many in product(GATED, (False, True)):
         kernel = Matmul(scheme, n, k, activation, many)
         for m, kind in zip((1, 3, 13, 24), KINDS):
@@ -247,21 +289,22 @@ def cases() -> Iterator[Case]:
 
 
 def _lookups(scheme: str) -> Iterator[Case]:
+    unit = unit_of(scheme)
     for kind in KINDS:
-        take = Take(scheme, 19, 72)
+        take = Take(scheme, 19, unit * 9)
         yield Case(f"{take.symbol}-{kind}", scheme, take, partial(take_call, take, 9, kind))
         for experts in (None, 2):
-            whole = Dequantize(scheme, 17, 72, experts)
+            whole = Dequantize(scheme, 17, unit * 9, experts)
             yield Case(f"{whole.symbol}-{kind}", scheme, whole, partial(dequantize_call, whole, kind))
     # More elements than one thread takes, and a lookup in half precision.
-    wide, half = Take(scheme, 50, 500), Take(scheme, 19, 72, "float16")
+    wide, half = Take(scheme, 50, 500 // unit * unit), Take(scheme, 19, unit * 9, "float16")
     yield Case(f"{wide.symbol}-many", scheme, wide, partial(take_call, wide, 40, "normal"))
     yield Case(f"{half.symbol}-half", scheme, half, partial(take_call, half, 9, "normal"))
 
 
 def _experts(scheme: str) -> Iterator[Case]:
     for n, k, experts, top, shared in ((33, 100, 4, 2, True), (16, 40, 3, 3, False), (7, 33, 2, 1, False)):
-        kernel = ExpertMatmul(scheme, n, k, experts, top, shared)
+        kernel = ExpertMatmul(scheme, n, whole(scheme, k), experts, top, shared)
         for m, kind in zip((1, 3, 5, 2), KINDS):
             yield Case(f"{kernel.symbol}-m{m}-{kind}", scheme, kernel, partial(expert_call, kernel, m, kind))
 
@@ -275,7 +318,7 @@ def timed_cases() -> Iterator[Case]:
         ("q3f16_1", 4096, 2048, (1,)),
         ("q0f16", 2048, 2048, (1, 128)),
     ):
-        nbytes = load_scheme(scheme).nbytes(n, k)
+        nbytes = scheme_named(scheme).nbytes(n, k)
         for m in rows:
             kernel = Matmul(scheme, n, k, many=m > 16)
             yield Case(

@@ -1,0 +1,37 @@
+"""What a quantized matrix consists of."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+Array = NDArray[Any]
+
+
+@dataclass(frozen=True)
+class Parts:
+    """Of a matrix [N, K]: codes u8[N, K] and scales f16[N, groups]; sub-scales i8[N, sub-groups] of the scales.
+
+    In formats with minima one follows each scale and each sub-scale, and is added to the product.
+    """
+
+    codes: NDArray[np.uint8]
+    scales: NDArray[np.float16]
+    subs: NDArray[np.int8] | None = None
+
+    def map(self, change: Callable[[Array], Array]) -> Parts:
+        """The parts, each as `change` makes it."""
+        return Parts(change(self.codes), change(self.scales), None if self.subs is None else change(self.subs))
+
+
+def joined(parts: Sequence[Parts]) -> Parts:
+    """One matrix with the rows of several, in order."""
+    first = parts[0]
+    if len(parts) == 1:
+        return first
+    subs = None if first.subs is None else np.concatenate([part.subs for part in parts if part.subs is not None])
+    return Parts(np.concatenate([p.codes for p in parts]), np.concatenate([p.scales for p in parts]), subs)

@@ -1,0 +1,99 @@
+"""Schemes of GGUF's block formats, as `--quantization keep` stores them: every code and scale of the file.
+
+Codes of 5 and 6 bits are two bit planes, of 3 bits too: the upper plane keeps what the lower one cannot. A run of 32
+elements fills `bits` words, plane after plane. In a plane of b bits element e of the run has bits (8 j + b t) mod 32
+of the plane's word t * b // 8, where t = 2 * (e // 8) + e % 2 and j = e // 2 % 4: a mask gives the codes of four
+bytes, and a plane of 4 bits is MLC's order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mlcpipe.quantization.scheme import Scheme
+
+Array = NDArray[Any]
+
+RUN = 32  # elements whose words lie together
+_PLANES = {2: (2,), 3: (2, 1), 4: (4,), 5: (4, 1), 6: (4, 2), 8: (8,)}
+
+
+def _scheme(name: str, bits: int, zero: int, group_size: int = RUN, **more: Any) -> Scheme:
+    return Scheme(name, "float16", bits, group_size, 32 // bits, zero, **more)
+
+
+SCHEMES: Mapping[str, Scheme] = {
+    scheme.name: scheme
+    for scheme in (
+        _scheme("Q4_0", 4, 8),
+        _scheme("Q8_0", 8, 128),
+    )
+}
+
+
+def planes(bits: int) -> tuple[int, ...]:
+    """The widths of the bit planes of a code, the lowest first."""
+    return _PLANES[bits]
+
+
+def pack_codes(codes: Array, bits: int) -> Array:
+    """Codes uint8[N, K], K a multiple of 32 -> words uint32[N, K * bits / 32]."""
+    n, k = codes.shape
+    if bits == 8:
+        return np.ascontiguousarray(codes).view("<u4")
+    words = np.zeros((n, k // RUN, bits), np.uint32)
+    runs = codes.reshape(n, k // RUN, 4, 4, 2)  # e // 8, j, e % 2
+    shift = first = 0
+    for plane in planes(bits):
+        mask = np.uint8((1 << plane) - 1)
+        for t in range(8):
+            for j in range(4):
+                part = (runs[:, :, t // 2, j, t % 2] >> np.uint8(shift) & mask).astype(np.uint32)
+                words[:, :, first + t * plane // 8] |= part << np.uint32(8 * j + plane * t % 8)
+        shift, first = shift + plane, first + plane
+    return words.reshape(n, -1)
+
+
+def pack_parts(scheme: Scheme, codes: Array, scales: Array, subs: Array | None) -> dict[str, Array]:
+    """Codes uint8[N, K], scales float16 and sub-scales int8 of a matrix -> arrays of `scheme.shapes`."""
+    packed = {"q_weight": pack_codes(codes, scheme.bits), "q_scale": scales}
+    return packed if subs is None else {**packed, "q_sub": subs}
+
+
+def unpack_codes(words: Array, bits: int) -> Array:
+    """The inverse of `pack_codes`."""
+    n = words.shape[0]
+    if bits == 8:
+        return np.ascontiguousarray(words).view(np.uint8)
+    runs = words.reshape(n, -1, bits)
+    codes = np.zeros((n, runs.shape[1], 4, 4, 2), np.uint8)
+    shift = first = 0
+    for plane in planes(bits):
+        mask = np.uint32((1 << plane) - 1)
+        for t in range(8):
+            for j in range(4):
+                part = runs[:, :, first + t * plane // 8] >> np.uint32(8 * j + plane * t % 8) & mask
+                codes[:, :, t // 2, j, t % 2] |= part.astype(np.uint8) << np.uint8(shift)
+        shift, first = shift + plane, first + plane
+    return codes.reshape(n, -1)
+
+
+def unpack(scheme: Scheme, packed: Mapping[str, Array], k: int) -> Array:
+    """Arrays of `scheme.shapes` -> float32[N, k], each value rounded once: the dequantized blocks, bit for bit."""
+    codes = unpack_codes(packed["q_weight"], scheme.bits)
+    n = len(codes)
+    levels = np.array(scheme.table, np.float32)[codes] if scheme.table else codes - np.float32(scheme.zero_point)
+    each = 2 if scheme.minima else 1
+    scales = packed["q_scale"].astype(np.float32).reshape(n, -1, each)
+    if scheme.super_size:
+        subs = packed["q_sub"].astype(np.float32).reshape(n, scales.shape[1], -1, each)
+        scales = (scales[:, :, None] * subs).reshape(n, -1, each)
+    values = levels.reshape(n, scales.shape[1], -1) * scales[:, :, :1]
+    if scheme.minima:
+        values += scales[:, :, 1:]
+    result: Array = values.reshape(n, -1)[:, :k]
+    return result

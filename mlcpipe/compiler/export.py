@@ -11,6 +11,7 @@ import tvm
 from tvm import relax
 from tvm.ir import StringImm
 
+from mlcpipe.defaults import KEEP
 from mlcpipe.errors import ConfigError, TargetError
 from mlcpipe.models import build_model
 from mlcpipe.nn.causal_lm import CausalLM, ModelFacts
@@ -29,7 +30,8 @@ LOGITS_BYTES = 64 << 20  # of a prompt's rows whose logits one call gives, where
 def prepare_model(config: Mapping[str, Any], target: Target, scheme: Scheme, kv_cache_dtype: str = "auto") -> CausalLM:
     """Build the model of a config.json and set its dtypes and its folder of kernels.
 
-    `kv_cache_dtype` is f32, f16, q8 or auto; auto is the scheme's dtype if the target's kernels support it.
+    `kv_cache_dtype` is f32, f16, q8 or auto; auto is the scheme's dtype, float16 for
+    weights that are kept, if the target's kernels support it.
     Raises ConfigError for an unknown dtype, TargetError for one that the kernels do not support.
     """
     wanted = kv_dtype(kv_cache_dtype)
@@ -45,14 +47,16 @@ def prepare_model(config: Mapping[str, Any], target: Target, scheme: Scheme, kv_
         raise TargetError("KV cache dtype", where=target.name, expected=", ".join(possible), found=kv_cache_dtype)
     model.dtype = target.activation_dtype
     model.to(target.activation_dtype)
-    model.kv_dtype = wanted or (scheme.model_dtype if scheme.model_dtype in possible else possible[0])
+    usual = "float16" if scheme.name == KEEP else scheme.model_dtype
+    model.kv_dtype = wanted or (usual if usual in possible else possible[0])
     model.kernels, model.own_pages = target.kernels, target.own_pages
     return model
 
 
 def kept_formats(target: Target) -> frozenset[str]:
     """GGUF's block formats that the target's kernels read."""
-    return importlib.import_module(f"tir_schedules.{target.kernels}.formats").KEPT
+    kept: frozenset[str] = importlib.import_module(f"tir_schedules.{target.kernels}.formats").KEPT
+    return kept
 
 
 def context_length(model: CausalLM, target: Target, wanted: int | None) -> int:

@@ -22,7 +22,6 @@ from mlcpipe.weights.keep import keep
 from mlcpipe.weights.table import check_sources
 
 TOKENIZER = "tokenizer.json"
-DEFAULT_KV_CACHE = "f16"  # where weights are kept in their own forms
 
 
 @dataclass(frozen=True)
@@ -65,8 +64,6 @@ def lower(
     `like` was lowered from the same checkpoint: its tokenizer is reused.
     """
     scheme = load_scheme(DEFAULT_QUANTIZATION if quantization == AUTO else quantization)
-    if quantization == KEEP and kv_cache_dtype == AUTO:
-        kv_cache_dtype = DEFAULT_KV_CACHE
     model = prepare_model(checkpoint.config, target, scheme, kv_cache_dtype)
     context = context_length(model, target, context)
     chunk = prefill_chunk(model.facts, target, context)

@@ -27,6 +27,8 @@ OTHER_TIERS = ("full", "alone", "everything")
 # Words of a reason, and what would run the tests that it skips.
 ENABLE = (
     ("packages: npm", "npm ci --prefix tests/webgpu"),
+    ("kotlin-compiler", "npm ci --prefix tests/native/android"),
+    ("JDK", "apt install openjdk-17-jdk-headless"),
     ("node", "apt install nodejs npm"),
     ("npm", "apt install nodejs npm"),
     ("emcc", "apt install emscripten"),

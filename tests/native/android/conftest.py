@@ -1,0 +1,94 @@
+"""The Android library's Kotlin, compiled and run on a JVM of this machine with the real native library."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.native.conftest import ROOT, private_cache
+from tests.once import Once
+
+PROJECT = ROOT / "mlcpipe" / "native" / "android"
+LIBRARY = PROJECT / "mlcpipe" / "src" / "main"
+KOTLIN = Path(__file__).parent / "node_modules" / "kotlin-compiler" / "lib"
+CLASSES = tuple(KOTLIN / f"{name}.jar" for name in ("kotlin-stdlib", "kotlinx-coroutines-core-jvm"))
+# Lines of JSON that a scenario prints.
+Scenario = Callable[..., list[dict[str, Any]]]
+
+
+def jdk() -> Path:
+    """The folder of a Java development kit, which has JNI's headers."""
+    java = shutil.which("javac")
+    if java is None:
+        pytest.skip("no JDK")
+    return Path(java).resolve().parents[1]
+
+
+def kotlin_files(folder: Path) -> list[Path]:
+    return sorted(folder.rglob("*.kt"))
+
+
+def compile_kotlin(sources: list[Path], output: Path, *classes: Path, options: tuple[str, ...] = ()) -> None:
+    """Compile Kotlin without warnings. `classes` are more of the class path."""
+    java = jdk() / "bin" / "java"
+    if not KOTLIN.is_dir():
+        pytest.skip("no kotlin-compiler: npm ci --prefix tests/native/android")
+    compiler = os.pathsep.join(str(KOTLIN / f"kotlin-{name}.jar") for name in ("preloader", "compiler"))
+    path = os.pathsep.join(map(str, (*CLASSES, *classes)))
+    command = [java, "-Xmx1g", "-XX:TieredStopAtLevel=1", "-cp", compiler, "org.jetbrains.kotlin.cli.jvm.K2JVMCompiler"]
+    flags = ["-no-stdlib", "-no-reflect", "-Werror", "-Wextra", "-jvm-target", "1.8", *options, "-cp", path]
+    done = subprocess.run(
+        list(map(str, [*command, *flags, "-d", output, *sources])), capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr[-4000:]
+
+
+def link_jni(output: Path, cache: Path) -> None:
+    """The native runtime with the functions for Kotlin, for a JVM of this machine."""
+    from mlcpipe.compiler.link import find_cxx
+    from mlcpipe.compiler.native_runtime import RUNTIME_SOURCES, object_files
+
+    compiler, include, cpp = find_cxx(), jdk() / "include", LIBRARY / "cpp"
+    includes = [f"-I{path}" for path in (RUNTIME_SOURCES, include, include / "linux")]
+    flags = ["-std=c++17", "-Os", "-fPIC", "-fvisibility=hidden", "-Wall", "-Wextra", "-Werror", "-shared", "-pthread"]
+    exports = ["-Wl,--gc-sections", f"-Wl,--version-script={cpp / 'exports.map'}"]
+    objects = map(str, object_files(compiler, cache))
+    compiler.run([*flags, *includes, *exports, str(cpp / "jni.cc"), *objects, "-ldl", "-o", str(output)])
+
+
+@pytest.fixture(scope="session")
+def library_and_classes(once: Once, shared: Path) -> tuple[Path, Path]:
+    """The folder of libmlcpipe.so, and a jar of the library in Kotlin with the scenarios."""
+
+    def work(folder: Path) -> list[str]:
+        sources = [*kotlin_files(LIBRARY / "kotlin"), *kotlin_files(Path(__file__).parent / "kotlin")]
+        compile_kotlin(sources, folder / "library.jar")
+        link_jni(folder / "libmlcpipe.so", private_cache(shared))
+        return [str(folder), str(folder / "library.jar")]
+
+    folder, jar = once("android-library", work)
+    return Path(folder), Path(jar)
+
+
+@pytest.fixture
+def scenario(library_and_classes: tuple[Path, Path]) -> Scenario:
+    """Runs a function of Scenarios.kt in a JVM of its own."""
+    folder, jar = library_and_classes
+    path = os.pathsep.join(map(str, (jar, *CLASSES)))
+
+    def run(*words: object) -> list[dict[str, Any]]:
+        flags = ["-Xmx512m", "-Xcheck:jni", "-Dfile.encoding=UTF-8", f"-Djava.library.path={folder}", "-cp", path]
+        command = [str(jdk() / "bin" / "java"), *flags, "ai.mlcpipe.ScenariosKt", *map(str, words)]
+        done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=300)
+        assert done.returncode == 0, (done.stdout + done.stderr)[-4000:]
+        assert "WARNING" not in done.stdout, done.stdout[-2000:]  # of the checks of JNI
+        return [json.loads(line) for line in done.stdout.splitlines()]
+
+    return run

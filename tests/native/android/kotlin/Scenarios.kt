@@ -1,0 +1,195 @@
+// What the tests in Python run: `scenario paths…` prints lines of JSON.
+package ai.mlcpipe
+
+import kotlin.concurrent.thread
+import kotlinx.coroutines.Dispatchers
+import kotlinx.coroutines.async
+import kotlinx.coroutines.awaitAll
+import kotlinx.coroutines.cancel
+import kotlinx.coroutines.flow.Flow
+import kotlinx.coroutines.flow.collect
+import kotlinx.coroutines.flow.take
+import kotlinx.coroutines.flow.toList
+import kotlinx.coroutines.launch
+import kotlinx.coroutines.runBlocking
+
+val GREEDY = Sampling(temperature = 0.0)
+
+fun show(vararg members: Pair<String, Any?>) = println(Json.write(mapOf(*members)))
+
+/** Text and statistics of an answer that is collected to its end. */
+suspend fun whole(answer: Flow<Chunk>): Pair<String, Chunk.End> {
+    val chunks = answer.toList()
+    val text = chunks.dropLast(1).joinToString("") { (it as Chunk.Text).text }
+    return text to chunks.last() as Chunk.End
+}
+
+/** The code and the line of what fails. */
+suspend fun failure(name: String, work: suspend () -> Unit) {
+    try {
+        work()
+        show("name" to name, "code" to null)
+    } catch (error: MlcpipeException) {
+        show("name" to name, "code" to error.code.name, "line" to error.message)
+    }
+}
+
+/** A chat, each message answered greedily. */
+suspend fun conversation(path: String, code: ModelCode?, questions: List<String>) {
+    Mlcpipe.open(path, code).use { model ->
+        val chat = model.chat()
+        for (question in questions) {
+            val ids = model.tokenize(chat.messages + Message("user", question))
+            val (text, end) = whole(chat.send(question, GREEDY))
+            val s = end.statistics
+            show(
+                "text" to text,
+                "prompt" to ids.toList(),
+                "finish" to end.finish.name.lowercase(),
+                "tokens" to listOf(s.promptTokens, s.cachedTokens, s.completionTokens),
+            )
+        }
+    }
+}
+
+/** How much of an answer was computed when its coroutine was cancelled: bytes of the saved chat; and that it goes on. */
+suspend fun cancel(path: String, file: String) = runBlocking {
+    Mlcpipe.open(path).use { model ->
+        suspend fun savedBytes(): Long {
+            model.save(file)
+            return java.io.File(file).length()
+        }
+        val chat = model.chat()
+        whole(model.answer(listOf(Message("user", "go on")), GREEDY))
+        val whole = savedBytes()
+        model.reset()
+        var chunks = 0
+        // Unconfined: the collector runs in the call back of the token that it gets.
+        launch(Dispatchers.Unconfined) { chat.send("go on", GREEDY).collect { if (++chunks == 3) cancel() } }.join()
+        val until = savedBytes()
+        val said = chat.messages.last().content.isNotEmpty()
+        val first = chat.send("go on", GREEDY).take(3).toList().size
+        show(
+            "whole" to whole,
+            "until" to until,
+            "kept" to chat.messages.map { it.role },
+            "first" to first,
+            "chunks" to chunks,
+            "said" to said,
+        )
+    }
+}
+
+/** An answer whose model is closed meanwhile, by its collector or by another thread. */
+suspend fun close(path: String) {
+    for (elsewhere in listOf(false, true)) {
+        val model = Mlcpipe.open(path)
+        val chat = model.chat()
+        var chunks = 0
+        failure(if (elsewhere) "thread" else "collector") {
+            chat.send("go on", GREEDY).collect {
+                if (++chunks == 3) if (elsewhere) thread { model.close() } else model.close()
+            }
+        }
+        model.close()
+        failure("answer") { chat.send("more").collect() }
+        failure("reset") { model.reset() }
+        failure("trim") { model.trim() }
+    }
+}
+
+/** Two coroutines with one model, one chat asked twice at once, and a collector that throws or asks again. */
+suspend fun together(path: String) = runBlocking {
+    Mlcpipe.open(path).use { model ->
+        val answers = List(4) { async(Dispatchers.Default) { whole(model.chat().send("Hello!", GREEDY)).first } }
+        show("answers" to answers.awaitAll())
+        val chat = model.chat()
+        failure("twice") { chat.send("Hello!").collect { chat.send("Hello?").collect() } }
+        show("said" to chat.messages.size)
+        val inner = mutableListOf<String>()
+        model.chat().send("Hello!", GREEDY).collect {
+            if (inner.isEmpty()) inner += whole(model.chat().send("Hello!", GREEDY)).first
+        }
+        show("inner" to inner)
+        try {
+            model.chat().send("Hello!").collect { throw IllegalStateException("of the collector") }
+        } catch (error: IllegalStateException) {
+            show("thrown" to error.message)
+        }
+        show("after" to whole(model.chat().send("Hello!", GREEDY)).first)
+    }
+}
+
+/** Requests that cannot be honoured. */
+suspend fun refused(path: String) {
+    Mlcpipe.open(path).use { model ->
+        val huge = "word ".repeat(2 shl 20)
+        failure("prompt of 10 MB") { model.chat().send(huge).collect() }
+        failure("temperature") { model.chat().send("Hello!", Sampling(temperature = -1.0)).collect() }
+        failure("top_k") { model.chat().send("Hello!", Sampling(topK = -1)).collect() }
+        failure("maxTokens") { model.chat().send("Hello!", maxTokens = -1).collect() }
+        failure("role") { model.answer(listOf(Message("stranger", "Hello!"))).collect() }
+        failure("no message") { model.answer(emptyList()).collect() }
+        failure("variables") { model.answer(listOf(Message("user", "x")), variables = "[").collect() }
+        failure("surrogate") { model.chat().send("\ud800 \u0000 é", maxTokens = 1).collect() }
+        failure("threads") { Mlcpipe.setThreads(0) }
+        failure("save") { model.save("/nowhere/chat") }
+        failure("restore") { model.restore(path) }
+        show("after" to whole(model.chat().send("Hello!", GREEDY)).first)
+    }
+    failure("path with a 0") { Mlcpipe.open("a\u0000b").close() }
+    failure("context") { Mlcpipe.open(path, options = Options(contextLength = -1)) }
+}
+
+/** Opens each path. */
+suspend fun open(paths: List<String>) = paths.forEach { failure(it) { Mlcpipe.open(it).close() } }
+
+/** Says something, and saves the chat; or continues it in another process. */
+suspend fun save(path: String, file: String) = Mlcpipe.open(path).use { model ->
+    val chat = model.chat()
+    whole(chat.send("What is a \"compiler\"?\n\t\u0001é🎉", GREEDY))
+    chat.save(file)
+    show("messages" to chat.messages.map { it.content }, "answer" to whole(chat.send("And then?", GREEDY)).first)
+}
+
+suspend fun restore(path: String, file: String) = Mlcpipe.open(path).use { model ->
+    val chat = model.chat()
+    chat.restore(file)
+    val messages = chat.messages.map { it.content }
+    val (answer, end) = whole(chat.send("And then?", GREEDY))
+    show("messages" to messages, "answer" to answer, "cached" to end.statistics.cachedTokens)
+}
+
+fun residentBytes() =
+    java.io.File("/proc/self/statm").readText().split(" ")[1].toLong() * 4096
+
+/** Bytes of memory before and after many cancels, opens and closes. */
+suspend fun growth(path: String, cancels: Int, opens: Int) {
+    suspend fun cancelled(count: Int) = Mlcpipe.open(path).use { model ->
+        repeat(count) { model.answer(listOf(Message("user", "go on")), GREEDY).take(1).collect() }
+    }
+    suspend fun opened(count: Int) = repeat(count) { Mlcpipe.open(path).close() }
+    cancelled(cancels / 10)
+    opened(opens / 10)
+    val before = residentBytes()
+    cancelled(cancels)
+    opened(opens)
+    show("before" to before, "after" to residentBytes())
+}
+
+fun main(words: Array<String>) = runBlocking {
+    val path = words[1]
+    when (val name = words[0]) {
+        "conversation" -> conversation(path, words[2].ifEmpty { null }?.let { ModelCode.load(it) }, words.drop(3))
+        "cancel" -> cancel(path, words[2])
+        "close" -> close(path)
+        "together" -> together(path)
+        "refused" -> refused(path)
+        "open" -> open(words.drop(1))
+        "save" -> save(path, words[2])
+        "restore" -> restore(path, words[2])
+        "code" -> failure(path) { ModelCode.load(path) }
+        "growth" -> growth(path, words[2].toInt(), words[3].toInt())
+        else -> error("no scenario $name")
+    }
+}

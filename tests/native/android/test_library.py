@@ -1,0 +1,123 @@
+"""The Android library on a JVM of this machine: Kotlin, JNI and the native runtime answer as Python's engine does."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+
+from mlcpipe import Engine, SamplingParams
+from mlcpipe.cli import main
+from tests.conftest import Bundles
+from tests.native.android.conftest import Scenario
+
+pytestmark = pytest.mark.full  # compiles Kotlin, and TVM's runtime
+
+QUESTIONS = ('What is a "compiler"?', "Is it fast? 🎉")
+GREEDY = SamplingParams(temperature=0.0)
+
+
+def conversation(engine: Engine, questions: tuple[str, ...] = QUESTIONS) -> list[tuple[list[int], str, int]]:
+    """Prompt, text and number of tokens of each greedy answer."""
+    messages, said = [], []
+    for question in questions:
+        messages.append({"role": "user", "content": question})
+        prompt = list(engine.tokenizer.encode_chat(messages))
+        answer = engine.chat(messages, sampling=GREEDY)
+        messages.append({"role": "assistant", "content": answer.text})
+        said.append((prompt, answer.text, answer.stats.completion_tokens))
+    return said
+
+
+@pytest.fixture
+def demo(demo_bundles: Bundles) -> Path:
+    return demo_bundles["q4f16_1"]
+
+
+@pytest.fixture
+def endless(tiny_bundles: Bundles) -> Path:
+    """A model that goes on until its context is full."""
+    return tiny_bundles["q4f16_1"]
+
+
+def test_the_demo_conversation_is_python_s(scenario: Scenario, demo: Path) -> None:
+    said = scenario("conversation", demo, "", *QUESTIONS)
+    ours = [(answer["prompt"], answer["text"], answer["tokens"][2]) for answer in said]
+    assert ours == conversation(Engine(demo))
+    assert said[1]["tokens"][1] > said[0]["tokens"][0]  # the second prompt begins as the first, with its answer
+
+
+def test_a_cancelled_coroutine_ends_its_answer(scenario: Scenario, endless: Path, tmp_path: Path) -> None:
+    (said,) = scenario("cancel", endless, tmp_path / "chat")
+    assert said["until"] < 0.2 * said["whole"]
+    assert said["kept"] == ["user", "assistant"] * 2 and said["first"] == said["chunks"] == 3 and said["said"]
+
+
+def test_close_during_an_answer(scenario: Scenario, endless: Path) -> None:
+    said = scenario("close", endless)
+    assert [line["code"] for line in said] == ["CANCELLED", "USAGE", "USAGE", "USAGE"] * 2
+    assert all("engine" in line["line"] for line in said if line["code"] == "USAGE")
+
+
+def test_coroutines_take_turns(scenario: Scenario, demo: Path) -> None:
+    said = scenario("together", demo)
+    (answer,) = set(said[0]["answers"])
+    assert said[1]["code"] == "USAGE" and "under way" in said[1]["line"] and said[2]["said"] == 0
+    assert said[3]["inner"] == [answer] and said[4]["thrown"] == "of the collector" and said[5]["after"] == answer
+
+
+def test_a_request_that_cannot_be_honoured_is_an_exception(scenario: Scenario, demo: Path) -> None:
+    *said, path, context = scenario("refused", demo)
+    after = said.pop()
+    codes = {line["name"]: line["code"] for line in [*said, path, context]}
+    assert codes.pop("surrogate") is None  # it becomes U+FFFD
+    assert codes.pop("role") is None  # of which this template asks nothing
+    assert set(codes.values()) == {"USAGE"} and len(codes) == 11, codes
+    assert "tokens" in next(line["line"] for line in said if line["name"] == "prompt of 10 MB")
+    assert after["after"]
+
+
+def test_files_that_are_no_model(scenario: Scenario, demo: Path, tmp_path: Path) -> None:
+    data = tmp_path / "model.mlcp"
+    assert main(["package", str(demo), "--app", "weights", "-o", str(data)]) == 0
+    content = data.read_bytes()
+    at = content.index(b'"abi')
+    damaged = {
+        "cut": content[:-100],
+        "half": content[: len(content) // 2],
+        "altered": content[:-20] + b"\0" + content[-19:],
+        "abi": content[: at + 12] + b"#" + content[at + 13 :],
+        "empty": b"",
+        "text": b"no model\n" * 1000,
+    }
+    for name, bytes_ in damaged.items():
+        (tmp_path / name).write_bytes(bytes_)
+    os.mkfifo(tmp_path / "pipe")
+    shutil.copytree(demo, tmp_path / "bundle")
+    (tmp_path / "bundle" / "tensor-cache.json").unlink()
+    paths = [*damaged, "pipe", "bundle", "missing", ".", "model.mlcp"]
+    said = scenario("open", *(tmp_path / name for name in paths), "")
+    assert {line["code"] for line in said} == {"BUNDLE"}, said
+    assert "code" in said[-2]["line"]  # weights alone
+    assert all("; " in line["line"] or " in " in line["line"] for line in said)
+
+
+def test_code_that_is_none(scenario: Scenario, tmp_path: Path) -> None:
+    (tmp_path / "libmodel.so").write_text("no library")
+    for name in ("libmodel.so", "missing.so"):
+        (said,) = scenario("code", tmp_path / name)
+        assert said["code"] == "BUNDLE" and name in said["line"]
+
+
+def test_a_saved_chat_goes_on_in_another_process(scenario: Scenario, demo: Path, tmp_path: Path) -> None:
+    (saved,) = scenario("save", demo, tmp_path / "chat")
+    (restored,) = scenario("restore", demo, tmp_path / "chat")
+    assert restored.pop("cached") > 10 and restored == saved
+
+
+@pytest.mark.everything
+def test_memory_does_not_grow(scenario: Scenario, endless: Path) -> None:
+    (said,) = scenario("growth", endless, 10_000, 1000)
+    assert said["after"] - said["before"] < 16 << 20

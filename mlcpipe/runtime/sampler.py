@@ -8,6 +8,7 @@ from __future__ import annotations
 import secrets
 from collections.abc import Hashable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from copy import copy
 from typing import Any
 
 import numpy as np
@@ -36,6 +37,7 @@ class Row:
 
     def __init__(self, params: SamplingParams, prompt: Sequence[int] = (), matcher: Matcher | None = None) -> None:
         self.params, self.matcher = params, matcher
+        self.ahead: tuple[int, ...] = ()  # tokens of a draft that the matcher has not accepted
         self.mask_error: MlcpipeError | None = None
         self.numbers = Uniforms(secrets.randbits(64) if params.seed is None else params.seed)
         if not params.greedy:
@@ -47,10 +49,23 @@ class Row:
         if params.presence_penalty or params.frequency_penalty:
             self.presence = _Counts((), (params.presence_penalty, params.frequency_penalty, 1.0))
 
+    def after(self, draft: Sequence[int]) -> Row:
+        """As this one will be if these tokens are drawn; the same where that makes no difference."""
+        if not draft or (self.matcher is None and self.repetition is None and self.presence is None):
+            return self
+        row = copy(self)
+        row.ahead = tuple(draft)
+        row.repetition, row.presence = (
+            None if counts is None else counts.after(draft) for counts in (self.repetition, self.presence)
+        )
+        return row
+
+    def allowed(self, draft: list[int]) -> int:
+        """How many tokens of a draft may be drawn; not the one that ends a grammar, after which none is."""
+        return len(draft) if self.matcher is None else self.matcher.allowed(draft)
+
     def accept(self, token: int) -> None:
-        """Count a token that was drawn. Raises UsageError for a grammar that takes too much, ComputeError."""
-        if self.mask_error is not None:
-            raise self.mask_error
+        """Count a token that was drawn. Raises UsageError for a grammar that takes too much."""
         for counts in (self.repetition, self.presence):
             if counts is not None:
                 counts.add(token)
@@ -68,6 +83,14 @@ class _Counts:
         self._table = np.zeros((2, max(_MIN_ENTRIES, 2 * len(found))), np.int32)
         self._table[:, : len(found)] = found, counts
         self._spare = 1 << 31
+
+    def after(self, tokens: Sequence[int]) -> _Counts:
+        """These, and others."""
+        counts = copy(self)
+        counts._entry, counts._table = dict(self._entry), self._table.copy()
+        for token in tokens:
+            counts.add(token)
+        return counts
 
     def add(self, token: int) -> None:
         """One more occurrence."""
@@ -186,7 +209,7 @@ def _filled(rows: Sequence[Row], words: NDArray[np.int32]) -> tuple[list[int], N
     masked = {index: row.matcher for index, row in enumerate(rows) if row.matcher is not None}
     for index, matcher in masked.items():
         try:
-            matcher.fill(words[index])
+            matcher.fill(words[index], rows[index].ahead)
         except Exception as error:
             ours = (
                 error if isinstance(error, MlcpipeError) else ComputeError("the grammar failed", found=last_line(error))

@@ -7,9 +7,9 @@ import itertools
 import queue
 import threading
 import time
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass, field
 from functools import partial
 from typing import Literal
 
@@ -18,6 +18,7 @@ from mlcpipe.runtime.loading import LoadedBundle
 from mlcpipe.runtime.sampler import Row, log_probabilities
 from mlcpipe.runtime.serving import sequence as scheduling
 from mlcpipe.runtime.serving.core import Core, Drawn
+from mlcpipe.runtime.serving.drafting import Checked, Lookup
 from mlcpipe.runtime.serving.executor import MAX_FEW_ROWS
 from mlcpipe.runtime.serving.interface import (
     EngineStats,
@@ -53,14 +54,16 @@ class _Answer:
     sequence: Sequence | None = None
     queued_s: float = 0.0
     cached_tokens: int = 0
-    logprobs: tuple[float | None, tuple[tuple[int, float], ...]] = (None, ())  # of the token drawn last
+    logprobs: deque[tuple[float | None, tuple[tuple[int, float], ...]]] = field(default_factory=deque)  # of new tokens
+    drafter: Lookup | None = None
 
 
 class Batching:
     """A `ServingEngine` that computes all requests together, over a KV cache of `kv_tokens` tokens.
 
     `max_queue` requests may wait; another gets OverloadedError. `step_s` is how long a step may take where somebody
-    waits for the next token. What a request answers does not depend on what runs beside it.
+    waits for the next token. What a request answers does not depend on what runs beside it, nor on `drafts`: whether
+    tokens that are looked up in its texts are checked several at a time, where that is faster.
     """
 
     def __init__(
@@ -71,8 +74,10 @@ class Batching:
         max_queue: int = 256,
         max_sequences: int = MAX_FEW_ROWS,
         step_s: float = 0.1,
+        drafts: bool = True,
     ) -> None:
         limits = Limits(bundle.context_length, sequences=max_sequences, queue=max_queue, step_s=step_s)
+        self._drafts = drafts
         self._core = Core(bundle, kv_tokens, limits)
         self._scheduler = self._core.scheduler
         self._limits, self._kv_tokens = self._scheduler.limits, kv_tokens
@@ -117,7 +122,9 @@ class Batching:
             raise OverloadedError(f"{waiting} requests are waiting already", self._scheduler.retry_after_s())
         stream = Stream(next(self._numbers), request, wake)
         matcher = None if request.grammar is None else request.grammar.matcher()
-        answer = _Answer(stream, Row(request.sampling, request.tokens, matcher), time.monotonic())
+        row = Row(request.sampling, request.tokens, matcher)
+        drafter = Lookup(request.prediction, row.allowed, request.stop_ids) if self._drafts else None
+        answer = _Answer(stream, row, time.monotonic(), drafter=drafter)
         with self._door:
             if self._closing.is_set():
                 raise OverloadedError(self._fault or "the server is shutting down", 5.0)
@@ -141,6 +148,9 @@ class Batching:
             cached=scheduler.totals.prefix_hits,
             generated=scheduler.totals.answer_tokens,
             preemptions=scheduler.totals.preemptions,
+            drafts=scheduler.totals.drafts,
+            drafted=scheduler.totals.drafted,
+            accepted=scheduler.totals.accepted,
             finished=dict(self._finished),
             step_s=dict(self._step_s),
         )
@@ -212,6 +222,7 @@ class Batching:
                     namespace=request.namespace,
                     deterministic=request.deterministic,
                     params=answer.row,
+                    drafter=answer.drafter,
                     arrival=answer.came_s,
                 )
             )
@@ -244,18 +255,20 @@ class Batching:
 
     def _take(self, drawn: Drawn) -> None:
         """Count a token for its answer, which ends here where that fails."""
-        sequence, token, logits = drawn
+        sequence, token, settings, logits = drawn
         answer = self._of_sequence.get(sequence.id)
         if answer is None:
             return
         try:
             if token < 0:
                 raise self._core.not_finite(sequence)
+            if settings.mask_error is not None:
+                raise settings.mask_error
             answer.row.accept(token)
             request = answer.stream.request
             if request.logprobs is not None:
                 logprob, top = log_probabilities(logits(), token, request.sampling, request.logprobs)
-                answer.logprobs = logprob, tuple(top)
+                answer.logprobs.append((logprob, tuple(top)))
         except MlcpipeError as error:
             wrong = isinstance(error, ComputeError)  # a grammar's error leaves keys and values as they should be
             self._scheduler.cancel(sequence, Finish.ERROR if wrong else Finish.CANCELLED)
@@ -294,9 +307,11 @@ class Batching:
         error: MlcpipeError | None = None,
     ) -> None:
         """Tell of a token, or of the end, when `_wake` is called next."""
-        logprob, top = (None, ()) if token is None else answer.logprobs
-        stream = answer.stream
-        stream.put(TokenEvent(token, reason, logprob, top, answer.cached_tokens, answer.queued_s, error))
+        logprob, top = answer.logprobs.popleft() if token is not None and answer.logprobs else (None, ())
+        stream, checked = answer.stream, answer.drafter.prediction if answer.drafter and reason else Checked()
+        stream.put(
+            TokenEvent(token, reason, logprob, top, answer.cached_tokens, answer.queued_s, error, astuple(checked))
+        )
         if stream.wake is not None:
             self._news.setdefault(stream.wake, {})[stream] = None
 

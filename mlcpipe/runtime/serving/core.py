@@ -32,10 +32,14 @@ GREEDY = Row(SamplingParams(temperature=0.0))
 
 
 class Drawn(NamedTuple):
-    """A token that a sequence got, -1 where its logits are not finite; `logits()` is f32[V] as the draw left them."""
+    """A token that a sequence got, -1 where its logits are not finite, and how it was drawn.
+
+    `logits()` is f32[V] as the draw left them.
+    """
 
     sequence: Sequence
     token: int
+    settings: Row
     logits: Callable[[], NDArray[np.float32]]
 
 
@@ -89,9 +93,11 @@ class Core:
         tables, length = [sequence.tables[group] for group in model_groups(self.bundle)], len(sequence.tokens)
         return compute_error(self.bundle, lambda: of_pages(self.bundle, self.executor.pages, tables, length))
 
-    def _launch(self, rows: Many[_Row], forward: Forward, waits: Callable[[], None]) -> tuple[Many[_Row], Any, Any]:
-        """The rows, their logits f32[r, V] and tokens i32[r], which the device may still compute."""
-        settings = [row.sequence.request.params if row.wanted else GREEDY for row in rows]
+    def _launch(
+        self, rows: Many[_Row], forward: Forward, waits: Callable[[], None]
+    ) -> tuple[Many[_Row], Many[Row], Any, Any]:
+        """The rows, how they are drawn, and their logits f32[r, V] and tokens i32[r], as the device computes them."""
+        settings = [row.sequence.request.params.after(row.draft) if row.wanted else GREEDY for row in rows]
         masks = self._sampler.masks(settings)
         key = self._sampler.prepare(settings, [row.position for row in rows]) if rows else None
 
@@ -102,21 +108,25 @@ class Core:
         recorded = forward.key is not None and masks is None
         if self.bundle.device.on_host:  # where to launch is to wait
             waits()
-        return rows, *self._recorder.run(work, (forward.key, key) if recorded else None)
+        return rows, settings, *self._recorder.run(work, (forward.key, key) if recorded else None)
 
-    def _finish(self, rows: Many[_Row], logits: Any, drawn: Any, take: Callable[[Drawn], None]) -> list[int]:
-        """The tokens of the wanted ones of these rows, each told to `take` before."""
+    def _finish(
+        self, rows: Many[_Row], settings: Many[Row], logits: Any, drawn: Any, take: Callable[[Drawn], None]
+    ) -> list[int]:
+        """The tokens of the wanted ones of these rows; those that stand are told to `take` before."""
         if not rows:
             return []
         read = self.bundle.device.read
         found = tvm_runtime.array(read(drawn)).tolist()
         on_host = functools.cache(lambda: tvm_runtime.array(read(logits)))
-        tokens = []
+        tokens: list[int] = []
+        stands = True
         for index, row in enumerate(rows):
             if row.wanted:
+                stands = not row.draft or (stands and tokens[-1] == row.draft[-1])
                 tokens.append(max(found[index], 0))
-                if row.of.state is not State.ENDED:
-                    take(Drawn(row.sequence, found[index], partial(_row_of, on_host, index)))
+                if stands and row.of.state is not State.ENDED:
+                    take(Drawn(row.sequence, found[index], settings[index], partial(_row_of, on_host, index)))
         return tokens
 
 
@@ -126,18 +136,22 @@ def _row_of(logits: Callable[[], NDArray[np.float32]], index: int) -> NDArray[np
 
 
 class _Row(NamedTuple):
-    """A row of logits: for the token at this position of `sequence`, computed with the pages of `of`."""
+    """A row of logits: for the token at this position of `sequence`, computed with the pages of `of`.
+
+    It stands if the tokens of `draft`, which it follows, are those that are drawn.
+    """
 
     sequence: Sequence
     position: int
     wanted: bool
     of: Sequence
+    draft: Many[int] = ()
 
 
 def _few(step: Step) -> list[_Row]:
     """All rows of the forward of few rows."""
     return [
-        _Row(sequence, sequence.computed + at + 1, at >= len(tokens) - logits, sequence)
+        _Row(sequence, sequence.computed + at + 1, at >= len(tokens) - logits, sequence, sequence.draft[:at])
         for sequence, tokens, logits in step.few
         for at in range(len(tokens))
     ]

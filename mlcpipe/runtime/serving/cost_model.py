@@ -85,6 +85,21 @@ class CostModel:
         few, row = self.costs[1], self.costs[3]
         return max(1, min(many, int(many * row / few) if few > 0 else many))
 
+    def draft_rows(self, load: Load, tokens: float, keys: int, rate: float, most: int) -> tuple[int, float]:
+        """How many drafted tokens to check beside `load`, which gives `tokens` -> the number, and the tokens it adds.
+
+        Each costs a few row over `keys` keys, and stands with probability `rate` where those before it do. It is the
+        number that makes the most tokens a second: 0 where drafts cost more than they give.
+        """
+        seconds, row = self.seconds(load), self.costs[1] + keys * self.costs[4]
+        count, gained = 0, 0.0
+        while count < most:
+            gain = rate ** (count + 1)
+            if gain * (seconds + count * row) <= (tokens + gained) * row:
+                break
+            count, gained = count + 1, gained + gain
+        return count, gained
+
     def observe(self, load: Load, seconds: float) -> None:
         """A step of this load took so long."""
         if not self._learn or not (load.few or load.many) or not 0 < seconds < math.inf:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import threading
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Literal
@@ -70,11 +70,28 @@ class Matcher:
         """Whether nothing may follow but the end of the answer."""
         return bool(self._matcher.is_stopped())
 
-    def fill(self, words: NDArray[np.int32]) -> None:
-        """Write the mask of the next token to int32[words]. Raises UsageError for a grammar that takes too much."""
+    def fill(self, words: NDArray[np.int32], ahead: Sequence[int] = ()) -> None:
+        """Write the mask of the token after the `allowed` tokens `ahead` to int32[words].
+
+        Raises UsageError for a grammar that takes too much.
+        """
+        if ahead:
+            self._matcher.consume_tokens(list(ahead))
         self._matcher.unsafe_compute_mask_ptr(words.ctypes.data, words.nbytes)
         if self._matcher.is_error():
             raise self._too_much()
+        if ahead:
+            self._matcher.rollback(len(ahead))
+
+    def allowed(self, draft: list[int]) -> int:
+        """How many of these tokens may come one after the other, and another one behind them."""
+        count = self._matcher.validate_tokens(draft)
+        if count:
+            self._matcher.consume_tokens(draft[:count])
+            ended = self.ended
+            self._matcher.rollback(count)
+            count -= ended
+        return int(count)
 
     def accept(self, token: int) -> None:
         """Go on behind a token that the mask allowed. Raises UsageError for a grammar that takes too much."""

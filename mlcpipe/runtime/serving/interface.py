@@ -39,6 +39,7 @@ class Request:
     deadline_s  on the clock of `time.monotonic`: then the answer ends with "timeout"
     namespace   requests share computed prompts within one namespace only
     deterministic  reuse only keys and values that were computed as those of a prompt; answers' differ a little
+    prediction  tokens that the answer may have; they make it faster where it does, and change nothing
     """
 
     tokens: list[int]
@@ -51,6 +52,7 @@ class Request:
     deadline_s: float | None = None
     namespace: str = ""
     deterministic: bool = False
+    prediction: Many[int] = ()
 
 
 class TokenEvent(NamedTuple):
@@ -61,6 +63,7 @@ class TokenEvent(NamedTuple):
     top            alternatives (token, logprob), best first
     cached_tokens  tokens of the prompt whose keys and values were there
     queued_s       seconds that the request waited for its turn
+    prediction     of the last event: tokens of the client's prediction that stand, and that were wrong
     """
 
     token: int | None
@@ -70,6 +73,7 @@ class TokenEvent(NamedTuple):
     cached_tokens: int = 0
     queued_s: float = 0.0
     error: MlcpipeError | None = None
+    prediction: tuple[int, ...] = (0, 0)
 
 
 class Stream:
@@ -116,6 +120,7 @@ class EngineStats:
     kv_usage         part of the KV cache that is in use, 0 to 1
     prompt           of prompts that were begun; `cached` of them were not computed again
     preemptions      of requests
+    drafts           that were checked, of `drafted` tokens, of which `accepted` stand
     finished         requests by how they ended
     step_s           seconds of computing by part of a step
     """
@@ -127,6 +132,9 @@ class EngineStats:
     cached: int = 0
     generated: int = 0
     preemptions: int = 0
+    drafts: int = 0
+    drafted: int = 0
+    accepted: int = 0
     finished: dict[str, int] = field(default_factory=dict)
     step_s: dict[str, float] = field(default_factory=dict)
 

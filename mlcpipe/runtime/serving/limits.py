@@ -32,3 +32,6 @@ class Totals:
     prefix_hits: int = 0  # of them, found in the tree
     answer_tokens: int = 0
     rejected: int = 0
+    drafts: int = 0
+    drafted: int = 0  # tokens of drafts that were checked
+    accepted: int = 0  # of them, those that stand

@@ -10,9 +10,12 @@ import heapq
 import itertools
 from collections import deque
 from collections.abc import Sequence as Many
+from dataclasses import replace
+from functools import partial
 
 from mlcpipe.errors import UsageError
 from mlcpipe.runtime.serving.cost_model import CostModel, Load
+from mlcpipe.runtime.serving.drafting import MOST_DRAFTED
 from mlcpipe.runtime.serving.interface import OverloadedError
 from mlcpipe.runtime.serving.limits import Limits, Totals
 from mlcpipe.runtime.serving.page_pool import PagePool
@@ -110,10 +113,29 @@ class Scheduler:
         self._age_head(now)
         self._step = step = Step(now)
         self.residency.forking = 0
+        self._draft()
         self._plan_answers(step)
         self._plan_prompts(step, now)
         step.copies = self.pool.take_copies()
         return step if step.few or step.many else None
+
+    def _draft(self) -> None:
+        """Drafts for who answers, the longest that are worth their rows."""
+        running = self.residency.running
+        rows, keys = self.limits.few_rows - len(running), sum(len(one.tokens) for one in running)
+        load, tokens = Load(few=len(running), few_keys=keys), float(len(running))
+        for one in running:
+            request, length = one.request, len(one.tokens)
+            left = min(request.max_tokens - one.answer, self.limits.context - length) - 1
+            most = min(rows, left, MOST_DRAFTED)
+            worth = partial(self.cost.draft_rows, load, tokens, length)
+            if request.drafter is None or not worth(1.0, most)[0]:
+                continue
+            draft = request.drafter.propose(one.tokens)
+            count, gained = worth(draft.rate, min(most, len(draft.tokens)))
+            one.draft = draft.tokens[:count]
+            rows, tokens = rows - count, tokens + gained
+            load = replace(load, few=load.few + count, few_keys=load.few_keys + count * length)
 
     def _plan_answers(self, step: Step) -> None:
         """A row, and a draft, of each who answers."""
@@ -232,7 +254,10 @@ class Scheduler:
             if sequence.state is not State.ENDED:
                 sequence.draft = []
                 sequence.computed += len(tokens) - len(draft)
-                self._got(sequence, accepted(draft, got) if draft else got, events, now)
+                kept = accepted(draft, got) if draft else got
+                if draft:
+                    self._count_draft(sequence, len(draft), len(kept) - 1)
+                self._got(sequence, kept, events, now)
                 if draft:
                     self.pool.truncate(sequence, sequence.computed)
         for sequence, _, count, drawing in step.many:
@@ -247,6 +272,13 @@ class Scheduler:
             for one, token in itertools.compress(zip(drawing, got), started):
                 self._got(one, (token,), events, now)
         return events
+
+    def _count_draft(self, sequence: Sequence, drafted: int, right: int) -> None:
+        self.totals.drafts += 1
+        self.totals.drafted += drafted
+        self.totals.accepted += right
+        if sequence.request.drafter is not None:
+            sequence.request.drafter.checked(drafted, right)
 
     def _got(self, sequence: Sequence, tokens: Many[int], events: list[Event], now: float) -> None:
         """The sequence was computed further; of the drawn tokens all but the last are computed too."""

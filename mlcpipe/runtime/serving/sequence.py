@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from mlcpipe.errors import UsageError
+from mlcpipe.runtime.serving.drafting import Drafter
 from tir_schedules.step_layout import PAGE
 
 if TYPE_CHECKING:
@@ -33,6 +34,7 @@ class Request:
     keep           the pages of the prompt stay when the answer has ended, for those who begin alike
     deterministic  take only pages whose tokens were computed as this request would compute them. Others may differ by
                    the arithmetic of prompts against that of answers
+    drafter        proposes the next tokens of the answer, for this request alone
 
     Raises UsageError.
     """
@@ -47,6 +49,7 @@ class Request:
     arrival: float = 0.0
     keep: bool = False
     deterministic: bool = False
+    drafter: Drafter | None = None
 
     def __post_init__(self) -> None:
         if not self.tokens:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Iterator
 from dataclasses import replace
@@ -11,12 +12,14 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from mlcpipe import Engine
 from mlcpipe.devices.support import tvm_runtime
 from mlcpipe.errors import ComputeError, UsageError
 from mlcpipe.runtime.loading import LoadedBundle, load_bundle
 from mlcpipe.runtime.random_numbers import Uniforms, philox
 from mlcpipe.runtime.sampling_params import SamplingParams
 from mlcpipe.runtime.serving.batching import Batching
+from mlcpipe.runtime.serving.grammar import GrammarCompiler, GrammarSource
 from mlcpipe.runtime.serving.interface import OverloadedError, Request, Stream
 
 if TYPE_CHECKING:
@@ -119,7 +122,7 @@ def test_everybody_ends_and_gives_all_pages_back(engine: Batching) -> None:
 def test_all_streams_of_a_step_are_told_in_one_call(engine: Batching) -> None:
     woken: list[list[Stream]] = []
     with engine.together:
-        streams = [engine.submit(Request(list(range(9)), 20), woken.append) for _ in range(3)]
+        streams = [engine.submit(Request(list(range(9)), 20, KINDS[0]), woken.append) for _ in range(3)]
     assert [len(list(stream)) for stream in streams] == [20] * 3
     deadline = time.monotonic() + 10
     while not woken and time.monotonic() < deadline:
@@ -191,7 +194,11 @@ class _Failing:
     def matcher(self) -> _Failing:
         return self
 
-    def fill(self, words: NDArray[np.int32]) -> None:
+    def allowed(self, draft: list[int]) -> int:
+        return 0
+
+    def fill(self, words: NDArray[np.int32], ahead: tuple[int, ...]) -> None:
+        assert not ahead
         self.filled += 1
         if self.filled == 3:
             raise UsageError("the grammar cannot be followed")
@@ -252,3 +259,45 @@ def test_random_numbers_are_philox() -> None:
     draws = np.array([numbers.at(position) for position in range(4000)])
     assert draws.min() >= 0 and draws.max() < 1 and abs(draws.mean() - 0.5) < 0.02
     assert all(again.at(position) == draws[position] for position in (3999, 255, 256, 0, 1000, 999))
+
+
+@pytest.mark.parametrize("right", [True, False])
+def test_drafts_change_no_token_and_no_probability(bundle: LoadedBundle, right: bool) -> None:
+    """A prediction that is the answer, and one that is its beginning; alone, and four together."""
+    plain = Batching(bundle, kv_tokens=2048, drafts=False)
+    requests = [replace(request(index, 60), logprobs=1, deterministic=True) for index in range(1, 5)]
+    expected = [list(plain.submit(one)) for one in requests]
+    plain.close()
+    engine = Batching(bundle, kv_tokens=2048)
+    for i, events in enumerate(expected):
+        answer = [event.token for event in events]
+        predicted = answer if right else [*answer[:20], 1999, *answer[25:40], 1998]
+        requests[i] = replace(requests[i], prediction=tuple(predicted))
+    streams = [list(engine.submit(one)) for one in requests]
+    with engine.together:
+        together = [engine.submit(one) for one in requests]
+    streams += map(list, together)
+    stats = engine.stats()
+    engine.close()
+    assert [[one[:4] for one in stream] for stream in streams] == [[one[:4] for one in event] for event in expected * 2]
+    checked = [stream[-1].prediction for stream in streams[:4]]
+    assert all(counts[0] > 10 for counts in checked) and stats.accepted >= sum(counts[0] for counts in checked)
+    assert stats.drafted > stats.accepted or right
+    wrong = sum(counts[1] for counts in checked) / sum(counts[0] for counts in checked)
+    assert wrong < 0.1 if right else wrong > 0
+
+
+def test_drafts_follow_a_grammar(bundle: LoadedBundle, demo: Engine) -> None:
+    pytest.importorskip("llguidance", reason="llguidance computes the masks")
+    compiler = GrammarCompiler(demo.tokenizer, bundle.manifest.model.vocab_size)
+    grammar = compiler.compile(GrammarSource("json_schema", json.dumps({"enum": [["one", "two"] * 8, ["two"] * 9]})))
+    found = []
+    for drafts in (False, True):
+        engine = Batching(bundle, kv_tokens=2048, drafts=drafts)
+        for params in KINDS:
+            predicted = tuple(found[0]) if drafts else ()
+            stream = engine.submit(Request([5, 6, 7], 100, params, grammar=grammar, prediction=predicted))
+            found.append([event.token for event in stream])
+        stats = engine.stats()
+        engine.close()
+    assert found[4:] == found[:4] and stats.accepted > 10

@@ -1,0 +1,125 @@
+"""Drafts from texts at hand: what is proposed, how much of it is checked, and that no answer changes."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from mlcpipe.runtime.serving.cost_model import CostModel, Load
+from mlcpipe.runtime.serving.drafting import MOST_DRAFTED, Draft, Lookup
+from mlcpipe.runtime.serving.limits import Limits
+from mlcpipe.runtime.serving.page_pool import PageGroup
+from mlcpipe.runtime.serving.sequence import Request
+from tests.unit.serving.simulation import COSTS, VOCAB, Simulation, alone, words
+
+LIMITS = Limits(400, prefill_chunk=64, sequences=8)
+
+
+def answer_to(prompt: list[int], groups: tuple[PageGroup, ...]) -> list[int]:
+    """Prompt and answer of 60 tokens, alone and without drafts."""
+    return alone(Request(tuple(prompt), 60), groups)
+
+
+class Oracle:
+    """Knows the answer, and errs where it should."""
+
+    def __init__(self, answer: list[int], rate: float, seed: int = 0) -> None:
+        rng = random.Random(seed)
+        self._tokens = [token if rng.random() < rate else VOCAB + 1 for token in answer]
+        self._rate = rate
+        self.drafted = self.right = 0
+
+    def propose(self, tokens: list[int]) -> Draft:
+        return Draft(self._tokens[len(tokens) : len(tokens) + MOST_DRAFTED], self._rate)
+
+    def checked(self, drafted: int, right: int) -> None:
+        self.drafted, self.right = self.drafted + drafted, self.right + right
+
+
+def test_the_longest_match_is_continued_and_of_several_the_latest() -> None:
+    text = [1, 2, 3, 4, 50, 9, 3, 4, 60, 8, 3, 4, 70, 1, 2, 3, 4]
+    assert Lookup().propose(text).tokens[:2] == [50, 9]
+    assert Lookup().propose([5, 3, 4, 60, 8, 3, 4, 70, 6, 3, 4]).tokens == [70, 6, 3, 4]
+    for nothing in ([], [3], [4, 1, 4], [1, 2, 3, 4]):
+        assert Lookup().propose(nothing).tokens == []
+
+
+def test_a_prediction_is_the_first_draft_and_is_found_again_after_a_change() -> None:
+    prediction, prompt = list(range(100, 140)), [1, 2, 3]
+    lookup = Lookup(prediction)
+    assert lookup.propose(prompt).tokens == prediction[:MOST_DRAFTED]
+    lookup.checked(3, 2)
+    answer = [*prompt, 100, 101, 7]
+    assert lookup.propose(answer).tokens == []
+    assert lookup.propose([*answer, 104, 105]).tokens == prediction[6 : 6 + MOST_DRAFTED]
+    lookup.checked(5, 5)
+    assert (lookup.prediction.right, lookup.prediction.wrong) == (7, 1)
+    assert lookup.propose([*answer, 104, 105, 1, 2]).tokens[:1] == [3]
+    lookup.checked(5, 1)
+    assert (lookup.prediction.right, lookup.prediction.wrong) == (7, 1), "this draft was of the prompt"
+
+
+def test_no_draft_goes_beyond_the_end_of_an_answer_or_what_a_grammar_allows() -> None:
+    text = [1, 2, 3, 4, 5, 6, 1, 2]
+    assert Lookup(stops=frozenset({5})).propose(text).tokens == [3, 4]
+    assert Lookup(stops=frozenset({3})).propose(text).tokens == []
+    assert Lookup(allowed=lambda draft: min(len(draft), 3)).propose(text).tokens == [3, 4, 5]
+
+
+def test_rates_are_learned_from_tokens_that_were_not_drafted_too() -> None:
+    for better in (True, False):
+        lookup, tokens = Lookup(), [1, 2, 3, 1, 2]
+        first = lookup.propose(tokens).rate
+        for number in range(6):
+            tokens += [3 if better else 10 + number, 1, 2]
+            rate = lookup.propose(tokens).rate
+        assert (rate > first) == better
+
+
+def test_the_number_of_rows_makes_the_most_tokens_a_second() -> None:
+    cost = CostModel(COSTS, learn=False)
+    for rate in (0.0, 0.1, 0.5, 0.9, 1.0):
+        for running in (1, 4, 32):
+            load = Load(few=running, few_keys=100 * running)
+            count, gained = cost.draft_rows(load, running, 100, rate, MOST_DRAFTED)
+
+            def per_second(rows: int, load: Load = load, running: int = running, rate: float = rate) -> float:
+                seconds = cost.seconds(Load(few=load.few + rows, few_keys=load.few_keys + 100 * rows))
+                return (running + sum(rate ** (i + 1) for i in range(rows))) / seconds
+
+            assert gained == pytest.approx(sum(rate ** (i + 1) for i in range(count)))
+            assert count == max(range(MOST_DRAFTED + 1), key=per_second), (rate, running)
+
+
+@pytest.mark.parametrize("rate", [0.0, 0.3, 0.7, 1.0])
+@pytest.mark.parametrize("groups", [(PageGroup(256),), (PageGroup(30),), (PageGroup(100), PageGroup(40, 40))])
+def test_answers_are_the_same_with_drafts(rate: float, groups: tuple[PageGroup, ...]) -> None:
+    rng = random.Random(0)
+    simulation, oracles, sequences = Simulation(groups, LIMITS), [], []
+    for number in range(12):
+        prompt = words(rng, rng.randint(1, 120))
+        expected = answer_to(prompt, groups)
+        oracles.append(Oracle(expected, rate, number))
+        sequences.append((simulation.submit(prompt, 60, drafter=oracles[-1]), expected))
+        for _ in range(rng.randint(0, 6)):
+            simulation.step()
+    simulation.run()
+    assert all(sequence.tokens == expected for sequence, expected in sequences)
+    totals = simulation.scheduler.totals
+    assert totals.drafted == sum(one.drafted for one in oracles) >= totals.accepted == sum(one.right for one in oracles)
+    assert bool(totals.drafted) == (rate > 0) and (totals.accepted == totals.drafted) == (rate in (0.0, 1.0))
+    assert all(counts.used == 0 for counts in simulation.pool.counts())
+
+
+def test_drafts_save_steps_where_they_are_right() -> None:
+    groups = (PageGroup(256),)
+    prompt = words(random.Random(0), 50)
+    expected = answer_to(prompt, groups)
+    seconds = {}
+    for rate in (0.0, 0.7, 1.0):
+        simulation = Simulation(groups, LIMITS)
+        simulation.submit(prompt, 60, drafter=Oracle(expected, rate))
+        simulation.run()
+        seconds[rate] = simulation.now
+    assert seconds[1.0] < seconds[0.7] / 1.5 < seconds[0.0] / 2.5

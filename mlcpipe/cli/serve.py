@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -33,6 +34,13 @@ if TYPE_CHECKING:
 DEFAULT_PORT = 8000
 
 
+class DraftKind(str, Enum):
+    """Where drafts of answers come from."""
+
+    lookup = "lookup"
+    off = "off"
+
+
 def serve_command(
     model: ModelArgument = None,
     host: Annotated[str, typer.Option(help="Where to listen; 0.0.0.0 is every network.")] = "127.0.0.1",
@@ -54,6 +62,13 @@ def serve_command(
     step_ms: Annotated[
         int, typer.Option(help="Milliseconds that a step may take while somebody waits for the next token.")
     ] = 100,
+    draft: Annotated[
+        DraftKind,
+        typer.Option(
+            help="Where tokens that may come next are looked up, to check several at a time; no answer changes by it. "
+            "lookup: in the prompt, the answer and the request's prediction, where that is faster."
+        ),
+    ] = DraftKind.lookup,
     max_per_key: Annotated[
         int | None, typer.Option(help="Requests at once for each key; one more gets 429. (default: any number)")
     ] = None,
@@ -109,7 +124,7 @@ def serve_command(
         def load() -> Loaded:
             engine = Engine(bundle, context_length=context, device=engine_device(device), threads=threads)
             names = (name or _name_of(model, engine.manifest), *(alias or ()))
-            return _load(engine, names, max_queue, sequences, step_ms / 1000)
+            return _load(engine, names, max_queue, sequences, step_ms / 1000, draft is not DraftKind.off)
 
         def ready(loaded: Loaded) -> None:
             fit = loaded.engine.kv_tokens // loaded.engine.context_length
@@ -122,7 +137,9 @@ def serve_command(
         serve(bound, load, Rules(keys, host, max_per_key), ready, float(drain))
 
 
-def _load(engine: Engine, names: tuple[str, ...], max_queue: int, sequences: int | None, step_s: float) -> Loaded:
+def _load(
+    engine: Engine, names: tuple[str, ...], max_queue: int, sequences: int | None, step_s: float, drafts: bool
+) -> Loaded:
     from mlcpipe.errors import BundleError
     from mlcpipe.json_files import read_json_object
     from mlcpipe.runtime.serving.open_engine import open_engine
@@ -138,7 +155,7 @@ def _load(engine: Engine, names: tuple[str, ...], max_queue: int, sequences: int
     }
     defaults = read_json_object(path, limit=16 << 20, error=BundleError) if path.is_file() else {}
     tokenizer = engine.tokenizer
-    serving = open_engine(engine.model, max_queue=max_queue, sequences=sequences, step_s=step_s)
+    serving = open_engine(engine.model, max_queue=max_queue, sequences=sequences, step_s=step_s, drafts=drafts)
     return Loaded(serving, tokenizer, Facts(names, about, defaults))
 
 

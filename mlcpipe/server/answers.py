@@ -64,12 +64,16 @@ class Delta:
 
 @dataclass
 class Usage:
-    """Counts of tokens; `cached` of the prompt were not computed again, `reasoning` of the answer are reasoning."""
+    """Counts of tokens; `cached` of the prompt were not computed again, `reasoning` of the answer are reasoning.
+
+    `predicted`: of a client's prediction, those that stand in the answer, and those that were checked and do not.
+    """
 
     prompt: int = 0
     completion: int = 0
     cached: int = 0
     reasoning: int = 0
+    predicted: tuple[int, int] | None = None
 
 
 class Waker:
@@ -210,6 +214,9 @@ class _Choice:
 
     def _delta(self, event: TokenEvent) -> Delta | None:
         self.ended = event.finish_reason is not None
+        if self.ended and self.stream.request.prediction is not None:
+            right, wrong = self._usage.predicted or (0, 0)
+            self._usage.predicted = right + event.prediction[0], wrong + event.prediction[1]
         if self.finished:
             return None
         if event.error is not None:

@@ -90,6 +90,25 @@ class ResponseFormat(Body):
     json_schema: JsonSchemaFormat | None = None
 
 
+class TextPart(Body):
+    """A part of a text that comes in parts."""
+
+    type: Literal["text"]
+    text: str
+
+
+class Prediction(Body):
+    """What the answer may be: it makes it faster where it is right, and changes nothing."""
+
+    type: Literal["content"]
+    content: str | list[TextPart]
+
+    @property
+    def text(self) -> str:
+        """The whole of it."""
+        return self.content if isinstance(self.content, str) else "".join(part.text for part in self.content)
+
+
 def parsed(model: type[_B]) -> Callable[[Request], Coroutine[Any, Any, _B]]:
     """A dependency that reads a request's body. Raises ApiError for one that is no JSON, or of another form."""
 

@@ -13,7 +13,7 @@ from pydantic import Field
 
 from mlcpipe.runtime.sampling_params import MAX_LOGPROBS, TokenLogprob
 from mlcpipe.server.answers import Answer, Answers, Delta, Usage
-from mlcpipe.server.bodies import CompletionFields, ResponseFormat, body_schema, parsed
+from mlcpipe.server.bodies import CompletionFields, Prediction, ResponseFormat, body_schema, parsed
 from mlcpipe.server.conversation import Conversation, ToolChoice, answers_to, choose, thinking_variables, tool_of
 from mlcpipe.server.errors import ApiError
 from mlcpipe.server.service import Service
@@ -36,8 +36,8 @@ class ChatBody(CompletionFields):
     response_format: ResponseFormat | None = None
     reasoning_effort: str | None = None
     chat_template_kwargs: dict[str, Any] | None = None
-    # A hint for speed that changes no answer; what OpenAI stores or bills.
-    prediction: dict[str, Any] | None = None
+    prediction: Prediction | None = None
+    # What OpenAI stores or bills.
     store: bool | None = None
     metadata: dict[str, Any] | None = None
     # Refused by name.
@@ -83,6 +83,7 @@ def _conversation(body: ChatBody) -> Conversation:
         (body.top_logprobs or 0) if body.logprobs else None,
         body.stops,
         body.n or 1,
+        None if body.prediction is None else body.prediction.text,
     )
 
 
@@ -169,11 +170,15 @@ def _token(one: TokenLogprob) -> dict[str, Any]:
 
 
 def usage_json(usage: Usage) -> dict[str, Any]:
-    """Usage as OpenAI writes it."""
+    """Usage as OpenAI writes it; tokens of a prediction where there was one."""
+    predicted = {}
+    if usage.predicted is not None:
+        right, wrong = usage.predicted
+        predicted = {"accepted_prediction_tokens": right, "rejected_prediction_tokens": wrong}
     return {
         "prompt_tokens": usage.prompt,
         "completion_tokens": usage.completion,
         "total_tokens": usage.prompt + usage.completion,
         "prompt_tokens_details": {"cached_tokens": usage.cached},
-        "completion_tokens_details": {"reasoning_tokens": usage.reasoning},
+        "completion_tokens_details": {"reasoning_tokens": usage.reasoning, **predicted},
     }

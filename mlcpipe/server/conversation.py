@@ -38,6 +38,7 @@ class Conversation:
     logprobs: int | None = None
     stops: Sequence[str] = ()
     n: int = 1
+    prediction: str | None = None
 
 
 def tool_of(name: object, description: object, parameters: object, strict: object, where: str) -> Tool:
@@ -91,6 +92,9 @@ async def answers_to(service: Service, body: SamplingFields, conversation: Conve
     prompt = await prompt_of(service, conversation)
     request = service.request(body, prompt.tokens, conversation.max_tokens)
     request = replace(request, logprobs=conversation.logprobs)
+    if (text := conversation.prediction) is not None:
+        predicted = await service.apart(lambda: service.tokenizer.encode(text))
+        request = replace(request, prediction=predicted[: service.engine.context_length])
     form = service.source(body, conversation.form, prompt.thinking)
     if choice.tools and (form is None or form.kind == "json_schema"):
         request = await service.with_tools(

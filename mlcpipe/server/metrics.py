@@ -42,6 +42,9 @@ class _EngineCollector(Collector):
             ("prompt_tokens", "Tokens of prompts.", stats.prompt),
             ("generation_tokens", "Tokens of answers.", stats.generated),
             ("num_preemptions", "Requests that gave way to others.", stats.preemptions),
+            ("spec_decode_num_drafts", "Drafts that were checked.", stats.drafts),
+            ("spec_decode_num_draft_tokens", "Tokens of drafts that were checked.", stats.drafted),
+            ("spec_decode_num_accepted_tokens", "Of them, those that stand in answers.", stats.accepted),
         ):
             yield CounterMetricFamily(f"mlcpipe_{name}", text, value=value)
         ended = CounterMetricFamily("mlcpipe_request_success", "Requests that ended.", labels=["finished_reason"])

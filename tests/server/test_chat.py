@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -154,3 +155,33 @@ def test_events_are_lines_of_json(client: httpx2.Client) -> None:
         lines = [line for line in answer.iter_lines() if line]
     assert lines[-1] == "data: [DONE]"
     assert all(json.loads(line.removeprefix("data: "))["choices"] for line in lines[:-1])
+
+
+def test_a_prediction_changes_the_speed_alone(ai: Any, expected: str) -> None:
+    """Most of the answer, with another word in it; as text, and in parts."""
+    predicted = expected[: len(expected) // 2] + " something else" + expected[len(expected) // 2 :]
+    for content in (predicted, [{"type": "text", "text": predicted[:30]}, {"type": "text", "text": predicted[30:]}]):
+        answer = ai.chat.completions.create(
+            model=NAME, messages=HELLO, temperature=0, prediction={"type": "content", "content": content}
+        )
+        assert answer.choices[0].message.content == expected
+        details = answer.usage.completion_tokens_details
+        assert details.accepted_prediction_tokens > answer.usage.completion_tokens // 3
+        assert details.rejected_prediction_tokens > 0
+    plain = ai.chat.completions.create(model=NAME, messages=HELLO, temperature=0)
+    assert plain.usage.completion_tokens_details.accepted_prediction_tokens is None
+
+
+def test_drafts_are_counted(ai: Any, server: Running, expected: str) -> None:
+    ai.chat.completions.create(
+        model=NAME, messages=HELLO, temperature=0, prediction={"type": "content", "content": expected}
+    )
+    text = httpx2.get(f"{server.url}/metrics").text
+    counts = dict(re.findall(r"^mlcpipe_spec_decode_num_(\w+)_total (\S+)$", text, re.MULTILINE))
+    assert 0 < float(counts["accepted_tokens"]) <= float(counts["draft_tokens"]) and float(counts["drafts"]) > 0
+
+
+@pytest.mark.parametrize("prediction", ["text", {"type": "other", "content": ""}, {"type": "content", "content": 5}])
+def test_a_wrong_prediction_is_refused(ai: Any, prediction: object) -> None:
+    with pytest.raises(openai.BadRequestError, match="prediction"):
+        ai.chat.completions.create(model=NAME, messages=HELLO, prediction=prediction)

@@ -9,7 +9,7 @@ import threading
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterable
-from dataclasses import astuple, dataclass, field
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Literal
 
@@ -18,7 +18,7 @@ from mlcpipe.runtime.loading import LoadedBundle
 from mlcpipe.runtime.sampler import Row, log_probabilities
 from mlcpipe.runtime.serving import sequence as scheduling
 from mlcpipe.runtime.serving.core import Core, Drawn
-from mlcpipe.runtime.serving.drafting import Checked, Lookup
+from mlcpipe.runtime.serving.drafting import Lookup
 from mlcpipe.runtime.serving.executor import MAX_FEW_ROWS
 from mlcpipe.runtime.serving.interface import (
     EngineStats,
@@ -123,7 +123,7 @@ class Batching:
         stream = Stream(next(self._numbers), request, wake)
         matcher = None if request.grammar is None else request.grammar.matcher()
         row = Row(request.sampling, request.tokens, matcher)
-        drafter = Lookup(request.prediction, row.allowed, request.stop_ids) if self._drafts else None
+        drafter = Lookup(request.prediction or (), row.allowed, request.stop_ids) if self._drafts else None
         answer = _Answer(stream, row, time.monotonic(), drafter=drafter)
         with self._door:
             if self._closing.is_set():
@@ -308,10 +308,10 @@ class Batching:
     ) -> None:
         """Tell of a token, or of the end, when `_wake` is called next."""
         logprob, top = answer.logprobs.popleft() if token is not None and answer.logprobs else (None, ())
-        stream, checked = answer.stream, answer.drafter.prediction if answer.drafter and reason else Checked()
-        stream.put(
-            TokenEvent(token, reason, logprob, top, answer.cached_tokens, answer.queued_s, error, astuple(checked))
-        )
+        stream, predicted = answer.stream, (0, 0)
+        if reason is not None and answer.drafter is not None:
+            predicted = answer.drafter.predicted
+        stream.put(TokenEvent(token, reason, logprob, top, answer.cached_tokens, answer.queued_s, error, predicted))
         if stream.wake is not None:
             self._news.setdefault(stream.wake, {})[stream] = None
 

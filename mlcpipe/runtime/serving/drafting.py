@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from collections.abc import Sequence as Many
-from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
 import numpy as np
@@ -39,14 +38,6 @@ class Drafter(Protocol):
         ...
 
 
-@dataclass
-class Checked:
-    """Tokens of a client's prediction that the model checked."""
-
-    right: int = 0
-    wrong: int = 0
-
-
 class Lookup:
     """Finds the last tokens of an answer in its prompt, in the answer, or in a text that the client predicts.
 
@@ -57,9 +48,9 @@ class Lookup:
     def __init__(
         self, prediction: Many[int] = (), allowed: Callable[[list[int]], int] = len, stops: frozenset[int] = frozenset()
     ) -> None:
-        self.prediction = Checked()
+        self.predicted = 0, 0  # tokens of the prediction that stand, and that were checked and do not
         self._allowed, self._stops = allowed, stops
-        self._predicted = np.array(prediction, np.int32)
+        self._prediction = np.array(prediction, np.int32)
         self._text, self._length = np.empty(0, np.int32), 0
         self._begin: int | None = None  # of the answer
         self._rates = [_FIRST_RATE] * (_MOST_MATCH + 1)  # by the length of a match
@@ -70,14 +61,14 @@ class Lookup:
         """As `Drafter.propose`."""
         self._learn(tokens[self._length :])
         self._extend(tokens)
-        if self._begin == self._length and len(self._predicted):
+        if self._begin == self._length and len(self._prediction):
             match, self._from_prediction, at = _MOST_MATCH, True, 0
         else:
-            (match, at), *predicted = map(self._find, (self._text[: self._length], self._predicted))
+            (match, at), *predicted = map(self._find, (self._text[: self._length], self._prediction))
             self._from_prediction = predicted[0][0] >= max(match, _LEAST_MATCH)
             if self._from_prediction:
                 match, at = predicted[0]
-        text = self._predicted if self._from_prediction else self._text[: self._length]
+        text = self._prediction if self._from_prediction else self._text[: self._length]
         guess = text[at : at + MOST_DRAFTED].tolist() if match else []
         self._match = match
         end = next((at for at, token in enumerate(guess) if token in self._stops), len(guess))
@@ -87,8 +78,7 @@ class Lookup:
     def checked(self, drafted: int, right: int) -> None:
         """As `Drafter.checked`."""
         if self._from_prediction:
-            self.prediction.right += right
-            self.prediction.wrong += drafted - right
+            self.predicted = self.predicted[0] + right, self.predicted[1] + drafted - right
 
     def _learn(self, came: Many[int]) -> None:
         """The tokens that came since the last proposal say whether it was right, as far as it went."""

@@ -52,7 +52,7 @@ class Request:
     deadline_s: float | None = None
     namespace: str = ""
     deterministic: bool = False
-    prediction: Many[int] = ()
+    prediction: Many[int] | None = None
 
 
 class TokenEvent(NamedTuple):
@@ -73,7 +73,7 @@ class TokenEvent(NamedTuple):
     cached_tokens: int = 0
     queued_s: float = 0.0
     error: MlcpipeError | None = None
-    prediction: tuple[int, ...] = (0, 0)
+    prediction: tuple[int, int] = (0, 0)
 
 
 class Stream:

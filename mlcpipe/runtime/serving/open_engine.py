@@ -12,7 +12,9 @@ from mlcpipe.runtime.serving.interface import ServingEngine
 _MEMORY_SHARE = 0.5  # of the free memory that the KV cache takes where nobody says how many sequences
 
 
-def open_engine(model: LoadedModel, *, max_queue: int, sequences: int | None, step_s: float) -> ServingEngine:
+def open_engine(
+    model: LoadedModel, *, max_queue: int, sequences: int | None, step_s: float, drafts: bool
+) -> ServingEngine:
     """An engine over the model, which nobody else may use from now on.
 
     `sequences` of the whole context fit its KV cache at once; None is as many as half of the free memory holds.
@@ -45,7 +47,7 @@ def open_engine(model: LoadedModel, *, max_queue: int, sequences: int | None, st
                 found=free,
                 next_step="serve fewer --sequences, or a shorter --context",
             )
-    return Batching(bundle, kv_tokens=kv_tokens, max_queue=max_queue, step_s=step_s)
+    return Batching(bundle, kv_tokens=kv_tokens, max_queue=max_queue, step_s=step_s, drafts=drafts)
 
 
 def _kv_bytes(bundle: LoadedBundle, kv_tokens: int) -> int:

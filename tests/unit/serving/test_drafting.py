@@ -54,10 +54,10 @@ def test_a_prediction_is_the_first_draft_and_is_found_again_after_a_change() -> 
     assert lookup.propose(answer).tokens == []
     assert lookup.propose([*answer, 104, 105]).tokens == prediction[6 : 6 + MOST_DRAFTED]
     lookup.checked(5, 5)
-    assert (lookup.prediction.right, lookup.prediction.wrong) == (7, 1)
+    assert lookup.predicted == (7, 1)
     assert lookup.propose([*answer, 104, 105, 1, 2]).tokens[:1] == [3]
     lookup.checked(5, 1)
-    assert (lookup.prediction.right, lookup.prediction.wrong) == (7, 1), "this draft was of the prompt"
+    assert lookup.predicted == (7, 1), "this draft was of the prompt"
 
 
 def test_no_draft_goes_beyond_the_end_of_an_answer_or_what_a_grammar_allows() -> None:

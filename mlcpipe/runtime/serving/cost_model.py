@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
+from collections.abc import Sequence as Many
 from dataclasses import dataclass
 
 import numpy as np
@@ -13,6 +14,7 @@ from tir_schedules.step_layout import PAGE
 
 # Before the first measurement: a model of 0.5 GB on two cores, in seconds.
 DEFAULT_COSTS = (20e-3, 2e-3, 20e-3, 1.5e-3, 0.5e-6, 0.2e-6)
+_SOME = 3  # measurements, before which a long time may be chance
 _KEPT = 12  # measurements of a class of sizes
 _PRIOR_WEIGHT = 0.02  # of the default costs' ratios, against one measurement
 _OUTLIER = 0.15  # a relative error at which a measurement counts half
@@ -56,6 +58,9 @@ class CostModel:
         self._learn = learn
         self._count = 0
         self._measured: dict[tuple[int, ...], deque[tuple[tuple[float, ...], float]]] = {}
+        self._few_times: dict[int, deque[float]] = {}  # of steps of few rows alone, by their number, without keys
+        self._few_s: dict[int, float] = {}  # their medians
+        self._lately: set[int] = set()  # numbers that were measured since times were last forgotten
         self._margin = 1.0  # what the longer ones of steps with answers and prompts took, of what the costs say
 
     def seconds(self, load: Load) -> float:
@@ -85,20 +90,28 @@ class CostModel:
         few, row = self.costs[1], self.costs[3]
         return max(1, min(many, int(many * row / few) if few > 0 else many))
 
-    def draft_rows(self, load: Load, tokens: float, keys: int, rate: float, most: int) -> tuple[int, float]:
-        """How many drafted tokens to check beside `load`, which gives `tokens` -> the number, and the tokens it adds.
+    def draft_rows(self, load: Load, gains: Many[float]) -> int:
+        """How many drafted tokens to check in a step of this load, which has few rows alone.
 
-        Each costs a few row over `keys` keys, and stands with probability `rate` where those before it do. It is the
-        number that makes the most tokens a second: 0 where drafts cost more than they give.
+        Each is one row more. They stand with the probabilities `gains`, the largest first; it is the number that makes
+        the most tokens a second.
         """
-        seconds, row = self.seconds(load), self.costs[1] + keys * self.costs[4]
-        count, gained = 0, 0.0
-        while count < most:
-            gain = rate ** (count + 1)
-            if gain * (seconds + count * row) <= (tokens + gained) * row:
-                break
-            count, gained = count + 1, gained + gain
-        return count, gained
+        keys = self.costs[4] * load.few_keys / load.few
+        tokens = load.few + np.cumsum([0.0, *gains])
+        seconds = np.array([self._few_seconds(load.few + rows, keys) for rows in range(len(tokens))])
+        return int((tokens / seconds).argmax())
+
+    def _few_seconds(self, rows: int, each_s: float) -> float:
+        """Of a step of so many few rows that take `each_s` for their keys.
+
+        Kernels compute rows in blocks, so that these times have steps. What was measured less than `_SOME` times
+        follows the costs, from the next smaller number that was, unless it was faster.
+        """
+        measured = next((count for count in range(rows, 0, -1) if len(self._few_times.get(count, ())) >= _SOME), None)
+        seconds = self.costs[0] + rows * self.costs[1]
+        if measured is not None:
+            seconds *= self._few_s[measured] / (self.costs[0] + measured * self.costs[1])
+        return min(seconds, self._few_s.get(rows, seconds)) + rows * each_s
 
     def observe(self, load: Load, seconds: float) -> None:
         """A step of this load took so long."""
@@ -106,9 +119,24 @@ class CostModel:
             return
         kept = self._measured.setdefault(load.size_class(), deque(maxlen=_KEPT))
         kept.append((load.features(), seconds))
+        if not load.many:
+            times = self._few_times.setdefault(load.few, deque(maxlen=_KEPT))
+            times.append(seconds * self.seconds(Load(few=load.few)) / self.seconds(load))
+            self._few_s[load.few] = sorted(times)[len(times) // 2]
+            self._lately.add(load.few)
         self._count += 1
+        if self._count % _EVERY == 0:
+            self._forget()
         if self._count % _EVERY == 0 or self._count & (self._count - 1) == 0:
             self._fit()
+
+    def _forget(self) -> None:
+        """A time of each number of rows that was not tried lately: a slow moment shall not rule it out for ever."""
+        for rows in self._few_times.keys() - self._lately:
+            self._few_times[rows].popleft()
+            if not self._few_times[rows]:
+                del self._few_times[rows], self._few_s[rows]
+        self._lately.clear()
 
     def _fit(self) -> None:
         kept = [one for each in self._measured.values() for one in each]

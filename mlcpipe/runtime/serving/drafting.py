@@ -12,7 +12,7 @@ from typing import NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-MOST_DRAFTED = 15  # tokens: with the one before them a block of rows of the kernels
+MOST_DRAFTED = 15  # tokens of all drafts of a step
 _LEAST_MATCH, _MOST_MATCH = 2, 8  # tokens in common: a single one says little, a ninth no more
 _CANDIDATES = 32  # places that are compared, the latest ones
 _STEP = 0.2  # how far one token, right or wrong, moves a rate

@@ -8,10 +8,8 @@ from __future__ import annotations
 
 import heapq
 import itertools
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Sequence as Many
-from dataclasses import replace
-from functools import partial
 
 from mlcpipe.errors import UsageError
 from mlcpipe.runtime.serving.cost_model import CostModel, Load
@@ -120,22 +118,27 @@ class Scheduler:
         return step if step.few or step.many else None
 
     def _draft(self) -> None:
-        """Drafts for who answers, the longest that are worth their rows."""
+        """Drafts for who answers, of the tokens that are worth their rows."""
         running = self.residency.running
-        rows, keys = self.limits.few_rows - len(running), sum(len(one.tokens) for one in running)
-        load, tokens = Load(few=len(running), few_keys=keys), float(len(running))
+        room = min(MOST_DRAFTED, self.limits.few_rows - len(running))
+        if room <= 0 or all(one.request.drafter is None for one in running):
+            return
+        load = Load(few=len(running), few_keys=sum(len(one.tokens) for one in running))
+        if not self.cost.draft_rows(load, [1.0] * room):
+            return
+        pieces = []  # (probability that a token stands, whose it is)
         for one in running:
-            request, length = one.request, len(one.tokens)
-            left = min(request.max_tokens - one.answer, self.limits.context - length) - 1
-            most = min(rows, left, MOST_DRAFTED)
-            worth = partial(self.cost.draft_rows, load, tokens, length)
-            if request.drafter is None or not worth(1.0, most)[0]:
-                continue
-            draft = request.drafter.propose(one.tokens)
-            count, gained = worth(draft.rate, min(most, len(draft.tokens)))
-            one.draft = draft.tokens[:count]
-            rows, tokens = rows - count, tokens + gained
-            load = replace(load, few=load.few + count, few_keys=load.few_keys + count * length)
+            request = one.request
+            if request.drafter is not None:
+                draft = request.drafter.propose(one.tokens)
+                left = min(request.max_tokens - one.answer, self.limits.context - len(one.tokens)) - 1
+                one.draft = draft.tokens[: max(0, left)]
+                pieces += [(draft.rate ** (i + 1), one) for i in range(len(one.draft))]
+        pieces.sort(key=lambda piece: -piece[0])
+        count = self.cost.draft_rows(load, [gain for gain, _ in pieces[:room]])
+        drafted = Counter(one.id for _, one in pieces[:count])
+        for one in running:
+            one.draft = one.draft[: drafted[one.id]]
 
     def _plan_answers(self, step: Step) -> None:
         """A row, and a draft, of each who answers."""

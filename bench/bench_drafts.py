@@ -1,0 +1,114 @@
+"""Measures what drafts of answers gain: with and without them in turn, a drafter that knows the answer and errs.
+
+    python -m bench.bench_drafts [--model llama-1b] [--quantization q4f16_1] [--rate 0.7] [--batches 1,2,8]
+
+Each drafted token is right with probability `--rate`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import statistics
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from rich.table import Table
+
+from bench.make_checkpoint import SHAPES, make_checkpoint
+from bench.prepare import default_work
+from mlcpipe.cli.terminal import stdout_console
+from mlcpipe.loading import prepare_bundle
+from mlcpipe.runtime.loading import load_bundle
+from mlcpipe.runtime.serving.core import GREEDY, Core
+from mlcpipe.runtime.serving.cost_model import CostModel
+from mlcpipe.runtime.serving.drafting import MOST_DRAFTED, Draft
+from mlcpipe.runtime.serving.limits import Limits
+from mlcpipe.runtime.serving.sequence import Request
+
+_PROMPT, _ANSWER, _ROUNDS = 128, 96, 3
+
+
+class Oracle:
+    """Knows the answer; each token of a draft is right with probability `rate`."""
+
+    def __init__(self, rate: float) -> None:
+        self.answer: Sequence[int] = ()
+        self._rate, self._draw = rate, random.Random(0)
+
+    def propose(self, tokens: Sequence[int]) -> Draft:
+        """The next tokens of the answer, some of them changed."""
+        known = self.answer[len(tokens) : len(tokens) + MOST_DRAFTED]
+        return Draft([token if self._draw.random() < self._rate else token ^ 1 for token in known], self._rate)
+
+    def checked(self, drafted: int, right: int) -> None:
+        """Nothing to learn."""
+
+
+def answers(
+    core: Core, prompts: list[tuple[int, ...]], oracles: Sequence[Oracle | None]
+) -> tuple[float, list[list[int]]]:
+    """Tokens a second of the answers, from the step on in which all are answered, and what they are."""
+    sequences = [
+        core.scheduler.submit(Request(prompt, _ANSWER, params=GREEDY, drafter=oracle))
+        for prompt, oracle in zip(prompts, oracles)
+    ]
+    began, counted = 0.0, 0
+    while core.scheduler.has_work:
+        if not began and len(core.scheduler.residency.running) == len(sequences):
+            began, counted = time.perf_counter(), sum(one.answer for one in sequences)
+        now = time.perf_counter()
+        step = core.scheduler.plan(now)
+        assert step is not None
+        core.scheduler.settle(step, core.compute(step), time.perf_counter())
+    elapsed = time.perf_counter() - began
+    return (sum(one.answer for one in sequences) - counted) / elapsed, [one.tokens for one in sequences]
+
+
+def measure(core: Core, vocab: int, batch: int, rate: float) -> tuple[float, float, float]:
+    """Median tokens a second without and with drafts, and the share of drafted tokens that stood."""
+    rng = random.Random(batch)
+    prompts = [tuple(rng.randrange(1, vocab) for _ in range(_PROMPT)) for _ in range(batch)]
+    plain, drafted = [], []
+    before = core.scheduler.totals.drafted, core.scheduler.totals.accepted
+    for _ in range(_ROUNDS + 1):
+        speed, expected = answers(core, prompts, [None] * batch)
+        plain.append(speed)
+        oracles = [Oracle(rate) for _ in prompts]
+        for oracle, answer in zip(oracles, expected):
+            oracle.answer = answer
+        speed, found = answers(core, prompts, oracles)
+        drafted.append(speed)
+        if found != expected:
+            raise AssertionError("a draft changed an answer")
+    totals = core.scheduler.totals
+    stood = (totals.accepted - before[1]) / max(1, totals.drafted - before[0])
+    return statistics.median(plain[1:]), statistics.median(drafted[1:]), stood
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Measure, and print a table."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--model", choices=sorted(SHAPES), default="llama-1b")
+    parser.add_argument("--work", type=Path, default=default_work(), help="folder that keeps checkpoints")
+    parser.add_argument("--quantization", default="q4f16_1")
+    parser.add_argument("--rate", type=float, default=0.7)
+    parser.add_argument("--batches", default="1,2,8")
+    options = parser.parse_args(arguments)
+    checkpoint = options.work / options.model
+    if not checkpoint.is_dir():
+        make_checkpoint(options.model, checkpoint)
+    bundle = load_bundle(prepare_bundle(str(checkpoint), target="cpu", quantization=options.quantization), 512)
+    table = Table("answers", "tokens/s without", "with drafts", "ratio", "drafted tokens that stood")
+    for batch in map(int, options.batches.split(",")):
+        core = Core(bundle, batch * 512, Limits(512, sequences=batch, queue=batch), CostModel())
+        plain, drafted, stood = measure(core, bundle.manifest.model.vocab_size, batch, options.rate)
+        table.add_row(str(batch), f"{plain:.1f}", f"{drafted:.1f}", f"{drafted / plain:.2f}", f"{stood:.0%}")
+    stdout_console().print(table)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -28,7 +28,7 @@ from mlcpipe.runtime.serving.drafting import MOST_DRAFTED, Draft
 from mlcpipe.runtime.serving.limits import Limits
 from mlcpipe.runtime.serving.sequence import Request
 
-_PROMPT, _ANSWER, _ROUNDS = 128, 96, 3
+_PROMPT, _ANSWER, _ROUNDS = 128, 192, 3
 
 
 class Oracle:
@@ -50,21 +50,21 @@ class Oracle:
 def answers(
     core: Core, prompts: list[tuple[int, ...]], oracles: Sequence[Oracle | None]
 ) -> tuple[float, list[list[int]]]:
-    """Tokens a second of the answers, from the step on in which all are answered, and what they are."""
+    """Tokens a second while all are answered, and what the answers are."""
     sequences = [
         core.scheduler.submit(Request(prompt, _ANSWER, params=GREEDY, drafter=oracle))
         for prompt, oracle in zip(prompts, oracles)
     ]
-    began, counted = 0.0, 0
+    running, spans = core.scheduler.residency.running, []
     while core.scheduler.has_work:
-        if not began and len(core.scheduler.residency.running) == len(sequences):
-            began, counted = time.perf_counter(), sum(one.answer for one in sequences)
-        now = time.perf_counter()
+        together, now = len(running) == len(sequences), time.perf_counter()
         step = core.scheduler.plan(now)
         assert step is not None
-        core.scheduler.settle(step, core.compute(step), time.perf_counter())
-    elapsed = time.perf_counter() - began
-    return (sum(one.answer for one in sequences) - counted) / elapsed, [one.tokens for one in sequences]
+        events = core.scheduler.settle(step, core.compute(step), time.perf_counter())
+        if together and len(running) == len(sequences):
+            spans.append((sum(len(event.tokens) for event in events), time.perf_counter() - now))
+    tokens, seconds = map(sum, zip(*spans))
+    return tokens / seconds, [one.tokens for one in sequences]
 
 
 def measure(core: Core, vocab: int, batch: int, rate: float) -> tuple[float, float, float]:

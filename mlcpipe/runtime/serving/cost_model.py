@@ -14,6 +14,7 @@ from tir_schedules.step_layout import PAGE
 
 # Before the first measurement: a model of 0.5 GB on two cores, in seconds.
 DEFAULT_COSTS = (20e-3, 2e-3, 20e-3, 1.5e-3, 0.5e-6, 0.2e-6)
+_WORTH = 1.03  # times the tokens a second without drafts
 _SOME = 3  # measurements, before which a long time may be chance
 _KEPT = 12  # measurements of a class of sizes
 _PRIOR_WEIGHT = 0.02  # of the default costs' ratios, against one measurement
@@ -99,7 +100,9 @@ class CostModel:
         keys = self.costs[4] * load.few_keys / load.few
         tokens = load.few + np.cumsum([0.0, *gains])
         seconds = np.array([self._few_seconds(load.few + rows, keys) for rows in range(len(tokens))])
-        return int((tokens / seconds).argmax())
+        speeds = tokens / seconds
+        best = int(speeds.argmax())
+        return best if speeds[best] > _WORTH * speeds[0] else 0
 
     def _few_seconds(self, rows: int, each_s: float) -> float:
         """Of a step of so many few rows that take `each_s` for their keys.

@@ -14,7 +14,7 @@ from tir_schedules.step_layout import PAGE
 
 # Before the first measurement: a model of 0.5 GB on two cores, in seconds.
 DEFAULT_COSTS = (20e-3, 2e-3, 20e-3, 1.5e-3, 0.5e-6, 0.2e-6)
-_WORTH = 1.03  # times the tokens a second without drafts
+_WORTH = 1.05  # times the tokens a second without drafts
 _SOME = 3  # measurements, before which a long time may be chance
 _KEPT = 12  # measurements of a class of sizes
 _PRIOR_WEIGHT = 0.02  # of the default costs' ratios, against one measurement

@@ -93,7 +93,7 @@ def test_the_number_of_rows_makes_the_most_tokens_a_second(measured: bool) -> No
             gains = sorted((rate ** (i + 1) for i in range(4) for _ in range(running)), reverse=True)[:MOST_DRAFTED]
             count = cost.draft_rows(Load(few=running, few_keys=100 * running), gains)
             speeds = [(running + sum(gains[:rows])) / seconds(running + rows) for rows in range(len(gains) + 1)]
-            assert speeds[count] == pytest.approx(max(speeds), rel=0.04), (rate, running)
+            assert speeds[count] == pytest.approx(max(speeds), rel=0.06), (rate, running)
 
 
 @pytest.mark.parametrize("rate", [0.0, 0.3, 0.7, 1.0])

@@ -60,7 +60,7 @@ class CostModel:
         self._count = 0
         self._measured: dict[tuple[int, ...], deque[tuple[tuple[float, ...], float]]] = {}
         self._few_times: dict[int, deque[float]] = {}  # of steps of few rows alone, by their number, without keys
-        self._few_s: dict[int, float] = {}  # their medians
+        self._few_curve: list[float] = []  # what `_curve` gave lately
         self._lately: set[int] = set()  # numbers that were measured since times were last forgotten
         self._margin = 1.0  # what the longer ones of steps with answers and prompts took, of what the costs say
 
@@ -97,24 +97,30 @@ class CostModel:
         Each is one row more. They stand with the probabilities `gains`, the largest first; it is the number that makes
         the most tokens a second.
         """
-        keys = self.costs[4] * load.few_keys / load.few
-        tokens = load.few + np.cumsum([0.0, *gains])
-        seconds = np.array([self._few_seconds(load.few + rows, keys) for rows in range(len(tokens))])
-        speeds = tokens / seconds
-        best = int(speeds.argmax())
-        return best if speeds[best] > _WORTH * speeds[0] else 0
+        if load.few + len(gains) >= len(self._few_curve):
+            self._few_curve = self._curve(load.few + len(gains) + 1)
+        key_s, tokens = self.costs[4] * load.few_keys / load.few, float(load.few)
+        best, speed = 0, _WORTH * tokens / (self._few_curve[load.few] + load.few * key_s)
+        for rows, gain in enumerate(gains, load.few + 1):
+            tokens += gain
+            if tokens > speed * (self._few_curve[rows] + rows * key_s):
+                best, speed = rows - load.few, tokens / (self._few_curve[rows] + rows * key_s)
+        return best
 
-    def _few_seconds(self, rows: int, each_s: float) -> float:
-        """Of a step of so many few rows that take `each_s` for their keys.
+    def _curve(self, size: int) -> list[float]:
+        """Seconds of steps of 0 to `size` - 1 few rows, without keys.
 
         Kernels compute rows in blocks, so that these times have steps. What was measured less than `_SOME` times
         follows the costs, from the next smaller number that was, unless it was faster.
         """
-        measured = next((count for count in range(rows, 0, -1) if len(self._few_times.get(count, ())) >= _SOME), None)
-        seconds = self.costs[0] + rows * self.costs[1]
-        if measured is not None:
-            seconds *= self._few_s[measured] / (self.costs[0] + measured * self.costs[1])
-        return min(seconds, self._few_s.get(rows, seconds)) + rows * each_s
+        scale, curve = 1.0, []
+        for rows in range(size):
+            seconds = self.costs[0] + rows * self.costs[1]
+            times = sorted(self._few_times.get(rows, ()))
+            if len(times) >= _SOME:
+                scale = times[len(times) // 2] / seconds
+            curve.append(min([scale * seconds, *times[len(times) // 2 :][:1]]))
+        return curve
 
     def observe(self, load: Load, seconds: float) -> None:
         """A step of this load took so long."""
@@ -125,9 +131,10 @@ class CostModel:
         if not load.many:
             times = self._few_times.setdefault(load.few, deque(maxlen=_KEPT))
             times.append(seconds * self.seconds(Load(few=load.few)) / self.seconds(load))
-            self._few_s[load.few] = sorted(times)[len(times) // 2]
             self._lately.add(load.few)
         self._count += 1
+        if self._count % _SOME == 0:
+            self._few_curve = []
         if self._count % _EVERY == 0:
             self._forget()
         if self._count % _EVERY == 0 or self._count & (self._count - 1) == 0:
@@ -138,7 +145,7 @@ class CostModel:
         for rows in self._few_times.keys() - self._lately:
             self._few_times[rows].popleft()
             if not self._few_times[rows]:
-                del self._few_times[rows], self._few_s[rows]
+                del self._few_times[rows]
         self._lately.clear()
 
     def _fit(self) -> None:

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import heapq
 import itertools
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Sequence as Many
 
 from mlcpipe.errors import UsageError
 from mlcpipe.runtime.serving.cost_model import CostModel, Load
-from mlcpipe.runtime.serving.drafting import MOST_DRAFTED
+from mlcpipe.runtime.serving.drafting import MOST_DRAFTED, Draft
 from mlcpipe.runtime.serving.interface import OverloadedError
 from mlcpipe.runtime.serving.limits import Limits, Totals
 from mlcpipe.runtime.serving.page_pool import PagePool
@@ -126,19 +126,33 @@ class Scheduler:
         load = Load(few=len(running), few_keys=sum(len(one.tokens) for one in running))
         if not self.cost.draft_rows(load, [1.0] * room):
             return
-        pieces = []  # (probability that a token stands, whose it is)
-        for one in running:
-            request = one.request
+        drafts: list[Draft] = []
+        tokens: list[tuple[float, int]] = []  # of each draft the next one: (minus how likely it stands, whose it is)
+        for index, one in enumerate(running):
+            request, draft = one.request, Draft([], 0.0)
             if request.drafter is not None:
-                draft = request.drafter.propose(one.tokens)
                 left = min(request.max_tokens - one.answer, self.limits.context - len(one.tokens)) - 1
-                one.draft = draft.tokens[: max(0, left)]
-                pieces += [(draft.rate ** (i + 1), one) for i in range(len(one.draft))]
-        pieces.sort(key=lambda piece: -piece[0])
-        count = self.cost.draft_rows(load, [gain for gain, _ in pieces[:room]])
-        drafted = Counter(one.id for _, one in pieces[:count])
-        for one in running:
-            one.draft = one.draft[: drafted[one.id]]
+                draft = request.drafter.propose(one.tokens)
+                draft = draft if len(draft.tokens) <= left else Draft(draft.tokens[: max(0, left)], draft.rate)
+            drafts.append(draft)
+            if draft.tokens:
+                tokens.append((-draft.rate, index))
+        heapq.heapify(tokens)
+        gains: list[float] = []
+        owners: list[int] = []
+        counts = [0] * len(running)
+        while tokens and len(gains) < room:
+            gain, index = tokens[0]
+            gains.append(-gain)
+            owners.append(index)
+            counts[index] += 1
+            if counts[index] < len(drafts[index].tokens):
+                heapq.heapreplace(tokens, (gain * drafts[index].rate, index))
+            else:
+                heapq.heappop(tokens)
+        for index in owners[: self.cost.draft_rows(load, gains)]:
+            one = running[index]
+            one.draft = drafts[index].tokens[: len(one.draft) + 1]
 
     def _plan_answers(self, step: Step) -> None:
         """A row, and a draft, of each who answers."""

@@ -36,11 +36,10 @@ def atomic_directory(dest: Path, *, replaces: str = "", needed_bytes: int = 0) -
     when the disk has less than `needed_bytes` or fills up, and OSError for what else the system refuses.
     """
     dest = Path(os.path.realpath(dest))
-    busy = UsageError("another run is writing this folder", where=dest, next_step="wait for it or choose another path")
     with contextlib.ExitStack() as cleanup, full_disk_named(dest, needed_bytes):
         check_disk_space(dest.parent, needed_bytes)
         dest.parent.mkdir(parents=True, exist_ok=True)
-        cleanup.enter_context(only_writer(dest, busy))
+        cleanup.enter_context(only_writer(dest, _busy(dest)))
         _clear(dest)
         check_destination(dest, replaces)
         partial = _sibling(dest, "partial")
@@ -98,13 +97,25 @@ def check_destination(dest: Path, replaces: str = "") -> None:
         )
 
 
+def check_early(dest: Path, replaces: str = "") -> None:
+    """As `check_destination`, before the work. Also removes the lock of a run that was killed when all was written.
+
+    Raises UsageError, also where another run is writing there.
+    """
+    dest = Path(os.path.realpath(dest))
+    if _lock_file(dest).exists():
+        with only_writer(dest, _busy(dest)):
+            pass
+    check_destination(dest, replaces)
+
+
 @contextmanager
 def only_writer(dest: Path, busy: MlcpipeError, wait_s: float = 0) -> Iterator[None]:
     """Holds a lock that the system releases when the process ends, even if killed.
 
     Raises `busy` if another holds it for `wait_s`.
     """
-    lock = FileLock(dest.with_name(f".{dest.name}.lock"), timeout=wait_s, poll_interval=0.005)
+    lock = FileLock(_lock_file(dest), timeout=wait_s, poll_interval=0.005)
     try:
         lock.acquire()
     except Timeout:
@@ -116,6 +127,14 @@ def only_writer(dest: Path, busy: MlcpipeError, wait_s: float = 0) -> Iterator[N
         with contextlib.suppress(OSError):
             os.unlink(lock.lock_file)
         lock.release()
+
+
+def _lock_file(dest: Path) -> Path:
+    return dest.with_name(f".{dest.name}.lock")
+
+
+def _busy(dest: Path) -> UsageError:
+    return UsageError("another run is writing this folder", where=dest, next_step="wait for it or choose another path")
 
 
 def _sibling(path: Path, purpose: str) -> Path:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from mlcpipe.atomic import check_destination
+from mlcpipe.atomic import check_early
 from mlcpipe.cli.options import (
     CheckpointArgument,
     CompileTargetOption,
@@ -60,7 +60,7 @@ def compile_command(
     target = target or DEFAULT_TARGET
     from mlcpipe.bundle import MANIFEST, read_manifest
 
-    check_destination(output, MANIFEST if overwrite else "")
+    check_early(output, MANIFEST if overwrite else "")
     check_names(target, quantization or DEFAULT_QUANTIZATION, kv_cache_dtype or AUTO)
     import mlcpipe
     from mlcpipe.checkpoint import resolve

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from mlcpipe.atomic import check_destination
+from mlcpipe.atomic import check_early
 from mlcpipe.cli.options import CheckpointArgument, CompileTargetOption, OverwriteOption, QuantizationOption
 from mlcpipe.cli.terminal import say, stderr_console, stdout_console
 from mlcpipe.defaults import DEFAULT_QUANTIZATION, DEFAULT_TARGET
@@ -38,7 +38,7 @@ def convert_command(
     from mlcpipe.checkpoint import resolve
 
     target = target or DEFAULT_TARGET
-    check_destination(output, TENSOR_CACHE if overwrite else "")
+    check_early(output, TENSOR_CACHE if overwrite else "")
     check_names(target, quantization or DEFAULT_QUANTIZATION)
     with console_progress(stderr_console()) as progress:
         checkpoint = resolve(model, progress)

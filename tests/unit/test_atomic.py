@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from mlcpipe import atomic
-from mlcpipe.atomic import atomic_directory, atomic_write, check_destination
+from mlcpipe.atomic import atomic_directory, atomic_write, check_destination, check_early, only_writer
 from mlcpipe.disk import check_disk_space
 from mlcpipe.errors import ResourceError, UsageError
 from tests.faults import traced
@@ -388,3 +388,15 @@ def test_readers_never_see_a_part(tmp_path: Path) -> None:
 def test_atomic_write_into_an_absent_folder(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError):
         atomic_write(tmp_path / "absent" / "file", b"one")
+
+
+def test_the_lock_of_a_run_that_was_killed_when_all_was_written_goes(tmp_path: Path) -> None:
+    place, lock = tmp_path / "out", tmp_path / ".out.lock"
+    place.mkdir()
+    (place / "file").touch()
+    lock.touch()
+    with pytest.raises(UsageError, match="output folder not empty"):
+        check_early(place)
+    assert not lock.exists()
+    with only_writer(place, UsageError("busy")), pytest.raises(UsageError, match="another run is writing"):
+        check_early(place)

@@ -40,15 +40,14 @@ def _facts(scheme: Scheme, layout: Layout, n: int, k: int) -> dict[str, int | fl
     }
     if scheme.kept:
         facts |= {"scheme": scheme.name, "super_size": scheme.super_size, "minima": int(scheme.minima)}
-        facts |= {"table": " ".join(map(str, scheme.table))}
     return facts
 
 
 def _element(
     scheme: Scheme, layout: Layout, packed: list[te.Tensor], indices: tuple[tirx.PrimExpr, ...], dtype: str
 ) -> tirx.PrimExpr:
-    scale = packed[1] if len(packed) > 1 else None
-    return dequantize_element(scheme, layout, packed[0], scale, indices, dtype)
+    scale, sub = (packed[i] if len(packed) > i else None for i in (1, 2))
+    return dequantize_element(scheme, layout, packed[0], scale, indices, dtype, sub)
 
 
 def dequantize(scheme: Scheme, layout: Layout, n: int, k: int, dtype: str, experts: int | None = None) -> tirx.PrimFunc:

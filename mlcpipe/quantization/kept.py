@@ -30,7 +30,15 @@ SCHEMES: Mapping[str, Scheme] = {
     scheme.name: scheme
     for scheme in (
         _scheme("Q4_0", 4, 8),
+        _scheme("Q4_1", 4, 0, minima=True),
+        _scheme("Q5_0", 5, 16),
+        _scheme("Q5_1", 5, 0, minima=True),
         _scheme("Q8_0", 8, 128),
+        _scheme("Q2_K", 2, 0, 16, super_size=256, minima=True),
+        _scheme("Q3_K", 3, 4, 16, super_size=256),
+        _scheme("Q4_K", 4, 0, super_size=256, minima=True),
+        _scheme("Q5_K", 5, 0, super_size=256, minima=True),
+        _scheme("Q6_K", 6, 32, 16, super_size=256),
     )
 }
 

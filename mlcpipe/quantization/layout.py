@@ -3,7 +3,8 @@
 `row` is MLC's order: an array [..., N, X] as the scheme packs it, X along K.
 `rows16` is for CPUs with 16 float32 lanes: blocks of 16 interleaved rows,
 [..., ceil(N/16), X, 16]. One vector load reads the same word (or scale, or number) of 16 rows. Padding rows of the
-last block have codes and scales 0 (plain weights: 0.0), so they decode to 0.
+last block have codes and scales 0 (plain weights: 0.0), so they decode to 0. Sub-scales, one byte each, are
+uint32[..., ceil(N/16), X, 4]: the bytes of 16 rows side by side.
 `rows32_pairs` is for GPUs that may lack float16: 32 adjacent invocations read one word of each of 32 rows. Two
 consecutive float16 numbers of a row form one uint32, the first in its lower half; odd rows are padded with 0.0.
 Blocks are as in `rows16`, with 32 rows.
@@ -42,7 +43,10 @@ class Layout:
     def _stored(self, shape: tuple[int, ...], dtype: str) -> tuple[tuple[int, ...], str]:
         if self.pairs and dtype == "float16":
             shape, dtype = (*shape[:-1], -(-shape[-1] // 2)), "uint32"
-        return (*shape[:-2], *self._extents(shape[-2], shape[-1])), dtype
+        extents = self._extents(shape[-2], shape[-1])
+        if self.lanes and dtype == "int8":
+            return (*shape[:-2], *extents[:-1], self.lanes // 4), "uint32"
+        return (*shape[:-2], *extents), dtype
 
     def vector_dtype(self, model_dtype: str) -> str:
         """The dtype in which vectors (norms, biases) are stored."""
@@ -61,16 +65,20 @@ class Layout:
         """
         check_shapes(packed, scheme.shapes(n, k, _experts(packed, 2)), f"{scheme.name} row")
         stored = {name: _paired(a) for name, a in packed.items()} if self.pairs else dict(packed)
-        return stored if self.lanes == 0 else {name: self._interleave(a) for name, a in stored.items()}
+        return stored if self.lanes == 0 else {name: _words(self._interleave(a)) for name, a in stored.items()}
 
     def unrepack(self, scheme: Scheme, packed: Mapping[str, Array], n: int, k: int) -> dict[str, Array]:
         """The inverse of `repack`; padding rows are dropped."""
         lead = _experts(packed, 3 if self.lanes else 2)
         check_shapes(packed, self.shapes(scheme, n, k, lead), f"{scheme.name} {self.name}")
-        rows = dict(packed) if self.lanes == 0 else {name: self._separate(a, n) for name, a in packed.items()}
+        known = scheme.shapes(n, k, lead)
+        if self.lanes == 0:
+            rows = dict(packed)
+        else:
+            bytes_ = {name: a.view(np.int8) if known[name][1] == "int8" else a for name, a in packed.items()}
+            rows = {name: self._separate(a, n) for name, a in bytes_.items()}
         if not self.pairs:
             return rows
-        known = scheme.shapes(n, k, lead)
         return {
             name: _unpaired(a, known[name][0][-1]) if known[name][1] == "float16" else a for name, a in rows.items()
         }
@@ -101,6 +109,11 @@ class Layout:
         if rest:
             out[..., whole * self.lanes :, :] = np.swapaxes(a[..., whole, :, :rest], -1, -2)
         return out
+
+
+def _words(a: Array) -> Array:
+    """int8[..., 16] -> uint32[..., 4]; other dtypes unchanged."""
+    return a.view("<u4") if a.dtype == np.int8 else a
 
 
 def _paired(a: Array) -> Array:

@@ -98,9 +98,9 @@ class Scheme:
         return self.zero is not None
 
     @property
-    def several_arrays(self) -> bool:
-        """Whether there is more than codes and one scale for each group."""
-        return self.minima or self.super_size > 0
+    def blocked(self) -> bool:
+        """Whether this is a block format with bit planes, minima or sub-scales, which MLC's formats have not."""
+        return self.kept and (self.bits not in (4, 8) or self.minima or self.super_size > 0)
 
     def group(self, k: int) -> int:
         """Columns that share a scale in a row of k elements, including padding; 0 without codes."""

@@ -8,6 +8,7 @@ from typing import TypeAlias
 from tvm import te, tirx
 
 from mlcpipe.errors import CompileError
+from mlcpipe.quantization.kept import RUN, planes
 from mlcpipe.quantization.layout import Layout
 from mlcpipe.quantization.scheme import Scheme
 
@@ -28,13 +29,15 @@ def dequantize_element(
     scale: te.Tensor | None,
     indices: Sequence[Index],
     out_dtype: str,
+    sub: te.Tensor | None = None,
 ) -> tirx.PrimExpr:
     """w[n, k] (indices (n, k)) or w[e, n, k] (indices (e, n, k)) in `out_dtype`.
 
-    `weight` is `q_weight`, `scale` is `q_scale`, shaped as `layout.shapes(scheme, ...)`; for a plain scheme
-    `weight` is the array itself and `scale` None. The value is that of `packing.unpack` rounded to out_dtype:
-    the product is taken in the wider of out_dtype and the scale's dtype. Columns from K to the end of the
-    last group hold code 0, which is *not* 0.0: a kernel must not read them.
+    `weight` is `q_weight`, `scale` is `q_scale`, `sub` is `q_sub` where the scheme has it, shaped as
+    `layout.shapes(scheme, ...)`; for a plain scheme `weight` is the array itself and `scale` None. The
+    value is that of `packing.unpack` rounded to out_dtype: the product is taken in the wider of out_dtype and the
+    scale's dtype. Columns from K to the end of the last group hold code 0, which is *not* 0.0: a kernel must not read
+    them.
 
     Raises CompileError if `scale` is missing or superfluous.
     """
@@ -48,12 +51,64 @@ def dequantize_element(
         )
     if scale is None:
         return _stored(layout, scheme, weight, lead, n, k).astype(out_dtype)
+    if scheme.blocked:
+        return _block_element(scheme, layout, (weight, scale, sub), lead, n, k).astype(out_dtype)
     word = weight(*lead, *layout.locate(n, k // scheme.codes_per_word))
     s = _stored(layout, scheme, scale, lead, n, k // scheme.group_size if scheme.group_size else 0)
     # Through int32: CPUs before AVX-512 have no conversion from uint32 to float.
     steps = decode_code(scheme, word, k).astype("int32") - tirx.const(scheme.zero_point, "int32")
     wide = "float32" if "float32" in (out_dtype, scheme.model_dtype) else "float16"
     return (steps.astype(wide) * s.astype(wide)).astype(out_dtype)
+
+
+def _block_element(
+    scheme: Scheme,
+    layout: Layout,
+    arrays: tuple[te.Tensor, te.Tensor, te.Tensor | None],
+    lead: Sequence[Index],
+    n: Index,
+    k: Index,
+) -> tirx.PrimExpr:
+    """An element of a block format in float32: two roundings at most, of the scaled minimum and of the sum."""
+    weight, scale, sub = arrays
+    each, span = 2 if scheme.minima else 1, scheme.super_size or scheme.group_size
+
+    def scaled(which: int) -> tirx.PrimExpr:
+        stored = _stored(layout, scheme, scale, lead, n, k // span * each + which).astype("float32")
+        if sub is None:
+            return stored
+        return stored * _byte(layout, sub, lead, n, k // scheme.group_size * each + which).astype("float32")
+
+    steps = _plane_code(scheme, layout, weight, lead, n, k) - tirx.const(scheme.zero_point, "int32")
+    value = steps.astype("float32") * scaled(0)
+    return value + scaled(1) if scheme.minima else value
+
+
+def _plane_code(
+    scheme: Scheme, layout: Layout, weight: te.Tensor, lead: Sequence[Index], n: Index, k: Index
+) -> tirx.PrimExpr:
+    """The code of column k, int32, from its bit planes: see `kept.py`."""
+    e, code, first, base = k % RUN, tirx.const(0, "uint32"), 0, 0
+    t, j = e // 8 * 2 + e % 2, e // 2 % 4
+    for plane in planes(scheme.bits):
+        word = weight(*lead, *layout.locate(n, k // RUN * scheme.bits + first + t * plane // 8))
+        field = tirx.shift_right(word, _shift(8 * j + plane * t % 8))
+        field = tirx.bitwise_and(field, tirx.const((1 << plane) - 1, "uint32"))
+        code = tirx.bitwise_or(code, tirx.shift_left(field, tirx.const(base, "uint32")))
+        first, base = first + plane, base + plane
+    return code.astype("int32")
+
+
+def _shift(bits: Index) -> tirx.PrimExpr:
+    return tirx.const(bits, "uint32") if isinstance(bits, int) else bits.astype("uint32")
+
+
+def _byte(layout: Layout, array: te.Tensor, lead: Sequence[Index], row: Index, column: Index) -> tirx.PrimExpr:
+    """An element of an array of int8."""
+    if not layout.lanes:
+        return array(*lead, *layout.locate(row, column))
+    block, x, lane = layout.locate(row, column)
+    return tirx.shift_right(array(*lead, block, x, lane // 4), _shift(lane % 4 * 8)).astype("int8")
 
 
 def _stored(

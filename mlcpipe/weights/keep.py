@@ -29,15 +29,15 @@ def keep(
 
 def _scheme(weight: Weight, checkpoint: Checkpoint, target: Target, formats: Collection[str]) -> Scheme:
     stored = {checkpoint.tensors[source].dtype for group in weight.sources for source in group}
-    known = stored <= {"F32", "F16", "BF16"}
+    known = stored <= {"float32", "float16", "bfloat16"}
     if len(stored) > 1 and not known:
         raise TargetError(f"the parts of {weight.name} are stored in several formats", found=", ".join(sorted(stored)))
     if known:
-        return plain_scheme("float16" if stored == {"F16"} else "float32")
+        return plain_scheme("float16" if stored == {"float16"} else "float32")
     (name,) = stored
     if weight.kind == "plain":  # routers: small, and their kernels read numbers
         return plain_scheme("float32")
-    if name not in formats or (weight.experts is not None and SCHEMES[name].several_arrays):
+    if name not in formats or (weight.experts is not None and SCHEMES[name].blocked):
         raise TargetError(
             f"no kernel of {target.name} reads {name}{' in experts' if weight.experts else ''}",
             where=f"tensor {weight.sources[0][0]}", expected=" ".join(["F32 F16 BF16", *sorted(formats)]),

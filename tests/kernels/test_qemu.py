@@ -76,6 +76,8 @@ AMX_SHAPES = (("q4f16_1", (17, 640)), ("q4f16_1", (33, 128)), ("q8f16_1", (33, 6
               ("q8f16_0", (17, 640)))  # fmt: skip
 # More of K than is unpacked at a time, by kernels that few other tests run.
 INT8_DEEP = {"neon_i8mm": (("q4f16_1", 48, 1280), ("q8f16_0", 48, 1280))}
+# Block formats: negative scales, minima, two planes with groups of 16 and of 32, three bits.
+INT8_KEPT = tuple((name, 48, 1280) for name in ("Q4_0", "Q8_0", "Q4_K", "Q5_0", "Q6_K", "Q3_K"))
 INT8_GATED = ("q4f16_1", 96, 640, "silu")
 INT8_EXPERTS = (33, 100, 4, 2, True)
 RUNS = (
@@ -105,7 +107,7 @@ def library(name: str) -> tuple[Case, ...]:
     if kind == name:
         return tuple(all_cases.library(name))
     shapes = AMX_SHAPES if kind == "amx_int8" else tuple(product(INT8_SCHEMES, INT8_SHAPES))
-    which = [(scheme, *shape) for scheme, shape in shapes] + [*INT8_DEEP.get(kind, ()), INT8_GATED]
+    which = [(scheme, *shape) for scheme, shape in shapes] + [*INT8_DEEP.get(kind, ()), *INT8_KEPT, INT8_GATED]
     # Few rows on a CPU with AMX have the code of avx512_vnni, and so have experts.
     kinds = (True,) if kind == "amx_int8" else (False, True)
     chosen = {Int8Matmul(kind, *one, many=many).symbol for one, many in product(which, kinds)}

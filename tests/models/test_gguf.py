@@ -41,7 +41,8 @@ for family, names in _OTHERS.items():
     CASES += [case for case in tiny.family_cases(family) if case.variant in names]
 assert all(name in VARIANTS[family] for family, names in _OTHERS.items() for name in names)
 SEED = 3
-_WIDE: dict[str, dict[str, Any]] = {}  # sizes that rows of super-blocks can have
+_K_QUANTS = [("llama", "Q4_K"), ("qwen2", "Q6_K"), ("qwen3", "Q5_K"), ("gemma2", "Q3_K"), ("phi3", "Q2_K")]
+_WIDE = {"hidden_size": 256, "intermediate_size": 512}  # rows of whole super-blocks
 
 
 def facts_of(config: Mapping[str, Any]) -> ModelFacts:
@@ -65,24 +66,30 @@ def test_file_stands_for_its_checkpoint(case: tiny.TinyCase, tmp_path: Path) -> 
 
 
 @pytest.mark.fast_cases("llama-Q4_0")
-@pytest.mark.parametrize("model_type, kind", [("llama", "Q4_0"), ("qwen2", "Q8_0"), ("mixtral", "Q4_0")])
+@pytest.mark.parametrize(
+    "model_type, kind",
+    [("llama", "Q4_0"), ("llama", "F16"), ("llama", "Q5_1"), ("qwen2", "Q8_0"), ("mixtral", "Q4_0"), *_K_QUANTS],
+)
 def test_kept_weights_have_the_logits_of_dequantized_ones(model_type: str, kind: str, tmp_path: Path) -> None:
     """Activations in float32: sums of the same products in another order."""
     target = tmp_path / "exact.toml"
     target.write_text(EXACT)
-    case = tiny.TinyCase(model_type, "default", {**_FIELDS.get(model_type, {}), **_WIDE.get(kind, {})})
+    case = tiny.TinyCase(
+        model_type, "default", {**_FIELDS.get(model_type, {}), **(_WIDE if kind.endswith("_K") else {})}
+    )
     source = open_checkpoint(tiny.write_tiny(case, tmp_path / "source", seed=SEED))
     file = write_gguf(source, tmp_path / "model.gguf", gguf.GGMLQuantizationType[kind])
     tokens = tiny.prompt_tokens(case, 20)
     logits, kept = [], None
-    for quantization in ("q0f32", None):
+    for quantization in ("q0f32", "keep"):
         bundle = tmp_path / str(quantization)
         mlcpipe.compile(file, target=str(target), quantization=quantization, kv_cache_dtype="f32", output=bundle)
         logits.append(mlcpipe.Engine(bundle).logits(tokens))
         kept = read_manifest(bundle)
     np.testing.assert_allclose(logits[1], logits[0], rtol=0, atol=2e-5 * float(np.abs(logits[0]).max()))
     assert kept is not None and kept.quantization == "keep"
-    assert {param.scheme for param in kept.params if "q_weight" in param.name} == {kind}
+    matrices = {param.scheme for param in kept.params if param.scheme and "block_sparse_moe.gate" not in param.name}
+    assert matrices == {"q0f16" if kind == "F16" else kind}
 
 
 @pytest.mark.fast_cases("qwen2")

@@ -24,7 +24,8 @@ from tir_schedules.cpu import amx
 from tir_schedules.cpu.amx import ROWS
 from tir_schedules.cpu.int8_activations import IN_ORDER, PAIRS, Groups, Panels, alloc_panels, quantize_group
 from tir_schedules.cpu.int8_dot import Dot, Weight
-from tir_schedules.cpu.int8_gemm import CHUNK, Unpacked, gemm_fits, requantize
+from tir_schedules.cpu.int8_gemm import CHUNK, gemm_fits, requantize
+from tir_schedules.cpu.int8_unpacked import Unpacked
 from tir_schedules.cpu.packed_weight import Packed
 from tir_schedules.cpu.vectors import load, read, scratch, splat, store, value
 

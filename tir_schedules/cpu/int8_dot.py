@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from tvm import tirx
 from tvm.script.ir_builder import tirx as I
 
-from tir_schedules.builder import Buffer
+from tir_schedules.builder import Buffer, Expr
 from tir_schedules.cpu.packed_weight import Packed
+from tir_schedules.cpu.vectors import prefetch
 
 KINDS = ("amx_int8", "avx512_vnni", "avx_vnni", "avx2", "neon_i8mm", "neon_dotprod")
 
@@ -73,9 +74,21 @@ class Dot:
 
 @dataclass(frozen=True)
 class Weight:
-    """A packed weight in a kernel, as `rows16` has it: words uint32[blocks, words, 16], scales [blocks, groups, 16]."""
+    """A packed weight in a kernel, as `rows16` has it: words uint32[blocks, words, 16], scales [blocks, groups, 16].
+
+    `subs` uint32[blocks, groups, 4] are sub-scales of 16 rows, a byte each.
+    """
 
     packed: Packed
     dot: Dot
     words: Buffer
     scales: Buffer
+    subs: Buffer | None = None
+
+    def ask_scales(self, block: Expr, run: Expr) -> None:
+        """Emit prefetches of the scales of 32 columns."""
+        packed = self.packed
+        at = run * packed.each if packed.span == 32 else run * 32 // packed.span * packed.each
+        prefetch(self.scales, (block, at if packed.blocked else run, 0))
+        if self.subs is not None:
+            prefetch(self.subs, (block, run * (32 // packed.group_size) * packed.each, 0))

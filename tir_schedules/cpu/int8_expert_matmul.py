@@ -17,8 +17,9 @@ from tir_schedules.cpu.expert_matmul import Experts, experts_of
 from tir_schedules.cpu.int8_activations import EVEN_ODD, IN_ORDER, Groups, alloc_panels, quantize_group
 from tir_schedules.cpu.int8_dot import Dot, Weight
 from tir_schedules.cpu.int8_few_rows import FewTiles, ask_ahead, direct_tile
-from tir_schedules.cpu.int8_gemm import GROUP, Int8Tile
+from tir_schedules.cpu.int8_gemm import Int8Tile
 from tir_schedules.cpu.int8_matmul import dot_of, tiles_of, unfit
+from tir_schedules.cpu.int8_unpacked import GROUP
 from tir_schedules.cpu.packed_weight import LANES, Packed, packed_of
 from tir_schedules.cpu.store import Output
 from tir_schedules.cpu.vectors import scratch

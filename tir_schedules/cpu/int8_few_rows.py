@@ -8,14 +8,17 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 from tvm.script.ir_builder import tirx as I
 
 from tir_schedules.builder import Buffer, Expr
 from tir_schedules.cpu.int8_activations import Groups, Panels, alloc_panels, quantize_group, quantize_rows
+from tir_schedules.cpu.int8_blocks import codes_of
 from tir_schedules.cpu.int8_dot import Weight
 from tir_schedules.cpu.int8_gemm import Int8Tile
 from tir_schedules.cpu.packed_weight import LANES
+from tir_schedules.cpu.planes import scale_of
 from tir_schedules.cpu.store import Output
 from tir_schedules.cpu.vectors import Registers, load, prefetch, read, splat, value
 
@@ -49,7 +52,7 @@ def ask_ahead(weight: Weight, ahead: int) -> Ask:
             for word in range(count):
                 prefetch(weight.words, (block + b, g * count + word + ahead, 0))
             if weight.packed.groups > 1:
-                prefetch(weight.scales, (block + b, g + ahead // count, 0))
+                weight.ask_scales(block + b, g + ahead // count)
 
     return ask
 
@@ -67,7 +70,7 @@ def ask_for_next(weight: Weight, panel: Expr, panels: Expr) -> Ask:
         with I.serial(0, share) as i:
             prefetch(weight.words, (block + blocks, at + i, 0))
         if weight.packed.groups > 1:
-            prefetch(weight.scales, (block + blocks, g * blocks, 0))
+            weight.ask_scales(block + blocks, g * blocks)
 
     return ask
 
@@ -107,6 +110,8 @@ class _Tile:
 
     def sum(self, total: Registers) -> None:
         """Emit total[r * vectors + v] = the sums of row r and the v-th vector of columns."""
+        if self.weight.packed.blocked:
+            return self._sum_blocks(total)
         groups, weight, rows, vectors = self.panels.groups, self.weight, self.out.rows, self.vectors
         packed, words = weight.packed, groups.size * weight.packed.bits // 32
         acc, word = Registers(rows * vectors, self.lanes, "int32"), Registers(vectors, self.lanes, "uint32")
@@ -133,6 +138,47 @@ class _Tile:
                 with I.unroll(rows) as r:
                     total[r * vectors + v] = total[r * vectors + v] * scale[v]
 
+    def _sum_blocks(self, total: Registers) -> None:
+        """As `sum`, of a block format."""
+        weight, rows, vectors, lanes = self.weight, self.out.rows, self.vectors, self.lanes
+        packed, parts = weight.packed, 32 // weight.packed.group_size
+        acc, word = Registers(rows * vectors, lanes, "int32"), Registers(vectors * packed.bits, lanes, "uint32")
+        scale, minimum = Registers(vectors, lanes), Registers(vectors, lanes)
+        with I.unroll(rows * vectors) as i:
+            total[i] = splat(0.0, lanes)
+        with I.serial(packed.k // 32) as run:
+            self.ask(self.first, run, packed.bits, self.out.blocks)
+            with I.unroll(vectors) as v, I.unroll(packed.bits) as i:
+                at = (self.block(v), run * packed.bits + i, self.column(v))
+                word[v * packed.bits + i] = read(weight.words, at, lanes)
+            for part in range(parts):
+                g = run * parts + part
+                with I.unroll(vectors) as v:
+                    at = (self.block(v), g, self.column(v))
+                    scale[v] = scale_of(packed, weight.scales, weight.subs, at, 0, lanes)
+                    if packed.minima:
+                        minimum[v] = scale_of(packed, weight.scales, weight.subs, at, 1, lanes)
+                with I.unroll(rows) as r, I.unroll(vectors) as v:
+                    start = I.int32(0) if packed.minima else self.panels.corrections[self.panel, g, r]
+                    acc[r * vectors + v] = splat(start, lanes)
+                self._multiply_codes(acc, word, run, range(8 // parts * part, 8 // parts * (part + 1)))
+                with I.unroll(rows) as r, I.unroll(vectors) as v:
+                    i, x = r * vectors + v, self.panels.scales[self.panel, g, r]
+                    sums = I.cast(acc[i], f"float32x{lanes}") * scale[v]
+                    if packed.minima:
+                        x_sum = I.cast(self.panels.corrections[self.panel, g, r], "float32")
+                        sums = sums + minimum[v] * splat(x_sum, lanes)
+                    total[i] = total[i] + sums * splat(x, lanes)
+
+    def _multiply_codes(self, acc: Registers, word: Registers, run: Expr, steps: range) -> None:
+        """acc += the products of some of the 8 vectors of codes of 32 columns."""
+        bits, vectors = self.weight.packed.bits, self.vectors
+        for t in steps:
+            with I.unroll(self.out.rows) as r, I.unroll(vectors) as v:
+                codes = codes_of(self.weight, partial(_word, word, v * bits), t)
+                x = self.panels.words[self.panel, run * 8 + t, r]
+                acc[r * vectors + v] = self.weight.dot(acc[r * vectors + v], codes, x, 4)
+
     def _multiply(self, acc: Registers, word: Registers, j: Expr) -> None:
         """acc += the products of the j-th word of each column."""
         packed, dot, vectors = self.weight.packed, self.weight.dot, self.vectors
@@ -143,6 +189,10 @@ class _Tile:
             codes = dot.codes(word[v], packed.bits, part, packed.zero_point)
             x = self.panels.words[self.panel, j * parts + part, r]
             acc[r * vectors + v] = dot(acc[r * vectors + v], codes, x, packed.bits)
+
+
+def _word(words: Registers, first: Expr, i: int) -> Expr:
+    return words[first + i]
 
 
 def direct_tile(panels: Panels, panel: Expr, weight: Weight, out: Output, ask: Ask, expert: Expr | None = None) -> None:

@@ -12,23 +12,22 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from tvm import tirx
 from tvm.script.ir_builder import tirx as I
 
 from tir_schedules.builder import Buffer, Expr
 from tir_schedules.cpu.gate import Gate, gate_row
 from tir_schedules.cpu.int8_activations import Cover, Groups, Panels, quantize_rows
+from tir_schedules.cpu.int8_blocks import requantize_blocks
 from tir_schedules.cpu.int8_dot import Dot, Weight
+from tir_schedules.cpu.int8_unpacked import FRACTION, GROUP, Unpacked, halves, upper_bytes
 from tir_schedules.cpu.packed_weight import Packed
 from tir_schedules.cpu.store import Output
 from tir_schedules.cpu.vectors import Registers, load, prefetch, read, splat, store, value
 
-GROUP = 32  # of weights
 CHUNK, LARGE_CHUNK = 128, 256  # of K on one scale
 # Unless a record says otherwise: of K that is unpacked at a time, 32 columns are 16 KiB, beside 8 KiB of the next ones;
 # words of it that go through the inner loop at once.
 DEPTH, UNROLL = 512, 4
-FRACTION = 256  # factors are 8.8 fixed point: the byte is the upper half of a 16-bit product
 
 
 @dataclass(frozen=True)
@@ -45,58 +44,15 @@ class Int8Tile:
     unroll: int = UNROLL
 
 
-@dataclass(frozen=True)
-class Unpacked:
-    """Scratch for columns as signed bytes, in slots of `size` of K: words uint32[word, block, 16].
-
-    scales f32[slot, block, 16]. With a `side` of 2 two words of a row are neighbors: uint32[word / 2, block, 32].
-    """
-
-    words: Buffer
-    scales: Buffer
-    size: int
-    side: int = 1
-
-    def put_eight(self, i: Expr, b: Expr, v: Expr, half: Registers) -> None:
-        """The i-th eight bytes of the v-th vector of rows of a block, from two vectors of words."""
-        lanes = half.lanes
-        if self.side == 1:
-            with I.unroll(2) as h:
-                store(self.words, (i * 2 + h, b, v * lanes), half[h], lanes)
-        else:
-            both = tirx.Shuffle([half[0], half[1]], alternating(lanes))
-            store(self.words, (i, b, v * 2 * lanes), both, 2 * lanes)
-
-
 def gemm_fits(w: Packed, dot: Dot) -> bool:
-    """True for 4-bit weights in groups of 32 with whole chunks; AVX2's product of pairs would overflow."""
-    return w.bits == 4 and w.group_size == GROUP and w.groups > 1 and w.k % CHUNK == 0 and dot.kind != "avx2"
+    """True for 4-bit weights in groups of 32, and for blocks, of whole chunks; AVX2's pairs would overflow."""
+    fits = w.blocked or (w.bits == 4 and w.group_size == GROUP and w.groups > 1)
+    return fits and w.k % CHUNK == 0 and dot.kind != "avx2"
 
 
 def chunk_of(w: Packed, dot: Dot) -> int:
     """How much of K `gemm` takes on one scale, 0 where it does not fit."""
     return 0 if not gemm_fits(w, dot) else LARGE_CHUNK if w.k % LARGE_CHUNK == 0 else CHUNK
-
-
-def alternating(lanes: int) -> list[int]:
-    """The lanes of two vectors, interleaved."""
-    return [lane + lanes * which for lane in range(lanes) for which in range(2)]
-
-
-def upper_bytes(even: tirx.PrimExpr, odd: tirx.PrimExpr, dot: Dot) -> tirx.PrimExpr:
-    """The upper bytes of int16 numbers as uint32[lanes], those of `even` in the lower halves of 16 bits."""
-    if dot.kind.startswith("neon"):  # one trn2
-        width = 4 * dot.lanes
-        bytes_ = [I.reinterpret(x, dtype=f"int8x{width}") for x in (even, odd)]
-        taken = [i + which * width for i in range(1, width, 2) for which in range(2)]
-        return I.reinterpret(tirx.Shuffle(bytes_, taken), dtype=f"uint32x{dot.lanes}")
-    even, odd = (I.reinterpret(x, dtype=f"uint32x{dot.lanes}") for x in (even, odd))
-    return I.bitwise_or(
-        I.bitwise_and(
-            I.shift_right(even, I.broadcast(I.uint32(8), dot.lanes)), I.broadcast(I.uint32(0x00FF00FF), dot.lanes)
-        ),
-        I.bitwise_and(odd, I.broadcast(I.uint32(0xFF00FF00), dot.lanes)),
-    )
 
 
 def requantize(
@@ -112,6 +68,8 @@ def requantize(
 
     `ask(group)` emits prefetches of what comes after, for a group of the chunk.
     """
+    if weight.packed.blocked:
+        return requantize_blocks(weight, block, chunk, out, slot, b, ask)
     lanes, groups = weight.dot.lanes, out.size // GROUP
     scale, top = Registers(groups, lanes), Registers(2, lanes)
     factor, word = Registers(2, lanes, "int32"), Registers(1, lanes, "uint32")
@@ -135,8 +93,8 @@ def requantize(
                 word[0] = read(weight.words, (block, (chunk * groups + g) * 4 + j, v * lanes), lanes)
                 with I.unroll(4) as i:
                     shifted = I.shift_right(word[0], splat(I.cast(4 * i, "uint32"), lanes))
-                    codes = _halves(I.bitwise_and(shifted, splat(I.uint32(0x000F000F), lanes)), lanes)
-                    product[i] = codes * _halves(factor[0], lanes) + _halves(factor[1], lanes)
+                    codes = halves(I.bitwise_and(shifted, splat(I.uint32(0x000F000F), lanes)), lanes)
+                    product[i] = codes * halves(factor[0], lanes) + halves(factor[1], lanes)
                 with I.unroll(2) as h:
                     half[h] = upper_bytes(product[h * 2], product[h * 2 + 1], weight.dot)
                 out.put_eight(slot * (out.size // 8) + g * 4 + j, b, v, half)
@@ -145,11 +103,6 @@ def requantize(
 def _magnitude(scale: Expr, weight: Weight) -> Expr:
     """|scale|; only those of weights that are kept may be negative."""
     return I.abs(scale) if weight.packed.kept else scale
-
-
-def _halves(x: Expr, lanes: int) -> Expr:
-    """Reinterpret 32-bit lanes as pairs of 16-bit lanes."""
-    return I.reinterpret(f"int16x{2 * lanes}", x)
 
 
 def _set_factors(weight: Weight, ratio: Expr, factor: Registers) -> None:
@@ -218,9 +171,10 @@ class _Next:
 
     def ask_group(self, b: Expr, k: Expr) -> None:
         """Emit prefetches of the group at `k` of block b, and of its scales."""
-        with I.unroll(GROUP // 8) as i:
-            prefetch(self.weight.words, (self.block + b, (self.first + k) // 8 + i, 0))
-        prefetch(self.weight.scales, (self.block + b, (self.first + k) // GROUP, 0))
+        run, words = (self.first + k) // GROUP, self.weight.packed.words_of_run
+        with I.unroll(words) as i:
+            prefetch(self.weight.words, (self.block + b, run * words + i, 0))
+        self.weight.ask_scales(self.block + b, run)
 
 
 @dataclass(frozen=True)

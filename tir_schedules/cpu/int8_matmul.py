@@ -24,10 +24,12 @@ from tir_schedules.builder import Buffer, Expr, Tensor, function
 from tir_schedules.cpu.gate import Gate, apply_gate, gate_of, ungated
 from tir_schedules.cpu.int8_activations import EVEN_ODD, IN_ORDER, PAIRS, Groups
 from tir_schedules.cpu.int8_amx import amx_gemm, spans_of
+from tir_schedules.cpu.int8_blocks import groups_of
 from tir_schedules.cpu.int8_dot import KINDS, Dot, Weight
 from tir_schedules.cpu.int8_few_rows import FewTiles, one_row, several_rows
-from tir_schedules.cpu.int8_gemm import CHUNK, DEPTH, GROUP, UNROLL, Int8Tile, chunk_of, gemm
+from tir_schedules.cpu.int8_gemm import CHUNK, DEPTH, UNROLL, Int8Tile, chunk_of, gemm
 from tir_schedules.cpu.int8_smmla import pairs_of, smmla_gemm
+from tir_schedules.cpu.int8_unpacked import GROUP
 from tir_schedules.cpu.packed_weight import LANES, Packed, packed_of
 from tir_schedules.op import Op
 from tir_schedules.rule import Declined, Knobs
@@ -81,6 +83,8 @@ def unfit(op: Op, w: Packed) -> str:
     """Why the integer kernels do not take a weight, or nothing."""
     if op.str("layout") != "rows16":
         return f"weight layout {op.str('layout')} has no CPU kernel"
+    if w.blocked:
+        return ""
     if w.bits not in (4, 8) or w.codes_per_word * w.bits != 32:
         return f"{w.bits}-bit codes, {w.codes_per_word} a word"
     if w.group_size != GROUP and w.groups > 1:
@@ -95,11 +99,10 @@ def _function(
     m, columns = tirx.Var("m", "int64"), w.n if gate is None else gate.width
     arguments = {
         "x": Tensor((m, w.k), "float32"),
-        "w": Tensor((w.blocks, w.words, LANES), "uint32"),
-        "s": Tensor((w.blocks, w.groups, LANES), w.dtype),
+        **w.arrays(),
         "y": Tensor((m, columns), "float32"),
     }
-    return function("kernel", arguments, lambda X, W, S, Y: body(X, Weight(w, dot, W, S), Y, m))
+    return function("kernel", arguments, lambda X, *rest: body(X, Weight(w, dot, *rest[:-1]), rest[-1], m))
 
 
 @cache
@@ -127,7 +130,7 @@ def _many_kernel(w: Packed, dot: Dot, tiles: FewTiles, many: Int8Tile, gate: Gat
             return apply_gate(gate, sums, Y, m)
         if not chunk:
             # With one scale a row nothing but x bounds the length of an integer sum.
-            fine, whole_row = _fine(weight), w.groups == 1 and w.k % CHUNK == 0
+            fine, whole_row = _fine(weight), w.groups == 1 and w.k % CHUNK == 0 and not w.blocked
             return _dot_products(X, weight, Y, m, tiles, replace(fine, size=CHUNK) if whole_row else fine, gate)
         coarse = Groups(w.k, chunk, PAIRS, dot.byte_offset)
         if gate is not None and gate.width % LANES == 0:
@@ -157,4 +160,6 @@ def _dot_products(
 def _fine(weight: Weight) -> Groups:
     """x in groups of 32, for codes as they are stored."""
     w = weight.packed
+    if w.blocked:
+        return groups_of(weight)
     return Groups(w.k, GROUP, EVEN_ODD if w.bits == 4 else IN_ORDER, weight.dot.zero_point(w.bits, w.zero_point))

@@ -19,7 +19,8 @@ from tvm.script.ir_builder import tirx as I
 from tir_schedules.builder import Buffer, Expr
 from tir_schedules.cpu.int8_activations import EVEN_ODD, IN_ORDER, PAIRS, Groups, Panels, quantize_rows
 from tir_schedules.cpu.int8_dot import Dot, Weight
-from tir_schedules.cpu.int8_gemm import CHUNK, Unpacked, gemm_fits, requantize
+from tir_schedules.cpu.int8_gemm import CHUNK, gemm_fits, requantize
+from tir_schedules.cpu.int8_unpacked import Unpacked
 from tir_schedules.cpu.packed_weight import Packed
 from tir_schedules.cpu.store import Output
 from tir_schedules.cpu.vectors import Registers, load, read, splat, store
@@ -54,6 +55,8 @@ def pairs_of(w: Packed, dot: Dot) -> Spans | None:
         return None
     if gemm_fits(w, dot):
         return Spans(Groups(w.k, CHUNK, PAIRS, dot.byte_offset, side=2), requantized=True)
+    if w.blocked:
+        return None
     # With one scale a row nothing but x bounds the length of an integer sum.
     size = CHUNK if w.groups == 1 and w.k % CHUNK == 0 else 32
     order, zero_point = EVEN_ODD if w.bits == 4 else IN_ORDER, dot.zero_point(w.bits, w.zero_point)

@@ -13,6 +13,7 @@ from tvm import tirx
 from tvm.script.ir_builder import tirx as I
 
 from tir_schedules.builder import Buffer, Expr, Tensor, function, put
+from tir_schedules.cpu.block_weight import Blocks
 from tir_schedules.cpu.few_rows import few_rows
 from tir_schedules.cpu.gate import apply_gate, gate_of, ungated
 from tir_schedules.cpu.packed_weight import LANES, Plain, Quantized, packed_of
@@ -43,15 +44,10 @@ def matmul(op: Op, tile: Tile) -> tirx.PrimFunc | Declined:
     w, gate = packed_of(op), gate_of(op)
     m = tirx.Var("m", "int64")
     x, y = Tensor((m, w.k), "float32"), Tensor((m, w.n if gate is None else gate.width), "float32")
-    if w.bits == 0:
-        weights = {"w": Tensor((w.blocks, w.k, LANES), w.dtype)}
-    else:
-        words, scales = Tensor((w.blocks, w.words, LANES), "uint32"), Tensor((w.blocks, w.groups, LANES), w.dtype)
-        weights = {"w": words, "s": scales}
 
     def body(X: Buffer, W: Buffer, *rest: Buffer) -> None:
         *S, Y = rest
-        weight = Quantized(w, W, *S) if S else Plain(w, W)
+        weight = Blocks(w, W, *S) if w.blocked else Quantized(w, W, *S) if S else Plain(w, W)
         sums = ungated(gate, Y, m)
         if op.many_rows:
             _many_rows(X, weight, sums, m, tile)
@@ -61,13 +57,16 @@ def matmul(op: Op, tile: Tile) -> tirx.PrimFunc | Declined:
                 weight.gemv(X, sums)
                 apply_gate(gate, sums, Y, 1)
             with I.Else():
-                few_rows(X, weight, sums, m, tile.rows, tile.blocks)
+                if isinstance(weight, Blocks):
+                    weight.few_rows(X, sums, m)
+                else:
+                    few_rows(X, weight, sums, m, tile.rows, tile.blocks)
                 apply_gate(gate, sums, Y, m)
 
-    return function("kernel", {"x": x, **weights, "y": y}, body)
+    return function("kernel", {"x": x, **w.arrays(), "y": y}, body)
 
 
-def _many_rows(X: Buffer, weight: Plain | Quantized, Y: Buffer, m: Expr, tile: Tile) -> None:
+def _many_rows(X: Buffer, weight: Plain | Quantized | Blocks, Y: Buffer, m: Expr, tile: Tile) -> None:
     """Y = X W^T: sums of `depth` of K each, added one after the other, whatever the number of rows."""
     depth = weight.depth(tile.depth)
     if weight.ragged:
@@ -79,7 +78,7 @@ def _many_rows(X: Buffer, weight: Plain | Quantized, Y: Buffer, m: Expr, tile: T
             _gemm(X, weight, Y, m, tile, depth)
 
 
-def _one_tile(X: Buffer, weight: Plain | Quantized, Y: Buffer, m: Expr, depth: int) -> None:
+def _one_tile(X: Buffer, weight: Plain | Quantized | Blocks, Y: Buffer, m: Expr, depth: int) -> None:
     """Up to ONE_TILE rows: columns are dequantized to registers, and no other tile needs them."""
     with I.parallel(weight.w.blocks) as block:
         total, column = Registers(ONE_TILE, LANES), Registers(1, LANES)
@@ -96,7 +95,7 @@ def _one_tile(X: Buffer, weight: Plain | Quantized, Y: Buffer, m: Expr, depth: i
             Output(Y, 0, m, block, ONE_TILE, 1, chunk > 0).store(total)
 
 
-def _gemm(X: Buffer, weight: Plain | Quantized, Y: Buffer, m: Expr, tile: Tile, depth: int) -> None:
+def _gemm(X: Buffer, weight: Plain | Quantized | Blocks, Y: Buffer, m: Expr, tile: Tile, depth: int) -> None:
     """A thread dequantizes `depth` of K of its columns, then multiplies all rows with them."""
     w = weight.w
     panels = I.alloc_buffer(((m + tile.rows - 1) // tile.rows, w.k, tile.rows), "float32")

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from tvm.script.ir_builder import tirx as I
 
-from tir_schedules.builder import Buffer, Expr, put
+from tir_schedules.builder import Buffer, Expr, Tensor, put
 from tir_schedules.cpu.store import store_row
 from tir_schedules.cpu.vectors import Registers, lanes_of, load, read, scratch, splat
 from tir_schedules.op import Op
@@ -33,6 +33,8 @@ class Packed:
     zero_point: int
     dtype: str
     kept: bool = False
+    super_size: int = 0
+    minima: bool = False
 
     @property
     def groups(self) -> int:
@@ -49,7 +51,40 @@ class Packed:
     @property
     def words(self) -> int:
         """Words of a row."""
-        return self.groups * self.words_per_group
+        return self.k * self.bits // 32 if self.blocked else self.groups * self.words_per_group
+
+    @property
+    def blocked(self) -> bool:
+        """Whether codes are in bit planes, or minima or sub-scales are beside the scales."""
+        return self.kept and (self.bits not in (4, 8) or self.minima or self.super_size > 0)
+
+    @property
+    def words_of_run(self) -> int:
+        """Words of 32 codes."""
+        return self.bits if self.blocked else 32 // self.codes_per_word
+
+    @property
+    def each(self) -> int:
+        """Numbers beside each other for a group: its scale, and its minimum if it has one."""
+        return 2 if self.minima else 1
+
+    @property
+    def span(self) -> int:
+        """Columns that share a number of the array of scales."""
+        return self.super_size or self.group_size
+
+    def arrays(self) -> dict[str, Tensor]:
+        """The stored arrays by parameter name."""
+        if self.bits == 0:
+            return {"w": Tensor((self.blocks, self.k, LANES), self.dtype)}
+        scales = self.each * (self.k // self.span) if self.blocked else self.groups
+        arrays = {
+            "w": Tensor((self.blocks, self.words, LANES), "uint32"),
+            "s": Tensor((self.blocks, scales, LANES), self.dtype),
+        }
+        if self.super_size:
+            arrays["q"] = Tensor((self.blocks, self.each * self.groups, LANES // 4), "uint32")
+        return arrays
 
 
 def packed_of(op: Op) -> Packed:
@@ -63,6 +98,8 @@ def packed_of(op: Op) -> Packed:
         zero_point=op.int("zero_point"),
         dtype=op.str("dtype"),
         kept="scheme" in op.facts,
+        super_size=int(op.facts.get("super_size", 0)),
+        minima=bool(op.facts.get("minima", 0)),
     )
 
 

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mlcpipe.checkpoint.gguf import lattices
-from mlcpipe.checkpoint.gguf.fields import Bytes, Floats, bit_fields, half
+from mlcpipe.checkpoint.gguf.fields import Bytes, Floats, bit_fields, half, six_bits
 from mlcpipe.checkpoint.safetensors_reader import CHUNK_ELEMENTS, TensorInfo, fill
 
 _FP4 = np.array([0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12], np.float32)  # twice the value
@@ -101,10 +101,8 @@ def _q3_k(b: Bytes) -> Floats:
 
 
 def _scales_and_minima(b: Bytes) -> tuple[Floats, Floats]:
-    """The 8 scales and 8 minima, 6 bits each, of Q4_K and Q5_K, times those of the super-block."""
-    first, second, last = b[:, 4:8], b[:, 8:12], b[:, 12:16]
-    scales = np.concatenate([first & 63, last & 15 | first >> 2 & 48], axis=1)
-    minima = np.concatenate([second & 63, last >> 4 | second >> 2 & 48], axis=1)
+    """The 8 scales and 8 minima of Q4_K and Q5_K, times those of the super-block."""
+    scales, minima = six_bits(b)
     return half(b, 0) * scales, half(b, 2) * minima
 
 

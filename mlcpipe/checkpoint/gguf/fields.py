@@ -18,6 +18,13 @@ def bit_fields(packed: Bytes, bits: int, width: int) -> Bytes:
     return fields.reshape(len(packed), -1)
 
 
+def six_bits(blocks: Bytes) -> tuple[Bytes, Bytes]:
+    """The 8 scales and 8 minima, 6 bits each, of Q4_K and Q5_K: u8[n, 8] twice."""
+    first, second, last = blocks[:, 4:8], blocks[:, 8:12], blocks[:, 12:16]
+    scales = np.concatenate([first & 63, last & 15 | first >> 2 & 48], axis=1)
+    return scales, np.concatenate([second & 63, last >> 4 | second >> 2 & 48], axis=1)
+
+
 def half(blocks: Bytes, at: int) -> Floats:
     """The float16 at byte `at` of each block -> f32[n, 1]."""
     return words(blocks[:, at : at + 2], "<f2").astype(np.float32)

@@ -7,11 +7,12 @@ change their sign: ours are added.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from mlcpipe.checkpoint.gguf.fields import Bytes, bit_fields, words
+from mlcpipe.checkpoint.gguf.fields import Bytes, bit_fields, six_bits, words
 from mlcpipe.checkpoint.parts import Parts
 
 
@@ -19,12 +20,70 @@ def _halves(b: Bytes, at: int, count: int = 1) -> NDArray[np.float16]:
     return words(b[:, at : at + 2 * count], "<f2")
 
 
+def _in_turn(first: NDArray[Any], second: NDArray[Any]) -> NDArray[Any]:
+    """[n, m] and [n, m] -> [n, 2 m]: scales and minima in turn."""
+    return np.stack([first, second], axis=-1).reshape(len(first), -1)
+
+
 def _q4_0(b: Bytes) -> Parts:
     return Parts(bit_fields(b[:, 2:], 4, 16), _halves(b, 0))
+
+
+def _q4_1(b: Bytes) -> Parts:
+    return Parts(bit_fields(b[:, 4:], 4, 16), _halves(b, 0, 2))
+
+
+def _q5_0(b: Bytes) -> Parts:
+    return Parts(bit_fields(b[:, 6:], 4, 16) | bit_fields(b[:, 2:6], 1, 1) << np.uint8(4), _halves(b, 0))
+
+
+def _q5_1(b: Bytes) -> Parts:
+    return Parts(bit_fields(b[:, 8:], 4, 16) | bit_fields(b[:, 4:8], 1, 1) << np.uint8(4), _halves(b, 0, 2))
 
 
 def _q8_0(b: Bytes) -> Parts:
     return Parts(b[:, 2:] ^ np.uint8(128), _halves(b, 0))
 
 
-PARTS: Mapping[str, Callable[[Bytes], Parts]] = {"Q4_0": _q4_0, "Q8_0": _q8_0}
+def _q2_k(b: Bytes) -> Parts:
+    scales = b[:, :16]
+    subs = _in_turn(scales & 15, scales >> 4).view(np.int8)
+    return Parts(bit_fields(b[:, 16:80], 2, 32), _in_turn(_halves(b, 80), -_halves(b, 82)), subs)
+
+
+def _q3_k(b: Bytes) -> Parts:
+    subs = (bit_fields(b[:, 96:104], 4, 8) | bit_fields(b[:, 104:108], 2, 4) << np.uint8(4)).view(np.int8) - np.int8(32)
+    return Parts(bit_fields(b[:, 32:96], 2, 32) | bit_fields(b[:, :32], 1, 32) << np.uint8(2), _halves(b, 108), subs)
+
+
+def _with_minima(b: Bytes, codes: Bytes) -> Parts:
+    """Q4_K and Q5_K: 8 scales and 8 minima of 6 bits each."""
+    scales, minima = six_bits(b)
+    return Parts(codes, _in_turn(_halves(b, 0), -_halves(b, 2)), _in_turn(scales, minima).view(np.int8))
+
+
+def _q4_k(b: Bytes) -> Parts:
+    return _with_minima(b, bit_fields(b[:, 16:], 4, 32))
+
+
+def _q5_k(b: Bytes) -> Parts:
+    return _with_minima(b, bit_fields(b[:, 48:], 4, 32) | bit_fields(b[:, 16:48], 1, 32) << np.uint8(4))
+
+
+def _q6_k(b: Bytes) -> Parts:
+    codes = bit_fields(b[:, :128], 4, 64) | bit_fields(b[:, 128:192], 2, 32) << np.uint8(4)
+    return Parts(codes, _halves(b, 208), b[:, 192:208].view(np.int8))
+
+
+PARTS: Mapping[str, Callable[[Bytes], Parts]] = {
+    "Q4_0": _q4_0,
+    "Q4_1": _q4_1,
+    "Q5_0": _q5_0,
+    "Q5_1": _q5_1,
+    "Q8_0": _q8_0,
+    "Q2_K": _q2_k,
+    "Q3_K": _q3_k,
+    "Q4_K": _q4_k,
+    "Q5_K": _q5_k,
+    "Q6_K": _q6_k,
+}

@@ -14,9 +14,12 @@ gguf = pytest.importorskip("gguf", reason="the reference is the gguf package")
 
 from mlcpipe.checkpoint.gguf.blocks import FORMATS, chunks
 from mlcpipe.checkpoint.gguf.header import TYPES, read_header
+from mlcpipe.checkpoint.gguf.packed import PARTS
 from mlcpipe.checkpoint.safetensors_reader import CHUNK_ELEMENTS, read_chunks
 from mlcpipe.errors import CheckpointError
+from mlcpipe.quantization.kept import SCHEMES, pack_parts, unpack
 from tests.unit.checkpoint.gguf_files import entry, raw_file
+from tir_schedules.cpu.formats import KEPT
 
 WITHOUT_REFERENCE = ("Q1_0", "Q2_0")
 NAMES = [name for name in FORMATS if name not in WITHOUT_REFERENCE]
@@ -53,6 +56,26 @@ def test_some_random_blocks(name: str) -> None:
 @pytest.mark.parametrize("name", NAMES)
 def test_many_random_blocks(name: str) -> None:
     check(name, random_blocks(name, MANY))
+
+
+@pytest.mark.parametrize("name", SCHEMES)
+def test_codes_and_scales_are_what_the_blocks_mean(name: str) -> None:
+    """Packed as a bundle stores them, and read back by the scheme: the same numbers, bit for bit."""
+    scheme, blocks = SCHEMES[name], random_blocks(name, MANY // 4)
+    parts = PARTS[name](blocks)
+    packed = pack_parts(scheme, parts.codes, parts.scales, parts.subs)
+    assert {key: (a.shape, a.dtype.name) for key, a in packed.items()} == scheme.shapes(
+        len(blocks), FORMATS[name].elements
+    )
+    with np.errstate(all="ignore"):
+        expected, found = FORMATS[name].dequantize(blocks), unpack(scheme, packed, FORMATS[name].elements)
+    finite = np.isfinite(expected)
+    assert finite.mean() > 0.5
+    np.testing.assert_array_equal(found[finite].view(np.uint32), expected[finite].view(np.uint32))
+
+
+def test_every_format_that_is_kept_has_parts() -> None:
+    assert set(PARTS) == set(SCHEMES) >= KEPT
 
 
 def test_bits_of_q1_0_and_q2_0() -> None:

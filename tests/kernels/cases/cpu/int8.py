@@ -10,8 +10,9 @@ from itertools import product
 import numpy as np
 from tvm import tirx
 
+from mlcpipe.quantization import kept
 from mlcpipe.quantization.layout import load_layout
-from mlcpipe.quantization.scheme import load_scheme
+from mlcpipe.quantization.scheme import Scheme, load_scheme
 from mlcpipe.targets import host_instruction_sets
 from tests.kernels.cases.cpu.matmul import (
     LAYOUT,
@@ -28,8 +29,9 @@ from tests.kernels.harness import EPS, KINDS, TINY, Array, Call, Case, adversari
 from tir_schedules.cpu.int8_activations import SMALLEST
 from tir_schedules.cpu.int8_dot import Dot
 from tir_schedules.cpu.int8_expert_matmul import int8_expert_matmul
-from tir_schedules.cpu.int8_gemm import CHUNK, GROUP, chunk_of, gemm_fits
+from tir_schedules.cpu.int8_gemm import CHUNK, chunk_of, gemm_fits
 from tir_schedules.cpu.int8_matmul import int8_matmul
+from tir_schedules.cpu.int8_unpacked import GROUP
 from tir_schedules.cpu.packed_weight import packed_of
 from tir_schedules.op import Op, op_of
 
@@ -44,7 +46,7 @@ DOTS = {
 }
 HERE = [kind for kind, (_, needs, _) in DOTS.items() if needs in host_instruction_sets()]
 SCHEMES = ("q4f16_1", "q8f16_1", "q8f16_0")
-KEPT = ("Q4_0", "Q8_0")
+KEPT = tuple(kept.SCHEMES)
 ROWS = (1, 2, 3, 4, 5, 6, 7, 8, 11, 12, 13, 16, 25, 33)
 # Whole chunks of 128 or 256: where unpacking to bytes first pays; the last has more than are unpacked at a time.
 MANY_SHAPES = ((33, 128), (17, 640), (48, 1280))
@@ -91,6 +93,30 @@ def requantized(rows: dict[str, Array], k: int, chunk: int, zero: int = 7) -> Ar
     return (bytes_ * step).reshape(len(words), -1)[:, :k]
 
 
+def requantized_blocks(scheme: Scheme, rows: dict[str, Array], k: int, chunk: int) -> Array:
+    """As `requantized`, of a block format in row order: its step is the largest that its codes can mean / 127."""
+    codes = kept.unpack_codes(rows["q_weight"], scheme.bits).astype(np.int64)
+    n, each, highest = len(codes), 2 if scheme.minima else 1, np.float32((1 << scheme.bits) - 1)
+    numbers = rows["q_scale"].astype(np.float32).reshape(n, -1, 1, each)
+    if scheme.super_size:
+        numbers = numbers * rows["q_sub"].astype(np.float32).reshape(n, numbers.shape[1], -1, each)
+    numbers = numbers.reshape(n, k // chunk, -1, each)
+    scale, minimum = numbers[..., 0], numbers[..., -1]
+    if scheme.minima:
+        reach = np.maximum(np.abs(minimum), np.abs(scale * highest + minimum))
+    else:
+        reach = np.abs(scale) * max(np.float32(scheme.zero_point), highest - np.float32(scheme.zero_point))
+    top = reach.max(-1, keepdims=True)
+    with np.errstate(divide="ignore", over="ignore"):
+        inverse = np.where(top > 0, np.float32(256 * 127) / top, np.float32(0))
+    factor = np.rint(scale * inverse).astype(np.int64)[..., None]
+    offset = np.rint(minimum * inverse).astype(np.int64)[..., None] if scheme.minima else 0
+    codes = codes.reshape(n, k // chunk, -1, scheme.group_size) - scheme.zero_point
+    step = (top * np.float32(1 / 127)).astype(np.float64)[..., None]
+    result: Array = ((codes * factor + offset + 128 >> 8) * step).reshape(n, k)
+    return result
+
+
 @dataclass(frozen=True)
 class Int8Matmul:
     """x f32[m, k] times packed w [n, k] transposed, x in int8; with an activation: act(gate) * up of its halves.
@@ -134,6 +160,8 @@ class Int8Matmul:
     @property
     def group(self) -> int:
         """Numbers of a row of x on one scale."""
+        if not self.chunk and scheme_named(self.scheme).blocked:
+            return scheme_named(self.scheme).group_size
         whole_row = self.many and packed_of(self.op).groups == 1 and self.k % CHUNK == 0
         return self.chunk or (CHUNK if whole_row else GROUP)
 
@@ -145,7 +173,10 @@ def weight(scheme: str, n: int, k: int, kind: str, chunk: int) -> Array:
         return packed(scheme, (n, k), kind)[1]
     loaded = scheme_named(scheme)
     arrays = dict(zip(loaded.shapes(n, k), packed(scheme, (n, k), kind)[0]))
-    return requantized(load_layout(LAYOUT).unrepack(loaded, arrays, n, k), k, chunk, loaded.zero_point)
+    rows = load_layout(LAYOUT).unrepack(loaded, arrays, n, k)
+    return (
+        requantized_blocks(loaded, rows, k, chunk) if loaded.blocked else requantized(rows, k, chunk, loaded.zero_point)
+    )
 
 
 def int8_call(kernel: Int8Matmul, m: int, kind: str) -> Call:
@@ -154,8 +185,9 @@ def int8_call(kernel: Int8Matmul, m: int, kind: str) -> Call:
     w = weight(kernel.scheme, kernel.n, kernel.k, kind, kernel.chunk)
     x = adversarial(kind, (m, kernel.k), np.random.default_rng([m, kernel.k]))
     seen = quantized(x, kernel.group)
-    terms = kernel.k // GROUP + 8
-    bound = terms * EPS * (np.abs(seen) @ np.abs(w).T) + terms * TINY
+    terms = kernel.k // kernel.group + 8 if scheme_named(kernel.scheme).blocked else kernel.k // GROUP + 8
+    size = np.abs(w) if kernel.chunk else packed(kernel.scheme, (kernel.n, kernel.k), kind)[2]
+    bound = terms * EPS * (np.abs(seen) @ size.T) + terms * TINY
     expected, bound = gated(seen @ w.T, bound, kernel.activation)
     args = (x, *arrays, unwritten(expected.shape))
     return Call(args, {len(args) - 1: (expected, bound)})
@@ -215,17 +247,23 @@ def _experts(dot: str, scheme: str) -> Iterator[Case]:
             )
 
 
+def kept_shapes(scheme: str) -> list[tuple[tuple[int, int], tuple[int, ...]]]:
+    """Shapes that rows of a block format can have, with numbers of rows of x."""
+    return [((33, whole(scheme, 96)), (1, 2, 5, 13)), ((48, 1280), (1, 7, 67))]
+
+
 def dot_cases(dot: str) -> Iterator[Case]:
     """Small cases of one dot product, every scheme; q4f32_1 differs from q4f16_1 in the type of scales alone."""
     shapes = [*((shape, ROWS) for shape in SHAPES), *((shape, MANY_ROWS) for shape in MANY_SHAPES)]
-    kept = [(scheme, [shapes[5], *shapes[-2:]]) for scheme in KEPT]
-    for scheme, chosen in (*((scheme, shapes) for scheme in SCHEMES), ("q4f32_1", [shapes[4], shapes[-1]]), *kept):
+    blocks = [(scheme, kept_shapes(scheme)) for scheme in KEPT]
+    for scheme, chosen in (*((scheme, shapes) for scheme in SCHEMES), ("q4f32_1", [shapes[4], shapes[-1]]), *blocks):
         for (i, ((n, k), rows)), many in product(enumerate(chosen), (False, True)):
             kernel = Int8Matmul(dot, scheme, n, k, many=many)
             for j, m in enumerate(rows):
                 kind = KINDS[(i + j) % len(KINDS)]
                 yield Case(f"{kernel.symbol}-m{m}-{kind}", f"int8-{dot}", kernel, partial(int8_call, kernel, m, kind))
-        yield from _experts(dot, scheme)
+        if not scheme_named(scheme).blocked:
+            yield from _experts(dot, scheme)
     for (scheme, n, k, activation), many in product(GATED, (False, True)):
         kernel = Int8Matmul(dot, scheme, n, k, activation, many)
         for m, kind in zip((1, 7, 67, 96), KINDS):

@@ -32,8 +32,7 @@ SCHEMES = {
     "q8f32_1": ((97, 100), (16, 600)),
     "q8f32_0": ((97, 100), (16, 600)),
     "q0f32": ((97, 100), (1, 33)),
-    "Q4_0": ((97, 96), (16, 608)),
-    "Q8_0": ((97, 96), (16, 608)),
+    **dict.fromkeys(kept.SCHEMES, ((97, 256), (16, 768))),
 }
 GATED = (("q4f16_1", 40, 100, "silu"), ("q4f16_1", 30, 64, "gelu_tanh"), ("q0f16", 64, 33, "silu"))
 LAYOUT = "rows16"
@@ -279,7 +278,7 @@ def cases() -> Iterator[Case]:
                 kind = KINDS[(i // 2 + j) % len(KINDS)]
                 yield Case(f"{kernel.symbol}-m{m}-{kind}", scheme, kernel, partial(matmul_call, kernel, m, kind))
         yield from _lookups(scheme)
-        if not scheme_named(scheme).several_arrays:
+        if not scheme_named(scheme).blocked:
             yield from _experts(scheme)
     for (scheme, n, k, activation), many in product(GATED, (False, True)):
         kernel = Matmul(scheme, n, k, activation, many)

@@ -1,0 +1,93 @@
+"""Block formats of GGUF times int8 activations: codes from bit planes, sub-scales and minima.
+
+Few rows: groups of x are those of the weight, 16 or 32, and a minimum is multiplied with their sum. Many rows: bytes on
+one scale for a chunk of a row, as in `int8_gemm.py`, in steps of the largest magnitude that its groups can have / 127.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from tvm.script.ir_builder import tirx as I
+
+from tir_schedules.builder import Expr
+from tir_schedules.cpu.int8_activations import EVEN_ODD, Groups
+from tir_schedules.cpu.int8_dot import Weight
+from tir_schedules.cpu.int8_unpacked import FRACTION, GROUP, Unpacked, halves, upper_bytes
+from tir_schedules.cpu.planes import BYTES, HALVES, fields, scale_of
+from tir_schedules.cpu.vectors import Registers, read, splat, store
+
+
+def groups_of(weight: Weight) -> Groups:
+    """x in the weight's groups. Where it has minima, `corrections` are the sums that these are multiplied with."""
+    packed = weight.packed
+    return Groups(packed.k, packed.group_size, EVEN_ODD, -1 if packed.minima else packed.zero_point)
+
+
+def codes_of(weight: Weight, words: Callable[[int], Expr], t: int) -> Expr:
+    """Bytes [4 * lanes]: the t-th codes of the four bytes of words."""
+    lanes = weight.dot.lanes
+    return I.reinterpret(f"int8x{4 * lanes}", fields(words, weight.packed.bits, t, 0, BYTES, lanes))
+
+
+def requantize_blocks(
+    weight: Weight, block: Expr, chunk: Expr, out: Unpacked, slot: Expr, b: Expr, ask: Callable[[Expr], None]
+) -> None:
+    """Emit a chunk of a block of 16 rows -> a slot of block `b` of `out`, and its scales; as `requantize`."""
+    packed, lanes = weight.packed, weight.dot.lanes
+    runs, parts = out.size // GROUP, GROUP // packed.group_size
+    top, word = Registers(2, lanes), Registers(packed.bits, lanes, "uint32")
+    factor, product = Registers(2, lanes, "int32"), Registers(4, 2 * lanes, "int16")
+    half, zero = Registers(2, lanes, "uint32"), splat(0.0, lanes)
+    with I.unroll(16 // lanes) as v:
+
+        def scaled(group: Expr, which: int, v: Expr = v) -> Expr:
+            at = (block, chunk * (runs * parts) + group, v * lanes)
+            return scale_of(packed, weight.scales, weight.subs, at, which, lanes)
+
+        # Step 1: the scale of the chunk, and in top[1] what makes factors of the scales of its groups.
+        top[0] = zero
+        with I.serial(runs * parts) as g:
+            top[0] = I.max(top[0], _reach(weight, scaled(g, 0), scaled(g, 1) if packed.minima else None))
+        store(out.scales, (slot, b, v * lanes), top[0] * splat(1 / 127, lanes), lanes)
+        top[1] = I.Select(top[0] > zero, splat(FRACTION * 127.0, lanes) / top[0], zero)
+        with I.serial(runs) as run:
+            ask(run)
+            with I.unroll(packed.bits) as i:
+                at = (block, (chunk * runs + run) * packed.bits + i, v * lanes)
+                word[i] = read(weight.words, at, lanes)
+            for w in range(4):
+                if w % (4 // parts) == 0:
+                    group = run * parts + w * parts // 4
+                    minimum = scaled(group, 1) * top[1] if packed.minima else None
+                    _set_factors(weight, scaled(group, 0) * top[1], minimum, factor)
+                # Step 2: bytes of eight codes; a product has codes i and i + 4.
+                for i in range(4):
+                    codes = fields(lambda j: word[j], packed.bits, 2 * w + i % 2, i // 2 * 8, HALVES, lanes)
+                    product[i] = halves(codes, lanes) * halves(factor[0], lanes) + halves(factor[1], lanes)
+                for h in range(2):
+                    half[h] = upper_bytes(product[h * 2], product[h * 2 + 1], weight.dot)
+                out.put_eight(slot * (out.size // 8) + run * 4 + w, b, v, half)
+
+
+def _reach(weight: Weight, scale: Expr, minimum: Expr | None) -> Expr:
+    """The largest magnitude that a code of a group can stand for."""
+    packed, lanes = weight.packed, weight.dot.lanes
+    highest = (1 << packed.bits) - 1
+    if minimum is None:
+        return I.abs(scale) * splat(float(max(packed.zero_point, highest - packed.zero_point)), lanes)
+    return I.max(I.abs(minimum), I.abs(scale * splat(float(highest), lanes) + minimum))
+
+
+def _set_factors(weight: Weight, ratio: Expr, minimum: Expr | None, factor: Registers) -> None:
+    """Emit factor[0], factor[1] so that code * factor[0] + factor[1] is a byte in 8.8 fixed point, modulo 2**16."""
+    lanes, dot = weight.dot.lanes, weight.dot
+    low = splat(I.int32(0xFFFF), lanes)
+    factor[0] = I.cast(I.nearbyint(ratio), f"int32x{lanes}")
+    offset = splat(I.int32(FRACTION // 2 + FRACTION * dot.byte_offset), lanes)
+    if minimum is not None:
+        offset = offset + I.cast(I.nearbyint(minimum), f"int32x{lanes}")
+    factor[1] = I.bitwise_and(offset - factor[0] * splat(I.int32(weight.packed.zero_point), lanes), low)
+    factor[0] = I.bitwise_and(factor[0], low)
+    with I.unroll(2) as i:
+        factor[i] = I.bitwise_or(factor[i], I.shift_left(factor[i], splat(I.int32(16), lanes)))

@@ -171,9 +171,10 @@ class _Next:
 
     def ask_group(self, b: Expr, k: Expr) -> None:
         """Emit prefetches of the group at `k` of block b, and of its scales."""
-        run, words = (self.first + k) // GROUP, self.weight.packed.words_of_run
-        with I.unroll(words) as i:
-            prefetch(self.weight.words, (self.block + b, run * words + i, 0))
+        packed, run = self.weight.packed, (self.first + k) // GROUP
+        first = run * packed.bits if packed.blocked else (self.first + k) // 8
+        with I.unroll(packed.bits) as i:
+            prefetch(self.weight.words, (self.block + b, first + i, 0))
         self.weight.ask_scales(self.block + b, run)
 
 

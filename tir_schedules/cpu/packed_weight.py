@@ -59,11 +59,6 @@ class Packed:
         return self.kept and (self.bits not in (4, 8) or self.minima or self.super_size > 0)
 
     @property
-    def words_of_run(self) -> int:
-        """Words of 32 codes."""
-        return self.bits if self.blocked else 32 // self.codes_per_word
-
-    @property
     def each(self) -> int:
         """Numbers beside each other for a group: its scale, and its minimum if it has one."""
         return 2 if self.minima else 1

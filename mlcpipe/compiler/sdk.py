@@ -60,7 +60,7 @@ def write_sdk(bundles: Sequence[Path], output: Path, progress: Progress, *, over
             (folder / "models" / name).mkdir(parents=True)
             shutil.copyfile(codes[name], folder / "models" / name / "libmodel.a")
             write_container(bundle, folder / "models" / name / "model.mlcp", progress)
-        _write_sources(folder)
+        write_sources(folder / "src", folder / "include")
         _write_templates(folder, codes, triples.pop())
 
 
@@ -72,18 +72,18 @@ def _named(bundles: Sequence[Path]) -> dict[str, Path]:
     return named
 
 
-def _write_sources(folder: Path) -> None:
-    """The runtime's sources and those of TVM that they include."""
+def write_sources(folder: Path, include: Path) -> None:
+    """Write the runtime's sources and those of TVM that they include; its interface goes to the folder `include`."""
     own = library_sources()
     for path in own:
-        target = folder / "src" / "runtime" / path.relative_to(RUNTIME_SOURCES)
+        target = folder / "runtime" / path.relative_to(RUNTIME_SOURCES)
         target.parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(path, target)
-    shutil.copyfile(POOL, folder / "src" / POOL.name)
-    (folder / "include").mkdir()
-    (folder / "src" / "runtime" / _HEADER).rename(folder / "include" / _HEADER)
+    shutil.copyfile(POOL, folder / POOL.name)
+    include.mkdir(exist_ok=True)
+    (folder / "runtime" / _HEADER).rename(include / _HEADER)
     tree = source_tree()
-    tree.copy(folder / "src" / "tvm", tree.included(own))
+    tree.copy(folder / "tvm", tree.included(own))
 
 
 def _write_templates(folder: Path, codes: Mapping[str, Path], triple: str) -> None:

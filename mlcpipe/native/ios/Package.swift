@@ -1,0 +1,26 @@
+// swift-tools-version:5.9
+import PackageDescription
+
+// XCFrameworks are for Apple's systems. Elsewhere the engine opens bundles that have a shared library.
+#if os(macOS)
+  let code: [Target] = [.binaryTarget(name: "Model", path: "Model.xcframework")]
+  let model: [Target.Dependency] = ["Model"]
+#else
+  let code: [Target] = []
+  let model: [Target.Dependency] = []
+#endif
+
+let package = Package(
+  name: "Mlcpipe",
+  platforms: [.iOS(.v17)],
+  products: [.library(name: "Mlcpipe", targets: ["Mlcpipe"])],
+  targets: code + [
+    .target(
+      name: "CMlcpipe",
+      sources: ["pool.c", "runtime.cc", "tvm.cc", "runtime/text"],
+      cSettings: [.define("MLCPIPE_RUNTIME")],
+      cxxSettings: [@INCLUDES@].map { .headerSearchPath($0) }),
+    .target(name: "Mlcpipe", dependencies: ["CMlcpipe"] + model),
+  ],
+  cxxLanguageStandard: .cxx17
+)

@@ -79,6 +79,7 @@ class Target:
     `tuned` names the file of tuning records: by default the target's name, or that of a target with the same kernels.
     `device` is the device whose records `compile` uses when it cannot detect one. `kv_cache`: the runtime's own pages,
     or TVM's cache, which WebLLM brings along. Sampling functions are those that the cache's owner calls.
+    `kv_cache_dtype` is what auto means for `compile`, where the kernels support it for the model.
     `vendor` is the PCI or Khronos vendor ID of the supported GPUs; 0: any.
     """
 
@@ -99,6 +100,7 @@ class Target:
     companions: _Words = ()
     architectures: _Words = ()
     kv_cache: Literal["pages", "tvm"] = "pages"
+    kv_cache_dtype: Literal["auto", "f32", "f16", "q8"] = "auto"
     vendor: Annotated[int, Field(ge=0, strict=True)] = 0
     archive: Annotated[bool, Field(strict=True)] = False
     variants: Items[Variant] = ()

@@ -33,6 +33,7 @@ ENABLE = (
     ("npm", "apt install nodejs npm"),
     ("emcc", "apt install emscripten"),
     ("shader-f16|get_mesa", "tests/webgpu/get_mesa.sh"),
+    ("swiftlang", "tests/swift/get_swift.sh"),
     ("chromium", "apt install chromium"),
     ("qemu|aarch64", "apt install qemu-user gcc-aarch64-linux-gnu libc6-dev-arm64-cross"),
     ("spirv-val does not know", "SPIRV-Tools 2025.1"),

@@ -132,6 +132,8 @@ def _show(bundle: Path, manifest: Manifest, bits: float, progress: ConsoleProgre
 def _next_command(bundle: Path, manifest: Manifest) -> str:
     """What runs a bundle, here or on the machine that it was compiled for."""
     triple = manifest.target.triple
+    if "ios" in triple:
+        return f"mlcpipe package {bundle} --app ios -o Chat"
     if "linux" in triple and architecture_of(triple) != architecture():
         return f"mlcpipe package {bundle} --app cli -o chat"
     return f"mlcpipe chat {bundle}"

@@ -22,6 +22,7 @@ class App(str, Enum):
     cli = "cli"
     weights = "weights"
     native = "native"
+    ios = "ios"
 
 
 def package_command(
@@ -37,7 +38,7 @@ def package_command(
     app: Annotated[
         App,
         typer.Option(
-            help="What to make: a static web site, a program for a board, a file of data, or a folder for CMake."
+            help="What to make: a static web site, a program for a board, a file of data, a folder for CMake or Xcode."
         ),
     ] = App.web,
     title: Annotated[
@@ -55,7 +56,8 @@ def package_command(
     With `--app cli` make a program of one file that chats on a Linux machine without Python. The bundle is one for
     arm64-linux, riscv64-linux or x86_64-linux. With `--app weights` make one file of weights, tokenizer and template,
     without code. With `--app native` make a folder for projects in C and C++: the runtime's sources with a
-    CMakeLists.txt, and the code and data of each bundle.
+    CMakeLists.txt, and the code and data of each bundle. With `--app ios` make a Swift package and a chat app of a
+    bundle for ios.
 
     Examples:
 
@@ -66,11 +68,18 @@ def package_command(
     `mlcpipe compile ./Qwen3-0.6B --target arm64-linux -o qwen3-pi`
 
     `mlcpipe package qwen3-pi --app cli -o chat`
+
+    `mlcpipe compile ./Qwen3-0.6B --target ios -o qwen3-ios`
+
+    `mlcpipe package qwen3-ios --app ios -o QwenChat`
     """
     if app is not App.cli and not weights:
         raise UsageError("--no-weights has no effect", next_step="use it with --app cli")
     if app is App.native:
         _write_sdk(bundles, output, overwrite=overwrite, title=title)
+        return
+    if app is App.ios:
+        _write_swift_package(bundles, output, overwrite=overwrite, title=title)
         return
     if app is not App.web:
         _write_files(app, bundles, output, weights=weights, overwrite=overwrite, title=title)
@@ -93,6 +102,16 @@ def _write_sdk(bundles: list[Path], output: Path, *, overwrite: bool, title: str
         raise UsageError("--title has no effect", next_step="use it with --app web")
     with console_progress(stderr_console()) as progress:
         write_sdk(bundles, output, progress, overwrite=overwrite)
+    say(stdout_console(), f"{output}: README.md says how to build it")
+
+
+def _write_swift_package(bundles: list[Path], output: Path, *, overwrite: bool, title: str | None) -> None:
+    from mlcpipe.compiler.swift_package import write_swift_package
+
+    if len(bundles) != 1 or title is not None:
+        raise UsageError("--app ios", expected="one bundle and no --title", found=f"{len(bundles)} bundles")
+    with console_progress(stderr_console()) as progress:
+        write_swift_package(bundles[0], output, progress, overwrite=overwrite)
     say(stdout_console(), f"{output}: README.md says how to build it")
 
 

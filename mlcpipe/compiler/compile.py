@@ -53,7 +53,8 @@ def compile(
             matrix as the checkpoint has it; auto is q4f16_1, plus one library for each companion of the target
             (webgpu has one for GPUs with float16). None is q4f16_1, and keep for weights that are quantized already.
         context_length: tokens of context to serve; None is what config.json says.
-        kv_cache_dtype: f32, f16 or q8 (int8 with a scale for each 32 numbers); auto is the quantization's dtype.
+        kv_cache_dtype: f32, f16 or q8 (int8 with a scale for each 32 numbers); auto is what the target says,
+            else the quantization's dtype.
         quick: link WebAssembly in seconds instead of a minute, twice as large; an error for other targets.
         overwrite: replace a folder that holds a bundle.
 

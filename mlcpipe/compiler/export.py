@@ -30,7 +30,7 @@ LOGITS_BYTES = 64 << 20  # of a prompt's rows whose logits one call gives, where
 def prepare_model(config: Mapping[str, Any], target: Target, scheme: Scheme, kv_cache_dtype: str = "auto") -> CausalLM:
     """Build the model of a config.json and set its dtypes and its folder of kernels.
 
-    `kv_cache_dtype` is f32, f16, q8 or auto; auto is the scheme's dtype, float16 for
+    `kv_cache_dtype` is f32, f16, q8 or auto; auto is the target's or else the scheme's dtype, float16 for
     weights that are kept, if the target's kernels support it.
     Raises ConfigError for an unknown dtype, TargetError for one that the kernels do not support.
     """
@@ -47,7 +47,7 @@ def prepare_model(config: Mapping[str, Any], target: Target, scheme: Scheme, kv_
         raise TargetError("KV cache dtype", where=target.name, expected=", ".join(possible), found=kv_cache_dtype)
     model.dtype = target.activation_dtype
     model.to(target.activation_dtype)
-    usual = "float16" if scheme.name == KEEP else scheme.model_dtype
+    usual = kv_dtype(target.kv_cache_dtype) or ("float16" if scheme.name == KEEP else scheme.model_dtype)
     model.kv_dtype = wanted or (usual if usual in possible else possible[0])
     model.kernels, model.own_pages = target.kernels, target.own_pages
     return model

@@ -33,6 +33,11 @@ class Linker:
     command: tuple[str, ...]
     system: str = sys.platform
 
+    @property
+    def links(self) -> bool:
+        """Whether it makes shared libraries: those for iOS need Apple's SDK."""
+        return self.system != "ios"
+
     def link(self, objects: Sequence[Path], output: Path) -> None:
         """Link `objects` into the shared library `output`. Raises CompileError with the linker's final error line."""
         shared = ["-shared", "-fPIC"] if self.system != "win32" else ["-shared"]
@@ -72,10 +77,12 @@ class Linker:
 def find_linker(triple: str | None = None) -> Linker:
     """`cc` (or `clang`, `gcc`) on the path, else `python -m ziglang cc`; for Linux on another machine ziglang.
 
-    `triple` is LLVM's name of the system and architecture to link for, None this machine's. Raises CompileError that
-    names the command to install one.
+    `triple` is LLVM's name of the system and architecture to link for, None this machine's. For iOS the command only
+    compiles. Raises CompileError that names the command to install one.
     """
     arch = architecture() if triple is None else architecture_of(triple)
+    if triple is not None and "ios" in triple:
+        return _ios_compiler(triple)
     if triple is not None and "linux" in triple and (arch, sys.platform) != (architecture(), "linux"):
         if (zig := find_zig()) is None:
             raise CompileError(f"no linker for {triple}", expected="ziglang", next_step="pip install 'mlcpipe[zig]'")
@@ -92,6 +99,15 @@ def find_linker(triple: str | None = None) -> Linker:
     raise CompileError(
         "no linker", expected="cc, clang or gcc on the path, or ziglang", next_step="pip install 'mlcpipe[zig]'"
     )
+
+
+def _ios_compiler(triple: str) -> Linker:
+    """ziglang for C that includes nothing of the system. It cannot link for iOS, which needs Apple's SDK."""
+    if (zig := find_zig()) is None:
+        raise CompileError(f"no compiler for {triple}", expected="ziglang", next_step="pip install 'mlcpipe[zig]'")
+    version = triple.partition("ios")[2]
+    command = (*zig.command, "-target", f"aarch64-ios.{version}", "-ffreestanding")
+    return replace(zig, command=command, system="ios")
 
 
 def find_cxx(target: str | None = None) -> Linker:

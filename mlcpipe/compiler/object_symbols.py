@@ -1,4 +1,4 @@
-"""Symbols of relocatable ELF files: which they define for other files, and copies that give them a prefix.
+"""Symbols of relocatable ELF and Mach-O files: which they define for other files, and copies that give them a prefix.
 
 Two models that are linked into one program have functions of the same names; with a prefix they do not meet.
 """
@@ -10,67 +10,108 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from mlcpipe.compiler.macho import MACHO_MAGIC, find_command
 from mlcpipe.errors import CompileError
 
 _MAGIC = b"\x7fELF\x02\x01"  # 64 bits, little-endian
 _SECTION = struct.Struct("<2I4Q2I2Q")
 _SYMBOL = struct.Struct("<IBBHQQ")
 _SYMTAB, _UNDEFINED, _LOCAL = 2, 0, 0
+# mach-o/loader.h, mach-o/nlist.h
+_LC_SYMTAB = 2
+_NLIST = struct.Struct("<IBBHQ")
+_STAB, _TYPE, _EXTERNAL = 0xE0, 0x0E, 0x01
 
 
 @dataclass(frozen=True)
-class _Section:
-    """A section's type, place and links; `header` is the offset of its header in the file."""
+class _Names:
+    """The table of names: its place in the file, and where and how the file says that place."""
 
-    header: int
-    type: int
     offset: int
     nbytes: int
-    link: int
+    header: int
+    place: struct.Struct
+
+
+@dataclass(frozen=True)
+class _Symbol:
+    """A symbol that is not local to its file; `entry` is where the file has the offset of its name."""
+
+    entry: int
+    name: str
+    defined: bool
 
 
 def defined_symbols(path: Path) -> set[str]:
-    """Names that an object file defines for others. Raises CompileError for anything but an ELF file of 64 bits."""
+    """Names that an object file defines for others. Raises CompileError for anything but ELF and Mach-O of 64 bits."""
     content = path.read_bytes()
-    return {name for _, name, defined in _global_symbols(content, path) if defined}
+    return {symbol.name for symbol in _symbols(content, path)[1] if symbol.defined}
 
 
 def write_renamed(path: Path, output: Path, renamed: Mapping[str, str]) -> None:
     """Write a copy of an object file where symbols that are not local to it have the names in `renamed`."""
     content = bytearray(path.read_bytes())
-    strings = _strings(content, path)
-    names = bytearray(content[strings.offset : strings.offset + strings.nbytes])
-    for at, name, _ in list(_global_symbols(content, path)):
-        if name in renamed:
-            struct.pack_into("<I", content, at, len(names))
-            names += renamed[name].encode() + b"\0"
+    table, symbols = _symbols(content, path)
+    lead = _lead(content)
+    names = bytearray(content[table.offset : table.offset + table.nbytes])
+    for symbol in symbols:
+        if symbol.name in renamed:
+            struct.pack_into("<I", content, symbol.entry, len(names))
+            names += (lead + renamed[symbol.name]).encode() + b"\0"
     # The old table may hold the names of sections too: a longer copy of it takes its place at the file's end.
-    struct.pack_into("<2Q", content, strings.header + 24, len(content), len(names))
+    content += bytes(-len(content) % 8)
+    table.place.pack_into(content, table.header, len(content), len(names))
     output.write_bytes(content + names)
 
 
-def _global_symbols(content: bytes | bytearray, path: Path) -> Iterator[tuple[int, str, bool]]:
-    """Offset of the entry, name, and whether the file defines it, of each symbol that is not local."""
-    table, strings = _table(content, path), _strings(content, path)
-    for at in range(table.offset, table.offset + table.nbytes, _SYMBOL.size):
+def _lead(content: bytes | bytearray) -> str:
+    """What a symbol begins with before its name in C."""
+    return "_" if content[:4] == MACHO_MAGIC else ""
+
+
+def _symbols(content: bytes | bytearray, path: Path) -> tuple[_Names, list[_Symbol]]:
+    """The table of names, and each symbol that is not local."""
+    table, found = _macho(content, path) if _lead(content) else _elf(content, path)
+    symbols = []
+    for entry, name, defined in found:
+        begin = table.offset + name
+        text = content[begin : content.index(0, begin)].decode()
+        symbols.append(_Symbol(entry, text.removeprefix(_lead(content)), defined))
+    return table, symbols
+
+
+def _macho(content: bytes | bytearray, path: Path) -> tuple[_Names, list[tuple[int, int, bool]]]:
+    command = find_command(content, _LC_SYMTAB)
+    if command is None:
+        raise CompileError("an object file without symbols", where=path.name)
+    begin, count, offset, nbytes = struct.unpack_from("<4I", content, command + 8)
+    symbols = []
+    for at in range(begin, begin + count * _NLIST.size, _NLIST.size):
+        name, kind, _, _, _ = _NLIST.unpack_from(content, at)
+        if kind & _EXTERNAL and not kind & _STAB:
+            symbols.append((at, name, kind & _TYPE != _UNDEFINED))
+    return _Names(offset, nbytes, command + 16, struct.Struct("<2I")), symbols
+
+
+def _elf(content: bytes | bytearray, path: Path) -> tuple[_Names, list[tuple[int, int, bool]]]:
+    sections = list(_sections(content, path))
+    _, _, offset, nbytes, link = next(section for section in sections if section[1] == _SYMTAB)
+    header, _, names_offset, names_nbytes, _ = sections[link]
+    symbols = []
+    for at in range(offset, offset + nbytes, _SYMBOL.size):
         name, info, _, section, _, _ = _SYMBOL.unpack_from(content, at)
         if info >> 4 != _LOCAL:
-            begin = strings.offset + name
-            yield at, content[begin : content.index(0, begin)].decode(), section != _UNDEFINED
+            symbols.append((at, name, section != _UNDEFINED))
+    return _Names(names_offset, names_nbytes, header + 24, struct.Struct("<2Q")), symbols
 
 
-def _table(content: bytes | bytearray, path: Path) -> _Section:
-    return next(section for section in _sections(content, path) if section.type == _SYMTAB)
-
-
-def _strings(content: bytes | bytearray, path: Path) -> _Section:
-    return list(_sections(content, path))[_table(content, path).link]
-
-
-def _sections(content: bytes | bytearray, path: Path) -> Iterator[_Section]:
+def _sections(content: bytes | bytearray, path: Path) -> Iterator[tuple[int, int, int, int, int]]:
+    """Of each section of an ELF file: the offset of its header, its type, offset, size and link."""
     if content[: len(_MAGIC)] != _MAGIC:
-        raise CompileError("an object file of another format", where=path.name, expected="ELF, 64 bits, little-endian")
+        raise CompileError(
+            "an object file of another format", where=path.name, expected="ELF or Mach-O, 64 bits, little-endian"
+        )
     (begin,), (size, count) = struct.unpack_from("<Q", content, 40), struct.unpack_from("<2H", content, 58)
     for header in range(begin, begin + size * count, size):
         _, kind, _, _, offset, nbytes, link, _, _, _ = _SECTION.unpack_from(content, header)
-        yield _Section(header, kind, offset, nbytes, link)
+        yield header, kind, offset, nbytes, link

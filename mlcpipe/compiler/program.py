@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 
 from mlcpipe.atomic import atomic_file
@@ -15,6 +16,8 @@ from mlcpipe.env import env
 from mlcpipe.errors import UsageError
 from mlcpipe.host.cpu_features import architecture_of
 from mlcpipe.progress import Progress
+
+_BOARDS = ("arm64-linux", "riscv64-linux", "x86_64-linux")
 
 
 def data_beside(program: Path) -> Path:
@@ -44,15 +47,15 @@ def write_chat_program(bundle: Path, output: Path, progress: Progress, *, weight
     return [output, write_container(bundle, data_beside(output), progress)]
 
 
-def static_library(bundle: Path, manifest: Manifest) -> Path:
-    """The path of a bundle's static library for Linux. Raises UsageError for a bundle without one."""
+def static_library(bundle: Path, manifest: Manifest, system: str = "Linux", targets: Sequence[str] = _BOARDS) -> Path:
+    """The path of a bundle's static library for a system. Raises UsageError, with its `targets`, where it has none."""
     found = [bundle / name for name in manifest.files if name.endswith(".a")]
-    if len(found) != 1 or "linux" not in manifest.target.triple:
+    if len(found) != 1 or system.lower() not in manifest.target.triple:
         raise UsageError(
-            "the bundle has no static library for Linux",
+            f"the bundle has no static library for {system}",
             where=bundle,
-            expected="one that was compiled for arm64-linux, riscv64-linux or x86_64-linux",
+            expected=f"one that was compiled for {' or '.join(targets)}",
             found=f"target {manifest.target.name}",
-            next_step="compile the model again with --target arm64-linux",
+            next_step=f"compile the model again with --target {targets[0]}",
         )
     return found[0]

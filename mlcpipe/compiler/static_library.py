@@ -23,7 +23,7 @@ from mlcpipe.resources import native_path
 
 TABLE = "mlcpipe_library_symbols"
 _PREFIX = "mlcpipe_{hash}_"
-_OWN_TABLE = re.compile(rb"\bmlcpipe_[0-9a-f]{16}_code\b")
+_OWN_TABLE = re.compile(rb"mlcpipe_[0-9a-f]{16}_code\b")
 _ERRORS = native_path() / "kernel_errors.c"
 _BINARY = "__tvm_ffi__library_bin"
 # Variables that TVM's loader fills with its own functions, where code calls them (tvm/src/runtime/module.cc).
@@ -55,6 +55,7 @@ def write_static_library(
         paths += [imports_object(module, folder, target), folder / "errors.o"]
         compiler.compile(_ERRORS, paths[-1])
         prefix, objects = with_prefix(paths, folder)
+        names |= {name for path in paths for name in defined_symbols(path)} & set(_CONTEXT)
         source, table = folder / "symbols.c", folder / "symbols.o"
         source.write_text(table_source(names, prefix), encoding="utf-8")
         compiler.compile(source, table)
@@ -89,15 +90,14 @@ def own_table(library: Path) -> str:
 
 
 def table_source(symbols: Iterable[str], prefix: str) -> str:
-    """C that defines the table of symbols that begin with `prefix`, and `TABLE` as a weak name for it.
+    """C that defines the table of symbols that begin with `prefix`, and `TABLE` as a weak name for it
+    where the system's linker knows such.
 
     It has names without the prefix and addresses, in the order of the names' bytes, then two null pointers.
     """
-    strong = {_BINARY, *symbols}
-    names, own = sorted(strong | set(_CONTEXT)), f"{prefix}code"
-    weak = "__attribute__((weak))"
-    declared = (f"extern char {prefix}{name}[]{'' if name in strong else f' {weak}'};" for name in names)
+    names, own = sorted({_BINARY, *symbols}), f"{prefix}code"
+    declared = (f"extern char {prefix}{name}[];" for name in names)
     rows = (f'  {{"{name}", {prefix}{name}}},' for name in names)
     struct = f"const struct symbol {{ const char* name; void* address; }} {own}[] = {{"
     alias = f'extern const struct symbol {TABLE}[{len(names) + 1}] __attribute__((weak, alias("{own}")));'
-    return "\n".join([*declared, struct, *rows, "  {0, 0},", "};", alias, ""])
+    return "\n".join([*declared, struct, *rows, "  {0, 0},", "};", "#if !defined(__APPLE__)", alias, "#endif", ""])

@@ -1,29 +1,53 @@
-"""The native runtime and a model as a Swift package for iOS, with an app."""
+"""The native runtime and a model as a Swift package for iOS, with a chat app that uses it."""
 
 from __future__ import annotations
 
+import plistlib
 import re
 from pathlib import Path
 
+from mlcpipe.atomic import atomic_directory
+from mlcpipe.bundle import read_manifest
+from mlcpipe.compiler.container import write_container
 from mlcpipe.compiler.licenses import source_licenses
+from mlcpipe.compiler.macho import for_simulator
 from mlcpipe.compiler.native_runtime import definitions
+from mlcpipe.compiler.program import static_library
 from mlcpipe.compiler.sdk import write_sources
+from mlcpipe.compiler.static_library import own_table
 from mlcpipe.compiler.tvm_sources import INCLUDES
+from mlcpipe.progress import Progress
 from mlcpipe.resources import native_path
 from mlcpipe.version import __version__
 
 _TEMPLATES = native_path() / "ios"
+_MARK = "Model.xcframework"  # only such a folder has it
+_LIBRARY = "libmodel.a"
+_SIMULATOR = {"SupportedPlatformVariant": "simulator"}
 
 
-def write_sources_of_package(folder: Path, table: str) -> None:
-    """Write all of the package but its model. `table` is the name of that model's table of symbols."""
+def write_swift_package(bundle: Path, output: Path, progress: Progress, *, overwrite: bool = False) -> None:
+    """Write the Swift package, its model and the chat app to the folder `output`.
+
+    Raises UsageError for a bundle that was not compiled for iOS, BundleError, CompileError and ResourceError.
+    """
+    code = static_library(bundle, read_manifest(bundle), "iOS", ["ios"])
+    with atomic_directory(output, replaces=_MARK if overwrite else "") as folder:
+        write_package_sources(folder, own_table(code))
+        _write_xcframework(code.read_bytes(), folder / _MARK)
+        write_container(bundle, folder / "App" / "Chat" / "model.mlcp", progress)
+
+
+def write_package_sources(folder: Path, table: str) -> None:
+    """Write all but the model. `table` is the name of that model's table of symbols."""
     sources = folder / "Sources" / "CMlcpipe"
     write_sources(sources, sources / "include")
     (sources / "runtime" / "exports.map").unlink()  # of a shared library
+    included = (f"tvm/{name}" for name in INCLUDES if (sources / "tvm" / name).is_dir())
     values = {
         "VERSION": __version__,
         "TABLE": table,
-        "INCLUDES": ", ".join(f'"{name}"' for name in ("runtime", *(f"tvm/{name}" for name in INCLUDES))),
+        "INCLUDES": ", ".join(f'"{name}"' for name in ("runtime", *included)),
         "DEFINITIONS": "\n".join(_macro(option) for option in definitions()),
     }
     for path in sorted(_TEMPLATES.rglob("*")):
@@ -40,3 +64,20 @@ def _macro(option: str) -> str:
     """A compiler's option -DNAME=VALUE as a line of C."""
     name, _, value = option.removeprefix("-D").partition("=")
     return f"#define {name} {value}".rstrip()
+
+
+def _write_xcframework(library: bytes, folder: Path) -> None:
+    """Write a static library for iPhones, and the same for the simulator, as Xcode takes them."""
+    platforms = {"ios-arm64": (library, {}), "ios-arm64-simulator": (for_simulator(library), _SIMULATOR)}
+    available = []
+    for name, (content, variant) in platforms.items():
+        (folder / name).mkdir(parents=True)
+        (folder / name / _LIBRARY).write_bytes(content)
+        described = {"LibraryIdentifier": name, "LibraryPath": _LIBRARY, "BinaryPath": _LIBRARY}
+        available.append({**described, **variant, "SupportedArchitectures": ["arm64"], "SupportedPlatform": "ios"})
+    info = {
+        "AvailableLibraries": available,
+        "CFBundlePackageType": "XFWK",
+        "XCFrameworkFormatVersion": "1.0",
+    }
+    (folder / "Info.plist").write_bytes(plistlib.dumps(info))

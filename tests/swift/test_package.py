@@ -1,21 +1,52 @@
-"""The Swift package on Linux, with the native runtime: it answers as Python does."""
+"""The Swift package: what is in it, and on Linux, with the native runtime, it answers as Python does."""
 
 from __future__ import annotations
 
 import json
+import plistlib
+import re
 import shutil
+import subprocess
 from pathlib import Path
 
 import pytest
 
+import mlcpipe
 from mlcpipe import Engine, SamplingParams
-from mlcpipe.compiler.swift_package import write_sources_of_package
-from tests.conftest import Bundles
+from mlcpipe.cli import main
+from mlcpipe.compiler.link import find_zig
+from mlcpipe.compiler.static_library import own_table
+from mlcpipe.compiler.swift_package import write_package_sources
+from tests.conftest import DEMO, Bundles
 from tests.swift.swift import WORK, swift
 
 HERE = Path(__file__).parent
 QUESTIONS = ("Hello! What is a compiler?", "And what is a cat?", "Thank you.")
 GREEDY = SamplingParams(temperature=0.0)
+
+
+@pytest.fixture(scope="module")
+def sources(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The package without a model."""
+    folder = tmp_path_factory.mktemp("package") / "Mlcpipe"
+    folder.mkdir()
+    write_package_sources(folder, "mlcpipe_0123456789abcdef_code")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def ios_bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    if find_zig() is None:
+        pytest.skip("static libraries need ziglang")
+    return mlcpipe.compile(DEMO, target="ios", output=tmp_path_factory.mktemp("ios") / "bundle")
+
+
+@pytest.fixture(scope="module")
+def package(ios_bundle: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder that `mlcpipe package --app ios` makes."""
+    output = tmp_path_factory.mktemp("app") / "Chat"
+    assert main(["package", str(ios_bundle), "--app", "ios", "-o", str(output)]) == 0
+    return output
 
 
 def expected(bundle: Path) -> dict[str, object]:
@@ -32,13 +63,112 @@ def expected(bundle: Path) -> dict[str, object]:
 
 
 @pytest.mark.everything
-def test_swift_answers_as_python_does(demo_bundles: Bundles, tmp_path: Path) -> None:
-    """`swift test` of a package that depends on ours: greedy tokens, cancel, close, errors, saved chats."""
-    (tmp_path / "Mlcpipe").mkdir()
-    write_sources_of_package(tmp_path / "Mlcpipe", "")
+def test_swift_answers_as_python_does(sources: Path, demo_bundles: Bundles, tmp_path: Path) -> None:
+    """`swift test` of a package that depends on ours: greedy tokens, cancel, close, errors, saved chats, the session."""
+    shutil.copytree(sources, tmp_path / "Mlcpipe")
     shutil.copytree(HERE / "package", tmp_path / "tests")
     shutil.copytree(demo_bundles["q4f16_1"], tmp_path / "bundle")
     (tmp_path / "expected.json").write_text(json.dumps(expected(demo_bundles["q4f16_1"])))
     words = ["swift-test", "--package-path", f"{WORK}/tests"]
     said = swift(tmp_path, *words, MLCPIPE_EXPECTED=f"{WORK}/expected.json")
-    assert "0 failures" in said and "warning:" not in said, said[-6000:]
+    assert "Executed 0 tests" not in said and "0 failures" in said and "warning:" not in said, said[-6000:]
+
+
+@pytest.mark.everything
+def test_the_app_parses(sources: Path) -> None:
+    """SwiftUI is on Apple's systems alone: types are not checked."""
+    app = [path.relative_to(sources) for path in sources.rglob("*.swift") if "Tests" not in path.parts]
+    assert len(app) > 8
+    assert swift(sources, "swiftc", "-parse", "-swift-version", "5", *app) == ""
+    swift(sources, "plutil", "-lint", "App/Chat.xcodeproj/project.pbxproj")
+
+
+def test_the_folder_has_what_it_needs_and_no_more(sources: Path) -> None:
+    files = {path.relative_to(sources).as_posix(): path for path in sources.rglob("*") if path.is_file()}
+    assert {"Package.swift", "README.md", "THIRD_PARTY.txt", "App/Chat/ChatApp.swift"} < set(files)
+    assert not any(word in name for name in files for word in ("runtime/cuda/", "/cli/", "exports.map", ".py"))
+    manifest = files["Package.swift"].read_text()
+    listed = re.search(r"sources: \[(.*)\]", manifest)
+    searched = re.search(r"cxxSettings: \[(.*)\]", manifest)
+    assert listed is not None and searched is not None
+    for name in [*json.loads(f"[{listed[1]}]"), *json.loads(f"[{searched[1]}]")]:
+        assert (sources / "Sources" / "CMlcpipe" / name).exists(), name
+    header = files["Sources/CMlcpipe/include/mlcpipe_model.h"].read_text()
+    assert header.count("mlcpipe_0123456789abcdef_code") == 2
+    definitions = files["Sources/CMlcpipe/runtime.cc"].read_text()
+    assert '#define MLCPIPE_ABI "' in definitions and "#define TVM_DLL\n" in definitions
+    for name, path in files.items():
+        if not name.startswith("Sources/CMlcpipe/"):
+            assert not re.search(r"@[A-Z]+@", path.read_text()), name
+
+
+def test_the_project_names_what_it_has(sources: Path) -> None:
+    app = sources / "App"
+    project = (app / "Chat.xcodeproj" / "project.pbxproj").read_text()
+    identifiers = re.findall(r"\b(A1\d{22})\b", project)
+    defined = set(re.findall(r"^\t\t(A1\d{22}) = {", project, re.MULTILINE))
+    assert set(identifiers) == defined and len(defined) == 18
+    assert project.count("{") == project.count("}") and project.count("(\n") == project.count(");")
+    entitlements = plistlib.loads((app / "Chat.entitlements").read_bytes())
+    memory = ("increased-memory-limit", "extended-virtual-addressing")
+    assert entitlements == {f"com.apple.developer.kernel.{name}": True for name in memory}
+    assert project.count("CODE_SIGN_ENTITLEMENTS = Chat.entitlements;") == 2
+
+
+@pytest.mark.full
+def test_a_bundle_becomes_a_package(package: Path, ios_bundle: Path) -> None:
+    """The code of both platforms, the table that the header names, and the data."""
+    info = plistlib.loads((package / "Model.xcframework" / "Info.plist").read_bytes())
+    assert info["CFBundlePackageType"] == "XFWK"
+    libraries = {
+        one["LibraryIdentifier"]: package / "Model.xcframework" / one["LibraryIdentifier"] / one["LibraryPath"]
+        for one in info["AvailableLibraries"]
+    }
+    variants = [one.get("SupportedPlatformVariant") for one in info["AvailableLibraries"]]
+    assert list(libraries) == ["ios-arm64", "ios-arm64-simulator"] and variants == [None, "simulator"]
+    code = ios_bundle / "lib" / "libmodel.a"
+    assert libraries["ios-arm64"].read_bytes() == code.read_bytes()
+    assert own_table(libraries["ios-arm64-simulator"]) == own_table(code)
+    assert own_table(code) in (package / "Sources" / "CMlcpipe" / "include" / "mlcpipe_model.h").read_text()
+    manifest = json.loads((ios_bundle / "mlcpipe.json").read_text())
+    assert manifest["model"]["kv_dtype"] == "q8" and manifest["model"]["prefill_chunk"] == 128
+    assert [one["name"] for one in manifest["target"]["variants"]] == ["i8mm", "dotprod", "baseline"]
+    assert (package / "App" / "Chat" / "model.mlcp").stat().st_size > manifest["memory_plan"]["weights_bytes"]
+
+
+@pytest.mark.full
+def test_what_cannot_be_packaged_is_one_line(
+    package: Path, ios_bundle: Path, demo_bundles: Bundles, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def said(*words: object) -> str:
+        capsys.readouterr()
+        assert main(["package", *map(str, words), "--app", "ios"]) == 2
+        return capsys.readouterr().err
+
+    assert "no static library for iOS" in said(demo_bundles["q4f16_1"], "-o", tmp_path / "app")
+    assert "--title" in said(ios_bundle, "--title", "x", "-o", tmp_path / "app")
+    assert "one bundle" in said(ios_bundle, ios_bundle, "-o", tmp_path / "app")
+    other = tmp_path / "other"
+    other.mkdir()
+    (other / "Package.swift").write_text("")
+    assert "other" in said(ios_bundle, "--overwrite", "-o", other)
+    assert [path.name for path in tmp_path.iterdir()] == ["other"]
+    old = shutil.copytree(package, tmp_path / "old")
+    assert main(["package", str(ios_bundle), "--app", "ios", "--overwrite", "-o", str(old)]) == 0
+
+
+@pytest.mark.full
+def test_the_runtime_compiles_for_ios(package: Path, tmp_path: Path) -> None:
+    """Without warnings, by zig with its headers of Darwin, which are those of macOS."""
+    zig = find_zig()
+    assert zig is not None
+    folder, target = package / "Sources" / "CMlcpipe", ["-target", "aarch64-macos.14.0"]
+    target += ["-Xclang", "-triple", "-Xclang", "arm64-apple-ios17.0.0"]
+    system = [f"-isystem{folder / 'tvm' / name}" for name in
+              (".", "include", "3rdparty/tvm-ffi/include", "3rdparty/tvm-ffi/3rdparty/dlpack/include")]  # fmt: skip
+    flags = ["-O1", "-Wall", "-Wextra", "-Werror", f"-I{folder / 'include'}", f"-I{folder / 'runtime'}", *system, "-c"]
+    for path in [folder / "runtime.cc", folder / "tvm.cc", folder / "pool.c", *(folder / "runtime/text").glob("*.cc")]:
+        words = [zig.command[-1], "-std=gnu11", "-DMLCPIPE_RUNTIME"] if path.suffix == ".c" else ["c++", "-std=c++17"]
+        command = [*zig.command[:-1], *words, *target, *flags, str(path), "-o", str(tmp_path / f"{path.name}.o")]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr[-3000:]

@@ -55,13 +55,15 @@ class CpuLibrary:
         self, state: Lowering, variants: Sequence[Variant], folder: Path, stem: str, progress: Progress
     ) -> tuple[Path, list[BuiltVariant]]:
         library, target = folder / library_name(stem, self.linker.system), tvm_target(state.target, variants[-1])
+        static = folder / f"lib{stem}.a"
         with tempfile.TemporaryDirectory() as objects:
             module, built = build_variants(state, variants, Path(objects), object_format(), physical_cores())
+            if self.archiver is not None:
+                write_static_library(module, built, static, self.linker, self.archiver, target)
+            if not self.linker.links:
+                return static, built
             paths = [path for built_variant in reversed(built) for path in built_variant.paths]
             export_library(module, paths, library, self.linker, target)
-            if self.archiver is not None:
-                static = folder / f"lib{stem}.a"
-                write_static_library(module, built, static, self.linker, self.archiver, target)
         return library, built
 
 

@@ -2,7 +2,6 @@
 
 #include <sched.h>
 #include <sys/auxv.h>
-#include <sys/mman.h>
 #include <sys/resource.h>
 #include <sys/syscall.h>
 #include <unistd.h>
@@ -171,13 +170,5 @@ FreeMemory FindFreeMemory() {
   AddLimit(RLIMIT_DATA, NumberAfter(status, "VmData:"), "RLIMIT_DATA (ulimit -d)", &least);
   return least;
 }
-
-void Discard(void* data, size_t bytes) {
-  const auto page = static_cast<uintptr_t>(sysconf(_SC_PAGESIZE)), begin = reinterpret_cast<uintptr_t>(data);
-  const uintptr_t first = (begin + page - 1) / page * page, last = (begin + bytes) / page * page;
-  if (first < last) madvise(reinterpret_cast<void*>(first), last - first, MADV_DONTNEED);
-}
-
-std::string SizeWords(int64_t bytes) { return std::to_string((bytes + (1 << 19)) >> 20) + " MiB"; }
 
 }  // namespace mlcpipe

@@ -39,8 +39,12 @@ Module LoadOnce(const std::string& path, const mlcpipe_symbol* code) {
   static auto* const mutex = new std::mutex();
   struct stat status {};
   if (!code && stat(path.c_str(), &status) != 0) throw Error(Code::kBundle, "the library is missing").Where(path);
-  const Identity identity(code, status.st_dev, status.st_ino, status.st_size, status.st_mtim.tv_sec,
-                          status.st_mtim.tv_nsec);
+#if defined(__APPLE__)
+  const timespec changed = status.st_mtimespec;
+#else
+  const timespec changed = status.st_mtim;
+#endif
+  const Identity identity(code, status.st_dev, status.st_ino, status.st_size, changed.tv_sec, changed.tv_nsec);
   const std::lock_guard<std::mutex> lock(*mutex);
   auto found = loaded->find(identity);
   if (found == loaded->end()) {

@@ -8,7 +8,12 @@
 #include "bundle/weights.cc"
 #include "chat_file.cc"
 #include "engine.cc"
+#if defined(__APPLE__)
+#include "host_apple.cc"
+#else
 #include "host.cc"
+#endif
+#include "host_memory.cc"
 #include "library.cc"
 #include "model.cc"
 #include "plan.cc"

@@ -2,8 +2,10 @@
 #include "3rdparty/tvm-ffi/src/ffi/extra/module_internal.h"
 #include "library.h"
 
+#if !defined(__APPLE__)  // whose linker wants a definition of weak names too: an app names its code
 // Of the program's own static library, if it has one.
 extern "C" const mlcpipe_symbol mlcpipe_library_symbols[] __attribute__((weak));
+#endif
 
 namespace mlcpipe {
 namespace {
@@ -29,7 +31,13 @@ class SymbolTable : public tvm::ffi::Library {
 
 }  // namespace
 
-const mlcpipe_symbol* ProgramCode() { return mlcpipe_library_symbols; }
+const mlcpipe_symbol* ProgramCode() {
+#if defined(__APPLE__)
+  return nullptr;
+#else
+  return mlcpipe_library_symbols;
+#endif
+}
 
 tvm::ffi::Module StaticModule(const mlcpipe_symbol* table) {
   return tvm::ffi::CreateLibraryModule(tvm::ffi::make_object<SymbolTable>(table));

@@ -17,14 +17,16 @@ from mlcpipe.errors import CompileError
 NAMES = {"__tvm_ffi_fill", "__extendhfsf2"}
 
 
-@pytest.fixture(scope="module", params=["x86_64", "aarch64", "riscv64"])
+@pytest.fixture(
+    scope="module", params=["x86_64-linux-gnu", "aarch64-linux-gnu", "riscv64-linux-gnu", "arm64-apple-ios17.0"]
+)
 def path(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     @T.prim_func(s_tir=True)
     def fill(X: T.Buffer((4,), "float32")):
         for i in T.serial(4):
             X[i] = T.float32(1)
 
-    target = tvm.target.Target({"kind": "llvm", "mtriple": f"{request.param}-linux-gnu"})
+    target = tvm.target.Target({"kind": "llvm", "mtriple": request.param})
     kernels = Kernels(tvm.IRModule({"fill": fill.with_attr("global_symbol", "fill")}), tvm.IRModule(), target)
     made: Path = tmp_path_factory.mktemp("object") / "fill.o"
     made.write_bytes(object_file(kernels, ".o").code)
@@ -61,8 +63,14 @@ def test_each_file_has_its_own_of_what_several_define(path: Path, tmp_path: Path
     assert other != prefix == with_prefix([path, path], tmp_path)[0]
 
 
-@pytest.mark.parametrize("content", [b"", b"\x7fELF\x01\x01" + bytes(60), b"\xcf\xfa\xed\xfe" + bytes(60)])
+@pytest.mark.parametrize("content", [b"", b"\x7fELF\x01\x01" + bytes(60), b"\xce\xfa\xed\xfe" + bytes(60)])
 def test_other_formats_are_refused(content: bytes, tmp_path: Path) -> None:
     (tmp_path / "other.o").write_bytes(content)
     with pytest.raises(CompileError, match="another format in other.o"):
         defined_symbols(tmp_path / "other.o")
+
+
+def test_an_object_file_of_apple_s_without_symbols_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "empty.o").write_bytes(b"\xcf\xfa\xed\xfe" + bytes(60))
+    with pytest.raises(CompileError, match="without symbols in empty.o"):
+        defined_symbols(tmp_path / "empty.o")

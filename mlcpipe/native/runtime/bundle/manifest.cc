@@ -25,6 +25,11 @@ constexpr const char* kArchitectures[] = {"aarch64", "arm64"};
 #else
 constexpr const char* kArchitectures[] = {"riscv64"};
 #endif
+#if defined(__APPLE__)
+constexpr char kSystem[] = "ios";
+#else
+constexpr char kSystem[] = "linux";
+#endif
 
 JsonObject Read(const Files& source) {
   const MappedFile file = source.Open(kManifest, kMaxManifestBytes);
@@ -55,10 +60,10 @@ void Manifest::ReadTarget() {
   const std::string architecture = triple.substr(0, triple.find('-'));
   const bool known = std::find(std::begin(kArchitectures), std::end(kArchitectures), architecture) !=
                      std::end(kArchitectures);
-  if (!known || triple.find("linux") == std::string::npos) {
+  if (!known || triple.find(kSystem) == std::string::npos) {
     throw Error(Code::kTarget, "the bundle was made for another system")
         .Where(source.where())
-        .Expected(std::string(kArchitectures[0]) + " linux")
+        .Expected(std::string(kArchitectures[0]) + " " + kSystem)
         .Found(triple)
         .Next("compile the model for this system");
   }

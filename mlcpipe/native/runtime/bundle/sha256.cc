@@ -6,7 +6,9 @@
 #include <immintrin.h>
 #elif defined(__aarch64__)
 #include <arm_neon.h>
+#if defined(__linux__)
 #include <sys/auxv.h>
+#endif
 #endif
 
 #include "files.h"
@@ -92,8 +94,12 @@ __attribute__((target("sha,sse4.1"))) void AddBlocksFast(uint32_t state[8], cons
 }
 #elif defined(__aarch64__)
 bool HasInstructions() {
+#if defined(__APPLE__)
+  return true;  // all of Apple's have them
+#else
   constexpr unsigned long kHwcapSha2 = 1 << 6;  // asm/hwcap.h of Linux
   return getauxval(AT_HWCAP) & kHwcapSha2;
+#endif
 }
 
 #if defined(__clang__)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import plistlib
 import re
 from pathlib import Path
@@ -16,6 +17,7 @@ from mlcpipe.compiler.program import static_library
 from mlcpipe.compiler.sdk import write_sources
 from mlcpipe.compiler.static_library import own_table
 from mlcpipe.compiler.tvm_sources import INCLUDES
+from mlcpipe.errors import UsageError
 from mlcpipe.progress import Progress
 from mlcpipe.resources import native_path
 from mlcpipe.version import __version__
@@ -29,9 +31,15 @@ _SIMULATOR = {"SupportedPlatformVariant": "simulator"}
 def write_swift_package(bundle: Path, output: Path, progress: Progress, *, overwrite: bool = False) -> None:
     """Write the Swift package, its model and the chat app to the folder `output`.
 
-    Raises UsageError for a bundle that was not compiled for iOS, BundleError, CompileError and ResourceError.
+    Raises UsageError for a bundle that was not compiled for the CPU of iOS, BundleError, CompileError and ResourceError.
     """
-    code = static_library(bundle, read_manifest(bundle), "iOS", ["ios"])
+    manifest = read_manifest(bundle)
+    code = static_library(bundle, manifest, "iOS", ["ios"])
+    if json.loads(manifest.target.variants[0].tvm_target)["kind"] != "llvm":
+        raise UsageError(
+            "the app's runtime computes on the CPU", where=bundle, found=f"target {manifest.target.name}",
+            next_step="compile the model again with --target ios",
+        )  # fmt: skip
     with atomic_directory(output, replaces=_MARK if overwrite else "") as folder:
         write_package_sources(folder, own_table(code))
         _write_xcframework(code.read_bytes(), folder / _MARK)

@@ -31,7 +31,7 @@ _SIMULATOR = {"SupportedPlatformVariant": "simulator"}
 def write_swift_package(bundle: Path, output: Path, progress: Progress, *, overwrite: bool = False) -> None:
     """Write the Swift package, its model and the chat app to the folder `output`.
 
-    Raises UsageError for a bundle that was not compiled for the CPU of iOS, BundleError, CompileError and ResourceError.
+    Raises UsageError for a bundle of another target, BundleError, CompileError and ResourceError.
     """
     manifest = read_manifest(bundle)
     code = static_library(bundle, manifest, "iOS", ["ios"])

@@ -69,7 +69,9 @@ def test_swift_answers_as_python_does(sources: Path, demo_bundles: Bundles, tmp_
     shutil.copytree(HERE / "package", tmp_path / "tests")
     shutil.copytree(demo_bundles["q4f16_1"], tmp_path / "bundle")
     (tmp_path / "expected.json").write_text(json.dumps(expected(demo_bundles["q4f16_1"])))
-    words = ["swift-test", "--package-path", f"{WORK}/tests"]
+    # Of Swift 6.0 for Linux, Observation lacks a function that it would call to fail.
+    linker = ["-Xlinker", "--allow-shlib-undefined"]
+    words = ["swift-test", "--package-path", f"{WORK}/tests", *linker]
     said = swift(tmp_path, *words, MLCPIPE_EXPECTED=f"{WORK}/expected.json")
     assert "Executed 0 tests" not in said and "0 failures" in said and "warning:" not in said, said[-6000:]
 
@@ -166,7 +168,7 @@ def test_the_runtime_compiles_for_ios(package: Path, tmp_path: Path) -> None:
     target += ["-Xclang", "-triple", "-Xclang", "arm64-apple-ios17.0.0"]
     system = [f"-isystem{folder / 'tvm' / name}" for name in
               (".", "include", "3rdparty/tvm-ffi/include", "3rdparty/tvm-ffi/3rdparty/dlpack/include")]  # fmt: skip
-    flags = ["-O1", "-Wall", "-Wextra", "-Werror", f"-I{folder / 'include'}", f"-I{folder / 'runtime'}", *system, "-c"]
+    flags = ["-O0", "-Wall", "-Wextra", "-Werror", f"-I{folder / 'include'}", f"-I{folder / 'runtime'}", *system, "-c"]
     for path in [folder / "runtime.cc", folder / "tvm.cc", folder / "pool.c", *(folder / "runtime/text").glob("*.cc")]:
         words = [zig.command[-1], "-std=gnu11", "-DMLCPIPE_RUNTIME"] if path.suffix == ".c" else ["c++", "-std=c++17"]
         command = [*zig.command[:-1], *words, *target, *flags, str(path), "-o", str(tmp_path / f"{path.name}.o")]

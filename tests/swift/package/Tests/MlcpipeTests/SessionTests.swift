@@ -96,7 +96,7 @@ final class SessionTests: XCTestCase {
     XCTAssertEqual(session.state, .failed(error))
   }
 
-  func testHeatTakesThreads() throws {
+  func testHeatTakesThreads() async throws {
     XCTAssertEqual([.nominal, .fair, .serious, .critical].map { (heat: Heat) in heat.threads(of: 4) }, [4, 4, 2, 1])
     XCTAssertEqual(Heat.serious.threads(of: 1), 1)
     try session().heat(.critical)

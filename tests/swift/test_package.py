@@ -8,6 +8,7 @@ import re
 import shutil
 import subprocess
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -82,7 +83,6 @@ def test_the_app_parses(sources: Path) -> None:
     app = [path.relative_to(sources) for path in sources.rglob("*.swift") if "Tests" not in path.parts]
     assert len(app) > 8
     assert swift(sources, "swiftc", "-parse", "-swift-version", "5", *app) == ""
-    swift(sources, "plutil", "-lint", "App/Chat.xcodeproj/project.pbxproj")
 
 
 def test_the_folder_has_what_it_needs_and_no_more(sources: Path) -> None:
@@ -104,17 +104,46 @@ def test_the_folder_has_what_it_needs_and_no_more(sources: Path) -> None:
             assert not re.search(r"@[A-Z]+@", path.read_text()), name
 
 
+def old_plist(text: str) -> dict[str, Any]:
+    """A property list in the notation of NeXTSTEP, as Xcode's projects are."""
+    words = iter(re.findall(r'"[^"]*"|[{}()=;,]|[^\s{}()=;,"]+', text.split("\n", 1)[1]))
+
+    def value(word: str) -> Any:
+        if word == "{":
+            made = {}
+            while (key := next(words)) != "}":
+                assert next(words) == "="
+                made[key.strip('"')] = value(next(words))
+                assert next(words) == ";", key
+            return made
+        if word == "(":
+            items = []
+            while (item := next(words)) != ")":
+                items.append(value(item))
+                assert next(words) == ","
+            return items
+        assert word not in "})=;,"
+        return word.strip('"')
+
+    made = value(next(words))
+    assert list(words) == []
+    return dict(made)
+
+
 def test_the_project_names_what_it_has(sources: Path) -> None:
     app = sources / "App"
-    project = (app / "Chat.xcodeproj" / "project.pbxproj").read_text()
-    identifiers = re.findall(r"\b(A1\d{22})\b", project)
-    defined = set(re.findall(r"^\t\t(A1\d{22}) = {", project, re.MULTILINE))
-    assert set(identifiers) == defined and len(defined) == 18
-    assert project.count("{") == project.count("}") and project.count("(\n") == project.count(");")
+    text = (app / "Chat.xcodeproj" / "project.pbxproj").read_text()
+    project = old_plist(text)
+    objects = project["objects"]
+    assert set(re.findall(r"\bA1\d{22}\b", text)) == set(objects) and project["rootObject"] in objects
+    target = next(one for one in objects.values() if one["isa"] == "PBXNativeTarget")
+    assert [(app / objects[group]["path"]).is_dir() for group in target["fileSystemSynchronizedGroups"]] == [True]
+    assert [objects[product]["productName"] for product in target["packageProductDependencies"]] == ["Mlcpipe"]
     entitlements = plistlib.loads((app / "Chat.entitlements").read_bytes())
     memory = ("increased-memory-limit", "extended-virtual-addressing")
     assert entitlements == {f"com.apple.developer.kernel.{name}": True for name in memory}
-    assert project.count("CODE_SIGN_ENTITLEMENTS = Chat.entitlements;") == 2
+    for name in objects[target["buildConfigurationList"]]["buildConfigurations"]:
+        assert (app / objects[name]["buildSettings"]["CODE_SIGN_ENTITLEMENTS"]).is_file()
 
 
 @pytest.mark.full

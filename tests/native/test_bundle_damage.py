@@ -21,6 +21,7 @@ SOURCES = (
     *sorted((RUNTIME_SOURCES / "bundle").glob("*.cc")),
     RUNTIME_SOURCES / "plan.cc",
     RUNTIME_SOURCES / "host.cc",
+    RUNTIME_SOURCES / "host_memory.cc",
 )
 FUZZ_S = 30 * 60
 

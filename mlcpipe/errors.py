@@ -89,6 +89,12 @@ class ComputeError(MlcpipeError):
     """A model that computed NaN or infinity, from which no token can be drawn."""
 
 
+class QualityError(MlcpipeError):
+    """A bundle that differs more from its reference than `--require` allows."""
+
+    exit_code = 3
+
+
 class CompileError(MlcpipeError):
     """A model that could not be lowered or linked."""
 

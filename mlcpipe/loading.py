@@ -12,7 +12,7 @@ from filelock import FileLock
 from mlcpipe import devices
 from mlcpipe.defaults import AUTO, DEFAULT_QUANTIZATION, LOCAL_TARGET
 from mlcpipe.env import env
-from mlcpipe.errors import UsageError
+from mlcpipe.errors import TargetError, UsageError
 from mlcpipe.files import local_path
 from mlcpipe.private import private_folder
 from mlcpipe.progress import Progress, SilentProgress
@@ -166,6 +166,20 @@ def check_names(target: str, quantization: str, kv_cache_dtype: str = AUTO) -> N
     if quantization != AUTO:
         load_scheme(quantization)
     kv_dtype(kv_cache_dtype)
+
+
+def check_runs_here(target: str) -> None:
+    """Raise UsageError or TargetError unless this machine runs what is compiled for `target`."""
+    from mlcpipe.host.cpu_features import architecture, architecture_of
+    from mlcpipe.targets import load_target, triple
+
+    _target_here(AUTO, target)
+    described = load_target(target)
+    if devices.kind_name(described.backend) == "cpu" and architecture_of(triple(described)) != architecture():
+        raise TargetError(
+            "bundles for this target do not run here", expected=architecture(), found=triple(described),
+            next_step="measure on such a machine with: mlcpipe quality",
+        )  # fmt: skip
 
 
 def _target_here(device: str, target: str | None) -> str:

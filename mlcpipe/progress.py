@@ -25,8 +25,11 @@ class Progress(Protocol):
     def bytes_total(self, n: int) -> None:
         """The current stage will process `n` bytes in total."""
 
+    def steps_total(self, n: int) -> None:
+        """The current stage will take `n` steps in total."""
+
     def advance(self, n: int) -> None:
-        """The current stage has processed `n` more bytes."""
+        """The current stage has processed `n` more bytes or steps."""
 
     def note(self, text: str) -> None:
         """Show one line between two stages."""
@@ -39,6 +42,9 @@ class SilentProgress:
         """Nothing to show."""
 
     def bytes_total(self, n: int) -> None:
+        """Nothing to show."""
+
+    def steps_total(self, n: int) -> None:
         """Nothing to show."""
 
     def advance(self, n: int) -> None:
@@ -68,6 +74,7 @@ class ConsoleProgress:
         from rich.progress import (
             BarColumn,
             DownloadColumn,
+            MofNCompleteColumn,
             SpinnerColumn,
             TextColumn,
             TimeElapsedColumn,
@@ -81,16 +88,20 @@ class ConsoleProgress:
         self._name: str | None = None
         self._began = 0.0
         self._done = 0
+        self._bytes = True  # what `_done` counts; else steps
         text = TextColumn("{task.description}", markup=False)
         self._spinner = Bar(SpinnerColumn(), text, TimeElapsedColumn(), console=console, transient=True)
-        self._bar = Bar(
-            SpinnerColumn(),
-            text,
-            BarColumn(bar_width=30),
-            DownloadColumn(binary_units=True),
-            TimeRemainingColumn(compact=True, elapsed_when_finished=True),
-            console=console,
-            transient=True,
+        self._bar, self._steps = (
+            Bar(
+                SpinnerColumn(),
+                text,
+                BarColumn(bar_width=30),
+                done,
+                TimeRemainingColumn(compact=True, elapsed_when_finished=True),
+                console=console,
+                transient=True,
+            )
+            for done in (DownloadColumn(binary_units=True), MofNCompleteColumn())
         )
         self._live: Bar | None = None
 
@@ -108,6 +119,7 @@ class ConsoleProgress:
         """End the current stage and show `name` as the new one."""
         self.finish()
         self._name, self._began, self._done = name, time.perf_counter(), 0
+        self._bytes = True
         self._show(self._spinner, None)
 
     def bytes_total(self, n: int) -> None:
@@ -116,19 +128,24 @@ class ConsoleProgress:
         if self._done:
             self.advance(0)
 
+    def steps_total(self, n: int) -> None:
+        """Turn the current stage's line into a bar over `n` steps."""
+        self._bytes = False
+        self._show(self._steps, n)
+
     def advance(self, n: int) -> None:
-        """Move the bar by `n` bytes."""
+        """Move the bar by `n` bytes or steps."""
         self._done += n
-        if self._live is self._bar:
-            for task in self._bar.task_ids:
-                self._bar.update(task, completed=self._done)
+        if self._live in (self._bar, self._steps):
+            for task in self._live.task_ids:
+                self._live.update(task, completed=self._done)
 
     def finish(self) -> None:
         """End the current stage: record its time and write one lasting line."""
         self._hide()
         if self._name is None:
             return
-        done = StageTime(self._name, time.perf_counter() - self._began, self._done)
+        done = StageTime(self._name, time.perf_counter() - self._began, self._done if self._bytes else 0)
         self._stages.append(done)
         self._name = None
         if not self._lasting:

@@ -11,8 +11,11 @@ from importlib import metadata
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, Field
 
+from mlcpipe.atomic import atomic_write
+from mlcpipe.bundle.quality import QualityInfo
+from mlcpipe.bundle.schema import Count, Frozen, Name, Positive
 from mlcpipe.bundle.tensor_cache import RECOMPILE
 from mlcpipe.errors import BundleError
 from mlcpipe.json_files import Items, read_json_object, validated
@@ -80,27 +83,20 @@ def _power_of_two(number: int) -> int:
 
 
 RelativePath = Annotated[str, AfterValidator(_relative)]
-Count = Annotated[int, Field(ge=0)]
-Positive = Annotated[int, Field(gt=0)]
 # The sizes that WGSL allows: https://www.w3.org/TR/WGSL/#subgroup-size
 SubgroupSize = Annotated[int, Field(ge=4, le=128), AfterValidator(_power_of_two)]
-Name = Annotated[str, Field(min_length=1, max_length=1000)]
 Names = Items[Name]
 Shape = Items[Positive]
 
 
-class _Frozen(BaseModel):
-    model_config = ConfigDict(frozen=True, strict=True, extra="forbid", protected_namespaces=())
-
-
-class FileInfo(_Frozen):
+class FileInfo(Frozen):
     """One file of the bundle."""
 
     sha256: str = Field(pattern=r"^[0-9a-f]{64}$")
     bytes: Count
 
 
-class MemoryPlan(_Frozen):
+class MemoryPlan(Frozen):
     """Memory use of the model in bytes; workspace by library function.
 
     `decode_weights_bytes` counts the weights that a decode step reads: only the chosen experts, and one row of
@@ -118,7 +114,7 @@ class MemoryPlan(_Frozen):
         return self.weights_bytes if self.decode_weights_bytes is None else self.decode_weights_bytes
 
 
-class LibraryInfo(_Frozen):
+class LibraryInfo(Frozen):
     """A library with one variant, in a bundle with several libraries for the same weights."""
 
     path: RelativePath = Field(description="file of the bundle")
@@ -127,7 +123,7 @@ class LibraryInfo(_Frozen):
     memory_plan: MemoryPlan
 
 
-class VariantInfo(_Frozen):
+class VariantInfo(Frozen):
     """One level of instructions or features that the library has code for, ordered best first.
 
     `library` is None if one library has all variants. The manifest's model and memory plan describe that library, or
@@ -146,7 +142,7 @@ class VariantInfo(_Frozen):
     library: LibraryInfo | None = None
 
 
-class TargetInfo(_Frozen):
+class TargetInfo(Frozen):
     """What the library was compiled for."""
 
     name: Name
@@ -154,7 +150,7 @@ class TargetInfo(_Frozen):
     variants: Annotated[Items[VariantInfo], Field(min_length=1)]
 
 
-class ModelInfo(_Frozen):
+class ModelInfo(Frozen):
     """The model's shape; lengths in tokens."""
 
     model_type: Name
@@ -182,7 +178,7 @@ class ModelInfo(_Frozen):
     )
 
 
-class ParamInfo(_Frozen):
+class ParamInfo(Frozen):
     """One parameter of the library, in call order, and its source tensors in the checkpoint.
 
     `scheme` is how its weight is stored where every weight has its own: a block format of GGUF, q0f16 or q0f32.
@@ -201,7 +197,7 @@ _RUN_BYTES = 16 << 20
 _TOKENIZER_BYTES = 384
 
 
-class KernelInfo(_Frozen):
+class KernelInfo(Frozen):
     """Which rule scheduled a PrimFunc in some variants, why, and the tuning records that it used."""
 
     variants: Names
@@ -212,14 +208,14 @@ class KernelInfo(_Frozen):
     records: Names = ()
 
 
-class LinkerInfo(_Frozen):
+class LinkerInfo(Frozen):
     """The linker that made the library."""
 
     name: Name
     version: str
 
 
-class Manifest(_Frozen):
+class Manifest(Frozen):
     """Everything a host needs to know before it loads the library. Fields are written in this order."""
 
     format_version: int
@@ -239,6 +235,7 @@ class Manifest(_Frozen):
     )
     checkpoint_hash: Name
     created: Annotated[str, AfterValidator(_iso)]
+    quality: QualityInfo | None = Field(default=None, description="what `mlcpipe quality` measured, if it was run")
     files: dict[RelativePath, FileInfo] = Field(description="every file but this one, by path in the bundle")
 
     @property
@@ -280,9 +277,9 @@ def abi_hash(entry_points: Mapping[str, Sequence[str]] = ENTRY_POINTS) -> str:
 
 
 def write_manifest(directory: Path, manifest: Manifest) -> None:
-    """Write `mlcpipe.json`: fields in the order of the class, two spaces of indent, UTF-8."""
+    """Write `mlcpipe.json` in one step: fields in the order of the class, two spaces of indent, UTF-8."""
     text = json.dumps(manifest.model_dump(mode="json"), indent=2, ensure_ascii=False)
-    (directory / MANIFEST).write_text(text + "\n", encoding="utf-8", newline="\n")
+    atomic_write(directory / MANIFEST, f"{text}\n".encode())
 
 
 def read_manifest(directory: Path, *, check_abi: bool = True) -> Manifest:

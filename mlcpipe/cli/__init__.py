@@ -21,6 +21,7 @@ from mlcpipe.cli.convert import convert_command
 from mlcpipe.cli.doctor import doctor_command
 from mlcpipe.cli.inspect import inspect_command
 from mlcpipe.cli.package import package_command
+from mlcpipe.cli.quality import quality_command
 from mlcpipe.cli.serve import serve_command
 from mlcpipe.cli.sign import sign_command, trust_command
 from mlcpipe.cli.tune.command import tune_command
@@ -44,6 +45,7 @@ app.command("package")(package_command)
 app.command("inspect")(inspect_command)
 app.command("sign")(sign_command)
 app.command("trust")(trust_command)
+app.command("quality")(quality_command)
 app.command("bench")(bench_command)
 app.command("tune")(tune_command)
 app.command("doctor")(doctor_command)
@@ -83,8 +85,8 @@ def _options(
 def main(arguments: list[str] | None = None) -> int:
     """Run the command line and return its exit code.
 
-    0; 2 for a mistake of the user or a refusal of the system, with one line on stderr; 130 after Ctrl-C; 70 for a bug
-    of mlcpipe. With MLCPIPE_DEBUG=1 the traceback comes before the line.
+    0; 2 for a mistake of the user or a refusal of the system, with one line on stderr; 3 for a bundle beyond --require;
+    130 after Ctrl-C; 70 for a bug of mlcpipe. With MLCPIPE_DEBUG=1 the traceback comes before the line.
     """
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -19,15 +20,17 @@ from mlcpipe.cli.options import (
     QuantizationOption,
     check_at_least_one,
 )
+from mlcpipe.cli.quality import REQUIRE_HELP, quality_lines
 from mlcpipe.cli.terminal import print_json, print_rows, say, stderr_console, stdout_console
 from mlcpipe.defaults import AUTO, DEFAULT_QUANTIZATION, DEFAULT_TARGET
 from mlcpipe.host.cpu_features import architecture, architecture_of
 from mlcpipe.host.finding import byte_size
-from mlcpipe.loading import check_names
-from mlcpipe.progress import ConsoleProgress, console_progress
+from mlcpipe.loading import check_names, check_runs_here
+from mlcpipe.progress import ConsoleProgress, Progress, console_progress
 
 if TYPE_CHECKING:
     from mlcpipe.bundle import Manifest
+    from mlcpipe.quality.requirements import Requirement
 
 
 def compile_command(
@@ -41,6 +44,9 @@ def compile_command(
         bool, typer.Option("--quick", help="Link for browsers in seconds, not a minute; the library is twice as large.")
     ] = False,
     overwrite: OverwriteOption = False,
+    require: Annotated[
+        str, typer.Option(help=f"{REQUIRE_HELP}, and there is no bundle. Measured as `mlcpipe quality` does.")
+    ] = "",
     as_json: JsonOption = False,
 ) -> None:
     """Compile a model for a device: quantize the weights, generate the kernels, put all of it in one folder.
@@ -55,6 +61,8 @@ def compile_command(
     `mlcpipe compile hf://Qwen/Qwen3-0.6B --quantization q8f16_1 --context 4096 -o qwen3-q8`
 
     `mlcpipe compile ./Qwen3-0.6B --target webgpu --quantization auto -o qwen3-web`
+
+    `mlcpipe compile ./Qwen3-0.6B --quantization q3f16_1 --require "kld<=0.1,top1>=0.9" -o qwen3-small`
     """
     check_at_least_one(context=context)
     target = target or DEFAULT_TARGET
@@ -64,9 +72,14 @@ def compile_command(
     check_names(target, quantization or DEFAULT_QUANTIZATION, kv_cache_dtype or AUTO)
     import mlcpipe
     from mlcpipe.checkpoint import resolve
+    from mlcpipe.quality.requirements import parse_requirements
 
+    requirements = parse_requirements(require)
+    if requirements:
+        check_runs_here(target)
     with console_progress(stderr_console()) as progress:
         checkpoint = resolve(model, progress)
+        check = _quality_check(checkpoint, requirements, progress) if requirements else None
         bundle = mlcpipe.compile(
             checkpoint,
             target=target,
@@ -76,6 +89,7 @@ def compile_command(
             kv_cache_dtype=kv_cache_dtype or AUTO,
             quick=quick,
             overwrite=overwrite,
+            check=check,
             progress=progress,
         )
     manifest = read_manifest(bundle)
@@ -84,6 +98,24 @@ def compile_command(
         print_json(_summary(bundle, manifest, bits, progress))
     else:
         _show(bundle, manifest, bits, progress)
+
+
+def _quality_check(
+    checkpoint: Path, requirements: tuple[Requirement, ...], progress: Progress
+) -> Callable[[Path], None]:
+    """What measures a bundle against its checkpoint, writes the result into it and raises QualityError."""
+    from mlcpipe.quality.measure import Plan, measure, record
+    from mlcpipe.quality.reference import prepare_reference
+    from mlcpipe.quality.requirements import check
+
+    reference = prepare_reference(checkpoint, 0, progress)
+
+    def measured(folder: Path) -> None:
+        quality = measure(Plan(folder, reference), progress).quality
+        check(quality, requirements)
+        record(folder, quality)
+
+    return measured
 
 
 def _bits_per_weight(manifest: Manifest, checkpoint: Path) -> float:
@@ -121,6 +153,7 @@ def _show(bundle: Path, manifest: Manifest, bits: float, progress: ConsoleProgre
         ("weights in memory", byte_size(plan.weights_bytes)),
         ("KV cache", f"{byte_size(kv)} a token, {byte_size(kv * manifest.model.context_length)} for all "
                      f"{manifest.model.context_length}"),
+        *((f"quality of {kind}", text) for kind, text in quality_lines(manifest)),
         ("workspace", byte_size(max(plan.workspace_bytes.values(), default=0))),
         *((stage.name, f"{stage.seconds:.1f} s") for stage in progress.stages),
     ]  # fmt: skip

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from mlcpipe.cli.options import JsonOption, bundle_folder
+from mlcpipe.cli.quality import quality_lines
 from mlcpipe.cli.terminal import cell, new_table, print_json, print_rows, say, stdout_console
 from mlcpipe.defaults import KEEP
 from mlcpipe.host.finding import byte_size
@@ -85,6 +86,9 @@ def _overview(bundle: Path, manifest: Manifest) -> list[tuple[str, str]]:
         ("interface", f"{manifest.abi[:12]}, {usable}"),
         ("checkpoint", manifest.checkpoint_hash),
         ("origin", str(origin_of(bundle))),
+        *((f"quality of {kind}", text) for kind, text in quality_lines(manifest)),
+        *([("measured", f"against {manifest.quality.reference} in {manifest.quality.reference_quantization} on "
+                        f"{manifest.quality.text}, variant {manifest.quality.variant}")] if manifest.quality else []),
     ]  # fmt: skip
 
 

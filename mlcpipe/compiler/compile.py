@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,7 +12,7 @@ from mlcpipe import debug
 from mlcpipe.atomic import atomic_directory
 from mlcpipe.bundle import MANIFEST, MLC_CONFIG, FileInfo, write_manifest
 from mlcpipe.bundle.integrity import file_info
-from mlcpipe.bundle.origin import accept
+from mlcpipe.bundle.origin import accept, forget
 from mlcpipe.bundle.tensor_cache import TENSOR_CACHE
 from mlcpipe.checkpoint import Checkpoint, open_checkpoint, resolve
 from mlcpipe.compiler.backends import backend_of, find_writer
@@ -40,6 +40,7 @@ def compile(
     kv_cache_dtype: str = "auto",
     quick: bool = False,
     overwrite: bool = False,
+    check: Callable[[Path], object] | None = None,
     progress: Progress | None = None,
 ) -> Path:
     """Compile a checkpoint into the bundle folder `output`, which appears whole or not at all.
@@ -57,6 +58,7 @@ def compile(
             else the quantization's dtype.
         quick: link WebAssembly in seconds instead of a minute, twice as large; an error for other targets.
         overwrite: replace a folder that holds a bundle.
+        check: is given the complete bundle before it appears as `output`; if it raises, there is no bundle.
 
     Raises an error of `mlcpipe.errors` that says what, where and what to do.
     """
@@ -79,7 +81,18 @@ def compile(
         files |= _copy_texts(job, folder, progress)
         write_manifest(folder, manifest(libraries, files, writer))
         accept(folder)
+        if check is not None:
+            _check(folder, check)
     return Path(output)
+
+
+def _check(folder: Path, check: Callable[[Path], object]) -> None:
+    """Let `check` open a bundle that has not appeared; one that it refuses is not accepted any more."""
+    try:
+        check(folder)
+    except BaseException:
+        forget(folder)
+        raise
 
 
 def compile_code(checkpoint: Path, *, target: str, output: Path) -> Path:

@@ -146,20 +146,36 @@ class LoadedModel:
 
     def all_logits(self, tokens: Many[int]) -> NDArray[np.float32]:
         """Logits f32[len(tokens), V] after each token of a new sequence, which is forgotten afterwards."""
+        rows, begin = np.empty((len(tokens), self._info.vocab_size), np.float32), 0
+        for part in self.logit_parts(tokens):
+            rows[begin : begin + len(part)] = part
+            begin += len(part)
+        return rows
+
+    @property
+    def max_logit_rows(self) -> int:
+        """Rows of logits that one call computes."""
+        return min(self._info.prefill_chunk, max(1, _LOGITS_BYTES // (4 * self._info.vocab_size)))
+
+    def logit_parts(self, tokens: Many[int], begin: int = 0, rows: int | None = None) -> Iterator[NDArray[np.float32]]:
+        """Logits f32[m, V] after each token from `begin` on of a new sequence, which is forgotten afterwards.
+
+        m is `max_logit_rows`, or less: `rows`, or what is left. Each part is valid until the next one.
+        """
         self.check_fits(len(tokens))
-        ids, vocab = self.token_ids(tokens).tolist(), self._info.vocab_size
-        rows = np.empty((len(ids), vocab), np.float32)
+        ids = self.token_ids(tokens).tolist()
         self.reset()
         self._begin(ids)
         try:
-            for chunk in _split(ids, min(self._info.prefill_chunk, max(1, _LOGITS_BYTES // (4 * vocab)))):
-                begin, forward = self.length, self._executor.many([self._next(chunk)], all_rows=True)
-                rows[begin : begin + len(chunk)] = self._read(self._append(len(chunk), forward.launch))
+            for chunk in _split(ids[:begin], self._info.prefill_chunk):
+                self._append(len(chunk), self._executor.many([self._next(chunk)]).launch)
+            for chunk in _split(ids[begin:], min(rows or self.max_logit_rows, self.max_logit_rows)):
+                forward = self._executor.many([self._next(chunk)], all_rows=True)
+                yield self._read(self._append(len(chunk), forward.launch))
                 del forward
         finally:
             self.reset()
-        tvm_runtime.release_pools()  # which would keep logits of every number of tokens
-        return rows
+            tvm_runtime.release_pools()  # which would keep logits of every number of tokens
 
     def reusable(self, tokens: Many[int]) -> int:
         """How many tokens at the start of `tokens` the cache holds; never all, as the last one gives the logits."""

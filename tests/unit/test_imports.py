@@ -80,7 +80,7 @@ LAYERS = (
     ("compiler",),
     ("tuning",),
     ("api",),  # `mlcpipe` itself and loading.py
-    ("web", "server"),
+    ("web", "server", "quality"),
     ("cli",),
     ("__main__",),
 )

@@ -1,0 +1,17 @@
+"""What the models of the bundle's JSON files share: strict, frozen, no unknown fields."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from pydantic import BaseModel, ConfigDict, Field
+
+Count = Annotated[int, Field(ge=0)]
+Positive = Annotated[int, Field(gt=0)]
+Name = Annotated[str, Field(min_length=1, max_length=1000)]
+
+
+class Frozen(BaseModel):
+    """The base of all parts of a manifest."""
+
+    model_config = ConfigDict(frozen=True, strict=True, extra="forbid", protected_namespaces=(), allow_inf_nan=False)

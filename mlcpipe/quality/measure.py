@@ -1,0 +1,250 @@
+"""Measures a bundle against its reference on a text: both compute the same windows side by side.
+
+The text is cut into windows of 512 tokens, as llama-perplexity does: the first half of each is context, the second half
+counts, and each begins with BOS if the tokenizer adds one. No more than 64 MiB of logits of either model exist at a
+time. Prefill computes a window at once; decode computes its second half token by token.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import statistics
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mlcpipe.bundle import Manifest, read_manifest, write_manifest
+from mlcpipe.bundle.origin import SIGNATURE, accept, origin_of
+from mlcpipe.bundle.quality import QualityInfo
+from mlcpipe.errors import ComputeError, ResourceError, UsageError
+from mlcpipe.files import read_bounded
+from mlcpipe.host.bandwidth import last_cache_bytes, read_bandwidth_gb_s
+from mlcpipe.host.finding import byte_size
+from mlcpipe.host.memory import free_memory
+from mlcpipe.progress import Progress
+from mlcpipe.quality.reference import SCHEMES
+from mlcpipe.quality.statistics import Scores, compare, score
+from mlcpipe.runtime.engine import Engine
+from mlcpipe.runtime.model import LoadedModel
+from mlcpipe.runtime.sampler import Row
+from mlcpipe.runtime.sampling_params import SamplingParams
+
+OWN_TEXT = Path(__file__).with_name("text.txt")
+"""The text that is measured on where no other is given: prose of mlcpipe's documentation of 2026-11-23."""
+WINDOW = 512
+TOKENS = 16384
+DECODE_TOKENS = 2048
+_MIN_TOKENS = 3  # one of context, one that counts, and its successor
+_MAX_TEXT_BYTES = 256 << 20
+_SCRATCH_BYTES = 512 << 20  # logits of both models, and copies of some rows in float64
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What to measure: `tokens` of the text in prefill, the first `decode_tokens` of them in decode too.
+
+    `reference` is a bundle, as `prepare_reference` gives; `threads` and `device` are those of Engine.
+    """
+
+    bundle: Path
+    reference: Path
+    text: Path = OWN_TEXT
+    tokens: int = TOKENS
+    decode_tokens: int = DECODE_TOKENS
+    threads: int | None = None
+    device: str | None = None
+
+
+@dataclass(frozen=True)
+class Report:
+    """`decode_tok_s` and `share`, of the memory's read bandwidth, are of this machine; None where it means nothing."""
+
+    quality: QualityInfo
+    bundle_bytes: int
+    decode_tok_s: float
+    share: float | None
+    notes: tuple[str, ...]
+
+
+def measure(plan: Plan, progress: Progress) -> Report:
+    """Raises UsageError (text or vocabulary does not do), ResourceError, ComputeError (NaN) and what Engine raises."""
+    text = _read_text(plan.text)
+    own, other = (read_manifest(path) for path in (plan.bundle, plan.reference))
+    window = min(WINDOW, own.model.context_length, other.model.context_length)
+    _check_pair(own, other, window)
+    progress.stage("load")
+    engine = Engine(plan.bundle, context_length=window, threads=plan.threads, device=plan.device, progress=progress)
+    reference = Engine(plan.reference, context_length=window, threads=plan.threads)
+    tokens, bos = _tokens(engine, reference, text)
+    windows = _windows(tokens, bos, window, plan.tokens)
+    some = windows[: max(1, plan.decode_tokens // len(windows[0]))]
+    pair = _Pair(engine.model, reference.model)
+    prefill = _over(windows, pair.prefill, "prefill", progress)
+    decode = _over(some, pair.decode, "decode", progress)
+    step_s = statistics.median(pair.step_s)
+    quality = QualityInfo(
+        reference=other.name or plan.reference.name,
+        reference_hash=other.checkpoint_hash,
+        reference_quantization=other.quantization,
+        text="mlcpipe's documentation" if plan.text == OWN_TEXT else ascii(plan.text.name)[1:-1],
+        text_sha256=hashlib.sha256(text.encode()).hexdigest(),
+        window=len(windows[0]),
+        variant=engine.variant,
+        bits_per_weight=8 * own.memory_plan.weights_bytes / _numbers(other),
+        prefill=compare(prefill),
+        decode=compare(decode),
+    )
+    return Report(
+        quality,
+        sum(info.bytes for info in own.files.values()),
+        1 / step_s,
+        _share(engine, step_s, 3 * len(windows[0]) // 4),
+        tuple(_notes(plan, len(tokens), windows, len(some))),
+    )
+
+
+def record(bundle: Path, quality: QualityInfo) -> str | None:
+    """Write the result into the bundle's manifest -> None, or why it was not written.
+
+    A bundle that was accepted or compiled here stays accepted.
+    """
+    if (bundle / SIGNATURE).exists():
+        return "the bundle is signed, so its manifest stays as it is: measure before you sign"
+    known = origin_of(bundle).accepted
+    write_manifest(bundle, read_manifest(bundle).model_copy(update={"quality": quality}))
+    if known:
+        accept(bundle)
+    return None
+
+
+class _Pair:
+    """A model and its reference; `step_s` are the seconds of the decode steps so far."""
+
+    def __init__(self, model: LoadedModel, reference: LoadedModel) -> None:
+        self._model, self._reference = model, reference
+        self._rows = min(model.max_logit_rows, reference.max_logit_rows)
+        self.step_s: list[float] = []
+
+    def prefill(self, tokens: list[int]) -> Iterator[Scores]:
+        """The scores of the second half of a window."""
+        first = len(tokens) // 2
+        parts = (model.logit_parts(tokens[:-1], first, self._rows) for model in (self._model, self._reference))
+        for logits, expected in zip(*parts, strict=True):
+            following = tokens[first + 1 : first + 1 + len(logits)]
+            yield _score(logits, expected, following)
+            first += len(logits)
+
+    def decode(self, tokens: list[int]) -> Iterator[Scores]:
+        """The same, where the bundle computes token by token."""
+        at, row = len(tokens) // 2, Row(SamplingParams(temperature=0.0))
+        self._model.reset()
+        self._model.prefill(tokens[:at], row)
+        for expected in self._reference.logit_parts(tokens[:-1], at, self._rows):
+            for own_expected in expected:
+                began = time.perf_counter()
+                self._model.step(tokens[at], row)
+                self.step_s.append(time.perf_counter() - began)
+                at += 1
+                yield _score(self._model.read_logits()[None], own_expected[None], [tokens[at]])
+
+
+def _score(logits: NDArray[np.float32], expected: NDArray[np.float32], following: list[int]) -> Scores:
+    for numbers, whose in ((logits, "bundle"), (expected, "reference")):
+        if not np.isfinite([numbers.max(), numbers.min()]).all():  # NaN is both
+            raise ComputeError(
+                f"the {whose} computed logits that are not finite", next_step="`mlcpipe chat` names the weight or layer"
+            )
+    return score(logits, expected, np.array(following))
+
+
+def _over(
+    windows: list[list[int]], scored: Callable[[list[int]], Iterator[Scores]], kind: str, progress: Progress
+) -> Scores:
+    """The scores of all windows."""
+    parts = []
+    progress.stage(f"score {kind}, tokens")
+    progress.steps_total(sum(len(tokens) - 1 - len(tokens) // 2 for tokens in windows))
+    for tokens in windows:
+        for scores in scored(tokens):
+            parts.append(scores)
+            progress.advance(len(scores.nll))
+    return Scores.joined(parts)
+
+
+def _read_text(path: Path) -> str:
+    raw = read_bounded(path, _MAX_TEXT_BYTES, UsageError, "text")
+    try:
+        return raw.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise UsageError("the text is not UTF-8", where=path, found=f"a bad byte at offset {error.start}") from None
+
+
+def _check_pair(own: Manifest, reference: Manifest, window: int) -> None:
+    """Raises UsageError for another vocabulary, ResourceError where memory has no room for both models."""
+    if own.model.vocab_size != reference.model.vocab_size:
+        raise _other_vocabulary(f"{own.model.vocab_size} tokens", f"{reference.model.vocab_size}")
+    need = _SCRATCH_BYTES + sum(
+        one.memory_plan.weights_bytes + one.running_bytes + window * one.memory_plan.kv_bytes_per_token
+        for one in (own, reference)
+    )
+    if need > (free := free_memory()).nbytes:
+        raise ResourceError(
+            "not enough memory for bundle and reference together",
+            expected=f"{byte_size(need)} free, {byte_size(reference.memory_plan.weights_bytes)} of them for the "
+            f"reference in {reference.quantization}",
+            found=free,
+            next_step="close other programs, or measure on a larger machine",
+        )
+
+
+def _other_vocabulary(expected: object, found: object) -> UsageError:
+    return UsageError(
+        "the reference has another vocabulary", expected=expected, found=found,
+        next_step="give the checkpoint that the bundle was compiled from",
+    )  # fmt: skip
+
+
+def _tokens(engine: Engine, reference: Engine, text: str) -> tuple[list[int], int | None]:
+    """The text's tokens, and BOS if the tokenizer puts it first. Raises UsageError for a text that is too short."""
+    own, other = (one.tokenizer.encode(text, add_special_tokens=True) for one in (engine, reference))
+    if own != other:
+        at = next((i for i, pair in enumerate(zip(own, other)) if pair[0] != pair[1]), min(len(own), len(other)))
+        raise _other_vocabulary(f"the bundle's tokens of the text, {len(own)}", f"others from token {at} on")
+    if len(own) < _MIN_TOKENS:
+        raise UsageError("the text is too short", expected=f"at least {_MIN_TOKENS} tokens", found=len(own))
+    bos = engine.tokenizer.bos_token_id
+    return own, bos if own[0] == bos else None
+
+
+def _windows(tokens: list[int], bos: int | None, window: int, most: int) -> list[list[int]]:
+    """Whole windows of the first `most` tokens, or one shorter window."""
+    tokens = tokens[:most]
+    size = min(window, len(tokens))
+    windows = [tokens[begin : begin + size] for begin in range(0, len(tokens) - size + 1, size)]
+    return windows if bos is None else [[bos, *one[1:]] for one in windows]
+
+
+def _numbers(reference: Manifest) -> int:
+    """Weights of a model, from its unquantized bundle."""
+    return reference.memory_plan.weights_bytes // SCHEMES[reference.quantization]
+
+
+def _share(engine: Engine, step_s: float, length: int) -> float | None:
+    """Share of the read bandwidth; None for devices and for weights that stay in the cache."""
+    plan = engine.manifest.memory_plan
+    if not engine.on_host or plan.weights_read < last_cache_bytes():
+        return None
+    moved = plan.weights_read + length * plan.kv_bytes_per_token
+    return moved / step_s / 1e9 / read_bandwidth_gb_s(engine.threads)
+
+
+def _notes(plan: Plan, tokens: int, windows: list[list[int]], decoded: int) -> Iterator[str]:
+    size, half = len(windows[0]), len(windows[0]) // 2
+    if tokens < plan.tokens:
+        yield f"the text has {tokens} tokens, fewer than the {plan.tokens} of --tokens"
+    used, first = len(windows) * size, decoded * size
+    yield f"{used} tokens in windows of {size}, the first {half} of each as context; decode: the first {first}"

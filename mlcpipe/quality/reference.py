@@ -1,0 +1,55 @@
+"""The reference of a measurement: its checkpoint, compiled for this machine without rounding and kept in the cache."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+from mlcpipe.bundle import read_manifest
+from mlcpipe.checkpoint import Checkpoint, open_checkpoint, resolve
+from mlcpipe.errors import ResourceError, UsageError
+from mlcpipe.host.finding import byte_size
+from mlcpipe.host.memory import FreeMemory, free_memory
+from mlcpipe.loading import bundle_of, prepare_bundle
+from mlcpipe.progress import Progress
+
+SCHEMES = {"q0f32": 4, "q0f16": 2}  # bytes of a weight; without quantized weights activations are not rounded either
+
+
+def prepare_reference(reference: str | Path, beside_bytes: int, progress: Progress) -> Path:
+    """The bundle of a reference: one in q0f32 or q0f16 as it is, a checkpoint compiled once.
+
+    A checkpoint becomes q0f32, or q0f16 where memory has no room for it beside `beside_bytes`. Raises ResourceError
+    before the work where it has room for neither, UsageError for a rounded bundle, and what `mlcpipe.load` raises.
+    """
+    given = bundle_of(reference)
+    if given is not None:
+        quantization = read_manifest(given).quantization
+        if quantization not in SCHEMES:
+            raise UsageError(
+                "the reference is rounded itself", where=given, expected=" or ".join(SCHEMES), found=quantization,
+                next_step="give the checkpoint",
+            )  # fmt: skip
+        return given
+    checkpoint = open_checkpoint(resolve(reference, progress))
+    scheme = choose_scheme(_numbers(checkpoint), beside_bytes, free_memory())
+    if scheme != "q0f32":
+        progress.note("memory has no room for the reference in float32: it is compiled in float16")
+    return prepare_bundle(checkpoint.path, quantization=scheme, kv_cache_dtype="f32", progress=progress)
+
+
+def choose_scheme(numbers: int, beside_bytes: int, free: FreeMemory) -> str:
+    """The first of SCHEMES in which so many weights fit into memory beside other bytes. Raises ResourceError."""
+    for scheme, size in SCHEMES.items():
+        if numbers * size + beside_bytes <= free.nbytes:
+            return scheme
+    raise ResourceError(
+        "not enough memory for the reference",
+        expected=f"{byte_size(numbers * min(SCHEMES.values()) + beside_bytes)} free",
+        found=free,
+        next_step="measure on a larger machine",
+    )
+
+
+def _numbers(checkpoint: Checkpoint) -> int:
+    return sum(math.prod(tensor.shape) for tensor in checkpoint.tensors.values())

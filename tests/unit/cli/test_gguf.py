@@ -43,6 +43,7 @@ def test_a_target_without_kernels_refuses_a_format(
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.full
 def test_quantized_weights_are_kept(mlcpipe_run: Run, quantized: Path, tmp_path: Path) -> None:
     done = mlcpipe_run("compile", quantized, "-o", tmp_path / "out", "--target", "cpu-native")
     assert done.returncode == 0 and "second time" not in done.stderr, done.stderr

@@ -23,6 +23,7 @@ class App(str, Enum):
     weights = "weights"
     native = "native"
     ios = "ios"
+    android = "android"
 
 
 def package_command(
@@ -38,7 +39,7 @@ def package_command(
     app: Annotated[
         App,
         typer.Option(
-            help="What to make: a static web site, a program for a board, a file of data, a folder for CMake or Xcode."
+            help="What to make: a static web site, a program for a board, data, or a folder for CMake, Xcode or Gradle."
         ),
     ] = App.web,
     title: Annotated[
@@ -57,7 +58,8 @@ def package_command(
     arm64-linux, riscv64-linux or x86_64-linux. With `--app weights` make one file of weights, tokenizer and template,
     without code. With `--app native` make a folder for projects in C and C++: the runtime's sources with a
     CMakeLists.txt, and the code and data of each bundle. With `--app ios` make a Swift package and a chat app of a
-    bundle for ios.
+    bundle for ios. With `--app android` make a project for Android Studio, of bundles for android: a library for
+    Kotlin, an app that chats, and the data of each bundle.
 
     Examples:
 
@@ -75,8 +77,8 @@ def package_command(
     """
     if app is not App.cli and not weights:
         raise UsageError("--no-weights has no effect", next_step="use it with --app cli")
-    if app is App.native:
-        _write_sdk(bundles, output, overwrite=overwrite, title=title)
+    if app in (App.native, App.android):
+        _write_project(app, bundles, output, overwrite=overwrite, title=title)
         return
     if app is App.ios:
         _write_swift_package(bundles, output, overwrite=overwrite, title=title)
@@ -95,13 +97,15 @@ def package_command(
     say(stdout_console(), f"{output}: {len(site.files)} files, {size}\nPut the folder on any static host with https.")
 
 
-def _write_sdk(bundles: list[Path], output: Path, *, overwrite: bool, title: str | None) -> None:
+def _write_project(app: App, bundles: list[Path], output: Path, *, overwrite: bool, title: str | None) -> None:
+    from mlcpipe.compiler.android_project import write_android_project
     from mlcpipe.compiler.sdk import write_sdk
 
     if title is not None:
         raise UsageError("--title has no effect", next_step="use it with --app web")
     with console_progress(stderr_console()) as progress:
-        write_sdk(bundles, output, progress, overwrite=overwrite)
+        write = write_sdk if app is App.native else write_android_project
+        write(bundles, output, progress, overwrite=overwrite)
     say(stdout_console(), f"{output}: README.md says how to build it")
 
 

@@ -19,6 +19,7 @@ from mlcpipe.host.finding import Finding
 from mlcpipe.resources import native_path
 
 LINK_TIMEOUT_S = 600
+ANDROID = "android"
 _GLIBC = "2.28"  # of Linux on other machines: Debian 10 and later
 # The threads of the library's parallel loops; Windows keeps TVM's.
 POOL = native_path() / "pool.c"
@@ -83,10 +84,12 @@ def find_linker(triple: str | None = None) -> Linker:
     arch = architecture() if triple is None else architecture_of(triple)
     if triple is not None and "ios" in triple:
         return _ios_compiler(triple)
-    if triple is not None and "linux" in triple and (arch, sys.platform) != (architecture(), "linux"):
+    here = (arch, sys.platform) == (architecture(), "linux") and not (triple or "").endswith(ANDROID)
+    if triple is not None and "linux" in triple and not here:
         if (zig := find_zig()) is None:
             raise CompileError(f"no linker for {triple}", expected="ziglang", next_step="pip install 'mlcpipe[zig]'")
-        return replace(zig, command=(*zig.command, "-target", f"{arch}-linux-gnu.{_GLIBC}"), system="linux")
+        abi, system = (ANDROID, ANDROID) if triple.endswith(ANDROID) else (f"gnu.{_GLIBC}", "linux")
+        return replace(zig, command=(*zig.command, "-target", f"{arch}-linux-{abi}"), system=system)
     for name in ("cc", "clang", "gcc"):
         path = shutil.which(name)
         if path is not None:

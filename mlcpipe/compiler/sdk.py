@@ -50,7 +50,7 @@ def write_sdk(bundles: Sequence[Path], output: Path, progress: Progress, *, over
     A model has the name of its bundle's folder. Raises UsageError for bundles without a static library, for different
     machines or of one name, BundleError, CompileError and ResourceError.
     """
-    models = _named(bundles)
+    models = named_models(bundles)
     triples = {read_manifest(bundle).target.triple for bundle in bundles}
     if len(triples) != 1:
         raise UsageError("bundles for different machines", expected="one target", found=", ".join(sorted(triples)))
@@ -64,7 +64,7 @@ def write_sdk(bundles: Sequence[Path], output: Path, progress: Progress, *, over
         _write_templates(folder, codes, triples.pop())
 
 
-def _named(bundles: Sequence[Path]) -> dict[str, Path]:
+def named_models(bundles: Sequence[Path]) -> dict[str, Path]:
     """Bundles by names for CMake and C."""
     named = {re.sub(r"\W", "_", bundle.resolve().name, flags=re.ASCII): bundle for bundle in bundles}
     if len({name.upper() for name in named}) != len(bundles):
@@ -86,6 +86,29 @@ def write_sources(folder: Path, include: Path) -> None:
     tree.copy(folder / "tvm", tree.included(own))
 
 
+def write_runtime(folder: Path) -> None:
+    """Write the runtime alone, without models, for a project that CMake adds it to."""
+    folder.mkdir(parents=True)
+    write_sources(folder / "src", folder / "include")
+    values = {"VERSION": __version__, "MODELS": "", "MODEL": "", **_runtime_values()}
+    for name in ("CMakeLists.txt", _MARK):
+        _write_template(folder, _TEMPLATES / name, values)
+
+
+def _runtime_values() -> dict[str, str]:
+    return {
+        "INCLUDES": " ".join(f"src/tvm/{name}" for name in INCLUDES),
+        "DEFINITIONS": " ".join(f"[[{word.removeprefix('-D')}]]" for word in definitions()),
+    }
+
+
+def _write_template(folder: Path, path: Path, values: Mapping[str, str]) -> None:
+    text = path.read_text(encoding="utf-8")
+    if path.name != _MARK:  # which CMake fills in
+        text = re.sub(r"@([A-Z]+)@", lambda found: values[found[1]], text)
+    (folder / path.name).write_text(text, encoding="utf-8")
+
+
 def _write_templates(folder: Path, codes: Mapping[str, Path], triple: str) -> None:
     macros = {name: f"MLCPIPE_CODE_{name.upper()}" for name in codes}
     first = next(iter(codes))
@@ -95,14 +118,10 @@ def _write_templates(folder: Path, codes: Mapping[str, Path], triple: str) -> No
         "MODELS": " ".join(codes),
         "MODEL": first,
         "CODE": macros[first],
-        "INCLUDES": " ".join(f"src/tvm/{name}" for name in INCLUDES),
-        "DEFINITIONS": " ".join(f"[[{word.removeprefix('-D')}]]" for word in definitions()),
+        **_runtime_values(),
     }
     for path in _TEMPLATES.iterdir():
-        text = path.read_text(encoding="utf-8")
-        if path.name != _MARK:  # which CMake fills in
-            text = re.sub(r"@([A-Z]+)@", lambda found: values[found[1]], text)
-        (folder / path.name).write_text(text, encoding="utf-8")
+        _write_template(folder, path, values)
     declared = [_DECLARATION.format(table=own_table(code), macro=macros[name]) for name, code in codes.items()]
     header = folder / "include" / "mlcpipe_models.h"
     header.write_text(_MODELS_HEADER.format(declarations="\n".join(declared)), encoding="utf-8")

@@ -13,9 +13,11 @@ import tvm
 from numpy.typing import NDArray
 from tvm import tirx
 
+from mlcpipe.compiler.android_library import link_android_library
 from mlcpipe.compiler.backends.base import KERNEL, Runner
 from mlcpipe.compiler.build import BuiltVariant, build, build_variants, generated_source
 from mlcpipe.compiler.link import (
+    ANDROID,
     Linker,
     export_library,
     find_archiver,
@@ -63,7 +65,10 @@ class CpuLibrary:
             if not self.linker.links:
                 return static, built
             paths = [path for built_variant in reversed(built) for path in built_variant.paths]
-            export_library(module, paths, library, self.linker, target)
+            if self.linker.system == ANDROID:
+                link_android_library(static, library, self.linker)
+            else:
+                export_library(module, paths, library, self.linker, target)
         return library, built
 
 

@@ -1,0 +1,72 @@
+"""A project for Android Studio: the native runtime with its Kotlin, an app that chats, and models."""
+
+from __future__ import annotations
+
+import re
+import shutil
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from mlcpipe.atomic import atomic_directory
+from mlcpipe.bundle import Manifest, read_manifest
+from mlcpipe.compiler.container import write_container
+from mlcpipe.compiler.licenses import source_licenses
+from mlcpipe.compiler.link import ANDROID
+from mlcpipe.compiler.sdk import named_models, write_runtime
+from mlcpipe.errors import UsageError
+from mlcpipe.host.cpu_features import architecture_of
+from mlcpipe.progress import Progress
+from mlcpipe.resources import native_path
+
+_TEMPLATES = native_path() / "android"
+_MARK = "settings.gradle.kts"  # only such a folder has it
+_ABIS = {"aarch64": "arm64-v8a", "x86_64": "x86_64"}
+
+
+def write_android_project(
+    bundles: Sequence[Path], output: Path, progress: Progress, *, overwrite: bool = False
+) -> None:
+    """Write a Gradle project with the code of each bundle in its app, and the data in `models/NAME/model.mlcp`.
+
+    Raises UsageError for bundles that were not compiled for Android, for different machines or of one name,
+    BundleError, and ResourceError.
+    """
+    models = named_models(bundles)
+    codes = {name: _code(bundle, read_manifest(bundle)) for name, bundle in models.items()}
+    triples = {read_manifest(bundle).target.triple for bundle in bundles}
+    if len(triples) != 1:
+        raise UsageError("bundles for different machines", expected="one target", found=", ".join(sorted(triples)))
+    triple = triples.pop()
+    abi = _ABIS[architecture_of(triple)]
+    with atomic_directory(output, replaces=_MARK if overwrite else "") as folder:
+        _write_templates(
+            folder, {"TRIPLE": triple, "ABI": abi, "MODELS": ", ".join(models), "MODEL": next(iter(models))}
+        )
+        write_runtime(folder / "mlcpipe" / "src" / "main" / "cpp" / "runtime")
+        libraries = folder / "app" / "src" / "main" / "jniLibs" / abi
+        libraries.mkdir(parents=True)
+        for name, bundle in models.items():
+            shutil.copyfile(codes[name], libraries / f"libmodel_{name}.so")
+            (folder / "models" / name).mkdir(parents=True)
+            write_container(bundle, folder / "models" / name / "model.mlcp", progress)
+        (folder / "THIRD_PARTY.txt").write_text(source_licenses(), encoding="utf-8")
+
+
+def _code(bundle: Path, manifest: Manifest) -> Path:
+    """The path of a bundle's shared library for Android. Raises UsageError for a bundle without one."""
+    if not manifest.target.triple.endswith(ANDROID):
+        raise UsageError(
+            "the bundle has no code for Android",
+            where=bundle,
+            found=f"target {manifest.target.name}",
+            next_step="compile the model again with --target android",
+        )
+    return next(bundle / name for name in manifest.files if name.endswith(".so"))
+
+
+def _write_templates(folder: Path, values: Mapping[str, str]) -> None:
+    for path in sorted(path for path in _TEMPLATES.rglob("*") if path.is_file()):
+        target = folder / path.relative_to(_TEMPLATES)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        text = path.read_text(encoding="utf-8")
+        target.write_text(re.sub(r"@([A-Z]+)@", lambda found: values[found[1]], text), encoding="utf-8")

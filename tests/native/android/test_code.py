@@ -1,0 +1,95 @@
+"""A model's code for Android: what the library asks of the system, and that an app on a JVM answers with it."""
+
+from __future__ import annotations
+
+import ctypes.util
+import platform
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+import mlcpipe
+from mlcpipe import Engine
+from mlcpipe.bundle import read_manifest
+from mlcpipe.cli import main
+from mlcpipe.compiler.android_library import PAGE_BYTES, link_android_library
+from mlcpipe.compiler.link import find_linker, find_zig
+from mlcpipe.errors import CompileError
+from tests.conftest import DEMO
+from tests.native.android.conftest import Scenario
+from tests.native.android.test_library import QUESTIONS, conversation
+
+pytestmark = pytest.mark.full  # compiles bundles with several variants
+
+if find_zig() is None:
+    pytest.skip("libraries for Android need ziglang", allow_module_level=True)
+
+MACHINES = {"android": "AArch64", "android-x86_64": "X86-64"}
+
+
+@pytest.fixture(scope="module")
+def bundle(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The demo model for a target."""
+    return mlcpipe.compile(DEMO, target=request.param, output=tmp_path_factory.mktemp("android") / "chat")
+
+
+def read_elf(library: Path) -> str:
+    if shutil.which("readelf") is None:
+        pytest.skip("readelf of binutils, with g++")
+    command = ["readelf", "--wide", "--file-header", "--segments", "--dynamic", "--dyn-syms", str(library)]
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout
+
+
+@pytest.mark.parametrize("bundle", ["android"], indirect=True)
+def test_the_library_needs_android_alone(bundle: Path) -> None:
+    target = read_manifest(bundle).target
+    assert {variant.name for variant in target.variants} == {"i8mm", "dotprod", "baseline"}
+    elf = read_elf(bundle / "lib" / "model.so")
+    assert "Machine:                           AArch64" in elf
+    assert set(re.findall(r"\(NEEDED\).*\[(.*)\]", elf)) == {"libc.so", "libm.so"}
+    loads = re.findall(r"^ +LOAD .* (0x[0-9a-f]+)$", elf, re.MULTILINE)
+    assert loads and {int(alignment, 16) for alignment in loads} == {PAGE_BYTES}
+    names = re.findall(r"(GLOBAL|WEAK) +\S+ +(\S+) (\S+)$", elf, re.MULTILINE)
+    assert [name for _, section, name in names if section != "UND"] == ["mlcpipe_library_symbols"]
+    asked = {name for bind, section, name in names if section == "UND" and bind == "GLOBAL"}
+    assert "memcpy" in asked and asked <= {"memcpy", "memmove", "memset", "cosf", "sinf", "expf", "log2f", "erff"}
+    soname = re.search(r"SONAME.*\[(libmlcpipe_[0-9a-f]{16}\.so)\]", elf)
+    assert soname and "TEXTREL" not in elf
+
+
+@pytest.mark.parametrize("bundle", ["android"], indirect=True)
+def test_a_phone_s_memory_is_spared(bundle: Path, tmp_path: Path) -> None:
+    model = read_manifest(bundle).model
+    assert (model.kv_dtype, model.prefill_chunk) == ("q8", 128)
+    wide = mlcpipe.compile(DEMO, target="android", kv_cache_dtype="f32", output=tmp_path / "wide")
+    assert read_manifest(wide).model.kv_dtype == "float32"
+
+
+@pytest.mark.parametrize("bundle", ["android-x86_64"], indirect=True)
+def test_an_app_answers_with_it(
+    bundle: Path, scenario: Scenario, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """glibc's libraries stand in for Android's."""
+    if platform.machine() != "x86_64" or ctypes.util.find_library("c") != "libc.so.6":
+        pytest.skip("another CPU than x86-64, or another C library")
+    for name in ("libc", "libm"):
+        (tmp_path / f"{name}.so").symlink_to(next(Path("/").glob(f"lib/x86_64-linux-gnu/{name}.so.6")))
+    monkeypatch.setenv("LD_LIBRARY_PATH", str(tmp_path))
+    data = tmp_path / "model.mlcp"
+    assert main(["package", str(bundle), "--app", "weights", "-o", str(data)]) == 0
+    said = scenario("conversation", data, bundle / "lib" / "model.so", *QUESTIONS)
+    same = mlcpipe.compile(DEMO, target="cpu-native", kv_cache_dtype="q8", output=tmp_path / "same")
+    assert [(s["prompt"], s["text"], s["tokens"][2]) for s in said] == conversation(Engine(same))
+
+
+def test_a_function_that_android_lacks_is_refused(tmp_path: Path) -> None:
+    linker = find_linker("aarch64-linux-android")
+    source, made = tmp_path / "code.c", tmp_path / "code.o"
+    table = "char mlcpipe_0123456789abcdef_code[] = {0}; char mlcpipe_library_symbols[] = {0};"
+    source.write_text(f"{table} void qsort_s(void); void f(void) {{ qsort_s(); }}")
+    linker.compile(source, made)
+    with pytest.raises(CompileError, match="qsort_s"):
+        link_android_library(made, tmp_path / "model.so", linker)

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from tests.conftest import DEMO
 from tests.native.conftest import ROOT, private_cache
 from tests.once import Once
 
@@ -75,6 +76,23 @@ def library_and_classes(once: Once, shared: Path) -> tuple[Path, Path]:
 
     folder, jar = once("android-library", work)
     return Path(folder), Path(jar)
+
+
+@pytest.fixture(scope="session")
+def android_bundle(once: Once) -> Callable[[str], Path]:
+    """Compiles the demo model for a target, once."""
+    import mlcpipe
+    from mlcpipe.compiler.link import find_zig
+
+    def work(folder: Path, target: str) -> str:
+        return str(mlcpipe.compile(DEMO, target=target, output=folder / "chat"))
+
+    def bundle(target: str) -> Path:
+        if find_zig() is None:
+            pytest.skip("libraries for Android need ziglang")
+        return Path(once(f"bundle-{target}", lambda folder: work(folder, target)))
+
+    return bundle
 
 
 @pytest.fixture

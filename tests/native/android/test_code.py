@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import ctypes.util
+import json
 import platform
 import re
 import shutil
 import subprocess
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -16,24 +19,16 @@ from mlcpipe import Engine
 from mlcpipe.bundle import read_manifest
 from mlcpipe.cli import main
 from mlcpipe.compiler.android_library import PAGE_BYTES, link_android_library
-from mlcpipe.compiler.link import find_linker, find_zig
+from mlcpipe.compiler.export import prepare_model
+from mlcpipe.compiler.link import find_linker
 from mlcpipe.errors import CompileError
+from mlcpipe.quantization.scheme import load_scheme
+from mlcpipe.targets import load_target
 from tests.conftest import DEMO
 from tests.native.android.conftest import Scenario
 from tests.native.android.test_library import QUESTIONS, conversation
 
 pytestmark = pytest.mark.full  # compiles bundles with several variants
-
-if find_zig() is None:
-    pytest.skip("libraries for Android need ziglang", allow_module_level=True)
-
-MACHINES = {"android": "AArch64", "android-x86_64": "X86-64"}
-
-
-@pytest.fixture(scope="module")
-def bundle(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The demo model for a target."""
-    return mlcpipe.compile(DEMO, target=request.param, output=tmp_path_factory.mktemp("android") / "chat")
 
 
 def read_elf(library: Path) -> str:
@@ -43,8 +38,8 @@ def read_elf(library: Path) -> str:
     return subprocess.run(command, capture_output=True, text=True, check=True).stdout
 
 
-@pytest.mark.parametrize("bundle", ["android"], indirect=True)
-def test_the_library_needs_android_alone(bundle: Path) -> None:
+def test_the_library_needs_android_alone(android_bundle: Callable[[str], Path]) -> None:
+    bundle = android_bundle("android")
     target = read_manifest(bundle).target
     assert {variant.name for variant in target.variants} == {"i8mm", "dotprod", "baseline"}
     elf = read_elf(bundle / "lib" / "model.so")
@@ -60,19 +55,24 @@ def test_the_library_needs_android_alone(bundle: Path) -> None:
     assert soname and "TEXTREL" not in elf
 
 
-@pytest.mark.parametrize("bundle", ["android"], indirect=True)
-def test_a_phone_s_memory_is_spared(bundle: Path, tmp_path: Path) -> None:
-    model = read_manifest(bundle).model
+def test_a_phone_s_memory_is_spared(android_bundle: Callable[[str], Path]) -> None:
+    """Keys and values take 8 bits unless another dtype is asked for."""
+    model = read_manifest(android_bundle("android")).model
     assert (model.kv_dtype, model.prefill_chunk) == ("q8", 128)
-    wide = mlcpipe.compile(DEMO, target="android", kv_cache_dtype="f32", output=tmp_path / "wide")
-    assert read_manifest(wide).model.kv_dtype == "float32"
+    config, target, scheme = (
+        json.loads((DEMO / "config.json").read_text()),
+        load_target("android"),
+        load_scheme("q4f16_1"),
+    )
+    assert prepare_model(config, target, scheme, "f32").kv_dtype == "float32"
+    assert prepare_model(config, replace(target, kv_cache_dtype="auto"), scheme).kv_dtype == "float16"
 
 
-@pytest.mark.parametrize("bundle", ["android-x86_64"], indirect=True)
 def test_an_app_answers_with_it(
-    bundle: Path, scenario: Scenario, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    android_bundle: Callable[[str], Path], scenario: Scenario, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """glibc's libraries stand in for Android's."""
+    bundle = android_bundle("android-x86_64")
     if platform.machine() != "x86_64" or ctypes.util.find_library("c") != "libc.so.6":
         pytest.skip("another CPU than x86-64, or another C library")
     for name in ("libc", "libm"):

@@ -5,15 +5,14 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
+from collections.abc import Callable
 from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
 
-import mlcpipe
 from mlcpipe.cli import main
-from mlcpipe.compiler.link import find_zig
-from tests.conftest import DEMO, Bundles
+from tests.conftest import Bundles
 from tests.native.android.conftest import CLASSES, compile_kotlin, jdk, kotlin_files
 from tests.native.cmake import build, compilers
 
@@ -23,12 +22,10 @@ ANDROID = Path("/usr/share/java/com.android.android-23.jar")
 
 
 @pytest.fixture(scope="module")
-def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def project(android_bundle: Callable[[str], Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
     """What `mlcpipe package --app android` makes of the demo model."""
-    if find_zig() is None:
-        pytest.skip("libraries for Android need ziglang")
     folder = tmp_path_factory.mktemp("android")
-    bundle = mlcpipe.compile(DEMO, target="android", output=folder / "chat")
+    bundle = shutil.copytree(android_bundle("android"), folder / "chat")
     assert main(["package", str(bundle), "--app", "android", "-o", str(folder / "project")]) == 0
     return folder / "project"
 

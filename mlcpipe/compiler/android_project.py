@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import re
 import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from mlcpipe.atomic import atomic_directory
 from mlcpipe.bundle import Manifest, read_manifest
@@ -20,6 +23,7 @@ from mlcpipe.resources import native_path
 
 _TEMPLATES = native_path() / "android"
 _MARK = "settings.gradle.kts"  # only such a folder has it
+PART_BYTES = 8 << 20  # of a file that an app downloads: what it loads again when the connection broke
 _ABIS = {"aarch64": "arm64-v8a", "x86_64": "x86_64"}
 
 
@@ -48,8 +52,18 @@ def write_android_project(
         for name, bundle in models.items():
             shutil.copyfile(codes[name], libraries / f"libmodel_{name}.so")
             (folder / "models" / name).mkdir(parents=True)
-            write_container(bundle, folder / "models" / name / "model.mlcp", progress)
+            data = write_container(bundle, folder / "models" / name / "model.mlcp", progress)
+            data.with_suffix(".json").write_text(json.dumps(parts_of(data)), encoding="utf-8")
         (folder / "THIRD_PARTY.txt").write_text(source_licenses(), encoding="utf-8")
+
+
+def parts_of(data: Path, part_bytes: int = PART_BYTES) -> dict[str, Any]:
+    """Name and size of a file, and the SHA-256 of each part of it, for a download that checks them."""
+    hashes = []
+    with data.open("rb") as file:
+        while part := file.read(part_bytes):
+            hashes.append(hashlib.sha256(part).hexdigest())
+    return {"name": data.name, "bytes": data.stat().st_size, "part_bytes": part_bytes, "sha256": hashes}
 
 
 def _code(bundle: Path, manifest: Manifest) -> Path:

@@ -160,6 +160,30 @@ suspend fun restore(path: String, file: String) = Mlcpipe.open(path).use { model
     show("messages" to messages, "answer" to answer, "cached" to end.statistics.cachedTokens)
 }
 
+/** Downloads a file that `model.json` describes; the process ends when `end` bytes are checked. */
+suspend fun download(json: String, folder: String, url: String, end: Long) {
+    val file = ModelFile.read(java.io.File(json).readText())
+    val store = ModelStore(java.io.File(folder))
+    val progress = mutableListOf<Long>()
+    failure("download") {
+        store.download(file, java.net.URL(url)) {
+            progress += it
+            if (it == end) Runtime.getRuntime().halt(0)
+        }
+    }
+    show("progress" to progress, "there" to (store.find(file) != null))
+}
+
+/** Cancels a download after its first part; the next one goes on. */
+suspend fun cancelDownload(json: String, folder: String, url: String) = runBlocking {
+    val file = ModelFile.read(java.io.File(json).readText())
+    val store = ModelStore(java.io.File(folder))
+    val job = launch(Dispatchers.IO) { store.download(file, java.net.URL(url)) { cancel() } }
+    job.join()
+    show("cancelled" to job.isCancelled, "there" to (store.find(file) != null))
+    download(json, folder, url, -1)
+}
+
 fun residentBytes() =
     java.io.File("/proc/self/statm").readText().split(" ")[1].toLong() * 4096
 
@@ -188,6 +212,8 @@ fun main(words: Array<String>) = runBlocking {
         "open" -> open(words.drop(1))
         "save" -> save(path, words[2])
         "restore" -> restore(path, words[2])
+        "download" -> download(path, words[2], words[3], words[4].toLong())
+        "cancelDownload" -> cancelDownload(path, words[2], words[3])
         "code" -> failure(path) { ModelCode.load(path) }
         "growth" -> growth(path, words[2].toInt(), words[3].toInt())
         else -> error("no scenario $name")

@@ -10,11 +10,11 @@ from mlcpipe.compiler.static_library import TABLE, own_table
 
 PAGE_BYTES = 1 << 14  # Android 15 and later may have pages of 16 KiB
 # Libraries of every Android, and the functions of theirs that kernels call.
+_FLOAT32 = "ceil cos erf exp floor fma fmod log log2 nearbyint pow rint round sin sqrt tanh trunc"
 _SYSTEM = {
     "libc.so": ("memcpy", "memmove", "memset"),
-    "libm.so": tuple(f"{name}f" for name in ("ceil", "cos", "erf", "exp", "floor", "fma", "fmod", "log", "log2", "pow",
-                                             "round", "sin", "sqrt", "tanh", "trunc")),
-}  # fmt: skip
+    "libm.so": tuple(f"{name}f" for name in _FLOAT32.split()),
+}
 
 
 def link_android_library(static: Path, output: Path, linker: Linker) -> None:

@@ -25,8 +25,8 @@ from mlcpipe.errors import CompileError
 from mlcpipe.quantization.scheme import load_scheme
 from mlcpipe.targets import load_target
 from tests.conftest import DEMO
+from tests.native.android.answers import QUESTIONS, conversation
 from tests.native.android.conftest import Scenario
-from tests.native.android.test_library import QUESTIONS, conversation
 
 pytestmark = pytest.mark.full  # compiles bundles with several variants
 

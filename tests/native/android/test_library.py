@@ -8,27 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from mlcpipe import Engine, SamplingParams
+from mlcpipe import Engine
 from mlcpipe.cli import main
 from tests.conftest import Bundles
+from tests.native.android.answers import QUESTIONS, conversation
 from tests.native.android.conftest import Scenario
 
 pytestmark = pytest.mark.full  # compiles Kotlin, and TVM's runtime
-
-QUESTIONS = ('What is a "compiler"?', "Is it fast? 🎉")
-GREEDY = SamplingParams(temperature=0.0)
-
-
-def conversation(engine: Engine, questions: tuple[str, ...] = QUESTIONS) -> list[tuple[list[int], str, int]]:
-    """Prompt, text and number of tokens of each greedy answer."""
-    messages, said = [], []
-    for question in questions:
-        messages.append({"role": "user", "content": question})
-        prompt = list(engine.tokenizer.encode_chat(messages))
-        answer = engine.chat(messages, sampling=GREEDY)
-        messages.append({"role": "assistant", "content": answer.text})
-        said.append((prompt, answer.text, answer.stats.completion_tokens))
-    return said
 
 
 @pytest.fixture

@@ -1,0 +1,60 @@
+// How long a step takes, learned from the steps that were (mlcpipe/runtime/serving/cost_model.py).
+#ifndef MLCPIPE_RUNTIME_SERVING_COST_MODEL_H_
+#define MLCPIPE_RUNTIME_SERVING_COST_MODEL_H_
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <deque>
+#include <map>
+#include <vector>
+
+namespace mlcpipe::serving {
+
+constexpr size_t kCosts = 6;
+using Costs = std::array<double, kCosts>;  // in seconds, in the order of `Load::Features`
+
+// What a step computes: rows by kind, and the keys that they attend, summed over rows.
+struct Load {
+  int64_t few = 0, few_keys = 0, many = 0, many_keys = 0;
+
+  // A pass for few rows, a few row, a pass for many, a row of many, a key of each.
+  Costs Features() const;
+};
+
+class CostModel {
+ public:
+  // Of a model of 0.5 GB on two cores, before the first measurement.
+  static constexpr Costs kDefault = {20e-3, 2e-3, 20e-3, 1.5e-3, 0.5e-6, 0.2e-6};
+
+  explicit CostModel(const Costs& costs = kDefault, bool learns = true) : costs_(costs), prior_(costs), learns_(learns) {}
+
+  // Expected for a step.
+  double Seconds(const Load& load) const;
+  // How many prompt rows, at most `most`, the first at position `depth`, fit into a step of `step_s` beside this load. A
+  // multiple of a page, at least one: prompts go on, however slow the device is.
+  int64_t PromptRows(const Load& load, double step_s, int64_t depth, int64_t most) const;
+  // How many few rows cost what so many rows of a prompt do, at least one.
+  int64_t FewRowsFor(int64_t many) const;
+  // A step of this load took so long.
+  void Observe(const Load& load, double seconds);
+
+ private:
+  struct Measured {
+    Costs features;
+    double seconds;
+  };
+  using SizeClass = std::array<int, 3>;
+
+  Costs costs_, prior_;
+  bool learns_;
+  int64_t count_ = 0;
+  double margin_ = 1;  // what the longer ones of steps with answers and prompts took, of what the costs say
+  std::map<SizeClass, std::deque<Measured>> measured_;
+
+  void Fit();
+};
+
+}  // namespace mlcpipe::serving
+
+#endif  // MLCPIPE_RUNTIME_SERVING_COST_MODEL_H_

@@ -1,0 +1,86 @@
+// Full pages by what they hold, so that a prompt starts where another one with the same beginning has come to
+// (mlcpipe/runtime/serving/prefix_tree.py).
+#ifndef MLCPIPE_RUNTIME_SERVING_PREFIX_TREE_H_
+#define MLCPIPE_RUNTIME_SERVING_PREFIX_TREE_H_
+
+#include <map>
+#include <unordered_map>
+
+#include "serving/page_pool.h"
+
+namespace mlcpipe::serving {
+
+// A full page, or below the root one for each family. It says which of its tokens were computed with the arithmetic of
+// answers: pages that differ in it differ in bits.
+class Node {
+ public:
+  using Tokens = std::array<int32_t, kPage>;
+
+  Node(Node* parent, const Tokens& tokens, uint32_t few_mask, size_t groups)
+      : parent(parent), tokens(tokens), few_mask(few_mask), pages(groups, kNoPage) {}
+
+  Node* const parent;  // null: of a family
+  const Tokens tokens;
+  const uint32_t few_mask;
+  std::vector<int32_t> pages;  // by group, kNoPage where evicted
+  std::map<Tokens, std::vector<std::unique_ptr<Node>>> children;
+
+  bool has_pages() const {
+    return std::any_of(pages.begin(), pages.end(), [](int32_t page) { return page != kNoPage; });
+  }
+};
+
+// All full pages that sequences have computed, until their memory is needed. A sequence uses every page of its path in groups
+// without a window, and drops them from the end: among the idle ones the least recently used is always a leaf.
+class PrefixTree {
+ public:
+  // Prompts longer than `recompute_above` have other frequencies of RoPE; those of prompts longer than `rope_above` depend on
+  // the length itself.
+  PrefixTree(PagePool* pool, std::optional<int64_t> recompute_above, std::optional<int64_t> rope_above)
+      : pool_(pool), recompute_above_(recompute_above), rope_above_(rope_above) {}
+
+  // The sequence, which has no pages, starts with those that are found; `PagePool::Release` undoes it.
+  void Take(Sequence* sequence);
+  // Full pages of the sequence become findable. Where one is known already, the sequence goes on with that one.
+  void Add(Sequence* sequence);
+  // Frees so many idle pages of each group, the least recently used first; false, and no change, if too few.
+  bool Evict(const std::vector<int64_t>& counts);
+  // What only this sequence uses is not found any more, nor what follows it: its numbers are not finite.
+  void Discard(Sequence* sequence);
+  // Keeps the full pages of the sequence's prompt, as far as they are computed, until `Unpin`.
+  void Pin(const Sequence& sequence);
+  // Lets the prefix be evicted that was pinned first.
+  void Unpin();
+  bool has_pins() const { return !pins_.empty(); }
+
+  // Sequences of one family with the same first tokens can share pages.
+  using Family = std::tuple<std::string, bool, int64_t>;
+  Family FamilyOf(const Sequence& sequence) const;
+
+ private:
+  struct Place {
+    size_t group;
+    int32_t page;
+    int64_t at;  // in the sequence's table
+  };
+
+  PagePool* pool_;
+  std::optional<int64_t> recompute_above_, rope_above_;
+  std::map<Family, Node> families_;
+  std::unordered_map<int32_t, Node*> owners_[2];  // by group, of each page
+  std::list<std::vector<Place>> pins_;
+  std::vector<std::unique_ptr<Node>> removed_;  // that the call under way may still look at
+
+  std::vector<Node*> Match(const Sequence& sequence);
+  size_t Usable(const std::vector<Node*>& nodes) const;
+  std::vector<Place> PlacesOf(const std::vector<Node*>& nodes) const;
+  // The node of its family; those of families without pages go.
+  Node* RootOf(const Sequence& sequence);
+  Node* Child(Node* node, const Node::Tokens& tokens, uint32_t few_mask);
+  void Share(Node* node, Sequence* sequence, size_t at);
+  void Forget(Node* node, size_t group);
+};
+
+}  // namespace mlcpipe::serving
+
+#endif  // MLCPIPE_RUNTIME_SERVING_PREFIX_TREE_H_

@@ -1,0 +1,196 @@
+#include "serving/residency.h"
+
+namespace mlcpipe::serving {
+namespace {
+
+constexpr int kProtected = 3;  // preemptions, after which a sequence gives way only if all have had as many
+constexpr double kAgingS = 5;  // of waiting are worth a class
+
+bool Before(const SequencePointer& a, const SequencePointer& b) { return a->order() < b->order(); }
+
+// Whether two sequences have the same tokens in a range of pages.
+bool SamePages(const Sequence& a, const Sequence& b, int64_t begin, int64_t end) {
+  return std::equal(a.tokens.begin() + begin * kPage, a.tokens.begin() + end * kPage, b.tokens.begin() + begin * kPage);
+}
+
+void CountCached(Sequence* sequence) {
+  if (!sequence->cached) sequence->cached = sequence->computed;
+}
+
+}  // namespace
+
+int64_t LevelOf(const Sequence& sequence, double now) {
+  return sequence.request.priority + static_cast<int64_t>((now - sequence.request.arrival) / kAgingS);
+}
+
+int64_t Residency::places() const {
+  return limits_.sequences - static_cast<int64_t>(running.size() + prefilling.size()) - forking;
+}
+
+Ordered& Residency::ListOf(const Sequence& sequence, State state) {
+  if (state == State::kWaiting) return waiting[sequence.request.priority - kMinPriority];
+  return state == State::kRunning ? running : prefilling;
+}
+
+void Residency::Move(const SequencePointer& sequence, State state) {
+  if (sequence->state == state && state != State::kWaiting) return;
+  if (sequence->state != State::kEnded) {
+    Ordered& from = ListOf(*sequence, sequence->state);
+    const auto at = std::lower_bound(from.begin(), from.end(), sequence, Before);
+    if (at != from.end() && *at == sequence) from.erase(at);
+  }
+  sequence->state = state;
+  if (state == State::kEnded) return;
+  Ordered& to = ListOf(*sequence, state);
+  to.insert(std::lower_bound(to.begin(), to.end(), sequence, Before), sequence);
+}
+
+std::vector<SequencePointer> Residency::Active() const {
+  std::vector<SequencePointer> active = running;
+  active.insert(active.end(), prefilling.begin(), prefilling.end());
+  return active;
+}
+
+bool Residency::Reserve(Sequence* sequence, int64_t rows) {
+  if (pool_->Reserve(sequence, rows)) return true;
+  return tree_->Evict(pool_->Missing(*sequence, rows)) && pool_->Reserve(sequence, rows);
+}
+
+bool Residency::GiveWay(const Sequence& sequence) {
+  const auto active = Active();
+  if (active.size() == 1 && active[0].get() == &sequence && tree_->has_pins()) {
+    tree_->Unpin();
+    return true;
+  }
+  const auto often = [](const SequencePointer& one) { return one->preemptions >= kProtected; };
+  const bool all = std::all_of(active.begin(), active.end(), often);
+  SequencePointer victim;
+  for (const SequencePointer& one : active) {
+    if ((all || !often(one)) && (!victim || Before(victim, one))) victim = one;
+  }
+  Preempt(victim);
+  return victim.get() != &sequence;
+}
+
+bool Residency::GiveWayBelow(int priority) {
+  SequencePointer victim;
+  for (const SequencePointer& one : Active()) {
+    const bool may = one->request.priority < priority && one->preemptions < kProtected;
+    if (may && (!victim || Before(victim, one))) victim = one;
+  }
+  if (victim) Preempt(victim);
+  return victim != nullptr;
+}
+
+// Its full pages are in the tree, so that coming back costs what is evicted meanwhile.
+void Residency::Preempt(const SequencePointer& sequence) {
+  on_preemption(*sequence);
+  pool_->Release(sequence.get());
+  ++sequence->preemptions;
+  Move(sequence, State::kWaiting);
+}
+
+void Residency::Finish(const SequencePointer& sequence) {
+  if (sequence->request.keep && sequence->shared) tree_->Pin(*sequence);
+  pool_->Release(sequence.get());
+  sequence->behind = nullptr;
+  Move(sequence, State::kEnded);
+}
+
+// Whether another sequence is about to compute pages that this waiting one needs and does not find.
+bool Residency::IsBehind(Sequence* sequence) const {
+  const SequencePointer& first = sequence->behind;
+  if (first && first->state == State::kPrefilling && first->computed < sequence->behind_tokens) return true;
+  sequence->behind = nullptr;
+  return false;
+}
+
+bool Residency::Admit(const SequencePointer& sequence) {
+  if (IsBehind(sequence.get()) || (blocked_id_ == sequence->id && blocked_frees_ == pool_->frees)) return false;
+  tree_->Take(sequence.get());
+  LookBehind(sequence.get());
+  if (!sequence->behind && MakeRoom(*sequence)) {
+    CountCached(sequence.get());
+    Move(sequence, State::kPrefilling);
+    return true;
+  }
+  pool_->Release(sequence.get());
+  if (!sequence->behind) {
+    blocked_id_ = sequence->id;
+    blocked_frees_ = pool_->frees;
+  }
+  return false;
+}
+
+// A place and pages for it; false if nobody who has them gives way.
+bool Residency::MakeRoom(const Sequence& sequence) {
+  while (places() <= 0 || !Fits(sequence)) {
+    if (GiveWayBelow(sequence.request.priority)) continue;
+    if (!running.empty() || !prefilling.empty() || !tree_->has_pins()) return false;
+    tree_->Unpin();
+  }
+  return true;
+}
+
+std::vector<SequencePointer> Residency::Alike(const SequencePointer& first) {
+  if (first->answer()) return {};
+  int64_t room = places();
+  const int64_t taken = static_cast<int64_t>(running.size() + prefilling.size()) + forking;
+  for (const Pages& pages : pool_->pages) room = std::min(room, pages.available() - taken);
+  std::vector<SequencePointer> found;
+  for (const Ordered& sequences : waiting) {
+    for (const SequencePointer& one : sequences) {
+      const bool exact = first->request.deterministic || !one->request.deterministic;
+      const bool same = !one->answer() && one->tokens == first->tokens &&
+                        tree_->FamilyOf(*one) == tree_->FamilyOf(*first);
+      if (!same || !exact || static_cast<int64_t>(found.size()) >= room) continue;
+      one->behind = first;
+      one->behind_tokens = first->length();
+      found.push_back(one);
+    }
+  }
+  forking += static_cast<int64_t>(found.size());
+  return found;
+}
+
+bool Residency::Fork(const Sequence& first, const SequencePointer& sequence) {
+  if (sequence->state != State::kWaiting) return false;
+  pool_->Fork(first, sequence.get());
+  CountCached(sequence.get());
+  Move(sequence, State::kPrefilling);
+  return true;
+}
+
+// Sets `behind` where a prompt under way has the next page of this one, and has yet to compute it.
+void Residency::LookBehind(Sequence* sequence) const {
+  int64_t at = sequence->computed / kPage;
+  const int64_t last = std::min(sequence->few_from, sequence->length() - 1) / kPage;
+  for (const SequencePointer& first : prefilling) {
+    const int64_t end = std::min(last, first->few_from / kPage);
+    if (first->computed / kPage > at || end <= at || tree_->FamilyOf(*first) != tree_->FamilyOf(*sequence)) continue;
+    if (!SamePages(*first, *sequence, 0, at + 1)) continue;
+    while (at < end && SamePages(*first, *sequence, at, at + 1)) ++at;
+    sequence->behind = first;
+    sequence->behind_tokens = at * kPage;
+    return;
+  }
+}
+
+// Whether there are pages for all its tokens beside what prompts under way and the next tokens will need.
+bool Residency::Fits(const Sequence& sequence) const {
+  for (size_t group = 0; group < pool_->groups.size(); ++group) {
+    auto needed = ToCome(group, sequence) + static_cast<int64_t>(running.size());
+    for (const SequencePointer& other : prefilling) needed += ToCome(group, *other);
+    if (needed > pool_->pages[group].available()) return false;
+  }
+  return true;
+}
+
+// Pages that a sequence needs beyond those it has, to draw its next token.
+int64_t Residency::ToCome(size_t group, const Sequence& sequence) const {
+  const int64_t most = pool_->groups[group].Most(sequence.length() + 1, limits_.prefill_chunk);
+  const int64_t has = static_cast<int64_t>(sequence.tables[group].size()) - sequence.kept_from[group];
+  return std::max<int64_t>(0, most - has);
+}
+
+}  // namespace mlcpipe::serving

@@ -1,0 +1,79 @@
+// Who has pages and a place among the sequences under way, who waits for them, and who gives way
+// (mlcpipe/runtime/serving/residency.py).
+#ifndef MLCPIPE_RUNTIME_SERVING_RESIDENCY_H_
+#define MLCPIPE_RUNTIME_SERVING_RESIDENCY_H_
+
+#include <functional>
+
+#include "serving/prefix_tree.h"
+
+namespace mlcpipe::serving {
+
+// How much a scheduler takes on.
+struct Limits {
+  int64_t context = 0;          // tokens of a prompt and its answer
+  int64_t prefill_chunk = 512;  // rows of a forward of prompts,
+  int64_t few_rows = 512;       // and of one of answers
+  int64_t sequences = 64;       // under way at once
+  int64_t queue = 256;          // requests that wait
+  double step_s = 0.1;          // how long a step may take where somebody waits for the next token
+  // Longer sequences have other frequencies of RoPE, so that all is computed anew when an answer gets there.
+  std::optional<int64_t> recompute_above;
+};
+
+// The class of a sequence that is not served, raised by its age.
+int64_t LevelOf(const Sequence& sequence, double now);
+
+// Sequences in the order of `Sequence::order`.
+using Ordered = std::vector<SequencePointer>;
+
+// Each sequence that has not ended is in one list by its state; only those under way have pages.
+class Residency {
+ public:
+  Residency(PagePool* pool, PrefixTree* tree, const Limits& limits) : pool_(pool), tree_(tree), limits_(limits) {}
+
+  // How many more sequences may be under way.
+  int64_t places() const;
+  size_t waiting_count() const { return waiting[0].size() + waiting[1].size() + waiting[2].size(); }
+  // To the list of this state.
+  void Move(const SequencePointer& sequence, State state);
+  // Pages for so many more rows, if need be those of prefixes that nobody uses; false if there are not enough.
+  bool Reserve(Sequence* sequence, int64_t rows);
+  // The youngest of the lowest class is preempted, among those who have not given way too often; false if that is the
+  // sequence itself.
+  bool GiveWay(const Sequence& sequence);
+  // The sequence has no pages and is in no list.
+  void Finish(const SequencePointer& sequence);
+  // A waiting sequence gets under way with the pages that are found; false if it has to wait: behind one that computes a
+  // prefix of its own, or where its prompt would take pages that those under way were promised. Lower classes give way.
+  bool Admit(const SequencePointer& sequence);
+  // Who waits with the same prompt and will start where this one's ends, as far as there are places and pages.
+  std::vector<SequencePointer> Alike(const SequencePointer& first);
+  // The sequence starts with the pages of `first`, whose prompt it has; false if it does not wait any more.
+  bool Fork(const Sequence& first, const SequencePointer& sequence);
+
+  Ordered waiting[3];  // by class, the lowest first
+  Ordered prefilling, running;
+  int64_t forking = 0;  // places that the step being planned gives to those of `Alike`
+  std::function<void(const Sequence&)> on_preemption;
+
+ private:
+  PagePool* pool_;
+  PrefixTree* tree_;
+  const Limits& limits_;
+  int64_t blocked_id_ = -1, blocked_frees_ = 0;  // who did not fit, and the pool's `frees` then
+
+  Ordered& ListOf(const Sequence& sequence, State state);
+  std::vector<SequencePointer> Active() const;
+  void Preempt(const SequencePointer& sequence);
+  bool GiveWayBelow(int priority);
+  bool IsBehind(Sequence* sequence) const;
+  void LookBehind(Sequence* sequence) const;
+  bool MakeRoom(const Sequence& sequence);
+  bool Fits(const Sequence& sequence) const;
+  int64_t ToCome(size_t group, const Sequence& sequence) const;
+};
+
+}  // namespace mlcpipe::serving
+
+#endif  // MLCPIPE_RUNTIME_SERVING_RESIDENCY_H_

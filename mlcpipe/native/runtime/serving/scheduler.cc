@@ -1,0 +1,275 @@
+#include "serving/scheduler.h"
+
+#include "error.h"
+
+namespace mlcpipe::serving {
+namespace {
+
+constexpr double kPatienceS = 2;   // that shorter prompts may go before a long one
+constexpr size_t kLookAhead = 16;  // waiting requests beyond the free places that are looked at for shorter prompts
+
+// Of rows that attend 1, 2, … keys after so many.
+int64_t KeysOf(int64_t begin, int64_t rows) { return rows * begin + rows * (rows + 1) / 2; }
+
+void Check(const Request& request) {
+  if (request.tokens.empty()) throw Error(Code::kUsage, "the prompt").Expected("at least one token").Found("none");
+  if (request.max_tokens < 1) {
+    throw Error(Code::kUsage, "max_tokens").Expected("at least 1").Found(std::to_string(request.max_tokens));
+  }
+  if (request.priority < kMinPriority || request.priority > kMaxPriority) {
+    throw Error(Code::kUsage, "priority").Expected("-1, 0 or 1").Found(std::to_string(request.priority));
+  }
+}
+
+}  // namespace
+
+Load Step::load() const {
+  Load load;
+  for (const FewRows& one : few) {
+    load.few += one.rows;
+    load.few_keys += KeysOf(one.sequence->computed, one.rows);
+  }
+  for (const ManyRows& one : many) {
+    load.many += one.rows;
+    load.many_keys += KeysOf(one.begin, one.rows);
+  }
+  return load;
+}
+
+Scheduler::Scheduler(std::vector<PageGroup> groups, const Limits& limits, std::optional<int64_t> rope_above,
+                     const CostModel& cost)
+    : limits(limits),
+      pool_(std::move(groups)),
+      tree_(&pool_, limits.recompute_above, rope_above),
+      cost_(cost),
+      residency_(&pool_, &tree_, this->limits) {
+  residency_.on_preemption = [this](const Sequence& sequence) { Unplan(sequence); };
+}
+
+SequencePointer Scheduler::Submit(Request request) {
+  Check(request);
+  const auto tokens = static_cast<int64_t>(request.tokens.size());
+  if (tokens >= limits.context) {
+    throw Error(Code::kUsage, "the prompt is too long")
+        .Expected("less than " + std::to_string(limits.context) + " tokens")
+        .Found(std::to_string(tokens));
+  }
+  const int64_t most = request.max_tokens < limits.context - tokens ? tokens + request.max_tokens : limits.context;
+  for (const PageGroup& group : pool_.groups) {
+    if (group.Most(most, limits.prefill_chunk) <= group.pages) continue;
+    throw Error(Code::kUsage, "prompt and answer")
+        .Expected("at most " + std::to_string(group.pages * kPage) + " tokens")
+        .Found(std::to_string(most));
+  }
+  if (static_cast<int64_t>(residency_.waiting_count()) >= limits.queue) {
+    throw Error(Code::kResource, std::to_string(limits.queue) + " requests wait already").Next("try again later");
+  }
+  auto sequence = std::make_shared<Sequence>(next_id_++, std::move(request), pool_.groups.size());
+  residency_.Move(sequence, State::kWaiting);
+  if (const auto deadline_s = sequence->request.deadline_s) deadlines_[{*deadline_s, sequence->id}] = sequence;
+  return sequence;
+}
+
+bool Scheduler::Cancel(const SequencePointer& sequence, End end) {
+  if (sequence->state == State::kEnded) return false;
+  if (end == End::kError) tree_.Discard(sequence.get());
+  sequence->end = end;
+  Finish(sequence);
+  return true;
+}
+
+void Scheduler::Finish(const SequencePointer& sequence) {
+  if (const auto deadline_s = sequence->request.deadline_s) deadlines_.erase({*deadline_s, sequence->id});
+  if (head_ == sequence) head_ = nullptr;
+  residency_.Finish(sequence);
+}
+
+std::vector<Event> Scheduler::Expire(double now) {
+  std::vector<Event> events;
+  while (!deadlines_.empty() && deadlines_.begin()->first.first <= now) {
+    const SequencePointer sequence = deadlines_.begin()->second;
+    Cancel(sequence, End::kTimeout);
+    events.push_back({sequence, std::nullopt, End::kTimeout});
+  }
+  return events;
+}
+
+std::optional<Step> Scheduler::Plan(double now) {
+  AgeHead(now);
+  step_ = Step();
+  step_.planned = planned_ = now;
+  residency_.forking = 0;
+  PlanAnswers();
+  PlanPrompts(now);
+  head_rows_ = many_rows_ = 0;
+  for (const ManyRows& one : step_.many) {
+    many_rows_ += one.rows;
+    if (one.sequence == head_) head_rows_ += one.rows;
+  }
+  step_.copies = pool_.TakeCopies();
+  if (step_.few.empty() && step_.many.empty()) return std::nullopt;
+  return std::move(step_);
+}
+
+// A row of each who answers.
+void Scheduler::PlanAnswers() {
+  for (const SequencePointer& sequence : Ordered(residency_.running)) {
+    while (sequence->state == State::kRunning && !residency_.Reserve(sequence.get(), 1)) residency_.GiveWay(*sequence);
+    if (sequence->state == State::kRunning) step_.few.push_back({sequence, 1, true});
+  }
+}
+
+// What else fits: prompts, and answers of who was preempted.
+void Scheduler::PlanPrompts(double now) {
+  int64_t rows = limits.prefill_chunk;
+  Ordered ordered = Sorted(now);
+  if (ordered.empty()) {
+    head_ = nullptr;
+    return;
+  }
+  const Load load = step_.load();
+  if (!step_.few.empty()) rows = cost_.PromptRows(load, limits.step_s, ordered[0]->computed, rows);
+  ordered = ShorterFirst(std::move(ordered), rows, now);
+  int64_t few_rows = limits.few_rows - load.few;
+  bool full = false;  // nobody passes a request for which there is no room
+  for (const SequencePointer& sequence : ordered) {
+    if (rows <= 0) break;
+    if (sequence->state == State::kWaiting && (full || !residency_.Admit(sequence))) {
+      full = full || !sequence->behind;
+      continue;
+    }
+    if (sequence->computed < sequence->few_from) {
+      rows -= PlanMany(sequence, rows);
+    } else {
+      const int64_t fits = cost_.FewRowsFor(rows), count = PlanFew(sequence, std::min(few_rows, fits));
+      few_rows -= count;
+      rows -= (count * rows + fits - 1) / fits;
+    }
+  }
+}
+
+// Prompts under way and requests that could be admitted now, with some more: by level, then those under way, then by arrival.
+Ordered Scheduler::Sorted(double now) const {
+  Ordered all = residency_.prefilling;
+  const size_t most = all.size() + static_cast<size_t>(std::max<int64_t>(0, residency_.places())) + kLookAhead;
+  for (const Ordered& sequences : residency_.waiting) all.insert(all.end(), sequences.begin(), sequences.end());
+  const auto key = [now](const SequencePointer& one) {
+    return std::make_tuple(-LevelOf(*one, now), one->state == State::kWaiting, one->request.arrival, one->id);
+  };
+  std::sort(all.begin(), all.end(), [&](const auto& a, const auto& b) { return key(a) < key(b); });
+  if (all.size() > most) all.resize(most);
+  return all;
+}
+
+// A prompt of more than a step lets those of its level that are half as long pass, while its patience lasts.
+Ordered Scheduler::ShorterFirst(Ordered ordered, int64_t rows, double now) {
+  head_ = ordered[0];
+  if (head_->left() <= rows || head_->passed_s >= kPatienceS) return ordered;
+  const int64_t level = LevelOf(*head_, now);
+  const auto rest = std::stable_partition(ordered.begin(), ordered.end(), [&](const SequencePointer& one) {
+    return 2 * one->left() <= head_->left() && LevelOf(*one, now) == level;
+  });
+  std::stable_sort(ordered.begin(), rest, [](const auto& a, const auto& b) { return a->left() < b->left(); });
+  return ordered;
+}
+
+// Counts the last step for or against the long prompt that was first in it: it should have half of the rows.
+void Scheduler::AgeHead(double now) {
+  if (!head_) return;
+  const double elapsed = now - planned_;
+  head_->passed_s = 2 * head_rows_ < many_rows_ ? head_->passed_s + elapsed : std::max(0.0, head_->passed_s - elapsed);
+}
+
+// Rows of a prompt, up to the end of a page if not all. Returns how many.
+int64_t Scheduler::PlanMany(const SequencePointer& sequence, int64_t rows) {
+  const int64_t begin = sequence->computed;
+  int64_t end = sequence->few_from;
+  if (end - begin > rows) end = std::max((begin + rows) / kPage * kPage, begin + std::min(rows, kPage));
+  const int64_t count = ReserveSome(sequence.get(), end - begin);
+  if (!count) return 0;
+  std::vector<SequencePointer> drawing;
+  if (begin + count == sequence->length()) {
+    drawing = residency_.Alike(sequence);
+    drawing.insert(drawing.begin(), sequence);
+  }
+  step_.many.push_back({sequence, begin, count, std::move(drawing)});
+  return count;
+}
+
+// Rows of an answer that was preempted. Returns how many.
+int64_t Scheduler::PlanFew(const SequencePointer& sequence, int64_t rows) {
+  const int64_t count = ReserveSome(sequence.get(), std::min(sequence->left(), std::max<int64_t>(0, rows)));
+  if (count) step_.few.push_back({sequence, count, count == sequence->left()});
+  return count;
+}
+
+// Pages for so many rows, or for less, or for none where answers took what a prompt was promised.
+int64_t Scheduler::ReserveSome(Sequence* sequence, int64_t rows) {
+  while (rows && !residency_.Reserve(sequence, rows)) {
+    if (rows > kPage) {
+      rows = (rows - 1) / kPage * kPage;
+    } else if (!step_.few.empty() || !step_.many.empty() || !residency_.GiveWay(*sequence)) {
+      return 0;
+    }
+  }
+  return rows;
+}
+
+// The sequence gives way, perhaps after its rows were planned.
+void Scheduler::Unplan(const Sequence& sequence) {
+  const auto of = [&](const auto& rows) { return rows.sequence.get() == &sequence; };
+  step_.few.erase(std::remove_if(step_.few.begin(), step_.few.end(), of), step_.few.end());
+  step_.many.erase(std::remove_if(step_.many.begin(), step_.many.end(), of), step_.many.end());
+}
+
+std::vector<Event> Scheduler::Settle(const Step& step, const std::vector<int32_t>& drawn, double now) {
+  cost_.Observe(step.load(), now - step.planned);
+  std::vector<Event> events;
+  size_t at = 0;
+  for (const FewRows& one : step.few) {
+    const std::optional<int32_t> token = one.draws ? std::make_optional(drawn[at++]) : std::nullopt;
+    if (one.sequence->state == State::kEnded) continue;
+    one.sequence->computed += one.rows;
+    Got(one.sequence, token, &events);
+  }
+  for (const ManyRows& one : step.many) {
+    const size_t first = at;
+    at += one.drawing.size();
+    if (one.sequence->state == State::kEnded) continue;
+    one.sequence->computed += one.rows;
+    if (one.drawing.empty()) Got(one.sequence, std::nullopt, &events);
+    std::vector<bool> started;
+    for (const SequencePointer& each : one.drawing) {
+      started.push_back(each == one.sequence || residency_.Fork(*one.sequence, each));
+    }
+    for (size_t i = 0; i < one.drawing.size(); ++i) {
+      if (started[i]) Got(one.drawing[i], drawn[first + i], &events);
+    }
+  }
+  return events;
+}
+
+// The sequence was computed further.
+void Scheduler::Got(const SequencePointer& sequence, std::optional<int32_t> token, std::vector<Event>* events) {
+  if (token) sequence->Push(*token, limits.context);
+  if (sequence->computed / kPage > sequence->shared) tree_.Add(sequence.get());
+  pool_.Slide(sequence.get());
+  if (token) events->push_back({sequence, token, sequence->end});
+  if (sequence->end) {
+    Finish(sequence);
+  } else if (Crossed(*sequence)) {
+    pool_.Release(sequence.get());
+    sequence->few_from = sequence->length();
+    residency_.Move(sequence, State::kPrefilling);
+  } else if (sequence->left() == 1 && sequence->computed >= sequence->few_from) {
+    residency_.Move(sequence, State::kRunning);
+  }
+}
+
+// Whether RoPE's frequencies are others from now on.
+bool Scheduler::Crossed(const Sequence& sequence) const {
+  const auto limit = limits.recompute_above;
+  return limit && sequence.length() > *limit && *limit >= sequence.few_from;
+}
+
+}  // namespace mlcpipe::serving

@@ -1,0 +1,122 @@
+// What a client asks for, how far its answer is, and what a step computes for it (mlcpipe/runtime/serving/sequence.py).
+#ifndef MLCPIPE_RUNTIME_SERVING_SEQUENCE_H_
+#define MLCPIPE_RUNTIME_SERVING_SEQUENCE_H_
+
+#include <algorithm>
+#include <array>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <set>
+#include <string>
+#include <tuple>
+#include <vector>
+
+#include "sequences.h"
+
+namespace mlcpipe::serving {
+
+constexpr int32_t kNoPage = -1;
+constexpr int kMinPriority = -1, kMaxPriority = 1;
+
+// A prompt, and how to go on from it. Times are seconds on the clock that the scheduler is called with.
+struct Request {
+  std::vector<int32_t> tokens;  // one or more
+  int64_t max_tokens = 1;       // of the answer
+  std::set<int32_t> stop_ids;   // that end the answer; the one that ended it is part of it
+  int priority = 0;             // a class that may take pages and places from a lower one
+  std::optional<double> deadline_s;
+  std::string cache_salt;  // pages are shared by equal ones only
+  double arrival = 0;
+  bool keep = false;           // the pages of the prompt stay when the answer has ended
+  bool deterministic = false;  // takes only pages that were computed with the arithmetic that it would use
+};
+
+// kWaiting has no pages. kPrefilling has tokens to compute before its next one is drawn, kRunning only its last.
+enum class State { kWaiting, kPrefilling, kRunning, kEnded };
+
+enum class End { kStop, kLength, kCancelled, kTimeout, kError };
+
+class Node;  // of the prefix tree
+struct Sequence;
+using SequencePointer = std::shared_ptr<Sequence>;
+
+// A request under way. `tables` and `kept_from` are by group of layers.
+struct Sequence {
+  Sequence(int64_t id, Request request, size_t groups)
+      : id(id), request(std::move(request)), tokens(this->request.tokens), few_from(length()), tables(groups),
+        kept_from(groups) {}
+
+  const int64_t id;
+  const Request request;
+  std::vector<int32_t> tokens;  // prompt and answer; the last one drawn is not computed yet
+  // Tokens before it are computed with the arithmetic of prompts ("many"), the others with that of answers ("few").
+  int64_t few_from;
+  std::vector<std::vector<int32_t>> tables;  // the page of each 16 tokens; kNoPage where a window has left it behind
+  std::vector<int64_t> kept_from;            // the first page that has not been left behind
+  State state = State::kWaiting;
+  int64_t computed = 0;  // so many tokens have keys and values in pages
+  Node* node = nullptr;  // the deepest of the prefix tree that this sequence uses,
+  int64_t shared = 0;    // and how deep it is
+  std::optional<int64_t> cached;  // tokens of the prompt that were found when the request was first admitted
+  int preemptions = 0;
+  double passed_s = 0;     // how long shorter prompts went before this one, less how long it was served since
+  SequencePointer behind;  // computes the beginning of this one, up to `behind_tokens`
+  int64_t behind_tokens = 0;
+  std::optional<End> end;
+
+  int64_t length() const { return static_cast<int64_t>(tokens.size()); }
+  int64_t left() const { return length() - computed; }
+  int64_t answer() const { return length() - static_cast<int64_t>(request.tokens.size()); }
+  // Who goes first: the higher priority, then the earlier arrival.
+  std::tuple<int, double, int64_t> order() const { return {-request.priority, request.arrival, id}; }
+  // The length that RoPE's frequencies at this position follow: of the whole prompt, or up to the token.
+  int64_t RopeLength(int64_t position) const { return std::max(few_from, position + 1); }
+  // Bit i: token i of this page is computed as a few row.
+  uint32_t FewMask(int64_t page) const {
+    return 0xFFFFU << std::clamp<int64_t>(few_from - page * kPage, 0, kPage) & 0xFFFFU;
+  }
+
+  // Appends a drawn token; sets `end` where it ends the answer.
+  void Push(int32_t token, int64_t context) {
+    tokens.push_back(token);
+    if (request.stop_ids.count(token)) {
+      end = End::kStop;
+    } else if (answer() >= request.max_tokens || length() >= context) {
+      end = End::kLength;
+    }
+  }
+};
+
+// Rows with the arithmetic of answers: the token drawn last, or tokens of an answer that is computed anew. They follow the
+// computed tokens. Logits are wanted of the last row, or of none.
+struct FewRows {
+  SequencePointer sequence;
+  int64_t rows;
+  bool draws;
+};
+
+// Rows with the arithmetic of prompts, from `begin` on. Where the prompt ends, a token is drawn from the last row for each of
+// `drawing`: for the sequence, then for those that waited with the same prompt and start from its pages.
+struct ManyRows {
+  SequencePointer sequence;
+  int64_t begin, rows;
+  std::vector<SequencePointer> drawing;
+};
+
+// To copy before a step's forwards; no target of a step is a source of it.
+struct PageCopy {
+  int32_t source, target;
+  size_t group;
+};
+
+// A token that a sequence got, or why it ended, or both.
+struct Event {
+  SequencePointer sequence;
+  std::optional<int32_t> token;
+  std::optional<End> end;
+};
+
+}  // namespace mlcpipe::serving
+
+#endif  // MLCPIPE_RUNTIME_SERVING_SEQUENCE_H_

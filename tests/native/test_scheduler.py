@@ -1,0 +1,165 @@
+"""The native runtime's scheduler makes the plans of Python's: those of recorded traces, and of random ones."""
+
+from __future__ import annotations
+
+import json
+import random
+import shutil
+import subprocess
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from mlcpipe.runtime.serving.cost_model import DEFAULT_COSTS, CostModel, Load
+from mlcpipe.runtime.serving.limits import Limits
+from mlcpipe.runtime.serving.page_pool import PageGroup
+from mlcpipe.runtime.serving.sequence import Finish, Sequence
+from tests.native.conftest import FLAGS, RUNTIME
+from tests.unit.serving.golden import GOLDEN, TRACES, Recording
+from tests.unit.serving.simulation import words
+
+SOURCES = ("cost_model", "page_pool", "prefix_tree", "residency", "scheduler")
+
+
+def compiled(name: str, folder: Path) -> Path:
+    compiler = shutil.which("g++") or shutil.which("clang++") or shutil.which("c++")
+    if compiler is None:
+        pytest.skip("the native runtime's tests need a C++ compiler")
+    own = [flag for flag in FLAGS if flag not in ("-shared", "-fPIC")]
+    sources = [Path(__file__).with_name(f"{name}.cc"), *(RUNTIME / "serving" / f"{one}.cc" for one in SOURCES)]
+    command = [compiler, *own, "-D_GLIBCXX_ASSERTIONS", f"-I{RUNTIME}", *sources, "-o", folder / name]
+    subprocess.run(command, check=True)
+    return folder / name
+
+
+@pytest.fixture(scope="module")
+def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return compiled("scheduler_trace", tmp_path_factory.mktemp("scheduler"))
+
+
+def _listed(numbers: Iterable[object]) -> list[object]:
+    numbers = list(numbers)
+    return [len(numbers), *numbers]
+
+
+def replayed(program: Path, trace: dict[str, Any]) -> list[dict[str, Any]]:
+    """What the program makes of a trace's requests and drawn tokens, by turn."""
+    limits, groups = trace["limits"], trace["groups"]
+    above = -1 if limits["recompute_above"] is None else limits["recompute_above"]
+    words: list[object] = [len(groups), *(group[name] for group in groups for name in ("pages", "window"))]
+    words += [limits[name] for name in ("context", "prefill_chunk", "sequences", "queue", "few_rows", "step_s")]
+    words += [above, *trace["costs"]]
+    for turn in trace["turns"]:
+        words += [turn["now"], len(turn["submit"])]
+        for one in turn["submit"]:
+            deadline = -1 if one.get("deadline_s") is None else one["deadline_s"]
+            words += [*_listed(one["tokens"]), one["max_tokens"], *_listed(one["stop_ids"]), one.get("priority", 0)]
+            words += [deadline, f"salt-{one.get('namespace', '')}"]
+            words += [int(one.get("keep", False)), int(one.get("deterministic", False))]
+        words.append(len(turn["cancel"]))
+        for number in turn["cancel"]:
+            words += [number, list(Finish).index(Finish.ERROR if number in trace.get("failed", ()) else Finish.CANCELLED)]
+        words += [*_listed(turn.get("drawn", [])), turn.get("settled", 0.0)]
+    text = " ".join(map(str, words))
+    done = subprocess.run([program], input=text, capture_output=True, text=True, check=False, timeout=300)
+    assert done.returncode == 0, done.stderr
+    return [json.loads(line) for line in done.stdout.splitlines()]
+
+
+def assert_same_plans(program: Path, trace: dict[str, Any]) -> None:
+    found = replayed(program, trace)
+    assert len(found) == len(trace["turns"])
+    for number, (expected, one) in enumerate(zip(trace["turns"], found)):
+        assert one["cancelled"] == 1, number
+        for name in ("expired", "plan", "events"):
+            assert one.get(name) == expected.get(name), (number, name)
+    assert found[-1]["has_work"] == 0
+
+
+@pytest.mark.parametrize("name", TRACES)
+def test_the_plans_are_those_of_the_file(name: str, program: Path) -> None:
+    assert_same_plans(program, json.loads((GOLDEN / f"{name}.json").read_text(encoding="utf-8")))
+
+
+class Failing(Recording):
+    """A recording in which some sequences end because their numbers are wrong."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.failed: set[int] = set()
+
+    def fail(self, sequence: Sequence) -> None:
+        """End it with an error."""
+        event = self.scheduler.cancel(sequence, Finish.ERROR)
+        if event is not None:
+            self.failed.add(sequence.id)
+            self._turn["cancel"].append(sequence.id)
+            self.deliver([event])
+
+    def trace(self) -> dict[str, Any]:
+        return {**super().trace(), "failed": self.failed}
+
+
+def random_trace(seed: int) -> Failing:
+    """Up to eight sequences over few pages: all that requests may say, prompts that begin alike, cancels."""
+    rng = random.Random(seed)
+    context = rng.choice((96, 160, 300))
+    pages = -(-context // 16) + rng.choice((2, 8, 40))
+    groups = rng.choice(([PageGroup(pages)], [PageGroup(pages, 40)], [PageGroup(pages), PageGroup(pages, 33)]))
+    above = rng.choice((None, None, 70))
+    limits = Limits(
+        context, prefill_chunk=rng.choice((16, 48, 64)), sequences=rng.randint(1, 8), few_rows=rng.choice((8, 64)),
+        step_s=rng.choice((0.03, 0.06, 0.1)),
+    )  # fmt: skip
+    simulation = Failing(tuple(groups), limits, recompute_above=above)
+    shared = [words(rng, 80) for _ in range(2)]
+    everybody: list[Any] = []
+    for turn in range(40):
+        for _ in range(rng.choice((0, 1, 1, 3))):
+            prompt = rng.choice(shared)[: rng.randint(1, 80)] + words(rng, rng.randint(0, 15))
+            if everybody and rng.random() < 0.3:  # the next turn of a conversation, or the same prompt again
+                prompt = list(rng.choice(everybody).tokens)[: rng.randint(1, context - 20)]
+            rest = {"priority": rng.choice((-1, 0, 0, 1)), "deterministic": rng.random() < 0.3}
+            rest |= {"keep": turn < 10 and rng.random() < 0.1, "namespace": rng.choice(("", "", "other"))}
+            rest["deadline_s"] = round(simulation.now + rng.uniform(0.1, 2.0), 3) if rng.random() < 0.2 else None
+            rest["stop_ids"] = frozenset(words(rng, 20))
+            everybody.append(simulation.submit(prompt[: context - 1], rng.randint(1, 60), **rest))
+        if everybody and rng.random() < 0.2:
+            rng.choice((simulation.cancel, simulation.fail))(rng.choice(everybody))
+        for _ in range(rng.randint(0, 4)):
+            simulation.step()
+    simulation.run()
+    return simulation
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_random_traces_have_python_s_plans(seed: int, program: Path) -> None:
+    for number in range(seed * 3, seed * 3 + 3):
+        assert_same_plans(program, random_trace(number).trace())
+
+
+@pytest.mark.full  # a minute of traces
+def test_many_random_traces_have_python_s_plans(program: Path) -> None:
+    for number in range(100, 300):
+        assert_same_plans(program, random_trace(number).trace())
+
+
+def test_the_cost_model_learns_what_python_s_does(program: Path) -> None:
+    rng = np.random.default_rng(5)
+    truth, python = CostModel((30e-3, 4e-3, 25e-3, 2e-3, 1e-6, 0.3e-6), learn=False), CostModel()
+    loads, expected = [], []
+    for _ in range(300):
+        few, many = (int(rng.integers(0, 9)), int(rng.integers(0, 3)) * int(rng.integers(16, 400)))
+        load = Load(few, few * int(rng.integers(1, 900)), many, many * int(rng.integers(8, 500)))
+        seconds = truth.seconds(load) * float(rng.lognormal(0, 0.1)) * (4 if rng.random() < 0.05 else 1)
+        loads += [load.few, load.few_keys, load.many, load.many_keys, seconds]
+        python.observe(load, seconds)
+        beside = Load(load.few, load.few_keys)
+        expected.append([python.seconds(load), python.prompt_rows(beside, 0.1, 100, 512), python.few_rows_for(200)])
+    done = subprocess.run([program, "learn"], input=" ".join(map(str, loads)), capture_output=True, text=True, check=True)
+    found = np.array([json.loads(line) for line in done.stdout.splitlines()])
+    np.testing.assert_allclose(found, expected, rtol=1e-6)
+    assert python.costs != DEFAULT_COSTS and len({rows for _, rows, _ in expected}) > 3

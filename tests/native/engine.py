@@ -18,6 +18,7 @@ from mlcpipe import SamplingParams
 USAGE, BUNDLE, RESOURCE, TARGET, COMPUTE, CANCELLED = 1, 5, 6, 7, 8, 9
 _I32, _I64, _U64, _F64, _TEXT = ctypes.c_int32, ctypes.c_int64, ctypes.c_uint64, ctypes.c_double, ctypes.c_char_p
 _ON_TOKEN = ctypes.CFUNCTYPE(_I32, ctypes.c_void_p, _I32)
+_ON_END = ctypes.CFUNCTYPE(None, ctypes.c_void_p, _I32, ctypes.c_void_p)
 _ON_TEXT = ctypes.CFUNCTYPE(_I32, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t)
 
 
@@ -33,7 +34,7 @@ def _struct(name: str, **members: Any) -> type[_Sized]:
 
 
 _Error = _struct("Error", code=_I32, line=_TEXT, what=_TEXT, where=_TEXT, expected=_TEXT, found=_TEXT, next_step=_TEXT)
-_Options = _struct("Options", variant=_TEXT, context_length=_I64, threads=_I32, code=ctypes.c_void_p)
+_Options = _struct("Options", variant=_TEXT, context_length=_I64, threads=_I32, code=ctypes.c_void_p, sequences=_I64)
 _Plan = _struct(
     "Plan", weights_bytes=_I64, kv_bytes=_I64, workspace_bytes=_I64, free_bytes=_I64, context_length=_I64, fits=_I32
 )
@@ -62,7 +63,7 @@ _Request = _struct(
     "Request", prompt=ctypes.c_void_p, prompt_count=ctypes.c_size_t, max_tokens=_I64, stop_ids=ctypes.c_void_p,
     stop_count=ctypes.c_size_t, sampling=ctypes.c_void_p, on_token=_ON_TOKEN, context=ctypes.c_void_p,
     on_text=_ON_TEXT, text=_Text, messages=_Text, variables=_Text, stops=ctypes.POINTER(_Text),
-    stops_count=ctypes.c_size_t, ignore_end=_I32,
+    stops_count=ctypes.c_size_t, ignore_end=_I32, deterministic=_I32,
 )  # fmt: skip
 
 
@@ -125,14 +126,89 @@ def _json(value: object) -> _Text:
     return _Text(None if value is None or value == {} else json.dumps(value))
 
 
-def _options(variant: str | None = None, context_length: int = 0, threads: int = 0) -> Any:
-    return _Options(variant.encode() if variant else None, context_length, threads, None)
+def _options(variant: str | None = None, context_length: int = 0, threads: int = 0, sequences: int = 0) -> Any:
+    return _Options(variant.encode() if variant else None, context_length, threads, None, sequences)
 
 
 def _array(values: Sequence[int] | NDArray[Any], dtype: str = "int32") -> tuple[NDArray[Any], int, int]:
     """An array to keep, its address and its length."""
     array = np.ascontiguousarray(values, dtype)
     return array, array.ctypes.data, len(array)
+
+
+class _Asked:
+    """A request, what it points to, and what its callbacks got."""
+
+    def __init__(
+        self,
+        prompt: Sequence[int] | str | bytes,
+        params: SamplingParams,
+        messages: object = None,
+        variables: object = None,
+        max_tokens: int = 0,
+        stop_ids: Sequence[int] = (),
+        stops: Sequence[str] = (),
+        ignore_end: bool = False,
+        on_token: Callable[[int], int] = lambda token: 0,
+        deterministic: bool = False,
+    ) -> None:
+        tokens: list[int] = []
+        pieces: list[str] = []
+
+        def callback(context: object, token: int) -> int:
+            tokens.append(token)
+            return on_token(token)
+
+        def show(context: object, text: int, nbytes: int) -> int:
+            pieces.append(ctypes.string_at(text, nbytes).decode())
+            return 0
+
+        bias: Mapping[int, float] = params.logit_bias
+        text = prompt if isinstance(prompt, (str, bytes)) else None
+        ids, prompt_at, count = _array(() if isinstance(prompt, (str, bytes)) else prompt)
+        ends, ends_at, end_count = _array(stop_ids)
+        biased, biased_at, bias_count = _array(list(bias))
+        biases, biases_at, _ = _array(list(bias.values()), "float64")
+        sampling = _Sampling(
+            params.temperature, params.top_p, params.min_p, params.top_k, params.repetition_penalty,
+            params.presence_penalty, params.frequency_penalty, biased_at, biases_at, bias_count, params.seed or 0,
+        )  # fmt: skip
+        request = _Request(
+            prompt_at, count, max_tokens, ends_at, end_count, ctypes.addressof(sampling), _ON_TOKEN(callback), None,
+            _ON_TEXT(0 if count and not stops else show), _Text(text), _json(messages), _json(variables),
+            (_Text * len(stops))(*map(_Text, stops)), len(stops), ignore_end, deterministic,
+        )  # fmt: skip
+        self.struct, self.tokens, self.pieces = request, tokens, pieces
+        self._kept = (ids, ends, biased, biases, sampling)
+
+    def answer(self, statistics: Any) -> Answer:
+        finish = {1: "stop", 2: "length"}[statistics.finish]
+        names = [field.name for field in fields(Answer)][3:]
+        return Answer(self.tokens, self.pieces, finish, *(getattr(statistics, name) for name in names))
+
+
+class Submitted(_Asked):
+    """An answer that `NativeEngine.step` computes; `end` is its Answer or error once it has ended."""
+
+    def __init__(self, engine: NativeEngine, *request: Any, **rest: Any) -> None:
+        super().__init__(*request, **rest)
+        self.engine, self.number = engine, _U64()
+        self.end: Answer | NativeError | None = None
+
+        def on_end(context: object, code: int, statistics: int) -> None:
+            assert self.end is None
+            if code:
+                error = _Error()
+                engine.runtime.library.mlcpipe_last_error(ctypes.byref(error))
+                self.end = NativeError(code, error)
+            else:
+                self.end = self.answer(_Statistics.from_address(statistics))
+
+        self._on_end = _ON_END(on_end)
+        engine.call("submit", ctypes.byref(self.struct), self._on_end, ctypes.byref(self.number))
+
+    def cancel(self) -> None:
+        self.engine.call("cancel_answer", self.number)
 
 
 class NativeEngine:
@@ -161,37 +237,22 @@ class NativeEngine:
         on_token: Callable[[int], int] = lambda token: 0,
     ) -> Answer:
         """The answer to ids, a text or messages; `on_token` gives another number than 0 to end it."""
-        tokens: list[int] = []
-        pieces: list[str] = []
-
-        def callback(context: object, token: int) -> int:
-            tokens.append(token)
-            return on_token(token)
-
-        def show(context: object, text: int, nbytes: int) -> int:
-            pieces.append(ctypes.string_at(text, nbytes).decode())
-            return 0
-
-        bias: Mapping[int, float] = params.logit_bias
-        text = prompt if isinstance(prompt, (str, bytes)) else None
-        ids, prompt_at, count = _array(() if isinstance(prompt, (str, bytes)) else prompt)
-        ends, ends_at, end_count = _array(stop_ids)
-        biased, biased_at, bias_count = _array(list(bias))
-        biases, biases_at, _ = _array(list(bias.values()), "float64")
-        sampling = _Sampling(
-            params.temperature, params.top_p, params.min_p, params.top_k, params.repetition_penalty,
-            params.presence_penalty, params.frequency_penalty, biased_at, biases_at, bias_count, params.seed or 0,
-        )  # fmt: skip
-        request = _Request(
-            prompt_at, count, max_tokens, ends_at, end_count, ctypes.addressof(sampling), _ON_TOKEN(callback), None,
-            _ON_TEXT(0 if count and not stops else show), _Text(text), _json(messages), _json(variables),
-            (_Text * len(stops))(*map(_Text, stops)), len(stops), ignore_end,
-        )  # fmt: skip
+        request = _Asked(prompt, params, messages, variables, max_tokens, stop_ids, stops, ignore_end, on_token)
         statistics = _Statistics()
-        self.call("generate", ctypes.byref(request), ctypes.byref(statistics))
-        finish = {1: "stop", 2: "length"}[statistics.finish]
-        names = [field.name for field in fields(Answer)][3:]
-        return Answer(tokens, pieces, finish, *(getattr(statistics, name) for name in names))
+        self.call("generate", ctypes.byref(request.struct), ctypes.byref(statistics))
+        return request.answer(statistics)
+
+    def submit(
+        self, prompt: Sequence[int] | str, params: SamplingParams = SamplingParams(temperature=0.0), **rest: Any
+    ) -> Submitted:
+        """As `generate`, by `step`."""
+        return Submitted(self, prompt, params, **rest)
+
+    def step(self) -> int:
+        """How many answers have not ended after a step."""
+        left = ctypes.c_size_t()
+        self.call("step", ctypes.byref(left))
+        return left.value
 
     def tokenize(self, text: str | bytes, *, special: bool = False) -> list[int]:
         return self._ids("tokenize", _Text(text), int(special))

@@ -2,6 +2,7 @@
 #ifndef MLCPIPE_RUNTIME_ANSWER_H_
 #define MLCPIPE_RUNTIME_ANSWER_H_
 
+#include <memory>
 #include <optional>
 #include <string>
 #include <vector>
@@ -13,7 +14,19 @@ namespace mlcpipe {
 
 class Answer {
  public:
+  // What `given` points to is read before the answer begins, or by `Submit`.
   Answer(Engine* engine, const mlcpipe_request& given) : engine_(engine), given_(given) {}
+
+  // As `Engine::Submit`; the engine keeps `answer` until its end, which `on_end` learns of after the last text.
+  template <typename OnEnd>
+  static uint64_t Submit(const std::shared_ptr<Answer>& answer, OnEnd on_end) {
+    return answer->engine_->Submit(
+        answer->MakeRequest(), [answer](int32_t token) { return answer->OnToken(token); },
+        [answer, on_end](const Statistics& statistics, std::optional<Finish> finish, const Error* error) {
+          if (finish && answer->stream_) answer->Show(answer->stream_->Flush());
+          on_end(statistics, finish, error);
+        });
+  }
 
   Finish Generate() {
     const Finish finish =
@@ -27,7 +40,7 @@ class Answer {
 
  private:
   Engine* engine_;
-  const mlcpipe_request& given_;
+  const mlcpipe_request given_;
   std::optional<TextStream> stream_;
   Statistics statistics_;
 
@@ -36,7 +49,8 @@ class Answer {
     if (!given_.prompt_count || given_.on_text || given_.stops_count) {
       stream_.emplace(engine_->text().tokenizer(), Stream());
     }
-    return {Prompt(), given_.max_tokens, {stop_ids.begin(), stop_ids.end()}, SamplingOf(given_.sampling)};
+    return {Prompt(), given_.max_tokens, {stop_ids.begin(), stop_ids.end()}, SamplingOf(given_.sampling),
+            given_.deterministic != 0};
   }
 
   std::vector<int32_t> Prompt() const {

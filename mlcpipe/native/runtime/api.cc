@@ -115,7 +115,7 @@ int32_t mlcpipe_plan(const char* path, const mlcpipe_options* options, mlcpipe_p
     const auto files = mlcpipe::Files::At(Required(path, "path"));
     const mlcpipe::Manifest manifest(*files);
     mlcpipe::ChooseVariant(manifest, taken.variant);
-    const mlcpipe::Plan plan(manifest, taken.context_length);
+    const mlcpipe::Plan plan(manifest, taken.context_length, taken.sequences);
     Give({0, plan.weights_bytes, plan.kv_bytes, plan.workspace_bytes, plan.free.bytes, plan.context_length, plan.Fits()},
          result);
   });
@@ -163,6 +163,33 @@ int32_t mlcpipe_generate(mlcpipe_engine engine, const mlcpipe_request* given, ml
       throw;
     }
   });
+}
+
+int32_t mlcpipe_submit(mlcpipe_engine engine, const mlcpipe_request* given, mlcpipe_on_end on_end,
+                       mlcpipe_answer* number) {
+  return Guarded([&] {
+    const auto open = Engines::Global().Get(engine);
+    const mlcpipe_request taken = Taken(Required(given, "request"), {});
+    Required(on_end, "on_end");
+    Required(number, "answer");
+    const auto answer = std::make_shared<Answer>(open.get(), taken);
+    *number = Answer::Submit(answer, [on_end, context = taken.context](const mlcpipe::Statistics& from,
+                                                                       std::optional<mlcpipe::Finish> finish,
+                                                                       const Error* error) {
+      mlcpipe_statistics statistics{};
+      statistics.size = sizeof statistics;
+      GiveStatistics(from, finish ? static_cast<int32_t>(*finish) : 0, &statistics);
+      on_end(context, error ? Keep(*error) : MLCPIPE_OK, &statistics);
+    });
+  });
+}
+
+int32_t mlcpipe_step(mlcpipe_engine engine, size_t* left) {
+  return Guarded([&] { *Required(left, "left") = Engines::Global().Get(engine)->Step(); });
+}
+
+int32_t mlcpipe_cancel_answer(mlcpipe_engine engine, mlcpipe_answer answer) {
+  return Guarded([&] { Engines::Global().Get(engine)->CancelAnswer(answer); });
 }
 
 int32_t mlcpipe_tokenize(mlcpipe_engine engine, mlcpipe_text text, int32_t add_special_tokens, int32_t* ids,

@@ -48,19 +48,29 @@ Engine::Engine(std::unique_ptr<const Files> files, const Options& options)
     : files_(std::move(files)),
       manifest_(*files_),
       variant_(ChooseVariant(manifest_, options.variant).name),
-      plan_(manifest_, options.context_length) {
+      plan_(manifest_, options.context_length, options.sequences) {
+  if (options.sequences < 0 || options.sequences > kMaxSequences) {
+    throw Error(Code::kUsage, "sequences")
+        .Expected("0 to " + std::to_string(kMaxSequences))
+        .Found(std::to_string(options.sequences));
+  }
   const auto began = Clock::now();
   plan_.CheckFits();
   const WeightIndex index(manifest_);
   manifest_.Verify(index.shards());
   library_.emplace(manifest_, variant_, options.code ? options.code : ProgramCode());
-  model_.emplace(manifest_, *library_, index.Map(), plan_.context_length, &cancelled_);
+  if (options.sequences) {
+    batch_.emplace(manifest_, *library_, index.Map(), plan_.context_length, options.sequences, plan_.kv_tokens, &cancelled_);
+  } else {
+    model_.emplace(manifest_, *library_, index.Map(), plan_.context_length, &cancelled_);
+  }
   SetThreads(options.threads ? options.threads : DefaultThreads());
   load_s_ = Seconds(began);
 }
 
 Engine::~Engine() {
   model_.reset();
+  batch_.reset();
   library_.reset();
   ReleasePools();
 }
@@ -85,24 +95,54 @@ void Engine::Close() {
   __atomic_store_n(&cancelled_, 1, __ATOMIC_SEQ_CST);
 }
 
+Model& Engine::model() {
+  if (model_) return *model_;
+  throw Error(Code::kUsage, "the engine was opened for several answers at once").Next("open one without sequences");
+}
+
+serving::Batch& Engine::batch() {
+  if (batch_) return *batch_;
+  throw Error(Code::kUsage, "the engine was opened for one answer at a time").Next("open one with sequences");
+}
+
+uint64_t Engine::Submit(const Request& request, std::function<Verdict(int32_t)> on_token,
+                        std::function<void(const Statistics&, std::optional<Finish>, const Error*)> on_end) {
+  const int64_t length = static_cast<int64_t>(request.prompt.size()), context = plan_.context_length;
+  CheckIds(request.prompt, manifest_.model.vocab_size);
+  request.sampling.Check(manifest_.model.vocab_size);
+  if (request.max_tokens < 0) throw Error(Code::kUsage, "max_tokens").Expected("an integer from 1");
+  serving::Client client{{}, request.sampling, std::move(on_token), std::move(on_end)};
+  client.request.tokens = request.prompt;
+  client.request.max_tokens = request.max_tokens ? request.max_tokens : std::max<int64_t>(1, context - length);
+  client.request.stop_ids = request.stop_ids;
+  client.request.deterministic = request.deterministic;
+  return batch().Submit(std::move(client));
+}
+
+size_t Engine::Step() {
+  const Turn turn(this);
+  Begin();
+  return batch().Step();
+}
+
 void Engine::Reset() {
   const Turn turn(this);
-  model_->Reset();
+  model().Reset();
 }
 
 void Engine::Save(const std::string& path, std::string_view chat) {
   const Turn turn(this);
-  model_->Save(path, chat);
+  model().Save(path, chat);
 }
 
 void Engine::Restore(const std::string& path, const std::function<void(std::string_view)>& on_chat) {
   const Turn turn(this);
-  model_->Restore(path, on_chat);
+  model().Restore(path, on_chat);
 }
 
 void Engine::Trim() {
   const Turn turn(this);
-  model_->Trim();
+  if (model_) model_->Trim();
   TrimWorkspaces();
   ReleasePools();
 }
@@ -110,7 +150,7 @@ void Engine::Trim() {
 void Engine::AllLogits(const std::vector<int32_t>& tokens, float* logits) {
   const Turn turn(this);
   Begin();
-  model_->AllLogits(tokens, logits);
+  model().AllLogits(tokens, logits);
   ReleasePools();  // which would keep logits of every number of tokens
 }
 
@@ -122,11 +162,12 @@ const BundleText& Engine::text() {
 Finish Engine::Generate(const std::function<Request()>& make, const std::function<Verdict(int32_t)>& on_token,
                         Statistics* statistics) {
   const Turn turn(this);
+  model();
   Begin();
   const Request request = make();
   const auto length = static_cast<int64_t>(request.prompt.size());
   model_->CheckFits(length + 1);
-  model_->CheckIds(request.prompt);
+  CheckIds(request.prompt, manifest_.model.vocab_size);
   request.sampling.Check(manifest_.model.vocab_size);
   if (request.max_tokens < 0) throw Error(Code::kUsage, "max_tokens").Expected("an integer from 1");
   const int64_t room = plan_.context_length - length;

@@ -1,4 +1,4 @@
-// One bundle, one answer at a time.
+// One bundle: one answer at a time, or several.
 #ifndef MLCPIPE_RUNTIME_ENGINE_H_
 #define MLCPIPE_RUNTIME_ENGINE_H_
 
@@ -12,31 +12,26 @@
 #include <string>
 #include <vector>
 
+#include "answer_types.h"
 #include "model.h"
 #include "plan.h"
+#include "serving/batch.h"
 #include "text/bundle_text.h"
 
 namespace mlcpipe {
-
-struct Statistics {
-  int64_t prompt_tokens = 0, cached_tokens = 0, completion_tokens = 0, decode_bytes = 0;
-  double load_s = 0, prefill_s = 0, decode_s = 0;
-};
 
 struct Request {
   std::vector<int32_t> prompt;
   int64_t max_tokens = 0;  // 0: what the context has room for
   std::set<int32_t> stop_ids;
   Sampling sampling;
+  bool deterministic = false;  // of several: takes only keys that were computed as this request would compute them
 };
 
 // Sets the threads of all engines of the process. Throws kUsage.
 void SetThreads(int threads);
 
-enum class Finish { kStop = 1, kLength };
-
-// What becomes of an answer after a token.
-enum class Verdict { kGoOn, kStop, kCancel };
+constexpr int64_t kMaxSequences = 8;
 
 class Engine {
  public:
@@ -44,6 +39,7 @@ class Engine {
     std::string variant;         // "": the best that this machine can run
     int64_t context_length = 0;  // 0: what fits
     int threads = 0;             // 0: the physical cores
+    int64_t sequences = 0;       // 1 to kMaxSequences: so many answers at once; 0: one at a time, by `Generate`
     const mlcpipe_symbol* code = nullptr;  // of a static library; null: the program's, else the bundle's
   };
 
@@ -57,6 +53,15 @@ class Engine {
   Finish Generate(const std::function<Request()>& make, const std::function<Verdict(int32_t)>& on_token,
                   Statistics* statistics);
 
+  // For an engine of several sequences, from any thread: the answer begins at the next `Step`, which calls both functions.
+  // As `Generate` and `serving::Client` describe them. Returns the answer's number.
+  uint64_t Submit(const Request& request, std::function<Verdict(int32_t)> on_token,
+                  std::function<void(const Statistics&, std::optional<Finish>, const Error*)> on_end);
+  // Ends an answer with kCancelled at the next step, from any thread.
+  void CancelAnswer(uint64_t number) { batch().Cancel(number); }
+  // Computes what is next of all answers. Returns how many have not ended.
+  size_t Step();
+
   // Logits f32[n, V].
   void AllLogits(const std::vector<int32_t>& tokens, float* logits);
 
@@ -65,7 +70,10 @@ class Engine {
   void Restore(const std::string& path, const std::function<void(std::string_view)>& on_chat);
 
   // Ends a call that is under way, from any thread.
-  void Cancel() { __atomic_store_n(&cancelled_, 1, __ATOMIC_RELAXED); }
+  void Cancel() {
+    model();
+    __atomic_store_n(&cancelled_, 1, __ATOMIC_RELAXED);
+  }
   // The same for the call that is under way and those that begin later.
   void Close();
 
@@ -94,10 +102,14 @@ class Engine {
   std::atomic<bool> busy_{false}, closed_{false};
   std::optional<Library> library_;
   std::optional<Model> model_;
+  std::optional<serving::Batch> batch_;
   std::once_flag text_once_;
   std::optional<const BundleText> text_;
   double load_s_ = 0;
 
+  // Throw kUsage for an engine that was opened for the other.
+  Model& model();
+  serving::Batch& batch();
   // Makes what was cancelled before no matter for the call that begins. Throws kCancelled for an engine that was closed.
   void Begin();
 };

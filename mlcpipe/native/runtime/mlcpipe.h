@@ -1,7 +1,7 @@
 /* The native runtime: runs bundles that mlcpipe compiled for a CPU, without Python.
  *
  * Every function may be called from any thread. One call at a time uses an engine: another gets MLCPIPE_USAGE, except
- * for mlcpipe_cancel and mlcpipe_close. A function returns MLCPIPE_OK or the code of an error, which
+ * for mlcpipe_cancel, mlcpipe_submit, mlcpipe_cancel_answer and mlcpipe_close. A function returns MLCPIPE_OK or the code of an error, which
  * mlcpipe_last_error describes. Nothing is printed, and no signal or exception leaves a call.
  *
  * Structs begin with their size, `sizeof` in the caller, so that fields can be added at the end: what a caller's struct
@@ -62,6 +62,9 @@ typedef struct {
   int32_t threads;            /* 1 to 1024; 0: the physical cores */
   const mlcpipe_symbol* code; /* a static library's table; NULL: the one that the program has, else the bundle's library.
                                  A program with several models gives that of each. */
+  int64_t sequences; /* 1 to 8: answers at the same time, by mlcpipe_submit and mlcpipe_step; 0: one, by
+                        mlcpipe_generate. They share the KV cache, which has room for the context of each, or for what
+                        fits in half of the free memory. */
 } mlcpipe_options;
 
 /* Bytes that a bundle takes, and that can be had; the limit is "" for the machine itself. */
@@ -89,7 +92,7 @@ MLCPIPE_API int32_t mlcpipe_open(const char* path, const mlcpipe_options* option
 MLCPIPE_API int32_t mlcpipe_open_descriptor(int32_t descriptor, uint64_t offset, uint64_t bytes,
                                             const mlcpipe_options* options, mlcpipe_engine* engine);
 
-/* Ends a call that is under way, and gives back the memory when it has ended. Calls with the engine give MLCPIPE_USAGE
+/* Ends a call that is under way, and gives back the memory when it has ended; answers that were submitted get no more calls. Calls with the engine give MLCPIPE_USAGE
  * from now on. */
 MLCPIPE_API int32_t mlcpipe_close(mlcpipe_engine engine);
 
@@ -167,6 +170,9 @@ typedef struct {
   const mlcpipe_text* stops; /* texts that end the answer and are not shown */
   size_t stops_count;
   int32_t ignore_end; /* not 0: tokens that end an answer do not */
+  int32_t deterministic; /* of mlcpipe_submit, not 0: takes only keys and values that were computed as this request would
+                            compute them, so that the answer is that of an empty cache. Those of an earlier answer may
+                            differ in bits from those of a prompt. */
 } mlcpipe_request;
 
 /* Answers a prompt. Where an earlier prompt, with its answer, begins like this one, only what is new is computed; those
@@ -174,6 +180,27 @@ typedef struct {
  * also when the answer was cancelled. */
 MLCPIPE_API int32_t mlcpipe_generate(mlcpipe_engine engine, const mlcpipe_request* request,
                                      mlcpipe_statistics* statistics);
+
+/* An answer of an engine with `sequences`; 0 is none. */
+typedef uint64_t mlcpipe_answer;
+
+/* Gets the end of an answer, once and last: MLCPIPE_OK with `finish` in the statistics, or the code of an error, which
+ * mlcpipe_last_error describes inside the call. */
+typedef void (*mlcpipe_on_end)(void* context, int32_t code, const mlcpipe_statistics* statistics);
+
+/* Lets a request wait for mlcpipe_step, which calls its callbacks and `on_end`, all with the request's context. What the
+ * request points to may go. Its tokens are those that it has alone, whatever is answered at the same time. Every thread may
+ * submit at any time; an error here means that there will be no call of `on_end`. */
+MLCPIPE_API int32_t mlcpipe_submit(mlcpipe_engine engine, const mlcpipe_request* request, mlcpipe_on_end on_end,
+                                   mlcpipe_answer* answer);
+
+/* Computes what is next of all answers: a token of each that has begun, and parts of prompts. `left` gets the number of
+ * answers that have not ended. One thread at a time calls it, until nothing is left. */
+MLCPIPE_API int32_t mlcpipe_step(mlcpipe_engine engine, size_t* left);
+
+/* Ends an answer at the next step: `on_end` gets MLCPIPE_CANCELLED. Nothing happens where it has ended. From every thread,
+ * also inside callbacks. */
+MLCPIPE_API int32_t mlcpipe_cancel_answer(mlcpipe_engine engine, mlcpipe_answer answer);
 
 /* Ends the call that is under way, if any: it gives MLCPIPE_CANCELLED. */
 MLCPIPE_API int32_t mlcpipe_cancel(mlcpipe_engine engine);

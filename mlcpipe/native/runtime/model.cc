@@ -17,14 +17,6 @@ using tvm::runtime::Tensor;
 // Of the logits that one forward gives where all are wanted: 512 rows of a vocabulary of 128256 would be 262 MB.
 constexpr int64_t kLogitsBytes = 64 << 20;
 
-tvm::ffi::Array<Tensor> MakePages(const Manifest& manifest, int64_t pages) {
-  tvm::ffi::Array<Tensor> made;
-  for (int64_t layer = 0; layer < manifest.model.num_layers; ++layer) {
-    made.push_back(Empty({pages, manifest.page_bytes()}, kInt8));
-  }
-  return made;
-}
-
 // Throws kUsage for a chat that is no object of JSON.
 void CheckChat(std::string_view chat) {
   if (chat.empty()) return;
@@ -45,6 +37,14 @@ struct Watch {
 };
 
 }  // namespace
+
+tvm::ffi::Array<Tensor> MakePages(const Manifest& manifest, int64_t pages) {
+  tvm::ffi::Array<Tensor> made;
+  for (int64_t layer = 0; layer < manifest.model.num_layers; ++layer) {
+    made.push_back(Empty({pages, manifest.page_bytes()}, kInt8));
+  }
+  return made;
+}
 
 Model::Model(const Manifest& manifest, const Library& library, tvm::ffi::Array<Tensor> params, int64_t context_length,
              const int* cancelled)
@@ -71,12 +71,11 @@ void Model::CheckFits(int64_t count) const {
 }
 
 // Kernels take rows of the embedding by these numbers and do not check them.
-void Model::CheckIds(const std::vector<int32_t>& tokens) const {
-  const auto bad = std::find_if(tokens.begin(), tokens.end(),
-                                [&](int32_t id) { return id < 0 || id >= manifest_.model.vocab_size; });
+void CheckIds(const std::vector<int32_t>& tokens, int64_t vocab) {
+  const auto bad = std::find_if(tokens.begin(), tokens.end(), [&](int32_t id) { return id < 0 || id >= vocab; });
   if (bad == tokens.end() && !tokens.empty()) return;
   throw Error(Code::kUsage, "token ids")
-      .Expected("one or more integers from 0 to " + std::to_string(manifest_.model.vocab_size - 1))
+      .Expected("one or more integers from 0 to " + std::to_string(vocab - 1))
       .Found(tokens.empty() ? "none" : std::to_string(*bad));
 }
 
@@ -123,7 +122,7 @@ Sequence& Model::Begin(const std::vector<int32_t>& tokens, const Prefix& prefix)
 int32_t Model::Prefill(const std::vector<int32_t>& tokens, Sampler* sampler) {
   const auto count = static_cast<int64_t>(tokens.size());
   CheckFits(count);
-  CheckIds(tokens);
+  CheckIds(tokens, manifest_.model.vocab_size);
   const Sequence& now = Begin(tokens, Nearest(tokens));
   if (now.length && count - now.length == 1) return ForwardFew(tokens.back(), sampler);
   const int64_t chunk = manifest_.model.prefill_chunk;
@@ -198,7 +197,7 @@ void Model::AllLogits(const std::vector<int32_t>& tokens, float* logits) {
   const auto count = static_cast<int64_t>(tokens.size());
   const int64_t vocab = manifest_.model.vocab_size;
   CheckFits(count);
-  CheckIds(tokens);
+  CheckIds(tokens, manifest_.model.vocab_size);
   const int64_t chunk = std::min(manifest_.model.prefill_chunk, std::max<int64_t>(1, kLogitsBytes / (4 * vocab)));
   struct Forget {
     Model* model;

@@ -18,6 +18,12 @@
 
 namespace mlcpipe {
 
+// Memory for so many pages of each layer.
+tvm::ffi::Array<tvm::runtime::Tensor> MakePages(const Manifest& manifest, int64_t pages);
+
+// Throws kUsage for no tokens, and for ids outside the vocabulary.
+void CheckIds(const std::vector<int32_t>& tokens, int64_t vocab);
+
 // Which tokens are computed, and the steps that add to them. What the pages hold beyond a sequence's length is never read,
 // so an error half way leaves the tokens before.
 class Model {
@@ -40,7 +46,6 @@ class Model {
   int64_t Reusable(const std::vector<int32_t>& tokens) const { return Nearest(tokens).length; }
 
   void CheckFits(int64_t count) const;
-  void CheckIds(const std::vector<int32_t>& tokens) const;
 
   // Writes the current sequence and `chat` to a file (chat_file.h). Throws as `WriteChat`.
   void Save(const std::string& path, std::string_view chat) const;

@@ -10,7 +10,7 @@ constexpr int64_t kMinContext = 512;
 
 }  // namespace
 
-Plan::Plan(const Manifest& manifest, int64_t wanted)
+Plan::Plan(const Manifest& manifest, int64_t wanted, int64_t sequences)
     : weights_bytes(manifest.plan.weights_bytes),
       workspace_bytes(manifest.running_bytes()),
       free(FindFreeMemory()) {
@@ -23,7 +23,8 @@ Plan::Plan(const Manifest& manifest, int64_t wanted)
   const int64_t room = std::max<int64_t>(0, free.bytes - weights_bytes - workspace_bytes);
   const int64_t fits = std::max(std::min(limit, kMinContext), room / 2 / token);
   context_length = wanted ? wanted : std::min(limit, fits);
-  kv_bytes = context_length < kMaxBytes / token ? context_length * token : kMaxBytes;
+  kv_tokens = std::max(context_length, std::min(std::max<int64_t>(1, sequences) * context_length, room / 2 / token));
+  kv_bytes = kv_tokens < kMaxBytes / token ? kv_tokens * token : kMaxBytes;
 }
 
 void Plan::CheckFits() const {

@@ -6,26 +6,6 @@
 #include "tensors.h"
 
 namespace mlcpipe {
-namespace {
-
-// Places in the header: two numbers, then where each array begins.
-enum Header {
-  kSequences,
-  kRows,
-  kPosition,
-  kSlot,
-  kRowBegin,
-  kKeys,
-  kTableBegin,
-  kTable,
-  kRopeLength,
-  kWindowTable,
-  kSequence,
-  kHeader = 16
-};
-
-}  // namespace
-
 void StepBuffer::LayOut(int64_t rows) {
   data_ = Empty({kHeader + 4 * rows + 2 + 1 + 2 + pages_}, kInt32);
   auto* data = Data<int32_t>(data_);

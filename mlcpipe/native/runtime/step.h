@@ -10,6 +10,22 @@
 
 namespace mlcpipe {
 
+// Places in the header: two numbers, then where each array begins.
+enum Header {
+  kSequences,
+  kRows,
+  kPosition,
+  kSlot,
+  kRowBegin,
+  kKeys,
+  kTableBegin,
+  kTable,
+  kRopeLength,
+  kWindowTable,
+  kSequence,
+  kHeader = 16
+};
+
 class StepBuffer {
  public:
   // For so many pages of a sequence.

@@ -9,6 +9,25 @@ Node::Tokens TokensOf(const Sequence& sequence, int64_t page) {
   return tokens;
 }
 
+// A node, then all below it in the order in which Python's tree names them.
+std::vector<Node*> Below(Node* top) {
+  std::vector<Node*> found{top}, open{top};
+  while (!open.empty()) {
+    std::vector<const std::vector<std::unique_ptr<Node>>*> children;
+    for (const auto& variants : open.back()->children) children.push_back(&variants.second);
+    open.pop_back();
+    std::sort(children.begin(), children.end(),
+              [](const auto* a, const auto* b) { return a->front()->number < b->front()->number; });
+    for (const auto* variants : children) {
+      for (const auto& one : *variants) {
+        found.push_back(one.get());
+        open.push_back(one.get());
+      }
+    }
+  }
+  return found;
+}
+
 }  // namespace
 
 PrefixTree::Family PrefixTree::FamilyOf(const Sequence& sequence) const {
@@ -86,7 +105,8 @@ Node* PrefixTree::Child(Node* node, const Node::Tokens& tokens, uint32_t few_mas
   for (const auto& one : variants) {
     if (one->few_mask == few_mask) return one.get();
   }
-  return variants.emplace_back(std::make_unique<Node>(node, tokens, few_mask, pool_->groups.size())).get();
+  return variants.emplace_back(std::make_unique<Node>(node, tokens, few_mask, pool_->groups.size(), next_number_++))
+      .get();
 }
 
 Node* PrefixTree::RootOf(const Sequence& sequence) {
@@ -96,7 +116,7 @@ Node* PrefixTree::RootOf(const Sequence& sequence) {
       one = one->second.children.empty() ? families_.erase(one) : std::next(one);
     }
   }
-  return &families_.try_emplace(family, nullptr, Node::Tokens{}, 0, pool_->groups.size()).first->second;
+  return &families_.try_emplace(family, nullptr, Node::Tokens{}, 0, pool_->groups.size(), next_number_++).first->second;
 }
 
 // The numbers of a page that is known are the same: a row's depend on the tokens before it and on their arithmetic alone.
@@ -165,12 +185,7 @@ void PrefixTree::Forget(Node* node, size_t group) {
 void PrefixTree::Discard(Sequence* sequence) {
   Node* node = sequence->node;
   for (size_t at = static_cast<size_t>(sequence->shared); at-- > 0;) {
-    std::vector<Node*> below{node};  // each before those below it
-    for (size_t next = 0; next < below.size(); ++next) {
-      for (const auto& variants : below[next]->children) {
-        for (const auto& one : variants.second) below.push_back(one.get());
-      }
-    }
+    const std::vector<Node*> below = Below(node);
     for (const Node* one : below) {
       for (size_t group = 0; group < one->pages.size(); ++group) {
         const int32_t page = one->pages[group];

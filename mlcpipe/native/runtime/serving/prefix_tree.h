@@ -16,12 +16,13 @@ class Node {
  public:
   using Tokens = std::array<int32_t, kPage>;
 
-  Node(Node* parent, const Tokens& tokens, uint32_t few_mask, size_t groups)
-      : parent(parent), tokens(tokens), few_mask(few_mask), pages(groups, kNoPage) {}
+  Node(Node* parent, const Tokens& tokens, uint32_t few_mask, size_t groups, int64_t number)
+      : parent(parent), tokens(tokens), few_mask(few_mask), number(number), pages(groups, kNoPage) {}
 
   Node* const parent;  // null: of a family
   const Tokens tokens;
   const uint32_t few_mask;
+  const int64_t number;        // older ones have lower numbers
   std::vector<int32_t> pages;  // by group, kNoPage where evicted
   std::map<Tokens, std::vector<std::unique_ptr<Node>>> children;
 
@@ -66,6 +67,7 @@ class PrefixTree {
 
   PagePool* pool_;
   std::optional<int64_t> recompute_above_, rope_above_;
+  int64_t next_number_ = 0;
   std::map<Family, Node> families_;
   std::unordered_map<int32_t, Node*> owners_[2];  // by group, of each page
   std::list<std::vector<Place>> pins_;

@@ -1,0 +1,239 @@
+#include "serving/batch.h"
+
+#include "model.h"
+#include "pool.h"
+#include "workspace.h"
+
+namespace mlcpipe::serving {
+namespace {
+
+using tvm::runtime::Tensor;
+
+constexpr int64_t kFewRows = 16;  // of a forward: the logits of each take memory
+
+Limits LimitsOf(const ModelInfo& model, int64_t context_length, int64_t sequences) {
+  Limits limits;
+  limits.context = context_length;
+  limits.prefill_chunk = model.prefill_chunk;
+  limits.few_rows = kFewRows;
+  limits.sequences = sequences;
+  limits.recompute_above = model.recompute_above;
+  return limits;
+}
+
+}  // namespace
+
+Batch::Batch(const Manifest& manifest, const Library& library, tvm::ffi::Array<Tensor> params, int64_t context_length,
+             int64_t sequences, int64_t kv_tokens, const int* cancelled)
+    : manifest_(manifest),
+      library_(library),
+      few_(library.Get("forward_few")),
+      many_(library.Get("forward_many")),
+      params_(std::move(params)),
+      pages_(MakePages(manifest, PagesOf(kv_tokens))),
+      cancelled_(cancelled),
+      scheduler_({{PagesOf(kv_tokens), 0}}, LimitsOf(manifest.model, context_length, sequences),
+                 manifest.model.rope_above, CostModel()),
+      few_logits_(Empty({kFewRows, manifest.model.vocab_size}, kFloat32)),
+      many_logits_(Empty({sequences, manifest.model.vocab_size}, kFloat32)),
+      row_logits_(Empty({1, manifest.model.vocab_size}, kFloat32)) {}
+
+uint64_t Batch::Submit(Client client) {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  client.request.arrival = Now();
+  come_.emplace(next_, std::move(client));
+  return next_++;
+}
+
+void Batch::Cancel(uint64_t number) {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  gone_.push_back(number);
+}
+
+void Batch::TakeNews() {
+  std::map<uint64_t, Client> come;
+  std::vector<uint64_t> gone;
+  {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    come.swap(come_);
+    gone.swap(gone_);
+  }
+  for (auto& [number, client] : come) Begin(number, std::move(client));
+  for (const uint64_t number : gone) {
+    const auto of = [number](const auto& one) { return one.second.first == number; };
+    const auto found = std::find_if(answers_.begin(), answers_.end(), of);
+    if (found == answers_.end()) continue;
+    scheduler_.Cancel(found->second.second.sequence, End::kCancelled);
+    const Error error(Code::kCancelled, "the answer was cancelled");
+    EndAnswer(found->first, std::nullopt, &error);
+  }
+}
+
+void Batch::Begin(uint64_t number, Client client) {
+  Answer answer;
+  answer.came = Clock::now();
+  answer.statistics.prompt_tokens = static_cast<int64_t>(client.request.tokens.size());
+  try {
+    answer.sampler.emplace(library_, manifest_.model.vocab_size, client.sampling, client.request.tokens);
+    answer.sequence = scheduler_.Submit(client.request);
+  } catch (const Error& error) {
+    client.on_end(answer.statistics, std::nullopt, &error);
+    return;
+  }
+  answer.client = std::move(client);
+  const int64_t id = answer.sequence->id;
+  answers_.emplace(id, std::make_pair(number, std::move(answer)));
+}
+
+size_t Batch::Step() {
+  TakeNews();
+  Deliver(scheduler_.Expire(Now()));
+  if (const auto step = scheduler_.Plan(Now())) {
+    try {
+      const std::vector<int32_t> drawn = Compute(*step);
+      Deliver(scheduler_.Settle(*step, drawn, Now()));
+    } catch (const Error& error) {
+      Fail(*step, error);
+    } catch (const tvm::ffi::Error& error) {
+      ReclaimWorkspaces();
+      const bool ended = __atomic_load_n(cancelled_, __ATOMIC_RELAXED);
+      Fail(*step, ended ? Error(Code::kCancelled, "the engine was closed")
+                        : FromTvm(error, Code::kInternal, "the compiled library failed"));
+    } catch (const std::bad_alloc&) {
+      Fail(*step, Error(Code::kResource, "the system gives no more memory"));
+    }
+  }
+  const std::lock_guard<std::mutex> lock(mutex_);
+  return answers_.size() + come_.size();
+}
+
+std::vector<int32_t> Batch::Compute(const serving::Step& step) {
+  const auto bytes = static_cast<size_t>(manifest_.page_bytes());
+  for (const PageCopy& copy : step.copies) {
+    for (const Tensor& layer : pages_) {
+      std::memcpy(Data<char>(layer) + static_cast<size_t>(copy.target) * bytes,
+                  Data<char>(layer) + static_cast<size_t>(copy.source) * bytes, bytes);
+    }
+  }
+  std::vector<int32_t> drawn;
+  if (!step.few.empty()) {
+    for (const Drawing& row : ForwardFew(step)) drawn.push_back(Draw(row));
+  }
+  if (!step.many.empty()) {
+    for (const Drawing& row : ForwardMany(step)) drawn.push_back(Draw(row));
+  }
+  return drawn;
+}
+
+std::vector<Batch::Drawing> Batch::ForwardFew(const serving::Step& step) {
+  const int64_t vocab = manifest_.model.vocab_size;
+  std::vector<int32_t> ids;
+  std::vector<Span> spans;
+  std::vector<Drawing> rows;
+  for (const auto& [sequence, count, draws] : step.few) {
+    const auto begin = sequence->tokens.begin() + sequence->computed;
+    ids.insert(ids.end(), begin, begin + count);
+    spans.push_back({sequence.get(), sequence->computed, count});
+    const auto last = static_cast<int64_t>(ids.size()) - 1;
+    if (draws) rows.push_back({sequence, Data<float>(few_logits_) + last * vocab, sequence->computed + count});
+  }
+  const auto count = static_cast<int64_t>(ids.size());
+  few_(Filled(ids, kInt32), buffer_.Fill(spans), ViewOf(few_logits_, {count, vocab}), pages_, params_);
+  return rows;
+}
+
+std::vector<Batch::Drawing> Batch::ForwardMany(const serving::Step& step) {
+  const int64_t vocab = manifest_.model.vocab_size;
+  std::vector<int32_t> ids, wanted;
+  std::vector<Span> spans;
+  std::vector<Drawing> rows;
+  for (const auto& [sequence, begin, count, drawing] : step.many) {
+    const auto first = sequence->tokens.begin() + begin;
+    ids.insert(ids.end(), first, first + count);
+    spans.push_back({sequence.get(), begin, count});
+    for (const SequencePointer& one : drawing) {
+      rows.push_back({one, Data<float>(many_logits_) + static_cast<int64_t>(wanted.size()) * vocab, begin + count});
+      wanted.push_back(static_cast<int32_t>(ids.size()) - 1);
+    }
+  }
+  if (wanted.empty()) wanted.push_back(0);  // no kernel takes no rows
+  const auto count = static_cast<int64_t>(wanted.size());
+  mlcpipe_pool_watch(cancelled_, static_cast<int64_t>(ids.size()));
+  const struct Unwatch {
+    ~Unwatch() { mlcpipe_pool_watch(nullptr, 0); }
+  } unwatch;
+  many_(Filled(ids, kInt32), Filled(wanted, kInt32), buffer_.Fill(spans), ViewOf(many_logits_, {count, vocab}), pages_,
+        params_);
+  return rows;
+}
+
+// The token of a row, 0 for an answer that has ended or ends here.
+int32_t Batch::Draw(const Drawing& row) {
+  const auto found = answers_.find(row.sequence->id);
+  if (found == answers_.end()) return 0;
+  Sampler& sampler = *found->second.second.sampler;
+  std::copy_n(row.logits, manifest_.model.vocab_size, Data<float>(row_logits_));
+  const int32_t token = sampler.Draw(row_logits_, static_cast<uint64_t>(row.position));
+  if (token >= 0) {
+    sampler.Accept(token);
+    return token;
+  }
+  scheduler_.Cancel(row.sequence, End::kError);
+  const Error error = Error(Code::kCompute, "the model computed numbers that are not finite")
+                          .Where("token " + std::to_string(row.position));
+  EndAnswer(row.sequence->id, std::nullopt, &error);
+  return 0;
+}
+
+void Batch::Deliver(const std::vector<Event>& events) {
+  for (const auto& [sequence, token, end] : events) {
+    const auto found = answers_.find(sequence->id);
+    if (found == answers_.end()) continue;
+    Answer& answer = found->second.second;
+    Statistics& statistics = answer.statistics;
+    statistics.cached_tokens = sequence->cached.value_or(0);
+    Verdict verdict = Verdict::kGoOn;
+    if (token) {
+      const auto now = Clock::now();
+      if (!statistics.completion_tokens++) {
+        answer.first = now;
+        statistics.prefill_s = std::chrono::duration<double>(now - answer.came).count();
+      } else {
+        statistics.decode_s = std::chrono::duration<double>(now - answer.first).count();
+        statistics.decode_bytes += manifest_.plan.decode_weights_bytes +
+                                   (sequence->length() - 1) * manifest_.plan.kv_bytes_per_token;
+      }
+      verdict = answer.client.on_token(*token);
+    }
+    if (verdict == Verdict::kStop || end == End::kStop) {
+      scheduler_.Cancel(sequence, End::kStop);
+      EndAnswer(sequence->id, Finish::kStop, nullptr);
+    } else if (end) {
+      EndAnswer(sequence->id, Finish::kLength, nullptr);
+    } else if (verdict == Verdict::kCancel) {
+      scheduler_.Cancel(sequence, End::kCancelled);
+      const Error error(Code::kCancelled, "the answer was cancelled");
+      EndAnswer(sequence->id, std::nullopt, &error);
+    }
+  }
+}
+
+void Batch::Fail(const serving::Step& step, const Error& error) {
+  std::vector<SequencePointer> sequences;
+  for (const FewRows& one : step.few) sequences.push_back(one.sequence);
+  for (const ManyRows& one : step.many) sequences.push_back(one.sequence);
+  for (const SequencePointer& sequence : sequences) {
+    scheduler_.Cancel(sequence, End::kError);
+    EndAnswer(sequence->id, std::nullopt, &error);
+  }
+}
+
+void Batch::EndAnswer(int64_t id, std::optional<Finish> finish, const Error* error) {
+  const auto found = answers_.find(id);
+  if (found == answers_.end()) return;
+  const Answer answer = std::move(found->second.second);
+  answers_.erase(found);
+  answer.client.on_end(answer.statistics, finish, error);
+}
+
+}  // namespace mlcpipe::serving

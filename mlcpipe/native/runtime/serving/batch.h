@@ -1,0 +1,84 @@
+// Several answers at the same time over one pool of pages (mlcpipe/runtime/serving/batching.py).
+#ifndef MLCPIPE_RUNTIME_SERVING_BATCH_H_
+#define MLCPIPE_RUNTIME_SERVING_BATCH_H_
+
+#include <tvm/ffi/container/array.h>
+
+#include <chrono>
+#include <mutex>
+
+#include "answer_types.h"
+#include "library.h"
+#include "serving/batch_step.h"
+
+namespace mlcpipe::serving {
+
+// Who asks: a prompt, how tokens are drawn, and who listens. Both functions are called by `Batch::Step`.
+struct Client {
+  Request request;  // its tokens are of the vocabulary
+  Sampling sampling;
+  std::function<Verdict(int32_t)> on_token;  // as of `Engine::Generate`
+  // Once, at the end; `error` is null where the answer is whole.
+  std::function<void(const Statistics&, std::optional<Finish>, const Error* error)> on_end;
+};
+
+class Batch {
+ public:
+  // Takes memory for pages of so many tokens. A forward ends soon after `*cancelled` is not 0.
+  Batch(const Manifest& manifest, const Library& library, tvm::ffi::Array<tvm::runtime::Tensor> params,
+        int64_t context_length, int64_t sequences, int64_t kv_tokens, const int* cancelled);
+
+  // From any thread: the client waits for `Step`. Returns its number.
+  uint64_t Submit(Client client);
+  // From any thread: the answer ends at the next step with kCancelled.
+  void Cancel(uint64_t number);
+  // Computes what is next of all answers. Returns how many have not ended.
+  size_t Step();
+
+ private:
+  using Clock = std::chrono::steady_clock;
+  struct Answer {
+    Client client;
+    Statistics statistics;
+    SequencePointer sequence;
+    std::optional<Sampler> sampler;
+    Clock::time_point came, first;
+  };
+  // A row with logits, in the order of `Scheduler::Settle`.
+  struct Drawing {
+    SequencePointer sequence;
+    const float* logits;
+    int64_t position;
+  };
+
+  const Manifest& manifest_;
+  const Library& library_;
+  tvm::ffi::Function few_, many_;
+  tvm::ffi::Array<tvm::runtime::Tensor> params_, pages_;
+  const int* cancelled_;
+  Scheduler scheduler_;
+  BatchStep buffer_;
+  tvm::runtime::Tensor few_logits_, many_logits_, row_logits_;
+  const Clock::time_point began_ = Clock::now();
+  std::map<int64_t, std::pair<uint64_t, Answer>> answers_;  // by sequence
+  std::mutex mutex_;                                        // of the rest
+  uint64_t next_ = 1;
+  std::map<uint64_t, Client> come_;
+  std::vector<uint64_t> gone_;
+
+  double Now() const { return std::chrono::duration<double>(Clock::now() - began_).count(); }
+  void TakeNews();
+  void Begin(uint64_t number, Client client);
+  std::vector<int32_t> Compute(const serving::Step& step);
+  std::vector<Drawing> ForwardFew(const serving::Step& step);
+  std::vector<Drawing> ForwardMany(const serving::Step& step);
+  int32_t Draw(const Drawing& row);
+  void Deliver(const std::vector<Event>& events);
+  void Fail(const serving::Step& step, const Error& error);
+  // Ends an answer and tells its client.
+  void EndAnswer(int64_t id, std::optional<Finish> finish, const Error* error);
+};
+
+}  // namespace mlcpipe::serving
+
+#endif  // MLCPIPE_RUNTIME_SERVING_BATCH_H_

@@ -13,7 +13,6 @@ namespace mlcpipe::cli {
 namespace {
 
 constexpr int kRetryS = 5, kMaxRetryS = 60;
-constexpr auto kCancelAgain = std::chrono::milliseconds(10);
 
 using Clock = std::chrono::steady_clock;
 using Lock = std::unique_lock<std::mutex>;
@@ -58,7 +57,7 @@ bool Ticket::Push(const Delta& delta) {
   news_.delta.text += delta.text;
   news_.delta.reasoning += delta.reasoning;
   eventfd_write(wake_, 1);
-  return !left_ && !queue_->ended_;
+  return !queue_->ended_;
 }
 
 int32_t Ticket::OnToken(void* context, int32_t) {
@@ -72,7 +71,7 @@ int32_t Ticket::OnText(void* context, const char* text, size_t bytes) {
   return !ticket->Push(ticket->splitter_.Push({text, bytes}));
 }
 
-void Ticket::Compute() {
+void Ticket::Submit() {
   mlcpipe_sampling sampling = body_.sampling;
   sampling.bias_tokens = body_.bias_tokens.data();
   sampling.biases = body_.biases.data();
@@ -91,18 +90,30 @@ void Ticket::Compute() {
   request.stops = stops.data();
   request.stops_count = stops.size();
   request.ignore_end = body_.ignore_end;
-  auto statistics = Sized<mlcpipe_statistics>();
-  if (body_.deterministic) mlcpipe_reset(queue_->engine_);
-  const int32_t code = mlcpipe_generate(queue_->engine_, &request, &statistics);
-  if (code == MLCPIPE_OK) Push(splitter_.Finish());
-  const Lock lock(queue_->mutex_);
-  news_.stopped = statistics.finish == MLCPIPE_STOP;
-  news_.usage = {statistics.prompt_tokens, statistics.completion_tokens, statistics.cached_tokens, reasoning_tokens_};
-  if (code == MLCPIPE_CANCELLED) news_.error = ServerEnds();
-  else if (code != MLCPIPE_OK) news_.error = LastRefusal();
+  request.deterministic = body_.deterministic;
+  if (mlcpipe_submit(queue_->engine_, &request, OnEnd, &answer_) != MLCPIPE_OK) throw LastRefusal();
 }
 
-AnswerQueue::AnswerQueue(mlcpipe_engine engine, size_t max_waiting) : engine_(engine), max_waiting_(max_waiting) {
+void Ticket::OnEnd(void* context, int32_t code, const mlcpipe_statistics* statistics) {
+  auto* ticket = static_cast<Ticket*>(context);
+  if (code == MLCPIPE_OK) ticket->Push(ticket->splitter_.Finish());
+  AnswerQueue* queue = ticket->queue_;
+  const Lock lock(queue->mutex_);
+  News& news = ticket->news_;
+  news.stopped = statistics->finish == MLCPIPE_STOP;
+  news.usage = {statistics->prompt_tokens, statistics->completion_tokens, statistics->cached_tokens,
+                ticket->reasoning_tokens_};
+  if (code == MLCPIPE_CANCELLED) news.error = ServerEnds();
+  else if (code != MLCPIPE_OK) news.error = LastRefusal();
+  news.done = true;
+  eventfd_write(ticket->wake_, 1);
+  queue->last_s_ = std::chrono::duration<double>(Clock::now() - ticket->began_).count();
+  queue->tickets_.erase(ticket);
+  queue->changed_.notify_all();
+}
+
+AnswerQueue::AnswerQueue(mlcpipe_engine engine, size_t sequences, size_t max_waiting)
+    : engine_(engine), sequences_(sequences), max_waiting_(max_waiting) {
   if (!StartThread([this] { Run(); }, &thread_)) Fail("the system gives no more threads");
 }
 
@@ -118,47 +129,35 @@ AnswerQueue::~AnswerQueue() {
 void AnswerQueue::Run() {
   Lock lock(mutex_);
   for (;;) {
-    changed_.wait(lock, [this] { return quits_ || !waiting_.empty(); });
-    if (waiting_.empty()) return;
-    running_ = waiting_.front();
-    waiting_.pop_front();
+    changed_.wait(lock, [this] { return quits_ || !tickets_.empty(); });
+    if (tickets_.empty()) return;
     lock.unlock();
-    const auto began = Clock::now();
-    running_->Compute();
+    size_t left = 0;
+    mlcpipe_step(engine_, &left);
     lock.lock();
-    last_s_ = std::chrono::duration<double>(Clock::now() - began).count();
-    running_->news_.done = true;
-    eventfd_write(running_->wake_, 1);
-    running_ = nullptr;
-    changed_.notify_all();
   }
 }
 
 void AnswerQueue::Add(Ticket* ticket) {
   const Lock lock(mutex_);
   if (closed_) throw ApiError{503, "the server is shutting down", "overloaded", "", kRetryS};
-  if (waiting_.size() + (running_ != nullptr) > max_waiting_) {
-    const std::string count = std::to_string(waiting_.size());
-    const double seconds = std::ceil(last_s_ * static_cast<double>(waiting_.size() + 1));
+  if (tickets_.size() >= sequences_ + max_waiting_) {
+    const size_t waiting = tickets_.size() - sequences_;
+    const double seconds = std::ceil(last_s_ * static_cast<double>(waiting + 1) / static_cast<double>(sequences_));
     const int retry_s = static_cast<int>(std::clamp(seconds, 1.0, double{kMaxRetryS}));
-    throw ApiError{503, count + " requests are waiting already; try again in " + std::to_string(retry_s) + " s",
-                   "overloaded", "", retry_s};
+    throw ApiError{503, std::to_string(waiting) + " requests are waiting already; try again in " +
+                            std::to_string(retry_s) + " s", "overloaded", "", retry_s};
   }
-  waiting_.push_back(ticket);
+  ticket->Submit();
+  tickets_.insert(ticket);
   changed_.notify_all();
 }
 
-// Waits until the engine's thread has nothing to do with the ticket. The engine forgets a cancel that comes before it
-// has begun, so that it is said again.
+// Waits until the engine's thread has nothing to do with the ticket.
 void AnswerQueue::Remove(Ticket* ticket) {
   Lock lock(mutex_);
-  ticket->left_ = true;
-  waiting_.erase(std::remove(waiting_.begin(), waiting_.end(), ticket), waiting_.end());
-  while (running_ == ticket) {
-    mlcpipe_cancel(engine_);
-    changed_.wait_for(lock, kCancelAgain);
-  }
-  changed_.notify_all();
+  if (tickets_.count(ticket)) mlcpipe_cancel_answer(engine_, ticket->answer_);
+  changed_.wait(lock, [&] { return !tickets_.count(ticket); });
 }
 
 void AnswerQueue::Close() {
@@ -169,22 +168,14 @@ void AnswerQueue::Close() {
 void AnswerQueue::End() {
   Lock lock(mutex_);
   closed_ = ended_ = true;
-  for (Ticket* ticket : waiting_) {
-    ticket->news_.error = ServerEnds();
-    ticket->news_.done = true;
-    eventfd_write(ticket->wake_, 1);
-  }
-  waiting_.clear();
-  while (running_) {
-    mlcpipe_cancel(engine_);
-    changed_.wait_for(lock, kCancelAgain);
-  }
+  for (const Ticket* ticket : tickets_) mlcpipe_cancel_answer(engine_, ticket->answer_);
+  changed_.wait(lock, [this] { return tickets_.empty(); });
 }
 
 bool AnswerQueue::WaitIdle(double seconds) {
   Lock lock(mutex_);
   return changed_.wait_for(lock, std::chrono::duration<double>(seconds),
-                           [this] { return !running_ && waiting_.empty(); });
+                           [this] { return tickets_.empty(); });
 }
 
 }  // namespace mlcpipe::cli

@@ -1,13 +1,14 @@
-// Answers, one at a time: the engine's thread computes, the threads of connections wait in line and read.
+// Answers at the same time: the engine's thread computes, the threads of connections submit and read.
 #ifndef MLCPIPE_RUNTIME_CLI_ANSWER_QUEUE_H_
 #define MLCPIPE_RUNTIME_CLI_ANSWER_QUEUE_H_
 
 #include <pthread.h>
 
+#include <chrono>
 #include <condition_variable>
-#include <deque>
 #include <mutex>
 #include <optional>
+#include <set>
 
 #include "cli/http.h"
 #include "cli/openai.h"
@@ -44,17 +45,19 @@ class Ticket {
   ReasoningSplitter splitter_;
   News news_;
   int64_t reasoning_tokens_ = 0;
-  bool left_ = false;
+  mlcpipe_answer answer_ = 0;
+  std::chrono::steady_clock::time_point began_ = std::chrono::steady_clock::now();
 
-  void Compute();
+  void Submit();
   bool Push(const Delta& delta);
   static int32_t OnToken(void* ticket, int32_t token);
   static int32_t OnText(void* ticket, const char* text, size_t bytes);
+  static void OnEnd(void* ticket, int32_t code, const mlcpipe_statistics* statistics);
 };
 
 class AnswerQueue {
  public:
-  AnswerQueue(mlcpipe_engine engine, size_t max_waiting);
+  AnswerQueue(mlcpipe_engine engine, size_t sequences, size_t max_waiting);
   // All tickets have ended.
   ~AnswerQueue();
 
@@ -69,11 +72,10 @@ class AnswerQueue {
   friend class Ticket;
 
   const mlcpipe_engine engine_;
-  const size_t max_waiting_;
+  const size_t sequences_, max_waiting_;
   std::mutex mutex_;  // of the rest, and of all tickets
   std::condition_variable changed_;
-  std::deque<Ticket*> waiting_;
-  Ticket* running_ = nullptr;
+  std::set<Ticket*> tickets_;  // whose answers have not ended
   double last_s_ = 1;  // that the last answer took
   bool closed_ = false, ended_ = false, quits_ = false;
   pthread_t thread_;

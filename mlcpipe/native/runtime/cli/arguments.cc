@@ -41,6 +41,7 @@ constexpr char kUsage[] =
     "      --api-key-file F  of serve: keys that clients must send, one a line; or set MLCPIPE_API_KEY\n"
     "      --name NAME      of serve: the model's name for clients (default: the checkpoint's)\n"
     "      --alias NAME     of serve: another name that the model answers to; * is any\n"
+    "      --sequences N    of serve: answers at the same time, 1 to 8 (default: 4)\n"
     "      --max-queue N    of serve: requests that may wait; one more gets 503 (default: 8)\n"
     "      --read-timeout S  of serve: seconds for a request to come (default: 30)\n"
     "      --drain S        of serve: seconds that answers have to finish in the end (default: 30)\n"
@@ -83,6 +84,7 @@ bool TakeServeOption(const std::string& option, const std::string& value, ServeA
   else if (option == "--api-key-file") to->api_key_file = value;
   else if (option == "--name") to->name = value;
   else if (option == "--alias") to->aliases.push_back(value);
+  else if (option == "--sequences") to->sequences = NumberOf<int64_t>(option, value);
   else if (option == "--max-queue") to->max_queue = NumberOf<int64_t>(option, value);
   else if (option == "--read-timeout") to->read_timeout_s = NumberOf<double>(option, value);
   else if (option == "--drain") to->drain_s = NumberOf<double>(option, value);

@@ -130,7 +130,7 @@ def _options(variant: str | None = None, context_length: int = 0, threads: int =
     return _Options(variant.encode() if variant else None, context_length, threads, None, sequences)
 
 
-def _array(values: Sequence[int] | NDArray[Any], dtype: str = "int32") -> tuple[NDArray[Any], int, int]:
+def _array(values: Sequence[float] | NDArray[Any], dtype: str = "int32") -> tuple[NDArray[Any], int, int]:
     """An array to keep, its address and its length."""
     array = np.ascontiguousarray(values, dtype)
     return array, array.ctypes.data, len(array)

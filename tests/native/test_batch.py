@@ -62,19 +62,20 @@ def test_each_has_the_tokens_that_it_has_alone(sequences: int, asked: Any, runti
     several += [engine.submit(tokens, params, max_tokens=40) for tokens, params in asked[5:]]
     steps = run(engine)
     assert [ended(one).tokens for one in several] == expected
-    assert {one.end.finish for one in several} == {"length"} and steps < 8 * 40 // sequences + 30
+    assert {ended(one).finish for one in several} == {"length"} and steps < 8 * 40 // sequences + 30
     again = engine.submit(*asked[6], max_tokens=40)  # from the tree's pages of its prompt
     run(engine)
-    assert ended(again).tokens == expected[6] and again.end.cached_tokens >= 176
+    assert ended(again).tokens == expected[6] and ended(again).cached_tokens >= 176
     engine.close()
 
 
-def test_short_pages_preempt_and_change_nothing(runtime: Runtime, bundle: Path, asked: Any) -> None:
-    """Without memory for the context of each: the pool is one context's."""
+def test_prefixes_give_their_pages_to_others(runtime: Runtime, bundle: Path, asked: Any) -> None:
+    """30 pages for prompts and answers of 46."""
     expected = alone(runtime, bundle, asked, 30, context_length=240)
-    engine = runtime.open(bundle, threads=2, sequences=8, context_length=240)
+    engine = runtime.open(bundle, threads=2, sequences=2, context_length=240)
     several = [engine.submit(*one, max_tokens=30) for one in asked]
     run(engine)
+    assert sum(-(-(len(tokens) + 29) // 16) for tokens, _ in asked) == 46
     assert [ended(one).tokens for one in several] == expected
 
 
@@ -115,8 +116,8 @@ def test_ends_and_refusals(runtime: Runtime, bundle: Path) -> None:
         engine.generate([1, 2])
     many = [engine.submit([1, 2, 3], max_tokens=1) for _ in range(300)]
     run(engine)
-    refused = [one for one in many if isinstance(one.end, NativeError)]
-    assert len(refused) == 300 - 256 and {one.end.code for one in refused} == {RESOURCE}
+    refused = [one.end for one in many if isinstance(one.end, NativeError)]
+    assert len(refused) == 300 - 256 and {error.code for error in refused} == {RESOURCE}
     single = runtime.open(bundle, threads=2)
     with pytest.raises(NativeError, match="one answer at a time"):
         single.step()

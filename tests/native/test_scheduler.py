@@ -30,7 +30,7 @@ def compiled(name: str, folder: Path) -> Path:
         pytest.skip("the native runtime's tests need a C++ compiler")
     own = [flag for flag in FLAGS if flag not in ("-shared", "-fPIC")]
     sources = [Path(__file__).with_name(f"{name}.cc"), *(RUNTIME / "serving" / f"{one}.cc" for one in SOURCES)]
-    command = [compiler, *own, "-D_GLIBCXX_ASSERTIONS", f"-I{RUNTIME}", *sources, "-o", folder / name]
+    command: list[str | Path] = [compiler, *own, "-D_GLIBCXX_ASSERTIONS", f"-I{RUNTIME}", *sources, "-o", folder / name]
     subprocess.run(command, check=True)
     return folder / name
 
@@ -125,7 +125,7 @@ def random_trace(seed: int) -> Failing:
             prompt = rng.choice(shared)[: rng.randint(1, 80)] + words(rng, rng.randint(0, 15))
             if everybody and rng.random() < 0.3:  # the next turn of a conversation, or the same prompt again
                 prompt = list(rng.choice(everybody).tokens)[: rng.randint(1, context - 20)]
-            rest = {"priority": rng.choice((-1, 0, 0, 1)), "deterministic": rng.random() < 0.3}
+            rest: dict[str, Any] = {"priority": rng.choice((-1, 0, 0, 1)), "deterministic": rng.random() < 0.3}
             rest |= {"keep": turn < 10 and rng.random() < 0.1, "namespace": rng.choice(("", "", "other"))}
             rest["deadline_s"] = round(simulation.now + rng.uniform(0.1, 2.0), 3) if rng.random() < 0.2 else None
             rest["stop_ids"] = frozenset(words(rng, 20))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -261,3 +262,20 @@ def test_reasoning_and_tools_are_those_of_python_s_server(program: Path, thinkin
             counts.append(found["usage"]["prompt_tokens"])
             assert counts[-1] == expected["usage"]["prompt_tokens"]
         assert counts[0] > counts[1]
+
+
+def test_clients_at_the_same_time_get_what_each_gets_alone(server: Running) -> None:
+    drawn = [{"temperature": 1.2, "seed": 5}, {"temperature": 0}, {"temperature": 1, "seed": 8, "presence_penalty": 1}]
+    bodies = [
+        {"prompt": "Many targets " * (1 + 9 * number), "max_tokens": 30, "deterministic": True, **drawn[number % 3]}
+        for number in range(8)
+    ]
+
+    def ask(body: dict[str, Any]) -> str:
+        text: str = httpx2.post(server.url + TEXT, json=body, timeout=100).json()["choices"][0]["text"]
+        return text
+
+    expected = [ask(body) for body in bodies]
+    with ThreadPoolExecutor(8) as threads:
+        assert list(threads.map(ask, bodies)) == expected
+    assert len(set(expected)) > 4

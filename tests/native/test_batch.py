@@ -12,7 +12,7 @@ import pytest
 from mlcpipe import SamplingParams
 from tests.conftest import Bundles
 from tests.native.engine import CANCELLED, RESOURCE, USAGE, Answer, NativeEngine, NativeError, Runtime
-from tests.native.test_engine import SETTINGS, prompt
+from tests.native.prompts import SETTINGS, prompt
 
 pytestmark = pytest.mark.full  # compiles TVM's runtime
 LENGTHS = (3, 15, 16, 17, 60, 130, 200, 33)

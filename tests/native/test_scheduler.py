@@ -161,7 +161,7 @@ def test_the_cost_model_learns_what_python_s_does(program: Path) -> None:
         loads += [load.few, load.few_keys, load.many, load.many_keys, seconds]
         python.observe(load, seconds)
         beside = Load(load.few, load.few_keys)
-        expected.append([python.seconds(load), python.prompt_rows(beside, 0.1, 100, 512), python.few_rows_for(200)])
+        expected.append([python.seconds(load), python.prompt_rows(beside, 0.4, 100, 512), python.few_rows_for(200)])
     done = subprocess.run(
         [program, "learn"], input=" ".join(map(str, loads)), capture_output=True, text=True, check=True
     )

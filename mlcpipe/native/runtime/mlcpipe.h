@@ -1,8 +1,8 @@
 /* The native runtime: runs bundles that mlcpipe compiled for a CPU, without Python.
  *
  * Every function may be called from any thread. One call at a time uses an engine: another gets MLCPIPE_USAGE, except
- * for mlcpipe_cancel, mlcpipe_submit, mlcpipe_cancel_answer and mlcpipe_close. A function returns MLCPIPE_OK or the code of an error, which
- * mlcpipe_last_error describes. Nothing is printed, and no signal or exception leaves a call.
+ * for mlcpipe_cancel, mlcpipe_submit, mlcpipe_cancel_answer and mlcpipe_close. A function returns MLCPIPE_OK or the code
+ * of an error, which mlcpipe_last_error describes. Nothing is printed, and no signal or exception leaves a call.
  *
  * Structs begin with their size, `sizeof` in the caller, so that fields can be added at the end: what a caller's struct
  * lacks has its default. */
@@ -92,8 +92,8 @@ MLCPIPE_API int32_t mlcpipe_open(const char* path, const mlcpipe_options* option
 MLCPIPE_API int32_t mlcpipe_open_descriptor(int32_t descriptor, uint64_t offset, uint64_t bytes,
                                             const mlcpipe_options* options, mlcpipe_engine* engine);
 
-/* Ends a call that is under way, and gives back the memory when it has ended; answers that were submitted get no more calls. Calls with the engine give MLCPIPE_USAGE
- * from now on. */
+/* Ends a call that is under way, and gives back the memory when it has ended; answers that were submitted get no more
+ * calls. Calls with the engine give MLCPIPE_USAGE from now on. */
 MLCPIPE_API int32_t mlcpipe_close(mlcpipe_engine engine);
 
 typedef struct {

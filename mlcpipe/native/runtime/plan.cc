@@ -3,16 +3,23 @@
 #include <algorithm>
 #include <string>
 
+#include "serving/batch_step.h"
+
 namespace mlcpipe {
 namespace {
 
 constexpr int64_t kMinContext = 512;
 
+// Of several answers at once, beside what one takes.
+int64_t LogitsBytes(const Manifest& manifest, int64_t sequences) {
+  return sequences > 0 ? 4 * manifest.model.vocab_size * (serving::kFewRows + sequences) : 0;
+}
+
 }  // namespace
 
 Plan::Plan(const Manifest& manifest, int64_t wanted, int64_t sequences)
     : weights_bytes(manifest.plan.weights_bytes),
-      workspace_bytes(manifest.running_bytes()),
+      workspace_bytes(manifest.running_bytes() + LogitsBytes(manifest, sequences)),
       free(FindFreeMemory()) {
   const int64_t limit = manifest.model.context_length, token = manifest.plan.kv_bytes_per_token;
   if (wanted < 0 || wanted > limit) {

@@ -13,6 +13,7 @@ namespace mlcpipe::cli {
 namespace {
 
 constexpr int kRetryS = 5, kMaxRetryS = 60;
+constexpr std::chrono::milliseconds kTokenizing(1);
 
 using Clock = std::chrono::steady_clock;
 using Lock = std::unique_lock<std::mutex>;
@@ -91,7 +92,11 @@ void Ticket::Submit() {
   request.stops_count = stops.size();
   request.ignore_end = body_.ignore_end;
   request.deterministic = body_.deterministic;
-  if (mlcpipe_submit(queue_->engine_, &request, OnEnd, &answer_) != MLCPIPE_OK) throw LastRefusal();
+  mlcpipe_answer answer = 0;
+  if (mlcpipe_submit(queue_->engine_, &request, OnEnd, &answer) != MLCPIPE_OK) throw LastRefusal();
+  const Lock lock(queue_->mutex_);
+  answer_ = answer;
+  if (queue_->ended_) mlcpipe_cancel_answer(queue_->engine_, answer);
 }
 
 void Ticket::OnEnd(void* context, int32_t code, const mlcpipe_statistics* statistics) {
@@ -133,13 +138,27 @@ void AnswerQueue::Run() {
     if (tickets_.empty()) return;
     lock.unlock();
     size_t left = 0;
-    mlcpipe_step(engine_, &left);
+    const int32_t code = mlcpipe_step(engine_, &left);
     lock.lock();
+    if (code != MLCPIPE_OK) EndAll(LastRefusal());
+    else if (!left && !tickets_.empty()) changed_.wait_for(lock, kTokenizing);  // their prompts become tokens
   }
 }
 
+// No step can be computed: all answers end with the error, and there are no others.
+void AnswerQueue::EndAll(const ApiError& error) {
+  closed_ = true;
+  for (Ticket* ticket : tickets_) {
+    ticket->news_.error = error;
+    ticket->news_.done = true;
+    eventfd_write(ticket->wake_, 1);
+  }
+  tickets_.clear();
+  changed_.notify_all();
+}
+
 void AnswerQueue::Add(Ticket* ticket) {
-  const Lock lock(mutex_);
+  Lock lock(mutex_);
   if (closed_) throw ApiError{503, "the server is shutting down", "overloaded", "", kRetryS};
   if (tickets_.size() >= sequences_ + max_waiting_) {
     const size_t waiting = tickets_.size() - sequences_;
@@ -148,8 +167,17 @@ void AnswerQueue::Add(Ticket* ticket) {
     throw ApiError{503, std::to_string(waiting) + " requests are waiting already; try again in " +
                             std::to_string(retry_s) + " s", "overloaded", "", retry_s};
   }
-  ticket->Submit();
   tickets_.insert(ticket);
+  lock.unlock();
+  try {
+    ticket->Submit();
+  } catch (...) {
+    lock.lock();
+    tickets_.erase(ticket);
+    changed_.notify_all();
+    throw;
+  }
+  lock.lock();
   changed_.notify_all();
 }
 

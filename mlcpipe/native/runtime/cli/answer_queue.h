@@ -83,6 +83,7 @@ class AnswerQueue {
   void Add(Ticket* ticket);
   void Remove(Ticket* ticket);
   void Run();
+  void EndAll(const ApiError& error);
 };
 
 // The refusal for the last error of this thread.

@@ -9,8 +9,6 @@ namespace {
 
 using tvm::runtime::Tensor;
 
-constexpr int64_t kFewRows = 16;  // of a forward: the logits of each take memory
-
 Limits LimitsOf(const ModelInfo& model, int64_t context_length, int64_t sequences) {
   Limits limits;
   limits.context = context_length;

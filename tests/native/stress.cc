@@ -31,12 +31,13 @@ void Require(int32_t found, std::initializer_list<int32_t> expected, const char*
   std::abort();
 }
 
-mlcpipe_engine Open(const Model& model) {
+mlcpipe_engine Open(const Model& model, int64_t sequences = 0) {
   mlcpipe_options options{};
   options.size = sizeof options;
   options.context_length = 256;
   options.threads = 2;
   options.code = model.code;
+  options.sequences = sequences;
   mlcpipe_engine engine = 0;
   Require(mlcpipe_open(model.data, &options, &engine), {MLCPIPE_OK}, "open");
   return engine;
@@ -47,7 +48,9 @@ int32_t Keep(void* context, int32_t token) {
   return 0;
 }
 
-int32_t Generate(mlcpipe_engine engine, size_t prompt_tokens, int64_t max_tokens, std::vector<int32_t>* tokens) {
+// Has `call` ask for the tokens of an answer.
+template <typename Call>
+int32_t Ask(size_t prompt_tokens, int64_t max_tokens, void* context, Call call) {
   std::vector<int32_t> prompt;
   for (size_t i = 0; i < prompt_tokens; ++i) prompt.push_back(static_cast<int32_t>(i * 37 % 250));
   mlcpipe_sampling sampling{};
@@ -60,10 +63,17 @@ int32_t Generate(mlcpipe_engine engine, size_t prompt_tokens, int64_t max_tokens
   request.max_tokens = max_tokens;
   request.sampling = &sampling;
   request.on_token = Keep;
-  request.context = tokens;
-  mlcpipe_statistics statistics{};
-  statistics.size = sizeof statistics;
-  return mlcpipe_generate(engine, &request, &statistics);
+  request.context = context;
+  request.deterministic = 1;
+  return call(request);
+}
+
+int32_t Generate(mlcpipe_engine engine, size_t prompt_tokens, int64_t max_tokens, std::vector<int32_t>* tokens) {
+  return Ask(prompt_tokens, max_tokens, tokens, [engine](const mlcpipe_request& request) {
+    mlcpipe_statistics statistics{};
+    statistics.size = sizeof statistics;
+    return mlcpipe_generate(engine, &request, &statistics);
+  });
 }
 
 void SleepUs(int64_t most) {
@@ -155,6 +165,52 @@ void OpenAtTheSameTime(const Model (&models)[2]) {
   for (std::thread& thread : threads) thread.join();
 }
 
+struct Answer {
+  std::vector<int32_t> tokens;  // first: it is the context of `Keep`
+  std::atomic<int> code{-1};
+};
+
+void End(void* context, int32_t code, const mlcpipe_statistics*) { static_cast<Answer*>(context)->code = code; }
+
+// Clients submit and cancel while one thread steps; answers that are not cancelled are those alone. The last ones are
+// under way when the engine is closed.
+void AnswerSeveralAtOnce(const Model& model, const std::vector<int32_t>& expected) {
+  const mlcpipe_engine engine = Open(model, 3);
+  std::atomic<bool> closed{false};
+  std::thread stepper([&] {
+    size_t left = 0;
+    while (!closed) Require(mlcpipe_step(engine, &left), {MLCPIPE_OK, MLCPIPE_CANCELLED, MLCPIPE_USAGE}, "step");
+  });
+  const auto submit = [engine](Answer* answer, int64_t max_tokens) {
+    mlcpipe_answer number = 0;
+    const auto call = [&](const mlcpipe_request& request) { return mlcpipe_submit(engine, &request, End, &number); };
+    Require(Ask(40, max_tokens, answer, call), {MLCPIPE_OK}, "submit");
+    return number;
+  };
+  std::vector<std::thread> clients;
+  for (int client = 0; client < 4; ++client) {
+    clients.emplace_back([&, client] {
+      for (int turn = 0; turn < 3; ++turn) {
+        Answer answer;
+        const bool cancels = client == turn;
+        const mlcpipe_answer number = submit(&answer, 20);
+        if (cancels) Require(mlcpipe_cancel_answer(engine, number), {MLCPIPE_OK}, "cancel_answer");
+        while (answer.code < 0) std::this_thread::yield();
+        if (cancels && answer.code == MLCPIPE_CANCELLED) continue;
+        Require(answer.code, {MLCPIPE_OK}, "an answer among several");
+        Require(answer.tokens == expected ? MLCPIPE_OK : MLCPIPE_INTERNAL, {MLCPIPE_OK}, "its tokens");
+      }
+    });
+  }
+  for (std::thread& client : clients) client.join();
+  Answer last[4];
+  for (Answer& answer : last) submit(&answer, 200);
+  SleepUs(3000);
+  Require(mlcpipe_close(engine), {MLCPIPE_OK}, "close");
+  closed = true;
+  stepper.join();
+}
+
 }  // namespace
 
 int main(int, char** words) {
@@ -168,6 +224,7 @@ int main(int, char** words) {
     CancelFromAnotherThread(engines[round % 2]);
     for (int64_t most_us : {50, 100, 300, 3000}) CloseWhileItAnswers(models[round % 2], most_us);
     ShareAnEngine(engines[round % 2]);
+    AnswerSeveralAtOnce(models[round % 2], expected[round % 2]);
   }
   for (mlcpipe_engine engine : engines) Require(mlcpipe_close(engine), {MLCPIPE_OK}, "close");
   std::puts("done");

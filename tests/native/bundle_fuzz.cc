@@ -90,7 +90,7 @@ bool UseTexts(std::string manifest_text, std::string index_text) {
   return Opens([&] {
     const Memory files(std::move(manifest_text), std::move(index_text));
     const mlcpipe::Manifest manifest(files);
-    const mlcpipe::Plan plan(manifest, 0);
+    const mlcpipe::Plan plan(manifest, 0, 0);
     if (plan.context_length < 1 || plan.kv_bytes < 0 || manifest.running_bytes() < 0) std::abort();
     mlcpipe::WeightIndex(manifest).shards();
   });

@@ -3,8 +3,6 @@
 #include <algorithm>
 #include <string>
 
-#include "serving/batch_step.h"
-
 namespace mlcpipe {
 namespace {
 
@@ -12,7 +10,7 @@ constexpr int64_t kMinContext = 512;
 
 // Of several answers at once, beside what one takes.
 int64_t LogitsBytes(const Manifest& manifest, int64_t sequences) {
-  return sequences > 0 ? 4 * manifest.model.vocab_size * (serving::kFewRows + sequences) : 0;
+  return sequences > 0 ? 4 * manifest.model.vocab_size * (kFewRows + sequences) : 0;
 }
 
 }  // namespace

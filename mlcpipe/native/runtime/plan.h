@@ -9,6 +9,8 @@
 
 namespace mlcpipe {
 
+constexpr int64_t kFewRows = 16;  // of a forward of several answers: the logits of each take memory
+
 // What a bundle takes and what there is, in bytes, before anything is loaded.
 struct Plan {
   int64_t weights_bytes, kv_bytes, workspace_bytes, context_length;

@@ -1,6 +1,7 @@
 #include "serving/batch.h"
 
 #include "model.h"
+#include "plan.h"
 #include "pool.h"
 #include "workspace.h"
 

@@ -8,8 +8,6 @@
 
 namespace mlcpipe::serving {
 
-constexpr int64_t kFewRows = 16;  // of a forward: the logits of each take memory
-
 // Rows of one sequence in a forward, from position `begin` on.
 struct Span {
   const Sequence* sequence;

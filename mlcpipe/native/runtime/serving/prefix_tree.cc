@@ -209,7 +209,7 @@ void PrefixTree::Discard(Sequence* sequence) {
 void PrefixTree::Pin(const Sequence& sequence) {
   std::vector<Node*> nodes;
   for (Node* node = sequence.node; node && node->parent; node = node->parent) nodes.insert(nodes.begin(), node);
-  nodes.resize(std::min(nodes.size(), sequence.request.tokens.size() / kPage));
+  nodes.resize(std::min<size_t>(nodes.size(), sequence.request.tokens.size() / kPage));
   nodes.resize(Usable(nodes));
   pins_.push_back(PlacesOf(nodes));
   for (const Place& place : pins_.back()) pool_->pages[place.group].Use(place.page);

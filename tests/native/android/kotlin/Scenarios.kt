@@ -59,14 +59,21 @@ suspend fun cancel(path: String, file: String) = runBlocking {
             model.save(file)
             return java.io.File(file).length()
         }
-        val chat = model.chat()
         whole(model.answer(listOf(Message("user", "go on")), GREEDY))
         val whole = savedBytes()
-        model.reset()
+        var until = whole
         var chunks = 0
-        // Unconfined: the collector runs in the call back of the token that it gets.
-        launch(Dispatchers.Unconfined) { chat.send("go on", GREEDY).collect { if (++chunks == 3) cancel() } }.join()
-        val until = savedBytes()
+        var chat = model.chat()
+        // On a busy machine this model may have answered before the collector runs: then once more.
+        for (attempt in 1..10) {
+            if (until < whole / 5) break
+            model.reset()
+            chat = model.chat()
+            chunks = 0
+            // Unconfined: the collector runs in the call back of the token that it gets.
+            launch(Dispatchers.Unconfined) { chat.send("go on", GREEDY).collect { if (++chunks == 3) cancel() } }.join()
+            until = savedBytes()
+        }
         val said = chat.messages.last().content.isNotEmpty()
         val first = chat.send("go on", GREEDY).take(3).toList().size
         show(

@@ -10,7 +10,7 @@ import typer
 
 from mlcpipe.cli.options import DeviceOption, JsonOption, ThreadsOption, bundle_folder, check_at_least_one
 from mlcpipe.cli.terminal import cell, new_table, print_json, print_rows, say, stderr_console, stdout_console
-from mlcpipe.defaults import AUTO
+from mlcpipe.defaults import AUTO, QUALITY_DECODE_TOKENS, QUALITY_TOKENS
 from mlcpipe.host.finding import byte_size
 from mlcpipe.loading import engine_device
 from mlcpipe.progress import console_progress
@@ -34,8 +34,8 @@ def quality_command(
     text: Annotated[
         Path | None, typer.Option(help="A text in UTF-8. (default: prose of mlcpipe's documentation)")
     ] = None,
-    tokens: Annotated[int, typer.Option(help="Tokens of the text to use.")] = 16384,
-    decode_tokens: Annotated[int, typer.Option(help="How many of them to compute token by token too.")] = 2048,
+    tokens: Annotated[int, typer.Option(help="Tokens of the text to use.")] = QUALITY_TOKENS,
+    decode_tokens: Annotated[int, typer.Option(help="How many of them to compute token by token too.")] = QUALITY_DECODE_TOKENS,
     require: Annotated[str, typer.Option(help=f"{REQUIRE_HELP}.")] = "",
     threads: ThreadsOption = None,
     device: DeviceOption = AUTO,

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import json
-import re
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,7 @@ from mlcpipe.bundle import Manifest, read_manifest
 from mlcpipe.compiler.container import write_container
 from mlcpipe.compiler.licenses import source_licenses
 from mlcpipe.compiler.link import ANDROID
-from mlcpipe.compiler.sdk import named_models, write_runtime
+from mlcpipe.compiler.sdk import named_models, write_runtime, write_templates
 from mlcpipe.errors import UsageError
 from mlcpipe.host.cpu_features import architecture_of
 from mlcpipe.progress import Progress
@@ -43,9 +42,8 @@ def write_android_project(
     triple = triples.pop()
     abi = _ABIS[architecture_of(triple)]
     with atomic_directory(output, replaces=_MARK if overwrite else "") as folder:
-        _write_templates(
-            folder, {"TRIPLE": triple, "ABI": abi, "MODELS": ", ".join(models), "MODEL": next(iter(models))}
-        )
+        values = {"TRIPLE": triple, "ABI": abi, "MODELS": ", ".join(models), "MODEL": next(iter(models))}
+        write_templates(_TEMPLATES, folder, values)
         write_runtime(folder / "mlcpipe" / "src" / "main" / "cpp" / "runtime")
         libraries = folder / "app" / "src" / "main" / "jniLibs" / abi
         libraries.mkdir(parents=True)
@@ -76,11 +74,3 @@ def _code(bundle: Path, manifest: Manifest) -> Path:
             next_step="compile the model again with --target android",
         )
     return next(bundle / name for name in manifest.files if name.endswith(".so"))
-
-
-def _write_templates(folder: Path, values: Mapping[str, str]) -> None:
-    for path in sorted(path for path in _TEMPLATES.rglob("*") if path.is_file()):
-        target = folder / path.relative_to(_TEMPLATES)
-        target.parent.mkdir(parents=True, exist_ok=True)
-        text = path.read_text(encoding="utf-8")
-        target.write_text(re.sub(r"@([A-Z]+)@", lambda found: values[found[1]], text), encoding="utf-8")

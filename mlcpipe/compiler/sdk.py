@@ -61,7 +61,7 @@ def write_sdk(bundles: Sequence[Path], output: Path, progress: Progress, *, over
             shutil.copyfile(codes[name], folder / "models" / name / "libmodel.a")
             write_container(bundle, folder / "models" / name / "model.mlcp", progress)
         write_sources(folder / "src", folder / "include")
-        _write_templates(folder, codes, triples.pop())
+        _write_models(folder, codes, triples.pop())
 
 
 def named_models(bundles: Sequence[Path]) -> dict[str, Path]:
@@ -92,7 +92,17 @@ def write_runtime(folder: Path) -> None:
     write_sources(folder / "src", folder / "include")
     values = {"VERSION": __version__, "MODELS": "", "MODEL": "", **_runtime_values()}
     for name in ("CMakeLists.txt", _MARK):
-        _write_template(folder, _TEMPLATES / name, values)
+        write_templates(_TEMPLATES, folder, values, name)
+
+
+def write_templates(source: Path, folder: Path, values: Mapping[str, str], pattern: str = "*") -> None:
+    """Copy the files of `source` whose names match to the same places of `folder`, with `values[NAME]` for @NAME@."""
+    for path in source.rglob(pattern):
+        if path.is_file():
+            target = folder / path.relative_to(source)
+            target.parent.mkdir(parents=True, exist_ok=True)
+            text = re.sub(r"@([A-Z]+)@", lambda found: values[found[1]], path.read_text(encoding="utf-8"))
+            target.write_text(text, encoding="utf-8")
 
 
 def _runtime_values() -> dict[str, str]:
@@ -102,14 +112,7 @@ def _runtime_values() -> dict[str, str]:
     }
 
 
-def _write_template(folder: Path, path: Path, values: Mapping[str, str]) -> None:
-    text = path.read_text(encoding="utf-8")
-    if path.name != _MARK:  # which CMake fills in
-        text = re.sub(r"@([A-Z]+)@", lambda found: values[found[1]], text)
-    (folder / path.name).write_text(text, encoding="utf-8")
-
-
-def _write_templates(folder: Path, codes: Mapping[str, Path], triple: str) -> None:
+def _write_models(folder: Path, codes: Mapping[str, Path], triple: str) -> None:
     macros = {name: f"MLCPIPE_CODE_{name.upper()}" for name in codes}
     first = next(iter(codes))
     values = {
@@ -120,8 +123,7 @@ def _write_templates(folder: Path, codes: Mapping[str, Path], triple: str) -> No
         "CODE": macros[first],
         **_runtime_values(),
     }
-    for path in _TEMPLATES.iterdir():
-        _write_template(folder, path, values)
+    write_templates(_TEMPLATES, folder, values)
     declared = [_DECLARATION.format(table=own_table(code), macro=macros[name]) for name, code in codes.items()]
     header = folder / "include" / "mlcpipe_models.h"
     header.write_text(_MODELS_HEADER.format(declarations="\n".join(declared)), encoding="utf-8")

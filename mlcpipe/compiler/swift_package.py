@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import plistlib
-import re
 from pathlib import Path
 
 from mlcpipe.atomic import atomic_directory
@@ -14,7 +13,7 @@ from mlcpipe.compiler.licenses import source_licenses
 from mlcpipe.compiler.macho import for_simulator
 from mlcpipe.compiler.native_runtime import definitions
 from mlcpipe.compiler.program import static_library
-from mlcpipe.compiler.sdk import write_sources
+from mlcpipe.compiler.sdk import write_sources, write_templates
 from mlcpipe.compiler.static_library import own_table
 from mlcpipe.compiler.tvm_sources import INCLUDES
 from mlcpipe.errors import UsageError
@@ -58,13 +57,7 @@ def write_package_sources(folder: Path, table: str) -> None:
         "INCLUDES": ", ".join(f'"{name}"' for name in ("runtime", *included)),
         "DEFINITIONS": "\n".join(_macro(option) for option in definitions()),
     }
-    for path in sorted(_TEMPLATES.rglob("*")):
-        copy = folder / path.relative_to(_TEMPLATES)
-        if path.is_dir():
-            copy.mkdir(exist_ok=True)
-            continue
-        text = path.read_text(encoding="utf-8")
-        copy.write_text(re.sub(r"@([A-Z]+)@", lambda found: values[found[1]], text), encoding="utf-8")
+    write_templates(_TEMPLATES, folder, values)
     (folder / "THIRD_PARTY.txt").write_text(source_licenses(), encoding="utf-8")
 
 

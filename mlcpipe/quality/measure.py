@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from mlcpipe.bundle import Manifest, read_manifest, write_manifest
 from mlcpipe.bundle.origin import SIGNATURE, accept, origin_of
 from mlcpipe.bundle.quality import QualityInfo
+from mlcpipe.defaults import QUALITY_DECODE_TOKENS, QUALITY_TOKENS
 from mlcpipe.errors import ComputeError, ResourceError, UsageError
 from mlcpipe.files import read_bounded
 from mlcpipe.host.bandwidth import last_cache_bytes, read_bandwidth_gb_s
@@ -36,8 +37,6 @@ from mlcpipe.runtime.sampling_params import SamplingParams
 OWN_TEXT = Path(__file__).with_name("text.txt")
 """The text that is measured on where no other is given: prose of mlcpipe's documentation of 2026-11-23."""
 WINDOW = 512
-TOKENS = 16384
-DECODE_TOKENS = 2048
 _MIN_TOKENS = 3  # one of context, one that counts, and its successor
 _MAX_TEXT_BYTES = 256 << 20
 _SCRATCH_BYTES = 512 << 20  # logits of both models, and copies of some rows in float64
@@ -53,8 +52,8 @@ class Plan:
     bundle: Path
     reference: Path
     text: Path = OWN_TEXT
-    tokens: int = TOKENS
-    decode_tokens: int = DECODE_TOKENS
+    tokens: int = QUALITY_TOKENS
+    decode_tokens: int = QUALITY_DECODE_TOKENS
     threads: int | None = None
     device: str | None = None
 

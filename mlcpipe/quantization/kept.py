@@ -15,11 +15,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mlcpipe.quantization.scheme import Scheme
+from tir_schedules.bit_planes import PLANES
 
 Array = NDArray[Any]
 
 RUN = 32  # elements whose words lie together
-_PLANES = {2: (2,), 3: (2, 1), 4: (4,), 5: (4, 1), 6: (4, 2), 8: (8,)}
 
 
 def _scheme(name: str, bits: int, zero: int, group_size: int = RUN, **more: Any) -> Scheme:
@@ -43,11 +43,6 @@ SCHEMES: Mapping[str, Scheme] = {
 }
 
 
-def planes(bits: int) -> tuple[int, ...]:
-    """The widths of the bit planes of a code, the lowest first."""
-    return _PLANES[bits]
-
-
 def pack_codes(codes: Array, bits: int) -> Array:
     """Codes uint8[N, K], K a multiple of 32 -> words uint32[N, K * bits / 32]."""
     n, k = codes.shape
@@ -56,7 +51,7 @@ def pack_codes(codes: Array, bits: int) -> Array:
     words = np.zeros((n, k // RUN, bits), np.uint32)
     runs = codes.reshape(n, k // RUN, 4, 4, 2)  # e // 8, j, e % 2
     shift = first = 0
-    for plane in planes(bits):
+    for plane in PLANES[bits]:
         mask = np.uint8((1 << plane) - 1)
         for t in range(8):
             for j in range(4):
@@ -80,7 +75,7 @@ def unpack_codes(words: Array, bits: int) -> Array:
     runs = words.reshape(n, -1, bits)
     codes = np.zeros((n, runs.shape[1], 4, 4, 2), np.uint8)
     shift = first = 0
-    for plane in planes(bits):
+    for plane in PLANES[bits]:
         mask = np.uint32((1 << plane) - 1)
         for t in range(8):
             for j in range(4):
@@ -94,7 +89,7 @@ def unpack(scheme: Scheme, packed: Mapping[str, Array], k: int) -> Array:
     """Arrays of `scheme.shapes` -> float32[N, k], each value rounded once: the dequantized blocks, bit for bit."""
     codes = unpack_codes(packed["q_weight"], scheme.bits)
     n = len(codes)
-    levels = np.array(scheme.table, np.float32)[codes] if scheme.table else codes - np.float32(scheme.zero_point)
+    levels = codes - np.float32(scheme.zero_point)
     each = 2 if scheme.minima else 1
     scales = packed["q_scale"].astype(np.float32).reshape(n, -1, each)
     if scheme.super_size:

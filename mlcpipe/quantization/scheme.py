@@ -41,8 +41,7 @@ class Scheme:
     A scheme with a `zero` is that of a block format, see `kept.py`: all codes and signs of scales occur. Runs of 32
     codes fill `bits` words in bit planes. With `super_size` a scale of `model_dtype` is for so many columns, and
     `q_sub` int8[N, K / group_size] multiplies it for each group. With `minima` a minimum follows each scale and each
-    sub-scale, and is added: (code - zero) * scale * sub + minimum * sub of the minimum. With a `table` the levels
-    table[code] take the place of the codes.
+    sub-scale, and is added: (code - zero) * scale * sub + minimum * sub of the minimum.
     """
 
     name: str
@@ -53,7 +52,6 @@ class Scheme:
     zero: int | None = None
     super_size: int = 0
     minima: bool = False
-    table: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         if self.model_dtype not in ("float16", "float32"):

@@ -8,9 +8,10 @@ from typing import TypeAlias
 from tvm import te, tirx
 
 from mlcpipe.errors import CompileError
-from mlcpipe.quantization.kept import RUN, planes
+from mlcpipe.quantization.kept import RUN
 from mlcpipe.quantization.layout import Layout
 from mlcpipe.quantization.scheme import Scheme
+from tir_schedules.bit_planes import PLANES
 
 Index: TypeAlias = "int | tirx.PrimExpr"
 
@@ -90,7 +91,7 @@ def _plane_code(
     """The code of column k, int32, from its bit planes: see `kept.py`."""
     e, code, first, base = k % RUN, tirx.const(0, "uint32"), 0, 0
     t, j = e // 8 * 2 + e % 2, e // 2 % 4
-    for plane in planes(scheme.bits):
+    for plane in PLANES[scheme.bits]:
         word = weight(*lead, *layout.locate(n, k // RUN * scheme.bits + first + t * plane // 8))
         field = tirx.shift_right(word, _shift(8 * j + plane * t % 8))
         field = tirx.bitwise_and(field, tirx.const((1 << plane) - 1, "uint32"))

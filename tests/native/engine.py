@@ -143,6 +143,7 @@ class _Asked:
         self,
         prompt: Sequence[int] | str | bytes,
         params: SamplingParams,
+        *,
         messages: object = None,
         variables: object = None,
         max_tokens: int = 0,
@@ -227,17 +228,10 @@ class NativeEngine:
         self,
         prompt: Sequence[int] | str | bytes = (),
         params: SamplingParams = SamplingParams(temperature=0.0),
-        *,
-        messages: object = None,
-        variables: object = None,
-        max_tokens: int = 0,
-        stop_ids: Sequence[int] = (),
-        stops: Sequence[str] = (),
-        ignore_end: bool = False,
-        on_token: Callable[[int], int] = lambda token: 0,
+        **rest: Any,
     ) -> Answer:
         """The answer to ids, a text or messages; `on_token` gives another number than 0 to end it."""
-        request = _Asked(prompt, params, messages, variables, max_tokens, stop_ids, stops, ignore_end, on_token)
+        request = _Asked(prompt, params, **rest)
         statistics = _Statistics()
         self.call("generate", ctypes.byref(request.struct), ctypes.byref(statistics))
         return request.answer(statistics)

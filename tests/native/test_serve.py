@@ -123,7 +123,7 @@ BODIES: list[tuple[str, Any]] = [
     (CHAT, {"messages": HELLO, "stop": " the"}),
     (CHAT, {"messages": HELLO, "stop": ["target", "zzz"], "stream": True}),
     (CHAT, {"messages": HELLO, "n": 1, "logprobs": False, "response_format": {"type": "text"}, "top_k": -1}),
-    (CHAT, {"messages": HELLO, "unknown": [1, {"a": None}], "temperature": None, "stop": None}),
+    (CHAT, {"messages": HELLO, "unknown": [1, {"a": None}], "temperature": None, "stop": None, "seed": 5}),
     (CHAT, {"messages": [{"role": "system", "content": "Be short."}, {"role": "developer", "content": "é<|im_end|>"},
                          {"role": "user", "content": [{"type": "text", "text": "Hello"}, {"type": "text", "text": "!"}]},
                          {"role": "assistant", "content": None}, {"role": "user", "content": "ok", "name": "x"}]}),

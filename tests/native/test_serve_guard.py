@@ -293,7 +293,7 @@ def test_answers_that_take_too_long_are_told(program: Path, demo_bundles: Bundle
         )
         server = Running(found.url.replace("0.0.0.0", "127.0.0.1"), found.process, found.lines)
         with streaming(server) as made, connected(server) as waits:
-            waits.sendall(posted(GOOD))
+            waits.sendall(posted(json.dumps({**LONG, "stream": False}).encode()))
             time.sleep(0.2)
             server.process.send_signal(signal.SIGTERM)
             streamed = whole = b""

@@ -1,18 +1,13 @@
 #!/usr/bin/env bash
-# Swift 6 of Debian 13, with all that it needs, into build/root/ (2.6 GB) or the folder that is given: by the machine's
-# own mirror, unpacked and not installed, so that nothing of the machine changes. The tests find it as build/root.
+# Swift 6 of Debian 13, with all that it needs, into build/swift/ (2.6 GB) or the folder that is given: by the machine's
+# own mirror, unpacked and not installed, so that nothing of the machine changes. The tests find it as build/swift.
 set -euo pipefail
 cd "$(dirname "$0")"
-root=$(realpath -m "${1:-build/root}")
+root=$(realpath -m "${1:-build/swift}")
 mkdir -p build
-[[ $root == "$PWD/build/root" ]] || ln -sfn "$root" build/root
+[[ $root == "$PWD/build/swift" ]] || ln -sfn "$root" build/swift
 [[ -e $root/usr/bin/swift-build ]] && exit
-. /etc/os-release
-mirror=$(apt-get indextargets --format '$(REPO_URI) $(RELEASE) $(COMPONENT)' 'Created-By: Packages' |
-  awk -v release="$VERSION_CODENAME" '$2 == release && $3 == "main" { print $1; exit }')
-work=$(mktemp -d)
-trap 'rm -rf "$work"' EXIT
-chmod 755 "$work"  # apt's own user reads it
+. ../apt.sh
 mkdir -p "$work"/{lists,archives}/partial "$root"
 : >"$work/status"  # as on a machine that has nothing
 echo "deb [signed-by=/usr/share/keyrings/debian-archive-keyring.gpg] $mirror trixie main" >"$work/sources.list"

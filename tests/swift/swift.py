@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).with_name("build") / "root"
+ROOT = Path(__file__).with_name("build") / "swift"
 WORK = "/work"  # where a folder of ours is within
 _MOUNTS = """set -e
 mount -t proc proc "$0/proc"

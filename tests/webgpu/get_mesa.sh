@@ -4,12 +4,7 @@
 set -euo pipefail
 cd "$(dirname "$0")"
 [[ -e drivers/lavapipe.json ]] && exit
-. /etc/os-release
-mirror=$(apt-get indextargets --format '$(REPO_URI) $(RELEASE) $(COMPONENT)' 'Created-By: Packages' |
-  awk -v release="$VERSION_CODENAME" '$2 == release && $3 == "main" { print $1; exit }')
-work=$(mktemp -d)
-trap 'rm -rf "$work"' EXIT
-chmod 755 "$work"  # apt's own user reads it
+. ../apt.sh
 mkdir -p "$work/lists/partial" drivers
 echo "deb [signed-by=/usr/share/keyrings/debian-archive-keyring.gpg] $mirror $VERSION_CODENAME-backports main" \
   >"$work/sources.list"

@@ -6,11 +6,11 @@ from collections.abc import Callable
 
 from tvm.script.ir_builder import tirx as I
 
+from tir_schedules.bit_planes import PLANES
 from tir_schedules.builder import Buffer, Expr
 from tir_schedules.cpu.packed_weight import Packed
 from tir_schedules.cpu.vectors import lanes_of, load, read, splat
 
-PLANES = {2: (2,), 3: (2, 1), 4: (4,), 5: (4, 1), 6: (4, 2)}
 BYTES, HALVES, ONE = 0x01010101, 0x00010001, 1  # which fields of a word hold codes
 
 

@@ -35,7 +35,9 @@ def quality_command(
         Path | None, typer.Option(help="A text in UTF-8. (default: prose of mlcpipe's documentation)")
     ] = None,
     tokens: Annotated[int, typer.Option(help="Tokens of the text to use.")] = QUALITY_TOKENS,
-    decode_tokens: Annotated[int, typer.Option(help="How many of them to compute token by token too.")] = QUALITY_DECODE_TOKENS,
+    decode_tokens: Annotated[
+        int, typer.Option(help="How many of them to compute token by token too.")
+    ] = QUALITY_DECODE_TOKENS,
     require: Annotated[str, typer.Option(help=f"{REQUIRE_HELP}.")] = "",
     threads: ThreadsOption = None,
     device: DeviceOption = AUTO,

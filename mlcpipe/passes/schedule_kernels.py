@@ -23,14 +23,14 @@ def first_rule(rules: Rules, func: tirx.PrimFunc, knobs: Knobs) -> tuple[str, ti
     kind = op.kind if op is not None else "fused"
     by_hand = func.attrs is not None and "tirx.is_scheduled" in func.attrs
     notes: list[str] = []
-    for name, kinds, rule in rules:
-        if kind not in kinds if kinds else by_hand:
+    for one in rules:
+        if kind not in one.kinds if one.kinds else by_hand:
             continue
-        result = rule(func, op, knobs)
+        result = one.rule(func, op, knobs)
         if not isinstance(result, Declined):
-            usual = "made for this operation" if kinds else f"no rule for {kind}"
-            return name, result, "; ".join(notes) or usual
-        notes.append(f"{name}: {result.reason}")
+            usual = "made for this operation" if one.kinds else f"no rule for {kind}"
+            return one.name, result, "; ".join(notes) or usual
+        notes.append(f"{one.name}: {result.reason}")
     return BY_HAND, func, "; ".join(notes) or "written with its schedule"
 
 

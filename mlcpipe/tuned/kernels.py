@@ -12,7 +12,7 @@ from tvm import tirx
 from mlcpipe.targets import Target
 from tir_schedules.op import Op, op_of
 from tir_schedules.paged import ATTENTION
-from tir_schedules.rule import Declined, Knobs, Rules
+from tir_schedules.rule import Declined, Knobs, Rules, rules_in
 from tir_schedules.space import Space
 from tir_schedules.step import ATTEND
 
@@ -50,9 +50,8 @@ def kernel_name(op: Op) -> str:
 
 
 def rules_of(target: Target) -> Rules:
-    """The rules of a target's kernels, in order: name, operations, rule."""
-    rules: Rules = importlib.import_module(f"tir_schedules.{target.kernels}.rules").RULES
-    return rules
+    """The rules of a target's kernels, in the order in which they are asked."""
+    return rules_in(target.kernels)
 
 
 def spaces_of(target: Target, rule: str, op: Op, knobs: Knobs) -> tuple[Space, ...]:
@@ -64,5 +63,5 @@ def spaces_of(target: Target, rule: str, op: Op, knobs: Knobs) -> tuple[Space, .
 
 def apply_rule(target: Target, rule: str, func: tirx.PrimFunc, knobs: Knobs) -> tirx.PrimFunc | Declined:
     """The function scheduled by one rule, or why it declined."""
-    rules = {name: make for name, _, make in rules_of(target)}
+    rules = {one.name: one.rule for one in rules_of(target)}
     return rules[rule](func, op_of(func), knobs)

@@ -17,8 +17,8 @@ from mlcpipe.passes.lowering import KernelModule
 from mlcpipe.passes.schedule_kernels import first_rule
 from mlcpipe.targets import Target, Variant, compiled_variants, load_target, tvm_target
 from tir_schedules.cpu.elementwise import elementwise
-from tir_schedules.cpu.rules import RULES
 from tir_schedules.op import op_of
+from tir_schedules.rule import rules_in
 
 Array = NDArray[Any]
 EPS = 2.0**-24  # half a unit in the last place of float32, relative
@@ -88,7 +88,7 @@ def variant() -> Variant:
 
 def by_rules(definition: tirx.PrimFunc, **knobs: int | str) -> tuple[str, tirx.PrimFunc]:
     """The first rule that takes a definition, and what it makes of it. `knobs` replace facts of the target."""
-    return first_rule(RULES, definition, {**variant().schedule, **knobs})[:2]
+    return first_rule(rules_in("cpu"), definition, {**variant().schedule, **knobs})[:2]
 
 
 def by_elementwise(definition: tirx.PrimFunc) -> tirx.PrimFunc:

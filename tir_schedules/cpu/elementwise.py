@@ -7,7 +7,7 @@ from tvm import s_tir, tirx
 from tvm.s_tir.schedule import SBlockRV, ScheduleError
 
 from tir_schedules.op import Op
-from tir_schedules.rule import Declined, Knobs
+from tir_schedules.rule import Declined, Knobs, NamedRule
 
 
 def elementwise(func: tirx.PrimFunc, op: Op | None, knobs: Knobs) -> tirx.PrimFunc | Declined:
@@ -80,3 +80,6 @@ def _choose(serial: tirx.PrimFunc, parallel: tirx.PrimFunc, work: tirx.PrimExpr,
     block = type(root)([], root.reads, root.writes, root.name_hint, both, None, root.alloc_buffers)
     func = serial.with_body(type(serial.body)([], True, block))
     return tirx.transform.ConvertSSA()(tvm.IRModule({"main": func}))["main"]
+
+
+RULES = (NamedRule("cpu.elementwise", (), elementwise),)

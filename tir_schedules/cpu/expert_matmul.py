@@ -16,7 +16,7 @@ from tir_schedules.cpu.packed_weight import LANES, Packed, codes, packed_of
 from tir_schedules.cpu.store import store_row
 from tir_schedules.cpu.vectors import Registers, load, read, splat
 from tir_schedules.op import Op
-from tir_schedules.rule import Declined
+from tir_schedules.rule import Declined, NamedRule, hand_written
 
 
 @dataclass(frozen=True)
@@ -98,3 +98,6 @@ def _sum_group(
             word = read(W, (*block, group * w.words_per_group + j, 0), LANES)
             code = codes(word, c, w.bits) - splat(float(w.zero_point), LANES)
             part[c % 2] = part[c % 2] + code * splat(X[row, k], LANES)
+
+
+RULES = (NamedRule("cpu.expert_matmul", ("expert_matmul",), hand_written(lambda _, op, knobs: expert_matmul(op))),)

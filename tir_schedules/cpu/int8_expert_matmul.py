@@ -24,7 +24,7 @@ from tir_schedules.cpu.packed_weight import LANES, Packed, packed_of
 from tir_schedules.cpu.store import Output
 from tir_schedules.cpu.vectors import scratch
 from tir_schedules.op import Op
-from tir_schedules.rule import Declined, Knobs
+from tir_schedules.rule import Declined, Knobs, NamedRule, hand_written
 
 
 def int8_expert_matmul(op: Op, knobs: Knobs) -> tirx.PrimFunc | Declined:
@@ -138,3 +138,13 @@ def _many_tokens(
             multiply(p, t, 1)
         with I.Else():
             multiply(p, t, tile.rows)
+
+
+RULES = (
+    NamedRule(
+        "cpu.int8_expert_matmul",
+        ("expert_matmul",),
+        hand_written(lambda _, op, knobs: int8_expert_matmul(op, knobs)),
+        before="cpu.expert_matmul",
+    ),
+)

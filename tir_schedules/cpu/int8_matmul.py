@@ -32,7 +32,7 @@ from tir_schedules.cpu.int8_smmla import pairs_of, smmla_gemm
 from tir_schedules.cpu.int8_unpacked import GROUP
 from tir_schedules.cpu.packed_weight import LANES, Packed, packed_of
 from tir_schedules.op import Op
-from tir_schedules.rule import Declined, Knobs
+from tir_schedules.rule import Declined, Knobs, NamedRule, hand_written
 
 
 def dot_of(knobs: Knobs) -> Dot | Declined:
@@ -163,3 +163,13 @@ def _fine(weight: Weight) -> Groups:
     if w.blocked:
         return groups_of(weight)
     return Groups(w.k, GROUP, EVEN_ODD if w.bits == 4 else IN_ORDER, weight.dot.zero_point(w.bits, w.zero_point))
+
+
+RULES = (
+    NamedRule(
+        "cpu.int8_matmul",
+        ("matmul", "gated_matmul"),
+        hand_written(lambda _, op, knobs: int8_matmul(op, knobs)),
+        before="cpu.matmul",
+    ),
+)

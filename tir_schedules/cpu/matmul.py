@@ -20,7 +20,7 @@ from tir_schedules.cpu.packed_weight import LANES, Plain, Quantized, packed_of
 from tir_schedules.cpu.store import Output
 from tir_schedules.cpu.vectors import Registers, read, splat, store
 from tir_schedules.op import Op
-from tir_schedules.rule import Declined
+from tir_schedules.rule import Declined, Knobs, NamedRule, hand_written
 
 ONE_TILE = 4  # rows of a prompt that no scratch pays for
 
@@ -142,3 +142,10 @@ def _register_tile(panels: Buffer, B: Buffer, panel: Expr, first_row: Expr, firs
             x = splat(panels[panel, first + k, first_row + r], LANES)
             total[r * blocks + b] = total[r * blocks + b] + x * b_vector[b]
     out.store(total)
+
+
+def _rule(func: tirx.PrimFunc, op: Op, knobs: Knobs) -> tirx.PrimFunc | Declined:
+    return matmul(op, Tile(*(int(knobs[f"gemm_{name}"]) for name in ("rows", "blocks", "depth"))))
+
+
+RULES = (NamedRule("cpu.matmul", ("matmul", "gated_matmul"), hand_written(_rule)),)

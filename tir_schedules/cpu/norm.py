@@ -10,7 +10,7 @@ from tvm.script.ir_builder import tirx as I
 from tir_schedules.builder import Buffer, Expr, Tensor, function, put
 from tir_schedules.cpu.vectors import Registers, load, read, scratch, splat, store
 from tir_schedules.op import Op
-from tir_schedules.rule import Declined
+from tir_schedules.rule import Declined, NamedRule, hand_written
 
 _SERIAL = 8192  # numbers; waking threads for fewer costs more than the work
 
@@ -66,3 +66,6 @@ def _scale_row(x: Buffer, w: Buffer, y: Buffer, row: Expr, lanes: int, eps: floa
     with I.serial(size // lanes) as i:
         at = (row, i * lanes)
         store(y, at, read(x, at, lanes) * splat(scale[0], lanes) * load(w, i * lanes, lanes), lanes)
+
+
+RULES = (NamedRule("cpu.norm", ("rms_norm", "add_rms_norm"), hand_written(lambda _, op, knobs: norm(op))),)

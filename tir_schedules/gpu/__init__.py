@@ -1,6 +1,5 @@
 """Kernels for GPUs, within the limits of a target: invocations of a workgroup, shared memory, buffers of a kernel.
 
-rules.py         which kernel a target gets for an operation, rule by rule
 attention/       decode, prefill and the pages of the KV cache
 matmul/          products with packed weights: dense, gated, experts, embeddings
 sampling/        from logits to a token

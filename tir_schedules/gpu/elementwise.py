@@ -6,7 +6,7 @@ from tvm import s_tir, tirx
 from tvm.s_tir.schedule import SBlockRV, ScheduleError
 
 from tir_schedules.op import Op
-from tir_schedules.rule import Declined, Knobs
+from tir_schedules.rule import Declined, Knobs, NamedRule
 
 
 def elementwise(func: tirx.PrimFunc, op: Op | None, knobs: Knobs) -> tirx.PrimFunc | Declined:
@@ -41,3 +41,6 @@ def _bind(sch: s_tir.Schedule, block: SBlockRV, threads: int) -> None:
     outer, inner = sch.split(fused, [None, threads])
     sch.bind(outer, "blockIdx.x")
     sch.bind(inner, "threadIdx.x")
+
+
+RULES = (NamedRule("gpu.elementwise", (), elementwise),)

@@ -13,7 +13,7 @@ from tir_schedules.gpu import device_calls
 from tir_schedules.gpu.kernel import barrier, by_rows, ceildiv, launch, local, shared
 from tir_schedules.gpu.matmul.packed_loads import GROUP_LANES
 from tir_schedules.op import Op
-from tir_schedules.rule import Declined, Knobs
+from tir_schedules.rule import Declined, Knobs, NamedRule, with_output_dtype
 
 
 def norm(op: Op, dtype: str, knobs: Knobs) -> tirx.PrimFunc | Declined:
@@ -130,3 +130,6 @@ def _sum_of_subgroups(total: Buffer, count: int, lanes: int) -> None:
     put(total, 0, I.float32(0))
     for other in range(count):
         add(total, 0, sums[other])
+
+
+RULES = (NamedRule("gpu.norm", ("rms_norm", "add_rms_norm"), with_output_dtype(norm)),)

@@ -8,7 +8,7 @@ from tvm.script.ir_builder import tirx as I
 from tir_schedules.builder import Buffer, Tensor, add, function, overflowed, put
 from tir_schedules.gpu.kernel import LOWEST, ceildiv, keep, launch, local
 from tir_schedules.op import Op
-from tir_schedules.rule import Declined, Knobs
+from tir_schedules.rule import Declined, Knobs, NamedRule, with_output_dtype
 
 _THREADS = 64
 
@@ -70,3 +70,6 @@ def moe_route(op: Op, dtype: str, knobs: Knobs) -> tirx.PrimFunc | Declined:
                     put(weights, (i, t), I.if_then_else(nan[0] > I.uint32(0), I.reinterpret("float32", nan[0]), share))
 
     return function("moe_route", arguments, body)
+
+
+RULES = (NamedRule("gpu.moe_route", ("moe_route",), with_output_dtype(moe_route)),)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import cache
@@ -24,6 +23,7 @@ from mlcpipe.quantization.scheme import load_scheme, scheme_names
 from mlcpipe.targets import load_target
 from tests.unit.passes.small import BLOCK_WEIGHTS, MODEL_PASSES, Block, apply, lowering, passes_through
 from tir_schedules.op import op_of, tag
+from tir_schedules.rule import rules_in
 
 FAMILIES = model_types()
 SIZES: Mapping[str, Any] = {
@@ -257,8 +257,11 @@ def test_an_ill_formed_module_is_found_when_checked() -> None:
         apply(lowering(Block, BLOCK_WEIGHTS), lose_a_binding)
 
 
-def test_rules_exist_for_what_targets_name() -> None:
-    module = importlib.import_module(f"tir_schedules.{load_target('cpu').kernels}.rules")
-    names = [name for name, _, _ in module.RULES]
-    assert len(set(names)) == len(names)
-    assert module.RULES[-1][1] == (), "the last rule takes everything"
+@pytest.mark.parametrize("kernels", ["cpu", "gpu"])
+def test_the_special_rule_is_asked_before_the_general_one(kernels: str) -> None:
+    rules = rules_in(kernels)
+    names = [rule.name for rule in rules]
+    assert len(set(names)) == len(names) > 7
+    assert [rule.name for rule in rules if not rule.kinds] == names[-1:], "the last rule takes everything"
+    for rule in rules:
+        assert not rule.before or names.index(rule.name) < names.index(rule.before)

@@ -13,6 +13,7 @@ import pytest
 from mlcpipe import Engine
 from mlcpipe.bundle import read_manifest, write_manifest
 from mlcpipe.bundle.origin import SIGNATURE, accept, origin_of
+from mlcpipe.defaults import QUALITY_TOKENS
 from mlcpipe.errors import ComputeError, ResourceError, UsageError
 from mlcpipe.host.memory import FreeMemory
 from mlcpipe.progress import SilentProgress
@@ -168,4 +169,4 @@ def test_a_reference_that_is_rounded_or_absent(tiny_bundles: Bundles, tmp_path: 
 
 def test_the_text_that_ships_is_long_enough() -> None:
     """For tokenizers with 128,000 tokens, which put 4.4 characters of such prose into one."""
-    assert len(OWN_TEXT.read_text(encoding="utf-8")) > 4.4 * module.TOKENS
+    assert len(OWN_TEXT.read_text(encoding="utf-8")) > 4.4 * QUALITY_TOKENS

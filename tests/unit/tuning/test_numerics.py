@@ -15,9 +15,9 @@ from tests.kernels.cases.cpu.page_attention import PageKernel, attend_call
 from tests.kernels.harness import assert_outputs, compile_together
 from tir_schedules.cpu.attention import AttentionShape, attention
 from tir_schedules.cpu.int8_matmul import int8_matmul
-from tir_schedules.cpu.rules import RULES
 from tir_schedules.cpu.spaces import SPACES
 from tir_schedules.op import op_of
+from tir_schedules.rule import rules_in
 from tir_schedules.space import Space
 
 pytestmark = [
@@ -66,7 +66,7 @@ def test_choices_of_the_integer_kernels_are_within_numpys_bounds(bucket: str) ->
 
 def test_choices_of_the_float_kernel_are_within_numpys_bounds() -> None:
     definition = FLOAT.definition()
-    op, rule = op_of(definition), {name: make for name, _, make in RULES}["cpu.matmul"]
+    op, rule = op_of(definition), {one.name: one.rule for one in rules_in("cpu")}["cpu.matmul"]
     assert op is not None
     knobs = {"gemm_rows": 12, "gemm_blocks": 2, "gemm_depth": 256, "lanes": 16}
     (space,) = SPACES["cpu.matmul"](op, knobs)

@@ -19,7 +19,8 @@ from tir_schedules.cpu.attention.pages import AttentionShape
 from tir_schedules.cpu.attention.store_pages import store_pages
 from tir_schedules.op import Op, by_hand
 from tir_schedules.paged import heads_of
-from tir_schedules.rule import Knobs
+from tir_schedules.rule import Knobs, NamedRule, hand_written
+from tir_schedules.step import ATTEND
 
 FEW = Tiles()
 # Each task brings keys to float32 itself, so many rows share them.
@@ -63,3 +64,6 @@ def attention(func: tirx.PrimFunc, op: Op, knobs: Knobs) -> tirx.PrimFunc:
     shape = AttentionShape(**heads_of(op))
     make = attend_few if op.kind == "attend_few" else attend_many
     return make(shape, float(op.facts["scale"]), op.int("window"), tiles)
+
+
+RULES = (NamedRule("cpu.attention", ATTEND, hand_written(attention)),)

@@ -21,7 +21,7 @@ from tir_schedules.gpu.attention.prefill_tile import PrefillTile, prefill_tile
 from tir_schedules.gpu.matmul.packed_loads import GROUP_LANES
 from tir_schedules.op import Op, by_hand
 from tir_schedules.paged import ATTENTION, heads_of
-from tir_schedules.rule import Declined, Knobs
+from tir_schedules.rule import Declined, Knobs, NamedRule, hand_written
 
 
 @functools.cache
@@ -91,3 +91,20 @@ def _window_of(op: Op) -> tuple[int, bool]:
     """The window that a function of the cache masks by (0: none), and whether TVM tells it of windows."""
     sliding = op.kind.endswith("_sliding")
     return op.int("sliding_window") if sliding or op.int("all_slide") else 0, sliding
+
+
+RULES = (
+    NamedRule(
+        "gpu.subgroup_attention",
+        DECODE_KINDS,
+        hand_written(lambda _, op, knobs: subgroup_attention(op, knobs)),
+        before="gpu.attention",
+    ),
+    NamedRule(
+        "gpu.mma_attention",
+        ("attend_many",),
+        hand_written(lambda _, op, knobs: mma_attention(op, knobs)),
+        before="gpu.attention",
+    ),
+    NamedRule("gpu.attention", (*DECODE_KINDS, *PREFILL_KINDS), hand_written(attention)),
+)

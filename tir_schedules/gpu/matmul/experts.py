@@ -10,7 +10,7 @@ from tir_schedules.gpu.kernel import ceildiv, keep, launch
 from tir_schedules.gpu.matmul.gemv import gemv, gemv_shape
 from tir_schedules.gpu.matmul.packed import Rows, packed
 from tir_schedules.op import Op
-from tir_schedules.rule import Declined, Knobs
+from tir_schedules.rule import Declined, Knobs, NamedRule, with_output_dtype
 
 
 def expert_matmul(op: Op, dtype: str, knobs: Knobs) -> tirx.PrimFunc | Declined:
@@ -37,3 +37,6 @@ def expert_matmul(op: Op, dtype: str, knobs: Knobs) -> tirx.PrimFunc | Declined:
             gemv(rows, shape, bx, tx, [lambda at: x[source, at]], lambda _, row, value: put(y, (i, row), value))
 
     return function("expert_matmul", arguments, body)
+
+
+RULES = (NamedRule("gpu.expert_matmul", ("expert_matmul",), with_output_dtype(expert_matmul)),)

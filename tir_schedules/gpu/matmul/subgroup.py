@@ -34,7 +34,7 @@ from tir_schedules.gpu.matmul.packed_loads import (
 )
 from tir_schedules.gpu.matmul.row_tile import RowTiles, by_tiles
 from tir_schedules.op import Op
-from tir_schedules.rule import Declined, Knobs
+from tir_schedules.rule import Declined, Knobs, NamedRule, with_output_dtype
 
 _MAX_SUBGROUPS = 8  # of a workgroup
 
@@ -113,7 +113,11 @@ def _flat(buffer: Buffer, size: Expr) -> Buffer:
 
 
 def subgroup_matmul(op: Op, dtype: str, knobs: Knobs) -> tirx.PrimFunc | Declined:
-    """x dtype[m, k], packed w [n, k] -> y dtype[m, n], or [m, n / 2] for `gated_matmul`."""
+    """x dtype[m, k], packed w [n, k] -> y dtype[m, n], or [m, n / 2] for `gated_matmul`; `subgroup` is set.
+
+    k is whole quantization groups of whole 8 columns. Few rows by GEMV; many by GEMM on `mma` (int4 and int8 groups of
+    32, or plain float16), else on cooperative matrices (`matrix_rows`, float16, k a multiple of 32), else in registers.
+    """
     size = int(knobs.get("subgroup", 0))
     weight = packed_for_groups(op) if size else Declined("subgroups of unknown size")
     if isinstance(weight, Declined):
@@ -312,3 +316,11 @@ def subgroup_expert_matmul(op: Op, dtype: str, knobs: Knobs) -> tirx.PrimFunc | 
         )
 
     return function("expert_matmul", arguments, body)
+
+
+RULES = (
+    NamedRule("gpu.subgroup_matmul", ("matmul", "gated_matmul"), with_output_dtype(subgroup_matmul), "gpu.matmul"),
+    NamedRule(
+        "gpu.subgroup_expert_matmul", ("expert_matmul",), with_output_dtype(subgroup_expert_matmul), "gpu.expert_matmul"
+    ),
+)

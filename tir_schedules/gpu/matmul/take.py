@@ -9,7 +9,7 @@ from tir_schedules.builder import Buffer, Tensor, function, put
 from tir_schedules.gpu.kernel import ceildiv, keep, launch, pin
 from tir_schedules.gpu.matmul.packed import BLOCK_ROWS, Rows, packed
 from tir_schedules.op import Op
-from tir_schedules.rule import Declined, Knobs
+from tir_schedules.rule import Declined, Knobs, NamedRule, with_output_dtype
 
 
 def take(op: Op, dtype: str, knobs: Knobs) -> tirx.PrimFunc | Declined:
@@ -40,3 +40,6 @@ def take(op: Op, dtype: str, knobs: Knobs) -> tirx.PrimFunc | Declined:
                         put(y, (i, column), value)
 
     return function("take", arguments, body)
+
+
+RULES = (NamedRule("gpu.take", ("take",), with_output_dtype(take)),)

@@ -13,7 +13,7 @@ from tir_schedules.gpu.matmul.gemv import SUMS, GemvShape, gemv, gemv_shape
 from tir_schedules.gpu.matmul.packed import Rows, is_lm_head, packed
 from tir_schedules.gpu.matmul.row_tile import RowTiles, by_tiles
 from tir_schedules.op import Op
-from tir_schedules.rule import Declined, Knobs
+from tir_schedules.rule import Declined, Knobs, NamedRule, with_output_dtype
 
 
 def matmul(op: Op, dtype: str, knobs: Knobs) -> tirx.PrimFunc | Declined:
@@ -68,3 +68,6 @@ def _gemv(rows: Rows, shape: GemvShape, x: Buffer, y: Buffer, tiles: RowTiles) -
 
         xs = [lambda at, i=i: x[i, at] for i in tiles.of(tile)]  # type: ignore[misc]
         gemv(rows, shape, bx, tx, xs, store)
+
+
+RULES = (NamedRule("gpu.matmul", ("matmul", "gated_matmul"), with_output_dtype(matmul)),)

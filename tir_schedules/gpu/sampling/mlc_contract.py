@@ -15,7 +15,7 @@ from tir_schedules.gpu.kernel import HIGHEST, LOWEST, barrier, ceildiv, keep, la
 from tir_schedules.gpu.sampling.sample import sample
 from tir_schedules.gpu.sampling.sort import argsort_probs, sort_tile
 from tir_schedules.op import Op, by_hand
-from tir_schedules.rule import Knobs
+from tir_schedules.rule import Knobs, NamedRule, hand_written
 from tir_schedules.sampling import SIGNATURES, dimensions
 
 _THREADS = 256
@@ -201,3 +201,6 @@ def sampling(func: tirx.PrimFunc, op: Op, knobs: Knobs) -> tirx.PrimFunc:
         return argsort_probs(vocab, sort_tile(own_knobs))
     make = softmax_with_temperature if op.kind == "softmax_with_temperature" else sample_with_top_p
     return make(vocab, *own_knobs.values())
+
+
+RULES = (NamedRule("gpu.sampling", tuple(SAMPLING), hand_written(sampling)),)

@@ -14,7 +14,7 @@ from mlcpipe.passes.schedule_kernels import first_rule
 from mlcpipe.quantization.layout import load_layout
 from mlcpipe.quantization.packing import pack, unpack
 from mlcpipe.quantization.scheme import load_scheme
-from tir_schedules.gpu.rules import RULES
+from tir_schedules.rule import rules_in
 
 Array = NDArray[Any]
 Knobs = Mapping[str, int | str]
@@ -42,7 +42,7 @@ class Case(Protocol):
 
 def by_rules(definition: tirx.PrimFunc, knobs: Knobs) -> tirx.PrimFunc:
     """A definition as the first rule that takes it schedules it."""
-    return first_rule(RULES, definition, knobs)[1]
+    return first_rule(rules_in("gpu"), definition, knobs)[1]
 
 
 def packed_weight(scheme_name: str, n: int, k: int, experts: int = 0) -> tuple[list[Array], Array]:

@@ -60,8 +60,10 @@ def read_header(path: Path) -> Header:
 
 
 def is_gguf(path: Path) -> bool:
-    """Whether the file begins with GGUF's magic."""
+    """Whether `path` is a regular file that begins with GGUF's magic."""
     try:
+        if not path.is_file():
+            return False
         with path.open("rb") as file:
             return file.read(len(MAGIC)) == MAGIC
     except OSError:

@@ -37,10 +37,10 @@ def read_parts(path: Path) -> tuple[Header, tuple[Path, ...]]:
             expected=f"{len(files)} files",
             next_step="download the missing part",
         )
-    headers = [read_header(file) for file in files]
-    first = headers[0]
+    first = read_header(files[0])
     tensors: dict[str, TensorInfo] = {}
-    for number, (file, header) in enumerate(zip(files, headers, strict=True)):
+    for number, file in enumerate(files):
+        header = read_header(file) if number else first
         _check_part(file, header, number, len(files), first)
         for tensor in header.tensors:
             earlier = tensors.setdefault(tensor.name, tensor)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -112,6 +113,9 @@ def test_a_file_without_suffix_is_known_by_its_magic(source: Checkpoint, tmp_pat
         open_checkpoint(tmp_path / "other")
     with pytest.raises(CheckpointError, match="missing file"):
         open_checkpoint(tmp_path / "none.gguf")
+    os.mkfifo(tmp_path / "pipe")  # to open it would wait for a writer
+    with pytest.raises(CheckpointError, match="not a checkpoint folder"):
+        open_checkpoint(tmp_path / "pipe")
 
 
 def test_a_file_that_was_cut_meanwhile(source: Checkpoint, tmp_path: Path) -> None:

@@ -193,6 +193,26 @@ def test_parts_are_read_as_one(tmp_path: Path) -> None:
         assert [tensor.file for tensor in header.tensors] == files
 
 
+def test_metadata_of_later_parts_is_not_kept(tmp_path: Path) -> None:
+    """A part is checked before the next one is read: 40 links to one file would take 40 times its memory."""
+    long = pair("a", ARRAY, array(0, 1 << 20, bytes(1 << 20)))
+    count, files = 40, parts(tmp_path, 40)
+    for number, file in enumerate(files):
+        keys = [pair("split.no", 2, struct.pack("<H", number)), pair("split.count", 2, struct.pack("<H", count))]
+        raw_file(file, [*keys, long], [entry(f"t{number}", [32], 0)], ZEROS)
+    tracemalloc.start()
+    header, _ = read_parts(files[0])
+    assert len(header.tensors) == count and tracemalloc.get_traced_memory()[1] < 10 << 20
+    for file in files[1:]:
+        file.unlink()
+        file.symlink_to(files[0])
+    tracemalloc.reset_peak()
+    with pytest.raises(CheckpointError, match="found part 1 of 40"):
+        read_parts(files[0])
+    assert tracemalloc.get_traced_memory()[1] < 10 << 20
+    tracemalloc.stop()
+
+
 def test_parts_that_do_not_fit(tmp_path: Path) -> None:
     files = parts(tmp_path)
     contents = [file.read_bytes() for file in files]

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import random
 import struct
+from pathlib import Path
 
 import numpy as np
 
@@ -32,6 +34,15 @@ def changed(data: bytes, field: str, value: object) -> bytes:
     offset, form = FIELDS[field]
     struct.pack_into(form, content, offset, value)
     return sealed(bytes(content))
+
+
+def hollow(path: Path, page_bytes: int) -> None:
+    """Make a file of 48 tokens, two layers and such pages state many larger ones: 48 GiB, of which the disk has none."""
+    layers, grown = 1 << 16, 1 << 18
+    data = changed(changed(path.read_bytes(), "layers", layers), "page_bytes", grown)
+    begin = len(data) - DIGEST - 3 * 2 * page_bytes
+    path.write_bytes(data[:begin])
+    os.truncate(path, begin + 3 * layers * grown + DIGEST)
 
 
 def by_hand(manifest: Manifest, tokens: int = 32, chat: object = CHAT) -> bytes:

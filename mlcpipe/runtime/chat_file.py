@@ -127,26 +127,21 @@ def write_chat(
 
 
 def read_chat(path: Path, manifest: Manifest, context_length: int) -> SavedChat:
-    """Map a file and check all of it, reading it once. Raises UsageError that says what is wrong with it."""
+    """Map a file and check all of it, reading it once. Raises UsageError that says what is wrong with it.
+
+    Its length is checked against the model and the context before the content is read.
+    """
     size = file_size(path, UsageError, _WHAT)
     if size < _HEADER.size + _DIGEST_BYTES or not is_chat_file(path):
         raise UsageError(f"not a {_WHAT}", where=path, expected="a file that /save or Engine.save wrote")
-    data = np.memmap(path, np.int8, mode="c")
-    header = _Header._make(_HEADER.unpack_from(data.data))
-    if header.version != VERSION:
-        raise UsageError(
-            f"a {_WHAT} of another version of mlcpipe", where=path, expected=f"version {VERSION}", found=header.version
-        )
-    _check_content(path, header, data)
-    _check_model(path, header, _header_of(manifest))
-    if header.tokens > context_length:
-        raise UsageError(
-            f"the {_WHAT} is longer than the context",
-            where=path,
-            expected=f"at most {context_length} tokens",
-            found=header.tokens,
-            next_step="load the model with a larger context",
-        )
+    with path.open("rb") as file:
+        header = _Header._make(_HEADER.unpack(file.read(_HEADER.size)))
+        _check_header(path, header, size)
+        _check_model(path, header, _header_of(manifest))
+        _check_tokens(path, header, context_length)
+        data = np.memmap(file, np.int8, mode="c")
+    if hashlib.sha256(data[:-_DIGEST_BYTES].data).hexdigest().encode() != data[-_DIGEST_BYTES:].tobytes():
+        raise _damaged(path, "the content that was written", "other bytes")
     ids = data[_HEADER.size :][: 4 * header.tokens].view("<i4")
     vocab, most = manifest.model.vocab_size, manifest.model.context_length
     if header.tokens and (ids.min() < 0 or ids.max() >= vocab):
@@ -198,13 +193,25 @@ def _json(chat: Mapping[str, Any] | None) -> bytes:
     return text
 
 
-def _check_content(path: Path, header: _Header, data: NDArray[np.int8]) -> None:
-    """Length and hash of the whole file."""
-    if not header.page_tokens or header.chat_bytes > MAX_CHAT_BYTES or header.file_bytes != len(data):
-        raise _damaged(path, "the length that its header states", f"{len(data)} bytes")
-    digest = hashlib.sha256(data[:-_DIGEST_BYTES].data).hexdigest()
-    if digest.encode() != data[-_DIGEST_BYTES:].tobytes():
-        raise _damaged(path, "the content that was written", "other bytes")
+def _check_header(path: Path, header: _Header, size: int) -> None:
+    """The version, and the length of the whole file."""
+    if header.version != VERSION:
+        raise UsageError(
+            f"a {_WHAT} of another version of mlcpipe", where=path, expected=f"version {VERSION}", found=header.version
+        )
+    if not header.page_tokens or header.chat_bytes > MAX_CHAT_BYTES or header.file_bytes != size:
+        raise _damaged(path, "the length that its header states", f"{size} bytes")
+
+
+def _check_tokens(path: Path, header: _Header, context_length: int) -> None:
+    if header.tokens > context_length:
+        raise UsageError(
+            f"the {_WHAT} is longer than the context",
+            where=path,
+            expected=f"at most {context_length} tokens",
+            found=header.tokens,
+            next_step="load the model with a larger context",
+        )
 
 
 def _check_model(path: Path, header: _Header, ours: _Header) -> None:

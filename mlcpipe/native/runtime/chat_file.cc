@@ -41,8 +41,8 @@ ChatHeader ReadHeader(std::string_view file, const std::string& where) {
       .Found(std::to_string(header.version));
 }
 
-// Length and hash of the whole file.
-void CheckContent(const ChatHeader& header, std::string_view file, const std::string& where) {
+// Length of the whole file.
+void CheckLength(const ChatHeader& header, std::string_view file, const std::string& where) {
   const auto wrong_length = [&] {
     return Damaged(where, "the length that its header states", std::to_string(file.size()) + " bytes");
   };
@@ -52,6 +52,9 @@ void CheckContent(const ChatHeader& header, std::string_view file, const std::st
   if (begin > file.size()) throw wrong_length();
   const uint64_t left = file.size() - begin;
   if (pages ? page > left / pages || page * pages != left : left) throw wrong_length();
+}
+
+void CheckHash(std::string_view file, const std::string& where) {
   const std::string_view digest = file.substr(file.size() - kDigestBytes);
   if (Sha256(file.substr(0, file.size() - kDigestBytes)) != digest) {
     throw Damaged(where, "the content that was written", "other bytes");
@@ -121,7 +124,7 @@ void CheckReplaces(const std::string& path) {
 SavedChat::SavedChat(std::string_view file, const std::string& where, const ChatHeader& ours,
                      const ChatLimits& limits) {
   const ChatHeader header = ReadHeader(file, where);
-  CheckContent(header, file, where);
+  CheckLength(header, file, where);
   CheckModel(header, ours, where);
   if (header.tokens > static_cast<uint64_t>(limits.context_length)) {
     throw Error(Code::kUsage, "the saved chat is longer than the context")
@@ -130,6 +133,7 @@ SavedChat::SavedChat(std::string_view file, const std::string& where, const Chat
         .Found(std::to_string(header.tokens))
         .Next("load the model with a larger context");
   }
+  CheckHash(file, where);  // of no more bytes than this model's context can have
   tokens.resize(header.tokens);
   if (!tokens.empty()) std::memcpy(tokens.data(), file.data() + sizeof header, 4 * tokens.size());
   for (const int32_t id : tokens) {

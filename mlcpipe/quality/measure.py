@@ -39,6 +39,7 @@ OWN_TEXT = Path(__file__).with_name("text.txt")
 WINDOW = 512
 _MIN_TOKENS = 3  # one of context, one that counts, and its successor
 _MAX_TEXT_BYTES = 256 << 20
+_CHARACTERS = 16  # of the text for a token that is wanted, first
 _SCRATCH_BYTES = 512 << 20  # logits of both models, and copies of some rows in float64
 
 
@@ -78,8 +79,8 @@ def measure(plan: Plan, progress: Progress) -> Report:
     progress.stage("load")
     engine = Engine(plan.bundle, context_length=window, threads=plan.threads, device=plan.device, progress=progress)
     reference = Engine(plan.reference, context_length=window, threads=plan.threads)
-    tokens, bos = _tokens(engine, reference, text)
-    windows = _windows(tokens, bos, window, plan.tokens)
+    tokens, bos = _tokens(engine, reference, text, plan.tokens)
+    windows = _windows(tokens, bos, window)
     some = windows[: max(1, plan.decode_tokens // len(windows[0]))]
     pair = _Pair(engine.model, reference.model)
     prefill = _over(windows, pair.prefill, "prefill", progress)
@@ -207,21 +208,31 @@ def _other_vocabulary(expected: object, found: object) -> UsageError:
     )  # fmt: skip
 
 
-def _tokens(engine: Engine, reference: Engine, text: str) -> tuple[list[int], int | None]:
-    """The text's tokens, and BOS if the tokenizer puts it first. Raises UsageError for a text that is too short."""
-    own, other = (one.tokenizer.encode(text, add_special_tokens=True) for one in (engine, reference))
+def _tokens(engine: Engine, reference: Engine, text: str, most: int) -> tuple[list[int], int | None]:
+    """The first `most` tokens of the text, or all, and BOS if the tokenizer puts it first.
+
+    No more of a long text is encoded than that takes. Raises UsageError for a text that is too short.
+    """
+    characters = _CHARACTERS * most
+    while len(own := _encoded(engine, text[:characters])) <= most and characters < len(text):
+        characters *= 2
+    other = _encoded(reference, text[:characters])
     if own != other:
         at = next((i for i, pair in enumerate(zip(own, other)) if pair[0] != pair[1]), min(len(own), len(other)))
         raise _other_vocabulary(f"the bundle's tokens of the text, {len(own)}", f"others from token {at} on")
-    if len(own) < _MIN_TOKENS:
-        raise UsageError("the text is too short", expected=f"at least {_MIN_TOKENS} tokens", found=len(own))
+    if (count := min(len(own), most)) < _MIN_TOKENS:
+        what = "the text is too short" if most >= _MIN_TOKENS else "--tokens"
+        raise UsageError(what, expected=f"at least {_MIN_TOKENS} tokens", found=count)
     bos = engine.tokenizer.bos_token_id
-    return own, bos if own[0] == bos else None
+    return own[:most], bos if own[0] == bos else None
 
 
-def _windows(tokens: list[int], bos: int | None, window: int, most: int) -> list[list[int]]:
-    """Whole windows of the first `most` tokens, or one shorter window."""
-    tokens = tokens[:most]
+def _encoded(engine: Engine, text: str) -> list[int]:
+    return engine.tokenizer.encode(text, add_special_tokens=True)
+
+
+def _windows(tokens: list[int], bos: int | None, window: int) -> list[list[int]]:
+    """Whole windows of the tokens, or one shorter window."""
     size = min(window, len(tokens))
     windows = [tokens[begin : begin + size] for begin in range(0, len(tokens) - size + 1, size)]
     return windows if bos is None else [[bos, *one[1:]] for one in windows]

@@ -21,6 +21,7 @@ from mlcpipe.quality import measure as module
 from mlcpipe.quality.measure import OWN_TEXT, Plan, measure, record
 from mlcpipe.quality.reference import prepare_reference
 from mlcpipe.runtime.model import LoadedModel
+from mlcpipe.runtime.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
     from tests.conftest import Bundles
@@ -97,6 +98,29 @@ def test_a_short_text_is_measured_and_said(plan: Plan) -> None:
     report = measure(plan, SILENT)
     assert report.quality.prefill.tokens == 3 and report.quality.window == 7
     assert report.notes[0] == "the text has 7 tokens, fewer than the 210 of --tokens"
+
+
+def test_a_long_text_is_encoded_as_far_as_it_is_used(plan: Plan, monkeypatch: pytest.MonkeyPatch) -> None:
+    expected = measure(plan, SILENT)
+    plan.text.write_text(TEXT * 1000)
+    encode, lengths = Tokenizer.encode, []
+
+    def counted(self: Tokenizer, text: str, add_special_tokens: bool = False) -> list[int]:
+        lengths.append(len(text))
+        return encode(self, text, add_special_tokens)
+
+    monkeypatch.setattr(Tokenizer, "encode", counted)
+    for characters, most in ((16, 16 * 210), (1, 2 * 210)):  # a token is a byte: 210 characters are one token too few
+        monkeypatch.setattr(module, "_CHARACTERS", characters)
+        found = measure(plan, SILENT)
+        assert found.notes == expected.notes and found.quality.prefill == expected.quality.prefill
+        assert max(lengths) == most and lengths.pop() == most
+        lengths.clear()
+
+
+def test_fewer_tokens_than_a_window_needs(plan: Plan) -> None:
+    with pytest.raises(UsageError, match="--tokens; expected at least 3 tokens; found 2"):
+        measure(replace(plan, tokens=2), SILENT)
 
 
 @pytest.mark.parametrize("text", ["", "a", "ab"])

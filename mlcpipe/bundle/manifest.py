@@ -82,6 +82,16 @@ def _power_of_two(number: int) -> int:
     return number
 
 
+def _json_object(text: str) -> str:
+    try:
+        found = json.loads(text)
+    except (ValueError, RecursionError):
+        found = None
+    if not isinstance(found, dict):
+        raise ValueError("an object of JSON")
+    return text
+
+
 RelativePath = Annotated[str, AfterValidator(_relative)]
 # The sizes that WGSL allows: https://www.w3.org/TR/WGSL/#subgroup-size
 SubgroupSize = Annotated[int, Field(ge=4, le=128), AfterValidator(_power_of_two)]
@@ -137,9 +147,17 @@ class VariantInfo(Frozen):
     subgroup_size: SubgroupSize | None = Field(
         default=None, description="lanes in every subgroup: WebGPU's smallest and largest size must both equal it"
     )
-    tvm_target: str = Field(description="TVM target as JSON")
+    tvm_target: Annotated[str, AfterValidator(_json_object)] = Field(
+        max_length=10_000, description="TVM target as JSON"
+    )
     bytes: Count = Field(description="size of its object code")
     library: LibraryInfo | None = None
+
+    @property
+    def tvm_facts(self) -> dict[str, Any]:
+        """The fields of the TVM target, `kind` among them."""
+        facts: dict[str, Any] = json.loads(self.tvm_target)
+        return facts
 
 
 class TargetInfo(Frozen):

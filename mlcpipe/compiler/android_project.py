@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import Any
 
 from mlcpipe.atomic import atomic_directory
-from mlcpipe.bundle import Manifest, read_manifest
-from mlcpipe.compiler.container import write_container
+from mlcpipe.bundle import Manifest
+from mlcpipe.compiler.container import checked_manifest, write_container
 from mlcpipe.compiler.licenses import source_licenses
 from mlcpipe.compiler.link import ANDROID
-from mlcpipe.compiler.sdk import named_models, write_runtime, write_templates
+from mlcpipe.compiler.sdk import named_models, one_triple, write_runtime, write_templates
 from mlcpipe.errors import UsageError
 from mlcpipe.host.cpu_features import architecture_of
 from mlcpipe.progress import Progress
@@ -32,14 +32,12 @@ def write_android_project(
     """Write a Gradle project with the code of each bundle in its app, and the data in `models/NAME/model.mlcp`.
 
     Raises UsageError for bundles that were not compiled for Android, for different machines or of one name,
-    BundleError, and ResourceError.
+    BundleError, SignatureError, and ResourceError.
     """
     models = named_models(bundles)
-    codes = {name: _code(bundle, read_manifest(bundle)) for name, bundle in models.items()}
-    triples = {read_manifest(bundle).target.triple for bundle in bundles}
-    if len(triples) != 1:
-        raise UsageError("bundles for different machines", expected="one target", found=", ".join(sorted(triples)))
-    triple = triples.pop()
+    manifests = {name: checked_manifest(bundle) for name, bundle in models.items()}
+    codes = {name: _code(bundle, manifests[name]) for name, bundle in models.items()}
+    triple = one_triple(manifests.values())
     abi = _ABIS[architecture_of(triple)]
     with atomic_directory(output, replaces=_MARK if overwrite else "") as folder:
         values = {"TRIPLE": triple, "ABI": abi, "MODELS": ", ".join(models), "MODEL": next(iter(models))}
@@ -66,11 +64,12 @@ def parts_of(data: Path, part_bytes: int = PART_BYTES) -> dict[str, Any]:
 
 def _code(bundle: Path, manifest: Manifest) -> Path:
     """The path of a bundle's shared library for Android. Raises UsageError for a bundle without one."""
-    if not manifest.target.triple.endswith(ANDROID):
+    triple, found = manifest.target.triple, [bundle / name for name in manifest.files if name.endswith(".so")]
+    if not triple.endswith(ANDROID) or architecture_of(triple) not in _ABIS or len(found) != 1:
         raise UsageError(
             "the bundle has no code for Android",
             where=bundle,
             found=f"target {manifest.target.name}",
             next_step="compile the model again with --target android",
         )
-    return next(bundle / name for name in manifest.files if name.endswith(".so"))
+    return found[0]

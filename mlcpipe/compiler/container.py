@@ -22,7 +22,8 @@ from pathlib import Path
 import numpy as np
 
 from mlcpipe.atomic import atomic_file
-from mlcpipe.bundle import MANIFEST, read_manifest, verify
+from mlcpipe.bundle import MANIFEST, Manifest, read_manifest, verify
+from mlcpipe.bundle.origin import origin_of
 from mlcpipe.compiler.text.tables import strings, tables
 from mlcpipe.progress import Progress
 
@@ -42,17 +43,27 @@ class Place:
     nbytes: int
 
 
-def data_files(bundle: Path) -> list[str]:
-    """The files of a bundle that a container has: all but code. Raises BundleError for a bundle that is damaged."""
+def checked_manifest(bundle: Path, *, deep: bool = False) -> Manifest:
+    """The manifest of a bundle that is fit to be packaged: its files are the manifest's; weights are read with `deep`.
+
+    Raises BundleError for a bundle that is damaged, SignatureError for a signature that does not hold.
+    """
     manifest = read_manifest(bundle)
-    verify(bundle, manifest, deep=True)
+    verify(bundle, manifest, deep=deep)
+    origin_of(bundle)
+    return manifest
+
+
+def data_files(bundle: Path) -> list[str]:
+    """The files of a bundle that a container has: all but code. Raises the errors of `checked_manifest`."""
+    manifest = checked_manifest(bundle, deep=True)
     return [MANIFEST, *(name for name in manifest.files if not name.startswith("lib/"))]
 
 
 def write_container(bundle: Path, output: Path, progress: Progress, *, program: Path | None = None) -> Path:
     """Write the data of a bundle as the file `output`, behind a copy of `program` if there is one, and runnable then.
 
-    Raises BundleError for a bundle that is damaged, ResourceError where the disk has no room.
+    Raises the errors of `checked_manifest`, and ResourceError where the disk has no room.
     """
     names = data_files(bundle)
     code = b"" if program is None else program.read_bytes()

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from mlcpipe.atomic import atomic_file
-from mlcpipe.bundle import Manifest, read_manifest
-from mlcpipe.compiler.container import write_container
+from mlcpipe.bundle import Manifest
+from mlcpipe.compiler.container import checked_manifest, write_container
 from mlcpipe.compiler.licenses import third_party_licenses
 from mlcpipe.compiler.link import find_cxx
 from mlcpipe.compiler.native_runtime import write_program
@@ -29,9 +29,9 @@ def write_chat_program(bundle: Path, output: Path, progress: Progress, *, weight
     """Write a static program that chats with a bundle's model -> the files.
 
     Without `weights` the model's data is a file of its own, which the program looks for beside itself. Raises
-    UsageError for a bundle without a static library, CompileError, BundleError and ResourceError.
+    UsageError for a bundle without a static library, CompileError, BundleError, SignatureError and ResourceError.
     """
-    manifest = read_manifest(bundle)
+    manifest = checked_manifest(bundle)
     arch, code = architecture_of(manifest.target.triple), static_library(bundle, manifest)
     progress.stage("compile the runtime (two minutes for the first program of an architecture)")
     with tempfile.TemporaryDirectory() as folder:

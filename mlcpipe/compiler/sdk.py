@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import re
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from mlcpipe.atomic import atomic_directory
-from mlcpipe.bundle import read_manifest
-from mlcpipe.compiler.container import write_container
+from mlcpipe.bundle import Manifest
+from mlcpipe.compiler.container import checked_manifest, write_container
 from mlcpipe.compiler.licenses import source_licenses
 from mlcpipe.compiler.link import POOL
 from mlcpipe.compiler.native_runtime import RUNTIME_SOURCES, definitions, library_sources
@@ -48,20 +48,19 @@ def write_sdk(bundles: Sequence[Path], output: Path, progress: Progress, *, over
     """Write sources of the runtime with the code and data of each bundle to the folder `output`.
 
     A model has the name of its bundle's folder. Raises UsageError for bundles without a static library, for different
-    machines or of one name, BundleError, CompileError and ResourceError.
+    machines or of one name, BundleError, SignatureError, CompileError and ResourceError.
     """
     models = named_models(bundles)
-    triples = {read_manifest(bundle).target.triple for bundle in bundles}
-    if len(triples) != 1:
-        raise UsageError("bundles for different machines", expected="one target", found=", ".join(sorted(triples)))
-    codes = {name: static_library(bundle, read_manifest(bundle)) for name, bundle in models.items()}
+    manifests = {name: checked_manifest(bundle) for name, bundle in models.items()}
+    triple = one_triple(manifests.values())
+    codes = {name: static_library(bundle, manifests[name]) for name, bundle in models.items()}
     with atomic_directory(output, replaces=_MARK if overwrite else "") as folder:
         for name, bundle in models.items():
             (folder / "models" / name).mkdir(parents=True)
             shutil.copyfile(codes[name], folder / "models" / name / "libmodel.a")
             write_container(bundle, folder / "models" / name / "model.mlcp", progress)
         write_sources(folder / "src", folder / "include")
-        _write_models(folder, codes, triples.pop())
+        _write_models(folder, codes, triple)
 
 
 def named_models(bundles: Sequence[Path]) -> dict[str, Path]:
@@ -70,6 +69,14 @@ def named_models(bundles: Sequence[Path]) -> dict[str, Path]:
     if len({name.upper() for name in named}) != len(bundles):
         raise UsageError("bundles of one name", expected="folders with different names", found=", ".join(named))
     return named
+
+
+def one_triple(manifests: Iterable[Manifest]) -> str:
+    """The machine that all bundles are for. Raises UsageError where they differ."""
+    triples = {manifest.target.triple for manifest in manifests}
+    if len(triples) != 1:
+        raise UsageError("bundles for different machines", expected="one target", found=", ".join(sorted(triples)))
+    return triples.pop()
 
 
 def write_sources(folder: Path, include: Path) -> None:

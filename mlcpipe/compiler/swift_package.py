@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import plistlib
 from pathlib import Path
 
 from mlcpipe.atomic import atomic_directory
-from mlcpipe.bundle import read_manifest
-from mlcpipe.compiler.container import write_container
+from mlcpipe.compiler.container import checked_manifest, write_container
 from mlcpipe.compiler.licenses import source_licenses
 from mlcpipe.compiler.macho import for_simulator
 from mlcpipe.compiler.native_runtime import definitions
@@ -30,11 +28,11 @@ _SIMULATOR = {"SupportedPlatformVariant": "simulator"}
 def write_swift_package(bundle: Path, output: Path, progress: Progress, *, overwrite: bool = False) -> None:
     """Write the Swift package, its model and the chat app to the folder `output`.
 
-    Raises UsageError for a bundle of another target, BundleError, CompileError and ResourceError.
+    Raises UsageError for a bundle of another target, BundleError, SignatureError, CompileError and ResourceError.
     """
-    manifest = read_manifest(bundle)
+    manifest = checked_manifest(bundle)
     code = static_library(bundle, manifest, "iOS", ["ios"])
-    if json.loads(manifest.target.variants[0].tvm_target)["kind"] != "llvm":
+    if manifest.target.variants[0].tvm_facts.get("kind") != "llvm":
         raise UsageError(
             "the app's runtime computes on the CPU", where=bundle, found=f"target {manifest.target.name}",
             next_step="compile the model again with --target ios",

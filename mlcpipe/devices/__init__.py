@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import functools
 import importlib
-import json
 import pkgutil
 from typing import TYPE_CHECKING, cast
 
-from mlcpipe.errors import BundleError, TargetError, UsageError
+from mlcpipe.errors import TargetError, UsageError
+from mlcpipe.json_files import shown
 
 if TYPE_CHECKING:
     from mlcpipe.bundle.manifest import VariantInfo
@@ -63,16 +63,15 @@ def open_device(variant: VariantInfo, spec: str | None) -> Device:
             next_step=f"compile the model with --target {asked}",
         )  # fmt: skip
     device = kind(name).choose(spec)
-    device.check_code(json.loads(variant.tvm_target))
+    device.check_code(variant.tvm_facts)
     return device
 
 
 def _kind_of(variant: VariantInfo) -> str:
-    try:
-        wanted = str(json.loads(variant.tvm_target)["kind"])
-    except (ValueError, KeyError, TypeError):
-        raise BundleError("the manifest names no kind of target", found=variant.tvm_target[:80]) from None
+    wanted = variant.tvm_facts.get("kind")
     for name in kinds():
         if wanted == kind(name).TVM_KIND:
             return name
-    raise TargetError("nothing here runs the bundle", found=f"code for {wanted}", next_step="compile the model again")
+    raise TargetError(
+        "nothing here runs the bundle", found=f"code for {shown(wanted)}", next_step="compile the model again"
+    )

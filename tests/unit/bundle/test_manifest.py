@@ -151,6 +151,9 @@ def test_abi_without_tvm_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -
         (lambda m: m["files"]["lib/model.so"].update(sha256="xyz"), "files.lib/model.so.sha256"),
         (lambda m: m["files"]["lib/model.so"].update(sha256=HASH + "\n"), "files.lib/model.so.sha256"),
         (lambda m: m["files"]["lib/model.so"].update(bytes=-1), "files.lib/model.so.bytes"),
+        (lambda m: m["target"]["variants"][0].update(tvm_target="llvm"), "target.variants.0.tvm_target"),
+        (lambda m: m["target"]["variants"][0].update(tvm_target="[1]"), "target.variants.0.tvm_target"),
+        (lambda m: m["target"]["variants"][0].update(tvm_target="[" * 9999), "target.variants.0.tvm_target"),
     ],
 )
 def test_schema_is_strict(bundle: Path, edit: Callable[[dict[str, Any]], None], field: str) -> None:

@@ -134,6 +134,19 @@ def test_a_bad_signature_is_refused_always(foreign: Path, key: Path, change: str
     assert cli.main(["inspect", str(foreign)]) == cli.main(["trust", str(foreign)]) == 2
 
 
+@pytest.mark.parametrize("app", ["android", "cli", "ios", "native", "weights"])
+def test_a_bad_signature_is_not_packaged(
+    app: str, foreign: Path, key: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The refusal comes before all others: this bundle is for none of them but the weights."""
+    cli.main(["sign", str(foreign), "--key", str(key)])
+    cli.main(["trust", f"{key}.pub"])
+    (foreign / "mlcpipe.json").write_text((foreign / "mlcpipe.json").read_text() + " ")
+    capsys.readouterr()
+    assert cli.main(["package", str(foreign), "--app", app, "-o", str(tmp_path / "out")]) == 2
+    assert "the signature does not hold" in capsys.readouterr().err and not (tmp_path / "out").exists()
+
+
 def test_an_unlisted_file_is_not_read(foreign: Path) -> None:
     """The signature covers the manifest, the manifest all that is executed or parsed."""
     (foreign / "README.md").write_text("what people put there")

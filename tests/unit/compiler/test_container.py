@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 import shutil
 import struct
@@ -71,3 +72,27 @@ def test_a_damaged_bundle_and_a_file_in_the_way(
     with pytest.raises(BundleError, match="params_shard_0.bin"):
         write_container(bundle, tmp_path / "new.mlcp", SilentProgress())
     assert not (tmp_path / "new.mlcp").exists()
+
+
+@pytest.mark.parametrize(
+    ("app", "triple", "library", "words"),
+    [
+        ("android", "riscv64-linux-android", "lib/model.so", "no code for Android"),
+        ("android", "aarch64-linux-android", "lib/model.a", "no code for Android"),
+        ("ios", "arm64-apple-ios", "lib/model.a", "computes on the CPU"),
+    ],
+)
+def test_a_manifest_that_does_not_tell_the_truth(
+    app: str, triple: str, library: str, words: str, tiny_bundles: Bundles, tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    bundle = Path(shutil.copytree(tiny_bundles["q4f16_1"], tmp_path / "bundle"))
+    (code,) = (bundle / "lib").iterdir()
+    code.rename(bundle / library)
+    manifest = json.loads((bundle / "mlcpipe.json").read_text())
+    manifest["files"][library] = manifest["files"].pop(f"lib/{code.name}")
+    manifest["target"]["triple"] = triple
+    manifest["target"]["variants"][0]["tvm_target"] = "{}"
+    (bundle / "mlcpipe.json").write_text(json.dumps(manifest))
+    assert main(["package", str(bundle), "--app", app, "-o", str(tmp_path / "out")]) == 2
+    assert words in capsys.readouterr().err and not (tmp_path / "out").exists()

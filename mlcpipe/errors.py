@@ -61,6 +61,10 @@ class TokenizerError(MlcpipeError):
     """A tokenizer.json that cannot be used."""
 
 
+class LongTextError(TokenizerError):
+    """A text with more characters than are encoded."""
+
+
 class TemplateError(MlcpipeError):
     """A chat template that is missing, wrong or hostile."""
 

@@ -92,7 +92,8 @@ async def answers_to(service: Service, body: SamplingFields, conversation: Conve
     prompt = await prompt_of(service, conversation)
     request = service.request(body, prompt.tokens, conversation.max_tokens)
     request = replace(request, logprobs=conversation.logprobs)
-    if (text := conversation.prediction) is not None:
+    if conversation.prediction is not None:
+        text = conversation.prediction[: service.tokenizer.most_chars]
         predicted = await service.apart(lambda: service.tokenizer.encode(text))
         request = replace(request, prediction=predicted[: service.engine.context_length])
     form = service.source(body, conversation.form, prompt.thinking)

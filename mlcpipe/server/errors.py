@@ -6,7 +6,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from mlcpipe.errors import ComputeError, MlcpipeError, ResourceError
+from mlcpipe.errors import ComputeError, LongTextError, MlcpipeError, ResourceError
 from mlcpipe.runtime.serving.interface import OverloadedError
 
 _OPENAI_TYPES = {401: "authentication_error", 403: "permission_error", 404: "not_found_error", 429: "rate_limit_error"}
@@ -66,7 +66,7 @@ def refused(error: MlcpipeError) -> ApiError:
         return ApiError(503, str(error), code="out_of_memory", retry_after_s=5.0)
     if isinstance(error, ComputeError):
         return ApiError(500, str(error), code="compute_error")
-    return ApiError(400, str(error))
+    return ApiError(400, str(error), code="context_length_exceeded" if isinstance(error, LongTextError) else None)
 
 
 def invalid(error: ValidationError) -> ApiError:

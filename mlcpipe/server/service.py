@@ -28,6 +28,8 @@ _TIERS = {"flex": 1, "auto": 0, "default": 0, "priority": -1}
 _MAX_PRIORITY = 1000
 _MOST_REFUSED = 4096  # schemas
 _WORKERS = 2  # threads that render, tokenize and compile grammars
+# To encode a text takes some 200 bytes a character: one that no context holds is refused before.
+_CHARS_A_TOKEN, _MORE_CHARS = 16, 1 << 20
 _DRAWN = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
 
 
@@ -41,11 +43,12 @@ class Facts:
 
 
 class Service:
-    """A model that answers. Made inside the loop that serves."""
+    """A model that answers. Made inside the loop that serves; it limits the texts that the tokenizer takes."""
 
     def __init__(self, engine: ServingEngine, tokenizer: Tokenizer, facts: Facts) -> None:
         self.engine = engine
         self.tokenizer = tokenizer
+        tokenizer.most_chars = min(tokenizer.most_chars, _CHARS_A_TOKEN * engine.context_length + _MORE_CHARS)
         self.facts = facts
         self.created = int(time.time())
         self.metrics = Metrics(engine.stats)

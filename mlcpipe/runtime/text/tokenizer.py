@@ -10,7 +10,7 @@ from typing import Any
 
 import tokenizers
 
-from mlcpipe.errors import TemplateError, TokenizerError
+from mlcpipe.errors import LongTextError, TemplateError, TokenizerError
 from mlcpipe.runtime.text.apart import ApartEncoder
 from mlcpipe.runtime.text.chat_template import ChatTemplate
 from mlcpipe.runtime.text.contents import ContentMarks
@@ -208,7 +208,7 @@ class Tokenizer:
         """`around` adds the special tokens around a text."""
         if len(text) > self.most_chars:
             expected = f"at most {self.most_chars} characters"
-            raise TokenizerError("the text is too long", expected=expected, found=len(text))
+            raise LongTextError("the text is too long", expected=expected, found=len(text))
 
         def encode() -> tokenizers.Encoding:
             # Only the call for many texts lets go of the interpreter.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
@@ -19,6 +20,36 @@ from tests.unit.server.fake_engine import FakeEngine, answers
 
 HELLO = [{"role": "user", "content": "Hello"}]
 CHAT = "/v1/chat/completions"
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        (CHAT, {"messages": [{"role": "user", "content": "{text}"}]}),
+        ("/v1/completions", {"prompt": "{text}"}),
+        ("/v1/responses", {"input": "{text}"}),
+        ("/v1/messages", {"messages": [{"role": "user", "content": "{text}"}], "max_tokens": 5}),
+        ("/tokenize", {"content": "{text}"}),
+    ],
+)
+def test_a_text_that_no_context_holds_is_not_encoded(path: str, body: Any) -> None:
+    engine = FakeEngine()
+    most = 16 * engine.context_length + (1 << 20)
+    long = json.dumps(body).replace("{text}", "a" * (most + 1)).encode()
+    (refused,) = answers(engine, (path, long))
+    assert refused.status_code == 400 and "the text is too long" in refused.text and not engine.asked
+    if path in (CHAT, "/v1/completions"):
+        assert refused.json()["error"]["code"] == "context_length_exceeded"
+
+
+def test_a_long_prediction_is_cut() -> None:
+    engine = FakeEngine()
+    engine.tokenizer.most_chars = 300
+    prediction = {"type": "content", "content": "cat " * 5000}
+    (answer,) = answers(engine, (CHAT, {"messages": HELLO, "prediction": prediction}))
+    assert answer.status_code == 200
+    (request,) = engine.asked
+    assert list(request.prediction) == engine.tokenizer.encode("cat " * 75)
 
 
 def test_the_newer_apis_count_fields_that_only_the_older_have() -> None:

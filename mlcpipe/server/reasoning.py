@@ -18,7 +18,7 @@ class ReasoningSplitter:
         self._state = "inside" if open else "before"
         self._held = ""
         self._end = StopMatcher([END])
-        self._begun = False  # whether any reasoning or, after it, any answer was given
+        self._begun = False  # whether any reasoning was given
         self._space = ""
 
     @property
@@ -43,7 +43,7 @@ class ReasoningSplitter:
                 text = self._end.rest
                 reasoning += self._trimmed(shown)
                 if found:
-                    self._state, self._begun, self._space = "after", False, ""
+                    self._state = "after"
             elif self._state == "after":
                 text = text.lstrip()
                 self._state = "answer" if text else "after"

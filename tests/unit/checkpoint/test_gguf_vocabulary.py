@@ -76,6 +76,13 @@ def test_ids_of_byte_level_vocabularies(name: str, tmp_path: Path) -> None:
     assert found.encode("a<|im_start|>b") == library.encode("a<|im_start|>b", add_special_tokens=False).ids
 
 
+def test_of_one_token_s_merges_the_longer_left_side_comes_first() -> None:
+    """As transformers orders merges of equal scores (convert_slow_tokenizer.generate_merges)."""
+    values = {"model": "llama", "tokens": ["a", "b", "c", "ab", "bc", "abc"], "scores": -np.arange(6.0)}
+    made = tokenizer_files(Metadata({f"tokenizer.ggml.{key}": value for key, value in values.items()}, "m.gguf"))
+    assert json.loads(made[TOKENIZER])["model"]["merges"] == [["a", "b"], ["b", "c"], ["ab", "c"], ["a", "bc"]]
+
+
 @pytest.mark.parametrize(("name", "prefix"), [("llama2", None), ("gemma", False)])
 def test_ids_of_sentence_piece_vocabularies(name: str, prefix: bool | None, tmp_path: Path) -> None:
     library = PIPELINES[name]()

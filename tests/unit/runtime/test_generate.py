@@ -108,11 +108,13 @@ def test_characters_are_never_cut(tiny: Engine) -> None:
 def test_the_callers_time_is_not_decoding(tiny: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     import time
 
+    began = time.perf_counter()
     chunks = tiny.generate(PROMPT, sampling=GREEDY, max_tokens=5, ignore_eos=True, stream=True)
     for chunk in chunks:
         time.sleep(0.05)
         last = chunk
-    assert last.stats is not None and last.stats.decode_s < 0.15
+    elapsed_s = time.perf_counter() - began  # five times 0.05 s are the caller's, however busy the machine is
+    assert last.stats is not None and last.stats.decode_s < elapsed_s - 0.2
 
 
 # ---- what it keeps of the conversation

@@ -16,12 +16,18 @@ Array = NDArray[Any]
 class Parts:
     """Of a matrix [N, K]: codes u8[N, K] and scales f16[N, groups]; sub-scales i8[N, sub-groups] of the scales.
 
-    In formats with minima one follows each scale and each sub-scale, and is added to the product.
+    In formats with minima one follows each scale and each sub-scale, and is added to the product. Scales of MXFP4 and
+    NVFP4 are their bytes, i8; -1 is NaN.
     """
 
     codes: NDArray[np.uint8]
-    scales: NDArray[np.float16]
+    scales: NDArray[Any]
     subs: NDArray[np.int8] | None = None
+
+    @property
+    def finite(self) -> bool:
+        """Whether all scales are numbers."""
+        return bool((self.scales != -1).all() if self.scales.dtype == np.int8 else np.isfinite(self.scales).all())
 
     def map(self, change: Callable[[Array], Array]) -> Parts:
         """The parts, each as `change` makes it."""

@@ -40,6 +40,7 @@ def _facts(scheme: Scheme, layout: Layout, n: int, k: int) -> dict[str, int | fl
     }
     if scheme.kept:
         facts |= {"scheme": scheme.name, "super_size": scheme.super_size, "minima": int(scheme.minima)}
+        facts |= {"table": " ".join(map(str, scheme.table)), "unit": scheme.unit, "scale_format": scheme.scale_format}
     return facts
 
 

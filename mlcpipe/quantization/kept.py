@@ -20,10 +20,21 @@ from tir_schedules.bit_planes import PLANES
 Array = NDArray[Any]
 
 RUN = 32  # elements whose words lie together
+# Levels of the formats that have a table: those of IQ1 in eighths, of FP4 in halves.
+_NL = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
+_FP4 = (0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12)
+_IQ1 = (-9, -7, -1, 1, 7, 9)
+_IQ2 = (-43, -25, -8, 8, 25, 43)
+_IQ3_XXS = (-62, -52, -44, -36, -28, -20, -12, -4, 4, 12, 20, 28, 36, 44, 52, 62)
+_IQ3_S = (-15, -13, -11, -9, -7, -5, -3, -1, 1, 3, 5, 7, 9, 11, 13, 15)
 
 
 def _scheme(name: str, bits: int, zero: int, group_size: int = RUN, **more: Any) -> Scheme:
     return Scheme(name, "float16", bits, group_size, 32 // bits, zero, **more)
+
+
+def _table(name: str, bits: int, levels: tuple[int, ...], group_size: int = RUN, **more: Any) -> Scheme:
+    return _scheme(name, bits, -min(levels), group_size, table=levels, **more)
 
 
 SCHEMES: Mapping[str, Scheme] = {
@@ -39,6 +50,21 @@ SCHEMES: Mapping[str, Scheme] = {
         _scheme("Q4_K", 4, 0, super_size=256, minima=True),
         _scheme("Q5_K", 5, 0, super_size=256, minima=True),
         _scheme("Q6_K", 6, 32, 16, super_size=256),
+        _scheme("TQ1_0", 2, 1, 256),
+        _scheme("TQ2_0", 2, 1, 256),
+        _scheme("Q2_0", 2, 1, 64),
+        _table("Q1_0", 1, (-1, 1), 128),
+        _table("IQ1_S", 3, _IQ1, super_size=256, unit=1 / 8),
+        _table("IQ1_M", 3, _IQ1, 16, super_size=256, unit=1 / 8),
+        _table("IQ2_XXS", 3, _IQ2, super_size=256, unit=1 / 8),
+        _table("IQ2_XS", 3, _IQ2, 16, super_size=256, unit=1 / 8),
+        _table("IQ2_S", 3, _IQ2, 16, super_size=256, unit=1 / 8),
+        _table("IQ3_XXS", 4, _IQ3_XXS, super_size=256, unit=1 / 4),
+        _table("IQ3_S", 4, _IQ3_S, super_size=256),
+        _table("IQ4_NL", 4, _NL),
+        _table("IQ4_XS", 4, _NL, super_size=256),
+        _table("MXFP4", 4, _FP4, unit=1 / 2, scale_format="e8m0"),
+        _table("NVFP4", 4, _FP4, 16, unit=1 / 2, scale_format="e4m3"),
     )
 }
 
@@ -62,7 +88,7 @@ def pack_codes(codes: Array, bits: int) -> Array:
 
 
 def pack_parts(scheme: Scheme, codes: Array, scales: Array, subs: Array | None) -> dict[str, Array]:
-    """Codes uint8[N, K], scales float16 and sub-scales int8 of a matrix -> arrays of `scheme.shapes`."""
+    """Codes uint8[N, K], scales float16 or int8 and sub-scales int8 of a matrix -> arrays of `scheme.shapes`."""
     packed = {"q_weight": pack_codes(codes, scheme.bits), "q_scale": scales}
     return packed if subs is None else {**packed, "q_sub": subs}
 
@@ -85,13 +111,24 @@ def unpack_codes(words: Array, bits: int) -> Array:
     return codes.reshape(n, -1)
 
 
+def scale_values(scheme: Scheme, scales: Array) -> Array:
+    """`q_scale` as numbers, float32."""
+    values = scales.astype(np.float32)
+    if scheme.scale_format == "e8m0":
+        values = np.ldexp(np.float32(1), scales.view(np.uint8).astype(np.int32) - 127)
+    elif scheme.scale_format == "e4m3":  # as float16, whose exponent is 8 higher
+        values = (scales.astype(np.uint16) << 7).view(np.float16).astype(np.float32) * np.float32(256)
+    result: Array = values * np.float32(scheme.unit)
+    return result
+
+
 def unpack(scheme: Scheme, packed: Mapping[str, Array], k: int) -> Array:
     """Arrays of `scheme.shapes` -> float32[N, k], each value rounded once: the dequantized blocks, bit for bit."""
     codes = unpack_codes(packed["q_weight"], scheme.bits)
     n = len(codes)
-    levels = codes - np.float32(scheme.zero_point)
+    levels = np.array(scheme.table, np.float32)[codes] if scheme.table else codes - np.float32(scheme.zero_point)
     each = 2 if scheme.minima else 1
-    scales = packed["q_scale"].astype(np.float32).reshape(n, -1, each)
+    scales = scale_values(scheme, packed["q_scale"]).reshape(n, -1, each)
     if scheme.super_size:
         subs = packed["q_sub"].astype(np.float32).reshape(n, scales.shape[1], -1, each)
         scales = (scales[:, :, None] * subs).reshape(n, -1, each)

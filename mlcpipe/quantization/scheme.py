@@ -41,7 +41,9 @@ class Scheme:
     A scheme with a `zero` is that of a block format, see `kept.py`: all codes and signs of scales occur. Runs of 32
     codes fill `bits` words in bit planes. With `super_size` a scale of `model_dtype` is for so many columns, and
     `q_sub` int8[N, K / group_size] multiplies it for each group. With `minima` a minimum follows each scale and each
-    sub-scale, and is added: (code - zero) * scale * sub + minimum * sub of the minimum.
+    sub-scale, and is added: (code - zero) * scale * sub + minimum * sub of the minimum. With a `table` of at most 16
+    levels table[code] takes the place of code - zero; the least of them is -zero. Scales are in steps of `unit`, a
+    power of two. With a `scale_format` of e8m0 or e4m3 (OCP Microscaling Formats 1.0) `q_scale` has a byte each, int8.
     """
 
     name: str
@@ -52,6 +54,9 @@ class Scheme:
     zero: int | None = None
     super_size: int = 0
     minima: bool = False
+    table: tuple[int, ...] = ()
+    unit: float = 1.0
+    scale_format: str = ""
 
     def __post_init__(self) -> None:
         if self.model_dtype not in ("float16", "float32"):
@@ -97,8 +102,8 @@ class Scheme:
 
     @property
     def blocked(self) -> bool:
-        """Whether this is a block format with bit planes, minima or sub-scales, which MLC's formats have not."""
-        return self.kept and (self.bits not in (4, 8) or self.minima or self.super_size > 0)
+        """Whether this is a block format with bit planes, a table, minima or sub-scales: MLC's formats have none."""
+        return self.kept and (self.bits not in (4, 8) or self.minima or self.super_size > 0 or bool(self.table))
 
     def group(self, k: int) -> int:
         """Columns that share a scale in a row of k elements, including padding; 0 without codes."""
@@ -122,7 +127,8 @@ class Scheme:
         words = self.padded(k) * self.bits // 32 if self.kept else self.padded(k) // self.codes_per_word
         each = 2 if self.minima else 1
         scales = each * (k // self.super_size if self.super_size else self.groups(k))
-        shapes = {"q_weight": ((*lead, n, words), "uint32"), "q_scale": ((*lead, n, scales), self.model_dtype)}
+        dtype = "int8" if self.scale_format else self.model_dtype
+        shapes = {"q_weight": ((*lead, n, words), "uint32"), "q_scale": ((*lead, n, scales), dtype)}
         if self.super_size:
             shapes["q_sub"] = ((*lead, n, each * self.groups(k)), "int8")
         return shapes

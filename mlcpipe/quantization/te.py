@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TypeAlias
 
+import numpy as np
 from tvm import te, tirx
 
 from mlcpipe.errors import CompileError
@@ -75,14 +76,42 @@ def _block_element(
     each, span = 2 if scheme.minima else 1, scheme.super_size or scheme.group_size
 
     def scaled(which: int) -> tirx.PrimExpr:
-        stored = _stored(layout, scheme, scale, lead, n, k // span * each + which).astype("float32")
+        stored = _scale(scheme, layout, scale, lead, n, k // span * each + which)
         if sub is None:
             return stored
         return stored * _byte(layout, sub, lead, n, k // scheme.group_size * each + which).astype("float32")
 
-    steps = _plane_code(scheme, layout, weight, lead, n, k) - tirx.const(scheme.zero_point, "int32")
+    code = _plane_code(scheme, layout, weight, lead, n, k)
+    steps = _level(scheme.table, code) if scheme.table else code - tirx.const(scheme.zero_point, "int32")
     value = steps.astype("float32") * scaled(0)
     return value + scaled(1) if scheme.minima else value
+
+
+def _scale(
+    scheme: Scheme, layout: Layout, scale: te.Tensor, lead: Sequence[Index], row: Index, column: Index
+) -> tirx.PrimExpr:
+    """An element of `q_scale` in float32, as `kept.scale_values` has it."""
+    if not scheme.scale_format:
+        return _stored(layout, scheme, scale, lead, row, column).astype("float32") * _float(scheme.unit)
+    byte = tirx.bitwise_and(_byte(layout, scale, lead, row, column).astype("int32"), tirx.const(255, "int32"))
+    if scheme.scale_format == "e4m3":
+        half = tirx.reinterpret("float16", tirx.shift_left(byte, tirx.const(7, "int32")).astype("uint16"))
+        return half.astype("float32") * _float(256 * scheme.unit)
+    bits = tirx.max(tirx.shift_left(byte, tirx.const(23, "int32")), tirx.const(1 << 22, "int32"))
+    return tirx.reinterpret("float32", bits) * _float(scheme.unit)
+
+
+def _float(value: float) -> tirx.PrimExpr:
+    return tirx.const(value, "float32")
+
+
+def _level(table: tuple[int, ...], code: tirx.PrimExpr) -> tirx.PrimExpr:
+    """table[code], int32, of words with the bytes of four levels each."""
+    words = np.array([*table, *[0] * (-len(table) % 4)], np.int8).view("<u4")
+    word = tirx.const(int(words[-1]), "uint32")
+    for i in reversed(range(len(words) - 1)):
+        word = tirx.Select(code < 4 * i + 4, tirx.const(int(words[i]), "uint32"), word)
+    return tirx.shift_right(word, _shift(code % 4 * 8)).astype("int8").astype("int32")
 
 
 def _plane_code(

@@ -37,9 +37,9 @@ def _scheme(weight: Weight, checkpoint: Checkpoint, target: Target, formats: Col
     (name,) = stored
     if weight.kind == "plain":  # routers: small, and their kernels read numbers
         return plain_scheme("float32")
-    if name not in formats or (weight.experts is not None and SCHEMES[name].blocked):
+    if name not in formats:
         raise TargetError(
-            f"no kernel of {target.name} reads {name}{' in experts' if weight.experts else ''}",
+            f"no kernel of {target.name} reads {name}",
             where=f"tensor {weight.sources[0][0]}", expected=" ".join(["F32 F16 BF16", *sorted(formats)]),
             next_step=f"add --quantization {DEFAULT_QUANTIZATION} or q8f16_1, which round the weights a second time",
         )  # fmt: skip

@@ -9,7 +9,7 @@ from tvm.script.ir_builder import tirx as I
 
 from tir_schedules.builder import Buffer, Expr
 from tir_schedules.cpu.packed_weight import LANES, Packed
-from tir_schedules.cpu.planes import ONE, fields, scale_of
+from tir_schedules.cpu.planes import BYTES, ONE, chosen, fields, scale_of
 from tir_schedules.cpu.store import Output
 from tir_schedules.cpu.vectors import Registers, lanes_of, read, splat
 
@@ -36,6 +36,10 @@ class Blocks:
             self._tile(X, Y, block, panel * ROWS, m, ROWS)
 
     def _tile(self, X: Buffer, Y: Buffer, block: Expr, row: Expr, m: Expr, rows: int) -> None:
+        Output(Y, row, m, block, rows, 1).store(self.sums(X, block, row, m, rows))
+
+    def sums(self, X: Buffer, block: Expr, row: Expr, m: Expr, rows: int) -> Registers:
+        """16 columns of `rows` rows of y, from `row` on; rows from m on repeat the last."""
         part, total = Registers(rows * PARTS, LANES), Registers(rows, LANES)
         with I.unroll(rows * PARTS) as i:
             part[i] = splat(0.0, LANES)
@@ -51,22 +55,29 @@ class Blocks:
         with I.unroll(rows) as r:
             at = r * PARTS
             total[r] = (part[at] + part[at + 1]) + (part[at + 2] + part[at + 3])
-        Output(Y, row, m, block, rows, 1).store(total)
+        return total
 
     def _values(self, block: Expr, run: Expr, use: Callable[[int, Expr], None]) -> None:
         """Emit use(e, 16 columns) for each of 32 elements of K."""
-        w, parts = self.w, RUN // self.w.group_size
+        w, parts = self.w, RUN // self.w.part
         word, scale = Registers(w.bits, LANES, "uint32"), Registers(2, LANES)
-        element = Registers(1, LANES)
+        element, looked_up = Registers(1, LANES), Registers(2, LANES, "uint32")
         with I.unroll(w.bits) as i:
             word[i] = read(self.W, (block, run * w.bits + i, 0), LANES)
         zero = splat(float(w.zero_point), LANES)
         for e in range(RUN):
-            if e % w.group_size == 0:
-                at = (block, run * parts + e // w.group_size, 0)
+            if e % w.part == 0:
+                at = (block, run * parts + e // w.part, 0)
                 for which in range(w.each):
                     scale[which] = scale_of(w, self.S, self.Q, at, which, LANES)
-            code = fields(lambda i: word[i], w.bits, e // 8 * 2 + e % 2, e // 2 % 4 * 8, ONE, LANES)
+            t, low = e // 8 * 2 + e % 2, e // 2 % 4 * 8
+            if w.table:
+                if low == 0:
+                    looked_up[e % 2] = chosen(fields(lambda i: word[i], w.bits, t, 0, BYTES, LANES), w.levels, LANES)
+                code = I.shift_right(looked_up[e % 2], splat(I.uint32(low), LANES))
+                code = I.bitwise_and(code, splat(I.uint32(255), LANES))
+            else:
+                code = fields(lambda i: word[i], w.bits, t, low, ONE, LANES)
             level = I.cast(I.cast(code, lanes_of("int32", LANES)), lanes_of("float32", LANES)) - zero
             element[0] = level * scale[0] + scale[1] if w.minima else level * scale[0]
             use(e, element[0])

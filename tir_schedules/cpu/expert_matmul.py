@@ -6,12 +6,14 @@ not yet, so mixture models prefill at the speed of their decode.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from tvm import tirx
 from tvm.script.ir_builder import tirx as I
 
 from tir_schedules.builder import Buffer, Expr, Tensor, function
+from tir_schedules.cpu.block_weight import Blocks
 from tir_schedules.cpu.packed_weight import LANES, Packed, codes, packed_of
 from tir_schedules.cpu.store import store_row
 from tir_schedules.cpu.vectors import Registers, load, read, splat
@@ -39,6 +41,17 @@ class Experts:
     def nearest(self, expert: Expr) -> Expr:
         """The expert, or the nearest where there is none of that number."""
         return I.min(I.max(expert, 0), self.count - 1)
+
+    def tensors(self, w: Packed) -> dict[str, Tensor]:
+        """The stored arrays by parameter name."""
+        return {name: Tensor((self.count, *a.shape), a.dtype) for name, a in w.arrays().items()}
+
+    def flat(self, w: Packed, arrays: Iterable[Buffer]) -> list[Buffer]:
+        """The stored arrays as of one weight, in which an expert's blocks come after those of the one before."""
+        return [
+            I.decl_buffer((self.count * a.shape[0], *a.shape[1:]), a.dtype, data=array.data)
+            for a, array in zip(w.arrays().values(), arrays)
+        ]
 
     def row(self, pair: Expr) -> Expr:
         """The row of x of a pair (token, choice)."""
@@ -78,12 +91,15 @@ def expert_matmul(op: Op) -> tirx.PrimFunc | Declined:
                 total[0] = total[0] + (part[0] + part[1]) * load(S, (expert, block, g, 0), LANES)
             store_row(Y, pair, block, total)
 
-    if w.bits == 0:
-        weight = Tensor((experts.count, w.blocks, w.k, LANES), w.dtype)
-        return function("plain", {"x": x, "w": weight, "ids": ids, "y": y}, plain)
-    words = Tensor((experts.count, w.blocks, w.words, LANES), "uint32")
-    scales = Tensor((experts.count, w.blocks, w.groups, LANES), w.dtype)
-    return function("quantized", {"x": x, "w": words, "s": scales, "ids": ids, "y": y}, quantized)
+    def blocked(X: Buffer, *rest: Buffer) -> None:
+        *arrays, IDS, Y = rest
+        weight = Blocks(w, *experts.flat(w, arrays))
+        with I.serial(m * experts.top) as pair, I.parallel(w.blocks) as block:
+            expert, row = I.bind(experts.chosen(IDS, pair)), I.bind(experts.row(pair))
+            store_row(Y, pair, block, weight.sums(X, expert * w.blocks + block, row, row + 1, 1))
+
+    body = plain if w.bits == 0 else blocked if w.blocked else quantized
+    return function("kernel", {"x": x, **experts.tensors(w), "ids": ids, "y": y}, body)
 
 
 def _sum_group(

@@ -1,7 +1,8 @@
 """Block formats of GGUF times int8 activations: codes from bit planes, sub-scales and minima.
 
-Few rows: groups of x are those of the weight, 16 or 32, and a minimum is multiplied with their sum. Many rows: bytes on
-one scale for a chunk of a row, as in `int8_gemm.py`, in steps of the largest magnitude that its groups can have / 127.
+Few rows: groups of x are those of the weight, at most of 32, and a minimum is multiplied with their sum. Many rows:
+bytes on one scale for a chunk of a row, as in `int8_gemm.py`, in steps of the largest magnitude that its groups can
+have / 127.
 """
 
 from __future__ import annotations
@@ -21,13 +22,17 @@ from tir_schedules.cpu.vectors import Registers, read, splat, store
 def groups_of(weight: Weight) -> Groups:
     """x in the weight's groups. Where it has minima, `corrections` are the sums that these are multiplied with."""
     packed = weight.packed
-    return Groups(packed.k, packed.group_size, EVEN_ODD, -1 if packed.minima else packed.zero_point)
+    zero_point = weight.dot.levels(packed)[1] if packed.table else packed.zero_point
+    return Groups(packed.k, packed.part, EVEN_ODD, -1 if packed.minima else zero_point)
 
 
 def codes_of(weight: Weight, words: Callable[[int], Expr], t: int) -> Expr:
-    """Bytes [4 * lanes]: the t-th codes of the four bytes of words."""
-    lanes = weight.dot.lanes
-    return I.reinterpret(f"int8x{4 * lanes}", fields(words, weight.packed.bits, t, 0, BYTES, lanes))
+    """Bytes [4 * lanes]: the t-th codes of the four bytes of words, or their levels."""
+    packed, dot = weight.packed, weight.dot
+    codes = fields(words, packed.bits, t, 0, BYTES, dot.lanes)
+    if packed.table:
+        codes = dot.look_up(codes, dot.levels(packed)[0])
+    return I.reinterpret(f"int8x{4 * dot.lanes}", codes)
 
 
 def requantize_blocks(
@@ -35,10 +40,10 @@ def requantize_blocks(
 ) -> None:
     """Emit a chunk of a block of 16 rows -> a slot of block `b` of `out`, and its scales; as `requantize`."""
     packed, lanes = weight.packed, weight.dot.lanes
-    runs, parts = out.size // GROUP, GROUP // packed.group_size
+    runs, parts = out.size // GROUP, GROUP // packed.part
     top, word = Registers(2, lanes), Registers(packed.bits, lanes, "uint32")
     factor, product = Registers(2, lanes, "int32"), Registers(4, 2 * lanes, "int16")
-    half, zero = Registers(2, lanes, "uint32"), splat(0.0, lanes)
+    half, level, zero = Registers(2, lanes, "uint32"), Registers(2, lanes, "uint32"), splat(0.0, lanes)
     with I.unroll(16 // lanes) as v:
 
         def scaled(group: Expr, which: int, v: Expr = v) -> Expr:
@@ -63,7 +68,14 @@ def requantize_blocks(
                     _set_factors(weight, scaled(group, 0) * top[1], minimum, factor)
                 # Step 2: bytes of eight codes; a product has codes i and i + 4.
                 for i in range(4):
-                    codes = fields(lambda j: word[j], packed.bits, 2 * w + i % 2, i // 2 * 8, HALVES, lanes)
+                    if packed.table:
+                        if i < 2:
+                            codes = fields(lambda j: word[j], packed.bits, 2 * w + i, 0, BYTES, lanes)
+                            level[i] = weight.dot.look_up(codes, packed.levels)
+                        codes = I.shift_right(level[i % 2], splat(I.uint32(i // 2 * 8), lanes))
+                        codes = I.bitwise_and(codes, splat(I.uint32(255 * HALVES), lanes))
+                    else:
+                        codes = fields(lambda j: word[j], packed.bits, 2 * w + i % 2, i // 2 * 8, HALVES, lanes)
                     product[i] = halves(codes, lanes) * halves(factor[0], lanes) + halves(factor[1], lanes)
                 for h in range(2):
                     half[h] = upper_bytes(product[h * 2], product[h * 2 + 1], weight.dot)
@@ -72,8 +84,7 @@ def requantize_blocks(
 
 def _reach(weight: Weight, scale: Expr, minimum: Expr | None) -> Expr:
     """The largest magnitude that a code of a group can stand for."""
-    packed, lanes = weight.packed, weight.dot.lanes
-    highest = (1 << packed.bits) - 1
+    packed, lanes, highest = weight.packed, weight.dot.lanes, weight.packed.highest
     if minimum is None:
         return I.abs(scale) * splat(float(max(packed.zero_point, highest - packed.zero_point)), lanes)
     return I.max(I.abs(minimum), I.abs(scale * splat(float(highest), lanes) + minimum))

@@ -13,6 +13,8 @@ from tir_schedules.cpu.vectors import prefetch
 
 KINDS = ("amx_int8", "avx512_vnni", "avx_vnni", "avx2", "neon_i8mm", "neon_dotprod")
 
+_LOOK_UP = {4: "llvm.aarch64.neon.tbl1.v16i8", 8: "llvm.x86.avx2.pshuf.b", 16: "llvm.x86.avx512.pshuf.b.512"}
+
 
 def _intrinsic(name: str, dtype: str, *args: tirx.PrimExpr) -> tirx.PrimExpr:
     return I.call_llvm_pure_intrin(I.llvm_lookup_intrinsic_id(name), *args, dtype=dtype)
@@ -50,6 +52,24 @@ class Dot:
         if bits == 8 and self.kind == "avx2":
             bytes_ = bytes_ - I.broadcast(I.int8(zero_point - 256 * (zero_point > 127)), 4 * self.lanes)
         return bytes_
+
+    def levels(self, w: Packed) -> tuple[tuple[int, ...], int]:
+        """The table of a weight as bytes that products take, and their zero point; 0: they have signs.
+
+        AVX2 takes those with signs where sums of two products would leave int16.
+        """
+        if self.kind.startswith("neon") or (self.kind == "avx2" and 2 * 127 * w.highest >= 1 << 15):
+            return w.table, 0
+        return w.levels, w.zero_point
+
+    def look_up(self, codes: tirx.PrimExpr, levels: tuple[int, ...]) -> tirx.PrimExpr:
+        """levels[code] of the codes in the bytes of words uint32[lanes], as such words; at most 16 levels."""
+        table = bytes(level & 255 for level in levels).ljust(16, b"\0")
+        words = [I.uint32(int.from_bytes(table[i : i + 4], "little")) for i in range(0, 16, 4)]
+        dtype = f"int8x{4 * self.lanes}"
+        vector = I.reinterpret(tirx.Shuffle(words * (self.lanes // 4), list(range(self.lanes))), dtype=dtype)
+        args = (vector, I.reinterpret(codes, dtype=dtype))
+        return I.reinterpret(_intrinsic(_LOOK_UP[self.lanes], dtype, *args), dtype=f"uint32x{self.lanes}")
 
     def __call__(self, acc: tirx.PrimExpr, codes: tirx.PrimExpr, x: tirx.PrimExpr, bits: int) -> tirx.PrimExpr:
         """acc int32[lanes] + the dot products of each lane's four bytes of `codes` with the four signed bytes of x."""
@@ -91,4 +111,4 @@ class Weight:
         at = run * packed.each if packed.span == 32 else run * 32 // packed.span * packed.each
         prefetch(self.scales, (block, at if packed.blocked else run, 0))
         if self.subs is not None:
-            prefetch(self.subs, (block, run * (32 // packed.group_size) * packed.each, 0))
+            prefetch(self.subs, (block, run * (32 // packed.part) * packed.each, 0))

@@ -14,13 +14,12 @@ from tvm.script.ir_builder import tirx as I
 
 from tir_schedules.builder import Buffer, Expr, Tensor, add, function, put
 from tir_schedules.cpu.expert_matmul import Experts, experts_of
-from tir_schedules.cpu.int8_activations import EVEN_ODD, IN_ORDER, Groups, alloc_panels, quantize_group
+from tir_schedules.cpu.int8_activations import Groups, alloc_panels, quantize_group
 from tir_schedules.cpu.int8_dot import Dot, Weight
 from tir_schedules.cpu.int8_few_rows import FewTiles, ask_ahead, direct_tile
 from tir_schedules.cpu.int8_gemm import Int8Tile
-from tir_schedules.cpu.int8_matmul import dot_of, tiles_of, unfit
-from tir_schedules.cpu.int8_unpacked import GROUP
-from tir_schedules.cpu.packed_weight import LANES, Packed, packed_of
+from tir_schedules.cpu.int8_matmul import dot_of, fine_groups, tiles_of, unfit
+from tir_schedules.cpu.packed_weight import Packed, packed_of
 from tir_schedules.cpu.store import Output
 from tir_schedules.cpu.vectors import scratch
 from tir_schedules.op import Op
@@ -40,20 +39,18 @@ def int8_expert_matmul(op: Op, knobs: Knobs) -> tirx.PrimFunc | Declined:
 
 @cache
 def _kernel(w: Packed, dot: Dot, tiles: FewTiles, experts: Experts) -> tirx.PrimFunc:
-    groups = Groups(w.k, GROUP, EVEN_ODD if w.bits == 4 else IN_ORDER, dot.zero_point(w.bits, w.zero_point))
     m = tirx.Var("m", "int64")
     arguments = {
         "x": Tensor((m * experts.x_rows, w.k), "float32"),
-        "w": Tensor((experts.count, w.blocks, w.words, LANES), "uint32"),
-        "s": Tensor((experts.count, w.blocks, w.groups, LANES), w.dtype),
+        **experts.tensors(w),
         "ids": Tensor((m, experts.top), "int32"),
         "y": Tensor((m * experts.top, w.n), "float32"),
     }
 
-    def body(X: Buffer, W: Buffer, S: Buffer, ids: Buffer, Y: Buffer) -> None:
-        words = I.decl_buffer((experts.count * w.blocks, w.words, LANES), "uint32", data=W.data)
-        scales = I.decl_buffer((experts.count * w.blocks, w.groups, LANES), w.dtype, data=S.data)
-        weight = Weight(w, dot, words, scales)
+    def body(X: Buffer, *rest: Buffer) -> None:
+        *arrays, ids, Y = rest
+        weight = Weight(w, dot, *experts.flat(w, arrays))
+        groups = fine_groups(weight)
         with I.If(m == I.int64(1)):
             with I.Then():
                 _one_token(X, weight, ids, Y, experts, groups, tiles.prefetch_words)

@@ -141,7 +141,7 @@ class _Tile:
     def _sum_blocks(self, total: Registers) -> None:
         """As `sum`, of a block format."""
         weight, rows, vectors, lanes = self.weight, self.out.rows, self.vectors, self.lanes
-        packed, parts = weight.packed, 32 // weight.packed.group_size
+        packed, parts = weight.packed, 32 // weight.packed.part
         acc, word = Registers(rows * vectors, lanes, "int32"), Registers(vectors * packed.bits, lanes, "uint32")
         scale, minimum = Registers(vectors, lanes), Registers(vectors, lanes)
         with I.unroll(rows * vectors) as i:
@@ -173,11 +173,12 @@ class _Tile:
     def _multiply_codes(self, acc: Registers, word: Registers, run: Expr, steps: range) -> None:
         """acc += the products of some of the 8 vectors of codes of 32 columns."""
         bits, vectors = self.weight.packed.bits, self.vectors
+        signed = bool(self.weight.packed.table) and self.weight.dot.levels(self.weight.packed)[1] == 0
         for t in steps:
             with I.unroll(self.out.rows) as r, I.unroll(vectors) as v:
                 codes = codes_of(self.weight, partial(_word, word, v * bits), t)
                 x = self.panels.words[self.panel, run * 8 + t, r]
-                acc[r * vectors + v] = self.weight.dot(acc[r * vectors + v], codes, x, 4)
+                acc[r * vectors + v] = self.weight.dot(acc[r * vectors + v], codes, x, 8 if signed else 4)
 
     def _multiply(self, acc: Registers, word: Registers, j: Expr) -> None:
         """acc += the products of the j-th word of each column."""

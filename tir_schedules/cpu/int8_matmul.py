@@ -110,7 +110,7 @@ def _few_kernel(w: Packed, dot: Dot, tiles: FewTiles, gate: Gate | None) -> tirx
     """Groups of 32, also where a row has one scale."""
 
     def body(X: Buffer, weight: Weight, Y: Buffer, m: Expr) -> None:
-        _dot_products(X, weight, Y, m, tiles, _fine(weight), gate)
+        _dot_products(X, weight, Y, m, tiles, fine_groups(weight), gate)
 
     return _function(w, dot, gate, body)
 
@@ -130,7 +130,7 @@ def _many_kernel(w: Packed, dot: Dot, tiles: FewTiles, many: Int8Tile, gate: Gat
             return apply_gate(gate, sums, Y, m)
         if not chunk:
             # With one scale a row nothing but x bounds the length of an integer sum.
-            fine, whole_row = _fine(weight), w.groups == 1 and w.k % CHUNK == 0 and not w.blocked
+            fine, whole_row = fine_groups(weight), w.groups == 1 and w.k % CHUNK == 0 and not w.blocked
             return _dot_products(X, weight, Y, m, tiles, replace(fine, size=CHUNK) if whole_row else fine, gate)
         coarse = Groups(w.k, chunk, PAIRS, dot.byte_offset)
         if gate is not None and gate.width % LANES == 0:
@@ -157,7 +157,7 @@ def _dot_products(
             apply_gate(gate, rows, Y, m)
 
 
-def _fine(weight: Weight) -> Groups:
+def fine_groups(weight: Weight) -> Groups:
     """x in groups of 32, for codes as they are stored."""
     w = weight.packed
     if w.blocked:

@@ -35,6 +35,9 @@ class Packed:
     kept: bool = False
     super_size: int = 0
     minima: bool = False
+    table: tuple[int, ...] = ()
+    unit: float = 1.0
+    scale_format: str = ""
 
     @property
     def groups(self) -> int:
@@ -55,8 +58,23 @@ class Packed:
 
     @property
     def blocked(self) -> bool:
-        """Whether codes are in bit planes, or minima or sub-scales are beside the scales."""
-        return self.kept and (self.bits not in (4, 8) or self.minima or self.super_size > 0)
+        """Whether codes are in bit planes or look up a table, or minima or sub-scales are beside the scales."""
+        return self.kept and (self.bits not in (4, 8) or self.minima or self.super_size > 0 or bool(self.table))
+
+    @property
+    def part(self) -> int:
+        """Columns of a block format that are multiplied before a scale: a group, or 32 of a larger one."""
+        return min(self.group_size, 32)
+
+    @property
+    def levels(self) -> tuple[int, ...]:
+        """The table as codes of up to 8 bits with `zero_point`."""
+        return tuple(level + self.zero_point for level in self.table)
+
+    @property
+    def highest(self) -> int:
+        """The highest code, of `levels` where there is a table."""
+        return max(self.levels, default=(1 << self.bits) - 1)
 
     @property
     def each(self) -> int:
@@ -75,10 +93,12 @@ class Packed:
         scales = self.each * (self.k // self.span) if self.blocked else self.groups
         arrays = {
             "w": Tensor((self.blocks, self.words, LANES), "uint32"),
-            "s": Tensor((self.blocks, scales, LANES), self.dtype),
+            "s": byte_tensor(self.blocks, scales)
+            if self.scale_format
+            else Tensor((self.blocks, scales, LANES), self.dtype),
         }
         if self.super_size:
-            arrays["q"] = Tensor((self.blocks, self.each * self.groups, LANES // 4), "uint32")
+            arrays["q"] = byte_tensor(self.blocks, self.each * self.groups)
         return arrays
 
 
@@ -95,7 +115,15 @@ def packed_of(op: Op) -> Packed:
         kept="scheme" in op.facts,
         super_size=int(op.facts.get("super_size", 0)),
         minima=bool(op.facts.get("minima", 0)),
+        table=tuple(map(int, str(op.facts.get("table", "")).split())),
+        unit=float(op.facts.get("unit", 1.0)),
+        scale_format=str(op.facts.get("scale_format", "")),
     )
+
+
+def byte_tensor(blocks: int, columns: int) -> Tensor:
+    """A byte of each of 16 rows side by side, for each column."""
+    return Tensor((blocks, columns, LANES // 4), "uint32")
 
 
 def codes(word: Expr, i: Expr, bits: int) -> Expr:

@@ -14,12 +14,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mlcpipe.checkpoint.gguf import lattices
-from mlcpipe.checkpoint.gguf.fields import Bytes, Floats, bit_fields, half, six_bits
+from mlcpipe.checkpoint.gguf.fields import Bytes, Floats, bit_fields, half, six_bits, trits
+from mlcpipe.checkpoint.parts import Parts
 from mlcpipe.checkpoint.safetensors_reader import CHUNK_ELEMENTS, TensorInfo, fill
 
 _FP4 = np.array([0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12], np.float32)  # twice the value
 _NL = np.array([-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113], np.float32)
-_TRITS = np.array([1, 3, 9, 27, 81], np.uint8)
 
 
 @dataclass(frozen=True)
@@ -122,11 +122,7 @@ def _q6_k(b: Bytes) -> Floats:
 
 
 def _tq1_0(b: Bytes) -> Floats:
-    """Five trits a byte, four in the last 4 bytes: trit i is the first base-3 digit of byte * 3^i mod 256 / 256."""
-    parts = [(b[:, :32], 5), (b[:, 32:48], 5), (b[:, 48:52], 4)]
-    shifted = [(part[:, None] * _TRITS[:count, None]).reshape(len(b), -1) for part, count in parts]
-    digits = (np.concatenate(shifted, axis=1).astype(np.uint16) * 3 >> 8).astype(np.float32)
-    return half(b, 52) * (digits - 1)
+    return half(b, 52) * (trits(b).astype(np.float32) - 1)
 
 
 def _tq2_0(b: Bytes) -> Floats:
@@ -159,6 +155,18 @@ def _nvfp4(b: Bytes) -> Floats:
     return _grouped(scale, _FP4[bit_fields(b[:, 4:], 4, 8)])
 
 
+def _lattice(split: Callable[[Bytes], Parts], levels: tuple[int, ...], unit: float) -> Callable[[Bytes], Floats]:
+    """What dequantizes blocks of a lattice; all products are exact."""
+    table = np.array(levels, np.float32) * np.float32(unit)
+
+    def dequantize(b: Bytes) -> Floats:
+        parts = split(b)
+        assert parts.subs is not None
+        return _grouped(parts.scales.astype(np.float32) * parts.subs, table[parts.codes])
+
+    return dequantize
+
+
 FORMATS = {
     form.name: form
     for form in (
@@ -172,15 +180,15 @@ FORMATS = {
         BlockFormat("Q4_K", 12, 256, 144, _q4_k),
         BlockFormat("Q5_K", 13, 256, 176, _q5_k),
         BlockFormat("Q6_K", 14, 256, 210, _q6_k),
-        BlockFormat("IQ2_XXS", 16, 256, 66, lattices.iq2_xxs),
-        BlockFormat("IQ2_XS", 17, 256, 74, lattices.iq2_xs),
-        BlockFormat("IQ3_XXS", 18, 256, 98, lattices.iq3_xxs),
-        BlockFormat("IQ1_S", 19, 256, 50, lattices.iq1_s),
+        BlockFormat("IQ2_XXS", 16, 256, 66, _lattice(lattices.iq2_xxs, lattices.IQ2, 1 / 8)),
+        BlockFormat("IQ2_XS", 17, 256, 74, _lattice(lattices.iq2_xs, lattices.IQ2, 1 / 8)),
+        BlockFormat("IQ3_XXS", 18, 256, 98, _lattice(lattices.iq3_xxs, lattices.IQ3_XXS, 1 / 4)),
+        BlockFormat("IQ1_S", 19, 256, 50, _lattice(lattices.iq1_s, lattices.IQ1, 1 / 8)),
         BlockFormat("IQ4_NL", 20, 32, 18, _iq4_nl),
-        BlockFormat("IQ3_S", 21, 256, 110, lattices.iq3_s),
-        BlockFormat("IQ2_S", 22, 256, 82, lattices.iq2_s),
+        BlockFormat("IQ3_S", 21, 256, 110, _lattice(lattices.iq3_s, lattices.IQ3_S, 1)),
+        BlockFormat("IQ2_S", 22, 256, 82, _lattice(lattices.iq2_s, lattices.IQ2, 1 / 8)),
         BlockFormat("IQ4_XS", 23, 256, 136, _iq4_xs),
-        BlockFormat("IQ1_M", 29, 256, 56, lattices.iq1_m),
+        BlockFormat("IQ1_M", 29, 256, 56, _lattice(lattices.iq1_m, lattices.IQ1, 1 / 8)),
         BlockFormat("TQ1_0", 34, 256, 54, _tq1_0),
         BlockFormat("TQ2_0", 35, 256, 66, _tq2_0),
         BlockFormat("MXFP4", 39, 32, 17, _mxfp4),

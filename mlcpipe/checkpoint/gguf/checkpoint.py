@@ -83,7 +83,7 @@ class GgufCheckpoint(Checkpoint):
         blocks = np.frombuffer(self.read_raw(name), np.uint8).reshape(-1, FORMATS[tensor.dtype].nbytes)
         rows, heads = tensor.shape[0], tensor.heads if isinstance(tensor, GgufTensor) else 0
         parts = split(blocks).map(lambda part: part.reshape(rows, -1))
-        if not np.isfinite(parts.scales).all():
+        if not parts.finite:
             raise CheckpointError(
                 f"tensor {shown(name)} is not finite", where=shown_path(self.path), expected="finite scales",
                 next_step="the file is damaged: download it again",

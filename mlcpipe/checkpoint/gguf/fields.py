@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 
 Bytes = NDArray[np.uint8]
 Floats = NDArray[np.float32]
+_POWERS = np.array([1, 3, 9, 27, 81], np.uint8)
 
 
 def bit_fields(packed: Bytes, bits: int, width: int) -> Bytes:
@@ -23,6 +24,16 @@ def six_bits(blocks: Bytes) -> tuple[Bytes, Bytes]:
     first, second, last = blocks[:, 4:8], blocks[:, 8:12], blocks[:, 12:16]
     scales = np.concatenate([first & 63, last & 15 | first >> 2 & 48], axis=1)
     return scales, np.concatenate([second & 63, last >> 4 | second >> 2 & 48], axis=1)
+
+
+def trits(blocks: Bytes) -> Bytes:
+    """The base-3 digits of TQ1_0, u8[n, 256]: five a byte, four in the last 4 bytes.
+
+    Digit i of a byte is the first one of byte * 3^i mod 256 as a fraction of 256.
+    """
+    parts = [(blocks[:, :32], 5), (blocks[:, 32:48], 5), (blocks[:, 48:52], 4)]
+    shifted = [(part[:, None] * _POWERS[:count, None]).reshape(len(blocks), -1) for part, count in parts]
+    return (np.concatenate(shifted, axis=1).astype(np.uint16) * 3 >> 8).astype(np.uint8)
 
 
 def half(blocks: Bytes, at: int) -> Floats:

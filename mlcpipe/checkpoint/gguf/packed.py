@@ -12,7 +12,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from mlcpipe.checkpoint.gguf.fields import Bytes, bit_fields, six_bits, words
+from mlcpipe.checkpoint.gguf import lattices
+from mlcpipe.checkpoint.gguf.fields import Bytes, bit_fields, six_bits, trits, words
 from mlcpipe.checkpoint.parts import Parts
 
 
@@ -75,6 +76,41 @@ def _q6_k(b: Bytes) -> Parts:
     return Parts(codes, _halves(b, 208), b[:, 192:208].view(np.int8))
 
 
+def _q1_0(b: Bytes) -> Parts:
+    return Parts(bit_fields(b[:, 2:], 1, 1), _halves(b, 0))
+
+
+def _q2_0(b: Bytes) -> Parts:
+    return Parts(bit_fields(b[:, 2:], 2, 1), _halves(b, 0))
+
+
+def _tq1_0(b: Bytes) -> Parts:
+    return Parts(trits(b), _halves(b, 52))
+
+
+def _tq2_0(b: Bytes) -> Parts:
+    return Parts(bit_fields(b[:, :64], 2, 32), _halves(b, 64))
+
+
+def _iq4_nl(b: Bytes) -> Parts:
+    return Parts(bit_fields(b[:, 2:], 4, 16), _halves(b, 0))
+
+
+def _iq4_xs(b: Bytes) -> Parts:
+    subs = (bit_fields(b[:, 4:8], 4, 1) | bit_fields(b[:, 2:4], 2, 1) << np.uint8(4)).view(np.int8) - np.int8(32)
+    return Parts(bit_fields(b[:, 8:], 4, 16), _halves(b, 0), subs)
+
+
+def _mxfp4(b: Bytes) -> Parts:
+    return Parts(bit_fields(b[:, 1:], 4, 16), b[:, :1].view(np.int8))
+
+
+def _nvfp4(b: Bytes) -> Parts:
+    """e4m3 without a sign: 127 is zero, more than that NaN."""
+    scales = b[:, :4].view(np.int8)
+    return Parts(bit_fields(b[:, 4:], 4, 8), np.where(scales < 0, np.int8(-1), np.where(scales == 127, 0, scales)))
+
+
 PARTS: Mapping[str, Callable[[Bytes], Parts]] = {
     "Q4_0": _q4_0,
     "Q4_1": _q4_1,
@@ -86,4 +122,19 @@ PARTS: Mapping[str, Callable[[Bytes], Parts]] = {
     "Q4_K": _q4_k,
     "Q5_K": _q5_k,
     "Q6_K": _q6_k,
+    "Q1_0": _q1_0,
+    "Q2_0": _q2_0,
+    "TQ1_0": _tq1_0,
+    "TQ2_0": _tq2_0,
+    "IQ1_S": lattices.iq1_s,
+    "IQ1_M": lattices.iq1_m,
+    "IQ2_XXS": lattices.iq2_xxs,
+    "IQ2_XS": lattices.iq2_xs,
+    "IQ2_S": lattices.iq2_s,
+    "IQ3_XXS": lattices.iq3_xxs,
+    "IQ3_S": lattices.iq3_s,
+    "IQ4_NL": _iq4_nl,
+    "IQ4_XS": _iq4_xs,
+    "MXFP4": _mxfp4,
+    "NVFP4": _nvfp4,
 }

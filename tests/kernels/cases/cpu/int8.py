@@ -96,10 +96,14 @@ def requantized(rows: dict[str, Array], k: int, chunk: int, zero: int = 7) -> Ar
 def requantized_blocks(scheme: Scheme, rows: dict[str, Array], k: int, chunk: int) -> Array:
     """As `requantized`, of a block format in row order: its step is the largest that its codes can mean / 127."""
     codes = kept.unpack_codes(rows["q_weight"], scheme.bits).astype(np.int64)
-    n, each, highest = len(codes), 2 if scheme.minima else 1, np.float32((1 << scheme.bits) - 1)
-    numbers = rows["q_scale"].astype(np.float32).reshape(n, -1, 1, each)
+    if scheme.table:
+        codes = np.array(scheme.table)[codes] + scheme.zero_point
+    highest = np.float32(max(scheme.table) + scheme.zero_point if scheme.table else (1 << scheme.bits) - 1)
+    n, each = len(codes), 2 if scheme.minima else 1
+    numbers = kept.scale_values(scheme, rows["q_scale"]).reshape(n, -1, 1, each)
     if scheme.super_size:
         numbers = numbers * rows["q_sub"].astype(np.float32).reshape(n, numbers.shape[1], -1, each)
+    numbers = np.repeat(numbers.reshape(n, -1, each), max(1, scheme.group_size // GROUP), axis=1)
     numbers = numbers.reshape(n, k // chunk, -1, each)
     scale, minimum = numbers[..., 0], numbers[..., -1]
     if scheme.minima:
@@ -111,7 +115,7 @@ def requantized_blocks(scheme: Scheme, rows: dict[str, Array], k: int, chunk: in
         inverse = np.where(top > 0, np.float32(256 * 127) / top, np.float32(0))
     factor = np.rint(scale * inverse).astype(np.int64)[..., None]
     offset = np.rint(minimum * inverse).astype(np.int64)[..., None] if scheme.minima else 0
-    codes = codes.reshape(n, k // chunk, -1, scheme.group_size) - scheme.zero_point
+    codes = codes.reshape(n, *factor.shape[1:3], -1) - scheme.zero_point
     step = (top * np.float32(1 / 127)).astype(np.float64)[..., None]
     result: Array = ((codes * factor + offset + 128 >> 8) * step).reshape(n, k)
     return result
@@ -161,7 +165,7 @@ class Int8Matmul:
     def group(self) -> int:
         """Numbers of a row of x on one scale."""
         if not self.chunk and scheme_named(self.scheme).blocked:
-            return scheme_named(self.scheme).group_size
+            return min(scheme_named(self.scheme).group_size, GROUP)
         whole_row = self.many and packed_of(self.op).groups == 1 and self.k % CHUNK == 0
         return self.chunk or (CHUNK if whole_row else GROUP)
 
@@ -229,12 +233,14 @@ def int8_expert_call(kernel: Int8ExpertMatmul, m: int, kind: str) -> Call:
     call = expert_call(kernel.exact, m, kind)
     x, ids = call.args[0], call.args[-2]
     assert isinstance(x, np.ndarray) and isinstance(ids, np.ndarray)
-    w = packed(kernel.scheme, (kernel.experts, kernel.n, kernel.k), kind)[1]
+    _, w, sizes = packed(kernel.scheme, (kernel.experts, kernel.n, kernel.k), kind)
     chosen = np.clip(ids, 0, kernel.experts - 1).reshape(-1)
-    seen = np.repeat(quantized(x), kernel.top if kernel.shared else 1, axis=0)
+    scheme = scheme_named(kernel.scheme)
+    group = min(scheme.group_size, GROUP) if scheme.blocked else GROUP
+    seen = np.repeat(quantized(x, group), kernel.top if kernel.shared else 1, axis=0)
     expected = np.stack([row @ w[e].T for row, e in zip(seen, chosen)])
-    terms = kernel.k // GROUP + 8
-    size = np.stack([np.abs(row) @ np.abs(w[e]).T for row, e in zip(seen, chosen)])
+    terms = kernel.k // group + 8
+    size = np.stack([np.abs(row) @ sizes[e].T for row, e in zip(seen, chosen)])
     return Call(call.args, {len(call.args) - 1: (expected, terms * EPS * size + terms * TINY)})
 
 
@@ -262,8 +268,7 @@ def dot_cases(dot: str) -> Iterator[Case]:
             for j, m in enumerate(rows):
                 kind = KINDS[(i + j) % len(KINDS)]
                 yield Case(f"{kernel.symbol}-m{m}-{kind}", f"int8-{dot}", kernel, partial(int8_call, kernel, m, kind))
-        if not scheme_named(scheme).blocked:
-            yield from _experts(dot, scheme)
+        yield from _experts(dot, scheme)
     for (scheme, n, k, activation), many in product(GATED, (False, True)):
         kernel = Int8Matmul(dot, scheme, n, k, activation, many)
         for m, kind in zip((1, 7, 67, 96), KINDS):

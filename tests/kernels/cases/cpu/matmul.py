@@ -164,14 +164,25 @@ def whole(scheme: str, k: int) -> int:
 def random_parts(scheme: Scheme, shape: tuple[int, ...], rng: np.random.Generator, scale: float) -> dict[str, Array]:
     """Packed arrays of a block format in row order: all codes, all signs of scales, and some that are 0."""
     rows, shapes = math.prod(shape[:-1]), scheme.shapes(*shape[-2:])
-    codes = rng.integers(0, 1 << scheme.bits, (rows, scheme.padded(shape[-1])), dtype=np.uint8)
-    scales = rng.standard_normal((rows, shapes["q_scale"][0][-1])) * scale
-    scales[rng.random(scales.shape) < 0.1] = 0
+    codes = rng.integers(0, len(scheme.table) or 1 << scheme.bits, (rows, scheme.padded(shape[-1])), dtype=np.uint8)
+    scales = random_scales(scheme, (rows, shapes["q_scale"][0][-1]), rng, scale)
     subs = None
     if "q_sub" in shapes:
         subs = rng.integers(-128, 128, (rows, shapes["q_sub"][0][-1])).astype(np.int8)
-    arrays = kept.pack_parts(scheme, codes, scales.astype(np.float16), subs)
+    arrays = kept.pack_parts(scheme, codes, scales, subs)
     return {name: array.reshape(*shape[:-1], -1) for name, array in arrays.items()}
+
+
+def random_scales(scheme: Scheme, shape: tuple[int, ...], rng: np.random.Generator, scale: float) -> Array:
+    """Scales of a block format about as large as `scale`, as they are stored."""
+    if scheme.scale_format == "e4m3":
+        return rng.integers(0, 127, shape).astype(np.int8)
+    if scheme.scale_format == "e8m0":  # from the smallest on where all are tiny
+        first = 120 if scale > 2**-9 else 0
+        return rng.integers(first, first + 12, shape, dtype=np.uint8).view(np.int8)
+    scales: Array = (rng.standard_normal(shape) * scale).astype(np.float16)
+    scales[rng.random(shape) < 0.1] = 0
+    return scales
 
 
 @cache
@@ -197,9 +208,11 @@ def _zero_points(scheme: Scheme, rows: dict[str, Array], k: int) -> Array | floa
     if scheme.bits == 0:
         return 0.0
     if scheme.kept:
-        sizes = {name: a if name == "q_weight" else np.abs(a.astype(np.float32)) for name, a in rows.items()}
+        signed = {"q_sub"} if scheme.scale_format else {"q_scale", "q_sub"}
+        sizes = {name: np.abs(a.astype(np.float32)) if name in signed else a for name, a in rows.items()}
         flat = {name: a.reshape(-1, a.shape[-1]) for name, a in sizes.items()}
-        opposite = kept.unpack(replace(scheme, zero=-scheme.zero_point), flat, k)
+        table = tuple(level + 2 * scheme.zero_point for level in scheme.table)
+        opposite = kept.unpack(replace(scheme, zero=-scheme.zero_point, table=table), flat, k)
         return opposite.astype(np.float64).reshape(*rows["q_weight"].shape[:-1], k)
     scales = np.repeat(rows["q_scale"].astype(np.float64), scheme.group(k), axis=-1)
     return scales[..., :k] * scheme.zero_point
@@ -278,8 +291,7 @@ def cases() -> Iterator[Case]:
                 kind = KINDS[(i // 2 + j) % len(KINDS)]
                 yield Case(f"{kernel.symbol}-m{m}-{kind}", scheme, kernel, partial(matmul_call, kernel, m, kind))
         yield from _lookups(scheme)
-        if not scheme_named(scheme).blocked:
-            yield from _experts(scheme)
+        yield from _experts(scheme)
     for (scheme, n, k, activation), many in product(GATED, (False, True)):
         kernel = Matmul(scheme, n, k, activation, many)
         for m, kind in zip((1, 3, 13, 24), KINDS):

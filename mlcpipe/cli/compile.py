@@ -20,9 +20,10 @@ from mlcpipe.cli.options import (
     QuantizationOption,
     check_at_least_one,
 )
-from mlcpipe.cli.quality import REQUIRE_HELP, quality_lines
+from mlcpipe.cli.quality import REQUIRE_HELP, TextOption, quality_lines
 from mlcpipe.cli.terminal import print_json, print_rows, say, stderr_console, stdout_console
-from mlcpipe.defaults import AUTO, DEFAULT_QUANTIZATION, DEFAULT_TARGET
+from mlcpipe.defaults import AUTO, DEFAULT_QUANTIZATION, DEFAULT_TARGET, QUALITY_TOKENS
+from mlcpipe.errors import UsageError
 from mlcpipe.host.cpu_features import architecture, architecture_of
 from mlcpipe.host.finding import byte_size
 from mlcpipe.loading import check_names, check_runs_here
@@ -47,6 +48,10 @@ def compile_command(
     require: Annotated[
         str, typer.Option(help=f"{REQUIRE_HELP}, and there is no bundle. Measured as `mlcpipe quality` does.")
     ] = "",
+    text: TextOption = None,
+    tokens: Annotated[
+        int | None, typer.Option(help=f"Tokens of the text to use with --require. (default: {QUALITY_TOKENS})")
+    ] = None,
     as_json: JsonOption = False,
 ) -> None:
     """Compile a model for a device: quantize the weights, generate the kernels, put all of it in one folder.
@@ -64,7 +69,7 @@ def compile_command(
 
     `mlcpipe compile ./Qwen3-0.6B --quantization q3f16_1 --require "kld<=0.1,top1>=0.9" -o qwen3-small`
     """
-    check_at_least_one(context=context)
+    check_at_least_one(context=context, tokens=tokens)
     target = target or DEFAULT_TARGET
     from mlcpipe.bundle import MANIFEST, read_manifest
 
@@ -77,9 +82,13 @@ def compile_command(
     requirements = parse_requirements(require)
     if requirements:
         check_runs_here(target)
+    elif text or tokens:
+        raise UsageError(f"--{'text' if text else 'tokens'} has no effect", next_step="use it with --require")
     with console_progress(stderr_console()) as progress:
         checkpoint = resolve(model, progress)
-        check = _quality_check(checkpoint, requirements, progress) if requirements else None
+        check = (
+            _quality_check(checkpoint, requirements, text, tokens or QUALITY_TOKENS, progress) if requirements else None
+        )
         bundle = mlcpipe.compile(
             checkpoint,
             target=target,
@@ -101,17 +110,19 @@ def compile_command(
 
 
 def _quality_check(
-    checkpoint: Path, requirements: tuple[Requirement, ...], progress: Progress
+    checkpoint: Path, requirements: tuple[Requirement, ...], text: Path | None, tokens: int, progress: Progress
 ) -> Callable[[Path], None]:
     """What measures a bundle against its checkpoint, writes the result into it and raises QualityError."""
-    from mlcpipe.quality.measure import Plan, measure, record
+    from mlcpipe.quality.measure import OWN_TEXT, Plan, measure, read_text, record
     from mlcpipe.quality.reference import prepare_reference
     from mlcpipe.quality.requirements import check
 
+    text = text or OWN_TEXT
+    read_text(text)  # what is wrong with it is said before the work
     reference = prepare_reference(checkpoint, 0, progress)
 
     def measured(folder: Path) -> None:
-        quality = measure(Plan(folder, reference), progress).quality
+        quality = measure(Plan(folder, reference, text, tokens), progress).quality
         check(quality, requirements)
         record(folder, quality)
 

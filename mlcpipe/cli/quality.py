@@ -22,6 +22,9 @@ if TYPE_CHECKING:
     from mlcpipe.bundle.quality import Comparison
     from mlcpipe.quality.measure import Report
 
+TextOption = Annotated[
+    Path | None, typer.Option(help="A text in UTF-8 to measure on. (default: prose of mlcpipe's documentation)")
+]
 REQUIRE_HELP = "Limits such as kld<=0.03,top1>=0.92, for prefill and for decode; beyond one the exit code is 3"
 
 
@@ -31,9 +34,7 @@ def quality_command(
         str,
         typer.Option(help="What it was compiled from: a checkpoint folder, GGUF file, hf:// or ollama:// name."),
     ],
-    text: Annotated[
-        Path | None, typer.Option(help="A text in UTF-8. (default: prose of mlcpipe's documentation)")
-    ] = None,
+    text: TextOption = None,
     tokens: Annotated[int, typer.Option(help="Tokens of the text to use.")] = QUALITY_TOKENS,
     decode_tokens: Annotated[
         int, typer.Option(help="How many of them to compute token by token too.")

@@ -72,7 +72,7 @@ class Report:
 
 def measure(plan: Plan, progress: Progress) -> Report:
     """Raises UsageError (text or vocabulary does not do), ResourceError, ComputeError (NaN) and what Engine raises."""
-    text = _read_text(plan.text)
+    text = read_text(plan.text)
     own, other = (read_manifest(path) for path in (plan.bundle, plan.reference))
     window = min(WINDOW, own.model.context_length, other.model.context_length)
     _check_pair(own, other, window)
@@ -175,7 +175,7 @@ def _over(
     return Scores.joined(parts)
 
 
-def _read_text(path: Path) -> str:
+def read_text(path: Path) -> str:
     raw = read_bounded(path, _MAX_TEXT_BYTES, UsageError, "text")
     try:
         return raw.decode("utf-8")

@@ -67,14 +67,33 @@ def test_require_fails_the_build(
     assert list((tmp_path / "out").iterdir()) == []
     left = set(accepted.iterdir()) - known
     assert len(left) == 1  # the reference in the cache
-    done = mlcpipe_run(*compiled, "kld<=10,top1>=0.01")
+    (tmp_path / "own.txt").write_text("One sentence of many words, said again. " * 200)
+    options = ["--text", tmp_path / "own.txt", "--tokens", "400"]
+    done = mlcpipe_run(*compiled, "kld<=10,top1>=0.01", *options)
     assert done.returncode == 0 and "quality of prefill" in done.stdout, done.stderr
-    assert (
-        json.loads((tmp_path / "out" / "bundle" / "mlcpipe.json").read_text())["quality"]["reference_quantization"]
-        == "q0f32"
-    )
+    quality = json.loads((tmp_path / "out" / "bundle" / "mlcpipe.json").read_text())["quality"]
+    assert quality["reference_quantization"] == "q0f32" and quality["text"] == "own.txt"
+    assert quality["prefill"]["tokens"] <= 400
     done = mlcpipe_run("chat", tmp_path / "out" / "bundle", "-p", "a", "--max-tokens", "1")
     assert done.returncode == 0 and "note: this runs" not in done.stderr  # it stays accepted
+
+
+@pytest.mark.parametrize(
+    "options, words",
+    [
+        (("--text", "no.txt", "--require", "kld<=1"), "missing text"),
+        (("--tokens", "0", "--require", "kld<=1"), "--tokens"),
+        (("--tokens", "500"), "--tokens has no effect"),
+        (("--text", "README.md"), "--text has no effect"),
+    ],
+    ids=["text", "tokens", "tokens-alone", "text-alone"],
+)
+def test_what_a_build_cannot_measure_is_said_before_it(
+    mlcpipe_run: Run, tiny_bundles: Bundles, tmp_path: Path, options: tuple[str, ...], words: str
+) -> None:
+    done = mlcpipe_run("compile", tiny_bundles.checkpoint, "--target", QUICK, "-o", tmp_path / "out", *options)
+    assert done.returncode == 2 and words in done.stderr and done.stderr.count("\n") == 1, done.stderr
+    assert not (tmp_path / "out").exists()
 
 
 def test_other_machines_bundles_cannot_be_measured(mlcpipe_run: Run, tiny_bundles: Bundles, tmp_path: Path) -> None:

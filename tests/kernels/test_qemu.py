@@ -21,7 +21,7 @@ from mlcpipe.targets import load_target
 from tests.kernels.cases import cpu as all_cases
 from tests.kernels.cases.cpu.alone import Product, assert_rows_are_as_alone
 from tests.kernels.cases.cpu.int8 import HERE, Int8ExpertMatmul, Int8Matmul, dot_cases, knobs_of
-from tests.kernels.cases.cpu.matmul import Matmul
+from tests.kernels.cases.cpu.matmul import Matmul, whole
 from tests.kernels.cases.cpu.page_attention import (
     SHAPES,
     PageKernel,
@@ -76,8 +76,24 @@ AMX_SHAPES = (("q4f16_1", (17, 640)), ("q4f16_1", (33, 128)), ("q8f16_1", (33, 6
               ("q8f16_0", (17, 640)))  # fmt: skip
 # More of K than is unpacked at a time, by kernels that few other tests run.
 INT8_DEEP = {"neon_i8mm": (("q4f16_1", 48, 1280), ("q8f16_0", 48, 1280))}
-# Block formats: negative scales, minima, two planes with groups of 16 and of 32, three bits.
-INT8_KEPT = tuple((name, 48, 1280) for name in ("Q4_0", "Q8_0", "Q4_K", "Q5_0", "Q6_K", "Q3_K"))
+# Block formats: negative scales, minima, two planes with groups of 16 and of 32, three bits, tables, scales of a byte.
+INT8_KEPT = tuple(
+    (name, 48, 1280)
+    for name in (
+        "Q4_0",
+        "Q8_0",
+        "Q4_K",
+        "Q5_0",
+        "Q6_K",
+        "Q3_K",
+        "IQ4_NL",
+        "IQ4_XS",
+        "IQ1_M",
+        "IQ3_XXS",
+        "MXFP4",
+        "NVFP4",
+    )
+)
 INT8_GATED = ("q4f16_1", 96, 640, "silu")
 INT8_EXPERTS = (33, 100, 4, 2, True)
 RUNS = (
@@ -113,6 +129,7 @@ def library(name: str) -> tuple[Case, ...]:
     chosen = {Int8Matmul(kind, *one, many=many).symbol for one, many in product(which, kinds)}
     if kind != "amx_int8":
         chosen |= {Int8ExpertMatmul(kind, scheme, *INT8_EXPERTS).symbol for scheme in INT8_SCHEMES}
+        chosen.add(Int8ExpertMatmul(kind, "IQ4_XS", 33, whole("IQ4_XS", 100), *INT8_EXPERTS[2:]).symbol)
     return tuple(case for case in dot_cases(kind) if case.kernel.symbol in chosen)
 
 

@@ -42,6 +42,8 @@ for family, names in _OTHERS.items():
 assert all(name in VARIANTS[family] for family, names in _OTHERS.items() for name in names)
 SEED = 3
 _K_QUANTS = [("llama", "Q4_K"), ("qwen2", "Q6_K"), ("qwen3", "Q5_K"), ("olmo2", "Q3_K"), ("phi3", "Q2_K")]
+_TABLES = [("llama", "IQ4_XS"), ("qwen2", "IQ3_S"), ("qwen3", "NVFP4"), ("llama", "TQ1_0"), ("olmo2", "IQ1_S")]
+_EXPERTS = [("mixtral", "Q4_0"), ("mixtral", "Q4_K"), ("qwen3_moe", "IQ4_NL"), ("qwen3_moe", "MXFP4")]
 _WIDE = {"hidden_size": 256, "intermediate_size": 512}  # rows of whole super-blocks
 _HEADS = {"llama": {"head_dim": 64}, "qwen3": {"head_dim": 64}}  # where it is not hidden_size / 4
 
@@ -69,13 +71,14 @@ def test_file_stands_for_its_checkpoint(case: tiny.TinyCase, tmp_path: Path) -> 
 @pytest.mark.fast_cases("llama-Q4_0")
 @pytest.mark.parametrize(
     "model_type, kind",
-    [("llama", "Q4_0"), ("llama", "F16"), ("llama", "Q5_1"), ("qwen2", "Q8_0"), ("mixtral", "Q4_0"), *_K_QUANTS],
+    [("llama", "Q4_0"), ("llama", "F16"), ("llama", "Q5_1"), ("qwen2", "Q8_0"), *_EXPERTS, *_K_QUANTS, *_TABLES],
 )
 def test_kept_weights_have_the_logits_of_dequantized_ones(model_type: str, kind: str, tmp_path: Path) -> None:
     """Activations in float32: sums of the same products in another order."""
     target = tmp_path / "exact.toml"
     target.write_text(EXACT)
-    wide = {**_WIDE, **_HEADS.get(model_type, {})} if kind.endswith("_K") else {}
+    elements = gguf.constants.GGML_QUANT_SIZES[gguf.GGMLQuantizationType[kind]][0]
+    wide = {**_WIDE, **_HEADS.get(model_type, {})} if elements > 32 else {}
     case = tiny.TinyCase(model_type, "default", {**_FIELDS.get(model_type, {}), **wide})
     source = open_checkpoint(tiny.write_tiny(case, tmp_path / "source", seed=SEED))
     file = write_gguf(source, tmp_path / "model.gguf", gguf.GGMLQuantizationType[kind])

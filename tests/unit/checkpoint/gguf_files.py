@@ -95,17 +95,22 @@ def write_gguf(
 
 # Where a block has its float16 scale, and a scale that makes numbers of about 0.05 of random codes; its minimum's then.
 _SCALES = {"Q2_K": (80, 3e-3, 82, 4e-3), "Q3_K": (108, 1e-3), "Q4_K": (0, 1e-4, 2, 8e-4), "Q5_K": (0, 5e-5, 2, 8e-4),
-           "Q6_K": (208, 3e-5)}  # fmt: skip
+           "Q6_K": (208, 3e-5), "IQ1_S": (0, 7e-3), "IQ2_XS": (0, 1e-3), "IQ3_S": (0, 4e-4), "IQ4_XS": (0, 5e-5),
+           "IQ4_NL": (0, 1e-3), "TQ1_0": (52, 5e-2)}  # fmt: skip
+_BYTE_SCALES = {"MXFP4": (1, 120), "NVFP4": (4, 20)}  # that many bytes at the start, and the one that they have
 
 
 def quantized(values: NDArray[np.float32], kind: gguf.GGMLQuantizationType) -> NDArray[Any]:
-    """Blocks of `values`; in K-quants, which the package cannot make, random ones of that shape."""
-    if kind.name not in _SCALES:
+    """Blocks of `values`; in formats that the package cannot make, random ones of that shape."""
+    if kind.name not in {**_SCALES, **_BYTE_SCALES}:
         return np.asarray(gguf.quants.quantize(values, kind))
     elements, nbytes = gguf.constants.GGML_QUANT_SIZES[kind]
     rng = np.random.default_rng(values.shape)
     blocks = rng.integers(0, 256, (values.size // elements, nbytes), dtype=np.uint8)
-    places = iter(_SCALES[kind.name])
+    if kind.name in _BYTE_SCALES:
+        count, byte = _BYTE_SCALES[kind.name]
+        blocks[:, :count] = byte
+    places = iter(_SCALES.get(kind.name, ()))
     for at, scale in zip(places, places):
         blocks[:, int(at) : int(at) + 2] = np.array([scale], "<f2").view(np.uint8)
     return blocks.reshape(*values.shape[:-1], -1)

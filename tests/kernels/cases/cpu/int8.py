@@ -15,6 +15,7 @@ from mlcpipe.quantization.layout import load_layout
 from mlcpipe.quantization.scheme import Scheme, load_scheme
 from mlcpipe.targets import host_instruction_sets
 from tests.kernels.cases.cpu.matmul import (
+    KEPT,
     LAYOUT,
     SHAPES,
     ExpertMatmul,
@@ -46,7 +47,6 @@ DOTS = {
 }
 HERE = [kind for kind, (_, needs, _) in DOTS.items() if needs in host_instruction_sets()]
 SCHEMES = ("q4f16_1", "q8f16_1", "q8f16_0")
-KEPT = tuple(kept.SCHEMES)
 ROWS = (1, 2, 3, 4, 5, 6, 7, 8, 11, 12, 13, 16, 25, 33)
 # Whole chunks of 128 or 256: where unpacking to bytes first pays; the last has more than are unpacked at a time.
 MANY_SHAPES = ((33, 128), (17, 640), (48, 1280))

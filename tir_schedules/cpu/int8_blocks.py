@@ -7,7 +7,7 @@ have / 127.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 from tvm.script.ir_builder import tirx as I
 
@@ -67,19 +67,26 @@ def requantize_blocks(
                     minimum = scaled(group, 1) * top[1] if packed.minima else None
                     _set_factors(weight, scaled(group, 0) * top[1], minimum, factor)
                 # Step 2: bytes of eight codes; a product has codes i and i + 4.
-                for i in range(4):
-                    if packed.table:
-                        if i < 2:
-                            codes = fields(lambda j: word[j], packed.bits, 2 * w + i, 0, BYTES, lanes)
-                            level[i] = weight.dot.look_up(codes, packed.levels)
-                        codes = I.shift_right(level[i % 2], splat(I.uint32(i // 2 * 8), lanes))
-                        codes = I.bitwise_and(codes, splat(I.uint32(255 * HALVES), lanes))
-                    else:
-                        codes = fields(lambda j: word[j], packed.bits, 2 * w + i % 2, i // 2 * 8, HALVES, lanes)
+                for i, codes in enumerate(_in_halves(weight, lambda j: word[j], w, level)):
                     product[i] = halves(codes, lanes) * halves(factor[0], lanes) + halves(factor[1], lanes)
                 for h in range(2):
                     half[h] = upper_bytes(product[h * 2], product[h * 2 + 1], weight.dot)
                 out.put_eight(slot * (out.size // 8) + run * 4 + w, b, v, half)
+
+
+def _in_halves(weight: Weight, words: Callable[[int], Expr], w: int, level: Registers) -> Iterator[Expr]:
+    """The w-th eight codes of 32 columns in four vectors, in the lower byte of each half of a lane."""
+    packed, lanes = weight.packed, weight.dot.lanes
+    if packed.table:
+        for t in range(2):
+            level[t] = weight.dot.look_up(fields(words, packed.bits, 2 * w + t, 0, BYTES, lanes), packed.levels)
+    for at in (0, 8):
+        for t in range(2):
+            if packed.table:
+                moved = I.shift_right(level[t], splat(I.uint32(at), lanes))
+                yield I.bitwise_and(moved, splat(I.uint32(255 * HALVES), lanes))
+            else:
+                yield fields(words, packed.bits, 2 * w + t, at, HALVES, lanes)
 
 
 def _reach(weight: Weight, scale: Expr, minimum: Expr | None) -> Expr:

@@ -2,7 +2,7 @@
 
 Few rows: groups of x are those of the weight, at most of 32, and a minimum is multiplied with their sum. Many rows:
 bytes on one scale for a chunk of a row, as in `int8_gemm.py`, in steps of the largest magnitude that its groups can
-have / 127.
+have / 127; those of a chunk below 1e-30 are zeros.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from tvm.script.ir_builder import tirx as I
 
 from tir_schedules.builder import Expr
-from tir_schedules.cpu.int8_activations import EVEN_ODD, Groups
+from tir_schedules.cpu.int8_activations import EVEN_ODD, SMALLEST, Groups
 from tir_schedules.cpu.int8_dot import Weight
 from tir_schedules.cpu.int8_unpacked import FRACTION, GROUP, Unpacked, halves, upper_bytes
 from tir_schedules.cpu.planes import BYTES, HALVES, fields, scale_of
@@ -55,7 +55,7 @@ def requantize_blocks(
         with I.serial(runs * parts) as g:
             top[0] = I.max(top[0], _reach(weight, scaled(g, 0), scaled(g, 1) if packed.minima else None))
         store(out.scales, (slot, b, v * lanes), top[0] * splat(1 / 127, lanes), lanes)
-        top[1] = I.Select(top[0] > zero, splat(FRACTION * 127.0, lanes) / top[0], zero)
+        top[1] = I.Select(top[0] > splat(SMALLEST, lanes), splat(FRACTION * 127.0, lanes) / top[0], zero)
         with I.serial(runs) as run:
             ask(run)
             with I.unroll(packed.bits) as i:

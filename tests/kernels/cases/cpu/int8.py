@@ -112,7 +112,7 @@ def requantized_blocks(scheme: Scheme, rows: dict[str, Array], k: int, chunk: in
         reach = np.abs(scale) * max(np.float32(scheme.zero_point), highest - np.float32(scheme.zero_point))
     top = reach.max(-1, keepdims=True)
     with np.errstate(divide="ignore", over="ignore"):
-        inverse = np.where(top > 0, np.float32(256 * 127) / top, np.float32(0))
+        inverse = np.where(top > np.float32(SMALLEST), np.float32(256 * 127) / top, np.float32(0))
     factor = np.rint(scale * inverse).astype(np.int64)[..., None]
     offset = np.rint(minimum * inverse).astype(np.int64)[..., None] if scheme.minima else 0
     codes = codes.reshape(n, *factor.shape[1:3], -1) - scheme.zero_point
@@ -255,7 +255,8 @@ def _experts(dot: str, scheme: str) -> Iterator[Case]:
 
 def kept_shapes(scheme: str) -> list[tuple[tuple[int, int], tuple[int, ...]]]:
     """Shapes that rows of a block format can have, with numbers of rows of x."""
-    return [((33, whole(scheme, 96)), (1, 2, 5, 13)), ((48, 1280), (1, 7, 67))]
+    deep = ((48, 1280), (1, 7, 67))
+    return [deep] if scheme_named(scheme).table else [((33, whole(scheme, 96)), (1, 2, 5, 13)), deep]
 
 
 def dot_cases(dot: str) -> Iterator[Case]:

@@ -22,8 +22,10 @@ from tir_schedules.op import with_facts
 ROWS = (1, 2, 3, 4, 5, 11, 12, 13, 16, 24, 33)
 # Every N and every K of the list once, in pairs; the last crosses the depth that the GEMM holds in scratch twice.
 SHAPES = ((1, 8), (15, 33), (16, 40), (17, 64), (97, 100), (100, 96), (33, 600))
-# Kernels of the rest differ from one of these in numbers of the table alone, or not at all.
-KEPT = tuple(name for name in kept.SCHEMES if name not in ("TQ2_0", "IQ1_S", "IQ2_XS", "IQ2_S", "IQ3_S"))
+# The codes, tables and scales of the rest occur among these, if not together.
+KEPT = tuple(
+    name for name in kept.SCHEMES if name not in ("TQ2_0", "Q2_0", "IQ1_S", "IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ3_S")
+)
 SCHEMES = {
     "q4f16_1": SHAPES,
     "q3f16_1": SHAPES,
@@ -34,7 +36,7 @@ SCHEMES = {
     "q8f32_1": ((97, 100), (16, 600)),
     "q8f32_0": ((97, 100), (16, 600)),
     "q0f32": ((97, 100), (1, 33)),
-    **dict.fromkeys(KEPT, ((97, 256), (16, 768))),
+    **{name: ((97, 256), (16, 768))[bool(kept.SCHEMES[name].table) :] for name in KEPT},
 }
 GATED = (("q4f16_1", 40, 100, "silu"), ("q4f16_1", 30, 64, "gelu_tanh"), ("q0f16", 64, 33, "silu"))
 LAYOUT = "rows16"
@@ -154,7 +156,7 @@ def scheme_named(name: str) -> Scheme:
 def unit_of(scheme: str) -> int:
     """What rows of a block format are a multiple of; 8 for the others."""
     found = scheme_named(scheme)
-    return (found.super_size or found.group_size) if found.kept else 8
+    return max(found.super_size or found.group_size, kept.RUN) if found.kept else 8
 
 
 def whole(scheme: str, k: int) -> int:

@@ -99,7 +99,7 @@ def expert_matmul(op: Op) -> tirx.PrimFunc | Declined:
             store_row(Y, pair, block, weight.sums(X, expert * w.blocks + block, row, row + 1, 1))
 
     body = plain if w.bits == 0 else blocked if w.blocked else quantized
-    return function("kernel", {"x": x, **experts.tensors(w), "ids": ids, "y": y}, body)
+    return function(body.__name__, {"x": x, **experts.tensors(w), "ids": ids, "y": y}, body)
 
 
 def _sum_group(

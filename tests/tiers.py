@@ -114,6 +114,10 @@ def pytest_terminal_summary(terminalreporter: Any) -> None:
         terminalreporter.section(f"slowest of {total:.0f} s of CPU time")
         for seconds, name in slow:
             terminalreporter.line(f"{seconds:7.1f} s  {name}")
+        folders: Counter[str] = Counter()
+        for seconds, name in spent:
+            folders["/".join(name.partition("::")[0].split("/")[1:3])] += seconds
+        terminalreporter.line(", ".join(f"{name} {seconds:.0f} s" for name, seconds in folders.most_common(SLOWEST)))
     skipped = Counter(_reason(report) for report in stats.get("skipped", ()))
     if skipped:
         terminalreporter.section(f"{sum(skipped.values())} skipped")

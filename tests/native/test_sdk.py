@@ -53,7 +53,7 @@ int main() {
         ("gcc", True),
         pytest.param("gcc", False, marks=pytest.mark.everything),
         pytest.param("clang", False, marks=pytest.mark.everything),
-        pytest.param("zig", False),
+        pytest.param("zig", False, marks=pytest.mark.everything),
     ],
 )
 def test_cmake_builds_a_program_that_answers(

@@ -49,7 +49,8 @@ def test_two_bundles_in_one_process(
     assert engines[1].generate(prompt, max_tokens=2 * TOKENS).tokens == expected[1]
 
 
-@pytest.mark.parametrize("arch", ["x86_64", pytest.param("aarch64", marks=pytest.mark.everything)])
+@pytest.mark.everything  # test_sdk.py has two models in one program too
+@pytest.mark.parametrize("arch", ["x86_64", "aarch64"])
 def test_two_models_in_one_program(
     arch: str, demo_bundles: Bundles, tiny_bundles: Bundles, shared: Path, tmp_path: Path
 ) -> None:

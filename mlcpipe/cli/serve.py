@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -21,9 +22,10 @@ from mlcpipe.cli.options import (
 from mlcpipe.cli.terminal import say, stderr_console
 from mlcpipe.defaults import AUTO
 from mlcpipe.env import env
-from mlcpipe.errors import UsageError
-from mlcpipe.files import HUB_SCHEME, OLLAMA_SCHEME
+from mlcpipe.errors import UsageError, last_line
+from mlcpipe.files import HUB_SCHEME, OLLAMA_SCHEME, read_bounded
 from mlcpipe.loading import engine_device, is_bundle, prepare_bundle
+from mlcpipe.private import private_folder
 from mlcpipe.progress import console_progress
 
 if TYPE_CHECKING:
@@ -32,6 +34,7 @@ if TYPE_CHECKING:
     from mlcpipe.server.run import Loaded
 
 DEFAULT_PORT = 8000
+_MAX_WARM_BYTES = 4 << 20
 
 
 class DraftKind(str, Enum):
@@ -72,6 +75,14 @@ def serve_command(
     max_per_key: Annotated[
         int | None, typer.Option(help="Requests at once for each key; one more gets 429. (default: any number)")
     ] = None,
+    warm: Annotated[
+        list[Path] | None,
+        typer.Option(help="A file with a system message, to compute before the first request; several are allowed."),
+    ] = None,
+    prefixes: Annotated[
+        Path | None,
+        typer.Option(help="A folder where /v1/kv/save writes computed prompts and /v1/kv/restore finds them."),
+    ] = None,
     drain: Annotated[int, typer.Option(help="Seconds that answers have to finish after Ctrl-C or SIGTERM.")] = 30,
     context: ContextOption = None,
     device: DeviceOption = AUTO,
@@ -111,6 +122,9 @@ def serve_command(
         raise UsageError("--api-key", expected="a key", found="nothing")
     if name == "*":
         raise UsageError("--name", expected="a name", found="*", next_step="--alias '*' answers to any name")
+    texts = [_text(path) for path in warm or ()]
+    if prefixes is not None:
+        _make(prefixes)
     bound = bound_socket(host, port)
     console = stderr_console()
     with bound:
@@ -124,7 +138,9 @@ def serve_command(
         def load() -> Loaded:
             engine = Engine(bundle, context_length=context, device=engine_device(device), threads=threads)
             names = (name or _name_of(model, engine.manifest), *(alias or ()))
-            return _load(engine, names, max_queue, sequences, step_ms / 1000, draft is not DraftKind.off)
+            loaded = _load(engine, names, max_queue, sequences, step_ms / 1000, draft is not DraftKind.off, prefixes)
+            _compute(loaded, texts)
+            return loaded
 
         def ready(loaded: Loaded) -> None:
             fit = loaded.engine.kv_tokens // loaded.engine.context_length
@@ -137,12 +153,46 @@ def serve_command(
         serve(bound, load, Rules(keys, host, max_per_key), ready, float(drain))
 
 
+def _text(path: Path) -> str:
+    try:
+        return read_bounded(path, _MAX_WARM_BYTES, UsageError, "the file of --warm").decode()
+    except UnicodeDecodeError as error:
+        raise UsageError("the file of --warm", where=path, expected="text in UTF-8", found=last_line(error)) from None
+
+
+def _make(folder: Path) -> None:
+    try:
+        private_folder(folder)
+    except OSError as error:
+        raise UsageError("--prefixes", where=folder, expected="a folder", found=error.strerror) from None
+
+
+def _compute(loaded: Loaded, texts: Iterable[str]) -> None:
+    """Compute what conversations with these system messages begin with, before anybody asks."""
+    from mlcpipe.runtime.sampling_params import SamplingParams
+    from mlcpipe.runtime.serving.interface import Request
+    from mlcpipe.server.prompts import system_tokens
+
+    for text in texts:
+        tokens = system_tokens(loaded.tokenizer, text)
+        for event in loaded.engine.submit(Request(tokens, 1, SamplingParams(temperature=0.0))):
+            if event.error is not None:
+                raise event.error
+
+
 def _load(
-    engine: Engine, names: tuple[str, ...], max_queue: int, sequences: int | None, step_s: float, drafts: bool
+    engine: Engine,
+    names: tuple[str, ...],
+    max_queue: int,
+    sequences: int | None,
+    step_s: float,
+    drafts: bool,
+    folder: Path | None,
 ) -> Loaded:
     from mlcpipe.errors import BundleError
     from mlcpipe.json_files import read_json_object
     from mlcpipe.runtime.serving.open_engine import open_engine
+    from mlcpipe.server.prefix_store import PrefixStore
     from mlcpipe.server.run import Loaded
     from mlcpipe.server.service import Facts
 
@@ -156,7 +206,8 @@ def _load(
     defaults = read_json_object(path, limit=16 << 20, error=BundleError) if path.is_file() else {}
     tokenizer = engine.tokenizer
     serving = open_engine(engine.model, max_queue=max_queue, sequences=sequences, step_s=step_s, drafts=drafts)
-    return Loaded(serving, tokenizer, Facts(names, about, defaults))
+    store = None if folder is None else PrefixStore(folder, manifest, serving.context_length)
+    return Loaded(serving, tokenizer, Facts(names, about, defaults), store)
 
 
 def _name_of(model: str | None, manifest: Manifest) -> str:

@@ -10,14 +10,14 @@ from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse
 
 from mlcpipe.errors import MlcpipeError
-from mlcpipe.server import chat, completions, health, messages, models, responses, tokenize
+from mlcpipe.server import chat, completions, health, messages, models, prefixes, responses, tokenize
 from mlcpipe.server.errors import ApiError, refused
 from mlcpipe.server.guard import OPEN_PATHS, Guard, Rules
 from mlcpipe.server.page import page_router
 from mlcpipe.server.service import Service
 from mlcpipe.version import __version__
 
-APIS = (chat, completions, responses, messages, models, tokenize, health)
+APIS = (chat, completions, responses, messages, models, tokenize, prefixes, health)
 
 
 def create_app(rules: Rules = Rules(), page: Path | None = None) -> tuple[FastAPI, Guard]:

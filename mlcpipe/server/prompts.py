@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -12,6 +13,7 @@ from mlcpipe.runtime.serving.grammar import Thinking
 from mlcpipe.runtime.text.tokenizer import Tokenizer
 from mlcpipe.server.errors import ApiError
 from mlcpipe.server.reasoning import BEGIN, END
+from mlcpipe.server.tool_formats import format_of
 from mlcpipe.server.tool_formats.style import Messages, Tool, ToolFormat
 
 # A line that Claude Code puts first and changes with every request: with it, no prompt begins like the last one.
@@ -45,6 +47,16 @@ def render(
     end = tokenizer.decode(tokens[-_LAST_TOKENS:], skip_special_tokens=False).rstrip()
     thinks = END in tokenizer.chat_templates.get("default", "")
     return Prompt(tokens, "open" if thinks and end.endswith(BEGIN) else "may" if thinks else "none")
+
+
+def system_tokens(tokenizer: Tokenizer, text: str) -> list[int]:
+    """What prompts of conversations with this system message begin with. Raises what `render` raises."""
+    style = format_of(tokenizer.chat_templates.get("default"))
+    system = {"role": "system", "content": text}
+    one, other = (
+        render(tokenizer, [system, {"role": "user", "content": content}], (), style, {}).tokens for content in "aZ"
+    )
+    return [token for token, _ in itertools.takewhile(lambda pair: pair[0] == pair[1], zip(one, other))]
 
 
 def plain_messages(messages: Sequence[Mapping[str, Any]]) -> Messages:

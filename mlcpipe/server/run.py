@@ -19,6 +19,7 @@ from mlcpipe.runtime.text.tokenizer import Tokenizer
 from mlcpipe.server.app import create_app
 from mlcpipe.server.guard import Rules
 from mlcpipe.server.page import built_page
+from mlcpipe.server.prefix_store import PrefixStore
 from mlcpipe.server.service import Facts, Service
 
 _KEEP_ALIVE_S = 75
@@ -32,6 +33,7 @@ class Loaded:
     engine: ServingEngine
     tokenizer: Tokenizer
     facts: Facts
+    prefixes: PrefixStore | None = None
 
 
 def bound_socket(host: str, port: int) -> socket.socket:
@@ -89,7 +91,7 @@ def serve(
 
         def install(loaded: Loaded) -> None:
             try:
-                app.state.service = Service(loaded.engine, loaded.tokenizer, loaded.facts)
+                app.state.service = Service(loaded.engine, loaded.tokenizer, loaded.facts, loaded.prefixes)
                 ready(loaded)
             except BaseException as error:
                 fail(error)

@@ -20,6 +20,7 @@ from mlcpipe.server.answers import Answers, Reading, Waker
 from mlcpipe.server.bodies import ResponseFormat, SamplingFields
 from mlcpipe.server.errors import ApiError, refused
 from mlcpipe.server.metrics import Metrics
+from mlcpipe.server.prefix_store import PrefixStore
 from mlcpipe.server.tool_formats import format_of
 from mlcpipe.server.tool_formats.style import ANY_OBJECT, Tool, call_schemas
 
@@ -45,11 +46,14 @@ class Facts:
 class Service:
     """A model that answers. Made inside the loop that serves; it limits the texts that the tokenizer takes."""
 
-    def __init__(self, engine: ServingEngine, tokenizer: Tokenizer, facts: Facts) -> None:
+    def __init__(
+        self, engine: ServingEngine, tokenizer: Tokenizer, facts: Facts, prefixes: PrefixStore | None = None
+    ) -> None:
         self.engine = engine
         self.tokenizer = tokenizer
         tokenizer.most_chars = min(tokenizer.most_chars, _CHARS_A_TOKEN * engine.context_length + _MORE_CHARS)
         self.facts = facts
+        self.prefixes = prefixes
         self.created = int(time.time())
         self.metrics = Metrics(engine.stats)
         self.style = format_of(tokenizer.chat_templates.get("default"))

@@ -14,7 +14,7 @@ from mlcpipe.server.service import Service
 router = APIRouter()
 
 
-class TokenizeBody(Body):
+class PromptFields(Body):
     """A text as `prompt` (vLLM) or `content` (llama-server), or a conversation."""
 
     prompt: str | None = None
@@ -23,6 +23,11 @@ class TokenizeBody(Body):
     tools: list[dict[str, Any]] | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     add_special_tokens: bool | None = None
+
+
+class TokenizeBody(PromptFields):
+    """What to tokenize."""
+
     return_token_strs: bool | None = None
 
 
@@ -36,26 +41,30 @@ class DetokenizeBody(Body):
 async def tokenize(request: Request, body: Annotated[TokenizeBody, Depends(parsed(TokenizeBody))]) -> dict[str, Any]:
     """The tokens of a text or of a conversation."""
     service: Service = request.app.state.service
-    text = body.prompt if body.prompt is not None else body.content
-    if (text is None) == (body.messages is None):
-        raise ApiError(400, "expected prompt or messages")
-    if text is not None:
-        around = body.add_special_tokens if body.add_special_tokens is not None else body.content is None
-        tokens = await service.apart(lambda: service.tokenizer.encode(text, add_special_tokens=around))
-    else:
-        functions = [tool.get("function") for tool in body.tools or ()]
-        tools = [
-            tool_of(one.get("name"), one.get("description"), one.get("parameters"), None, "tools")
-            for one in functions
-            if isinstance(one, dict)
-        ]
-        conversation = Conversation(body.messages or [], ToolChoice(tools), body.chat_template_kwargs or {})
-        tokens = (await prompt_of(service, conversation)).tokens
+    tokens = await tokens_of(service, body)
     answer = {"count": len(tokens), "max_model_len": service.engine.context_length, "tokens": tokens}
     if body.return_token_strs:
         names = service.tokenizer.token_bytes
         answer["token_strs"] = await service.apart(lambda: [names(one).decode("utf-8", "replace") for one in tokens])
     return answer
+
+
+async def tokens_of(service: Service, body: PromptFields) -> list[int]:
+    """The tokens of a text, or of a conversation. Raises ApiError."""
+    text = body.prompt if body.prompt is not None else body.content
+    if (text is None) == (body.messages is None):
+        raise ApiError(400, "expected prompt or messages")
+    if text is not None:
+        around = body.add_special_tokens if body.add_special_tokens is not None else body.content is None
+        return await service.apart(lambda: service.tokenizer.encode(text, add_special_tokens=around))
+    functions = [tool.get("function") for tool in body.tools or ()]
+    tools = [
+        tool_of(one.get("name"), one.get("description"), one.get("parameters"), None, "tools")
+        for one in functions
+        if isinstance(one, dict)
+    ]
+    conversation = Conversation(body.messages or [], ToolChoice(tools), body.chat_template_kwargs or {})
+    return (await prompt_of(service, conversation)).tokens
 
 
 @router.post("/detokenize", openapi_extra=body_schema(DetokenizeBody))

@@ -8,12 +8,18 @@ import queue
 import threading
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Generator, Iterable
+from collections.abc import Sequence as Many
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Literal
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
 
 from mlcpipe.errors import ComputeError, MlcpipeError, last_line, no_memory
+from mlcpipe.runtime.chat_file import SavedChat
 from mlcpipe.runtime.loading import LoadedBundle
 from mlcpipe.runtime.sampler import Row, log_probabilities
 from mlcpipe.runtime.serving import sequence as scheduling
@@ -31,6 +37,7 @@ from mlcpipe.runtime.serving.interface import (
     check_request,
 )
 from mlcpipe.runtime.serving.limits import Limits
+from mlcpipe.runtime.serving.prefix_pages import check_savable, copy_prefix, restore_prefix
 from mlcpipe.runtime.serving.sequence import Finish, Sequence
 from mlcpipe.runtime.serving.step import Event, Step
 
@@ -88,6 +95,7 @@ class Batching:
         self._of_sequence: dict[int, _Answer] = {}
         self._news: dict[Wake, dict[Stream, None]] = {}  # streams with events that nobody was woken for
         self._closing, self._door = threading.Event(), threading.Lock()  # nobody comes in once it is closing
+        self._jobs: deque[tuple[Generator[None, None, Any], Future[Any]]] = deque()  # done in parts between steps
         self._stopped, self._fault = False, ""
         self._finished: Counter[str] = Counter()
         self._step_s: dict[str, float] = {"prefill": 0.0, "decode": 0.0}
@@ -135,6 +143,24 @@ class Batching:
         """As `ServingEngine.cancel`."""
         self._commands.put(partial(self._cancel, number, Finish(reason)))
 
+    def copy_prefix(self, tokens: Many[int], namespace: str = "") -> Future[list[NDArray[np.int8]]]:
+        """As `ServingEngine.copy_prefix`."""
+        return self._between_steps(copy_prefix(self._core, tokens, namespace))
+
+    def restore_prefix(self, saved: SavedChat, namespace: str = "") -> Future[None]:
+        """As `ServingEngine.restore_prefix`."""
+        return self._between_steps(restore_prefix(self._core, saved, namespace))
+
+    def _between_steps(self, job: Generator[None, None, Any]) -> Future[Any]:
+        check_savable(self._core)
+        future: Future[Any] = Future()
+        future.set_running_or_notify_cancel()  # nobody can take it back
+        with self._door:
+            if self._closing.is_set():
+                raise OverloadedError(self._fault or "the server is shutting down", 5.0)
+            self._commands.put(lambda: self._jobs.append((job, future)))
+        return future
+
     def stats(self) -> EngineStats:
         """As `ServingEngine.stats`."""
         scheduler = self._scheduler
@@ -178,17 +204,23 @@ class Batching:
             raise
         finally:
             self._wake()
+            for job, future in self._jobs:
+                job.close()
+                future.set_exception(OverloadedError(self._fault or "the server is shutting down", 5.0))
 
     def _loop(self) -> None:
         while not self._stopped:
-            if not self._scheduler.has_work and not self._closing.is_set():
+            if not (self._scheduler.has_work or self._jobs or self._closing.is_set()):
                 self._wake()
                 self._commands.get()()
             self._take_commands()
+            self._work()
             now = time.monotonic()
             self._deliver(self._scheduler.expire(now))
             step = self._scheduler.plan(now)
             if step is None:
+                if self._jobs:
+                    continue
                 if self._scheduler.has_work:  # until something changes, or a deadline comes
                     self._wake()
                     with contextlib.suppress(queue.Empty):
@@ -207,6 +239,20 @@ class Batching:
         with self.together:
             while not self._commands.empty():
                 self._commands.get()()
+
+    def _work(self) -> None:
+        """The next part of the first job."""
+        if not self._jobs:
+            return
+        job, future = self._jobs[0]
+        try:
+            next(job)
+            return
+        except StopIteration as done:
+            future.set_result(done.value)
+        except Exception as error:
+            future.set_exception(error)
+        self._jobs.popleft()
 
     def _begin(self, answer: _Answer) -> None:
         request = answer.stream.request

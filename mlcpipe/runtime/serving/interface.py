@@ -5,11 +5,16 @@ from __future__ import annotations
 import queue
 from collections.abc import Callable, Iterator
 from collections.abc import Sequence as Many
+from concurrent.futures import Future
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple, Protocol
 
+import numpy as np
+from numpy.typing import NDArray
+
 from mlcpipe.errors import MlcpipeError, ResourceError, UsageError
+from mlcpipe.runtime.chat_file import SavedChat
 from mlcpipe.runtime.sampling_params import SamplingParams
 from mlcpipe.runtime.serving.grammar import Grammar
 
@@ -193,6 +198,20 @@ class ServingEngine(Protocol):
 
     def cancel(self, number: int, reason: Literal["cancelled", "stop"] = "cancelled") -> None:
         """End the stream with this id at the next token, for this reason; nothing happens if it has ended."""
+        ...
+
+    def copy_prefix(self, tokens: Many[int], namespace: str = "") -> Future[list[NDArray[np.int8]]]:
+        """Copies int8[pages, bytes] by layer of the full pages that are kept of a prompt.
+
+        Raises UsageError for a model whose prefixes cannot be saved, as `restore_prefix` does.
+        """
+        ...
+
+    def restore_prefix(self, saved: SavedChat, namespace: str = "") -> Future[None]:
+        """Have prompts that begin with the tokens of a checked file start with its pages.
+
+        The result is a ResourceError where the KV cache has no room.
+        """
         ...
 
     def stats(self) -> EngineStats:

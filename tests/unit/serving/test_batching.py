@@ -14,7 +14,8 @@ from numpy.typing import NDArray
 
 from mlcpipe import Engine
 from mlcpipe.devices.support import tvm_runtime
-from mlcpipe.errors import ComputeError, UsageError
+from mlcpipe.errors import ComputeError, ResourceError, UsageError
+from mlcpipe.runtime.chat_file import SavedChat
 from mlcpipe.runtime.loading import LoadedBundle, load_bundle
 from mlcpipe.runtime.random_numbers import Uniforms, philox
 from mlcpipe.runtime.sampling_params import SamplingParams
@@ -304,3 +305,29 @@ def test_drafts_follow_a_grammar(bundle: LoadedBundle, demo: Engine) -> None:
         stats = engine.stats()
         engine.close()
     assert found[4:] == found[:4] and stats.accepted > 10
+
+
+def test_a_prefix_goes_to_another_engine_between_steps(bundle: LoadedBundle, engine: Batching) -> None:
+    """Beside answers; what has no room is refused, and an engine that ends says so."""
+    prompt = replace(request(10, 1), deterministic=True)
+    computed = tokens_of(engine.submit(prompt))
+    full = prompt.tokens[: len(prompt.tokens) // 16 * 16]
+    pages = engine.copy_prefix(full).result(20)
+    assert [len(layer) for layer in pages] == [len(full) // 16] * bundle.manifest.model.num_layers
+    assert not len(engine.copy_prefix([7] * 64).result(20)[0])
+    saved = SavedChat(full, len(full), None, np.array(pages))
+    other = Batching(bundle, kv_tokens=512, max_queue=4)
+    running = other.submit(request(2, 200))
+    for _ in range(3):
+        other.restore_prefix(saved).result(20)
+    event, *_ = other.submit(prompt)
+    assert (event.token, event.cached_tokens) == (computed[0][0], len(full))
+    assert np.array_equal(np.array(other.copy_prefix(full).result(20)), saved.pages)
+    assert len(tokens_of(running)) == 200
+    assert other.stats().kv_usage == 0
+    with pytest.raises(ResourceError, match="no room"):
+        other.restore_prefix(replace(saved, tokens=[*range(9, 649)], pages=np.zeros((1, 40, 1), np.int8))).result(20)
+    assert other.stats().kv_usage == 0
+    other.close()
+    with pytest.raises(OverloadedError):
+        other.restore_prefix(saved)

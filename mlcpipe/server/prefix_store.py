@@ -1,0 +1,73 @@
+"""Computed prompts in a folder: files of `runtime/chat_file.py`, by name."""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mlcpipe.bundle import Manifest
+from mlcpipe.runtime.chat_file import SavedChat, read_chat, write_chat
+from mlcpipe.server.errors import ApiError
+
+MOST = 256  # files of a folder
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+_SUFFIX = ".prefix"
+
+
+@dataclass(frozen=True)
+class PrefixStore:
+    """A folder, and the model that its files are for. Methods raise ApiError and what they call raises."""
+
+    folder: Path
+    manifest: Manifest
+    context_length: int
+
+    def write(self, name: str, tokens: Sequence[int], layers: Sequence[NDArray[np.int8]], salt: str) -> int:
+        """Write the pages of a prompt's tokens -> bytes of the file."""
+        path = self._path(name)
+        if not path.exists() and len(self.names()) >= MOST:
+            raise ApiError(400, f"there are {MOST} saved prefixes: delete one", code="too_many_prefixes")
+        write_chat(path, self.manifest, tokens, len(tokens), layers, {"salt": _digest(salt)})
+        return path.stat().st_size
+
+    def read(self, name: str, salt: str) -> SavedChat:
+        """A checked file; one that was saved with another salt is not there."""
+        path = self._path(name)
+        if path.is_file():
+            saved = read_chat(path, self.manifest, self.context_length)
+            if hmac.compare_digest(str((saved.chat or {}).get("salt")).encode(), _digest(salt).encode()):
+                return saved
+        raise _absent(name)
+
+    def names(self) -> dict[str, int]:
+        """Names in order, with the bytes of their files."""
+        paths = sorted(path for path in self.folder.iterdir() if path.suffix == _SUFFIX and path.is_file())
+        return {path.stem: path.stat().st_size for path in paths if _NAME.fullmatch(path.stem)}
+
+    def delete(self, name: str) -> None:
+        """Remove a file."""
+        try:
+            self._path(name).unlink()
+        except FileNotFoundError:
+            raise _absent(name) from None
+
+    def _path(self, name: str) -> Path:
+        if not _NAME.fullmatch(name):
+            message = "name: expected 1 to 64 letters, digits, dots, hyphens and underscores, not beginning with a dot"
+            raise ApiError(400, message, param="name")
+        return self.folder / f"{name}{_SUFFIX}"
+
+
+def _absent(name: str) -> ApiError:
+    return ApiError(404, f"there is no saved prefix {name!r}", code="prefix_not_found", param="name")
+
+
+def _digest(salt: str) -> str:
+    return hashlib.sha256(salt.encode("utf-8", "surrogatepass")).hexdigest()

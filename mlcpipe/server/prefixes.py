@@ -1,0 +1,109 @@
+"""`/v1/kv`: computed prompts are saved to files and come back without being computed, also in another server."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Depends, Request
+
+from mlcpipe.errors import MlcpipeError
+from mlcpipe.runtime.sampling_params import SamplingParams
+from mlcpipe.runtime.serving import interface
+from mlcpipe.server.answers import Answers, Reading
+from mlcpipe.server.bodies import Body, body_schema, parsed
+from mlcpipe.server.errors import ApiError, refused
+from mlcpipe.server.prefix_store import PrefixStore
+from mlcpipe.server.service import Service
+from mlcpipe.server.sse import unless_left
+from mlcpipe.server.tokenize import PromptFields, tokens_of
+from tir_schedules.step_layout import PAGE
+
+router = APIRouter()
+
+
+class SaveBody(PromptFields):
+    """A text or a conversation, and the name to save its prompt under."""
+
+    name: str
+    cache_salt: str | None = None
+
+
+class RestoreBody(Body):
+    """The name of a saved prompt."""
+
+    name: str
+    cache_salt: str | None = None
+
+
+@router.post("/v1/kv/save", openapi_extra=body_schema(SaveBody))
+async def save(request: Request, body: Annotated[SaveBody, Depends(parsed(SaveBody))]) -> dict[str, Any]:
+    """Compute a prompt, unless it is kept, and write its keys and values, in pages of 16 tokens, to a file."""
+    service, store = _service(request)
+    began, salt = time.monotonic(), body.cache_salt or ""
+    tokens = await tokens_of(service, body)
+    count = len(tokens) // PAGE * PAGE
+    if not count:
+        raise ApiError(400, f"the prompt has {len(tokens)} tokens; expected at least {PAGE}")
+    answers = _computed(service, tokens, salt)
+    await unless_left(request, answers.whole(), answers.close)
+    try:
+        layers = await asyncio.wrap_future(service.engine.copy_prefix(tokens[:count], salt))
+    except MlcpipeError as error:
+        raise refused(error) from None
+    if len(layers[0]) * PAGE < count:
+        raise ApiError(503, "the KV cache had no room to keep the prompt", code="out_of_memory", retry_after_s=5.0)
+    nbytes = await service.apart(lambda: store.write(body.name, tokens[:count], layers, salt))
+    return _about(body.name, nbytes) | {"tokens": count, "seconds": time.monotonic() - began}
+
+
+def _computed(service: Service, tokens: list[int], salt: str) -> Answers:
+    """An answer of one token, which leaves the pages of its prompt. Raises ApiError."""
+    room = service.engine.context_length
+    if len(tokens) >= room:
+        message = f"the prompt has {len(tokens)} tokens; expected less than {room}"
+        raise ApiError(400, message, code="context_length_exceeded")
+    greedy = SamplingParams(temperature=0.0)
+    request = interface.Request(tokens, 1, greedy, namespace=salt, deterministic=True)
+    return service.start([(request, Reading())])
+
+
+@router.post("/v1/kv/restore", openapi_extra=body_schema(RestoreBody))
+async def restore(request: Request, body: Annotated[RestoreBody, Depends(parsed(RestoreBody))]) -> dict[str, Any]:
+    """Have prompts that begin as a saved one start with its keys and values, for as long as the KV cache keeps them."""
+    service, store = _service(request)
+    began, salt = time.monotonic(), body.cache_salt or ""
+    saved = await service.apart(lambda: store.read(body.name, salt))
+    try:
+        await asyncio.wrap_future(service.engine.restore_prefix(saved, salt))
+    except MlcpipeError as error:
+        raise refused(error) from None
+    return _about(body.name, saved.pages.nbytes) | {"tokens": len(saved.tokens), "seconds": time.monotonic() - began}
+
+
+@router.get("/v1/kv")
+async def names(request: Request) -> dict[str, Any]:
+    """What is saved."""
+    service, store = _service(request)
+    found = await service.apart(store.names)
+    return {"object": "list", "data": [_about(name, nbytes) for name, nbytes in found.items()]}
+
+
+@router.delete("/v1/kv/{name}")
+async def delete(request: Request, name: str) -> dict[str, Any]:
+    """Remove a file; what the KV cache holds of it stays."""
+    service, store = _service(request)
+    await service.apart(lambda: store.delete(name))
+    return {"id": name, "object": "kv.prefix", "deleted": True}
+
+
+def _service(request: Request) -> tuple[Service, PrefixStore]:
+    service: Service = request.app.state.service
+    if service.prefixes is None:
+        raise ApiError(404, "no prefixes are saved here: start the server with --prefixes FOLDER", code="not_enabled")
+    return service, service.prefixes
+
+
+def _about(name: str, nbytes: int) -> dict[str, Any]:
+    return {"id": name, "object": "kv.prefix", "bytes": nbytes}

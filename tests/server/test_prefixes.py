@@ -1,0 +1,135 @@
+"""Prompts that are saved to files, and come back in a server that never computed them."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx2
+import pytest
+
+pytest.importorskip("fastapi")
+
+from mlcpipe import Engine
+from tests.server.conftest import Running, running_server
+
+pytestmark = pytest.mark.full
+TEXT = "A compiler turns a model into a program. " * 12
+KV = "/v1/kv"
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("saved") / "prefixes"
+
+
+@pytest.fixture(scope="module")
+def server(demo_bundle: Path, folder: Path) -> Iterator[Running]:
+    with running_server(demo_bundle, "--prefixes", folder, "--sequences", 2, "--threads", 1) as running:
+        yield running
+
+
+def post(server: Running, path: str, **body: Any) -> Any:
+    return httpx2.post(server.url + path, json=body, timeout=60)
+
+
+def answer(server: Running, **more: Any) -> tuple[str, int]:
+    """A greedy answer, and how many tokens of its prompt were not computed."""
+    body = {"prompt": TEXT, "max_tokens": 24, "temperature": 0, "ignore_eos": True, "deterministic": True, **more}
+    found = post(server, "/v1/completions", **body).json()
+    return found["choices"][0]["text"], found["usage"]["prompt_tokens_details"]["cached_tokens"]
+
+
+def test_a_saved_prompt_is_not_computed_again(server: Running, demo_bundle: Path, folder: Path, demo: Engine) -> None:
+    """Not even by another server, after this one was killed; Python's engine reads the file too."""
+    saved = post(server, KV + "/save", name="notes", prompt=TEXT)
+    assert saved.status_code == 200, saved.text
+    tokens, nbytes = saved.json()["tokens"], saved.json()["bytes"]
+    assert tokens % 16 == 0 and (folder / "notes.prefix").stat().st_size == nbytes
+    assert (folder.stat().st_mode & 0o77) == 0
+    expected, cached = answer(server)
+    assert cached == tokens
+    with running_server(demo_bundle, "--prefixes", folder, "--sequences", 2, "--threads", 1) as other:
+        assert [one["id"] for one in httpx2.get(other.url + KV).json()["data"]] == ["notes"]
+        restored = post(other, KV + "/restore", name="notes").json()
+        assert restored["tokens"] == tokens
+        assert answer(other) == (expected, tokens)
+        other.end(number=signal.SIGKILL)
+    demo.load(folder / "notes.prefix")
+    ids = demo.tokenizer.encode(TEXT, add_special_tokens=True)
+    assert demo.generate(ids, max_tokens=1).stats.cached_tokens == tokens
+
+
+def test_a_prompt_with_a_salt_is_for_those_who_know_it(server: Running) -> None:
+    messages = [{"role": "system", "content": TEXT}, {"role": "user", "content": "Hello"}]
+    assert post(server, KV + "/save", name="mine", messages=messages, cache_salt="s").status_code == 200
+    for salt in ("", "t"):
+        refused = post(server, KV + "/restore", name="mine", cache_salt=salt)
+        assert (refused.status_code, refused.json()["error"]["code"]) == (404, "prefix_not_found")
+    assert post(server, KV + "/restore", name="mine", cache_salt="s").status_code == 200
+    assert httpx2.delete(server.url + KV + "/mine").json()["deleted"]
+    assert httpx2.delete(server.url + KV + "/mine").status_code == 404
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        {"prompt": TEXT},
+        {"name": "a"},
+        {"name": "a", "prompt": "short"},
+        {"name": "a", "prompt": TEXT * 100},
+        {"name": "../a", "prompt": TEXT},
+        {"name": ".a", "prompt": TEXT},
+        {"name": "a" * 65, "prompt": TEXT},
+        {"name": 5, "prompt": TEXT},
+    ],
+)
+def test_what_cannot_be_saved_is_refused(body: dict[str, Any], server: Running, folder: Path) -> None:
+    before = sorted(folder.iterdir())
+    assert post(server, KV + "/save", **body).status_code == 400
+    assert sorted(folder.iterdir()) == before
+
+
+def test_a_file_that_was_changed_is_refused(server: Running, folder: Path) -> None:
+    assert post(server, KV + "/save", name="whole", prompt=TEXT).status_code == 200
+    data = (folder / "whole.prefix").read_bytes()
+    for name, changed in {
+        "byte": data[:-100] + bytes([data[-100] ^ 1]) + data[-99:],
+        "short": data[:-1],
+        "empty": b"",
+        "other": b"text",
+    }.items():
+        (folder / f"{name}.prefix").write_bytes(changed)
+        refused = post(server, KV + "/restore", name=name)
+        assert refused.status_code == 400, refused.text
+        assert "Traceback" not in refused.text
+        assert post(server, KV + "/restore", name="whole").status_code == 200
+        (folder / f"{name}.prefix").unlink()
+
+
+def test_a_prefix_without_room_is_refused(demo_bundle: Path, folder: Path, server: Running) -> None:
+    """A prompt under way has all pages; what was restored gives way to prompts."""
+    assert post(server, KV + "/save", name="room", prompt=TEXT).status_code == 200
+    with running_server(demo_bundle, "--prefixes", folder, "--sequences", 1, "--threads", 1, "--context", 512) as other:
+        body = {"prompt": "word " * 300, "max_tokens": 200, "ignore_eos": True, "stream": True}
+        with httpx2.stream("POST", other.url + "/v1/completions", json=body, timeout=60) as stream:
+            next(stream.iter_lines())
+            refused = post(other, KV + "/restore", name="room")
+            assert refused.status_code in (200, 503), refused.text  # 200 where the answer was faster
+        assert post(other, KV + "/restore", name="room").status_code == 200
+        assert answer(other, max_tokens=4)[1] > 0
+        assert answer(other, prompt="other " * 60, max_tokens=4)[1] == 0
+
+
+def test_without_a_folder_nothing_is_saved(demo_bundle: Path, tmp_path: Path) -> None:
+    """And `--warm` computes system messages first."""
+    file = tmp_path / "system.txt"
+    file.write_text(TEXT)
+    with running_server(demo_bundle, "--sequences", 2, "--threads", 1, "--warm", file) as warm:
+        refused = post(warm, KV + "/save", name="a", prompt=TEXT)
+        assert (refused.status_code, refused.json()["error"]["code"]) == (404, "not_enabled")
+        messages = [{"role": "system", "content": TEXT}, {"role": "user", "content": "Hello"}]
+        usage = post(warm, "/v1/chat/completions", messages=messages, max_tokens=4).json()["usage"]
+        assert usage["prompt_tokens_details"]["cached_tokens"] > 100

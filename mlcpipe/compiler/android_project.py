@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from mlcpipe.atomic import atomic_directory
 from mlcpipe.bundle import Manifest
-from mlcpipe.compiler.container import checked_manifest, write_container
+from mlcpipe.compiler.container import checked_manifest, write_container, write_parts
 from mlcpipe.compiler.licenses import source_licenses
 from mlcpipe.compiler.link import ANDROID
 from mlcpipe.compiler.sdk import named_models, one_triple, write_runtime, write_templates
@@ -22,7 +19,6 @@ from mlcpipe.resources import native_path
 
 _TEMPLATES = native_path() / "android"
 _MARK = "settings.gradle.kts"  # only such a folder has it
-PART_BYTES = 8 << 20  # of a file that an app downloads: what it loads again when the connection broke
 _ABIS = {"aarch64": "arm64-v8a", "x86_64": "x86_64"}
 
 
@@ -48,18 +44,8 @@ def write_android_project(
         for name, bundle in models.items():
             shutil.copyfile(codes[name], libraries / f"libmodel_{name}.so")
             (folder / "models" / name).mkdir(parents=True)
-            data = write_container(bundle, folder / "models" / name / "model.mlcp", progress)
-            data.with_suffix(".json").write_text(json.dumps(parts_of(data)), encoding="utf-8")
+            write_parts(write_container(bundle, folder / "models" / name / "model.mlcp", progress))
         (folder / "THIRD_PARTY.txt").write_text(source_licenses(), encoding="utf-8")
-
-
-def parts_of(data: Path, part_bytes: int = PART_BYTES) -> dict[str, Any]:
-    """Name and size of a file, and the SHA-256 of each part of it, for a download that checks them."""
-    hashes = []
-    with data.open("rb") as file:
-        while part := file.read(part_bytes):
-            hashes.append(hashlib.sha256(part).hexdigest())
-    return {"name": data.name, "bytes": data.stat().st_size, "part_bytes": part_bytes, "sha256": hashes}
 
 
 def _code(bundle: Path, manifest: Manifest) -> Path:

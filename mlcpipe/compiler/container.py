@@ -14,6 +14,7 @@ length of the index as u64, and the SHA-256 of the index. Hashes are 64 hexadeci
 from __future__ import annotations
 
 import hashlib
+import json
 import struct
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -33,6 +34,7 @@ ALIGNMENT = 4096  # of files; a container behind a program begins at a multiple 
 PAGE_BYTES = 1 << 16  # the largest page of Linux on ARM
 _TRAILER = struct.Struct("<8s3Q64s")
 _BLOCK = 1 << 20
+PART_BYTES = 8 << 20  # of a file that an app downloads: what it loads again when the connection broke
 
 
 @dataclass(frozen=True)
@@ -88,6 +90,16 @@ def write_container(bundle: Path, output: Path, progress: Progress, *, program: 
         if program is not None:
             Path(file.name).chmod(0o755)
     return output
+
+
+def write_parts(data: Path, part_bytes: int = PART_BYTES) -> Path:
+    """Write name and size of a file, and the SHA-256 of each part, for a download that checks them: `NAME.json`."""
+    with data.open("rb") as file:
+        hashes = [hashlib.sha256(part).hexdigest() for part in iter(lambda: file.read(part_bytes), b"")]
+    parts = {"name": data.name, "bytes": data.stat().st_size, "part_bytes": part_bytes, "sha256": hashes}
+    description = data.with_suffix(".json")
+    description.write_text(json.dumps(parts), encoding="utf-8")
+    return description
 
 
 def _index(places: Mapping[str, Place], manifest: bytes) -> bytes:

@@ -6,7 +6,7 @@ import plistlib
 from pathlib import Path
 
 from mlcpipe.atomic import atomic_directory
-from mlcpipe.compiler.container import checked_manifest, write_container
+from mlcpipe.compiler.container import checked_manifest, write_container, write_parts
 from mlcpipe.compiler.licenses import source_licenses
 from mlcpipe.compiler.macho import for_simulator
 from mlcpipe.compiler.native_runtime import definitions
@@ -40,7 +40,7 @@ def write_swift_package(bundle: Path, output: Path, progress: Progress, *, overw
     with atomic_directory(output, replaces=_MARK if overwrite else "") as folder:
         write_package_sources(folder, own_table(code))
         _write_xcframework(code.read_bytes(), folder / _MARK)
-        write_container(bundle, folder / "App" / "Chat" / "model.mlcp", progress)
+        write_parts(write_container(bundle, folder / "App" / "Chat" / "model.mlcp", progress))
 
 
 def write_package_sources(folder: Path, table: str) -> None:

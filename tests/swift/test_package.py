@@ -17,22 +17,17 @@ from mlcpipe import Engine, SamplingParams
 from mlcpipe.cli import main
 from mlcpipe.compiler.link import find_zig
 from mlcpipe.compiler.static_library import own_table
-from mlcpipe.compiler.swift_package import write_package_sources
 from tests.conftest import DEMO, Bundles
-from tests.swift.swift import WORK, swift
+from tests.swift.conftest import write_sources
+from tests.swift.swift import LINKER, WORK, swift
 
-HERE = Path(__file__).parent
 QUESTIONS = ("Hello! What is a compiler?", "And what is a cat?", "Thank you.")
 GREEDY = SamplingParams(temperature=0.0)
 
 
 @pytest.fixture(scope="module")
 def sources(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The package without a model."""
-    folder = tmp_path_factory.mktemp("package") / "Mlcpipe"
-    folder.mkdir()
-    write_package_sources(folder, "mlcpipe_0123456789abcdef_code")
-    return folder
+    return write_sources(tmp_path_factory.mktemp("package") / "Mlcpipe")
 
 
 @pytest.fixture(scope="module")
@@ -64,16 +59,12 @@ def expected(bundle: Path) -> dict[str, object]:
 
 
 @pytest.mark.everything
-def test_swift_answers_as_python_does(sources: Path, demo_bundles: Bundles, tmp_path: Path) -> None:
+def test_swift_answers_as_python_does(built: Path, demo_bundles: Bundles) -> None:
     """`swift test` of a package that depends on ours: greedy tokens, cancel, close, errors, saved chats, the session."""
-    shutil.copytree(sources, tmp_path / "Mlcpipe")
-    shutil.copytree(HERE / "package", tmp_path / "tests")
-    shutil.copytree(demo_bundles["q4f16_1"], tmp_path / "bundle")
-    (tmp_path / "expected.json").write_text(json.dumps(expected(demo_bundles["q4f16_1"])))
-    # Of Swift 6.0 for Linux, Observation lacks a function that it would call to fail.
-    linker = ["-Xlinker", "--allow-shlib-undefined"]
-    words = ["swift-test", "--package-path", f"{WORK}/tests", *linker]
-    said = swift(tmp_path, *words, MLCPIPE_EXPECTED=f"{WORK}/expected.json")
+    shutil.copytree(demo_bundles["q4f16_1"], built / "bundle")
+    (built / "expected.json").write_text(json.dumps(expected(demo_bundles["q4f16_1"])))
+    words = ["swift-test", "--package-path", f"{WORK}/tests", *LINKER]
+    said = swift(built, *words, MLCPIPE_EXPECTED=f"{WORK}/expected.json")
     assert "Executed 0 tests" not in said and "0 failures" in said and "warning:" not in said, said[-6000:]
 
 

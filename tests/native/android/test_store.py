@@ -3,70 +3,41 @@
 from __future__ import annotations
 
 import json
-import threading
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
-from mlcpipe.compiler.android_project import parts_of
 from mlcpipe.web.site import Site
-from tests.e2e.web.faulty_server import Faults, FaultyServer
+from tests.e2e.web.faulty_server import Faults
 from tests.native.android.conftest import Scenario
+from tests.native.downloads import NAME, PART, PARTS, Host, hosted
 
 pytestmark = pytest.mark.full  # compiles Kotlin
-
-PART, PARTS = 100_000, 7
-NAME = "model.mlcp"
-
-
-@dataclass
-class Host:
-    """A server of one file, and a folder of an app."""
-
-    server: FaultyServer
-    content: bytes
-    json: Path
-    app: Path
-
-    def download(self, scenario: Scenario, *, end: int = -1) -> list[dict[str, Any]]:
-        return scenario("download", self.json, self.app, f"{self.server.url}{NAME}", end)
-
-    def ranges(self) -> list[str | None]:
-        return [request["range"] for request in self.server.seen]
-
-    def is_whole(self) -> bool:
-        return (self.app / NAME).read_bytes() == self.content and len(list(self.app.iterdir())) == 1
 
 
 @pytest.fixture
 def host(tmp_path: Path) -> Iterator[Host]:
-    content = np.random.default_rng(1).bytes(PART * (PARTS - 1) + 777)
-    (tmp_path / NAME).write_bytes(content)
-    description = tmp_path / "model.json"
-    description.write_text(json.dumps(parts_of(tmp_path / NAME, PART)))
-    with FaultyServer(Site({NAME: tmp_path / NAME})) as server:
-        thread = threading.Thread(target=server.serve_forever, daemon=True)
-        thread.start()
-        yield Host(server, content, description, tmp_path / "app")
-        server.shutdown()
-        thread.join(timeout=10)
+    with hosted(tmp_path) as host:
+        yield host
+
+
+def download(host: Host, scenario: Scenario, *, end: int = -1) -> list[dict[str, Any]]:
+    return scenario("download", host.json, host.app, host.url, end)
 
 
 def test_a_file_comes_whole_and_once(host: Host, scenario: Scenario) -> None:
-    done, said = host.download(scenario)
+    done, said = download(host, scenario)
     assert done["code"] is None and said["there"] and host.is_whole()
     assert said["progress"] == [*range(PART, PART * PARTS, PART), len(host.content)]
-    assert host.download(scenario)[1]["progress"] == [] and len(host.server.seen) == 1
+    assert download(host, scenario)[1]["progress"] == [] and len(host.server.seen) == 1
 
 
 def test_a_download_goes_on_in_another_process(host: Host, scenario: Scenario) -> None:
-    assert host.download(scenario, end=3 * PART) == []  # the process ended
+    assert download(host, scenario, end=3 * PART) == []  # the process ended
     assert not (host.app / NAME).exists()
-    _, said = host.download(scenario)
+    _, said = download(host, scenario)
     assert host.ranges() == [None, f"bytes={3 * PART}-"] and host.is_whole()
     assert said["progress"][:3] == [PART, 2 * PART, 3 * PART]
 
@@ -77,7 +48,7 @@ def test_what_was_kept_is_checked(host: Host, scenario: Scenario) -> None:
     kept = bytearray(host.content + b"more")
     kept[PART + 5] ^= 1
     (host.app / f"{NAME}.part").write_bytes(kept)
-    host.download(scenario)
+    download(host, scenario)
     assert host.ranges() == [f"bytes={PART}-"] and host.is_whole()
 
 
@@ -92,7 +63,7 @@ def test_what_was_kept_is_checked(host: Host, scenario: Scenario) -> None:
 )
 def test_a_fault_costs_its_part(host: Host, scenario: Scenario, faults: Faults) -> None:
     host.server.change(faults)
-    done, said = host.download(scenario)
+    done, said = download(host, scenario)
     assert done["code"] is None and host.is_whole(), done
     assert said["progress"] == sorted(set(said["progress"])) and len(host.ranges()) > 1
 
@@ -108,23 +79,23 @@ def test_a_fault_costs_its_part(host: Host, scenario: Scenario, faults: Faults) 
 )
 def test_a_host_that_has_no_such_file(host: Host, scenario: Scenario, faults: Faults, code: str, words: str) -> None:
     host.server.change(faults)
-    done, said = host.download(scenario)
+    done, said = download(host, scenario)
     assert done["code"] == code and words in done["line"] and not said["there"]
     host.server.change(Faults())
-    host.download(scenario)
+    download(host, scenario)
     assert host.is_whole()
 
 
 def test_a_file_that_changed_on_the_host_is_not_mixed(host: Host, scenario: Scenario) -> None:
-    host.download(scenario, end=2 * PART)
+    download(host, scenario, end=2 * PART)
     changed = bytes(reversed(host.content))
     host.server.site = Site({NAME: changed})
-    done, said = host.download(scenario)
+    done, said = download(host, scenario)
     assert done["code"] == "BUNDLE" and not said["there"]
 
 
 def test_a_download_is_cancelled(host: Host, scenario: Scenario) -> None:
-    cancelled, done, _ = scenario("cancelDownload", host.json, host.app, f"{host.server.url}{NAME}")
+    cancelled, done, _ = scenario("cancelDownload", host.json, host.app, host.url)
     assert cancelled == {"cancelled": True, "there": False} and done["code"] is None and host.is_whole()
 
 
@@ -133,4 +104,4 @@ def test_a_list_of_parts_that_is_damaged(host: Host, scenario: Scenario) -> None
     for wrong in ({"name": "../x"}, {"bytes": 1}, {"part_bytes": 0}, {"sha256": [1] * PARTS}):
         host.json.write_text(json.dumps(good | wrong))
         with pytest.raises(AssertionError, match="parts is damaged"):
-            host.download(scenario)
+            download(host, scenario)

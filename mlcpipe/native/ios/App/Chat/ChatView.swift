@@ -29,11 +29,11 @@ struct ChatView: View {
         TextField("Message", text: $text, axis: .vertical)
           .textFieldStyle(.roundedBorder)
           .onSubmit(send)
-        if session.state == .answering {
+        if session.state == .busy {
           Button("Stop", systemImage: "stop.circle.fill") { Task { await session.stop() } }
         } else {
           Button("Send", systemImage: "arrow.up.circle.fill", action: send)
-            .disabled(text.isEmpty || session.state == .loading)
+            .disabled(text.isEmpty || !idle)
         }
       }
       .labelStyle(.iconOnly)
@@ -42,9 +42,17 @@ struct ChatView: View {
     .background(.bar)
   }
 
+  /// Whether a message would be taken.
+  private var idle: Bool {
+    switch session.state {
+    case .ready, .dropped, .failed: return true
+    default: return false
+    }
+  }
+
   private func send() {
     let message = text
-    guard !message.isEmpty else { return }
+    guard !message.isEmpty && idle else { return }
     text = ""
     Task { await session.send(message) }
   }
@@ -68,7 +76,11 @@ private struct StatusView: View {
 
   var body: some View {
     switch session.state {
-    case .loading:
+    case .absent:
+      Button("Download the model") { Task { await session.open() } }
+    case .downloading(let bytes, let all):
+      ProgressView(value: Double(bytes), total: Double(all))
+    case .verifying, .loading:
       ProgressView()
     case .failed(let error):
       Text(error.localizedDescription).font(.footnote).foregroundStyle(.red)

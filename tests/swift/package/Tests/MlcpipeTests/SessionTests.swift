@@ -18,7 +18,7 @@ final class SessionTests: XCTestCase {
   }
 
   func session(_ data: URL? = nil) -> ChatSession {
-    ChatSession(data: data ?? expected.bundle, saved: saved, options: Options(threads: 1), sampling: .greedy)
+    ChatSession(model: .file(data ?? expected.bundle), saved: saved, options: Options(threads: 1), sampling: .greedy)
   }
 
   func testAChatAnswersAsPythonDoes() async throws {
@@ -37,7 +37,7 @@ final class SessionTests: XCTestCase {
     await session.memoryWarning()
     XCTAssertEqual(session.state, .ready)
     await session.memoryWarning()
-    XCTAssertEqual(session.state, .unloaded)
+    XCTAssertEqual(session.state, .dropped)
     XCTAssertTrue(FileManager.default.fileExists(atPath: saved.path))
     await session.send(expected.messages[1].content)  // opens the model and the chat again
     XCTAssertEqual(session.messages.last?.content, expected.texts[1])

@@ -1,4 +1,4 @@
-"""The stand-in for TVM's Metal runtime, compiled once."""
+"""Our device API for Metal with an emulated GPU, compiled once."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Generated Metal kernels on the CPU: compiled by clang, behind a stand-in for TVM's Metal runtime (`emulator/`)."""
+"""Generated Metal kernels on the CPU: compiled by clang, behind our device API for Metal (`emulator/`)."""
 
 from __future__ import annotations
 
@@ -22,7 +22,8 @@ from tests.emulator import process
 from tests.metal import msl
 
 FOLDER = Path(__file__).parent / "emulator"
-_SHIM = process.ROOT / "mlcpipe" / "native" / "tvm_shim"
+_NATIVE = process.ROOT / "mlcpipe" / "native"
+_SHIM = _NATIVE / "tvm_shim"
 # On x86 earlier ones have float16 only where the CPU's arithmetic does.
 _CLANG = 15
 # What makes threads wait for one another.
@@ -40,12 +41,12 @@ def missing() -> str:
 
 
 def build_runtime(folder: Path) -> Path:
-    """The stand-in for TVM's Metal runtime as a shared library."""
+    """The device API, with the emulated GPU, as a shared library."""
     library = folder / "libemulated_metal.so"
     packages = [Path(str(spec.origin)).parent for name in ("tvm", "tvm_ffi") if (spec := find_spec(name)) is not None]
-    includes = [_SHIM / "include", _SHIM / "src", packages[0], *(package / "include" for package in packages)]
+    includes = [_NATIVE / "metal", _SHIM, _SHIM / "include", packages[0], *(package / "include" for package in packages)]
     libraries = [f"-L{package / 'lib'}" for package in packages]
-    command = ["g++", "-std=c++20", "-O0", "-fPIC", "-shared", "-w", *(f"-I{path}" for path in includes)]
+    command = ["g++", "-std=c++17", "-O0", "-fPIC", "-shared", "-w", *(f"-I{path}" for path in includes)]
     process.run_compiler(
         [*command, str(FOLDER / "runtime.cc"), "-o", str(library), *libraries, "-ltvm_runtime", "-ltvm_ffi", "-ldl"]
     )

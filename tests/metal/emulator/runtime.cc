@@ -1,168 +1,147 @@
-// Stands in for TVM's Metal runtime, which exists on macOS only (src/backend/metal/runtime of TVM): one device, whose
-// memory the host's code cannot point into, and modules of kind "metal". Kernels are compiled by a function of the tests,
-// "emulated_metal.compile": Map<name, source> -> path of a shared library.
+// Apple's GPU on the CPU, behind mlcpipe's device API for Metal. Commands run when somebody waits for them, not before.
+// Kernels are compiled by a function of the tests, "emulated_metal.compile": Map<name, source> -> path of a shared library.
 #include <dlfcn.h>
-#include <tvm/ffi/container/map.h>
-#include <tvm/ffi/extra/module.h>
-#include <tvm/ffi/function.h>
-#include <tvm/ffi/reflection/registry.h>
-#include <tvm/runtime/device_api.h>
 
+#include <functional>
 #include <map>
-#include <memory>
 #include <set>
 
 #include "../../emulator/fibers.h"
-#include "src/runtime/metadata.h"
-#include "src/runtime/pack_args.h"
-#include "src/runtime/thread_storage_scope.h"
-#include "support/bytes_io.h"
+#include "device.cc"
+#include "device_api.cc"
+#include "module.cc"
 
+namespace mlcpipe::metal {
 namespace {
-
-namespace ffi = tvm::ffi;
-using namespace tvm::runtime;
 
 constexpr int64_t kMemory = int64_t(8) << 30;
 // A threadgroup may have 1024 threads, fewer where a kernel takes many registers: of those here none has more than 256.
-constexpr size_t kMaxThreads = 256, kMaxBuffers = 31;
+constexpr size_t kMaxThreads = 256;
 
-// What a tensor's data is: no address, as Metal's buffers are none.
-struct Buffer {
-  explicit Buffer(size_t count) : size(count), memory((char*)aligned_alloc(256, (count + 511) / 256 * 256)) {
-    memset(memory, 0xff, size);  // not a number: nobody may count on zeros
+// The kernels of one module, by their sources.
+std::map<std::string, MetalModule::Sources> modules;
+std::string failure;  // of the next wait
+
+struct Object {
+  virtual ~Object() = default;
+};
+
+struct Buffer final : Object {
+  explicit Buffer(size_t count) : memory((char*)aligned_alloc(256, (count + 511) / 256 * 256)) {
+    memset(memory, 0xff, count);  // not a number: nobody may count on zeros
   }
   ~Buffer() { free(memory); }
-  size_t size;
   char* memory;
 };
 
-struct Api final : DeviceAPI {
-  std::set<Buffer*> live;
-
-  static Api* Get() {
-    static auto* api = new Api;
-    return api;
-  }
-  char* At(const void* data, size_t offset, size_t size) {
-    auto* buffer = (Buffer*)data;
-    TVM_FFI_ICHECK(live.count(buffer)) << "no buffer of the device";
-    TVM_FFI_ICHECK_LE(offset + size, buffer->size) << "beyond a buffer";
-    return buffer->memory + offset;
-  }
-
-  void SetDevice(tvm::Device device) final { TVM_FFI_ICHECK_EQ(device.device_id, 0); }
-  void GetAttr(tvm::Device device, DeviceAttrKind kind, ffi::Any* result) final {
-    if (kind == kExist) *result = int(device.device_id == 0);
-    if (kind == kMaxThreadsPerBlock) *result = int(kMaxThreads);
-    if (kind == kWarpSize) *result = 32;
-    if (kind == kTotalGlobalMemory) *result = kMemory;
-  }
-  void* AllocDataSpace(tvm::Device, size_t size, size_t, DLDataType) final {
-    auto* made = new Buffer(size);
-    live.insert(made);
-    return made;
-  }
-  void FreeDataSpace(tvm::Device, void* data) final {
-    TVM_FFI_ICHECK(live.erase((Buffer*)data)) << "no buffer of the device";
-    delete (Buffer*)data;
-  }
-  void* AllocWorkspace(tvm::Device device, size_t size, DLDataType type) final {
-    return AllocDataSpace(device, size, 0, type);
-  }
-  void FreeWorkspace(tvm::Device device, void* data) final { FreeDataSpace(device, data); }
-  void StreamSync(tvm::Device, TVMStreamHandle) final {}
-  using DeviceAPI::AllocDataSpace;
-
-  void CopyDataFromTo(const void* from, size_t from_offset, void* to, size_t to_offset, size_t size, tvm::Device source,
-                      tvm::Device target, DLDataType, TVMStreamHandle) final {
-    auto place = [&](const void* data, size_t offset, tvm::Device device) {
-      return device.device_type == kDLMetal ? At(data, offset, size) : (char*)data + offset;
-    };
-    memmove(place(to, to_offset, target), place(from, from_offset, source), size);
-  }
+struct State final : Object {
+  Function function;
 };
 
-class Module final : public ffi::ModuleObj {
+class EmulatedGpu final : public Gpu {
  public:
-  Module(ffi::Map<ffi::String, ffi::String> sources, ffi::Map<ffi::String, FunctionInfo> functions)
-      : sources_(std::move(sources)), functions_(std::move(functions)) {}
+  EmulatedGpu() {
+    info_.name = "an emulated GPU";
+    info_.memory_bytes = info_.max_buffer_bytes = kMemory;
+    info_.shared_bytes = 32 << 10;
+  }
+  const GpuInfo& info() const final { return info_; }
+  uint64_t free_bytes() const final { return kMemory; }
 
-  const char* kind() const final { return "metal"; }
-  int GetPropertyMask() const final { return ffi::Module::kRunnable; }
+  Memory Allocate(size_t bytes) final {
+    auto* made = new Buffer(bytes);
+    objects_[made].reset(made);
+    return {made, made->memory};
+  }
 
-  ffi::Optional<ffi::Function> GetFunction(const ffi::String& name) final {
-    auto info = functions_.Get(name);
-    if (!info.has_value()) return std::nullopt;
-    auto types = info.value()->arg_types;
-    size_t buffers = NumBufferArgs(types), numbers = types.size() - buffers;
-    TVM_FFI_ICHECK_LE(buffers + (numbers ? 1 : 0), kMaxBuffers) << "too many buffers of " << name;
-    LaunchParamConfig config;
-    config.Init(types.size(), info.value()->launch_param_tags);
-    auto function = Find(name);
-    auto self = ffi::GetObjectPtr<ffi::Object>(this);
-    auto call = [function, config, buffers, self](ffi::PackedArgs args, ffi::Any*, const ArgUnion64* numbers) {
+  Pipeline Compile(const std::string& kernel, const std::string& source, std::string* problem) final {
+    auto sources = modules.find(source);
+    if (sources == modules.end()) {
+      *problem = "no such source";
+      return {};
+    }
+    auto path = ffi::Function::GetGlobalRequired("emulated_metal.compile")(sources->second).cast<ffi::String>();
+    void* library = dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL);
+    TVM_FFI_ICHECK(library) << dlerror();
+    auto* call = (void (*)(void**))dlsym(library, ("emulated_" + kernel).c_str());
+    auto* waits = (const int*)dlsym(library, ("emulated_waits_" + kernel).c_str());
+    TVM_FFI_ICHECK(call && waits) << "no kernel " << kernel;
+    auto* made = new State;
+    made->function = {kernel, call, *waits != 0, (void (*)())dlsym(library, "emulated_forget")};
+    objects_[made].reset(made);
+    return {made, kMaxThreads};
+  }
+
+  void Release(void* object) final { TVM_FFI_ICHECK(objects_.erase(object)) << "released twice"; }
+
+  void Dispatch(const Launch& made) final {
+    auto state = objects_.at(made.pipeline);
+    std::vector<std::shared_ptr<Object>> buffers;
+    for (void* buffer : made.buffers) buffers.push_back(objects_.at(buffer));
+    std::vector<char> constants((const char*)made.constants, (const char*)made.constants + made.constant_bytes);
+    commands_.push_back([state, buffers, constants, made]() mutable {
       std::vector<void*> arguments;
-      for (size_t i = 0; i < buffers; ++i) arguments.push_back(Api::Get()->At(args[int(i)].cast<void*>(), 0, 0));
-      arguments.push_back((void*)numbers);
-      ThreadWorkLoad load = config.Extract(args);
-      auto size = [&](int at) { return unsigned(load.work_size[at]); };
-      gridDim = {size(0), size(1), size(2)};
-      blockDim = {size(3), size(4), size(5)};
-      TVM_FFI_ICHECK_LE(load.block_dim(0) * load.block_dim(1) * load.block_dim(2), kMaxThreads);
-      launch(*function, arguments.data());
-    };
-    return PackFuncNonBufferArg(call, types);
+      for (auto& buffer : buffers) arguments.push_back(static_cast<Buffer&>(*buffer).memory);
+      arguments.push_back(constants.data());
+      gridDim = {unsigned(made.groups[0]), unsigned(made.groups[1]), unsigned(made.groups[2])};
+      blockDim = {unsigned(made.threads[0]), unsigned(made.threads[1]), unsigned(made.threads[2])};
+      launch(static_cast<State&>(*state).function, arguments.data());
+    });
+  }
+
+  void Copy(void* from, size_t from_offset, void* to, size_t to_offset, size_t bytes) final {
+    commands_.push_back([=, source = objects_.at(from), target = objects_.at(to)] {
+      memmove(static_cast<Buffer&>(*target).memory + to_offset, static_cast<Buffer&>(*source).memory + from_offset, bytes);
+    });
+  }
+
+  void Submit() final {}
+
+  std::string Wait() final {
+    for (auto& command : commands_) command();
+    commands_.clear();
+    return std::exchange(failure, "");
   }
 
  private:
-  std::shared_ptr<Function> Find(const ffi::String& name) {
-    if (!library_) {
-      auto path = ffi::Function::GetGlobalRequired("emulated_metal.compile")(sources_).cast<ffi::String>();
-      library_ = dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL);
-      TVM_FFI_ICHECK(library_) << dlerror();
-    }
-    std::string text(name.data(), name.size());
-    auto* call = (void (*)(void**))dlsym(library_, ("emulated_" + text).c_str());
-    auto* waits = (const int*)dlsym(library_, ("emulated_waits_" + text).c_str());
-    TVM_FFI_ICHECK(call && waits) << "no kernel " << text;
-    auto* forget = (void (*)())dlsym(library_, "emulated_forget");
-    return std::make_shared<Function>(Function{text, call, *waits != 0, forget});
-  }
-
-  ffi::Map<ffi::String, ffi::String> sources_;
-  ffi::Map<ffi::String, FunctionInfo> functions_;
-  void* library_ = nullptr;
+  GpuInfo info_;
+  std::map<void*, std::shared_ptr<Object>> objects_;
+  std::vector<std::function<void()>> commands_;
 };
 
-ffi::Module Load(const ffi::Bytes& bytes) {
-  tvm::support::BytesInStream stream(bytes);
-  ffi::String format;
-  ffi::Map<ffi::String, FunctionInfo> functions;
-  ffi::Map<ffi::String, ffi::String> sources;
-  TVM_FFI_ICHECK(stream.Read(&format) && stream.Read(&functions) && stream.Read(&sources));
-  TVM_FFI_ICHECK(std::string(format.data(), format.size()) == "metal") << "no source of Metal";
-  return ffi::Module(ffi::make_object<Module>(std::move(sources), std::move(functions)));
+void Remember(const MetalModule::Sources& sources) {
+  for (auto [name, source] : sources) modules[Text(source)] = sources;
 }
 
 // What TVM's code generator calls, where there is a runtime.
-ffi::Module Create(ffi::Map<ffi::String, ffi::Bytes> sources, const ffi::String& format,
-                   ffi::Map<ffi::String, FunctionInfo> functions, ffi::Map<ffi::String, ffi::String>) {
-  TVM_FFI_ICHECK(std::string(format.data(), format.size()) == "metal") << "no source of Metal";
-  ffi::Map<ffi::String, ffi::String> texts;
+ffi::Module Create(ffi::Map<ffi::String, ffi::Bytes> sources, const ffi::String&, MetalModule::Functions functions,
+                   ffi::Map<ffi::String, ffi::String>) {
+  MetalModule::Sources texts;
   for (auto [name, source] : sources) texts.Set(name, ffi::String(source.data(), source.size()));
-  return ffi::Module(ffi::make_object<Module>(std::move(texts), std::move(functions)));
+  Remember(texts);
+  return ffi::Module(ffi::make_object<MetalModule>(texts, functions));
+}
+
+ffi::Module LoadAndRemember(const ffi::Bytes& bytes) {
+  ffi::Module module = Load(bytes);
+  tvm::support::BytesInStream stream(bytes);
+  ffi::String format;
+  MetalModule::Functions functions;
+  MetalModule::Sources sources;
+  stream.Read(&format) && stream.Read(&functions) && stream.Read(&sources);
+  Remember(sources);
+  return module;
 }
 
 }  // namespace
 
+std::unique_ptr<Gpu> OpenGpu() { return std::make_unique<EmulatedGpu>(); }
+
 TVM_FFI_STATIC_INIT_BLOCK() {
+  ffi::Function::SetGlobal("ffi.Module.load_from_bytes.metal", ffi::Function::FromTyped(LoadAndRemember), true);
   tvm::ffi::reflection::GlobalDef()
-      .def_packed("device_api.metal",
-                  [](ffi::PackedArgs, ffi::Any* result) {
-                    DeviceAPI* api = Api::Get();  // the base first: void* has no bases
-                    *result = static_cast<void*>(api);
-                  })
       .def("ffi.Module.create.metal", Create)
-      .def("ffi.Module.load_from_bytes.metal", Load);
+      .def("emulated_metal.fail", [](ffi::String words) { failure = Text(words); });
 }
+
+}  // namespace mlcpipe::metal

@@ -100,12 +100,11 @@ private actor Download {
   /// Keeps the parts that are right, of this file and of those that came while no process ran.
   private func verify() throws {
     report(.verifying)
+    let kept = try Data(contentsOf: place("part"), options: .alwaysMapped)
     for part in missing {
       try Task.checkCancellation()
       let range = file.range(of: part)
-      try handle.seek(toOffset: UInt64(range.lowerBound))
-      let data = try handle.read(upToCount: range.count) ?? Data()
-      if data.count == range.count && file.isPart(part, data) {
+      if kept.count >= range.upperBound && file.isPart(part, kept[Int(range.lowerBound)..<Int(range.upperBound)]) {
         missing.removeAll { $0 == part }
       } else if Download.size(of: place("part\(part)")) != nil {
         try take(part)
@@ -180,12 +179,12 @@ private actor Download {
   private func take(_ part: Int) throws {
     let came = place("part\(part)")
     defer { try? FileManager.default.removeItem(at: came) }
-    guard let data = try? Data(contentsOf: came, options: .mappedIfSafe) else { return }
+    guard let data = try? Data(contentsOf: came, options: .alwaysMapped) else { return }
     let whole = data.count == Int(file.bytes)
     for part in whole ? missing : [part] {
       let range = file.range(of: part), begin = whole ? Int(range.lowerBound) : 0
       guard data.count >= begin + range.count else { return }
-      let content = data.subdata(in: begin..<begin + range.count)
+      let content = data[begin..<begin + range.count]
       guard file.isPart(part, content) else { continue }
       try handle.seek(toOffset: UInt64(range.lowerBound))
       try handle.write(contentsOf: content)

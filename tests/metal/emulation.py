@@ -44,7 +44,13 @@ def build_runtime(folder: Path) -> Path:
     """The device API, with the emulated GPU, as a shared library."""
     library = folder / "libemulated_metal.so"
     packages = [Path(str(spec.origin)).parent for name in ("tvm", "tvm_ffi") if (spec := find_spec(name)) is not None]
-    includes = [_NATIVE / "metal", _SHIM, _SHIM / "include", packages[0], *(package / "include" for package in packages)]
+    includes = [
+        _NATIVE / "metal",
+        _SHIM,
+        _SHIM / "include",
+        packages[0],
+        *(package / "include" for package in packages),
+    ]
     libraries = [f"-L{package / 'lib'}" for package in packages]
     command = ["g++", "-std=c++17", "-O0", "-fPIC", "-shared", "-w", *(f"-I{path}" for path in includes)]
     process.run_compiler(

@@ -57,12 +57,15 @@ def inputs_of(func: tirx.PrimFunc, rows: int, keys: int = 0) -> Inputs:
 
 
 def _plain(func: tirx.PrimFunc, op: Op | None, rows: int, draw: _Draw) -> Inputs:
-    """Random code bits, positive scales and float16 weights, normal numbers, valid expert ids."""
+    """Random code bits and sub-scales, positive scales and float16 weights, normal numbers, valid expert ids."""
     experts = int(op.facts.get("experts", 1)) if op is not None else 1
     values: list[Array] = []
     for sizes, dtype in parameters(func):
         shape = tuple(_size(size, {}, rows) for size in sizes)
-        if dtype == "uint32":
+        if dtype == "uint32" and op is not None and op.facts.get("scale_format") and len(values) > 1:
+            # Scales of a byte, after x and the codes: e8m0 from 2**-15 to 0.5, or e4m3 from 128 to 448.
+            values.append(_codes(draw, shape, 8) & np.uint32(0x0E0E0E0E) | np.uint32(0x70707070))
+        elif dtype == "uint32":
             values.append(_codes(draw, shape, op.int("bits") if op is not None else 4))
         elif dtype == "int32":
             values.append(draw.integers(0, experts, shape, np.int32))

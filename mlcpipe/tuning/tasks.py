@@ -12,10 +12,10 @@ import tvm
 from tvm import relax, tirx
 
 from mlcpipe.bundle import MANIFEST, read_manifest
-from mlcpipe.checkpoint import open_checkpoint
+from mlcpipe.checkpoint import Checkpoint, open_checkpoint
 from mlcpipe.checkpoint.checkpoint import MAX_CONFIG_BYTES
-from mlcpipe.compiler.export import context_length, export, prefill_chunk, prepare_model
-from mlcpipe.defaults import KEEP
+from mlcpipe.compiler.export import context_length, export, kept_formats, prefill_chunk, prepare_model
+from mlcpipe.defaults import DEFAULT_QUANTIZATION, KEEP
 from mlcpipe.devices.support.threads import use_threads
 from mlcpipe.errors import CheckpointError, UsageError
 from mlcpipe.json_files import read_json_object
@@ -25,6 +25,7 @@ from mlcpipe.quantization.scheme import load_scheme
 from mlcpipe.targets import Target, Variant
 from mlcpipe.tuned.kernels import kernel_hash, kernel_name, spaces_of
 from mlcpipe.tuned.records import Record
+from mlcpipe.weights.keep import keep
 from tir_schedules.op import Op, op_of
 from tir_schedules.paged import ATTENTION
 from tir_schedules.space import Space
@@ -36,12 +37,13 @@ _ATTEND = "vm.builtin.attention_kv_cache_attention_with_fused_qkv"
 
 @dataclass(frozen=True)
 class Model:
-    """The model properties that its kernels depend on."""
+    """The model properties that its kernels depend on. Weights that are kept have the formats of the checkpoint."""
 
     config: Mapping[str, Any]
     quantization: str
     kv_cache_dtype: str = "auto"
     context: int | None = None
+    checkpoint: Checkpoint | None = None
 
 
 @dataclass(frozen=True)
@@ -84,16 +86,17 @@ class Task:
         return per_call * self.uses
 
 
-def model_of(path: Path, quantization: str) -> Model:
-    """The model of a bundle, with the bundle's quantization, or of a checkpoint folder or GGUF file.
+def model_of(path: Path, quantization: str | None) -> Model:
+    """The model of a bundle, with the bundle's quantization, or of a checkpoint folder or GGUF file; None: its default.
 
     Raises BundleError, CheckpointError or ConfigError.
     """
     if path.is_file():
-        return Model(open_checkpoint(path).config, quantization)
+        checkpoint = open_checkpoint(path)
+        return Model(checkpoint.config, checkpoint.quantization(quantization), checkpoint=checkpoint)
     config = read_json_object(path / "config.json", limit=MAX_CONFIG_BYTES, error=CheckpointError)
     if not (path / MANIFEST).is_file():
-        return Model(config, quantization)
+        return Model(config, quantization or DEFAULT_QUANTIZATION)
     manifest = read_manifest(path, check_abi=False)
     short_names = {"float32": "f32", "float16": "f16"}
     kv = short_names.get(manifest.model.kv_dtype, manifest.model.kv_dtype)
@@ -101,14 +104,16 @@ def model_of(path: Path, quantization: str) -> Model:
 
 
 def lower(model: Model, target: Target) -> Lowering:
-    """The model's kernels before any schedule, as in `compile`. Raises UsageError for weights that are kept."""
-    if model.quantization == KEEP:
-        raise UsageError("kernels of kept weights cannot be tuned", next_step="tune another --quantization")
+    """The model's kernels before any schedule, as in `compile`. Raises UsageError for a bundle with kept weights."""
+    if model.quantization == KEEP and model.checkpoint is None:
+        raise UsageError("kernels of kept weights are tuned from their GGUF file", next_step="give the file")
     use_threads()
     scheme = load_scheme(model.quantization)
     module = prepare_model(model.config, target, scheme, model.kv_cache_dtype)
     context = context_length(module, target, model.context)
     state = export(module, target, scheme, prefill_chunk(module.facts, target, context))
+    if model.quantization == KEEP and model.checkpoint is not None:
+        state = replace(state, weights=keep(state.weights, model.checkpoint, target, kept_formats(target)))
     return pipeline.run(state, *pipeline.SHARED)
 
 

@@ -46,7 +46,8 @@ def quantize(llama_cpp: Any, source: Path, kind: str, path: Path) -> Path:
     params = llama_cpp.llama_model_quantize_default_params()
     params.ftype, params.nthread = getattr(llama_cpp, f"LLAMA_FTYPE_MOSTLY_{kind}"), 1
     tensors = [tensor for tensor in read_header(source).tensors if len(tensor.shape) > 1]
-    ones = (ctypes.c_float * max(tensor.shape[-1] for tensor in tensors))(*[1.0] * 4096)
+    most = max(tensor.shape[-1] for tensor in tensors)
+    ones = (ctypes.c_float * most)(*[1.0] * most)
     entry = llama_cpp.llama_model_imatrix_data
     matrix = (entry * (len(tensors) + 1))(*(entry(t.name.encode(), ones, t.shape[-1]) for t in tensors), entry())
     if kind in WEIGHTED:

@@ -11,7 +11,7 @@ import typer
 
 from mlcpipe.cli.options import TARGET_HELP, JsonOption, QuantizationOption, check_at_least_one
 from mlcpipe.cli.terminal import print_json, say, stderr_console, stdout_console
-from mlcpipe.defaults import DEFAULT_QUANTIZATION, DEFAULT_TARGET
+from mlcpipe.defaults import DEFAULT_TARGET
 from mlcpipe.env import env
 from mlcpipe.errors import TargetError, UsageError
 from mlcpipe.loading import bundle_of
@@ -129,11 +129,14 @@ def _seconds(text: str) -> float | None:
     return float(match[1]) * _UNITS[match[2] or "s"]
 
 
-def target_and_quantization(model: str | Path, target: str | None, quantization: str | None) -> tuple[str, str]:
-    """What to tune for: what was named, else what a bundle has, else the usual ones. Raises BundleError, UsageError."""
+def target_and_quantization(model: str | Path, target: str | None, quantization: str | None) -> tuple[str, str | None]:
+    """What to tune for: what was named, else what a bundle has, else the usual target and the checkpoint's default.
+
+    Raises BundleError, UsageError.
+    """
     bundle = bundle_of(model)
     if bundle is None:
-        return target or DEFAULT_TARGET, quantization or DEFAULT_QUANTIZATION
+        return target or DEFAULT_TARGET, quantization
     from mlcpipe.bundle import read_manifest
 
     manifest = read_manifest(bundle, check_abi=False)
@@ -158,7 +161,7 @@ def _variant(target: Target, board: Board | None) -> Variant:
     return best or found[-1]
 
 
-def _tasks(model: str, quantization: str, target: Target, variant: Variant) -> list[Task]:
+def _tasks(model: str, quantization: str | None, target: Target, variant: Variant) -> list[Task]:
     """What can be tuned, the most work first."""
     from mlcpipe.checkpoint import resolve
     from mlcpipe.tuning.tasks import lower, model_of, tasks_of

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -51,9 +52,18 @@ def test_quantized_weights_are_kept(mlcpipe_run: Run, quantized: Path, tmp_path:
     assert "keep" in shown and "Q8_0" in shown
 
 
-def test_kept_weights_are_not_tuned(mlcpipe_run: Run, quantized: Path) -> None:
-    done = mlcpipe_run("tune", quantized, "--quantization", "keep")
-    assert done.returncode == 2 and "kernels of kept weights cannot be tuned" in done.stderr
+@pytest.mark.full
+def test_kernels_of_kept_weights_are_tuned(mlcpipe_run: Run, quantized: Path, tmp_path: Path) -> None:
+    """Without --quantization, as `compile` does it; only of the file: a bundle does not say what was joined."""
+    options = ["--target", "cpu-native", "--kernels", "gemv", "--trials", "2", "--budget", "1s", "--json"]
+    done = mlcpipe_run("tune", quantized, *options, "--records", tmp_path / "records.json")
+    assert done.returncode == 0, done.stderr
+    first = json.loads(done.stdout)["kernels"][0]
+    assert first["bucket"] == "gemv" and first["default_us"] > 0 and first["trials"] >= 1
+    bundle = tmp_path / "out"
+    assert mlcpipe_run("compile", quantized, "-o", bundle, "--target", "cpu-native").returncode == 0
+    done = mlcpipe_run("tune", bundle)
+    assert done.returncode == 2 and "kernels of kept weights are tuned from their GGUF file" in done.stderr
 
 
 def test_weights_that_are_rounded_twice_are_announced(mlcpipe_run: Run, quantized: Path, tmp_path: Path) -> None:

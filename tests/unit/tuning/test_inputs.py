@@ -7,6 +7,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from mlcpipe.nn.definitions import matmul
+from mlcpipe.quantization.kept import SCHEMES, scale_values
+from mlcpipe.quantization.layout import load_layout
 from mlcpipe.tuned.kernels import parameters
 from mlcpipe.tuning.inputs import SAMPLING, Inputs, inputs_of
 from tir_schedules import step_layout as step
@@ -74,3 +77,12 @@ def test_sampling_gets_probabilities() -> None:
         fits(given, functions[kind])
         if kind in ("argsort_probs", "sample_with_top_p"):
             assert np.asarray(given.values[0]).sum() == pytest.approx(1, abs=1e-5)
+
+
+@pytest.mark.parametrize("name", ["IQ4_XS", "MXFP4", "NVFP4", "TQ1_0", "Q4_K"])
+def test_scales_of_block_formats_are_numbers(name: str) -> None:
+    func = matmul(SCHEMES[name], load_layout("rows16"), 32, 256, "float32")
+    arrays = inputs_of(func, 1).values
+    names = list(SCHEMES[name].shapes(32, 256))
+    rows = load_layout("rows16").unrepack(SCHEMES[name], dict(zip(names, arrays[1:])), 32, 256)
+    assert np.isfinite(scale_values(SCHEMES[name], rows["q_scale"])).all()

@@ -94,7 +94,7 @@ def test_a_bundle_is_tuned_for_its_own_target(tmp_path: Path) -> None:
     bundle = compile(model, target="cpu-native", quantization="q0f32", output=tmp_path / "bundle")
     assert target_and_quantization(bundle, None, None) == ("cpu-native", "q0f32")
     assert target_and_quantization(bundle, "cpu", "q0f32") == ("cpu", "q0f32")
-    assert target_and_quantization(model, None, None) == ("cpu", "q4f16_1")
+    assert target_and_quantization(model, None, None) == ("cpu", None)
     with pytest.raises(UsageError, match="the bundle has another quantization .* leave --quantization out"):
         target_and_quantization(bundle, None, "q4f16_1")
 

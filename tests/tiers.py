@@ -45,6 +45,7 @@ ENABLE = (
     ("cooperative", "Mesa 26.2's lavapipe, or a GPU with VK_KHR_cooperative_matrix"),
     ("clang", "apt install clang"),
     ("cmake|nvrtc|NVRTC|ziglang|zig|torch|transformers|huggingface|gguf|pexpect|ml_dtypes", "pip install -e '.[dev]'"),
+    ("llama-cpp-python", "pip install llama-cpp-python, which builds for ten minutes"),
     ("fastapi|llguidance|openai|anthropic|langchain", "pip install -e '.[dev]'"),
     ("strace", "apt install strace"),
     ("mount|unshare", "a user who may mount file systems (root in a container)"),

@@ -24,8 +24,8 @@ from tests.unit.checkpoint.gguf_files import write_gguf
 pytestmark = pytest.mark.everything
 
 # Names of `llama_ftype`; those with vectors of a lattice of 2 bits and less need an importance matrix.
-KINDS = ("Q2_K", "Q3_K_M", "Q4_K_M", "Q5_K_M", "Q6_K", "IQ4_NL", "IQ4_XS", "IQ3_S", "TQ2_0")
-WEIGHTED = ("IQ3_XXS", "IQ2_S", "IQ2_XS", "IQ2_XXS", "IQ1_M", "IQ1_S")
+KINDS = ("Q2_K", "Q3_K_M", "Q4_K_M", "Q6_K", "IQ4_NL", "IQ4_XS", "IQ3_S", "TQ2_0")
+WEIGHTED = ("IQ3_XXS", "IQ2_S", "IQ2_XXS", "IQ1_M", "IQ1_S")
 TOKENS, WINDOW = 64, 512
 
 
@@ -75,11 +75,11 @@ def divergence(llama_cpp: Any, file: Path, exact: Path, window: list[int]) -> ND
 @pytest.mark.parametrize("kind", [*KINDS, *WEIGHTED])
 def test_greedy_tokens_and_divergence(kind: str, llama_cpp: Any, exact: Path, tmp_path: Path) -> None:
     file = quantize(llama_cpp, exact, kind, tmp_path / "model.gguf")
-    bundle, reference = tmp_path / "bundle", tmp_path / "reference"
-    options: dict[str, Any] = {"target": exact_target(tmp_path), "kv_cache_dtype": "f32"}
-    mlcpipe.compile(file, quantization="keep", output=bundle, **options)
-    mlcpipe.compile(exact, quantization="q0f32", output=reference, **options)
-    engine = mlcpipe.Engine(bundle)
+    plain, rounded, reference = (tmp_path / name for name in ("plain", "rounded", "reference"))
+    mlcpipe.compile(file, target=exact_target(tmp_path), kv_cache_dtype="f32", output=plain)
+    mlcpipe.compile(file, target="cpu-native", kv_cache_dtype="f32", output=rounded)
+    mlcpipe.compile(exact, target="cpu-native", quantization="q0f32", kv_cache_dtype="f32", output=reference)
+    engine = mlcpipe.Engine(plain)
     prompt = engine.tokenizer.encode("A compiler for language models ")
     model = llama_cpp.Llama(str(file), n_ctx=512, n_threads=2, verbose=False)
     theirs = [token for token, _ in zip(model.generate(prompt, temp=0.0, repeat_penalty=1.0), range(TOKENS))]
@@ -90,7 +90,8 @@ def test_greedy_tokens_and_divergence(kind: str, llama_cpp: Any, exact: Path, tm
 
     text = tmp_path / "text.txt"
     text.write_text((Path(mlcpipe.__file__).parent / "quality" / "text.txt").read_text(encoding="utf-8")[:12000])
-    ours = measure(Plan(bundle, reference, text, 4 * WINDOW, WINDOW), SilentProgress()).quality.prefill
+    # Both programs round activations to int8, which adds some percent to the divergence.
+    ours = measure(Plan(rounded, reference, text, 4 * WINDOW, WINDOW), SilentProgress()).quality.prefill
     tokens = engine.tokenizer.encode(text.read_text(encoding="utf-8"))
     windows = [tokens[i * WINDOW : (i + 1) * WINDOW] for i in range(4)]
     divergences = np.concatenate([divergence(llama_cpp, file, exact, window) for window in windows])

@@ -123,6 +123,7 @@ def test_scale_that_is_no_number_is_refused(tmp_path: Path, name: str, scale: fl
     else:
         at = {"Q2_K": 80, "Q3_K": 108, "Q6_K": 208, "TQ1_0": 52, "TQ2_0": 64}.get(name, 0)
         blocks[1, at : at + 2] = np.array([scale], "<f2").view(np.uint8)
+    assert PARTS[name](blocks[::2]).finite and not PARTS[name](blocks).finite
     path = raw_file(tmp_path / "m.gguf", entries=[entry("w", [form.elements, 3], 0, form.code)], data=blocks.tobytes())
     (info,) = read_header(path).tensors
     with pytest.raises(CheckpointError, match="tensor 'w' is not finite"):

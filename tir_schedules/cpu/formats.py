@@ -1,4 +1,4 @@
-"""Block formats of GGUF that the kernels read; those for experts read only the ones without planes and minima."""
+"""Block formats of GGUF that the kernels read, those for experts too."""
 
 from __future__ import annotations
 

@@ -52,6 +52,7 @@ bench-peers: $(VENV)/installed-dev  ## side by side with llama.cpp and OpenVINO:
 bench-native: $(VENV)/installed-dev  ## the native runtime beside Python's engine and llama.cpp; its size, memory and instructions
 	$(BIN)/python -m bench.bench_peers --runtimes native,llama.cpp --quantizations q4f16_1 --rows prefill-16,prefill-512,decode-0,decode-1024,load,memory-2048 $(ARGS)
 	$(BIN)/python -m bench.bench_native
+	$(BIN)/python -m bench.bench_native_serving
 
 bench-web: $(VENV)/installed-dev  ## the same in Chromium, with transformers.js and wllama (ARGS="--adapter default" for a GPU)
 	$(BIN)/python -m bench.bench_web $(ARGS)

@@ -320,7 +320,16 @@ def test_a_letter_is_a_token(tmp_path: Path) -> None:
     assert len(tokenizer.encode("thequickbrown").ids) == 13 and tokenizer.get_vocab_size() == 8192
 
 
-_PROGRAMS = ("bench_peers", "bench_serving", "bench_web", "busy_core", "kernels", "make_checkpoint", "make_gguf")
+_PROGRAMS = (
+    "bench_native_serving",
+    "bench_peers",
+    "bench_serving",
+    "bench_web",
+    "busy_core",
+    "kernels",
+    "make_checkpoint",
+    "make_gguf",
+)
 
 
 @pytest.mark.parametrize("program", _PROGRAMS)

@@ -133,6 +133,13 @@ class LibraryInfo(Frozen):
     memory_plan: MemoryPlan
 
 
+class ScratchInfo(Frozen):
+    """Bytes that kernels take for the time of a call, for a whole chunk of a prompt, and that their threads keep."""
+
+    caller: Count = Field(description="of the thread that runs the model")
+    helper: Count = Field(description="of each other thread")
+
+
 class VariantInfo(Frozen):
     """One level of instructions or features that the library has code for, ordered best first.
 
@@ -151,6 +158,7 @@ class VariantInfo(Frozen):
         max_length=10_000, description="TVM target as JSON"
     )
     bytes: Count = Field(description="size of its object code")
+    scratch: ScratchInfo | None = Field(default=None, description="of a CPU's kernels")
     library: LibraryInfo | None = None
 
     @property
@@ -213,6 +221,7 @@ class ParamInfo(Frozen):
 # tokenizer with 128,000 tokens.
 _RUN_BYTES = 16 << 20
 _TOKENIZER_BYTES = 384
+_HELPERS = 7  # threads beside the one that runs the model
 
 
 class KernelInfo(Frozen):
@@ -265,16 +274,18 @@ class Manifest(Frozen):
     def running_bytes(self) -> int:
         """Upper bound of a run's memory besides weights, KV cache and the process that opened the bundle.
 
-        The sum of: the largest function's workspace, twice (kernels need scratch: fused gate and up take two of its
-        largest tensors, int8 copies a quarter of one); a chunk's embeddings, queries, keys and values, which stand for
-        what attention keeps of a step; logits; the tokenizer. A 1B llama in int4 took 68 % of it: 100 of 147 MiB, for a
-        prefill of 2048 tokens on AVX-512 VNNI.
+        The sum of: the workspaces of all functions, and the scratch of their kernels in up to 8 threads; logits; the
+        tokenizer. Where the scratch is not known, as of GPUs: the largest workspace twice, and a chunk's embeddings,
+        queries, keys and values, which stand for what attention keeps of a step.
         """
-        model = self.model
-        workspace = max(self.memory_plan.workspace_bytes.values(), default=0)
+        model, workspaces = self.model, self.memory_plan.workspace_bytes.values()
+        vocabulary = model.vocab_size * (2 * 4 + _TOKENIZER_BYTES)
+        scratch = [one.scratch.caller + _HELPERS * one.scratch.helper for one in self.target.variants if one.scratch]
+        if scratch:
+            return sum(workspaces) + max(scratch) + vocabulary + _RUN_BYTES
+        workspace = max(workspaces, default=0)
         heads = 2 * model.num_attention_heads + 2 * model.num_key_value_heads + 16
         chunk = 4 * model.prefill_chunk * (model.hidden_size + heads * model.head_dim)
-        vocabulary = model.vocab_size * (2 * 4 + _TOKENIZER_BYTES)
         return 2 * workspace + chunk + vocabulary + _RUN_BYTES
 
 

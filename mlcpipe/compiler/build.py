@@ -5,9 +5,9 @@ from __future__ import annotations
 import tempfile
 import time
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -19,6 +19,7 @@ from tvm.relax.analysis import all_global_vars
 from tvm.tirx.build import split_host_device_mods, tir_to_runtime
 
 from mlcpipe import debug
+from mlcpipe.compiler.scratch import FEW_ROWS, Allocations, Scratch, allocations
 from mlcpipe.errors import CompileError, last_line
 from mlcpipe.passes.lowering import KernelModule, KernelReport, Lowering
 from mlcpipe.passes.pipeline import DEVICE, HOST, LLVM, SCHEDULE, SHADERS, UNCHECKED, VM, Phase, run
@@ -36,6 +37,7 @@ class BuiltVariant:
     paths: tuple[Path, ...]
     nbytes: int
     symbols: tuple[str, ...] = ()
+    scratch: Scratch | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -77,7 +79,8 @@ def build(state: Lowering) -> Any:
     """
     lowered = run(state, VM)
     builder, parts = _bytecode(lowered, "")
-    return _executable(builder, lowered, _or_compile_error(lowered, lambda: [_generate(part) for part in parts]))
+    libraries = _or_compile_error(lowered, lambda: [_generate(part, part.lowered()) for part in parts])
+    return _executable(builder, lowered, libraries)
 
 
 def build_for_device(
@@ -143,13 +146,24 @@ def build_variants(
             executables.append(_executable(builder, one, libraries))
             nbytes = sum(len(o.code) for o in objects)
             names = tuple(name for o in objects for name in o.names)
-            built.append(BuiltVariant(one.variant, one.kernels, tuple(paths), nbytes, names))
+            scratch = _scratch(one, "" if one.variant is variants[-1] else prefix(one.variant.name), objects)
+            built.append(BuiltVariant(one.variant, one.kernels, tuple(paths), nbytes, names, scratch))
     finally:
         pool.shutdown(cancel_futures=True)  # after Ctrl-C or an error, wait only for running work
     root = executables[-1].mod
     for executable in executables[:-1]:
         root.import_module(executable.mod)
     return root, built
+
+
+def _scratch(state: Lowering, symbols: str, objects: Sequence[ObjectFile]) -> Scratch:
+    """What kernels of a variant take: those of prompts for a whole chunk, the others for `FEW_ROWS` rows."""
+    functions = {gv.name_hint: func for gv, func in state.mod.functions.items()}
+    called = all_global_vars(functions["forward_many"]) if "forward_many" in functions else ()
+    many, chunk = {symbols + gv.name_hint for gv in called}, state.bounds.get("n", FEW_ROWS)
+    return Scratch.most(
+        kernel.at(chunk if name in many else FEW_ROWS) for one in objects for name, kernel in one.allocations.items()
+    )
 
 
 def _with_kernels(lowered: Lowering, scheduled: Lowering) -> Lowering:
@@ -198,9 +212,9 @@ def _bytecode(state: Lowering, symbols: str) -> tuple[relax.ExecBuilder, list[Ke
     return builder, [part for part in parts if part.of_hosts.functions or part.internal.functions]
 
 
-def _generate(kernels: Kernels) -> Any:
-    """Compile kernels to an LLVM module."""
-    lowered, began = kernels.lowered(), time.perf_counter()
+def _generate(kernels: Kernels, lowered: tvm.IRModule) -> Any:
+    """Compile lowered kernels to an LLVM module."""
+    began = time.perf_counter()
     with kernels.target:
         library = tvm.get_global_func("target.build.llvm")(lowered, kernels.target)
     debug.show_time(f"{kernels.name} generate code", began)
@@ -213,6 +227,7 @@ class ObjectFile:
 
     code: bytes
     names: tuple[str, ...]
+    allocations: Mapping[str, Allocations] = field(default_factory=dict)
 
 
 def _write_object(state: Lowering, kernels: Kernels, path: Path) -> ObjectFile:
@@ -230,11 +245,13 @@ def object_file(kernels: Kernels, suffix: str) -> ObjectFile:
 
 def new_object_file(kernels: Kernels, suffix: str) -> ObjectFile:
     """Compile kernels to an object file."""
-    library = _generate(kernels)
+    lowered = kernels.lowered()
+    library = _generate(kernels, lowered)
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, f"code{suffix}")
         library.write_to_file(str(path))
-        return ObjectFile(path.read_bytes(), tuple(str(name) for name in library["get_func_names"]()))
+        names = tuple(str(name) for name in library["get_func_names"]())
+        return ObjectFile(path.read_bytes(), names, allocations(lowered))
 
 
 def _executable(builder: relax.ExecBuilder, state: Lowering, libraries: Sequence[Any]) -> relax.VMExecutable:

@@ -20,6 +20,7 @@ from mlcpipe.bundle import (
     Manifest,
     MemoryPlan,
     ModelInfo,
+    ScratchInfo,
     TargetInfo,
     VariantInfo,
     abi_hash,
@@ -169,11 +170,17 @@ def _variants(libraries: Sequence[BuiltLibrary]) -> tuple[VariantInfo, ...]:
             subgroup_size=_subgroup_size(built.variant),
             tvm_target=str(tvm_target(library.job.target, built.variant)),
             bytes=built.nbytes,
+            scratch=_scratch(built),
             library=_library_info(library) if several else None,
         )
         for library in libraries
         for built in library.built
     )
+
+
+def _scratch(built: BuiltVariant) -> ScratchInfo | None:
+    blocks = built.scratch
+    return None if blocks is None else ScratchInfo(caller=sum(blocks.caller), helper=sum(blocks.helper))
 
 
 def _library_info(library: BuiltLibrary) -> LibraryInfo:

@@ -68,12 +68,17 @@ def memory(work: Path, options: argparse.Namespace) -> list[Row]:
     plan = json.loads(subprocess.run([program, "doctor", *given], capture_output=True, check=True).stdout)
     kv = plan["kv_bytes"]
     rest = plan["workspace_bytes"]
-    private = _peak_private_bytes(
+    private = peak_private_bytes(
         [str(program), "bench", *given, "--prompt-tokens", str(context - 1), "--max-tokens", "1"]
     )
     return [
         ("KV cache and workspace, planned", _mb(kv + rest), f"{options.model}, {context} tokens"),
         ("private memory, most", _mb(private), f"{(private - kv - rest) / 1e6:+.1f} MB"),
+        (
+            "peak against the plan, weights included",
+            f"{(private - kv - rest) / (plan['weights_bytes'] + kv + rest):+.1%}",
+            "",
+        ),
     ]
 
 
@@ -180,7 +185,8 @@ def _run(command: Sequence[str]) -> str:
     return done.stderr
 
 
-def _peak_private_bytes(command: Sequence[str]) -> int:
+def peak_private_bytes(command: Sequence[str]) -> int:
+    """The most private memory that a command had at once, looked at every 2 ms."""
     peak = 0
     with subprocess.Popen(command, stdout=subprocess.DEVNULL) as running:
         while running.poll() is None:

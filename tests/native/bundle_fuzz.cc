@@ -90,8 +90,14 @@ bool UseTexts(std::string manifest_text, std::string index_text) {
   return Opens([&] {
     const Memory files(std::move(manifest_text), std::move(index_text));
     const mlcpipe::Manifest manifest(files);
-    const mlcpipe::Plan plan(manifest, 0, 0);
-    if (plan.context_length < 1 || plan.kv_bytes < 0 || manifest.running_bytes() < 0) std::abort();
+    for (const mlcpipe::VariantInfo& variant : manifest.variants) {
+      for (int64_t sequences : {0, 8}) {
+        mlcpipe::Options options;
+        options.sequences = sequences;
+        const mlcpipe::Plan plan(manifest, variant, options);
+        if (plan.context_length < 1 || plan.kv_bytes < 0 || plan.workspace_bytes < 0) std::abort();
+      }
+    }
     mlcpipe::WeightIndex(manifest).shards();
   });
 }

@@ -34,7 +34,9 @@ def _struct(name: str, **members: Any) -> type[_Sized]:
 
 
 _Error = _struct("Error", code=_I32, line=_TEXT, what=_TEXT, where=_TEXT, expected=_TEXT, found=_TEXT, next_step=_TEXT)
-_Options = _struct("Options", variant=_TEXT, context_length=_I64, threads=_I32, code=ctypes.c_void_p, sequences=_I64)
+_Options = _struct(
+    "Options", variant=_TEXT, context_length=_I64, threads=_I32, code=ctypes.c_void_p, sequences=_I64, kv_tokens=_I64
+)
 _Plan = _struct(
     "Plan", weights_bytes=_I64, kv_bytes=_I64, workspace_bytes=_I64, free_bytes=_I64, context_length=_I64, fits=_I32
 )
@@ -63,7 +65,7 @@ _Request = _struct(
     "Request", prompt=ctypes.c_void_p, prompt_count=ctypes.c_size_t, max_tokens=_I64, stop_ids=ctypes.c_void_p,
     stop_count=ctypes.c_size_t, sampling=ctypes.c_void_p, on_token=_ON_TOKEN, context=ctypes.c_void_p,
     on_text=_ON_TEXT, text=_Text, messages=_Text, variables=_Text, stops=ctypes.POINTER(_Text),
-    stops_count=ctypes.c_size_t, ignore_end=_I32, deterministic=_I32,
+    stops_count=ctypes.c_size_t, ignore_end=_I32, deterministic=_I32, priority=_I32, timeout_s=_F64,
 )  # fmt: skip
 
 
@@ -126,8 +128,10 @@ def _json(value: object) -> _Text:
     return _Text(None if value is None or value == {} else json.dumps(value))
 
 
-def _options(variant: str | None = None, context_length: int = 0, threads: int = 0, sequences: int = 0) -> Any:
-    return _Options(variant.encode() if variant else None, context_length, threads, None, sequences)
+def _options(
+    variant: str | None = None, context_length: int = 0, threads: int = 0, sequences: int = 0, kv_tokens: int = 0
+) -> Any:
+    return _Options(variant.encode() if variant else None, context_length, threads, None, sequences, kv_tokens)
 
 
 def _array(values: Sequence[float] | NDArray[Any], dtype: str = "int32") -> tuple[NDArray[Any], int, int]:
@@ -152,6 +156,8 @@ class _Asked:
         ignore_end: bool = False,
         on_token: Callable[[int], int] = lambda token: 0,
         deterministic: bool = False,
+        priority: int = 0,
+        timeout_s: float = 0.0,
     ) -> None:
         tokens: list[int] = []
         pieces: list[str] = []
@@ -177,13 +183,13 @@ class _Asked:
         request = _Request(
             prompt_at, count, max_tokens, ends_at, end_count, ctypes.addressof(sampling), _ON_TOKEN(callback), None,
             _ON_TEXT(0 if count and not stops else show), _Text(text), _json(messages), _json(variables),
-            (_Text * len(stops))(*map(_Text, stops)), len(stops), ignore_end, deterministic,
+            (_Text * len(stops))(*map(_Text, stops)), len(stops), ignore_end, deterministic, priority, timeout_s,
         )  # fmt: skip
         self.struct, self.tokens, self.pieces = request, tokens, pieces
         self._kept = (ids, ends, biased, biases, sampling)
 
     def answer(self, statistics: Any) -> Answer:
-        finish = {1: "stop", 2: "length"}[statistics.finish]
+        finish = {1: "stop", 2: "length", 3: "timeout"}[statistics.finish]
         names = [field.name for field in fields(Answer)][3:]
         return Answer(self.tokens, self.pieces, finish, *(getattr(statistics, name) for name in names))
 

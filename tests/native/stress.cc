@@ -181,9 +181,12 @@ void AnswerSeveralAtOnce(const Model& model, const std::vector<int32_t>& expecte
     size_t left = 0;
     while (!closed) Require(mlcpipe_step(engine, &left), {MLCPIPE_OK, MLCPIPE_CANCELLED, MLCPIPE_USAGE}, "step");
   });
-  const auto submit = [engine](Answer* answer, int64_t max_tokens) {
+  const auto submit = [engine](Answer* answer, int64_t max_tokens, int32_t priority = 0) {
     mlcpipe_answer number = 0;
-    const auto call = [&](const mlcpipe_request& request) { return mlcpipe_submit(engine, &request, End, &number); };
+    const auto call = [&](mlcpipe_request request) {
+      request.priority = priority;
+      return mlcpipe_submit(engine, &request, End, &number);
+    };
     Require(Ask(40, max_tokens, answer, call), {MLCPIPE_OK}, "submit");
     return number;
   };
@@ -193,7 +196,7 @@ void AnswerSeveralAtOnce(const Model& model, const std::vector<int32_t>& expecte
       for (int turn = 0; turn < 3; ++turn) {
         Answer answer;
         const bool cancels = client == turn;
-        const mlcpipe_answer number = submit(&answer, 20);
+        const mlcpipe_answer number = submit(&answer, 20, client % 3 - 1);
         if (cancels) Require(mlcpipe_cancel_answer(engine, number), {MLCPIPE_OK}, "cancel_answer");
         while (answer.code < 0) std::this_thread::yield();
         if (cancels && answer.code == MLCPIPE_CANCELLED) continue;

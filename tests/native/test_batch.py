@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -46,6 +47,25 @@ def run(engine: NativeEngine) -> int:
     return steps
 
 
+class Order:
+    """Whose tokens came, in turn."""
+
+    def __init__(self) -> None:
+        self.turns: list[int] = []
+
+    def of(self, index: int) -> Callable[[int], int]:
+        def came(token: int) -> int:
+            self.turns.append(index)
+            return 0
+
+        return came
+
+    def longest_wait(self) -> int:
+        """The most tokens of others between two of one answer."""
+        places = [[at for at, one in enumerate(self.turns) if one == index] for index in set(self.turns)]
+        return max(b - a for several in places for a, b in zip(several, several[1:]))
+
+
 def ended(one: Any) -> Answer:
     assert isinstance(one.end, Answer), one.end
     assert one.end.tokens == one.tokens and one.end.completion_tokens == len(one.tokens)
@@ -77,6 +97,58 @@ def test_prefixes_give_their_pages_to_others(runtime: Runtime, bundle: Path, ask
     run(engine)
     assert sum(-(-(len(tokens) + 29) // 16) for tokens, _ in asked) == 46
     assert [ended(one).tokens for one in several] == expected
+
+
+def test_a_pool_that_is_too_small_preempts(runtime: Runtime, bundle: Path, asked: Any) -> None:
+    """17 pages for four answers that end with 11 to 14 each."""
+    wanted = [(tokens, params) for tokens, params in asked if len(tokens) in (15, 16, 33, 60)]
+    expected, order = alone(runtime, bundle, wanted, 150), Order()
+    engine = runtime.open(bundle, threads=2, sequences=4, context_length=272, kv_tokens=272)
+    several = [engine.submit(*one, max_tokens=150, on_token=order.of(i)) for i, one in enumerate(wanted)]
+    run(engine)
+    assert [ended(one).tokens for one in several] == expected
+    assert order.longest_wait() > 50
+    for wrong in (271, 4 * 272 + 1):
+        with pytest.raises(NativeError, match="kv_tokens; expected 272 to 1088"):
+            runtime.open(bundle, sequences=4, context_length=272, kv_tokens=wrong)
+
+
+def test_the_higher_class_takes_the_place_of_the_lower(runtime: Runtime, bundle: Path, asked: Any) -> None:
+    expected, order = alone(runtime, bundle, asked[3:6], 30), Order()
+    engine = runtime.open(bundle, threads=2, sequences=1)
+    low = engine.submit(*asked[3], max_tokens=30, priority=-1, on_token=order.of(0))
+    for _ in range(10):
+        engine.step()
+    usual = engine.submit(*asked[4], max_tokens=30, on_token=order.of(1))
+    high = engine.submit(*asked[5], max_tokens=30, priority=1, on_token=order.of(2))
+    run(engine)
+    assert [ended(one).tokens for one in (low, usual, high)] == expected
+    begun = order.turns.index(2)
+    assert 5 < begun <= 10 and order.turns == [0] * begun + [2] * 30 + [1] * 30 + [0] * (30 - begun)
+    for wrong in (2, -2):
+        with pytest.raises(NativeError, match="priority; expected -1, 0 or 1"):
+            engine.submit([1], priority=wrong)
+
+
+def test_an_answer_ends_at_its_time(runtime: Runtime, bundle: Path, asked: Any) -> None:
+    expected = alone(runtime, bundle, asked[:2], 200)
+
+    def slow(token: int) -> int:
+        time.sleep(0.02)
+        return 0
+
+    engine = runtime.open(bundle, threads=2, sequences=1)
+    late = engine.submit(*asked[0], max_tokens=200, on_token=slow, timeout_s=0.3)
+    waiting = engine.submit(*asked[1], max_tokens=200, timeout_s=0.2)
+    other = engine.submit(*asked[1], max_tokens=200)
+    run(engine)
+    assert ended(late).finish == "timeout" and 0 < len(late.tokens) < 200
+    assert late.tokens == expected[0][: len(late.tokens)]
+    assert ended(waiting).finish == "timeout" and not waiting.tokens
+    assert ended(other).tokens == expected[1]
+    for wrong in (-1.0, float("nan"), float("inf")):
+        with pytest.raises(NativeError, match="timeout_s; expected 0 to 1e9 seconds"):
+            engine.submit([1], timeout_s=wrong)
 
 
 def test_a_cancel_changes_no_other(runtime: Runtime, bundle: Path, asked: Any) -> None:

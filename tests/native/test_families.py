@@ -1,9 +1,12 @@
-"""Every family's tiny model gives the same bits of logits and the same tokens as in Python, also after saving a chat."""
+"""Every family's tiny model gives the same bits of logits and the same tokens as in Python, also after saving a chat and
+where several answers share fewer pages than they need."""
 
 from __future__ import annotations
 
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,6 +16,7 @@ pytest.importorskip("transformers", reason="the tiny checkpoints are transformer
 
 import mlcpipe
 from mlcpipe import SamplingParams
+from mlcpipe.runtime.serving.executor import layer_pages
 from tests.models import tiny
 from tests.native.engine import NativeEngine, Runtime
 
@@ -33,18 +37,37 @@ def test_a_family_computes_the_same(case: tiny.TinyCase, runtime: Runtime, tmp_p
         tiny.write_tiny(case, tmp_path / "checkpoint"), target="cpu-native", quantization="q0f32",
         output=tmp_path / "bundle", context_length=case.context_length,
     )  # fmt: skip
-    native = runtime.open(Path(shutil.copytree(bundle, tmp_path / "copy")), threads=2)
+    copy = Path(shutil.copytree(bundle, tmp_path / "copy"))
+    native = runtime.open(copy, threads=2)
     engine = mlcpipe.Engine(bundle, threads=2)
     tokens = tiny.prompt_tokens(case, 40)
     np.testing.assert_array_equal(native.logits(tokens), engine.logits(tokens))
     params = SamplingParams(temperature=0.8, seed=3)
+    answers = {}
     for length in (20, 36, 10):
         expected = engine.generate(tokens[:length], sampling=params, max_tokens=24, ignore_eos=True)
         found = native.generate(tokens[:length], params, max_tokens=24)
         assert found.tokens == expected.token_ids
         assert found.cached_tokens == expected.stats.cached_tokens
+        answers[length] = found.tokens
         _saves_and_goes_on(engine, native, tokens[:length] + found.tokens, tmp_path)
     native.close()
+    _answers_together(runtime, copy, engine, {length: (tokens[:length], params, answers[length]) for length in answers})
+
+
+def _answers_together(runtime: Runtime, bundle: Path, engine: mlcpipe.Engine, asked: dict[int, Any]) -> None:
+    """In the pages of one context, those of layers with a window among them."""
+    options = {"context_length": engine.context_length, "sequences": 3, "kv_tokens": engine.context_length}
+    pages = layer_pages(
+        SimpleNamespace(manifest=engine.manifest, context_length=engine.context_length), options["kv_tokens"]
+    )  # type: ignore[arg-type]
+    assert runtime.plan(bundle, **options).kv_bytes == sum(pages) * engine.manifest.page_bytes
+    several = runtime.open(bundle, threads=2, **options)
+    answers = [several.submit(tokens, params, max_tokens=24) for tokens, params, _ in asked.values()]
+    while several.step():
+        pass
+    assert [one.tokens for one in answers] == [tokens for _, _, tokens in asked.values()]
+    several.close()
 
 
 def _saves_and_goes_on(engine: mlcpipe.Engine, native: NativeEngine, tokens: list[int], folder: Path) -> None:

@@ -130,8 +130,14 @@ BODIES: list[tuple[str, Any]] = [
     (TEXT, {"prompt": "A compiler"}),
     (TEXT, {"prompt": ["A compiler"], "max_tokens": 3, "stream": True}),
     (TEXT, {"prompt": "<|im_start|>user\nHello<|im_end|>\n<|im_start|>assistant\n", "max_tokens": 60}),
+    (CHAT, {"messages": HELLO, "max_tokens": 4, "priority": -5, "service_tier": "flex", "timeout": 60}),
+    (CHAT, {"messages": HELLO, "max_tokens": 4, "service_tier": "priority"}),
     # refused
     (CHAT, {}),
+    (CHAT, {"messages": HELLO, "priority": 1001}),
+    (CHAT, {"messages": HELLO, "priority": 0.5}),
+    (CHAT, {"messages": HELLO, "timeout": 0}),
+    (CHAT, {"messages": HELLO, "timeout": "soon"}),
     (CHAT, {"messages": []}),
     (CHAT, {"messages": [1]}),
     (CHAT, {"messages": "x"}),
@@ -207,7 +213,7 @@ def test_python_s_server_gives_the_same_for_paths(path: str, server: Running, py
     [
         *((CHAT, field, value) for field, value in [
             ("n", 2), ("logprobs", True), ("top_logprobs", 3), ("response_format", {"type": "json_object"}),
-            ("regex", "a+"), ("grammar", "start: x"), ("timeout", 1.0), ("cache_salt", "x"), ("tool_choice", "required"),
+            ("regex", "a+"), ("grammar", "start: x"), ("cache_salt", "x"), ("tool_choice", "required"),
             ("tool_choice", {"type": "function", "function": {"name": "f"}}), ("tools", [TOOL]),
         ]),
         *((TEXT, field, value) for field, value in [

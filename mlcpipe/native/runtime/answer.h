@@ -50,7 +50,7 @@ class Answer {
       stream_.emplace(engine_->text().tokenizer(), Stream());
     }
     return {Prompt(), given_.max_tokens, {stop_ids.begin(), stop_ids.end()}, SamplingOf(given_.sampling),
-            given_.deterministic != 0};
+            given_.deterministic != 0, given_.priority, given_.timeout_s};
   }
 
   std::vector<int32_t> Prompt() const {

@@ -11,7 +11,7 @@ struct Statistics {
   double load_s = 0, prefill_s = 0, decode_s = 0;
 };
 
-enum class Finish { kStop = 1, kLength };
+enum class Finish { kStop = 1, kLength, kTimeout };
 
 // What becomes of an answer after a token.
 enum class Verdict { kGoOn, kStop, kCancel };

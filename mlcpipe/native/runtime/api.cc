@@ -114,8 +114,7 @@ int32_t mlcpipe_plan(const char* path, const mlcpipe_options* options, mlcpipe_p
     const Engine::Options taken = OptionsOf(options);
     const auto files = mlcpipe::Files::At(Required(path, "path"));
     const mlcpipe::Manifest manifest(*files);
-    mlcpipe::ChooseVariant(manifest, taken.variant);
-    const mlcpipe::Plan plan(manifest, taken.context_length, taken.sequences);
+    const mlcpipe::Plan plan(manifest, mlcpipe::ChooseVariant(manifest, taken.variant), taken);
     Give({0, plan.weights_bytes, plan.kv_bytes, plan.workspace_bytes, plan.free.bytes, plan.context_length, plan.Fits()},
          result);
   });

@@ -16,6 +16,7 @@ namespace mlcpipe {
 namespace {
 
 constexpr int kMaxThreads = 1024;
+constexpr double kMaxTimeoutS = 1e9;
 
 using Clock = std::chrono::steady_clock;
 
@@ -48,12 +49,7 @@ Engine::Engine(std::unique_ptr<const Files> files, const Options& options)
     : files_(std::move(files)),
       manifest_(*files_),
       variant_(ChooseVariant(manifest_, options.variant).name),
-      plan_(manifest_, options.context_length, options.sequences) {
-  if (options.sequences < 0 || options.sequences > kMaxSequences) {
-    throw Error(Code::kUsage, "sequences")
-        .Expected("0 to " + std::to_string(kMaxSequences))
-        .Found(std::to_string(options.sequences));
-  }
+      plan_(manifest_, ChooseVariant(manifest_, variant_), options) {
   const auto began = Clock::now();
   plan_.CheckFits();
   const WeightIndex index(manifest_);
@@ -111,11 +107,19 @@ uint64_t Engine::Submit(const Request& request, std::function<Verdict(int32_t)> 
   CheckIds(request.prompt, manifest_.model.vocab_size);
   request.sampling.Check(manifest_.model.vocab_size);
   if (request.max_tokens < 0) throw Error(Code::kUsage, "max_tokens").Expected("an integer from 1");
-  serving::Client client{{}, request.sampling, std::move(on_token), std::move(on_end)};
+  if (!(request.timeout_s >= 0 && request.timeout_s <= kMaxTimeoutS)) {
+    throw Error(Code::kUsage, "timeout_s").Expected("0 to 1e9 seconds").Found(std::to_string(request.timeout_s));
+  }
+  if (std::abs(request.priority) > 1) {
+    throw Error(Code::kUsage, "priority").Expected("-1, 0 or 1").Found(std::to_string(request.priority));
+  }
+  serving::Client client{{}, request.sampling, {}, std::move(on_token), std::move(on_end)};
   client.request.tokens = request.prompt;
   client.request.max_tokens = request.max_tokens ? request.max_tokens : std::max<int64_t>(1, context - length);
   client.request.stop_ids = request.stop_ids;
   client.request.deterministic = request.deterministic;
+  client.request.priority = request.priority;
+  if (request.timeout_s > 0) client.timeout_s = request.timeout_s;
   return batch().Submit(std::move(client));
 }
 
@@ -170,12 +174,15 @@ Finish Engine::Generate(const std::function<Request()>& make, const std::functio
   CheckIds(request.prompt, manifest_.model.vocab_size);
   request.sampling.Check(manifest_.model.vocab_size);
   if (request.max_tokens < 0) throw Error(Code::kUsage, "max_tokens").Expected("an integer from 1");
+  if (request.priority != 0 || request.timeout_s != 0) {
+    throw Error(Code::kUsage, "priority and timeout_s").Expected("0 for an engine that answers one at a time");
+  }
   const int64_t room = plan_.context_length - length;
   const int64_t max_tokens = request.max_tokens ? std::min(request.max_tokens, room) : room;
-  Sampler sampler(*library_, manifest_.model.vocab_size, request.sampling, request.prompt);
+  Row row(manifest_.model.vocab_size, request.sampling, request.prompt);
   *statistics = {length, model_->Reusable(request.prompt), 0, 0, load_s_, 0, 0};
   auto began = Clock::now();
-  int32_t token = model_->Prefill(request.prompt, &sampler);
+  int32_t token = model_->Prefill(request.prompt, &row);
   statistics->prefill_s = Seconds(began);
   for (;;) {
     const bool last = ++statistics->completion_tokens == max_tokens;
@@ -186,7 +193,7 @@ Finish Engine::Generate(const std::function<Request()>& make, const std::functio
       throw Error(Code::kCancelled, "the answer was cancelled");
     }
     began = Clock::now();
-    token = model_->Append(token, &sampler);
+    token = model_->Append(token, &row);
     statistics->decode_s += Seconds(began);
     statistics->decode_bytes += manifest_.plan.decode_weights_bytes + model_->length() * manifest_.plan.kv_bytes_per_token;
   }

@@ -26,22 +26,16 @@ struct Request {
   std::set<int32_t> stop_ids;
   Sampling sampling;
   bool deterministic = false;  // of several: takes only keys that were computed as this request would compute them
+  int priority = 0;            // of several, -1 to 1: the higher goes first
+  double timeout_s = 0;        // of several: from `Submit` to the end; 0: none
 };
 
 // Sets the threads of all engines of the process. Throws kUsage.
 void SetThreads(int threads);
 
-constexpr int64_t kMaxSequences = 8;
-
 class Engine {
  public:
-  struct Options {
-    std::string variant;         // "": the best that this machine can run
-    int64_t context_length = 0;  // 0: what fits
-    int threads = 0;             // 0: the physical cores
-    int64_t sequences = 0;       // 1 to kMaxSequences: so many answers at once; 0: one at a time, by `Generate`
-    const mlcpipe_symbol* code = nullptr;  // of a static library; null: the program's, else the bundle's
-  };
+  using Options = mlcpipe::Options;
 
   // Throws kBundle, kTarget, kResource, kUsage.
   Engine(std::unique_ptr<const Files> files, const Options& options);

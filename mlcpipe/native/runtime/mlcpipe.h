@@ -65,6 +65,8 @@ typedef struct {
   int64_t sequences; /* 1 to 8: answers at the same time, by mlcpipe_submit and mlcpipe_step; 0: one, by
                         mlcpipe_generate. They share the KV cache, which has room for the context of each, or for what
                         fits in half of the free memory. */
+  int64_t kv_tokens; /* of `sequences`: that the KV cache has room for, at least one context; 0: as said above. Where
+                        answers need more, one of them waits, and what it had is computed again. */
 } mlcpipe_options;
 
 /* Bytes that a bundle takes, and that can be had; the limit is "" for the machine itself. */
@@ -123,7 +125,7 @@ typedef struct {
 
 MLCPIPE_API void mlcpipe_default_sampling(mlcpipe_sampling* sampling);
 
-enum { MLCPIPE_STOP = 1, MLCPIPE_LENGTH = 2 };
+enum { MLCPIPE_STOP = 1, MLCPIPE_LENGTH = 2, MLCPIPE_TIMEOUT = 3 };
 
 /* Of an answer; `finish` is why it ended. */
 typedef struct {
@@ -173,6 +175,9 @@ typedef struct {
   int32_t deterministic; /* of mlcpipe_submit, not 0: takes only keys and values that were computed as this request would
                             compute them, so that the answer is that of an empty cache. Those of an earlier answer may
                             differ in bits from those of a prompt. */
+  int32_t priority;  /* of mlcpipe_submit, -1, 0 or 1: the higher goes first, and may take memory from the lower, which is
+                        computed again later; the tokens stay the same */
+  double timeout_s;  /* of mlcpipe_submit, > 0: so long after it the answer ends with MLCPIPE_TIMEOUT; 0: never */
 } mlcpipe_request;
 
 /* Answers a prompt. Where an earlier prompt, with its answer, begins like this one, only what is new is computed; those

@@ -38,11 +38,9 @@ struct Watch {
 
 }  // namespace
 
-tvm::ffi::Array<Tensor> MakePages(const Manifest& manifest, int64_t pages) {
+tvm::ffi::Array<Tensor> MakePages(const Manifest& manifest, const std::vector<int64_t>& pages) {
   tvm::ffi::Array<Tensor> made;
-  for (int64_t layer = 0; layer < manifest.model.num_layers; ++layer) {
-    made.push_back(Empty({pages, manifest.page_bytes()}, kInt8));
-  }
+  for (const int64_t count : pages) made.push_back(Empty({count, manifest.page_bytes()}, kInt8));
   return made;
 }
 
@@ -52,10 +50,11 @@ Model::Model(const Manifest& manifest, const Library& library, tvm::ffi::Array<T
       few_(library.Get("forward_few")),
       many_(library.Get("forward_many")),
       params_(std::move(params)),
-      pages_(MakePages(manifest, PagesOf(context_length))),
+      pages_(MakePages(manifest, std::vector<int64_t>(static_cast<size_t>(manifest.model.num_layers), PagesOf(context_length)))),
       context_length_(context_length),
       cancelled_(cancelled),
       sequences_(PagesOf(context_length)),
+      sampler_(library, manifest.model.vocab_size, 1),
       few_step_(PagesOf(context_length)),
       many_step_(PagesOf(context_length)),
       few_id_(Empty({1}, kInt32)),
@@ -119,12 +118,12 @@ Sequence& Model::Begin(const std::vector<int32_t>& tokens, const Prefix& prefix)
   return now;
 }
 
-int32_t Model::Prefill(const std::vector<int32_t>& tokens, Sampler* sampler) {
+int32_t Model::Prefill(const std::vector<int32_t>& tokens, Row* drawn) {
   const auto count = static_cast<int64_t>(tokens.size());
   CheckFits(count);
   CheckIds(tokens, manifest_.model.vocab_size);
   const Sequence& now = Begin(tokens, Nearest(tokens));
-  if (now.length && count - now.length == 1) return ForwardFew(tokens.back(), sampler);
+  if (now.length && count - now.length == 1) return ForwardFew(tokens.back(), drawn);
   const int64_t chunk = manifest_.model.prefill_chunk;
   const Tensor row = Empty({1}, kInt32);
   while (now.length < count) {
@@ -133,19 +132,19 @@ int32_t Model::Prefill(const std::vector<int32_t>& tokens, Sampler* sampler) {
     *Data<int32_t>(row) = last ? static_cast<int32_t>(rows - 1) : 0;  // no kernel takes no rows
     ForwardMany(rows, row, many_logits_);
   }
-  return Draw(many_logits_, sampler);
+  return Draw(many_logits_, drawn);
 }
 
-int32_t Model::Append(int32_t token, Sampler* sampler) {
+int32_t Model::Append(int32_t token, Row* drawn) {
   Sequence& now = sequences_.current();
   CheckFits(now.length + 1);
   now.tokens.resize(static_cast<size_t>(now.length));
   now.tokens.push_back(token);
   if (!now.length || now.length == manifest_.model.recompute_above) {
-    return Prefill(std::vector<int32_t>(now.tokens), sampler);
+    return Prefill(std::vector<int32_t>(now.tokens), drawn);
   }
   sequences_.Reserve(now.length + 1);
-  return ForwardFew(token, sampler);
+  return ForwardFew(token, drawn);
 }
 
 void Model::ForwardMany(int64_t count, const Tensor& rows, const Tensor& logits) {
@@ -161,7 +160,7 @@ void Model::ForwardMany(int64_t count, const Tensor& rows, const Tensor& logits)
   now.length += count;
 }
 
-int32_t Model::ForwardFew(int32_t token, Sampler* sampler) {
+int32_t Model::ForwardFew(int32_t token, Row* drawn) {
   Sequence& now = sequences_.current();
   *Data<int32_t>(few_id_) = token;
   try {
@@ -170,13 +169,14 @@ int32_t Model::ForwardFew(int32_t token, Sampler* sampler) {
     throw Failed(error);
   }
   ++now.length;
-  return Draw(few_logits_, sampler);
+  return Draw(few_logits_, drawn);
 }
 
-int32_t Model::Draw(const Tensor& logits, Sampler* sampler) {
+int32_t Model::Draw(const Tensor& logits, Row* drawn) {
+  const RowDraw one{drawn, static_cast<uint64_t>(length())};
   int32_t token;
   try {
-    token = sampler->Draw(logits, static_cast<uint64_t>(length()));
+    token = *sampler_.Draw(logits, &one, 1);
   } catch (const tvm::ffi::Error& error) {
     throw Failed(error);
   }
@@ -189,7 +189,7 @@ int32_t Model::Draw(const Tensor& logits, Sampler* sampler) {
         .Next(half ? "compile the model for a --target with float32 activations"
                    : "check the weights, or compile with --kv-cache-dtype f32");
   }
-  sampler->Accept(token);
+  drawn->Accept(token);
   return token;
 }
 

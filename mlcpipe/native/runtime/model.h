@@ -19,7 +19,7 @@
 namespace mlcpipe {
 
 // Memory for so many pages of each layer.
-tvm::ffi::Array<tvm::runtime::Tensor> MakePages(const Manifest& manifest, int64_t pages);
+tvm::ffi::Array<tvm::runtime::Tensor> MakePages(const Manifest& manifest, const std::vector<int64_t>& pages);
 
 // Throws kUsage for no tokens, and for ids outside the vocabulary.
 void CheckIds(const std::vector<int32_t>& tokens, int64_t vocab);
@@ -34,10 +34,10 @@ class Model {
 
   // Makes `tokens` the current sequence, computing only what the pages lack. Returns the next token. Throws kUsage for ids
   // outside the vocabulary and when the context is full, kCompute where logits are not finite, kCancelled.
-  int32_t Prefill(const std::vector<int32_t>& tokens, Sampler* sampler);
+  int32_t Prefill(const std::vector<int32_t>& tokens, Row* drawn);
 
   // Appends one token of the vocabulary to the current sequence. Returns the next one. Throws what `Prefill` throws.
-  int32_t Append(int32_t token, Sampler* sampler);
+  int32_t Append(int32_t token, Row* drawn);
 
   // Logits f32[n, V] after each of n tokens of a new sequence. All sequences are forgotten.
   void AllLogits(const std::vector<int32_t>& tokens, float* logits);
@@ -67,6 +67,7 @@ class Model {
   int64_t context_length_;
   const int* cancelled_;
   Sequences sequences_;
+  Sampler sampler_;
   StepBuffer few_step_, many_step_;
   tvm::runtime::Tensor few_id_, few_logits_, many_logits_;
 
@@ -84,8 +85,8 @@ class Model {
   Sequence& Begin(const std::vector<int32_t>& tokens, const Prefix& prefix);
   // The current sequence's next `count` tokens with the arithmetic of prompts; logits of the rows that are named.
   void ForwardMany(int64_t count, const tvm::runtime::Tensor& rows, const tvm::runtime::Tensor& logits);
-  int32_t ForwardFew(int32_t token, Sampler* sampler);
-  int32_t Draw(const tvm::runtime::Tensor& logits, Sampler* sampler);
+  int32_t ForwardFew(int32_t token, Row* drawn);
+  int32_t Draw(const tvm::runtime::Tensor& logits, Row* drawn);
   // Error of a forward.
   Error Failed(const tvm::ffi::Error& error) const;
 };

@@ -3,13 +3,26 @@
 #define MLCPIPE_RUNTIME_PLAN_H_
 
 #include <cstdint>
+#include <string>
 
 #include "bundle/manifest.h"
 #include "host.h"
+#include "mlcpipe.h"
 
 namespace mlcpipe {
 
+constexpr int64_t kMaxSequences = 8;
 constexpr int64_t kFewRows = 16;  // of a forward of several answers: the logits of each take memory
+
+// How an engine is opened.
+struct Options {
+  std::string variant;         // "": the best that this machine can run
+  int64_t context_length = 0;  // 0: what fits
+  int threads = 0;             // 0: the physical cores
+  int64_t sequences = 0;       // 1 to kMaxSequences: so many answers at once; 0: one at a time, by `Generate`
+  int64_t kv_tokens = 0;       // of several sequences together; 0: what fits
+  const mlcpipe_symbol* code = nullptr;  // of a static library; null: the program's, else the bundle's
+};
 
 // What a bundle takes and what there is, in bytes, before anything is loaded.
 struct Plan {
@@ -17,10 +30,10 @@ struct Plan {
   int64_t kv_tokens;  // of all sequences together
   FreeMemory free;
 
-  // For so many tokens, or 0: as many of the bundle's as fit in half of the free memory. Throws kUsage for more than the
-  // bundle was compiled for. Several sequences share the KV cache: it has room for the context of each, or for as many
-  // tokens as fit in half of the free memory, and one context at least.
-  Plan(const Manifest& manifest, int64_t context_length, int64_t sequences);
+  // A context of 0: as many tokens of the bundle's as fit in half of the free memory. Throws kUsage for more than the
+  // bundle was compiled for. Several sequences share the KV cache: it has room for `kv_tokens`, from one context to that of
+  // each; for 0, for as many as fit in half of the free memory.
+  Plan(const Manifest& manifest, const VariantInfo& variant, const Options& options);
 
   bool Fits() const { return free.bytes - weights_bytes - workspace_bytes >= kv_bytes; }
   // Throws kResource, which says what is missing.

@@ -21,6 +21,7 @@
 #include "sequences.cc"
 #include "serving/batch.cc"
 #include "serving/cost_model.cc"
+#include "serving/layer_pages.cc"
 #include "serving/page_pool.cc"
 #include "serving/prefix_tree.cc"
 #include "serving/residency.cc"

@@ -1,5 +1,6 @@
 #include "sampler.h"
 
+#include <algorithm>
 #include <cmath>
 #include <set>
 #include <sstream>
@@ -22,8 +23,6 @@ void CheckRange(const char* name, double value, double low, double high) {
   if (value >= low && value <= high) return;  // not for NaN
   throw Error(Code::kUsage, name).Expected("a number in [" + Words(low) + ", " + Words(high) + "]").Found(Words(value));
 }
-
-Tensor One(double value) { return Filled<float>({static_cast<float>(value)}, kFloat32); }
 
 }  // namespace
 
@@ -77,22 +76,14 @@ void Counts::Add(int32_t token) {
   ++Data<int32_t>(counts_)[entry];
 }
 
-void Counts::Penalize(const tvm::ffi::Function& penalize, const Tensor& logits) {
+void Counts::Penalize(const tvm::ffi::Function& penalize, const Tensor& logits, size_t row) {
   if (!used_) return;
+  *Data<int32_t>(row_) = static_cast<int32_t>(row);
   penalize(logits, row_, ViewOf(zeros_, {used_}), ViewOf(tokens_, {used_}), ViewOf(counts_, {used_}), strengths_);
 }
 
-Sampler::Sampler(const Library& library, int64_t vocab, Sampling params, const std::vector<int32_t>& prompt)
-    : params_(std::move(params)),
-      sample_(library.Get("sample")),
-      penalize_(library.Get("apply_penalty_inplace")),
-      add_bias_(library.Get("apply_logit_bias_inplace")),
-      temperature_(One(params_.temperature)),
-      top_p_(One(params_.top_p)),
-      top_k_(Filled<int32_t>({static_cast<int32_t>(params_.top_k < vocab ? params_.top_k : 0)}, kInt32)),
-      min_p_(One(params_.min_p)),
-      uniform_(One(0)),
-      vocab_(vocab) {
+Row::Row(int64_t vocab, Sampling params, const std::vector<int32_t>& prompt) : params_(std::move(params)) {
+  if (params_.top_k >= vocab) params_.top_k = 0;
   if (params_.repetition_penalty != 1) {
     counts_.emplace_back(vocab, 0, 0, params_.repetition_penalty);
     for (int32_t token : prompt) counts_.back().Add(token);
@@ -107,25 +98,52 @@ Sampler::Sampler(const Library& library, int64_t vocab, Sampling params, const s
     biases.push_back(static_cast<float>(bias));
   }
   if (tokens.empty()) return;
-  bias_rows_ = Filled(std::vector<int32_t>(tokens.size(), 0), kInt32);
+  bias_rows_ = Empty({static_cast<int64_t>(tokens.size())}, kInt32);
   bias_tokens_ = Filled(tokens, kInt32);
   biases_ = Filled(biases, kFloat32);
 }
 
-int32_t Sampler::Draw(const Tensor& logits, uint64_t position) {
-  for (Counts& counts : counts_) counts.Penalize(penalize_, logits);
-  if (!params_.logit_bias.empty()) add_bias_(logits, bias_rows_, bias_tokens_, biases_);
-  if (!params_.greedy()) *Data<float>(uniform_) = Uniform(params_.seed, position);
-  if (!logits_.same_as(logits)) {
-    logits_ = logits;
-    viewed_ = ViewOf(logits, {1, 1, vocab_});
-  }
-  const auto drawn = sample_(viewed_, temperature_, top_p_, top_k_, min_p_, uniform_).cast<Tensor>();
-  return *Data<int32_t>(drawn);
+void Row::Accept(int32_t token) {
+  for (Counts& counts : counts_) counts.Add(token);
 }
 
-void Sampler::Accept(int32_t token) {
-  for (Counts& counts : counts_) counts.Add(token);
+Sampler::Sampler(const Library& library, int64_t vocab, int64_t rows)
+    : sample_(library.Get("sample")),
+      penalize_(library.Get("apply_penalty_inplace")),
+      add_bias_(library.Get("apply_logit_bias_inplace")),
+      vocab_(vocab) {
+  for (int i = 0; i < 5; ++i) settings_[i] = Empty({rows}, i == 2 ? kInt32 : kFloat32);
+}
+
+const int32_t* Sampler::Draw(const Tensor& logits, const RowDraw* rows, size_t count) {
+  for (size_t at = 0; at < count; ++at) {
+    Put(at, rows[at]);
+    if (!rows[at].row) continue;
+    Row& row = *rows[at].row;
+    for (Counts& counts : row.counts_) counts.Penalize(penalize_, logits, at);
+    if (row.params_.logit_bias.empty()) continue;
+    std::fill_n(Data<int32_t>(row.bias_rows_), row.bias_rows_->shape[0], static_cast<int32_t>(at));
+    add_bias_(logits, row.bias_rows_, row.bias_tokens_, row.biases_);
+  }
+  if (!logits_.same_as(logits)) {
+    const auto size = static_cast<int64_t>(count);
+    logits_ = logits;
+    viewed_logits_ = ViewOf(logits, {size, 1, vocab_});
+    for (int i = 0; i < 5; ++i) viewed_[i] = ViewOf(settings_[i], {size});
+  }
+  drawn_ = sample_(viewed_logits_, viewed_[0], viewed_[1], viewed_[2], viewed_[3], viewed_[4]).cast<Tensor>();
+  return Data<int32_t>(drawn_);
+}
+
+// The settings of a row; greedy ones for nobody's.
+void Sampler::Put(size_t at, const RowDraw& drawn) {
+  const Sampling greedy{0, 1};
+  const Sampling& params = drawn.row ? drawn.row->params_ : greedy;
+  Data<float>(settings_[0])[at] = static_cast<float>(params.temperature);
+  Data<float>(settings_[1])[at] = static_cast<float>(params.top_p);
+  Data<int32_t>(settings_[2])[at] = static_cast<int32_t>(params.top_k);
+  Data<float>(settings_[3])[at] = static_cast<float>(params.min_p);
+  Data<float>(settings_[4])[at] = params.greedy() ? 0 : Uniform(params.seed, drawn.position);
 }
 
 }  // namespace mlcpipe

@@ -33,8 +33,8 @@ class Counts {
   Counts(int64_t vocab, double presence, double frequency, double repetition);
 
   void Add(int32_t token);
-  // Changes logits f32[1, V].
-  void Penalize(const tvm::ffi::Function& penalize, const tvm::runtime::Tensor& logits);
+  // Changes a row of logits f32[n, V].
+  void Penalize(const tvm::ffi::Function& penalize, const tvm::runtime::Tensor& logits, size_t row);
 
  private:
   std::vector<int32_t> entry_of_;                        // of each token, -1 for none
@@ -47,24 +47,46 @@ class Counts {
 
 // How the tokens of one answer are drawn, and what was drawn so far. The repetition penalty counts prompt and answer (as
 // transformers), presence and frequency the answer (as OpenAI).
-class Sampler {
+class Row {
  public:
-  Sampler(const Library& library, int64_t vocab, Sampling params, const std::vector<int32_t>& prompt);
-
-  // The token at a position, from logits f32[1, V], which penalties and bias change in place; -1 for NaN or infinity.
-  int32_t Draw(const tvm::runtime::Tensor& logits, uint64_t position);
+  Row(int64_t vocab, Sampling params, const std::vector<int32_t>& prompt);
 
   // Counts a token that was drawn.
   void Accept(int32_t token);
 
  private:
+  friend class Sampler;
+
   Sampling params_;
-  tvm::ffi::Function sample_, penalize_, add_bias_;
   std::vector<Counts> counts_;
-  tvm::runtime::Tensor temperature_, top_p_, top_k_, min_p_, uniform_;
   tvm::runtime::Tensor bias_rows_, bias_tokens_, biases_;
-  tvm::runtime::Tensor logits_, viewed_;  // f32[1, V] of the last call, and as f32[1, 1, V]
+};
+
+// A row of logits, for the token at a position.
+struct RowDraw {
+  Row* row;  // null: anything may be drawn
+  uint64_t position;
+};
+
+// The compiled sampling functions: one call draws from all rows, each from its logits, settings and position alone.
+class Sampler {
+ public:
+  // For at most so many rows at once.
+  Sampler(const Library& library, int64_t vocab, int64_t rows);
+
+  // The tokens of n rows, from logits f32[n, V], which penalties and bias change in place; -1 for NaN or infinity. Valid
+  // until the next call.
+  const int32_t* Draw(const tvm::runtime::Tensor& logits, const RowDraw* rows, size_t count);
+
+ private:
+  tvm::ffi::Function sample_, penalize_, add_bias_;
+  tvm::runtime::Tensor settings_[5];  // temperature, top_p, top_k, min_p, uniform: [rows]
+  tvm::runtime::Tensor viewed_[5];    // the first of each, as many as the last call had rows
+  tvm::runtime::Tensor logits_, viewed_logits_;  // of the last call, and as f32[n, 1, V]
+  tvm::runtime::Tensor drawn_;
   int64_t vocab_;
+
+  void Put(size_t at, const RowDraw& row);
 };
 
 }  // namespace mlcpipe

@@ -40,13 +40,13 @@ class Workspaces {
     for (const Block& block : blocks_) std::free(block.data);
   }
 
-  // The smallest free block that is large enough, else a new one in place of a free one. Null without memory.
+  // The smallest free block that is large enough, else a new one in place of the largest. Null without memory.
   void* Take(uint64_t bytes) {
     const std::lock_guard<std::mutex> lock(mutex_);
     Block *best = nullptr, *unused = nullptr;
     for (Block& block : blocks_) {
       if (block.taken) continue;
-      unused = &block;
+      if (!unused || block.bytes > unused->bytes) unused = &block;
       if (block.bytes >= bytes && (!best || block.bytes < best->bytes)) best = &block;
     }
     if (!best) {

@@ -101,6 +101,8 @@ std::optional<int64_t> JsonObject::OptionalInt(const char* key, int64_t low, int
   return Int(key, low, high);
 }
 
+bool JsonObject::Has(const char* key) const { return fields_.count(tvm::ffi::String(key)) != 0; }
+
 bool JsonObject::IsNull(const char* key) const { return Field(key).type_index() == TypeIndex::kTVMFFINone; }
 
 std::string JsonObject::Text(const char* key) const {

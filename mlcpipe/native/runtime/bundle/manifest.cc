@@ -17,7 +17,6 @@ constexpr const char* kRead[] = {"tensor-cache.json", "tokenizer.bin", "template
 constexpr uint64_t kMaxManifestBytes = 8 << 20;
 constexpr int64_t kMaxExtent = INT32_MAX;
 // Linux x86-64, 2026-11: what a run takes besides, TVM's objects and the library's code, with a margin.
-constexpr int64_t kRunBytes = 8 << 20;
 #if defined(__x86_64__)
 constexpr const char* kArchitectures[] = {"x86_64", "amd64"};
 #elif defined(__aarch64__)
@@ -76,7 +75,10 @@ void Manifest::ReadTarget() {
           .Found(compiled.Text("kind"))
           .Next("compile the model with --target cpu");
     }
-    variants.push_back({variant.Text("name"), variant.Texts("features")});
+    variants.push_back({variant.Text("name"), variant.Texts("features"), std::nullopt});
+    if (!variant.Has("scratch") || variant.IsNull("scratch")) continue;
+    const JsonObject scratch = variant.Object("scratch");
+    variants.back().scratch = {scratch.Int("caller", 0, kMaxBytes), scratch.Int("helper", 0, kMaxBytes)};
   }
   if (variants.empty()) throw target.Wrong("variants", "one or more");
 }
@@ -90,7 +92,12 @@ void Manifest::ReadModel() {
            extent("context_length"),      extent("prefill_chunk"),
            json.OptionalInt("recompute_above", 1, kMaxExtent),
            json.OptionalInt("rope_above", 1, kMaxExtent),
-           json.Text("dtype"),            json.Text("kv_dtype")};
+           json.Text("dtype"),            json.Text("kv_dtype"),
+           json.OptionalInt("sliding_window", 1, kMaxExtent),
+           {}};
+  const std::vector<int64_t> sliding = json.Ints("sliding_layers", 0, model.num_layers - 1);
+  model.sliding_layers = {sliding.begin(), sliding.end()};
+  if (!sliding.empty() && !model.sliding_window) throw json.Wrong("sliding_window", "that of the sliding layers");
   json.Int("page_size", kPage, kPage);
   identity = Sha256(json_.Text("checkpoint_hash") + " " + json_.Text("quantization"));
   if (json.Text("kv_cache") != "pages") {
@@ -98,11 +105,12 @@ void Manifest::ReadModel() {
   }
   const JsonObject memory = json_.Object("memory_plan");
   const auto bytes = [&](const char* key) { return memory.Int(key, 0, kMaxBytes); };
-  plan = {bytes("weights_bytes"), bytes("kv_bytes_per_token"), 0, bytes("weights_bytes")};
+  plan = {bytes("weights_bytes"), bytes("kv_bytes_per_token"), bytes("weights_bytes"), 0, 0};
   if (!memory.IsNull("decode_weights_bytes")) plan.decode_weights_bytes = bytes("decode_weights_bytes");
   const JsonObject workspaces = memory.Object("workspace_bytes");
-  for (const std::string& name : workspaces.Keys()) {
-    plan.workspace_bytes = std::max(plan.workspace_bytes, workspaces.Int(name.c_str(), 0, kMaxBytes));
+  const std::pair<const char*, int64_t*> forwards[] = {{"forward_few", &plan.few_bytes}, {"forward_many", &plan.many_bytes}};
+  for (const auto& [name, workspace] : forwards) {
+    if (workspaces.Has(name)) *workspace = workspaces.Int(name, 0, kMaxBytes);
   }
   if (!plan.kv_bytes_per_token || plan.kv_bytes_per_token % model.num_layers || page_bytes() > kMaxExtent) {
     throw memory.Wrong("kv_bytes_per_token", "the bytes of a token in all layers");
@@ -130,16 +138,6 @@ void Manifest::ReadFiles() {
 }
 
 int64_t Manifest::page_bytes() const { return plan.kv_bytes_per_token / model.num_layers * kPage; }
-
-// As `Manifest.running_bytes` in Python, which has its own memory and a tokenizer besides.
-int64_t Manifest::running_bytes() const {
-  const int64_t heads = 2 * model.num_attention_heads + 2 * model.num_key_value_heads + 16;
-  const double chunk = 4.0 * static_cast<double>(model.prefill_chunk) *
-                       (static_cast<double>(model.hidden_size) +
-                        static_cast<double>(heads) * static_cast<double>(model.head_dim));
-  const auto most = static_cast<double>(kMaxBytes);
-  return 2 * plan.workspace_bytes + static_cast<int64_t>(std::min(chunk, most)) + model.vocab_size * 8 + kRunBytes;
-}
 
 void Manifest::Verify(const std::vector<std::string>& shards) const {
   for (const auto& [path, info] : files) {

@@ -4,6 +4,7 @@
 
 #include <map>
 #include <optional>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -19,16 +20,25 @@ struct ModelInfo {
   // Where RoPE's frequencies change and cached keys become invalid; from where on they follow the length itself.
   std::optional<int64_t> recompute_above, rope_above;
   std::string dtype, kv_dtype;
+  std::optional<int64_t> sliding_window;  // tokens that a query sees in the layers that slide
+  std::set<int64_t> sliding_layers;
 };
 
 struct MemoryPlan {
-  int64_t weights_bytes, kv_bytes_per_token, workspace_bytes;  // the workspace of the largest function
-  int64_t decode_weights_bytes;                                // that a decode step reads
+  int64_t weights_bytes, kv_bytes_per_token;
+  int64_t decode_weights_bytes;          // that a decode step reads
+  int64_t few_bytes, many_bytes;         // workspaces of the two forwards, of all the rows that they were compiled for
+};
+
+// What kernels take for the time of a call, for a whole chunk of a prompt; their threads keep it.
+struct ScratchInfo {
+  int64_t caller_bytes, helper_bytes;  // of the thread that runs the model, and of each other one
 };
 
 struct VariantInfo {
   std::string name;
   std::vector<std::string> features;
+  std::optional<ScratchInfo> scratch;
 };
 
 struct ParamInfo {
@@ -47,8 +57,6 @@ class Manifest {
   // made for another kind of machine. `files` stay as long as this.
   explicit Manifest(const Files& files);
 
-  // Bytes that a run takes at most besides weights and KV cache.
-  int64_t running_bytes() const;
   // Keys and values that a layer has in a page.
   int64_t page_bytes() const;
 

@@ -92,6 +92,8 @@ void Ticket::Submit() {
   request.stops_count = stops.size();
   request.ignore_end = body_.ignore_end;
   request.deterministic = body_.deterministic;
+  request.priority = body_.priority;
+  request.timeout_s = body_.timeout_s;
   mlcpipe_answer answer = 0;
   if (mlcpipe_submit(queue_->engine_, &request, OnEnd, &answer) != MLCPIPE_OK) throw LastRefusal();
   const Lock lock(queue_->mutex_);

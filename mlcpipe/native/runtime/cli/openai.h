@@ -27,6 +27,8 @@ struct Body {
   std::string without_tools;        // the variables but for the tools; "" where there are none
   std::vector<std::string> stops;
   int64_t max_tokens = 0;
+  int32_t priority = 0;  // as mlcpipe_request has it: the higher goes first
+  double timeout_s = 0;  // 0: none
   mlcpipe_sampling sampling;  // without the biases
   std::vector<int32_t> bias_tokens;
   std::vector<double> biases;

@@ -12,6 +12,8 @@ using chat::Heap;
 using chat::Kind;
 using chat::Value;
 
+constexpr int64_t kMaxPriority = 1000;
+constexpr double kMaxTimeoutS = 1e9;
 constexpr size_t kMaxStops = 16, kMaxStopChars = 1024, kMaxTools = 512;
 constexpr int64_t kDefaultTokens = 16;  // of a completion, as OpenAI
 constexpr const char* kEfforts[] = {"none", "minimal", "low", "medium", "high", "xhigh", "max"};
@@ -101,12 +103,25 @@ void ReadSampling(const Fields& fields, Body* body) {
   if (const Value* biases = fields.Find("logit_bias", Kind::kDict, "an object")) ReadBiases(*biases, body);
 }
 
+// The class of a request, and when nobody needs its answer any more. Clients say a lower number for what is more urgent.
+void ReadUrgency(const Fields& fields, Body* body) {
+  if (const auto priority = fields.Integer("priority")) {
+    if (*priority < -kMaxPriority || *priority > kMaxPriority) throw Wrong("priority", "from -1000 to 1000");
+    body->priority = (*priority < 0) - (*priority > 0);
+  } else if (const auto tier = fields.Text("service_tier")) {
+    body->priority = (*tier == "priority") - (*tier == "flex");
+  }
+  fields.Number("timeout", &body->timeout_s);
+  if (fields.Find("timeout") && body->timeout_s <= 0) throw WrongType("timeout", "more than 0");
+  body->timeout_s = std::min(body->timeout_s, kMaxTimeoutS);
+}
+
 // What chat and completions share.
 Body ReadShared(Heap* heap, const Fields& fields, const Served& served) {
   Body body;
   body.sampling = served.sampling;
   if (const auto model = fields.Text("model")) CheckModel(*model, served);
-  for (const char* name : {"grammar", "regex", "cache_salt", "timeout"}) fields.Refuse(name);
+  for (const char* name : {"grammar", "regex", "cache_salt"}) fields.Refuse(name);
   if (fields.Integer("n", 1).value_or(1) != 1) throw Unsupported("n", "expected 1");
   const Value* format = fields.Find("response_format");
   const Value* type = format && format->is(Kind::kDict) ? Fields(heap, *format).Find("type") : nullptr;
@@ -125,6 +140,7 @@ Body ReadShared(Heap* heap, const Fields& fields, const Served& served) {
     }
   }
   ReadSampling(fields, &body);
+  ReadUrgency(fields, &body);
   return body;
 }
 

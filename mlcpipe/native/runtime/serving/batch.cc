@@ -3,6 +3,7 @@
 #include "model.h"
 #include "plan.h"
 #include "pool.h"
+#include "serving/layer_pages.h"
 #include "workspace.h"
 
 namespace mlcpipe::serving {
@@ -25,21 +26,21 @@ Limits LimitsOf(const ModelInfo& model, int64_t context_length, int64_t sequence
 Batch::Batch(const Manifest& manifest, const Library& library, tvm::ffi::Array<Tensor> params, int64_t context_length,
              int64_t sequences, int64_t kv_tokens, const int* cancelled)
     : manifest_(manifest),
-      library_(library),
       few_(library.Get("forward_few")),
       many_(library.Get("forward_many")),
       params_(std::move(params)),
-      pages_(MakePages(manifest, PagesOf(kv_tokens))),
+      pages_(MakePages(manifest, LayerPages(manifest.model, context_length, kv_tokens))),
       cancelled_(cancelled),
-      scheduler_({{PagesOf(kv_tokens), 0}}, LimitsOf(manifest.model, context_length, sequences),
-                 manifest.model.rope_above, CostModel()),
+      scheduler_(PageGroups(manifest.model, context_length, kv_tokens),
+                 LimitsOf(manifest.model, context_length, sequences), manifest.model.rope_above, CostModel()),
+      sampler_(library, manifest.model.vocab_size, std::max(kFewRows, sequences)),
       few_logits_(Empty({kFewRows, manifest.model.vocab_size}, kFloat32)),
-      many_logits_(Empty({sequences, manifest.model.vocab_size}, kFloat32)),
-      row_logits_(Empty({1, manifest.model.vocab_size}, kFloat32)) {}
+      many_logits_(Empty({sequences, manifest.model.vocab_size}, kFloat32)) {}
 
 uint64_t Batch::Submit(Client client) {
   const std::lock_guard<std::mutex> lock(mutex_);
   client.request.arrival = Now();
+  if (client.timeout_s) client.request.deadline_s = client.request.arrival + *client.timeout_s;
   come_.emplace(next_, std::move(client));
   return next_++;
 }
@@ -73,7 +74,7 @@ void Batch::Begin(uint64_t number, Client client) {
   answer.came = Clock::now();
   answer.statistics.prompt_tokens = static_cast<int64_t>(client.request.tokens.size());
   try {
-    answer.sampler.emplace(library_, manifest_.model.vocab_size, client.sampling, client.request.tokens);
+    answer.row.emplace(manifest_.model.vocab_size, client.sampling, client.request.tokens);
     answer.sequence = scheduler_.Submit(client.request);
   } catch (const Error& error) {
     client.on_end(answer.statistics, std::nullopt, &error);
@@ -109,23 +110,19 @@ size_t Batch::Step() {
 std::vector<int32_t> Batch::Compute(const serving::Step& step) {
   const auto bytes = static_cast<size_t>(manifest_.page_bytes());
   for (const PageCopy& copy : step.copies) {
-    for (const Tensor& layer : pages_) {
-      std::memcpy(Data<char>(layer) + static_cast<size_t>(copy.target) * bytes,
-                  Data<char>(layer) + static_cast<size_t>(copy.source) * bytes, bytes);
+    for (size_t layer = 0; layer < pages_.size(); ++layer) {
+      if (GroupOf(manifest_.model, static_cast<int64_t>(layer)) != copy.group) continue;
+      char* const data = Data<char>(pages_[static_cast<int64_t>(layer)]);
+      std::memcpy(data + static_cast<size_t>(copy.target) * bytes, data + static_cast<size_t>(copy.source) * bytes, bytes);
     }
   }
   std::vector<int32_t> drawn;
-  if (!step.few.empty()) {
-    for (const Drawing& row : ForwardFew(step)) drawn.push_back(Draw(row));
-  }
-  if (!step.many.empty()) {
-    for (const Drawing& row : ForwardMany(step)) drawn.push_back(Draw(row));
-  }
+  if (!step.few.empty()) ForwardFew(step, &drawn);
+  if (!step.many.empty()) ForwardMany(step, &drawn);
   return drawn;
 }
 
-std::vector<Batch::Drawing> Batch::ForwardFew(const serving::Step& step) {
-  const int64_t vocab = manifest_.model.vocab_size;
+void Batch::ForwardFew(const serving::Step& step, std::vector<int32_t>* drawn) {
   std::vector<int32_t> ids;
   std::vector<Span> spans;
   std::vector<Drawing> rows;
@@ -133,16 +130,15 @@ std::vector<Batch::Drawing> Batch::ForwardFew(const serving::Step& step) {
     const auto begin = sequence->tokens.begin() + sequence->computed;
     ids.insert(ids.end(), begin, begin + count);
     spans.push_back({sequence.get(), sequence->computed, count});
-    const auto last = static_cast<int64_t>(ids.size()) - 1;
-    if (draws) rows.push_back({sequence, Data<float>(few_logits_) + last * vocab, sequence->computed + count});
+    rows.resize(ids.size());
+    if (draws) rows.back() = {sequence, sequence->computed + count};
   }
-  const auto count = static_cast<int64_t>(ids.size());
-  few_(Filled(ids, kInt32), buffer_.Fill(spans), ViewOf(few_logits_, {count, vocab}), pages_, params_);
-  return rows;
+  const Tensor logits = ViewOf(few_logits_, {static_cast<int64_t>(ids.size()), manifest_.model.vocab_size});
+  few_(Filled(ids, kInt32), buffer_.Fill(spans), logits, pages_, params_);
+  Draw(logits, rows, drawn);
 }
 
-std::vector<Batch::Drawing> Batch::ForwardMany(const serving::Step& step) {
-  const int64_t vocab = manifest_.model.vocab_size;
+void Batch::ForwardMany(const serving::Step& step, std::vector<int32_t>* drawn) {
   std::vector<int32_t> ids, wanted;
   std::vector<Span> spans;
   std::vector<Drawing> rows;
@@ -151,30 +147,42 @@ std::vector<Batch::Drawing> Batch::ForwardMany(const serving::Step& step) {
     ids.insert(ids.end(), first, first + count);
     spans.push_back({sequence.get(), begin, count});
     for (const SequencePointer& one : drawing) {
-      rows.push_back({one, Data<float>(many_logits_) + static_cast<int64_t>(wanted.size()) * vocab, begin + count});
+      rows.push_back({one, begin + count});
       wanted.push_back(static_cast<int32_t>(ids.size()) - 1);
     }
   }
   if (wanted.empty()) wanted.push_back(0);  // no kernel takes no rows
-  const auto count = static_cast<int64_t>(wanted.size());
-  mlcpipe_pool_watch(cancelled_, static_cast<int64_t>(ids.size()));
-  const struct Unwatch {
-    ~Unwatch() { mlcpipe_pool_watch(nullptr, 0); }
-  } unwatch;
-  many_(Filled(ids, kInt32), Filled(wanted, kInt32), buffer_.Fill(spans), ViewOf(many_logits_, {count, vocab}), pages_,
-        params_);
-  return rows;
+  const Tensor logits = ViewOf(many_logits_, {static_cast<int64_t>(wanted.size()), manifest_.model.vocab_size});
+  {
+    mlcpipe_pool_watch(cancelled_, static_cast<int64_t>(ids.size()));
+    const struct Unwatch {
+      ~Unwatch() { mlcpipe_pool_watch(nullptr, 0); }
+    } unwatch;
+    many_(Filled(ids, kInt32), Filled(wanted, kInt32), buffer_.Fill(spans), logits, pages_, params_);
+  }
+  if (!rows.empty()) Draw(logits, rows, drawn);
 }
 
-// The token of a row, 0 for an answer that has ended or ends here.
-int32_t Batch::Draw(const Drawing& row) {
+// Appends the token of each row that has a sequence.
+void Batch::Draw(const Tensor& logits, const std::vector<Drawing>& rows, std::vector<int32_t>* drawn) {
+  std::vector<RowDraw> draws;
+  for (const Drawing& row : rows) {
+    const auto found = row.sequence ? answers_.find(row.sequence->id) : answers_.end();
+    Row* const settings = found == answers_.end() ? nullptr : &*found->second.second.row;
+    draws.push_back({settings, static_cast<uint64_t>(row.position)});
+  }
+  const int32_t* const tokens = sampler_.Draw(logits, draws.data(), draws.size());
+  for (size_t at = 0; at < rows.size(); ++at) {
+    if (rows[at].sequence) drawn->push_back(Take(rows[at], tokens[at]));
+  }
+}
+
+// The token that was drawn, 0 for an answer that has ended or ends here.
+int32_t Batch::Take(const Drawing& row, int32_t token) {
   const auto found = answers_.find(row.sequence->id);
   if (found == answers_.end()) return 0;
-  Sampler& sampler = *found->second.second.sampler;
-  std::copy_n(row.logits, manifest_.model.vocab_size, Data<float>(row_logits_));
-  const int32_t token = sampler.Draw(row_logits_, static_cast<uint64_t>(row.position));
   if (token >= 0) {
-    sampler.Accept(token);
+    found->second.second.row->Accept(token);
     return token;
   }
   scheduler_.Cancel(row.sequence, End::kError);
@@ -208,7 +216,7 @@ void Batch::Deliver(const std::vector<Event>& events) {
       scheduler_.Cancel(sequence, End::kStop);
       EndAnswer(sequence->id, Finish::kStop, nullptr);
     } else if (end) {
-      EndAnswer(sequence->id, Finish::kLength, nullptr);
+      EndAnswer(sequence->id, end == End::kTimeout ? Finish::kTimeout : Finish::kLength, nullptr);
     } else if (verdict == Verdict::kCancel) {
       scheduler_.Cancel(sequence, End::kCancelled);
       const Error error(Code::kCancelled, "the answer was cancelled");

@@ -17,6 +17,7 @@ namespace mlcpipe::serving {
 struct Client {
   Request request;  // its tokens are of the vocabulary
   Sampling sampling;
+  std::optional<double> timeout_s;  // from `Batch::Submit` to the end
   std::function<Verdict(int32_t)> on_token;  // as of `Engine::Generate`
   // Once, at the end; `error` is null where the answer is whole.
   std::function<void(const Statistics&, std::optional<Finish>, const Error* error)> on_end;
@@ -41,24 +42,23 @@ class Batch {
     Client client;
     Statistics statistics;
     SequencePointer sequence;
-    std::optional<Sampler> sampler;
+    std::optional<Row> row;
     Clock::time_point came, first;
   };
-  // A row with logits, in the order of `Scheduler::Settle`.
+  // A row with logits; without a sequence nobody wants its token. The others are in the order of `Scheduler::Settle`.
   struct Drawing {
     SequencePointer sequence;
-    const float* logits;
     int64_t position;
   };
 
   const Manifest& manifest_;
-  const Library& library_;
   tvm::ffi::Function few_, many_;
   tvm::ffi::Array<tvm::runtime::Tensor> params_, pages_;
   const int* cancelled_;
   Scheduler scheduler_;
   BatchStep buffer_;
-  tvm::runtime::Tensor few_logits_, many_logits_, row_logits_;
+  Sampler sampler_;
+  tvm::runtime::Tensor few_logits_, many_logits_;
   const Clock::time_point began_ = Clock::now();
   std::map<int64_t, std::pair<uint64_t, Answer>> answers_;  // by sequence
   std::mutex mutex_;                                        // of the rest
@@ -70,9 +70,10 @@ class Batch {
   void TakeNews();
   void Begin(uint64_t number, Client client);
   std::vector<int32_t> Compute(const serving::Step& step);
-  std::vector<Drawing> ForwardFew(const serving::Step& step);
-  std::vector<Drawing> ForwardMany(const serving::Step& step);
-  int32_t Draw(const Drawing& row);
+  void ForwardFew(const serving::Step& step, std::vector<int32_t>* drawn);
+  void ForwardMany(const serving::Step& step, std::vector<int32_t>* drawn);
+  void Draw(const tvm::runtime::Tensor& logits, const std::vector<Drawing>& rows, std::vector<int32_t>* drawn);
+  int32_t Take(const Drawing& row, int32_t token);
   void Deliver(const std::vector<Event>& events);
   void Fail(const serving::Step& step, const Error& error);
   // Ends an answer and tells its client.

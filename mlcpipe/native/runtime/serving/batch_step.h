@@ -16,7 +16,7 @@ struct Span {
 
 class BatchStep {
  public:
-  // The step i32[k] of these rows, valid until the next call; it grows by powers of two, so that few sizes differ.
+  // The step i32[k] of these rows, of one span or more, valid until the next call; it grows by powers of two, so that few sizes differ.
   const tvm::runtime::Tensor& Fill(const std::vector<Span>& spans) {
     int64_t rows = 0, entries = 0;
     const auto count = static_cast<int64_t>(spans.size());
@@ -24,7 +24,8 @@ class BatchStep {
       rows += span.rows;
       entries += static_cast<int64_t>(span.sequence->tables[0].size());
     }
-    LayOut(count, rows, entries);
+    const bool has_window_table = spans[0].sequence->tables.size() == 2;
+    LayOut(count, rows, entries, has_window_table);
     int32_t row = 0, entry = 0;
     for (int32_t i = 0; i < count; ++i) {
       const auto& [sequence, begin, span_rows] = spans[static_cast<size_t>(i)];
@@ -36,6 +37,10 @@ class BatchStep {
         Part(kSequence)[row] = i;
       }
       std::copy(table.begin(), table.end(), Part(kTable) + entry);
+      if (has_window_table) {
+        const std::vector<int32_t>& window = sequence->tables[1];
+        std::copy(window.begin(), window.end(), Part(kWindowTable) + entry);
+      }
       entry += static_cast<int32_t>(table.size());
       Part(kRowBegin)[i + 1] = row;
       Part(kTableBegin)[i + 1] = entry;
@@ -49,10 +54,11 @@ class BatchStep {
 
   int32_t* Part(Header name) const { return Data<int32_t>(data_) + Data<int32_t>(data_)[name]; }
 
-  void LayOut(int64_t count, int64_t rows, int64_t entries) {
+  void LayOut(int64_t count, int64_t rows, int64_t entries, bool has_window_table) {
     const std::pair<Header, int64_t> parts[] = {{kPosition, rows}, {kSlot, rows},       {kRopeLength, rows},
                                                 {kSequence, rows}, {kRowBegin, count + 1}, {kKeys, count},
-                                                {kTableBegin, count + 1}, {kTable, entries}};
+                                                {kTableBegin, count + 1}, {kTable, entries},
+                                                {kWindowTable, has_window_table ? entries : 0}};
     int64_t size = kHeader, room = data_->shape[0];
     for (const auto& [name, part] : parts) size += part;
     while (room < size) room *= 2;
@@ -66,7 +72,7 @@ class BatchStep {
       header[name] = static_cast<int32_t>(at);
       at += part;
     }
-    header[kWindowTable] = header[kTable];
+    if (!has_window_table) header[kWindowTable] = header[kTable];
     *Part(kRowBegin) = *Part(kTableBegin) = 0;
   }
 };

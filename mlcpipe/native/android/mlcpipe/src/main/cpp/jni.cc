@@ -173,6 +173,7 @@ int32_t OnToken(void* context, int32_t token) {
 
 int32_t OnText(void* context, const char* text, size_t bytes) {
   const auto* const sink = static_cast<Sink*>(context);
+  if (sink->env->ExceptionCheck()) return 1;  // of the token's call: Java may not be called beside it
   const auto array = BytesOf(sink->env, text, bytes);
   if (!array) return 1;
   sink->env->CallVoidMethod(sink->object, classes.on_text, array);

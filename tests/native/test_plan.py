@@ -1,0 +1,32 @@
+"""The memory plan before anything is loaded is what a run takes at most."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from pathlib import Path
+
+import pytest
+
+import mlcpipe
+from bench.bench_native import peak_private_bytes
+from bench.make_checkpoint import make_checkpoint
+
+pytestmark = pytest.mark.full  # compiles TVM's runtime
+CONTEXT = 1024
+
+
+@pytest.mark.parametrize("model", ["llama-25m", pytest.param("smollm2-360m", marks=pytest.mark.everything)])
+@pytest.mark.parametrize("threads", [1, 2])
+def test_a_run_takes_what_was_planned(model: str, threads: int, program: Path, tmp_path: Path) -> None:
+    """Private memory of a process with a full context, of the plan's sum within 5 %."""
+    source = make_checkpoint(model, tmp_path / "checkpoint", tokenizer=True)
+    bundle = mlcpipe.compile(source, target="cpu-native", quantization="q4f16_1", output=tmp_path / "bundle")
+    given = ["-m", str(bundle), "--context", str(CONTEXT), "--threads", str(threads), "--json"]
+    done = subprocess.run([program, "doctor", *given], capture_output=True, check=True)
+    plan = json.loads(done.stdout)
+    taken = peak_private_bytes(
+        [str(program), "bench", *given, "--prompt-tokens", str(CONTEXT - 4), "--max-tokens", "4"]
+    )
+    private = plan["kv_bytes"] + plan["workspace_bytes"]
+    assert abs(taken - private) <= 0.05 * (plan["weights_bytes"] + private), (taken, plan)

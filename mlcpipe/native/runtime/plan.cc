@@ -45,8 +45,8 @@ double KvBytes(const Manifest& manifest, int64_t context_length, int64_t kv_toke
   if (several) groups = serving::PageGroups(model, context_length, kv_tokens);
   const auto sliding = groups.size() > 1 ? static_cast<double>(model.sliding_layers.size()) : 0;
   const double others = static_cast<double>(model.num_layers) - sliding;
-  const double pages = others * static_cast<double>(groups[0].pages) + sliding * static_cast<double>(groups.back().pages);
-  return pages * static_cast<double>(manifest.page_bytes());
+  const double pages = others * static_cast<double>(groups[0].pages);
+  return (pages + sliding * static_cast<double>(groups.back().pages)) * static_cast<double>(manifest.page_bytes());
 }
 
 }  // namespace
@@ -69,12 +69,14 @@ Plan::Plan(const Manifest& manifest, const VariantInfo& variant, const Options& 
   if (sequences > 0) {
     const double share = static_cast<double>(room) / 2 / KvBytes(manifest, context_length, context_length, true);
     const double most = std::min(static_cast<double>(sequences), share) * static_cast<double>(context_length);
-    kv_tokens = options.kv_tokens ? options.kv_tokens : std::max(context_length, std::min(kMaxSlots, static_cast<int64_t>(most)));
+    kv_tokens = std::max(context_length, std::min(kMaxSlots, static_cast<int64_t>(most)));
+    if (options.kv_tokens) kv_tokens = options.kv_tokens;
   }
   const int64_t most_kv_tokens = std::min<int64_t>(sequences * context_length, kMaxSlots);
   if (options.kv_tokens && (options.kv_tokens < context_length || options.kv_tokens > most_kv_tokens)) {
     throw Error(Code::kUsage, "kv_tokens")
-        .Expected(std::to_string(context_length) + " to " + std::to_string(most_kv_tokens) + ", a context for each sequence")
+        .Expected(std::to_string(context_length) + " to " + std::to_string(most_kv_tokens) +
+                  ", a context for each sequence")
         .Found(std::to_string(options.kv_tokens));
   }
   const double bytes = KvBytes(manifest, context_length, kv_tokens, sequences > 0);

@@ -108,7 +108,8 @@ void Manifest::ReadModel() {
   plan = {bytes("weights_bytes"), bytes("kv_bytes_per_token"), bytes("weights_bytes"), 0, 0};
   if (!memory.IsNull("decode_weights_bytes")) plan.decode_weights_bytes = bytes("decode_weights_bytes");
   const JsonObject workspaces = memory.Object("workspace_bytes");
-  const std::pair<const char*, int64_t*> forwards[] = {{"forward_few", &plan.few_bytes}, {"forward_many", &plan.many_bytes}};
+  const std::pair<const char*, int64_t*> forwards[] = {{"forward_few", &plan.few_bytes},
+                                                       {"forward_many", &plan.many_bytes}};
   for (const auto& [name, workspace] : forwards) {
     if (workspaces.Has(name)) *workspace = workspaces.Int(name, 0, kMaxBytes);
   }

@@ -113,7 +113,8 @@ std::vector<int32_t> Batch::Compute(const serving::Step& step) {
     for (size_t layer = 0; layer < pages_.size(); ++layer) {
       if (GroupOf(manifest_.model, static_cast<int64_t>(layer)) != copy.group) continue;
       char* const data = Data<char>(pages_[static_cast<int64_t>(layer)]);
-      std::memcpy(data + static_cast<size_t>(copy.target) * bytes, data + static_cast<size_t>(copy.source) * bytes, bytes);
+      const auto source = static_cast<size_t>(copy.source), target = static_cast<size_t>(copy.target);
+      std::memcpy(data + target * bytes, data + source * bytes, bytes);
     }
   }
   std::vector<int32_t> drawn;

@@ -19,7 +19,7 @@ CONTEXT = 1024
 @pytest.mark.parametrize("model", ["llama-25m", pytest.param("smollm2-360m", marks=pytest.mark.everything)])
 @pytest.mark.parametrize("threads", [1, 2])
 def test_a_run_takes_what_was_planned(model: str, threads: int, program: Path, tmp_path: Path) -> None:
-    """Private memory of a process with a full context, of the plan's sum within 5 %."""
+    """Private memory of a process with a full context: of the plan's sum within 5 %, or within 2 MB for a small model."""
     source = make_checkpoint(model, tmp_path / "checkpoint", tokenizer=True)
     bundle = mlcpipe.compile(source, target="cpu-native", quantization="q4f16_1", output=tmp_path / "bundle")
     given = ["-m", str(bundle), "--context", str(CONTEXT), "--threads", str(threads), "--json"]
@@ -29,4 +29,4 @@ def test_a_run_takes_what_was_planned(model: str, threads: int, program: Path, t
         [str(program), "bench", *given, "--prompt-tokens", str(CONTEXT - 4), "--max-tokens", "4"]
     )
     private = plan["kv_bytes"] + plan["workspace_bytes"]
-    assert abs(taken - private) <= 0.05 * (plan["weights_bytes"] + private), (taken, plan)
+    assert abs(taken - private) <= max(2e6, 0.05 * (plan["weights_bytes"] + private)), (taken, plan)

@@ -74,7 +74,7 @@ typedef struct {
   size_t size;
   int64_t weights_bytes; /* mapped: shared with the system's cache of files */
   int64_t kv_bytes;
-  int64_t workspace_bytes; /* at most */
+  int64_t workspace_bytes; /* of kernels and logits, and the runtime's own, with a full context */
   int64_t free_bytes;
   int64_t context_length; /* that mlcpipe_open would take */
   int32_t fits;           /* 0: mlcpipe_open would give MLCPIPE_RESOURCE */

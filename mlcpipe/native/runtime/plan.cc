@@ -12,7 +12,7 @@ constexpr int64_t kMinContext = 512;
 constexpr double kCompiledFewRows = 64;  // MAX_BATCH in mlcpipe/compiler/export.py
 constexpr int64_t kMaxSlots = INT32_MAX;    // of tokens in the pages, which steps number
 constexpr int64_t kHelperBytes = 1 << 20;  // where the manifest says nothing of a variant's scratch
-constexpr double kRunBytes = 3 << 20;
+constexpr double kRunBytes = 1 << 20;
 
 int64_t Checked(int64_t sequences) {
   if (sequences >= 0 && sequences <= kMaxSequences) return sequences;

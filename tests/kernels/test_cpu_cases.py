@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from tests.kernels.cases.cpu import CASES, library
+from tests.kernels.cases.cpu.int8 import MORE
 from tests.kernels.harness import Case, assert_outputs, compile_kernels
 
 # In `make test`: one case for each kernel of these libraries; test_int8.py has integer dot products. All definitions go the way of those of `q4f16_1`.
@@ -21,6 +22,10 @@ FAST_LIBRARIES = (
     "timed-sampling",
 )
 FAST = {case.kernel.symbol: case for case in reversed(CASES) if case.library in FAST_LIBRARIES}
+PARAMETERS = [
+    pytest.param(case, id=case.name, marks=pytest.mark.everything if case.library.endswith(MORE) else ())
+    for case in CASES
+]
 DEFINED = [case for case in CASES if case.kernel.definition() is not None and not case.timed]
 
 
@@ -34,7 +39,7 @@ def fallbacks(name: str) -> Mapping[str, Any]:
     return compile_kernels(library(name), definitions=True)
 
 
-@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+@pytest.mark.parametrize("case", PARAMETERS)
 @pytest.mark.fast_cases(*(case.name for case in FAST.values()))
 def test_kernel_is_numpy(case: Case) -> None:
     assert_outputs(kernels(case.library)[case.kernel.symbol], case.call())

@@ -52,6 +52,7 @@ ROWS = (1, 2, 3, 4, 5, 6, 7, 8, 11, 12, 13, 16, 25, 33)
 MANY_SHAPES = ((33, 128), (17, 640), (48, 1280))
 # Halves of whole blocks, an odd number of them, and halves that part a block.
 GATED = (("q4f16_1", 96, 640, "silu"), ("q4f16_1", 40, 128, "gelu_tanh"), ("q8f16_1", 40, 128, "silu"))
+MORE = "-more"  # ends the names of libraries that are for `everything`
 MANY_ROWS = (1, 2, 5, 33, 63, 67, 70, 97)
 
 
@@ -248,9 +249,13 @@ def _experts(dot: str, scheme: str) -> Iterator[Case]:
     for n, k, experts, top, shared in ((33, 100, 4, 2, True), (16, 40, 3, 3, False), (7, 33, 2, 1, False)):
         kernel = Int8ExpertMatmul(dot, scheme, n, whole(scheme, k), experts, top, shared)
         for m, kind in zip((1, 3, 40, 2), KINDS):
-            yield Case(
-                f"{kernel.symbol}-m{m}-{kind}", f"int8-{dot}", kernel, partial(int8_expert_call, kernel, m, kind)
-            )
+            call = partial(int8_expert_call, kernel, m, kind)
+            yield Case(f"{kernel.symbol}-m{m}-{kind}", library_of(dot, scheme), kernel, call)
+
+
+def library_of(dot: str, scheme: str) -> str:
+    """The library of a case. AVX-VNNI differs from AVX2 by the instruction of the dot product alone."""
+    return f"int8-{dot}{MORE if dot == 'avx_vnni' and scheme in KEPT else ''}"
 
 
 def kept_shapes(scheme: str) -> list[tuple[tuple[int, int], tuple[int, ...]]]:
@@ -268,7 +273,9 @@ def dot_cases(dot: str) -> Iterator[Case]:
             kernel = Int8Matmul(dot, scheme, n, k, many=many)
             for j, m in enumerate(rows):
                 kind = KINDS[(i + j) % len(KINDS)]
-                yield Case(f"{kernel.symbol}-m{m}-{kind}", f"int8-{dot}", kernel, partial(int8_call, kernel, m, kind))
+                yield Case(
+                    f"{kernel.symbol}-m{m}-{kind}", library_of(dot, scheme), kernel, partial(int8_call, kernel, m, kind)
+                )
         yield from _experts(dot, scheme)
     for (scheme, n, k, activation), many in product(GATED, (False, True)):
         kernel = Int8Matmul(dot, scheme, n, k, activation, many)

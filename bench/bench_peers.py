@@ -39,6 +39,7 @@ _KINDS = ("prefill", "decode", "load", "memory")
 _ROWS = {
     4: "prefill-16,prefill-512,prefill-2048,decode-0,decode-1024,decode-4096,load,memory-2048",
     8: "prefill-512,decode-0",
+    0: "prefill-512,decode-0",
 }
 
 
@@ -213,7 +214,12 @@ def options_of(parser: argparse.ArgumentParser, arguments: Sequence[str] | None)
     add = parser.add_argument
     names = ", ".join(_MODELS)
     add("--models", type=words, default=_MODELS, help=f"shapes with random weights (default: {names})")
-    add("--quantizations", type=words, default=("q4f16_1", "q8f16_1"), help="ours; peers' follow by bits")
+    add(
+        "--quantizations",
+        type=words,
+        default=("q4f16_1", "q8f16_1"),
+        help="ours, which peers' follow by bits, or types of GGUF files",
+    )
     add(
         "--runtimes",
         type=words,

@@ -62,6 +62,22 @@ def build_llama_cpp(
     return binary
 
 
+def quantize(source: Path, path: Path, file_type: int, binary: Path) -> Path:
+    """Write GGUF `source` to `path` in another of `llama_ftype`, by the library beside `binary`. Raises ResourceError."""
+    program = binary.with_name("quantize_gguf")
+    if not program.is_file():
+        tree = next(binary.parents[2].glob(f"{_PACKAGE.replace('-', '_')}-*/vendor/llama.cpp"), None)
+        if tree is None:
+            raise ResourceError("no source of llama.cpp", expected=binary.parents[2])
+        includes = [f"-I{tree / folder}" for folder in ("include", "ggml/include")]
+        where = [f"-L{binary.parent}", "-lllama", f"-Wl,-rpath,{binary.parent}", f"-Wl,-rpath-link,{binary.parent}"]
+        _run(["cc", *includes, str(Path(__file__).with_name("quantize_gguf.c")), *where, "-o", str(program)])
+    partial = path.with_name(path.name + ".partial")
+    _run([str(program), str(source), str(partial), str(file_type), str(os.cpu_count() or 1)])
+    os.replace(partial, path)
+    return path
+
+
 def build_name(version: str, vulkan: bool) -> str:
     """The folder of a build."""
     return f"build-vulkan-{version}" if vulkan else f"build-{version}"

@@ -15,7 +15,7 @@ from typing import Any
 
 from bench.runners import OURS, Cell, Reading
 
-_WEIGHTS = {4: "4-bit weights", 8: "8-bit weights"}
+_WEIGHTS = {0: "weights of a GGUF file", 4: "4-bit weights", 8: "8-bit weights"}
 
 
 @dataclass(frozen=True)

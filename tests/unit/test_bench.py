@@ -192,6 +192,7 @@ def test_rows_and_subjects_are_checked() -> None:
         with pytest.raises(UsageError, match="--rows"):
             bench_peers.cell_of(wrong)
     assert subject("llama-1b", "q8f16_1").bits == 8
+    assert subject("llama-1b", "Q4_K_M").bits == 0
     with pytest.raises(UsageError, match="4 or 8"):
         subject("llama-1b", "q0f32")
 

@@ -113,6 +113,7 @@ def _quality_check(
     checkpoint: Path, requirements: tuple[Requirement, ...], text: Path | None, tokens: int, progress: Progress
 ) -> Callable[[Path], None]:
     """What measures a bundle against its checkpoint, writes the result into it and raises QualityError."""
+    from mlcpipe.bundle import read_manifest
     from mlcpipe.quality.measure import OWN_TEXT, Plan, measure, read_text, record
     from mlcpipe.quality.reference import prepare_reference
     from mlcpipe.quality.requirements import check
@@ -124,7 +125,7 @@ def _quality_check(
     def measured(folder: Path) -> None:
         quality = measure(Plan(folder, reference, text, tokens), progress).quality
         check(quality, requirements)
-        record(folder, quality)
+        record(folder, read_manifest(folder), quality)
 
     return measured
 

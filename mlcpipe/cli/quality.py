@@ -63,12 +63,12 @@ def quality_command(
     from mlcpipe.quality.requirements import check, parse_requirements
 
     requirements = parse_requirements(require)
-    plan = read_manifest(bundle).memory_plan
+    manifest = read_manifest(bundle)
     with console_progress(stderr_console(), lasting=False) as progress:
-        exact = prepare_reference(reference, plan.weights_bytes, progress)
+        exact = prepare_reference(reference, manifest.memory_plan.weights_bytes, progress)
         asked = Plan(bundle, exact, text or OWN_TEXT, tokens, decode_tokens, threads, engine_device(device))
         report = measure(asked, progress)
-    unwritten = record(bundle, report.quality)
+    unwritten = record(bundle, manifest, report.quality)
     if as_json:
         print_json(asdict(report) | {"quality": report.quality.model_dump(mode="json")})
     else:

@@ -107,15 +107,17 @@ def measure(plan: Plan, progress: Progress) -> Report:
     )
 
 
-def record(bundle: Path, quality: QualityInfo) -> str | None:
-    """Write the result into the bundle's manifest -> None, or why it was not written.
+def record(bundle: Path, measured: Manifest, quality: QualityInfo) -> str | None:
+    """Write the result into the manifest of the bundle that was measured -> None, or why it was not written.
 
     A bundle that was accepted or compiled here stays accepted.
     """
     if (bundle / SIGNATURE).exists():
         return "the bundle is signed, so its manifest stays as it is: measure before you sign"
+    if read_manifest(bundle) != measured:
+        return "the bundle changed while it was measured, so the result is not written"
     known = origin_of(bundle).accepted
-    write_manifest(bundle, read_manifest(bundle).model_copy(update={"quality": quality}))
+    write_manifest(bundle, measured.model_copy(update={"quality": quality}))
     if known:
         accept(bundle)
     return None

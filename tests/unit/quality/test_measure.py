@@ -80,16 +80,17 @@ def test_the_reference_is_not_rounded(plan: Plan) -> None:
 def test_the_result_goes_into_the_manifest(plan: Plan) -> None:
     quality = measure(plan, SILENT).quality
     accept(plan.bundle)
-    assert record(plan.bundle, quality) is None
+    assert record(plan.bundle, read_manifest(plan.bundle), quality) is None
     assert read_manifest(plan.bundle).quality == quality and origin_of(plan.bundle).accepted
     Engine(plan.bundle, threads=1).prefill([1])
     manifest = read_manifest(plan.bundle)
     write_manifest(plan.bundle, manifest.model_copy(update={"name": "from elsewhere"}))
-    record(plan.bundle, quality)
+    assert "changed" in str(record(plan.bundle, manifest, quality))  # another one has its place
+    record(plan.bundle, read_manifest(plan.bundle), quality)
     assert not origin_of(plan.bundle).accepted  # a measurement accepts nothing
     (plan.bundle / SIGNATURE).write_text("a signature of the manifest as it is")
     before = (plan.bundle / "mlcpipe.json").read_bytes()
-    assert "signed" in str(record(plan.bundle, quality))
+    assert "signed" in str(record(plan.bundle, read_manifest(plan.bundle), quality))
     assert (plan.bundle / "mlcpipe.json").read_bytes() == before
 
 

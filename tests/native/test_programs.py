@@ -14,6 +14,7 @@ from mlcpipe import Engine, SamplingParams
 from mlcpipe.cli import main
 from mlcpipe.cli.chat.session import Session
 from mlcpipe.cli.chat.settings import Settings
+from mlcpipe.cli.terminal import sanitize
 from mlcpipe.compiler.link import find_zig
 from tests.conftest import DEMO, Bundles
 from tests.native.conftest import private_cache
@@ -58,6 +59,36 @@ def test_a_program_loads_a_bundle(program: Path, demo_bundles: Bundles, demo: En
     seeded = [run(*drawn, seed).stdout for seed in (7, 7, 8)]
     assert seeded[0] == seeded[1] != seeded[2]
     assert "usage: " in run(program, "--help").stdout
+
+
+def test_what_steers_a_terminal_is_not_printed(program: Path, tiny_bundles: Bundles) -> None:
+    """As in Python's command line: of answers, whose tokens are bytes here, and of what errors name."""
+    words = (program, "-m", tiny_bundles["q0f32"], "-p", "Hi", "--raw", "--temperature", 3, "--seed", 1)
+    said = json.loads(run(*words, "--max-tokens", 200, "--json").stdout)["text"]
+    assert "\x1b" in said and run(*words, "--max-tokens", 200).stdout == sanitize(said) + "\n"
+    edges = (
+        1,
+        9,
+        11,
+        31,
+        127,
+        160,
+        1564,
+        8206,
+        8208,
+        8232,
+        8234,
+        8239,
+        8294,
+        8298,
+        65279,
+        65529,
+        65532,
+        917504,
+        917632,
+    )
+    every = "".join(chr(code + step) for code in edges for step in (-1, 0) if code + step)
+    assert run(program, "--threads", every).stderr == f"error: --threads; expected a number; found {sanitize(every)}\n"
 
 
 def test_a_chat_in_the_terminal(program: Path, demo_bundles: Bundles, tmp_path: Path) -> None:

@@ -124,6 +124,15 @@ def test_what_is_hostile_gets_its_status(name: str, server: Running) -> None:
     assert httpx2.post(server.url + CHAT, json=SHORT).status_code == 200
 
 
+def test_a_request_does_not_steer_the_server_s_terminal(server: Running) -> None:
+    before = len(server.lines)
+    sent(server, b"G\x1b[31mET /\x1b]0;title\x07\xff\xc2\x9b HTTP/1.1\r\nHost: localhost\r\n\r\n")
+    deadline = time.monotonic() + 20
+    while len(server.lines) == before and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert server.lines[before].startswith("G[31mET /]0;title? 400, ")
+
+
 def test_a_client_that_sends_slowly_is_cut_off(server: Running) -> None:
     """Whatever it sends in between; one that sends nothing is left without a word."""
     with connected(server) as slow, connected(server) as silent:

@@ -9,6 +9,8 @@
 #include <random>
 #include <type_traits>
 
+#include "cli/printable.h"
+
 namespace mlcpipe::cli {
 namespace {
 
@@ -122,7 +124,7 @@ std::string OwnModel(const std::string& program) {
 
 void Fail(const std::string& line) {
   std::fflush(stdout);
-  std::fprintf(stderr, "error: %s\n", line.c_str());
+  std::fprintf(stderr, "error: %s\n", Printable(line).c_str());
   std::exit(kFailed);
 }
 

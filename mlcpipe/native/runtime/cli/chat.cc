@@ -13,6 +13,7 @@
 
 #include "cli/chat_json.h"
 #include "cli/json_text.h"
+#include "cli/printable.h"
 
 namespace mlcpipe::cli {
 namespace {
@@ -73,8 +74,10 @@ struct Reply {
   static int32_t OnText(void* context, const char* text, size_t bytes) {
     auto* reply = static_cast<Reply*>(context);
     reply->text.append(text, bytes);
+    if (!reply->shows) return 0;
+    const std::string shown = Printable({text, bytes});
     // Where nobody reads any more, the answer ends.
-    return reply->shows && (std::fwrite(text, 1, bytes, stdout) != bytes || std::fflush(stdout));
+    return std::fwrite(shown.data(), 1, shown.size(), stdout) != shown.size() || std::fflush(stdout);
   }
   static int32_t OnToken(void* context, int32_t token) {
     static_cast<Reply*>(context)->tokens.push_back(token);
@@ -200,7 +203,7 @@ void Say(const std::string& error, const char* done) {
   if (error.empty()) {
     std::puts(done);
   } else {
-    std::fprintf(stderr, "error: %s\n", error.c_str());
+    std::fprintf(stderr, "error: %s\n", Printable(error).c_str());
   }
 }
 

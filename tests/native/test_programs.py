@@ -211,7 +211,7 @@ def test_a_static_program_for_a_board(
         assert found["choices"][0]["message"]["content"] == expected(demo)[0]
         assert server.end() == 0
     licenses = run(f"qemu-{arch}", tmp_path / "chat", "--licenses").stdout
-    assert all(word in licenses for word in ("apache-tvm", "musl", "libc++", "Apache License"))
+    assert all(word in licenses for word in ("apache-tvm", "musl", "libc++", "Apache License", "UNICODE, INC."))
     assert main(["package", str(bundle), "--app", "cli", "--no-weights", "-o", str(tmp_path / "small")]) == 0
     assert (tmp_path / "small").stat().st_size < 4 << 20
     assert answer(f"qemu-{arch}", tmp_path / "small", *variant) == expected(demo)

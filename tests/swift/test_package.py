@@ -17,6 +17,7 @@ from mlcpipe import Engine, SamplingParams
 from mlcpipe.cli import main
 from mlcpipe.compiler.link import find_zig
 from mlcpipe.compiler.static_library import own_table
+from mlcpipe.resources import native_path
 from tests.conftest import DEMO, Bundles
 from tests.swift.conftest import write_sources
 from tests.swift.swift import LINKER, WORK, swift
@@ -93,6 +94,17 @@ def test_the_folder_has_what_it_needs_and_no_more(sources: Path) -> None:
     for name, path in files.items():
         if not name.startswith("Sources/CMlcpipe/"):
             assert not re.search(r"@[A-Z]+@", path.read_text()), name
+
+
+def test_the_licences_name_all_that_is_in_the_folder(sources: Path) -> None:
+    text = (sources / "THIRD_PARTY.txt").read_text()
+    for title in ("mlcpipe (Apache License 2.0)", "apache-tvm ", "apache-tvm-ffi ", "NOTICE", "DLPack"):
+        assert title in text, title
+    tvm = sources / "Sources" / "CMlcpipe" / "tvm"
+    shim = native_path() / "tvm_shim"
+    for path in (path for path in tvm.rglob("*") if path.is_file()):
+        own = (shim / path.relative_to(tvm)).is_file() or path.name == "dlpack.h"
+        assert own or "Licensed to the Apache Software Foundation" in path.read_text(), path
 
 
 def old_plist(text: str) -> dict[str, Any]:

@@ -1,13 +1,14 @@
 """One file of data: weights, tokenizer, chat template and manifest of a bundle, which a program maps.
 
 A container ends a file: it may lie behind a program, which then needs no other file. It holds data only. Code is in the
-program, which takes weights whose manifest states the same model and ABI.
+program, which takes weights whose manifest states the same model and ABI. Where programs of several architectures share
+a container, `mlcpipe.json` is the manifest of one, and `mlcpipe-ARCHITECTURE.json` that of each other.
 
     files, each at a multiple of 4096 bytes | index, a file of tables | trailer
 
 The index has names (sections 0 and 1), offset and length of each file, counted from the container's begin, and the
-SHA-256 of `mlcpipe.json`, which has those of the others. The trailer: magic, then length of the container, offset and
-length of the index as u64, and the SHA-256 of the index. Hashes are 64 hexadecimal digits.
+SHA-256 of the manifests, one behind the other, which have those of the other files. The trailer: magic, then length of
+the container, offset and length of the index as u64, and the SHA-256 of the index. Hashes are 64 hexadecimal digits.
 `mlcpipe/native/runtime/bundle/files.cc` reads it.
 """
 
@@ -16,7 +17,7 @@ from __future__ import annotations
 import hashlib
 import json
 import struct
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -26,6 +27,7 @@ from mlcpipe.atomic import atomic_file
 from mlcpipe.bundle import MANIFEST, Manifest, read_manifest, verify
 from mlcpipe.bundle.origin import origin_of
 from mlcpipe.compiler.text.tables import strings, tables
+from mlcpipe.host.cpu_features import architecture_of
 from mlcpipe.progress import Progress
 
 KIND, VERSION = b"mlcfiles", 1
@@ -56,35 +58,40 @@ def checked_manifest(bundle: Path, *, deep: bool = False) -> Manifest:
     return manifest
 
 
-def data_files(bundle: Path) -> list[str]:
-    """The files of a bundle that a container has: all but code. Raises the errors of `checked_manifest`."""
-    manifest = checked_manifest(bundle, deep=True)
-    return [MANIFEST, *(name for name in manifest.files if not name.startswith("lib/"))]
+def data_files(manifest: Manifest) -> list[str]:
+    """The files of a bundle that are neither manifest nor code."""
+    return [name for name in manifest.files if not name.startswith("lib/")]
 
 
-def write_container(bundle: Path, output: Path, progress: Progress, *, program: Path | None = None) -> Path:
+def write_container(
+    bundle: Path, output: Path, progress: Progress, *, program: Path | None = None, others: Sequence[Path] = ()
+) -> Path:
     """Write the data of a bundle as the file `output`, behind a copy of `program` if there is one, and runnable then.
 
-    Raises the errors of `checked_manifest`, and ResourceError where the disk has no room.
+    `others` are bundles of the same data for other architectures. Raises the errors of `checked_manifest`, and
+    ResourceError where the disk has no room.
     """
-    names = data_files(bundle)
+    manifest, manifests = checked_manifest(bundle, deep=True), {MANIFEST: bundle / MANIFEST}
+    for other in others:
+        manifests[f"mlcpipe-{architecture_of(checked_manifest(other).target.triple)}.json"] = other / MANIFEST
+    files = manifests | {name: bundle / name for name in data_files(manifest)}
     code = b"" if program is None else program.read_bytes()
-    total = sum((bundle / name).stat().st_size for name in names)
+    total = sum(path.stat().st_size for path in files.values())
     progress.stage("write the file")
     progress.bytes_total(total)
-    with atomic_file(output, total + ALIGNMENT * len(names) + len(code) + 2 * PAGE_BYTES) as file:
+    with atomic_file(output, total + ALIGNMENT * len(files) + len(code) + 2 * PAGE_BYTES) as file:
         file.write(code + bytes(-len(code) % PAGE_BYTES))
         begin, places = file.tell(), {}
-        for name in names:
+        for name, path in files.items():
             file.write(bytes(-(file.tell() - begin) % ALIGNMENT))
             offset = file.tell() - begin
-            with (bundle / name).open("rb") as source:
+            with path.open("rb") as source:
                 while block := source.read(_BLOCK):
                     file.write(block)
                     progress.advance(len(block))
             places[name] = Place(offset, file.tell() - begin - offset)
         file.write(bytes(-(file.tell() - begin) % ALIGNMENT))
-        index, at = _index(places, (bundle / MANIFEST).read_bytes()), file.tell() - begin
+        index, at = _index(places, b"".join(path.read_bytes() for path in manifests.values())), file.tell() - begin
         length = at + len(index) + _TRAILER.size
         file.write(index + _TRAILER.pack(MAGIC, length, at, len(index), hashlib.sha256(index).hexdigest().encode()))
         if program is not None:
@@ -102,7 +109,7 @@ def write_parts(data: Path, part_bytes: int = PART_BYTES) -> Path:
     return description
 
 
-def _index(places: Mapping[str, Place], manifest: bytes) -> bytes:
+def _index(places: Mapping[str, Place], manifests: bytes) -> bytes:
     ends, text = strings(name.encode() for name in places)
     numbers = np.array([(place.offset, place.nbytes) for place in places.values()], np.uint64)
-    return tables(KIND, VERSION, [ends, text, numbers, hashlib.sha256(manifest).hexdigest().encode()])
+    return tables(KIND, VERSION, [ends, text, numbers, hashlib.sha256(manifests).hexdigest().encode()])

@@ -143,6 +143,7 @@ class Container : public Files {
     const View<uint32_t> ends = tables.ends(0, 1);
     const View<char> text = tables.array<char>(1), sha256 = tables.array<char>(3);
     const View<Place> places = tables.array<Place>(2);
+    std::string others;  // manifests for other architectures
     if (places.size != ends.size) throw Damaged("a place for each file");
     for (size_t i = 0; i < ends.size; ++i) {
       const std::string name(StringAt(ends, text, i));
@@ -152,8 +153,10 @@ class Container : public Files {
         throw Damaged("its files before its index").Found(name);
       }
       places_[name] = place;
+      if (name.rfind("mlcpipe-", 0) == 0) others += Open(name, UINT64_MAX).text();
     }
-    if (Sha256(Open("mlcpipe.json", UINT64_MAX).text()) != std::string_view(sha256.data, sha256.size)) {
+    const std::string manifests = std::string(Open("mlcpipe.json", UINT64_MAX).text()) + others;
+    if (Sha256(manifests) != std::string_view(sha256.data, sha256.size)) {
       throw Damaged("the manifest that was written").Next("copy the file again");
     }
   }

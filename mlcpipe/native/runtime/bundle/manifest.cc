@@ -30,8 +30,14 @@ constexpr char kSystem[] = "ios";
 constexpr char kSystem[] = "linux";
 #endif
 
+// A container may have a manifest for each of several architectures.
+std::string NameFor(const Files& source) {
+  const std::string own = std::string("mlcpipe-") + kArchitectures[0] + ".json";
+  return !source.HasCode() && source.Has(own) ? own : kManifest;
+}
+
 JsonObject Read(const Files& source) {
-  const MappedFile file = source.Open(kManifest, kMaxManifestBytes);
+  const MappedFile file = source.Open(NameFor(source), kMaxManifestBytes);
   JsonObject json = JsonObject::Parse(file.text(), source.where() + "/" + kManifest);
   json.Int("format_version", MLCPIPE_FORMAT_VERSION, MLCPIPE_FORMAT_VERSION);
   if (const std::string abi = json.Text("abi"); abi != MLCPIPE_ABI) {

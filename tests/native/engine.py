@@ -40,7 +40,7 @@ _Options = _struct(
 _Plan = _struct(
     "Plan", weights_bytes=_I64, kv_bytes=_I64, workspace_bytes=_I64, free_bytes=_I64, context_length=_I64, fits=_I32
 )
-_Info = _struct("Info", vocab_size=_I64, context_length=_I64, variant=_TEXT)
+_Info = _struct("Info", vocab_size=_I64, context_length=_I64, variant=_TEXT, threads=_I32)
 _Sampling = _struct(
     "Sampling", temperature=_F64, top_p=_F64, min_p=_F64, top_k=_I64, repetition_penalty=_F64, presence_penalty=_F64,
     frequency_penalty=_F64, bias_tokens=ctypes.c_void_p, biases=ctypes.c_void_p, bias_count=ctypes.c_size_t, seed=_U64,

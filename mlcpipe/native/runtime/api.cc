@@ -6,6 +6,7 @@
 #include <new>
 
 #include "answer.h"
+#include "pool.h"
 
 using mlcpipe::Answer;
 using mlcpipe::Code;
@@ -136,7 +137,9 @@ int32_t mlcpipe_close(mlcpipe_engine engine) {
 int32_t mlcpipe_info(mlcpipe_engine engine, mlcpipe_engine_info* info) {
   return Guarded([&] {
     const auto open = Engines::Global().Get(engine);
-    Give({0, open->manifest().model.vocab_size, open->plan().context_length, open->variant().c_str()}, info);
+    Give({0, open->manifest().model.vocab_size, open->plan().context_length, open->variant().c_str(),
+          mlcpipe_pool_threads(0)},
+         info);
   });
 }
 

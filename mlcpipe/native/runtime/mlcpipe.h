@@ -103,6 +103,7 @@ typedef struct {
   int64_t vocab_size;
   int64_t context_length;
   const char* variant; /* valid while the engine is open */
+  int32_t threads;     /* of the kernels of all engines, now */
 } mlcpipe_engine_info;
 
 MLCPIPE_API int32_t mlcpipe_info(mlcpipe_engine engine, mlcpipe_engine_info* info);

@@ -28,6 +28,8 @@ OTHER_TIERS = ("full", "alone", "everything")
 ENABLE = (
     ("packages: npm", "npm ci --prefix tests/webgpu"),
     ("kotlin-compiler", "npm ci --prefix tests/native/android"),
+    ("Android tools: apt", "apt install aapt apksigner zipalign"),
+    ("Android tools", "tests/native/android/get_tools.sh"),
     ("JDK", "apt install openjdk-17-jdk-headless"),
     ("node", "apt install nodejs npm"),
     ("npm", "apt install nodejs npm"),

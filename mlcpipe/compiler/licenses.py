@@ -10,6 +10,9 @@ from pathlib import Path
 from mlcpipe.errors import CompileError
 
 _DLPACK = "Apache TVM FFI contains the header of DLPack (Apache License 2.0, whose text is above)."
+_KOTLIN = """{name}
+Copyright 2010-2024 JetBrains s.r.o. and respective authors and developers
+(Apache License 2.0, whose text is above)."""
 # What ziglang links into static programs, and the files in its package.
 _LINKED = {
     "libc++": "lib/libcxx/LICENSE.TXT",
@@ -27,9 +30,15 @@ def third_party_licenses() -> str:
     return _joined("This program contains", [*tvm_licenses(), *_linked(), _unicode()])
 
 
-def source_licenses() -> str:
-    """The texts of the runtime's sources and data, each under a title. Raises CompileError as the other."""
-    return _joined("This folder contains sources of mlcpipe (Apache License 2.0) and", [*tvm_licenses(), _unicode()])
+def source_licenses(more: Sequence[tuple[str, str]] = ()) -> str:
+    """The texts of the runtime's sources and data and `more`, each under a title. Raises CompileError as the other."""
+    texts = [*tvm_licenses(), _unicode(), *more]
+    return _joined("This folder contains sources of mlcpipe (Apache License 2.0) and", texts)
+
+
+def kotlin_licenses() -> list[tuple[str, str]]:
+    """Of the libraries that the Android library is linked with."""
+    return [(name, _KOTLIN.format(name=name)) for name in ("Kotlin's standard library", "kotlinx.coroutines")]
 
 
 def tvm_licenses() -> Iterator[tuple[str, str]]:

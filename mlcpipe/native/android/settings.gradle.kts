@@ -14,4 +14,4 @@ dependencyResolutionManagement {
 }
 
 rootProject.name = "chat"
-include(":mlcpipe", ":app")
+include(":mlcpipe", ":app", ":views")

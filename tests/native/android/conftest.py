@@ -6,7 +6,7 @@ import json
 import os
 import shutil
 import subprocess
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +18,11 @@ from tests.once import Once
 
 PROJECT = ROOT / "mlcpipe" / "native" / "android"
 LIBRARY = PROJECT / "mlcpipe" / "src" / "main"
+DECLARATIONS = Path(__file__).parent / "declarations"
+TOOLS = Path(__file__).parent / "build"
 KOTLIN = Path(__file__).parent / "node_modules" / "kotlin-compiler" / "lib"
 CLASSES = tuple(KOTLIN / f"{name}.jar" for name in ("kotlin-stdlib", "kotlinx-coroutines-core-jvm"))
+NAMES = {"android": "chat", "android-x86_64": "android-x86_64"}  # of bundles, by their targets
 # Lines of JSON that a scenario prints.
 Scenario = Callable[..., list[dict[str, Any]]]
 
@@ -32,8 +35,20 @@ def jdk() -> Path:
     return Path(java).resolve().parents[1]
 
 
+def tool(path: str) -> Path:
+    """A file that get_tools.sh brings."""
+    if not (TOOLS / path).exists():
+        pytest.skip("no Android tools: tests/native/android/get_tools.sh")
+    return TOOLS / path
+
+
 def kotlin_files(folder: Path) -> list[Path]:
     return sorted(folder.rglob("*.kt"))
+
+
+def plain_kotlin() -> list[Path]:
+    """The library without what needs Android's classes."""
+    return [path for path in kotlin_files(LIBRARY / "kotlin") if path.parent.name != "android"]
 
 
 def compile_kotlin(sources: list[Path], output: Path, *classes: Path, options: tuple[str, ...] = ()) -> None:
@@ -51,15 +66,15 @@ def compile_kotlin(sources: list[Path], output: Path, *classes: Path, options: t
     assert done.returncode == 0, done.stderr[-4000:]
 
 
-def link_jni(output: Path, cache: Path) -> None:
-    """The native runtime with the functions for Kotlin, for a JVM of this machine."""
+def link_jni(output: Path, cache: Path, machine: str | None = None) -> None:
+    """The native runtime with the functions for Kotlin, for a JVM of this machine or another."""
     from mlcpipe.compiler.link import find_cxx
     from mlcpipe.compiler.native_runtime import RUNTIME_SOURCES, object_files
 
-    compiler, include, cpp = find_cxx(), jdk() / "include", LIBRARY / "cpp"
+    compiler, include, cpp = find_cxx(machine), jdk() / "include", LIBRARY / "cpp"
     includes = [f"-I{path}" for path in (RUNTIME_SOURCES, include, include / "linux")]
     flags = ["-std=c++17", "-Os", "-fPIC", "-fvisibility=hidden", "-Wall", "-Wextra", "-Werror", "-shared", "-pthread"]
-    exports = ["-Wl,--gc-sections", f"-Wl,--version-script={cpp / 'exports.map'}"]
+    exports = ["-Wl,--gc-sections", "-Wl,-s", f"-Wl,--version-script={cpp / 'exports.map'}"]
     objects = map(str, object_files(compiler, cache))
     compiler.run([*flags, *includes, *exports, str(cpp / "jni.cc"), *objects, "-ldl", "-o", str(output)])
 
@@ -69,7 +84,7 @@ def library_and_classes(once: Once, shared: Path) -> tuple[Path, Path]:
     """The folder of libmlcpipe.so, and a jar of the library in Kotlin with the scenarios."""
 
     def work(folder: Path) -> list[str]:
-        sources = [*kotlin_files(LIBRARY / "kotlin"), *kotlin_files(Path(__file__).parent / "kotlin")]
+        sources = [*plain_kotlin(), *kotlin_files(Path(__file__).parent / "kotlin")]
         compile_kotlin(sources, folder / "library.jar")
         link_jni(folder / "libmlcpipe.so", private_cache(shared))
         return [str(folder), str(folder / "library.jar")]
@@ -95,16 +110,34 @@ def android_bundle(once: Once) -> Callable[[str], Path]:
     return bundle
 
 
+@pytest.fixture(scope="session")
+def project(once: Once, android_bundle: Callable[[str], Path]) -> Path:
+    """What `mlcpipe package --app android` makes of the demo model, beside its bundles."""
+    from mlcpipe.cli import main
+
+    def work(folder: Path) -> str:
+        bundles = [shutil.copytree(android_bundle(target), folder / name) for target, name in NAMES.items()]
+        assert main(["package", *map(str, bundles), "--app", "android", "-o", str(folder / "project")]) == 0
+        return str(folder / "project")
+
+    return Path(once("android-project", work))
+
+
 @pytest.fixture
 def scenario(library_and_classes: tuple[Path, Path]) -> Scenario:
     """Runs a function of Scenarios.kt in a JVM of its own."""
     folder, jar = library_and_classes
+    return scenario_in([jdk() / "bin" / "java", "-Xcheck:jni"], folder, jar)
+
+
+def scenario_in(java: Sequence[str | Path], folder: Path, jar: Path) -> Scenario:
+    """Runs scenarios of a jar by a command of Java, with the libmlcpipe.so of a folder."""
     path = os.pathsep.join(map(str, (jar, *CLASSES)))
 
     def run(*words: object) -> list[dict[str, Any]]:
-        flags = ["-Xmx512m", "-Xcheck:jni", "-Dfile.encoding=UTF-8", f"-Djava.library.path={folder}", "-cp", path]
-        command = [str(jdk() / "bin" / "java"), *flags, "ai.mlcpipe.ScenariosKt", *map(str, words)]
-        done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=300)
+        flags = ["-Xmx512m", "-Dfile.encoding=UTF-8", f"-Djava.library.path={folder}", "-cp", path]
+        command = list(map(str, [*java, *flags, "ai.mlcpipe.ScenariosKt", *words]))
+        done = subprocess.run(command, input="", capture_output=True, text=True, check=False, timeout=300)
         assert done.returncode == 0, (done.stdout + done.stderr)[-4000:]
         assert "WARNING" not in done.stdout, done.stdout[-2000:]  # of the checks of JNI
         return [json.loads(line) for line in done.stdout.splitlines()]

@@ -24,7 +24,7 @@ from mlcpipe.compiler.link import find_linker
 from mlcpipe.errors import CompileError
 from mlcpipe.quantization.scheme import load_scheme
 from mlcpipe.targets import load_target
-from tests.conftest import DEMO
+from tests.conftest import DEMO, Bundles
 from tests.native.android.answers import QUESTIONS, conversation
 from tests.native.android.conftest import Scenario
 
@@ -68,21 +68,40 @@ def test_a_phone_s_memory_is_spared(android_bundle: Callable[[str], Path]) -> No
     assert prepare_model(config, replace(target, kv_cache_dtype="auto"), scheme).kv_dtype == "float16"
 
 
-def test_an_app_answers_with_it(
-    android_bundle: Callable[[str], Path], scenario: Scenario, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """glibc's libraries stand in for Android's."""
-    bundle = android_bundle("android-x86_64")
+@pytest.fixture
+def glibc_for_android(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """glibc's libraries under the names of Android's."""
     if platform.machine() != "x86_64" or ctypes.util.find_library("c") != "libc.so.6":
         pytest.skip("another CPU than x86-64, or another C library")
     for name in ("libc", "libm"):
         (tmp_path / f"{name}.so").symlink_to(next(Path("/").glob(f"lib/x86_64-linux-gnu/{name}.so.6")))
     monkeypatch.setenv("LD_LIBRARY_PATH", str(tmp_path))
-    data = tmp_path / "model.mlcp"
-    assert main(["package", str(bundle), "--app", "weights", "-o", str(data)]) == 0
-    said = scenario("conversation", data, bundle / "lib" / "model.so", *QUESTIONS)
+
+
+def test_an_app_answers_with_it(project: Path, scenario: Scenario, tmp_path: Path, glibc_for_android: None) -> None:
+    """With the data that phones have too."""
+    data, code = project / "models/chat/model.mlcp", project / "jniLibs/x86_64/libmodel_chat.so"
+    said = scenario("conversation", data, code, *QUESTIONS)
     same = mlcpipe.compile(DEMO, target="cpu-native", kv_cache_dtype="q8", output=tmp_path / "same")
     assert [(s["prompt"], s["text"], s["tokens"][2]) for s in said] == conversation(Engine(same))
+
+
+def test_weights_and_code_that_do_not_belong_together(
+    project: Path,
+    android_bundle: Callable[[str], Path],
+    tiny_bundles: Bundles,
+    scenario: Scenario,
+    tmp_path: Path,
+    glibc_for_android: None,
+) -> None:
+    """Of another machine, and of another model."""
+    code = project / "jniLibs/x86_64/libmodel_chat.so"
+    for name, bundle in (("phone", android_bundle("android")), ("other", tiny_bundles["q4f16_1"])):
+        assert main(["package", str(bundle), "--app", "weights", "-o", str(tmp_path / name)]) == 0
+        (said,) = scenario("openWith", tmp_path / name, code)
+        assert said["code"] == {"phone": "TARGET", "other": "BUNDLE"}[name], said
+    (said,) = scenario("code", project / "jniLibs/arm64-v8a/libmodel_chat.so")
+    assert said["code"] == "BUNDLE"
 
 
 def test_a_function_that_android_lacks_is_refused(tmp_path: Path) -> None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -78,6 +80,9 @@ def test_files_that_are_no_model(scenario: Scenario, demo: Path, tmp_path: Path)
         "empty": b"",
         "text": b"no model\n" * 1000,
     }
+    for file in ("template.bin", "tokenizer.bin"):
+        inside = content.index((demo / file).read_bytes()) + 100
+        damaged[file] = content[:inside] + bytes([content[inside] ^ 1]) + content[inside + 1 :]
     for name, bytes_ in damaged.items():
         (tmp_path / name).write_bytes(bytes_)
     os.mkfifo(tmp_path / "pipe")
@@ -88,6 +93,45 @@ def test_files_that_are_no_model(scenario: Scenario, demo: Path, tmp_path: Path)
     assert {line["code"] for line in said} == {"BUNDLE"}, said
     assert "code" in said[-2]["line"]  # weights alone
     assert all("; " in line["line"] or " in " in line["line"] for line in said)
+
+
+def test_descriptors(scenario: Scenario, demo: Path, tmp_path: Path) -> None:
+    """A pipe, none, a part that is not in the file, and code that lacks: the descriptor stays open throughout."""
+    data = tmp_path / "model.mlcp"
+    assert main(["package", str(demo), "--app", "weights", "-o", str(data)]) == 0
+    said = scenario("descriptors", data)
+    assert [line["code"] for line in said] == ["BUNDLE"] * 6, said
+    assert "code" in said[-1]["line"]
+
+
+def test_weights_that_are_removed_while_they_are_used(scenario: Scenario, demo: Path, tmp_path: Path) -> None:
+    shutil.copytree(demo, tmp_path / "bundle")
+    before, after, again = scenario("removed", tmp_path / "bundle")
+    assert before == after and again["code"] == "BUNDLE"
+
+
+def test_memory_and_context_that_do_not_suffice(scenario: Scenario, demo: Path, tmp_path: Path) -> None:
+    large = shutil.copytree(demo, tmp_path / "large")
+    manifest = json.loads((large / "mlcpipe.json").read_text())
+    manifest["memory_plan"]["kv_bytes_per_token"] <<= 30
+    (large / "mlcpipe.json").write_text(json.dumps(manifest))
+    plan, opened, finish = scenario("small", demo, large)
+    assert not plan["fits"] and opened["code"] == "RESOURCE" and "memory" in opened["line"]
+    assert finish == {"finish": "LENGTH", "room": True}
+
+
+def test_a_full_disk(scenario: Scenario, demo: Path, tmp_path: Path) -> None:
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=16k", "none", disk], capture_output=True, check=False)
+    if mounted.returncode:
+        pytest.skip("mount is not permitted here")
+    try:
+        saved, after, dropped, said = scenario("full", demo, disk / "chat")
+        assert saved["code"] == "RESOURCE" and after["code"] is None
+        assert dropped["code"] is None and said == {"messages": 4, "files": []}
+    finally:
+        subprocess.run(["umount", disk], check=True)
 
 
 def test_code_that_is_none(scenario: Scenario, tmp_path: Path) -> None:

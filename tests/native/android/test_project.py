@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import os
+import re
 import shutil
 import subprocess
-from collections.abc import Callable
+import zipfile
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -13,43 +15,55 @@ import pytest
 
 from mlcpipe.cli import main
 from tests.conftest import Bundles
-from tests.native.android.conftest import CLASSES, compile_kotlin, jdk, kotlin_files
+from tests.native.android.conftest import (
+    CLASSES,
+    DECLARATIONS,
+    KOTLIN,
+    compile_kotlin,
+    jdk,
+    kotlin_files,
+    plain_kotlin,
+    tool,
+)
 from tests.native.cmake import build, compilers
 
 pytestmark = pytest.mark.full  # compiles a bundle with several variants
 
-ANDROID = Path("/usr/share/java/com.android.android-23.jar")
-
-
-@pytest.fixture(scope="module")
-def project(android_bundle: Callable[[str], Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """What `mlcpipe package --app android` makes of the demo model."""
-    folder = tmp_path_factory.mktemp("android")
-    bundle = shutil.copytree(android_bundle("android"), folder / "chat")
-    assert main(["package", str(bundle), "--app", "android", "-o", str(folder / "project")]) == 0
-    return folder / "project"
+ANDROID = "sdk/usr/share/java/com.android.android-23.jar"
 
 
 def test_the_project_has_what_it_needs(project: Path) -> None:
     files = {path.relative_to(project).as_posix(): path for path in project.rglob("*") if path.is_file()}
-    code = files["app/src/main/jniLibs/arm64-v8a/libmodel_chat.so"]
-    assert code.read_bytes()[:4] == b"\x7fELF" and "models/chat/model.mlcp" in files
-    assert "NOTICE" in files["THIRD_PARTY.txt"].read_text()
+    for abi, machine in (("arm64-v8a", 183), ("x86_64", 62)):
+        code = files[f"jniLibs/{abi}/libmodel_chat.so"].read_bytes()
+        assert code[:4] == b"\x7fELF" and code[18] == machine
+    assert [name for name in files if name.startswith("models/")] == [
+        "models/chat/model.json",
+        "models/chat/model.mlcp",
+    ]
+    licences = files["mlcpipe/src/main/resources/META-INF/ai.mlcpipe/THIRD_PARTY.txt"].read_text()
+    for name in ("NOTICE", "apache-tvm ", "DLPack", "Kotlin's standard library", "kotlinx.coroutines", "mlcpipe"):
+        assert name in licences, name
     native = "mlcpipe/src/main/cpp"
     for name, path in files.items():
         if path.suffix in (".kt", ".kts", ".md", ".xml", ".pro") or name == f"{native}/runtime/CMakeLists.txt":
             text = path.read_text()
-            assert not any(word in text for word in ("@ABI@", "@MODEL@", "@MODELS@", "@TRIPLE@", "@VERSION@")), name
+            assert not re.search("@[A-Z]+@", text), name
         if path.suffix == ".xml":
             assert "permission" not in ElementTree.tostring(ElementTree.parse(path).getroot(), "unicode")
-    assert 'abiFilters += "arm64-v8a"' in files["mlcpipe/build.gradle.kts"].read_text()
-    assert 'load("libmodel_chat.so")' in files["app/src/main/kotlin/com/example/chat/ChatActivity.kt"].read_text()
+    for module in ("mlcpipe", "app", "views"):
+        gradle = files[f"{module}/build.gradle.kts"].read_text()
+        assert 'listOf("arm64-v8a", "x86_64")' in gradle and "minSdk = 26" in gradle
+    for app in ("app/src/main/kotlin/com/example/chat", "views/src/main/kotlin/com/example/views"):
+        assert '"libmodel_chat.so"' in files[f"{app}/ChatActivity.kt"].read_text()
 
 
 def test_kotlin_compiles_against_android(project: Path, tmp_path: Path) -> None:
-    if not ANDROID.exists():
-        pytest.skip("libandroid-23-java of Debian sid")
-    compile_kotlin(kotlin_files(project), tmp_path / "app.jar", ANDROID)
+    """By Compose's compiler plugin, against declarations of the functions of Compose that the app uses."""
+    plugin = f"-Xplugin={KOTLIN / 'compose-compiler-plugin.jar'}"
+    sources = [*kotlin_files(project), *kotlin_files(DECLARATIONS)]
+    compile_kotlin(sources, tmp_path / "app.jar", tool(ANDROID), options=(plugin,))
+    assert "com/example/chat/ComposableSingletons" in "\n".join(zipfile.ZipFile(tmp_path / "app.jar").namelist())
 
 
 def test_the_rules_keep_what_the_native_library_looks_up(project: Path) -> None:
@@ -64,11 +78,20 @@ def test_cmake_builds_the_library(project: Path, tmp_path: Path) -> None:
     """For a JVM of this machine, which loads it."""
     home = jdk()
     built = build(project / "mlcpipe/src/main/cpp", tmp_path / "build", {**compilers("gcc"), "JAVA_HOME": str(home)})
-    compile_kotlin([*kotlin_files(project / "mlcpipe"), _loads(tmp_path)], tmp_path / "app.jar")
+    compile_kotlin([*plain_kotlin(), _loads(tmp_path)], tmp_path / "app.jar")
     path = os.pathsep.join(map(str, (tmp_path / "app.jar", *CLASSES)))
     command = [home / "bin" / "java", f"-Djava.library.path={built}", "-cp", path, "ai.mlcpipe.LoadsKt"]
     done = subprocess.run(list(map(str, command)), capture_output=True, text=True, check=False)
     assert "threads; expected" in done.stdout, done.stderr[-2000:]
+
+
+def _changed(bundle: Path, folder: Path) -> Path:
+    """A copy of a bundle as of another model: its shape differs."""
+    path = shutil.copytree(bundle, folder) / "mlcpipe.json"
+    manifest = json.loads(path.read_text())
+    manifest["model"]["context_length"] -= 1
+    path.write_text(json.dumps(manifest))
+    return folder
 
 
 def _loads(folder: Path) -> Path:
@@ -89,8 +112,11 @@ def test_what_cannot_be_packaged_is_one_line(
         return capsys.readouterr().err
 
     assert "--target android" in said(demo_bundles["q4f16_1"], "-o", tmp_path / "project")
-    bundle = project.parent / "chat"
-    assert "bundles of one name" in said(bundle, shutil.copytree(bundle, tmp_path / "CHAT"), "-o", tmp_path / "project")
+    bundle, other = project.parent / "chat", project.parent / "android-x86_64"
+    assert "two bundles of one model" in said(bundle, bundle, "-o", tmp_path / "project")
+    assert "models for different machines" in said(bundle, _changed(other, tmp_path / "b"), "-o", tmp_path / "project")
+    changed = _changed(bundle, tmp_path / "CHAT")
+    assert "bundles of one name" in said(bundle, changed, "-o", tmp_path / "project")
     assert "--title has no effect" in said(bundle, "--title", "x", "-o", tmp_path / "project")
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "build.gradle.kts").write_text("")

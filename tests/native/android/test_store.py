@@ -99,6 +99,20 @@ def test_a_download_is_cancelled(host: Host, scenario: Scenario) -> None:
     assert cancelled == {"cancelled": True, "there": False} and done["code"] is None and host.is_whole()
 
 
+def test_two_downloads_of_a_file_do_not_mix(host: Host, scenario: Scenario) -> None:
+    twice, file = scenario("downloadTwice", host.json, host.app, host.url)
+    assert twice["code"] == "USAGE" and "under way" in twice["line"]
+    assert file["code"] == "USAGE" and "http" in file["line"]
+
+
+def test_a_session_shows_its_download(host: Host, scenario: Scenario) -> None:
+    """Of a file that is no model."""
+    download(host, scenario, end=3 * PART)
+    states, opened, absent = scenario("fetched", host.json, host.app, host.url)
+    assert states["states"] == ["Absent", "Verifying", "Downloading", "Dropped", "Loading", "Failed BUNDLE"]
+    assert opened["code"] == absent["code"] == "BUNDLE" and "absent" in absent["line"]
+
+
 def test_a_list_of_parts_that_is_damaged(host: Host, scenario: Scenario) -> None:
     good = json.loads(host.json.read_text())
     for wrong in ({"name": "../x"}, {"bytes": 1}, {"part_bytes": 0}, {"sha256": [1] * PARTS}):

@@ -1,6 +1,7 @@
 plugins {
     id("com.android.application")
     id("org.jetbrains.kotlin.android")
+    id("org.jetbrains.kotlin.plugin.compose")
 }
 
 android {
@@ -12,8 +13,10 @@ android {
         targetSdk = 35
         versionCode = 1
         versionName = "1"
-        ndk { abiFilters += "@ABI@" }
+        ndk { abiFilters += listOf(@ABIS@) }
     }
+    sourceSets["main"].jniLibs.srcDir(rootDir.resolve("jniLibs")) // the code of the models
+    buildFeatures { compose = true }
     buildTypes {
         release {
             isMinifyEnabled = true
@@ -27,4 +30,9 @@ android {
     kotlinOptions { jvmTarget = "1.8" }
 }
 
-dependencies { implementation(project(":mlcpipe")) }
+dependencies {
+    implementation(project(":mlcpipe"))
+    implementation(platform("androidx.compose:compose-bom:2024.12.01"))
+    implementation("androidx.compose.material3:material3")
+    implementation("androidx.activity:activity-compose:1.9.3")
+}

@@ -9,7 +9,7 @@ android {
     defaultConfig {
         minSdk = 26
         consumerProguardFiles("consumer-rules.pro")
-        ndk { abiFilters += "@ABI@" }
+        ndk { abiFilters += listOf(@ABIS@) }
         externalNativeBuild { cmake { arguments += "-DANDROID_STL=c++_static" } }
     }
     externalNativeBuild { cmake { path = file("src/main/cpp/CMakeLists.txt") } }

@@ -174,11 +174,30 @@ suspend fun download(json: String, folder: String, url: String, end: Long) {
     val progress = mutableListOf<Long>()
     failure("download") {
         store.download(file, java.net.URL(url)) {
-            progress += it
-            if (it == end) Runtime.getRuntime().halt(0)
+            progress += bytesOf(it)
+            if (bytesOf(it) == end) Runtime.getRuntime().halt(0)
         }
     }
     show("progress" to progress, "there" to (store.find(file) != null))
+}
+
+fun bytesOf(state: ModelState) = when (state) {
+    is ModelState.Downloading -> state.bytes
+    is ModelState.Verifying -> state.bytes
+    else -> error("no progress: $state")
+}
+
+/** Another download to the same file meanwhile, and one that is no URL of a web server. */
+suspend fun downloadTwice(json: String, folder: String, url: String) {
+    val file = ModelFile.read(java.io.File(json).readText())
+    fun store() = ModelStore(java.io.File(folder))
+    var twice = false
+    store().download(file, java.net.URL(url)) {
+        if (!twice) runBlocking { failure("twice") { store().download(file, java.net.URL(url)) } }
+        twice = true
+    }
+    store().remove(file)
+    failure("file") { store().download(file, java.net.URL("file:$json")) }
 }
 
 /** Cancels a download after its first part; the next one goes on. */
@@ -221,8 +240,9 @@ fun main(words: Array<String>) = runBlocking {
         "restore" -> restore(path, words[2])
         "download" -> download(path, words[2], words[3], words[4].toLong())
         "cancelDownload" -> cancelDownload(path, words[2], words[3])
+        "downloadTwice" -> downloadTwice(path, words[2], words[3])
         "code" -> failure(path) { ModelCode.load(path) }
         "growth" -> growth(path, words[2].toInt(), words[3].toInt())
-        else -> error("no scenario $name")
+        else -> session(name, path, words.drop(2))
     }
 }

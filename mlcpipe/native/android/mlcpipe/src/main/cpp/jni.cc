@@ -5,6 +5,7 @@
 #include <mlcpipe.h>
 
 #include <cmath>
+#include <cstring>
 #include <new>
 #include <string>
 #include <vector>
@@ -28,9 +29,10 @@ jbyteArray BytesOf(JNIEnv* env, const char* data, size_t bytes) {
 
 jbyteArray BytesOf(JNIEnv* env, const std::string& text) { return BytesOf(env, text.data(), text.size()); }
 
-void Throw(JNIEnv* env, int32_t code, const std::string& line, const std::string& next_step = "") {
+// Allocates nothing of C++: it is called where memory ended.
+void Throw(JNIEnv* env, int32_t code, const char* line, const char* next_step = "") {
   if (env->ExceptionCheck()) return;  // of a callback, which ended the call
-  const auto text = BytesOf(env, line), next = BytesOf(env, next_step);
+  const auto text = BytesOf(env, line, std::strlen(line)), next = BytesOf(env, next_step, std::strlen(next_step));
   if (!text || !next) return;
   const auto failure = env->CallStaticObjectMethod(classes.native, classes.failure, code, text, next);
   if (!env->ExceptionCheck()) env->Throw(static_cast<jthrowable>(failure));
@@ -113,7 +115,8 @@ jlong LoadCode(JNIEnv* env, jclass, jbyteArray library) {
     void* const table = loaded ? dlsym(loaded, "mlcpipe_library_symbols") : nullptr;
     if (table) return reinterpret_cast<jlong>(table);
     const char* const reason = dlerror();
-    Throw(env, MLCPIPE_BUNDLE, "the model's code does not load: " + std::string(reason ? reason : path.path()));
+    const std::string line = "the model's code does not load: " + std::string(reason ? reason : path.path());
+    Throw(env, MLCPIPE_BUNDLE, line.c_str());
     return 0;
   });
 }
@@ -156,7 +159,7 @@ jlongArray Info(JNIEnv* env, jclass, jlong engine) {
     mlcpipe_engine_info info{};
     info.size = sizeof info;
     if (!Succeeded(env, mlcpipe_info(static_cast<mlcpipe_engine>(engine), &info))) return nullptr;
-    return Longs(env, {info.vocab_size, info.context_length});
+    return Longs(env, {info.vocab_size, info.context_length, info.threads});
   });
 }
 
@@ -186,7 +189,7 @@ mlcpipe_sampling SamplingOf(JNIEnv* env, jdoubleArray numbers, jlong seed) {
   mlcpipe_sampling sampling{};
   sampling.size = sizeof sampling;
   mlcpipe_default_sampling(&sampling);
-  jdouble given[7];
+  jdouble given[7] = {};
   env->GetDoubleArrayRegion(numbers, 0, 7, given);
   double* const real[] = {&sampling.temperature, &sampling.top_p, &sampling.min_p, nullptr,
                           &sampling.repetition_penalty, &sampling.presence_penalty, &sampling.frequency_penalty};

@@ -128,9 +128,10 @@ internal object Json {
             val char = text[at++]
             if (char != 'u') return requireNotNull(ESCAPES[char]) { "unknown escape at character $at" }
             require(at + 4 <= text.length) { "the text ends in a string" }
-            val code = requireNotNull(text.substring(at, at + 4).toIntOrNull(16)) { "no number at character $at" }
+            val digits = text.substring(at, at + 4)
+            require(digits.all { it in "0123456789abcdefABCDEF" }) { "no number at character $at" }
             at += 4
-            return code.toChar()
+            return digits.toInt(16).toChar()
         }
     }
 

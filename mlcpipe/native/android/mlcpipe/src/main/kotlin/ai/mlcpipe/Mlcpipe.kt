@@ -15,7 +15,7 @@ import kotlinx.coroutines.launch
 import kotlinx.coroutines.withContext
 
 /** The code of a model, a shared library that stays loaded. */
-class ModelCode private constructor(internal val address: Long) {
+class ModelCode internal constructor(internal val address: Long) {
     companion object {
         /** Loads a library of the app by its name, such as `libmodel_chat.so`, or by its path. */
         fun load(library: String): ModelCode = ModelCode(Native.loadCode(library.encodeToByteArray()))
@@ -29,12 +29,17 @@ class ModelCode private constructor(internal val address: Long) {
 class Mlcpipe private constructor(private val handle: Long) : AutoCloseable {
     @OptIn(ExperimentalCoroutinesApi::class) // until coroutines 1.9
     private val dispatcher = Dispatchers.IO.limitedParallelism(1)
+    private val gate = Gate()
     private val lock = Any()
     private var running: AtomicBoolean? = null // whether the answer that is computed was stopped
     private var closed = false
 
+
     /** Tokens of prompt and answer together. */
     val contextLength: Int = Native.info(handle)[1].toInt()
+
+    /** Threads that compute now, of all models. */
+    val threads: Int get() = Native.info(handle)[2].toInt()
 
     /** A conversation. Several may be alive at once; what they share of their beginnings is computed once. */
     fun chat(system: String? = null): Chat = Chat(this, listOfNotNull(system?.let { Message("system", it) }))
@@ -59,7 +64,7 @@ class Mlcpipe private constructor(private val handle: Long) : AutoCloseable {
                     stop(stopped)
                 }
             }
-            val sink = ChannelSink(stopped) { trySend(it) }
+            val sink = ChannelSink(stopped, gate) { trySend(it) }
             val values = compute(stopped) {
                 val given = variables?.encodeToByteArray()
                 Native.generate(
@@ -92,12 +97,15 @@ class Mlcpipe private constructor(private val handle: Long) : AutoCloseable {
     /** Gives memory back that no conversation uses. */
     suspend fun trim() = withContext(dispatcher) { Native.trim(handle) }
 
+    /** Holds answers between two tokens, or lets them go on. A model that is held computes for no other chat. */
+    fun setPaused(paused: Boolean) = gate.set(paused)
+
     /** Ends an answer that is computed, with [ErrorCode.CANCELLED], and gives back the memory. It may be called twice. */
     override fun close() {
         synchronized(lock) {
             if (closed) return
             closed = true
-            running?.set(true)
+            running?.let { gate.stop(it) }
             Native.close(handle)
         }
     }
@@ -117,7 +125,7 @@ class Mlcpipe private constructor(private val handle: Long) : AutoCloseable {
         }
 
     private fun stop(stopped: AtomicBoolean) {
-        stopped.set(true)
+        gate.stop(stopped)
         synchronized(lock) { if (running === stopped && !closed) Native.cancel(handle) }
     }
 
@@ -165,8 +173,15 @@ class Mlcpipe private constructor(private val handle: Long) : AutoCloseable {
     }
 }
 
-private class ChannelSink(private val stopped: AtomicBoolean, private val send: (Chunk) -> Unit) : Sink {
-    override fun onToken(token: Int) = !stopped.get()
+private class ChannelSink(
+    private val stopped: AtomicBoolean,
+    private val gate: Gate,
+    private val send: (Chunk) -> Unit,
+) : Sink {
+    override fun onToken(token: Int): Boolean {
+        gate.pass(stopped)
+        return !stopped.get()
+    }
 
     override fun onText(text: ByteArray) = send(Chunk.Text(text.decodeToString()))
 }

@@ -6,6 +6,7 @@ import java.io.InputStream
 import java.io.RandomAccessFile
 import java.net.HttpURLConnection
 import java.net.URL
+import java.nio.channels.OverlappingFileLockException
 import java.security.MessageDigest
 import kotlinx.coroutines.CoroutineScope
 import kotlinx.coroutines.Dispatchers
@@ -45,15 +46,18 @@ class ModelStore(private val folder: File) {
     fun find(file: ModelFile): File? = File(folder, file.name).takeIf { it.length() == file.bytes }
 
     /**
-     * Downloads the file unless it is there. [onProgress] gets the number of bytes that are checked. Throws
+     * Downloads the file unless it is there. [onProgress] gets [ModelState.Verifying] and [ModelState.Downloading]. Throws
      * [MlcpipeException]: NETWORK, RESOURCE where the disk has no room, BUNDLE where the host has another file.
      */
-    suspend fun download(file: ModelFile, url: URL, onProgress: (Long) -> Unit = {}): File = mutex.withLock {
+    suspend fun download(file: ModelFile, url: URL, onProgress: (ModelState) -> Unit = {}): File = mutex.withLock {
         find(file) ?: withContext(Dispatchers.IO) {
             folder.mkdirs()
             val unfinished = File(folder, "${file.name}.part")
             try {
-                RandomAccessFile(unfinished, "rw").use { Download(file, url, it, onProgress).run(this) }
+                RandomAccessFile(unfinished, "rw").use {
+                    if (!isAlone(it)) throw MlcpipeException(ErrorCode.USAGE, "a download to $unfinished is under way")
+                    Download(file, url, it, onProgress).run(this)
+                }
             } catch (error: IOException) {
                 throw MlcpipeException(ErrorCode.RESOURCE, "cannot write $unfinished: ${error.message}", cause = error)
             }
@@ -72,7 +76,7 @@ class ModelStore(private val folder: File) {
         private val file: ModelFile,
         private val url: URL,
         private val out: RandomAccessFile,
-        private val onProgress: (Long) -> Unit,
+        private val onProgress: (ModelState) -> Unit,
     ) {
         private val buffer = ByteArray(1 shl 16)
         private var tag: String? = null
@@ -80,7 +84,7 @@ class ModelStore(private val folder: File) {
         private var wrong = 0 // parts in a row that were not what they must be
 
         suspend fun run(scope: CoroutineScope) {
-            while (part < file.sha256.size && kept(scope)) advance()
+            while (part < file.sha256.size && kept(scope)) advance { ModelState.Verifying(it, file.bytes) }
             out.setLength(begin())
             val room = folder.usableSpace
             if (room < file.bytes - begin()) {
@@ -103,9 +107,9 @@ class ModelStore(private val folder: File) {
 
         private fun begin() = minOf(part.toLong() * file.partBytes, file.bytes)
 
-        private fun advance() {
+        private fun advance(state: (Long) -> ModelState) {
             part++
-            onProgress(begin())
+            onProgress(state(begin()))
         }
 
         private fun partBytes() = minOf(file.partBytes.toLong(), file.bytes - begin())
@@ -118,7 +122,8 @@ class ModelStore(private val folder: File) {
         }
 
         private fun fetch(scope: CoroutineScope) {
-            val connection = network { url.openConnection() as HttpURLConnection }
+            val connection = network { url.openConnection() } as? HttpURLConnection
+                ?: throw MlcpipeException(ErrorCode.USAGE, "weights come by http and https alone; found $url")
             try {
                 connection.connectTimeout = TIMEOUT_MS
                 connection.readTimeout = TIMEOUT_MS
@@ -159,7 +164,7 @@ class ModelStore(private val folder: File) {
             val found = hash(scope, { count -> network { body.read(buffer, 0, count) } }, { out.write(buffer, 0, it) })
             if (found == file.sha256[part]) {
                 wrong = 0
-                advance()
+                advance { ModelState.Downloading(it, file.bytes) }
             } else if (++wrong == ATTEMPTS) {
                 val what = "the host has another file than the app expects"
                 throw MlcpipeException(ErrorCode.BUNDLE, "$what in $url; found SHA-256 $found of part $part")
@@ -194,6 +199,14 @@ class ModelStore(private val folder: File) {
         const val PAUSE_MS = 200L
         const val TIMEOUT_MS = 30_000
         val REFUSALS = listOf(400, 401, 403, 404, 410)
+
+        /** Whether no other process, and nobody else in this one, has the file. */
+        fun isAlone(out: RandomAccessFile): Boolean =
+            try {
+                out.channel.tryLock() != null
+            } catch (error: OverlappingFileLockException) {
+                false
+            }
 
         fun <T> network(work: () -> T): T =
             try {

@@ -39,7 +39,7 @@ internal object Native {
         threads: Int,
     ): Long
 
-    /** The size of the vocabulary and the length of the context, in tokens. */
+    /** The size of the vocabulary and the length of the context, in tokens; the threads that compute now. */
     @JvmStatic
     external fun info(engine: Long): LongArray
 

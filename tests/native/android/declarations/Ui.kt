@@ -1,0 +1,6 @@
+// Compose's modifiers.
+package androidx.compose.ui
+
+interface Modifier {
+    companion object : Modifier
+}

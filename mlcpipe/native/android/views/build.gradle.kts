@@ -15,6 +15,7 @@ android {
         ndk { abiFilters += listOf(@ABIS@) }
     }
     sourceSets["main"].jniLibs.srcDir(rootDir.resolve("jniLibs")) // the code of the models
+    packaging { jniLibs { useLegacyPackaging = true } } // compressed, and unpacked when the app is installed
     buildTypes {
         release {
             isMinifyEnabled = true

@@ -113,7 +113,7 @@ def test_weights_that_are_removed_while_they_are_used(scenario: Scenario, demo: 
 def test_memory_and_context_that_do_not_suffice(scenario: Scenario, demo: Path, tmp_path: Path) -> None:
     large = shutil.copytree(demo, tmp_path / "large")
     manifest = json.loads((large / "mlcpipe.json").read_text())
-    manifest["memory_plan"]["kv_bytes_per_token"] <<= 30
+    manifest["memory_plan"]["workspace_bytes"]["forward_many"] = 1 << 45
     (large / "mlcpipe.json").write_text(json.dumps(manifest))
     plan, opened, finish = scenario("small", demo, large)
     assert not plan["fits"] and opened["code"] == "RESOURCE" and "memory" in opened["line"]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import subprocess
@@ -108,16 +107,6 @@ def test_weights_that_are_removed_while_they_are_used(scenario: Scenario, demo: 
     shutil.copytree(demo, tmp_path / "bundle")
     before, after, again = scenario("removed", tmp_path / "bundle")
     assert before == after and again["code"] == "BUNDLE"
-
-
-def test_memory_and_context_that_do_not_suffice(scenario: Scenario, demo: Path, tmp_path: Path) -> None:
-    large = shutil.copytree(demo, tmp_path / "large")
-    manifest = json.loads((large / "mlcpipe.json").read_text())
-    manifest["memory_plan"]["workspace_bytes"]["forward_many"] = 1 << 45
-    (large / "mlcpipe.json").write_text(json.dumps(manifest))
-    plan, opened, finish = scenario("small", demo, large)
-    assert not plan["fits"] and opened["code"] == "RESOURCE" and "memory" in opened["line"]
-    assert finish == {"finish": "LENGTH", "room": True}
 
 
 def test_a_full_disk(scenario: Scenario, demo: Path, tmp_path: Path) -> None:

@@ -34,17 +34,6 @@ suspend fun removed(path: String) {
     failure("again") { Mlcpipe.open(path).close() }
 }
 
-/** A model that memory has no room for, and an answer that fills its context. */
-suspend fun small(path: String, large: String) {
-    show("fits" to Mlcpipe.plan(large, 64).fits)
-    failure("open") { Mlcpipe.open(large, options = Options(contextLength = 64)).close() }
-    Mlcpipe.open(path, options = Options(contextLength = 64)).use { model ->
-        val end = whole(model.answer(listOf(Message("user", "Tell me a long story.")), GREEDY)).second
-        val used = end.statistics.promptTokens + end.statistics.completionTokens
-        show("finish" to end.finish.name, "room" to (used <= model.contextLength))
-    }
-}
-
 /** Saves to a disk that is full, and goes on. */
 suspend fun full(path: String, file: String) {
     Mlcpipe.open(path).use { model ->
@@ -65,7 +54,6 @@ suspend fun full(path: String, file: String) {
 suspend fun badInput(name: String, path: String, words: List<String>) = when (name) {
     "descriptors" -> descriptors(path)
     "removed" -> removed(path)
-    "small" -> small(path, words[0])
     "full" -> full(path, words[0])
     "openWith" -> failure(path) { Mlcpipe.open(path, ModelCode.load(words[0])).close() }
     else -> error("no scenario $name")

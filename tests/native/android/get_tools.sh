@@ -27,6 +27,7 @@ packages bullseye amd64 sdk dalvik-exchange libandroid-23-java
 mkdir -p build/arm64/usr/lib
 ln -sfn usr/lib build/arm64/lib
 packages trixie arm64 arm64 openjdk-21-jre-headless libc6 libgcc-s1 libstdc++6 zlib1g
+rm -r build/arm64/usr/share  # no JVM needs it, and its Python is not this project's
 # Java's settings lie in /etc.
 find build/arm64/usr/lib/jvm -type l -lname '/etc/java*' | while read -r link; do
   ln -sfn "$PWD/build/arm64$(readlink "$link")" "$link"

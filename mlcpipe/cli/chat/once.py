@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from mlcpipe.runtime.sampling_params import Stats
 
-MAX_STDIN_BYTES = 64 << 20
+MAX_STDIN_BYTES = 8 << 20  # more than a context of a million tokens holds
 SILENCE_S = 0.5
 
 

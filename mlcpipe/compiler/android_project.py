@@ -45,7 +45,7 @@ def write_android_project(
         }
         write_templates(_TEMPLATES, folder, values)
         library = folder / "mlcpipe" / "src" / "main"
-        write_runtime(library / "cpp" / "runtime")
+        write_runtime(library / "cpp" / "runtime", [read_manifest(bundle) for bundle in bundles])
         for name, codes in models.items():
             _write_model(folder, name, codes, progress)
         licences = library / "resources" / "META-INF" / "ai.mlcpipe" / "THIRD_PARTY.txt"  # in the AAR and in apps

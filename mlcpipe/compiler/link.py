@@ -222,6 +222,17 @@ def export_device_library(
     _export(module, fcompile, output, triple)
 
 
+def export_objects(module: Any, write: Callable[[Sequence[Path]], None], triple: str) -> None:
+    """Call `write` with the object files of a module of host code and kernels, which are there for its time."""
+
+    def fcompile(target: str, files: Sequence[str], options: object = None, **_: object) -> None:
+        write([Path(file) for file in files])
+        Path(target).touch()
+
+    with tempfile.TemporaryDirectory() as folder:
+        _export(module, fcompile, Path(folder, "module.so"), triple)
+
+
 def export_archive(module: Any, output: Path, archiver: Linker, triple: str) -> None:
     """Write a module whose functions register themselves as the static library `output`. Raises CompileError."""
 

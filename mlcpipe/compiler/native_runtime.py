@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
@@ -17,6 +18,7 @@ RUNTIME_SOURCES = native_path() / "runtime"
 _TEXT = sorted((RUNTIME_SOURCES / "text").glob("*.cc"))
 _CLI = sorted((RUNTIME_SOURCES / "cli").glob("*.cc"))
 _LIBRARY_OBJECTS = ("runtime.o", "pool.o", *(f"{path.stem}.o" for path in _TEXT))
+_PLUGIN = "plugin.o"
 _OBJECTS = (*_LIBRARY_OBJECTS, *(f"{path.stem}.o" for path in _CLI))
 _SECTIONS = ("-ffunction-sections", "-fdata-sections", "-fvisibility=hidden")
 _C = ("-O2", "-fPIC", *_SECTIONS, "-DMLCPIPE_RUNTIME", "-c")
@@ -40,12 +42,29 @@ _STRIPPED = ("-pthread", "-Wl,--gc-sections", "-Wl,-s")
 _SHARED = ("-shared", *_STRIPPED, f"-Wl,--version-script={RUNTIME_SOURCES / 'exports.map'}")
 
 
-def shared_library(compiler: Linker, cache: Path) -> Path:
+@dataclass(frozen=True)
+class DevicePlugin:
+    """Sources that the runtime is built with to run on a kind of device: `unit` includes all others of its folder.
+
+    `definition` is the macro that says so, `standard` that of C++, `headers` a folder with the device's own.
+    """
+
+    unit: Path
+    definition: str
+    standard: str
+    headers: Path
+
+    def sources(self) -> list[Path]:
+        """What it is compiled from, the headers aside."""
+        return sorted([*self.unit.parent.glob("*.h"), *self.unit.parent.glob("*.cc")])
+
+
+def shared_library(compiler: Linker, cache: Path, plugin: DevicePlugin | None = None) -> Path:
     """The runtime as a shared library, from `cache` or newly built (a minute on one core).
 
     Raises CompileError with the compiler's error, or if the wheel lacks the sources.
     """
-    objects = object_files(compiler, cache)
+    objects = object_files(compiler, cache, plugin)
 
     def build(made: Path) -> None:
         compiler.run([*_SHARED, *map(str, objects), "-o", str(made / LIBRARY), "-ldl"])
@@ -64,19 +83,27 @@ def library_sources() -> list[Path]:
     return sorted(path for path in files if path.parent.name != "cli")
 
 
-def object_files(compiler: Linker, cache: Path) -> list[Path]:
+def object_files(compiler: Linker, cache: Path, plugin: DevicePlugin | None = None) -> list[Path]:
     """The runtime's object files, from `cache` or newly built, for programs of one's own. Raises CompileError."""
-    tvm, own = _objects(compiler, cache)
-    return [tvm, *own[: len(_LIBRARY_OBJECTS)]]
+    tvm, own = _objects(compiler, cache, plugin)
+    programs = {f"{path.stem}.o" for path in _CLI}
+    return [tvm, *(path for path in own if path.name not in programs)]
 
 
-def write_program(compiler: Linker, cache: Path, code: Path | None, output: Path, licenses: Path | None = None) -> None:
+def write_program(
+    compiler: Linker,
+    cache: Path,
+    code: Path | None,
+    output: Path,
+    licenses: Path | None = None,
+    plugin: DevicePlugin | None = None,
+) -> None:
     """Write the runtime's command line as a program: with the static library `code` of a bundle, or to load bundles.
 
-    With code it is static and needs nothing of the system but its kernel. `licenses` is the text that it shows for
-    --licenses. Raises CompileError.
+    With code it is static and needs nothing of the system but its kernel, so it takes no plugin. `licenses` is the text
+    that it shows for --licenses. Raises CompileError.
     """
-    tvm, own = _objects(compiler, cache)
+    tvm, own = _objects(compiler, cache, plugin)
     if licenses is not None:
         source = licenses.with_suffix(".S")
         source.write_text(_LICENSES.format(path=licenses), encoding="utf-8")
@@ -85,7 +112,7 @@ def write_program(compiler: Linker, cache: Path, code: Path | None, output: Path
     compiler.run([*_STRIPPED, str(tvm), *map(str, own), *words, "-o", str(output)])
 
 
-def _objects(compiler: Linker, cache: Path) -> tuple[Path, list[Path]]:
+def _objects(compiler: Linker, cache: Path, plugin: DevicePlugin | None) -> tuple[Path, list[Path]]:
     """TVM's runtime, which changes seldom and takes most of the time, and our objects."""
     tree, command = source_tree(), (*compiler.command, compiler.version)
     source = (RUNTIME_SOURCES / "tvm.cc").read_text(encoding="utf-8")
@@ -96,13 +123,15 @@ def _objects(compiler: Linker, cache: Path) -> tuple[Path, list[Path]]:
             compiler.run([*_CXX, "-w", *_includes(copy), str(RUNTIME_SOURCES / "tvm.cc"), "-o", str(made / "tvm.o")])
 
     tvm = built_once(cache / "native" / f"tvm-{key}", ["tvm.o"], cache, build)[0]
-    folder = cache / "native" / f"runtime-{_key((*command, key))}"
-    return tvm, built_once(folder, _OBJECTS, cache, partial(_compile, compiler, tree))
+    folder = cache / "native" / f"runtime-{_key((*command, key), plugin)}"
+    names = (*_OBJECTS, *((_PLUGIN,) if plugin else ()))
+    return tvm, built_once(folder, names, cache, partial(_compile, compiler, tree, plugin))
 
 
-def _compile(compiler: Linker, tree: SourceTree, made: Path) -> None:
+def _compile(compiler: Linker, tree: SourceTree, plugin: DevicePlugin | None, made: Path) -> None:
     """Compile our part of the runtime in a copy of TVM's tree."""
     core, pool, *others = (str(made / name) for name in _OBJECTS)
+    device = [f"-D{plugin.definition}"] if plugin else []
     with tree.copied() as copy:
         system = [word.replace("-I", "-isystem") for word in _includes(copy)]
         compiler.run(
@@ -111,12 +140,16 @@ def _compile(compiler: Linker, tree: SourceTree, made: Path) -> None:
                 *_WARNINGS,
                 f"-I{RUNTIME_SOURCES}",
                 *definitions(),
+                *device,
                 *system,
                 str(RUNTIME_SOURCES / "runtime.cc"),
                 "-o",
                 core,
             ]
         )
+        if plugin is not None:
+            words = [f"-std={plugin.standard}", *device, *system, "-isystem", str(plugin.headers)]
+            compiler.run([*_CXX, *_WARNINGS, *words, str(plugin.unit), "-o", str(made / _PLUGIN)])
     for source, made_object in zip([*_TEXT, *_CLI], others):
         compiler.run([*_CXX, *_WARNINGS, f"-I{RUNTIME_SOURCES}", str(source), "-o", made_object])
     compiler.run(["-x", "c", "-std=gnu11", *_C, *_WARNINGS, str(POOL), "-o", pool])
@@ -126,13 +159,14 @@ def _includes(tree: Path) -> list[str]:
     return [f"-I{tree / name}" for name in INCLUDES]
 
 
-def _key(words: Sequence[str]) -> str:
+def _key(words: Sequence[str], plugin: DevicePlugin | None) -> str:
     """Hash over our sources, flags and what they are compiled with."""
     digest = hashlib.sha256()
     for word in (*words, *_CXX, *_C, *_WARNINGS, *_SHARED, abi_hash()):
         digest.update(word.encode() + b"\0")
-    for path in sorted(
+    sources = sorted(
         [*RUNTIME_SOURCES.rglob("*.h"), *RUNTIME_SOURCES.rglob("*.cc"), *RUNTIME_SOURCES.rglob("*.map"), POOL]
-    ):
+    )
+    for path in [*sources, *(plugin.sources() if plugin else ())]:
         digest.update(path.name.encode() + b"\0" + hashlib.sha256(path.read_bytes()).digest())
     return digest.hexdigest()[:24]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shutil
 from collections.abc import Iterable, Mapping, Sequence
@@ -9,6 +10,7 @@ from pathlib import Path
 
 from mlcpipe.atomic import atomic_directory
 from mlcpipe.bundle import Manifest
+from mlcpipe.compiler.backends import native_sources
 from mlcpipe.compiler.container import checked_manifest, write_container
 from mlcpipe.compiler.licenses import source_licenses
 from mlcpipe.compiler.link import POOL
@@ -59,8 +61,8 @@ def write_sdk(bundles: Sequence[Path], output: Path, progress: Progress, *, over
             (folder / "models" / name).mkdir(parents=True)
             shutil.copyfile(codes[name], folder / "models" / name / "libmodel.a")
             write_container(bundle, folder / "models" / name / "model.mlcp", progress)
-        write_sources(folder / "src", folder / "include")
-        _write_models(folder, codes, triple)
+        write_sources(folder / "src", folder / "include", devices=True)
+        _write_models(folder, codes, triple, manifests.values())
 
 
 def named_models(bundles: Sequence[Path]) -> dict[str, Path]:
@@ -79,8 +81,11 @@ def one_triple(manifests: Iterable[Manifest]) -> str:
     return triples.pop()
 
 
-def write_sources(folder: Path, include: Path) -> None:
-    """Write the runtime's sources and those of TVM that they include; its interface goes to the folder `include`."""
+def write_sources(folder: Path, include: Path, *, devices: bool = False) -> None:
+    """Write the runtime's sources and those of TVM that they include; its interface goes to the folder `include`.
+
+    With `devices` those for GPUs too.
+    """
     own = library_sources()
     for path in own:
         target = folder / "runtime" / path.relative_to(RUNTIME_SOURCES)
@@ -89,15 +94,18 @@ def write_sources(folder: Path, include: Path) -> None:
     shutil.copyfile(POOL, folder / POOL.name)
     include.mkdir(exist_ok=True)
     (folder / "runtime" / _HEADER).rename(include / _HEADER)
+    plugins = native_sources() if devices else []
+    for plugin in plugins:
+        shutil.copytree(plugin, folder / plugin.name)
     tree = source_tree()
-    tree.copy(folder / "tvm", tree.included(own))
+    tree.copy(folder / "tvm", tree.included([*own, *(path for plugin in plugins for path in plugin.iterdir())]))
 
 
-def write_runtime(folder: Path) -> None:
-    """Write the runtime alone, without models, for a project that CMake adds it to."""
+def write_runtime(folder: Path, manifests: Iterable[Manifest]) -> None:
+    """Write the runtime alone, without models, for a project that CMake adds it to, with bundles of these manifests."""
     folder.mkdir(parents=True)
-    write_sources(folder / "src", folder / "include")
-    values = {"VERSION": __version__, "MODELS": "", "MODEL": "", **_runtime_values()}
+    write_sources(folder / "src", folder / "include", devices=True)
+    values = {"VERSION": __version__, "MODELS": "", "MODEL": "", **_runtime_values(manifests)}
     for name in ("CMakeLists.txt", _MARK):
         write_templates(_TEMPLATES, folder, values, name)
 
@@ -112,14 +120,16 @@ def write_templates(source: Path, folder: Path, values: Mapping[str, str], patte
             target.write_text(text, encoding="utf-8")
 
 
-def _runtime_values() -> dict[str, str]:
+def _runtime_values(manifests: Iterable[Manifest]) -> dict[str, str]:
+    variants = (variant for manifest in manifests for variant in manifest.target.variants)
     return {
+        "KINDS": " ".join(sorted({json.loads(variant.tvm_target)["kind"] for variant in variants})),
         "INCLUDES": " ".join(f"src/tvm/{name}" for name in INCLUDES),
         "DEFINITIONS": " ".join(f"[[{word.removeprefix('-D')}]]" for word in definitions()),
     }
 
 
-def _write_models(folder: Path, codes: Mapping[str, Path], triple: str) -> None:
+def _write_models(folder: Path, codes: Mapping[str, Path], triple: str, manifests: Iterable[Manifest]) -> None:
     macros = {name: f"MLCPIPE_CODE_{name.upper()}" for name in codes}
     first = next(iter(codes))
     values = {
@@ -128,7 +138,7 @@ def _write_models(folder: Path, codes: Mapping[str, Path], triple: str) -> None:
         "MODELS": " ".join(codes),
         "MODEL": first,
         "CODE": macros[first],
-        **_runtime_values(),
+        **_runtime_values(manifests),
     }
     write_templates(_TEMPLATES, folder, values)
     declared = [_DECLARATION.format(table=own_table(code), macro=macros[name]) for name, code in codes.items()]

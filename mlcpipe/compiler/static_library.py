@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from mlcpipe.compiler.build import BuiltVariant
-from mlcpipe.compiler.link import Linker, imports_object
+from mlcpipe.compiler.link import Linker, export_objects, imports_object
 from mlcpipe.compiler.object_symbols import defined_symbols, write_renamed
 from mlcpipe.errors import CompileError
 from mlcpipe.resources import native_path
@@ -26,6 +26,7 @@ _PREFIX = "mlcpipe_{hash}_"
 _OWN_TABLE = re.compile(rb"mlcpipe_[0-9a-f]{16}_code\b")
 _ERRORS = native_path() / "kernel_errors.c"
 _BINARY = "__tvm_ffi__library_bin"
+_FUNCTION = "__tvm_ffi_"  # what a function of compiled code begins with
 # Variables that TVM's loader fills with its own functions, where code calls them (tvm/src/runtime/module.cc).
 _CONTEXT = (
     "__tvm_ffi__library_ctx",
@@ -49,17 +50,33 @@ def write_static_library(
     `compiler` makes object files of C for the TVM target. Raises CompileError.
     """
     names = {name for variant in built for name in variant.symbols}
+    with tempfile.TemporaryDirectory() as folder:
+        paths = [path for variant in reversed(built) for path in variant.paths]
+        _archive([*paths, imports_object(module, Path(folder), target)], names, output, compiler, archiver)
+
+
+def write_static_device_library(module: Any, output: Path, compiler: Linker, archiver: Linker, triple: str) -> None:
+    """Write a module of host code and kernels for a device as such a static library. Raises CompileError."""
+
+    def archive(paths: Sequence[Path]) -> None:
+        names = {name for path in paths for name in defined_symbols(path) if name.startswith(_FUNCTION)}
+        _archive(paths, names, output, compiler, archiver)
+
+    export_objects(module, archive, triple)
+
+
+def _archive(objects: Sequence[Path], names: set[str], output: Path, compiler: Linker, archiver: Linker) -> None:
+    """Archive object files with the table of the symbols in `names`, which their code defines, and TVM's variables."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        paths = [path for variant in reversed(built) for path in variant.paths]
-        paths += [imports_object(module, folder, target), folder / "errors.o"]
+        paths = [*objects, folder / "errors.o"]
         compiler.compile(_ERRORS, paths[-1])
-        prefix, objects = with_prefix(paths, folder)
-        names |= {name for path in paths for name in defined_symbols(path)} & set(_CONTEXT)
+        prefix, copies = with_prefix(paths, folder)
+        context = {name for path in paths for name in defined_symbols(path)} & set(_CONTEXT)
         source, table = folder / "symbols.c", folder / "symbols.o"
-        source.write_text(table_source(names, prefix), encoding="utf-8")
+        source.write_text(table_source(names | context, prefix), encoding="utf-8")
         compiler.compile(source, table)
-        archiver.archive([*objects, table], output)
+        archiver.archive([*copies, table], output)
 
 
 def with_prefix(paths: Sequence[Path], folder: Path) -> tuple[str, list[Path]]:

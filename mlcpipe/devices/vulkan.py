@@ -85,8 +85,8 @@ class Device(base.Device):
         return ""
 
     def _suits(self, target: Target) -> bool:
-        """Whether a target is for the maker's devices, and this one grants what it takes."""
-        if not target.vendor or target.vendor != self.vendor_id:
+        """Whether a target is for the maker's devices and this machine, and this device grants what it takes."""
+        if not target.vendor or target.vendor != self.vendor_id or "mtriple" in target.tvm.get("host", {}):
             return False
         lanes, need, limits = int(target.schedule.get("subgroup", 0)), target.limits, self.limits
         sizes = limits["min_subgroup_size"] <= lanes <= limits["max_subgroup_size"]

@@ -9,14 +9,19 @@ import shutil
 import subprocess
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
+from mlcpipe.errors import CompileError, TargetError
 from mlcpipe.host.cpu_features import architecture
 from mlcpipe.private import private_folder
 from tests.conftest import DEMO, Bundles
 from tests.native.engine import Runtime
 from tests.once import Once
+
+if TYPE_CHECKING:
+    from mlcpipe.compiler.native_runtime import DevicePlugin
 
 ROOT = Path(__file__).parents[2]
 RUNTIME = ROOT / "mlcpipe" / "native" / "runtime"
@@ -61,6 +66,39 @@ def runtime(shared: Path) -> Runtime:
     from mlcpipe.compiler.native_runtime import shared_library
 
     return Runtime(shared_library(find_cxx(), private_cache(shared)))
+
+
+@pytest.fixture(scope="session")
+def vulkan_plugin(shared: Path) -> DevicePlugin:
+    """What the native runtime is built with for Vulkan."""
+    from mlcpipe.compiler.backends.spirv.native import plugin
+
+    try:
+        return plugin(private_cache(shared))
+    except CompileError as error:
+        pytest.skip(f"needs Vulkan's headers, Debian's libvulkan-dev: {error}")
+
+
+@pytest.fixture(scope="session")
+def vulkan_runtime(shared: Path, vulkan_plugin: DevicePlugin) -> Runtime:
+    """The native runtime with Vulkan."""
+    from mlcpipe.compiler.link import find_cxx
+    from mlcpipe.compiler.native_runtime import shared_library
+
+    return Runtime(shared_library(find_cxx(), private_cache(shared), vulkan_plugin))
+
+
+@pytest.fixture(scope="session")
+def vulkan_bundle(own_cache: Path, shared: Path) -> Path:
+    """The demo model for Vulkan, compiled once for all of pytest's workers. Read only."""
+    from mlcpipe.devices import vulkan
+
+    try:
+        vulkan.choose()
+    except TargetError as error:
+        pytest.skip(f"needs a Vulkan driver, Debian's mesa-vulkan-drivers: {error}")
+    (shared / "demo-vulkan").mkdir(exist_ok=True)
+    return Bundles(DEMO, shared / "demo-vulkan", "vulkan")["q4f16_1"]
 
 
 @pytest.fixture(scope="session")

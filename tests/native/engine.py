@@ -35,12 +35,15 @@ def _struct(name: str, **members: Any) -> type[_Sized]:
 
 _Error = _struct("Error", code=_I32, line=_TEXT, what=_TEXT, where=_TEXT, expected=_TEXT, found=_TEXT, next_step=_TEXT)
 _Options = _struct(
-    "Options", variant=_TEXT, context_length=_I64, threads=_I32, code=ctypes.c_void_p, sequences=_I64, kv_tokens=_I64
-)
+    "Options", variant=_TEXT, context_length=_I64, threads=_I32, code=ctypes.c_void_p, sequences=_I64, kv_tokens=_I64,
+    device=_TEXT, cache=_TEXT, gpu_path=_TEXT, gpu_code=ctypes.c_void_p,
+)  # fmt: skip
 _Plan = _struct(
     "Plan", weights_bytes=_I64, kv_bytes=_I64, workspace_bytes=_I64, free_bytes=_I64, context_length=_I64, fits=_I32
 )
-_Info = _struct("Info", vocab_size=_I64, context_length=_I64, variant=_TEXT, threads=_I32)
+_Info = _struct(
+    "Info", vocab_size=_I64, context_length=_I64, variant=_TEXT, threads=_I32, device=_TEXT, device_title=_TEXT
+)
 _Sampling = _struct(
     "Sampling", temperature=_F64, top_p=_F64, min_p=_F64, top_k=_I64, repetition_penalty=_F64, presence_penalty=_F64,
     frequency_penalty=_F64, bias_tokens=ctypes.c_void_p, biases=ctypes.c_void_p, bias_count=ctypes.c_size_t, seed=_U64,
@@ -129,9 +132,17 @@ def _json(value: object) -> _Text:
 
 
 def _options(
-    variant: str | None = None, context_length: int = 0, threads: int = 0, sequences: int = 0, kv_tokens: int = 0
+    variant: str = "",
+    context_length: int = 0,
+    threads: int = 0,
+    sequences: int = 0,
+    kv_tokens: int = 0,
+    device: str = "",
+    cache: Path | None = None,
+    gpu_path: Path | None = None,
 ) -> Any:
-    return _Options(variant.encode() if variant else None, context_length, threads, None, sequences, kv_tokens)
+    texts = [text.encode() or None for text in (variant, device, str(cache or ""), str(gpu_path or ""))]
+    return _Options(texts[0], context_length, threads, None, sequences, kv_tokens, *texts[1:])
 
 
 def _array(values: Sequence[float] | NDArray[Any], dtype: str = "int32") -> tuple[NDArray[Any], int, int]:
@@ -226,6 +237,7 @@ class NativeEngine:
         info = _Info()
         self.call("info", ctypes.byref(info))
         self.vocab_size, self.context_length, self.variant = info.vocab_size, info.context_length, info.variant.decode()
+        self.device, self.device_title = info.device.decode(), info.device_title.decode()
 
     def call(self, name: str, *arguments: Any) -> None:
         self.runtime.call(name, self.handle, *arguments)

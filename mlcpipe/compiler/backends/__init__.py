@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import importlib
 import pkgutil
+from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
 from mlcpipe.errors import TargetError, UsageError
@@ -32,6 +33,12 @@ def backend_of(target: Target) -> Backend:
         known = " or ".join(backends())
         raise TargetError("target file backend", where=target.name, expected=known, found=target.backend)
     return backend(target.backend)
+
+
+def native_sources() -> list[Path]:
+    """Folders of what the native runtime is built with to run on devices."""
+    modules = (backend(name) for name in backends())
+    return [module.NATIVE_SOURCES for module in modules if hasattr(module, "NATIVE_SOURCES")]
 
 
 def find_writer(target: Target, **options: bool) -> LibraryWriter:

@@ -15,8 +15,10 @@ import tvm_ffi
 from numpy.typing import NDArray
 from tvm import tirx
 
+from mlcpipe.compiler.android_library import link_android_library
 from mlcpipe.compiler.build import BuiltVariant, build_for_device, build_kernels
-from mlcpipe.compiler.link import Linker, export_archive, export_device_library, library_name
+from mlcpipe.compiler.link import ANDROID, Linker, export_archive, export_device_library, library_name
+from mlcpipe.compiler.static_library import write_static_device_library
 from mlcpipe.devices.base import Device
 from mlcpipe.errors import CompileError, last_line
 from mlcpipe.host.finding import Finding
@@ -59,7 +61,8 @@ class Runner(Protocol):
 class Backend(Protocol):
     """A backend's module. `OPTIONS`: options of `mlcpipe compile` that `find` takes.
 
-    A module without a runner may name in `MEASURED_IN` the module of `mlcpipe.tuning` that measures elsewhere.
+    A module without a runner may name in `MEASURED_IN` the module of `mlcpipe.tuning` that measures elsewhere, and in
+    `NATIVE_SOURCES` the folder of what the native runtime is built with to run on its devices.
     """
 
     OPTIONS: tuple[str, ...]
@@ -84,6 +87,7 @@ class DeviceLibrary:
     `generator`: a context in which TVM generates a target's code; it yields modules to link next to the model.
     `compiler`: the tool that generates code, "" if that is part of mlcpipe or TVM.
     `finish` edits the object files before they are linked.
+    `archiver`: writes a static library with a table of symbols too, as for a CPU.
     `kernel_phase`: the last phase of kernels before TVM generates code.
     `archive`: the library is static; its functions register themselves when an app that links it starts.
     """
@@ -93,6 +97,7 @@ class DeviceLibrary:
     compiler: str = ""
     finish: Callable[[Sequence[Path]], None] | None = None
     archive: bool = False
+    archiver: Linker | None = None
     kernel_phase: pipeline.Phase = pipeline.SHADERS
 
     @property
@@ -111,8 +116,13 @@ class DeviceLibrary:
             executable = build_for_device(
                 scheduled, registered=self.archive, extra_modules=extra_modules, kernel_phase=self.kernel_phase
             )
-        path = folder / (f"lib{stem}.a" if self.archive else library_name(stem, self.linker.system))
-        if self.archive:
+        static = folder / f"lib{stem}.a"
+        path = static if self.archive else folder / library_name(stem, self.linker.system)
+        if self.archiver is not None:
+            write_static_device_library(executable.mod, static, self.linker, self.archiver, triple(state.target))
+        if self.linker.system == ANDROID:
+            link_android_library(static, path, self.linker)
+        elif self.archive:
             export_archive(executable.mod, path, self.linker, triple(state.target))
         else:
             export_device_library(executable.mod, path, self.linker, triple(state.target), self.finish)

@@ -11,20 +11,23 @@ import tvm
 from mlcpipe.compiler.backends.base import DeviceLibrary, DeviceRunner, Runner
 from mlcpipe.compiler.backends.spirv import codegen, driver_check
 from mlcpipe.compiler.build import build_for_device, build_kernels, generated_source
-from mlcpipe.compiler.link import find_linker, linker_finding
+from mlcpipe.compiler.link import find_archiver, find_linker, linker_finding
 from mlcpipe.devices import vulkan
 from mlcpipe.devices.support import vulkan_plugin
 from mlcpipe.errors import TargetError
 from mlcpipe.host.finding import Finding
 from mlcpipe.passes.lowering import KernelModule, Lowering
-from mlcpipe.targets import Target, Variant
+from mlcpipe.resources import native_path
+from mlcpipe.targets import Target, Variant, triple
 
 OPTIONS = ()
+NATIVE_SOURCES = native_path() / "vulkan"
 
 
 def find(target: Target) -> DeviceLibrary:
-    """Find the linker. Raises CompileError if there is none."""
-    return DeviceLibrary(find_linker(), _generator)
+    """Find the linker for the target's machine. Raises CompileError if there is none."""
+    linker, archiver = find_linker(triple(target)), find_archiver() if target.archive else None
+    return DeviceLibrary(linker, _generator, archiver=archiver)
 
 
 def tools() -> Iterator[Finding]:

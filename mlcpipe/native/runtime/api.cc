@@ -6,6 +6,7 @@
 #include <new>
 
 #include "answer.h"
+#include "faster.h"
 #include "pool.h"
 
 using mlcpipe::Answer;
@@ -89,7 +90,10 @@ template <typename Files>
 void OpenEngine(Files files, const mlcpipe_options* options, mlcpipe_engine* engine) {
   Required(engine, "engine");
   *engine = 0;
-  *engine = Engines::Global().Add(std::make_shared<Engine>(files(), OptionsOf(options)));
+  const Engine::Options taken = OptionsOf(options);
+  const bool measure = taken.device == "auto" && !taken.gpu_path.empty();
+  *engine = Engines::Global().Add(measure ? mlcpipe::OpenFaster(files, taken.gpu_path, taken)
+                                          : std::make_shared<Engine>(files(), taken));
 }
 
 void GiveStatistics(const mlcpipe::Statistics& from, int32_t finish, mlcpipe_statistics* to) {
@@ -115,7 +119,9 @@ int32_t mlcpipe_plan(const char* path, const mlcpipe_options* options, mlcpipe_p
     const Engine::Options taken = OptionsOf(options);
     const auto files = mlcpipe::Files::At(Required(path, "path"));
     const mlcpipe::Manifest manifest(*files);
-    const mlcpipe::Plan plan(manifest, mlcpipe::ChooseVariant(manifest, taken.variant), taken);
+    const mlcpipe::VariantInfo& variant = mlcpipe::ChooseVariant(manifest, taken.variant);
+    const mlcpipe::Device device = mlcpipe::ChooseDevice(manifest, taken.device, taken.cache);
+    const mlcpipe::Plan plan(manifest, variant, taken, device.Free());
     Give({0, plan.weights_bytes, plan.kv_bytes, plan.workspace_bytes, plan.free.bytes, plan.context_length, plan.Fits()},
          result);
   });
@@ -138,7 +144,7 @@ int32_t mlcpipe_info(mlcpipe_engine engine, mlcpipe_engine_info* info) {
   return Guarded([&] {
     const auto open = Engines::Global().Get(engine);
     Give({0, open->manifest().model.vocab_size, open->plan().context_length, open->variant().c_str(),
-          mlcpipe_pool_threads(0)},
+          mlcpipe_pool_threads(0), open->device().kind.c_str(), open->device().title.c_str()},
          info);
   });
 }

@@ -150,7 +150,7 @@ SavedChat::SavedChat(std::string_view file, const std::string& where, const Chat
 }
 
 void WriteChat(const std::string& path, ChatHeader header, const Sequence& sequence, std::string_view chat,
-               const std::vector<const uint8_t*>& layers) {
+               const std::function<PagesOfLayer(size_t)>& layer) {
   if (chat.size() > kMaxChatBytes) {
     throw Error(Code::kUsage, "the chat to save")
         .Expected("at most " + std::to_string(kMaxChatBytes) + " bytes")
@@ -161,16 +161,17 @@ void WriteChat(const std::string& path, ChatHeader header, const Sequence& seque
   header.prompt_tokens = static_cast<uint64_t>(sequence.length ? sequence.prompt_length : 0);
   header.chat_bytes = chat.size();
   const uint64_t begin = PagesBegin(header), pages = header.pages(), bytes = header.page_bytes;
-  AtomicFile file(path, begin + pages * bytes * layers.size() + kDigestBytes);
+  AtomicFile file(path, begin + pages * bytes * header.layers + kDigestBytes);
   file.Write(&header, sizeof header);
   file.Write(sequence.tokens.data(), 4 * header.tokens);
   file.Write(chat.data(), chat.size());
   const uint8_t zeros[kPageAlignment] = {};
   file.Write(zeros, begin - sizeof header - 4 * header.tokens - chat.size());
   std::vector<uint8_t> last(bytes);
-  for (const uint8_t* layer : layers) {
+  for (size_t of = 0; pages && of < header.layers; ++of) {
+    const auto [data, numbers] = layer(of);
     for (uint64_t number = 0; number < pages; ++number) {
-      const uint8_t* page = layer + static_cast<uint64_t>(sequence.pages[number]) * bytes;
+      const uint8_t* page = data + (numbers ? static_cast<uint64_t>(numbers[number]) : number) * bytes;
       if (number + 1 == pages && header.tokens % header.page_tokens) {
         page = static_cast<const uint8_t*>(std::memcpy(last.data(), page, bytes));
         ClearUnused(header, last.data());

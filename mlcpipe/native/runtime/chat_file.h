@@ -3,6 +3,7 @@
 #define MLCPIPE_RUNTIME_CHAT_FILE_H_
 
 #include <cstdint>
+#include <functional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -37,10 +38,16 @@ struct SavedChat {
   SavedChat(std::string_view file, const std::string& where, const ChatHeader& ours, const ChatLimits& limits);
 };
 
-// Writes a file as a whole or not at all; `header` is that of an empty file, `layers` have the pages of each. Throws
-// kUsage where `path` has another kind of file or cannot be written, kResource where the disk has no room.
+// The pages of a layer: those that `numbers` name, or without them the first ones.
+struct PagesOfLayer {
+  const uint8_t* data;
+  const int32_t* numbers;
+};
+
+// Writes a file as a whole or not at all; `header` is that of an empty file, `layer` gives the pages of one until its
+// next call. Throws kUsage where `path` has another kind of file or cannot be written, kResource where the disk has no room.
 void WriteChat(const std::string& path, ChatHeader header, const Sequence& sequence, std::string_view chat,
-               const std::vector<const uint8_t*>& layers);
+               const std::function<PagesOfLayer(size_t)>& layer);
 
 }  // namespace mlcpipe
 

@@ -32,6 +32,19 @@ void ReleasePools() {
 
 }  // namespace
 
+Device ChooseDevice(const Manifest& manifest, const std::string& wanted, const std::string& cache) {
+  const std::string& kind = manifest.variants.front().kind;
+  if (!wanted.empty() && wanted != "cpu" && wanted != "vulkan" && wanted != "auto") {
+    throw Error(Code::kUsage, "device").Expected("cpu, vulkan or auto").Found(wanted);
+  }
+  if (wanted.empty() || wanted == "auto" || wanted == kind) return FindDevice(kind, cache);
+  throw Error(Code::kTarget, "the bundle was made for another kind of device")
+      .Where(manifest.source.where())
+      .Expected("code for " + wanted)
+      .Found("code for " + kind)
+      .Next("compile the model with --target " + wanted);
+}
+
 class Engine::Turn {
  public:
   explicit Turn(Engine* engine) : engine_(engine) {
@@ -49,16 +62,20 @@ Engine::Engine(std::unique_ptr<const Files> files, const Options& options)
     : files_(std::move(files)),
       manifest_(*files_),
       variant_(ChooseVariant(manifest_, options.variant).name),
-      plan_(manifest_, ChooseVariant(manifest_, variant_), options) {
+      device_(ChooseDevice(manifest_, options.device, options.cache)),
+      plan_(manifest_, ChooseVariant(manifest_, variant_), options, device_.Free()) {
   const auto began = Clock::now();
   plan_.CheckFits();
   const WeightIndex index(manifest_);
   manifest_.Verify(index.shards());
-  library_.emplace(manifest_, variant_, options.code ? options.code : ProgramCode());
+  library_.emplace(manifest_, variant_, options.code ? options.code : ProgramCode(), device_);
+  prepared_.emplace(device_, library_->module(), options.cache);
+  auto params = device_.PutAll(index.Map());
   if (options.sequences) {
-    batch_.emplace(manifest_, *library_, index.Map(), plan_.context_length, options.sequences, plan_.kv_tokens, &cancelled_);
+    batch_.emplace(manifest_, device_, *library_, std::move(params), plan_.context_length, options.sequences,
+                   plan_.kv_tokens, &cancelled_);
   } else {
-    model_.emplace(manifest_, *library_, index.Map(), plan_.context_length, &cancelled_);
+    model_.emplace(manifest_, device_, *library_, std::move(params), plan_.context_length, &cancelled_);
   }
   SetThreads(options.threads ? options.threads : DefaultThreads());
   load_s_ = Seconds(began);
@@ -67,6 +84,7 @@ Engine::Engine(std::unique_ptr<const Files> files, const Options& options)
 Engine::~Engine() {
   model_.reset();
   batch_.reset();
+  prepared_.reset();
   library_.reset();
   ReleasePools();
 }
@@ -149,6 +167,7 @@ void Engine::Trim() {
   if (model_) model_->Trim();
   TrimWorkspaces();
   ReleasePools();
+  device_.Trim();
 }
 
 void Engine::AllLogits(const std::vector<int32_t>& tokens, float* logits) {

@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "answer_types.h"
+#include "device.h"
 #include "model.h"
 #include "plan.h"
 #include "serving/batch.h"
@@ -32,6 +33,10 @@ struct Request {
 
 // Sets the threads of all engines of the process. Throws kUsage.
 void SetThreads(int threads);
+
+// The device for the code of a bundle. Throws kTarget where that is for another than `wanted`, kUsage for a word that is
+// none.
+Device ChooseDevice(const Manifest& manifest, const std::string& wanted, const std::string& cache);
 
 class Engine {
  public:
@@ -83,6 +88,7 @@ class Engine {
   const Plan& plan() const { return plan_; }
   const Manifest& manifest() const { return manifest_; }
   const std::string& variant() const { return variant_; }
+  const Device& device() const { return device_; }
 
  private:
   // One call at a time; others throw kUsage instead of waiting.
@@ -91,10 +97,12 @@ class Engine {
   const std::unique_ptr<const Files> files_;
   const Manifest manifest_;
   const std::string variant_;
+  const Device device_;
   const Plan plan_;
   int cancelled_ = 0;
   std::atomic<bool> busy_{false}, closed_{false};
   std::optional<Library> library_;
+  std::optional<Prepared> prepared_;
   std::optional<Model> model_;
   std::optional<serving::Batch> batch_;
   std::once_flag text_once_;

@@ -70,12 +70,18 @@ Module FindExecutable(const Module& module, const std::string& variant) {
 
 // With memory from a pool of the process, which keeps what was freed, by size. One at a time: TVM's virtual machine
 // changes a table of its executable, which is that of all engines with this code.
-Module MakeMachine(const Module& executable) {
+Module MakeMachine(const Module& executable, const Device& device) {
   static auto* const mutex = new std::mutex();
   const std::lock_guard<std::mutex> lock(*mutex);
   const auto load = executable->GetFunction("vm_load_executable");
   Module machine = load.value()().cast<Module>();
-  machine->GetFunction("vm_initialization").value()(static_cast<int>(kDLCPU), 0, tvm::runtime::memory::kPooled);
+  const Function start = machine->GetFunction("vm_initialization").value();
+  const int host = kDLCPU, type = device.handle.device_type, pooled = tvm::runtime::memory::kPooled;
+  if (device.on_host()) {
+    start(host, 0, pooled);
+  } else {
+    start(type, device.handle.device_id, pooled, host, 0, pooled);
+  }
   return machine;
 }
 
@@ -102,7 +108,10 @@ Module Loaded(const std::string& path, Make make) {
 }  // namespace
 
 Error FromTvm(const tvm::ffi::Error& error, Code code, std::string what) {
-  const std::string message = error.message();
+  const std::string message = error.message(), device = "vulkan: ";
+  if (message.rfind(device, 0) == 0) {  // mlcpipe/native/vulkan/error.h
+    return Error(error.kind() == "MemoryError" ? Code::kResource : Code::kTarget, message.substr(device.size()));
+  }
   if (error.kind() == "MemoryError" || message.find("alloc") != std::string::npos) {
     return Error(Code::kResource, "the system gives no more memory")
         .Found(message)
@@ -130,12 +139,13 @@ const VariantInfo& ChooseVariant(const Manifest& manifest, const std::string& wa
       .Next("compile the model again with --target cpu");
 }
 
-Library::Library(const Manifest& manifest, const std::string& variant, const mlcpipe_symbol* code)
+Library::Library(const Manifest& manifest, const std::string& variant, const mlcpipe_symbol* code,
+                 const Device& device)
     : path_(PathOf(manifest, code)),
       variant_(variant),
       module_(Loaded(path_, [&] { return LoadOnce(path_, code); })),
       executable_(FindExecutable(module_, variant)),
-      machine_(Loaded(path_, [&] { return MakeMachine(executable_); })) {
+      machine_(Loaded(path_, [&] { return MakeMachine(executable_, device); })) {
   std::string metadata;
   try {
     metadata = Get("_metadata")().cast<String>();

@@ -8,6 +8,7 @@
 #include <string>
 
 #include "bundle/manifest.h"
+#include "device.h"
 #include "mlcpipe.h"
 
 namespace mlcpipe {
@@ -26,10 +27,13 @@ class Library {
  public:
   // The code of a static library if `code` is not null, else that of the bundle. Throws kBundle for a library that is
   // not there or does not load, lacks the variant or contradicts the manifest.
-  Library(const Manifest& manifest, const std::string& variant, const mlcpipe_symbol* code);
+  Library(const Manifest& manifest, const std::string& variant, const mlcpipe_symbol* code, const Device& device);
 
   // A function of the virtual machine, or a kernel. Throws kBundle where there is none.
   tvm::ffi::Function Get(const std::string& name) const;
+
+  // All of its code.
+  const tvm::ffi::Module& module() const { return module_; }
 
  private:
   std::string path_, variant_;

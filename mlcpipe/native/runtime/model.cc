@@ -38,29 +38,38 @@ struct Watch {
 
 }  // namespace
 
-tvm::ffi::Array<Tensor> MakePages(const Manifest& manifest, const std::vector<int64_t>& pages) {
+tvm::ffi::Array<Tensor> MakePages(const Manifest& manifest, const Device& device, const std::vector<int64_t>& pages) {
   tvm::ffi::Array<Tensor> made;
-  for (const int64_t count : pages) made.push_back(Empty({count, manifest.page_bytes()}, kInt8));
+  for (const int64_t count : pages) made.push_back(device.Empty({count, manifest.page_bytes()}, kInt8));
   return made;
 }
 
-Model::Model(const Manifest& manifest, const Library& library, tvm::ffi::Array<Tensor> params, int64_t context_length,
-             const int* cancelled)
+void CopyPage(const Manifest& manifest, const tvm::ffi::Array<Tensor>& layers, int32_t from, int32_t to) {
+  const auto bytes = static_cast<size_t>(manifest.page_bytes());
+  for (const Tensor& layer : layers) {
+    CopyBytes(layer, static_cast<size_t>(from) * bytes, layer, static_cast<size_t>(to) * bytes, bytes);
+  }
+}
+
+Model::Model(const Manifest& manifest, const Device& device, const Library& library, tvm::ffi::Array<Tensor> params,
+             int64_t context_length, const int* cancelled)
     : manifest_(manifest),
+      device_(device),
+      context_length_(context_length),
       few_(library.Get("forward_few")),
       many_(library.Get("forward_many")),
       params_(std::move(params)),
-      pages_(MakePages(manifest, std::vector<int64_t>(static_cast<size_t>(manifest.model.num_layers),
-                                                      PagesOf(context_length)))),
-      context_length_(context_length),
+      pages_(NewPages()),
       cancelled_(cancelled),
       sequences_(PagesOf(context_length)),
-      sampler_(library, manifest.model.vocab_size, 1),
+      sampler_(device, library, manifest.model.vocab_size, 1),
       few_step_(PagesOf(context_length)),
       many_step_(PagesOf(context_length)),
       few_id_(Empty({1}, kInt32)),
-      few_logits_(Empty({1, manifest.model.vocab_size}, kFloat32)),
-      many_logits_(Empty({1, manifest.model.vocab_size}, kFloat32)) {}
+      few_logits_(device.Empty({1, manifest.model.vocab_size}, kFloat32)),
+      many_logits_(device.Empty({1, manifest.model.vocab_size}, kFloat32)),
+      few_ids_on_device_(device),
+      few_step_on_device_(device) {}
 
 void Model::CheckFits(int64_t count) const {
   if (count <= context_length_) return;
@@ -100,13 +109,10 @@ Model::Prefix Model::Nearest(const std::vector<int32_t>& tokens) const {
 }
 
 Sequence& Model::Begin(const std::vector<int32_t>& tokens, const Prefix& prefix) {
+  if (pages_.empty()) pages_ = NewPages();
   if (prefix.length) {
     const auto [from, to] = sequences_.Fork(*prefix.of, prefix.length);
-    const auto bytes = static_cast<size_t>(manifest_.page_bytes());
-    for (const Tensor& layer : pages_) {
-      if (from != to) std::memcpy(Data<char>(layer) + static_cast<size_t>(to) * bytes,
-                                 Data<char>(layer) + static_cast<size_t>(from) * bytes, bytes);
-    }
+    if (from != to) CopyPage(manifest_, pages_, from, to);
   } else {
     sequences_.Start();
   }
@@ -128,6 +134,7 @@ int32_t Model::Prefill(const std::vector<int32_t>& tokens, Row* drawn) {
   const int64_t chunk = manifest_.model.prefill_chunk;
   const Tensor row = Empty({1}, kInt32);
   while (now.length < count) {
+    CheckCancelled();
     const int64_t rows = std::min(chunk, count - now.length);
     const bool last = now.length + rows == count;
     *Data<int32_t>(row) = last ? static_cast<int32_t>(rows - 1) : 0;  // no kernel takes no rows
@@ -154,7 +161,8 @@ void Model::ForwardMany(int64_t count, const Tensor& rows, const Tensor& logits)
   std::copy_n(now.tokens.begin() + now.length, count, Data<int32_t>(ids));
   const Watch watch(cancelled_, count);
   try {
-    many_(ids, rows, many_step_.Fill(now, count), logits, pages_, params_);
+    many_(device_.Put(ids), device_.Put(rows), device_.Put(many_step_.Fill(now, count)), logits, pages_, params_);
+    device_.Wait();  // so that a cancel waits for one chunk, not for all
   } catch (const tvm::ffi::Error& error) {
     throw Failed(error);
   }
@@ -165,7 +173,8 @@ int32_t Model::ForwardFew(int32_t token, Row* drawn) {
   Sequence& now = sequences_.current();
   *Data<int32_t>(few_id_) = token;
   try {
-    few_(few_id_, few_step_.Fill(now, 1), few_logits_, pages_, params_);
+    const Tensor& step = few_step_on_device_.Put(few_step_.Fill(now, 1));
+    few_(few_ids_on_device_.Put(few_id_), step, few_logits_, pages_, params_);
   } catch (const tvm::ffi::Error& error) {
     throw Failed(error);
   }
@@ -208,10 +217,11 @@ void Model::AllLogits(const std::vector<int32_t>& tokens, float* logits) {
   const Sequence& now = Begin(tokens, {});
   while (now.length < count) {
     const int64_t begin = now.length, rows = std::min(chunk, count - begin);
-    const Tensor wanted = Empty({rows}, kInt32), part = Empty({rows, vocab}, kFloat32);
+    const Tensor wanted = Empty({rows}, kInt32), part = device_.Empty({rows, vocab}, kFloat32);
     for (int64_t row = 0; row < rows; ++row) Data<int32_t>(wanted)[row] = static_cast<int32_t>(row);
+    CheckCancelled();
     ForwardMany(rows, wanted, part);
-    std::copy_n(Data<float>(part), rows * vocab, logits + begin * vocab);
+    CopyOut(part, 0, logits + begin * vocab, static_cast<size_t>(rows * vocab) * sizeof(float));
   }
 }
 
@@ -231,9 +241,21 @@ ChatHeader Model::Header() const {
 
 void Model::Save(const std::string& path, std::string_view chat) const {
   CheckChat(chat);
-  std::vector<const uint8_t*> layers;
-  for (const Tensor& layer : pages_) layers.push_back(Data<uint8_t>(layer));
-  WriteChat(path, Header(), sequences_.current(), chat, layers);
+  const Sequence& now = sequences_.current();
+  const int64_t pages = PagesOf(now.length), bytes = manifest_.page_bytes();
+  Tensor host;
+  WriteChat(path, Header(), now, chat, [&](size_t number) -> PagesOfLayer {
+    const Tensor& layer = pages_[static_cast<int64_t>(number)];
+    if (device_.on_host()) return {Data<uint8_t>(layer), now.pages.data()};
+    const Tensor packed = device_.Empty({pages, bytes}, kInt8);
+    for (int64_t page = 0; page < pages; ++page) {
+      CopyBytes(layer, static_cast<size_t>(now.pages[static_cast<size_t>(page)] * bytes), packed,
+                static_cast<size_t>(page * bytes), static_cast<size_t>(bytes));
+    }
+    host = Empty({pages, bytes}, kInt8);
+    host.CopyFrom(packed);
+    return {Data<uint8_t>(host), nullptr};
+  });
 }
 
 void Model::Restore(const std::string& path, const std::function<void(std::string_view)>& on_chat) {
@@ -244,12 +266,13 @@ void Model::Restore(const std::string& path, const std::function<void(std::strin
   SavedChat saved(file.text(), path, Header(), {model.vocab_size, context_length_, model.context_length});
   CheckChat(saved.chat);
   on_chat(saved.chat);
+  if (pages_.empty()) pages_ = NewPages();
   Sequence& now = sequences_.Start();
   sequences_.Reserve(static_cast<int64_t>(saved.tokens.size()));
   const auto bytes = static_cast<size_t>(manifest_.page_bytes());
   for (const Tensor& layer : pages_) {
     for (int32_t page : now.pages) {
-      std::memcpy(Data<uint8_t>(layer) + static_cast<size_t>(page) * bytes, saved.pages, bytes);
+      CopyIn(saved.pages, layer, static_cast<size_t>(page) * bytes, bytes);
       saved.pages += bytes;
     }
   }
@@ -261,6 +284,10 @@ void Model::Restore(const std::string& path, const std::function<void(std::strin
 
 void Model::Trim() {
   std::vector<int32_t> free = sequences_.free();
+  if (!device_.on_host()) {
+    if (static_cast<int64_t>(free.size()) == PagesOf(context_length_)) pages_ = tvm::ffi::Array<Tensor>();
+    return;
+  }
   std::sort(free.begin(), free.end());
   const auto bytes = static_cast<size_t>(manifest_.page_bytes());
   for (size_t first = 0, end = 0; first < free.size(); first = end) {
@@ -270,6 +297,15 @@ void Model::Trim() {
       Discard(Data<char>(layer) + static_cast<size_t>(free[first]) * bytes, (end - first) * bytes);
     }
   }
+}
+
+tvm::ffi::Array<Tensor> Model::NewPages() const {
+  const auto layers = static_cast<size_t>(manifest_.model.num_layers);
+  return MakePages(manifest_, device_, std::vector<int64_t>(layers, PagesOf(context_length_)));
+}
+
+void Model::CheckCancelled() const {
+  if (__atomic_load_n(cancelled_, __ATOMIC_RELAXED)) throw Error(Code::kCancelled, "the answer was cancelled");
 }
 
 Error Model::Failed(const tvm::ffi::Error& error) const {

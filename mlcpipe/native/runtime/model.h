@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "chat_file.h"
+#include "device.h"
 #include "library.h"
 #include "sampler.h"
 #include "sequences.h"
@@ -19,7 +20,11 @@
 namespace mlcpipe {
 
 // Memory for so many pages of each layer.
-tvm::ffi::Array<tvm::runtime::Tensor> MakePages(const Manifest& manifest, const std::vector<int64_t>& pages);
+tvm::ffi::Array<tvm::runtime::Tensor> MakePages(const Manifest& manifest, const Device& device,
+                                                const std::vector<int64_t>& pages);
+
+// Copies a page of each layer.
+void CopyPage(const Manifest& manifest, const tvm::ffi::Array<tvm::runtime::Tensor>& layers, int32_t from, int32_t to);
 
 // Throws kUsage for no tokens, and for ids outside the vocabulary.
 void CheckIds(const std::vector<int32_t>& tokens, int64_t vocab);
@@ -29,8 +34,8 @@ void CheckIds(const std::vector<int32_t>& tokens, int64_t vocab);
 class Model {
  public:
   // Takes memory for pages of so many tokens. A forward ends with kCancelled soon after `*cancelled` is not 0.
-  Model(const Manifest& manifest, const Library& library, tvm::ffi::Array<tvm::runtime::Tensor> params,
-        int64_t context_length, const int* cancelled);
+  Model(const Manifest& manifest, const Device& device, const Library& library,
+        tvm::ffi::Array<tvm::runtime::Tensor> params, int64_t context_length, const int* cancelled);
 
   // Makes `tokens` the current sequence, computing only what the pages lack. Returns the next token. Throws kUsage for ids
   // outside the vocabulary and when the context is full, kCompute where logits are not finite, kCancelled.
@@ -56,20 +61,22 @@ class Model {
 
   // Forgets all sequences.
   void Reset() { sequences_.Clear(); }
-  // Gives back the memory of pages that no sequence has.
+  // Gives back the memory of pages that no sequence has; of a device's, where none has any.
   void Trim();
   int64_t length() const { return sequences_.current().length; }
 
  private:
   const Manifest& manifest_;
+  const Device& device_;
+  int64_t context_length_;
   tvm::ffi::Function few_, many_;
   tvm::ffi::Array<tvm::runtime::Tensor> params_, pages_;
-  int64_t context_length_;
   const int* cancelled_;
   Sequences sequences_;
   Sampler sampler_;
   StepBuffer few_step_, many_step_;
   tvm::runtime::Tensor few_id_, few_logits_, many_logits_;
+  Reused few_ids_on_device_, few_step_on_device_;
 
   struct Prefix {
     const Sequence* of = nullptr;
@@ -87,6 +94,9 @@ class Model {
   void ForwardMany(int64_t count, const tvm::runtime::Tensor& rows, const tvm::runtime::Tensor& logits);
   int32_t ForwardFew(int32_t token, Row* drawn);
   int32_t Draw(const tvm::runtime::Tensor& logits, Row* drawn);
+  // Throws kCancelled where the call was cancelled.
+  void CheckCancelled() const;
+  tvm::ffi::Array<tvm::runtime::Tensor> NewPages() const;
   // Error of a forward.
   Error Failed(const tvm::ffi::Error& error) const;
 };

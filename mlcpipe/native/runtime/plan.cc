@@ -51,10 +51,10 @@ double KvBytes(const Manifest& manifest, int64_t context_length, int64_t kv_toke
 
 }  // namespace
 
-Plan::Plan(const Manifest& manifest, const VariantInfo& variant, const Options& options)
+Plan::Plan(const Manifest& manifest, const VariantInfo& variant, const Options& options, FreeMemory free_memory)
     : weights_bytes(manifest.plan.weights_bytes),
       workspace_bytes(RunningBytes(manifest, variant, options)),
-      free(FindFreeMemory()) {
+      free(std::move(free_memory)) {
   const int64_t limit = manifest.model.context_length, token = manifest.plan.kv_bytes_per_token;
   const int64_t wanted = options.context_length, sequences = options.sequences;
   if (wanted < 0 || wanted > limit) {

@@ -22,18 +22,22 @@ struct Options {
   int64_t sequences = 0;       // 1 to kMaxSequences: so many answers at once; 0: one at a time, by `Generate`
   int64_t kv_tokens = 0;       // of several sequences together; 0: what fits
   const mlcpipe_symbol* code = nullptr;  // of a static library; null: the program's, else the bundle's
+  std::string device;                    // "cpu" or "vulkan"; "" or "auto": that of the bundle
+  std::string cache;                     // a folder for what is learned of drivers; "": none
+  std::string gpu_path;                  // of the same model for a GPU, for "auto": see `OpenFaster`
+  const mlcpipe_symbol* gpu_code = nullptr;
 };
 
 // What a bundle takes and what there is, in bytes, before anything is loaded.
 struct Plan {
   int64_t weights_bytes, kv_bytes, workspace_bytes, context_length;
   int64_t kv_tokens;  // of all sequences together
-  FreeMemory free;
+  FreeMemory free;  // of the device
 
   // A context of 0: as many tokens of the bundle's as fit in half of the free memory. Throws kUsage for more than the
   // bundle was compiled for. Several sequences share the KV cache: it has room for `kv_tokens`, from one context to that of
   // each; for 0, for as many as fit in half of the free memory.
-  Plan(const Manifest& manifest, const VariantInfo& variant, const Options& options);
+  Plan(const Manifest& manifest, const VariantInfo& variant, const Options& options, FreeMemory free_memory);
 
   bool Fits() const { return free.bytes - weights_bytes - workspace_bytes >= kv_bytes; }
   // Throws kResource, which says what is missing.

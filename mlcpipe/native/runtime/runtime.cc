@@ -6,8 +6,11 @@
 #include "bundle/manifest.cc"
 #include "bundle/sha256.cc"
 #include "bundle/weights.cc"
+#include "cache_file.cc"
 #include "chat_file.cc"
+#include "device.cc"
 #include "engine.cc"
+#include "faster.cc"
 #if defined(__APPLE__)
 #include "host_apple.cc"
 #else
@@ -28,4 +31,6 @@
 #include "serving/scheduler.cc"
 #include "static_code.cc"
 #include "step.cc"
+#include "vulkan.cc"
+#include "vulkan_check.cc"
 #include "workspace.cc"

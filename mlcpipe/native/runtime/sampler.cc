@@ -76,10 +76,11 @@ void Counts::Add(int32_t token) {
   ++Data<int32_t>(counts_)[entry];
 }
 
-void Counts::Penalize(const tvm::ffi::Function& penalize, const Tensor& logits, size_t row) {
+void Counts::Penalize(const tvm::ffi::Function& penalize, const Device& device, const Tensor& logits, size_t row) {
   if (!used_) return;
   *Data<int32_t>(row_) = static_cast<int32_t>(row);
-  penalize(logits, row_, ViewOf(zeros_, {used_}), ViewOf(tokens_, {used_}), ViewOf(counts_, {used_}), strengths_);
+  const auto used = [&](const Tensor& of) { return device.Put(ViewOf(of, {used_})); };
+  penalize(logits, device.Put(row_), used(zeros_), used(tokens_), used(counts_), device.Put(strengths_));
 }
 
 Row::Row(int64_t vocab, Sampling params, const std::vector<int32_t>& prompt) : params_(std::move(params)) {
@@ -107,10 +108,12 @@ void Row::Accept(int32_t token) {
   for (Counts& counts : counts_) counts.Add(token);
 }
 
-Sampler::Sampler(const Library& library, int64_t vocab, int64_t rows)
-    : sample_(library.Get("sample")),
+Sampler::Sampler(const Device& device, const Library& library, int64_t vocab, int64_t rows)
+    : device_(device),
+      sample_(library.Get("sample")),
       penalize_(library.Get("apply_penalty_inplace")),
       add_bias_(library.Get("apply_logit_bias_inplace")),
+      on_device_(5, Reused(device)),
       vocab_(vocab) {
   for (int i = 0; i < 5; ++i) settings_[i] = Empty({rows}, i == 2 ? kInt32 : kFloat32);
 }
@@ -120,10 +123,10 @@ const int32_t* Sampler::Draw(const Tensor& logits, const RowDraw* rows, size_t c
     Put(at, rows[at]);
     if (!rows[at].row) continue;
     Row& row = *rows[at].row;
-    for (Counts& counts : row.counts_) counts.Penalize(penalize_, logits, at);
+    for (Counts& counts : row.counts_) counts.Penalize(penalize_, device_, logits, at);
     if (row.params_.logit_bias.empty()) continue;
     std::fill_n(Data<int32_t>(row.bias_rows_), row.bias_rows_->shape[0], static_cast<int32_t>(at));
-    add_bias_(logits, row.bias_rows_, row.bias_tokens_, row.biases_);
+    add_bias_(logits, device_.Put(row.bias_rows_), device_.Put(row.bias_tokens_), device_.Put(row.biases_));
   }
   if (!logits_.same_as(logits)) {
     const auto size = static_cast<int64_t>(count);
@@ -131,8 +134,12 @@ const int32_t* Sampler::Draw(const Tensor& logits, const RowDraw* rows, size_t c
     viewed_logits_ = ViewOf(logits, {size, 1, vocab_});
     for (int i = 0; i < 5; ++i) viewed_[i] = ViewOf(settings_[i], {size});
   }
-  drawn_ = sample_(viewed_logits_, viewed_[0], viewed_[1], viewed_[2], viewed_[3], viewed_[4]).cast<Tensor>();
-  return Data<int32_t>(drawn_);
+  Tensor put[5];
+  for (size_t i = 0; i < 5; ++i) put[i] = on_device_[i].Put(viewed_[i]);
+  const auto drawn = sample_(viewed_logits_, put[0], put[1], put[2], put[3], put[4]).cast<Tensor>();
+  drawn_.resize(count);
+  CopyOut(drawn, 0, drawn_.data(), count * sizeof(int32_t));
+  return drawn_.data();
 }
 
 // The settings of a row; greedy ones for nobody's.

@@ -9,6 +9,7 @@
 #include <utility>
 #include <vector>
 
+#include "device.h"
 #include "library.h"
 
 namespace mlcpipe {
@@ -34,7 +35,7 @@ class Counts {
 
   void Add(int32_t token);
   // Changes a row of logits f32[n, V].
-  void Penalize(const tvm::ffi::Function& penalize, const tvm::runtime::Tensor& logits, size_t row);
+  void Penalize(const tvm::ffi::Function& penalize, const Device& device, const tvm::runtime::Tensor& logits, size_t row);
 
  private:
   std::vector<int32_t> entry_of_;                        // of each token, -1 for none
@@ -72,18 +73,20 @@ struct RowDraw {
 class Sampler {
  public:
   // For at most so many rows at once.
-  Sampler(const Library& library, int64_t vocab, int64_t rows);
+  Sampler(const Device& device, const Library& library, int64_t vocab, int64_t rows);
 
   // The tokens of n rows, from logits f32[n, V], which penalties and bias change in place; -1 for NaN or infinity. Valid
   // until the next call.
   const int32_t* Draw(const tvm::runtime::Tensor& logits, const RowDraw* rows, size_t count);
 
  private:
+  const Device& device_;
   tvm::ffi::Function sample_, penalize_, add_bias_;
-  tvm::runtime::Tensor settings_[5];  // temperature, top_p, top_k, min_p, uniform: [rows]
+  tvm::runtime::Tensor settings_[5];  // temperature, top_p, top_k, min_p, uniform: [rows], of the host
   tvm::runtime::Tensor viewed_[5];    // the first of each, as many as the last call had rows
   tvm::runtime::Tensor logits_, viewed_logits_;  // of the last call, and as f32[n, 1, V]
-  tvm::runtime::Tensor drawn_;
+  std::vector<Reused> on_device_;     // of each
+  std::vector<int32_t> drawn_;
   int64_t vocab_;
 
   void Put(size_t at, const RowDraw& row);

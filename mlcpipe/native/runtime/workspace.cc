@@ -1,6 +1,7 @@
 #include "workspace.h"
 
 #include <tvm/ffi/extra/c_env_api.h>
+#include <tvm/runtime/c_backend_api.h>
 
 #include <cstdint>
 #include <cstdlib>
@@ -95,9 +96,13 @@ class Workspaces {
 };
 
 // tvm/runtime/c_backend_api.h
-void* AllocWorkspace(int, int, uint64_t bytes, int, int) { return Workspaces::OfThread().Take(bytes); }
+void* AllocWorkspace(int type, int index, uint64_t bytes, int code, int bits) {
+  if (type != kDLCPU) return TVMBackendAllocWorkspace(type, index, bytes, code, bits);
+  return Workspaces::OfThread().Take(bytes);
+}
 
-int FreeWorkspace(int, int, void* data) {
+int FreeWorkspace(int type, int index, void* data) {
+  if (type != kDLCPU) return TVMBackendFreeWorkspace(type, index, data);
   Workspaces::OfThread().Free(data);
   return 0;
 }

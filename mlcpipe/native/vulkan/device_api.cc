@@ -11,6 +11,7 @@
 #include "error.h"
 #include "instance.h"
 #include "module.h"
+#include "plugin.h"
 
 namespace mlcpipe::vulkan {
 namespace {
@@ -156,7 +157,7 @@ ffi::Any TargetProperty(tvm::Device device, const ffi::String& name) {
 
 }  // namespace
 
-TVM_FFI_STATIC_INIT_BLOCK() {
+void RegisterDeviceApi() {
   namespace reflection = tvm::ffi::reflection;
   reflection::GlobalDef()
       .def_packed("device_api.vulkan",

@@ -1,4 +1,4 @@
-// Functions for Python: settings, the list of devices, modules, counters.
+// Functions for hosts: settings, the list of devices, modules, counters.
 #include <tvm/ffi/container/array.h>
 #include <tvm/ffi/container/map.h>
 #include <tvm/ffi/extra/json.h>
@@ -12,6 +12,7 @@
 #include "error.h"
 #include "instance.h"
 #include "module.h"
+#include "plugin.h"
 
 namespace mlcpipe::vulkan {
 namespace {
@@ -123,6 +124,11 @@ ffi::Map<ffi::String, ffi::Array<int64_t>> StopProfile(int index) {
   return times;
 }
 
+// Returns memory that nothing uses to the drivers.
+void TrimAll() {
+  for (const std::shared_ptr<Device>& device : Device::AllOpen()) device->Trim();
+}
+
 // Writes the compiled pipelines of all open devices. Returns an error message or "".
 ffi::String SavePipelines() {
   std::string problem;
@@ -148,7 +154,7 @@ ffi::Array<ffi::String> TakeValidation() {
 
 }  // namespace
 
-TVM_FFI_STATIC_INIT_BLOCK() {
+void RegisterFunctions() {
   tvm::ffi::reflection::GlobalDef()
       .def("mlcpipe.vulkan.configure",
            [](ffi::String cache_folder, bool validation) {
@@ -164,6 +170,7 @@ TVM_FFI_STATIC_INIT_BLOCK() {
       .def("mlcpipe.vulkan.counts", Counts)
       .def("mlcpipe.vulkan.profile_start", [](int index) { Device::Get(index)->StartProfile(); })
       .def("mlcpipe.vulkan.profile_stop", StopProfile)
+      .def("mlcpipe.vulkan.trim", TrimAll)
       .def("mlcpipe.vulkan.save_pipelines", SavePipelines)
       .def("mlcpipe.vulkan.wait", WaitForAll)
       .def("mlcpipe.vulkan.validation_messages", TakeValidation);

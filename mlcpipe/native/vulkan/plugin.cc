@@ -15,6 +15,7 @@
 #include "module.cc"
 #include "pipeline.cc"
 #include "pipeline_cache.cc"
+#include "plugin.h"
 #include "profile.cc"
 #include "program.cc"
 #include "spirv_check.cc"
@@ -22,3 +23,16 @@
 #include "timer.cc"
 #include "validation.cc"
 #include "workspaces.cc"
+
+namespace mlcpipe::vulkan {
+
+void Register() {
+  RegisterDeviceApi();
+  RegisterFunctions();
+}
+
+#if !defined(MLCPIPE_VULKAN)  // a shared library for Python: what is linked with a runtime waits for its call
+TVM_FFI_STATIC_INIT_BLOCK() { Register(); }
+#endif
+
+}  // namespace mlcpipe::vulkan

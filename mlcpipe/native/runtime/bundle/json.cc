@@ -103,6 +103,12 @@ std::optional<int64_t> JsonObject::OptionalInt(const char* key, int64_t low, int
 
 bool JsonObject::Has(const char* key) const { return fields_.count(tvm::ffi::String(key)) != 0; }
 
+bool JsonObject::True(const char* key) const {
+  const Value value = Field(key);
+  if (value.type_index() != TypeIndex::kTVMFFIBool) throw Wrong(key, "true or false");
+  return value.cast<bool>();
+}
+
 bool JsonObject::IsNull(const char* key) const { return Field(key).type_index() == TypeIndex::kTVMFFINone; }
 
 std::string JsonObject::Text(const char* key) const {

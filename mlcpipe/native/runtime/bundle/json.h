@@ -24,6 +24,7 @@ class JsonObject {
   std::optional<int64_t> OptionalInt(const char* key, int64_t low, int64_t high) const;
   std::string Text(const char* key) const;
   bool Has(const char* key) const;
+  bool True(const char* key) const;
   bool IsNull(const char* key) const;
   JsonObject Object(const char* key) const;
   std::vector<JsonObject> Objects(const char* key) const;

@@ -36,7 +36,7 @@ struct ScratchInfo {
 };
 
 struct VariantInfo {
-  std::string name;
+  std::string name, kind;  // the kind is of the device: "cpu" or "vulkan"
   std::vector<std::string> features;
   std::optional<ScratchInfo> scratch;
 };

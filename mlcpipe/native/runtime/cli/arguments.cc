@@ -37,6 +37,8 @@ constexpr char kUsage[] =
     "      --context N      tokens of prompt and answer (default: what memory has room for)\n"
     "      --threads N      (default: the physical cores)\n"
     "      --variant NAME   of the kernels (default: the best for this CPU)\n"
+    "      --device DEVICE  cpu, vulkan, or auto with --gpu-model (default: what the model was compiled for)\n"
+    "      --gpu-model PATH  the same bundle for Vulkan, which auto takes where it is faster\n"
     "      --json           print results as JSON\n"
     "      --host ADDRESS   of serve: where to listen; 0.0.0.0 is every network (default: 127.0.0.1)\n"
     "      --port N         of serve; 0 takes any free one (default: 8000)\n"
@@ -100,6 +102,8 @@ bool TakeOption(const std::string& option, const std::string& value, Arguments* 
   else if (option == "--system") to->system = value;
   else if (option == "--session") to->session = value;
   else if (option == "--variant") to->variant = value;
+  else if (option == "--device") to->device = value;
+  else if (option == "--gpu-model") to->gpu_model = value;
   else if (option == "--temperature") to->temperature = NumberOf<double>(option, value);
   else if (option == "--top-p") to->top_p = NumberOf<double>(option, value);
   else if (option == "--seed") to->seed = NumberOf<uint64_t>(option, value);
@@ -118,6 +122,13 @@ std::string OwnModel(const std::string& program) {
   const std::string own = length > 0 ? std::string(path, static_cast<size_t>(length)) : program;
   const std::string beside = own + ".mlcp";
   return access(beside.c_str(), F_OK) == 0 ? beside : own;
+}
+
+// For what is learned of GPU drivers; "" where the user has no folder for it.
+std::string CacheFolder() {
+  const char *cache = std::getenv("XDG_CACHE_HOME"), *home = std::getenv("HOME");
+  if (cache && *cache) return std::string(cache) + "/mlcpipe/native";
+  return home && *home ? std::string(home) + "/.cache/mlcpipe/native" : "";
 }
 
 }  // namespace
@@ -165,6 +176,10 @@ Arguments Parsed(int count, char** words) {
       if (!TakeOption(option, value, &arguments)) Fail("no such option or command; found " + option + "; see --help");
     }
   }
+  if (!arguments.gpu_model.empty() && arguments.device != "auto") {
+    Fail("--gpu-model has no effect; use it with --device auto");
+  }
+  arguments.cache = CacheFolder();
   if (arguments.model.empty()) arguments.model = OwnModel(arguments.program);
   return arguments;
 }
@@ -174,6 +189,9 @@ mlcpipe_options OptionsOf(const Arguments& arguments) {
   options.variant = arguments.variant.empty() ? nullptr : arguments.variant.c_str();
   options.context_length = arguments.context;
   options.threads = arguments.threads;
+  options.device = arguments.device.empty() ? nullptr : arguments.device.c_str();
+  options.gpu_path = arguments.gpu_model.empty() ? nullptr : arguments.gpu_model.c_str();
+  options.cache = arguments.cache.c_str();
   return options;
 }
 

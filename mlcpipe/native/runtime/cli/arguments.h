@@ -27,7 +27,8 @@ struct Arguments {
   std::string model;    // a folder or file; of the program itself, or beside it, where none is named
   std::optional<std::string> prompt, system;
   std::string session;  // a file that the chat goes on from and is saved to; "" is none
-  std::string variant;
+  std::string variant, device, gpu_model;
+  std::string cache;  // a folder
   int64_t max_tokens = 0, context = 0, prompt_tokens = 512;
   int32_t threads = 0;
   std::optional<uint64_t> seed;

@@ -23,19 +23,20 @@ Limits LimitsOf(const ModelInfo& model, int64_t context_length, int64_t sequence
 
 }  // namespace
 
-Batch::Batch(const Manifest& manifest, const Library& library, tvm::ffi::Array<Tensor> params, int64_t context_length,
-             int64_t sequences, int64_t kv_tokens, const int* cancelled)
+Batch::Batch(const Manifest& manifest, const Device& device, const Library& library, tvm::ffi::Array<Tensor> params,
+             int64_t context_length, int64_t sequences, int64_t kv_tokens, const int* cancelled)
     : manifest_(manifest),
+      device_(device),
       few_(library.Get("forward_few")),
       many_(library.Get("forward_many")),
       params_(std::move(params)),
-      pages_(MakePages(manifest, LayerPages(manifest.model, context_length, kv_tokens))),
+      pages_(MakePages(manifest, device, LayerPages(manifest.model, context_length, kv_tokens))),
       cancelled_(cancelled),
       scheduler_(PageGroups(manifest.model, context_length, kv_tokens),
                  LimitsOf(manifest.model, context_length, sequences), manifest.model.rope_above, CostModel()),
-      sampler_(library, manifest.model.vocab_size, std::max(kFewRows, sequences)),
-      few_logits_(Empty({kFewRows, manifest.model.vocab_size}, kFloat32)),
-      many_logits_(Empty({sequences, manifest.model.vocab_size}, kFloat32)) {}
+      sampler_(device, library, manifest.model.vocab_size, std::max(kFewRows, sequences)),
+      few_logits_(device.Empty({kFewRows, manifest.model.vocab_size}, kFloat32)),
+      many_logits_(device.Empty({sequences, manifest.model.vocab_size}, kFloat32)) {}
 
 uint64_t Batch::Submit(Client client) {
   const std::lock_guard<std::mutex> lock(mutex_);
@@ -112,9 +113,9 @@ std::vector<int32_t> Batch::Compute(const serving::Step& step) {
   for (const PageCopy& copy : step.copies) {
     for (size_t layer = 0; layer < pages_.size(); ++layer) {
       if (GroupOf(manifest_.model, static_cast<int64_t>(layer)) != copy.group) continue;
-      char* const data = Data<char>(pages_[static_cast<int64_t>(layer)]);
+      const Tensor& data = pages_[static_cast<int64_t>(layer)];
       const auto source = static_cast<size_t>(copy.source), target = static_cast<size_t>(copy.target);
-      std::memcpy(data + target * bytes, data + source * bytes, bytes);
+      CopyBytes(data, source * bytes, data, target * bytes, bytes);
     }
   }
   std::vector<int32_t> drawn;
@@ -135,7 +136,7 @@ void Batch::ForwardFew(const serving::Step& step, std::vector<int32_t>* drawn) {
     if (draws) rows.back() = {sequence, sequence->computed + count};
   }
   const Tensor logits = ViewOf(few_logits_, {static_cast<int64_t>(ids.size()), manifest_.model.vocab_size});
-  few_(Filled(ids, kInt32), buffer_.Fill(spans), logits, pages_, params_);
+  few_(device_.Put(Filled(ids, kInt32)), device_.Put(buffer_.Fill(spans)), logits, pages_, params_);
   Draw(logits, rows, drawn);
 }
 
@@ -159,7 +160,8 @@ void Batch::ForwardMany(const serving::Step& step, std::vector<int32_t>* drawn) 
     const struct Unwatch {
       ~Unwatch() { mlcpipe_pool_watch(nullptr, 0); }
     } unwatch;
-    many_(Filled(ids, kInt32), Filled(wanted, kInt32), buffer_.Fill(spans), logits, pages_, params_);
+    many_(device_.Put(Filled(ids, kInt32)), device_.Put(Filled(wanted, kInt32)), device_.Put(buffer_.Fill(spans)), logits,
+          pages_, params_);
   }
   if (!rows.empty()) Draw(logits, rows, drawn);
 }

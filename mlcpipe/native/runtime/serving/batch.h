@@ -26,8 +26,8 @@ struct Client {
 class Batch {
  public:
   // Takes memory for pages of so many tokens. A forward ends soon after `*cancelled` is not 0.
-  Batch(const Manifest& manifest, const Library& library, tvm::ffi::Array<tvm::runtime::Tensor> params,
-        int64_t context_length, int64_t sequences, int64_t kv_tokens, const int* cancelled);
+  Batch(const Manifest& manifest, const Device& device, const Library& library,
+        tvm::ffi::Array<tvm::runtime::Tensor> params, int64_t context_length, int64_t sequences, int64_t kv_tokens, const int* cancelled);
 
   // From any thread: the client waits for `Step`. Returns its number.
   uint64_t Submit(Client client);
@@ -52,6 +52,7 @@ class Batch {
   };
 
   const Manifest& manifest_;
+  const Device& device_;
   tvm::ffi::Function few_, many_;
   tvm::ffi::Array<tvm::runtime::Tensor> params_, pages_;
   const int* cancelled_;

@@ -148,7 +148,14 @@ def _compile(compiler: Linker, tree: SourceTree, plugin: DevicePlugin | None, ma
             ]
         )
         if plugin is not None:
-            words = [f"-std={plugin.standard}", *device, *system, "-isystem", str(plugin.headers)]
+            words = [
+                "-Wno-missing-field-initializers",
+                f"-std={plugin.standard}",
+                *device,
+                *system,
+                "-isystem",
+                str(plugin.headers),
+            ]
             compiler.run([*_CXX, *_WARNINGS, *words, str(plugin.unit), "-o", str(made / _PLUGIN)])
     for source, made_object in zip([*_TEXT, *_CLI], others):
         compiler.run([*_CXX, *_WARNINGS, f"-I{RUNTIME_SOURCES}", str(source), "-o", made_object])

@@ -94,7 +94,7 @@ bool UseTexts(std::string manifest_text, std::string index_text) {
       for (int64_t sequences : {0, 8}) {
         mlcpipe::Options options;
         options.sequences = sequences;
-        const mlcpipe::Plan plan(manifest, variant, options);
+        const mlcpipe::Plan plan(manifest, variant, options, mlcpipe::FindFreeMemory());
         if (plan.context_length < 1 || plan.kv_bytes < 0 || plan.workspace_bytes < 0) std::abort();
       }
     }

@@ -267,16 +267,16 @@ def test_auto_takes_a_gpu_that_is_faster(
     fake: Callable[..., Any], bundle: Path, copy_of: Copy, demo_bundles: Any, tmp_path: Path
 ) -> None:
     """As a file of an earlier process says; never one whose driver does not pass."""
-    cpu = copy_of(demo_bundles["q4f16_1"])
-    assert fake(tmp_path, cpu, bundle)["device"] == "cpu"
-    (choice,) = tmp_path.glob("faster-*")
+    cpu, cache = copy_of(demo_bundles["q4f16_1"]), tmp_path / "cache"
+    assert fake(cache, cpu, bundle)["device"] == "cpu"
+    (choice,) = cache.glob("faster-*")
     choice.write_text("gpu of another time")
-    assert fake(tmp_path, cpu, bundle)["device"] == "vulkan"
-    for path in tmp_path.iterdir():
+    assert fake(cache, cpu, bundle)["device"] == "vulkan"
+    for path in cache.iterdir():
         path.unlink()
-    assert fake(tmp_path, cpu, bundle, FAKE_IDLE="1")["device"] == "cpu"
-    assert "none on the GPU" in next(tmp_path.glob("faster-*")).read_text()
-    assert fake(tmp_path, cpu, bundle, FAKE_REAL="/nowhere/libvulkan.so.1")["device"] == "cpu"
+    assert fake(cache, cpu, bundle, FAKE_IDLE="1")["device"] == "cpu"
+    assert "none on the GPU" in next(cache.glob("faster-*")).read_text()
+    assert fake(cache, cpu, bundle, FAKE_REAL="/nowhere/libvulkan.so.1")["device"] == "cpu"
 
 
 def test_the_command_line_on_a_device(
@@ -305,8 +305,10 @@ def test_the_command_line_on_a_device(
 def test_code_that_is_linked_into_the_program(
     vulkan_plugin: Any, vulkan_runtime: Runtime, copy_of: Copy, tiny_bundles: Any, shared: Path, tmp_path: Path
 ) -> None:
+    from mlcpipe.compiler.container import write_container
     from mlcpipe.compiler.link import find_cxx, find_zig
     from mlcpipe.compiler.native_runtime import object_files
+    from mlcpipe.progress import SilentProgress
 
     if find_zig() is None:
         pytest.skip("static libraries need ziglang")
@@ -319,8 +321,8 @@ def test_code_that_is_linked_into_the_program(
     archive = ["-Wl,--whole-archive", str(bundle / "lib" / "libmodel.a"), "-Wl,--no-whole-archive"]
     compiler.run(["-shared", "-pthread", *map(str, objects), *archive, "-lm", "-ldl", "-o", str(app)])
     expected = vulkan_runtime.open(copy_of(bundle)).generate(prompt(20, 272), max_tokens=9)
-    (bundle / "lib" / "model.so").unlink()  # nobody asks for it
-    assert Runtime(app).open(bundle).generate(prompt(20, 272), max_tokens=9).tokens == expected.tokens
+    data = write_container(bundle, tmp_path / "model.mlcp", SilentProgress())  # without code
+    assert Runtime(app).open(data).generate(prompt(20, 272), max_tokens=9).tokens == expected.tokens
 
 
 @pytest.mark.parametrize("target", ["android-adreno", "android-mali"])

@@ -36,7 +36,10 @@ def test_families_take_the_same_weights_and_no_less(name: str) -> None:
     target = load_target(name)
     same = {"weight_layout": GENERIC.weight_layout, "kernels": GENERIC.kernels}
     assert replace(target, **same) == target and target.backend == GENERIC.backend
-    assert all(target.limits[key] >= value for key, value in GENERIC.limits.items())
+    less = (
+        {"max_prefill_chunk"} if "mtriple" in target.tvm["host"] else set()
+    )  # phones compute prompts in smaller pieces
+    assert all(target.limits[key] >= value for key, value in GENERIC.limits.items() if key not in less)
 
 
 def test_contexts_end_where_a_layer_of_the_cache_no_longer_binds(tmp_path: Path) -> None:

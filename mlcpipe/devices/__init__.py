@@ -8,7 +8,6 @@ import pkgutil
 from typing import TYPE_CHECKING, cast
 
 from mlcpipe.errors import TargetError, UsageError
-from mlcpipe.json_files import shown
 
 if TYPE_CHECKING:
     from mlcpipe.bundle.manifest import VariantInfo
@@ -72,6 +71,8 @@ def _kind_of(variant: VariantInfo) -> str:
     for name in kinds():
         if wanted == kind(name).TVM_KIND:
             return name
+    from mlcpipe.json_files import shown  # the command line starts without pydantic
+
     raise TargetError(
         "nothing here runs the bundle", found=f"code for {shown(wanted)}", next_step="compile the model again"
     )

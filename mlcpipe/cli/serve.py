@@ -122,9 +122,9 @@ def serve_command(
         raise UsageError("--api-key", expected="a key", found="nothing")
     if name == "*":
         raise UsageError("--name", expected="a name", found="*", next_step="--alias '*' answers to any name")
-    texts = [_text(path) for path in warm or ()]
+    texts = [_system_message(path) for path in warm or ()]
     if prefixes is not None:
-        _make(prefixes)
+        _make_folder(prefixes)
     bound = bound_socket(host, port)
     console = stderr_console()
     with bound:
@@ -139,7 +139,7 @@ def serve_command(
             engine = Engine(bundle, context_length=context, device=engine_device(device), threads=threads)
             names = (name or _name_of(model, engine.manifest), *(alias or ()))
             loaded = _load(engine, names, max_queue, sequences, step_ms / 1000, draft is not DraftKind.off, prefixes)
-            _compute(loaded, texts)
+            _warm(loaded, texts)
             return loaded
 
         def ready(loaded: Loaded) -> None:
@@ -153,21 +153,21 @@ def serve_command(
         serve(bound, load, Rules(keys, host, max_per_key), ready, float(drain))
 
 
-def _text(path: Path) -> str:
+def _system_message(path: Path) -> str:
     try:
         return read_bounded(path, _MAX_WARM_BYTES, UsageError, "the file of --warm").decode()
     except UnicodeDecodeError as error:
         raise UsageError("the file of --warm", where=path, expected="text in UTF-8", found=last_line(error)) from None
 
 
-def _make(folder: Path) -> None:
+def _make_folder(folder: Path) -> None:
     try:
         private_folder(folder)
     except OSError as error:
         raise UsageError("--prefixes", where=folder, expected="a folder", found=error.strerror) from None
 
 
-def _compute(loaded: Loaded, texts: Iterable[str]) -> None:
+def _warm(loaded: Loaded, texts: Iterable[str]) -> None:
     """Compute what conversations with these system messages begin with, before anybody asks."""
     from mlcpipe.runtime.sampling_params import SamplingParams
     from mlcpipe.runtime.serving.interface import Request
@@ -206,7 +206,10 @@ def _load(
     defaults = read_json_object(path, limit=16 << 20, error=BundleError) if path.is_file() else {}
     tokenizer = engine.tokenizer
     serving = open_engine(engine.model, max_queue=max_queue, sequences=sequences, step_s=step_s, drafts=drafts)
-    store = None if folder is None else PrefixStore(folder, manifest, serving.context_length)
+    store = None
+    if folder is not None:
+        serving.check_savable()
+        store = PrefixStore(folder, manifest, serving.context_length)
     return Loaded(serving, tokenizer, Facts(names, about, defaults), store)
 
 

@@ -31,7 +31,7 @@ class PrefixStore:
 
     def write(self, name: str, tokens: Sequence[int], layers: Sequence[NDArray[np.int8]], salt: str) -> int:
         """Write the pages of a prompt's tokens -> bytes of the file."""
-        path = self._path(name)
+        path = self.path(name)
         if not path.exists() and len(self.names()) >= MOST:
             raise ApiError(400, f"there are {MOST} saved prefixes: delete one", code="too_many_prefixes")
         write_chat(path, self.manifest, tokens, len(tokens), layers, {"salt": _digest(salt)})
@@ -39,7 +39,7 @@ class PrefixStore:
 
     def read(self, name: str, salt: str) -> SavedChat:
         """A checked file; one that was saved with another salt is not there."""
-        path = self._path(name)
+        path = self.path(name)
         if path.is_file():
             saved = read_chat(path, self.manifest, self.context_length)
             if hmac.compare_digest(str((saved.chat or {}).get("salt")).encode(), _digest(salt).encode()):
@@ -54,11 +54,12 @@ class PrefixStore:
     def delete(self, name: str) -> None:
         """Remove a file."""
         try:
-            self._path(name).unlink()
+            self.path(name).unlink()
         except FileNotFoundError:
             raise _absent(name) from None
 
-    def _path(self, name: str) -> Path:
+    def path(self, name: str) -> Path:
+        """Where the file of a name is, or would be."""
         if not _NAME.fullmatch(name):
             message = "name: expected 1 to 64 letters, digits, dots, hyphens and underscores, not beginning with a dot"
             raise ApiError(400, message, param="name")

@@ -42,6 +42,7 @@ async def save(request: Request, body: Annotated[SaveBody, Depends(parsed(SaveBo
     """Compute a prompt, unless it is kept, and write its keys and values, in pages of 16 tokens, to a file."""
     service, store = _service(request)
     began, salt = time.monotonic(), body.cache_salt or ""
+    store.path(body.name)  # what is wrong with it is said before the work
     tokens = await tokens_of(service, body)
     count = len(tokens) // PAGE * PAGE
     if not count:

@@ -92,6 +92,12 @@ def test_what_cannot_be_saved_is_refused(body: dict[str, Any], server: Running, 
     assert sorted(folder.iterdir()) == before
 
 
+def test_a_wrong_name_is_refused_before_the_prompt_is_computed(server: Running) -> None:
+    prompt = "Nobody asked this before. " * 20
+    assert post(server, KV + "/save", name="a/b", prompt=prompt).status_code == 400
+    assert answer(server, prompt=prompt, max_tokens=1)[1] == 0
+
+
 def test_a_file_that_was_changed_is_refused(server: Running, folder: Path) -> None:
     assert post(server, KV + "/save", name="whole", prompt=TEXT).status_code == 200
     data = (folder / "whole.prefix").read_bytes()

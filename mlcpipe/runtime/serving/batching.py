@@ -143,6 +143,10 @@ class Batching:
         """As `ServingEngine.cancel`."""
         self._commands.put(partial(self._cancel, number, Finish(reason)))
 
+    def check_savable(self) -> None:
+        """As `ServingEngine.check_savable`."""
+        check_savable(self._core)
+
     def copy_prefix(self, tokens: Many[int], namespace: str = "") -> Future[list[NDArray[np.int8]]]:
         """As `ServingEngine.copy_prefix`."""
         return self._between_steps(copy_prefix(self._core, tokens, namespace))
@@ -152,7 +156,6 @@ class Batching:
         return self._between_steps(restore_prefix(self._core, saved, namespace))
 
     def _between_steps(self, job: Generator[None, None, Any]) -> Future[Any]:
-        check_savable(self._core)
         future: Future[Any] = Future()
         future.set_running_or_notify_cancel()  # nobody can take it back
         with self._door:

@@ -6,8 +6,12 @@ import random
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
+
+from mlcpipe.errors import UsageError
 from mlcpipe.runtime.serving.executor import layer_pages, page_groups
 from mlcpipe.runtime.serving.limits import Limits
+from mlcpipe.runtime.serving.prefix_pages import check_savable
 from mlcpipe.runtime.serving.sequence import State
 from tests.unit.serving.simulation import Simulation, until_running, words
 
@@ -48,3 +52,12 @@ def test_models_of_one_kind_of_layer_have_one_group() -> None:
     (full, window), short = page_groups(GEMMA, 3 * CONTEXT), page_groups(GEMMA, 32)
     assert window.pages < full.pages == 192 and window.window == WINDOW and not full.window
     assert [group.pages for group in short] == [2, 2], "never more than the full layers have"
+
+
+@pytest.mark.parametrize(("sliding", "on_host", "found"), [([1], True, "sliding window"), ([], False, "a GPU")])
+def test_prefixes_that_cannot_be_saved(sliding: list[int], on_host: bool, found: str) -> None:
+    pool = SimpleNamespace(groups=page_groups(bundle(sliding), CONTEXT))
+    device = SimpleNamespace(on_host=on_host, description="a GPU")
+    core: Any = SimpleNamespace(bundle=SimpleNamespace(device=device), scheduler=SimpleNamespace(pool=pool))
+    with pytest.raises(UsageError, match=found):
+        check_savable(core)

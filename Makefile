@@ -7,7 +7,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check -q
 # A machine without a C compiler links with PyPI's ziglang.
 LINKER := $(if $(shell command -v cc || command -v clang || command -v gcc),,[zig])
 
-.PHONY: chat test test-full test-everything lint check check-gpu docs page bench bench-peers bench-native bench-web clean
+.PHONY: chat test test-full test-everything lint check check-gpu docs page bench bench-peers bench-native bench-web quality clean
 
 chat: $(VENV)/installed  ## compile the embedded model for this CPU and talk to it (ARGS="--prompt ...")
 	$(BIN)/mlcpipe chat $(ARGS)
@@ -56,6 +56,9 @@ bench-native: $(VENV)/installed-dev  ## the native runtime beside Python's engin
 
 bench-web: $(VENV)/installed-dev  ## the same in Chromium, with transformers.js and wllama (ARGS="--adapter default" for a GPU)
 	$(BIN)/python -m bench.bench_web $(ARGS)
+
+quality: $(VENV)/installed-dev  ## methods of quantization side by side on the ruler, RULER=folder (apps/demo_model/ruler.py)
+	$(BIN)/python -m bench.bench_quality $(or $(RULER),ruler) $(ARGS)
 
 $(VENV)/installed: pyproject.toml
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)

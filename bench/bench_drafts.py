@@ -1,8 +1,9 @@
 """Measures what drafts of answers gain: with and without them in turn, a drafter that knows the answer and errs.
 
     python -m bench.bench_drafts [--model llama-1b] [--quantization q4f16_1] [--rate 0.7] [--batches 1,2,8]
+    python -m bench.bench_drafts --draft-model llama-100m
 
-Each drafted token is right with probability `--rate`.
+Each drafted token is right with probability `--rate`. A draft model computes what it would, and its words are replaced.
 """
 
 from __future__ import annotations
@@ -21,10 +22,11 @@ from bench.make_checkpoint import SHAPES, make_checkpoint
 from bench.prepare import default_work
 from mlcpipe.cli.terminal import stdout_console
 from mlcpipe.loading import prepare_bundle
-from mlcpipe.runtime.loading import load_bundle
+from mlcpipe.runtime.loading import LoadedBundle, load_bundle
 from mlcpipe.runtime.serving.core import GREEDY, Core
 from mlcpipe.runtime.serving.cost_model import CostModel
-from mlcpipe.runtime.serving.drafting import MOST_DRAFTED, Draft
+from mlcpipe.runtime.serving.draft_model import DraftModel, ModelDrafter
+from mlcpipe.runtime.serving.drafting import MOST_DRAFTED, Draft, Lookup
 from mlcpipe.runtime.serving.limits import Limits
 from mlcpipe.runtime.serving.sequence import Request
 
@@ -47,8 +49,23 @@ class Oracle:
         """Nothing to learn."""
 
 
+class ModelOracle(ModelDrafter):
+    """Says what an oracle does when the model has computed as many tokens."""
+
+    def __init__(self, model: DraftModel, rate: float) -> None:
+        super().__init__(model, Lookup(), GREEDY)
+        self.oracle = Oracle(rate)
+
+    def hold(self, tokens: list[int], length: int) -> None:
+        """As many of the oracle's, after `length` tokens."""
+        super().hold(self.oracle.propose(range(length)).tokens[: len(tokens)], length)
+
+
 def answers(
-    core: Core, prompts: list[tuple[int, ...]], oracles: Sequence[Oracle | None]
+    core: Core,
+    prompts: list[tuple[int, ...]],
+    oracles: Sequence[Oracle | ModelOracle | None],
+    model: DraftModel | None = None,
 ) -> tuple[float, list[list[int]]]:
     """Tokens a second while all are answered, and what the answers are."""
     sequences = [
@@ -57,29 +74,32 @@ def answers(
     ]
     running, spans = core.scheduler.residency.running, []
     while core.scheduler.has_work:
-        together, now = len(running) == len(sequences), time.perf_counter()
-        step = core.scheduler.plan(now)
+        together, began = len(running) == len(sequences), time.perf_counter()
+        if model is not None:
+            model.propose(core.scheduler)
+        step = core.scheduler.plan(time.perf_counter())
         assert step is not None
         events = core.scheduler.settle(step, core.compute(step), time.perf_counter())
         if together and len(running) == len(sequences):
-            spans.append((sum(len(event.tokens) for event in events), time.perf_counter() - now))
+            spans.append((sum(len(event.tokens) for event in events), time.perf_counter() - began))
     tokens, seconds = map(sum, zip(*spans))
     return tokens / seconds, [one.tokens for one in sequences]
 
 
-def measure(core: Core, vocab: int, batch: int, rate: float) -> tuple[float, float, float]:
+def measure(core: Core, model: DraftModel | None, batch: int, rate: float) -> tuple[float, float, float]:
     """Median tokens a second without and with drafts, and the share of drafted tokens that stood."""
     rng = random.Random(batch)
+    vocab = core.bundle.manifest.model.vocab_size
     prompts = [tuple(rng.randrange(1, vocab) for _ in range(_PROMPT)) for _ in range(batch)]
     plain, drafted = [], []
     before = core.scheduler.totals.drafted, core.scheduler.totals.accepted
     for _ in range(_ROUNDS + 1):
         speed, expected = answers(core, prompts, [None] * batch)
         plain.append(speed)
-        oracles = [Oracle(rate) for _ in prompts]
+        oracles = [Oracle(rate) if model is None else ModelOracle(model, rate) for _ in prompts]
         for oracle, answer in zip(oracles, expected):
-            oracle.answer = answer
-        speed, found = answers(core, prompts, oracles)
+            (oracle.oracle if isinstance(oracle, ModelOracle) else oracle).answer = answer
+        speed, found = answers(core, prompts, oracles, model)
         drafted.append(speed)
         if found != expected:
             raise AssertionError("a draft changed an answer")
@@ -88,23 +108,29 @@ def measure(core: Core, vocab: int, batch: int, rate: float) -> tuple[float, flo
     return statistics.median(plain[1:]), statistics.median(drafted[1:]), stood
 
 
+def _load(name: str, options: argparse.Namespace) -> LoadedBundle:
+    checkpoint = options.work / name
+    if not checkpoint.is_dir():
+        make_checkpoint(name, checkpoint)
+    return load_bundle(prepare_bundle(str(checkpoint), target="cpu", quantization=options.quantization), 512)
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Measure, and print a table."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--model", choices=sorted(SHAPES), default="llama-1b")
+    parser.add_argument("--draft-model", choices=sorted(SHAPES), help="whose time counts, too (default: none)")
     parser.add_argument("--work", type=Path, default=default_work(), help="folder that keeps checkpoints")
     parser.add_argument("--quantization", default="q4f16_1")
     parser.add_argument("--rate", type=float, default=0.7)
     parser.add_argument("--batches", default="1,2,8")
     options = parser.parse_args(arguments)
-    checkpoint = options.work / options.model
-    if not checkpoint.is_dir():
-        make_checkpoint(options.model, checkpoint)
-    bundle = load_bundle(prepare_bundle(str(checkpoint), target="cpu", quantization=options.quantization), 512)
+    bundle, smaller = (name and _load(name, options) for name in (options.model, options.draft_model))
     table = Table("answers", "tokens/s without", "with drafts", "ratio", "drafted tokens that stood")
     for batch in map(int, options.batches.split(",")):
         core = Core(bundle, batch * 512, Limits(512, sequences=batch, queue=batch), CostModel())
-        plain, drafted, stood = measure(core, bundle.manifest.model.vocab_size, batch, options.rate)
+        model = smaller and DraftModel(smaller, batch * 512, batch)
+        plain, drafted, stood = measure(core, model, batch, options.rate)
         table.add_row(str(batch), f"{plain:.1f}", f"{drafted:.1f}", f"{drafted / plain:.2f}", f"{stood:.0%}")
     stdout_console().print(table)
     return 0

@@ -1,6 +1,7 @@
-"""Measures what the native runtime takes besides time: bytes of programs, private memory, instructions on a board's CPU.
+"""Measures what the native runtime takes besides time: bytes of programs, private memory, allocations, instructions.
 
-    python -m bench.bench_native [--parts sizes,memory,text,instructions] [--model llama-1b] [--llama-bench-arm64 FILE]
+    python -m bench.bench_native [--parts sizes,memory,text,kotlin,loop,instructions] [--model llama-1b]
+        [--llama-bench-arm64 FILE]
 
 Speed is measured by `bench_peers --runtimes native,llama.cpp`. Linux only. Instructions are counted by qemu's emulator in
 one thread; they say nothing of time. They need qemu-user, a C compiler and ziglang, and llama.cpp's llama-bench built for
@@ -26,15 +27,27 @@ from rich.table import Table
 
 from bench.bench_peers import words
 from bench.make_checkpoint import SHAPES, make_checkpoint
+from bench.native_loop import loop_costs, write_loop_program
 from bench.prepare import default_work
 from bench.program import command_line, run_program
 from mlcpipe.cli.terminal import stdout_console
+from mlcpipe.compiler.backends.spirv.native import plugin
 from mlcpipe.compiler.link import find_cxx
 from mlcpipe.compiler.native_runtime import shared_library, write_program
 from mlcpipe.env import env
 from mlcpipe.errors import ResourceError, UsageError
 from mlcpipe.loading import prepare_bundle
 from mlcpipe.runtime.text.tokenizer import Tokenizer
+from tests.native.android.conftest import (
+    CLASSES,
+    KOTLIN,
+    SCENARIOS,
+    compile_kotlin,
+    jdk,
+    kotlin_files,
+    link_jni,
+    plain_kotlin,
+)
 
 _PLUGIN = Path(__file__).with_name("count_instructions.c")
 _CPU = "neoverse-n1"
@@ -42,18 +55,22 @@ _PROMPTS = (64, 192)  # tokens; the difference is what a token costs
 _ANSWERS = (2, 18)
 _RUNS = 3  # of `chat bench`
 _REPEATS = 5
+_FIRST_TOKENS = 9
+_TOKENS, _SEQUENCES = 128, (4, 8)  # of the loop
 
 Row = tuple[str, str, str]
 
 
 def sizes(work: Path, _: argparse.Namespace) -> list[Row]:
-    """Bytes of stripped programs for arm64, with musl and libc++ inside."""
+    """Bytes of stripped programs for arm64, with musl and libc++ inside; for Vulkan, its headers are needed."""
     zig = find_cxx("aarch64-linux-musl")
     library = shared_library(zig, env().cache_dir)
+    with_vulkan = shared_library(zig, env().cache_dir, plugin(env().cache_dir))
     program = work / "chat-arm64"
     write_program(zig, env().cache_dir, None, program)
     return [
         ("libmlcpipe.so, arm64", _mb(library.stat().st_size), ""),
+        ("libmlcpipe.so with Vulkan, arm64", _mb(with_vulkan.stat().st_size), ""),
         ("program without a model's code, arm64", _mb(program.stat().st_size), ""),
     ]
 
@@ -119,6 +136,41 @@ def text(work: Path, options: argparse.Namespace) -> list[Row]:
         ),
         ("first call", f"{opened * 1e3:.1f} ms", f"{tokenizer.vocab_size} entries"),
     ]
+
+
+def kotlin(work: Path, _: argparse.Namespace) -> list[Row]:
+    """From `open` to the first token of the demo model, in C and in Kotlin, whose process runs several: the median."""
+    if not KOTLIN.is_dir() or shutil.which("javac") is None:
+        raise UsageError("the part kotlin", expected="a JDK, and npm ci --prefix tests/native/android")
+    bundle, library = prepare_bundle(target="cpu"), shared_library(find_cxx(), env().cache_dir)
+    jar, classes = work / "scenarios.jar", [*CLASSES, work / "scenarios.jar"]
+    compile_kotlin([*plain_kotlin(), *kotlin_files(SCENARIOS)], jar)
+    link_jni(work / "libmlcpipe.so", env().cache_dir)
+    java = [jdk() / "bin" / "java", f"-Djava.library.path={work}", "-cp", ":".join(map(str, classes))]
+    commands = {
+        "C": [sys.executable, "-m", "tests.native.first_token", library, bundle, _FIRST_TOKENS],
+        "Kotlin": [*java, "ai.mlcpipe.ScenariosKt", "first", bundle, _FIRST_TOKENS],
+    }
+    rows = []
+    for name, command in commands.items():
+        said = subprocess.run(list(map(str, command)), capture_output=True, check=True).stdout
+        runs = [json.loads(line) for line in said.splitlines()]
+        seconds = [run["open_s"] + run["first_s"] for run in runs]
+        private = statistics.median(run["private_bytes"] for run in runs[1:])
+        later = f"{statistics.median(seconds[1:]) * 1e3:.0f} ms, the first {seconds[0] * 1e3:.0f} ms"
+        rows.append((f"{name}: from open to the first token", later, f"{_mb(private)} private"))
+    return rows
+
+
+def loop(work: Path, options: argparse.Namespace) -> list[Row]:
+    """The runtime's own loop, and TVM's virtual machine with the kernels, a token: median time and heap allocations."""
+    program = work / "native-loop"
+    write_loop_program(find_cxx(), env().cache_dir, program)
+    bundle = prepare_bundle(_checkpoint(work, options.model), target="cpu")
+    costs = loop_costs(program, bundle, _TOKENS, _SEQUENCES)
+    rows = [(f"{one.answer}: own loop", one.own_us, one.own_allocations) for one in costs]
+    rows += [(f"{one.answer}: TVM and kernels", one.model_us, one.model_allocations) for one in costs]
+    return [(name, f"{us:.1f} µs", f"{allocations:.2f} allocations") for name, us, allocations in rows]
 
 
 def instructions(work: Path, options: argparse.Namespace) -> list[Row]:
@@ -190,14 +242,19 @@ def peak_private_bytes(command: Sequence[str]) -> int:
     peak = 0
     with subprocess.Popen(command, stdout=subprocess.DEVNULL) as running:
         while running.poll() is None:
-            try:
-                status = Path(f"/proc/{running.pid}/status").read_text(encoding="utf-8")
-            except OSError:
-                break
-            lines = [line.split() for line in status.splitlines()]
-            peak = max(peak, sum(int(line[1]) * 1024 for line in lines if line[0] in ("RssAnon:", "RssShmem:")))
+            peak = max(peak, private_bytes(running.pid))
             time.sleep(0.002)
     return peak
+
+
+def private_bytes(process: int) -> int:
+    """The private memory that a process has now, 0 where it has ended."""
+    try:
+        status = Path(f"/proc/{process}/status").read_text(encoding="utf-8")
+    except OSError:
+        return 0
+    lines = [line.split() for line in status.splitlines()]
+    return sum(int(line[1]) * 1024 for line in lines if line[0] in ("RssAnon:", "RssShmem:"))
 
 
 def _checkpoint(work: Path, model: str) -> Path:
@@ -214,19 +271,20 @@ def _seconds(call: Callable[[], Any]) -> float:
     return time.perf_counter() - began
 
 
-def _mb(count: int) -> str:
+def _mb(count: float) -> str:
     return f"{count / 1e6:.2f} MB"
 
 
 _PARTS: dict[str, Callable[[Path, argparse.Namespace], list[Row]]] = {
-    "sizes": sizes, "memory": memory, "text": text, "instructions": instructions,
+    "sizes": sizes, "memory": memory, "text": text, "kotlin": kotlin, "loop": loop, "instructions": instructions,
 }  # fmt: skip
+_DEFAULT_PARTS = tuple(name for name in _PARTS if name != "kotlin")  # whose compiler few have
 
 
 def main() -> None:
     """Print a table of the parts asked for."""
     parser = command_line(__doc__)
-    parser.add_argument("--parts", type=words, default=tuple(_PARTS), help=f"default: {','.join(_PARTS)}")
+    parser.add_argument("--parts", type=words, default=_DEFAULT_PARTS, help=f"default: {','.join(_DEFAULT_PARTS)}")
     parser.add_argument("--model", default="qwen2-0.5b", help="a shape with random weights (default: %(default)s)")
     parser.add_argument("--work", type=Path, help="where to keep what is made (default: in mlcpipe's cache)")
     parser.add_argument(

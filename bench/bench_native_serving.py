@@ -41,7 +41,7 @@ from mlcpipe.loading import prepare_bundle
 
 _SEQUENCES = 8
 _STARTS_S = 120
-_PORT = "{port}"
+PORT = "{port}"
 Commands = dict[str, list[str]]  # how each server is started, by name
 
 
@@ -63,12 +63,12 @@ def commands(work: Path, options: argparse.Namespace) -> Commands:
     if options.llama_server is None and not server.is_file():
         build_llama_cpp(work, server=True)
     context, threads, several = (str(n) for n in (options.context, physical_cores(), _SEQUENCES))
-    ours = ["--port", _PORT, "--sequences", several, "--context", context, "--threads", threads]
+    ours = ["--port", PORT, "--sequences", several, "--context", context, "--threads", threads]
     total = str(options.context * _SEQUENCES)
     return {
         "chat serve": [str(program), "serve", "-m", bundle, *ours],
         "mlcpipe serve": [sys.executable, "-m", "mlcpipe", "serve", bundle, *ours],
-        "llama-server": [str(server), "-m", str(gguf), "--port", _PORT, "-np", several, "-c", total, "-t", threads],
+        "llama-server": [str(server), "-m", str(gguf), "--port", PORT, "-np", several, "-c", total, "-t", threads],
     }
 
 
@@ -78,7 +78,7 @@ def running(name: str, command: Sequence[str]) -> Iterator[str]:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    words, url = [str(port) if word == _PORT else word for word in command], f"http://127.0.0.1:{port}"
+    words, url = [str(port) if word == PORT else word for word in command], f"http://127.0.0.1:{port}"
     with tempfile.TemporaryFile() as log, subprocess.Popen(words, stdout=log, stderr=log) as process:
         try:
             until = time.monotonic() + _STARTS_S

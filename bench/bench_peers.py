@@ -35,7 +35,7 @@ from mlcpipe.host.versions import system_name
 _ATTEMPTS = 2
 _MODELS = ("llama-1b", "qwen2-0.5b")
 _MARGIN = 0.9  # a variant this much slower than its sibling everywhere in the first round is not measured again
-_KINDS = ("prefill", "decode", "load", "memory")
+_KINDS = ("prefill", "decode", "batch", "load", "memory")
 _ROWS = {
     4: "prefill-16,prefill-512,prefill-2048,decode-0,decode-1024,decode-4096,load,memory-2048",
     8: "prefill-512,decode-0",
@@ -204,8 +204,8 @@ def cell_of(row: str) -> Cell:
     kind, _, tokens = row.partition("-")
     if kind == "load" and not tokens:
         return Cell("load", 1)
-    if kind not in ("prefill", "decode", "memory") or not tokens.isascii() or not tokens.isdigit():
-        raise UsageError("--rows", expected="prefill-N, decode-N, memory-N or load", found=row)
+    if kind not in ("prefill", "decode", "batch", "memory") or not tokens.isascii() or not tokens.isdigit():
+        raise UsageError("--rows", expected="prefill-N, decode-N, batch-N, memory-N or load", found=row)
     return Cell(kind, int(tokens))
 
 

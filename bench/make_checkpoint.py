@@ -49,6 +49,22 @@ SHAPES: dict[str, dict[str, Any]] = {
         "rope_theta": 500000.0,
         "max_position_embeddings": 8192,
     },
+    # Drafts for llama-1b: a twelfth of its weights, the same vocabulary.
+    "llama-100m": _COMMON
+    | {
+        "architectures": ["LlamaForCausalLM"],
+        "model_type": "llama",
+        "hidden_size": 512,
+        "num_hidden_layers": 8,
+        "num_attention_heads": 8,
+        "num_key_value_heads": 4,
+        "head_dim": 64,
+        "intermediate_size": 2048,
+        "vocab_size": 128256,
+        "rms_norm_eps": 1e-5,
+        "rope_theta": 500000.0,
+        "max_position_embeddings": 8192,
+    },
     "qwen2-0.5b": _COMMON
     | {
         "architectures": ["Qwen2ForCausalLM"],

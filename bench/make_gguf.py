@@ -2,12 +2,15 @@
 
     python -m bench.make_gguf CHECKPOINT FILE.gguf [--bits 8]
 
-Q4_0 stores 32 weights in 16 bytes of codes and a float16 scale, as q4f16_1 does: 4.5 bits a weight on both
-sides; Q8_0 and q8f16_1 have 8.5. The file has a made-up vocabulary (llama-bench feeds token ids), so it is good for measuring alone.
+With 16 bits the matrices are float16, to be quantized by llama.cpp. Q4_0 stores 32 weights in 16 bytes of codes and a
+float16 scale, as q4f16_1 does: 4.5 bits a weight on both sides; Q8_0 and q8f16_1 have 8.5. The vocabulary is that of
+tokenizer.json where the checkpoint has one of byte-level BPE that merges anything, with GPT-2's splits; else it is made
+up (llama-bench feeds token ids), and the file is good for measuring speed alone.
 """
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -24,6 +27,7 @@ from mlcpipe.errors import ConfigError
 _TYPES = {
     4: (gguf.GGMLQuantizationType.Q4_0, gguf.LlamaFileType.MOSTLY_Q4_0),
     8: (gguf.GGMLQuantizationType.Q8_0, gguf.LlamaFileType.MOSTLY_Q8_0),
+    16: (gguf.GGMLQuantizationType.F16, gguf.LlamaFileType.MOSTLY_F16),
 }
 _ARCHITECTURES = {"llama": gguf.MODEL_ARCH.LLAMA, "qwen2": gguf.MODEL_ARCH.QWEN2}
 _BYTE_TOKENS = 256
@@ -43,7 +47,12 @@ def make_gguf(checkpoint: Path, path: Path, *, bits: int = 4) -> Path:
     writer = gguf.GGUFWriter(partial, gguf.MODEL_ARCH_NAMES[architecture])
     _add_shape(writer, config, checkpoint)
     writer.add_file_type(kind_of_file)
-    _add_vocabulary(writer, config["vocab_size"])
+    tokenizer = source.folder / "tokenizer.json"
+    read = json.loads(tokenizer.read_text(encoding="utf-8")) if tokenizer.is_file() else {}
+    if read.get("model", {}).get("merges"):
+        _add_own_vocabulary(writer, tokenizer, read)
+    else:
+        _add_vocabulary(writer, config["vocab_size"])
     names = gguf.get_tensor_name_map(architecture, config["num_hidden_layers"])
     for name, values in _tensors(source):
         renamed = names.get_name(name, try_suffixes=(".weight", ".bias"))
@@ -53,12 +62,17 @@ def make_gguf(checkpoint: Path, path: Path, *, bits: int = 4) -> Path:
             writer.add_tensor(renamed, gguf.quants.quantize(values, kind_of_weights), raw_dtype=kind_of_weights)
         else:
             writer.add_tensor(renamed, values)
+    write_out(writer)
+    os.replace(partial, path)
+    return path
+
+
+def write_out(writer: gguf.GGUFWriter) -> None:
+    """Write the file of a writer that has all of it, and close it."""
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
-    os.replace(partial, path)
-    return path
 
 
 def bytes_per_token(path: Path) -> int:
@@ -102,6 +116,22 @@ def _add_vocabulary(writer: gguf.GGUFWriter, size: int) -> None:
     writer.add_bos_token_id(1)
     writer.add_eos_token_id(2)
     writer.add_unk_token_id(0)
+
+
+def _add_own_vocabulary(writer: gguf.GGUFWriter, path: Path, read: dict[str, Any]) -> None:
+    """What was read from a tokenizer.json. Raises ConfigError for other than byte-level BPE with GPT-2's splits."""
+    model, splits = read["model"], read["pre_tokenizer"]
+    if model["type"] != "BPE" or splits["type"] != "ByteLevel" or not splits["use_regex"]:
+        raise ConfigError("tokenizer", where=path, expected="byte-level BPE with GPT-2's splits", found=splits["type"])
+    special = {token["content"] for token in read["added_tokens"] if token["special"]}
+    tokens = sorted(model["vocab"], key=model["vocab"].__getitem__)
+    kinds = gguf.TokenType
+    writer.add_tokenizer_model("gpt2")
+    writer.add_tokenizer_pre("gpt-2")
+    writer.add_token_list(tokens)
+    writer.add_token_types([kinds.CONTROL if token in special else kinds.NORMAL for token in tokens])
+    writer.add_token_merges([merge if isinstance(merge, str) else " ".join(merge) for merge in model["merges"]])
+    writer.add_add_bos_token(False)
 
 
 def _tensors(source: Checkpoint) -> Iterator[tuple[str, NDArray[np.float32]]]:

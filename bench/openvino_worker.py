@@ -22,13 +22,21 @@ import openvino as ov
 import openvino_genai as genai
 
 _SEED = 20260101
+_BATCH_PROMPT, _CACHE_GB = 128, 3
 
 
 class Pipeline:
-    """The pipeline on the CPU with token ids in and out."""
+    """The pipeline on the CPU with token ids in and out; `together` is the one for many requests."""
 
-    def __init__(self, model: Path, threads: int) -> None:
-        self.pipe = genai.LLMPipeline(str(model), "CPU", INFERENCE_NUM_THREADS=threads)
+    def __init__(self, model: Path, threads: int, *, together: bool = False) -> None:
+        if together:
+            scheduler = genai.SchedulerConfig()
+            scheduler.cache_size, scheduler.enable_prefix_caching = _CACHE_GB, False
+            self.pipe = genai.ContinuousBatchingPipeline(
+                str(model), scheduler, "CPU", {"INFERENCE_NUM_THREADS": threads}
+            )
+        else:
+            self.pipe = genai.LLMPipeline(str(model), "CPU", INFERENCE_NUM_THREADS=threads)
         config = json.loads((model / "config.json").read_text(encoding="utf-8"))
         self._vocabulary = int(config["vocab_size"])
         self._draw = random.Random(_SEED)
@@ -37,11 +45,16 @@ class Pipeline:
         """Random ids i64[1, tokens]."""
         return np.array([[self._draw.randrange(self._vocabulary) for _ in range(tokens)]], np.int64)
 
-    def generate(self, prompt: Any, count: int) -> Any:
-        """Exactly `count` tokens, the most probable each time -> the pipeline's result."""
+    def greedy(self, count: int) -> Any:
+        """Exactly `count` tokens, the most probable each time."""
         config = genai.GenerationConfig()
         config.max_new_tokens = config.min_new_tokens = count
         config.ignore_eos, config.do_sample = True, False
+        return config
+
+    def generate(self, prompt: Any, count: int) -> Any:
+        """Exactly `count` tokens -> the pipeline's result."""
+        config = self.greedy(count)
         return self.pipe.generate(genai.TokenizedInputs(ov.Tensor(prompt), ov.Tensor(np.ones_like(prompt))), config)
 
 
@@ -60,6 +73,26 @@ def _decode(pipe: Pipeline, tokens: int, options: argparse.Namespace) -> Iterato
         yield 1000 / result.perf_metrics.get_tpot().mean  # milliseconds a token after the first
 
 
+def _batch(pipe: Pipeline, sequences: int, options: argparse.Namespace) -> Iterator[float]:
+    """Tokens a second of all sequences, from when each has its first one."""
+    for _ in range(1 + options.repeats):
+        count = 1 + 2 * options.decode_tokens
+        handles = [
+            pipe.pipe.add_request(index, ov.Tensor(pipe.prompt(_BATCH_PROMPT)), pipe.greedy(count))
+            for index in range(sequences)
+        ]
+        waiting = set(range(sequences))
+        while waiting:
+            pipe.pipe.step()
+            waiting -= {index for index in waiting if handles[index].can_read()}
+        began = time.perf_counter()
+        for _ in range(options.decode_tokens):
+            pipe.pipe.step()
+        yield sequences * options.decode_tokens / (time.perf_counter() - began)
+        while pipe.pipe.has_non_finished_requests():
+            pipe.pipe.step()
+
+
 def _load(options: argparse.Namespace) -> Iterator[float]:
     for _ in range(1 + options.repeats):
         began = time.perf_counter()
@@ -75,20 +108,22 @@ def _memory(pipe: Pipeline, tokens: int, options: argparse.Namespace) -> Iterato
     yield 1024 * next(int(line.split()[1]) for line in lines if line.startswith("VmHWM"))
 
 
-_MEASURES = {"prefill": _prefill, "decode": _decode, "memory": _memory}
+_MEASURES = {"prefill": _prefill, "decode": _decode, "batch": _batch, "memory": _memory}
 
 
 def main() -> int:
     """Measure one kind; the first sample of each is a warm-up and does not count."""
     parser = argparse.ArgumentParser(description="openvino-genai: speed, load, memory")
     parser.add_argument("model", type=Path)
-    parser.add_argument("kind", choices=("prefill", "decode", "load", "memory"))
+    parser.add_argument("kind", choices=("prefill", "decode", "batch", "load", "memory"))
     parser.add_argument("tokens", type=lambda text: [int(part) for part in text.split(",")])
     for name in ("--threads", "--repeats", "--decode-tokens"):
         parser.add_argument(name, type=int, required=True)
     options = parser.parse_args()
     print(json.dumps({"version": genai.__version__}))
-    pipe = None if options.kind == "load" else Pipeline(options.model, options.threads)
+    pipe = (
+        None if options.kind == "load" else Pipeline(options.model, options.threads, together=options.kind == "batch")
+    )
     for tokens in options.tokens:
         if pipe is None:
             samples = list(_load(options))

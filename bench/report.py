@@ -193,6 +193,7 @@ def _title(cell: Cell) -> str:
     return {
         "prefill": f"prefill {cell.tokens}, tok/s",
         "decode": f"decode, depth {cell.tokens}, tok/s",
+        "batch": f"decode {cell.tokens} together, tok/s",
         "load": "load to first token" + (f" of a prompt of {cell.tokens}" if cell.tokens > 1 else "") + ", s",
         "memory": f"peak memory, prefill {cell.tokens}, MB",
     }[cell.kind]

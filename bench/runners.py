@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
+from mlcpipe.cli.bench.batch import PROMPT
 from mlcpipe.errors import ResourceError
 
 OURS = "mlcpipe"
@@ -22,8 +23,9 @@ _PEAK = Path(__file__).with_name("peak.py")
 class Cell:
     """One thing to measure.
 
-    `kind` is prefill (of `tokens` tokens), decode (after `tokens` tokens), load (to the first token of a prompt of
-    `tokens`, seconds) or memory (the most that is resident in a prefill of `tokens` tokens and some decoding, bytes).
+    `kind` is prefill (of `tokens` tokens), decode (after `tokens` tokens), batch (decode of `tokens` sequences together,
+    after prompts of 128 tokens), load (to the first token of a prompt of `tokens`, seconds) or memory (the most that is
+    resident in a prefill of `tokens` tokens and some decoding, bytes).
     """
 
     kind: str
@@ -31,7 +33,7 @@ class Cell:
 
     @property
     def more_is_better(self) -> bool:
-        return self.kind in ("prefill", "decode")
+        return self.kind in ("prefill", "decode", "batch")
 
 
 @dataclass(frozen=True)
@@ -131,6 +133,7 @@ class Mlcpipe:
             sys.executable, "-m", "mlcpipe", "bench", str(self.bundle), "--json",
             "--prefill", prefill, "--decode-depth", depth, "--decode-tokens", str(self.effort.decode_tokens),
             "--repeats", str(1 if kind == "memory" else repeats), "--threads", str(self.effort.threads),
+            *(["--batch", tokens] if kind == "batch" else []),
             *(["--device", self.device] if self.device else []),
         ]  # fmt: skip
 
@@ -162,7 +165,7 @@ def _reading(speed: Mapping[str, float]) -> Reading:
 
 @dataclass(frozen=True)
 class Native:
-    """The native runtime's program on the same bundle; a load is a whole process."""
+    """The native runtime's program on the same bundle."""
 
     program: Path
     bundle: Path
@@ -219,6 +222,8 @@ class LlamaBench:
         """A load is a whole process that computes one token."""
         kind, tokens, repeats = cells[0].kind, _tokens(cells), self.effort.repeats
         decoded = str(self.effort.decode_tokens)
+        if kind == "batch":
+            return self._batched_bench(cells)
         what = {
             "prefill": ["-p", tokens, "-n", "0", "-d", "0", "-r", str(repeats)],
             "decode": ["-p", "0", "-n", decoded, "-d", tokens, "-r", str(repeats)],
@@ -236,11 +241,23 @@ class LlamaBench:
             return [sys.executable, str(_PEAK), str(repeats + 1 if kind == "load" else 1), *command]
         return command
 
+    def _batched_bench(self, cells: Sequence[Cell]) -> list[str]:
+        sizes, decoded = [cell.tokens for cell in cells], self.effort.decode_tokens
+        return [
+            str(self.binary.with_name("llama-batched-bench")), "-m", str(self.gguf), "-t", str(self.effort.threads),
+            "-fa", "on" if self.flash_attention else "off", "-c", str(max(sizes) * (PROMPT + decoded)),
+            "-npp", str(PROMPT), "-ntg", str(decoded), "--output-format", "jsonl",
+            "-npl", ",".join(str(size) for size in sizes for _ in range(self.effort.repeats)),
+        ]  # fmt: skip
+
     def parse(self, stdout: str, cells: Sequence[Cell]) -> Output:
-        """A line of JSON for each cell; of load and memory the last line is that of peak.py."""
+        """A line of JSON for each cell, of batches for each repeat; of load and memory the last is that of peak.py."""
         lines = _json_lines(stdout)
         readings = {}
-        for line in lines:
+        if cells[0].kind == "batch":
+            speeds = {cell: [line["speed_tg"] for line in lines if line["pl"] == cell.tokens] for cell in cells}
+            readings = {cell: Reading.of(found) for cell, found in speeds.items() if found}
+        for line in lines if cells[0].kind != "batch" else ():
             if "samples_ts" in line:
                 cell = Cell("prefill", line["n_prompt"]) if line["n_prompt"] else Cell("decode", line["n_depth"])
                 readings[cell] = Reading.of(line["samples_ts"])

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from mlcpipe.compiler.compile import compile as compile
     from mlcpipe.compiler.compile import convert as convert
     from mlcpipe.loading import load as load
+    from mlcpipe.runtime.embedder import Embedder as Embedder
     from mlcpipe.runtime.engine import Engine as Engine
     from mlcpipe.runtime.sampling_params import Chunk as Chunk
     from mlcpipe.runtime.sampling_params import Completion as Completion
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
 __all__ = [
     "Chunk",
     "Completion",
+    "Embedder",
     "Engine",
     "MlcpipeError",
     "SamplingParams",
@@ -42,6 +44,7 @@ _MODULES = {
         ("Chunk", "Completion", "SamplingParams", "Stats", "TokenLogprob"), "mlcpipe.runtime.sampling_params"
     ),
     **dict.fromkeys(("compile", "convert"), "mlcpipe.compiler.compile"),
+    "Embedder": "mlcpipe.runtime.embedder",
     "Engine": "mlcpipe.runtime.engine",
     "load": "mlcpipe.loading",
     "__version__": "mlcpipe.version",
@@ -52,7 +55,7 @@ def __getattr__(name: str) -> Any:
     """Import a module on first use, so that `import mlcpipe` stays fast."""
     if name not in _MODULES:
         raise AttributeError(f"module 'mlcpipe' has no attribute {name!r}")
-    if name in ("compile", "convert", "Engine"):
+    if name in ("compile", "convert", "Embedder", "Engine"):
         from mlcpipe.version import check_tvm
 
         check_tvm()

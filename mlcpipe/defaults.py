@@ -5,7 +5,11 @@ from __future__ import annotations
 DEFAULT_TARGET = "cpu"
 LOCAL_TARGET = "cpu-native"  # for bundles in the cache, which run only on this machine
 DEFAULT_QUANTIZATION = "q4f16_1"
+AUTO_QUANTIZATION = "q4f16_m"  # what "auto" stands for
 KEEP = "keep"  # quantization: weights as the checkpoint has them, bit for bit
-AUTO = "auto"  # quantization: the default one, in a library for the target and each companion; device: any
+RTN, SEARCH, AWQ, GPTQ = METHODS = ("rtn", "search", "awq", "gptq")  # how the numbers of a quantization are chosen
+CALIBRATION_TOKENS = 8192  # of a calibration text, spread over it
+OWN_CALIBRATION, NO_CALIBRATION = "own", "none"  # calibration: a text of mlcpipe's, no text
+AUTO = "auto"  # quantization: AUTO_QUANTIZATION, in a library for the target and each companion; device: any
 QUALITY_TOKENS = 16384  # of the text that quality is measured on
 QUALITY_DECODE_TOKENS = 2048  # those of them that are computed token by token too

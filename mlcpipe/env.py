@@ -9,12 +9,14 @@ MLCPIPE_CPU_VARIANT  variant of the compiled library to run (default: the best f
 MLCPIPE_API_KEY      a key that clients of `mlcpipe serve` must send
 MLCPIPE_CUDA_GRAPHS  0: launch the kernels of a decode step one by one
 OLLAMA_MODELS        read by Ollama: the folder of its models
+RAY_…                set for Ray's processes by `mlcpipe serve --ray`: no usage statistics, loopback alone, a secret
 VK_INSTANCE_LAYERS   read by the Vulkan loader: with VK_LAYER_KHRONOS_validation, that layer's messages become errors
 """
 
 from __future__ import annotations
 
 import os
+import secrets
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -84,6 +86,12 @@ def expanded(path: str | Path) -> Path:
 def tokenize_in_one_thread() -> None:
     """Texts come one at a time. Threads of the `tokenizers` library would make it warn, and hang, after a fork."""
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+
+
+def keep_ray_here() -> None:
+    """Before Ray is imported: it sends nothing to its makers, and its processes talk over loopback, with a secret."""
+    os.environ.update(RAY_USAGE_STATS_ENABLED="0", RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER="0")
+    os.environ.update(RAY_AUTH_MODE="token", RAY_AUTH_TOKEN=secrets.token_hex(32))
 
 
 def name_a_home() -> None:

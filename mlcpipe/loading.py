@@ -32,6 +32,8 @@ def load(
     kv_cache_dtype: str | None = None,
     context_length: int | None = None,
     threads: int | None = None,
+    adapter: str | Path | None = None,
+    context_shift: bool = False,
     progress: Progress | None = None,
 ) -> Engine:
     """Load a model and return an engine. A checkpoint is compiled on first use and kept in the cache.
@@ -42,12 +44,15 @@ def load(
             comes with mlcpipe.
         device: `cpu`, `vulkan`, `vulkan:1`, `cuda` or `metal`. `auto` runs a bundle on the device it was compiled for
             and a checkpoint on the CPU.
-        quantization: how a checkpoint's weights are stored; None is q4f16_1, and keep for a quantized GGUF file.
+        quantization: how a checkpoint's weights are stored, as in `mlcpipe.compile`; None is q4f16_1, and keep for a
+            quantized checkpoint.
         target: what a checkpoint is compiled for; None is the best target for the device.
         kv_cache_dtype: how a checkpoint's bundle keeps keys and values, as in `mlcpipe.compile`.
         context_length: maximum tokens of prompt and answer together; None is the most that the model and memory
             allow.
         threads: threads of the CPU kernels; None is MLCPIPE_THREADS or the number of physical cores.
+        adapter: folder of a LoRA adapter that PEFT saved, for all answers.
+        context_shift: answer beyond the context; see `Engine`.
         progress: receives reports on downloading, compiling and loading.
 
     Raises:
@@ -60,13 +65,15 @@ def load(
         ResourceError: not enough memory or disk.
     """
     bundle = prepare_bundle(
-        model, device, quantization, target=target, kv_cache_dtype=kv_cache_dtype, progress=progress
-    )
+        model, device, quantization, target=target, kv_cache_dtype=kv_cache_dtype, adapters=adapter is not None,
+        progress=progress,
+    )  # fmt: skip
     from mlcpipe import Engine
 
     return Engine(
-        bundle, context_length=context_length, threads=threads, device=engine_device(device), progress=progress
-    )
+        bundle, context_length=context_length, threads=threads, device=engine_device(device), adapter=adapter,
+        context_shift=context_shift, progress=progress,
+    )  # fmt: skip
 
 
 def prepare_bundle(
@@ -76,6 +83,7 @@ def prepare_bundle(
     *,
     target: str | None = None,
     kv_cache_dtype: str | None = None,
+    adapters: bool = False,
     quick: bool = False,
     runs_here: bool = True,
     progress: Progress | None = None,
@@ -83,7 +91,7 @@ def prepare_bundle(
     """The bundle that `load` opens: a bundle unchanged, or a checkpoint compiled once and cached.
 
     The cache key covers the checkpoint's content, target, quantization, KV cache dtype, this processor and all
-    versions.
+    versions. `adapters` compiles a checkpoint for LoRA adapters; a bundle without is an error.
     `quick` is as in `mlcpipe.compile`; `runs_here` is false if a browser or another machine runs the bundle.
     Raises the errors of `load`.
     """
@@ -92,21 +100,21 @@ def prepare_bundle(
         devices.kind_name(device)
     given = bundle_of(model)
     if given is not None:
-        _check_bundle(given, target, quantization, kv_cache_dtype)
+        _check_bundle(given, target, quantization, kv_cache_dtype, adapters)
         return given
     kv_cache_dtype = kv_cache_dtype or AUTO
     check_names(target or LOCAL_TARGET, quantization or DEFAULT_QUANTIZATION, kv_cache_dtype)
     if runs_here or target is None:
         target = _target_here(device, target)  # before the work: does the device exist?
     from mlcpipe.checkpoint import open_checkpoint, resolve
+    from mlcpipe.quantization.plan import plan_name
     from mlcpipe.resources import demo_model_path
 
     checkpoint = open_checkpoint(demo_model_path() if model is None else resolve(model, progress))
     quantization = checkpoint.quantization(quantization)
     cache = env().cache_dir
-    bundle = (
-        cache / "bundles" / _cache_key(checkpoint.content_hash(cache / "hashes"), target, quantization, kv_cache_dtype)
-    )
+    names = (target, plan_name(quantization), kv_cache_dtype, *(["adapters"] if adapters else []))
+    bundle = cache / "bundles" / _cache_key(checkpoint.content_hash(cache / "hashes"), *names)
     if not is_bundle(bundle):
         progress.note(f"compiling {model_title(model)} for {target}, {quantization}; later starts reuse the result")
         private_folder(bundle.parent)
@@ -117,7 +125,7 @@ def prepare_bundle(
 
                 mlcpipe.compile(
                     checkpoint.path, target=target, quantization=quantization, kv_cache_dtype=kv_cache_dtype,
-                    output=bundle, quick=quick, progress=progress,
+                    adapters=adapters, output=bundle, quick=quick, progress=progress,
                 )  # fmt: skip
     return bundle
 
@@ -158,13 +166,13 @@ def is_bundle(path: Path) -> bool:
 
 
 def check_names(target: str, quantization: str, kv_cache_dtype: str = AUTO) -> None:
-    """Raise TargetError or ConfigError for a name that does not exist, before anything is downloaded."""
-    from mlcpipe.quantization.scheme import kv_dtype, load_scheme
+    """Raise TargetError or ConfigError for a name that does not exist, or a bad file, before anything is downloaded."""
+    from mlcpipe.quantization.plan import load_plan
+    from mlcpipe.quantization.scheme import kv_dtype
     from mlcpipe.targets import load_target
 
     load_target(target)
-    if quantization != AUTO:
-        load_scheme(quantization)
+    load_plan(quantization)
     kv_dtype(kv_cache_dtype)
 
 
@@ -202,15 +210,21 @@ def _target_here(device: str, target: str | None) -> str:
     return target
 
 
-def _check_bundle(path: Path, target: str | None, quantization: str | None, kv_cache_dtype: str | None) -> None:
+def _check_bundle(
+    path: Path, target: str | None, quantization: str | None, kv_cache_dtype: str | None, adapters: bool
+) -> None:
     """An argument that would be ignored is an error."""
     from mlcpipe.bundle import read_manifest
+    from mlcpipe.quantization.plan import plan_name
     from mlcpipe.quantization.scheme import kv_dtype
+    from mlcpipe.runtime.serving.adapters import check_adaptable
 
     manifest = read_manifest(path)
+    if adapters:
+        check_adaptable(manifest.model)
     for name, requested, compiled in (
         ("target", target, manifest.target.name),
-        ("quantization", quantization, manifest.quantization),
+        ("quantization", plan_name(quantization) if quantization else None, manifest.quantization),
         ("KV cache dtype", kv_dtype(kv_cache_dtype or AUTO), manifest.model.kv_dtype),
     ):
         if requested not in (None, AUTO, compiled):

@@ -90,3 +90,8 @@ def heads_of(op: Op) -> dict[str, Any]:
     """The fields of `Heads` that a function of the cache was made for."""
     values = {field.name: op.facts[field.name] for field in fields(Heads) if field.name in op.facts}
     return {**values, "all_slide": bool(op.int("all_slide")), "softcap": float(op.facts["softcap"])}
+
+
+def is_bidirectional(op: Op) -> bool:
+    """Whether rows see the keys after them, too."""
+    return bool(op.facts.get("bidirectional"))

@@ -6,6 +6,9 @@ from dataclasses import dataclass
 
 from tir_schedules.builder import Buffer, Expr, Tensor
 from tir_schedules.step_layout import (
+    ADAPTER_BEGIN,
+    ADAPTER_END,
+    KEYS,
     PAGE,
     POSITION,
     ROW_BEGIN,
@@ -48,6 +51,10 @@ class Step:
         """The first row of sequence s; of S, the number of rows."""
         return self._at(ROW_BEGIN, s)
 
+    def keys(self, s: Expr) -> Expr:
+        """The keys of sequence s, with those of this step."""
+        return self._at(KEYS, s)
+
     def page(self, s: Expr, i: Expr) -> Expr:
         """The page of tokens 16 i ... 16 i + 15 of sequence s in this layer."""
         return self._at(WINDOW_TABLE if self.sliding else TABLE, self._at(TABLE_BEGIN, s) + i)
@@ -65,6 +72,14 @@ class Step:
         if not self.sliding:
             return self._at(SLOT, row) // PAGE, self._at(SLOT, row) % PAGE
         return self.page(self.sequence(row), self.position(row) // PAGE), self.position(row) % PAGE
+
+    def adapter_begin(self, row: Expr) -> Expr:
+        """The first block of a row's adapter."""
+        return self._at(ADAPTER_BEGIN, row)
+
+    def adapter_end(self, row: Expr) -> Expr:
+        """The block after the last one of a row's adapter; the first one where it has none."""
+        return self._at(ADAPTER_END, row)
 
 
 def step_argument(size: Expr, sliding: bool = False) -> Tensor:

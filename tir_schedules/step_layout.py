@@ -5,6 +5,7 @@ it, kernels read it (`step.py`). No TVM is needed to read this module.
 """
 
 PAGE = 16  # tokens of a page
+RANK = 16  # ranks of a block of adapters
 HEADER = 16  # integers of the header; those without a name below are 0
 # Numbers in the header.
 SEQUENCES, ROWS = 0, 1
@@ -15,3 +16,6 @@ SEQUENCES, ROWS = 0, 1
 # sequence. `window_table`: page ids for layers with a sliding window; what no row of the step sees may be -1.
 # `sequence[n]`: the sequence of each row.
 POSITION, SLOT, ROW_BEGIN, KEYS, TABLE_BEGIN, TABLE, ROPE_LENGTH, WINDOW_TABLE, SEQUENCE = range(2, 11)
+# Only for forwards with adapters: the blocks of each row's adapter are adapter_begin[n] ... adapter_end[n] - 1; a row
+# without one has 0 and 0.
+ADAPTER_BEGIN, ADAPTER_END = range(11, 13)

@@ -27,13 +27,13 @@ TEMPLATE = (
 )
 
 
-def train_tokenizer(texts: Iterable[str]) -> Tokenizer:
-    """Byte-level BPE with `VOCABULARY` entries; all 256 bytes are in it, so any text encodes."""
+def train_tokenizer(texts: Iterable[str], vocabulary: int = VOCABULARY) -> Tokenizer:
+    """Byte-level BPE with `vocabulary` entries; all 256 bytes are in it, so any text encodes."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
     tokenizer.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
-        vocab_size=VOCABULARY,
+        vocab_size=vocabulary,
         special_tokens=[AddedToken(t, special=True, normalized=False) for t in (PAD, START, END)],
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,

@@ -47,6 +47,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument(
         "--device", help="as for mlcpipe: cuda:0; by default every GPU, software devices if there is none"
     )
+    parser.add_argument("--parts", help="these alone: speed,batches (default: all)")
     parser.add_argument("--work", type=Path, help="a folder for bundles (default: a temporary one)")
     parser.add_argument(
         "--output", type=Path, default=OUTPUT, help=f"the JSON file (default: {OUTPUT.relative_to(ROOT)})"
@@ -55,12 +56,15 @@ def main(arguments: list[str] | None = None) -> int:
     if options.part:
         print(json.dumps(parts.PARTS[options.part].run(parts.Setup.of(options.device, options.work))))
         return 0
+    chosen = options.parts.split(",") if options.parts else list(parts.PARTS)
+    if unknown := sorted(set(chosen) - set(parts.PARTS)):
+        parser.error(f"--parts: expected some of {', '.join(parts.PARTS)}, found {', '.join(unknown)}")
     specs = [options.device] if options.device else parts.gpus()
     if not specs:
         print("error: no GPU found; `mlcpipe doctor` says what is missing", file=sys.stderr)
         return 2
     with tempfile.TemporaryDirectory(dir=options.work) as folder:
-        outcomes = list(_run_all(specs, Path(folder)))
+        outcomes = list(_run_all(chosen, specs, Path(folder)))
     about = parts.machine()
     options.output.parent.mkdir(parents=True, exist_ok=True)
     report = {"machine": about, "parts": [vars(outcome) for outcome in outcomes]}
@@ -70,10 +74,11 @@ def main(arguments: list[str] | None = None) -> int:
     return int(any(outcome.status in ("failed", "timeout") for outcome in outcomes))
 
 
-def _run_all(specs: list[str], work: Path) -> Iterator[Outcome]:
+def _run_all(chosen: list[str], specs: list[str], work: Path) -> Iterator[Outcome]:
     slowness = {spec: SOFTWARE if parts.is_software(devices.choose(spec)) else 1 for spec in specs}
     deadline = time.monotonic() + TOTAL_S * max(slowness.values())
-    for name, part in parts.PARTS.items():
+    for name in chosen:
+        part = parts.PARTS[name]
         for device in specs:
             left = deadline - time.monotonic()
             if device.partition(":")[0] not in part.kinds:

@@ -38,6 +38,11 @@ ENTRY_POINTS: dict[str, tuple[str, ...]] = {
         "copy_pages(pairs: i32[c, 2], window_pairs: i32[w, 2], pages) -> pages",
         *_common(own_pages=True),
     ),
+    "texts": (
+        "embed_texts(tokens: i32[n], types: i32[n], rows: i32[r], step: i32[k], embeddings: f32[r, d], pages, params)"
+        " -> embeddings",
+        "_metadata() -> str",
+    ),
     "tvm": (
         "embed(ids: i32[n], params) -> [n, d]",
         "prefill(embed: [1, n, d], kv, params) -> (f32[1, 1, V], kv)",
@@ -51,11 +56,13 @@ ENTRY_POINTS: dict[str, tuple[str, ...]] = {
 }
 """Signatures of the library functions that a host calls, by who owns the KV cache; part of the ABI hash.
 
-`pages`: the runtime, as `tir_schedules/step_layout.py` says. `tvm`: TVM's object, as MLC's published contract says.
+`pages`: the runtime, as `tir_schedules/step_layout.py` says; `texts`, of models that embed them. `tvm`: TVM's object,
+as MLC's published contract says.
 """
 
 
-def _relative(path: str) -> str:
+def relative_path(path: str) -> str:
+    """The path of a file in a folder. Raises ValueError for one that may lead elsewhere."""
     # Refused on every system, so that a path means the same file everywhere: absolute paths, drive letters,
     # streams (":"), backslashes, control characters, empty and dot segments.
     parts = path.split("/")
@@ -92,7 +99,7 @@ def _json_object(text: str) -> str:
     return text
 
 
-RelativePath = Annotated[str, AfterValidator(_relative)]
+RelativePath = Annotated[str, AfterValidator(relative_path)]
 # The sizes that WGSL allows: https://www.w3.org/TR/WGSL/#subgroup-size
 SubgroupSize = Annotated[int, Field(ge=4, le=128), AfterValidator(_power_of_two)]
 Names = Items[Name]
@@ -176,6 +183,34 @@ class TargetInfo(Frozen):
     variants: Annotated[Items[VariantInfo], Field(min_length=1)]
 
 
+class AdaptedInfo(Frozen):
+    """A projection that adapters may change: joined parts, and the checkpoint's tensor of each."""
+
+    name: Name
+    inputs: Positive
+    columns: Items[Positive] = Field(description="of each part")
+    sources: Names
+    dtype: Annotated[str, Field(pattern="^(uint8|float16|float32)$")] = Field(description="of adapters")
+
+
+class EmbeddingInfo(Frozen):
+    """What an encoder makes of a text.
+
+    `rerank`: a score of a query and a document, before the sigmoid; `pooling` is cls then.
+    """
+
+    task: Literal["embed", "rerank"]
+    pooling: Literal["cls", "mean", "max", "last"] = Field(description="which rows of a text make its embedding")
+    normalize: bool = Field(description="embeddings have length 1")
+    dimensions: Positive = Field(description="numbers of a row of the library's result")
+    token_types: bool = Field(default=False, description="the second text of a pair has token type 1")
+    include_prompt: bool = Field(default=True, description="the mean is also of the prompt's tokens")
+    prompts: dict[Name, Annotated[str, Field(max_length=10_000)]] = Field(
+        default={}, description="what stands before a text, by its purpose"
+    )
+    default_prompt: Name | None = None
+
+
 class ModelInfo(Frozen):
     """The model's shape; lengths in tokens."""
 
@@ -202,6 +237,15 @@ class ModelInfo(Frozen):
     rope_above: Positive | None = Field(
         default=None, description="length above which RoPE frequencies follow the length itself (dynamic NTK)"
     )
+    adapted: Items[AdaptedInfo] = Field(
+        default=(), description="what LoRA adapters may change; none without --adapters"
+    )
+    embedding: EmbeddingInfo | None = Field(default=None, description="of models that embed texts and write none")
+
+    @property
+    def cached_layers(self) -> int:
+        """Layers with pages of their own; those of an encoder share one layer's."""
+        return self.num_layers if self.embedding is None else 1
 
 
 class ParamInfo(Frozen):
@@ -268,7 +312,7 @@ class Manifest(Frozen):
     @property
     def page_bytes(self) -> int:
         """Keys and values that a layer has in a page."""
-        return self.memory_plan.kv_bytes_per_token // self.model.num_layers * self.model.page_size
+        return self.memory_plan.kv_bytes_per_token // self.model.cached_layers * self.model.page_size
 
     @property
     def running_bytes(self) -> int:

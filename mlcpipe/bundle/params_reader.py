@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import mmap
 import os
@@ -145,6 +146,8 @@ def _map_file(descriptor: int, preload: Preload) -> mmap.mmap:
     if preload == "populate":
         flags |= getattr(mmap, "MAP_POPULATE", 0)
     mapped = mmap.mmap(descriptor, 0, flags=flags, prot=mmap.PROT_READ)
+    with contextlib.suppress(AttributeError, OSError):  # a system without pages of 2 MB for what is read from now on
+        mapped.madvise(mmap.MADV_HUGEPAGE)
     if preload == "willneed" or (preload == "populate" and not hasattr(mmap, "MAP_POPULATE")):
         mapped.madvise(mmap.MADV_WILLNEED)
     return mapped

@@ -39,6 +39,13 @@ TOKENIZER_FILES = (
     "tokenizer_config.json",
     "vocab.json",
 )
+# Of sentence-transformers: pooling and prompts of embeddings.
+EMBEDDING_FILES = (
+    "modules.json",
+    "config_sentence_transformers.json",
+    "sentence_bert_config.json",
+    "1_Pooling/config.json",
+)
 MAX_NAME = 200  # characters of the model's
 MAX_CONFIG_BYTES = 16_000_000  # quantized checkpoints list their modules there; real ones stay below 1 MB
 MAX_INDEX_BYTES = 32 << 20  # 140,000 tensors take 14 MB
@@ -77,6 +84,11 @@ class Checkpoint:
         """The format of quantized weights; None for float32, float16 and bfloat16."""
         return None
 
+    @property
+    def keeps_all(self) -> bool:
+        """Whether `--quantization keep` loses nothing: kernels read the codes and scales of all matrices."""
+        return True
+
     def quantization(self, requested: str | None) -> str:
         """`requested`, or the default: quantized weights are kept, rounding them again must be asked for."""
         return requested or (DEFAULT_QUANTIZATION if self.quantized_as is None else KEEP)
@@ -109,6 +121,10 @@ class Checkpoint:
         """
         raise CheckpointError(f"tensor {shown(name)} has no codes", where=shown_path(self.path))
 
+    def columns(self, name: str) -> NDArray[np.int32] | None:
+        """The order int32[K] that `read_parts` has the columns of `name` in, if it is not their own."""
+        return None
+
     def read_raw(self, name: str) -> memoryview:
         """The stored bytes of tensor `name`, of any dtype, unchecked. Raises CheckpointError."""
         return read_bytes(self.info(name))
@@ -119,7 +135,7 @@ class Checkpoint:
         `cache_dir` stores digests of large files by path, size, times and inode, so that a second
         call does not read them. Raises CheckpointError for a file that cannot be read or changes meanwhile.
         """
-        files = [self.path / name for name in (CONFIG, GENERATION_CONFIG, *TOKENIZER_FILES)]
+        files = [self.path / name for name in (CONFIG, GENERATION_CONFIG, *TOKENIZER_FILES, *EMBEDDING_FILES)]
         present = [file for file in files if file.is_file()]
         if any(file.name != SINGLE_FILE for file in self.weight_files):
             present.append(self.path / INDEX)
@@ -134,8 +150,8 @@ def printable_name(name: str) -> str | None:
 def open_checkpoint(path: Path) -> Checkpoint:
     """Opens a checkpoint folder or a GGUF file, and checks its configuration, index and every header.
 
-    No weight is read: the cost is a few reads per file. `model.safetensors` takes precedence over an index,
-    as in transformers. Raises CheckpointError for the folder and the weights, ConfigError for
+    No weight is read but the zero points of GPTQ: the cost is a few reads per file. `model.safetensors` takes
+    precedence over an index, as in transformers. Raises CheckpointError for the folder and the weights, ConfigError for
     config.json, generation_config.json and GGUF's metadata.
     """
     folder = Path(path)
@@ -171,7 +187,9 @@ def open_checkpoint(path: Path) -> Checkpoint:
     if not tensors:
         raise CheckpointError("no tensors", where=shown_path(folder), expected="at least one", found="none")
     ordered = MappingProxyType(dict(sorted(tensors.items())))
-    return Checkpoint(folder, config, generation_config, ordered, files)
+    from mlcpipe.checkpoint.quantized import quantized
+
+    return quantized(Checkpoint(folder, config, generation_config, ordered, files))
 
 
 def _gather(files: tuple[Path, ...]) -> dict[str, TensorInfo]:

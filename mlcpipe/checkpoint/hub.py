@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 from mlcpipe.atomic import atomic_write
 from mlcpipe.checkpoint.checkpoint import (
     CONFIG,
+    EMBEDDING_FILES,
     GENERATION_CONFIG,
     INDEX,
     PICKLES,
@@ -154,7 +155,7 @@ class _Snapshot:
             return path
         if SINGLE_FILE not in self._listed and INDEX not in self._listed:
             raise self._no_weights()
-        small = [CONFIG, GENERATION_CONFIG, *TOKENIZER_FILES]
+        small = [CONFIG, GENERATION_CONFIG, *TOKENIZER_FILES, *EMBEDDING_FILES]
         if SINGLE_FILE not in self._listed:
             small.append(INDEX)
         folder = self._fetch(

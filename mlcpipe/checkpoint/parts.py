@@ -14,10 +14,11 @@ Array = NDArray[Any]
 
 @dataclass(frozen=True)
 class Parts:
-    """Of a matrix [N, K]: codes u8[N, K] and scales f16[N, groups]; sub-scales i8[N, sub-groups] of the scales.
+    """Of a matrix [N, K]: codes u8[N, K] and scales f16, f32 or, for bfloat16, u16[N, groups].
 
     In formats with minima one follows each scale and each sub-scale, and is added to the product. Scales of MXFP4 and
-    NVFP4 are their bytes, i8; -1 is NaN.
+    NVFP4 are their bytes, i8; -1 is NaN. `subs` are i8[N, sub-groups], sub-scales of the scales, or the bits of zero
+    points i8[N, groups] from 0 to 255.
     """
 
     codes: NDArray[np.uint8]
@@ -27,11 +28,20 @@ class Parts:
     @property
     def finite(self) -> bool:
         """Whether all scales are numbers."""
-        return bool((self.scales != -1).all() if self.scales.dtype == np.int8 else np.isfinite(self.scales).all())
+        if self.scales.dtype == np.int8:
+            return bool((self.scales != -1).all())
+        return bool(np.isfinite(widened(self.scales)).all())
 
     def map(self, change: Callable[[Array], Array]) -> Parts:
         """The parts, each as `change` makes it."""
         return Parts(change(self.codes), change(self.scales), None if self.subs is None else change(self.subs))
+
+
+def widened(scales: Array) -> Array:
+    """Scales as float32; uint16 are bfloat16."""
+    if scales.dtype == np.uint16:
+        return (scales.astype(np.uint32) << 16).view(np.float32)
+    return scales.astype(np.float32)
 
 
 def joined(parts: Sequence[Parts]) -> Parts:

@@ -19,6 +19,7 @@ from mlcpipe.cli.chat.command import chat_command
 from mlcpipe.cli.compile import compile_command
 from mlcpipe.cli.convert import convert_command
 from mlcpipe.cli.doctor import doctor_command
+from mlcpipe.cli.embed import embed_command
 from mlcpipe.cli.inspect import inspect_command
 from mlcpipe.cli.package import package_command
 from mlcpipe.cli.quality import quality_command
@@ -39,6 +40,7 @@ app = typer.Typer(
 )
 app.command("chat")(chat_command)
 app.command("serve")(serve_command)
+app.command("embed")(embed_command)
 app.command("compile")(compile_command)
 app.command("convert")(convert_command)
 app.command("package")(package_command)

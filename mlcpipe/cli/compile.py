@@ -10,19 +10,24 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from mlcpipe.atomic import check_early
+from mlcpipe.cli.bits import check_bits, plan_of_bits
 from mlcpipe.cli.options import (
+    BitsOption,
+    BitsTextOption,
+    CalibrationOption,
     CheckpointArgument,
     CompileTargetOption,
     ContextOption,
     JsonOption,
     KvCacheDtypeOption,
+    MethodOption,
     OverwriteOption,
     QuantizationOption,
     check_at_least_one,
 )
 from mlcpipe.cli.quality import REQUIRE_HELP, TextOption, quality_lines
 from mlcpipe.cli.terminal import print_json, print_rows, say, stderr_console, stdout_console
-from mlcpipe.defaults import AUTO, DEFAULT_QUANTIZATION, DEFAULT_TARGET, QUALITY_TOKENS
+from mlcpipe.defaults import AUTO, DEFAULT_QUANTIZATION, DEFAULT_TARGET, NO_CALIBRATION, QUALITY_TOKENS
 from mlcpipe.errors import UsageError
 from mlcpipe.host.cpu_features import architecture, architecture_of
 from mlcpipe.host.finding import byte_size
@@ -32,6 +37,7 @@ from mlcpipe.progress import ConsoleProgress, Progress, console_progress
 if TYPE_CHECKING:
     from mlcpipe.bundle import Manifest
     from mlcpipe.quality.requirements import Requirement
+    from mlcpipe.quantization.plan import QuantizationPlan
 
 
 def compile_command(
@@ -39,8 +45,15 @@ def compile_command(
     output: Annotated[Path, typer.Option("--output", "-o", help="The bundle's folder.")],
     target: CompileTargetOption = DEFAULT_TARGET,
     quantization: QuantizationOption = None,
+    method: MethodOption = None,
+    calibration: CalibrationOption = None,
+    bits_per_weight: BitsOption = None,
+    bits_text: BitsTextOption = None,
     context: ContextOption = None,
     kv_cache_dtype: KvCacheDtypeOption = None,
+    adapters: Annotated[
+        bool, typer.Option("--adapters", help="Let the bundle run with LoRA adapters, which are chosen when it runs.")
+    ] = False,
     quick: Annotated[
         bool, typer.Option("--quick", help="Link for browsers in seconds, not a minute; the library is twice as large.")
     ] = False,
@@ -65,6 +78,8 @@ def compile_command(
 
     `mlcpipe compile hf://Qwen/Qwen3-0.6B --quantization q8f16_1 --context 4096 -o qwen3-q8`
 
+    `mlcpipe compile ./Qwen3-0.6B --bits-per-weight 4.8 -o qwen3-mixed`
+
     `mlcpipe compile ./Qwen3-0.6B --target webgpu --quantization auto -o qwen3-web`
 
     `mlcpipe compile ./Qwen3-0.6B --quantization q3f16_1 --require "kld<=0.1,top1>=0.9" -o qwen3-small`
@@ -75,6 +90,7 @@ def compile_command(
 
     check_early(output, MANIFEST if overwrite else "")
     check_names(target, quantization or DEFAULT_QUANTIZATION, kv_cache_dtype or AUTO)
+    check_bits(bits_per_weight, bits_text, quantization)
     import mlcpipe
     from mlcpipe.checkpoint import resolve
     from mlcpipe.quality.requirements import parse_requirements
@@ -84,6 +100,7 @@ def compile_command(
         check_runs_here(target)
     elif text or tokens:
         raise UsageError(f"--{'text' if text else 'tokens'} has no effect", next_step="use it with --require")
+    check_texts(calibration, text)
     with console_progress(stderr_console()) as progress:
         checkpoint = resolve(model, progress)
         check = (
@@ -92,10 +109,13 @@ def compile_command(
         bundle = mlcpipe.compile(
             checkpoint,
             target=target,
-            quantization=quantization,
+            quantization=_plan(checkpoint, target, bits_per_weight, bits_text, progress) or quantization,
             output=output,
+            method=method,
+            calibration=calibration,
             context_length=context,
             kv_cache_dtype=kv_cache_dtype or AUTO,
+            adapters=adapters,
             quick=quick,
             overwrite=overwrite,
             check=check,
@@ -107,6 +127,34 @@ def compile_command(
         print_json(_summary(bundle, manifest, bits, progress))
     else:
         _show(bundle, manifest, bits, progress)
+
+
+def _plan(
+    checkpoint: Path, target: str, bits: float | None, text: str | None, progress: Progress
+) -> QuantizationPlan | None:
+    """The plan of --bits-per-weight, with a note that says how it was found."""
+    if bits is None:
+        return None
+    from mlcpipe.checkpoint import open_checkpoint
+
+    plan, how = plan_of_bits(open_checkpoint(checkpoint), target, bits, text, progress)
+    progress.note(how)
+    return plan
+
+
+def check_texts(calibration: str | None, text: Path | None) -> None:
+    """Raise UsageError for a calibration text that is, or is part of, the one that quality is measured on."""
+    from mlcpipe.compiler.calibration.text import read_calibration
+    from mlcpipe.quality.measure import OWN_TEXT, read_text
+
+    if calibration in (None, NO_CALIBRATION):
+        return
+    given, measured = read_calibration(calibration).text.strip(), read_text(text or OWN_TEXT).strip()
+    if given in measured or measured in given:
+        raise UsageError(
+            "the calibration text is one that quality is measured on", where=calibration,
+            expected="another text", next_step="give another --calibration" + (" or --text" if text else ""),
+        )  # fmt: skip
 
 
 def _quality_check(
@@ -181,4 +229,7 @@ def _next_command(bundle: Path, manifest: Manifest) -> str:
         return f"mlcpipe package {bundle} --app ios -o Chat"
     if "linux" in triple and architecture_of(triple) != architecture():
         return f"mlcpipe package {bundle} --app cli -o chat"
-    return f"mlcpipe chat {bundle}"
+    embedding = manifest.model.embedding
+    if embedding is None:
+        return f"mlcpipe chat {bundle}"
+    return f'mlcpipe embed {bundle} {"--query QUESTION " if embedding.task == "rerank" else ""}"a text"'

@@ -8,7 +8,14 @@ from typing import Annotated
 import typer
 
 from mlcpipe.atomic import check_early
-from mlcpipe.cli.options import CheckpointArgument, CompileTargetOption, OverwriteOption, QuantizationOption
+from mlcpipe.cli.options import (
+    CalibrationOption,
+    CheckpointArgument,
+    CompileTargetOption,
+    MethodOption,
+    OverwriteOption,
+    QuantizationOption,
+)
 from mlcpipe.cli.terminal import say, stderr_console, stdout_console
 from mlcpipe.defaults import DEFAULT_QUANTIZATION, DEFAULT_TARGET
 from mlcpipe.host.finding import byte_size
@@ -21,6 +28,8 @@ def convert_command(
     output: Annotated[Path, typer.Option("--output", "-o", help="The folder of the weights.")],
     target: CompileTargetOption = DEFAULT_TARGET,
     quantization: QuantizationOption = None,
+    method: MethodOption = None,
+    calibration: CalibrationOption = None,
     overwrite: OverwriteOption = False,
 ) -> None:
     """Quantize the weights and nothing else: parameter shards, their index and the configuration.
@@ -47,6 +56,8 @@ def convert_command(
             target=target,
             quantization=quantization,
             output=output,
+            method=method,
+            calibration=calibration,
             overwrite=overwrite,
             progress=progress,
         )

@@ -8,34 +8,71 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from mlcpipe.cli.options import JsonOption, bundle_folder
+from mlcpipe.cli.inspect_checkpoint import Asked, inspect_checkpoint
+from mlcpipe.cli.options import (
+    BitsOption,
+    BitsTextOption,
+    CompileTargetOption,
+    JsonOption,
+    MethodOption,
+    QuantizationOption,
+)
 from mlcpipe.cli.quality import quality_lines
 from mlcpipe.cli.terminal import cell, new_table, print_json, print_rows, say, stdout_console
-from mlcpipe.defaults import KEEP
+from mlcpipe.defaults import DEFAULT_TARGET
+from mlcpipe.errors import UsageError
+from mlcpipe.files import local_path
 from mlcpipe.host.finding import byte_size
+from mlcpipe.loading import is_bundle
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from mlcpipe.bundle import Manifest
+    from mlcpipe.bundle import EmbeddingInfo, Manifest
 
 
 def inspect_command(
-    bundle: Annotated[Path, typer.Argument(help="A compiled model's folder.", parser=bundle_folder, metavar="bundle")],
+    model: Annotated[
+        str,
+        typer.Argument(help="A compiled model's folder; or a checkpoint folder, GGUF file, hf:// or ollama:// name."),
+    ],
     kernels: Annotated[bool, typer.Option("--kernels", help="Every kernel: its schedule rule and the reason.")] = False,
     params: Annotated[bool, typer.Option("--params", help="Every parameter and the tensors it comes from.")] = False,
+    quantization: QuantizationOption = None,
+    method: MethodOption = None,
+    bits_per_weight: BitsOption = None,
+    bits_text: BitsTextOption = None,
+    target: CompileTargetOption = DEFAULT_TARGET,
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", help="Write the plan for --quantization into this .toml file.")
+    ] = None,
     as_json: JsonOption = False,
 ) -> None:
     """Show what is in a bundle: model, target, memory plan, kernels and where the weights come from.
 
-    It only reads the manifest, so it also shows bundles of other versions and for other machines.
+    It only reads the manifest, so it also shows bundles of other versions and for other machines. Of a checkpoint it
+    shows what a quantization would do: bytes, bits and relative error of each matrix. With --output it writes that as
+    a plan, a file in which you give single matrices other schemes.
 
     Examples:
 
     `mlcpipe inspect ./my-bundle`
 
     `mlcpipe inspect ./my-bundle --kernels`
+
+    `mlcpipe inspect ./Qwen3-0.6B --bits-per-weight 4.8 -o plan.toml`
     """
+    bundle = local_path(model)
+    if bundle is None or not is_bundle(bundle):
+        if kernels or params:
+            raise UsageError(
+                f"--{'kernels' if kernels else 'params'} is for bundles", found=model, next_step="compile it first"
+            )
+        asked = Asked(model, target, quantization, method, bits_per_weight, bits_text, output, as_json)
+        inspect_checkpoint(asked)
+        return
+    if any((quantization, method, bits_per_weight, bits_text, output)):
+        raise UsageError("the weights of a bundle are stored already", where=bundle, next_step="give the checkpoint")
     from mlcpipe.bundle import read_manifest
 
     manifest = read_manifest(bundle, check_abi=False)
@@ -80,6 +117,7 @@ def _overview(bundle: Path, manifest: Manifest) -> list[tuple[str, str]]:
         ("context", f"{model.context_length} tokens{window}, prefill by {model.prefill_chunk}"),
         ("quantization", f"{manifest.quantization}{_schemes(manifest)}, layout {manifest.weight_layout}, "
                          f"activations {model.dtype}, KV cache {model.kv_dtype}"),
+        *([("embeddings", _embedding(model.embedding))] if model.embedding else []),
         ("target", f"{target.name}: {target.triple}"),
         ("made by", f"mlcpipe {manifest.mlcpipe_version}, linked by {manifest.linker.name} "
                     f"{manifest.linker.version}, {manifest.created}"),
@@ -92,11 +130,20 @@ def _overview(bundle: Path, manifest: Manifest) -> list[tuple[str, str]]:
     ]  # fmt: skip
 
 
+def _embedding(info: EmbeddingInfo) -> str:
+    """What texts become."""
+    if info.task == "rerank":
+        return "a score of a query and a document"
+    prompts = f", prompts {', '.join(sorted(info.prompts))}" if info.prompts else ""
+    length = ", of length 1" if info.normalize else ""
+    return f"{info.dimensions} numbers, pooling {info.pooling}{length}{prompts}"
+
+
 def _schemes(manifest: Manifest) -> str:
-    """How many arrays each scheme has, where every weight has its own; else nothing."""
+    """How many arrays each scheme has, if there are others than the bundle's own."""
     counts = Counter(param.scheme for param in manifest.params if param.scheme)
     kept = ", ".join(f"{scheme} {count}" for scheme, count in counts.most_common())
-    return f" (arrays of {kept})" if manifest.quantization == KEEP else ""
+    return f" (arrays of {kept})" if counts.keys() - {manifest.quantization} else ""
 
 
 def _print_variants(console: Console, manifest: Manifest) -> None:

@@ -11,7 +11,7 @@ from typing import Annotated, Any
 import typer
 
 from mlcpipe.cli.chat.settings import KNOBS, Knob, Settings
-from mlcpipe.defaults import DEFAULT_QUANTIZATION, KEEP
+from mlcpipe.defaults import DEFAULT_QUANTIZATION, KEEP, NO_CALIBRATION, OWN_CALIBRATION
 from mlcpipe.errors import UsageError
 from mlcpipe.files import local_path
 
@@ -32,9 +32,38 @@ CompileTargetOption = Annotated[str, typer.Option(help=TARGET_HELP)]
 QuantizationOption = Annotated[
     str | None,
     typer.Option(
-        help="How to store the weights: q3f16_1, q4f16_1, q8f16_1, q0f16 and others; keep, as the checkpoint has them; "
-        "or auto, which adds a library for GPUs with float16 to a bundle for webgpu. "
-        f"(default: {DEFAULT_QUANTIZATION}; {KEEP} for a quantized GGUF file)"
+        help="How to store the weights: q3f16_1, q4f16_1, q4f16_k, q8f16_1, q0f16 and others; a plan.toml that "
+        "`mlcpipe inspect` wrote; keep, as the checkpoint has them; or auto: q4f16_m, for webgpu with a library for "
+        "GPUs with float16 besides. "
+        f"(default: {DEFAULT_QUANTIZATION}; {KEEP} for a quantized checkpoint)"
+    ),
+]
+MethodOption = Annotated[
+    str | None,
+    typer.Option(
+        help="How to choose the numbers of a quantization: search, the scales of least error; awq and gptq, better "
+        "and in minutes; rtn, as MLC-LLM does. (default: search for 3 and 4 bits)"
+    ),
+]
+CalibrationOption = Annotated[
+    str | None,
+    typer.Option(
+        help="A text file that says where an error of search, awq or gptq counts: the model runs on it while "
+        f"weights are quantized. {OWN_CALIBRATION} is a text of mlcpipe's, the default of awq and gptq. "
+        f"(default: {NO_CALIBRATION})"
+    ),
+]
+BitsOption = Annotated[
+    float | None,
+    typer.Option(
+        help="Give each matrix the bits that help most, at most so many for each number of all weights, such as 4.8."
+    ),
+]
+BitsTextOption = Annotated[
+    str | None,
+    typer.Option(
+        help="What --bits-per-weight measures on: the end of a text in UTF-8; or none, which guesses. "
+        "(default: the text of --calibration own)"
     ),
 ]
 KvCacheDtypeOption = Annotated[
@@ -51,7 +80,15 @@ DeviceOption = Annotated[
     ),
 ]
 ContextOption = Annotated[int | None, typer.Option(help="The longest chat, in tokens. (default: the model's)")]
+ContextShiftOption = Annotated[
+    bool,
+    typer.Option(
+        "--context-shift",
+        help="Go on where the context is full: with its first 16 tokens and its last half, the rest is forgotten.",
+    ),
+]
 ThreadsOption = Annotated[int | None, typer.Option(help="Threads of the CPU kernels. (default: the physical cores)")]
+AdapterOption = Annotated[Path | None, typer.Option(help="A folder with a LoRA adapter that PEFT saved.")]
 OverwriteOption = Annotated[bool, typer.Option("--overwrite", help="Replace what is in the output folder.")]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
 

@@ -58,7 +58,7 @@ def package_command(
     arm64-linux, riscv64-linux or x86_64-linux. With `--app weights` make one file of weights, tokenizer and template,
     without code. With `--app native` make a folder for projects in C and C++: the runtime's sources with a
     CMakeLists.txt, and the code and data of each bundle. With `--app ios` make a Swift package and a chat app of a
-    bundle for ios. With `--app android` make a project for Android Studio, of bundles for android: a library for
+    bundle for iOS. With `--app android` make a project for Android Studio, of bundles for android: a library for
     Kotlin, apps that chat, and the data of each model, which may also have a bundle for android-x86_64.
 
     Examples:

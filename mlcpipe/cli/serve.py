@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from enum import Enum
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 import typer
 
 from mlcpipe.cli.options import (
     ContextOption,
+    ContextShiftOption,
     DeviceOption,
     KvCacheDtypeOption,
     ModelArgument,
@@ -19,6 +22,8 @@ from mlcpipe.cli.options import (
     ThreadsOption,
     check_at_least_one,
 )
+from mlcpipe.cli.serve_embeddings import loaded_embedder, manifest_of, say_ready
+from mlcpipe.cli.serve_replicas import check_on_host, check_ray, serve_replicas, threads_of_each
 from mlcpipe.cli.terminal import say, stderr_console
 from mlcpipe.defaults import AUTO
 from mlcpipe.env import env
@@ -31,9 +36,12 @@ from mlcpipe.progress import console_progress
 if TYPE_CHECKING:
     from mlcpipe import Engine
     from mlcpipe.bundle import Manifest
-    from mlcpipe.server.run import Loaded
+    from mlcpipe.server.run import Loaded, LoadedEmbedder
 
 DEFAULT_PORT = 8000
+DEFAULT_ADAPTER_RANKS = 128
+DEFAULT_SIMILARITY = 0.95
+DEFAULT_STEP_MS = 100
 _MAX_WARM_BYTES = 4 << 20
 
 
@@ -64,7 +72,7 @@ def serve_command(
     ] = None,
     step_ms: Annotated[
         int, typer.Option(help="Milliseconds that a step may take while somebody waits for the next token.")
-    ] = 100,
+    ] = DEFAULT_STEP_MS,
     draft: Annotated[
         DraftKind,
         typer.Option(
@@ -72,6 +80,14 @@ def serve_command(
             "lookup: in the prompt, the answer and the request's prediction, where that is faster."
         ),
     ] = DraftKind.lookup,
+    draft_model: Annotated[
+        str | None,
+        typer.Option(
+            metavar="MODEL",
+            help="A smaller model with the same tokens that proposes what comes next, where that is faster; no answer "
+            "changes by it.",
+        ),
+    ] = None,
     max_per_key: Annotated[
         int | None, typer.Option(help="Requests at once for each key; one more gets 429. (default: any number)")
     ] = None,
@@ -83,8 +99,41 @@ def serve_command(
         Path | None,
         typer.Option(help="A folder where /v1/kv/save writes computed prompts and /v1/kv/restore finds them."),
     ] = None,
+    adapter: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME=FOLDER",
+            help="A LoRA adapter that PEFT saved, for requests whose model is NAME; several are allowed.",
+        ),
+    ] = None,
+    adapter_ranks: Annotated[
+        int | None,
+        typer.Option(
+            help="Ranks of all adapters that are loaded at once, each rounded up to 16. (default: those of --adapter, "
+            f"at least {DEFAULT_ADAPTER_RANKS})"
+        ),
+    ] = None,
+    semantic_cache: Annotated[
+        str | None,
+        typer.Option(
+            metavar="ENCODER",
+            help="An embedding model. A question that it finds similar to an earlier one, in a request that is equal "
+            "otherwise, gets that one's answer.",
+        ),
+    ] = None,
+    semantic_threshold: Annotated[
+        float, typer.Option(help="Least cosine similarity of such questions.", min=0.0, max=1.0)
+    ] = DEFAULT_SIMILARITY,
+    semantic_entries: Annotated[int, typer.Option(help="Answers that are kept for them, in memory.")] = 1000,
+    ray: Annotated[
+        int | None,
+        typer.Option(
+            metavar="N", help="Serve with N processes of Ray Serve, each with the model and its share of the cores."
+        ),
+    ] = None,
     drain: Annotated[int, typer.Option(help="Seconds that answers have to finish after Ctrl-C or SIGTERM.")] = 30,
     context: ContextOption = None,
+    context_shift: ContextShiftOption = False,
     device: DeviceOption = AUTO,
     threads: ThreadsOption = None,
     target: TargetOption = None,
@@ -94,7 +143,8 @@ def serve_command(
     """Serve a model over HTTP, for programs that speak to OpenAI or Anthropic.
 
     The paths: `/v1/chat/completions`, `/v1/completions`, `/v1/responses`, `/v1/messages`, `/v1/models`, `/tokenize`,
-    `/detokenize`, `/health`, `/metrics`, and a page at `/`.
+    `/detokenize`, `/health`, `/metrics`, and a page at `/`. A model that embeds texts has `/v1/embeddings` or
+    `/v1/rerank` in the place of those that answer.
 
     Examples:
 
@@ -106,13 +156,15 @@ def serve_command(
     """
     check_at_least_one(
         context=context, threads=threads, sequences=sequences, step_ms=step_ms, max_queue=max_queue,
-        max_per_key=max_per_key, drain=drain,
+        max_per_key=max_per_key, drain=drain, adapter_ranks=adapter_ranks, semantic_entries=semantic_entries, ray=ray,
     )  # fmt: skip
-    from mlcpipe import Engine
+    from mlcpipe import Embedder, Engine
 
     try:
+        from mlcpipe.server.app import create_app
         from mlcpipe.server.guard import Rules
         from mlcpipe.server.run import bound_socket, serve
+        from mlcpipe.server.semantic_cache import SemanticCache
     except ImportError as error:
         raise UsageError(
             "a server needs more packages", found=f"no {error.name}", next_step="pip install 'mlcpipe[server]'"
@@ -122,7 +174,13 @@ def serve_command(
         raise UsageError("--api-key", expected="a key", found="nothing")
     if name == "*":
         raise UsageError("--name", expected="a name", found="*", next_step="--alias '*' answers to any name")
+    if draft_model is not None and draft is DraftKind.off:
+        raise UsageError("--draft-model", expected="no --draft off", found=draft_model)
+    folders = _adapter_folders(adapter or ())
     texts = [_system_message(path) for path in warm or ()]
+    if ray is not None:
+        check_ray(prefixes=prefixes)
+        threads = threads_of_each(ray, threads)
     if prefixes is not None:
         _make_folder(prefixes)
     bound = bound_socket(host, port)
@@ -130,27 +188,71 @@ def serve_command(
     with bound:
         with console_progress(console) as progress:
             bundle = prepare_bundle(
-                model, device, quantization, target=target, kv_cache_dtype=kv_cache_dtype, progress=progress
-            )
+                model, device, quantization, target=target, kv_cache_dtype=kv_cache_dtype,
+                adapters=bool(folders or adapter_ranks), progress=progress,
+            )  # fmt: skip
+            drafts = None
+            if draft_model is not None:
+                drafts = prepare_bundle(
+                    draft_model, device, quantization, target=target, kv_cache_dtype=kv_cache_dtype, progress=progress
+                )
+            encoder = None if semantic_cache is None else prepare_bundle(semantic_cache, device, progress=progress)
+        changed = {
+            "semantic_cache": semantic_cache,
+            "adapter_ranks": adapter_ranks,
+            "step_ms": step_ms != DEFAULT_STEP_MS,
+            "draft": draft is not DraftKind.lookup,
+            "draft_model": draft_model,
+            "context_shift": context_shift,
+        }
+        manifest = manifest_of(bundle, sequences=sequences, warm=warm, prefixes=prefixes, adapter=adapter, **changed)
         where = f"[{host}]" if ":" in host else host
         address = f"http://{where}:{bound.getsockname()[1]}"
 
+        rules = Rules(keys, host, max_per_key)
+        if ray is not None:
+            check_on_host(manifest, device)
+        names = (name or _name_of(model, manifest), *(alias or ()))
+        on_address = f"{names[0]} on {address}  (Ctrl-C stops the server)"
+        header = " -H 'Authorization: Bearer YOUR_KEY'" if keys else ""
+        if manifest.model.embedding is not None:
+
+            def load_embedder() -> LoadedEmbedder:
+                embedder = Embedder(bundle, context_length=context, device=engine_device(device), threads=threads)
+                return loaded_embedder(embedder, names, max_queue)
+
+            if ray is not None:
+                serve_replicas(bound, load_embedder, rules, ray, float(drain), on_address, embeds=True)
+                return
+            says = partial(say_ready, address=address, key=header)
+            serve(bound, load_embedder, rules, says, float(drain), partial(create_app, embeds=True))
+            return
+
         def load() -> Loaded:
             engine = Engine(bundle, context_length=context, device=engine_device(device), threads=threads)
-            names = (name or _name_of(model, engine.manifest), *(alias or ()))
-            loaded = _load(engine, names, max_queue, sequences, step_ms / 1000, draft is not DraftKind.off, prefixes)
+            plan = EnginePlan(
+                max_queue, sequences, step_ms / 1000, draft is not DraftKind.off, adapter_ranks, context_shift, ray or 1
+            )
+            smaller = None if drafts is None else _draft_model(drafts, engine, engine_device(device))
+            loaded = _load(engine, names, plan, folders, prefixes, smaller)
             _warm(loaded, texts)
+            if encoder is not None:
+                embedder = Embedder(encoder, device=engine_device(device), threads=threads)
+                cache = SemanticCache(embedder, semantic_threshold, semantic_entries)
+                loaded = replace(loaded, semantic_cache=cache)
             return loaded
 
         def ready(loaded: Loaded) -> None:
             fit = loaded.engine.kv_tokens // loaded.engine.context_length
             say(console, f"the KV cache holds {fit} x {loaded.engine.context_length:,} tokens")
-            key = " -H 'Authorization: Bearer YOUR_KEY'" if keys else ""
-            say(console, f"{loaded.facts.names[0]} on {address}  (Ctrl-C stops the server)")
+            say(console, on_address)
             body = '{"messages": [{"role": "user", "content": "Hello"}]}'
-            say(console, f"curl {address}/v1/chat/completions -H 'Content-Type: application/json'{key} -d '{body}'")
+            say(console, f"curl {address}/v1/chat/completions -H 'Content-Type: application/json'{header} -d '{body}'")
 
-        serve(bound, load, Rules(keys, host, max_per_key), ready, float(drain))
+        if ray is not None:
+            serve_replicas(bound, load, rules, ray, float(drain), on_address, embeds=False)
+        else:
+            serve(bound, load, rules, ready, float(drain))
 
 
 def _system_message(path: Path) -> str:
@@ -180,21 +282,59 @@ def _warm(loaded: Loaded, texts: Iterable[str]) -> None:
                 raise event.error
 
 
+class EnginePlan(NamedTuple):
+    """How to open the engine: `open_engine` explains the fields."""
+
+    max_queue: int
+    sequences: int | None
+    step_s: float
+    drafts: bool
+    adapter_ranks: int | None
+    context_shift: bool
+    replicas: int
+
+
+def _adapter_folders(options: Iterable[str]) -> dict[str, Path]:
+    """Name -> folder of each --adapter. Raises UsageError."""
+    folders: dict[str, Path] = {}
+    for option in options:
+        name, equals, folder = option.partition("=")
+        if not equals or not name or not folder:
+            raise UsageError("--adapter", expected="NAME=FOLDER", found=option)
+        if name in folders:
+            raise UsageError("--adapter", expected="each name once", found=name)
+        folders[name] = Path(folder)
+    return folders
+
+
+def _draft_model(bundle: Path, engine: Engine, device: str | None) -> Engine:
+    """The engine of a model that may draft for another one. Raises UsageError."""
+    from mlcpipe import Engine
+    from mlcpipe.bundle import read_manifest
+    from mlcpipe.runtime.serving.draft_model import check_pair
+
+    context = min(engine.context_length, read_manifest(bundle).model.context_length)
+    smaller = Engine(bundle, context_length=context, device=device, threads=engine.threads)
+    check_pair(engine.tokenizer, smaller.tokenizer)
+    return smaller
+
+
 def _load(
     engine: Engine,
     names: tuple[str, ...],
-    max_queue: int,
-    sequences: int | None,
-    step_s: float,
-    drafts: bool,
+    plan: EnginePlan,
+    adapters: Mapping[str, Path],
     folder: Path | None,
+    draft_model: Engine | None,
 ) -> Loaded:
     from mlcpipe.errors import BundleError
     from mlcpipe.json_files import read_json_object
+    from mlcpipe.runtime.serving.adapters import read_packed
     from mlcpipe.runtime.serving.open_engine import open_engine
     from mlcpipe.server.prefix_store import PrefixStore
     from mlcpipe.server.run import Loaded
     from mlcpipe.server.service import Facts
+    from tir_schedules.step_layout import RANK
 
     manifest, path = engine.manifest, engine.path / "generation_config.json"
     about = {
@@ -205,12 +345,22 @@ def _load(
     }
     defaults = read_json_object(path, limit=16 << 20, error=BundleError) if path.is_file() else {}
     tokenizer = engine.tokenizer
-    serving = open_engine(engine.model, max_queue=max_queue, sequences=sequences, step_s=step_s, drafts=drafts)
+    packed = [read_packed(path, name, manifest.model) for name, path in adapters.items()]
+    if taken := set(names) & adapters.keys():
+        raise UsageError("--adapter", expected="a name that the model does not have", found=taken.pop())
+    ranks = plan.adapter_ranks
+    if ranks is None and packed:
+        ranks = max(RANK * sum(one.blocks for one in packed), DEFAULT_ADAPTER_RANKS)
+    plan = plan._replace(adapter_ranks=ranks or 0)
+    serving = open_engine(
+        engine.model, draft_model=None if draft_model is None else draft_model.model, **plan._asdict()
+    )
+    loaded = {one.name: serving.load_adapter(one).result() for one in packed}
     store = None
     if folder is not None:
         serving.check_savable()
         store = PrefixStore(folder, manifest, serving.context_length)
-    return Loaded(serving, tokenizer, Facts(names, about, defaults), store)
+    return Loaded(serving, tokenizer, Facts(names, about, defaults), store, loaded)
 
 
 def _name_of(model: str | None, manifest: Manifest) -> str:

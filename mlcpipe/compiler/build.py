@@ -159,7 +159,8 @@ def build_variants(
 def _scratch(state: Lowering, symbols: str, objects: Sequence[ObjectFile]) -> Scratch:
     """What kernels of a variant take: those of prompts for a whole chunk, the others for `FEW_ROWS` rows."""
     functions = {gv.name_hint: func for gv, func in state.mod.functions.items()}
-    called = all_global_vars(functions["forward_many"]) if "forward_many" in functions else ()
+    of_prompts = ("forward_many", "forward_many_adapted", "embed_texts")
+    called = [gv for name in of_prompts if name in functions for gv in all_global_vars(functions[name])]
     many, chunk = {symbols + gv.name_hint for gv in called}, state.bounds.get("n", FEW_ROWS)
     return Scratch.most(
         kernel.at(chunk if name in many else FEW_ROWS) for one in objects for name, kernel in one.allocations.items()

@@ -18,26 +18,34 @@ from mlcpipe.checkpoint import Checkpoint, open_checkpoint, resolve
 from mlcpipe.compiler.backends import backend_of, find_writer
 from mlcpipe.compiler.backends.base import LibraryWriter
 from mlcpipe.compiler.build import BuiltVariant
+from mlcpipe.compiler.calibration.quantize import calibrated
+from mlcpipe.compiler.calibration.text import CalibrationText, calibration_text
 from mlcpipe.compiler.export import with_metadata
 from mlcpipe.compiler.job import TOKENIZER, Job, lower, lower_companion
 from mlcpipe.compiler.manifest import CONFIG_FILES, BuiltLibrary, library_metadata, manifest, mlc_config
 from mlcpipe.compiler.text.programs import text_programs
 from mlcpipe.defaults import AUTO, DEFAULT_QUANTIZATION, DEFAULT_TARGET, KEEP
+from mlcpipe.errors import ConfigError
 from mlcpipe.passes import pipeline
 from mlcpipe.passes.lowering import Lowering
 from mlcpipe.progress import Progress, SilentProgress
+from mlcpipe.quantization.packing import method_of
+from mlcpipe.quantization.plan import QuantizationPlan
 from mlcpipe.targets import Variant, load_target
-from mlcpipe.weights.convert import check_memory, convert_weights
+from mlcpipe.weights.convert import check_memory, convert_weights, quantized
 
 
 def compile(
     checkpoint: str | Path,
     *,
     target: str = DEFAULT_TARGET,
-    quantization: str | None = None,
+    quantization: str | QuantizationPlan | None = None,
     output: str | Path,
     context_length: int | None = None,
+    method: str | None = None,
+    calibration: str | Path | None = None,
     kv_cache_dtype: str = "auto",
+    adapters: bool = False,
     quick: bool = False,
     overwrite: bool = False,
     check: Callable[[Path], object] | None = None,
@@ -50,12 +58,21 @@ def compile(
             `hf://org/name:TAG` for one of a folder's GGUF files, or `ollama://name[:tag]` for a model of Ollama's.
         target: a target that comes with mlcpipe, or a path to a `.toml` file. `cpu` is for every CPU of this
             architecture: one library with a variant for each instruction set; `cpu-native` for this machine's.
-        quantization: q0f32 q0f16 q4f32_1 q4f16_1 q8f32_1 q8f16_1 q8f32_0 q8f16_0 q3f16_1; keep stores every
-            matrix as the checkpoint has it; auto is q4f16_1, plus one library for each companion of the target
-            (webgpu has one for GPUs with float16). None is q4f16_1, and keep for weights that are quantized already.
+        quantization: q0f32 q0f16 q4f32_1 q4f16_1 q8f32_1 q8f16_1 q8f32_0 q8f16_0 q4f16_k q4f16_m q3f16_1; a plan, or
+            the path of its .toml file, gives each matrix its own; keep stores every matrix as the checkpoint has it;
+            auto is q4f16_m, plus one library for each companion of the target (webgpu has one for GPUs with
+            float16). None is q4f16_1, and keep for weights that are quantized already.
         context_length: tokens of context to serve; None is what config.json says.
+        method: search finds the scales of 3- and 4-bit codes that leave the least error; rtn takes the largest
+            magnitude of a group, as MLC-LLM does; awq makes columns larger in which an error counts; gptq lets columns
+            make up for the errors of those before them, which takes minutes. None is search for 3 and 4 bits, rtn for
+            others.
+        calibration: the path of a text that the model runs on layer by layer, so that search, awq and gptq know in
+            which columns of a matrix an error counts; own is a text of mlcpipe's, none is none. None is own for awq and
+            gptq.
         kv_cache_dtype: f32, f16 or q8 (int8 with a scale for each 32 numbers); auto is what the target says,
             else the quantization's dtype.
+        adapters: the bundle can run with LoRA adapters, which are chosen when it runs.
         quick: link WebAssembly in seconds instead of a minute, twice as large; an error for other targets.
         overwrite: replace a folder that holds a bundle.
         check: is given the complete bundle before it appears as `output`; if it raises, there is no bundle.
@@ -68,7 +85,9 @@ def compile(
     progress.stage("lower the model")
     described = load_target(target)
     writer = find_writer(described, quick=quick)
-    job = lower(source, described, quantization, context_length, kv_cache_dtype)
+    job = lower(source, described, quantization, context_length, kv_cache_dtype, adapters=adapters)
+    method = method_of(job.scheme, method, job.schemes)
+    text = calibration_text(method, calibration)
     companions = described.companions if quantization == AUTO else ()
     jobs = [*(lower_companion(job, name, kv_cache_dtype) for name in companions), job]
     check_memory(job.state.weights)
@@ -76,7 +95,7 @@ def compile(
     with atomic_directory(Path(output), replaces=replaces, needed_bytes=_needed_bytes(job)) as folder:
         libraries, files = _write_libraries(jobs, folder, writer, progress)
         progress.stage("convert weights")
-        files |= convert_weights(job.state.weights, source, folder, described, progress)
+        files |= _convert(job, folder, method, text, progress)
         progress.stage("describe the bundle")
         files |= _copy_texts(job, folder, progress)
         write_manifest(folder, manifest(libraries, files, writer))
@@ -114,34 +133,60 @@ def convert(
     checkpoint: str | Path,
     *,
     target: str = DEFAULT_TARGET,
-    quantization: str | None = None,
+    quantization: str | QuantizationPlan | None = None,
     output: str | Path,
+    method: str | None = None,
+    calibration: str | Path | None = None,
     overwrite: bool = False,
     progress: Progress | None = None,
 ) -> Path:
     """Write only the weights of a bundle: packed shards, `tensor-cache.json` and configuration, laid out for `target`.
 
-    `overwrite` replaces a folder that holds a `tensor-cache.json`.
+    `method` and `calibration` are as in `compile`. `overwrite` replaces a folder that holds a `tensor-cache.json`.
     """
     progress = progress or SilentProgress()
     source = open_checkpoint(resolve(checkpoint, progress))
     quantization = _quantization(source, quantization, progress)
     progress.stage("lower the model")
     job = lower(source, load_target(target), quantization)
+    method = method_of(job.scheme, method, job.schemes)
+    text = calibration_text(method, calibration)
     check_memory(job.state.weights)
     replaces = TENSOR_CACHE if overwrite else ""
     with atomic_directory(Path(output), replaces=replaces, needed_bytes=_needed_bytes(job)) as folder:
         progress.stage("convert weights")
-        convert_weights(job.state.weights, source, folder, job.target, progress)
+        _convert(job, folder, method, text, progress)
         _copy_texts(job, folder, progress)
     return Path(output)
 
 
-def _quantization(source: Checkpoint, requested: str | None, progress: Progress) -> str:
-    """The scheme to store weights with, and a note if they are rounded a second time. Raises UsageError."""
-    quantization = source.quantization(requested)
+def _convert(
+    job: Job, folder: Path, method: str, text: CalibrationText | None, progress: Progress
+) -> dict[str, FileInfo]:
+    """Write the weights of a job, quantized by a method. Raises ConfigError for a model that embeds texts."""
+    weights, source = job.state.weights, job.checkpoint
+    if text is not None and job.embedding is not None:
+        raise ConfigError(
+            "a calibration text is for models that write text", where=source.path, found=job.facts.model_type,
+            next_step="add --method search --calibration none",
+        )  # fmt: skip
+    if text is None:
+        arrays = quantized(weights, source, method)
+    else:
+        arrays = calibrated(weights, source, job.tokenizer, text, method)
+    return convert_weights(weights, arrays, source, folder, job.target, progress)
+
+
+def _quantization(
+    source: Checkpoint, requested: str | QuantizationPlan | None, progress: Progress
+) -> str | QuantizationPlan:
+    """What to store weights with, and a note if they are rounded a second time. Raises UsageError."""
+    quantization = requested if isinstance(requested, QuantizationPlan) else source.quantization(requested)
     if source.quantized_as is not None and quantization not in ("q0f32", KEEP):
-        progress.note(f"weights of {source.quantized_as} are rounded a second time, to {quantization}")
+        name = quantization.name if isinstance(quantization, QuantizationPlan) else quantization
+        progress.note(f"weights of {source.quantized_as} are rounded a second time, to {name}")
+    elif quantization == KEEP and not source.keeps_all:
+        progress.note(f"some weights of {source.quantized_as} are rounded a second time: no kernel reads their form")
     return quantization
 
 
@@ -192,7 +237,7 @@ def _copy_texts(job: Job, folder: Path, progress: Progress) -> dict[str, FileInf
         names.append(MLC_CONFIG)
         config = mlc_config(job, tokenizer, names)
         (folder / MLC_CONFIG).write_text(json.dumps(config, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
-    if tokenizer is not None and job.target.own_pages:
+    if tokenizer is not None and job.target.own_pages and job.embedding is None:
         for name, content in text_programs(tokenizer, progress, required=job.target.archive).items():
             (folder / name).write_bytes(content)
             names.append(name)

@@ -26,6 +26,7 @@ import numpy as np
 from mlcpipe.atomic import atomic_file
 from mlcpipe.bundle import MANIFEST, Manifest, read_manifest, verify
 from mlcpipe.bundle.origin import origin_of
+from mlcpipe.bundle.params_writer import BLOCK_BYTES
 from mlcpipe.compiler.text.tables import strings, tables
 from mlcpipe.host.cpu_features import architecture_of
 from mlcpipe.progress import Progress
@@ -35,7 +36,6 @@ MAGIC = b"mlcpipe\x01"
 ALIGNMENT = 4096  # of files; a container behind a program begins at a multiple of a page
 PAGE_BYTES = 1 << 16  # the largest page of Linux on ARM
 _TRAILER = struct.Struct("<8s3Q64s")
-_BLOCK = 1 << 20
 PART_BYTES = 8 << 20  # of a file that an app downloads: what it loads again when the connection broke
 
 
@@ -86,7 +86,7 @@ def write_container(
             file.write(bytes(-(file.tell() - begin) % ALIGNMENT))
             offset = file.tell() - begin
             with path.open("rb") as source:
-                while block := source.read(_BLOCK):
+                while block := source.read(BLOCK_BYTES - file.tell() % BLOCK_BYTES):
                     file.write(block)
                     progress.advance(len(block))
             places[name] = Place(offset, file.tell() - begin - offset)

@@ -12,9 +12,11 @@ from tvm import relax
 from tvm.ir import StringImm
 
 from mlcpipe.defaults import KEEP
+from mlcpipe.encoders import build_encoder
 from mlcpipe.errors import ConfigError, TargetError
 from mlcpipe.models import build_model
-from mlcpipe.nn.causal_lm import CausalLM, ModelFacts
+from mlcpipe.nn.causal_lm import LanguageModel, ModelFacts
+from mlcpipe.nn.text_encoder import TextEncoder
 from mlcpipe.passes.lowering import Lowering
 from mlcpipe.quantization.layout import load_layout
 from mlcpipe.quantization.scheme import Scheme, kv_dtype
@@ -26,16 +28,21 @@ from tir_schedules.sampling import SIGNATURES, Signature, TensorType, dimensions
 MAX_BATCH = 64  # sequences of a batched call; the workspace of 64 is an eighth of that of a prompt's chunk
 LOGITS_BYTES = 64 << 20  # of a prompt's rows whose logits one call gives, where they are more than MAX_BATCH
 
+OUTPUT_NAMES = ("lm_head.weight", "model.embed_tokens.weight")  # the matrix of the logits: its own, or the embedding
 
-def prepare_model(config: Mapping[str, Any], target: Target, scheme: Scheme, kv_cache_dtype: str = "auto") -> CausalLM:
+
+def prepare_model(
+    config: Mapping[str, Any], target: Target, scheme: Scheme, kv_cache_dtype: str = "auto", *, encoder: bool = False
+) -> LanguageModel:
     """Build the model of a config.json and set its dtypes and its folder of kernels.
 
     `kv_cache_dtype` is f32, f16, q8 or auto; auto is the target's or else the scheme's dtype, float16 for
-    weights that are kept, if the target's kernels support it.
+    weights that are kept, if the target's kernels support it. An `encoder` keeps them for the time of a layer only, and
+    auto rounds them least.
     Raises ConfigError for an unknown dtype, TargetError for one that the kernels do not support.
     """
     wanted = kv_dtype(kv_cache_dtype)
-    model = build_model(config)
+    model = build_encoder(config) if encoder else build_model(config)
     attention = importlib.import_module(f"tir_schedules.{target.kernels}.attention")
     known = attention.ACTIVATION_DTYPES
     if target.activation_dtype not in known:
@@ -48,6 +55,9 @@ def prepare_model(config: Mapping[str, Any], target: Target, scheme: Scheme, kv_
     model.dtype = target.activation_dtype
     model.to(target.activation_dtype)
     usual = kv_dtype(target.kv_cache_dtype) or ("float16" if scheme.name == KEEP else scheme.model_dtype)
+    if encoder and not target.own_pages:
+        raise TargetError("no embeddings", where=target.name, expected="a target with kv_cache = pages")
+    usual = target.activation_dtype if encoder else usual
     model.kv_dtype = wanted or (usual if usual in possible else possible[0])
     model.kernels, model.own_pages = target.kernels, target.own_pages
     return model
@@ -59,7 +69,14 @@ def kept_formats(target: Target) -> frozenset[str]:
     return kept
 
 
-def context_length(model: CausalLM, target: Target, wanted: int | None) -> int:
+def output_of(model: LanguageModel) -> str | None:
+    """The name of the matrix that the logits are computed from; None for a model that embeds texts."""
+    if isinstance(model, TextEncoder):
+        return None
+    return OUTPUT_NAMES[model.facts.tied]
+
+
+def context_length(model: LanguageModel, target: Target, wanted: int | None) -> int:
     """Tokens of context that a bundle serves: `wanted`, or as many of the model's as one binding of the device holds.
 
     Raises ConfigError outside of 16 to 2**24, TargetError if `wanted` does not fit a binding.
@@ -79,7 +96,7 @@ def context_length(model: CausalLM, target: Target, wanted: int | None) -> int:
     return length
 
 
-def _cached_tokens(model: CausalLM, target: Target) -> int:
+def _cached_tokens(model: LanguageModel, target: Target) -> int:
     """Tokens whose keys and values of one layer fit a binding; TVM's cache allocates one page to spare."""
     limit = target.limits.get("max_binding_bytes")
     if limit is None:
@@ -98,7 +115,7 @@ def prefill_chunk(facts: ModelFacts, target: Target, context: int) -> int:
 
 
 def export(
-    model: CausalLM,
+    model: LanguageModel,
     target: Target,
     scheme: Scheme,
     chunk: int,
@@ -110,7 +127,11 @@ def export(
     """
     vocab = model.facts.vocab_size
     mod, params = model.export_tvm(spec=model.spec())
-    mod = _with_sampling(mod, target, vocab)
+    rows = min(chunk, max(MAX_BATCH, LOGITS_BYTES // (4 * vocab)))
+    if isinstance(model, TextEncoder):
+        rows = chunk
+    else:
+        mod = _with_sampling(mod, target, vocab)
     return Lowering(
         mod,
         tuple(weight_table(params)),
@@ -118,7 +139,7 @@ def export(
         variant or compiled_variants(target)[0],
         scheme,
         load_layout(target.weight_layout),
-        bounds={"n": chunk, "v": chunk, "b": MAX_BATCH, "r": min(chunk, max(MAX_BATCH, LOGITS_BYTES // (4 * vocab)))},
+        bounds={"n": chunk, "v": chunk, "b": MAX_BATCH, "r": rows},
     )
 
 

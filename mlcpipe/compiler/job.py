@@ -2,24 +2,30 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from mlcpipe import debug
 from mlcpipe import env as environment
+from mlcpipe.bundle import EmbeddingInfo
 from mlcpipe.checkpoint import Checkpoint
-from mlcpipe.compiler.export import context_length, export, kept_formats, prefill_chunk, prepare_model
-from mlcpipe.defaults import AUTO, DEFAULT_QUANTIZATION, KEEP
-from mlcpipe.errors import TargetError
-from mlcpipe.nn.causal_lm import ModelFacts
+from mlcpipe.compiler.embedding import embedding_info, longest_text
+from mlcpipe.compiler.export import context_length, export, kept_formats, output_of, prefill_chunk, prepare_model
+from mlcpipe.defaults import KEEP
+from mlcpipe.errors import ConfigError, TargetError
+from mlcpipe.nn.causal_lm import LanguageModel, ModelFacts
+from mlcpipe.nn.text_encoder import CheckpointNames, TextEncoder
 from mlcpipe.passes import pipeline
 from mlcpipe.passes.lowering import Lowering
-from mlcpipe.quantization.scheme import Scheme, load_scheme
+from mlcpipe.quantization.layout import load_layout
+from mlcpipe.quantization.plan import QuantizationPlan, load_plan
+from mlcpipe.quantization.scheme import Scheme
 from mlcpipe.runtime.text.tokenizer import Tokenizer
 from mlcpipe.targets import Target, Variant, compiled_variants, load_target
 from mlcpipe.tuned.here import tuned_here
 from mlcpipe.weights.convert import param_infos
-from mlcpipe.weights.keep import keep
-from mlcpipe.weights.table import check_sources
+from mlcpipe.weights.keep import keep, planned
+from mlcpipe.weights.table import Weight, as_named, check_sources, stored, weight_table
 
 TOKENIZER = "tokenizer.json"
 
@@ -30,7 +36,7 @@ class Job:
 
     checkpoint: Checkpoint
     tokenizer: Tokenizer | None
-    scheme: Scheme
+    plan: QuantizationPlan
     facts: ModelFacts
     state: Lowering
     variants: tuple[Variant, ...]
@@ -38,12 +44,23 @@ class Job:
     chunk: int
     kv_dtype: str
     kv_bytes_per_token: int
+    embedding: EmbeddingInfo | None
     library: str = "model"
 
     @property
     def target(self) -> Target:
         """The target that the model was lowered for."""
         return self.state.target
+
+    @property
+    def scheme(self) -> Scheme:
+        """That of what is no matrix, and of matrices that have none of their own."""
+        return self.plan.scheme
+
+    @property
+    def schemes(self) -> frozenset[Scheme]:
+        """Those of all matrices."""
+        return frozenset(weight.scheme for weight in self.state.weights if weight.scheme is not None)
 
     @property
     def weights_bytes(self) -> int:
@@ -54,31 +71,78 @@ class Job:
 def lower(
     checkpoint: Checkpoint,
     target: Target,
-    quantization: str,
+    quantization: str | QuantizationPlan,
     context: int | None = None,
     kv_cache_dtype: str = "auto",
     like: Job | None = None,
+    adapters: bool = False,
 ) -> Job:
     """Export the model, check that the checkpoint has its weights, and run the passes that all variants share.
 
-    `like` was lowered from the same checkpoint: its tokenizer is reused.
+    `like` was lowered from the same checkpoint: its tokenizer is reused. `adapters`: forwards with LoRA adapters, too.
     """
-    scheme = load_scheme(DEFAULT_QUANTIZATION if quantization == AUTO else quantization)
-    model = prepare_model(checkpoint.config, target, scheme, kv_cache_dtype)
-    context = context_length(model, target, context)
-    chunk = prefill_chunk(model.facts, target, context)
+    plan = load_plan(quantization) if isinstance(quantization, str) else quantization
+    scheme = plan.scheme
+    embedding = embedding_info(checkpoint)
+    model = prepare_model(checkpoint.config, target, scheme, kv_cache_dtype, encoder=embedding is not None)
+    if adapters and embedding is not None:
+        raise ConfigError("adapters are for models that write text", found="a model that embeds texts")
+    context, chunk = _lengths(model, target, checkpoint, context)
     tokenizer = _tokenizer(checkpoint) if like is None else like.tokenizer
     variants = compiled_variants(target)
     state = export(model, target, scheme, chunk, variants[0])
-    check_sources(state.weights, checkpoint, tied=model.facts.tied)
-    if quantization == KEEP:
-        state = replace(state, weights=keep(state.weights, checkpoint, target, kept_formats(target)))
+    state = replace(state, weights=_from_checkpoint(state.weights, model, checkpoint, target, plan))
     settings = environment.env()
-    state = replace(state, tuned=tuned_here(target, settings.cache), dump=settings.dump)
+    state = replace(state, tuned=tuned_here(target, settings.cache), dump=settings.dump, adapters=adapters)
     state = pipeline.run(state, *pipeline.SHARED)
     debug.show(debug.IR, lambda: str(state.mod.script(show_meta=False)))
-    kv_bytes = model.facts.num_layers * model.attention_shape().bytes_per_token
-    return Job(checkpoint, tokenizer, scheme, model.facts, state, variants, context, chunk, model.kv_dtype, kv_bytes)
+    layers = model.facts.num_layers if embedding is None else 1
+    kv_bytes = layers * model.attention_shape().bytes_per_token
+    return Job(
+        checkpoint, tokenizer, plan, model.facts, state, variants, context, chunk, model.kv_dtype, kv_bytes, embedding
+    )
+
+
+def _from_checkpoint(
+    table: Sequence[Weight], model: LanguageModel, checkpoint: Checkpoint, target: Target, plan: QuantizationPlan
+) -> tuple[Weight, ...]:
+    """A model's weights with the checkpoint's tensors, which must be all that it has, and schemes of their own."""
+    names = model.names if isinstance(model, TextEncoder) else CheckpointNames()
+    weights, unused = as_named(table, checkpoint, names.prefixes, names.unused)
+    check_sources(weights, checkpoint, tied=model.facts.tied, unused=unused)
+    formats = kept_formats(target)
+    if plan.scheme.name == KEEP:
+        return keep(weights, checkpoint, target, formats)
+    return planned(weights, plan, target, formats, output_of(model))
+
+
+def stored_weights(checkpoint: Checkpoint, target: Target, plan: QuantizationPlan) -> tuple[Weight, ...]:
+    """The weights as a plan stores them, before any are joined or split, without compiling anything.
+
+    Raises what `lower` raises for a checkpoint and a plan.
+    """
+    encoder = embedding_info(checkpoint) is not None
+    model = prepare_model(checkpoint.config, target, plan.scheme, encoder=encoder)
+    weights = _from_checkpoint(weight_table(model.named_parameters()), model, checkpoint, target, plan)
+    layout = load_layout(target.weight_layout)
+    return tuple(stored(weight, plan.scheme, layout) for weight in weights)
+
+
+def _lengths(model: LanguageModel, target: Target, checkpoint: Checkpoint, wanted: int | None) -> tuple[int, int]:
+    """Tokens of the context, or of the longest text, and of a chunk."""
+    if not isinstance(model, TextEncoder):
+        context = context_length(model, target, wanted)
+        return context, prefill_chunk(model.facts, target, context)
+    context = context_length(model, target, _text_length(model, checkpoint, wanted))
+    return context, max(context, target.limits["max_prefill_chunk"])  # a text, whose rows see each other, is one chunk
+
+
+def _text_length(model: TextEncoder, checkpoint: Checkpoint, wanted: int | None) -> int:
+    """The longest text in tokens. Raises ConfigError for more than the model has positions."""
+    most = model.facts.context_length
+    if wanted is not None and wanted > most:
+        raise ConfigError("context length", expected=f"at most the model's {most} tokens", found=wanted)
+    return wanted or min(most, longest_text(checkpoint))
 
 
 def lower_companion(job: Job, name: str, kv_cache_dtype: str) -> Job:
@@ -87,7 +151,7 @@ def lower_companion(job: Job, name: str, kv_cache_dtype: str) -> Job:
     Raises TargetError if the companion stores the weights differently.
     """
     target = load_target(name)
-    companion = lower(job.checkpoint, target, job.scheme.name, job.context, kv_cache_dtype, like=job)
+    companion = lower(job.checkpoint, target, job.plan, job.context, kv_cache_dtype, like=job)
     if param_infos(companion.state.weights) != param_infos(job.state.weights):
         raise TargetError(
             f"the companion {name} stores weights in another way", where=job.target.name,

@@ -233,15 +233,6 @@ def export_objects(module: Any, write: Callable[[Sequence[Path]], None], triple:
         _export(module, fcompile, Path(folder, "module.so"), triple)
 
 
-def export_archive(module: Any, output: Path, archiver: Linker, triple: str) -> None:
-    """Write a module whose functions register themselves as the static library `output`. Raises CompileError."""
-
-    def fcompile(target: str, files: Sequence[str], options: object = None, **_: object) -> None:
-        archiver.archive([Path(file) for file in files], Path(target))
-
-    _export(module, fcompile, output, triple)
-
-
 def _export(module: Any, fcompile: Any, output: Path, triple: str) -> None:
     fcompile.object_format = object_format()
     fcompile.get_target_triple = lambda: triple

@@ -13,6 +13,7 @@ from mlcpipe import env as environment
 from mlcpipe.bundle import (
     ENTRY_POINTS,
     MLC_CONFIG,
+    AdaptedInfo,
     FileInfo,
     KernelInfo,
     LibraryInfo,
@@ -75,7 +76,7 @@ def mlc_config(job: Job, tokenizer: Tokenizer, names: Sequence[str]) -> dict[str
     # The compiled cache keeps all pages and masks by position, so MLC's sliding window stays off.
     return mlc_chat_config(
         model=model_info(job).model_copy(update={"sliding_window": None}),
-        quantization=job.scheme.name,
+        quantization=job.plan.name,
         model_config=source.config,
         tokenizer_files=[name for name in names if name not in (*CONFIG_FILES, MLC_CONFIG)],
         tokenizer_json=parsed,
@@ -126,6 +127,13 @@ def model_info(job: Job) -> ModelInfo:
         sliding_layers=tuple(layer for layer, window in enumerate(f.windows) if window is not None),
         recompute_above=longrope,
         rope_above=dynamic,
+        adapted=tuple(
+            AdaptedInfo(
+                name=one.name, inputs=one.shape.k, columns=one.shape.parts, sources=one.sources, dtype=one.shape.dtype
+            )
+            for one in job.state.adapted
+        ),
+        embedding=job.embedding,
     )
 
 
@@ -133,7 +141,7 @@ def library_metadata(job: Job) -> dict[str, Any]:
     """What `_metadata()` of a library returns: MLC's fields, and what the runtime compares with the manifest."""
     return {
         "model_type": job.facts.model_type,
-        "quantization": job.scheme.name,
+        "quantization": job.plan.name,
         "context_window_size": job.context,
         "sliding_window_size": -1,
         "attention_sink_size": -1,
@@ -216,9 +224,9 @@ def manifest(libraries: Sequence[BuiltLibrary], files: Mapping[str, FileInfo], w
         abi=abi_hash(),
         target=TargetInfo(name=job.target.name, triple=triple(job.target), variants=_variants(libraries)),
         model=model_info(job),
-        quantization=job.scheme.name,
+        quantization=job.plan.name,
         weight_layout=state.layout.name,
-        entry_points=ENTRY_POINTS[model_info(job).kv_cache],
+        entry_points=ENTRY_POINTS["texts" if job.embedding else job.target.kv_cache],
         params=tuple(param_infos(state.weights)),
         memory_plan=_memory_plan(job),
         kernels=_kernels(libraries),

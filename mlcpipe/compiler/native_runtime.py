@@ -77,6 +77,13 @@ def definitions() -> list[str]:
     return [*_TVM, f'-DMLCPIPE_ABI="{abi_hash()}"', f"-DMLCPIPE_FORMAT_VERSION={FORMAT_VERSION}"]
 
 
+def compile_core(compiler: Linker, tree: Path, source: Path, output: str, *flags: str) -> None:
+    """Compile runtime.cc, or what includes it, in a copy of TVM's sources. Raises CompileError."""
+    system = (word.replace("-I", "-isystem") for word in _includes(tree))
+    words = [f"-I{RUNTIME_SOURCES}", *definitions(), *flags, *system]
+    compiler.run([*_CXX, *_WARNINGS, *words, str(source), "-o", output])
+
+
 def library_sources() -> list[Path]:
     """Our sources and headers of the runtime, without its command line and thread pool."""
     files = (path for suffix in ("h", "cc", "map") for path in RUNTIME_SOURCES.rglob(f"*.{suffix}"))
@@ -134,19 +141,7 @@ def _compile(compiler: Linker, tree: SourceTree, plugin: DevicePlugin | None, ma
     device = [f"-D{plugin.definition}"] if plugin else []
     with tree.copied() as copy:
         system = [word.replace("-I", "-isystem") for word in _includes(copy)]
-        compiler.run(
-            [
-                *_CXX,
-                *_WARNINGS,
-                f"-I{RUNTIME_SOURCES}",
-                *definitions(),
-                *device,
-                *system,
-                str(RUNTIME_SOURCES / "runtime.cc"),
-                "-o",
-                core,
-            ]
-        )
+        compile_core(compiler, copy, RUNTIME_SOURCES / "runtime.cc", core, *device)
         if plugin is not None:
             words = [
                 "-Wno-missing-field-initializers",

@@ -61,7 +61,7 @@ def write_sdk(bundles: Sequence[Path], output: Path, progress: Progress, *, over
             (folder / "models" / name).mkdir(parents=True)
             shutil.copyfile(codes[name], folder / "models" / name / "libmodel.a")
             write_container(bundle, folder / "models" / name / "model.mlcp", progress)
-        write_sources(folder / "src", folder / "include", devices=True)
+        write_sources(folder / "src", folder / "include", "linux")
         _write_models(folder, codes, triple, manifests.values())
 
 
@@ -81,10 +81,10 @@ def one_triple(manifests: Iterable[Manifest]) -> str:
     return triples.pop()
 
 
-def write_sources(folder: Path, include: Path, *, devices: bool = False) -> None:
-    """Write the runtime's sources and those of TVM that they include; its interface goes to the folder `include`.
+def write_sources(folder: Path, include: Path, system: str) -> None:
+    """Write the runtime's sources, those for a system's GPUs and those of TVM that they include.
 
-    With `devices` those for GPUs too.
+    The interface goes to the folder `include`.
     """
     own = library_sources()
     for path in own:
@@ -94,9 +94,9 @@ def write_sources(folder: Path, include: Path, *, devices: bool = False) -> None
     shutil.copyfile(POOL, folder / POOL.name)
     include.mkdir(exist_ok=True)
     (folder / "runtime" / _HEADER).rename(include / _HEADER)
-    plugins = native_sources() if devices else []
+    plugins = native_sources(system)
     for plugin in plugins:
-        shutil.copytree(plugin, folder / plugin.name)
+        shutil.copytree(plugin, folder / plugin.name, ignore=shutil.ignore_patterns("*.metal"))  # of kernels
     tree = source_tree()
     tree.copy(folder / "tvm", tree.included([*own, *(path for plugin in plugins for path in plugin.iterdir())]))
 
@@ -104,7 +104,7 @@ def write_sources(folder: Path, include: Path, *, devices: bool = False) -> None
 def write_runtime(folder: Path, manifests: Iterable[Manifest]) -> None:
     """Write the runtime alone, without models, for a project that CMake adds it to, with bundles of these manifests."""
     folder.mkdir(parents=True)
-    write_sources(folder / "src", folder / "include", devices=True)
+    write_sources(folder / "src", folder / "include", "android")
     values = {"VERSION": __version__, "MODELS": "", "MODEL": "", **_runtime_values(manifests)}
     for name in ("CMakeLists.txt", _MARK):
         write_templates(_TEMPLATES, folder, values, name)

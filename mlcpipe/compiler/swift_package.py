@@ -14,7 +14,6 @@ from mlcpipe.compiler.program import static_library
 from mlcpipe.compiler.sdk import write_sources, write_templates
 from mlcpipe.compiler.static_library import own_table
 from mlcpipe.compiler.tvm_sources import INCLUDES
-from mlcpipe.errors import UsageError
 from mlcpipe.progress import Progress
 from mlcpipe.resources import native_path
 from mlcpipe.version import __version__
@@ -32,26 +31,23 @@ def write_swift_package(bundle: Path, output: Path, progress: Progress, *, overw
     """
     manifest = checked_manifest(bundle)
     code = static_library(bundle, manifest, "iOS", ["ios"])
-    if manifest.target.variants[0].tvm_facts.get("kind") != "llvm":
-        raise UsageError(
-            "the app's runtime computes on the CPU", where=bundle, found=f"target {manifest.target.name}",
-            next_step="compile the model again with --target ios",
-        )  # fmt: skip
+    on_gpu = manifest.target.variants[0].tvm_facts.get("kind") != "llvm"
     with atomic_directory(output, replaces=_MARK if overwrite else "") as folder:
-        write_package_sources(folder, own_table(code))
+        write_package_sources(folder, own_table(code), on_gpu=on_gpu)
         _write_xcframework(code.read_bytes(), folder / _MARK)
         write_parts(write_container(bundle, folder / "App" / "Chat" / "model.mlcp", progress))
 
 
-def write_package_sources(folder: Path, table: str) -> None:
-    """Write all but the model. `table` is the name of that model's table of symbols."""
+def write_package_sources(folder: Path, table: str, *, on_gpu: bool = False) -> None:
+    """Write all but the model. `table` is the name of that model's table of symbols, `on_gpu`: it is for GPUs."""
     sources = folder / "Sources" / "CMlcpipe"
-    write_sources(sources, sources / "include")
+    write_sources(sources, sources / "include", "ios")
     (sources / "runtime" / "exports.map").unlink()  # of a shared library
     included = (f"tvm/{name}" for name in INCLUDES if (sources / "tvm" / name).is_dir())
     values = {
         "VERSION": __version__,
         "TABLE": table,
+        "GPU": str(on_gpu).lower(),
         "INCLUDES": ", ".join(f'"{name}"' for name in ("runtime", *included)),
         "DEFINITIONS": "\n".join(_macro(option) for option in definitions()),
     }

@@ -74,7 +74,32 @@ class Decoder(nn.Module):
         return self.norm(x)
 
 
-class CausalLM(nn.Module):
+class LanguageModel(nn.Module):
+    """What the compiler sets and asks of any model: dtypes, the folder of kernels, who owns the KV cache."""
+
+    def __init__(self, facts: ModelFacts) -> None:
+        self.facts = facts
+        self.dtype = "float32"
+        self.kv_dtype = "float32"
+        self.kernels = ""
+        self.own_pages = False
+
+    def attention_shape(self) -> Any:
+        """The AttentionShape that the target's kernels are built for."""
+        import importlib
+
+        shape = importlib.import_module(f"tir_schedules.{self.kernels}.attention").AttentionShape
+        f = self.facts
+        sizes = (f.num_heads, f.num_kv_heads, f.head_dim)
+        more = {"activation_dtype": self.dtype} if self.kv_dtype == "q8" else {}
+        return shape(*sizes, self.kv_dtype, f.softcap, f.window or 0, all_slide=None not in f.windows, **more)
+
+    def spec(self) -> dict[str, Any]:
+        """Argument specifications of every entry point, for `nn.Module.export_tvm`."""
+        raise NotImplementedError
+
+
+class CausalLM(LanguageModel):
     """The compiled library's model functions: over pages of the runtime, or what MLC's hosts expect, over TVM's cache.
 
     Layers are called as `layer(x [m, hidden], kv, cos, sin) -> [m, hidden]`; the m rows are the
@@ -82,15 +107,11 @@ class CausalLM(nn.Module):
     """
 
     def __init__(self, facts: ModelFacts, layers: Sequence[nn.Module]) -> None:
-        self.facts = facts
+        super().__init__(facts)
         self.model = Decoder(facts, layers)
         if not facts.tied:
             self.lm_head = Linear(facts.hidden_size, facts.vocab_size)
             self.model.embed_tokens.weight.attrs["reads"] = Fraction(1, facts.vocab_size)
-        self.dtype = "float32"
-        self.kv_dtype = "float32"
-        self.kernels = ""
-        self.own_pages = False
 
     def logits(self, hidden: Tensor) -> Tensor:
         """hidden [m, hidden] -> f32[m, vocab]."""
@@ -111,7 +132,7 @@ class CausalLM(nn.Module):
     def forward_many(self, tokens: Tensor, rows: Tensor, step: Tensor, logits: Tensor, pages: list[Tensor]) -> Tensor:
         """tokens i32[n] of prompts -> logits f32[r, vocab] of the rows i32[r], which are written to `logits`."""
         hidden = self._over_pages(tokens, step, pages, many=True)
-        return self.logits(op.tensor_expr_op(_rows, "rows", [hidden, rows]))
+        return self.logits(op.tensor_expr_op(rows_of, "rows", [hidden, rows]))
 
     def copy_pages(self, pairs: Tensor, window_pairs: Tensor, pages: list[Tensor]) -> list[Tensor]:
         """In each layer's pages, page pairs[i, 1] = page pairs[i, 0]; `window_pairs` are for `_own_windows`."""
@@ -158,7 +179,7 @@ class CausalLM(nn.Module):
         self, input_embeds: Tensor, logit_positions: Tensor, paged_kv_cache: PagedKVCache
     ) -> tuple[Tensor, PagedKVCache]:
         """[1, n, hidden] of several sequences, logit_positions i32[b] -> logits f32[1, b, vocab] of those rows."""
-        hidden = op.tensor_expr_op(_rows, "rows", [self._hidden(input_embeds, paged_kv_cache), logit_positions])
+        hidden = op.tensor_expr_op(rows_of, "rows", [self._hidden(input_embeds, paged_kv_cache), logit_positions])
         b = logit_positions.shape[0]
         return op.reshape(self.logits(hidden), (1, b, self.facts.vocab_size)), paged_kv_cache
 
@@ -189,16 +210,6 @@ class CausalLM(nn.Module):
         if shape.all_slide:
             windows = [None] * len(windows)
         return kv_cache.create(self.kernels, shape, windows, sizes)
-
-    def attention_shape(self) -> Any:
-        """The AttentionShape that the target's kernels are built for."""
-        import importlib
-
-        shape = importlib.import_module(f"tir_schedules.{self.kernels}.attention").AttentionShape
-        f = self.facts
-        sizes = (f.num_heads, f.num_kv_heads, f.head_dim)
-        more = {"activation_dtype": self.dtype} if self.kv_dtype == "q8" else {}
-        return shape(*sizes, self.kv_dtype, f.softcap, f.window or 0, all_slide=None not in f.windows, **more)
 
     def spec(self) -> dict[str, Any]:
         """Argument specifications of every entry point, for `nn.Module.export_tvm`.
@@ -264,7 +275,7 @@ class CausalLM(nn.Module):
         }
 
 
-def _rows(x: te.Tensor, indices: te.Tensor) -> te.Tensor:
+def rows_of(x: te.Tensor, indices: te.Tensor) -> te.Tensor:
     """x [m, hidden], indices i32[b] -> [b, hidden]; an out-of-range index reads the nearest row."""
 
     def row(i: tirx.Var) -> tirx.PrimExpr:

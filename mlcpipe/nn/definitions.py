@@ -41,6 +41,7 @@ def _facts(scheme: Scheme, layout: Layout, n: int, k: int) -> dict[str, int | fl
     if scheme.kept:
         facts |= {"scheme": scheme.name, "super_size": scheme.super_size, "minima": int(scheme.minima)}
         facts |= {"table": " ".join(map(str, scheme.table)), "unit": scheme.unit, "scale_format": scheme.scale_format}
+        facts |= {"zeros": int(scheme.zeros), "blocked": int(scheme.blocked)}
     return facts
 
 
@@ -72,6 +73,13 @@ def gated_matmul(scheme: Scheme, layout: Layout, n: int, k: int, activation: str
     y = te.compute((h.shape[0], width), lambda i, j: act(h(i, j)) * h(i, j + width), name="gated")
     facts = _facts(scheme, layout, n, k) | {"activation": activation}
     return tag(te.create_prim_func([*inputs, y]), "gated_matmul", **facts)
+
+
+def gate(width: int, activation: str, dtype: str) -> tirx.PrimFunc:
+    """h dtype[m, 2 * width], gate columns, then up columns -> act(gate) * up dtype[m, width]."""
+    h, act = te.placeholder((_rows(), 2 * width), dtype, name="h"), ACTIVATIONS[activation]
+    y = te.compute((h.shape[0], width), lambda i, j: act(h(i, j)) * h(i, j + width), name="gate")
+    return tag(te.create_prim_func([h, y]), "gate", width=width, activation=activation, dtype=dtype)
 
 
 def _product(scheme: Scheme, layout: Layout, n: int, k: int, dtype: str) -> tuple[list[te.Tensor], te.Tensor]:
@@ -156,6 +164,34 @@ def add_rms_norm(size: int, eps: float, dtype: str, weight_dtype: str) -> tirx.P
     )
     func = te.create_prim_func([a, b, w, x, y])
     return tag(func, "add_rms_norm", size=size, eps=eps, dtype=dtype, weight_dtype=weight_dtype)
+
+
+def layer_norm(size: int, eps: float, dtype: str, weight_dtype: str, *, biased: bool, residual: bool) -> tirx.PrimFunc:
+    """x dtype[m, size], weight and, if `biased`, bias [size] -> (x - mean) / sqrt(variance + eps) * weight + bias.
+
+    With `residual`: a, b dtype[m, size], weight, bias -> (a + b, its norm). Computed in float32 (Ba et al. 2016).
+    """
+    a, b = (te.placeholder((m, size), dtype, name=name) for m in (_rows(),) for name in "ab")
+    vectors = [te.placeholder((size,), weight_dtype, name=name) for name in ("weight", "bias")[: 1 + biased]]
+    x = te.compute(a.shape, lambda i, j: a[i, j] + b[i, j], name="sum") if residual else a
+    r, s = te.reduce_axis((0, size), "r"), te.reduce_axis((0, size), "s")
+    total = te.compute((x.shape[0],), lambda i: te.sum(x[i, r].astype("float32"), axis=r), name="total")
+
+    def centred(i: tirx.Var, j: tirx.Var) -> tirx.PrimExpr:
+        return x[i, j].astype("float32") - total[i] / float(size)
+
+    square = te.compute((x.shape[0],), lambda i: te.sum(centred(i, s) * centred(i, s), axis=s), name="square")
+
+    def element(i: tirx.Var, j: tirx.Var) -> tirx.PrimExpr:
+        scale = tirx.rsqrt(square[i] / float(size) + tirx.const(eps, "float32"))
+        weight, *bias = (vector[j].astype("float32") for vector in vectors)
+        return sum(bias, centred(i, j) * scale * weight).astype(dtype)
+
+    y = te.compute(x.shape, element, name="layer_norm")
+    func = te.create_prim_func([a, b, *vectors, x, y] if residual else [a, *vectors, y])
+    facts: dict[str, int | float | str] = {"size": size, "eps": eps, "dtype": dtype, "weight_dtype": weight_dtype}
+    facts["biased"] = int(biased)
+    return tag(func, "add_layer_norm" if residual else "layer_norm", **facts)
 
 
 def apply_rope(heads: int, kv_heads: int, head_dim: int, rotary_dim: int, dtype: str, kv_dtype: str) -> tirx.PrimFunc:

@@ -31,9 +31,9 @@ class Linear(nn.Module):
 class Embedding(nn.Module):
     """Rows of a table: ids i32[m] -> [m, features]; also the output projection when embeddings are tied."""
 
-    def __init__(self, count: int, features: int) -> None:
+    def __init__(self, count: int, features: int, quantize: bool = True) -> None:
         self.weight = nn.Parameter((count, features))
-        self.weight.attrs["pack"] = "scheme"
+        self.weight.attrs["pack"] = "scheme" if quantize else "plain"
 
     def forward(self, ids: Tensor) -> Tensor:
         """ids i32[m] -> [m, features]."""

@@ -22,7 +22,8 @@ class PagedAttention:
 
     `kernels` names the folder of tir_schedules with the kernels, `spec` is its AttentionShape, `windows[i]` the sliding
     window of layer i or None. `step` is i32[k], `pages[i]` int8[P, page_bytes] of layer i, which `attend` replaces by
-    what it is after this step. `many`: the rows are those of prompts, else each has decode's numerics.
+    what it is after this step; an encoder, which keeps nothing, has one for all layers. `many`: the rows are those of
+    prompts, else each has decode's numerics. `bidirectional`: they see the keys after them, too.
     """
 
     kernels: str
@@ -31,15 +32,17 @@ class PagedAttention:
     step: Tensor
     pages: list[Tensor]
     many: bool
+    bidirectional: bool = False
 
     def attend(self, layer: int, qkv: Tensor, scale: float) -> Tensor:
         """Store k and v of qkv [m, heads + 2 kv_heads, D] and attend: -> [m, heads * D]."""
-        functions = _functions(self.kernels, self.spec, scale, self.windows[layer] or 0)
-        pages, m = self.pages[layer], qkv.shape[0]
+        functions = _functions(self.kernels, self.spec, scale, self.windows[layer] or 0, self.bidirectional)
+        own, m = layer % len(self.pages), qkv.shape[0]
+        pages = self.pages[own]
         pages = op.tensor_ir_inplace_op(
             functions["store_pages"], "store_pages", [qkv, self.step, pages], 2, Tensor.placeholder(pages.shape, "int8")
         )
-        self.pages[layer] = pages
+        self.pages[own] = pages
         name = "attend_many" if self.many else "attend_few"
         out = Tensor.placeholder((m, self.spec.num_heads, self.spec.head_dim), qkv.dtype)
         workspace = () if self.many else self.spec.workspace
@@ -73,9 +76,11 @@ def copy_pages(kernels: str, spec: Any, pairs: Sequence[Tensor], pages: Sequence
     ]
 
 
-def _functions(kernels: str, spec: Any, scale: float, window: int) -> dict[str, tirx.PrimFunc]:
+def _functions(
+    kernels: str, spec: Any, scale: float, window: int, bidirectional: bool = False
+) -> dict[str, tirx.PrimFunc]:
     """Every function over pages of the kernels' folder, by its role."""
     made: dict[str, tirx.PrimFunc] = importlib.import_module(f"tir_schedules.{kernels}.attention").page_functions(
-        spec, scale, window
+        spec, scale, window, bidirectional
     )
     return made

@@ -18,7 +18,7 @@ def fuse_dequantize(state: Lowering) -> Lowering:
             transposed = work.value_of(value.args[1])
             if is_op(transposed, "relax.permute_dims"):
                 return _matmul(work, state, value, transposed.args[0])
-        if is_op(value, "relax.take"):
+        if is_op(value, "relax.take") and not _takes_columns(value):
             return _take(work, state, value)
         if is_op(value, "relax.call_tir"):
             return _expert_matmul(work, state, value)
@@ -35,6 +35,11 @@ def _dequantized(work: Rebuild, expr: relax.Expr) -> tuple[Op, list[relax.Expr]]
 
 
 def _matmul(work: Rebuild, state: Lowering, value: relax.Call, weight: relax.Expr) -> relax.Expr | None:
+    """Where the columns of the weight are sorted, those of x are taken in the same order."""
+    x, restored = value.args[0], work.value_of(weight)
+    if _takes_columns(restored):
+        weight = restored.args[0]
+        x = work.emit(relax.op.take(x, work.value_of(restored.args[1]).args[0], axis=1, mode="clip"))
     source = _dequantized(work, weight)
     if source is None:
         return None
@@ -42,7 +47,11 @@ def _matmul(work: Rebuild, state: Lowering, value: relax.Call, weight: relax.Exp
     func = definitions.matmul(
         scheme_of(state, op), load_layout(op.str("layout")), op.int("n"), op.int("k"), str(value.ty.dtype)
     )
-    return work.call_tir(func, "matmul", [value.args[0], *packed], value.ty)
+    return work.call_tir(func, "matmul", [x, *packed], value.ty)
+
+
+def _takes_columns(expr: relax.Expr) -> bool:
+    return is_op(expr, "relax.take") and expr.attrs.axis is not None and int(expr.attrs.axis) == 1
 
 
 def _take(work: Rebuild, state: Lowering, value: relax.Call) -> relax.Expr | None:

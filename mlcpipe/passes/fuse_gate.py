@@ -1,4 +1,7 @@
-"""Fuses act(gate) * up into the projection's kernel: the projection is never written to memory."""
+"""Fuses act(gate) * up into the projection's kernel: the projection is never written to memory.
+
+A projection that adapters change is; then the gate is a kernel of its own, which computes what the fused one does.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +15,7 @@ _ACTIVATIONS = {"relax.nn.silu": "silu", "relax.nn.gelu_tanh": "gelu_tanh"}
 
 
 def fuse_gate(state: Lowering) -> Lowering:
-    """act(h[:, :w]) * h[:, w:] with h = matmul(x, packed) -> gated_matmul(x, packed)."""
+    """act(h[:, :w]) * h[:, w:] with h = matmul(x, packed) -> gated_matmul(x, packed); of an adapted h: gate(h)."""
 
     def replacement(work: Rebuild, var: relax.Var, value: relax.Expr) -> relax.Expr | None:
         if not is_op(value, "relax.multiply"):
@@ -24,7 +27,10 @@ def fuse_gate(state: Lowering) -> Lowering:
         gate, up = _half(work, activated.args[0]), _half(work, value.args[1])
         if gate is None or up is None or not gate[0].same_as(up[0]) or (gate[1], up[1]) != (0, 1):
             return None
-        call = gate[0]
+        call = work.value_of(gate[0])
+        if is_op(call, "relax.call_tir_inplace"):
+            func = definitions.gate(int(value.ty.shape[1]), activation, str(value.ty.dtype))
+            return work.call_tir(func, "gate", [gate[0]], value.ty)
         op = tir_op(work, call)
         if op is None or op.kind != "matmul":
             return None
@@ -42,11 +48,11 @@ def fuse_gate(state: Lowering) -> Lowering:
 
 
 def _half(work: Rebuild, expr: relax.Expr) -> tuple[relax.Expr, int] | None:
-    """(call, 0 or 1) if `expr` is the first or second half of the columns of a kernel's result."""
+    """(matrix, 0 or 1) if `expr` is the first or second half of the matrix's columns."""
     columns = columns_of(work, expr)
     if columns is None:
         return None
     source, begin, end = columns
     width = int(source.ty.shape[1]) // 2
     half = {(0, width): 0, (width, 2 * width): 1}.get((begin, end))
-    return None if half is None else (work.value_of(source), half)
+    return None if half is None else (source, half)

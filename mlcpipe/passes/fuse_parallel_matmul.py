@@ -14,7 +14,7 @@ from mlcpipe.passes.lowering import Lowering, Rebuild, is_op, model_functions, r
 from mlcpipe.quantization.scheme import Scheme
 from mlcpipe.weights.table import Weight, join
 
-_DECODE = ("decode", "forward_few")  # over TVM's cache, over pages
+_DECODE = ("decode", "forward_few", "embed_texts")  # over TVM's cache, over pages, of an encoder
 
 
 @dataclass(frozen=True)
@@ -99,11 +99,11 @@ def _groups(state: Lowering) -> list[_Group]:
 
 
 def _stored_alike(state: Lowering, members: list[int]) -> list[list[int]]:
-    """The members in groups that have one scheme."""
-    by_scheme: dict[Scheme | None, list[int]] = {}
+    """The members in groups that have one scheme, and one order of their columns."""
+    by_form: dict[tuple[Scheme | None, bytes], list[int]] = {}
     for i in members:
-        by_scheme.setdefault(state.weights[i].scheme, []).append(i)
-    return list(by_scheme.values())
+        by_form.setdefault((state.weights[i].scheme, state.weights[i].columns), []).append(i)
+    return list(by_form.values())
 
 
 def joined_name(names: list[str]) -> str:

@@ -16,12 +16,13 @@ from tvm import relax
 from tvm.relax.expr import _update_type
 from tvm.relax.expr_functor import PyExprMutator, mutator
 
-from mlcpipe.quantization.kept import SCHEMES
+from mlcpipe.quantization.kept import kept_scheme
 from mlcpipe.quantization.layout import Layout
-from mlcpipe.quantization.scheme import Scheme
+from mlcpipe.quantization.scheme import Scheme, load_scheme, scheme_names
 from mlcpipe.targets import Target, Variant, tvm_target
 from mlcpipe.tuned.records import Tuned
 from mlcpipe.weights.table import Weight
+from tir_schedules.adapter_shape import AdapterShape
 from tir_schedules.op import Op, op_of
 
 # What every device launches along a dimension (Vulkan's and WebGPU's minimum): the extent of a grid that only the host
@@ -29,6 +30,23 @@ from tir_schedules.op import Op, op_of
 ANY_GRID = 2**16 - 1
 BY_HAND = "by hand"  # in place of a rule: the kernel comes with its schedule
 Replace = Callable[["Rebuild", relax.Var, relax.Expr], "relax.Expr | None"]
+
+
+@dataclass(frozen=True)
+class Adapted:
+    """A projection that adapters change: its `name`, its kernel's shape, and the checkpoint's tensor of each part."""
+
+    name: str
+    shape: AdapterShape
+    sources: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Observed:
+    """What weights, by name, multiply: two results of a model function, x and the experts of its rows, or one."""
+
+    names: tuple[str, ...]
+    experts: bool
 
 
 class Module(Protocol):
@@ -80,6 +98,8 @@ class Lowering:
 
     `variant` is the one to schedule kernels for; earlier passes do not depend on it.
     `bounds` are the largest values of symbolic sizes, by name. `dump` is a folder for the IR after every pass.
+    `adapters`: whether there are to be forwards with low-rank adapters; `adapted` are the projections they change, in
+    the order of the adapters' arrays. `observed` are the inputs of products that a function returns, too.
     """
 
     mod: tvm.IRModule
@@ -92,6 +112,9 @@ class Lowering:
     bounds: dict[str, int] = field(default_factory=dict)
     tuned: Tuned = Tuned()
     dump: Path | None = None
+    adapters: bool = False
+    adapted: tuple[Adapted, ...] = ()
+    observed: tuple[Observed, ...] = ()
 
     @property
     def name(self) -> str:
@@ -179,11 +202,12 @@ def rebuild(
     replacement: Replace,
     weights: tuple[Weight, ...] | None = None,
     prologue: Callable[[Rebuild, list[relax.Var], list[relax.Var]], None] | None = None,
+    result: Callable[[relax.Expr], relax.Expr] | None = None,
 ) -> Lowering:
     """Rebuild every model function: `replacement` may return a new expression for a binding.
 
     With `weights` the functions take that table's variables, and `prologue(rebuild, old, new)` maps old to new.
-    Unused bindings are dropped.
+    `result` makes the function's result of what it was. Unused bindings are dropped.
     """
     functions = model_functions(state.mod)
     names = {gv.name_hint for gv, _ in functions}
@@ -203,7 +227,8 @@ def rebuild(
                         value = work.new(binding.value)
                         replaced = replacement(work, binding.var, value)
                         work.values[binding.var] = work.emit(value if replaced is None else replaced, binding.var.name)
-                output = bb.emit_output(work.new(func.body.body))
+                output = work.new(func.body.body)
+                output = bb.emit_output(output if result is None else result(output))
             bb.emit_func_output(output)
     mod = relax.transform.DeadCodeElimination()(bb.get())
     return state.with_mod(mod, **({} if weights is None else {"weights": weights}))
@@ -243,15 +268,17 @@ def columns_of(work: Rebuild, expr: relax.Expr) -> tuple[relax.Expr, int, int] |
 
 def tir_op(work: Rebuild, call: relax.Expr) -> Op | None:
     """The operation of the tagged PrimFunc that `call` calls; None for other expressions."""
-    if not is_op(call, "relax.call_tir") or not isinstance(call.args[0], tvm.ir.GlobalVar):
+    called = is_op(call, "relax.call_tir") or is_op(call, "relax.call_tir_inplace")
+    if not called or not isinstance(call.args[0], tvm.ir.GlobalVar):
         return None
     return op_of(work.bb.get()[call.args[0]])
 
 
 def scheme_of(state: Lowering, op: Op) -> Scheme:
-    """The scheme of a packed weight: its own, the model's, or its plain companion (routers)."""
+    """The scheme of a packed weight: the model's, a block format, or another that stores such rows."""
     if "scheme" in op.facts:
-        return SCHEMES[op.str("scheme")]
-    if op.int("bits") == state.scheme.bits and op.str("dtype") == state.scheme.model_dtype:
-        return state.scheme
-    return Scheme(f"q0f{op.str('dtype')[5:]}", op.str("dtype"))
+        return kept_scheme(op.str("scheme"))
+    wanted = (op.int("bits"), op.str("dtype"), op.int("group_size"))
+    named = (load_scheme(name) for name in scheme_names())
+    k = op.int("k")
+    return next(one for one in (state.scheme, *named) if (one.bits, one.model_dtype, one.group(k)) == wanted)

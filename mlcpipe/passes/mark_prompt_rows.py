@@ -17,7 +17,10 @@ PROMPT_TOKENS = "n"  # the size of which every dimension with a prompt's tokens 
 # Operations whose arithmetic may differ; others have the same for both.
 _KINDS = {
     "cpu": ("matmul", "gated_matmul"),
-    "gpu": ("matmul", "gated_matmul", "expert_matmul", "rms_norm", "add_rms_norm"),
+    "gpu": (
+        *("matmul", "gated_matmul", "expert_matmul"),
+        *("rms_norm", "add_rms_norm", "layer_norm", "add_layer_norm"),
+    ),
 }
 
 

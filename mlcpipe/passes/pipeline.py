@@ -3,13 +3,14 @@
 This is the only place that orders passes. The compiler runs these phases and combines their results:
 
     MODEL OPERATORS MEMORY    once for all variants of a target (SHARED)
+    LAYER                     in the place of MODEL for one layer, whose weights change and whose inputs are observed
     SCHEDULE                  for each variant: a schedule for every kernel; calls stay the same
     VM                        model functions to bytecode of TVM's virtual machine
     LLVM [UNCHECKED]          scheduled kernels for a CPU
     DEVICE, then HOST and SHADERS    scheduled kernels for a GPU: split into launching and launched code;
                                      SOURCES replaces SHADERS where a compiler takes the launched code as source
 
-Only the driver check (`compiler/backends/spirv/driver_check.py`) has TVM's schedules, which need TVM's pipeline.
+Only the driver check (`compiler/driver_check.py`) has TVM's schedules, which need TVM's pipeline.
 """
 
 from __future__ import annotations
@@ -24,11 +25,13 @@ from tvm import relax, s_tir, tirx
 
 from mlcpipe import debug
 from mlcpipe.errors import CompileError, last_line
+from mlcpipe.passes.add_adapters import add_adapters
 from mlcpipe.passes.annotate_bounds import annotate_bounds
 from mlcpipe.passes.bind_target import bind_target
 from mlcpipe.passes.bundle_weights import bundle_weights
 from mlcpipe.passes.check_bindings import check_bindings
 from mlcpipe.passes.dedupe_kernels import dedupe_kernels
+from mlcpipe.passes.fuse_adapters import fuse_adapters
 from mlcpipe.passes.fuse_add_norm import fuse_add_norm
 from mlcpipe.passes.fuse_dequantize import fuse_dequantize
 from mlcpipe.passes.fuse_gate import fuse_gate
@@ -36,6 +39,7 @@ from mlcpipe.passes.fuse_parallel_matmul import fuse_parallel_matmul
 from mlcpipe.passes.fuse_rope import fuse_rope
 from mlcpipe.passes.lowering import Module
 from mlcpipe.passes.mark_prompt_rows import mark_prompt_rows
+from mlcpipe.passes.observe_inputs import observe_inputs
 from mlcpipe.passes.quantize_weights import quantize_weights
 from mlcpipe.passes.reuse_views import reuse_views
 from mlcpipe.passes.schedule_kernels import schedule_kernels
@@ -79,6 +83,7 @@ MODEL = Phase(
     "1-model",
     (
         fuse_parallel_matmul,
+        add_adapters,
         split_weights,
         quantize_weights,
         fuse_dequantize,
@@ -86,7 +91,13 @@ MODEL = Phase(
         fuse_rope,
         fuse_add_norm,
         mark_prompt_rows,
+        fuse_adapters,
     ),
+)
+
+# Without what joins or splits weights.
+LAYER = Phase(
+    "1-layer", (observe_inputs, quantize_weights, fuse_dequantize, fuse_rope, fuse_add_norm, mark_prompt_rows)
 )
 
 # Operators to TensorIR, fused.

@@ -31,6 +31,10 @@ def _restored(work: Rebuild, before: Weight, weight: Weight, arrays: list[relax.
         same = weight.dtype == before.dtype
         return arrays[0] if same else work.emit(relax.op.astype(arrays[0], before.dtype))
     n, k = weight.shape[-2:]
+    arrays, columns = (arrays[:-1], arrays[-1]) if weight.columns else (arrays, None)
     func = definitions.dequantize(weight.scheme, weight.layout, n, k, before.dtype, weight.experts)
     out = relax.TensorType(weight.shape, before.dtype)
-    return work.emit(work.call_tir(func, "dequantize", arrays, out))
+    restored = work.emit(work.call_tir(func, "dequantize", arrays, out))
+    if columns is None:
+        return restored
+    return work.emit(relax.op.take(restored, work.emit(relax.op.argsort(columns)), axis=1, mode="clip"))

@@ -1,4 +1,4 @@
-"""Lets model functions write their logits to a buffer of the caller.
+"""Lets model functions write their result to a buffer of the caller.
 
 What a function allocates for its result comes from a pool of the virtual machine that keeps memory by its exact size:
 logits of every number of rows would come to a gigabyte.
@@ -12,15 +12,15 @@ from tvm.relax.expr import _update_type
 
 from mlcpipe.passes.lowering import Lowering, is_op
 
-OUTPUT = "logits"
+OUTPUTS = ("logits", "embeddings")
 
 
 def write_outputs(state: Lowering) -> Lowering:
-    """In functions with a parameter `logits`, the kernel that makes the result writes to it."""
+    """In functions with a parameter of `OUTPUTS`, the kernel that makes the result writes to it."""
     mod = tvm.IRModule(dict(state.mod.functions))
     for gv, func in state.mod.functions.items():
         if isinstance(func, relax.Function):
-            output = next((param for param in func.params if param.name == OUTPUT), None)
+            output = next((param for param in func.params if param.name in OUTPUTS), None)
             if output is not None:
                 mod[gv] = _written_to(func, output)
     return state.with_mod(mod)

@@ -73,14 +73,8 @@ class Report:
 def measure(plan: Plan, progress: Progress) -> Report:
     """Raises UsageError (text or vocabulary does not do), ResourceError, ComputeError (NaN) and what Engine raises."""
     text = read_text(plan.text)
-    own, other = (read_manifest(path) for path in (plan.bundle, plan.reference))
-    window = min(WINDOW, own.model.context_length, other.model.context_length)
-    _check_pair(own, other, window)
-    progress.stage("load")
-    engine = Engine(plan.bundle, context_length=window, threads=plan.threads, device=plan.device, progress=progress)
-    reference = Engine(plan.reference, context_length=window, threads=plan.threads)
-    tokens, bos = _tokens(engine, reference, text, plan.tokens)
-    windows = _windows(tokens, bos, window)
+    engine, reference, tokens, windows = _open(plan, text, progress)
+    own, other = engine.manifest, reference.manifest
     some = windows[: max(1, plan.decode_tokens // len(windows[0]))]
     pair = _Pair(engine.model, reference.model)
     prefill = _over(windows, pair.prefill, "prefill", progress)
@@ -103,8 +97,29 @@ def measure(plan: Plan, progress: Progress) -> Report:
         sum(info.bytes for info in own.files.values()),
         1 / step_s,
         _share(engine, step_s, 3 * len(windows[0]) // 4),
-        tuple(_notes(plan, len(tokens), windows, len(some))),
+        tuple(_notes(plan, tokens, windows, len(some))),
     )
+
+
+def score_prefill(plan: Plan, progress: Progress) -> Scores:
+    """The scores of every position in prefill, so that bundles can be compared position by position.
+
+    Raises what `measure` raises.
+    """
+    engine, reference, _, windows = _open(plan, read_text(plan.text), progress)
+    return _over(windows, _Pair(engine.model, reference.model).prefill, "prefill", progress)
+
+
+def _open(plan: Plan, text: str, progress: Progress) -> tuple[Engine, Engine, int, list[list[int]]]:
+    """Bundle, reference, the number of tokens and their windows."""
+    own, other = (read_manifest(path) for path in (plan.bundle, plan.reference))
+    window = min(WINDOW, own.model.context_length, other.model.context_length)
+    _check_pair(own, other, window)
+    progress.stage("load")
+    engine = Engine(plan.bundle, context_length=window, threads=plan.threads, device=plan.device, progress=progress)
+    reference = Engine(plan.reference, context_length=window, threads=plan.threads)
+    tokens, bos = _tokens(engine, reference, text, plan.tokens)
+    return engine, reference, len(tokens), _windows(tokens, bos, window)
 
 
 def record(bundle: Path, measured: Manifest, quality: QualityInfo) -> str | None:

@@ -37,7 +37,7 @@ def pack(scheme: Scheme, w: Array, name: str) -> dict[str, Array]:
         q_scale[chunk] = _scales(scheme, x, name)
         codes = _codes(scheme, x, q_scale[chunk])
         codes[:, k:] = 0
-        q_weight[chunk] = _words(scheme, codes)
+        q_weight[chunk] = words(scheme, codes)
     return {"q_weight": q_weight, "q_scale": q_scale}
 
 
@@ -135,7 +135,7 @@ def _round_to_half(x: Array) -> None:
     bits &= np.uint32(0xFFFFE000)
 
 
-def _words(scheme: Scheme, codes: Array) -> Array:
+def words(scheme: Scheme, codes: Array) -> Array:
     """Words uint32[rows, K / codes_per_word] of codes uint8[rows, K]; code j of a word at bits j * bits."""
     by_word = codes.reshape(codes.shape[0], -1, scheme.codes_per_word)
     words = by_word[:, :, 0].astype(np.uint32)

@@ -3,8 +3,8 @@
 `row` is MLC's order: an array [..., N, X] as the scheme packs it, X along K.
 `rows16` is for CPUs with 16 float32 lanes: blocks of 16 interleaved rows,
 [..., ceil(N/16), X, 16]. One vector load reads the same word (or scale, or number) of 16 rows. Padding rows of the
-last block have codes and scales 0 (plain weights: 0.0), so they decode to 0. Sub-scales, one byte each, are
-uint32[..., ceil(N/16), X, 4]: the bytes of 16 rows side by side.
+last block have codes and scales 0 (plain weights: 0.0), so they decode to 0. Sub-scales and zero points, one byte each,
+are uint32[..., ceil(N/16), X, 4]: the bytes of 16 rows side by side; scales in bfloat16 are uint32[..., X, 8].
 `rows32_pairs` is for GPUs that may lack float16: 32 adjacent invocations read one word of each of 32 rows. Two
 consecutive float16 numbers of a row form one uint32, the first in its lower half; odd rows are padded with 0.0.
 Blocks are as in `rows16`, with 32 rows.
@@ -23,6 +23,8 @@ from mlcpipe.errors import ConfigError
 from mlcpipe.quantization.scheme import Scheme, Shapes, check_shapes
 
 Array = NDArray[Any]
+
+_WORD_PARTS = {"int8": 4, "uint16": 2}  # of a uint32 that rows side by side share
 
 
 @dataclass(frozen=True)
@@ -44,8 +46,8 @@ class Layout:
         if self.pairs and dtype == "float16":
             shape, dtype = (*shape[:-1], -(-shape[-1] // 2)), "uint32"
         extents = self._extents(shape[-2], shape[-1])
-        if self.lanes and dtype == "int8":
-            return (*shape[:-2], *extents[:-1], self.lanes // 4), "uint32"
+        if self.lanes and dtype in _WORD_PARTS:
+            return (*shape[:-2], *extents[:-1], self.lanes // _WORD_PARTS[dtype]), "uint32"
         return (*shape[:-2], *extents), dtype
 
     def vector_dtype(self, model_dtype: str) -> str:
@@ -75,8 +77,8 @@ class Layout:
         if self.lanes == 0:
             rows = dict(packed)
         else:
-            bytes_ = {name: a.view(np.int8) if known[name][1] == "int8" else a for name, a in packed.items()}
-            rows = {name: self._separate(a, n) for name, a in bytes_.items()}
+            parts = {name: a.view(known[name][1]) if known[name][1] in _WORD_PARTS else a for name, a in packed.items()}
+            rows = {name: self._separate(a, n) for name, a in parts.items()}
         if not self.pairs:
             return rows
         return {
@@ -112,8 +114,8 @@ class Layout:
 
 
 def _words(a: Array) -> Array:
-    """int8[..., 16] -> uint32[..., 4]; other dtypes unchanged."""
-    return a.view("<u4") if a.dtype == np.int8 else a
+    """int8[..., 16] -> uint32[..., 4], uint16[..., 16] -> uint32[..., 8]; other dtypes unchanged."""
+    return a.view("<u4") if a.dtype.name in _WORD_PARTS else a
 
 
 def _paired(a: Array) -> Array:

@@ -2,22 +2,43 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from mlcpipe.errors import CheckpointError
-from mlcpipe.quantization import groups, kept, plain
+from mlcpipe.defaults import GPTQ, METHODS, RTN, SEARCH
+from mlcpipe.errors import CheckpointError, UsageError
+from mlcpipe.quantization import block_search, gptq, groups, kept, plain, search, signed_blocks
+from mlcpipe.quantization.inputs import Inputs
 from mlcpipe.quantization.scheme import Scheme, check_shapes
 
 Array = NDArray[Any]
 
 
-def pack(scheme: Scheme, w: Array, *, name: str = "weight") -> dict[str, Array]:
+def method_of(scheme: Scheme, requested: str | None, more: Collection[Scheme] = ()) -> str:
+    """The method that a scheme's weights are quantized by: the requested one, or the best.
+
+    `more` are schemes of single matrices. Raises UsageError for one that does not exist, or does nothing for these.
+    """
+    if requested not in (None, *METHODS):
+        raise UsageError("unknown method", expected=" or ".join(METHODS), found=requested)
+    found = any(map(search.searchable, (scheme, *more)))
+    if requested is not None and not (any(one.bits for one in (scheme, *more)) if requested == RTN else found):
+        raise UsageError(
+            f"--method {requested} has no effect on {scheme.name}", next_step="choose a quantization such as q4f16_1"
+        )
+    return requested or (SEARCH if found else RTN)
+
+
+def pack(
+    scheme: Scheme, w: Array, *, name: str = "weight", method: str = RTN, inputs: Inputs | None = None
+) -> dict[str, Array]:
     """Pack w float32[N, K] or [experts, N, K] into the arrays of `shapes`. `name` is for messages.
 
+    `method` rtn is MLC-LLM's arithmetic; search finds the scales of least error, where `search.searchable`. `inputs`,
+    those of all rows of w, say in which columns an error counts; gptq needs their `gram`, and is search without.
     Processes rows in chunks: needs a few MB besides w and the result. A plain scheme in the dtype of w
     returns w itself.
 
@@ -27,6 +48,14 @@ def pack(scheme: Scheme, w: Array, *, name: str = "weight") -> dict[str, Array]:
     rows = _rows(scheme, w, name)
     if scheme.bits == 0:
         packed = {"weight": plain.pack(rows, scheme.model_dtype, name)}
+    elif method == GPTQ and gptq.applies(scheme) and inputs is not None and inputs.gram is not None:
+        packed = gptq.pack(scheme, rows, name, inputs)
+    elif scheme.minima and scheme.super_size:
+        packed = block_search.pack(scheme, rows, name, method, inputs)
+    elif scheme.kept:
+        packed = signed_blocks.pack(scheme, rows, name, method, inputs)
+    elif method != RTN and search.searchable(scheme):
+        packed = search.pack(scheme, rows, name, inputs)
     else:
         packed = groups.pack(scheme, rows, name)
     return {key: a.reshape(*w.shape[:-1], a.shape[-1]) for key, a in packed.items()}

@@ -19,7 +19,7 @@ from mlcpipe.errors import CheckpointError, ConfigError
 Array = NDArray[Any]
 Shapes = dict[str, tuple[tuple[int, ...], str]]
 
-_SCHEME_FILE = re.compile(r"q\d+f\d+(_\d+)?")
+_SCHEME_FILE = re.compile(r"q\d+f\d+(_[\dkm])?")
 _KV_CACHE_DTYPES = {"auto": None, "f32": "float32", "f16": "float16", "q8": "q8"}
 _ROW_MULTIPLE = 32  # columns; rows that are one group are padded to it, so kernels can read 32 at a time
 
@@ -43,7 +43,12 @@ class Scheme:
     `q_sub` int8[N, K / group_size] multiplies it for each group. With `minima` a minimum follows each scale and each
     sub-scale, and is added: (code - zero) * scale * sub + minimum * sub of the minimum. With a `table` of at most 16
     levels table[code] takes the place of code - zero; the least of them is -zero. Scales are in steps of `unit`, a
-    power of two. With a `scale_format` of e8m0 or e4m3 (OCP Microscaling Formats 1.0) `q_scale` has a byte each, int8.
+    power of two. With a `scale_format` of e8m0 or e4m3 (OCP Microscaling Formats 1.0) `q_scale` has a byte each, int8;
+    with bf16 the upper half of a float32, uint16. With `zeros` each group has its own zero point from 0 to 255, the
+    bits of `q_zero` int8[N, K / group_size], and `zero` is 0.
+
+    With `blocks` matrices whose rows are whole blocks are stored in the block format of that name, and the others as
+    this scheme says. With `output` the matrix of the logits is stored in that one.
     """
 
     name: str
@@ -57,6 +62,9 @@ class Scheme:
     table: tuple[int, ...] = ()
     unit: float = 1.0
     scale_format: str = ""
+    zeros: bool = False
+    blocks: str = ""
+    output: str = ""
 
     def __post_init__(self) -> None:
         if self.model_dtype not in ("float16", "float32"):
@@ -97,13 +105,19 @@ class Scheme:
 
     @property
     def kept(self) -> bool:
-        """Whether this is a block format, which weights are read from and never rounded to."""
+        """Whether this is a block format, or one of integers, as checkpoints have them."""
         return self.zero is not None
 
     @property
+    def mixed(self) -> bool:
+        """Whether some matrices are stored in other schemes."""
+        return bool(self.blocks or self.output)
+
+    @property
     def blocked(self) -> bool:
-        """Whether this is a block format with bit planes, a table, minima or sub-scales: MLC's formats have none."""
-        return self.kept and (self.bits not in (4, 8) or self.minima or self.super_size > 0 or bool(self.table))
+        """Whether it has what MLC's formats lack: bit planes, tables, minima, zero points, sub-scales, large groups."""
+        plain = self.bits in (4, 8) and self.group_size in (0, 32) and not self.scale_format
+        return self.kept and (not plain or self.minima or self.zeros or self.super_size > 0 or bool(self.table))
 
     def group(self, k: int) -> int:
         """Columns that share a scale in a row of k elements, including padding; 0 without codes."""
@@ -127,10 +141,12 @@ class Scheme:
         words = self.padded(k) * self.bits // 32 if self.kept else self.padded(k) // self.codes_per_word
         each = 2 if self.minima else 1
         scales = each * (k // self.super_size if self.super_size else self.groups(k))
-        dtype = "int8" if self.scale_format else self.model_dtype
+        dtype = {"": self.model_dtype, "bf16": "uint16"}.get(self.scale_format, "int8")
         shapes = {"q_weight": ((*lead, n, words), "uint32"), "q_scale": ((*lead, n, scales), dtype)}
         if self.super_size:
             shapes["q_sub"] = ((*lead, n, each * self.groups(k)), "int8")
+        if self.zeros:
+            shapes["q_zero"] = ((*lead, n, self.groups(k)), "int8")
         return shapes
 
     def nbytes(self, n: int, k: int, experts: int | None = None) -> int:

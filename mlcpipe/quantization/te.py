@@ -35,7 +35,7 @@ def dequantize_element(
 ) -> tirx.PrimExpr:
     """w[n, k] (indices (n, k)) or w[e, n, k] (indices (e, n, k)) in `out_dtype`.
 
-    `weight` is `q_weight`, `scale` is `q_scale`, `sub` is `q_sub` where the scheme has it, shaped as
+    `weight` is `q_weight`, `scale` is `q_scale`, `sub` is `q_sub` or `q_zero` where the scheme has it, shaped as
     `layout.shapes(scheme, ...)`; for a plain scheme `weight` is the array itself and `scale` None. The
     value is that of `packing.unpack` rounded to out_dtype: the product is taken in the wider of out_dtype and the
     scale's dtype. Columns from K to the end of the last group hold code 0, which is *not* 0.0: a kernel must not read
@@ -74,15 +74,19 @@ def _block_element(
     """An element of a block format in float32: two roundings at most, of the scaled minimum and of the sum."""
     weight, scale, sub = arrays
     each, span = 2 if scheme.minima else 1, scheme.super_size or scheme.group_size
+    group = k // scheme.group_size if scheme.group_size else 0
 
     def scaled(which: int) -> tirx.PrimExpr:
-        stored = _scale(scheme, layout, scale, lead, n, k // span * each + which)
-        if sub is None:
+        stored = _scale(scheme, layout, scale, lead, n, (k // span if span else 0) * each + which)
+        if sub is None or scheme.zeros:
             return stored
-        return stored * _byte(layout, sub, lead, n, k // scheme.group_size * each + which).astype("float32")
+        return stored * _byte(layout, sub, lead, n, group * each + which).astype("float32")
 
     code = _plane_code(scheme, layout, weight, lead, n, k)
     steps = _level(scheme.table, code) if scheme.table else code - tirx.const(scheme.zero_point, "int32")
+    if scheme.zeros:
+        assert sub is not None
+        steps = code - _unsigned(_byte(layout, sub, lead, n, group))
     value = steps.astype("float32") * scaled(0)
     return value + scaled(1) if scheme.minima else value
 
@@ -93,7 +97,9 @@ def _scale(
     """An element of `q_scale` in float32, as `kept.scale_values` has it."""
     if not scheme.scale_format:
         return _stored(layout, scheme, scale, lead, row, column).astype("float32") * _float(scheme.unit)
-    byte = tirx.bitwise_and(_byte(layout, scale, lead, row, column).astype("int32"), tirx.const(255, "int32"))
+    if scheme.scale_format == "bf16":
+        return _upper_half(layout, scale, lead, row, column) * _float(scheme.unit)
+    byte = _unsigned(_byte(layout, scale, lead, row, column))
     if scheme.scale_format == "e4m3":
         half = tirx.reinterpret("float16", tirx.shift_left(byte, tirx.const(7, "int32")).astype("uint16"))
         return half.astype("float32") * _float(256 * scheme.unit)
@@ -131,6 +137,21 @@ def _plane_code(
 
 def _shift(bits: Index) -> tirx.PrimExpr:
     return tirx.const(bits, "uint32") if isinstance(bits, int) else bits.astype("uint32")
+
+
+def _unsigned(byte: tirx.PrimExpr) -> tirx.PrimExpr:
+    """The bits of an int8 as a number from 0 to 255, int32."""
+    return tirx.bitwise_and(byte.astype("int32"), tirx.const(255, "int32"))
+
+
+def _upper_half(layout: Layout, array: te.Tensor, lead: Sequence[Index], row: Index, column: Index) -> tirx.PrimExpr:
+    """An element of an array of bfloat16 in float32."""
+    if layout.lanes:
+        block, x, lane = layout.locate(row, column)
+        half = tirx.shift_right(array(*lead, block, x, lane // 2), _shift(lane % 2 * 16))
+    else:
+        half = array(*lead, *layout.locate(row, column)).astype("uint32")
+    return tirx.reinterpret("float32", tirx.shift_left(half, tirx.const(16, "uint32")))
 
 
 def _byte(layout: Layout, array: te.Tensor, lead: Sequence[Index], row: Index, column: Index) -> tirx.PrimExpr:

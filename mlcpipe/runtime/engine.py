@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Generator, Mapping, Sequence
 from functools import cached_property
@@ -12,10 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mlcpipe.bundle import Manifest
-from mlcpipe.devices.support import tvm_runtime
-from mlcpipe.errors import BundleError, UsageError
+from mlcpipe.errors import UsageError
 from mlcpipe.files import local_path
-from mlcpipe.json_files import read_json_object
 from mlcpipe.progress import Progress, SilentProgress
 from mlcpipe.runtime.chat_file import read_chat, write_chat
 from mlcpipe.runtime.generation import Generation, complete
@@ -23,10 +22,11 @@ from mlcpipe.runtime.loading import load_bundle
 from mlcpipe.runtime.model import LoadedModel
 from mlcpipe.runtime.sampler import Row
 from mlcpipe.runtime.sampling_params import Chunk, Completion, SamplingParams
+from mlcpipe.runtime.serving.context_shift import check_shiftable, tokens_to_drop, without_dropped
+from mlcpipe.runtime.text.open_tokenizer import open_tokenizer
 from mlcpipe.runtime.text.streaming import TextStream
 from mlcpipe.runtime.text.tokenizer import Tokenizer
 
-_MAX_CONFIG_BYTES = 16 << 20
 Message = Mapping[str, Any]
 
 
@@ -43,9 +43,13 @@ class Engine:
         context_length: tokens to serve; None is what the bundle allows and memory has room for.
         threads: threads of the kernels; None is MLCPIPE_THREADS or the physical cores.
         device: of a bundle for Vulkan, `vulkan:0` and so on; None is the best, a discrete GPU before an integrated one.
+        adapter: folder of a LoRA adapter that PEFT saved, for all answers; the bundle was compiled for adapters.
+        context_shift: prompts and answers may be longer than the context, which then has their first page and their
+            last tokens. Without `max_tokens` an answer then ends where the model ends it, and nowhere else.
         progress: is told what loading onto a device does, and how many bytes of the weights it has copied.
 
-    Raises BundleError, TargetError or ResourceError.
+    Raises BundleError, TargetError or ResourceError, CheckpointError for the adapter, and UsageError for a context that
+    is too short to shift.
     """
 
     def __init__(
@@ -55,6 +59,8 @@ class Engine:
         context_length: int | None = None,
         threads: int | None = None,
         device: str | None = None,
+        adapter: str | Path | None = None,
+        context_shift: bool = False,
         progress: Progress | None = None,
     ) -> None:
         path = local_path(bundle)
@@ -62,7 +68,11 @@ class Engine:
             raise UsageError("no folder of a bundle", found=bundle, next_step="mlcpipe.load takes names of the hub")
         self.path = path
         began = time.perf_counter()
-        self._model = LoadedModel(load_bundle(self.path, context_length, threads, device, progress or SilentProgress()))
+        loaded = load_bundle(self.path, context_length, threads, device, progress or SilentProgress())
+        if context_shift:
+            check_shiftable(loaded.context_length)
+        self._shifts = context_shift
+        self._model = LoadedModel(loaded, None if adapter is None else Path(adapter))
         self._load_s = time.perf_counter() - began
 
     @property
@@ -113,13 +123,7 @@ class Engine:
     @cached_property
     def tokenizer(self) -> Tokenizer:
         """The bundle's tokenizer. Raises TokenizerError for a bundle of a checkpoint that had none."""
-        config, generation = (
-            read_json_object(path, limit=_MAX_CONFIG_BYTES, error=BundleError) if path.is_file() else {}
-            for path in (self.path / "config.json", self.path / "generation_config.json")
-        )
-        tokenizer = Tokenizer.load(self.path, generation_config=generation, config=config)
-        tvm_runtime.trim()  # with 128,000 tokens reading it takes 80 MiB more than it holds
-        return tokenizer
+        return open_tokenizer(self.path)
 
     def reset(self) -> None:
         """Forget the conversation."""
@@ -134,6 +138,7 @@ class Engine:
         Raises UsageError and ResourceError (disk full).
         """
         model = self._model
+        model.check_savable()
         with model.exclusive():
             write_chat(Path(path), self.manifest, model.tokens, model.prompt_tokens, model.pages(), chat)
 
@@ -143,6 +148,7 @@ class Engine:
         Raises UsageError for a file that is damaged, of another model, or longer than the context; then the engine's
         conversation is what it was.
         """
+        self._model.check_savable()
         with self._model.exclusive():
             saved = read_chat(Path(path), self.manifest, self.context_length)
             self._model.restore(saved)
@@ -285,15 +291,18 @@ class Engine:
             raise UsageError("the prompt has no tokens", expected="at least one")
         if max_tokens is not None and (not isinstance(max_tokens, int) or max_tokens < 1):
             raise UsageError("max_tokens", expected="an integer from 1", found=repr(max_tokens))
-        self._model.check_fits(len(prompt) + 1)
+        if not self._shifts:
+            self._model.check_fits(len(prompt) + 1)
         self._model.token_ids(prompt)
         tokenizer = text = None
         if not ignore_eos or stop or sampling.logprobs or (self.path / "tokenizer.json").is_file():
             tokenizer = self.tokenizer
             eos = frozenset() if ignore_eos else tokenizer.eos_token_ids
             text = TextStream(tokenizer, stop, eos, continues=continues)
-        room = self.context_length - len(prompt)
+        room = sys.maxsize if self._shifts else self.context_length - len(prompt)
         sampling.check_bias(self.vocab_size)
         row = Row(sampling, prompt)
-        generation = Generation(self._model, prompt, row, min(max_tokens or room, room), text, tokenizer)
+        dropped = tokens_to_drop(len(prompt), self.context_length)
+        kept, most = without_dropped(prompt, dropped), min(max_tokens or room, room)
+        generation = Generation(self._model, kept, row, most, text, tokenizer, self._shifts, dropped)
         return generation.stream(self.load_s)

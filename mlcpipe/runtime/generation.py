@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import sys
 import time
 from collections.abc import Generator, Iterator
 from dataclasses import dataclass, replace
@@ -10,6 +11,7 @@ from dataclasses import dataclass, replace
 from mlcpipe.runtime.model import LoadedModel
 from mlcpipe.runtime.sampler import Row, token_logprob
 from mlcpipe.runtime.sampling_params import Chunk, Completion, Stats, TokenLogprob
+from mlcpipe.runtime.serving.context_shift import tokens_to_drop, without_dropped
 from mlcpipe.runtime.text.streaming import TextStream
 from mlcpipe.runtime.text.tokenizer import Tokenizer
 
@@ -18,6 +20,7 @@ from mlcpipe.runtime.text.tokenizer import Tokenizer
 class Generation:
     """What to generate, and with what: at most `max_tokens` tokens after `prompt`.
 
+    With `shifts` the answer goes on where the context is full; `dropped` tokens of the prompt are left out already.
     `text` turns tokens into text and knows where to stop, `tokenizer` names alternatives; both are None for a bundle
     without a tokenizer.
     """
@@ -28,36 +31,44 @@ class Generation:
     max_tokens: int
     text: TextStream | None
     tokenizer: Tokenizer | None
+    shifts: bool = False
+    dropped: int = 0
 
     def stream(self, load_s: float) -> Generator[Chunk, None, None]:
         """The chunks, the last with statistics. Time that the caller spends between chunks is not counted."""
         cached = self.model.reusable(self.prompt)
-        chunks, seconds = self._chunks(), []
+        sequence = _Text(self.prompt, self.model.bundle.context_length if self.shifts else sys.maxsize)
+        chunks, kv_tokens = self._chunks(sequence), 0
+        seconds: list[float] = []
         while True:
             began = time.perf_counter()
             with self.model.exclusive():
                 chunk = next(chunks)
+                kv_tokens += self.model.length if seconds else 0
             seconds.append(time.perf_counter() - began)
             if chunk.finish_reason is not None:
-                yield replace(chunk, stats=self._stats(cached, seconds, load_s))
+                stats = self._stats(cached, seconds, load_s, kv_tokens)
+                yield replace(chunk, stats=replace(stats, dropped_tokens=self.dropped + sequence.dropped))
                 return
             yield chunk
 
-    def _chunks(self) -> Iterator[Chunk]:
+    def _chunks(self, sequence: _Text) -> Iterator[Chunk]:
         """One chunk a token; the last has a finish reason."""
-        model, row, tokens = self.model, self.row, list(self.prompt)
-        token = model.prefill(tokens, row)
+        model, row = self.model, self.row
+        token = model.prefill(sequence.tokens, row)
         for count in itertools.count(1):
             revision = model.revision
             chunk = self._chunk(token, count)
             yield chunk
             if chunk.finish_reason is not None:
                 return
-            tokens.append(token)
+            shifted = sequence.push(token)
+            if shifted:
+                model.reset()
             if model.revision == revision:
                 token = model.step(token, row)
-            else:  # another call used the cache meanwhile
-                token = model.prefill(tokens, row)
+            else:  # shifted, or another call used the cache meanwhile
+                token = model.prefill(sequence.tokens, row, sequence.dropped)
 
     def _chunk(self, token: int, count: int) -> Chunk:
         logprobs = None
@@ -72,13 +83,11 @@ class Generation:
             text += self.text.flush()
         return Chunk(text, [token], logprobs, "stop" if stopped else "length")
 
-    def _stats(self, cached: int, seconds: list[float], load_s: float) -> Stats:
-        """Statistics of tokens that took so many seconds each."""
-        plan, prompt, steps = self.model.bundle.manifest.memory_plan, len(self.prompt), len(seconds) - 1
-        # Step i of n reads the keys and values of prompt + i tokens.
-        kv_tokens = steps * prompt + steps * (steps + 1) // 2
+    def _stats(self, cached: int, seconds: list[float], load_s: float, kv_tokens: int) -> Stats:
+        """Statistics of tokens that took so many seconds each; decode steps read `kv_tokens` keys in each layer."""
+        plan, steps = self.model.bundle.manifest.memory_plan, len(seconds) - 1
         return Stats(
-            prompt_tokens=prompt,
+            prompt_tokens=len(self.prompt),
             cached_tokens=cached,
             completion_tokens=len(seconds),
             prefill_s=seconds[0],
@@ -86,6 +95,22 @@ class Generation:
             load_s=load_s,
             decode_bytes=steps * plan.weights_read + kv_tokens * plan.kv_bytes_per_token,
         )
+
+
+class _Text:
+    """The tokens of prompt and answer that a context of `context` tokens still has."""
+
+    def __init__(self, prompt: list[int], context: int) -> None:
+        self.tokens, self.dropped, self._context = list(prompt), 0, context
+
+    def push(self, token: int) -> bool:
+        """Append a token; whether others were dropped for it."""
+        self.tokens.append(token)
+        dropped = tokens_to_drop(len(self.tokens), self._context)
+        if dropped:
+            self.tokens = without_dropped(self.tokens, dropped)
+            self.dropped += dropped
+        return bool(dropped)
 
 
 def complete(chunks: Iterator[Chunk]) -> Completion:

@@ -8,6 +8,7 @@ from array import array
 from collections.abc import Callable, Hashable, Iterator
 from collections.abc import Sequence as Many
 from contextlib import contextmanager, nullcontext
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -20,6 +21,7 @@ from mlcpipe.runtime.chat_file import SavedChat, clear_unused
 from mlcpipe.runtime.loading import LoadedBundle
 from mlcpipe.runtime.not_finite import compute_error, of_pages
 from mlcpipe.runtime.sampler import Row, Sampler
+from mlcpipe.runtime.serving.adapters import read_packed
 from mlcpipe.runtime.serving.executor import Executor, Forward
 from mlcpipe.runtime.serving.sequence import Request, Sequence
 from mlcpipe.runtime.serving.step import FewRows, ManyRows
@@ -34,17 +36,28 @@ class LoadedModel:
     What the pages hold beyond `length` tokens is never read, so an error or Ctrl-C half way leaves the tokens before.
     Who calls it from several threads enters `exclusive`.
 
-    `revision` changes whenever the sequence does, so that a caller can tell that others used the pages.
+    `revision` changes whenever the sequence does, so that a caller can tell that others used the pages. `adapter` is
+    the folder of a LoRA adapter for all that is computed; raises CheckpointError for one that cannot be used.
     """
 
-    def __init__(self, bundle: LoadedBundle) -> None:
+    def __init__(self, bundle: LoadedBundle, adapter: Path | None = None) -> None:
         self.bundle = bundle
         self.revision = 0
         self._user: dict[str, int] = {}  # "thread": the one inside `exclusive`
         self._device, self._info = bundle.device, bundle.manifest.model
+        if self._info.embedding is not None:
+            raise UsageError(
+                "the model embeds texts and writes none", next_step="use mlcpipe embed or mlcpipe.Embedder"
+            )
         pages = -(-bundle.context_length // self._info.page_size)
-        self._executor = Executor(bundle, [pages] * self._info.num_layers, few_rows=1)
-        self._sequence = Sequence(0, Request((0,), 1), [array("i", range(pages))], [0])
+        packed = None if adapter is None else read_packed(adapter, adapter.name, self._info)
+        blocks = 0 if packed is None else packed.blocks
+        self._executor = Executor(bundle, [pages] * self._info.num_layers, few_rows=1, adapter_blocks=blocks)
+        loaded = None
+        if packed is not None and self._executor.adapters is not None:
+            with self._device.errors():
+                loaded = self._executor.adapters.load(packed)
+        self._sequence = Sequence(0, Request((0,), 1, adapter=loaded), [array("i", range(pages))], [0])
         self._sampler, self._recorder = Sampler(bundle), self._device.step_recorder()
         weakref.finalize(self, self._recorder.close)
         self._rope = 0  # what `_rope_of` gave for the prompt in the pages
@@ -68,6 +81,11 @@ class LoadedModel:
         finally:
             if not again and self._user.get("thread") == me:
                 del self._user["thread"]
+
+    def check_savable(self) -> None:
+        """Raises UsageError for a sequence whose keys and values only an adapter's own engine could continue."""
+        if self._sequence.request.adapter is not None:
+            raise UsageError("a chat with an adapter is neither saved nor continued from a file")
 
     @property
     def length(self) -> int:
@@ -113,9 +131,10 @@ class LoadedModel:
         self._rope = self._rope_of(saved.prompt_tokens)
         self._sequence.computed = len(saved.tokens)
 
-    def prefill(self, tokens: Many[int], row: Row) -> int:
+    def prefill(self, tokens: Many[int], row: Row, dropped: int = 0) -> int:
         """Make `tokens` the sequence, computing only what the cache lacks -> the next token, drawn as `row` says.
 
+        `dropped` tokens are left out of a shifted context, and count where random numbers are drawn by position.
         Raises UsageError for ids outside the vocabulary, and when the context is full; ComputeError, which names the
         layer, where the logits are not finite.
         """
@@ -125,6 +144,7 @@ class LoadedModel:
         self._rope = self._rope_of(len(tokens))
         self.rollback(shared)
         self._begin([*self._sequence.tokens[:shared], *ids])
+        self._sequence.dropped = dropped
         if shared and len(ids) == 1:
             return self._step(ids[0], row)
         *chunks, last = _split(ids, self._info.prefill_chunk)
@@ -135,7 +155,7 @@ class LoadedModel:
     def step(self, token: int, row: Row) -> int:
         """Append one token of the vocabulary -> the next one. Raises what `prefill` raises."""
         if not self.length or self.length == self._info.recompute_above:
-            return self.prefill([*self.tokens, token], row)
+            return self.prefill([*self.tokens, token], row, self._sequence.dropped)
         self.check_fits(self.length + 1)
         return self._step(token, row)
 
@@ -234,7 +254,7 @@ class LoadedModel:
             logits = forward.launch()
             return logits, self._sampler.sample(logits)
 
-        key = self._sampler.prepare([row], [self.length + count])
+        key = self._sampler.prepare([row], [self._sequence.dropped + self.length + count])
         self._logits, sampled = self._append(count, forward_and_sample, forward.key and (forward.key, key))
         token = int(self._read(sampled)[0])
         if token < 0:

@@ -111,13 +111,14 @@ class TokenLogprob:
 class Stats:
     """Counts and seconds of one generation.
 
-    prompt_tokens       tokens of the prompt, those reused from the KV cache included
+    prompt_tokens       tokens of the prompt, those reused from the KV cache included, those dropped at once not
     cached_tokens       tokens of the prompt that the KV cache already held
     completion_tokens   tokens generated; the first comes out of the prefill
     prefill_s           seconds until the first token
     decode_s            seconds of all later tokens
     load_s              seconds to open the bundle
     decode_bytes        bytes of weights and KV cache that the decode steps read, all together
+    dropped_tokens      tokens of prompt and answer that a shifted context lost
     """
 
     prompt_tokens: int
@@ -127,6 +128,7 @@ class Stats:
     decode_s: float
     load_s: float
     decode_bytes: int = 0
+    dropped_tokens: int = 0
 
     @property
     def prefill_tok_s(self) -> float:

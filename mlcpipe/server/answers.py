@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -67,6 +68,7 @@ class Usage:
     """Counts of tokens; `cached` of the prompt were not computed again, `reasoning` of the answer are reasoning.
 
     `predicted`: of a client's prediction, those that stand in the answer, and those that were checked and do not.
+    `dropped`: of prompt and answers, those that shifted contexts lost; None where contexts are not shifted.
     """
 
     prompt: int = 0
@@ -74,6 +76,12 @@ class Usage:
     cached: int = 0
     reasoning: int = 0
     predicted: tuple[int, int] | None = None
+    dropped: int | None = None
+
+    @property
+    def dropped_json(self) -> dict[str, int]:
+        """What is said besides where contexts shift."""
+        return {} if self.dropped is None else {"dropped_tokens": self.dropped}
 
 
 class Waker:
@@ -101,17 +109,39 @@ class Waker:
                 listener()
 
 
-class Answers:
-    """All answers to one request. `close` cancels what is not finished; it may be called twice."""
+class DeltaSource(ABC):
+    """All answers to one request, as they come or whole. `close` may be called twice."""
+
+    def __init__(self, usage: Usage, count: int = 1) -> None:
+        self.usage, self.count = usage, count
+
+    @abstractmethod
+    def close(self) -> None:
+        """Cancel what is not finished."""
+
+    @abstractmethod
+    def deltas(self) -> AsyncIterator[Delta]:
+        """What comes, until all answers are finished. Raises ApiError where one fails."""
+
+    async def whole(self) -> list[Answer]:
+        """The answers, once all are finished. Raises ApiError where one fails."""
+        answers = [Answer() for _ in range(self.count)]
+        async for delta in self.deltas():
+            answers[delta.index].add(delta)
+        return answers
+
+
+class Answers(DeltaSource):
+    """Answers that an engine gives."""
 
     def __init__(self, engine: ServingEngine, waker: Waker, tokenizer: Tokenizer) -> None:
+        super().__init__(Usage(dropped=0 if engine.context_shift else None), 0)
         self._engine = engine
         self._waker = waker
         self._tokenizer = tokenizer
         self._changed = asyncio.Event()
         self._choices: list[_Choice] = []
         self._slow = False
-        self.usage = Usage()
 
     def submit(self, request: Request, reading: Reading, timer: RequestTimer) -> None:
         """Ask for one more answer. Raises what the engine's `submit` raises."""
@@ -119,6 +149,7 @@ class Answers:
         stream.listener = self._wake  # the loop, which runs this, has not read it yet
         first = not self._choices or self._choices[-1].stream.request.tokens is not request.tokens
         self._choices.append(_Choice(len(self._choices), stream, reading, self._tokenizer, timer, self.usage, first))
+        self.count += 1
         if first:
             self.usage.prompt += len(request.tokens)
 
@@ -129,7 +160,7 @@ class Answers:
                 self._engine.cancel(choice.stream.id)
 
     async def deltas(self) -> AsyncIterator[Delta]:
-        """What comes, until all answers are finished. Raises ApiError where one fails."""
+        """As `DeltaSource.deltas`."""
         while not all(choice.finished for choice in self._choices):
             await self._changed.wait()
             self._changed.clear()
@@ -141,13 +172,6 @@ class Answers:
                     self._engine.cancel(choice.stream.id, "stop")
             if self._slow:
                 raise ApiError(499, "the client reads too slowly")
-
-    async def whole(self) -> list[Answer]:
-        """The answers, once all are finished. Raises ApiError where one fails."""
-        answers = [Answer() for _ in self._choices]
-        async for delta in self.deltas():
-            answers[delta.index].add(delta)
-        return answers
 
     def _wake(self) -> None:
         if any(choice.stream.pending > MAX_PENDING for choice in self._choices):
@@ -205,7 +229,7 @@ class _Choice:
         thinks = reading.thinking != "none"
         self._splitter = ReasoningSplitter(open=reading.thinking == "open") if thinks else None
         self._parser = None if reading.style is None else reading.style.parser(reading.tools)
-        self._tokens = 0
+        self._tokens = self._dropped = 0
         self._called = False
 
     def take(self) -> list[Delta]:
@@ -219,6 +243,9 @@ class _Choice:
             self._usage.predicted = right + event.prediction[0], wrong + event.prediction[1]
         if self.finished:
             return None
+        if self._usage.dropped is not None:
+            self._usage.dropped += event.dropped - self._dropped
+            self._dropped = event.dropped
         if event.error is not None:
             self.finished = True
             raise refused(event.error)

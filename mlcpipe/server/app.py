@@ -10,28 +10,43 @@ from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse
 
 from mlcpipe.errors import MlcpipeError
-from mlcpipe.server import chat, completions, health, messages, models, prefixes, responses, tokenize
+from mlcpipe.server import (
+    adapters,
+    chat,
+    completions,
+    embeddings,
+    health,
+    messages,
+    models,
+    prefixes,
+    responses,
+    tokenize,
+)
 from mlcpipe.server.errors import ApiError, refused
 from mlcpipe.server.guard import OPEN_PATHS, Guard, Rules
 from mlcpipe.server.page import page_router
 from mlcpipe.server.service import Service
 from mlcpipe.version import __version__
 
-APIS = (chat, completions, responses, messages, models, tokenize, prefixes, health)
+APIS = (chat, completions, responses, messages, models, tokenize, prefixes, adapters, health)
+EMBEDDING_APIS = (embeddings, models, health)
 
 
-def create_app(rules: Rules = Rules(), page: Path | None = None) -> tuple[FastAPI, Guard]:
+def create_app(rules: Rules = Rules(), page: Path | None = None, *, embeds: bool = False) -> tuple[FastAPI, Guard]:
     """The application, and the guard around it, which is what a server runs; `page` is the folder of the built page.
+    A model that `embeds` texts has other paths, and no page.
 
     `app.state.service` is None until the model is loaded; until then requests get 503.
     """
     app = FastAPI(title="mlcpipe", version=__version__, docs_url=None, redoc_url=None)
-    app.state.service = None
-    for api in APIS:
+    app.state.service, app.state.has_keys = None, bool(rules.keys)
+    for api in EMBEDDING_APIS if embeds else APIS:
         app.include_router(api.router)
-    router = page_router(page)
-    app.include_router(router)
-    open_paths = {*OPEN_PATHS, *(route.path for route in router.routes)}  # type: ignore[attr-defined]
+    open_paths = {*OPEN_PATHS}
+    if not embeds:
+        router = page_router(page)
+        app.include_router(router)
+        open_paths |= {route.path for route in router.routes}  # type: ignore[attr-defined]
     app.add_exception_handler(ApiError, _api_error)
     app.add_exception_handler(MlcpipeError, _mlcpipe_error)
     app.add_exception_handler(404, _no_path)

@@ -12,10 +12,11 @@ from fastapi.responses import JSONResponse
 from pydantic import Field
 
 from mlcpipe.runtime.sampling_params import MAX_LOGPROBS, TokenLogprob
-from mlcpipe.server.answers import Answer, Answers, Delta, Usage
+from mlcpipe.server.answers import Answer, Delta, DeltaSource, Usage
 from mlcpipe.server.bodies import CompletionFields, Prediction, ResponseFormat, body_schema, parsed
 from mlcpipe.server.conversation import Conversation, ToolChoice, answers_to, choose, thinking_variables, tool_of
 from mlcpipe.server.errors import ApiError
+from mlcpipe.server.semantic_cache import Keeping
 from mlcpipe.server.service import Service
 from mlcpipe.server.sse import DONE, EventStream, choice_events, event, unless_left
 from mlcpipe.server.tool_formats.style import CallPiece
@@ -52,18 +53,41 @@ class ChatBody(CompletionFields):
 async def chat(request: Request, body: Annotated[ChatBody, Depends(parsed(ChatBody))]) -> EventStream | JSONResponse:
     """Answer a conversation."""
     service: Service = request.app.state.service
-    answers = await answers_to(service, body, _conversation(body))
-    frame = {"id": f"chatcmpl-{secrets.token_hex(12)}", "created": int(time.time()), "model": service.name}
+    conversation = _conversation(body)
+    answers, headers = await _answers(service, request, body, conversation)
+    frame = {
+        "id": f"chatcmpl-{secrets.token_hex(12)}",
+        "created": int(time.time()),
+        "model": service.name_of(body.model),
+    }
     if body.stream:
         usage = body.stream_options is not None and body.stream_options.include_usage
         chunks = _chunks(answers, frame, body.n or 1, with_usage=usage)
-        return EventStream(chunks, answers.close, lambda error: event(error.body("")) + DONE)
+        return EventStream(chunks, answers.close, lambda error: event(error.body("")) + DONE, headers=headers)
     whole = await unless_left(request, answers.whole(), answers.close)
     choices = [_choice(index, answer, with_logprobs=bool(body.logprobs)) for index, answer in enumerate(whole)]
     return JSONResponse(
         {**frame, "object": "chat.completion", "choices": choices, "usage": usage_json(answers.usage),
-         "system_fingerprint": None}
+         "system_fingerprint": None},
+        headers=headers,
     )  # fmt: skip
+
+
+async def _answers(
+    service: Service, request: Request, body: ChatBody, conversation: Conversation
+) -> tuple[DeltaSource, dict[str, str]]:
+    """Answers, kept ones where there is a cache that has them, and what a header says of it."""
+    cache = service.semantic_cache
+    service.check_model(body.model)
+    question = None
+    if cache is not None:
+        adapter = service.adapters.get(body.model or "")
+        question = await cache.question(request, body, conversation, adapter)
+    if cache is None or question is None:
+        return await answers_to(service, body, conversation), {}
+    if (kept := cache.find(question)) is not None:
+        return kept, {"x-cache": "hit"}
+    return Keeping(await answers_to(service, body, conversation), cache, question), {"x-cache": "miss"}
 
 
 def _conversation(body: ChatBody) -> Conversation:
@@ -104,7 +128,7 @@ def _tool_choice(body: ChatBody) -> ToolChoice:
     return choose(tools, None, named=name if isinstance(name, str) else "", parallel=parallel)
 
 
-async def _chunks(answers: Answers, frame: dict[str, Any], n: int, *, with_usage: bool) -> AsyncIterator[str]:
+async def _chunks(answers: DeltaSource, frame: dict[str, Any], n: int, *, with_usage: bool) -> AsyncIterator[str]:
     """The events of a stream."""
     frame = {**frame, "object": "chat.completion.chunk", **({"usage": None} if with_usage else {})}
     made = choice_events(frame)
@@ -170,7 +194,7 @@ def _token(one: TokenLogprob) -> dict[str, Any]:
 
 
 def usage_json(usage: Usage) -> dict[str, Any]:
-    """Usage as OpenAI writes it; tokens of a prediction where there was one."""
+    """Usage as OpenAI writes it; tokens of a prediction where there was one, and dropped ones where contexts shift."""
     predicted = {}
     if usage.predicted is not None:
         right, wrong = usage.predicted
@@ -181,4 +205,5 @@ def usage_json(usage: Usage) -> dict[str, Any]:
         "total_tokens": usage.prompt + usage.completion,
         "prompt_tokens_details": {"cached_tokens": usage.cached},
         "completion_tokens_details": {"reasoning_tokens": usage.reasoning, **predicted},
+        **usage.dropped_json,
     }

@@ -53,7 +53,7 @@ async def complete(
         "id": f"cmpl-{secrets.token_hex(12)}",
         "object": "text_completion",
         "created": int(time.time()),
-        "model": service.name,
+        "model": service.name_of(body.model),
     }
     if body.stream:
         usage = body.stream_options is not None and body.stream_options.include_usage

@@ -52,7 +52,8 @@ async def messages(
     """Answer a conversation."""
     service: Service = request.app.state.service
     answers = await answers_to(service, body, _conversation(body))
-    frame = {"id": f"msg_{secrets.token_hex(12)}", "type": "message", "role": "assistant", "model": service.name}
+    frame = {"id": f"msg_{secrets.token_hex(12)}", "type": "message", "role": "assistant",
+             "model": service.name_of(body.model)}  # fmt: skip
     if body.stream:
         return EventStream(_events(answers, frame), answers.close, _failed, _PING)
     blocks = Blocks()
@@ -205,6 +206,7 @@ def _usage(usage: Usage) -> dict[str, int]:
         "output_tokens": usage.completion,
         "cache_read_input_tokens": usage.cached,
         "cache_creation_input_tokens": 0,
+        **usage.dropped_json,
     }
 
 

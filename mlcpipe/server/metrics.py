@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.metrics_core import Metric
+from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.registry import Collector
 
 from mlcpipe.runtime.serving.interface import EngineStats
@@ -57,6 +58,16 @@ class _EngineCollector(Collector):
         yield steps
 
 
+class _Read(Collector):
+    """What others counted."""
+
+    def __init__(self, families: Iterable[Metric]) -> None:
+        self._families = families
+
+    def collect(self) -> Iterable[Metric]:
+        return self._families
+
+
 class Metrics:
     """Counters and histograms of requests, beside those of the engine."""
 
@@ -100,6 +111,19 @@ class Metrics:
 
     def _histogram(self, name: str, text: str, buckets: tuple[float, ...]) -> Histogram:
         return Histogram(f"mlcpipe_{name}", text, buckets=buckets, registry=self._registry)
+
+
+def merged(texts: Mapping[str, bytes]) -> bytes:
+    """Metrics of several servers in one text; each sample has the name of its server as `replica`."""
+    families: dict[str, Metric] = {}
+    for name, text in texts.items():
+        for family in text_string_to_metric_families(text.decode()):
+            same = families.setdefault(family.name, Metric(family.name, family.documentation, family.type))
+            for sample in family.samples:
+                same.add_sample(sample.name, {**sample.labels, "replica": name}, sample.value)
+    registry = CollectorRegistry()
+    registry.register(_Read(families.values()))
+    return generate_latest(registry)
 
 
 class RequestTimer:

@@ -13,9 +13,9 @@ router = APIRouter()
 
 @router.get("/v1/models")
 async def models(request: Request) -> dict[str, Any]:
-    """All names of the model."""
+    """All names of the model, and of its adapters."""
     service: Service = request.app.state.service
-    names = [name for name in service.facts.names if name != "*"]
+    names = [name for name in (*service.facts.names, *service.adapters) if name != "*"]
     listed = [_model(service, name) for name in names]
     return {"object": "list", "data": listed, "has_more": False, "first_id": names[0], "last_id": names[-1]}
 
@@ -29,7 +29,8 @@ async def model(request: Request, name: str) -> dict[str, Any]:
 
 
 def _model(service: Service, name: str) -> dict[str, Any]:
-    """As OpenAI lists it, with what Anthropic's list has besides."""
+    """As OpenAI lists it, with what Anthropic's list has besides, and vLLM's `parent` of an adapter."""
+    adapter = service.adapters.get(name)
     return {
         "id": name,
         "object": "model",
@@ -37,12 +38,12 @@ def _model(service: Service, name: str) -> dict[str, Any]:
         "display_name": name,
         "created": service.created,
         "owned_by": "mlcpipe",
-        "root": service.name,
+        "root": service.name if adapter is None else str(adapter.path),
+        "parent": None if adapter is None else service.name,
         "max_model_len": service.engine.context_length,
         "meta": {
             "context_length": service.engine.context_length,
             "vocab_size": service.engine.vocab_size,
-            "tool_format": service.style.name,
-            **service.facts.about,
+            **service.meta,
         },
     }

@@ -27,6 +27,7 @@ class SaveBody(PromptFields):
     """A text or a conversation, and the name to save its prompt under."""
 
     name: str
+    model: str | None = None
     cache_salt: str | None = None
 
 
@@ -42,6 +43,9 @@ async def save(request: Request, body: Annotated[SaveBody, Depends(parsed(SaveBo
     """Compute a prompt, unless it is kept, and write its keys and values, in pages of 16 tokens, to a file."""
     service, store = _service(request)
     began, salt = time.monotonic(), body.cache_salt or ""
+    service.check_model(body.model)
+    if body.model in service.adapters:
+        raise ApiError(400, "model: prompts of adapters are not saved", param="model")
     store.path(body.name)  # what is wrong with it is said before the work
     tokens = await tokens_of(service, body)
     count = len(tokens) // PAGE * PAGE

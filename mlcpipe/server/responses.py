@@ -143,7 +143,7 @@ def _frame(body: ResponsesBody, service: Service) -> dict[str, Any]:
         "instructions": body.instructions,
         "max_output_tokens": body.max_output_tokens,
         "metadata": body.metadata or {},
-        "model": service.name,
+        "model": service.name_of(body.model),
         "output": [],
         "parallel_tool_calls": body.parallel_tool_calls is not False,
         "previous_response_id": None,

@@ -8,18 +8,23 @@ import logging
 import signal
 import socket
 import threading
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol, TypeVar
 
 import uvicorn
 
 from mlcpipe.errors import UsageError
+from mlcpipe.runtime.serving.adapters import Adapter
 from mlcpipe.runtime.serving.interface import ServingEngine
 from mlcpipe.runtime.text.tokenizer import Tokenizer
 from mlcpipe.server.app import create_app
-from mlcpipe.server.guard import Rules
+from mlcpipe.server.embedding_service import EmbeddingEngine, EmbeddingService
+from mlcpipe.server.guard import Guard, Rules
 from mlcpipe.server.page import built_page
 from mlcpipe.server.prefix_store import PrefixStore
+from mlcpipe.server.semantic_cache import SemanticCache
 from mlcpipe.server.service import Facts, Service
 
 _KEEP_ALIVE_S = 75
@@ -34,6 +39,35 @@ class Loaded:
     tokenizer: Tokenizer
     facts: Facts
     prefixes: PrefixStore | None = None
+    adapters: Mapping[str, Adapter] = field(default_factory=dict)
+    semantic_cache: SemanticCache | None = None
+
+    def service(self) -> Service:
+        """What answers, made inside the loop that serves."""
+        return Service(self.engine, self.tokenizer, self.facts, self.prefixes, self.adapters, self.semantic_cache)
+
+
+@dataclass(frozen=True)
+class LoadedEmbedder:
+    """What a server of embeddings answers with."""
+
+    engine: EmbeddingEngine
+    facts: Facts
+    max_queue: int
+
+    def service(self) -> EmbeddingService:
+        """What answers."""
+        return EmbeddingService(self.engine, self.facts, self.max_queue)
+
+
+class Servable(Protocol):
+    """What a server can be made of."""
+
+    def service(self) -> Any:
+        """What answers, made inside the loop that serves: its `engine` is closed first, then all of it."""
+
+
+AnyLoaded = TypeVar("AnyLoaded", bound=Servable)
 
 
 def bound_socket(host: str, port: int) -> socket.socket:
@@ -58,13 +92,19 @@ def bound_socket(host: str, port: int) -> socket.socket:
 
 
 def serve(
-    bound: socket.socket, load: Callable[[], Loaded], rules: Rules, ready: Callable[[Loaded], None], drain_s: float
+    bound: socket.socket,
+    load: Callable[[], AnyLoaded],
+    rules: Rules,
+    ready: Callable[[AnyLoaded], None],
+    drain_s: float,
+    create: Callable[[Rules, Path | None], tuple[Any, Guard]] = create_app,
 ) -> None:
     """Serve until SIGTERM or Ctrl-C, then finish what runs for `drain_s` seconds.
 
     `load` runs in a thread while the server answers that it loads; `ready` is called after it. Raises what they raise.
+    `create` makes the application, whose `state.service` will be what was loaded, and the guard around it.
     """
-    app, guard = create_app(rules, built_page())
+    app, guard = create(rules, built_page())
     config = uvicorn.Config(
         guard,
         lifespan="off",
@@ -89,9 +129,9 @@ def serve(
     async def run() -> None:
         loop = asyncio.get_running_loop()
 
-        def install(loaded: Loaded) -> None:
+        def install(loaded: AnyLoaded) -> None:
             try:
-                app.state.service = Service(loaded.engine, loaded.tokenizer, loaded.facts, loaded.prefixes)
+                app.state.service = loaded.service()
                 ready(loaded)
             except BaseException as error:
                 fail(error)

@@ -6,13 +6,14 @@ import asyncio
 import hashlib
 import json
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from mlcpipe.errors import MlcpipeError
 from mlcpipe.runtime.sampling_params import MAX_SEED, SamplingParams
+from mlcpipe.runtime.serving.adapters import Adapter
 from mlcpipe.runtime.serving.grammar import GrammarCompiler, GrammarSource, Thinking
 from mlcpipe.runtime.serving.interface import Request, ServingEngine
 from mlcpipe.runtime.text.tokenizer import Tokenizer
@@ -24,9 +25,13 @@ from mlcpipe.server.prefix_store import PrefixStore
 from mlcpipe.server.tool_formats import format_of
 from mlcpipe.server.tool_formats.style import ANY_OBJECT, Tool, call_schemas
 
+if TYPE_CHECKING:
+    from mlcpipe.server.semantic_cache import SemanticCache
+
 _T = TypeVar("_T")
 _TIERS = {"flex": 1, "auto": 0, "default": 0, "priority": -1}
 _MAX_PRIORITY = 1000
+_MAX_NAME = 200  # characters of an adapter's
 _MOST_REFUSED = 4096  # schemas
 _WORKERS = 2  # threads that render, tokenize and compile grammars
 # To encode a text takes some 200 bytes a character: one that no context holds is refused before.
@@ -42,18 +47,35 @@ class Facts:
     about: Mapping[str, Any] = field(default_factory=dict)
     defaults: Mapping[str, Any] = field(default_factory=dict)  # sampling, of generation_config.json
 
+    def check(self, name: str | None, more: Iterable[str] = ()) -> None:
+        """Raises ApiError for a model that has none of the names, nor one of `more`."""
+        known = (*self.names, *more)
+        if name is not None and name not in known and "*" not in known:
+            names = ", ".join(known)
+            message = f"the model {name[:100]!r} is not served here; expected {names}"
+            raise ApiError(404, message, code="model_not_found", param="model")
+
 
 class Service:
     """A model that answers. Made inside the loop that serves; it limits the texts that the tokenizer takes."""
 
     def __init__(
-        self, engine: ServingEngine, tokenizer: Tokenizer, facts: Facts, prefixes: PrefixStore | None = None
+        self,
+        engine: ServingEngine,
+        tokenizer: Tokenizer,
+        facts: Facts,
+        prefixes: PrefixStore | None = None,
+        adapters: Mapping[str, Adapter] | None = None,
+        semantic_cache: SemanticCache | None = None,
     ) -> None:
         self.engine = engine
+        self.adapters = dict(adapters or {})  # by the model's name that chooses it
+        self.loading: set[str] = set()  # names of adapters on their way
         self.tokenizer = tokenizer
         tokenizer.most_chars = min(tokenizer.most_chars, _CHARS_A_TOKEN * engine.context_length + _MORE_CHARS)
         self.facts = facts
         self.prefixes = prefixes
+        self.semantic_cache = semantic_cache
         self.created = int(time.time())
         self.metrics = Metrics(engine.stats)
         self.style = format_of(tokenizer.chat_templates.get("default"))
@@ -72,6 +94,11 @@ class Service:
         self._refused: set[bytes] = set()  # digests of tools' schemas that cannot be honoured
 
     @property
+    def meta(self) -> dict[str, Any]:
+        """What `/v1/models` says besides."""
+        return {"tool_format": self.style.name, **self.facts.about}
+
+    @property
     def name(self) -> str:
         """The model's own name."""
         return self.facts.names[0]
@@ -79,6 +106,8 @@ class Service:
     def close(self) -> None:
         """End the engine and the threads."""
         self.engine.close()
+        if self.semantic_cache is not None:
+            self.semantic_cache.close()
         self._pool.shutdown(wait=False, cancel_futures=True)
 
     async def apart(self, work: Callable[[], _T]) -> _T:
@@ -90,10 +119,18 @@ class Service:
 
     def check_model(self, name: str | None) -> None:
         """Raises ApiError for a model that is not served here."""
-        if name is not None and name not in self.facts.names and "*" not in self.facts.names:
-            names = ", ".join(self.facts.names)
-            message = f"the model {name[:100]!r} is not served here; expected {names}"
-            raise ApiError(404, message, code="model_not_found", param="model")
+        self.facts.check(name, self.adapters)
+
+    def check_free(self, name: str) -> None:
+        """Raises ApiError for a name that an adapter cannot have."""
+        if not 0 < len(name) <= _MAX_NAME or not name.isprintable() or name == "*":
+            raise ApiError(400, f"lora_name: expected 1 to {_MAX_NAME} printable characters", param="lora_name")
+        if name in self.facts.names or name in self.adapters or name in self.loading:
+            raise ApiError(400, f"lora_name: there is a model {name!r} already", param="lora_name")
+
+    def name_of(self, model: str | None) -> str:
+        """The name of who answers a request for a model: an adapter's, or the model's own."""
+        return model if model is not None and model in self.adapters else self.name
 
     def sampling(self, body: SamplingFields) -> SamplingParams:
         """How tokens are drawn. Raises ApiError, which names the field."""
@@ -116,8 +153,8 @@ class Service:
 
     def request(self, body: SamplingFields, tokens: list[int], max_tokens: int | None) -> Request:
         """The engine's request for one prompt. Raises ApiError where the context has no room."""
-        length = self.engine.context_length
-        if len(tokens) >= length:
+        length, shifts = self.engine.context_length, self.engine.context_shift
+        if len(tokens) >= length and not shifts:
             message = (
                 f"This model's maximum context length is {length} tokens, and the prompt has {len(tokens)}; shorten it"
             )
@@ -126,13 +163,14 @@ class Service:
             raise ApiError(400, f"priority: expected from -{_MAX_PRIORITY} to {_MAX_PRIORITY}", param="priority")
         return Request(
             tokens,
-            min(max_tokens or length, length - len(tokens)),
+            max_tokens or length if shifts else min(max_tokens or length, length - len(tokens)),
             self.sampling(body),
             frozenset() if body.ignore_eos else self.tokenizer.eos_token_ids,
             priority=body.priority if body.priority is not None else _TIERS.get(body.service_tier or "auto", 0),
             deadline_s=None if body.timeout is None else time.monotonic() + body.timeout,
             namespace=body.cache_salt or "",
             deterministic=bool(body.deterministic),
+            adapter=None if body.model is None else self.adapters.get(body.model),
         )
 
     def source(self, body: SamplingFields, form: ResponseFormat | None, thinking: Thinking) -> GrammarSource | None:

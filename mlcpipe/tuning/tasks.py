@@ -14,18 +14,18 @@ from tvm import relax, tirx
 from mlcpipe.bundle import MANIFEST, read_manifest
 from mlcpipe.checkpoint import Checkpoint, open_checkpoint
 from mlcpipe.checkpoint.checkpoint import MAX_CONFIG_BYTES
-from mlcpipe.compiler.export import context_length, export, kept_formats, prefill_chunk, prepare_model
+from mlcpipe.compiler.export import context_length, export, kept_formats, output_of, prefill_chunk, prepare_model
 from mlcpipe.defaults import DEFAULT_QUANTIZATION, KEEP
 from mlcpipe.devices.support.threads import use_threads
 from mlcpipe.errors import CheckpointError, UsageError
 from mlcpipe.json_files import read_json_object
 from mlcpipe.passes import pipeline
 from mlcpipe.passes.lowering import Lowering
-from mlcpipe.quantization.scheme import load_scheme
+from mlcpipe.quantization.plan import MIXED, load_plan
 from mlcpipe.targets import Target, Variant
 from mlcpipe.tuned.kernels import kernel_hash, kernel_name, spaces_of
 from mlcpipe.tuned.records import Record
-from mlcpipe.weights.keep import keep
+from mlcpipe.weights.keep import keep, planned
 from tir_schedules.op import Op, op_of
 from tir_schedules.paged import ATTENTION
 from tir_schedules.space import Space
@@ -104,16 +104,24 @@ def model_of(path: Path, quantization: str | None) -> Model:
 
 
 def lower(model: Model, target: Target) -> Lowering:
-    """The model's kernels before any schedule, as in `compile`. Raises UsageError for a bundle with kept weights."""
+    """The model's kernels before any schedule, as in `compile`. Raises UsageError for bundles that do not say all."""
     if model.quantization == KEEP and model.checkpoint is None:
         raise UsageError("kernels of kept weights are tuned from their GGUF file", next_step="give the file")
+    if model.quantization.startswith(MIXED):
+        raise UsageError(
+            "kernels of a plan are tuned from its checkpoint", next_step="give that, and the plan as --quantization"
+        )
     use_threads()
-    scheme = load_scheme(model.quantization)
-    module = prepare_model(model.config, target, scheme, model.kv_cache_dtype)
+    plan = load_plan(model.quantization)
+    module = prepare_model(model.config, target, plan.scheme, model.kv_cache_dtype)
     context = context_length(module, target, model.context)
-    state = export(module, target, scheme, prefill_chunk(module.facts, target, context))
-    if model.quantization == KEEP and model.checkpoint is not None:
-        state = replace(state, weights=keep(state.weights, model.checkpoint, target, kept_formats(target)))
+    state = export(module, target, plan.scheme, prefill_chunk(module.facts, target, context))
+    formats = kept_formats(target)
+    if model.checkpoint is not None and model.quantization == KEEP:
+        weights = keep(state.weights, model.checkpoint, target, formats)
+    else:
+        weights = planned(state.weights, plan, target, formats, output_of(module))
+    state = replace(state, weights=weights)
     return pipeline.run(state, *pipeline.SHARED)
 
 

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
+
+from numpy.typing import NDArray
 
 from mlcpipe.bundle import FileInfo, ParamInfo, ParamsWriter
 from mlcpipe.checkpoint import Checkpoint
@@ -19,22 +22,35 @@ _COPIES = 2
 _SHARD_BYTES = 512 << 20
 
 
+def quantized(
+    weights: Sequence[Weight], checkpoint: Checkpoint, method: str
+) -> Iterator[tuple[str, NDArray[Any], int]]:
+    """What `load` yields for each weight."""
+    for weight in weights:
+        yield from load(weight, checkpoint, method)
+
+
 def convert_weights(
-    weights: Sequence[Weight], checkpoint: Checkpoint, directory: Path, target: Target, progress: Progress
+    weights: Sequence[Weight],
+    arrays: Iterable[tuple[str, NDArray[Any], int]],
+    checkpoint: Checkpoint,
+    directory: Path,
+    target: Target,
+    progress: Progress,
 ) -> dict[str, FileInfo]:
     """Write `params_shard_*.bin` (size limited by `target`) and `tensor-cache.json`; return each file's size and hash.
 
-    Private memory use is a few copies of one logical weight (for joined projections, of the joined matrix).
+    `arrays` are all that `load` yields for the weights, in any order. Private memory use, besides theirs, is a few
+    copies of one logical weight (for joined projections, of the joined matrix).
     Raises CheckpointError for a wrong shape or values that the stored dtype cannot hold,
     ResourceError when the disk is full.
     """
     total = sum(checkpoint.tensors[s].nbytes for w in weights for group in w.sources for s in group)
     progress.bytes_total(total)
     with ParamsWriter(directory, max_shard_bytes=target.limits.get("max_shard_bytes", _SHARD_BYTES)) as writer:
-        for weight in weights:
-            for name, array, read_bytes in load(weight, checkpoint):
-                writer.add(name, array)
-                progress.advance(read_bytes)
+        for name, array, read_bytes in arrays:
+            writer.add(name, array)
+            progress.advance(read_bytes)
         count = sum(_elements(weight) for weight in weights)
         return writer.finish(model_params=count)
 

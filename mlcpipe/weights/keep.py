@@ -1,4 +1,4 @@
-"""`--quantization keep`: each matrix is stored in the form that the checkpoint has it in."""
+"""Schemes of single matrices: as the checkpoint has them for `--quantization keep`, or as a plan says."""
 
 from __future__ import annotations
 
@@ -7,8 +7,10 @@ from dataclasses import replace
 
 from mlcpipe.checkpoint import Checkpoint
 from mlcpipe.defaults import DEFAULT_QUANTIZATION
-from mlcpipe.errors import TargetError
-from mlcpipe.quantization.kept import SCHEMES
+from mlcpipe.errors import CheckpointError, ConfigError, TargetError
+from mlcpipe.json_files import shown
+from mlcpipe.quantization.kept import family_of, kept_scheme
+from mlcpipe.quantization.plan import QuantizationPlan, block_columns, fits
 from mlcpipe.quantization.scheme import Scheme, plain_scheme
 from mlcpipe.targets import Target
 from mlcpipe.weights.table import Weight
@@ -17,14 +19,29 @@ from mlcpipe.weights.table import Weight
 def keep(
     weights: Sequence[Weight], checkpoint: Checkpoint, target: Target, formats: Collection[str]
 ) -> tuple[Weight, ...]:
-    """The weights with the schemes that lose nothing: blocks as they are, float16, else float32.
+    """The weights with the schemes that lose nothing: codes as they are, float16, else float32.
 
     `formats` are the block formats that the target's kernels read. Raises TargetError for a matrix in another one.
     """
     return tuple(
-        weight if weight.kind == "vector" else replace(weight, scheme=_scheme(weight, checkpoint, target, formats))
+        weight
+        if weight.kind == "vector"
+        else replace(weight, scheme=_scheme(weight, checkpoint, target, formats), columns=_columns(weight, checkpoint))
         for weight in weights
     )
+
+
+def _columns(weight: Weight, checkpoint: Checkpoint) -> bytes:
+    """The order of the columns of all sources of a weight; nothing if it is their own."""
+    found = [checkpoint.columns(source) for group in weight.sources for source in group]
+    orders = {b"" if order is None else order.tobytes() for order in found}
+    order = orders.pop()
+    if orders or (order and (weight.experts is not None or weight.kind == "plain")):
+        raise CheckpointError(
+            f"the columns of {weight.name} are sorted in several ways", where=checkpoint.path,
+            expected="one order of a matrix", next_step="take a checkpoint without desc_act",
+        )  # fmt: skip
+    return order
 
 
 def _scheme(weight: Weight, checkpoint: Checkpoint, target: Target, formats: Collection[str]) -> Scheme:
@@ -37,10 +54,55 @@ def _scheme(weight: Weight, checkpoint: Checkpoint, target: Target, formats: Col
     (name,) = stored
     if weight.kind == "plain":  # routers: small, and their kernels read numbers
         return plain_scheme("float32")
-    if name not in formats:
+    if family_of(name) not in formats:
         raise TargetError(
             f"no kernel of {target.name} reads {name}",
             where=f"tensor {weight.sources[0][0]}", expected=" ".join(["F32 F16 BF16", *sorted(formats)]),
             next_step=f"add --quantization {DEFAULT_QUANTIZATION} or q8f16_1, which round the weights a second time",
         )  # fmt: skip
-    return SCHEMES[name]
+    return kept_scheme(name)
+
+
+def planned(
+    weights: Sequence[Weight], plan: QuantizationPlan, target: Target, formats: Collection[str], output: str | None
+) -> tuple[Weight, ...]:
+    """The weights, each matrix with the scheme that the plan gives it if that is not the plan's own.
+
+    `formats` are the block formats that the target's kernels read; `output` names the one of the logits.
+    Raises TargetError for another format, ConfigError for a rule that names no matrix or one whose rows do not fit.
+    """
+    made = tuple(
+        _planned(weight, plan, target, formats, output=weight.name == output) if weight.kind == "scheme" else weight
+        for weight in weights
+    )
+    matrices = [weight.name for weight in weights if weight.kind == "scheme"]
+    used = {plan.rule_of(name) for name in matrices}
+    idle = next((rule for rule in plan.rules if rule not in used), None)
+    if idle is not None:
+        raise ConfigError(
+            f"the pattern {shown(idle.pattern)} names no matrix, or none that earlier ones leave", where=plan.source,
+            expected=f"patterns of names such as {matrices[-1]}",
+            next_step="`mlcpipe inspect CHECKPOINT` lists them",
+        )  # fmt: skip
+    return made
+
+
+def _planned(
+    weight: Weight, plan: QuantizationPlan, target: Target, formats: Collection[str], *, output: bool
+) -> Weight:
+    k = weight.shape[-1]
+    scheme = plan.scheme_of(weight.name, k, output=output)
+    if scheme.name == plan.scheme.name:
+        return weight
+    if not fits(scheme, k):
+        raise ConfigError(
+            f"{weight.name} does not fit {scheme.name}", where=plan.source,
+            expected=f"rows of a multiple of {block_columns(scheme)} columns", found=k,
+            next_step="give it another scheme",
+        )  # fmt: skip
+    if scheme.kept and scheme.name not in formats:
+        raise TargetError(
+            f"no kernel of {target.name} reads {scheme.name}, in which {plan.scheme.name} has {weight.name}",
+            next_step=f"add --quantization {DEFAULT_QUANTIZATION}",
+        )
+    return replace(weight, scheme=scheme)

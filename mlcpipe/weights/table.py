@@ -9,18 +9,19 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 from tvm.relax.frontend import nn
 
-from mlcpipe.checkpoint import Checkpoint
-from mlcpipe.checkpoint.parts import joined
+from mlcpipe.checkpoint import Checkpoint, TensorInfo
+from mlcpipe.checkpoint.parts import Parts, joined
 from mlcpipe.errors import CheckpointError
+from mlcpipe.quantization.inputs import Inputs
 from mlcpipe.quantization.kept import pack_parts
 from mlcpipe.quantization.layout import Layout
-from mlcpipe.quantization.packing import pack
+from mlcpipe.quantization.packing import pack, unpack
 from mlcpipe.quantization.scheme import Scheme, plain_scheme
 
 Array = NDArray[Any]
@@ -37,7 +38,9 @@ class Weight:
     such tuple per expert. `kind`: "scheme" (packed), "plain" (packed without quantization) or
     "vector". `add` is added after joining. The packing pass sets `scheme` and `layout`.
     `reads` is the fraction that one token reads: 1, the chosen experts' share, or one row. `rows` is the half-open
-    row range that it takes of the joined sources (of each expert); None is all.
+    row range that it takes of the joined sources (of each expert); None is all. `part_rows` are the rows of each
+    source of a joined matrix. `columns`, int32[K] as bytes, is the order in which the columns are stored if it is not
+    their own: an array of the weight, too.
     """
 
     name: str
@@ -50,6 +53,8 @@ class Weight:
     layout: Layout | None = None
     reads: Fraction = Fraction(1)
     rows: tuple[int, int] | None = None
+    part_rows: tuple[int, ...] = ()
+    columns: bytes = b""
 
     @property
     def experts(self) -> int | None:
@@ -61,8 +66,11 @@ class Weight:
         if self.scheme is None or self.layout is None:
             return {self.name: (self.shape, self.dtype)}
         n, k = self.shape[-2:]
+        shapes = self.layout.shapes(self.scheme, n, k, self.experts)
+        if self.columns:
+            shapes["q_columns"] = ((k,), "int32")
         stem = self.name.removesuffix("weight")
-        return {stem + part: value for part, value in self.layout.shapes(self.scheme, n, k, self.experts).items()}
+        return {stem + part: value for part, value in shapes.items()}
 
     @property
     def nbytes(self) -> int:
@@ -94,9 +102,9 @@ def _weight(name: str, param: nn.Parameter) -> Weight:
 def join(weights: Sequence[Weight], name: str) -> Weight:
     """One matrix with the rows of `weights`, in order."""
     first = weights[0]
-    rows = sum(w.shape[0] for w in weights)
+    rows = tuple(w.shape[0] for w in weights)
     sources = (tuple(source for w in weights for source in w.sources[0]),)
-    return replace(first, name=name, shape=(rows, *first.shape[1:]), sources=sources)
+    return replace(first, name=name, shape=(sum(rows), *first.shape[1:]), sources=sources, part_rows=rows)
 
 
 def stored(weight: Weight, scheme: Scheme, layout: Layout) -> Weight:
@@ -109,8 +117,27 @@ def stored(weight: Weight, scheme: Scheme, layout: Layout) -> Weight:
     return replace(weight, scheme=plain_scheme(scheme.model_dtype) if plain else scheme, layout=layout)
 
 
-def check_sources(weights: Sequence[Weight], checkpoint: Checkpoint, *, tied: bool) -> None:
+def as_named(
+    weights: Sequence[Weight], checkpoint: Checkpoint, prefixes: Sequence[str], unused: Sequence[str]
+) -> tuple[tuple[Weight, ...], tuple[str, ...]]:
+    """The weights with the checkpoint's prefix in the place of `model.`, and how names of `unused` tensors begin.
+
+    The prefix is the first of `prefixes` with which the checkpoint has the first weight.
+    """
+    first = weights[0].sources[0][0].removeprefix("model.")
+    prefix = next((one for one in prefixes if one + first in checkpoint.tensors), prefixes[0])
+
+    def named(source: str) -> str:
+        return prefix + source.removeprefix("model.") if source.startswith("model.") else source
+
+    renamed = tuple(replace(w, sources=tuple(tuple(map(named, group)) for group in w.sources)) for w in weights)
+    return renamed, (*unused, *(prefix + name for name in unused))
+
+
+def check_sources(weights: Sequence[Weight], checkpoint: Checkpoint, *, tied: bool, unused: Sequence[str] = ()) -> None:
     """Check that every checkpoint tensor is used exactly once, and every source has the right shape.
+
+    Tensors whose names begin like `unused` may be there.
 
     Raises CheckpointError naming the first tensor that is missing, misshapen, unused or used twice.
     """
@@ -129,13 +156,14 @@ def check_sources(weights: Sequence[Weight], checkpoint: Checkpoint, *, tied: bo
             used[source] = weight.name
         for group in weight.sources:
             _check_shape(weight, group, checkpoint)
-    unused = [name for name in checkpoint.tensors if name not in used and not name.endswith(_IGNORED_SUFFIXES)]
+    left = [name for name in checkpoint.tensors if name not in used and not name.endswith(_IGNORED_SUFFIXES)]
+    left = [name for name in left if not name.startswith(tuple(unused))]
     if tied:
-        unused = [name for name in unused if name != "lm_head.weight"]
-    if unused:
-        more = f" and {len(unused) - 1} more" if len(unused) > 1 else ""
+        left = [name for name in left if name != "lm_head.weight"]
+    if left:
+        more = f" and {len(left) - 1} more" if len(left) > 1 else ""
         raise CheckpointError(
-            f"tensor {unused[0]}{more} would not be used",
+            f"tensor {left[0]}{more} would not be used",
             where=checkpoint.path,
             expected="every tensor used exactly once",
             next_step="config.json and weights do not match, or mlcpipe lacks a part of the architecture",
@@ -156,35 +184,67 @@ def _check_shape(weight: Weight, group: tuple[str, ...], checkpoint: Checkpoint)
         )
 
 
-def load(weight: Weight, checkpoint: Checkpoint) -> Iterator[tuple[str, Array, int]]:
-    """Yield (name, array, checkpoint bytes read) for each stored array of one weight.
+class Tensors(Protocol):
+    """A checkpoint, or one with some tensors changed."""
 
+    @property
+    def tensors(self) -> Mapping[str, TensorInfo]: ...
+
+    def read(self, name: str) -> NDArray[np.float32]: ...
+
+    def read_parts(self, name: str) -> Parts: ...
+
+
+def load(
+    weight: Weight, checkpoint: Tensors, method: str, inputs: Mapping[str, Inputs] | None = None
+) -> Iterator[tuple[str, Array, int]]:
+    """Yield (name, array, checkpoint bytes read) for each stored array of one weight, quantized by `method`.
+
+    `inputs` are those of matrices, by the name of the tensor.
     Raises CheckpointError for a value that the stored dtype cannot hold. Run `check_sources` first.
     """
     nbytes = sum(checkpoint.tensors[s].nbytes for group in weight.sources for s in group)
+    known = inputs or {}
     if weight.experts is None:
-        packed = _read(weight, weight.sources[0], checkpoint)
+        packed = _read(weight, weight.sources[0], checkpoint, method, known)
     else:
         packed = {}
         for i, group in enumerate(weight.sources):
-            for name, array in _read(weight, group, checkpoint).items():
+            for name, array in _read(weight, group, checkpoint, method, known).items():
                 packed.setdefault(name, np.empty((len(weight.sources), *array.shape), array.dtype))[i] = array
     for name, array in packed.items():
         yield name, array, nbytes
         nbytes = 0
 
 
-def _read(weight: Weight, group: tuple[str, ...], checkpoint: Checkpoint) -> dict[str, Array]:
+def read_matrices(weight: Weight, checkpoint: Checkpoint) -> Iterator[Array]:
+    """Yield the numbers float32 of a matrix or vector, or the matrix of one expert after the other."""
+    for group in weight.sources:
+        yield _joined(group, checkpoint, weight)
+
+
+def _read(
+    weight: Weight, group: tuple[str, ...], checkpoint: Tensors, method: str, inputs: Mapping[str, Inputs]
+) -> dict[str, Array]:
     """The stored arrays of a matrix, vector or expert."""
-    if weight.scheme is None or not weight.scheme.kept:
-        return _stored(weight, _joined(group, checkpoint, weight))
+    stored = {checkpoint.tensors[name].dtype for name in group}
+    if weight.scheme is None or stored != {weight.scheme.name}:
+        return _stored(weight, _joined(group, checkpoint, weight), method, inputs.get(group[0]))
     parts = joined([checkpoint.read_parts(name) for name in group])
     if weight.rows is not None:
         parts = parts.map(lambda part: part[slice(*weight.rows or ())])
     return _laid_out(weight, weight.scheme, pack_parts(weight.scheme, parts.codes, parts.scales, parts.subs))
 
 
-def _joined(group: tuple[str, ...], checkpoint: Checkpoint, weight: Weight) -> Array:
+def restored(weight: Weight, arrays: Mapping[str, Array]) -> Array:
+    """A matrix, float32 of its shape, from its stored arrays as `load` yields them."""
+    assert weight.scheme is not None and weight.layout is not None
+    stem, (n, k) = weight.name.removesuffix("weight"), weight.shape[-2:]
+    packed = {name.removeprefix(stem): array for name, array in arrays.items()}
+    return unpack(weight.scheme, weight.layout.unrepack(weight.scheme, packed, n, k), k)
+
+
+def _joined(group: tuple[str, ...], checkpoint: Tensors, weight: Weight) -> Array:
     full = checkpoint.read(group[0])
     if len(group) > 1:
         parts = [full, *(checkpoint.read(name) for name in group[1:])]
@@ -194,7 +254,7 @@ def _joined(group: tuple[str, ...], checkpoint: Checkpoint, weight: Weight) -> A
     return full + np.float32(weight.add) if weight.add else full
 
 
-def _stored(weight: Weight, full: Array) -> dict[str, Array]:
+def _stored(weight: Weight, full: Array, method: str, inputs: Inputs | None) -> dict[str, Array]:
     """Array as read -> arrays as stored: packed and laid out, or cast."""
     if weight.scheme is None or weight.layout is None:
         with np.errstate(over="ignore"):
@@ -204,7 +264,8 @@ def _stored(weight: Weight, full: Array) -> dict[str, Array]:
                 f"weight {weight.name} does not fit {weight.dtype}", found=f"{float(np.abs(full).max()):g}"
             )
         return {weight.name: cast}
-    return _laid_out(weight, weight.scheme, pack(weight.scheme, full, name=weight.name))
+    packed = pack(weight.scheme, full, name=weight.name, method=method, inputs=inputs)
+    return _laid_out(weight, weight.scheme, packed)
 
 
 def _laid_out(weight: Weight, scheme: Scheme, packed: Mapping[str, Array]) -> dict[str, Array]:
@@ -212,4 +273,7 @@ def _laid_out(weight: Weight, scheme: Scheme, packed: Mapping[str, Array]) -> di
     assert weight.layout is not None
     n, k = weight.shape[-2:]
     stem = weight.name.removesuffix("weight")
-    return {stem + part: array for part, array in weight.layout.repack(scheme, packed, n, k).items()}
+    arrays = weight.layout.repack(scheme, packed, n, k)
+    if weight.columns:
+        arrays["q_columns"] = np.frombuffer(weight.columns, np.int32)
+    return {stem + part: array for part, array in arrays.items()}

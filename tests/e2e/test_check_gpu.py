@@ -9,16 +9,23 @@ from pathlib import Path
 
 import pytest
 
-from bench.check_gpu.parts import gpus
+from bench.check_gpu.parts import PARTS, gpus
 
 ROOT = Path(__file__).parents[2]
 
 
-def test_every_part_runs_on_the_software_device(tmp_path: Path) -> None:
+SOME = ("device", "copy", "parity-llama", "validation", "speed", "batches")
+
+
+@pytest.mark.parametrize(
+    "chosen", [SOME, pytest.param(tuple(PARTS), marks=pytest.mark.everything)], ids=["some", "all"]
+)
+def test_every_part_runs_on_the_software_device(chosen: tuple[str, ...], tmp_path: Path) -> None:
     if not any(spec.startswith("vulkan") for spec in gpus()):
         pytest.skip("needs a Vulkan driver, Debian's mesa-vulkan-drivers")
     output = tmp_path / "result.json"
     command = [sys.executable, "-m", "bench.check_gpu", "--device", "vulkan:0", "--output", str(output)]
+    command += ["--parts", ",".join(chosen)]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=1500)
     parts = {part["part"]: part for part in json.loads(output.read_text())["parts"]}
     assert done.returncode == 0, done.stdout + done.stderr

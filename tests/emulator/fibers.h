@@ -158,6 +158,7 @@ void launch(Function& function, void** arguments) {
 
 }  // namespace
 
+#pragma GCC visibility push(default)
 extern "C" {
 
 void emulated_barrier(int line) { leave(kAtBarrier, line); }
@@ -171,3 +172,4 @@ const uint64_t* emulated_exchange(uint64_t value, int line) {
 }
 int emulated_lane() { return int(current % 32); }
 }
+#pragma GCC visibility pop

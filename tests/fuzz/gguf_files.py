@@ -10,10 +10,8 @@ from pathlib import Path
 from mlcpipe.checkpoint import open_checkpoint
 from mlcpipe.checkpoint.gguf.header import read_header
 from mlcpipe.checkpoint.gguf.vocabulary import tokenizer_files
-from mlcpipe.errors import MlcpipeError
+from tests.fuzz.findings import finding
 
-MAX_SECONDS = 10.0  # of one case: what loops without end, on a slow machine
-MAX_LINE = 4000
 _WORDS = (0, 1, 2, 3, 7, 8, 9, 13, 31, 255, 2**16, 2**31 - 1, 2**31, 2**32 - 1, 2**40, 2**62, 2**63, 2**64 - 1)
 
 
@@ -61,28 +59,13 @@ def open_all(path: Path) -> None:
         checkpoint.read(name)
 
 
-def finding(path: Path) -> str:
-    """What is wrong with how a file was read or refused; empty if nothing is."""
-    began = time.process_time()
-    try:
-        open_all(path)
-    except MlcpipeError as error:
-        line = str(error)
-        if "\n" in line or len(line) > MAX_LINE or not line.isprintable():
-            return f"not a line: {line[:200]!r}"
-    except Exception as error:
-        return f"{type(error).__name__}: {error}"
-    seconds = time.process_time() - began
-    return f"took {seconds:.0f} s" if seconds > MAX_SECONDS else ""
-
-
 def fuzz(source: Path, folder: Path, seeds: range, seconds: float) -> list[str]:
     """The findings of `seeds`, until `seconds` have passed, each with its seed; the file stays in `folder`."""
     content, places = source.read_bytes(), places_of(source)
     path, findings, ends = folder / "case.gguf", [], time.monotonic() + seconds
     for seed in seeds:
         path.write_bytes(damaged(random.Random(seed), content, places))
-        if found := finding(path):
+        if found := finding(lambda: open_all(path)):
             findings.append(f"seed {seed}: {found}")
         if time.monotonic() > ends or len(findings) > 9:
             break

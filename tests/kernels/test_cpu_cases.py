@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from tests.kernels.cases.cpu import CASES, library
-from tests.kernels.cases.cpu.int8 import MORE
+from tests.kernels.cases.cpu.int8 import HERE, MORE
 from tests.kernels.harness import Case, assert_outputs, compile_kernels
 
 # In `make test`: one case for each kernel of these libraries; test_int8.py has integer dot products. All definitions go the way of those of `q4f16_1`.
@@ -20,10 +20,13 @@ FAST_LIBRARIES = (
     "pages_h8_kv4_d64_float16_c0",
     "pages_h4_kv4_d80_q8_c5",
     "timed-sampling",
+    "adapters",
 )
 FAST = {case.kernel.symbol: case for case in reversed(CASES) if case.library in FAST_LIBRARIES}
+# One instruction of AVX-VNNI's kernels differs from AVX2's, and test_qemu.py runs some.
+OTHERS = (MORE, "int8-avx_vnni") if HERE[:1] != ["avx_vnni"] else MORE
 PARAMETERS = [
-    pytest.param(case, id=case.name, marks=pytest.mark.everything if case.library.endswith(MORE) else ())
+    pytest.param(case, id=case.name, marks=pytest.mark.everything if case.library.endswith(OTHERS) else ())
     for case in CASES
 ]
 DEFINED = [case for case in CASES if case.kernel.definition() is not None and not case.timed]

@@ -1,7 +1,8 @@
-"""The polynomial exp, in scalars and vectors, over all of float32."""
+"""The polynomials exp and erf, in scalars and vectors, over all of float32."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from functools import cache
 from typing import Any
@@ -14,7 +15,7 @@ from tests.kernels.harness import Array, compile_together, tensors, unwritten
 
 LOW, HIGH = -87.0, 88.0
 COUNT = 1 << 18
-FUNCTIONS = {"exp": tirx.exp, "sigmoid": tirx.sigmoid, "tanh": tirx.tanh}
+FUNCTIONS = {"exp": tirx.exp, "erf": tirx.erf, "sigmoid": tirx.sigmoid, "tanh": tirx.tanh}
 
 
 def make(name: str, count: int, dtype: str, lanes: int) -> tirx.PrimFunc:
@@ -34,7 +35,7 @@ def make(name: str, count: int, dtype: str, lanes: int) -> tirx.PrimFunc:
 def functions() -> Mapping[str, Any]:
     kinds = [("exp", "float32", lanes) for lanes in (1, 2, 4, 8, 16)]
     kinds += [("exp", "float16", 1), ("exp", "float16", 16), ("exp", "float64", 1)]
-    kinds += [(name, "float32", lanes) for name in ("sigmoid", "tanh") for lanes in (1, 16)]
+    kinds += [(name, "float32", lanes) for name in ("erf", "sigmoid", "tanh") for lanes in (1, 16)]
     return compile_together({f"{n}_{d}_{lanes}": make(n, COUNT, d, lanes) for n, d, lanes in kinds})
 
 
@@ -66,7 +67,7 @@ def test_exp_over_the_whole_range(lanes: int) -> None:
     assert (error <= bound).all(), x[(error / bound).argmax()]
 
 
-@pytest.mark.parametrize("kind", ["exp_float32", "exp_float16", "sigmoid_float32", "tanh_float32"])
+@pytest.mark.parametrize("kind", ["exp_float32", "exp_float16", "erf_float32", "sigmoid_float32", "tanh_float32"])
 @pytest.mark.parametrize("lanes", [1, 16])
 def test_what_is_no_number_stays_none(kind: str, lanes: int) -> None:
     """NaN of both signs, quiet and signalling; its neighbours in the vector are what they were."""
@@ -118,3 +119,10 @@ def test_sigmoid_and_tanh(lanes: int) -> None:
         sigmoid = 1 / (1 + np.exp(-wide))
     assert np.abs(run(f"sigmoid_float32_{lanes}", x) - sigmoid).max() <= 4e-7
     assert np.abs(run(f"tanh_float32_{lanes}", x) - np.tanh(wide)).max() <= 4e-7
+
+
+@pytest.mark.parametrize("lanes", [1, 16])
+def test_erf_over_the_whole_range_and_near_zero(lanes: int) -> None:
+    for x in (whole_range(), np.linspace(-4, 4, 20_001).astype(np.float32)):
+        expected = np.array([math.erf(value) for value in x.tolist()])
+        assert np.abs(run(f"erf_float32_{lanes}", x) - expected).max() <= 6e-7

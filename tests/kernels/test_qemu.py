@@ -7,7 +7,7 @@ which `amx_emulator.c` adds to a host with the rest of what the kernels need, or
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from functools import cache
 from itertools import pairwise, product
 from pathlib import Path
@@ -19,8 +19,9 @@ from tvm.script import tirx as T
 
 from mlcpipe.targets import load_target
 from tests.kernels.cases import cpu as all_cases
+from tests.kernels.cases.cpu.adapters import adapted_cases
 from tests.kernels.cases.cpu.alone import Product, assert_rows_are_as_alone
-from tests.kernels.cases.cpu.int8 import HERE, Int8ExpertMatmul, Int8Matmul, dot_cases, knobs_of
+from tests.kernels.cases.cpu.int8 import HERE, MORE, Int8ExpertMatmul, Int8Matmul, dot_cases, knobs_of
 from tests.kernels.cases.cpu.matmul import Matmul, whole
 from tests.kernels.cases.cpu.page_attention import (
     SHAPES,
@@ -76,33 +77,27 @@ AMX_SHAPES = (("q4f16_1", (17, 640)), ("q4f16_1", (33, 128)), ("q8f16_1", (33, 6
               ("q8f16_0", (17, 640)))  # fmt: skip
 # More of K than is unpacked at a time, by kernels that few other tests run.
 INT8_DEEP = {"neon_i8mm": (("q4f16_1", 48, 1280), ("q8f16_0", 48, 1280))}
-# Block formats: negative scales, minima, two planes with groups of 16 and of 32, three bits, tables, scales of a byte.
-INT8_KEPT = tuple(
-    (name, 48, 1280)
-    for name in (
-        "Q4_0",
-        "Q8_0",
-        "Q4_K",
-        "Q5_0",
-        "Q6_K",
-        "Q3_K",
-        "IQ4_NL",
-        "IQ4_XS",
-        "IQ1_M",
-        "IQ3_XXS",
-        "MXFP4",
-        "NVFP4",
-    )
-)
+# Block formats: negative scales, minima, two planes, tables, three bits, scales of a byte; then more of each kind.
+INT8_KEPT = ("Q4_0", "Q4_K", "Q6_K", "IQ4_XS", "IQ1_M", "NVFP4")
+INT8_KEPT_MORE = ("Q8_0", "Q5_0", "Q3_K", "IQ4_NL", "IQ3_XXS", "MXFP4")
+INT8_KEPT_SHAPE = (48, 1280)
 INT8_GATED = ("q4f16_1", 96, 640, "silu")
 INT8_EXPERTS = (33, 100, 4, 2, True)
-RUNS = (
-    *((machine, name) for machine in (ARM, X86_64, HOST) for name in (*PLAIN, "q3f16_1")),
-    *((AVX2, name) for name in PLAIN),
-    *((machine, name) for machine in (I8MM, SVE) for name in ("q4f16_1", "norm", PAGES)),
+
+INT8_RUNS = (
     *((machine_of(*key), f"int8-{VARIANTS[key].schedule['int8_dot']}") for key in CPUS if key[1] != "baseline"),
     *((HOST, f"int8-{name}") for _, name in sorted(NOT_EMULATED) if name in HERE and name != "amx_int8"),
+)
+RUNS = (
+    *((ARM, name) for name in (*PLAIN, "q3f16_1")),
+    *((machine, name) for machine in (X86_64, I8MM, SVE, AVX2, HOST) for name in ("q4f16_1", "norm", PAGES)),
+    *INT8_RUNS,
     (AMX, "int8-amx_int8"),
+)
+MORE_RUNS = (
+    *((machine, name) for machine in (X86_64, AVX2, HOST) for name in PLAIN if name not in ("q4f16_1", "norm", PAGES)),
+    *((machine, "q3f16_1") for machine in (X86_64, HOST)),
+    *((machine, f"{name}{MORE}") for machine, name in INT8_RUNS),
 )
 # CPUs whose many rows have other kernels than those that test_alone.py runs, or other code.
 ALONE = ((DOTPROD, "neon_dotprod"), (I8MM, "neon_i8mm"), (AMX, "amx_int8"), (ARM, "float32"), (X86_64, "float32"))
@@ -119,17 +114,29 @@ pytestmark = pytest.mark.full
 @cache
 def library(name: str) -> tuple[Case, ...]:
     """The cases of a library; those of dot products that this machine lacks, too, in a few shapes."""
-    kind = name.removeprefix("int8-")
-    if kind == name:
+    if not name.startswith("int8-"):
         return tuple(all_cases.library(name))
+    kind = name.removeprefix("int8-").removesuffix(MORE)
+    if name.endswith(MORE):
+        return _int8_cases(kind, INT8_KEPT_MORE)
     shapes = AMX_SHAPES if kind == "amx_int8" else tuple(product(INT8_SCHEMES, INT8_SHAPES))
-    which = [(scheme, *shape) for scheme, shape in shapes] + [*INT8_DEEP.get(kind, ()), *INT8_KEPT, INT8_GATED]
+    matmuls = [(scheme, *shape) for scheme, shape in shapes] + [*INT8_DEEP.get(kind, ()), INT8_GATED]
+    experts = {Int8ExpertMatmul(kind, scheme, *INT8_EXPERTS).symbol for scheme in INT8_SCHEMES}
+    experts.add(Int8ExpertMatmul(kind, "IQ4_XS", 33, whole("IQ4_XS", 100), *INT8_EXPERTS[2:]).symbol)
+    adapted = () if kind == "amx_int8" else adapted_cases(kind)  # of few rows, which have the code of avx512_vnni there
+    return (*_int8_cases(kind, INT8_KEPT, matmuls, experts), *adapted)
+
+
+def _int8_cases(
+    kind: str, kept: Iterable[str], matmuls: Iterable[tuple[object, ...]] = (), experts: Iterable[str] = ()
+) -> tuple[Case, ...]:
     # Few rows on a CPU with AMX have the code of avx512_vnni, and so have experts.
-    kinds = (True,) if kind == "amx_int8" else (False, True)
-    chosen = {Int8Matmul(kind, *one, many=many).symbol for one, many in product(which, kinds)}
-    if kind != "amx_int8":
-        chosen |= {Int8ExpertMatmul(kind, scheme, *INT8_EXPERTS).symbol for scheme in INT8_SCHEMES}
-        chosen.add(Int8ExpertMatmul(kind, "IQ4_XS", 33, whole("IQ4_XS", 100), *INT8_EXPERTS[2:]).symbol)
+    amx = kind == "amx_int8"
+    chosen = set() if amx else {*experts}
+    for one, many in product(
+        [*matmuls, *((name, *INT8_KEPT_SHAPE) for name in kept)], (True,) if amx else (False, True)
+    ):
+        chosen.add(Int8Matmul(kind, *one, many=many).symbol)  # type: ignore[arg-type]
     return tuple(case for case in dot_cases(kind) if case.kernel.symbol in chosen)
 
 
@@ -167,7 +174,9 @@ def test_cases_have_the_knobs_of_the_variants() -> None:
             assert knobs_of(kind).items() <= variant.schedule.items(), variant.name
 
 
-@pytest.mark.parametrize(("machine", "name"), RUNS, ids=name_of)
+@pytest.mark.parametrize(
+    ("machine", "name"), [*RUNS, *(pytest.param(*run, marks=pytest.mark.everything) for run in MORE_RUNS)], ids=name_of
+)
 def test_kernels_are_numpy(machine: Machine, name: str, tmp_path: Path) -> None:
     require(machine)
     assert library(name), name

@@ -8,10 +8,10 @@ import platform
 import re
 import shutil
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import tvm_ffi
 from numpy.typing import NDArray
@@ -21,6 +21,9 @@ from mlcpipe.devices.support import tvm_runtime
 from tests.emulator import process
 from tests.metal import msl
 
+if TYPE_CHECKING:
+    from mlcpipe.compiler.native_runtime import DevicePlugin
+
 FOLDER = Path(__file__).parent / "emulator"
 _NATIVE = process.ROOT / "mlcpipe" / "native"
 _SHIM = _NATIVE / "tvm_shim"
@@ -28,6 +31,9 @@ _SHIM = _NATIVE / "tvm_shim"
 _CLANG = 15
 # What makes threads wait for one another.
 _WAITS = re.compile(r"_barrier\(|simd_|mlcpipe_matrix_|mlcpipe_subgroup_(?!lane|id)")
+_KEPT: list[Any] = []
+_TEXTS = ctypes.POINTER(ctypes.c_char_p)
+_COMPILER = ctypes.CFUNCTYPE(None, _TEXTS, _TEXTS, ctypes.c_size_t, ctypes.c_void_p, ctypes.c_size_t)
 _SHARED = r'\1static __attribute__((section("emulated_shared"))) \2 \3[\4];'
 
 
@@ -54,8 +60,33 @@ def build_runtime(folder: Path) -> Path:
     libraries = [f"-L{package / 'lib'}" for package in packages]
     command = ["g++", "-std=c++17", "-O0", "-fPIC", "-shared", "-w", *(f"-I{path}" for path in includes)]
     process.run_compiler(
-        [*command, str(FOLDER / "runtime.cc"), "-o", str(library), *libraries, "-ltvm_runtime", "-ltvm_ffi", "-ldl"]
+        [*command, str(FOLDER / "python.cc"), "-o", str(library), *libraries, "-ltvm_runtime", "-ltvm_ffi", "-ldl"]
     )
+    return library
+
+
+def native_plugin() -> DevicePlugin:
+    """What the native runtime is built with for the emulated GPU."""
+    from mlcpipe.compiler.native_runtime import DevicePlugin
+
+    return DevicePlugin(FOLDER / "native.cc", "MLCPIPE_METAL", "c++17", _NATIVE / "metal")
+
+
+def start_native(runtime: Path, folder: Path, change: Callable[[str], str] = str) -> ctypes.CDLL:
+    """Load a native runtime with the emulated GPU; `change` gives the source that is compiled in the place of another.
+
+    One such library in a process: the kernels find their threads by names that are global.
+    """
+    library = ctypes.CDLL(str(runtime), ctypes.RTLD_GLOBAL)
+
+    def compile_all(names: Any, sources: Any, count: int, path: int, room: int) -> None:
+        texts = {names[i].decode(): change(sources[i].decode()) for i in range(count)}
+        made = compile_kernels(texts, folder).encode() + b"\0"
+        assert len(made) <= room
+        ctypes.memmove(path, made, len(made))
+
+    _KEPT.append(_COMPILER(compile_all))  # for as long as the library
+    library.emulated_metal_compiler(_KEPT[-1])
     return library
 
 

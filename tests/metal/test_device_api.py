@@ -65,7 +65,9 @@ def test_what_fails_is_said_in_words(made: dict[str, Any]) -> None:
     assert made["failed"].endswith("the GPU an emulated GPU failed: Caused GPU Timeout Error") and made["after"] == ""
     assert "kernel scaled got no buffer of an emulated GPU as argument 0" in made["foreign"]
     assert "needs 512 threads in a threadgroup, at most 256" in made["threads"]
-    assert made["memory"].startswith("MemoryError: no memory for a buffer of 68719476736 bytes on an emulated GPU")
+    assert made["memory"].startswith(
+        "MemoryError: metal: no memory for a buffer of 68719476736 bytes on an emulated GPU"
+    )
 
 
 def test_libraries_that_cannot_be_used(made: dict[str, Any]) -> None:

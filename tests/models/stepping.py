@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mlcpipe.runtime.loading import LoadedBundle
+from mlcpipe.runtime.serving.adapters import Adapter
 from mlcpipe.runtime.serving.core import GREEDY, Core, Drawn
 from mlcpipe.runtime.serving.cost_model import CostModel
 from mlcpipe.runtime.serving.limits import Limits
@@ -24,18 +25,21 @@ class Steps:
     bundle: LoadedBundle
     kv_tokens: int = 1024
     limits: Limits = field(default_factory=lambda: Limits(256, prefill_chunk=64, sequences=16))
+    adapter_blocks: int = 0
 
     def __post_init__(self) -> None:
         # Costs of a device where a step holds few prompt rows, so that prompts come in many chunks.
         costs = (1e-3, 1e-3, 1e-3, 4e-3, 0.0, 0.0)
-        self.core = Core(self.bundle, self.kv_tokens, self.limits, CostModel(costs, learn=False))
+        self.core = Core(self.bundle, self.kv_tokens, self.limits, CostModel(costs, learn=False), self.adapter_blocks)
         self.scheduler = self.core.scheduler
         self.logits: dict[int, list[NDArray[np.float32]]] = defaultdict(list)
         self.now = 0.0
 
-    def submit(self, tokens: Many[int], max_tokens: int, priority: int = 0) -> Sequence:
+    def submit(self, tokens: Many[int], max_tokens: int, priority: int = 0, adapter: Adapter | None = None) -> Sequence:
         """A greedy request; its pages are those that it would compute itself."""
-        request = Request(tuple(tokens), max_tokens, GREEDY, priority=priority, arrival=self.now, deterministic=True)
+        request = Request(
+            tuple(tokens), max_tokens, GREEDY, priority=priority, arrival=self.now, deterministic=True, adapter=adapter
+        )
         return self.scheduler.submit(request)
 
     def step(self) -> bool:

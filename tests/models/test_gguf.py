@@ -20,32 +20,20 @@ from mlcpipe.checkpoint import open_checkpoint
 from mlcpipe.models import build_model, model_types
 from mlcpipe.nn.causal_lm import ModelFacts
 from tests.conftest import EXACT
-from tests.models import tiny
+from tests.models import kept, tiny
 from tests.models.variants import VARIANTS
 from tests.unit.checkpoint.gguf_files import write_gguf
 
-# What GGUF stores; the rest of a family's variants it cannot tell.
-_FIELDS: dict[str, dict[str, Any]] = {
-    "qwen3_moe": {"norm_topk_prob": True},
-    "gemma2": {"query_pre_attn_scalar": 16},
-    "gemma3_text": {"query_pre_attn_scalar": 16, "num_hidden_layers": 7},
-}
 _OTHERS = {
     "llama": ("llama3_tied", "linear_bias", "yarn"),
     "phi3": ("longrope", "longrope_partial", "partial_window"),
     "qwen3": ("tied",),
     "mixtral": ("window",),
 }
-CASES = [tiny.TinyCase(name, "default", _FIELDS.get(name, {})) for name in model_types()]
+CASES = [tiny.TinyCase(name, "default", kept.FIELDS.get(name, {})) for name in model_types()]
 for family, names in _OTHERS.items():
     CASES += [case for case in tiny.family_cases(family) if case.variant in names]
 assert all(name in VARIANTS[family] for family, names in _OTHERS.items() for name in names)
-SEED = 3
-_K_QUANTS = [("llama", "Q4_K"), ("qwen2", "Q6_K"), ("qwen3", "Q5_K"), ("olmo2", "Q3_K"), ("phi3", "Q2_K")]
-_TABLES = [("llama", "IQ4_XS"), ("qwen2", "IQ3_S"), ("qwen3", "NVFP4"), ("llama", "TQ1_0"), ("olmo2", "IQ1_S")]
-_EXPERTS = [("mixtral", "Q4_0"), ("mixtral", "Q4_K"), ("qwen3_moe", "IQ4_NL"), ("qwen3_moe", "MXFP4")]
-_WIDE = {"hidden_size": 256, "intermediate_size": 512}  # rows of whole super-blocks
-_HEADS = {name: {"head_dim": 64} for name in ("llama", "qwen3", "mixtral")}  # where it is not hidden_size / 4
 
 
 def facts_of(config: Mapping[str, Any]) -> ModelFacts:
@@ -56,7 +44,7 @@ def facts_of(config: Mapping[str, Any]) -> ModelFacts:
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.id)
 def test_file_stands_for_its_checkpoint(case: tiny.TinyCase, tmp_path: Path) -> None:
-    source = open_checkpoint(tiny.write_tiny(case, tmp_path / "source", seed=SEED))
+    source = open_checkpoint(tiny.write_tiny(case, tmp_path / "source", seed=kept.SEED))
     found = open_checkpoint(write_gguf(source, tmp_path / "model.gguf"))
     assert facts_of(found.config) == facts_of(source.config)
     tied = bool(source.config.get("tie_word_embeddings"))
@@ -69,29 +57,22 @@ def test_file_stands_for_its_checkpoint(case: tiny.TinyCase, tmp_path: Path) -> 
 
 
 @pytest.mark.fast_cases("llama-Q4_0")
-@pytest.mark.parametrize(
-    "model_type, kind",
-    [("llama", "Q4_0"), ("llama", "F16"), ("llama", "Q5_1"), ("qwen2", "Q8_0"), *_EXPERTS, *_K_QUANTS, *_TABLES],
-)
+@pytest.mark.parametrize("model_type, kind", kept.CASES)
 def test_kept_weights_have_the_logits_of_dequantized_ones(model_type: str, kind: str, tmp_path: Path) -> None:
     """Activations in float32: sums of the same products in another order."""
     target = tmp_path / "exact.toml"
     target.write_text(EXACT)
-    elements = gguf.constants.GGML_QUANT_SIZES[gguf.GGMLQuantizationType[kind]][0]
-    wide = {**_WIDE, **_HEADS.get(model_type, {})} if elements > 32 else {}
-    case = tiny.TinyCase(model_type, "default", {**_FIELDS.get(model_type, {}), **wide})
-    source = open_checkpoint(tiny.write_tiny(case, tmp_path / "source", seed=SEED))
-    file = write_gguf(source, tmp_path / "model.gguf", gguf.GGMLQuantizationType[kind])
+    case, file = kept.kept_file(model_type, kind, tmp_path)
     tokens = tiny.prompt_tokens(case, 20)
-    logits, kept = [], None
+    logits, manifest = [], None
     for quantization in ("q0f32", "keep"):
         bundle = tmp_path / str(quantization)
         mlcpipe.compile(file, target=str(target), quantization=quantization, kv_cache_dtype="f32", output=bundle)
         logits.append(mlcpipe.Engine(bundle).logits(tokens))
-        kept = read_manifest(bundle)
+        manifest = read_manifest(bundle)
     np.testing.assert_allclose(logits[1], logits[0], rtol=0, atol=2e-5 * float(np.abs(logits[0]).max()))
-    assert kept is not None and kept.quantization == "keep"
-    matrices = {param.scheme for param in kept.params if param.scheme and ".gate." not in param.name}
+    assert manifest is not None and manifest.quantization == "keep"
+    matrices = {param.scheme for param in manifest.params if param.scheme and ".gate." not in param.name}
     assert matrices == {"q0f16" if kind == "F16" else kind}
 
 
@@ -101,8 +82,8 @@ def test_logits_are_those_of_the_dequantized_checkpoint(model_type: str, tmp_pat
     """Blocks of Q8_0, dequantized by the `gguf` package into safetensors, and the file itself, compiled in float32."""
     safetensors = pytest.importorskip("safetensors.numpy")
     kind = gguf.GGMLQuantizationType.Q8_0
-    case = tiny.TinyCase(model_type, "default", _FIELDS.get(model_type, {}))
-    folder = tiny.write_tiny(case, tmp_path / "source", seed=SEED)
+    case = tiny.TinyCase(model_type, "default", kept.FIELDS.get(model_type, {}))
+    folder = tiny.write_tiny(case, tmp_path / "source", seed=kept.SEED)
     source = open_checkpoint(folder)
     file = write_gguf(source, tmp_path / "model.gguf", kind)
     values = {name: source.read(name) for name in source.tensors}

@@ -15,7 +15,8 @@ from numpy.typing import NDArray
 
 from mlcpipe import SamplingParams
 
-USAGE, BUNDLE, RESOURCE, TARGET, COMPUTE, CANCELLED = 1, 5, 6, 7, 8, 9
+USAGE, TOKENIZER, TEMPLATE = 1, 3, 4
+BUNDLE, RESOURCE, TARGET, COMPUTE, CANCELLED = 5, 6, 7, 8, 9
 _I32, _I64, _U64, _F64, _TEXT = ctypes.c_int32, ctypes.c_int64, ctypes.c_uint64, ctypes.c_double, ctypes.c_char_p
 _ON_TOKEN = ctypes.CFUNCTYPE(_I32, ctypes.c_void_p, _I32)
 _ON_END = ctypes.CFUNCTYPE(None, ctypes.c_void_p, _I32, ctypes.c_void_p)

@@ -68,7 +68,7 @@ void PrintTables(const Step& step) {
   PrintList(sequences, [](const SequencePointer& one) { PrintList(one->tables, PrintNumbers); });
 }
 
-void PrintPlan(const std::optional<Step>& step) {
+void PrintPlan(const Step* step) {
   std::cout << ",\"plan\":";
   if (!step) {
     std::cout << "null";
@@ -132,7 +132,7 @@ void Run() {
     }
     std::cout << "{\"cancelled\":" << cancelled;
     PrintEvents("expired", scheduler.Expire(now));
-    const std::optional<Step> step = scheduler.Plan(now);
+    const Step* const step = scheduler.Plan(now);
     PrintPlan(step);
     const std::vector<int32_t> drawn = ReadList();
     const auto settled = Read<double>();

@@ -17,7 +17,19 @@ import mlcpipe
 from mlcpipe import SamplingParams
 from mlcpipe.host.memory import private_memory_bytes
 from tests.conftest import QUICK, Bundles, TinyLlama, write_llama
-from tests.native.engine import BUNDLE, CANCELLED, COMPUTE, RESOURCE, TARGET, USAGE, NativeEngine, NativeError, Runtime
+from tests.native.engine import (
+    BUNDLE,
+    CANCELLED,
+    COMPUTE,
+    RESOURCE,
+    TARGET,
+    TEMPLATE,
+    TOKENIZER,
+    USAGE,
+    NativeEngine,
+    NativeError,
+    Runtime,
+)
 
 pytestmark = pytest.mark.full  # compiles TVM's runtime
 PROMPT = list(b"a prompt")
@@ -236,6 +248,16 @@ def test_requests_out_of_range_are_refused(native: NativeEngine) -> None:
         with pytest.raises(NativeError, match=words) as raised:
             native.generate(tokens, **options)
         assert raised.value.code == USAGE
+    assert native.generate(PROMPT, max_tokens=5).tokens == expected
+
+
+def test_a_prompt_of_eleven_megabytes_is_refused(native: NativeEngine) -> None:
+    expected = native.generate(PROMPT, max_tokens=5).tokens
+    text = "many words " * 1_000_000
+    for prompt, messages in ((text, None), ((), [{"role": "user", "content": text}])):
+        with pytest.raises(NativeError, match="the context is full|is too long|takes too long") as raised:
+            native.generate(prompt, messages=messages)
+        assert raised.value.code in (USAGE, TOKENIZER, TEMPLATE)
     assert native.generate(PROMPT, max_tokens=5).tokens == expected
 
 

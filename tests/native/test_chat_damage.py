@@ -10,10 +10,10 @@ import pytest
 
 from tests.chat_files import made_file
 from tests.native.conftest import RUNTIME
+from tests.native.fuzzing import FUZZ_S
 
 SOURCES = ("chat_file.cc", "atomic_file.cc", "bundle/files.cc", "bundle/sha256.cc")
 SANITIZE = ("-std=c++17", "-g", "-O1", "-Wall", "-Wextra", "-Werror", "-fno-sanitize-recover=all", f"-I{RUNTIME}")
-FUZZ_S = 30 * 60
 
 
 def program(compiler: str, output: Path, *flags: str) -> Path:

@@ -7,9 +7,11 @@ from pathlib import Path
 
 import pytest
 
+import mlcpipe
 from mlcpipe import Engine, SamplingParams
 from mlcpipe.cli import main
-from tests.conftest import Bundles
+from mlcpipe.compiler.link import find_zig
+from tests.conftest import DEMO, Bundles
 from tests.native.cmake import build, compilers, run, tool
 
 pytestmark = pytest.mark.full  # compiles TVM's runtime
@@ -74,6 +76,36 @@ def test_cmake_builds_a_program_that_answers(
     (project / "app.cc").write_text(APP)
     app = build(project, tmp_path / "app", variables, [f"-DCMAKE_PREFIX_PATH={tmp_path / 'prefix'}"])
     assert run(app / "app").split() == [str(Engine(bundle).vocab_size) for bundle in sdk_bundles]
+
+
+VULKAN_TARGET = 'base = "vulkan"\narchive = true\n'
+SANITIZERS = "-fsanitize=address,undefined -fno-sanitize-recover=all -fno-omit-frame-pointer"
+
+
+@pytest.fixture(scope="session")
+def vulkan_sdk(vulkan_bundle: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
+    """The folder of the demo model for Vulkan, and what its program answers; of `vulkan_bundle` the driver is needed."""
+    folder = tmp_path_factory.mktemp("vulkan-sdk")
+    if find_zig() is None:
+        pytest.skip("static libraries need ziglang")
+    (folder / "board.toml").write_text(VULKAN_TARGET)
+    bundle = mlcpipe.compile(DEMO, target=str(folder / "board.toml"), quantization="q4f16_1", output=folder / "chat")
+    assert main(["package", str(bundle), "--app", "native", "-o", str(folder / "sdk")]) == 0
+    chat = [{"role": "user", "content": PROMPT}]
+    answer = Engine(vulkan_bundle).chat(chat, sampling=SamplingParams(seed=0), max_tokens=200)
+    return folder / "sdk", answer.text + "\n"
+
+
+@pytest.mark.everything
+@pytest.mark.parametrize(("name", "flags"), [("gcc", ""), ("clang", ""), ("zig", ""), ("gcc", SANITIZERS)])
+def test_cmake_builds_vulkan(name: str, flags: str, vulkan_sdk: tuple[Path, str], tmp_path: Path) -> None:
+    """Because a model is for it; the sanitizers watch our code, and the driver's memory aside."""
+    sdk, answer = vulkan_sdk
+    built = build(sdk, tmp_path / "build", compilers(name), flags=flags)
+    assert "MLCPIPE_VULKAN:BOOL=ON" in (built / "CMakeCache.txt").read_text()
+    assert (
+        run(built / "example", sdk / "models" / "chat" / "model.mlcp", PROMPT, ASAN_OPTIONS="detect_leaks=0") == answer
+    )
 
 
 def test_the_folder_has_what_it_needs_and_no_more(sdk: Path) -> None:

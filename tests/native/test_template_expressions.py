@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 from typing import Any
 
+import numpy as np
 import pytest
 
 from mlcpipe.compiler.text.template_expressions import FILTER_NAMES, TEST_NAMES
@@ -330,6 +331,19 @@ def test_every_operation_on(library: ctypes.CDLL, value: str) -> None:
 @pytest.mark.parametrize("source", SOURCES, ids=lambda source: source[:50])
 def test_statements_and_arguments(library: ctypes.CDLL, source: str) -> None:
     assert not difference(library, source), difference(library, source)
+
+
+def test_numbers_have_the_digits_of_python(library: ctypes.CDLL) -> None:
+    """Powers of two among them, whose neighbors are nearer below than above."""
+    random = np.random.default_rng(6).integers(0, 1 << 63, 3000, dtype=np.uint64).view(np.float64)
+    numbers = [*(2.0**power for power in range(-1074, 1024)), *random[np.isfinite(random)].tolist()]
+    numbers += [round(x, places) for places in (1, 3) for x in numbers[:3] + [n * 1e-3 for n in range(300)]]
+    kind, text = NativeTemplate(library, "{{ numbers | join(' ') }}").render(MESSAGES, numbers=numbers)
+    assert kind is None and text.split() == list(map(repr, numbers))
+    kind, text = NativeTemplate(
+        library, "{% for x in numbers %}{{ '%.3e %.17g %.2f;' % (x, x, x) }}{% endfor %}"
+    ).render(MESSAGES, numbers=numbers[1000:1200])
+    assert kind is None and text == "".join(f"{x:.3e} {x:.17g} {x:.2f};" for x in numbers[1000:1200])
 
 
 def test_each_filter_and_test_is_used_here() -> None:

@@ -14,6 +14,7 @@ from mlcpipe.errors import TokenizerError
 from mlcpipe.runtime.text.tokenizer import Tokenizer
 from tests.clang import system_clang
 from tests.native.conftest import RUNTIME, Build
+from tests.native.fuzzing import FUZZ_S
 from tests.native.pipelines import PIPELINES, save
 from tests.native.tokenizers import SOURCES, NativeTokenizer
 
@@ -66,7 +67,6 @@ def test_changed_numbers_are_refused_or_encode(native_library: Build, files: lis
 
 FUZZED = [Path(__file__).with_name("tokenizer_fuzz.cc"), *SOURCES[1:]]
 SANITIZE = ("-std=c++17", "-g", "-O1", "-fno-sanitize-recover=all", f"-I{RUNTIME}")
-FUZZ_S = 30 * 60
 
 
 def program(compiler: str, output: Path, *flags: str) -> Path:

@@ -187,7 +187,11 @@ def test_another_device_than_the_code_is_for(
 ) -> None:
     for open_it, code, words in (
         (lambda: vulkan_runtime.open(bundle, device="cpu"), TARGET, "expected code for cpu; found code for vulkan"),
-        (lambda: vulkan_runtime.open(bundle, device="gpu"), USAGE, "device; expected cpu, vulkan or auto; found gpu"),
+        (
+            lambda: vulkan_runtime.open(bundle, device="gpu"),
+            USAGE,
+            "device; expected cpu, vulkan, metal or auto; found gpu",
+        ),
         (
             lambda: vulkan_runtime.open(copy_of(demo_bundles["q4f16_1"]), device="vulkan"),
             TARGET,

@@ -20,7 +20,8 @@ pytestmark = pytest.mark.full
 from tests.server.conftest import Running, running_server
 
 AT_ONCE = 50
-SOAK = 100_000  # requests: an hour and a half on two cores
+LENGTHS = 1, 8, 120  # tokens of answers
+SOAK, SOAK_LENGTHS = 100_000, (1, 3, 24)  # requests, of whom few shall compute much
 MAX_GROWTH = 32 << 20  # bytes; what leaks with each of 500 requests shows
 
 
@@ -32,10 +33,10 @@ def busy(demo_bundle: Path) -> Iterator[Running]:
         yield running
 
 
-async def ask(client: httpx2.AsyncClient, seed: int) -> str:
+async def ask(client: httpx2.AsyncClient, seed: int, lengths: tuple[int, ...]) -> str:
     """One request, whole or streamed; a third of them is left before its end."""
     draw = random.Random(seed)
-    body = {"messages": [{"role": "user", "content": f"hello {seed % 7}"}], "max_tokens": draw.choice([1, 8, 120]), "ignore_eos": True}  # fmt: skip
+    body = {"messages": [{"role": "user", "content": f"hello {seed % 7}"}], "max_tokens": draw.choice(lengths), "ignore_eos": True}  # fmt: skip
     leaves = draw.random() < 0.33
     if draw.random() < 0.5:
         try:
@@ -53,13 +54,13 @@ async def ask(client: httpx2.AsyncClient, seed: int) -> str:
     return "broken"
 
 
-async def rounds(url: str, first: int, count: int) -> Counter[str]:
+async def rounds(url: str, first: int, count: int, lengths: tuple[int, ...] = LENGTHS) -> Counter[str]:
     """How so many requests ended."""
     ended: Counter[str] = Counter()
     limits = httpx2.Limits(max_connections=AT_ONCE)
     async with httpx2.AsyncClient(base_url=url, timeout=60, limits=limits) as client:
         for begin in range(first, first + count, AT_ONCE):
-            ended.update(await asyncio.gather(*(ask(client, begin + i) for i in range(AT_ONCE))))
+            ended.update(await asyncio.gather(*(ask(client, begin + i, lengths) for i in range(AT_ONCE))))
     return ended
 
 
@@ -104,11 +105,11 @@ def half_open(url: str, count: int) -> list[socket.socket]:
 def test_a_hundred_thousand_requests_leave_nothing(busy: Running) -> None:
     """With a third that leave, slow readers and half-open connections."""
     process = psutil.Process(busy.process.pid)
-    asyncio.run(rounds(busy.url, 0, 10 * AT_ONCE))
+    asyncio.run(rounds(busy.url, 0, 10 * AT_ONCE, SOAK_LENGTHS))
     before = process.memory_info().rss
     for begin in range(0, SOAK, 20 * AT_ONCE):
         sockets = half_open(busy.url, 10)
-        ended = asyncio.run(rounds(busy.url, begin, 20 * AT_ONCE))
+        ended = asyncio.run(rounds(busy.url, begin, 20 * AT_ONCE, SOAK_LENGTHS))
         assert set(ended) == {"left", "whole"}
         for raw in sockets:
             raw.close()

@@ -129,8 +129,8 @@ def compiled(checkpoint: Path, target: Path, quantization: str, output: Path) ->
 
 def _main(checkpoint: str, target: str, quantization: str, output: str) -> None:
     import mlcpipe
+    from mlcpipe.compiler import driver_check
     from mlcpipe.compiler.backends.spirv import codegen as build
-    from mlcpipe.compiler.backends.spirv import driver_check
 
     build.register = _register
     # The driver check has vectors, which TVM's rules for WGSL do not take.

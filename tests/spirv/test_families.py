@@ -21,8 +21,11 @@ from mlcpipe.targets import load_target
 from tests.models import tiny
 from tests.spirv import harness
 
-SCHEMES = ("q4f16_1", "q0f16", "q8f16_1", "q8f16_0", "q3f16_1", "q4f32_1", "q0f32", "q8f32_1", "q8f32_0")
-CASES = [(family, SCHEMES[i % len(SCHEMES)]) for i, family in enumerate(model_types())]
+SCHEMES = (
+    "q4f16_1", "q0f16", "q8f16_1", "q8f16_0", "q3f16_1", "q4f32_1", "q0f32", "q8f32_1", "q8f32_0", "q4f16_k", "q4f16_m"
+)  # fmt: skip
+FAMILIES = list(model_types())
+CASES = [(FAMILIES[i % len(FAMILIES)], scheme) for i, scheme in enumerate(SCHEMES)]
 
 
 @harness.needs_tools
@@ -38,6 +41,7 @@ def test_kernels_are_valid(family: str, scheme: str, tmp_path: Path) -> None:
     assert harness.check(found, tmp_path) > 0
 
 
-def test_every_quantization_has_its_turn() -> None:
+def test_every_family_and_quantization_has_its_turn() -> None:
     folder = Path(pipeline.__file__).parents[1] / "quantization"
-    assert {path.stem for path in folder.glob("q[0-9]*.py")} == set(SCHEMES) == {scheme for _, scheme in CASES}
+    assert {path.stem for path in folder.glob("q[0-9]*.py")} == set(SCHEMES)
+    assert {family for family, _ in CASES} == set(FAMILIES)

@@ -7,6 +7,7 @@ import plistlib
 import re
 import shutil
 import subprocess
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from tests.conftest import DEMO, Bundles
 from tests.swift.conftest import write_sources
 from tests.swift.swift import LINKER, WORK, swift
 
+APPLE = Path(__file__).parents[1] / "metal" / "apple"
 QUESTIONS = ("Hello! What is a compiler?", "And what is a cat?", "Thank you.")
 GREEDY = SamplingParams(temperature=0.0)
 
@@ -193,16 +195,46 @@ def test_what_cannot_be_packaged_is_one_line(
 
 @pytest.mark.full
 def test_the_runtime_compiles_for_ios(package: Path, tmp_path: Path) -> None:
+    folder = package / "Sources" / "CMlcpipe"
+    files = [folder / "runtime.cc", folder / "tvm.cc", folder / "pool.c", *(folder / "runtime/text").glob("*.cc")]
+    _compile_for_ios(folder, files, tmp_path)
+
+
+@pytest.mark.full
+def test_a_bundle_for_metal_becomes_a_package(tmp_path: Path) -> None:
+    """Whose runtime has Metal, compiled against declarations of its classes in the place of Apple's SDK."""
+    if find_zig() is None:
+        pytest.skip("static libraries need ziglang")
+    bundle, package = tmp_path / "bundle", tmp_path / "Chat"
+    mlcpipe.compile(DEMO, target="metal-a17", output=bundle)
+    assert main(["package", str(bundle), "--app", "ios", "-o", str(package)]) == 0
+    code = package / "Model.xcframework" / "ios-arm64" / "libmodel.a"
+    assert code.read_bytes() == (bundle / "lib" / "libmodel.a").read_bytes()
+    folder, described = package / "Sources" / "CMlcpipe", (package / "Package.swift").read_text()
+    assert own_table(code) in (folder / "include" / "mlcpipe_model.h").read_text()
+    assert "let metal = true" in described and '.linkedFramework("Metal")' in described
+    assert not list(package.rglob("*.metal"))  # SwiftPM would compile them
+    _compile_for_ios(
+        folder, [folder / "runtime.cc", folder / "metal.mm"], tmp_path, "-DMLCPIPE_METAL", f"-isystem{APPLE}"
+    )
+
+
+def _compile_for_ios(folder: Path, files: Sequence[Path], output: Path, *options: str) -> None:
     """Without warnings, by zig with its headers of Darwin, which are those of macOS."""
     zig = find_zig()
     assert zig is not None
-    folder, target = package / "Sources" / "CMlcpipe", ["-target", "aarch64-macos.14.0"]
+    target = ["-target", "aarch64-macos.14.0"]
     target += ["-Xclang", "-triple", "-Xclang", "arm64-apple-ios17.0.0"]
     system = [f"-isystem{folder / 'tvm' / name}" for name in
               (".", "include", "3rdparty/tvm-ffi/include", "3rdparty/tvm-ffi/3rdparty/dlpack/include")]  # fmt: skip
     flags = ["-O0", "-Wall", "-Wextra", "-Werror", f"-I{folder / 'include'}", f"-I{folder / 'runtime'}", *system, "-c"]
-    for path in [folder / "runtime.cc", folder / "tvm.cc", folder / "pool.c", *(folder / "runtime/text").glob("*.cc")]:
-        words = [zig.command[-1], "-std=gnu11", "-DMLCPIPE_RUNTIME"] if path.suffix == ".c" else ["c++", "-std=c++17"]
-        command = [*zig.command[:-1], *words, *target, *flags, str(path), "-o", str(tmp_path / f"{path.name}.o")]
+    languages = {
+        ".c": [zig.command[-1], "-std=gnu11", "-DMLCPIPE_RUNTIME"],
+        ".cc": ["c++", "-std=c++17"],
+        ".mm": ["c++", "-std=c++17", "-x", "objective-c++", "-fobjc-arc"],
+    }
+    for path in files:
+        words = [*languages[path.suffix], *target, *flags, *options]
+        command = [*zig.command[:-1], *words, str(path), "-o", str(output / f"{path.name}.o")]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stderr[-3000:]

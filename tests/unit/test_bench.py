@@ -148,6 +148,18 @@ def test_what_the_runtimes_print_is_read() -> None:
         _OURS.parse(json.dumps({"results": [{"speed": None, "skipped": "the context has 8 tokens"}]}), [cell])
 
 
+def test_batches_are_asked_for_and_read() -> None:
+    cells = [Cell("batch", 1), Cell("batch", 8)]
+    assert _OURS.command(cells)[-2:] == ["--batch", "1,8"]
+    command = _THEIRS.command(cells)
+    assert command[0] == "llama-batched-bench" and command[command.index("-npl") + 1] == "1,1,1,8,8,8"
+    lines = [{"pl": 1, "speed_tg": speed} for speed in (10.0, 30.0, 20.0)] + [{"pl": 8, "speed_tg": 80.0}]
+    readings = _THEIRS.parse("\n".join(map(json.dumps, lines)), cells).readings
+    assert readings == {cells[0]: Reading(20.0, 10.0, 30.0), cells[1]: Reading(80.0, 80.0, 80.0)}
+    with pytest.raises(ResourceError, match="no result"):
+        _THEIRS.parse(json.dumps(lines[0]), cells)
+
+
 def test_load_and_memory_are_read() -> None:
     load, memory = Cell("load", 1), Cell("memory", 64)
     said = {**_said("prefill", 64), "first_token_s": {"median": 0.1, "low": 0.1, "high": 0.2}}

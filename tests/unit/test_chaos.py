@@ -145,7 +145,7 @@ def deed(name: str, tmp_path: Path) -> Iterator[Deed]:
 
 DEEDS = ("save", "records", "convert", "overwrite", "download", "compile")
 # How many points: a sample in the full tier, all of them in the last.
-SHARES = [pytest.param(3, marks=pytest.mark.full), pytest.param(0, marks=pytest.mark.everything)]
+SHARES = [pytest.param(2, marks=pytest.mark.full), pytest.param(0, marks=pytest.mark.everything)]
 
 
 @pytest.mark.parametrize("count", SHARES, ids=["sample", "all"])
@@ -166,7 +166,7 @@ def test_a_kill_at_any_write(name: str, count: int, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("count", SHARES, ids=["sample", "all"])
-@pytest.mark.parametrize("name", DEEDS)
+@pytest.mark.parametrize("name", [name for name in DEEDS if name != "overwrite"])  # which writes what convert does
 def test_a_full_disk_at_any_write(name: str, count: int, tmp_path: Path) -> None:
     """One line and exit code 2, or no effect where a write only saves time."""
     with deed(name, tmp_path) as work:

@@ -19,8 +19,8 @@ def compiled(gpu: vulkan.Device) -> Any:
     import tvm
     from tvm.target import Target
 
+    from mlcpipe.compiler import driver_check as kernels
     from mlcpipe.compiler.backends.spirv import codegen as build
-    from mlcpipe.compiler.backends.spirv import driver_check as kernels
 
     build.register()
     target = Target({"kind": "vulkan", "max_num_threads": 256, "max_shared_memory_per_block": 16384}, host="llvm")

@@ -27,7 +27,8 @@ def test_both_libraries_stand_in_the_manifest_best_first(tmp_path: Path) -> None
     assert (half.library.path, plain.library.path) == ("lib/model-f16.wasm", "lib/model.wasm")
     assert (half.library.dtype, plain.library.dtype) == ("float16", "float32")
     assert (half.library.kv_dtype, plain.library.kv_dtype) == ("float16", "float32")
-    assert (manifest.quantization, manifest.model.dtype) == ("q4f16_1", "float32")
+    assert (manifest.quantization, manifest.model.dtype) == ("q4f16_m", "float32")
+    assert {param.scheme for param in manifest.params if param.scheme} == {"q4f16_m", "Q8_0"}
     # What is said without a library's name is said of the one that every GPU runs.
     assert manifest.memory_plan == plain.library.memory_plan
     assert 2 * half.library.memory_plan.kv_bytes_per_token == plain.library.memory_plan.kv_bytes_per_token

@@ -9,11 +9,12 @@ import pytest
 
 pytest.importorskip("torch", reason="the checkpoints are written by torch")
 pytest.importorskip("transformers", reason="the checkpoints are those of transformers")
+pytest.importorskip("gguf", reason="files of block formats are written by the gguf package")
 
 import mlcpipe
 from mlcpipe.bundle import read_manifest
-from tests.conftest import exact_target
-from tests.models import tiny
+from tests.conftest import TinyLlama, exact_target, write_llama
+from tests.models import kept, tiny
 from tests.webgpu import dawn
 
 pytestmark = pytest.mark.skipif(bool(dawn.missing()), reason=dawn.missing() or "runs")
@@ -54,17 +55,52 @@ def test_tokens_and_logits_equal_the_cpu_engine(case: tiny.TinyCase, tmp_path: P
             quick=name == "web",
         )
     prompt = list(map(int, tiny.prompt_tokens(case, PROMPT)))
-    # Chunks of 8 tokens, so that prefill attends to cached pages too; a prompt of one token decodes alone.
-    long, short = dawn.generate(tmp_path / "web", [prompt, prompt[:1]], STEPS, CONTEXT, CHUNK)
-    engine = mlcpipe.Engine(tmp_path / "cpu")
-    for start, run in ((prompt, long), (prompt[:1], short)):
-        engine.reset()
-        expected = engine.logits([*start, *run.tokens[:-1]])[len(start) - 1 :]
-        np.testing.assert_allclose(run.logits, expected, rtol=0, atol=3e-5 * float(np.abs(expected).max()))
-        assert run.tokens == expected.argmax(axis=1).tolist()
-        assert not split or run.largest_buffer <= SMALL
+    runs = _equal_the_cpu_engine(prompt, tmp_path)
+    assert not split or all(run.largest_buffer <= SMALL for run in runs)
     if split:
         names = [param.name for param in read_manifest(tmp_path / "web").params]
         split_up = {name.split(".part")[0].rsplit(".", 1)[-1] for name in names if ".part1.q_weight" in name}
         assert max(path.stat().st_size for path in (tmp_path / "web").glob("params_shard_*.bin")) <= SMALL
         assert split_up == {"embed_tokens", "lm_head", "experts_gate_up"}
+
+
+def _equal_the_cpu_engine(prompt: list[int], folder: Path) -> list[dawn.Run]:
+    """Greedy tokens and logits of the bundles `web` and `cpu` of a folder, for a prompt and for its first token."""
+    # Chunks of 8 tokens, so that prefill attends to cached pages too; a prompt of one token decodes alone.
+    runs = dawn.generate(folder / "web", [prompt, prompt[:1]], STEPS, CONTEXT, CHUNK)
+    engine = mlcpipe.Engine(folder / "cpu")
+    for start, run in zip((prompt, prompt[:1]), runs):
+        engine.reset()
+        expected = engine.logits([*start, *run.tokens[:-1]])[len(start) - 1 :]
+        np.testing.assert_allclose(run.logits, expected, rtol=0, atol=3e-5 * float(np.abs(expected).max()))
+        assert run.tokens == expected.argmax(axis=1).tolist()
+    return runs
+
+
+@pytest.mark.parametrize(
+    "model_type, kind",
+    [("llama", "Q4_K"), *(pytest.param(*case, marks=pytest.mark.everything) for case in kept.CASES[1:])],
+)
+def test_kept_weights_equal_those_that_are_dequantized(model_type: str, kind: str, tmp_path: Path) -> None:
+    case, file = kept.kept_file(model_type, kind, tmp_path)
+    for target, name, quantization in (("webgpu", "web", "keep"), (exact_target(tmp_path), "cpu", "q0f32")):
+        mlcpipe.compile(
+            file, target=target, quantization=quantization, kv_cache_dtype="f32", output=tmp_path / name,
+            context_length=CONTEXT, quick=name == "web",
+        )  # fmt: skip
+    _equal_the_cpu_engine(list(map(int, tiny.prompt_tokens(case, PROMPT))), tmp_path)
+
+
+def test_a_mixture_equals_the_cpu_engine(tmp_path: Path) -> None:
+    """The matrix of the logits in Q6_K, which is the embedding, others in Q4_K; norms are exact in float16."""
+    sizes = TinyLlama(hidden_size=256, intermediate_size=512, heads=4, head_dim=64, dtype="float16")
+    checkpoint = write_llama(tmp_path / "checkpoint", sizes)
+    for target, name in (("webgpu", "web"), (exact_target(tmp_path), "cpu")):
+        mlcpipe.compile(
+            checkpoint, target=target, quantization="q4f16_m", kv_cache_dtype="f32", output=tmp_path / name,
+            context_length=CONTEXT, quick=name == "web",
+        )  # fmt: skip
+    schemes = {param.scheme for param in read_manifest(tmp_path / "web").params if param.scheme}
+    assert schemes == {"Q4_K", "Q6_K"}
+    prompt = [int(token) for token in np.random.default_rng(5).integers(0, 256, PROMPT)]
+    _equal_the_cpu_engine(prompt, tmp_path)

@@ -1,4 +1,4 @@
-"""Block formats of GGUF as kernels with float32 sums read them: each code becomes a number in registers."""
+"""Block formats as kernels with float32 sums read them: each code becomes a number in registers."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from tvm.script.ir_builder import tirx as I
 
 from tir_schedules.builder import Buffer, Expr
 from tir_schedules.cpu.packed_weight import LANES, Packed
-from tir_schedules.cpu.planes import BYTES, ONE, chosen, fields, scale_of
+from tir_schedules.cpu.planes import BYTES, ONE, chosen, fields, scale_of, zero_of
 from tir_schedules.cpu.store import Output
 from tir_schedules.cpu.vectors import Registers, lanes_of, read, splat
 
@@ -18,7 +18,7 @@ RUN, ROWS, PARTS = 32, 4, 4  # columns whose words lie together; rows of x at on
 
 @dataclass(frozen=True)
 class Blocks:
-    """A weight in bit planes, W uint32[blocks, words, 16], scales S and, with super-blocks, bytes of sub-scales Q."""
+    """A weight in bit planes, W uint32[blocks, words, 16], scales S and bytes Q: sub-scales or zero points."""
 
     w: Packed
     W: Buffer
@@ -70,6 +70,8 @@ class Blocks:
                 at = (block, run * parts + e // w.part, 0)
                 for which in range(w.each):
                     scale[which] = scale_of(w, self.S, self.Q, at, which, LANES)
+                if w.zeros:
+                    scale[1] = zero_of(w, self.Q, at, LANES)
             t, low = e // 8 * 2 + e % 2, e // 2 % 4 * 8
             if w.table:
                 if low == 0:
@@ -78,7 +80,8 @@ class Blocks:
                 code = I.bitwise_and(code, splat(I.uint32(255), LANES))
             else:
                 code = fields(lambda i: word[i], w.bits, t, low, ONE, LANES)
-            level = I.cast(I.cast(code, lanes_of("int32", LANES)), lanes_of("float32", LANES)) - zero
+            level = I.cast(I.cast(code, lanes_of("int32", LANES)), lanes_of("float32", LANES))
+            level = level - (scale[1] if w.zeros else zero)
             element[0] = level * scale[0] + scale[1] if w.minima else level * scale[0]
             use(e, element[0])
 

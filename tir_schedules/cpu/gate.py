@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from tvm import tirx
 from tvm.script.ir_builder import tirx as I
 
 from tir_schedules.activation import ACTIVATIONS
-from tir_schedules.builder import Buffer, Expr
+from tir_schedules.builder import Buffer, Expr, Tensor, function
 from tir_schedules.cpu.vectors import value
 from tir_schedules.op import Op
+from tir_schedules.rule import Declined, NamedRule, hand_written
 
 
 @dataclass(frozen=True)
@@ -25,8 +27,8 @@ class Gate:
 
 
 def gate_of(op: Op) -> Gate | None:
-    """The gate of a tagged `gated_matmul`; None for a `matmul`."""
-    return Gate(op.str("activation"), op.int("n") // 2) if op.kind == "gated_matmul" else None
+    """The gate of a tagged product; None where it has none."""
+    return Gate(op.str("activation"), op.int("n") // 2) if "activation" in op.facts else None
 
 
 def ungated(gate: Gate | None, Y: Buffer, m: Expr | int) -> Buffer:
@@ -58,3 +60,15 @@ def gate_row(
     with I.serial(0, size // lanes) as i:
         factors = [value(buffer[tuple(index(row, first, i))]) for buffer, row, first in (gates, ups)]
         I.buffer_store(y[0], gate(*factors), index(*y[1:], i))
+
+
+def gate_alone(op: Op) -> tirx.PrimFunc | Declined:
+    """The kernel for a tagged `gate`, whose arithmetic is that of a `gated_matmul`."""
+    if op.str("dtype") != "float32":
+        return Declined(f"activations are {op.str('dtype')}")
+    m, gate = tirx.Var("m", "int64"), Gate(op.str("activation"), op.int("width"))
+    arguments = {"h": Tensor((m, 2 * gate.width), "float32"), "y": Tensor((m, gate.width), "float32")}
+    return function("gate", arguments, lambda H, Y: apply_gate(gate, H, Y, m))
+
+
+RULES = (NamedRule("cpu.gate", ("gate",), hand_written(lambda _, op, knobs: gate_alone(op))),)

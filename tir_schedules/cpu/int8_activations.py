@@ -155,9 +155,18 @@ class Cover:
     whole: Expr
     tail: Expr
 
+    @property
+    def panels(self) -> Expr:
+        """How many panels there are."""
+        return self.whole + self.tail
+
+    def first_row(self, panel: Expr) -> Expr:
+        """The first row of a panel."""
+        return panel_row(panel, self.whole, self.rows, self.tail_rows)
+
     def row(self, panel: Expr, r: Expr) -> Expr:
         """The r-th row of a panel."""
-        return I.min(panel_row(panel, self.whole, self.rows, self.tail_rows) + r, self.m - 1)
+        return I.min(self.first_row(panel) + r, self.m - 1)
 
     def rows_of(self, panel: Expr) -> Expr:
         return I.if_then_else(panel < self.whole, self.rows, self.tail_rows)
@@ -170,18 +179,22 @@ class Cover:
             yield self.whole + i, self.whole * self.rows + i * self.tail_rows, self.tail_rows
 
 
-def quantize_rows(
-    X: Buffer, m: Expr, groups: Groups, rows: int, tail_rows: int, by_group: bool = False
-) -> tuple[Cover, Panels]:
-    """Quantize m rows, in parallel over panels, or over groups where few rows are less than a panel for each thread."""
+def one_panel(m: Expr, rows: int) -> Cover:
+    """Up to `rows` rows in one panel."""
+    return Cover(m, rows, rows, I.int64(1), I.int64(0))
+
+
+def cover_rows(m: Expr, groups: Groups, rows: int, tail_rows: int) -> tuple[Cover, Panels]:
+    """Panels that cover m rows, and their memory."""
     panels = alloc_panels(groups, (m + tail_rows - 1) // tail_rows, rows)
     whole = I.bind(whole_panels(m, rows, tail_rows))
     tail = I.bind((I.max(m - whole * rows, 0) + tail_rows - 1) // tail_rows)
-    cover = Cover(m, rows, tail_rows, whole, tail)
-    if by_group:
-        with I.parallel(groups.count) as g, I.serial(whole + tail) as p, I.serial(cover.rows_of(p)) as r:
-            quantize_group(X, cover.row(p, r), g, panels, p, r)
-    else:
-        with I.parallel(whole + tail) as p, I.serial(cover.rows_of(p)) as r, I.serial(groups.count) as g:
-            quantize_group(X, cover.row(p, r), g, panels, p, r)
+    return Cover(m, rows, tail_rows, whole, tail), panels
+
+
+def quantize_rows(X: Buffer, m: Expr, groups: Groups, rows: int, tail_rows: int) -> tuple[Cover, Panels]:
+    """Quantize m rows, in parallel over panels."""
+    cover, panels = cover_rows(m, groups, rows, tail_rows)
+    with I.parallel(cover.panels) as p, I.serial(cover.rows_of(p)) as r, I.serial(groups.count) as g:
+        quantize_group(X, cover.row(p, r), g, panels, p, r)
     return cover, panels

@@ -57,7 +57,7 @@ def spans_of(w: Packed, dot: Dot) -> Spans | None:
     """The spans of a weight that tiles can multiply, where the CPU has them; None: nothing of the sort."""
     if dot.kind != "amx_int8":
         return None
-    if w.bits == 8:
+    if w.bits == 8 and not w.blocked:
         size = CHUNK if w.groups == 1 and w.k % CHUNK == 0 else 32
         return Spans(Groups(w.k, size, IN_ORDER, w.zero_point, min(size, 64) // 4), packed=True)
     return Spans(Groups(w.k, CHUNK, PAIRS, dot.byte_offset, 16), packed=False) if gemm_fits(w, dot) else None

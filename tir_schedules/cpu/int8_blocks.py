@@ -1,4 +1,4 @@
-"""Block formats of GGUF times int8 activations: codes from bit planes, sub-scales and minima.
+"""Block formats times int8 activations: codes from bit planes, sub-scales, minima and zero points.
 
 Few rows: groups of x are those of the weight, at most of 32, and a minimum is multiplied with their sum. Many rows:
 bytes on one scale for a chunk of a row, as in `int8_gemm.py`, in steps of the largest magnitude that its groups can
@@ -14,21 +14,28 @@ from tvm.script.ir_builder import tirx as I
 from tir_schedules.builder import Expr
 from tir_schedules.cpu.int8_activations import EVEN_ODD, SMALLEST, Groups
 from tir_schedules.cpu.int8_dot import Weight
-from tir_schedules.cpu.int8_unpacked import FRACTION, GROUP, Unpacked, halves, upper_bytes
+from tir_schedules.cpu.int8_unpacked import FRACTION, GROUP, Bytes, halves, upper_bytes
 from tir_schedules.cpu.planes import BYTES, HALVES, fields, scale_of
 from tir_schedules.cpu.vectors import Registers, read, splat, store
 
 
 def groups_of(weight: Weight) -> Groups:
-    """x in the weight's groups. Where it has minima, `corrections` are the sums that these are multiplied with."""
+    """x in the weight's groups. `corrections` are sums of x where minima or zero points are multiplied with them."""
     packed = weight.packed
-    zero_point = weight.dot.levels(packed)[1] if packed.table else packed.zero_point
-    return Groups(packed.k, packed.part, EVEN_ODD, -1 if packed.minima else zero_point)
+    zero_point = weight.dot.levels(packed)[1] if packed.table else packed.zero_point - byte_shift(weight)
+    return Groups(packed.k, packed.part, EVEN_ODD, -1 if packed.shifted else zero_point)
+
+
+def byte_shift(weight: Weight) -> int:
+    """How much less than codes of 8 bits the bytes of `codes_of` are: instructions take signed bytes."""
+    return 128 - weight.dot.zero_point(8, 128) if weight.packed.bits == 8 else 0
 
 
 def codes_of(weight: Weight, words: Callable[[int], Expr], t: int) -> Expr:
     """Bytes [4 * lanes]: the t-th codes of the four bytes of words, or their levels."""
     packed, dot = weight.packed, weight.dot
+    if packed.bits == 8:
+        return dot.codes(words(t), 8, 0, 128)
     codes = fields(words, packed.bits, t, 0, BYTES, dot.lanes)
     if packed.table:
         codes = dot.look_up(codes, dot.levels(packed)[0])
@@ -36,7 +43,7 @@ def codes_of(weight: Weight, words: Callable[[int], Expr], t: int) -> Expr:
 
 
 def requantize_blocks(
-    weight: Weight, block: Expr, chunk: Expr, out: Unpacked, slot: Expr, b: Expr, ask: Callable[[Expr], None]
+    weight: Weight, block: Expr, chunk: Expr, out: Bytes, slot: Expr, b: Expr, ask: Callable[[Expr], None]
 ) -> None:
     """Emit a chunk of a block of 16 rows -> a slot of block `b` of `out`, and its scales; as `requantize`."""
     packed, lanes = weight.packed, weight.dot.lanes
@@ -53,7 +60,7 @@ def requantize_blocks(
         # Step 1: the scale of the chunk, and in top[1] what makes factors of the scales of its groups.
         top[0] = zero
         with I.serial(runs * parts) as g:
-            top[0] = I.max(top[0], _reach(weight, scaled(g, 0), scaled(g, 1) if packed.minima else None))
+            top[0] = I.max(top[0], _reach(weight, scaled(g, 0), scaled(g, 1) if packed.shifted else None))
         store(out.scales, (slot, b, v * lanes), top[0] * splat(1 / 127, lanes), lanes)
         top[1] = I.Select(top[0] > splat(SMALLEST, lanes), splat(FRACTION * 127.0, lanes) / top[0], zero)
         with I.serial(runs) as run:
@@ -64,7 +71,7 @@ def requantize_blocks(
             for w in range(4):
                 if w % (4 // parts) == 0:
                     group = run * parts + w * parts // 4
-                    minimum = scaled(group, 1) * top[1] if packed.minima else None
+                    minimum = scaled(group, 1) * top[1] if packed.shifted else None
                     _set_factors(weight, scaled(group, 0) * top[1], minimum, factor)
                 # Step 2: bytes of eight codes; a product has codes i and i + 4.
                 for i, codes in enumerate(_in_halves(weight, lambda j: word[j], w, level)):

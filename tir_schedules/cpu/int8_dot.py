@@ -96,7 +96,7 @@ class Dot:
 class Weight:
     """A packed weight in a kernel, as `rows16` has it: words uint32[blocks, words, 16], scales [blocks, groups, 16].
 
-    `subs` uint32[blocks, groups, 4] are sub-scales of 16 rows, a byte each.
+    `subs` uint32[blocks, groups, 4] are sub-scales or zero points of 16 rows, a byte each.
     """
 
     packed: Packed
@@ -111,4 +111,5 @@ class Weight:
         at = run * packed.each if packed.span == 32 else run * 32 // packed.span * packed.each
         prefetch(self.scales, (block, at if packed.blocked else run, 0))
         if self.subs is not None:
-            prefetch(self.subs, (block, run * (32 // packed.part) * packed.each, 0))
+            at = run * 32 // packed.group_size if packed.zeros else run * (32 // packed.part) * packed.each
+            prefetch(self.subs, (block, at, 0))

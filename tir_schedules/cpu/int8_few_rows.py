@@ -13,12 +13,14 @@ from functools import partial
 from tvm.script.ir_builder import tirx as I
 
 from tir_schedules.builder import Buffer, Expr
-from tir_schedules.cpu.int8_activations import Groups, Panels, alloc_panels, quantize_group, quantize_rows
-from tir_schedules.cpu.int8_blocks import codes_of
+from tir_schedules.cpu.adapters import Adapters
+from tir_schedules.cpu.int8_activations import Groups, Panels, alloc_panels, cover_rows, one_panel, quantize_group
+from tir_schedules.cpu.int8_adapters import Int8Adapters, int8_adapters
+from tir_schedules.cpu.int8_blocks import byte_shift, codes_of
 from tir_schedules.cpu.int8_dot import Weight
 from tir_schedules.cpu.int8_gemm import Int8Tile
 from tir_schedules.cpu.packed_weight import LANES
-from tir_schedules.cpu.planes import scale_of
+from tir_schedules.cpu.planes import scale_of, zero_of
 from tir_schedules.cpu.store import Output
 from tir_schedules.cpu.vectors import Registers, load, prefetch, read, splat, value
 
@@ -141,7 +143,7 @@ class _Tile:
     def _sum_blocks(self, total: Registers) -> None:
         """As `sum`, of a block format."""
         weight, rows, vectors, lanes = self.weight, self.out.rows, self.vectors, self.lanes
-        packed, parts = weight.packed, 32 // weight.packed.part
+        packed, parts, shift = weight.packed, 32 // weight.packed.part, byte_shift(weight)
         acc, word = Registers(rows * vectors, lanes, "int32"), Registers(vectors * packed.bits, lanes, "uint32")
         scale, minimum = Registers(vectors, lanes), Registers(vectors, lanes)
         with I.unroll(rows * vectors) as i:
@@ -156,24 +158,33 @@ class _Tile:
                 with I.unroll(vectors) as v:
                     at = (self.block(v), g, self.column(v))
                     scale[v] = scale_of(packed, weight.scales, weight.subs, at, 0, lanes)
-                    if packed.minima:
+                    if packed.zeros:
+                        minimum[v] = zero_of(packed, weight.subs, at, lanes) - splat(float(shift), lanes)
+                    elif packed.minima:
                         minimum[v] = scale_of(packed, weight.scales, weight.subs, at, 1, lanes)
+                        if shift:
+                            minimum[v] = minimum[v] + scale[v] * splat(float(shift), lanes)
                 with I.unroll(rows) as r, I.unroll(vectors) as v:
-                    start = I.int32(0) if packed.minima else self.panels.corrections[self.panel, g, r]
+                    start = I.int32(0) if packed.shifted else self.panels.corrections[self.panel, g, r]
                     acc[r * vectors + v] = splat(start, lanes)
                 self._multiply_codes(acc, word, run, range(8 // parts * part, 8 // parts * (part + 1)))
                 with I.unroll(rows) as r, I.unroll(vectors) as v:
                     i, x = r * vectors + v, self.panels.scales[self.panel, g, r]
-                    sums = I.cast(acc[i], f"float32x{lanes}") * scale[v]
+                    sums = I.cast(acc[i], f"float32x{lanes}")
+                    if packed.shifted:
+                        x_sum = splat(I.cast(self.panels.corrections[self.panel, g, r], "float32"), lanes)
+                    if packed.zeros:  # whole numbers below 2**24: exact
+                        sums = sums - minimum[v] * x_sum
+                    sums = sums * scale[v]
                     if packed.minima:
-                        x_sum = I.cast(self.panels.corrections[self.panel, g, r], "float32")
-                        sums = sums + minimum[v] * splat(x_sum, lanes)
+                        sums = sums + minimum[v] * x_sum
                     total[i] = total[i] + sums * splat(x, lanes)
 
     def _multiply_codes(self, acc: Registers, word: Registers, run: Expr, steps: range) -> None:
         """acc += the products of some of the 8 vectors of codes of 32 columns."""
         bits, vectors = self.weight.packed.bits, self.vectors
         signed = bool(self.weight.packed.table) and self.weight.dot.levels(self.weight.packed)[1] == 0
+        signed = signed or bits == 8
         for t in steps:
             with I.unroll(self.out.rows) as r, I.unroll(vectors) as v:
                 codes = codes_of(self.weight, partial(_word, word, v * bits), t)
@@ -196,65 +207,105 @@ def _word(words: Registers, first: Expr, i: int) -> Expr:
     return words[first + i]
 
 
-def direct_tile(panels: Panels, panel: Expr, weight: Weight, out: Output, ask: Ask, expert: Expr | None = None) -> None:
+def direct_tile(
+    panels: Panels,
+    panel: Expr,
+    weight: Weight,
+    out: Output,
+    ask: Ask,
+    expert: Expr | None = None,
+    adapters: Int8Adapters | None = None,
+) -> None:
     """Emit a register tile from its panel to y; `expert`: its weight is one of several, one after the other."""
     first, blocks = out.block, weight.packed.blocks
     last = blocks - 1
     if expert is not None:
         first, last = expert * blocks + first, expert * blocks + blocks - 1
     total = Registers(out.rows * out.blocks * (LANES // weight.dot.lanes), weight.dot.lanes)
+    if adapters is not None:
+        adapters.ask(out)
     _Tile(panels, panel, weight, out, first, last if blocks % out.blocks else None, ask).sum(total)
+    if adapters is not None:
+        adapters.expand(total, out)
     out.store(total)
 
 
-def _direct(X: Buffer, weight: Weight, Y: Buffer, m: Expr, tile: Int8Tile, groups: Groups) -> None:
+def _direct(
+    X: Buffer, weight: Weight, Y: Buffer, m: Expr, tile: Int8Tile, groups: Groups, adapters: Int8Adapters | None
+) -> None:
     """Few rows: every panel unpacks the codes for itself, and asks for its share of those of the next columns."""
-    cover, panels = quantize_rows(X, m, groups, tile.rows, tile.tail_rows, by_group=True)
+    cover, panels = cover_rows(m, groups, tile.rows, tile.tail_rows)
+    if adapters is not None:
+        adapters.quantize(X, cover, panels)
+    else:
+        with I.parallel(groups.count) as g, I.serial(cover.panels) as p, I.serial(cover.rows_of(p)) as r:
+            quantize_group(X, cover.row(p, r), g, panels, p, r)
     with I.parallel(-(-weight.packed.blocks // tile.blocks)) as t:
         for panel, row, rows in cover.tiles():
             out = Output(Y, row, m, t * tile.blocks, rows, tile.blocks)
-            direct_tile(panels, panel, weight, out, ask_for_next(weight, panel, cover.whole + cover.tail))
+            direct_tile(panels, panel, weight, out, ask_for_next(weight, panel, cover.panels), adapters=adapters)
 
 
-def _one_panel(X: Buffer, weight: Weight, Y: Buffer, m: Expr, rows: int, groups: Groups) -> None:
+def _one_panel(
+    X: Buffer, weight: Weight, Y: Buffer, m: Expr, rows: int, groups: Groups, adapters: Int8Adapters | None
+) -> None:
     """Up to `rows` rows: one panel, one block of columns after the other, as memory has them."""
     panels, blocks = alloc_panels(groups, 1, rows), weight.packed.blocks
-    with I.parallel(groups.count) as g, I.serial(rows) as r:
-        quantize_group(X, I.min(r, m - 1), g, panels, 0, r)
+    if adapters is not None:
+        adapters.quantize(X, one_panel(m, rows), panels)
+    else:
+        with I.parallel(groups.count) as g, I.serial(rows) as r:
+            quantize_group(X, I.min(r, m - 1), g, panels, 0, r)
     with I.parallel(blocks) as t:
-        direct_tile(panels, 0, weight, Output(Y, 0, m, t, rows, 1), ask_ahead(weight, weight.packed.words))
+        out = Output(Y, 0, m, t, rows, 1)
+        direct_tile(panels, 0, weight, out, ask_ahead(weight, weight.packed.words), adapters=adapters)
 
 
-def several_rows(X: Buffer, weight: Weight, Y: Buffer, m: Expr, tiles: FewTiles, groups: Groups) -> None:
+def several_rows(
+    X: Buffer,
+    weight: Weight,
+    Y: Buffer,
+    m: Expr,
+    tiles: FewTiles,
+    groups: Groups,
+    adapters: Adapters | None = None,
+) -> None:
     """Emit y = x W^T from two rows on: in one panel where one holds them, else with the tile of several or of few."""
+    low_rank = None if adapters is None else int8_adapters(adapters, weight.dot, groups, m)
 
     def panels() -> None:
-        if tiles.several == tiles.few or one_panel:
-            return _direct(X, weight, Y, m, tiles.few, groups)
+        if tiles.several == tiles.few or heights:
+            return _direct(X, weight, Y, m, tiles.few, groups, low_rank)
         with I.If(m < I.int64(FEW_ROWS)):
             with I.Then():
-                _direct(X, weight, Y, m, tiles.several, groups)
+                _direct(X, weight, Y, m, tiles.several, groups, low_rank)
             with I.Else():
-                _direct(X, weight, Y, m, tiles.few, groups)
+                _direct(X, weight, Y, m, tiles.few, groups, low_rank)
 
     def up_to(heights: tuple[int, ...]) -> None:
         if not heights:
             return panels()
         with I.If(m <= I.int64(heights[0])):
             with I.Then():
-                _one_panel(X, weight, Y, m, heights[0], groups)
+                _one_panel(X, weight, Y, m, heights[0], groups, low_rank)
             with I.Else():
                 up_to(heights[1:])
 
-    one_panel = ONE_PANEL if weight.dot.lanes == LANES else ()
-    up_to(one_panel)
+    heights = ONE_PANEL if weight.dot.lanes == LANES else ()
+    up_to(heights)
 
 
-def one_row(X: Buffer, weight: Weight, Y: Buffer, tiles: FewTiles, groups: Groups) -> None:
+def one_row(
+    X: Buffer, weight: Weight, Y: Buffer, tiles: FewTiles, groups: Groups, adapters: Adapters | None = None
+) -> None:
     """Emit y = x W^T of one row: the packed weight is read once, `gemv_blocks` of it at a time."""
     panels, blocks = alloc_panels(groups, 1, 1), tiles.gemv_blocks
-    with I.serial(groups.count) as g:
-        quantize_group(X, 0, g, panels, 0, 0)
+    low_rank = None if adapters is None else int8_adapters(adapters, weight.dot, groups, 1)
+    if low_rank is not None:
+        low_rank.quantize(X, one_panel(1, 1), panels)
+    else:
+        with I.serial(groups.count) as g:
+            quantize_group(X, 0, g, panels, 0, 0)
     with I.parallel(-(-weight.packed.blocks // blocks)) as t:
         out = Output(Y, 0, 1, t * blocks, 1, blocks)
-        direct_tile(panels, 0, weight, out, ask_ahead(weight, tiles.prefetch_words))
+        direct_tile(panels, 0, weight, out, ask_ahead(weight, tiles.prefetch_words), adapters=low_rank)

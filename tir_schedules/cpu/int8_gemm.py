@@ -1,10 +1,10 @@
 """Many rows times a 4-bit weight: codes become bytes once for all rows, on one scale for 256 or 128 of a row.
 
-In a chunk of 256 with group scales s the byte of code c is round((c - zero_point) * s / t) for a step
-t = max|s| * zero_point / 127. That moves a weight by about t / 2 = max(s) / 36 (zero_point 7), an eighteenth of what
-4-bit rounding did, and a sum of 256 products stays in integers: 97 of 100 operations of the units that multiply are
-dot products, against 94 with chunks of 128 and 80 with scales for every 32. Activations have one scale for the same
-numbers of a row.
+In a chunk of 256 with group scales s the byte of code c is round((c - zero_point) * s / t) for a step t = max|s| * 8 /
+127, as a code is at most 8 from a zero point of 7 or 8. That moves a weight by about t / 2 = max|s| / 32, a sixteenth
+of what 4-bit rounding did, and a sum of 256 products stays in integers: 97 of 100 operations of the units that
+multiply are dot products, against 94 with chunks of 128 and 80 with scales for every 32. Activations have one scale
+for the same numbers of a row.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from tir_schedules.cpu.gate import Gate, gate_row
 from tir_schedules.cpu.int8_activations import Cover, Groups, Panels, quantize_rows
 from tir_schedules.cpu.int8_blocks import requantize_blocks
 from tir_schedules.cpu.int8_dot import Dot, Weight
-from tir_schedules.cpu.int8_unpacked import FRACTION, GROUP, Unpacked, halves, upper_bytes
+from tir_schedules.cpu.int8_unpacked import FRACTION, GROUP, Bytes, Unpacked, halves, upper_bytes
 from tir_schedules.cpu.packed_weight import Packed
 from tir_schedules.cpu.store import Output
 from tir_schedules.cpu.vectors import Registers, load, prefetch, read, splat, store, value
@@ -45,8 +45,8 @@ class Int8Tile:
 
 
 def gemm_fits(w: Packed, dot: Dot) -> bool:
-    """True for 4-bit weights in groups of 32, and for blocks, of whole chunks; AVX2's pairs would overflow."""
-    fits = w.blocked or (w.bits == 4 and w.group_size == GROUP and w.groups > 1)
+    """True for 4-bit weights in groups of 32, and for blocks of fewer than 8 bits, in whole chunks; not for AVX2."""
+    fits = (w.blocked and w.bits < 8) or (w.bits == 4 and w.group_size == GROUP and w.groups > 1)
     return fits and w.k % CHUNK == 0 and dot.kind != "avx2"
 
 
@@ -59,7 +59,7 @@ def requantize(
     weight: Weight,
     block: Expr,
     chunk: Expr,
-    out: Unpacked,
+    out: Bytes,
     slot: Expr,
     b: Expr,
     ask: Callable[[Expr], None] = lambda group: None,
@@ -72,6 +72,7 @@ def requantize(
         return requantize_blocks(weight, block, chunk, out, slot, b, ask)
     lanes, groups = weight.dot.lanes, out.size // GROUP
     scale, top = Registers(groups, lanes), Registers(2, lanes)
+    furthest = max(weight.packed.zero_point, weight.packed.highest - weight.packed.zero_point)
     factor, word = Registers(2, lanes, "int32"), Registers(1, lanes, "uint32")
     product, half = Registers(4, 2 * lanes, "int16"), Registers(2, lanes, "uint32")
     zero = splat(0.0, lanes)
@@ -79,11 +80,11 @@ def requantize(
         # Step 1: the scale of the chunk, and in top[1] what makes factors of the scales of its groups.
         with I.unroll(groups) as g:
             scale[g] = load(weight.scales, (block, chunk * groups + g, v * lanes), lanes)
-        top[0] = _magnitude(scale[0], weight)
+        top[0] = I.abs(scale[0])
         with I.unroll(groups - 1) as g:
-            top[0] = I.max(top[0], _magnitude(scale[g + 1], weight))
-        store(out.scales, (slot, b, v * lanes), top[0] * splat(weight.packed.zero_point / 127, lanes), lanes)
-        inverse = splat(FRACTION * 127 / weight.packed.zero_point, lanes) / top[0]
+            top[0] = I.max(top[0], I.abs(scale[g + 1]))
+        store(out.scales, (slot, b, v * lanes), top[0] * splat(furthest / 127, lanes), lanes)
+        inverse = splat(FRACTION * 127 / furthest, lanes) / top[0]
         top[1] = I.Select(top[0] > zero, inverse, zero)
         with I.unroll(groups) as g:
             ask(g)
@@ -100,11 +101,6 @@ def requantize(
                 out.put_eight(slot * (out.size // 8) + g * 4 + j, b, v, half)
 
 
-def _magnitude(scale: Expr, weight: Weight) -> Expr:
-    """|scale|; only those of weights that are kept may be negative."""
-    return I.abs(scale) if weight.packed.kept else scale
-
-
 def _set_factors(weight: Weight, ratio: Expr, factor: Registers) -> None:
     """Emit factor[0], factor[1] so that code * factor[0] + factor[1] is a byte in 8.8 fixed point.
 
@@ -115,8 +111,7 @@ def _set_factors(weight: Weight, ratio: Expr, factor: Registers) -> None:
     offset = splat(I.int32(FRACTION // 2 + FRACTION * dot.byte_offset), lanes)
     shifted = offset - factor[0] * splat(I.int32(weight.packed.zero_point), lanes)
     factor[1] = I.bitwise_and(shifted, splat(I.int32(0xFFFF), lanes))
-    if weight.packed.kept:
-        factor[0] = I.bitwise_and(factor[0], splat(I.int32(0xFFFF), lanes))
+    factor[0] = I.bitwise_and(factor[0], splat(I.int32(0xFFFF), lanes))
     with I.unroll(2) as i:
         factor[i] = I.bitwise_or(factor[i], I.shift_left(factor[i], splat(I.int32(16), lanes)))
 

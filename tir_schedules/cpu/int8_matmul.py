@@ -16,18 +16,22 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
+from typing import Any
 
 from tvm import tirx
 from tvm.script.ir_builder import tirx as I
 
+from tir_schedules.adapter_shape import AdapterShape, adapters_of
 from tir_schedules.builder import Buffer, Expr, Tensor, function
+from tir_schedules.cpu.adapters import Adapters, adapter_arguments
 from tir_schedules.cpu.gate import Gate, apply_gate, gate_of, ungated
 from tir_schedules.cpu.int8_activations import EVEN_ODD, IN_ORDER, PAIRS, Groups
 from tir_schedules.cpu.int8_amx import amx_gemm, spans_of
 from tir_schedules.cpu.int8_blocks import groups_of
 from tir_schedules.cpu.int8_dot import KINDS, Dot, Weight
-from tir_schedules.cpu.int8_few_rows import FewTiles, one_row, several_rows
+from tir_schedules.cpu.int8_few_rows import FewTiles, ask_ahead, one_row, several_rows
 from tir_schedules.cpu.int8_gemm import CHUNK, DEPTH, UNROLL, Int8Tile, chunk_of, gemm
+from tir_schedules.cpu.int8_gemm_few_rows import ROWS, gemm_few_rows
 from tir_schedules.cpu.int8_smmla import pairs_of, smmla_gemm
 from tir_schedules.cpu.int8_unpacked import GROUP
 from tir_schedules.cpu.packed_weight import LANES, Packed, packed_of
@@ -46,7 +50,9 @@ def dot_of(knobs: Knobs) -> Dot | Declined:
 
 
 def int8_matmul(op: Op, knobs: Knobs) -> tirx.PrimFunc | Declined:
-    """The kernel for a tagged `matmul` or `gated_matmul`: x f32[m, K], packed W, y f32[m, N] or [m, N / 2], m >= 1."""
+    """The kernel for a tagged `matmul`, `gated_matmul` or `adapted_matmul`: x f32[m, K], packed W, y f32[m, N] or
+    [m, N / 2], m >= 1; the arguments of its adapters are before y.
+    """
     dot, w = dot_of(knobs), packed_of(op)
     if isinstance(dot, Declined):
         return dot
@@ -55,7 +61,7 @@ def int8_matmul(op: Op, knobs: Knobs) -> tirx.PrimFunc | Declined:
         return Declined(reason)
     if op.many_rows:
         return _many_kernel(w, dot, tiles_of(knobs), many_tile_of(knobs), gate_of(op))
-    return _few_kernel(w, dot, tiles_of(knobs), gate_of(op))
+    return _few_kernel(w, dot, tiles_of(knobs), gate_of(op), adapters_of(op))
 
 
 def tiles_of(knobs: Knobs) -> FewTiles:
@@ -93,26 +99,37 @@ def unfit(op: Op, w: Packed) -> str:
 
 
 def _function(
-    w: Packed, dot: Dot, gate: Gate | None, body: Callable[[Buffer, Weight, Buffer, Expr], None]
+    w: Packed,
+    dot: Dot,
+    gate: Gate | None,
+    body: Callable[[Buffer, Weight, Buffer, Expr, Adapters | None], None],
+    shape: AdapterShape | None = None,
 ) -> tirx.PrimFunc:
-    """x, packed W, y and what `body(x, weight, y, m)` emits."""
+    """x, packed W, what says which adapters there are, y, and what `body(x, weight, y, m, adapters)` emits."""
     m, columns = tirx.Var("m", "int64"), w.n if gate is None else gate.width
     arguments = {
         "x": Tensor((m, w.k), "float32"),
         **w.arrays(),
+        **(adapter_arguments(shape) if shape is not None else {}),
         "y": Tensor((m, columns), "float32"),
     }
-    return function("kernel", arguments, lambda X, *rest: body(X, Weight(w, dot, *rest[:-1]), rest[-1], m))
+
+    def emit(X: Buffer, *rest: Any) -> None:
+        arrays = len(w.arrays())
+        adapters = None if shape is None else Adapters(shape, *rest[arrays:-1])
+        body(X, Weight(w, dot, *rest[:arrays]), rest[-1], m, adapters)
+
+    return function("kernel", arguments, emit)
 
 
 @cache
-def _few_kernel(w: Packed, dot: Dot, tiles: FewTiles, gate: Gate | None) -> tirx.PrimFunc:
+def _few_kernel(w: Packed, dot: Dot, tiles: FewTiles, gate: Gate | None, shape: AdapterShape | None) -> tirx.PrimFunc:
     """Groups of 32, also where a row has one scale."""
 
-    def body(X: Buffer, weight: Weight, Y: Buffer, m: Expr) -> None:
-        _dot_products(X, weight, Y, m, tiles, fine_groups(weight), gate)
+    def body(X: Buffer, weight: Weight, Y: Buffer, m: Expr, adapters: Adapters | None) -> None:
+        _dot_products(X, weight, Y, m, tiles, fine_groups(weight), gate, adapters)
 
-    return _function(w, dot, gate, body)
+    return _function(w, dot, gate, body, shape)
 
 
 @cache
@@ -120,7 +137,7 @@ def _many_kernel(w: Packed, dot: Dot, tiles: FewTiles, many: Int8Tile, gate: Gat
     """The coarsest scales that the CPU gains by."""
     chunk, spans, pairs = chunk_of(w, dot), spans_of(w, dot), pairs_of(w, dot)
 
-    def body(X: Buffer, weight: Weight, Y: Buffer, m: Expr) -> None:
+    def body(X: Buffer, weight: Weight, Y: Buffer, m: Expr, _: Adapters | None) -> None:
         if spans is not None or pairs is not None:
             sums = ungated(gate, Y, m)
             if spans is not None:
@@ -133,27 +150,45 @@ def _many_kernel(w: Packed, dot: Dot, tiles: FewTiles, many: Int8Tile, gate: Gat
             fine, whole_row = fine_groups(weight), w.groups == 1 and w.k % CHUNK == 0 and not w.blocked
             return _dot_products(X, weight, Y, m, tiles, replace(fine, size=CHUNK) if whole_row else fine, gate)
         coarse = Groups(w.k, chunk, PAIRS, dot.byte_offset)
-        if gate is not None and gate.width % LANES == 0:
-            return gemm(X, weight, Y, m, many, coarse, gate)
-        sums = ungated(gate, Y, m)
-        gemm(X, weight, sums, m, many, coarse, None)
-        apply_gate(gate, sums, Y, m)
+        with I.If(m <= I.int64(ROWS)):
+            with I.Then():
+                sums, ask = ungated(gate, Y, ROWS), ask_ahead(weight, tiles.prefetch_words)
+                gemm_few_rows(X, weight, sums, m, many.depth, coarse, ask)
+                apply_gate(gate, sums, Y, m)
+            with I.Else():
+                _gemm(X, weight, Y, m, many, coarse, gate)
 
     return _function(w, dot, gate, body)
 
 
+def _gemm(X: Buffer, weight: Weight, Y: Buffer, m: Expr, tile: Int8Tile, groups: Groups, gate: Gate | None) -> None:
+    """A gate in each thread where halves of the columns end with blocks."""
+    if gate is not None and gate.width % LANES == 0:
+        return gemm(X, weight, Y, m, tile, groups, gate)
+    sums = ungated(gate, Y, m)
+    gemm(X, weight, sums, m, tile, groups, None)
+    apply_gate(gate, sums, Y, m)
+
+
 def _dot_products(
-    X: Buffer, weight: Weight, Y: Buffer, m: Expr, tiles: FewTiles, groups: Groups, gate: Gate | None
+    X: Buffer,
+    weight: Weight,
+    Y: Buffer,
+    m: Expr,
+    tiles: FewTiles,
+    groups: Groups,
+    gate: Gate | None,
+    adapters: Adapters | None = None,
 ) -> None:
     """Codes as they are stored, x in `groups`."""
     with I.If(m == I.int64(1)):
         with I.Then():
             row = ungated(gate, Y, 1)
-            one_row(X, weight, row, tiles, groups)
+            one_row(X, weight, row, tiles, groups, adapters)
             apply_gate(gate, row, Y, 1)
         with I.Else():
             rows = ungated(gate, Y, m)
-            several_rows(X, weight, rows, m, tiles, groups)
+            several_rows(X, weight, rows, m, tiles, groups, adapters)
             apply_gate(gate, rows, Y, m)
 
 
@@ -168,7 +203,7 @@ def fine_groups(weight: Weight) -> Groups:
 RULES = (
     NamedRule(
         "cpu.int8_matmul",
-        ("matmul", "gated_matmul"),
+        ("matmul", "gated_matmul", "adapted_matmul"),
         hand_written(lambda _, op, knobs: int8_matmul(op, knobs)),
         before="cpu.matmul",
     ),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Protocol
 
 from tvm import tirx
 from tvm.script.ir_builder import tirx as I
@@ -13,6 +14,19 @@ from tir_schedules.cpu.vectors import Registers, store
 
 GROUP = 32  # of weights
 FRACTION = 256  # factors are 8.8 fixed point: the byte is the upper half of a 16-bit product
+
+
+class Bytes(Protocol):
+    """Takes signed bytes of columns, in slots of `size` of K, and their scales f32[slot, block, 16]."""
+
+    @property
+    def scales(self) -> Buffer: ...
+
+    @property
+    def size(self) -> int: ...
+
+    def put_eight(self, i: Expr, b: Expr, v: Expr, half: Registers) -> None:
+        """The i-th eight bytes of the v-th vector of rows of a block, from two vectors of words."""
 
 
 @dataclass(frozen=True)

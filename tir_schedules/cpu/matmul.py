@@ -8,11 +8,14 @@ of 16*blocks rows into a scratch that stays in L1, then runs a register tile of 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 from tvm import tirx
 from tvm.script.ir_builder import tirx as I
 
+from tir_schedules.adapter_shape import adapters_of
 from tir_schedules.builder import Buffer, Expr, Tensor, function, put
+from tir_schedules.cpu.adapters import Adapters, adapter_arguments, emit_adapters
 from tir_schedules.cpu.block_weight import Blocks
 from tir_schedules.cpu.few_rows import few_rows
 from tir_schedules.cpu.gate import apply_gate, gate_of, ungated
@@ -35,18 +38,27 @@ class Tile:
 
 
 def matmul(op: Op, tile: Tile) -> tirx.PrimFunc | Declined:
-    """The kernel for a tagged `matmul` or `gated_matmul`: x f32[m, K], packed W, y f32[m, N] or [m, N / 2], m >= 1."""
+    """The kernel for a tagged `matmul`, `gated_matmul` or `adapted_matmul`: x f32[m, K], packed W, y f32[m, N] or
+    [m, N / 2], m >= 1; the arguments of its adapters are before y.
+    """
     if op.str("layout") != "rows16":
         return Declined(f"weight layout {op.str('layout')} has no CPU kernel")
     if tile.rows % 4:
         # The last panel is covered by tiles of 4 rows, which would read past it.
         return Declined(f"a register tile of {tile.rows} rows is not a multiple of 4")
-    w, gate = packed_of(op), gate_of(op)
+    w, gate, shape = packed_of(op), gate_of(op), adapters_of(op)
+    more = {} if shape is None else adapter_arguments(shape)
     m = tirx.Var("m", "int64")
     x, y = Tensor((m, w.k), "float32"), Tensor((m, w.n if gate is None else gate.width), "float32")
 
-    def body(X: Buffer, W: Buffer, *rest: Buffer) -> None:
-        *S, Y = rest
+    def finish(X: Buffer, low_rank: tuple[Any, ...], sums: Buffer, Y: Buffer, count: Expr) -> None:
+        if shape is not None:
+            emit_adapters(Adapters(shape, *low_rank), X, sums, count)
+        apply_gate(gate, sums, Y, count)
+
+    def body(X: Buffer, W: Buffer, *rest: Any) -> None:
+        arrays, Y = len(w.arrays()) - 1, rest[-1]
+        S = rest[:arrays]
         weight = Blocks(w, W, *S) if w.blocked else Quantized(w, W, *S) if S else Plain(w, W)
         sums = ungated(gate, Y, m)
         if op.many_rows:
@@ -55,15 +67,15 @@ def matmul(op: Op, tile: Tile) -> tirx.PrimFunc | Declined:
         with I.If(m == I.int64(1)):
             with I.Then():
                 weight.gemv(X, sums)
-                apply_gate(gate, sums, Y, 1)
+                finish(X, rest[arrays:-1], sums, Y, 1)
             with I.Else():
                 if isinstance(weight, Blocks):
                     weight.few_rows(X, sums, m)
                 else:
                     few_rows(X, weight, sums, m, tile.rows, tile.blocks)
-                apply_gate(gate, sums, Y, m)
+                finish(X, rest[arrays:-1], sums, Y, m)
 
-    return function("kernel", {"x": x, **w.arrays(), "y": y}, body)
+    return function("kernel", {"x": x, **w.arrays(), **more, "y": y}, body)
 
 
 def _many_rows(X: Buffer, weight: Plain | Quantized | Blocks, Y: Buffer, m: Expr, tile: Tile) -> None:
@@ -148,4 +160,4 @@ def _rule(func: tirx.PrimFunc, op: Op, knobs: Knobs) -> tirx.PrimFunc | Declined
     return matmul(op, Tile(*(int(knobs[f"gemm_{name}"]) for name in ("rows", "blocks", "depth"))))
 
 
-RULES = (NamedRule("cpu.matmul", ("matmul", "gated_matmul"), hand_written(_rule)),)
+RULES = (NamedRule("cpu.matmul", ("matmul", "gated_matmul", "adapted_matmul"), hand_written(_rule)),)

@@ -22,7 +22,8 @@ LANES = 16
 class Packed:
     """Facts of a packed weight [N, K]; bits 0 means plain floats of `dtype`.
 
-    `kept` ones are GGUF's: all codes and signs of scales occur. See `mlcpipe/quantization/kept.py`.
+    `kept` ones are those of a checkpoint: all codes and signs of scales occur. `blocked` ones have bit planes, or other
+    numbers than scales of 32 or of a row. See `mlcpipe/quantization/kept.py`.
     """
 
     n: int
@@ -38,6 +39,8 @@ class Packed:
     table: tuple[int, ...] = ()
     unit: float = 1.0
     scale_format: str = ""
+    zeros: bool = False
+    blocked: bool = False
 
     @property
     def groups(self) -> int:
@@ -57,11 +60,6 @@ class Packed:
         return self.k * self.bits // 32 if self.blocked else self.groups * self.words_per_group
 
     @property
-    def blocked(self) -> bool:
-        """Whether codes are in bit planes or look up a table, or minima or sub-scales are beside the scales."""
-        return self.kept and (self.bits not in (4, 8) or self.minima or self.super_size > 0 or bool(self.table))
-
-    @property
     def part(self) -> int:
         """Columns of a block format that are multiplied before a scale: a group, or 32 of a larger one."""
         return min(self.group_size, 32)
@@ -77,8 +75,13 @@ class Packed:
         return max(self.levels, default=(1 << self.bits) - 1)
 
     @property
+    def shifted(self) -> bool:
+        """Whether groups have a minimum or a zero point of their own, which the sum of x is multiplied with."""
+        return self.minima or self.zeros
+
+    @property
     def each(self) -> int:
-        """Numbers beside each other for a group: its scale, and its minimum if it has one."""
+        """Scales and minima beside each other for a group: its scale, and its minimum if it has one."""
         return 2 if self.minima else 1
 
     @property
@@ -93,13 +96,22 @@ class Packed:
         scales = self.each * (self.k // self.span) if self.blocked else self.groups
         arrays = {
             "w": Tensor((self.blocks, self.words, LANES), "uint32"),
-            "s": byte_tensor(self.blocks, scales)
-            if self.scale_format
-            else Tensor((self.blocks, scales, LANES), self.dtype),
+            "s": self._scales(scales),
         }
         if self.super_size:
             arrays["q"] = byte_tensor(self.blocks, self.each * self.groups)
+        if self.zeros:
+            arrays["z"] = byte_tensor(self.blocks, self.groups)
         return arrays
+
+    def _scales(self, columns: int) -> Tensor:
+        if self.scale_format == "bf16":  # two rows a word
+            return Tensor((self.blocks, columns, LANES // 2), "uint32")
+        return (
+            byte_tensor(self.blocks, columns)
+            if self.scale_format
+            else Tensor((self.blocks, columns, LANES), self.dtype)
+        )
 
 
 def packed_of(op: Op) -> Packed:
@@ -118,6 +130,8 @@ def packed_of(op: Op) -> Packed:
         table=tuple(map(int, str(op.facts.get("table", "")).split())),
         unit=float(op.facts.get("unit", 1.0)),
         scale_format=str(op.facts.get("scale_format", "")),
+        zeros=bool(op.facts.get("zeros", 0)),
+        blocked=bool(op.facts.get("blocked", 0)),
     )
 
 

@@ -63,6 +63,11 @@ def _stored_scale(packed: Packed, scales: Buffer, place: tuple[Expr, Expr, Expr]
     if not packed.scale_format:
         scale = load(scales, place, lanes)
         return scale if packed.unit == 1 else scale * splat(packed.unit, lanes)
+    if packed.scale_format == "bf16":
+        block, column, row = place
+        halves = I.reinterpret(lanes_of("uint16", lanes), read(scales, (block, column, row // 2), lanes // 2))
+        bits = I.shift_left(I.cast(halves, lanes_of("uint32", lanes)), splat(I.uint32(16), lanes))
+        return I.reinterpret(lanes_of("float32", lanes), bits)
     byte = _bytes(scales, *place, lanes)
     if packed.scale_format == "e4m3":  # as float16, whose exponent is 8 higher
         half = I.shift_left(I.cast(byte, lanes_of("uint16", lanes)), splat(I.uint16(7), lanes))
@@ -74,12 +79,25 @@ def _stored_scale(packed: Packed, scales: Buffer, place: tuple[Expr, Expr, Expr]
     return I.reinterpret(lanes_of("float32", lanes), bits) * splat(packed.unit, lanes)
 
 
+def zero_of(packed: Packed, zeros: Buffer, place: tuple[Expr, Expr, Expr], lanes: int) -> Expr:
+    """The zero points of a group of `lanes` rows, float32; place: block, group, first row."""
+    block, group, column = place
+    byte = _bytes(zeros, block, group // (packed.group_size // packed.part), column, lanes)
+    return I.cast(I.bitwise_and(byte, splat(I.int32(255), lanes)), lanes_of("float32", lanes))
+
+
 def scale_of(
     packed: Packed, scales: Buffer, subs: Buffer | None, place: tuple[Expr, Expr, Expr], which: int, lanes: int
 ) -> Expr:
-    """Scales (`which` 0) or minima (1) of a group of `lanes` rows, float32; place: block, group, first row."""
+    """Scales (`which` 0) or minima (1) of a group of `lanes` rows, float32; place: block, group, first row.
+
+    With zero points a minimum is -zero point * scale.
+    """
     block, group, column = place
     at = group // (packed.span // packed.part)
+    if packed.zeros:
+        scale = _stored_scale(packed, scales, (block, at, column), lanes)
+        return splat(0.0, lanes) - zero_of(packed, subs, place, lanes) * scale if which else scale
     scale = _stored_scale(packed, scales, (block, at * packed.each + which, column), lanes)
     if subs is None:
         return scale

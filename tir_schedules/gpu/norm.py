@@ -1,8 +1,8 @@
-"""RMS norm, with or without the residual addition before it: one workgroup for each row."""
+"""RMS and layer norm, with or without the residual addition before them: one workgroup for each row."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from tvm import tirx
@@ -17,12 +17,13 @@ from tir_schedules.rule import Declined, Knobs, NamedRule, with_output_dtype
 
 
 def norm(op: Op, dtype: str, knobs: Knobs) -> tirx.PrimFunc | Declined:
-    """The kernel of a tagged `rms_norm` or `add_rms_norm`; arithmetic is float32."""
+    """The kernel of a tagged norm; arithmetic is float32."""
     size, m = op.int("size"), tirx.Var("m", "int64")
-    row_norm = _RowNorm(size, float(op.facts["eps"]), int(knobs.get("subgroup", 0)))
+    row_norm = _RowNorm(size, float(op.facts["eps"]), int(knobs.get("subgroup", 0)), "layer" in op.kind)
     one, many = norm_threads(size, knobs, ".one"), norm_threads(size, knobs, ".many")
     row = Tensor((m, size), dtype)
     weight = Tensor((size,), op.str("weight_dtype"))
+    vectors = dict.fromkeys(("weight", "bias")[: 1 + bool(op.facts.get("biased"))], weight)
 
     def with_threads(kernel: Callable[[int], None]) -> None:
         """kernel(threads), with the threads for few rows or those for many."""
@@ -31,14 +32,18 @@ def norm(op: Op, dtype: str, knobs: Knobs) -> tirx.PrimFunc | Declined:
             return
         by_rows(op, m, lambda: kernel(one), lambda: kernel(many))
 
-    def plain(x: Buffer, w: Buffer, y: Buffer) -> None:
+    def plain(x: Buffer, *others: Buffer) -> None:
+        *of_columns, y = others
+
         def kernel(threads: int) -> None:
             with launch(threads, m) as (i, _, tx):
-                row_norm.run(threads, i, tx, (x, w, y), lambda at: f32(x[i, at]))
+                row_norm.run(threads, i, tx, (x, of_columns, y), lambda at: f32(x[i, at]))
 
         with_threads(kernel)
 
-    def with_sum(a: Buffer, b: Buffer, w: Buffer, x: Buffer, y: Buffer) -> None:
+    def with_sum(a: Buffer, b: Buffer, *others: Buffer) -> None:
+        *of_columns, x, y = others
+
         def kernel(threads: int) -> None:
             with launch(threads, m) as (i, _, tx):
 
@@ -46,47 +51,68 @@ def norm(op: Op, dtype: str, knobs: Knobs) -> tirx.PrimFunc | Declined:
                     put(x, (i, at), a[i, at] + b[i, at])
                     return f32(x[i, at])
 
-                row_norm.run(threads, i, tx, (x, w, y), read)
+                row_norm.run(threads, i, tx, (x, of_columns, y), read)
 
         with_threads(kernel)
 
-    if op.kind == "rms_norm":
-        return function("rms_norm", {"x": row, "weight": weight, "y": row}, plain)
-    return function("add_rms_norm", {"a": row, "b": row, "weight": weight, "x": row, "y": row}, with_sum)
+    if not op.kind.startswith("add"):
+        return function(op.kind, {"x": row, **vectors, "y": row}, plain)
+    return function(op.kind, {"a": row, "b": row, **vectors, "x": row, "y": row}, with_sum)
 
 
 @dataclass(frozen=True)
 class _RowNorm:
-    """RMS norm of one row by one workgroup. `lanes` of a subgroup; 0: unknown."""
+    """RMS norm, or `layer` norm, of one row by one workgroup. `lanes` of a subgroup; 0: unknown."""
 
     size: int
     eps: float
     lanes: int
+    layer: bool
 
     def run(
         self,
         threads: int,
         i: Expr,
         tx: Expr,
-        tensors: tuple[Buffer, Buffer, Buffer],
+        tensors: tuple[Buffer, Sequence[Buffer], Buffer],
         read: Callable[[Expr], Expr],
     ) -> None:
-        """y[i] = x[i] / rms(x[i]) * w for `tensors` x, w, y; `read` gives the elements of x[i] and may store them."""
-        x, w, y = tensors
+        """y[i] = x[i] / rms(x[i]) * w, or (x[i] - mean) / deviation * w + bias, for `tensors` x, (w, bias), y.
+
+        `read` gives the elements of x[i] and may store them.
+        """
+        x, (w, *bias), y = tensors
+        centred = read
+        if self.layer:
+            mean = self._sum(threads, tx, read)
+            put(mean, 0, mean[0] * I.float32(1 / self.size))
+
+            def centred(at: Expr) -> Expr:
+                return f32(x[i, at]) - mean[0]
+
+        def square(at: Expr) -> Expr:
+            value = centred(at)
+            return value * value
+
+        total = self._sum(threads, tx, square)
+        put(total, 0, I.rsqrt(total[0] * I.float32(1 / self.size) + I.float32(self.eps)))
+
+        def normalize(at: Expr) -> None:
+            value = (centred(at) if self.layer else f32(x[i, at])) * total[0] * f32(w[at])
+            put(y, (i, at), value + f32(bias[0][at]) if bias else value)
+
+        self._each(threads, tx, normalize)
+
+    def _sum(self, threads: int, tx: Expr, term: Callable[[Expr], Expr]) -> Buffer:
+        """One number, which every invocation gets: the sum of term(at) over the row."""
         total = local(1)
         put(total, 0, I.float32(0))
-
-        def square(at: Expr) -> None:
-            value = read(at)
-            add(total, 0, value * value)
-
-        self._each(threads, tx, square)
+        self._each(threads, tx, lambda at: add(total, 0, term(at)))
         if self.lanes:
             _sum_of_subgroups(total, threads // self.lanes, self.lanes)
         else:
             _sum_of_all(total, tx, threads)
-        put(total, 0, I.rsqrt(total[0] * I.float32(1 / self.size) + I.float32(self.eps)))
-        self._each(threads, tx, lambda at: put(y, (i, at), f32(x[i, at]) * total[0] * f32(w[at])))
+        return total
 
     def _each(self, threads: int, tx: Expr, body: Callable[[Expr], None]) -> None:
         """body(at) for the elements of one invocation."""
@@ -132,4 +158,5 @@ def _sum_of_subgroups(total: Buffer, count: int, lanes: int) -> None:
         add(total, 0, sums[other])
 
 
-RULES = (NamedRule("gpu.norm", ("rms_norm", "add_rms_norm"), with_output_dtype(norm)),)
+_KINDS = ("rms_norm", "add_rms_norm", "layer_norm", "add_layer_norm")
+RULES = (NamedRule("gpu.norm", _KINDS, with_output_dtype(norm)),)

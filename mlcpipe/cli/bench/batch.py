@@ -37,6 +37,7 @@ def measure_batches(bundle: LoadedBundle, plan: Plan, tokens: Sequence[int], pro
 
 
 def _measure(bundle: LoadedBundle, plan: Plan, tokens: Sequence[int], batch: int, length: int) -> Result:
+    from mlcpipe.runtime.serving.adapters import read_packed
     from mlcpipe.runtime.serving.core import GREEDY, Core
     from mlcpipe.runtime.serving.cost_model import CostModel
     from mlcpipe.runtime.serving.limits import Limits
@@ -44,10 +45,13 @@ def _measure(bundle: LoadedBundle, plan: Plan, tokens: Sequence[int], batch: int
 
     kv_tokens = batch * (length + bundle.manifest.model.page_size)
     limits = Limits(bundle.context_length, sequences=batch, queue=batch, step_s=float("inf"))
-    core = Core(bundle, kv_tokens, limits, CostModel(learn=False))
+    packed = [read_packed(folder, folder.name, bundle.manifest.model) for folder in plan.adapters]
+    core = Core(bundle, kv_tokens, limits, CostModel(learn=False), sum(one.blocks for one in packed))
+    adapters = [store.load(one) for one in packed] if (store := core.executor.adapters) is not None else []
     for index in range(batch):
         prompt = [tokens[(index + at * (index + 1)) % len(tokens)] for at in range(PROMPT)]
-        core.scheduler.submit(Request(tuple(prompt), length - PROMPT, params=GREEDY))
+        adapter = adapters[index % len(adapters)] if adapters else None
+        core.scheduler.submit(Request(tuple(prompt), length - PROMPT, params=GREEDY, adapter=adapter))
     while len(core.scheduler.residency.running) < batch:
         _step(core)
     for _ in range(_WARM_UP):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -37,6 +38,12 @@ def bench_command(
     quantization: QuantizationOption = None,
     kv_cache_dtype: KvCacheDtypeOption = None,
     device: DeviceOption = AUTO,
+    adapter: Annotated[
+        list[Path] | None,
+        typer.Option(
+            help="A folder with a LoRA adapter that PEFT saved; of several, the sequences of a batch take turns."
+        ),
+    ] = None,
     as_json: JsonOption = False,
 ) -> None:
     """Measure prefill and decode speed, memory and load time; medians, after a warm-up that does not count.
@@ -62,12 +69,15 @@ def bench_command(
     console = stderr_console()
     with console_progress(console) as progress:
         bundle = prepare_bundle(
-            model, device, quantization, target=target, kv_cache_dtype=kv_cache_dtype, progress=progress
-        )
+            model, device, quantization, target=target, kv_cache_dtype=kv_cache_dtype,
+            adapters=bool(adapter), progress=progress,
+        )  # fmt: skip
     from mlcpipe.cli.bench.report import print_report
     from mlcpipe.cli.bench.run import Plan, measure
 
-    plan = Plan(bundle, lengths, depths, decode_tokens, repeats, threads, engine_device(device), batches)
+    plan = Plan(
+        bundle, lengths, depths, decode_tokens, repeats, threads, engine_device(device), batches, tuple(adapter or ())
+    )
     with console_progress(console, lasting=False) as progress:
         report = measure(plan, progress)
     print_report(report, as_json=as_json)

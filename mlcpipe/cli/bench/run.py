@@ -25,7 +25,7 @@ _SEED = 20260101
 
 @dataclass(frozen=True)
 class Plan:
-    """What to measure; lengths and depths in tokens, `batches` in sequences."""
+    """What to measure; lengths and depths in tokens, `batches` in sequences, `adapters` as folders."""
 
     bundle: Path
     prefill: tuple[int, ...]
@@ -35,6 +35,7 @@ class Plan:
     threads: int | None
     device: str | None = None
     batches: tuple[int, ...] = ()
+    adapters: tuple[Path, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -135,7 +136,10 @@ def measure(plan: Plan, progress: Progress) -> Report:
     memory.reset_peak_memory()
     base = memory.private_memory_bytes()
     progress.stage("load")
-    first_token_s, engine = _load(lambda: Engine(plan.bundle, threads=plan.threads, device=plan.device), plan.repeats)
+    adapter = plan.adapters[0] if plan.adapters else None
+    first_token_s, engine = _load(
+        lambda: Engine(plan.bundle, threads=plan.threads, device=plan.device, adapter=adapter), plan.repeats
+    )
     gauge = MemoryGauge(engine)
     draw = random.Random(_SEED)
     tokens = [draw.randrange(engine.vocab_size) for _ in range(engine.context_length)]

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from mlcpipe.cli.chat.settings import Settings
 from mlcpipe.cli.chat.stats import SpeedLine
 from mlcpipe.cli.options import (
+    AdapterOption,
     ContextOption,
+    ContextShiftOption,
     DeviceOption,
     JsonOption,
     KvCacheDtypeOption,
@@ -47,6 +49,8 @@ def chat_command(
     kv_cache_dtype: KvCacheDtypeOption = None,
     device: DeviceOption = AUTO,
     context: ContextOption = None,
+    context_shift: ContextShiftOption = False,
+    adapter: AdapterOption = None,
     raw: Annotated[bool, typer.Option("--raw", help="Continue the text as it is, without the chat template.")] = False,
     allow_control_tokens: Annotated[
         bool,
@@ -101,9 +105,10 @@ def chat_command(
         from mlcpipe.cli.web import chat_in_browser
 
         others = {"prompt": prompt, "system": system, "context": context, "kv_cache_dtype": kv_cache_dtype,
+                  "context-shift": context_shift,
                   "raw": raw, "session": file, "json": as_json,
                   "allow-control-tokens": allow_control_tokens,
-                  "no-stats": not stats, "device": engine_device(device)}  # fmt: skip
+                  "no-stats": not stats, "device": engine_device(device), "adapter": adapter}  # fmt: skip
         given = {option_name(key): value for key, value in (sampling | others).items()}
         return chat_in_browser(model, target, quantization, port=port, show=browser, given=given)
     from mlcpipe.cli.chat.once import ask_once, question_of  # needs pydantic
@@ -114,6 +119,8 @@ def chat_command(
     check_at_least_one(context=context)
     if raw and system:
         raise UsageError("--raw has no place for a --system message", next_step="leave one of them out")
+    if file is not None and adapter is not None:
+        raise UsageError("--session saves no chats with an --adapter", next_step="leave one of them out")
     if raw and allow_control_tokens:
         raise UsageError("--raw allows control tokens anyway", next_step="leave --allow-control-tokens out")
     settings = Settings().with_values(sampling)
@@ -121,9 +128,13 @@ def chat_command(
     question = question_of(prompt, as_json=as_json, console=console)
     with console_progress(console) as progress:
         bundle = prepare_bundle(
-            model, device, quantization, target=target, kv_cache_dtype=kv_cache_dtype, progress=progress
-        )
-    engine = _open(bundle, context, engine_device(device), console)
+            model, device, quantization, target=target, kv_cache_dtype=kv_cache_dtype,
+            adapters=adapter is not None, progress=progress,
+        )  # fmt: skip
+    engine = _open(
+        bundle, console, context_length=context, device=engine_device(device), adapter=adapter,
+        context_shift=context_shift,
+    )  # fmt: skip
     session = Session(
         engine,
         settings,
@@ -142,14 +153,14 @@ def chat_command(
         session.save(file)
 
 
-def _open(bundle: Path, context: int | None, device: str | None, console: Console) -> Engine:
+def _open(bundle: Path, console: Console, **options: Any) -> Engine:
     from mlcpipe import Engine
 
     if not console.is_terminal:
-        return Engine(bundle, context_length=context, device=device)
+        return Engine(bundle, **options)
     with console_progress(console, lasting=False) as progress:
         progress.stage("loading")
-        return Engine(bundle, context_length=context, device=device, progress=progress)
+        return Engine(bundle, **options, progress=progress)
 
 
 def _converse(session: Session, engine: Engine, title: str, console: Console, *, show_stats: bool) -> None:

@@ -35,10 +35,11 @@ def backend_of(target: Target) -> Backend:
     return backend(target.backend)
 
 
-def native_sources() -> list[Path]:
-    """Folders of what the native runtime is built with to run on devices."""
-    modules = (backend(name) for name in backends())
-    return [module.NATIVE_SOURCES for module in modules if hasattr(module, "NATIVE_SOURCES")]
+def native_sources(system: str) -> list[Path]:
+    """Folders of what the native runtime is built with to run on devices of a system: "android", "ios", "linux"."""
+    modules = [backend(name) for name in backends()]
+    built = [module for module in modules if system in getattr(module, "NATIVE_SYSTEMS", ())]
+    return [module.NATIVE_SOURCES for module in built if hasattr(module, "NATIVE_SOURCES")]
 
 
 def find_writer(target: Target, **options: bool) -> LibraryWriter:

@@ -17,7 +17,7 @@ from tvm import tirx
 
 from mlcpipe.compiler.android_library import link_android_library
 from mlcpipe.compiler.build import BuiltVariant, build_for_device, build_kernels
-from mlcpipe.compiler.link import ANDROID, Linker, export_archive, export_device_library, library_name
+from mlcpipe.compiler.link import ANDROID, Linker, export_device_library, library_name
 from mlcpipe.compiler.static_library import write_static_device_library
 from mlcpipe.devices.base import Device
 from mlcpipe.errors import CompileError, last_line
@@ -62,7 +62,7 @@ class Backend(Protocol):
     """A backend's module. `OPTIONS`: options of `mlcpipe compile` that `find` takes.
 
     A module without a runner may name in `MEASURED_IN` the module of `mlcpipe.tuning` that measures elsewhere, and in
-    `NATIVE_SOURCES` the folder of what the native runtime is built with to run on its devices.
+    `NATIVE_SOURCES` the folder of what the native runtime is built with to run on its devices on `NATIVE_SYSTEMS`.
     """
 
     OPTIONS: tuple[str, ...]
@@ -89,14 +89,12 @@ class DeviceLibrary:
     `finish` edits the object files before they are linked.
     `archiver`: writes a static library with a table of symbols too, as for a CPU.
     `kernel_phase`: the last phase of kernels before TVM generates code.
-    `archive`: the library is static; its functions register themselves when an app that links it starts.
     """
 
     linker: Linker
     generator: Callable[[Lowering], AbstractContextManager[Sequence[Any]]]
     compiler: str = ""
     finish: Callable[[Sequence[Path]], None] | None = None
-    archive: bool = False
     archiver: Linker | None = None
     kernel_phase: pipeline.Phase = pipeline.SHADERS
 
@@ -114,17 +112,15 @@ class DeviceLibrary:
         scheduled = pipeline.run(replace(state, variant=variants[0]), pipeline.SCHEDULE)
         with self.generator(scheduled) as extra_modules:
             executable = build_for_device(
-                scheduled, registered=self.archive, extra_modules=extra_modules, kernel_phase=self.kernel_phase
+                scheduled, registered=False, extra_modules=extra_modules, kernel_phase=self.kernel_phase
             )
         static = folder / f"lib{stem}.a"
-        path = static if self.archive else folder / library_name(stem, self.linker.system)
+        path = folder / library_name(stem, self.linker.system) if self.linker.links else static
         if self.archiver is not None:
             write_static_device_library(executable.mod, static, self.linker, self.archiver, triple(state.target))
         if self.linker.system == ANDROID:
             link_android_library(static, path, self.linker)
-        elif self.archive:
-            export_archive(executable.mod, path, self.linker, triple(state.target))
-        else:
+        elif self.linker.links:
             export_device_library(executable.mod, path, self.linker, triple(state.target), self.finish)
         return path, [BuiltVariant(variants[0], scheduled.kernels, (path,), path.stat().st_size)]
 

@@ -11,18 +11,19 @@ from typing import Any
 
 import tvm_ffi
 
-from mlcpipe.compiler import link
+from mlcpipe.compiler import driver_check
 from mlcpipe.compiler.backends.base import DeviceLibrary, Runner, global_functions
 from mlcpipe.compiler.build import build_for_device
-from mlcpipe.compiler.link import Linker, find_linker, find_zig, tool_finding
+from mlcpipe.compiler.link import Linker, find_archiver, find_linker, find_zig, tool_finding
 from mlcpipe.errors import CompileError
 from mlcpipe.host.finding import Finding
 from mlcpipe.passes import pipeline
 from mlcpipe.passes.lowering import Lowering
 from mlcpipe.resources import native_path
-from mlcpipe.targets import Target, Variant
+from mlcpipe.targets import Target, Variant, triple
 
 OPTIONS = ()
+NATIVE_SOURCES, NATIVE_SYSTEMS = native_path() / "metal", ("ios",)
 
 # The oldest system that TVM's wheel for macOS supports. Machines other than a Mac link for it with zig.
 _ZIG_TARGET = "aarch64-macos.13.0"
@@ -71,14 +72,15 @@ def _callbacks(sources: list[str] | None = None) -> dict[str, Callable[..., list
 
 def find(target: Target) -> DeviceLibrary:
     """Find a linker for macOS or an archiver for iOS. Raises CompileError that names the command to install it."""
-    linker = find_archiver() if target.archive else find_apple_linker()
-    return DeviceLibrary(linker, _generator, archive=target.archive, kernel_phase=pipeline.SOURCES)
+    linker = find_linker(triple(target)) if target.archive else find_apple_linker()
+    archiver = find_archiver() if target.archive else None
+    return DeviceLibrary(linker, _generator, archiver=archiver, kernel_phase=pipeline.SOURCES)
 
 
 @contextmanager
 def _generator(scheduled: Lowering) -> Iterator[Sequence[Any]]:
     with global_functions(_callbacks()):
-        yield ()
+        yield driver_check.modules(scheduled, float16=True, kernel_phase=pipeline.SOURCES)
 
 
 def tools() -> Iterator[Finding]:
@@ -106,23 +108,6 @@ def find_apple_linker() -> Linker:
     """
     if sys.platform == "darwin":
         return find_linker()
-    zig = _zig("no linker for macOS")
+    if (zig := find_zig()) is None:
+        raise CompileError("no linker for macOS", expected="ziglang, or a Mac", next_step="pip install 'mlcpipe[zig]'")
     return replace(zig, command=(*zig.command, "-target", _ZIG_TARGET), system="darwin")
-
-
-def find_archiver() -> Linker:
-    """The system's `ar` on a Mac, elsewhere zig's, which reads Apple's object files. Raises CompileError.
-
-    zig cannot link a dynamic library for iOS without that system's SDK. A static library needs no SDK.
-    """
-    if sys.platform == "darwin":
-        return Linker("ar", find_linker().version, ("ar",))
-    zig = link.find_archiver("nothing makes static libraries for iOS")
-    return replace(zig, command=(*zig.command, "--format=darwin"), system="darwin")
-
-
-def _zig(problem: str) -> Linker:
-    zig = find_zig()
-    if zig is None:
-        raise CompileError(problem, expected="ziglang, or a Mac", next_step="pip install 'mlcpipe[zig]'")
-    return zig

@@ -6,22 +6,21 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-import tvm
-
+from mlcpipe.compiler import driver_check
 from mlcpipe.compiler.backends.base import DeviceLibrary, DeviceRunner, Runner
-from mlcpipe.compiler.backends.spirv import codegen, driver_check
-from mlcpipe.compiler.build import build_for_device, build_kernels, generated_source
+from mlcpipe.compiler.backends.spirv import codegen
+from mlcpipe.compiler.build import build_for_device, generated_source
 from mlcpipe.compiler.link import find_archiver, find_linker, linker_finding
 from mlcpipe.devices import vulkan
 from mlcpipe.devices.support import vulkan_plugin
 from mlcpipe.errors import TargetError
 from mlcpipe.host.finding import Finding
-from mlcpipe.passes.lowering import KernelModule, Lowering
+from mlcpipe.passes.lowering import Lowering
 from mlcpipe.resources import native_path
 from mlcpipe.targets import Target, Variant, triple
 
 OPTIONS = ()
-NATIVE_SOURCES = native_path() / "vulkan"
+NATIVE_SOURCES, NATIVE_SYSTEMS = native_path() / "vulkan", ("android", "linux")
 
 
 def find(target: Target) -> DeviceLibrary:
@@ -43,13 +42,8 @@ def tools() -> Iterator[Finding]:
 def _generator(scheduled: Lowering) -> Iterator[Sequence[Any]]:
     vulkan.load()
     codegen.register()
-    target, knobs = scheduled.tvm_target, scheduled.variant.schedule
-    half = bool(target.attrs.get("supports_float16", False))
-    # These kernels have TVM's schedules, so TVM's pipeline must insert the barriers.
-    checks = [tvm.tirx.build(tvm.IRModule(driver_check.functions(target, float16=half)), target=target)]
-    if knobs.get("matrix_rows"):
-        checks.append(build_kernels(KernelModule(tvm.IRModule(driver_check.matrices(knobs)), target)))
-    yield checks
+    float16 = bool(scheduled.tvm_target.attrs.get("supports_float16", False))
+    yield driver_check.modules(scheduled, float16=float16)
 
 
 def source(scheduled: Lowering) -> str:

@@ -1,7 +1,7 @@
 """A few kernels against numpy before a model is trusted to a driver: one that computes nonsense is refused by name.
 
 Drivers that answer gibberish without an error are real (mlc-llm issue 861). The kernels are functions of the compiled
-library (`mlcpipe/compiler/backends/spirv/driver_check.py` makes them), named as the cases here. What passed is kept in
+library (`mlcpipe/compiler/driver_check.py` makes them), named as the cases here. What passed is kept in
 the cache for each driver and device.
 """
 

@@ -133,6 +133,6 @@ def array(made: Any) -> NDArray[Any]:
     return np.from_dlpack(made)
 
 
-def view(made: Any, shape: Sequence[int]) -> Any:
-    """The first numbers of a tensor in another shape."""
-    return function("runtime.TVMTensorCreateView")(made, tvm_ffi.Shape(tuple(shape)), made.dtype, 0)
+def view(made: Any, shape: Sequence[int], begin_bytes: int = 0) -> Any:
+    """The numbers of a tensor from `begin_bytes` on, in another shape. Kernels take views of the beginning alone."""
+    return function("runtime.TVMTensorCreateView")(made, tvm_ffi.Shape(tuple(shape)), made.dtype, begin_bytes)

@@ -22,7 +22,7 @@ Device* Device::Find() {
 
 Device& Device::Get() {
   Device* device = Find();
-  if (!device) TVM_FFI_THROW(RuntimeError) << "this machine has no GPU for Metal";
+  if (!device) TVM_FFI_THROW(RuntimeError) << "metal: this machine has no GPU for Metal";
   return *device;
 }
 
@@ -36,7 +36,7 @@ void* Device::Allocate(size_t bytes) {
   const size_t size = std::max<size_t>(bytes, 1);  // Metal has no empty buffers
   const Memory memory = size <= info().max_buffer_bytes ? gpu_->Allocate(size) : Memory();
   if (!memory.buffer) {
-    TVM_FFI_THROW(MemoryError) << "no memory for a buffer of " << bytes << " bytes on " << info().name << ", where "
+    TVM_FFI_THROW(MemoryError) << "metal: no memory for a buffer of " << bytes << " bytes on " << info().name << ", where "
                                << gpu_->free_bytes() << " bytes are free and a buffer has at most "
                                << info().max_buffer_bytes;
   }
@@ -53,9 +53,9 @@ void Device::Free(void* data) {
 
 Device::Allocation& Device::Find(const void* data, size_t offset, size_t bytes) {
   auto found = allocations_.find(data);
-  if (found == allocations_.end()) TVM_FFI_THROW(RuntimeError) << "no buffer of " << info().name;
+  if (found == allocations_.end()) TVM_FFI_THROW(RuntimeError) << "metal: no buffer of " << info().name;
   if (offset > found->second.bytes || bytes > found->second.bytes - offset) {
-    TVM_FFI_THROW(RuntimeError) << bytes << " bytes from " << offset << " on are beyond a buffer of "
+    TVM_FFI_THROW(RuntimeError) << "metal: " << bytes << " bytes from " << offset << " on are beyond a buffer of "
                                 << found->second.bytes;
   }
   return found->second;
@@ -88,7 +88,7 @@ Pipeline Device::Compile(const std::string& kernel, const std::string& source) {
   std::string problem;
   const Pipeline pipeline = gpu_->Compile(kernel, source, &problem);
   if (!pipeline.state) {
-    TVM_FFI_THROW(RuntimeError) << "Metal cannot compile kernel " << kernel << " for " << info().name << ": " << problem;
+    TVM_FFI_THROW(RuntimeError) << "metal: Metal cannot compile kernel " << kernel << " for " << info().name << ": " << problem;
   }
   return pipeline;
 }
@@ -102,14 +102,14 @@ void Device::Dispatch(const std::string& kernel, const Launch& launch) {
   std::lock_guard<std::mutex> lock(mutex_);
   for (size_t i = 0; i < launch.buffers.size(); ++i) {
     if (allocations_.count(launch.buffers[i])) continue;
-    TVM_FFI_THROW(RuntimeError) << "kernel " << kernel << " got no buffer of " << info().name << " as argument " << i;
+    TVM_FFI_THROW(RuntimeError) << "metal: kernel " << kernel << " got no buffer of " << info().name << " as argument " << i;
   }
   BeginCommand();
   gpu_->Dispatch(launch);
 }
 
 void Device::BeginCommand() {
-  if (background_) TVM_FFI_THROW(RuntimeError) << "an app in the background may not use Metal: use it when it is back";
+  if (background_) TVM_FFI_THROW(RuntimeError) << "metal: an app in the background may not use Metal: use it when it is back";
   if (++commands_ % kSubmitted == 0) gpu_->Submit();
 }
 
@@ -122,7 +122,7 @@ void Device::Wait() {
   if (!commands_) return;
   commands_ = 0;
   const std::string problem = gpu_->Wait();
-  if (!problem.empty()) TVM_FFI_THROW(RuntimeError) << "the GPU " << info().name << " failed: " << problem;
+  if (!problem.empty()) TVM_FFI_THROW(RuntimeError) << "metal: the GPU " << info().name << " failed: " << problem;
 }
 
 void Device::SetBackground(bool background) {

@@ -4,6 +4,7 @@
 #include <tvm/runtime/device_api.h>
 
 #include "device.h"
+#include "plugin.h"
 
 namespace mlcpipe::metal {
 namespace {
@@ -19,7 +20,7 @@ class MetalDeviceApi final : public tvm::runtime::DeviceAPI {
   }
 
   void SetDevice(tvm::Device device) final {
-    if (device.device_id != 0) TVM_FFI_THROW(RuntimeError) << "there is one GPU, metal:0, not metal:" << device.device_id;
+    if (device.device_id != 0) TVM_FFI_THROW(RuntimeError) << "metal: there is one GPU, metal:0, not metal:" << device.device_id;
     Device::Get();
   }
 
@@ -61,7 +62,7 @@ class MetalDeviceApi final : public tvm::runtime::DeviceAPI {
 
 }  // namespace
 
-TVM_FFI_STATIC_INIT_BLOCK() {
+void RegisterDeviceApi() {
   tvm::ffi::reflection::GlobalDef()
       .def_packed("device_api.metal",
                   [](ffi::PackedArgs, ffi::Any* result) {

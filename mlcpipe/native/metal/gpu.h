@@ -11,7 +11,7 @@
 namespace mlcpipe::metal {
 
 struct GpuInfo {
-  std::string name;
+  std::string name, system;       // the system has the driver, and a version
   uint64_t memory_bytes = 0;      // that the system recommends to use at most
   uint64_t max_buffer_bytes = 0;  // of one buffer
   uint64_t shared_bytes = 0;      // of a threadgroup

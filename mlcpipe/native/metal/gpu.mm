@@ -17,6 +17,7 @@ class MetalGpu final : public Gpu {
  public:
   explicit MetalGpu(id<MTLDevice> device) : device_(device), queue_([device newCommandQueue]) {
     info_.name = device.name.UTF8String;
+    info_.system = NSProcessInfo.processInfo.operatingSystemVersionString.UTF8String;
     info_.memory_bytes = device.recommendedMaxWorkingSetSize;
     info_.max_buffer_bytes = device.maxBufferLength;
     info_.shared_bytes = device.maxThreadgroupMemoryLength;

@@ -6,6 +6,7 @@
 
 #include <algorithm>
 
+#include "plugin.h"
 #include "src/runtime/pack_args.h"
 #include "src/support/bytes_io.h"
 
@@ -68,11 +69,11 @@ void Kernel::Call(ffi::PackedArgs arguments, const void* numbers) {
   }
   const size_t threads = launch.threads[0] * launch.threads[1] * launch.threads[2];
   if (threads > pipeline_.max_threads) {
-    TVM_FFI_THROW(RuntimeError) << "kernel " << name_ << " needs " << threads << " threads in a threadgroup, at most "
+    TVM_FFI_THROW(RuntimeError) << "metal: kernel " << name_ << " needs " << threads << " threads in a threadgroup, at most "
                                 << pipeline_.max_threads << " are possible; compile the model for this device";
   }
   if (*std::max_element(launch.groups, launch.groups + 3) > kMaxGroups) {
-    TVM_FFI_THROW(RuntimeError) << "kernel " << name_ << " has an impossible number of threadgroups";
+    TVM_FFI_THROW(RuntimeError) << "metal: kernel " << name_ << " has an impossible number of threadgroups";
   }
   Device::Get().Dispatch(name_, launch);
 }
@@ -96,7 +97,7 @@ ffi::Optional<ffi::Function> MetalModule::GetFunction(const ffi::String& name) {
   return tvm::runtime::PackFuncNonBufferArg(call, functions_[name]->arg_types);
 }
 
-TVM_FFI_STATIC_INIT_BLOCK() {
+void RegisterModules() {
   tvm::ffi::reflection::GlobalDef().def("ffi.Module.load_from_bytes.metal", Load);
 }
 

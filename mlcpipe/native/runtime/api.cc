@@ -7,6 +7,7 @@
 
 #include "answer.h"
 #include "faster.h"
+#include "metal.h"
 #include "pool.h"
 
 using mlcpipe::Answer;
@@ -267,4 +268,8 @@ int32_t mlcpipe_trim(mlcpipe_engine engine) {
 
 int32_t mlcpipe_set_threads(int32_t threads) {
   return Guarded([&] { mlcpipe::SetThreads(threads); });
+}
+
+int32_t mlcpipe_set_background(int32_t background) {
+  return Guarded([&] { mlcpipe::SetBackground(background != 0); });
 }

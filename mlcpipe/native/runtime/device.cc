@@ -5,7 +5,8 @@
 
 #include <utility>
 
-#include "error.h"
+#include "gpu_check.h"
+#include "metal.h"
 #include "vulkan.h"
 
 namespace mlcpipe {
@@ -26,6 +27,19 @@ struct Bytes {
 
 constexpr DLDevice kHost{kDLCPU, 0};
 
+// Null for the host and what is no kind.
+const Gpu* GpuOf(std::string_view kind) {
+  if (kind == "vulkan") return &Vulkan();
+  if (kind == "metal") return &Metal();
+  return nullptr;
+}
+
+int64_t GpuFreeBytes(DLDevice device) {
+  tvm::ffi::Any bytes;
+  tvm::runtime::DeviceAPI::Get(device)->GetAttr(device, tvm::runtime::kAvailableGlobalMemory, &bytes);
+  return bytes.cast<int64_t>();
+}
+
 }  // namespace
 
 void CopyBytes(const Tensor& from, size_t from_offset, const Tensor& to, size_t to_offset, size_t bytes) {
@@ -45,7 +59,7 @@ void CopyOut(const Tensor& from, size_t offset, void* to, size_t bytes) {
 
 FreeMemory Device::Free() const {
   if (on_host()) return FindFreeMemory();
-  const FreeMemory own{VulkanFreeBytes(handle.device_id), title};
+  const FreeMemory own{GpuFreeBytes(handle), title};
   if (!unified_memory) return own;
   const FreeMemory host = FindFreeMemory();
   return host.bytes < own.bytes ? host : own;
@@ -77,7 +91,7 @@ tvm::ffi::Array<Tensor> Device::PutAll(const tvm::ffi::Array<Tensor>& host) cons
 }
 
 void Device::Trim() const {
-  if (!on_host()) TrimVulkan();
+  if (gpu) gpu->Trim();
 }
 
 void Device::Wait() const {
@@ -86,11 +100,13 @@ void Device::Wait() const {
 
 Prepared::Prepared(const Device& device, tvm::ffi::Module library, const std::string& cache)
     : device_(device), library_(std::move(library)) {
-  if (!device_.on_host()) PrepareVulkan(device_, library_, cache);
+  if (!device_.gpu) return;
+  CheckDriver(device_, library_, cache);
+  device_.gpu->Prepare(device_, library_, cache);
 }
 
 Prepared::~Prepared() {
-  if (!device_.on_host()) ReleaseVulkan(device_, library_);
+  if (device_.gpu) device_.gpu->Release(device_, library_);
 }
 
 const Tensor& Reused::Put(const Tensor& host) {
@@ -107,9 +123,15 @@ const Tensor& Reused::Put(const Tensor& host) {
   return view_;
 }
 
+Error NotBuilt(const std::string& title, const std::string& option) {
+  return Error(Code::kTarget, "the bundle was made for " + title)
+      .Expected("a runtime that was built with " + option)
+      .Next("build it so, or compile the model for a CPU");
+}
+
 Device FindDevice(const std::string& kind, const std::string& cache) {
-  if (kind == "vulkan") return FindVulkan(cache);
-  return {};
+  const Gpu* gpu = GpuOf(kind);
+  return gpu ? gpu->Find(cache) : Device();
 }
 
 }  // namespace mlcpipe

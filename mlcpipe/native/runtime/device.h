@@ -9,19 +9,24 @@
 
 #include <cstdint>
 #include <string>
+#include <string_view>
 
+#include "error.h"
 #include "host.h"
 
 namespace mlcpipe {
 
+class Gpu;
+
 struct Device {
   DLDevice handle{kDLCPU, 0};
+  const Gpu* gpu = nullptr;           // its kind, null for the host
   std::string kind = "cpu", title;    // the title is for errors, "" for the host
   std::string driver;                 // what its results depend on: device, driver and their versions
   int64_t max_tensor_bytes = INT64_MAX;
   bool unified_memory = true;         // it uses the host's
 
-  bool on_host() const { return handle.device_type == kDLCPU; }
+  bool on_host() const { return !gpu; }
 
   // Memory for weights and KV cache that nothing uses now.
   FreeMemory Free() const;
@@ -40,6 +45,22 @@ struct Device {
 
   // Waits until the device has done all that it was given.
   void Wait() const;
+};
+
+// What kinds of GPUs do each in its way: vulkan.h, metal.h.
+class Gpu {
+ public:
+  virtual ~Gpu() = default;
+
+  // The best device of this machine. Throws kTarget where none can be used, or the runtime was built without.
+  virtual Device Find(const std::string& cache) const = 0;
+
+  // Compiles the kernels of a library for a device, whose driver has passed its check.
+  virtual void Prepare(const Device&, const tvm::ffi::Module&, const std::string& /*cache*/) const {}
+  virtual void Release(const Device&, const tvm::ffi::Module&) const {}
+
+  // Gives memory that nothing uses back to the driver.
+  virtual void Trim() const {}
 };
 
 // A library whose kernels are ready to run on a device.
@@ -76,8 +97,11 @@ class Reused {
   tvm::runtime::Tensor whole_, view_;
 };
 
-// The device that runs a bundle's code of this kind, "cpu" or "vulkan"; `cache` is a folder for what is learned of
-// drivers, "": none. Throws kTarget where there is none that can.
+// The error of a runtime without a kind of GPU, which `option` builds it with.
+Error NotBuilt(const std::string& title, const std::string& option);
+
+// The device that runs a bundle's code of one of the kinds; `cache` is a folder for what is learned of drivers, "": none.
+// Throws kTarget where there is none that can.
 Device FindDevice(const std::string& kind, const std::string& cache);
 
 }  // namespace mlcpipe

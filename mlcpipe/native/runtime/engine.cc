@@ -2,8 +2,6 @@
 
 #include <tvm/runtime/memory/memory_manager.h>
 
-#include <chrono>
-
 #include "bundle/weights.h"
 #include "pool.h"
 #include "workspace.h"
@@ -34,8 +32,8 @@ void ReleasePools() {
 
 Device ChooseDevice(const Manifest& manifest, const std::string& wanted, const std::string& cache) {
   const std::string& kind = manifest.variants.front().kind;
-  if (!wanted.empty() && wanted != "cpu" && wanted != "vulkan" && wanted != "auto") {
-    throw Error(Code::kUsage, "device").Expected("cpu, vulkan or auto").Found(wanted);
+  if (!wanted.empty() && !IsKind(wanted) && wanted != "auto") {
+    throw Error(Code::kUsage, "device").Expected(std::string(kKinds) + " or auto").Found(wanted);
   }
   if (wanted.empty() || wanted == "auto" || wanted == kind) return FindDevice(kind, cache);
   throw Error(Code::kTarget, "the bundle was made for another kind of device")
@@ -64,7 +62,6 @@ Engine::Engine(std::unique_ptr<const Files> files, const Options& options)
       variant_(ChooseVariant(manifest_, options.variant).name),
       device_(ChooseDevice(manifest_, options.device, options.cache)),
       plan_(manifest_, ChooseVariant(manifest_, variant_), options, device_.Free()) {
-  const auto began = Clock::now();
   plan_.CheckFits();
   const WeightIndex index(manifest_);
   manifest_.Verify(index.shards());
@@ -78,7 +75,7 @@ Engine::Engine(std::unique_ptr<const Files> files, const Options& options)
     model_.emplace(manifest_, device_, *library_, std::move(params), plan_.context_length, &cancelled_);
   }
   SetThreads(options.threads ? options.threads : DefaultThreads());
-  load_s_ = Seconds(began);
+  load_s_ = Seconds(began_);
 }
 
 Engine::~Engine() {

@@ -3,6 +3,7 @@
 #define MLCPIPE_RUNTIME_ENGINE_H_
 
 #include <atomic>
+#include <chrono>
 #include <cstdint>
 #include <functional>
 #include <mutex>
@@ -94,6 +95,7 @@ class Engine {
   // One call at a time; others throw kUsage instead of waiting.
   class Turn;
 
+  const std::chrono::steady_clock::time_point began_ = std::chrono::steady_clock::now();
   const std::unique_ptr<const Files> files_;
   const Manifest manifest_;
   const std::string variant_;

@@ -108,9 +108,10 @@ Module Loaded(const std::string& path, Make make) {
 }  // namespace
 
 Error FromTvm(const tvm::ffi::Error& error, Code code, std::string what) {
-  const std::string message = error.message(), device = "vulkan: ";
-  if (message.rfind(device, 0) == 0) {  // mlcpipe/native/vulkan/error.h
-    return Error(error.kind() == "MemoryError" ? Code::kResource : Code::kTarget, message.substr(device.size()));
+  const std::string message = error.message();
+  const size_t colon = message.find(": ");  // of a GPU's error: mlcpipe/native/{vulkan,metal}/error.h
+  if (colon != std::string::npos && colon && IsKind(message.substr(0, colon))) {
+    return Error(error.kind() == "MemoryError" ? Code::kResource : Code::kTarget, message.substr(colon + 2));
   }
   if (error.kind() == "MemoryError" || message.find("alloc") != std::string::npos) {
     return Error(Code::kResource, "the system gives no more memory")

@@ -1,4 +1,4 @@
-/* The native runtime: runs bundles that mlcpipe compiled for a CPU or for Vulkan, without Python.
+/* The native runtime: runs bundles that mlcpipe compiled for a CPU, Vulkan or Metal, without Python.
  *
  * Every function may be called from any thread. One call at a time uses an engine: another gets MLCPIPE_USAGE, except
  * for mlcpipe_cancel, mlcpipe_submit, mlcpipe_cancel_answer and mlcpipe_close. A function returns MLCPIPE_OK or the code
@@ -67,11 +67,12 @@ typedef struct {
                         fits in half of the free memory. */
   int64_t kv_tokens; /* of `sequences`: that the KV cache has room for, at least one context; 0: as said above. Where
                         answers need more, one of them waits, and what it had is computed again. */
-  const char* device; /* "cpu" or "vulkan"; NULL: what the bundle was compiled for; "auto": the bundle at `gpu_path` where
-                         a GPU's driver passes its checks and answers 1.2 times as fast as the CPU, else this one */
+  const char* device; /* "cpu", "vulkan" or "metal"; NULL: what the bundle was compiled for; "auto": the bundle at
+                         `gpu_path` where a GPU's driver passes its checks and answers 1.2 times as fast as the CPU, else
+                         this one */
   const char* cache;  /* a folder of the app's own for what is learned of GPU drivers: compiled kernels, which checks they
                          passed; NULL: it is learned again by each process. The first engine for Vulkan decides. */
-  const char* gpu_path; /* for "auto": the same model compiled for Vulkan. What was measured, some 40 tokens on each, is
+  const char* gpu_path; /* for "auto": the same model compiled for a GPU. What was measured, some 40 tokens on each, is
                            kept in `cache` for each driver; NULL: `device` takes "auto" as NULL */
   const mlcpipe_symbol* gpu_code; /* the static library's table of that bundle; NULL: its shared library */
 } mlcpipe_options;
@@ -87,7 +88,7 @@ typedef struct {
   int32_t fits;           /* 0: mlcpipe_open would give MLCPIPE_RESOURCE */
 } mlcpipe_plan_info;
 
-/* Reads the manifest of a bundle, and for Vulkan what the driver says of its memory, nothing else. `path` is a folder, or
+/* Reads the manifest of a bundle, and for a GPU what the driver says of its memory, nothing else. `path` is a folder, or
  * a file that ends with a container of data (`mlcpipe package --app weights`). `options` may be NULL here and below. */
 MLCPIPE_API int32_t mlcpipe_plan(const char* path, const mlcpipe_options* options, mlcpipe_plan_info* plan);
 
@@ -111,7 +112,7 @@ typedef struct {
   int64_t context_length;
   const char* variant; /* valid while the engine is open, as those below */
   int32_t threads;     /* of the kernels of all engines, now */
-  const char* device;  /* "cpu" or "vulkan" */
+  const char* device;  /* "cpu", "vulkan" or "metal" */
   const char* device_title; /* the GPU and its driver, "" for the CPU */
 } mlcpipe_engine_info;
 
@@ -261,6 +262,11 @@ MLCPIPE_API int32_t mlcpipe_trim(mlcpipe_engine engine);
 /* Threads of the kernels of all engines in this process, the caller's among them: 1 to 1024. Also between the tokens of
  * an answer. */
 MLCPIPE_API int32_t mlcpipe_set_threads(int32_t threads);
+
+/* Of the app, 0 or not: iOS ends one that uses Metal in the background. Metal has ended what it computed when this
+ * returns, and what needs it, also mlcpipe_save, gives MLCPIPE_TARGET until the app is back. Without Metal nothing
+ * changes. */
+MLCPIPE_API int32_t mlcpipe_set_background(int32_t background);
 
 #ifdef __cplusplus
 }

@@ -119,6 +119,8 @@ Sequence& Model::Begin(const std::vector<int32_t>& tokens, const Prefix& prefix)
   const auto count = static_cast<int64_t>(tokens.size());
   sequences_.Reserve(count);
   Sequence& now = sequences_.current();
+  now.tokens.reserve(static_cast<size_t>(context_length_));  // so that no token of an answer allocates
+  now.pages.reserve(static_cast<size_t>(PagesOf(context_length_)));
   now.tokens = tokens;
   now.prompt_length = count;
   now.rope = RopeOf(count);

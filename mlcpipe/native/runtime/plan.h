@@ -22,7 +22,7 @@ struct Options {
   int64_t sequences = 0;       // 1 to kMaxSequences: so many answers at once; 0: one at a time, by `Generate`
   int64_t kv_tokens = 0;       // of several sequences together; 0: what fits
   const mlcpipe_symbol* code = nullptr;  // of a static library; null: the program's, else the bundle's
-  std::string device;                    // "cpu" or "vulkan"; "" or "auto": that of the bundle
+  std::string device;                    // IsKind; "" or "auto": that of the bundle
   std::string cache;                     // a folder for what is learned of drivers; "": none
   std::string gpu_path;                  // of the same model for a GPU, for "auto": see `OpenFaster`
   const mlcpipe_symbol* gpu_code = nullptr;

@@ -11,6 +11,7 @@
 #include "device.cc"
 #include "engine.cc"
 #include "faster.cc"
+#include "gpu_check.cc"
 #if defined(__APPLE__)
 #include "host_apple.cc"
 #else
@@ -18,6 +19,7 @@
 #endif
 #include "host_memory.cc"
 #include "library.cc"
+#include "metal.cc"
 #include "model.cc"
 #include "plan.cc"
 #include "sampler.cc"
@@ -32,5 +34,4 @@
 #include "static_code.cc"
 #include "step.cc"
 #include "vulkan.cc"
-#include "vulkan_check.cc"
 #include "workspace.cc"

@@ -53,22 +53,22 @@ Counts::Counts(int64_t vocab, double presence, double frequency, double repetiti
 }
 
 void Counts::Grow() {
-  const int64_t room = used_ ? 2 * used_ : 256;
+  room_ = used_ ? 2 * used_ : 256;
   const auto bytes = static_cast<size_t>(used_) * sizeof(int32_t);
-  Tensor tokens = Empty({room}, kInt32), counts = Empty({room}, kInt32);
+  Tensor tokens = Empty({room_}, kInt32), counts = Empty({room_}, kInt32);
   if (used_) {
     std::memcpy(tokens->data, tokens_->data, bytes);
     std::memcpy(counts->data, counts_->data, bytes);
   }
   tokens_ = tokens;
   counts_ = counts;
-  zeros_ = Filled(std::vector<int32_t>(static_cast<size_t>(room), 0), kInt32);
+  zeros_ = Filled(std::vector<int32_t>(static_cast<size_t>(room_), 0), kInt32);
 }
 
 void Counts::Add(int32_t token) {
   int32_t& entry = entry_of_[static_cast<size_t>(token)];
   if (entry < 0) {
-    if (used_ == tokens_->shape[0]) Grow();
+    if (used_ == room_) Grow();
     entry = static_cast<int32_t>(used_++);
     Data<int32_t>(tokens_)[entry] = token;
     Data<int32_t>(counts_)[entry] = 0;
@@ -79,8 +79,9 @@ void Counts::Add(int32_t token) {
 void Counts::Penalize(const tvm::ffi::Function& penalize, const Device& device, const Tensor& logits, size_t row) {
   if (!used_) return;
   *Data<int32_t>(row_) = static_cast<int32_t>(row);
-  const auto used = [&](const Tensor& of) { return device.Put(ViewOf(of, {used_})); };
-  penalize(logits, device.Put(row_), used(zeros_), used(tokens_), used(counts_), device.Put(strengths_));
+  for (const Tensor* of : {&zeros_, &tokens_, &counts_}) SetRows(*of, used_);
+  penalize(logits, device.Put(row_), device.Put(zeros_), device.Put(tokens_), device.Put(counts_),
+           device.Put(strengths_));
 }
 
 Row::Row(int64_t vocab, Sampling params, const std::vector<int32_t>& prompt) : params_(std::move(params)) {
@@ -128,14 +129,17 @@ const int32_t* Sampler::Draw(const Tensor& logits, const RowDraw* rows, size_t c
     std::fill_n(Data<int32_t>(row.bias_rows_), row.bias_rows_->shape[0], static_cast<int32_t>(at));
     add_bias_(logits, device_.Put(row.bias_rows_), device_.Put(row.bias_tokens_), device_.Put(row.biases_));
   }
+  const auto size = static_cast<int64_t>(count);
   if (!logits_.same_as(logits)) {
-    const auto size = static_cast<int64_t>(count);
     logits_ = logits;
     viewed_logits_ = ViewOf(logits, {size, 1, vocab_});
-    for (int i = 0; i < 5; ++i) viewed_[i] = ViewOf(settings_[i], {size});
   }
+  SetRows(viewed_logits_, size);
   Tensor put[5];
-  for (size_t i = 0; i < 5; ++i) put[i] = on_device_[i].Put(viewed_[i]);
+  for (size_t i = 0; i < 5; ++i) {
+    SetRows(settings_[i], size);
+    put[i] = on_device_[i].Put(settings_[i]);
+  }
   const auto drawn = sample_(viewed_logits_, put[0], put[1], put[2], put[3], put[4]).cast<Tensor>();
   drawn_.resize(count);
   CopyOut(drawn, 0, drawn_.data(), count * sizeof(int32_t));

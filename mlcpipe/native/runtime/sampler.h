@@ -39,9 +39,9 @@ class Counts {
 
  private:
   std::vector<int32_t> entry_of_;                        // of each token, -1 for none
-  tvm::runtime::Tensor tokens_, counts_, zeros_, row_;  // tokens_, counts_: i32[room]
+  tvm::runtime::Tensor tokens_, counts_, zeros_, row_;  // tokens_, counts_, zeros_: i32[used], with memory for `room_`
   tvm::runtime::Tensor strengths_;
-  int64_t used_ = 0;
+  int64_t used_ = 0, room_ = 0;
 
   void Grow();
 };
@@ -82,8 +82,7 @@ class Sampler {
  private:
   const Device& device_;
   tvm::ffi::Function sample_, penalize_, add_bias_;
-  tvm::runtime::Tensor settings_[5];  // temperature, top_p, top_k, min_p, uniform: [rows], of the host
-  tvm::runtime::Tensor viewed_[5];    // the first of each, as many as the last call had rows
+  tvm::runtime::Tensor settings_[5];  // temperature, top_p, top_k, min_p, uniform: [n], of the host
   tvm::runtime::Tensor logits_, viewed_logits_;  // of the last call, and as f32[n, 1, V]
   std::vector<Reused> on_device_;     // of each
   std::vector<int32_t> drawn_;

@@ -4,6 +4,7 @@
 
 #include <tvm/runtime/tensor.h>
 
+#include <algorithm>
 #include <cstring>
 #include <initializer_list>
 #include <vector>
@@ -29,6 +30,27 @@ tvm::runtime::Tensor Filled(const std::vector<T>& values, DLDataType dtype) {
   std::memcpy(tensor->data, values.data(), values.size() * sizeof(T));
   return tensor;
 }
+
+// Changes how many rows a tensor says that it has, of those that there is memory for. Nobody else may have it.
+inline void SetRows(const tvm::runtime::Tensor& tensor, int64_t rows) { tensor->shape[0] = rows; }
+
+// Integers that each step replaces: one tensor of the host, which grows where there are more of them.
+class Numbers {
+ public:
+  // Valid until the next call.
+  const tvm::runtime::Tensor& Fill(const std::vector<int32_t>& values) {
+    const auto count = static_cast<int64_t>(values.size());
+    while (room_ < count) room_ *= 2;
+    if (!data_.defined() || room_ > made_) data_ = Empty({made_ = room_}, kInt32);
+    SetRows(data_, count);
+    std::copy(values.begin(), values.end(), Data<int32_t>(data_));
+    return data_;
+  }
+
+ private:
+  tvm::runtime::Tensor data_;
+  int64_t room_ = 64, made_ = 0;
+};
 
 // The first numbers of a tensor in another shape.
 inline tvm::runtime::Tensor ViewOf(const tvm::runtime::Tensor& tensor, std::initializer_list<int64_t> shape) {

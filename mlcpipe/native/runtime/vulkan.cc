@@ -9,8 +9,6 @@
 #include <vector>
 
 #include "bundle/json.h"
-#include "error.h"
-#include "vulkan_check.h"
 
 #if defined(MLCPIPE_VULKAN)
 #include "../vulkan/plugin.h"
@@ -35,9 +33,7 @@ void Load(const std::string& cache) {
   });
 #else
   static_cast<void>(cache);
-  throw Error(Code::kTarget, "the bundle was made for Vulkan")
-      .Expected("a runtime that was built with MLCPIPE_VULKAN")
-      .Next("build it so, or compile the model for a CPU");
+  throw NotBuilt("Vulkan", "MLCPIPE_VULKAN");
 #endif
 }
 
@@ -67,43 +63,47 @@ std::vector<Module> VulkanParts(const Module& module) {
   return parts;
 }
 
+class VulkanGpu final : public Gpu {
+ public:
+  Device Find(const std::string& cache) const final {
+    Load(cache);
+    std::string problems;
+    for (const JsonObject& one : Described()) {
+      if (const std::string problem = one.Text("problem"); !problem.empty()) {
+        problems += (problems.empty() ? "" : "; ") + TitleOf(one) + ": " + problem;
+        continue;
+      }
+      Device device;
+      device.handle = {kDLVulkan, 0};  // the best one is listed first
+      device.gpu = this;
+      device.kind = "vulkan";
+      device.title = TitleOf(one);
+      device.driver = device.title + " " + one.Text("driver_uuid") + " " + one.Text("api_version") + " " +
+                      std::to_string(one.Int("driver_version", 0, INT64_MAX));
+      device.unified_memory = one.True("unified_memory");
+      device.max_tensor_bytes = std::min<int64_t>(INT32_MAX, one.Object("limits").Int("max_buffer_bytes", 1, INT64_MAX));
+      return device;
+    }
+    throw Error(Code::kTarget, "no Vulkan device can be used").Found(problems).Next("update its driver");
+  }
+
+  void Prepare(const Device& device, const Module& library, const std::string& cache) const final {
+    for (const Module& part : VulkanParts(library)) Plugin("prepare")(part, device.handle.device_id, DefaultThreads());
+    if (!cache.empty()) Plugin("save_pipelines")();  // for the next process; one that cannot write compiles again
+  }
+
+  void Release(const Device& device, const Module& library) const final {
+    for (const Module& part : VulkanParts(library)) Plugin("release")(part, device.handle.device_id);
+  }
+
+  void Trim() const final { Plugin("trim")(); }
+};
+
 }  // namespace
 
-Device FindVulkan(const std::string& cache) {
-  Load(cache);
-  std::string problems;
-  for (const JsonObject& one : Described()) {
-    if (const std::string problem = one.Text("problem"); !problem.empty()) {
-      problems += (problems.empty() ? "" : "; ") + TitleOf(one) + ": " + problem;
-      continue;
-    }
-    Device device;
-    device.handle = {kDLVulkan, 0};  // the best one is listed first
-    device.kind = "vulkan";
-    device.title = TitleOf(one);
-    device.driver = device.title + " " + one.Text("driver_uuid") + " " + one.Text("api_version") + " " +
-                    std::to_string(one.Int("driver_version", 0, INT64_MAX));
-    device.unified_memory = one.True("unified_memory");
-    device.max_tensor_bytes = std::min<int64_t>(INT32_MAX, one.Object("limits").Int("max_buffer_bytes", 1, INT64_MAX));
-    return device;
-  }
-  throw Error(Code::kTarget, "no Vulkan device can be used").Found(problems).Next("update its driver");
-}
-
-int64_t VulkanFreeBytes(int index) {
-  return Described()[static_cast<size_t>(index)].Int("free_bytes", 0, INT64_MAX);
-}
-
-void PrepareVulkan(const Device& device, const Module& library, const std::string& cache) {
-  CheckDriver(device, library, cache);
-  for (const Module& part : VulkanParts(library)) Plugin("prepare")(part, device.handle.device_id, DefaultThreads());
-  if (!cache.empty()) Plugin("save_pipelines")();  // for the next process; one that cannot write compiles again
-}
-
-void TrimVulkan() { Plugin("trim")(); }
-
-void ReleaseVulkan(const Device& device, const Module& library) {
-  for (const Module& part : VulkanParts(library)) Plugin("release")(part, device.handle.device_id);
+const Gpu& Vulkan() {
+  static const VulkanGpu gpu;
+  return gpu;
 }
 
 }  // namespace mlcpipe

@@ -11,6 +11,8 @@ from numpy.typing import NDArray
 from mlcpipe.runtime.serving.sequence import Sequence
 from mlcpipe.runtime.serving.step import FewRows, ManyRows
 from tir_schedules.step_layout import (
+    ADAPTER_BEGIN,
+    ADAPTER_END,
     HEADER,
     KEYS,
     PAGE,
@@ -45,7 +47,7 @@ def many_spans(rows: Iterable[ManyRows]) -> list[Span]:
     return [Span(sequence, begin, count) for sequence, begin, count, _ in rows]
 
 
-_NONE = (-1, 0, 0, False)
+_NONE = (-1, 0, 0, False, False)
 
 
 class StepBuffer:
@@ -59,7 +61,8 @@ class StepBuffer:
     def fill(self, spans: list[Span]) -> NDArray[np.int32]:
         """The step of these rows, valid until the next call; it grows by powers of two, so that few launches differ."""
         rows, entries = sum(span.rows for span in spans), sum(len(span.sequence.tables[0]) for span in spans)
-        shape = len(spans), rows, entries, bool(spans) and len(spans[0].sequence.tables) == 2
+        windows = bool(spans) and len(spans[0].sequence.tables) == 2
+        shape = len(spans), rows, entries, windows, any(span.sequence.request.adapter for span in spans)
         if shape != self._shape:
             self._shape = _NONE  # should Ctrl-C leave what follows half done
             self._lay_out(*shape)
@@ -74,16 +77,17 @@ class StepBuffer:
             parts[KEYS][i] = span.begin + span.rows
         return self._data
 
-    def _lay_out(self, count: int, rows: int, entries: int, windows: bool) -> None:
+    def _lay_out(self, count: int, rows: int, entries: int, windows: bool, adapters: bool) -> None:
         """Write the header of so many sequences, rows and pages, and find the parts.
 
         Header, then: position[n], slot[n], rope_length[n], sequence[n], row_begin[S + 1], keys[S], table_begin[S + 1],
         table[t]; where a second group of layers has a window, its window_table[t]. Its keys and values go to the same
-        places of its own pages.
+        places of its own pages. Where a row has an adapter: adapter_begin[n], adapter_end[n].
         """
         sizes = {POSITION: rows, SLOT: rows, ROPE_LENGTH: rows, SEQUENCE: rows}
         sizes |= {ROW_BEGIN: count + 1, KEYS: count, TABLE_BEGIN: count + 1, TABLE: entries}
         sizes |= {WINDOW_TABLE: entries} if windows else {}
+        sizes |= {ADAPTER_BEGIN: rows, ADAPTER_END: rows} if adapters else {}
         if (size := HEADER + sum(sizes.values())) > len(self._data):
             self._data = np.zeros(1 << (size - 1).bit_length(), np.int32)
         header = self._data[:HEADER]
@@ -101,6 +105,10 @@ class StepBuffer:
 def _fill_rows(parts: dict[int, NDArray[np.int32]], span: Span, index: int, row: int, entry: int) -> None:
     """The parts of one sequence, number `index`, whose rows begin at `row` and whose pages at `entry`."""
     sequence, begin, count = span
+    if ADAPTER_BEGIN in parts:
+        adapter = sequence.request.adapter
+        blocks = (0, 0) if adapter is None else (adapter.begin, adapter.end)
+        parts[ADAPTER_BEGIN][row : row + count], parts[ADAPTER_END][row : row + count] = blocks
     for name, table in zip((TABLE, WINDOW_TABLE), sequence.tables):
         parts[name][entry : entry + len(table)] = table
     table = sequence.tables[0]

@@ -13,18 +13,22 @@ from collections.abc import Sequence as Many
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from functools import partial
+from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
-from mlcpipe.errors import ComputeError, MlcpipeError, last_line, no_memory
+from mlcpipe.errors import ComputeError, MlcpipeError, UsageError, last_line, no_memory
 from mlcpipe.runtime.chat_file import SavedChat
 from mlcpipe.runtime.loading import LoadedBundle
 from mlcpipe.runtime.sampler import Row, log_probabilities
 from mlcpipe.runtime.serving import sequence as scheduling
+from mlcpipe.runtime.serving.adapters import Adapter, PackedAdapter, read_packed
+from mlcpipe.runtime.serving.context_shift import check_shiftable, tokens_to_drop, without_dropped
 from mlcpipe.runtime.serving.core import Core, Drawn
-from mlcpipe.runtime.serving.drafting import Lookup
+from mlcpipe.runtime.serving.draft_model import DraftModel, ModelDrafter
+from mlcpipe.runtime.serving.drafting import Drafter, Lookup
 from mlcpipe.runtime.serving.executor import MAX_FEW_ROWS
 from mlcpipe.runtime.serving.interface import (
     EngineStats,
@@ -59,10 +63,12 @@ class _Answer:
     row: Row
     came_s: float
     sequence: Sequence | None = None
+    dropped: int = 0  # tokens of the prompt
     queued_s: float = 0.0
     cached_tokens: int = 0
     logprobs: deque[tuple[float | None, tuple[tuple[int, float], ...]]] = field(default_factory=deque)  # of new tokens
-    drafter: Lookup | None = None
+    lookup: Lookup | None = None
+    drafter: Drafter | None = None
 
 
 class Batching:
@@ -70,7 +76,10 @@ class Batching:
 
     `max_queue` requests may wait; another gets OverloadedError. `step_s` is how long a step may take where somebody
     waits for the next token. What a request answers does not depend on what runs beside it, nor on `drafts`: whether
-    tokens that are looked up in its texts are checked several at a time, where that is faster.
+    tokens that are looked up in its texts are checked several at a time, where that is faster; `draft_model` proposes
+    them where the texts do not. `adapter_blocks` is the room for adapters, of 16 ranks each. With `context_shift`
+    prompts and answers may be longer than the context, which then has their first page and their last tokens; raises
+    UsageError for one that is too short for it.
     """
 
     def __init__(
@@ -82,10 +91,17 @@ class Batching:
         max_sequences: int = MAX_FEW_ROWS,
         step_s: float = 0.1,
         drafts: bool = True,
+        draft_model: LoadedBundle | None = None,
+        adapter_blocks: int = 0,
+        context_shift: bool = False,
     ) -> None:
+        if context_shift:
+            check_shiftable(min(bundle.context_length, kv_tokens))
+        self._context_shift = context_shift
         limits = Limits(bundle.context_length, sequences=max_sequences, queue=max_queue, step_s=step_s)
         self._drafts = drafts
-        self._core = Core(bundle, kv_tokens, limits)
+        self._draft_model = None if draft_model is None else DraftModel(draft_model, kv_tokens, max_sequences)
+        self._core = Core(bundle, kv_tokens, limits, adapter_blocks=adapter_blocks)
         self._scheduler = self._core.scheduler
         self._limits, self._kv_tokens = self._scheduler.limits, kv_tokens
         self._commands: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
@@ -108,6 +124,11 @@ class Batching:
         return self._limits.context
 
     @property
+    def context_shift(self) -> bool:
+        """As `ServingEngine.context_shift`."""
+        return self._context_shift
+
+    @property
     def kv_tokens(self) -> int:
         """As `ServingEngine.kv_tokens`."""
         return self._kv_tokens
@@ -124,15 +145,17 @@ class Batching:
 
     def submit(self, request: Request, wake: Wake | None = None) -> Stream:
         """As `ServingEngine.submit`."""
-        check_request(request, self.context_length, self.vocab_size)
+        check_request(request, self.context_length, self.vocab_size, shifts=self.context_shift)
         waiting = len(self._scheduler.residency.waiting) + self._commands.qsize()
         if waiting >= self._limits.queue:
             raise OverloadedError(f"{waiting} requests are waiting already", self._scheduler.retry_after_s())
         stream = Stream(next(self._numbers), request, wake)
         matcher = None if request.grammar is None else request.grammar.matcher()
         row = Row(request.sampling, request.tokens, matcher)
-        drafter = Lookup(request.prediction or (), row.allowed, request.stop_ids) if self._drafts else None
-        answer = _Answer(stream, row, time.monotonic(), drafter=drafter)
+        answer = _Answer(stream, row, time.monotonic())
+        if self._drafts:
+            answer.lookup = lookup = Lookup(request.prediction or (), row.allowed, request.stop_ids)
+            answer.drafter = lookup if self._draft_model is None else ModelDrafter(self._draft_model, lookup, row)
         with self._door:
             if self._closing.is_set():
                 raise OverloadedError(self._fault or "the server is shutting down", 5.0)
@@ -154,6 +177,32 @@ class Batching:
     def restore_prefix(self, saved: SavedChat, namespace: str = "") -> Future[None]:
         """As `ServingEngine.restore_prefix`."""
         return self._between_steps(restore_prefix(self._core, saved, namespace))
+
+    def read_adapter(self, folder: Path, name: str) -> PackedAdapter:
+        """As `ServingEngine.read_adapter`."""
+        if self._core.executor.adapters is None:
+            raise UsageError("the engine takes no adapters", next_step="start it with room for them: --adapter-ranks")
+        return read_packed(folder, name, self._core.bundle.manifest.model)
+
+    def load_adapter(self, packed: PackedAdapter) -> Future[Adapter]:
+        """As `ServingEngine.load_adapter`."""
+        return self._between_steps(self._loading(packed))
+
+    def _loading(self, packed: PackedAdapter) -> Generator[None, None, Adapter]:
+        assert self._core.executor.adapters is not None
+        with self._core.bundle.device.errors():
+            return self._core.executor.adapters.load(packed)
+        yield
+
+    def unload_adapter(self, adapter: Adapter) -> None:
+        """As `ServingEngine.unload_adapter`."""
+        adapter.unloaded = True
+        self._commands.put(partial(self._release, adapter))
+
+    def _release(self, adapter: Adapter) -> None:
+        """Free the room of an unloaded adapter, unless a request uses it."""
+        if not adapter.users and adapter.unloaded and self._core.executor.adapters is not None:
+            self._core.executor.adapters.release(adapter)
 
     def _between_steps(self, job: Generator[None, None, Any]) -> Future[Any]:
         future: Future[Any] = Future()
@@ -218,6 +267,8 @@ class Batching:
                 self._commands.get()()
             self._take_commands()
             self._work()
+            if self._draft_model is not None:
+                self._draft_model.propose(self._scheduler)
             now = time.monotonic()
             self._deliver(self._scheduler.expire(now))
             step = self._scheduler.plan(now)
@@ -260,10 +311,14 @@ class Batching:
     def _begin(self, answer: _Answer) -> None:
         request = answer.stream.request
         self._answers[answer.stream.id] = answer
+        adapter = request.adapter
+        answer.dropped = tokens_to_drop(len(request.tokens), self.context_length)
         try:
+            if adapter is not None and adapter.unloaded:
+                raise UsageError(f"the adapter {adapter.name} was unloaded")
             answer.sequence = self._scheduler.submit(
                 scheduling.Request(
-                    tuple(request.tokens),
+                    tuple(without_dropped(request.tokens, answer.dropped)),
                     request.max_tokens,
                     stop_ids=request.stop_ids,
                     priority=max(-1, min(1, -request.priority)),
@@ -272,12 +327,16 @@ class Batching:
                     deterministic=request.deterministic,
                     params=answer.row,
                     drafter=answer.drafter,
+                    adapter=adapter,
                     arrival=answer.came_s,
+                    shifts=self.context_shift,
                 )
             )
         except MlcpipeError as error:
             self._end(answer, "error", error)
             return
+        if adapter is not None:
+            adapter.users += 1
         self._of_sequence[answer.sequence.id] = answer
 
     def _cancel(self, number: int, finish: Finish = Finish.CANCELLED) -> None:
@@ -343,8 +402,11 @@ class Batching:
         self, answer: _Answer, reason: FinishReason, error: MlcpipeError | None = None, token: int | None = None
     ) -> None:
         self._answers.pop(answer.stream.id, None)
-        if answer.sequence is not None:
-            self._of_sequence.pop(answer.sequence.id, None)
+        if answer.sequence is not None and self._of_sequence.pop(answer.sequence.id, None) is not None:
+            adapter = answer.stream.request.adapter
+            if adapter is not None:
+                adapter.users -= 1
+                self._release(adapter)
         self._finished[reason] += 1
         self._tell(answer, token, reason, error)
 
@@ -357,10 +419,14 @@ class Batching:
     ) -> None:
         """Tell of a token, or of the end, when `_wake` is called next."""
         logprob, top = answer.logprobs.popleft() if token is not None and answer.logprobs else (None, ())
-        stream, predicted = answer.stream, (0, 0)
-        if reason is not None and answer.drafter is not None:
-            predicted = answer.drafter.predicted
-        stream.put(TokenEvent(token, reason, logprob, top, answer.cached_tokens, answer.queued_s, error, predicted))
+        stream, predicted, dropped = answer.stream, (0, 0), answer.dropped
+        if reason is not None and answer.lookup is not None:
+            predicted = answer.lookup.predicted
+        if answer.sequence is not None:
+            dropped += answer.sequence.dropped
+        stream.put(
+            TokenEvent(token, reason, logprob, top, answer.cached_tokens, answer.queued_s, error, predicted, dropped)
+        )
         if stream.wake is not None:
             self._news.setdefault(stream.wake, {})[stream] = None
 

@@ -46,13 +46,21 @@ class Drawn(NamedTuple):
 class Core:
     """Plan a step with `scheduler`, `compute` it, settle it; a request's `params` are the `Row` that it is drawn with.
 
-    `limits` are lowered to what the bundle and its KV cache of `kv_tokens` tokens can do.
+    `limits` are lowered to what the bundle and its KV cache of `kv_tokens` tokens can do. `adapter_blocks` is the room
+    for adapters.
     """
 
-    def __init__(self, bundle: LoadedBundle, kv_tokens: int, limits: Limits, cost: CostModel | None = None) -> None:
+    def __init__(
+        self,
+        bundle: LoadedBundle,
+        kv_tokens: int,
+        limits: Limits,
+        cost: CostModel | None = None,
+        adapter_blocks: int = 0,
+    ) -> None:
         model, groups = bundle.manifest.model, page_groups(bundle, kv_tokens)
         self.bundle, self._sampler = bundle, Sampler(bundle)
-        self.executor = Executor(bundle, layer_pages(bundle, kv_tokens), MAX_FEW_ROWS)
+        self.executor = Executor(bundle, layer_pages(bundle, kv_tokens), MAX_FEW_ROWS, adapter_blocks)
         self._recorder = bundle.device.step_recorder()
         weakref.finalize(self, self._recorder.close)
         pool = PagePool(groups)
@@ -99,7 +107,9 @@ class Core:
         """The rows, how they are drawn, and their logits f32[r, V] and tokens i32[r], as the device computes them."""
         settings = [row.sequence.request.params.after(row.draft) if row.wanted else GREEDY for row in rows]
         masks = self._sampler.masks(settings)
-        key = self._sampler.prepare(settings, [row.position for row in rows]) if rows else None
+        # By positions that count what a shifted context lost: no random number is used twice.
+        positions = [row.sequence.dropped + row.position for row in rows]
+        key = self._sampler.prepare(settings, positions) if rows else None
 
         def work() -> tuple[Any, Any]:
             logits = forward.launch()

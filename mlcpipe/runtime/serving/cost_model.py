@@ -107,6 +107,25 @@ class CostModel:
                 best, speed = rows - load.few, tokens / (self._few_curve[rows] + rows * key_s)
         return best
 
+    def draft_length(self, load: Load, rates: Many[float], token_s: float, most: int) -> int:
+        """How many tokens, up to `most`, a draft model should propose to each of some answers of this load.
+
+        Each of its tokens stands with the answer's rate if those before it do; one of each answer takes it `token_s`.
+        It is the number that makes the most tokens a second, 0 where none does.
+        """
+        end = load.few + most * len(rates)
+        if end >= len(self._few_curve):
+            self._few_curve = self._curve(end + 1)
+        key_s, tokens = self.costs[4] * load.few_keys / load.few, float(load.few)
+        best, speed = 0, _WORTH * tokens / (self._few_curve[load.few] + load.few * key_s)
+        for length in range(1, most + 1):
+            rows = load.few + length * len(rates)
+            tokens += sum(rate**length for rate in rates)
+            seconds = self._few_curve[rows] + rows * key_s + length * token_s
+            if tokens > speed * seconds:
+                best, speed = length, tokens / seconds
+        return best
+
     def _curve(self, size: int) -> list[float]:
         """Seconds of steps of 0 to `size` - 1 few rows, without keys.
 

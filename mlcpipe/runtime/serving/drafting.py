@@ -17,6 +17,7 @@ _LEAST_MATCH, _MOST_MATCH = 2, 8  # tokens in common: a single one says little, 
 _CANDIDATES = 32  # places that are compared, the latest ones
 _STEP = 0.2  # how far one token, right or wrong, moves a rate
 _FIRST_RATE = 0.5
+_LONG_AGO = -1
 
 
 class Draft(NamedTuple):
@@ -31,6 +32,10 @@ class Drafter(Protocol):
 
     def propose(self, tokens: Many[int]) -> Draft:
         """What may follow these tokens, prompt and answer; they only grow from call to call."""
+        ...
+
+    def restart(self) -> None:
+        """The next tokens do not continue those of the last call: the context was shifted."""
         ...
 
     def checked(self, drafted: int, right: int) -> None:
@@ -74,6 +79,10 @@ class Lookup:
         end = next((at for at, token in enumerate(guess) if token in self._stops), len(guess))
         self._guess = guess[: self._allowed(guess[:end])] if end else []
         return Draft(self._guess, self._rates[self._match])
+
+    def restart(self) -> None:
+        """As `Drafter.restart`."""
+        self._begin, self._length, self._guess = _LONG_AGO, 0, []
 
     def checked(self, drafted: int, right: int) -> None:
         """As `Drafter.checked`."""

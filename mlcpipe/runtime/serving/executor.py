@@ -14,6 +14,7 @@ import tvm_ffi
 from mlcpipe.devices.base import Reused
 from mlcpipe.devices.support import tvm_runtime
 from mlcpipe.runtime.loading import LoadedBundle
+from mlcpipe.runtime.serving.adapters import AdapterStore
 from mlcpipe.runtime.serving.batch import StepBuffer, few_spans, many_spans
 from mlcpipe.runtime.serving.page_pool import PageCopy, PageGroup
 from mlcpipe.runtime.serving.step import FewRows, ManyRows
@@ -60,12 +61,19 @@ class Forward(NamedTuple):
 class Executor:
     """Pages of all layers, and the compiled forwards over them. Its caller enters the device's `errors`."""
 
-    def __init__(self, bundle: LoadedBundle, pages: Many[int], few_rows: int) -> None:
-        """With so many pages for each layer, for forwards of at most `few_rows` few rows."""
+    def __init__(self, bundle: LoadedBundle, pages: Many[int], few_rows: int, adapter_blocks: int = 0) -> None:
+        """With so many pages for each layer, for forwards of at most `few_rows` few rows.
+
+        `adapter_blocks`: the room for adapters. Raises UsageError where the bundle has no forwards with them.
+        """
         self.bundle, self._device = bundle, bundle.device
         self._vocab, vm = bundle.manifest.model.vocab_size, bundle.library.vm
         self._few, self._many, self._copy = vm["forward_few"], vm["forward_many"], vm["copy_pages"]
+        self.adapters: AdapterStore | None = None
         with self._device.errors():
+            if adapter_blocks:
+                self.adapters = AdapterStore(bundle.manifest.model, bundle.device, adapter_blocks)
+                self._few_adapted, self._many_adapted = vm["forward_few_adapted"], vm["forward_many_adapted"]
             self.pages: Any = tvm_ffi.convert(
                 [tvm_runtime.empty((count, bundle.manifest.page_bytes), "int8", self._device.handle) for count in pages]
             )
@@ -91,6 +99,8 @@ class Executor:
         tokens = np.array([token for one in rows for token in one.tokens], np.int32)
         ids, step = self._few_ids.put(tokens), self._few_step.put(self._step.fill(few_spans(rows)))
         logits = tvm_runtime.view(self._logits[0], (len(tokens), self._vocab))
+        if any(one.sequence.request.adapter for one in rows):
+            return Forward(partial(self._adapted, self._few_adapted, (ids,), step, logits), (ids, step, "adapted"))
         return Forward(partial(self._forward, self._few, (ids,), step, logits), (ids, step))
 
     def many(self, rows: Many[ManyRows], *, all_rows: bool = False) -> Forward:
@@ -106,6 +116,8 @@ class Executor:
             wanted = np.zeros(1, np.int32)
         ids, step = (self._device.tensor(tokens), self._device.tensor(wanted)), self._step.fill(many_spans(rows))
         logits = self._empty(len(wanted)) if all_rows else tvm_runtime.view(self._logits[1], (len(wanted), self._vocab))
+        if any(one.sequence.request.adapter for one in rows):
+            return Forward(partial(self._adapted, self._many_adapted, ids, self._device.tensor(step), logits), None)
         return Forward(partial(self._forward, self._many, ids, self._device.tensor(step), logits), None)
 
     def _empty(self, rows: int) -> Any:
@@ -113,4 +125,9 @@ class Executor:
 
     def _forward(self, function: Any, ids: tuple[Any, ...], step: Any, logits: Any) -> Any:
         function(*ids, step, logits, self.pages, self.bundle.params)
+        return logits
+
+    def _adapted(self, function: Any, ids: tuple[Any, ...], step: Any, logits: Any) -> Any:
+        assert self.adapters is not None
+        function(*ids, step, logits, self.pages, self.adapters.tensors, self.bundle.params)
         return logits

@@ -8,6 +8,7 @@ from collections.abc import Sequence as Many
 from concurrent.futures import Future
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Literal, NamedTuple, Protocol
 
 import numpy as np
@@ -16,6 +17,7 @@ from numpy.typing import NDArray
 from mlcpipe.errors import MlcpipeError, ResourceError, UsageError
 from mlcpipe.runtime.chat_file import SavedChat
 from mlcpipe.runtime.sampling_params import SamplingParams
+from mlcpipe.runtime.serving.adapters import Adapter, PackedAdapter
 from mlcpipe.runtime.serving.grammar import Grammar
 
 FinishReason = Literal["stop", "length", "timeout", "cancelled", "error"]
@@ -45,6 +47,7 @@ class Request:
     namespace   requests share computed prompts within one namespace only
     deterministic  reuse only keys and values that were computed as those of a prompt; answers' differ a little
     prediction  tokens that the answer may have; they make it faster where it does, and change nothing
+    adapter     what the engine's `load_adapter` gave, or None for the model as it is
     """
 
     tokens: list[int]
@@ -58,6 +61,7 @@ class Request:
     namespace: str = ""
     deterministic: bool = False
     prediction: Many[int] | None = None
+    adapter: Adapter | None = None
 
 
 class TokenEvent(NamedTuple):
@@ -69,6 +73,7 @@ class TokenEvent(NamedTuple):
     cached_tokens  tokens of the prompt whose keys and values were there
     queued_s       seconds that the request waited for its turn
     prediction     of the last event: tokens of the client's prediction that stand, and that were wrong
+    dropped        tokens of the prompt and the answer that a shifted context has lost so far
     """
 
     token: int | None
@@ -79,6 +84,7 @@ class TokenEvent(NamedTuple):
     queued_s: float = 0.0
     error: MlcpipeError | None = None
     prediction: tuple[int, int] = (0, 0)
+    dropped: int = 0
 
 
 class Stream:
@@ -144,12 +150,12 @@ class EngineStats:
     step_s: dict[str, float] = field(default_factory=dict)
 
 
-def check_request(request: Request, context_length: int, vocab_size: int) -> None:
-    """Raises UsageError for a request that cannot be computed."""
+def check_request(request: Request, context_length: int, vocab_size: int, *, shifts: bool = False) -> None:
+    """Raises UsageError for a request that cannot be computed; a context that `shifts` takes any prompt."""
     ids = request.tokens
     if not ids or not all(isinstance(token, int) and 0 <= token < vocab_size for token in ids):
         raise UsageError("token ids", expected=f"one or more integers from 0 to {vocab_size - 1}", found=len(ids))
-    if len(ids) >= context_length:
+    if len(ids) >= context_length and not shifts:
         raise UsageError(
             "the context is full",
             expected=f"at most {context_length} tokens, prompt and answer",
@@ -172,6 +178,11 @@ class ServingEngine(Protocol):
     @property
     def context_length(self) -> int:
         """Most tokens of a prompt and its answer together."""
+        ...
+
+    @property
+    def context_shift(self) -> bool:
+        """Whether longer prompts and answers go on without what is dropped."""
         ...
 
     @property
@@ -213,6 +224,18 @@ class ServingEngine(Protocol):
 
         The result is a ResourceError where the KV cache has no room.
         """
+        ...
+
+    def read_adapter(self, folder: Path, name: str) -> PackedAdapter:
+        """A checked adapter of PEFT's. Raises CheckpointError, and UsageError where the engine takes none."""
+        ...
+
+    def load_adapter(self, packed: PackedAdapter) -> Future[Adapter]:
+        """Have requests choose an adapter; the result is a ResourceError where there is no room."""
+        ...
+
+    def unload_adapter(self, adapter: Adapter) -> None:
+        """Refuse new requests with an adapter; its room is free once those under way have ended."""
         ...
 
     def stats(self) -> EngineStats:

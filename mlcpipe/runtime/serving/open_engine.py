@@ -5,6 +5,7 @@ from __future__ import annotations
 from mlcpipe.errors import ResourceError
 from mlcpipe.runtime.loading import LoadedBundle
 from mlcpipe.runtime.model import LoadedModel
+from mlcpipe.runtime.serving.adapters import block_bytes, blocks_of
 from mlcpipe.runtime.serving.batching import Batching
 from mlcpipe.runtime.serving.executor import MAX_FEW_ROWS, layer_pages
 from mlcpipe.runtime.serving.interface import ServingEngine
@@ -13,22 +14,37 @@ _MEMORY_SHARE = 0.5  # of the free memory that the KV cache takes where nobody s
 
 
 def open_engine(
-    model: LoadedModel, *, max_queue: int, sequences: int | None, step_s: float, drafts: bool
+    model: LoadedModel,
+    *,
+    max_queue: int,
+    sequences: int | None,
+    step_s: float,
+    drafts: bool,
+    adapter_ranks: int = 0,
+    draft_model: LoadedModel | None = None,
+    context_shift: bool = False,
+    replicas: int = 1,
 ) -> ServingEngine:
-    """An engine over the model, which nobody else may use from now on.
+    """An engine over the model, which nobody else may use from now on, nor the draft model.
 
-    `sequences` of the whole context fit its KV cache at once; None is as many as half of the free memory holds.
-    Raises ResourceError where they would not fit.
+    `sequences` of the whole context fit its KV cache at once; None is as many as half of the free memory holds, of
+    which each of so many `replicas` takes its part. `adapter_ranks` of adapters may be loaded at once. Raises
+    ResourceError where they would not fit, and UsageError for a context that is too short for `context_shift`.
     """
-    bundle = model.bundle
-    model.release()
+    models = [one for one in (model, draft_model) if one is not None]
+    for one in models:
+        one.release()
+    bundle, bundles = model.bundle, [one.bundle for one in models]
     context, info, free = bundle.context_length, bundle.manifest.model, bundle.device.free_memory()
     # Beside the pages: what a forward needs, and its logits, of rows of each kind.
-    rest = bundle.manifest.running_bytes + 2 * MAX_FEW_ROWS * 4 * info.vocab_size
+    rest = sum(each.manifest.running_bytes + 2 * MAX_FEW_ROWS * 4 * each.manifest.model.vocab_size for each in bundles)
+    rest += blocks_of(adapter_ranks) * block_bytes(info)
     # A tensor has the pages of a layer.
-    most = bundle.device.max_tensor_bytes // bundle.manifest.page_bytes * info.page_size
+    most = min(
+        each.device.max_tensor_bytes // each.manifest.page_bytes * each.manifest.model.page_size for each in bundles
+    )
     if sequences is None:
-        room = int((free.nbytes - rest) * _MEMORY_SHARE) * context // max(1, _kv_bytes(bundle, context))
+        room = int((free.nbytes - rest) * _MEMORY_SHARE / replicas) * context // max(1, _kv_bytes(bundles, context))
         kv_tokens = max(context, min(MAX_FEW_ROWS * context, room, most))
     else:
         kv_tokens = sequences * context
@@ -40,15 +56,19 @@ def open_engine(
                 found=kv_tokens,
                 next_step="serve fewer --sequences, or a shorter --context",
             )
-        if (need := _kv_bytes(bundle, kv_tokens) + rest) > free.nbytes:
+        if (need := _kv_bytes(bundles, kv_tokens) + rest) > free.nbytes:
             raise ResourceError(
                 f"not enough memory for {sequences} sequences of {context} tokens",
                 expected=f"{need >> 20:,} MiB free",
                 found=free,
                 next_step="serve fewer --sequences, or a shorter --context",
             )
-    return Batching(bundle, kv_tokens=kv_tokens, max_queue=max_queue, step_s=step_s, drafts=drafts)
+    return Batching(
+        bundle, kv_tokens=kv_tokens, max_queue=max_queue, step_s=step_s, drafts=drafts,
+        adapter_blocks=blocks_of(adapter_ranks), draft_model=None if draft_model is None else draft_model.bundle,
+        context_shift=context_shift,
+    )  # fmt: skip
 
 
-def _kv_bytes(bundle: LoadedBundle, kv_tokens: int) -> int:
-    return sum(layer_pages(bundle, kv_tokens)) * bundle.manifest.page_bytes
+def _kv_bytes(bundles: list[LoadedBundle], kv_tokens: int) -> int:
+    return sum(sum(layer_pages(each, kv_tokens)) * each.manifest.page_bytes for each in bundles)

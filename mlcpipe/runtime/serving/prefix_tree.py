@@ -207,7 +207,8 @@ class PrefixTree:
 
     def family(self, sequence: Sequence) -> Hashable:
         """Sequences of one family with the same first tokens can share pages."""
-        length, namespace = sequence.few_from, sequence.request.namespace
+        length, adapter = sequence.few_from, sequence.request.adapter
+        namespace = sequence.request.namespace, 0 if adapter is None else adapter.serial
         other = self._recompute_above is not None and length > self._recompute_above
         return namespace, other, 0 if self._rope_above is None else max(length, self._rope_above)
 

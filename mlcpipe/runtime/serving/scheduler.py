@@ -316,7 +316,7 @@ class Scheduler:
         if sequence.finish is not None:
             self._ends.append(now)
             self.residency.end(sequence)
-        elif self._crossed(sequence):
+        elif sequence.shift(self.limits.context) or self._crossed(sequence):
             self.pool.release(sequence)
             sequence.few_from = len(sequence.tokens)
             self.residency.move(sequence, State.PREFILLING)

@@ -9,10 +9,12 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from mlcpipe.errors import UsageError
+from mlcpipe.runtime.serving.context_shift import tokens_to_drop, without_dropped
 from mlcpipe.runtime.serving.drafting import Drafter
 from tir_schedules.step_layout import PAGE
 
 if TYPE_CHECKING:
+    from mlcpipe.runtime.serving.adapters import Adapter
     from mlcpipe.runtime.serving.prefix_tree import Node
 
 PRIORITIES = (-1, 0, 1)
@@ -29,12 +31,14 @@ class Request:
     stop_ids       ids that end the answer; the one that ended it is part of it
     priority       -1, 0 or 1; a class that may take pages and places from a lower one
     deadline_s     when the answer ends with what there is; on the clock of `arrival`
-    namespace      pages are shared inside it only: adapter, salt
+    namespace      pages are shared inside it only, and among requests with one adapter
     arrival        seconds on any clock, the one that the scheduler is called with
     keep           the pages of the prompt stay when the answer has ended, for those who begin alike
     deterministic  take only pages whose tokens were computed as this request would compute them. Others may differ by
                    the arithmetic of prompts against that of answers
     drafter        proposes the next tokens of the answer, for this request alone
+    adapter        of the model's projections, or None
+    shifts         the answer goes on where the context is full, without what is dropped
 
     Raises UsageError.
     """
@@ -50,6 +54,8 @@ class Request:
     keep: bool = False
     deterministic: bool = False
     drafter: Drafter | None = None
+    adapter: Adapter | None = None
+    shifts: bool = False
 
     def __post_init__(self) -> None:
         if not self.tokens:
@@ -83,9 +89,11 @@ class Finish(enum.Enum):
 class Sequence:
     """A request under way.
 
-    tokens      prompt and answer; the last one drawn is not computed yet
+    tokens      prompt and answer, without those that are dropped; the last one drawn is not computed yet
+    dropped     tokens that the context has lost
     few_from    tokens before it are computed as prompt rows ("many"), those from it on with decode's arithmetic
-                ("few"): the length of the prompt, or of what was computed anew when RoPE's frequencies changed
+                ("few"): the length of the prompt, or of what was computed anew when RoPE's frequencies changed or the
+                context was shifted
     computed    the keys and values of so many tokens are in pages
     tables      by group of layers, the page of each 16 tokens; -1 where a window has left them behind
     kept_from   by group, the first page that has not been left behind
@@ -108,6 +116,7 @@ class Sequence:
     shared: int = 0
     cached: int | None = None
     draft: list[int] = field(default_factory=list)
+    dropped: int = 0
     preemptions: int = 0
     passed_s: float = 0.0
     behind: Sequence | None = None
@@ -126,7 +135,7 @@ class Sequence:
     @property
     def answer(self) -> int:
         """How many tokens of the answer are drawn."""
-        return len(self.tokens) - len(self.request.tokens)
+        return self.dropped + len(self.tokens) - len(self.request.tokens)
 
     @property
     def order(self) -> tuple[int, float, int]:
@@ -144,8 +153,18 @@ class Sequence:
     def push(self, token: int, context: int) -> None:
         """Append a drawn token; sets `finish` where it ends the answer."""
         self.tokens.append(token)
-        request, length = self.request, len(self.tokens)
+        request = self.request
         if token in request.stop_ids:
             self.finish = Finish.STOP
-        elif length - len(request.tokens) >= request.max_tokens or length >= context:
+        elif self.answer >= request.max_tokens or (len(self.tokens) >= context and not request.shifts):
             self.finish = Finish.LENGTH
+
+    def shift(self, context: int) -> bool:
+        """Drop tokens where the context is full; whether it was. Its caller has what is left computed anew."""
+        dropped = tokens_to_drop(len(self.tokens), context)
+        if dropped:
+            self.tokens = without_dropped(self.tokens, dropped)
+            self.dropped += dropped
+            if self.request.drafter is not None:
+                self.request.drafter.restart()
+        return bool(dropped)

@@ -111,7 +111,7 @@ class Tokenizer:
         bos = self.bos_token_id
         if add_special_tokens and self.adds_bos_token and bos is not None and ids[:1] != [bos]:
             ids = [bos, *ids]
-        return self._with_rows(ids)
+        return self.with_rows(ids)
 
     def encode_chat(
         self, messages: Sequence[Mapping[str, Any]], *, allow_control_tokens: bool = False, **extras: Any
@@ -126,9 +126,14 @@ class Tokenizer:
         if allow_control_tokens:
             return self.encode(template.render(messages, **extras))
         marked, stand_ins = template.render_marked(messages, self.marks, **extras)
-        return self._with_rows(self.apart.encode(marked, stand_ins))
+        return self.with_rows(self.apart.encode(marked, stand_ins))
 
-    def _with_rows(self, ids: list[int]) -> list[int]:
+    def encoding(self, text: str) -> tokenizers.Encoding:
+        """A text as the library encodes it, without special tokens around it. Raises what `encode` raises."""
+        return self._encoding(self.library, text)
+
+    def with_rows(self, ids: list[int]) -> list[int]:
+        """The ids. Raises TokenizerError for one that the model has no embedding row for."""
         if self.rows is not None and ids and max(ids) >= self.rows:
             raise TokenizerError(
                 f"token {self.library.id_to_token(max(ids))!r} has no row in the model's embedding",

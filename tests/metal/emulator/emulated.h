@@ -85,7 +85,8 @@ T emulated_reduced(T a, int begin, int end, T found, F combine) {
   }                                                                                                                    \
   inline type simd_shuffle(type a, ushort lane) { return emulated_shuffle(a, lane); }                                   \
   inline type simd_broadcast(type a, ushort lane) { return emulated_shuffle(a, lane); }                                 \
-  inline type simd_shuffle_xor(type a, ushort mask) { return emulated_shuffle(a, emulated_lane() ^ mask); }
+  inline type simd_shuffle_xor(type a, ushort mask) { return emulated_shuffle(a, emulated_lane() ^ mask); }           \
+  inline type simd_shuffle_down(type a, ushort lanes) { return emulated_shuffle(a, emulated_lane() + lanes); }
 EMULATED_SIMD(float) EMULATED_SIMD(half) EMULATED_SIMD(int) EMULATED_SIMD(uint)
 
 // A lane has two neighbours of a row: lane / 4 is the row, lane % 4 * 2 the column. Kernels cannot know.

@@ -8,7 +8,7 @@ import shutil
 import subprocess
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -16,8 +16,12 @@ from tests.conftest import DEMO
 from tests.native.conftest import ROOT, private_cache
 from tests.once import Once
 
+if TYPE_CHECKING:
+    from mlcpipe.compiler.native_runtime import DevicePlugin
+
 PROJECT = ROOT / "mlcpipe" / "native" / "android"
 LIBRARY = PROJECT / "mlcpipe" / "src" / "main"
+SCENARIOS = Path(__file__).parent / "kotlin"
 DECLARATIONS = Path(__file__).parent / "declarations"
 TOOLS = Path(__file__).parent / "build"
 KOTLIN = Path(__file__).parent / "node_modules" / "kotlin-compiler" / "lib"
@@ -66,8 +70,8 @@ def compile_kotlin(sources: list[Path], output: Path, *classes: Path, options: t
     assert done.returncode == 0, done.stderr[-4000:]
 
 
-def link_jni(output: Path, cache: Path, machine: str | None = None) -> None:
-    """The native runtime with the functions for Kotlin, for a JVM of this machine or another."""
+def link_jni(output: Path, cache: Path, machine: str | None = None, plugin: DevicePlugin | None = None) -> None:
+    """The native runtime with the functions for Kotlin, for a JVM of this machine or another, with a kind of GPU."""
     from mlcpipe.compiler.link import find_cxx
     from mlcpipe.compiler.native_runtime import RUNTIME_SOURCES, object_files
 
@@ -75,7 +79,7 @@ def link_jni(output: Path, cache: Path, machine: str | None = None) -> None:
     includes = [f"-I{path}" for path in (RUNTIME_SOURCES, include, include / "linux")]
     flags = ["-std=c++17", "-Os", "-fPIC", "-fvisibility=hidden", "-Wall", "-Wextra", "-Werror", "-shared", "-pthread"]
     exports = ["-Wl,--gc-sections", "-Wl,-s", f"-Wl,--version-script={cpp / 'exports.map'}"]
-    objects = map(str, object_files(compiler, cache))
+    objects = map(str, object_files(compiler, cache, plugin))
     compiler.run([*flags, *includes, *exports, str(cpp / "jni.cc"), *objects, "-ldl", "-o", str(output)])
 
 
@@ -84,7 +88,7 @@ def library_and_classes(once: Once, shared: Path) -> tuple[Path, Path]:
     """The folder of libmlcpipe.so, and a jar of the library in Kotlin with the scenarios."""
 
     def work(folder: Path) -> list[str]:
-        sources = [*plain_kotlin(), *kotlin_files(Path(__file__).parent / "kotlin")]
+        sources = [*plain_kotlin(), *kotlin_files(SCENARIOS)]
         compile_kotlin(sources, folder / "library.jar")
         link_jni(folder / "libmlcpipe.so", private_cache(shared))
         return [str(folder), str(folder / "library.jar")]

@@ -7,12 +7,14 @@ import subprocess
 import zipfile
 from collections.abc import Sequence
 from pathlib import Path
+from xml.etree import ElementTree
 
 import pytest
 
 import mlcpipe
 from mlcpipe import Engine
 from mlcpipe.compiler.link import find_zig
+from mlcpipe.compiler.native_runtime import DevicePlugin
 from tests.conftest import DEMO
 from tests.native.android.answers import QUESTIONS, conversation
 from tests.native.android.conftest import (
@@ -31,8 +33,10 @@ pytestmark = pytest.mark.everything  # compiles the runtime for another machine,
 
 ANDROID = "sdk/usr/share/java/com.android.android-23.jar"
 DX = "sdk/usr/share/java/com.android.dx.jar"
+ARM = "aarch64-linux-gnu.2.31"
 JAVA = "arm64/usr/lib/jvm/java-21-openjdk-arm64/bin/java"
 MAX_APP_BYTES = 3 << 20
+MAX_AAR_BYTES, MAX_LIBRARY_BYTES, MAX_VULKAN_BYTES = 2_000_000, 2_500_000, 3_200_000
 
 
 @pytest.fixture(scope="session")
@@ -41,7 +45,7 @@ def arm_library(shared: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     if find_zig() is None:
         pytest.skip("libraries for another machine need ziglang")
     folder = tmp_path_factory.mktemp("arm")
-    link_jni(folder / "libmlcpipe.so", private_cache(shared), "aarch64-linux-gnu.2.31")
+    link_jni(folder / "libmlcpipe.so", private_cache(shared), ARM)
     return folder
 
 
@@ -69,6 +73,50 @@ def run(*words: str | Path) -> str:
     return done.stdout
 
 
+def test_the_size_of_the_library(arm_library: Path, shared: Path, vulkan_plugin: DevicePlugin, tmp_path: Path) -> None:
+    """Stripped, without Vulkan and with it."""
+    link_jni(tmp_path / "vulkan.so", private_cache(shared), ARM, vulkan_plugin)
+    plain, vulkan = (arm_library / "libmlcpipe.so").stat().st_size, (tmp_path / "vulkan.so").stat().st_size
+    assert plain <= MAX_LIBRARY_BYTES and plain < vulkan <= MAX_VULKAN_BYTES, (plain, vulkan)
+
+
+def test_the_library_becomes_an_aar(project: Path, arm_library: Path, tmp_path: Path) -> None:
+    """As Gradle would put it together for phones alone; an app with Android's own views compiles against it."""
+    module, aar = project / "mlcpipe", tmp_path / "mlcpipe.aar"
+    declared = [DECLARATIONS / "PowerManager.kt"]
+    compile_kotlin([*kotlin_files(module), *declared], tmp_path / "all.jar", tool(ANDROID))
+    classes = _without(tmp_path / "all.jar", tmp_path / "classes.jar", ("android/",), (".class", ".kotlin_module"))
+    resources = module / "src/main/resources"
+    with zipfile.ZipFile(classes, "a", zipfile.ZIP_DEFLATED) as jar:
+        for path in resources.rglob("*.txt"):
+            jar.write(path, path.relative_to(resources))
+    text = (module / "src/main/AndroidManifest.xml").read_text()
+    manifest = text.replace("<manifest ", '<manifest package="ai.mlcpipe" ', 1)
+    with zipfile.ZipFile(aar, "w", zipfile.ZIP_DEFLATED) as library:
+        library.writestr("AndroidManifest.xml", manifest)
+        library.write(classes, "classes.jar")
+        library.write(module / "consumer-rules.pro", "proguard.txt")
+        library.writestr("R.txt", "")
+        library.write(arm_library / "libmlcpipe.so", "jni/arm64-v8a/libmlcpipe.so")
+    assert aar.stat().st_size <= MAX_AAR_BYTES, aar.stat().st_size
+    _check_aar(aar, tmp_path)
+    compile_kotlin(kotlin_files(project / "views"), tmp_path / "views.jar", tool(ANDROID), tmp_path / "of_aar.jar")
+
+
+def _check_aar(aar: Path, folder: Path) -> None:
+    """Its manifest and code are Android's, and its licences and rules are there; classes.jar becomes `of_aar.jar`."""
+    with zipfile.ZipFile(aar) as library:
+        assert ElementTree.fromstring(library.read("AndroidManifest.xml")).attrib == {"package": "ai.mlcpipe"}
+        assert library.read("jni/arm64-v8a/libmlcpipe.so")[18] == 183
+        assert "-keep class ai.mlcpipe.Native" in library.read("proguard.txt").decode()
+        (folder / "of_aar.jar").write_bytes(library.read("classes.jar"))
+    with zipfile.ZipFile(folder / "of_aar.jar") as jar:
+        names = jar.namelist()
+        assert {"ai/mlcpipe/Mlcpipe.class", "ai/mlcpipe/android/DeviceEvents.class"} < set(names)
+        assert all(name.startswith(("ai/mlcpipe/", "META-INF/")) for name in names), names
+        assert "kotlinx.coroutines" in jar.read("META-INF/ai.mlcpipe/THIRD_PARTY.txt").decode()
+
+
 def dex(project: Path, folder: Path) -> Path:
     """Byte code of the app with Android's views, and of what it needs."""
     sources = [path for module in ("mlcpipe", "views") for path in kotlin_files(project / module)]
@@ -81,10 +129,10 @@ def dex(project: Path, folder: Path) -> Path:
     return folder / "classes.dex"
 
 
-def _without(jar: Path, output: Path, begins: Sequence[str]) -> Path:
-    """The classes of a jar without those of some folders."""
+def _without(jar: Path, output: Path, begins: Sequence[str], kinds: tuple[str, ...] = (".class",)) -> Path:
+    """The files of some kinds of a jar without those of some folders."""
     with zipfile.ZipFile(jar) as source:
-        kept = {name: source.read(name) for name in source.namelist() if name.endswith(".class")}
+        kept = {name: source.read(name) for name in source.namelist() if name.endswith(kinds)}
     with zipfile.ZipFile(output, "w") as target:
         for name, content in kept.items():
             if not name.startswith(tuple(begins)):

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 from mlcpipe import Engine
 from mlcpipe.cli import main
+from mlcpipe.compiler.native_runtime import DevicePlugin
 from tests.conftest import Bundles
 from tests.native.android.answers import QUESTIONS, conversation
-from tests.native.android.conftest import Scenario
+from tests.native.android.conftest import Scenario, jdk, link_jni, scenario_in
+from tests.native.conftest import ROOT, private_cache
+from tests.native.engine import Runtime
 
 pytestmark = pytest.mark.full  # compiles Kotlin, and TVM's runtime
 
@@ -109,6 +114,60 @@ def test_weights_that_are_removed_while_they_are_used(scenario: Scenario, demo: 
     assert before == after and again["code"] == "BUNDLE"
 
 
+def test_a_model_without_memory_for_it(scenario: Scenario, demo: Path, tmp_path: Path) -> None:
+    """The plan says so before anything is loaded, and so does what opens it."""
+    path = shutil.copytree(demo, tmp_path / "bundle") / "mlcpipe.json"
+    manifest = json.loads(path.read_text())
+    manifest["memory_plan"]["weights_bytes"] = 1 << 44
+    path.write_text(json.dumps(manifest))
+    plan, opened, session, state = scenario("memory", path.parent)
+    assert (plan["fits"], plan["weights"]) == (False, 1 << 44) and 0 < plan["free"] < 1 << 44
+    for said in (opened, session):
+        assert said["code"] == "RESOURCE" and "not enough memory for" in said["line"], said
+        assert "weights 16777216 MiB, KV cache" in said["line"] and "use a shorter context" in said["line"]
+    assert state == {"state": "Failed", "files": [False]}
+
+
+def test_a_context_that_is_full(scenario: Scenario, demo: Path) -> None:
+    refused, chat, answer = scenario("context", demo)
+    assert refused["code"] == "USAGE" and "the context is full; expected at most 128 tokens" in refused["line"]
+    assert chat["answers"] > 1 and chat["messages"] == 2 * chat["answers"] and answer["answer"]
+
+
+def test_a_device(scenario: Scenario, demo: Path, tmp_path: Path) -> None:
+    """The CPU has a name; a kind that the library was built without, and what is no kind, are refused in words."""
+    for name in ("cpu", "auto"):
+        said, answer, opened = scenario("device", demo, name, tmp_path)
+        assert said == {"device": "cpu", "title": ""} and answer["answer"] and opened["code"] is None
+    (missing,) = scenario("device", demo, "vulkan", tmp_path)
+    assert missing["code"] == "TARGET" and "expected code for vulkan; found code for cpu" in missing["line"]
+    (unknown,) = scenario("device", demo, "toaster", tmp_path)
+    assert unknown["code"] == "USAGE" and "cpu, vulkan, metal or auto; found toaster" in unknown["line"]
+
+
+def test_a_gpu(
+    library_and_classes: tuple[Path, Path],
+    vulkan_plugin: DevicePlugin,
+    vulkan_bundle: Path,
+    demo: Path,
+    shared: Path,
+    tmp_path: Path,
+) -> None:
+    """A library with Vulkan answers on it as on the CPU; `auto` takes the CPU on lavapipe, which is slower."""
+    link_jni(tmp_path / "libmlcpipe.so", private_cache(shared), plugin=vulkan_plugin)
+    scenario = scenario_in([jdk() / "bin" / "java", "-Xcheck:jni"], tmp_path, library_and_classes[1])
+    cache = tmp_path / "cache"
+    on_cpu = scenario("device", demo, "cpu", cache)
+    for name in ("vulkan", "auto"):
+        said, answer, opened = scenario("device", vulkan_bundle, name, cache)
+        assert said["device"] == "vulkan" and said["title"] and (answer, opened["code"]) == (on_cpu[1], None)
+    assert list(cache.glob("checked-*")) and list(cache.glob("pipelines-*"))
+    assert scenario("device", demo, "auto", cache, vulkan_bundle)[:2] == on_cpu[:2]
+    (choice,) = cache.glob("faster-*")
+    choice.write_text("gpu, of another time")
+    assert scenario("device", demo, "auto", cache, vulkan_bundle)[0]["device"] == "vulkan"
+
+
 def test_a_full_disk(scenario: Scenario, demo: Path, tmp_path: Path) -> None:
     disk = tmp_path / "disk"
     disk.mkdir()
@@ -134,6 +193,15 @@ def test_a_saved_chat_goes_on_in_another_process(scenario: Scenario, demo: Path,
     (saved,) = scenario("save", demo, tmp_path / "chat")
     (restored,) = scenario("restore", demo, tmp_path / "chat")
     assert restored.pop("cached") > 10 and restored == saved
+
+
+def test_a_model_takes_the_memory_that_it_takes_without_java(
+    scenario: Scenario, demo: Path, runtime: Runtime, tmp_path: Path
+) -> None:
+    command = [sys.executable, "-m", "tests.native.first_token", runtime.library._name, demo, 1]
+    done = subprocess.run(list(map(str, command)), cwd=ROOT, capture_output=True, text=True, timeout=120, check=True)
+    native, kotlin = json.loads(done.stdout)["private_bytes"], scenario("first", demo, 2)[1]["private_bytes"]
+    assert native > 1 << 20 and kotlin < native + (8 << 20), (native, kotlin)
 
 
 @pytest.mark.everything

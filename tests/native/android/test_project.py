@@ -51,8 +51,8 @@ def test_the_project_has_what_it_needs(project: Path) -> None:
             assert not re.search("@[A-Z]+@", text), name
         if path.suffix == ".xml":
             assert "permission" not in ElementTree.tostring(ElementTree.parse(path).getroot(), "unicode")
-    for module in ("mlcpipe", "app", "views"):
-        gradle = files[f"{module}/build.gradle.kts"].read_text()
+    for script in ("mlcpipe/build.gradle.kts", "build.gradle.kts"):  # of the library, and of both apps
+        gradle = files[script].read_text()
         assert 'listOf("arm64-v8a", "x86_64")' in gradle and "minSdk = 26" in gradle
     for app in ("app/src/main/kotlin/com/example/chat", "views/src/main/kotlin/com/example/views"):
         assert '"libmodel_chat.so"' in files[f"{app}/ChatActivity.kt"].read_text()

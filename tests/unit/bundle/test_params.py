@@ -11,6 +11,7 @@ import tracemalloc
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, BinaryIO
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -47,6 +48,30 @@ def test_round_trip_through_mmap(tmp_path: Path, arrays: dict[str, np.ndarray]) 
         assert params[name].tobytes() == array.tobytes()
         assert params[name].ctypes.data % 64 == 0
         assert not params[name].flags.writeable
+
+
+def test_a_file_is_written_in_whole_blocks(
+    tmp_path: Path, arrays: dict[str, np.ndarray], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """But for its end; Linux keeps such a file in large pages."""
+    written: list[int] = []
+
+    def opened(path: Path, mode: str) -> mock.Mock:
+        file = open_file(path, mode)
+        return mock.Mock(wraps=file, **{"write.side_effect": lambda data: written.append(file.write(data))})
+
+    open_file = Path.open
+    with monkeypatch.context() as patch:
+        patch.setattr(params_writer, "BLOCK_BYTES", 100)
+        patch.setattr(Path, "open", opened)
+        with ParamsWriter(tmp_path, max_shard_bytes=1 << 20) as writer:
+            for name, array in arrays.items():
+                writer.add(name, array)
+            patch.setattr(Path, "open", open_file)
+            writer.finish()
+    assert len(written) > 3 and set(written[:-1]) == {100} and written[-1] < 100
+    params = open_params(tmp_path, None)
+    assert all(params[name].tobytes() == array.tobytes() for name, array in arrays.items())
 
 
 def test_tvm_s_own_loader_reads_the_shards(tmp_path: Path, arrays: dict[str, np.ndarray]) -> None:

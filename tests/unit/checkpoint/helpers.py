@@ -11,7 +11,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-NAMES = {"float32": "F32", "float16": "F16", "uint16": "BF16", "int64": "I64", "float64": "F64"}
+NAMES = {"float32": "F32", "float16": "F16", "uint16": "BF16", "bfloat16": "BF16", "int64": "I64", "float64": "F64",
+         "int32": "I32", "uint32": "U32", "int8": "I8", "uint8": "U8", "float8_e4m3fn": "F8_E4M3"}  # fmt: skip
 SHARDS = ("model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors")
 
 

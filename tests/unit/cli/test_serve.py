@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -11,7 +12,11 @@ import pytest
 pytest.importorskip("fastapi")
 
 from mlcpipe.bundle import read_manifest
+from mlcpipe.cli import serve_replicas
 from mlcpipe.cli.serve import _name_of
+from mlcpipe.errors import UsageError
+from mlcpipe.runtime.serving.interface import EngineStats
+from mlcpipe.server.metrics import Metrics, merged
 from tests.conftest import DEMO
 from tests.unit.cli.conftest import Run
 
@@ -62,3 +67,30 @@ def test_a_bundle_is_named_as_its_checkpoint(demo_bundles: Bundles, tmp_path: Pa
     assert _name_of(str(bundle), manifest.model_copy(update={"name": None})) == bundle.name
     assert _name_of(str(checkpoint), manifest) == "Qwen3-0.6B"  # of equal ones, another may have been compiled first
     assert _name_of("hf://Qwen/Qwen3-0.6B@main", manifest) == "Qwen/Qwen3-0.6B"
+
+
+def test_replicas_need_ray(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(serve_replicas, "keep_ray_here", lambda: None)
+    monkeypatch.setitem(sys.modules, "ray", None)
+    monkeypatch.delitem(sys.modules, "mlcpipe.server.replicas", raising=False)
+    with pytest.raises(UsageError, match=r"no ray.*pip install 'mlcpipe\[ray\]'"):
+        serve_replicas.check_ray()
+
+
+def test_replicas_refuse_what_is_of_one_engine(mlcpipe_run: Run, tmp_path: Path) -> None:
+    done = mlcpipe_run("serve", "--ray", 2, "--prefixes", tmp_path, "--port", 0)
+    assert done.returncode == 2 and done.stderr == "error: --ray; expected options of all replicas; found --prefixes\n"
+
+
+def test_metrics_of_replicas_have_their_names() -> None:
+    """Histograms too, whose samples have other labels."""
+    texts = {}
+    for name, tokens in (("a", 5), ("b", 7)):
+        metrics = Metrics(lambda: EngineStats(running=2))
+        metrics.timer(tokens).end(3)
+        texts[name] = metrics.text()
+    found = {line for line in merged(texts).decode().splitlines() if not line.startswith("#")}
+    for name, tokens in (("a", 5), ("b", 7)):
+        assert f'mlcpipe_num_requests_running{{replica="{name}"}} 2.0' in found
+        assert f'mlcpipe_request_prompt_tokens_sum{{replica="{name}"}} {tokens}.0' in found
+        assert f'mlcpipe_request_prompt_tokens_bucket{{le="8.0",replica="{name}"}} 1.0' in found

@@ -79,7 +79,7 @@ def test_a_damaged_bundle_and_a_file_in_the_way(
     [
         ("android", "riscv64-linux-android", "lib/model.so", "no code for Android"),
         ("android", "aarch64-linux-android", "lib/model.a", "no code for Android"),
-        ("ios", "arm64-apple-ios", "lib/model.a", "computes on the CPU"),
+        ("ios", "arm64-apple-ios", "lib/model.a", "no static library of mlcpipe"),
     ],
 )
 def test_a_manifest_that_does_not_tell_the_truth(

@@ -115,7 +115,9 @@ def large_checkpoint(folder: Path, layers: int) -> tuple[Path, int]:
 
 
 @pytest.mark.skipif(not Path("/proc/self/smaps_rollup").exists(), reason="reads private memory from Linux's /proc")
-@pytest.mark.parametrize(("quantization", "layers"), [("q4f16_1", 28), ("q0f32", 2)])
+@pytest.mark.parametrize(
+    ("quantization", "layers"), [("q4f16_1", 28), pytest.param("q0f32", 2, marks=pytest.mark.everything)]
+)
 @pytest.mark.full
 def test_private_memory_of_a_compile(tmp_path: Path, quantization: str, layers: int) -> None:
     """However large the model: under 1 GiB and four float32 copies of its largest tensor."""

@@ -43,7 +43,7 @@ SIZES: Mapping[str, Any] = {
 HOT = {"matmul", "gated_matmul", "expert_matmul", "rms_norm", "add_rms_norm"}
 CHUNK = 32
 # One full run a family; together they go through every scheme.
-SCHEMES = scheme_names()
+SCHEMES = tuple(name for name in scheme_names() if not load_scheme(name).mixed)
 RUNS = [(family, SCHEMES[i % len(SCHEMES)]) for i, family in enumerate(FAMILIES)]
 
 

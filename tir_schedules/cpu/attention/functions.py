@@ -18,7 +18,7 @@ from tir_schedules.cpu.attention.move_pages import copy_pages
 from tir_schedules.cpu.attention.pages import AttentionShape
 from tir_schedules.cpu.attention.store_pages import store_pages
 from tir_schedules.op import Op, by_hand
-from tir_schedules.paged import heads_of
+from tir_schedules.paged import heads_of, is_bidirectional
 from tir_schedules.rule import Knobs, NamedRule, hand_written
 from tir_schedules.step import ATTEND
 
@@ -28,21 +28,23 @@ MANY = Tiles(16, 4, task_rows=128)
 
 
 @functools.cache
-def page_functions(shape: AttentionShape, scale: float, window: int = 0) -> dict[str, tirx.PrimFunc]:
+def page_functions(
+    shape: AttentionShape, scale: float, window: int = 0, bidirectional: bool = False
+) -> dict[str, tirx.PrimFunc]:
     """Role -> tagged function, for layers whose scores are times `scale` and that have a `window` (0: none).
 
     store_pages(qkv, step, pages)       K and V of all rows to their slots, before attention
     attend_few(qkv, step, pages, out)   rows with decode's numerics
-    attend_many(qkv, step, pages, out)  rows of prompts
+    attend_many(qkv, step, pages, out)  rows of prompts; with `bidirectional`, of texts whose rows see all of them
     copy_pages(pairs, pages)
     """
     attending = {
         "store_pages": store_pages(shape, window),
         "attend_few": attend_few(shape, scale, window, FEW),
-        "attend_many": attend_many(shape, scale, window, MANY),
+        "attend_many": attend_many(shape, scale, window, MANY, bidirectional),
     }
     moving = {"copy_pages": copy_pages(shape)}
-    facts = {**shape.facts, "scale": scale, "window": window}
+    facts = {**shape.facts, "scale": scale, "window": window} | ({"bidirectional": 1} if bidirectional else {})
     return by_hand(attending, "", **facts) | by_hand(moving, "", **shape.facts)
 
 
@@ -62,8 +64,10 @@ def attention(func: tirx.PrimFunc, op: Op, knobs: Knobs) -> tirx.PrimFunc:
     if tiles == attention_tiles(op, {}):
         return func
     shape = AttentionShape(**heads_of(op))
-    make = attend_few if op.kind == "attend_few" else attend_many
-    return make(shape, float(op.facts["scale"]), op.int("window"), tiles)
+    scale, window = float(op.facts["scale"]), op.int("window")
+    if op.kind == "attend_few":
+        return attend_few(shape, scale, window, tiles)
+    return attend_many(shape, scale, window, tiles, is_bidirectional(op))
 
 
 RULES = (NamedRule("cpu.attention", ATTEND, hand_written(attention)),)

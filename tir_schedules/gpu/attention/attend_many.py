@@ -1,4 +1,4 @@
-"""Rows of prompts over pages that the runtime owns: causal attention of any rows of several sequences.
+"""Rows of prompts over pages that the runtime owns: attention of any rows of several sequences.
 
 Blocks of keys begin at absolute positions, and a key that a row does not see changes none of its sums. So a row gets
 the same bits in whatever chunk it comes, and beside whatever other sequences.
@@ -26,11 +26,17 @@ from tir_schedules.step import Step, step_argument
 
 
 def attend_many(
-    shape: AttentionShape, scale: float, window: int, size: PrefillTile = PrefillTile(), use_mma: bool = False
+    shape: AttentionShape,
+    scale: float,
+    window: int,
+    size: PrefillTile = PrefillTile(),
+    use_mma: bool = False,
+    bidirectional: bool = False,
 ) -> tirx.PrimFunc:
-    """qkv [n, heads + 2 kv_heads, D], step i32[k], pages -> out [n, heads, D]: row i sees keys up to its position.
+    """qkv [n, heads + 2 kv_heads, D], step i32[k], pages -> out [n, heads, D].
 
-    K and V of all rows are in pages already. `window`: how many keys a row sees, its own included; 0: all.
+    K and V of all rows are in pages already. A row sees the keys that are less than `window` positions before it (0:
+    all), its own, and if `bidirectional` as many after it.
     `use_mma`: on matrix units, with `prefill_mma.TILE`, if `prefill_mma.problem` finds none.
     """
     n = tirx.Var("n", "int64")
@@ -46,11 +52,15 @@ def attend_many(
         def attend(tile: Tile) -> None:
             before = bounded(step.position(tile.first))
             end = bounded(before + tile.last_query + 1)
+            if bidirectional:
+                length = bounded(step.keys(tile.b))
+                end = keep(I.min(end + (window - 1), length)) if window else length
             oldest = keep(I.max(before + tile.query(0) - (window - 1), 0)) if window else None
 
             def seen(query: Expr, token: Expr) -> Expr:
-                causal = token <= before + query
-                return I.And(causal, token > before + query - window) if window else causal
+                at = before + query
+                last = token < (I.min(at + window, end) if window else end) if bidirectional else token <= at
+                return I.And(last, token > at - window) if window else last
 
             begin = 0 if oldest is None else keep(oldest // block * block)
             keys = PagedKeys(tile, pages, page_table(step, tile.b), begin, end, seen, oldest)

@@ -20,25 +20,27 @@ from tir_schedules.gpu.attention.prefill import prefill_cached, prefill_chunk
 from tir_schedules.gpu.attention.prefill_tile import PrefillTile, prefill_tile
 from tir_schedules.gpu.matmul.packed_loads import GROUP_LANES
 from tir_schedules.op import Op, by_hand
-from tir_schedules.paged import ATTENTION, heads_of
+from tir_schedules.paged import ATTENTION, heads_of, is_bidirectional
 from tir_schedules.rule import Declined, Knobs, NamedRule, hand_written
 
 
 @functools.cache
-def page_functions(shape: AttentionShape, scale: float, window: int = 0) -> dict[str, tirx.PrimFunc]:
+def page_functions(
+    shape: AttentionShape, scale: float, window: int = 0, bidirectional: bool = False
+) -> dict[str, tirx.PrimFunc]:
     """Role -> tagged function, for layers whose scores are times `scale` and that have a `window` (0: none).
 
     store_pages(qkv, step, pages)       K and V of all rows to their slots, before attention
     attend_few(qkv, step, pages, out)   rows with decode's numerics
-    attend_many(qkv, step, pages, out)  rows of prompts
+    attend_many(qkv, step, pages, out)  rows of prompts; with `bidirectional`, of texts whose rows see all of them
     copy_pages(pairs, pages)
     """
     attending = {
         "store_pages": store_pages(shape, window),
         "attend_few": attend_few(shape, scale, window),
-        "attend_many": attend_many(shape, scale, window),
+        "attend_many": attend_many(shape, scale, window, bidirectional=bidirectional),
     }
-    facts = {**shape.facts, "scale": scale, "window": window}
+    facts = {**shape.facts, "scale": scale, "window": window} | ({"bidirectional": 1} if bidirectional else {})
     return by_hand(attending, "", **facts) | by_hand({"copy_pages": copy_pages(shape)}, "", **shape.facts)
 
 
@@ -60,7 +62,8 @@ def mma_attention(op: Op, knobs: Knobs) -> tirx.PrimFunc | Declined:
     shape = AttentionShape(**heads_of(op), subgroup=int(knobs.get("subgroup", 0)))
     if reason := prefill_mma.problem(shape, knobs):
         return Declined(reason)
-    return attend_many(shape, float(op.facts["scale"]), op.int("window"), prefill_mma.TILE, use_mma=True)
+    tile = prefill_mma.TILE
+    return attend_many(shape, float(op.facts["scale"]), op.int("window"), tile, True, is_bidirectional(op))
 
 
 def attention(func: tirx.PrimFunc, op: Op, knobs: Knobs) -> tirx.PrimFunc:
@@ -81,7 +84,8 @@ def _decode(op: Op, shape: AttentionShape, tile: DecodeTile) -> tirx.PrimFunc:
 
 def _prefill(op: Op, shape: AttentionShape, tile: PrefillTile) -> tirx.PrimFunc:
     if op.kind == "attend_many":
-        return attend_many(shape, float(op.facts["scale"]), op.int("window"), tile)
+        scale, window = float(op.facts["scale"]), op.int("window")
+        return attend_many(shape, scale, window, tile, bidirectional=is_bidirectional(op))
     if "chunk" in op.kind:
         return prefill_chunk(shape, tile)
     return prefill_cached(shape, *_window_of(op), tile)

@@ -13,9 +13,10 @@ them it holds. Vulkan's cooperative matrices work this way, and Metal's SIMD-gro
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 from tvm.script.ir_builder import tirx as I
 
@@ -112,17 +113,21 @@ def shape_of(knobs: Knobs) -> Shape | None:
 def fits(weight: Packed, dtype: str, knobs: Knobs, gated: bool) -> bool:
     """Whether the target multiplies float16 on cooperative matrices, and steps of 32 columns divide this weight."""
     shape = shape_of(knobs)
-    whole = weight.k % _DEPTH == 0 and (not weight.bits or weight.group % _DEPTH == 0)
+    whole = weight.k % _DEPTH == 0 and (not weight.bits or weight.kept is not None or weight.group % _DEPTH == 0)
     return shape is not None and dtype == "float16" and whole and not shape.problem(gated)
 
 
 @dataclass(frozen=True)
 class _Step:
-    """What an invocation has loaded of 32 columns: words of x and of the weight, scales of its rows."""
+    """What an invocation has loaded of 32 columns: words of x and of the weight, scales of its rows.
+
+    `part` is which eight columns it has of the weight.
+    """
 
     x: list[list[Expr]]
     stored: list[list[Expr]]
-    scales: list[Expr]
+    scales: Sequence[Any]
+    part: Expr
 
 
 @dataclass(frozen=True)
@@ -170,8 +175,11 @@ class _Tile:
                 neighbours(self.x, row * half + step * (_DEPTH // 2) + at % _LOAD_WORDS * _LOAD_WORDS, _LOAD_WORDS)
             )
         part = self.tx // GROUP_LANES % (_DEPTH // GROUP_LANES)
+        if w.kept is not None:  # a step is a run
+            scales = self.weights.kept_scales(self.block, step, keep(part))
+            return _Step(x, self.weights.kept_step(self.block, step, keep(part)), scales, keep(part))
         stored = self.weights.step(self.block, keep(step * (_DEPTH // GROUP_LANES) + part))
-        return _Step(x, stored, self._scales(step * _DEPTH // w.group if w.bits else step))
+        return _Step(x, stored, self._scales(step * _DEPTH // w.group if w.bits else step), part)
 
     def _scales(self, group: Expr) -> list[Expr]:
         """Scales of a quantization group, one for each of the four rows."""
@@ -190,7 +198,8 @@ class _Tile:
             first = keep(self._left(buffer) + at // _LOAD_WORDS * _STRIDE + at % _LOAD_WORDS * _LOAD_WORDS)
             for j, word in enumerate(words):
                 put(self.words, first + j, word)
-        columns = [self.weights.column(fetched.stored, j, fetched.scales) for j in range(GROUP_LANES)]
+        stored = self.weights.joined(fetched.stored, fetched.part)
+        columns = [self.weights.column(stored, j, fetched.scales) for j in range(GROUP_LANES)]
         slot, part, lane = self.tx // _DEPTH, self.tx // GROUP_LANES % (_DEPTH // GROUP_LANES), self.tx % GROUP_LANES
         first = keep(self._right(buffer) + (slot * BLOCK_ROWS + lane * LANE_ROWS) * _STRIDE + part * (GROUP_LANES // 2))
         for row in range(LANE_ROWS):

@@ -92,11 +92,10 @@ def gemv(
         for r, block in enumerate(blocks):
             scale = rows.scale(block, lane, group * w.group_words) if w.bits else None
             if scale is not None and len(xs) > 1:
-                scale = pin(scale)
+                scale = scale.pinned()
             for i in range(len(xs)):
                 at = i * shape.blocks + r
-                total = dots[at] if scale is None else (dots[at] - totals[i] * I.float32(w.zero_point)) * scale
-                add(sums, at, total)
+                add(sums, at, dots[at] if scale is None else scale.applied(dots[at], totals[i], w.zero_point))
 
     groups = ceildiv(sizes.k, w.run) // w.group_words
     with I.serial(0, groups // splits) as i:

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from tvm.script.ir_builder import tirx as I
 
@@ -23,6 +24,7 @@ from tir_schedules.gpu.kernel import ceildiv, keep, launch, local, pin
 from tir_schedules.gpu.matmul.output import Output
 from tir_schedules.gpu.matmul.packed import BLOCK_ROWS, Packed
 from tir_schedules.gpu.matmul.packed_loads import GROUP_LANES, LANE_ROWS, Weights, neighbours, put_neighbours
+from tir_schedules.gpu.matmul.planes import RUN_STEPS
 from tir_schedules.rule import Knobs
 
 SUBGROUP_LANES = 32
@@ -33,7 +35,7 @@ _LANE_SUMS = 4  # numbers of a product in a lane
 
 def fits(weight: Packed, dtype: str, knobs: Knobs) -> bool:
     """Whether the target multiplies float16 on matrix units, and they can read this weight."""
-    readable = weight.group == _STEPS * GROUP_LANES or not weight.bits
+    readable = weight.group == _STEPS * GROUP_LANES or not weight.bits or weight.kept is not None
     has_units = bool(int(knobs.get("mma", 0))) and int(knobs.get("subgroup", 0)) == SUBGROUP_LANES
     return has_units and dtype == "float16" and readable
 
@@ -80,9 +82,14 @@ class _Work:
         words = neighbours(self.words, row * half + step * _STEPS, _STEPS)
         return words if inside is None else [I.Select(inside, word, I.uint32(0)) for word in words]
 
-    def _right(self, block: Expr, step: Expr, scales: list[Expr]) -> list[list[Expr]]:
+    def _right(self, block: Expr, step: Expr, scales: Sequence[Any]) -> list[list[Expr]]:
         """Eight columns of the lane's four rows of the weight, two float16 in a word."""
-        stored = self.weights.step(block, step)
+        if self.weights.weight.kept is None:
+            stored = self.weights.step(block, step)
+        else:
+            run, own = keep(step // RUN_STEPS), keep(step % RUN_STEPS)
+            stored = self.weights.joined(self.weights.kept_step(block, run, own), own)
+            scales = self.weights.kept_scales(block, run, own)
         columns = [self.weights.column(stored, j, scales) for j in range(GROUP_LANES)]
         words = local(LANE_ROWS * _STEPS, "uint32")
         for row in range(LANE_ROWS):
@@ -142,10 +149,10 @@ class Shape:
             put(sums, i, 0.0)
         lines = rows.lines(self.tiles, g)
         work = _Work(weights, words, blocks, lambda tile, part: lines[tile][part], self.tiles, g, t, sums)
-        parts = max(1, weights.steps // _STEPS)
+        parts = 1 if w.kept is not None else max(1, weights.steps // _STEPS)
         chunks = -(-w.k // (_STEPS * GROUP_LANES))
         with I.serial(0, chunks // parts) as unit:
-            scales = [weights.scales(b, unit) for b in blocks]
+            scales = [[[]] if w.kept is not None else weights.scales(b, unit) for b in blocks]
             for part in range(parts):
                 work.multiply(keep(unit * parts + part), [of[part] for of in scales])
         for tile in range(self.tiles):

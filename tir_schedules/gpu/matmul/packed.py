@@ -9,6 +9,7 @@ from tvm.script.ir_builder import tirx as I
 
 from tir_schedules.builder import Argument, Buffer, Expr, Tensor, f32
 from tir_schedules.gpu.kernel import ceildiv, half_to_float, keep, pin
+from tir_schedules.gpu.matmul.planes import RUN_STEPS, STEP, Kept, Scale, kept_of
 from tir_schedules.op import Op
 from tir_schedules.rule import Declined
 
@@ -26,7 +27,8 @@ def is_lm_head(n: int, k: int) -> bool:
 class Sizes:
     """Sizes by which weights of one kernel may differ.
 
-    `columns` is that of the array of codes, or of the numbers of a plain weight; `groups` that of the array of scales.
+    `columns` is that of the array of codes, or of the numbers of a plain weight; `groups` that of the array of scales;
+    `subs` that of the array of sub-scales.
     """
 
     n: Expr
@@ -34,24 +36,31 @@ class Sizes:
     blocks: Expr
     columns: Expr
     groups: Expr
+    subs: Expr = 0
+
+    def of_array(self, array: int) -> Expr:
+        """Columns of the first, second or third array."""
+        return (self.columns, self.groups, self.subs)[array]
 
 
 @dataclass(frozen=True)
 class Packed:
     """A weight [n, k] or [experts, n, k] in layout `rows32_pairs`, in words of `run` elements.
 
-    `group` is the columns of a quantization group. `pairs`: float16 numbers are stored two in a uint32.
+    `group` is the columns of a quantization group. `pairs`: float16 numbers are stored two in a uint32. `kept`: a block
+    format of GGUF, whose "words" are steps of 8 columns.
     """
 
     n: int
     k: int
     run: int
     bits: int
-    zero_point: int
+    zero_point: float
     group: int
     dtype: str
     pairs: bool = False
     experts: int = 0
+    kept: Kept | None = None
 
     @property
     def words(self) -> int:
@@ -80,6 +89,10 @@ class Packed:
     def _sizes(self, n: Expr, k: Expr, blocks: Expr) -> Sizes:
         if not self.bits:
             return Sizes(n, k, blocks, self._stored(k), 0)
+        if self.kept is not None:
+            scales, subs = k // self.kept.span * self.kept.each, k // self.kept.group * self.kept.each
+            stored = scales if self.kept.scale_format else self._stored(scales)
+            return Sizes(n, k, blocks, k // 32 * self.bits, stored, subs if self.kept.super_size else 0)
         groups = ceildiv(k, self.group)
         return Sizes(n, k, blocks, groups * (self.group // self.run), self._stored(groups))
 
@@ -87,12 +100,18 @@ class Packed:
         """The packed arrays as arguments of a kernel."""
         if not self.bits:
             return {"weight": self._array(sizes, sizes.columns, self._float_dtype)}
-        codes, scales = self._array(sizes, sizes.columns, "uint32"), self._array(sizes, sizes.groups, self._float_dtype)
-        return {"q_weight": codes, "q_scale": scales}
+        names = ("q_weight", "q_scale", *(["q_sub"] if self.kept is not None and self.kept.super_size else []))
+        dtypes = ("uint32", self._float_dtype, "uint32")
+        return {name: self._array(sizes, sizes.of_array(i), dtypes[i], self.lanes(i)) for i, name in enumerate(names)}
 
-    def _array(self, sizes: Sizes, columns: Expr, dtype: str) -> Tensor:
+    def _array(self, sizes: Sizes, columns: Expr, dtype: str, lanes: int = BLOCK_ROWS) -> Tensor:
         lead = (self.experts,) if self.experts else ()
-        return Tensor((*lead, sizes.blocks, columns, BLOCK_ROWS), dtype)
+        return Tensor((*lead, sizes.blocks, columns, lanes), dtype)
+
+    def lanes(self, array: int) -> int:
+        """Numbers of the first, second or third array for a column of a block: words hold a byte of four rows."""
+        is_bytes = array == 2 or (array == 1 and self.kept is not None and self.kept.scale_format)
+        return BLOCK_ROWS // 4 if is_bytes else BLOCK_ROWS
 
     @property
     def _float_dtype(self) -> str:
@@ -107,7 +126,10 @@ def packed(op: Op) -> Packed | Declined:
     """The weight of a tagged operation."""
     if op.str("layout") != "rows32_pairs":
         return Declined(f"layout {op.str('layout')}")
-    bits, experts = op.int("bits"), int(op.facts.get("experts", 0))
+    bits, experts, kept = op.int("bits"), int(op.facts.get("experts", 0)), kept_of(op)
+    if kept is not None:
+        sizes = (op.int("n"), op.int("k"), STEP, bits, kept.zero, kept.part)
+        return Packed(*sizes, op.str("dtype"), pairs=True, experts=experts, kept=kept)
     run = op.int("codes_per_word") if bits else _PLAIN_RUN
     sizes = (op.int("n"), op.int("k"), run, bits, op.int("zero_point"), op.int("group_size"))
     return Packed(*sizes, op.str("dtype"), op.str("dtype") == "float16", experts)
@@ -133,8 +155,18 @@ class Rows:
             if w.k % w.run == 0:
                 return self.values(block, lane, word, w.run)
             return [self.plain(block, lane, word * w.run + j) for j in range(w.run)]
+        if w.kept is not None:
+            return self._kept_codes(w.kept, block, lane, word)
         codes = keep(self.word(block, lane, word))
         return [self.code(codes, I.uint32(w.bits * j)) for j in range(w.run)]
+
+    def _kept_codes(self, kept: Kept, block: Expr, lane: Expr, step: Expr) -> list[Expr]:
+        run, own = keep(step // RUN_STEPS), keep(step % RUN_STEPS)
+        places = [run * kept.bits + i for words in kept.words(own).values() for i in words]
+        stored = [keep(self.word(block, lane, place)) for place in places]
+        words = kept.joined(stored, own)
+        numbers = [kept.number(words[i], bit) for i, bit in map(kept.place, range(STEP))]
+        return [number - I.float32(1 << kept.width) for number in numbers]
 
     def word(self, block: Expr, lane: Expr, word: Expr) -> Expr:
         """A word of codes."""
@@ -150,9 +182,8 @@ class Rows:
         """The first `count` elements of a word, which exist, as float32."""
         w = self.weight
         if w.bits:
-            codes, scale = keep(self.word(block, lane, word)), pin(self.scale(block, lane, word))
-            zero = I.float32(w.zero_point)
-            return [keep((self.code(codes, I.uint32(w.bits * j)) - zero) * scale) for j in range(count)]
+            codes, scale = self.elements(block, lane, word)[:count], self.scale(block, lane, word).pinned()
+            return [keep(scale.value(code, w.zero_point)) for code in codes]
         if not w.pairs:
             return [keep(self.plain(block, lane, word * w.run + j)) for j in range(count)]
         pairs = [self._pair(0, block, lane, word * (w.run // 2) + j) for j in range(-(-count // 2))]
@@ -164,9 +195,32 @@ class Rows:
             0, block, lane, column if self.weight.k % self.weight.run == 0 else I.min(column, self.sizes.k - 1)
         )
 
-    def scale(self, block: Expr, lane: Expr, word: Expr) -> Expr:
-        """The scale of a word's elements, float32."""
-        return self._number(1, block, lane, word * self.weight.run // self.weight.group)
+    def scale(self, block: Expr, lane: Expr, word: Expr) -> Scale:
+        """The scale of a word's elements."""
+        kept = self.weight.kept
+        if kept is None:
+            return Scale(self._number(1, block, lane, word * self.weight.run // self.weight.group))
+        stored = self._kept_scale(kept, block, lane, word * STEP // kept.span)
+        if not kept.super_size:
+            return stored
+        first = word * STEP // kept.group * kept.each
+        return stored.times([f32(self._byte(2, block, lane, first + i)) for i in range(kept.each)])
+
+    def _kept_scale(self, kept: Kept, block: Expr, lane: Expr, span: Expr) -> Scale:
+        """The numbers of the array of scales for a span of columns."""
+        if kept.scale_format:
+            return Scale(kept.stored_scale(pin(I.bitwise_and(self._byte(1, block, lane, span), 255))))
+        if kept.minima:
+            factor, minimum = (kept.half_scale(pin(I.cast(h, "int32"))) for h in self._pair(1, block, lane, span))
+            return Scale(factor, minimum)
+        low, high = self._pair(1, block, lane, span // 2)
+        return Scale(kept.half_scale(pin(I.cast(I.Select(span % 2 == 0, low, high), "int32"))))
+
+    def _byte(self, array: int, block: Expr, lane: Expr, column: Expr) -> Expr:
+        """A byte of an array, with its sign, as int32."""
+        index = (*self.lead, block, column, lane // 4)
+        word = I.shift_left(self.arrays[array][index], I.cast(24 - lane % 4 * 8, "uint32"))
+        return I.shift_right(I.reinterpret("int32", word), 24)
 
     def _number(self, array: int, block: Expr, lane: Expr, column: Expr) -> Expr:
         """A number of an array as float32."""
@@ -184,8 +238,8 @@ class Rows:
         return I.bitwise_and(word, I.uint32(0xFFFF)), I.shift_right(word, I.uint32(16))
 
     def _float(self, half: Expr) -> Expr:
-        """A float16 of a weight; scales have no sign."""
-        return half_to_float(pin(I.cast(half, "int32")), signed=not self.weight.bits)
+        """A float16 of a weight, or of a scale, which may be negative."""
+        return half_to_float(pin(I.cast(half, "int32")), signed=True)
 
 
 def sum_in_order(terms: list[Expr]) -> Expr:

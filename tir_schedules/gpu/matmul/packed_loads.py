@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from tvm.script.ir_builder import tirx as I
 
@@ -17,9 +18,11 @@ from tir_schedules.builder import Buffer, Expr, f32, put
 from tir_schedules.gpu import device_calls
 from tir_schedules.gpu.kernel import half_to_float, keep, local, pin
 from tir_schedules.gpu.matmul.packed import BLOCK_ROWS, Packed, packed
+from tir_schedules.gpu.matmul.planes import RUN, RUN_STEPS, STEP, Scale, byte_of, signed_byte_of
 from tir_schedules.op import Op
 from tir_schedules.rule import Declined
 
+Held = dict[int, list[list[Expr]]]  # plane -> [word, lane's row]
 GROUP_LANES = 8
 LANE_ROWS = BLOCK_ROWS // GROUP_LANES  # rows of a block that a lane has
 
@@ -96,6 +99,8 @@ class Weights:
         w = self.weight
         if not w.bits:
             return 1
+        if w.kept is not None:
+            return RUN_STEPS * (2 if w.k % (2 * RUN) == 0 else 1)
         return w.group // GROUP_LANES * self._scales_per_word
 
     @property
@@ -107,6 +112,41 @@ class Weights:
         """Units of `steps` in a row of the weight."""
         return self.weight.k // GROUP_LANES // self.steps
 
+    def kept_scales(self, block: Expr, run: Expr, step: Expr, stored: list[Scale] | None = None) -> list[Scale]:
+        """Scales of the lane's rows for a step, the step-th of a run, of a weight in a block format.
+
+        Codes are taken with 2**width added, see `column`: the minimum takes that and the zero point away. `stored`:
+        `stored_scales` of the run, where it has one.
+        """
+        kept = self.weight.kept
+        assert kept is not None
+        columns = run * RUN + step // (kept.part // STEP) * kept.part
+        scales = stored or self.stored_scales(block, columns)
+        if kept.super_size:
+            first = columns // kept.group * kept.each
+            words = [self._vector(2, block, first + i)[0] for i in range(kept.each)]
+            scales = [s.times([signed_byte_of(word, row) for word in words]) for row, s in enumerate(scales)]
+        away, found = I.float32(-(1 << kept.width) - kept.zero), []
+        for scale in scales:
+            factor = pin(scale.factor)
+            offset = factor * away if scale.minimum is None else scale.minimum + factor * away
+            found.append(Scale(factor, pin(offset)))
+        return found
+
+    def stored_scales(self, block: Expr, column: Expr) -> list[Scale]:
+        """Numbers of the array of scales for the lane's rows."""
+        kept = self.weight.kept
+        assert kept is not None
+        span = column // kept.span
+        if kept.scale_format:
+            (word,) = self._vector(1, block, span)
+            return [Scale(kept.stored_scale(pin(byte_of(word, row)))).pinned() for row in range(LANE_ROWS)]
+        words = self._vector(1, block, span if kept.minima else span // 2)
+        halves = [[I.bitwise_and(word, I.uint32(0xFFFF)), I.shift_right(word, I.uint32(16))] for word in words]
+        if not kept.minima:
+            halves = [[I.Select(span % 2 == 0, low, high)] for low, high in halves]
+        return [Scale(*(kept.half_scale(pin(I.cast(half, "int32"))) for half in some)).pinned() for some in halves]
+
     def scales(self, block: Expr, unit: Expr) -> list[list[Expr]]:
         """Scales of a unit, [quantization group, lane's row]; none for a plain weight."""
         w = self.weight
@@ -115,7 +155,7 @@ class Weights:
         if not w.pairs:
             return [[pin(f32(value)) for value in self._vector(1, block, unit)]]
         words = self._vector(1, block, unit if self._scales_per_word == 2 else unit // 2)
-        pairs = [_floats(word, signed=False) for word in words]
+        pairs = [_floats(word) for word in words]
         if self._scales_per_word == 2:
             return [[pin(pair[half]) for pair in pairs] for half in range(2)]
         return [[pin(I.Select(unit % 2 == 0, low, high)) for low, high in pairs]]
@@ -125,17 +165,45 @@ class Weights:
         count = _words_per_step(self.weight)
         return [self._vector(0, block, step * count + i) for i in range(count)]
 
-    def column(self, stored: list[list[Expr]], j: int, scales: list[Expr]) -> list[Expr]:
+    def held(self, block: Expr, run: Expr, plane: int, half: Expr = 0) -> Held:
+        """The words of a run, or of its half, that several steps of a block format share."""
+        kept = self.weight.kept
+        assert kept is not None
+        words = kept.words(half * 2).get(plane, [])
+        return {plane: self._run_words(block, run, words)} if words else {}
+
+    def kept_step(self, block: Expr, run: Expr, step: Expr, held: Held | None = None) -> list[list[Expr]]:
+        """The stored words of a step of a run, [word, lane's row], in a block format; those of `held` are loaded."""
+        kept, known = self.weight.kept, held or {}
+        assert kept is not None
+        planes = kept.words(step).items()
+        return [word for p, words in planes for word in known.get(p) or self._run_words(block, run, words)]
+
+    def _run_words(self, block: Expr, run: Expr, words: Sequence[Expr]) -> list[list[Expr]]:
+        return [self._vector(0, block, run * self.weight.bits + word) for word in words]
+
+    def joined(self, stored: list[list[Expr]], step: Expr) -> list[list[Expr]]:
+        """The words of a step of a run as `column` reads them."""
+        kept = self.weight.kept
+        if kept is None:
+            return stored
+        rows = [kept.joined(words, step) for words in zip(*stored)]
+        return [list(words) for words in zip(*rows)]
+
+    def column(self, stored: list[list[Expr]], j: int, scales: Sequence[Any]) -> list[Expr]:
         """Column j of a step as float32, one number for each of the lane's rows.
 
         A code of b bits becomes the top of the mantissa of 2**b + code: two instructions. A conversion from integers
         runs at a quarter of the rate (NVIDIA) or needs a mask too.
         """
         w = self.weight
+        if w.kept is not None:
+            i, bit = w.kept.place(j)
+            return [w.kept.number(word, bit) * s.factor + s.minimum for word, s in zip(stored[i], scales)]
         columns_per_word = GROUP_LANES // len(stored)
         vector, part = stored[j // columns_per_word], j % columns_per_word
         if not w.bits:
-            return [_floats(word, signed=True)[part] for word in vector] if w.pairs else [f32(x) for x in vector]
+            return [_floats(word)[part] for word in vector] if w.pairs else [f32(x) for x in vector]
         mantissa_shift = 23 - w.bits
         shift = mantissa_shift - w.bits * part
         mask, exponent = I.uint32(((1 << w.bits) - 1) << mantissa_shift), I.uint32((127 + w.bits) << 23)
@@ -147,13 +215,14 @@ class Weights:
         return values
 
     def _vector(self, array: int, block: Expr, column: Expr) -> list[Expr]:
-        """A stored number for each of the lane's rows."""
-        sizes = self.weight.sizes()
-        columns = sizes.groups if array else sizes.columns
-        size = max(1, self.weight.experts) * sizes.blocks * columns * BLOCK_ROWS
+        """A stored number for each of the lane's rows, or a word with a byte of each."""
+        sizes, lanes = self.weight.sizes(), self.weight.lanes(array)
+        columns, count = sizes.of_array(array), lanes // GROUP_LANES
+        size = max(1, self.weight.experts) * sizes.blocks * columns * lanes
         flat = I.decl_buffer((size,), str(self.arrays[array].dtype), data=self.arrays[array].data)
         line = (self.expert * sizes.blocks + block) * columns + column
-        return neighbours(flat, line * BLOCK_ROWS + self.lane * LANE_ROWS, LANE_ROWS)
+        at = line * lanes + self.lane * count
+        return neighbours(flat, at, count) if count > 1 else [pin(flat[at])]
 
 
 def _words_per_step(w: Packed) -> int:
@@ -163,10 +232,10 @@ def _words_per_step(w: Packed) -> int:
     return GROUP_LANES // 2 if w.pairs else GROUP_LANES
 
 
-def _floats(word: Expr, signed: bool) -> tuple[Expr, Expr]:
+def _floats(word: Expr) -> tuple[Expr, Expr]:
     """The two float16 of a uint32, as float32."""
     parts = I.bitwise_and(word, I.uint32(0xFFFF)), I.shift_right(word, I.uint32(16))
-    low, high = (half_to_float(pin(I.cast(part, "int32")), signed) for part in parts)
+    low, high = (half_to_float(pin(I.cast(part, "int32")), signed=True) for part in parts)
     return low, high
 
 

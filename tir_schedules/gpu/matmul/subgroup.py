@@ -12,7 +12,9 @@ GEMM: each group of 8 lanes has its own blocks; a lane has `gemm_rows` rows of x
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from typing import Any
 
 from tvm import tirx
 from tvm.script.ir_builder import tirx as I
@@ -26,12 +28,14 @@ from tir_schedules.gpu.matmul.packed import BLOCK_ROWS, Packed, is_lm_head
 from tir_schedules.gpu.matmul.packed_loads import (
     GROUP_LANES,
     LANE_ROWS,
+    Held,
     Lanes,
     Weights,
     Xs,
     lanes_of,
     packed_for_groups,
 )
+from tir_schedules.gpu.matmul.planes import RUN, RUN_STEPS, Kept, Scale
 from tir_schedules.gpu.matmul.row_tile import RowTiles, by_tiles
 from tir_schedules.op import Op
 from tir_schedules.rule import Declined, Knobs, NamedRule, with_output_dtype
@@ -59,15 +63,48 @@ class _Tile:
 
     def unit(self, unit: Expr) -> None:
         """Add the products of a unit's columns."""
+        w = self.weights.weight
+        if w.kept is not None:
+            self._kept_unit(unit, w.kept)
+            return
         scales = [self.weights.scales(block, unit) for block in self.blocks]
         parts = len(scales[0])  # quantization groups
         steps = self.weights.steps // parts
-        # One row has few sums, which leaves registers to load a whole unit at once.
-        loop = I.unroll if len(self.xs.lines) == 1 and not self.xs.shuffled else I.serial
-        with loop(0, parts) as part:
+        with self._loop(parts) as part:
             part_scales = [self._of_part(block_scales, part) for block_scales in scales]
-            with loop(0, steps) as i:
+            with self._loop(steps) as i:
                 self._step(keep((unit * parts + part) * steps + i), part_scales)
+
+    def _loop(self, count: int) -> AbstractContextManager[Expr]:
+        """One row has few sums, which leaves registers to load a whole unit at once."""
+        frame = (I.unroll if len(self.xs.lines) == 1 and not self.xs.shuffled else I.serial)(0, count)
+        loop: AbstractContextManager[Expr] = frame
+        return loop
+
+    def _kept_unit(self, unit: Expr, kept: Kept) -> None:
+        """The same for a block format, in whole runs: numbers are loaded where they begin to apply."""
+        w, runs = self.weights, self.weights.steps // RUN_STEPS
+        once = kept.span % (runs * RUN) == 0
+        stored = [w.stored_scales(b, keep(unit * runs * RUN)) if once else None for b in self.blocks]
+        halves = 2 if kept.part < RUN or 2 in kept.words(0) else 1
+        with self._loop(runs) as i:
+            run = keep(unit * runs + i)
+            held = [w.held(b, run, 1) for b in self.blocks]
+            with self._loop(halves) as half:
+                first = keep(half * (RUN_STEPS // halves))
+                both = [{**known, **w.held(b, run, 2, half)} for b, known in zip(self.blocks, held)]
+                scales = [w.kept_scales(b, run, first, s) for b, s in zip(self.blocks, stored)]
+                if halves == 2 and len(self.xs.lines) == 1:
+                    for j in range(2):
+                        self._kept_step(run, keep(first + j), both, scales)
+                else:
+                    with self._loop(RUN_STEPS // halves) as j:
+                        self._kept_step(run, keep(first + j), both, scales)
+
+    def _kept_step(self, run: Expr, step: Expr, held: Sequence[Held], scales: Sequence[Sequence[Scale]]) -> None:
+        xs = self.xs.step(keep(run * RUN_STEPS + step))
+        words = [self.weights.kept_step(block, run, step, known) for block, known in zip(self.blocks, held)]
+        self._products(xs, [self.weights.joined(of_block, step) for of_block in words], scales)
 
     @staticmethod
     def _of_part(scales: list[list[Expr]], part: Expr) -> list[Expr]:
@@ -75,9 +112,12 @@ class _Tile:
             return scales[0]
         return [pin(I.Select(part == 0, first, second)) for first, second in zip(*scales)]
 
-    def _step(self, step: Expr, scales: list[list[Expr]]) -> None:
+    def _step(self, step: Expr, scales: Sequence[Sequence[Any]]) -> None:
         xs = self.xs.step(step)
-        stored = [self.weights.step(block, step) for block in self.blocks]
+        self._products(xs, [self.weights.step(block, step) for block in self.blocks], scales)
+
+    def _products(self, xs: list[list[Expr]], stored: list[list[list[Expr]]], scales: Sequence[Sequence[Any]]) -> None:
+        """Add the products of eight columns."""
         if len(xs) == 1 or not self.xs.shuffled:
             for j in range(GROUP_LANES):
                 values = self._values(stored, j, scales)
@@ -90,7 +130,7 @@ class _Tile:
             for j, values in enumerate(columns):
                 self._add(i, self.xs.column(row, j), values)
 
-    def _values(self, stored: list[list[list[Expr]]], j: int, scales: list[list[Expr]]) -> list[Expr]:
+    def _values(self, stored: list[list[list[Expr]]], j: int, scales: Sequence[Sequence[Any]]) -> list[Expr]:
         """Column j of a step in all blocks."""
         return [pin(value) for words, scale in zip(stored, scales) for value in self.weights.column(words, j, scale)]
 

@@ -6,7 +6,7 @@ from tvm import tirx
 from tvm.script.ir_builder import tirx as I
 
 from tir_schedules.builder import Buffer, Tensor, function, put
-from tir_schedules.gpu.kernel import ceildiv, keep, launch, pin
+from tir_schedules.gpu.kernel import ceildiv, keep, launch
 from tir_schedules.gpu.matmul.packed import BLOCK_ROWS, Rows, packed
 from tir_schedules.op import Op
 from tir_schedules.rule import Declined, Knobs, NamedRule, with_output_dtype
@@ -28,9 +28,9 @@ def take(op: Op, dtype: str, knobs: Knobs) -> tirx.PrimFunc | Declined:
             with I.If(word < weight.words), I.Then():
                 row = keep(I.min(I.max(ids[i], 0), weight.n - 1))
                 block, lane = keep(row // BLOCK_ROWS), keep(row % BLOCK_ROWS)
-                scale = pin(rows.scale(block, lane, word)) if weight.bits else None
+                scale = rows.scale(block, lane, word).pinned() if weight.bits else None
                 for j, element in enumerate(rows.elements(block, lane, word)):
-                    value = element if scale is None else (element - I.float32(weight.zero_point)) * scale
+                    value = element if scale is None else scale.value(element, weight.zero_point)
                     column = word * weight.run + j
                     inside = rows.inside(column)
                     if inside is None:

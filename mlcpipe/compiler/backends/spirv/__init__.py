@@ -13,5 +13,4 @@ expressions, statements   visitors of TensorIR
 kernel     one function: entry point, bindings, push constants, facts for the host
 lowering   functions that SPIR-V lacks, written as TensorIR
 codegen    the code generator that TVM calls with a module of functions
-driver_check   kernels that check a driver
 """

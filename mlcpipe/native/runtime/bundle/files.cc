@@ -28,6 +28,9 @@ class Mapping {
           .Found(std::strerror(errno))
           .Next("raise the limit on address space (ulimit -v)");
     }
+#if defined(MADV_HUGEPAGE)
+    madvise(begin_, bytes_, MADV_HUGEPAGE);  // where the system can, what is read from now on comes in pages of 2 MB
+#endif
     data_ = static_cast<const uint8_t*>(begin_) + before;
   }
   ~Mapping() {

@@ -74,15 +74,15 @@ void Manifest::ReadTarget() {
   }
   for (const JsonObject& variant : target.Objects("variants")) {
     const auto compiled = JsonObject::Parse(variant.Text("tvm_target"), source.where() + "/" + kManifest + " tvm_target");
-    const std::string kind = compiled.Text("kind");
-    if ((kind != "llvm" && kind != "vulkan") || !variant.IsNull("library")) {
+    const std::string compiler = compiled.Text("kind"), kind = compiler == "llvm" ? "cpu" : compiler;
+    if (!IsKind(kind) || !variant.IsNull("library")) {
       throw Error(Code::kTarget, "the bundle was made for another kind of device")
           .Where(source.where())
-          .Expected("code for the CPU or Vulkan")
+          .Expected(std::string("code for one of ") + kKinds)
           .Found(kind)
           .Next("compile the model with --target cpu");
     }
-    variants.push_back({variant.Text("name"), kind == "llvm" ? "cpu" : kind, variant.Texts("features"), std::nullopt});
+    variants.push_back({variant.Text("name"), kind, variant.Texts("features"), std::nullopt});
     if (!variant.Has("scratch") || variant.IsNull("scratch")) continue;
     const JsonObject scratch = variant.Object("scratch");
     variants.back().scratch = {scratch.Int("caller", 0, kMaxBytes), scratch.Int("helper", 0, kMaxBytes)};

@@ -6,6 +6,7 @@
 #include <optional>
 #include <set>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "files.h"
@@ -35,8 +36,12 @@ struct ScratchInfo {
   int64_t caller_bytes, helper_bytes;  // of the thread that runs the model, and of each other one
 };
 
+// Devices that kernels may be compiled for.
+constexpr char kKinds[] = "cpu, vulkan, metal";
+inline bool IsKind(std::string_view kind) { return kind == "cpu" || kind == "vulkan" || kind == "metal"; }
+
 struct VariantInfo {
-  std::string name, kind;  // the kind is of the device: "cpu" or "vulkan"
+  std::string name, kind;  // the kind is of the device: IsKind
   std::vector<std::string> features;
   std::optional<ScratchInfo> scratch;
 };

@@ -15,6 +15,7 @@ namespace mlcpipe::cli {
 namespace {
 
 constexpr int kFailed = 2;
+constexpr int64_t kSequences = 4, kMostSequences = 8;
 constexpr char kUsage[] =
     " [COMMAND] [OPTIONS]\n\n"
     "Chats with the model in the terminal.\n\n"
@@ -37,15 +38,16 @@ constexpr char kUsage[] =
     "      --context N      tokens of prompt and answer (default: what memory has room for)\n"
     "      --threads N      (default: the physical cores)\n"
     "      --variant NAME   of the kernels (default: the best for this CPU)\n"
-    "      --device DEVICE  cpu, vulkan, or auto with --gpu-model (default: what the model was compiled for)\n"
-    "      --gpu-model PATH  the same bundle for Vulkan, which auto takes where it is faster\n"
+    "      --device DEVICE  cpu, vulkan, metal, or auto with --gpu-model (default: what the model was compiled for)\n"
+    "      --gpu-model PATH  the same model for a GPU, which auto takes where it is faster\n"
     "      --json           print results as JSON\n"
     "      --host ADDRESS   of serve: where to listen; 0.0.0.0 is every network (default: 127.0.0.1)\n"
     "      --port N         of serve; 0 takes any free one (default: 8000)\n"
     "      --api-key-file F  of serve: keys that clients must send, one a line; or set MLCPIPE_API_KEY\n"
     "      --name NAME      of serve: the model's name for clients (default: the checkpoint's)\n"
     "      --alias NAME     of serve: another name that the model answers to; * is any\n"
-    "      --sequences N    of serve: answers at the same time, 1 to 8 (default: 4)\n"
+    "      --sequences N    of serve and doctor: answers at the same time, 1 to 8 (default of serve: 4)\n"
+    "      --kv-tokens N    of serve and doctor: tokens that they hold together (default: what memory has room for)\n"
     "      --max-queue N    of serve: requests that may wait; one more gets 503 (default: 8)\n"
     "      --read-timeout S  of serve: seconds for a request to come (default: 30)\n"
     "      --drain S        of serve: seconds that answers have to finish in the end (default: 30)\n"
@@ -89,6 +91,7 @@ bool TakeServeOption(const std::string& option, const std::string& value, ServeA
   else if (option == "--name") to->name = value;
   else if (option == "--alias") to->aliases.push_back(value);
   else if (option == "--sequences") to->sequences = NumberOf<int64_t>(option, value);
+  else if (option == "--kv-tokens") to->kv_tokens = NumberOf<int64_t>(option, value);
   else if (option == "--max-queue") to->max_queue = NumberOf<int64_t>(option, value);
   else if (option == "--read-timeout") to->read_timeout_s = NumberOf<double>(option, value);
   else if (option == "--drain") to->drain_s = NumberOf<double>(option, value);
@@ -129,6 +132,20 @@ std::string CacheFolder() {
   const char *cache = std::getenv("XDG_CACHE_HOME"), *home = std::getenv("HOME");
   if (cache && *cache) return std::string(cache) + "/mlcpipe/native";
   return home && *home ? std::string(home) + "/.cache/mlcpipe/native" : "";
+}
+
+void CheckSeveral(const Arguments& arguments) {
+  const auto& sequences = arguments.serve.sequences;
+  const auto& kv_tokens = arguments.serve.kv_tokens;
+  const bool serves = arguments.command == Command::kServe, plans = arguments.command == Command::kDoctor;
+  if ((sequences || kv_tokens) && !serves && !plans) {
+    Fail("--sequences and --kv-tokens have no effect; use them with serve or doctor");
+  }
+  if (sequences && (*sequences < 1 || *sequences > kMostSequences)) {
+    Fail("--sequences; expected 1 to 8; found " + std::to_string(*sequences));
+  }
+  if (kv_tokens && *kv_tokens < 1) Fail("--kv-tokens; expected a number from 1; found " + std::to_string(*kv_tokens));
+  if (kv_tokens && plans && !sequences) Fail("--kv-tokens has no effect; use it with --sequences");
 }
 
 }  // namespace
@@ -179,6 +196,7 @@ Arguments Parsed(int count, char** words) {
   if (!arguments.gpu_model.empty() && arguments.device != "auto") {
     Fail("--gpu-model has no effect; use it with --device auto");
   }
+  CheckSeveral(arguments);
   arguments.cache = CacheFolder();
   if (arguments.model.empty()) arguments.model = OwnModel(arguments.program);
   return arguments;
@@ -189,6 +207,8 @@ mlcpipe_options OptionsOf(const Arguments& arguments) {
   options.variant = arguments.variant.empty() ? nullptr : arguments.variant.c_str();
   options.context_length = arguments.context;
   options.threads = arguments.threads;
+  options.sequences = arguments.serve.sequences.value_or(arguments.command == Command::kServe ? kSequences : 0);
+  options.kv_tokens = arguments.serve.kv_tokens.value_or(0);
   options.device = arguments.device.empty() ? nullptr : arguments.device.c_str();
   options.gpu_path = arguments.gpu_model.empty() ? nullptr : arguments.gpu_model.c_str();
   options.cache = arguments.cache.c_str();

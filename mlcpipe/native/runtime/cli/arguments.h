@@ -17,7 +17,8 @@ enum class Command { kChat, kBench, kDoctor, kServe, kLicenses, kHelp };
 struct ServeArguments {
   std::string host = "127.0.0.1", api_key_file, name;
   std::vector<std::string> aliases;
-  int64_t port = 8000, max_queue = 8, sequences = 4;
+  int64_t port = 8000, max_queue = 8;
+  std::optional<int64_t> sequences, kv_tokens;  // of `doctor` too
   double read_timeout_s = 30, drain_s = 30;
 };
 

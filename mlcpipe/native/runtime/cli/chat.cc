@@ -5,6 +5,7 @@
 #include <unistd.h>
 
 #include <atomic>
+#include <chrono>
 #include <cinttypes>
 #include <cstdio>
 #include <iostream>
@@ -63,6 +64,8 @@ class Interrupts {
   }
 };
 
+using Clock = std::chrono::steady_clock;
+
 // What comes of a request.
 struct Reply {
   bool shows;
@@ -70,6 +73,7 @@ struct Reply {
   std::vector<int32_t> tokens;
   mlcpipe_statistics statistics = Sized<mlcpipe_statistics>();
   int32_t code = MLCPIPE_OK;
+  Clock::time_point first;  // when its first token came
 
   static int32_t OnText(void* context, const char* text, size_t bytes) {
     auto* reply = static_cast<Reply*>(context);
@@ -80,7 +84,9 @@ struct Reply {
     return std::fwrite(shown.data(), 1, shown.size(), stdout) != shown.size() || std::fflush(stdout);
   }
   static int32_t OnToken(void* context, int32_t token) {
-    static_cast<Reply*>(context)->tokens.push_back(token);
+    auto* reply = static_cast<Reply*>(context);
+    if (reply->tokens.empty()) reply->first = Clock::now();
+    reply->tokens.push_back(token);
     return 0;
   }
 };
@@ -105,6 +111,9 @@ class Session {
     messages_.clear();
     if (arguments_.system) messages_.push_back({"system", *arguments_.system});
   }
+
+  // Before the model was opened.
+  Clock::time_point began() const { return began_; }
 
   // Both return what went wrong in one line, or "".
   std::string Save(const std::string& path) {
@@ -142,6 +151,7 @@ class Session {
   }
 
  private:
+  const Clock::time_point began_ = Clock::now();
   const Arguments& arguments_;
   Interrupts interrupts_;
   mlcpipe_sampling sampling_;
@@ -170,14 +180,15 @@ class Session {
   }
 };
 
-void PrintJson(const Reply& reply) {
+void PrintJson(const Reply& reply, Clock::time_point began) {
   const mlcpipe_statistics& statistics = reply.statistics;
   std::string ids;
   for (int32_t token : reply.tokens) ids += (ids.empty() ? "" : ", ") + std::to_string(token);
   std::printf("{\"text\": %s, \"token_ids\": [%s], \"finish_reason\": \"%s\", \"prompt_tokens\": %" PRId64
-              ", \"load_s\": %.6f, \"prefill_s\": %.6f, \"decode_s\": %.6f}\n",
+              ", \"load_s\": %.6f, \"prefill_s\": %.6f, \"decode_s\": %.6f, \"first_token_s\": %.6f}\n",
               JsonText(reply.text).c_str(), ids.c_str(), statistics.finish == MLCPIPE_STOP ? "stop" : "length",
-              statistics.prompt_tokens, statistics.load_s, statistics.prefill_s, statistics.decode_s);
+              statistics.prompt_tokens, statistics.load_s, statistics.prefill_s, statistics.decode_s,
+              std::chrono::duration<double>(reply.first - began).count());
 }
 
 int AnswerOnce(const Arguments& arguments, const std::string& prompt) {
@@ -186,7 +197,7 @@ int AnswerOnce(const Arguments& arguments, const std::string& prompt) {
   if (reply.code == MLCPIPE_CANCELLED) return kInterrupted;
   Check(reply.code);
   if (arguments.json) {
-    PrintJson(reply);
+    PrintJson(reply, session.began());
   } else {
     std::puts("");
   }

@@ -95,7 +95,7 @@ std::string ModelJson(const std::string& name, const Served& served) {
   const std::string length = std::to_string(served.context_length);
   return "{\"id\":" + JsonText(name) + ",\"object\":\"model\",\"type\":\"model\",\"display_name\":" + JsonText(name) +
          ",\"created\":" + std::to_string(served.created) + ",\"owned_by\":\"mlcpipe\",\"root\":" +
-         JsonText(served.names[0]) + ",\"max_model_len\":" + length + ",\"meta\":{\"context_length\":" + length +
+         JsonText(served.names[0]) + ",\"parent\":null,\"max_model_len\":" + length + ",\"meta\":{\"context_length\":" + length +
          ",\"vocab_size\":" + std::to_string(served.vocab_size) + served.facts + "}}";
 }
 

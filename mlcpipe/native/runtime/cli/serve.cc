@@ -123,9 +123,6 @@ void CheckArguments(const Arguments& arguments) {
   const ServeArguments& serve = arguments.serve;
   const bool other = arguments.prompt || arguments.system || arguments.raw || arguments.seed || arguments.max_tokens;
   if (other) Fail("--prompt, --system, --raw, --seed and --max-tokens have no effect with serve: requests say it");
-  if (serve.sequences < 1 || serve.sequences > 8) {
-    Fail("--sequences; expected 1 to 8; found " + std::to_string(serve.sequences));
-  }
   if (serve.max_queue < 1) Fail("--max-queue; expected a number from 1; found " + std::to_string(serve.max_queue));
   if (!(serve.read_timeout_s > 0 && serve.read_timeout_s <= 3600)) Fail("--read-timeout; expected up to 3600 seconds");
   if (!(serve.drain_s >= 0 && serve.drain_s <= 3600)) Fail("--drain; expected 0 to 3600 seconds");
@@ -184,11 +181,10 @@ int Serve(const Arguments& arguments) {
   site.read_timeout_s = arguments.serve.read_timeout_s;
   site.json_log = arguments.json;
   site.stop = eventfd(0, EFD_CLOEXEC);
-  mlcpipe_options options = OptionsOf(arguments);
-  options.sequences = arguments.serve.sequences;
+  const mlcpipe_options options = OptionsOf(arguments);
   Check(mlcpipe_open(arguments.model.c_str(), &options, &site.engine));
   site.served = ServedBundle(arguments, site.engine);
-  AnswerQueue queue(site.engine, static_cast<size_t>(arguments.serve.sequences),
+  AnswerQueue queue(site.engine, static_cast<size_t>(options.sequences),
                     static_cast<size_t>(arguments.serve.max_queue));
   site.queue = &queue;
   Connections connections(site);

@@ -89,10 +89,10 @@ void Batch::Begin(uint64_t number, Client client) {
 size_t Batch::Step() {
   TakeNews();
   Deliver(scheduler_.Expire(Now()));
-  if (const auto step = scheduler_.Plan(Now())) {
+  if (const serving::Step* const step = scheduler_.Plan(Now())) {
     try {
-      const std::vector<int32_t> drawn = Compute(*step);
-      Deliver(scheduler_.Settle(*step, drawn, Now()));
+      Compute(*step);
+      Deliver(scheduler_.Settle(*step, drawn_, Now()));
     } catch (const Error& error) {
       Fail(*step, error);
     } catch (const tvm::ffi::Error& error) {
@@ -108,7 +108,7 @@ size_t Batch::Step() {
   return answers_.size() + come_.size();
 }
 
-std::vector<int32_t> Batch::Compute(const serving::Step& step) {
+void Batch::Compute(const serving::Step& step) {
   const auto bytes = static_cast<size_t>(manifest_.page_bytes());
   for (const PageCopy& copy : step.copies) {
     for (size_t layer = 0; layer < pages_.size(); ++layer) {
@@ -118,65 +118,65 @@ std::vector<int32_t> Batch::Compute(const serving::Step& step) {
       CopyBytes(data, source * bytes, data, target * bytes, bytes);
     }
   }
-  std::vector<int32_t> drawn;
-  if (!step.few.empty()) ForwardFew(step, &drawn);
-  if (!step.many.empty()) ForwardMany(step, &drawn);
-  return drawn;
+  drawn_.clear();
+  if (!step.few.empty()) ForwardFew(step);
+  if (!step.many.empty()) ForwardMany(step);
 }
 
-void Batch::ForwardFew(const serving::Step& step, std::vector<int32_t>* drawn) {
-  std::vector<int32_t> ids;
-  std::vector<Span> spans;
-  std::vector<Drawing> rows;
+void Batch::ForwardFew(const serving::Step& step) {
+  ids_.clear();
+  spans_.clear();
+  rows_.clear();
   for (const auto& [sequence, count, draws] : step.few) {
     const auto begin = sequence->tokens.begin() + sequence->computed;
-    ids.insert(ids.end(), begin, begin + count);
-    spans.push_back({sequence.get(), sequence->computed, count});
-    rows.resize(ids.size());
-    if (draws) rows.back() = {sequence, sequence->computed + count};
+    ids_.insert(ids_.end(), begin, begin + count);
+    spans_.push_back({sequence.get(), sequence->computed, count});
+    rows_.resize(ids_.size());
+    if (draws) rows_.back() = {sequence, sequence->computed + count};
   }
-  const Tensor logits = ViewOf(few_logits_, {static_cast<int64_t>(ids.size()), manifest_.model.vocab_size});
-  few_(device_.Put(Filled(ids, kInt32)), device_.Put(buffer_.Fill(spans)), logits, pages_, params_);
-  Draw(logits, rows, drawn);
+  SetRows(few_logits_, static_cast<int64_t>(ids_.size()));
+  few_(device_.Put(ids_data_.Fill(ids_)), device_.Put(buffer_.Fill(spans_)), few_logits_, pages_, params_);
+  Draw(few_logits_);
 }
 
-void Batch::ForwardMany(const serving::Step& step, std::vector<int32_t>* drawn) {
-  std::vector<int32_t> ids, wanted;
-  std::vector<Span> spans;
-  std::vector<Drawing> rows;
+void Batch::ForwardMany(const serving::Step& step) {
+  ids_.clear();
+  wanted_.clear();
+  spans_.clear();
+  rows_.clear();
   for (const auto& [sequence, begin, count, drawing] : step.many) {
     const auto first = sequence->tokens.begin() + begin;
-    ids.insert(ids.end(), first, first + count);
-    spans.push_back({sequence.get(), begin, count});
+    ids_.insert(ids_.end(), first, first + count);
+    spans_.push_back({sequence.get(), begin, count});
     for (const SequencePointer& one : drawing) {
-      rows.push_back({one, begin + count});
-      wanted.push_back(static_cast<int32_t>(ids.size()) - 1);
+      rows_.push_back({one, begin + count});
+      wanted_.push_back(static_cast<int32_t>(ids_.size()) - 1);
     }
   }
-  if (wanted.empty()) wanted.push_back(0);  // no kernel takes no rows
-  const Tensor logits = ViewOf(many_logits_, {static_cast<int64_t>(wanted.size()), manifest_.model.vocab_size});
+  if (wanted_.empty()) wanted_.push_back(0);  // no kernel takes no rows
+  SetRows(many_logits_, static_cast<int64_t>(wanted_.size()));
   {
-    mlcpipe_pool_watch(cancelled_, static_cast<int64_t>(ids.size()));
+    mlcpipe_pool_watch(cancelled_, static_cast<int64_t>(ids_.size()));
     const struct Unwatch {
       ~Unwatch() { mlcpipe_pool_watch(nullptr, 0); }
     } unwatch;
-    many_(device_.Put(Filled(ids, kInt32)), device_.Put(Filled(wanted, kInt32)), device_.Put(buffer_.Fill(spans)), logits,
-          pages_, params_);
+    many_(device_.Put(ids_data_.Fill(ids_)), device_.Put(wanted_data_.Fill(wanted_)), device_.Put(buffer_.Fill(spans_)),
+          many_logits_, pages_, params_);
   }
-  if (!rows.empty()) Draw(logits, rows, drawn);
+  if (!rows_.empty()) Draw(many_logits_);
 }
 
-// Appends the token of each row that has a sequence.
-void Batch::Draw(const Tensor& logits, const std::vector<Drawing>& rows, std::vector<int32_t>* drawn) {
-  std::vector<RowDraw> draws;
-  for (const Drawing& row : rows) {
+// Appends the token of each of `rows_` that has a sequence.
+void Batch::Draw(const Tensor& logits) {
+  draws_.clear();
+  for (const Drawing& row : rows_) {
     const auto found = row.sequence ? answers_.find(row.sequence->id) : answers_.end();
     Row* const settings = found == answers_.end() ? nullptr : &*found->second.second.row;
-    draws.push_back({settings, static_cast<uint64_t>(row.position)});
+    draws_.push_back({settings, static_cast<uint64_t>(row.position)});
   }
-  const int32_t* const tokens = sampler_.Draw(logits, draws.data(), draws.size());
-  for (size_t at = 0; at < rows.size(); ++at) {
-    if (rows[at].sequence) drawn->push_back(Take(rows[at], tokens[at]));
+  const int32_t* const tokens = sampler_.Draw(logits, draws_.data(), draws_.size());
+  for (size_t at = 0; at < rows_.size(); ++at) {
+    if (rows_[at].sequence) drawn_.push_back(Take(rows_[at], tokens[at]));
   }
 }
 

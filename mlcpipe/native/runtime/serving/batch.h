@@ -60,6 +60,12 @@ class Batch {
   BatchStep buffer_;
   Sampler sampler_;
   tvm::runtime::Tensor few_logits_, many_logits_;
+  // Of a forward, kept for their memory.
+  std::vector<int32_t> ids_, wanted_, drawn_;
+  std::vector<Span> spans_;
+  std::vector<Drawing> rows_;
+  std::vector<RowDraw> draws_;
+  Numbers ids_data_, wanted_data_;
   const Clock::time_point began_ = Clock::now();
   std::map<int64_t, std::pair<uint64_t, Answer>> answers_;  // by sequence
   std::mutex mutex_;                                        // of the rest
@@ -70,10 +76,11 @@ class Batch {
   double Now() const { return std::chrono::duration<double>(Clock::now() - began_).count(); }
   void TakeNews();
   void Begin(uint64_t number, Client client);
-  std::vector<int32_t> Compute(const serving::Step& step);
-  void ForwardFew(const serving::Step& step, std::vector<int32_t>* drawn);
-  void ForwardMany(const serving::Step& step, std::vector<int32_t>* drawn);
-  void Draw(const tvm::runtime::Tensor& logits, const std::vector<Drawing>& rows, std::vector<int32_t>* drawn);
+  // Leaves the tokens in `drawn_`.
+  void Compute(const serving::Step& step);
+  void ForwardFew(const serving::Step& step);
+  void ForwardMany(const serving::Step& step);
+  void Draw(const tvm::runtime::Tensor& logits);
   int32_t Take(const Drawing& row, int32_t token);
   void Deliver(const std::vector<Event>& events);
   void Fail(const serving::Step& step, const Error& error);

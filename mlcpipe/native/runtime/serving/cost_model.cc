@@ -109,8 +109,8 @@ void CostModel::Observe(const Load& load, double seconds) {
   if (!learns_ || !(load.few || load.many) || !(seconds > 0) || std::isinf(seconds)) return;
   const SizeClass size{BitLength(load.few), BitLength(load.many), BitLength(load.few_keys + load.many_keys)};
   auto& kept = measured_[size];
+  if (kept.size() == kKept) kept.erase(kept.begin());
   kept.push_back({load.Features(), seconds});
-  if (kept.size() > kKept) kept.pop_front();
   ++count_;
   if (count_ % kEvery == 0 || (count_ & (count_ - 1)) == 0) Fit();
 }

@@ -5,7 +5,6 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
-#include <deque>
 #include <map>
 #include <vector>
 
@@ -50,7 +49,7 @@ class CostModel {
   bool learns_;
   int64_t count_ = 0;
   double margin_ = 1;  // what the longer ones of steps with answers and prompts took, of what the costs say
-  std::map<SizeClass, std::deque<Measured>> measured_;
+  std::map<SizeClass, std::vector<Measured>> measured_;
 
   void Fit();
 };

@@ -40,8 +40,9 @@ PagePool::PagePool(std::vector<PageGroup> of) : groups(std::move(of)) {
 }
 
 bool PagePool::Reserve(Sequence* sequence, int64_t rows) {
-  const std::vector<int64_t> missing = Missing(*sequence, rows);
-  if (std::any_of(missing.begin(), missing.end(), [](int64_t count) { return count > 0; })) return false;
+  for (size_t group = 0; group < groups.size(); ++group) {
+    if (MissingOf(group, *sequence, rows) > 0) return false;
+  }
   for (size_t group = 0; group < groups.size(); ++group) {
     auto& table = sequence->tables[group];
     if (SharesEnd(group, *sequence)) {
@@ -57,12 +58,14 @@ bool PagePool::Reserve(Sequence* sequence, int64_t rows) {
 
 std::vector<int64_t> PagePool::Missing(const Sequence& sequence, int64_t rows) const {
   std::vector<int64_t> missing;
-  for (size_t group = 0; group < groups.size(); ++group) {
-    const int64_t has = static_cast<int64_t>(sequence.tables[group].size());
-    const int64_t wanted = std::max<int64_t>(0, PagesOf(sequence.computed + rows) - has);
-    missing.push_back(wanted + SharesEnd(group, sequence) - pages[group].free());
-  }
+  for (size_t group = 0; group < groups.size(); ++group) missing.push_back(MissingOf(group, sequence, rows));
   return missing;
+}
+
+int64_t PagePool::MissingOf(size_t group, const Sequence& sequence, int64_t rows) const {
+  const int64_t has = static_cast<int64_t>(sequence.tables[group].size());
+  const int64_t wanted = std::max<int64_t>(0, PagesOf(sequence.computed + rows) - has);
+  return wanted + SharesEnd(group, sequence) - pages[group].free();
 }
 
 // Whether the page that the next token goes to has tokens already, and is not this sequence's alone.

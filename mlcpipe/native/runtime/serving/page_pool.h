@@ -81,6 +81,7 @@ class PagePool {
   std::vector<PageCopy> copies_;
 
   bool SharesEnd(size_t group, const Sequence& sequence) const;
+  int64_t MissingOf(size_t group, const Sequence& sequence, int64_t rows) const;
 };
 
 }  // namespace mlcpipe::serving

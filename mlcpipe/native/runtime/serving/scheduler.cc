@@ -65,6 +65,8 @@ SequencePointer Scheduler::Submit(Request request) {
     throw Error(Code::kResource, std::to_string(limits.queue) + " requests wait already").Next("try again later");
   }
   auto sequence = std::make_shared<Sequence>(next_id_++, std::move(request), pool_.groups.size());
+  sequence->tokens.reserve(static_cast<size_t>(most));
+  for (auto& table : sequence->tables) table.reserve(static_cast<size_t>(PagesOf(most)));
   residency_.Move(sequence, State::kWaiting);
   if (const auto deadline_s = sequence->request.deadline_s) deadlines_[{*deadline_s, sequence->id}] = sequence;
   return sequence;
@@ -94,9 +96,10 @@ std::vector<Event> Scheduler::Expire(double now) {
   return events;
 }
 
-std::optional<Step> Scheduler::Plan(double now) {
+const Step* Scheduler::Plan(double now) {
   AgeHead(now);
-  step_ = Step();
+  step_.few.clear();
+  step_.many.clear();
   step_.planned = planned_ = now;
   residency_.forking = 0;
   PlanAnswers();
@@ -107,13 +110,13 @@ std::optional<Step> Scheduler::Plan(double now) {
     if (one.sequence == head_) head_rows_ += one.rows;
   }
   step_.copies = pool_.TakeCopies();
-  if (step_.few.empty() && step_.many.empty()) return std::nullopt;
-  return std::move(step_);
+  return step_.few.empty() && step_.many.empty() ? nullptr : &step_;
 }
 
 // A row of each who answers.
 void Scheduler::PlanAnswers() {
-  for (const SequencePointer& sequence : Ordered(residency_.running)) {
+  answering_ = residency_.running;
+  for (const SequencePointer& sequence : answering_) {
     while (sequence->state == State::kRunning && !residency_.Reserve(sequence.get(), 1)) residency_.GiveWay(*sequence);
     if (sequence->state == State::kRunning) step_.few.push_back({sequence, 1, true});
   }
@@ -222,39 +225,39 @@ void Scheduler::Unplan(const Sequence& sequence) {
   step_.many.erase(std::remove_if(step_.many.begin(), step_.many.end(), of), step_.many.end());
 }
 
-std::vector<Event> Scheduler::Settle(const Step& step, const std::vector<int32_t>& drawn, double now) {
+const std::vector<Event>& Scheduler::Settle(const Step& step, const std::vector<int32_t>& drawn, double now) {
   cost_.Observe(step.load(), now - step.planned);
-  std::vector<Event> events;
+  events_.clear();
   size_t at = 0;
   for (const FewRows& one : step.few) {
     const std::optional<int32_t> token = one.draws ? std::make_optional(drawn[at++]) : std::nullopt;
     if (one.sequence->state == State::kEnded) continue;
     one.sequence->computed += one.rows;
-    Got(one.sequence, token, &events);
+    Got(one.sequence, token);
   }
   for (const ManyRows& one : step.many) {
     const size_t first = at;
     at += one.drawing.size();
     if (one.sequence->state == State::kEnded) continue;
     one.sequence->computed += one.rows;
-    if (one.drawing.empty()) Got(one.sequence, std::nullopt, &events);
+    if (one.drawing.empty()) Got(one.sequence, std::nullopt);
     std::vector<bool> started;
     for (const SequencePointer& each : one.drawing) {
       started.push_back(each == one.sequence || residency_.Fork(*one.sequence, each));
     }
     for (size_t i = 0; i < one.drawing.size(); ++i) {
-      if (started[i]) Got(one.drawing[i], drawn[first + i], &events);
+      if (started[i]) Got(one.drawing[i], drawn[first + i]);
     }
   }
-  return events;
+  return events_;
 }
 
 // The sequence was computed further.
-void Scheduler::Got(const SequencePointer& sequence, std::optional<int32_t> token, std::vector<Event>* events) {
+void Scheduler::Got(const SequencePointer& sequence, std::optional<int32_t> token) {
   if (token) sequence->Push(*token, limits.context);
   if (sequence->computed / kPage > sequence->shared) tree_.Add(sequence.get());
   pool_.Slide(sequence.get());
-  if (token) events->push_back({sequence, token, sequence->end});
+  if (token) events_.push_back({sequence, token, sequence->end});
   if (sequence->end) {
     Finish(sequence);
   } else if (Crossed(*sequence)) {

@@ -33,10 +33,10 @@ class Scheduler {
   bool Cancel(const SequencePointer& sequence, End end);
   // Ends those whose deadline has come.
   std::vector<Event> Expire(double now);
-  // The next step; none where nobody can go on.
-  std::optional<Step> Plan(double now);
-  // `drawn` has a token for each row with logits: few, then many. Returns what each sequence got.
-  std::vector<Event> Settle(const Step& step, const std::vector<int32_t>& drawn, double now);
+  // The next step, valid until the next call; null where nobody can go on.
+  const Step* Plan(double now);
+  // `drawn` has a token for each row with logits: few, then many. Returns what each sequence got, valid until the next call.
+  const std::vector<Event>& Settle(const Step& step, const std::vector<int32_t>& drawn, double now);
 
   const PagePool& pool() const { return pool_; }
   const Limits limits;
@@ -53,6 +53,9 @@ class Scheduler {
   int64_t head_rows_ = 0, many_rows_ = 0;
   double planned_ = 0;
   Step step_;  // the one being planned
+  // Kept for their memory: a step of answers alone allocates none.
+  Ordered answering_;
+  std::vector<Event> events_;
 
   void AgeHead(double now);
   void PlanAnswers();
@@ -63,7 +66,7 @@ class Scheduler {
   int64_t PlanFew(const SequencePointer& sequence, int64_t rows);
   int64_t ReserveSome(Sequence* sequence, int64_t rows);
   void Unplan(const Sequence& sequence);
-  void Got(const SequencePointer& sequence, std::optional<int32_t> token, std::vector<Event>* events);
+  void Got(const SequencePointer& sequence, std::optional<int32_t> token);
   void Finish(const SequencePointer& sequence);
   bool Crossed(const Sequence& sequence) const;
 };

@@ -87,11 +87,8 @@ Value RoundHalf(const Value& value, int64_t precision) {
   if (precision < 0) Stop("round before the point");
   if (value.is_integer()) return Int(value.as_integer());
   if (!std::isfinite(value.number) || precision > kMaxDecimals) return value;
-  char text[720];
-  auto places = static_cast<int>(precision);
-  auto end = std::to_chars(text, text + sizeof text, value.number, std::chars_format::fixed, places).ptr;
   double number = 0;
-  ParseFloat({text, static_cast<size_t>(end - text)}, &number);
+  ParseFloat(Printed(value.number, 'f', static_cast<int>(precision)), &number);
   return Float(number);
 }
 

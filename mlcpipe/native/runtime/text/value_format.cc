@@ -92,12 +92,8 @@ std::string FloatDigits(double number, const Spec& spec) {
   } else if (spec.type == 0 && spec.precision < 0) {
     text = FloatText(magnitude);
   } else {
-    auto form = type == 'e' ? std::chars_format::scientific
-                : type == 'f' || spec.type == '%' ? std::chars_format::fixed : std::chars_format::general;
-    text.resize(kMaxWidth + 400);
-    int precision = spec.precision < 0 ? 6 : spec.precision;
-    char* end = std::to_chars(text.data(), text.data() + text.size(), magnitude, form, precision).ptr;
-    text.resize(static_cast<size_t>(end - text.data()));
+    const char form = type == 'e' ? 'e' : type == 'f' || spec.type == '%' ? 'f' : 'g';
+    text = Printed(magnitude, form, spec.precision < 0 ? 6 : spec.precision);
     if (spec.type == 0 && text.find_first_of(".e") == std::string::npos) text += ".0";
   }
   if (spec.type >= 'A' && spec.type <= 'Z') MakeUpper(&text);

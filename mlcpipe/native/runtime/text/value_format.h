@@ -21,6 +21,8 @@ Value ToString(Heap* heap, const Value& value);
 std::string Repr(Heap* heap, const Value& value);
 // The shortest digits that give the same number.
 std::string FloatText(double number);
+// A finite number as printf writes it in the C locale; `form` is e, f or g.
+std::string Printed(double number, char form, int precision);
 // A number as Python's float() reads it; false for anything else. `text` has no spaces around it.
 bool ParseFloat(std::string_view text, double* number);
 // As HTML: `&`, `<`, `>`, `'` and `"` are written out.

@@ -1,9 +1,10 @@
 // Python's str and repr.
-#include <charconv>
 #include <clocale>
 #include <cmath>
+#include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <limits>
 
 #include "text/template_objects.h"
 #include "text/value_format.h"
@@ -115,6 +116,41 @@ std::string RangeText(const Range& range) {
   return text + (range.step == 1 ? ")" : ", " + std::to_string(range.step) + ")");
 }
 
+// "5.684e-14" becomes "5.685e-14"; false for nines alone.
+bool Increment(std::string* digits) {
+  for (size_t at = digits->find('e'); at-- > 0;) {
+    char& digit = (*digits)[at];
+    if (digit == '.') continue;
+    if (digit != '9') {
+      ++digit;
+      return true;
+    }
+    digit = '0';
+  }
+  return false;
+}
+
+// The fewest digits that give the same number, in scientific notation; of several such the nearest. The C library prints
+// them: std::to_chars would link tables of 0.1 MB.
+std::string ShortestDigits(double magnitude) {
+  const auto gives = [&](const std::string& text) {
+    double same = 0;
+    return ParseFloat(text, &same) && same == magnitude;
+  };
+  // What 15 digits give is in the first 15 of a normal number.
+  for (int places = magnitude < std::numeric_limits<double>::min() ? 0 : 14; places < 16; ++places) {
+    std::string text = Printed(magnitude, 'e', places);
+    if (gives(text)) {
+      if (!places) return text;
+      const size_t mark = text.find('e'), last = text.find_last_not_of("0", mark - 1);
+      const size_t zeros = text[last] == '.' ? last : last + 1;
+      return text.erase(zeros, mark - zeros);
+    }
+    if (places == 15 && Increment(&text) && gives(text)) return text;  // a power of two has more room above
+  }
+  return Printed(magnitude, 'e', 16);
+}
+
 }  // namespace
 
 const Value* Arguments::Named(std::string_view name) const {
@@ -155,12 +191,19 @@ Value ToString(Heap* heap, const Value& value) {
   }
 }
 
+std::string Printed(double number, char form, int precision) {
+  const char* format = form == 'e' ? "%.*e" : form == 'f' ? "%.*f" : "%.*g";
+  std::string text(static_cast<size_t>(std::snprintf(nullptr, 0, format, precision, number)), '\0');
+  std::snprintf(text.data(), text.size() + 1, format, precision, number);
+  const std::string_view point = std::localeconv()->decimal_point;
+  if (const size_t at = text.find(point); at != std::string::npos) text.replace(at, point.size(), ".");
+  return text;
+}
+
 std::string FloatText(double number) {
   if (std::isnan(number)) return "nan";
   if (std::isinf(number)) return number < 0 ? "-inf" : "inf";
-  char digits[40];
-  auto end = std::to_chars(digits, digits + sizeof digits, number, std::chars_format::scientific).ptr;
-  std::string text(digits, end);
+  std::string text = (std::signbit(number) ? "-" : "") + ShortestDigits(std::fabs(number));
   size_t mark = text.find('e');
   int exponent = std::atoi(text.c_str() + mark + 1);
   if (exponent >= 16 || exponent < -4) return text;
@@ -180,7 +223,7 @@ bool ParseFloat(std::string_view text, double* number) {
   bool digits = copy.find_first_of("0123456789") == sign || copy.compare(sign, 1, ".") == 0;
   if (digits && copy.find_first_not_of("0123456789.eE+-") == std::string::npos) {
     size_t point = copy.find('.');
-    if (point != std::string::npos) copy[point] = std::localeconv()->decimal_point[0];
+    if (point != std::string::npos) copy.replace(point, 1, std::localeconv()->decimal_point);
     char* end = nullptr;
     *number = std::strtod(copy.c_str(), &end);
     return end == copy.c_str() + copy.size();

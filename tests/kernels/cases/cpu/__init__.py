@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.kernels.cases.cpu import int8, matmul, norm, page_attention, sampling
+from tests.kernels.cases.cpu import adapters, int8, matmul, norm, page_attention, sampling
 from tests.kernels.harness import Case
 
 CASES: tuple[Case, ...] = (
@@ -11,6 +11,7 @@ CASES: tuple[Case, ...] = (
     *norm.cases(),
     *page_attention.cases(),
     *sampling.cases(),
+    *adapters.cases(),
 )
 
 

@@ -15,6 +15,7 @@ from mlcpipe.quantization.layout import load_layout
 from mlcpipe.quantization.scheme import Scheme, load_scheme
 from mlcpipe.targets import host_instruction_sets
 from tests.kernels.cases.cpu.matmul import (
+    INTEGERS,
     KEPT,
     LAYOUT,
     SHAPES,
@@ -52,6 +53,7 @@ ROWS = (1, 2, 3, 4, 5, 6, 7, 8, 11, 12, 13, 16, 25, 33)
 MANY_SHAPES = ((33, 128), (17, 640), (48, 1280))
 # Halves of whole blocks, an odd number of them, and halves that part a block.
 GATED = (("q4f16_1", 96, 640, "silu"), ("q4f16_1", 40, 128, "gelu_tanh"), ("q8f16_1", 40, 128, "silu"))
+FEW_KEPT = ("avx_vnni", "avx2")  # whose kernels of block formats are in `everything`; test_qemu.py has some of avx2
 MORE = "-more"  # ends the names of libraries that are for `everything`
 MANY_ROWS = (1, 2, 5, 33, 63, 67, 70, 97)
 
@@ -78,7 +80,7 @@ def quantized(x: Array, size: int = GROUP) -> Array:
     return (q * scale).reshape(*x.shape[:-1], groups * size)[..., :k]
 
 
-def requantized(rows: dict[str, Array], k: int, chunk: int, zero: int = 7) -> Array:
+def requantized(rows: dict[str, Array], k: int, chunk: int, zero: int) -> Array:
     """float64[n, k] of 4-bit codes and scales in row order as bytes on one scale a chunk, as `int8_gemm` makes them."""
     words = rows["q_weight"]
     codes = ((words[:, :, None] >> (4 * np.arange(8, dtype=np.uint32))) & 15).reshape(
@@ -87,10 +89,10 @@ def requantized(rows: dict[str, Array], k: int, chunk: int, zero: int = 7) -> Ar
     scales = rows["q_scale"].astype(np.float32).reshape(len(words), -1, chunk // GROUP)
     top = np.abs(scales).max(-1, keepdims=True)
     with np.errstate(divide="ignore", over="ignore"):
-        inverse = np.where(top > 0, np.float32(256 * 127 / zero) / top, np.float32(0))
+        inverse = np.where(top > 0, np.float32(256 * 127 / 8) / top, np.float32(0))
     factor = np.rint(scales * inverse).astype(np.int64)[..., None]
     bytes_ = ((codes.astype(np.int64) - zero) * factor + 128) >> 8
-    step = (top * np.float32(zero / 127)).astype(np.float64)[..., None]
+    step = (top * np.float32(8 / 127)).astype(np.float64)[..., None]
     return (bytes_ * step).reshape(len(words), -1)[:, :k]
 
 
@@ -104,10 +106,14 @@ def requantized_blocks(scheme: Scheme, rows: dict[str, Array], k: int, chunk: in
     numbers = kept.scale_values(scheme, rows["q_scale"]).reshape(n, -1, 1, each)
     if scheme.super_size:
         numbers = numbers * rows["q_sub"].astype(np.float32).reshape(n, numbers.shape[1], -1, each)
-    numbers = np.repeat(numbers.reshape(n, -1, each), max(1, scheme.group_size // GROUP), axis=1)
-    numbers = numbers.reshape(n, k // chunk, -1, each)
+    if scheme.zeros:
+        zeros = rows["q_zero"].view(np.uint8).astype(np.float32).reshape(n, -1, 1, 1)
+        numbers = np.concatenate([numbers, -(zeros * numbers)], axis=-1)
+    shifted = scheme.minima or scheme.zeros
+    numbers = np.repeat(numbers.reshape(n, -1, 1 + shifted), max(1, scheme.group(k) // GROUP), axis=1)
+    numbers = numbers.reshape(n, k // chunk, -1, 1 + shifted)
     scale, minimum = numbers[..., 0], numbers[..., -1]
-    if scheme.minima:
+    if shifted:
         reach = np.maximum(np.abs(minimum), np.abs(scale * highest + minimum))
     else:
         reach = np.abs(scale) * max(np.float32(scheme.zero_point), highest - np.float32(scheme.zero_point))
@@ -115,7 +121,7 @@ def requantized_blocks(scheme: Scheme, rows: dict[str, Array], k: int, chunk: in
     with np.errstate(divide="ignore", over="ignore"):
         inverse = np.where(top > np.float32(SMALLEST), np.float32(256 * 127) / top, np.float32(0))
     factor = np.rint(scale * inverse).astype(np.int64)[..., None]
-    offset = np.rint(minimum * inverse).astype(np.int64)[..., None] if scheme.minima else 0
+    offset = np.rint(minimum * inverse).astype(np.int64)[..., None] if shifted else 0
     codes = codes.reshape(n, *factor.shape[1:3], -1) - scheme.zero_point
     step = (top * np.float32(1 / 127)).astype(np.float64)[..., None]
     result: Array = ((codes * factor + offset + 128 >> 8) * step).reshape(n, k)
@@ -166,7 +172,7 @@ class Int8Matmul:
     def group(self) -> int:
         """Numbers of a row of x on one scale."""
         if not self.chunk and scheme_named(self.scheme).blocked:
-            return min(scheme_named(self.scheme).group_size, GROUP)
+            return min(scheme_named(self.scheme).group(self.k), GROUP)
         whole_row = self.many and packed_of(self.op).groups == 1 and self.k % CHUNK == 0
         return self.chunk or (CHUNK if whole_row else GROUP)
 
@@ -237,7 +243,7 @@ def int8_expert_call(kernel: Int8ExpertMatmul, m: int, kind: str) -> Call:
     _, w, sizes = packed(kernel.scheme, (kernel.experts, kernel.n, kernel.k), kind)
     chosen = np.clip(ids, 0, kernel.experts - 1).reshape(-1)
     scheme = scheme_named(kernel.scheme)
-    group = min(scheme.group_size, GROUP) if scheme.blocked else GROUP
+    group = min(scheme.group(kernel.k), GROUP) if scheme.blocked else GROUP
     seen = np.repeat(quantized(x, group), kernel.top if kernel.shared else 1, axis=0)
     expected = np.stack([row @ w[e].T for row, e in zip(seen, chosen)])
     terms = kernel.k // group + 8
@@ -245,17 +251,19 @@ def int8_expert_call(kernel: Int8ExpertMatmul, m: int, kind: str) -> Call:
     return Call(call.args, {len(call.args) - 1: (expected, terms * EPS * size + terms * TINY)})
 
 
-def _experts(dot: str, scheme: str) -> Iterator[Case]:
-    for n, k, experts, top, shared in ((33, 100, 4, 2, True), (16, 40, 3, 3, False), (7, 33, 2, 1, False)):
-        kernel = Int8ExpertMatmul(dot, scheme, n, whole(scheme, k), experts, top, shared)
+def _experts(dot: str, scheme: str, number: int) -> Iterator[Case]:
+    """Of a block format, the shape that its number in the list gives is not for `everything`."""
+    for i, shape in enumerate(((33, 100, 4, 2, True), (16, 40, 3, 3, False), (7, 33, 2, 1, False))):
+        kernel = Int8ExpertMatmul(dot, scheme, shape[0], whole(scheme, shape[1]), *shape[2:])
+        library = library_of(dot, scheme, more=i != number % 3)
         for m, kind in zip((1, 3, 40, 2), KINDS):
-            call = partial(int8_expert_call, kernel, m, kind)
-            yield Case(f"{kernel.symbol}-m{m}-{kind}", library_of(dot, scheme), kernel, call)
+            yield Case(f"{kernel.symbol}-m{m}-{kind}", library, kernel, partial(int8_expert_call, kernel, m, kind))
 
 
-def library_of(dot: str, scheme: str) -> str:
-    """The library of a case. AVX-VNNI differs from AVX2 by the instruction of the dot product alone."""
-    return f"int8-{dot}{MORE if dot == 'avx_vnni' and scheme in KEPT else ''}"
+def library_of(dot: str, scheme: str, *, more: bool = False) -> str:
+    """The library of a case; `more` counts for block formats. AVX-VNNI differs from AVX2 by one instruction alone."""
+    blocked = scheme in (*KEPT, *INTEGERS)
+    return f"int8-{dot}{MORE if blocked and (more or dot in FEW_KEPT) else ''}"
 
 
 def kept_shapes(scheme: str) -> list[tuple[tuple[int, int], tuple[int, ...]]]:
@@ -267,16 +275,16 @@ def kept_shapes(scheme: str) -> list[tuple[tuple[int, int], tuple[int, ...]]]:
 def dot_cases(dot: str) -> Iterator[Case]:
     """Small cases of one dot product, every scheme; q4f32_1 differs from q4f16_1 in the type of scales alone."""
     shapes = [*((shape, ROWS) for shape in SHAPES), *((shape, MANY_ROWS) for shape in MANY_SHAPES)]
-    blocks = [(scheme, kept_shapes(scheme)) for scheme in KEPT]
-    for scheme, chosen in (*((scheme, shapes) for scheme in SCHEMES), ("q4f32_1", [shapes[4], shapes[-1]]), *blocks):
+    blocks = [(scheme, kept_shapes(scheme)) for scheme in (*KEPT, *INTEGERS)]
+    every = [*((scheme, shapes) for scheme in SCHEMES), ("q4f32_1", [shapes[4], shapes[-1]]), *blocks]
+    for number, (scheme, chosen) in enumerate(every):
         for (i, ((n, k), rows)), many in product(enumerate(chosen), (False, True)):
             kernel = Int8Matmul(dot, scheme, n, k, many=many)
+            library = library_of(dot, scheme, more=many and (n, k) != chosen[-1][0])
             for j, m in enumerate(rows):
                 kind = KINDS[(i + j) % len(KINDS)]
-                yield Case(
-                    f"{kernel.symbol}-m{m}-{kind}", library_of(dot, scheme), kernel, partial(int8_call, kernel, m, kind)
-                )
-        yield from _experts(dot, scheme)
+                yield Case(f"{kernel.symbol}-m{m}-{kind}", library, kernel, partial(int8_call, kernel, m, kind))
+        yield from _experts(dot, scheme, number)
     for (scheme, n, k, activation), many in product(GATED, (False, True)):
         kernel = Int8Matmul(dot, scheme, n, k, activation, many)
         for m, kind in zip((1, 7, 67, 96), KINDS):

@@ -11,6 +11,7 @@ from itertools import product
 import numpy as np
 from tvm import tirx
 
+from mlcpipe.defaults import SEARCH
 from mlcpipe.nn import definitions
 from mlcpipe.quantization import kept
 from mlcpipe.quantization.layout import load_layout
@@ -24,8 +25,13 @@ ROWS = (1, 2, 3, 4, 5, 11, 12, 13, 16, 24, 33)
 SHAPES = ((1, 8), (15, 33), (16, 40), (17, 64), (97, 100), (100, 96), (33, 600))
 # The codes, tables and scales of the rest occur among these, if not together.
 KEPT = tuple(
-    name for name in kept.SCHEMES if name not in ("TQ2_0", "Q2_0", "IQ1_S", "IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ3_S")
+    name
+    for name in kept.SCHEMES
+    if name not in ("TQ2_0", "Q2_0", "IQ1_S", "IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ3_S", "BNB_FP4")
 )
+# Zero points, minima, and zero points of the middle; 3, 4 and 8 bits; groups, rows; every dtype of scales.
+INTEGERS = ("uint4_g128_f16", "affine4_g64_bf16", "int4_g128_bf16", "uint3_row_f32", "uint8_g32_f32", "affine8_g64_f16",
+            "int8_row_f32", "int4_row_f32", "int8_g128_f16")  # fmt: skip
 SCHEMES = {
     "q4f16_1": SHAPES,
     "q3f16_1": SHAPES,
@@ -37,6 +43,7 @@ SCHEMES = {
     "q8f32_0": ((97, 100), (16, 600)),
     "q0f32": ((97, 100), (1, 33)),
     **{name: ((97, 256), (16, 768))[bool(kept.SCHEMES[name].table) :] for name in KEPT},
+    **dict.fromkeys(INTEGERS, ((97, 256),)),
 }
 GATED = (("q4f16_1", 40, 100, "silu"), ("q4f16_1", 30, 64, "gelu_tanh"), ("q0f16", 64, 33, "silu"))
 LAYOUT = "rows16"
@@ -149,8 +156,8 @@ class Dequantize:
 
 
 def scheme_named(name: str) -> Scheme:
-    """A scheme, or that of a block format."""
-    return kept.SCHEMES[name] if name in kept.SCHEMES else load_scheme(name)
+    """A scheme, or that of a block format or of integers."""
+    return kept.kept_scheme(name) if name in kept.SCHEMES or name in INTEGERS else load_scheme(name)
 
 
 def unit_of(scheme: str) -> int:
@@ -171,8 +178,10 @@ def random_parts(scheme: Scheme, shape: tuple[int, ...], rng: np.random.Generato
     codes = rng.integers(0, len(scheme.table) or 1 << scheme.bits, (rows, scheme.padded(shape[-1])), dtype=np.uint8)
     scales = random_scales(scheme, (rows, shapes["q_scale"][0][-1]), rng, scale)
     subs = None
-    if "q_sub" in shapes:
-        subs = rng.integers(-128, 128, (rows, shapes["q_sub"][0][-1])).astype(np.int8)
+    for name in {"q_sub", "q_zero"} & set(shapes):
+        subs = rng.integers(-128, 128, (rows, shapes[name][0][-1])).astype(np.int8)
+    if scheme.zeros and subs is not None:
+        subs &= np.uint8((1 << scheme.bits) - 1).view(np.int8)
     arrays = kept.pack_parts(scheme, codes, scales, subs)
     return {name: array.reshape(*shape[:-1], -1) for name, array in arrays.items()}
 
@@ -184,9 +193,9 @@ def random_scales(scheme: Scheme, shape: tuple[int, ...], rng: np.random.Generat
     if scheme.scale_format == "e8m0":  # from the smallest on where all are tiny
         first = 120 if scale > 2**-9 else 0
         return rng.integers(first, first + 12, shape, dtype=np.uint8).view(np.int8)
-    scales: Array = (rng.standard_normal(shape) * scale).astype(np.float16)
+    scales: Array = (rng.standard_normal(shape) * scale).astype(scheme.model_dtype)
     scales[rng.random(shape) < 0.1] = 0
-    return scales
+    return (scales.view(np.uint32) >> 16).astype(np.uint16) if scheme.scale_format == "bf16" else scales
 
 
 @cache
@@ -202,7 +211,8 @@ def packed(scheme_name: str, shape: tuple[int, ...], kind: str) -> tuple[tuple[A
     if scheme.kept:
         rows = random_parts(scheme, shape, rng, scale)
     else:
-        rows = pack(scheme, adversarial("normal" if kind == "denormal" else kind, shape, rng, scale))
+        w = adversarial("normal" if kind == "denormal" else kind, shape, rng, scale)
+        rows = pack(scheme, w, method=SEARCH)  # all codes and signs of scales
     stored = load_layout(LAYOUT).repack(scheme, rows, *shape[-2:])
     w = unpack(scheme, rows, shape[-1]).astype(np.float64)
     return tuple(stored.values()), w, np.abs(w) + _zero_points(scheme, rows, shape[-1])
@@ -212,14 +222,24 @@ def _zero_points(scheme: Scheme, rows: dict[str, Array], k: int) -> Array | floa
     if scheme.bits == 0:
         return 0.0
     if scheme.kept:
-        signed = {"q_sub"} if scheme.scale_format else {"q_scale", "q_sub"}
-        sizes = {name: np.abs(a.astype(np.float32)) if name in signed else a for name, a in rows.items()}
-        flat = {name: a.reshape(-1, a.shape[-1]) for name, a in sizes.items()}
+        flat = {name: _unsigned(scheme, name, a).reshape(-1, a.shape[-1]) for name, a in rows.items()}
+        if scheme.zeros:
+            zeros = kept.unpack(scheme, {**flat, "q_weight": np.zeros_like(flat["q_weight"])}, k).astype(np.float64)
+            codes = kept.unpack(replace(scheme, zeros=False), flat, k).astype(np.float64)
+            return (codes - zeros).reshape(*rows["q_weight"].shape[:-1], k)
         table = tuple(level + 2 * scheme.zero_point for level in scheme.table)
         opposite = kept.unpack(replace(scheme, zero=-scheme.zero_point, table=table), flat, k)
         return opposite.astype(np.float64).reshape(*rows["q_weight"].shape[:-1], k)
-    scales = np.repeat(rows["q_scale"].astype(np.float64), scheme.group(k), axis=-1)
+    scales = np.repeat(np.abs(rows["q_scale"]).astype(np.float64), scheme.group(k), axis=-1)
     return scales[..., :k] * scheme.zero_point
+
+
+def _unsigned(scheme: Scheme, name: str, array: Array) -> Array:
+    """Scales and sub-scales without their signs; another array as it is."""
+    if name == "q_scale" and scheme.scale_format == "bf16":
+        return array & np.uint16(0x7FFF)
+    signed = {"q_sub"} if scheme.scale_format else {"q_scale", "q_sub"}
+    return np.abs(array.astype(np.float32)) if name in signed else array
 
 
 def _bound(x: Array, size: Array) -> Array:

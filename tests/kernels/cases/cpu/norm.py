@@ -1,4 +1,4 @@
-"""Cases of RMS norm with and without the addition before it, and of rotary embedding."""
+"""Cases of RMS and layer norm with and without the addition before them, and of rotary embedding."""
 
 from __future__ import annotations
 
@@ -19,17 +19,23 @@ SIZES = (16, 96, 24, 20, 22, 33, 1)
 
 @dataclass(frozen=True)
 class Norm:
-    """rms_norm, or add_rms_norm when `adds`."""
+    """rms_norm, or layer_norm when `biases`, the number of its biases, is not None; of a sum when `adds`."""
 
     size: int
     adds: bool
     weight_dtype: str = "float32"
+    biases: int | None = None
 
     @property
     def symbol(self) -> str:
-        return f"{'add_' if self.adds else ''}norm_{self.size}_{self.weight_dtype}"
+        layer = "" if self.biases is None else f"layer{self.biases}_"
+        return f"{'add_' if self.adds else ''}{layer}norm_{self.size}_{self.weight_dtype}"
 
     def definition(self) -> tirx.PrimFunc:
+        if self.biases is not None:
+            return definitions.layer_norm(
+                self.size, EPSILON, "float32", self.weight_dtype, biased=bool(self.biases), residual=self.adds
+            )
         make = definitions.add_rms_norm if self.adds else definitions.rms_norm
         return make(self.size, EPSILON, "float32", self.weight_dtype)
 
@@ -69,10 +75,15 @@ def norm_call(kernel: Norm, m: int, kind: str) -> Call:
     weight = rng.standard_normal(kernel.size).astype(kernel.weight_dtype)
     total = inputs[0] if not kernel.adds else inputs[0] + inputs[1]
     x = total.astype(np.float64)
-    y = x / np.sqrt((x * x).mean(axis=1, keepdims=True) + EPSILON) * weight.astype(np.float64)
-    bound = (kernel.size + 16) * EPS * np.abs(y) + 4 * TINY
+    biases = [rng.standard_normal(kernel.size).astype(kernel.weight_dtype) for _ in range(kernel.biases or 0)]
+    centred = x if kernel.biases is None else x - x.mean(axis=1, keepdims=True)
+    scale = weight.astype(np.float64) / np.sqrt((centred * centred).mean(axis=1, keepdims=True) + EPSILON)
+    y = centred * scale + sum(bias.astype(np.float64) for bias in biases)
+    # The mean is rounded as much as a sum of all sizes is, and then subtracted.
+    lost = 0.0 if kernel.biases is None else np.abs(x).max(axis=1, keepdims=True) * np.abs(scale)
+    bound = (kernel.size + 16) * EPS * (np.abs(y) + lost) + 4 * TINY
     outputs = [unwritten(total.shape) for _ in range(1 + kernel.adds)]
-    args = (*inputs, weight, *outputs)
+    args = (*inputs, weight, *biases, *outputs)
     expected: dict[int, tuple[Array, Array | float]] = {len(args) - 1: (y, bound)}
     if kernel.adds:
         expected[len(args) - 2] = (x, 0.0)
@@ -108,6 +119,10 @@ def cases() -> Iterator[Case]:
             kernel = Norm(size, adds, "float16" if i % 2 else "float32")
             for m, kind in zip((1, 3, 700, 2), KINDS):
                 yield Case(f"{kernel.symbol}-m{m}-{kind}", "norm", kernel, partial(norm_call, kernel, m, kind))
+        for i, size in enumerate(SIZES):
+            layer = Norm(size, adds, "float16" if i % 2 else "float32", biases=(i + adds) % 2)
+            for m, kind in zip((1, 3, 700), KINDS):
+                yield Case(f"{layer.symbol}-m{m}-{kind}", "norm", layer, partial(norm_call, layer, m, kind))
         wide = Norm(2304, adds)
         for m in (3, 4):
             yield Case(f"{wide.symbol}-m{m}", "norm", wide, partial(norm_call, wide, m, "normal"))

@@ -45,10 +45,12 @@ class PageKernel:
     shape: AttentionShape
     role: str
     window: int = 0
+    bidirectional: bool = False
 
     @property
     def symbol(self) -> str:
-        return f"{self.role}_{library_of(self.shape)}_window{self.window}"
+        both = "_both_ways" if self.bidirectional else ""
+        return f"{self.role}_{library_of(self.shape)}_window{self.window}{both}"
 
     @property
     def scale(self) -> float:
@@ -59,7 +61,7 @@ class PageKernel:
         return None
 
     def build(self) -> tirx.PrimFunc:
-        return _functions(self.shape, self.scale, self.window)[self.role]
+        return _functions(self.shape, self.scale, self.window, self.bidirectional)[self.role]
 
 
 def library_of(s: AttentionShape) -> str:
@@ -68,8 +70,8 @@ def library_of(s: AttentionShape) -> str:
 
 
 @cache
-def _functions(shape: AttentionShape, scale: float, window: int) -> dict[str, tirx.PrimFunc]:
-    return page_functions(shape, scale, window)
+def _functions(shape: AttentionShape, scale: float, window: int, bidirectional: bool) -> dict[str, tirx.PrimFunc]:
+    return page_functions(shape, scale, window, bidirectional)
 
 
 @dataclass(frozen=True)
@@ -143,7 +145,7 @@ def _old_pages(shape: AttentionShape, count: int, draw: np.random.Generator) -> 
 
 
 def attend_call(kernel: PageKernel, spans: Sequence[tuple[int, int]], every: int = 1) -> Call:
-    """Attention of rows begin ... end - 1 of each sequence to all that is before them, and to themselves.
+    """Attention of rows begin ... end - 1 of each sequence to what is before them, to themselves, or both ways.
 
     Compares only one row of `every` so many, of one sequence: numpy takes its time.
     """
@@ -155,7 +157,11 @@ def attend_call(kernel: PageKernel, spans: Sequence[tuple[int, int]], every: int
         k, v = part.of.kept_k.values(), part.of.kept_v.values()
         for i in range(part.begin, part.end):
             if (i - part.begin) % every == 0:
-                rows.append(reference(shape, part.of.q[i], k[: i + 1], v[: i + 1], kernel.scale, kernel.window))
+                seen = slice(0, i + 1)
+                if kernel.bidirectional:
+                    seen = slice(max(0, i + 1 - kernel.window), i + kernel.window) if kernel.window else slice(None)
+                window = 0 if kernel.bidirectional else kernel.window
+                rows.append(reference(shape, part.of.q[i], k[seen], v[seen], kernel.scale, window))
     out, bound = (np.stack(column) for column in zip(*rows))
     given = batch(kernel, parts, seed=shape.head_dim)
     return Call(attend_args(shape, given), {3: (out, bound)}, {3: lambda found: found[::every]})
@@ -203,6 +209,7 @@ MANY_SPANS = (
     [(0, 90), (37, 42), (16, 56), (100, 101), (60, 70)],
     [(130, 210), (0, 64), (48, 49)],
 )
+TEXT_SPANS = ([(0, 1)], [(0, 90), (0, 5), (0, 64), (0, 17)], [(0, 210), (0, 128), (0, 65)])
 STORE_SPANS = ([(0, 1)], [(17, 18), (31, 32), (0, 1)], [(5, 40), (0, 17), (62, 66)])
 
 
@@ -215,6 +222,9 @@ def cases() -> Iterator[Case]:
             many = PageKernel(shape, "attend_many", window)
             for spans in MANY_SPANS:
                 yield Case(f"{many.symbol}-{spans}", library, many, partial(attend_call, many, spans))
+            both = PageKernel(shape, "attend_many", window, bidirectional=True)
+            for spans in TEXT_SPANS:
+                yield Case(f"{both.symbol}-{spans}", library, both, partial(attend_call, both, spans))
             for spans in FEW_SPANS:
                 yield Case(f"{few.symbol}-{spans}", library, few, partial(attend_call, few, spans))
             for spans, kind in zip((*STORE_SPANS, STORE_SPANS[1]), KINDS):

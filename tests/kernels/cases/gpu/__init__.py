@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from tests.kernels.cases.gpu import attention, experts, matmul, norm, page_attention, route, sampling
+from tests.kernels.cases.gpu import adapters, attention, experts, matmul, norm, page_attention, route, sampling
 from tests.kernels.cases.gpu.case import Case
 
 CASES: Mapping[str, Case] = {
     **matmul.PLAIN,
     **matmul.FEW,
+    **matmul.KEPT,
     **matmul.SIMD_GROUPS,
     **experts.SMALL,
     **experts.TILES,
@@ -18,4 +19,5 @@ CASES: Mapping[str, Case] = {
     **norm.CASES,
     **route.CASES,
     **sampling.CASES,
+    **adapters.CASES,
 }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -10,10 +11,11 @@ import numpy as np
 from numpy.typing import NDArray
 from tvm import tirx
 
+from mlcpipe.defaults import SEARCH
 from mlcpipe.passes.schedule_kernels import first_rule
 from mlcpipe.quantization.layout import load_layout
 from mlcpipe.quantization.packing import pack, unpack
-from mlcpipe.quantization.scheme import load_scheme
+from tests.kernels.cases.cpu.matmul import random_parts, scheme_named
 from tir_schedules.rule import rules_in
 
 Array = NDArray[Any]
@@ -47,12 +49,15 @@ def by_rules(definition: tirx.PrimFunc, knobs: Knobs) -> tirx.PrimFunc:
 
 def packed_weight(scheme_name: str, n: int, k: int, experts: int = 0) -> tuple[list[Array], Array]:
     """Packed arrays of a random weight, and what they hold."""
-    scheme, rng = load_scheme(scheme_name), np.random.default_rng(n + k)
-    lead = (experts,) if experts else ()
-    w = rng.standard_normal((*lead, n, k)).astype(np.float32)
-    rows = pack(scheme, w.reshape(-1, k))
-    whole = unpack(scheme, rows, k).reshape(w.shape)
-    packed = {name: a.reshape(*lead, n, -1) for name, a in rows.items()}
+    scheme, rng = scheme_named(scheme_name), np.random.default_rng(n + k)
+    shape = (experts, n, k) if experts else (n, k)
+    if scheme.kept:
+        # Products of a gate and its factors that float16 holds.
+        rows = random_parts(scheme, (math.prod(shape[:-1]), k), rng, 2.0**-10 if scheme.super_size else 2.0**-5)
+    else:
+        rows = pack(scheme, rng.standard_normal(shape).astype(np.float32).reshape(-1, k), method=SEARCH)
+    whole = unpack(scheme, rows, k).reshape(shape)
+    packed = {name: a.reshape(*shape[:-1], -1) for name, a in rows.items()}
     return list(LAYOUT.repack(scheme, packed, n, k).values()), whole
 
 

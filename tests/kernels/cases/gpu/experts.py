@@ -9,7 +9,7 @@ import numpy as np
 from tvm import tirx
 
 from mlcpipe.nn import definitions
-from mlcpipe.quantization.scheme import load_scheme
+from tests.kernels.cases.cpu.matmul import scheme_named
 from tests.kernels.cases.gpu.case import LAYOUT, Array, Call, Knobs, assert_near, by_rules, packed_weight
 
 TOLERANCES = {"float32": 3e-6, "float16": 2e-3}  # of the largest output
@@ -31,7 +31,7 @@ class Experts:
     dtype: str = "float32"
 
     def functions(self, knobs: Knobs) -> Mapping[str, tirx.PrimFunc]:
-        scheme, top = load_scheme(self.scheme), len(self.ids[0])
+        scheme, top = scheme_named(self.scheme), len(self.ids[0])
         func = definitions.expert_matmul(scheme, LAYOUT, self.experts, self.n, self.k, top, self.common, self.dtype)
         return {"main": by_rules(func, knobs)}
 
@@ -57,9 +57,12 @@ _FEW = ((0, 3), (2, 2), (1, 9))
 SMALL = {
     "experts of common rows": Experts("q4f16_1", True, 64, 96, 4, _FEW),
     "experts of their own rows": Experts("q4f16_1", False, 64, 96, 4, _FEW),
+    "experts of Q4_K": Experts("Q4_K", True, 64, 256, 4, _FEW),
+    "experts of MXFP4": Experts("MXFP4", False, 64, 96, 4, _FEW),
 }
 # 96 rows are three blocks, of which a workgroup would have four.
 TILES = {
     "many experts of common rows": Experts("q4f16_1", True, 96, 160, 40, _many(30, 4, 40), "float16"),
     "many experts of their own rows": Experts("q0f16", False, 96, 160, 40, _many(30, 4, 40), "float16"),
+    "many experts of Q6_K": Experts("Q6_K", True, 96, 256, 40, _many(30, 4, 40), "float16"),
 }

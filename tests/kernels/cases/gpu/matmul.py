@@ -9,7 +9,8 @@ import numpy as np
 from tvm import tirx
 
 from mlcpipe.nn import definitions
-from mlcpipe.quantization.scheme import load_scheme
+from mlcpipe.quantization.kept import SCHEMES
+from tests.kernels.cases.cpu.matmul import scheme_named
 from tests.kernels.cases.gpu.case import LAYOUT, Array, Call, Knobs, assert_near, by_rules, packed_weight
 from tir_schedules.op import with_facts
 
@@ -31,7 +32,7 @@ class Product:
 
     def definition(self) -> tirx.PrimFunc:
         """The function without a schedule."""
-        scheme = load_scheme(self.scheme)
+        scheme = scheme_named(self.scheme)
         if self.gated:
             return definitions.gated_matmul(scheme, LAYOUT, self.n, self.k, "silu", self.dtype)
         return definitions.matmul(scheme, LAYOUT, self.n, self.k, self.dtype)
@@ -49,7 +50,7 @@ class Product:
         y = x.astype(np.float64) @ weight.astype(np.float64).T
         if self.gated:
             gate, up = np.split(y, 2, axis=1)
-            y = gate / (1 + np.exp(-gate)) * up
+            y = gate * (1 + np.tanh(gate / 2)) / 2 * up  # does not overflow
         args = (x, *packed, np.full(y.shape, np.nan, self.dtype))
         return Call(args, lambda found: assert_near(found[-1], y, TOLERANCES[self.dtype]))
 
@@ -77,6 +78,25 @@ class FewRows(Product):
             return replace(one, check=check)
 
         return [call(first, m) for first, m in ((0, ROWS), (0, 1), (5, 1), (0, 2), (1, 3), (2, 7), (0, 8), (3, 9))]
+
+
+@dataclass(frozen=True)
+class Take:
+    """Rows of a packed table [n, k]; an id outside of it reads the nearest row."""
+
+    scheme: str
+    n: int
+    k: int
+
+    def functions(self, knobs: Knobs) -> Mapping[str, tirx.PrimFunc]:
+        return {"main": by_rules(definitions.take(scheme_named(self.scheme), LAYOUT, self.n, self.k, "float32"), knobs)}
+
+    def calls(self) -> Sequence[Call]:
+        packed, weight = packed_weight(self.scheme, self.n, self.k)
+        ids = np.array([0, 33, self.n - 1, self.n + 5, -2], np.int32)
+        expected = weight[np.clip(ids, 0, self.n - 1)].astype(np.float64)
+        args = (*packed, ids, np.full(expected.shape, np.nan, np.float32))
+        return [Call(args, lambda found: assert_near(found[-1], expected, 2.0**-22))]
 
 
 def tile(rows: int, columns: int, depth: int, subgroups: int, tall: int, wide: int, buffers: int = 2) -> dict[str, int]:
@@ -107,12 +127,32 @@ FEW = {
     "few rows: int3 in words that are cut off": FewRows("q3f16_1", 70, 90),
     "few rows: float16 without subgroups": FewRows("q0f16", 70, 41, knobs=_NO_SUBGROUPS),
 }
+# All widths of codes; groups of 16, 32 and 128; tables; minima; each form of scales.
+KEPT = {
+    **{name: Product(name, 70, 256) for name in ("Q5_1", "Q8_0", "Q2_K", "Q3_K", "Q4_K", "Q6_K", "IQ4_XS", "NVFP4")},
+    "scales of Q5_0 that are odd": Product("Q5_0", 64, 96),
+    "gated Q4_K": Product("Q4_K", 128, 256, gated=True),
+    "Q4_K, activations in float16": Product("Q4_K", 96, 256, "float16"),
+    "Q6_K, activations in float16": Product("Q6_K", 96, 256, "float16"),
+    "few rows: Q6_K": FewRows("Q6_K", 96, 512),
+    "few rows: Q4_K without subgroups": FewRows("Q4_K", 96, 512, knobs=_NO_SUBGROUPS),
+    **{f"{name} without subgroups": Product(name, 70, 256, knobs=_NO_SUBGROUPS) for name in ("Q1_0", "IQ1_M", "MXFP4")},
+    **{f"rows of {name}": Take(name, 70, 256) for name in ("Q4_K", "IQ2_XS", "NVFP4")},
+}
+EVERY_KEPT = {
+    f"{name}{' without subgroups' if knobs else ''}, all": Product(name, 70, 512, rows=(1, 6, 37), knobs=knobs)
+    for name in SCHEMES
+    for knobs in ({}, _NO_SUBGROUPS)
+}
+EVERY_KEPT |= {f"rows of {name}, all": Take(name, 70, 512) for name in SCHEMES}  # type: ignore[dict-item]
 # Rows that end inside of a tile; groups whose scales share a word, or not.
 MATRICES = {
     "int4": ("q4f16_1", 160, 64, "float16", False),
     "gated int4": ("q4f16_1", 128, 96, "float16", True),
     "int8": ("q8f16_1", 64, 64, "float16", False),
     "gated float16": ("q0f16", 128, 32, "float16", True),
+    "Q5_K": ("Q5_K", 64, 256, "float16", False),
+    "gated Q6_K": ("Q6_K", 128, 256, "float16", True),
 }
 OTHER_TILE = tile(8, 8, 8, 2, 2, 4)  # 64 threads, two SIMD groups side by side
 SIMD_GROUPS = {

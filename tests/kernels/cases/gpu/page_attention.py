@@ -118,23 +118,24 @@ def kept(shape: AttentionShape, x: Array) -> Array:
 
 
 def _scheduled(
-    shape: AttentionShape, role: str, window: int, knobs: Knobs, own: Mapping[str, int]
+    shape: AttentionShape, role: str, window: int, knobs: Knobs, own: Mapping[str, int], bidirectional: bool = False
 ) -> Mapping[str, tirx.PrimFunc]:
-    return {"main": by_rules(page_functions(shape, SCALE, window)[role], {**knobs, **own})}
+    return {"main": by_rules(page_functions(shape, SCALE, window, bidirectional)[role], {**knobs, **own})}
 
 
 @dataclass(frozen=True)
 class Attend:
-    """Rows of each step against all keys up to their own. `knobs` go over those of the target."""
+    """Rows of each step against all keys up to their own, or `bidirectional`. `knobs` go over those of the target."""
 
     shape: AttentionShape
     role: str
     steps: Sequence[Sequence[Span]]
     window: int = 0
     knobs: Mapping[str, int] = field(default_factory=dict)
+    bidirectional: bool = False
 
     def functions(self, knobs: Knobs) -> Mapping[str, tirx.PrimFunc]:
-        return _scheduled(self.shape, self.role, self.window, knobs, self.knobs)
+        return _scheduled(self.shape, self.role, self.window, knobs, self.knobs, self.bidirectional)
 
     def calls(self) -> Sequence[Call]:
         known: dict[tuple[int, int], Array] = {}
@@ -156,7 +157,10 @@ class Attend:
                         continue
                     known[span.of, i] = row
                     oldest = max(i - self.window + 1, 0) if self.window else 0
-                    expected, _ = attention(self.shape, q[i], k[: i + 1], v[: i + 1], oldest, SCALE)
+                    end = i + 1
+                    if self.bidirectional:
+                        end = min(i + self.window, len(k)) if self.window else len(k)
+                    expected, _ = attention(self.shape, q[i], k[:end], v[:end], oldest, SCALE)
                     assert_near(row, expected, TOLERANCES[self.shape.row_dtype][0])
 
         out = np.full((len(qkv), self.shape.num_heads, self.shape.head_dim), np.nan, self.shape.row_dtype)
@@ -222,6 +226,7 @@ _TWO_KV_HEADS = AttentionShape(4, 2, 64, "float16")
 _Q8_HALF = AttentionShape(4, 2, 64, "q8", activation_dtype="float16")
 _MANY_SEQUENCES = [Span(i, 37 * i % 301, 37 * i % 301 + 1) for i in range(16)]
 _ROWS_OF_TURNS = [Span(i, 11 * i % 301, 11 * i % 301 + 1) for i in range(70)]
+_TEXTS = [[Span(0, 0, 70), Span(1, 0, 3), Span(2, 0, 16), Span(3, 0, 33)], [Span(0, 0, 70)], [Span(3, 0, 33)]]
 _PAGE_BORDERS = (Span(0, 14, 18), Span(1, 0, 1))
 FEW = {
     "few, batches of 16 and 2": Attend(
@@ -258,6 +263,9 @@ MANY = {
     "many, softcap": Attend(
         AttentionShape(2, 1, 128, "float16", softcap=5.0), "attend_many", _chunks(0, 16, 63, 64, 65, 70)
     ),
+    "many, texts": Attend(_TWO_KV_HEADS, "attend_many", _TEXTS, bidirectional=True),
+    "many, texts with a window": Attend(_ONE_KV_HEAD, "attend_many", _TEXTS, window=20, bidirectional=True),
+    "many, texts, float32": Attend(AttentionShape(4, 4, 80, "float32"), "attend_many", _TEXTS, bidirectional=True),
     "many, 80 dimensions": Attend(AttentionShape(3, 1, 80, "float16"), "attend_many", _chunks(0, 15, 20)),
     "many, 256 dimensions": Attend(AttentionShape(2, 1, 256, "float16"), "attend_many", _chunks(0, 33, 40)),
 }

@@ -18,6 +18,11 @@ __attribute__((objc_root_class))
 @property(readonly) const char* UTF8String;
 @end
 
+@interface NSProcessInfo : NSObject
+@property(class, readonly, strong) NSProcessInfo* processInfo;
+@property(readonly, copy) NSString* operatingSystemVersionString;
+@end
+
 @interface NSError : NSObject
 @property(readonly, copy) NSString* localizedDescription;
 @end

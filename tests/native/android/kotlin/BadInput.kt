@@ -51,10 +51,51 @@ suspend fun full(path: String, file: String) {
     }
 }
 
+/** Opens a model on a device: the answer, or the error. */
+suspend fun device(path: String, name: String, cache: String, gpu: String?) {
+    val options = Options(device = Device(name), cache = File(cache), gpu = gpu?.let { GpuModel(it) })
+    failure(name) {
+        Mlcpipe.open(path, options = options).use { model ->
+            show("device" to model.device.name, "title" to model.deviceTitle)
+            show("answer" to whole(model.chat().send("Hello!", GREEDY)).first)
+        }
+    }
+}
+
+/** A model for which there is no memory. */
+suspend fun memory(path: String) {
+    val plan = Mlcpipe.plan(path)
+    show("fits" to plan.fits, "weights" to plan.weightsBytes, "free" to plan.freeBytes)
+    failure("open") { Mlcpipe.open(path).close() }
+    File(path, "chat").let { saved ->
+        ChatSession(File(path), saved).use { session ->
+            failure("session") { session.send("Hello!").collect() }
+            show("state" to session.state.value.javaClass.simpleName, "files" to listOf(saved.exists()))
+        }
+    }
+}
+
+/** A chat that goes on until its context is full: how many answers it has then, and that a new one is answered. */
+suspend fun context(path: String) = Mlcpipe.open(path, options = Options(contextLength = 128)).use { model ->
+    val chat = model.chat()
+    var answers = 0
+    failure("send") {
+        while (true) {
+            chat.send("Hello!", GREEDY, maxTokens = 16).collect()
+            ++answers
+        }
+    }
+    show("answers" to answers, "messages" to chat.messages.size)
+    show("answer" to whole(model.chat().send("Hello!", GREEDY)).first)
+}
+
 suspend fun badInput(name: String, path: String, words: List<String>) = when (name) {
     "descriptors" -> descriptors(path)
     "removed" -> removed(path)
     "full" -> full(path, words[0])
+    "device" -> device(path, words[0], words[1], words.getOrNull(2))
+    "memory" -> memory(path)
+    "context" -> context(path)
     "openWith" -> failure(path) { Mlcpipe.open(path, ModelCode.load(words[0])).close() }
     else -> error("no scenario $name")
 }

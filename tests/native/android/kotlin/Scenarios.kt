@@ -210,6 +210,23 @@ suspend fun cancelDownload(json: String, folder: String, url: String) = runBlock
     download(json, folder, url, -1)
 }
 
+/** As tests/native/first_token.py. */
+suspend fun first(path: String, runs: Int) = repeat(runs) {
+    val before = privateBytes()
+    val began = System.nanoTime()
+    Mlcpipe.open(path).use { model ->
+        val opened = System.nanoTime()
+        model.chat().send("Hello!", GREEDY, maxTokens = 1).collect()
+        val first = System.nanoTime()
+        val seconds = listOf(opened - began, first - opened).map { it / 1e9 }
+        show("open_s" to seconds[0], "first_s" to seconds[1], "private_bytes" to privateBytes() - before)
+    }
+}
+
+fun privateBytes() = java.io.File("/proc/self/smaps_rollup").readLines()
+    .filter { it.startsWith("Private_") }
+    .sumOf { it.split(Regex(" +"))[1].toLong() * 1024 }
+
 fun residentBytes() =
     java.io.File("/proc/self/statm").readText().split(" ")[1].toLong() * 4096
 
@@ -242,6 +259,7 @@ fun main(words: Array<String>) = runBlocking {
         "cancelDownload" -> cancelDownload(path, words[2], words[3])
         "downloadTwice" -> downloadTwice(path, words[2], words[3])
         "code" -> failure(path) { ModelCode.load(path) }
+        "first" -> first(path, words[2].toInt())
         "growth" -> growth(path, words[2].toInt(), words[3].toInt())
         else -> session(name, path, words.drop(2))
     }

@@ -5,8 +5,8 @@ import java.io.File
 import kotlinx.coroutines.CompletableDeferred
 import kotlinx.coroutines.CoroutineScope
 import kotlinx.coroutines.Dispatchers
-import kotlinx.coroutines.async
 import kotlinx.coroutines.cancelAndJoin
+import kotlinx.coroutines.async
 import kotlinx.coroutines.coroutineScope
 import kotlinx.coroutines.delay
 import kotlinx.coroutines.flow.collect
@@ -67,11 +67,22 @@ suspend fun droppedMeanwhile(weights: String, saved: String) = coroutineScope {
     val session = ChatSession(File(weights), File(saved))
     var chunks = 0
     failure("dropped") {
-        session.send("go on", GREEDY).collect { if (++chunks == 3) launch(Dispatchers.Default) { session.trimMemory(80) } }
+        session.send("go on", GREEDY).collect {
+            if (++chunks == 3) {
+                session.pause() // else a fast computer ends the answer first
+                launch(Dispatchers.Default) { session.trimMemory(80) }
+            }
+        }
     }
     while (session.state.value != ModelState.Dropped) yield()
     show("messages" to session.messages.map { it.role }, "state" to nameOf(session.state.value))
-    failure("twice") { session.send("go on").collect { session.send("go on").collect() } }
+    session.clear()
+    val held = launch { session.send("go on").collect() }
+    while (session.state.value != ModelState.Busy) yield()
+    failure("twice") { session.send("go on").collect() }
+    held.cancelAndJoin()
+    session.clear()
+    session.resume()
     val busy = session.send("go on", GREEDY).take(1).toList().size
     show("again" to busy, "state" to nameOf(session.state.value))
     session.close()

@@ -18,7 +18,11 @@ struct ChatApp: App {
         .task { await session.followDevice() }
     }
     .onChange(of: phase) {
-      if phase == .background { Task { await session.save() } }
+      switch phase {
+      case .background: Task { await session.enterBackground() }
+      case .active: session.leaveBackground()
+      default: break
+      }
     }
     .backgroundTask(.urlSession(downloads)) { [transport] in await transport.finishEvents() }
   }

@@ -155,6 +155,19 @@ public final class ChatSession {
     try? await engine.save(messages, to: saved)
   }
 
+  /// The app goes to the background: saves the chat. An answer goes on there on the CPU; on the GPU it ends, and what there
+  /// is of it is kept.
+  public func enterBackground() async {
+    if let engine, engine.device != .cpu { await stop() }
+    await save()
+    try? MlcpipeEngine.setBackground(true)
+  }
+
+  /// The app is back.
+  public func leaveBackground() {
+    try? MlcpipeEngine.setBackground(false)
+  }
+
   /// A device that is hot computes on fewer cores, also in the midst of an answer.
   public func heat(_ heat: Heat) throws {
     try MlcpipeEngine.setThreads(heat.threads(of: max(1, options.threads)))

@@ -8,6 +8,10 @@ public actor MlcpipeEngine {
   public nonisolated let contextLength: Int
   /// Of the kernels that run.
   public nonisolated let variant: String
+  /// What computes.
+  public nonisolated let device: Device
+  /// The GPU, "" for the CPU.
+  public nonisolated let deviceTitle: String
 
   /// Opens the file of data that `mlcpipe package` made; its code is in the app.
   public init(data: URL, options: Options = Options()) async throws {
@@ -15,7 +19,9 @@ public actor MlcpipeEngine {
     var info = mlcpipe_engine_info()
     info.size = MemoryLayout<mlcpipe_engine_info>.size
     try MlcpipeError.check(mlcpipe_info(opened.handle, &info))
-    (contextLength, variant) = (Int(info.context_length), info.variant.map { String(cString: $0) } ?? "")
+    contextLength = Int(info.context_length)
+    (variant, deviceTitle) = (String(cString: info.variant), String(cString: info.device_title))
+    device = Device(rawValue: String(cString: info.device))
     self.opened = opened
   }
 
@@ -100,6 +106,12 @@ public actor MlcpipeEngine {
       throw MlcpipeError(.usage, "threads", expected: "1 to 1024", found: "\(threads)")
     }
     try MlcpipeError.check(mlcpipe_set_threads(count))
+  }
+
+  /// Of the app: the system ends one that uses Metal in the background. Metal has ended what it computed when this
+  /// returns; what needs it, also `save`, throws `target` until the app is back.
+  public static func setBackground(_ background: Bool) throws {
+    try MlcpipeError.check(mlcpipe_set_background(background ? 1 : 0))
   }
 }
 

@@ -81,6 +81,18 @@ public struct Sampling: Equatable, Sendable {
   }
 }
 
+/// A kind of device.
+public struct Device: RawRepresentable, Hashable, Sendable {
+  public let rawValue: String
+
+  public init(rawValue: String) { self.rawValue = rawValue }
+
+  /// What the model was compiled for.
+  public static let auto = Device(rawValue: "auto")
+  public static let cpu = Device(rawValue: "cpu")
+  public static let metal = Device(rawValue: "metal")
+}
+
 /// How an engine is opened.
 public struct Options: Equatable, Sendable {
   /// Of the kernels, such as "i8mm"; nil: the best that this machine can run.
@@ -89,9 +101,16 @@ public struct Options: Equatable, Sendable {
   public var contextLength = 0
   /// 1 to 1024; 0: the fast cores.
   public var threads = 0
+  /// One that the model was not compiled for, or that the package was built without, is an error.
+  public var device = Device.auto
+  /// A folder of the app's for what is learned of the GPU's driver; nil: each process learns it again.
+  public var cache: URL?
 
-  public init(variant: String? = nil, contextLength: Int = 0, threads: Int = 0) {
+  public init(
+    variant: String? = nil, contextLength: Int = 0, threads: Int = 0, device: Device = .auto, cache: URL? = nil
+  ) {
     (self.variant, self.contextLength, self.threads) = (variant, contextLength, threads)
+    (self.device, self.cache) = (device, cache)
   }
 
   func native<Result>(_ body: (UnsafePointer<mlcpipe_options>) throws -> Result) throws -> Result {
@@ -103,9 +122,13 @@ public struct Options: Equatable, Sendable {
     }
     made.threads = threads
     made.code = mlcpipe_model_code()
-    return try (variant ?? "").withCString { name in
-      made.variant = variant == nil ? nil : name
-      return try body(&made)
+    return try (variant ?? "").withCString { variant in
+      try device.rawValue.withCString { device in
+        try (cache?.path ?? "").withCString { cache in
+          (made.variant, made.device, made.cache) = (variant, device, cache)
+          return try body(&made)
+        }
+      }
     }
   }
 }

@@ -8,24 +8,7 @@ import XCTest
 #endif
 
 /// What an app may do wrong, or find on its disk: an error with words, never a crash or a call that does not end.
-final class BadInputTests: XCTestCase {
-  var expected: Expected!
-  var folder: URL!
-
-  override func setUpWithError() throws {
-    expected = try Expected.load()
-    folder = FileManager.default.temporaryDirectory.appendingPathComponent(UUID().uuidString)
-    try FileManager.default.createDirectory(at: folder, withIntermediateDirectories: true)
-  }
-
-  override func tearDownWithError() throws {
-    try FileManager.default.removeItem(at: folder)
-  }
-
-  func open(_ data: URL? = nil, _ options: Options = Options(threads: 1)) async throws -> MlcpipeEngine {
-    try await MlcpipeEngine(data: data ?? expected.bundle, options: options)
-  }
-
+final class BadInputTests: ModelTestCase {
   /// A copy of the bundle, in which one file is changed.
   func changed(_ name: String, _ change: (Data) -> Data?) throws -> URL {
     let copy = folder.appendingPathComponent(UUID().uuidString), file = copy.appendingPathComponent(name)
@@ -61,6 +44,79 @@ final class BadInputTests: XCTestCase {
     }
     let machine = await thrown { _ = try await self.open(try self.replaced("x86_64", "aarch64")) }
     XCTAssertTrue([.bundle, .target].contains(machine?.code), machine?.localizedDescription ?? "opened")
+  }
+
+  /// What is compiled for another version of the runtime.
+  func testAnotherAbi() async throws {
+    let text = String(decoding: try Data(contentsOf: expected.bundle.appendingPathComponent("mlcpipe.json")), as: UTF8.self)
+    let hash = try XCTUnwrap(text.range(of: #""abi": *"[^"]+""#, options: .regularExpression))
+    let other = try replaced(String(text[hash]), #""abi": "another""#)
+    let error = await thrown { _ = try await self.open(other) }
+    XCTAssertEqual(error?.code, .bundle)
+    XCTAssertTrue(error?.found.contains("another") ?? false, error?.localizedDescription ?? "opened")
+  }
+
+  /// The plan says so before anything is loaded, and so does the engine.
+  func testAModelWithoutMemoryForIt() async throws {
+    let large = try changed("mlcpipe.json") {
+      var manifest = try! JSONSerialization.jsonObject(with: $0) as! [String: Any]
+      var plan = manifest["memory_plan"] as! [String: Any]
+      plan["weights_bytes"] = 1 << 44
+      manifest["memory_plan"] = plan
+      return try! JSONSerialization.data(withJSONObject: manifest)
+    }
+    let plan = try Plan(data: large)
+    XCTAssertTrue(!plan.fits && plan.weightsBytes == 1 << 44 && plan.freeBytes < 1 << 44)
+    let error = await thrown { _ = try await self.open(large) }
+    XCTAssertEqual(error?.code, .resource)
+    XCTAssertTrue(error?.expected.contains("weights 16777216 MiB, KV cache") ?? false, error?.localizedDescription ?? "")
+    XCTAssertNotEqual(error?.nextStep, "")
+  }
+
+  func testAChatThatFillsItsContext() async throws {
+    let engine = try await open(nil, Options(contextLength: 128, threads: 1))
+    var chat: [Message] = []
+    let full = await thrown {
+      while true {
+        let asked = chat + [self.expected.messages[0]]
+        let text = try await collected(engine.chat(asked, maxTokens: 16, sampling: .greedy)).map(\.text).joined()
+        chat = asked + [Message(role: "assistant", content: text)]
+      }
+    }
+    XCTAssertEqual(full?.code, .usage)
+    XCTAssertEqual(full?.expected, "at most 128 tokens, prompt and answer")
+    XCTAssertGreaterThan(chat.count, 2)
+    let short = try await collected(engine.complete("Once", maxTokens: 2))
+    XCTAssertEqual(short.last?.statistics?.completionTokens, 2)
+  }
+
+  func testWeightsThatAreRemovedWhileTheyAreUsed() async throws {
+    let copy = try changed("tokenizer.json") { $0 }, engine = try await open(copy)
+    _ = try await collected(engine.complete("Once", maxTokens: 2))  // the tokenizer is opened with the first text
+    try FileManager.default.removeItem(at: copy)
+    let question = Array(expected.messages.prefix(1))
+    let tokens = try await collected(engine.chat(question, maxTokens: 60, sampling: .greedy)).flatMap(\.tokens)
+    XCTAssertEqual(tokens, expected.answers[0])
+    let again = await thrown { _ = try await self.open(copy) }
+    XCTAssertEqual(again?.code, .bundle)
+  }
+
+  /// A file may have 1000 bytes, as where the disk has no more room: nothing is left of it, and the chat goes on.
+  func testADiskWithoutRoom() async throws {
+    let engine = try await open(), file = folder.appendingPathComponent("chat")
+    let question = Array(expected.messages.prefix(1))
+    _ = try await collected(engine.chat(question, maxTokens: 4))
+    var before = rlimit()
+    XCTAssertEqual(getrlimit(__rlimit_resource_t(RLIMIT_FSIZE.rawValue), &before), 0)
+    signal(SIGXFSZ, SIG_IGN)
+    var small = rlimit(rlim_cur: 1000, rlim_max: before.rlim_max)
+    XCTAssertEqual(setrlimit(__rlimit_resource_t(RLIMIT_FSIZE.rawValue), &small), 0)
+    let full = await thrown { try await engine.save(question, to: file) }
+    XCTAssertEqual(setrlimit(__rlimit_resource_t(RLIMIT_FSIZE.rawValue), &before), 0)
+    XCTAssertEqual(full?.code, .resource)
+    XCTAssertEqual(try FileManager.default.contentsOfDirectory(atPath: folder.path), [])
+    try await engine.save(question, to: file)
+    XCTAssertTrue(FileManager.default.fileExists(atPath: file.path))
   }
 
   func testFilesThatAreNone() async throws {

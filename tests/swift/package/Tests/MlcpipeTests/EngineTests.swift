@@ -33,7 +33,8 @@ func thrown(_ body: () async throws -> Void, file: StaticString = #filePath, lin
   return nil
 }
 
-final class EngineTests: XCTestCase {
+/// Tests that open the model of Python's, with a folder for their files.
+class ModelTestCase: XCTestCase {
   var expected: Expected!
   var folder: URL!
 
@@ -47,10 +48,12 @@ final class EngineTests: XCTestCase {
     try FileManager.default.removeItem(at: folder)
   }
 
-  func open(_ options: Options = Options(threads: 1)) async throws -> MlcpipeEngine {
-    try await MlcpipeEngine(data: expected.bundle, options: options)
+  func open(_ data: URL? = nil, _ options: Options = Options(threads: 1)) async throws -> MlcpipeEngine {
+    try await MlcpipeEngine(data: data ?? expected.bundle, options: options)
   }
+}
 
+final class EngineTests: ModelTestCase {
   /// Turn by turn: the answer of each is in the prompt of the next.
   func testGreedyTokensAreThoseOfPython() async throws {
     let engine = try await open()
@@ -139,9 +142,9 @@ final class EngineTests: XCTestCase {
     XCTAssertEqual(damaged?.code, .bundle)
     XCTAssertThrowsError(try Plan(data: cut))
 
-    let variant = await thrown { _ = try await self.open(Options(variant: "none")) }
+    let variant = await thrown { _ = try await self.open(nil, Options(variant: "none")) }
     XCTAssertNotEqual(variant?.expected, "")
-    let threads = await thrown { _ = try await self.open(Options(threads: 1 << 40)) }
+    let threads = await thrown { _ = try await self.open(nil, Options(threads: 1 << 40)) }
     XCTAssertEqual(threads?.code, .usage)
 
     let engine = try await open()
@@ -177,10 +180,26 @@ final class EngineTests: XCTestCase {
     XCTAssertEqual(damaged?.code, .usage)
   }
 
+  /// The CPU has a name; a kind that the code is not for, and what is no kind, are refused in words.
+  func testADevice() async throws {
+    for device in [Device.auto, .cpu] {
+      let engine = try await open(nil, Options(threads: 1, device: device, cache: folder))
+      XCTAssertEqual(engine.device, .cpu)
+      XCTAssertEqual(engine.deviceTitle, "")
+    }
+    let metal = await thrown { _ = try await self.open(nil, Options(device: .metal)) }
+    XCTAssertEqual(metal?.code, .target)
+    XCTAssertEqual(metal?.expected, "code for metal")
+    let unknown = await thrown { _ = try await self.open(nil, Options(device: Device(rawValue: "toaster"))) }
+    XCTAssertEqual(unknown?.code, .usage)
+    XCTAssertEqual(unknown?.expected, "cpu, vulkan, metal or auto")
+    XCTAssertEqual(unknown?.found, "toaster")
+  }
+
   func testThePlanIsWhatIsOpened() async throws {
     let plan = try Plan(data: expected.bundle, options: Options(contextLength: 64))
     XCTAssertTrue(plan.fits && plan.weightsBytes > 0 && plan.freeBytes > plan.weightsBytes)
-    let engine = try await open(Options(contextLength: 64, threads: 1))
+    let engine = try await open(nil, Options(contextLength: 64, threads: 1))
     XCTAssertEqual(engine.contextLength, plan.contextLength)
     XCTAssertEqual(plan.contextLength, 64)
     XCTAssertNotEqual(engine.variant, "")

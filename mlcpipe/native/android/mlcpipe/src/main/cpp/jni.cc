@@ -86,14 +86,40 @@ class Bytes {
   bool given_;
 };
 
-mlcpipe_options Options(jlong code, jlong context_length, jint threads) {
-  mlcpipe_options options{};
-  options.size = sizeof options;
-  options.context_length = context_length;
-  options.threads = threads;
-  options.code = reinterpret_cast<const mlcpipe_symbol*>(code);
-  return options;
-}
+// Of mlcpipe.h: `numbers` are code, context_length, threads and gpu_code; `texts` device, cache and gpu_path, "": none.
+class Options {
+ public:
+  Options(JNIEnv* env, jlongArray numbers, jobjectArray texts) {
+    jlong given[4] = {};
+    env->GetLongArrayRegion(numbers, 0, 4, given);
+    for (jsize i = 0; i < 3 && !env->ExceptionCheck(); ++i) {
+      texts_.emplace_back(env, static_cast<jbyteArray>(env->GetObjectArrayElement(texts, i)));
+    }
+    if (env->ExceptionCheck()) return;
+    options_.size = sizeof options_;
+    options_.code = reinterpret_cast<const mlcpipe_symbol*>(given[0]);
+    options_.context_length = given[1];
+    options_.threads = static_cast<int32_t>(given[2]);
+    options_.gpu_code = reinterpret_cast<const mlcpipe_symbol*>(given[3]);
+    options_.device = texts_[0].path();
+    options_.cache = texts_[1].path();
+    options_.gpu_path = texts_[2].path();
+  }
+  Options(const Options&) = delete;
+
+  // Null where Java's exception, or ours, is pending.
+  const mlcpipe_options* get(JNIEnv* env) const {
+    if (env->ExceptionCheck()) return nullptr;
+    for (const Bytes& text : texts_) {
+      if (!text.IsPath(env)) return nullptr;
+    }
+    return &options_;
+  }
+
+ private:
+  std::vector<Bytes> texts_;
+  mlcpipe_options options_{};
+};
 
 template <typename Array, typename Value>
 Array Filled(JNIEnv* env, Array array, void (JNIEnv::*set)(Array, jsize, jsize, const Value*),
@@ -121,37 +147,51 @@ jlong LoadCode(JNIEnv* env, jclass, jbyteArray library) {
   });
 }
 
-jlongArray MakePlan(JNIEnv* env, jclass, jbyteArray file, jlong context_length) {
+jlongArray MakePlan(JNIEnv* env, jclass, jbyteArray file, jlongArray numbers, jobjectArray texts) {
   return Guarded(env, [&]() -> jlongArray {
     const Bytes path(env, file);
-    const mlcpipe_options options = Options(0, context_length, 0);
+    const Options given(env, numbers, texts);
+    const mlcpipe_options* const options = given.get(env);
     mlcpipe_plan_info plan{};
     plan.size = sizeof plan;
-    if (!path.IsPath(env) || !Succeeded(env, mlcpipe_plan(path.path(), &options, &plan))) return nullptr;
+    if (!options || !path.IsPath(env) || !Succeeded(env, mlcpipe_plan(path.path(), options, &plan))) return nullptr;
     return Longs(env, {plan.weights_bytes, plan.kv_bytes, plan.workspace_bytes, plan.free_bytes, plan.context_length,
                        plan.fits});
   });
 }
 
-jlong Open(JNIEnv* env, jclass, jbyteArray file, jlong code, jlong context_length, jint threads) {
+jlong Open(JNIEnv* env, jclass, jbyteArray file, jlongArray numbers, jobjectArray texts) {
   return Guarded(env, [&]() -> jlong {
     const Bytes path(env, file);
-    const mlcpipe_options options = Options(code, context_length, threads);
+    const Options given(env, numbers, texts);
+    const mlcpipe_options* const options = given.get(env);
     mlcpipe_engine engine = 0;
-    if (path.IsPath(env)) Succeeded(env, mlcpipe_open(path.path(), &options, &engine));
+    if (options && path.IsPath(env)) Succeeded(env, mlcpipe_open(path.path(), options, &engine));
     return static_cast<jlong>(engine);
   });
 }
 
-jlong OpenDescriptor(JNIEnv* env, jclass, jint descriptor, jlong offset, jlong bytes, jlong code, jlong context_length,
-                     jint threads) {
+jlong OpenDescriptor(JNIEnv* env, jclass, jint descriptor, jlong offset, jlong bytes, jlongArray numbers,
+                     jobjectArray texts) {
   return Guarded(env, [&]() -> jlong {
-    const mlcpipe_options options = Options(code, context_length, threads);
+    const Options given(env, numbers, texts);
+    const mlcpipe_options* const options = given.get(env);
     mlcpipe_engine engine = 0;
-    Succeeded(env, mlcpipe_open_descriptor(descriptor, static_cast<uint64_t>(offset), static_cast<uint64_t>(bytes),
-                                           &options, &engine));
+    if (options) {
+      Succeeded(env, mlcpipe_open_descriptor(descriptor, static_cast<uint64_t>(offset), static_cast<uint64_t>(bytes),
+                                             options, &engine));
+    }
     return static_cast<jlong>(engine);
   });
+}
+
+// A text of mlcpipe_engine_info.
+template <const char* mlcpipe_engine_info::*Text>
+jbyteArray InfoText(JNIEnv* env, jclass, jlong engine) {
+  mlcpipe_engine_info info{};
+  info.size = sizeof info;
+  if (!Succeeded(env, mlcpipe_info(static_cast<mlcpipe_engine>(engine), &info))) return nullptr;
+  return BytesOf(env, info.*Text, std::strlen(info.*Text));
 }
 
 jlongArray Info(JNIEnv* env, jclass, jlong engine) {
@@ -288,10 +328,12 @@ JNINativeMethod Method(const char* name, const char* signature, Function* functi
 bool Register(JNIEnv* env) {
   const JNINativeMethod methods[] = {
       Method("loadCode", "([B)J", LoadCode),
-      Method("plan", "([BJ)[J", MakePlan),
-      Method("open", "([BJJI)J", Open),
-      Method("openDescriptor", "(IJJJJI)J", OpenDescriptor),
+      Method("plan", "([B[J[[B)[J", MakePlan),
+      Method("open", "([B[J[[B)J", Open),
+      Method("openDescriptor", "(IJJ[J[[B)J", OpenDescriptor),
       Method("info", "(J)[J", Info),
+      Method("device", "(J)[B", InfoText<&mlcpipe_engine_info::device>),
+      Method("deviceTitle", "(J)[B", InfoText<&mlcpipe_engine_info::device_title>),
       Method("generate", "(J[B[BJ[DJLai/mlcpipe/Sink;)[D", Generate),
       Method("tokenizeChat", "(J[B)[I", TokenizeChat),
       Method("save", "(J[B[B)V", Save),

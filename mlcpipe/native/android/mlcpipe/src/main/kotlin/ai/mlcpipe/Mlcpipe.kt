@@ -34,6 +34,11 @@ class Mlcpipe private constructor(private val handle: Long) : AutoCloseable {
     private var running: AtomicBoolean? = null // whether the answer that is computed was stopped
     private var closed = false
 
+    /** What computes: [Device.CPU] or a kind of GPU. */
+    val device: Device = Device(Native.device(handle).decodeToString())
+
+    /** The GPU and its driver, "" for the CPU. */
+    val deviceTitle: String = Native.deviceTitle(handle).decodeToString()
 
     /** Tokens of prompt and answer together. */
     val contextLength: Int = Native.info(handle)[1].toInt()
@@ -110,19 +115,21 @@ class Mlcpipe private constructor(private val handle: Long) : AutoCloseable {
         }
     }
 
-    private suspend fun <T> compute(stopped: AtomicBoolean, work: () -> T): T =
-        withContext(dispatcher) {
+    private suspend fun <T> compute(stopped: AtomicBoolean, work: () -> T): T {
+        val caller = currentCoroutineContext() // is cancelled before what runs in it, such as the watcher of an answer
+        return withContext(dispatcher) {
             synchronized(lock) { running = stopped }
             try {
                 ensureActive()
                 work()
             } catch (error: MlcpipeException) {
-                ensureActive() // a coroutine that was cancelled ends as cancelled
+                caller.ensureActive() // a coroutine that was cancelled ends as cancelled
                 throw error
             } finally {
                 synchronized(lock) { running = null }
             }
         }
+    }
 
     private fun stop(stopped: AtomicBoolean) {
         gate.stop(stopped)
@@ -135,8 +142,7 @@ class Mlcpipe private constructor(private val handle: Long) : AutoCloseable {
          * [MlcpipeException]; [plan] says before whether memory is enough.
          */
         suspend fun open(path: String, code: ModelCode? = null, options: Options = Options()): Mlcpipe = opened {
-            val (context, threads) = options
-            Native.open(path.encodeToByteArray(), code?.address ?: 0, context.toLong(), threads)
+            Native.open(path.encodeToByteArray(), options.numbers(code), options.texts())
         }
 
         /** Opens weights that lie in a file uncompressed, at a multiple of 64 bytes. The descriptor stays the caller's. */
@@ -147,13 +153,12 @@ class Mlcpipe private constructor(private val handle: Long) : AutoCloseable {
             code: ModelCode,
             options: Options = Options(),
         ): Mlcpipe = opened {
-            val (context, threads) = options
-            Native.openDescriptor(descriptor, offset, bytes, code.address, context.toLong(), threads)
+            Native.openDescriptor(descriptor, offset, bytes, options.numbers(code), options.texts())
         }
 
         /** Reads what a model needs, nothing else. */
-        suspend fun plan(path: String, contextLength: Int = 0): Plan = withContext(Dispatchers.IO) {
-            val plan = Native.plan(path.encodeToByteArray(), contextLength.toLong())
+        suspend fun plan(path: String, options: Options = Options()): Plan = withContext(Dispatchers.IO) {
+            val plan = Native.plan(path.encodeToByteArray(), options.numbers(null), options.texts())
             Plan(plan[0], plan[1], plan[2], plan[3], plan[4].toInt(), plan[5] != 0L)
         }
 

@@ -24,24 +24,31 @@ internal object Native {
 
     /** The fields of `mlcpipe_plan_info` in their order. */
     @JvmStatic
-    external fun plan(path: ByteArray, contextLength: Long): LongArray
+    external fun plan(path: ByteArray, numbers: LongArray, texts: Array<ByteArray>): LongArray
 
+    /** [numbers] has code, length of the context, threads and the GPU's code; [texts] device, cache and path for the GPU. */
     @JvmStatic
-    external fun open(path: ByteArray, code: Long, contextLength: Long, threads: Int): Long
+    external fun open(path: ByteArray, numbers: LongArray, texts: Array<ByteArray>): Long
 
     @JvmStatic
     external fun openDescriptor(
         descriptor: Int,
         offset: Long,
         bytes: Long,
-        code: Long,
-        contextLength: Long,
-        threads: Int,
+        numbers: LongArray,
+        texts: Array<ByteArray>,
     ): Long
 
     /** The size of the vocabulary and the length of the context, in tokens; the threads that compute now. */
     @JvmStatic
     external fun info(engine: Long): LongArray
+
+    @JvmStatic
+    external fun device(engine: Long): ByteArray
+
+    /** The GPU and its driver, or no bytes. */
+    @JvmStatic
+    external fun deviceTitle(engine: Long): ByteArray
 
     /**
      * [sampling] has temperature, top_p, min_p, top_k and the repetition, presence and frequency penalties; NaN is the

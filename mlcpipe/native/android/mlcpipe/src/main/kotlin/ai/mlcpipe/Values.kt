@@ -1,5 +1,7 @@
 package ai.mlcpipe
 
+import java.io.File
+
 /** A message of a chat; [role] is a word that the model's template knows: system, user, assistant. */
 data class Message(val role: String, val content: String)
 
@@ -42,8 +44,39 @@ data class Sampling(
             .toDoubleArray()
 }
 
-/** How to open a model. [contextLength] is in tokens, of prompt and answer; 0 is what memory has room for. */
-data class Options(val contextLength: Int = 0, val threads: Int = 0)
+/** A kind of device. */
+@JvmInline
+value class Device(val name: String) {
+    companion object {
+        /** What the model was compiled for; with [Options.gpu] whichever of both is faster, measured once. */
+        val AUTO = Device("auto")
+        val CPU = Device("cpu")
+        val VULKAN = Device("vulkan")
+    }
+}
+
+/** A model that was compiled for a GPU: its file or folder, and its code as [Mlcpipe.open] takes them. */
+data class GpuModel(val path: String, val code: ModelCode? = null)
+
+/**
+ * How to open a model. [contextLength] is in tokens, of prompt and answer; 0 is what memory has room for. A [device] that
+ * the code is not for, or that the library was built without, gives [ErrorCode.TARGET]. [cache] is a folder of the app's
+ * for what is learned of GPU drivers, such as compiled kernels; without, each process learns it again. [gpu] is the same
+ * model for a GPU, which [Device.AUTO] takes where its driver passes the checks and answers 1.2 times as fast as the CPU.
+ */
+data class Options(
+    val contextLength: Int = 0,
+    val threads: Int = 0,
+    val device: Device = Device.AUTO,
+    val cache: File? = null,
+    val gpu: GpuModel? = null,
+) {
+    internal fun numbers(code: ModelCode?): LongArray =
+        longArrayOf(code?.address ?: 0, contextLength.toLong(), threads.toLong(), gpu?.code?.address ?: 0)
+
+    internal fun texts(): Array<ByteArray> =
+        listOf(device.name, cache?.path.orEmpty(), gpu?.path.orEmpty()).map { it.encodeToByteArray() }.toTypedArray()
+}
 
 /** Bytes that a model takes and that can be had. [fits] is false where [Mlcpipe.open] would throw. */
 data class Plan(

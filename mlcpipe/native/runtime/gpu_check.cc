@@ -1,4 +1,4 @@
-#include "vulkan_check.h"
+#include "gpu_check.h"
 
 #include <tvm/ffi/function.h>
 #include <tvm/runtime/device_api.h>

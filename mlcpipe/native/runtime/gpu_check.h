@@ -1,7 +1,7 @@
 // A few kernels against the host's arithmetic before a model is trusted to a driver (mlcpipe/devices/support/
 // driver_check.py): one that computes nonsense is refused by name.
-#ifndef MLCPIPE_RUNTIME_VULKAN_CHECK_H_
-#define MLCPIPE_RUNTIME_VULKAN_CHECK_H_
+#ifndef MLCPIPE_RUNTIME_GPU_CHECK_H_
+#define MLCPIPE_RUNTIME_GPU_CHECK_H_
 
 #include <tvm/ffi/extra/module.h>
 
@@ -17,4 +17,4 @@ void CheckDriver(const Device& device, const tvm::ffi::Module& library, const st
 
 }  // namespace mlcpipe
 
-#endif  // MLCPIPE_RUNTIME_VULKAN_CHECK_H_
+#endif  // MLCPIPE_RUNTIME_GPU_CHECK_H_

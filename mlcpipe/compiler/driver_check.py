@@ -2,21 +2,38 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import json
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import tvm
 from tvm import te, tirx
 from tvm.s_tir import dlight
 
+from mlcpipe.compiler.build import build_kernels
 from mlcpipe.devices.support.driver_check import COUNT, GROUP, MATRICES, PREFIX, ROWS, WIDTH
 from mlcpipe.errors import CompileError
 from mlcpipe.nn import definitions
+from mlcpipe.passes.lowering import KernelModule, Lowering
+from mlcpipe.passes.pipeline import SHADERS, Phase
 from mlcpipe.quantization.layout import load_layout
 from mlcpipe.quantization.scheme import load_scheme
 from tir_schedules.gpu.matmul.subgroup import subgroup_matmul
 from tir_schedules.op import op_of, with_facts
 from tir_schedules.rule import Declined
+
+# At most, of a workgroup: a device may have no more for a kernel of many registers.
+_THREADS = {"max_num_threads": 256, "max_threads_per_block": 256}
+
+
+def modules(scheduled: Lowering, *, float16: bool, kernel_phase: Phase = SHADERS) -> Sequence[Any]:
+    """The kernels as modules to link next to a scheduled model; `kernel_phase` as in `build_kernels`."""
+    target, knobs = scheduled.tvm_target, scheduled.variant.schedule
+    # These kernels have TVM's schedules, so TVM's pipeline must insert the barriers.
+    checks = [tvm.tirx.build(tvm.IRModule(functions(target, float16=float16)), target=target)]
+    if knobs.get("matrix_rows"):
+        checks.append(build_kernels(KernelModule(tvm.IRModule(matrices(knobs)), target), kernel_phase))
+    return checks
 
 
 def functions(target: Any, *, float16: bool) -> dict[str, tirx.PrimFunc]:
@@ -26,7 +43,7 @@ def functions(target: Any, *, float16: bool) -> dict[str, tirx.PrimFunc]:
     if float16:
         functions["halves"] = _halves()
     named = {PREFIX + name: func.with_attr("global_symbol", PREFIX + name) for name, func in functions.items()}
-    with target:
+    with tvm.target.Target({**json.loads(str(target)), **_THREADS}):
         rules = (dlight.gpu.GEMV(), dlight.gpu.Reduction(), dlight.gpu.Fallback())
         module = dlight.ApplyDefaultSchedule(*rules)(tvm.IRModule(named))
     return {name: module[name] for name in named}

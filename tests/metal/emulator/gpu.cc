@@ -1,5 +1,5 @@
 // Apple's GPU on the CPU, behind mlcpipe's device API for Metal. Commands run when somebody waits for them, not before.
-// Kernels are compiled by a function of the tests, "emulated_metal.compile": Map<name, source> -> path of a shared library.
+// Kernels are compiled by a function of the tests: `CompileKernels` of python.cc and native.cc.
 #include <dlfcn.h>
 
 #include <functional>
@@ -12,6 +12,10 @@
 #include "module.cc"
 
 namespace mlcpipe::metal {
+
+// The path of a shared library with kernels, which are given as sources by name.
+std::string CompileKernels(const MetalModule::Sources& sources);
+
 namespace {
 
 constexpr int64_t kMemory = int64_t(8) << 30;
@@ -42,6 +46,7 @@ class EmulatedGpu final : public Gpu {
  public:
   EmulatedGpu() {
     info_.name = "an emulated GPU";
+    info_.system = "of a test";
     info_.memory_bytes = info_.max_buffer_bytes = kMemory;
     info_.shared_bytes = 32 << 10;
   }
@@ -60,7 +65,7 @@ class EmulatedGpu final : public Gpu {
       *problem = "no such source";
       return {};
     }
-    auto path = ffi::Function::GetGlobalRequired("emulated_metal.compile")(sources->second).cast<ffi::String>();
+    const std::string path = CompileKernels(sources->second);
     void* library = dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL);
     TVM_FFI_ICHECK(library) << dlerror();
     auto* call = (void (*)(void**))dlsym(library, ("emulated_" + kernel).c_str());
@@ -113,15 +118,6 @@ void Remember(const MetalModule::Sources& sources) {
   for (auto [name, source] : sources) modules[Text(source)] = sources;
 }
 
-// What TVM's code generator calls, where there is a runtime.
-ffi::Module Create(ffi::Map<ffi::String, ffi::Bytes> sources, const ffi::String&, MetalModule::Functions functions,
-                   ffi::Map<ffi::String, ffi::String>) {
-  MetalModule::Sources texts;
-  for (auto [name, source] : sources) texts.Set(name, ffi::String(source.data(), source.size()));
-  Remember(texts);
-  return ffi::Module(ffi::make_object<MetalModule>(texts, functions));
-}
-
 ffi::Module LoadAndRemember(const ffi::Bytes& bytes) {
   ffi::Module module = Load(bytes);
   tvm::support::BytesInStream stream(bytes);
@@ -137,11 +133,10 @@ ffi::Module LoadAndRemember(const ffi::Bytes& bytes) {
 
 std::unique_ptr<Gpu> OpenGpu() { return std::make_unique<EmulatedGpu>(); }
 
-TVM_FFI_STATIC_INIT_BLOCK() {
+void Register() {
+  RegisterDeviceApi();
+  RegisterModules();
   ffi::Function::SetGlobal("ffi.Module.load_from_bytes.metal", ffi::Function::FromTyped(LoadAndRemember), true);
-  tvm::ffi::reflection::GlobalDef()
-      .def("ffi.Module.create.metal", Create)
-      .def("emulated_metal.fail", [](ffi::String words) { failure = Text(words); });
 }
 
 }  // namespace mlcpipe::metal

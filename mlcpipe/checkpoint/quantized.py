@@ -1,0 +1,146 @@
+"""Quantized checkpoints in safetensors: matrices that several stored tensors make up, under their usual names."""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mlcpipe.checkpoint.checkpoint import Checkpoint
+from mlcpipe.checkpoint.matrix import Matrix, e4m3_values
+from mlcpipe.checkpoint.parts import Parts, widened
+from mlcpipe.checkpoint.settings import Settings
+from mlcpipe.errors import CheckpointError, ConfigError
+from mlcpipe.json_files import shown, shown_path
+
+FLOATS = ("MXFP4", "NVFP4")
+_FIELD, _MLX_FIELD = "quantization_config", "quantization"
+
+
+@dataclass(frozen=True)
+class QuantizedCheckpoint(Checkpoint):
+    """A checkpoint with matrices of codes. `method` is the name of their quantization in config.json."""
+
+    method: str = field(kw_only=True)
+
+    @property
+    def quantized_as(self) -> str | None:
+        return self.method
+
+    @property
+    def keeps_all(self) -> bool:
+        return all(tensor.values is None for tensor in self.tensors.values() if isinstance(tensor, Matrix))
+
+    def read(self, name: str) -> NDArray[np.float32]:
+        """Tensor `name` as a new float32 array; codes become numbers in float32, each rounded once or twice."""
+        tensor = self.info(name)
+        if not isinstance(tensor, Matrix):
+            return super().read(name)
+        if tensor.values is not None:
+            return self._checked(name, tensor.values())
+        parts, (n, k) = self.read_parts(name), tensor.shape
+        if tensor.dtype in FLOATS:
+            return _fp4_values(parts, tensor.dtype).reshape(n, k)
+        scales = widened(parts.scales)
+        each = 2 if tensor.dtype.startswith("affine") else 1
+        zeros = parts.subs.view(np.uint8)[:, :, None] if parts.subs is not None else np.uint8(tensor.zero)
+        steps = parts.codes.reshape(n, scales.shape[1] // each, -1).astype(np.float32) - zeros
+        values = steps * scales[:, ::each, None]
+        if each == 2:
+            values += scales[:, 1::2, None]
+        values = values.reshape(n, k)
+        if tensor.columns is not None:
+            values = np.ascontiguousarray(values[:, np.argsort(tensor.columns)])
+        return self._checked(name, values)
+
+    def _checked(self, name: str, values: NDArray[np.float32]) -> NDArray[np.float32]:
+        if not np.isfinite(values).all():
+            raise _not_finite(self, name)
+        return values
+
+    def columns(self, name: str) -> NDArray[np.int32] | None:
+        tensor = self.info(name)
+        return tensor.columns if isinstance(tensor, Matrix) else None
+
+    def read_parts(self, name: str) -> Parts:
+        tensor = self.info(name)
+        if not isinstance(tensor, Matrix):
+            return super().read_parts(name)
+        parts = tensor.parts()
+        if not parts.finite:
+            raise _not_finite(self, name)
+        return parts if tensor.columns is None else replace(parts, codes=parts.codes[:, tensor.columns])
+
+
+def _fp4_values(parts: Parts, scheme: str) -> NDArray[np.float32]:
+    """Numbers of 4 bits times their scales of a byte, float32[N, groups, columns]."""
+    levels = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6], np.float32)[parts.codes & 7]
+    signed = np.where(parts.codes & 8, -levels, levels).reshape(*parts.scales.shape, -1)
+    exponents = parts.scales.view(np.uint8)
+    if scheme == "MXFP4":
+        scales = np.ldexp(np.float32(1), exponents.astype(np.int32) - 127)
+    else:
+        scales = e4m3_values(exponents)
+    values: NDArray[np.float32] = signed * scales[:, :, None]
+    return values
+
+
+def _not_finite(checkpoint: Checkpoint, name: str) -> CheckpointError:
+    return CheckpointError(
+        f"tensor {shown(name)} is not finite", where=shown_path(checkpoint.path), expected="finite scales",
+        next_step="the file is damaged: download it again",
+    )  # fmt: skip
+
+
+def method_names() -> tuple[str, ...]:
+    """The quantization methods that have a reader, as config.json names them."""
+    folder = str(Path(__file__).parent / "methods")
+    names = (module.name.replace("_", "-") for module in pkgutil.iter_modules([folder]))
+    return tuple(sorted(name for name in names if name != "bit-stream"))
+
+
+def quantized(checkpoint: Checkpoint) -> Checkpoint:
+    """The same checkpoint, with its matrices of codes if config.json says that it is quantized.
+
+    Raises ConfigError for a method, or a field of it, that no reader knows, and CheckpointError for its tensors.
+    """
+    found = _settings(checkpoint.config)
+    if found is None:
+        return checkpoint
+    method, settings = found
+    if method not in method_names():
+        raise ConfigError(
+            "field quantization_config.quant_method is not supported", where=settings.where,
+            expected=", ".join(method_names()), found=shown(method),
+            next_step="take the original checkpoint, or one in a format that is supported",
+        )  # fmt: skip
+    reader = importlib.import_module(f"mlcpipe.checkpoint.methods.{method.replace('-', '_')}")
+    matrices, used = reader.matrices(settings, checkpoint.tensors)
+    settings.finish()
+    plain = {name: tensor for name, tensor in checkpoint.tensors.items() if name not in used}
+    for name in plain.keys() & matrices.keys():
+        raise CheckpointError(f"tensor {shown(name)} is stored twice", where=shown_path(checkpoint.path))
+    config = {name: value for name, value in checkpoint.config.items() if name not in (_FIELD, _MLX_FIELD)}
+    ordered = MappingProxyType(dict(sorted((plain | matrices).items())))
+    return QuantizedCheckpoint(
+        checkpoint.path, config, checkpoint.generation_config, ordered, checkpoint.weight_files, method=method
+    )
+
+
+def _settings(config: Mapping[str, Any]) -> tuple[str, Settings] | None:
+    """The method's name and its fields; None for a checkpoint that is not quantized."""
+    values, mlx = config.get(_FIELD), config.get(_MLX_FIELD)
+    if isinstance(mlx, Mapping) and "bits" in mlx:
+        return "mlx", Settings(mlx, _MLX_FIELD)
+    if not isinstance(values, Mapping):
+        return None
+    method = values.get("quant_method")
+    fields = {name: value for name, value in values.items() if name != "quant_method"}
+    return (method if isinstance(method, str) else repr(method)), Settings(fields, _FIELD)

@@ -1,0 +1,52 @@
+"""`--bits-per-weight`, of `mlcpipe compile` and `mlcpipe inspect`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from mlcpipe.defaults import DEFAULT_QUANTIZATION
+from mlcpipe.errors import UsageError
+from mlcpipe.progress import Progress
+
+if TYPE_CHECKING:
+    from mlcpipe.checkpoint import Checkpoint
+    from mlcpipe.quantization.plan import QuantizationPlan
+
+NO_TEXT = "none"
+
+
+def check_bits(bits: float | None, text: str | None, quantization: str | None) -> None:
+    """Raise UsageError for bits beside a quantization, which says the bits itself, and for a text without bits."""
+    if text is not None and bits is None:
+        raise UsageError("--bits-text has no effect", next_step="use it with --bits-per-weight")
+    if bits is not None and quantization not in (None, DEFAULT_QUANTIZATION):
+        raise UsageError(
+            "--bits-per-weight and --quantization both say the bits", found=quantization, next_step="leave one out"
+        )
+
+
+def plan_of_bits(
+    checkpoint: Checkpoint, target: str, bits: float, text: str | None, progress: Progress
+) -> tuple[QuantizationPlan, str]:
+    """The plan of so many bits, and how it was found.
+
+    `text` is a path, NO_TEXT, or None for the text that weights are calibrated on. Raises UsageError for
+    bits that no plan has, and for a text that does not do.
+    """
+    from mlcpipe.compiler.calibration.text import OWN_TEXT
+    from mlcpipe.quality.bits import plan_bits
+    from mlcpipe.quality.measure import read_text
+    from mlcpipe.quality.sensitivity import guess, measure_sensitivity
+    from mlcpipe.targets import load_target
+
+    described = load_target(target)
+    if text == NO_TEXT:
+        sensitivity = guess(checkpoint)
+    else:
+        path = OWN_TEXT if text is None else Path(text)
+        read_text(path)  # what is wrong with it is said before the work
+        sensitivity = measure_sensitivity(checkpoint, path, progress)
+    plan, loss = plan_bits(checkpoint, described, bits, sensitivity, progress)
+    how = f"{bits:g} bits a weight; sensitivity {sensitivity.how}"
+    return plan, how if text == NO_TEXT else f"{how}; expected KL divergence {loss:.5f}"

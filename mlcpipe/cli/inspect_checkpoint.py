@@ -1,0 +1,101 @@
+"""`mlcpipe inspect` of a checkpoint: what a quantization does to each matrix, and the plan that says so."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from mlcpipe.atomic import atomic_write
+from mlcpipe.cli.bits import check_bits, plan_of_bits
+from mlcpipe.cli.terminal import cell, new_table, print_json, say, stderr_console, stdout_console
+from mlcpipe.defaults import DEFAULT_QUANTIZATION, DEFAULT_TARGET, KEEP
+from mlcpipe.errors import UsageError
+from mlcpipe.host.finding import byte_size
+from mlcpipe.loading import check_names
+from mlcpipe.progress import console_progress
+
+if TYPE_CHECKING:
+    from mlcpipe.quality.matrices import StoredMatrix
+    from mlcpipe.quantization.plan import QuantizationPlan
+
+
+@dataclass(frozen=True)
+class Asked:
+    """The options; `output` is the file of the plan."""
+
+    model: str
+    target: str
+    quantization: str | None
+    method: str | None
+    bits: float | None
+    text: str | None
+    output: Path | None
+    as_json: bool
+
+
+def inspect_checkpoint(asked: Asked) -> None:
+    """Print a table, or JSON, of the matrices, and write the plan."""
+    check_bits(asked.bits, asked.text, asked.quantization)
+    target = asked.target or DEFAULT_TARGET
+    check_names(target, asked.quantization or DEFAULT_QUANTIZATION)
+    _check_output(asked.output)
+    from mlcpipe.checkpoint import open_checkpoint, resolve
+    from mlcpipe.quality.matrices import stored_matrices
+    from mlcpipe.quantization.packing import method_of
+    from mlcpipe.quantization.plan import load_plan
+    from mlcpipe.targets import load_target
+
+    with console_progress(stderr_console(), lasting=False) as progress:
+        checkpoint = open_checkpoint(resolve(asked.model, progress))
+        if asked.bits is None:
+            plan, how = load_plan(checkpoint.quantization(asked.quantization)), ""
+        else:
+            plan, how = plan_of_bits(checkpoint, target, asked.bits, asked.text, progress)
+        if plan.scheme.name == KEEP and asked.output is not None:
+            raise UsageError("a plan cannot keep matrices as they are", next_step="name a --quantization")
+        method = method_of(plan.scheme, asked.method, tuple(rule.scheme for rule in plan.rules))
+        matrices = stored_matrices(checkpoint, load_target(target), plan, method, progress)
+    if asked.output is not None:
+        atomic_write(asked.output, _text_of(plan, matrices, how).encode())
+    if asked.as_json:
+        listed = [asdict(matrix) | {"bits": matrix.bits} for matrix in matrices]
+        print_json({"quantization": plan.name, "how": how, "matrices": listed})
+    else:
+        _show(matrices, how, asked.output)
+
+
+def _check_output(path: Path | None) -> None:
+    """Raise UsageError for a file that is no plan, or one that exists: somebody may have edited it."""
+    if path is not None and path.suffix != ".toml":
+        raise UsageError("--output", expected="a .toml file", found=path)
+    if path is not None and path.exists():
+        raise UsageError("the plan exists already", where=path, next_step="give another path")
+
+
+def _text_of(plan: QuantizationPlan, matrices: Sequence[StoredMatrix], how: str) -> str:
+    """The plan with a line for each matrix; what a mixture stores as it stores vectors needs none."""
+    from mlcpipe.quantization.plan import plan_text
+
+    default = plan.scheme
+    tensors = [(m.name, m.scheme) for m in matrices if not (default.mixed and m.scheme == default.name)]
+    return plan_text(default.name, tensors, how)
+
+
+def _show(matrices: Sequence[StoredMatrix], how: str, plan: Path | None) -> None:
+    console = stdout_console()
+    table = new_table("matrix", "shape", "scheme", "size", "bits", "relative error", whole="matrix")
+    for m in matrices:
+        shape = " x ".join(map(str, m.shape))
+        table.add_row(*map(cell, (m.name, shape, m.scheme, byte_size(m.nbytes), f"{m.bits:.2f}", f"{m.error:.4f}")))
+    console.print(table)
+    nbytes, elements = sum(m.nbytes for m in matrices), sum(m.elements for m in matrices)
+    error = math.sqrt(sum(m.elements * m.error**2 for m in matrices) / elements)
+    sums = f"{byte_size(nbytes)}, {8 * nbytes / elements:.2f} bits, relative error {error:.4f}"
+    say(console, f"\n{len(matrices)} matrices: {sums}")
+    if how:
+        say(console, how)
+    if plan is not None:
+        say(console, f"\nNow type:  mlcpipe compile CHECKPOINT --quantization {plan} -o BUNDLE")

@@ -1,0 +1,52 @@
+"""What `mlcpipe serve` does otherwise for a model that embeds texts."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from mlcpipe.cli.terminal import say, stderr_console
+from mlcpipe.errors import UsageError
+
+if TYPE_CHECKING:
+    from mlcpipe.bundle import Manifest
+    from mlcpipe.runtime.embedder import Embedder
+    from mlcpipe.server.run import LoadedEmbedder
+
+
+def manifest_of(bundle: Path, **chat_only: object) -> Manifest:
+    """The bundle's manifest. Raises UsageError for an option of answers to a model that writes none."""
+    from mlcpipe.bundle import read_manifest
+
+    manifest = read_manifest(bundle)
+    given = next((name for name, value in chat_only.items() if value), None)
+    if manifest.model.embedding is not None and given is not None:
+        raise UsageError(
+            f"--{given.replace('_', '-')} has no effect", where=bundle, found="a model that writes no text"
+        )
+    return manifest
+
+
+def loaded_embedder(embedder: Embedder, names: tuple[str, ...], max_queue: int) -> LoadedEmbedder:
+    """What the server answers with."""
+    from mlcpipe.server.embedding_service import EmbeddingEngine
+    from mlcpipe.server.run import LoadedEmbedder
+    from mlcpipe.server.service import Facts
+
+    manifest = embedder.manifest
+    about = {
+        "model_type": manifest.model.model_type,
+        "quantization": manifest.quantization,
+        "target": manifest.target.name,
+        "device": embedder.device,
+    }
+    return LoadedEmbedder(EmbeddingEngine(embedder), Facts(names, about), max_queue)
+
+
+def say_ready(loaded: LoadedEmbedder, address: str, key: str) -> None:
+    """Say where it serves, with a first request; `key` is the header with the API key."""
+    console, reranks = stderr_console(), loaded.engine.embedder.info.task == "rerank"
+    say(console, f"{loaded.facts.names[0]} on {address}  (Ctrl-C stops the server)")
+    path, body = ("rerank", '{"query": "Who sat?", "documents": ["A cat"]}') if reranks else (
+        "embeddings", '{"input": "A cat sat"}')  # fmt: skip
+    say(console, f"curl {address}/v1/{path} -H 'Content-Type: application/json'{key} -d '{body}'")

@@ -1,0 +1,61 @@
+"""What `mlcpipe serve --ray` does otherwise."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Callable
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from mlcpipe.cli.terminal import say, stderr_console
+from mlcpipe.env import env, keep_ray_here
+from mlcpipe.errors import UsageError
+from mlcpipe.loading import engine_device
+
+if TYPE_CHECKING:
+    from mlcpipe.bundle import Manifest
+    from mlcpipe.server.guard import Rules
+
+
+def check_ray(**alone: object) -> None:
+    """Raises UsageError without the packages, and for an option of one server alone."""
+    given = next((name for name, value in alone.items() if value), None)
+    if given is not None:
+        raise UsageError("--ray", expected="options of all replicas", found=f"--{given}")
+    keep_ray_here()
+    try:
+        import mlcpipe.server.replicas  # noqa: F401
+    except ImportError as error:
+        raise UsageError(
+            "--ray needs more packages", found=f"no {error.name}", next_step="pip install 'mlcpipe[ray]'"
+        ) from None
+
+
+def threads_of_each(replicas: int, threads: int | None) -> int:
+    """How many threads each replica has where nobody says it: its share of the cores."""
+    from mlcpipe.devices.support.threads import physical_cores
+
+    return threads or env().threads or max(1, physical_cores() // replicas)
+
+
+def check_on_host(manifest: Manifest, device: str) -> None:
+    """Raises UsageError where the bundle runs on a GPU, which replicas would have to share."""
+    from mlcpipe.devices import open_device
+
+    found = open_device(manifest.target.variants[0], engine_device(device))
+    if not found.on_host:
+        raise UsageError("--ray", expected="a model on the CPU", found=found.description)
+
+
+def serve_replicas(
+    bound: socket.socket, load: Callable[[], Any], rules: Rules, count: int, drain_s: float, says: str, *, embeds: bool
+) -> None:
+    """Serve until SIGTERM or Ctrl-C; `says` is the line for when all replicas are loaded."""
+    from mlcpipe.server.replicas import Replicas, create_front, running_ray
+    from mlcpipe.server.run import serve
+
+    def ready(loaded: Replicas) -> None:
+        say(stderr_console(), says)
+
+    with running_ray():
+        serve(bound, partial(Replicas, load, count, drain_s, embeds=embeds), rules, ready, drain_s, create_front)

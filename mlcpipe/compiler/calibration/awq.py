@@ -1,0 +1,151 @@
+"""AWQ (Lin et al. 2023): columns in which an error counts are made larger before they are rounded.
+
+What makes an input of a matrix, a norm or the rows of another matrix, is divided by what the matrix's columns are
+multiplied with, so that the model's function stays. The factors are powers of the inputs' size, and of a few of them
+those that leave the least error of the output, with inputs rounded to int8 as prompts have them: large channels, which
+spoil the rounding of those beside them, become smaller (SmoothQuant, Xiao et al. 2022).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from tvm.relax.frontend import nn
+
+from mlcpipe.compiler.calibration.changed import Changed
+from mlcpipe.defaults import SEARCH
+from mlcpipe.nn.attention import Attention, FusedAttention
+from mlcpipe.nn.decoder_layer import PreNormLayer, SandwichNormLayer
+from mlcpipe.nn.mlp import FusedGatedMLP, GatedMLP
+from mlcpipe.quantization.inputs import Inputs
+from mlcpipe.quantization.packing import pack, unpack
+from mlcpipe.quantization.scheme import Scheme
+
+Array = NDArray[Any]
+
+_POWERS = np.linspace(0.1, 1.0, 10)
+_GROUP = 256  # columns of an input with one scale of int8, see tir_schedules/cpu/int8_gemm.py
+_ROWS = 512  # of the matrices that the error is measured with
+SAMPLE = 512  # rows of their inputs
+
+
+@dataclass(frozen=True)
+class Fold:
+    """Factors of the columns of `consumers` that the rows of `producers`, from `begin` on, are divided by.
+
+    Producers are vectors or matrices; `add` is added to them when they are read. Of `heads` (kv_heads, query heads of
+    each, head_dim) those that read the same rows have the same factors.
+    """
+
+    consumers: tuple[str, ...]
+    producers: tuple[str, ...]
+    begin: int = 0
+    add: float = 0.0
+    heads: tuple[int, int, int] | None = None
+
+
+def folds_of(layer: nn.Module) -> Iterator[Fold]:
+    """What can be folded in a layer, by names of its parameters. Experts stay as they are."""
+    attention, mlp = layer.self_attn, layer.mlp if hasattr(layer, "mlp") else None
+    if isinstance(attention, Attention):
+        fused, spec = isinstance(attention, FusedAttention), attention.spec
+        readers = ["qkv_proj"] if fused else ["q_proj", "k_proj", "v_proj"]
+        if isinstance(layer, PreNormLayer | SandwichNormLayer):
+            yield _of_norm(layer, "input_layernorm", "self_attn", readers)
+        rows = _parameters(attention, "self_attn", readers[-1])
+        heads = (spec.num_kv_heads, spec.num_heads // spec.num_kv_heads, spec.head_dim)
+        begin = spec.q_size + spec.kv_size if fused else 0
+        yield Fold(("self_attn.o_proj.weight",), rows, begin, heads=heads)
+    if isinstance(mlp, GatedMLP | FusedGatedMLP):
+        readers = ["gate_up_proj"] if isinstance(mlp, FusedGatedMLP) else ["gate_proj", "up_proj"]
+        norms = {PreNormLayer: "post_attention_layernorm", SandwichNormLayer: "pre_feedforward_layernorm"}
+        if (norm := norms.get(type(layer))) is not None:
+            yield _of_norm(layer, norm, "mlp", readers)
+        begin = int(mlp.down_proj.weight.shape[1]) if isinstance(mlp, FusedGatedMLP) else 0
+        yield Fold(("mlp.down_proj.weight",), _parameters(mlp, "mlp", readers[-1]), begin)
+
+
+def _of_norm(layer: nn.Module, norm: str, block: str, readers: Sequence[str]) -> Fold:
+    add = float(getattr(layer, norm).weight.attrs.get("add", 0.0))
+    return Fold(tuple(f"{block}.{reader}.weight" for reader in readers), (f"{norm}.weight",), add=add)
+
+
+def _parameters(block: nn.Module, name: str, linear: str) -> tuple[str, ...]:
+    """The weight of a linear layer, and its bias if it has one."""
+    bias = getattr(block, linear).bias is not None
+    return tuple(f"{name}.{linear}.{part}" for part in ("weight", "bias")[: 1 + bias])
+
+
+def fold_layer(
+    layer: nn.Module, prefix: str, schemes: Mapping[str, Scheme], changed: Changed, inputs: Mapping[str, Inputs]
+) -> dict[str, Inputs]:
+    """Fold factors into the tensors of a layer, whose names begin with `prefix` -> the inputs of its matrices then.
+
+    `schemes` are those of matrices. `inputs` have rows.
+    """
+    found = dict(inputs)
+    for fold in folds_of(layer):
+        consumers = [prefix + name for name in fold.consumers]
+        matrices = [changed.read(name) for name in consumers]
+        factors = factors_of(fold, matrices, schemes[consumers[0]], inputs[consumers[0]])
+        for name, matrix in zip(consumers, matrices):
+            changed.put(name, matrix * factors)
+            found[name] = inputs[name].scaled(1 / factors)
+        rows = factors if fold.heads is None else factors.reshape(fold.heads)[:, 0].ravel()
+        for name in fold.producers:
+            tensor = changed.read(prefix + name)
+            part = tensor[fold.begin : fold.begin + len(rows)]
+            divisor, add = rows if part.ndim == 1 else rows[:, None], np.float32(fold.add)
+            part[...] = (part + add) / divisor - add
+            changed.put(prefix + name, tensor)
+    return found
+
+
+def factors_of(fold: Fold, matrices: Sequence[Array], scheme: Scheme, inputs: Inputs) -> Array:
+    """The factors float32[K] of least error of the output; 1 where no others are better."""
+    assert inputs.rows is not None
+    w = np.concatenate([matrix[:: -(-len(matrix) // (_ROWS // len(matrices)))] for matrix in matrices])
+    expected = inputs.rows @ w.T
+    best = np.ones(w.shape[1], np.float32)
+    least = output_error(best, w, scheme, inputs, expected)
+    for size in (np.sqrt(inputs.mean_square), inputs.peak):
+        for power in _POWERS:
+            least_size = size.max() * np.float32(1e-4) + np.float32(1e-30)
+            factors = _shared(fold, np.maximum(size, least_size) ** np.float32(power))
+            factors /= np.sqrt(factors.max() * factors.min())
+            error = output_error(factors, w, scheme, inputs, expected)
+            if error < least:
+                best, least = factors, error
+    return best
+
+
+def _shared(fold: Fold, factors: Array) -> Array:
+    """The largest factor of those that must be the same."""
+    if fold.heads is None:
+        return factors
+    by_head = factors.reshape(fold.heads)
+    shared: Array = np.broadcast_to(by_head.max(axis=1, keepdims=True), by_head.shape).reshape(-1).copy()
+    return shared
+
+
+def output_error(factors: Array, w: Array, scheme: Scheme, inputs: Inputs, expected: Array) -> float:
+    """Squared error of the outputs of rounded weights for rounded inputs."""
+    folded = inputs.scaled(1 / factors)
+    assert folded.rows is not None
+    rounded = unpack(scheme, pack(scheme, w * factors, method=SEARCH, inputs=folded), w.shape[1])
+    return float(((_int8(folded.rows) @ rounded.T - expected) ** 2).sum())
+
+
+def _int8(x: Array) -> Array:
+    """x[n, K] as int8 with a scale for each `_GROUP` columns of a row has it."""
+    n, k = x.shape
+    padded = np.zeros((n, -(-k // _GROUP), _GROUP), np.float32)
+    padded.reshape(n, -1)[:, :k] = x
+    steps = np.abs(padded).max(axis=2, keepdims=True) / np.float32(127)
+    steps[steps == 0] = 1
+    rounded: Array = (np.rint(padded / steps) * steps).reshape(n, -1)[:, :k]
+    return rounded

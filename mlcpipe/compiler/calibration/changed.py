@@ -1,0 +1,50 @@
+"""A checkpoint with some tensors changed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mlcpipe.checkpoint import Checkpoint
+from mlcpipe.checkpoint.parts import Parts
+from mlcpipe.weights.table import Weight, restored
+
+Array = NDArray[Any]
+
+
+class Changed:
+    """The tensors of a checkpoint, those that were changed as they are now."""
+
+    def __init__(self, checkpoint: Checkpoint) -> None:
+        self._checkpoint, self.tensors = checkpoint, checkpoint.tensors
+        self._changed: dict[str, Array] = {}
+
+    def put(self, name: str, tensor: Array) -> None:
+        """Change a tensor to another float32 array of its shape."""
+        self._changed[name] = tensor
+
+    def round(self, weight: Weight, arrays: Mapping[str, Array]) -> None:
+        """Change the tensors that a matrix is made of to what its stored arrays hold."""
+        if weight.kind != "scheme":
+            return
+        whole = restored(weight, arrays)
+        for group, matrix in zip(weight.sources, whole[None] if weight.experts is None else whole):
+            begin = 0 if weight.rows is None else weight.rows[0]
+            for source in group:
+                shape = self.tensors[source].shape
+                low, high = max(begin, 0), min(begin + len(matrix), shape[0])
+                if low < high:
+                    changed = self._changed.setdefault(source, np.empty(shape, np.float32))
+                    changed[low:high] = matrix[low - begin : high - begin]
+                begin -= shape[0]
+
+    def read(self, name: str) -> NDArray[np.float32]:
+        """The tensor as it is now."""
+        return self._changed[name] if name in self._changed else self._checkpoint.read(name)
+
+    def read_parts(self, name: str) -> Parts:
+        """What the checkpoint has."""
+        return self._checkpoint.read_parts(name)

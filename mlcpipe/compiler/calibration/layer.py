@@ -1,0 +1,131 @@
+"""Single layers of a model as functions of their weights, compiled for this machine in float32.
+
+Layers whose functions are the same share one, whatever their number: a model has one or two kinds of layers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import tvm
+import tvm_ffi
+from tvm import relax
+from tvm.relax.frontend import nn
+from tvm.relax.frontend.nn import Tensor
+
+from mlcpipe.checkpoint import Checkpoint
+from mlcpipe.compiler.build import build
+from mlcpipe.compiler.export import prepare_model
+from mlcpipe.defaults import LOCAL_TARGET, RTN
+from mlcpipe.errors import ConfigError
+from mlcpipe.nn.causal_lm import CausalLM, LanguageModel
+from mlcpipe.nn.paged_attention import PagedAttention
+from mlcpipe.nn.rope import cos_sin
+from mlcpipe.nn.text_encoder import CheckpointNames
+from mlcpipe.passes import pipeline
+from mlcpipe.passes.lowering import Lowering, Observed
+from mlcpipe.quantization.layout import load_layout
+from mlcpipe.quantization.scheme import load_scheme
+from mlcpipe.targets import compiled_variants, load_target
+from mlcpipe.weights.table import Tensors, Weight, as_named, load, weight_table
+
+RUN = "run_layer"
+
+
+class _OneLayer(LanguageModel):
+    """The decoder layer of a number, or the norm after all of them, as an entry point."""
+
+    def __init__(self, model: CausalLM, index: int) -> None:
+        super().__init__(model.facts)
+        self.dtype, self.kv_dtype, self.kernels, self.own_pages = (
+            model.dtype, model.kv_dtype, model.kernels, model.own_pages,
+        )  # fmt: skip
+        self.index, self.is_norm = index, index == model.facts.num_layers
+        self.layer: nn.Module = model.model.norm if self.is_norm else model.model.layers[index]
+
+    def run_layer(self, x: Tensor, step: Tensor, pages: list[Tensor]) -> Tensor:
+        """x f32[n, hidden] -> [n, hidden]; `step` and `pages` are those of `PagedAttention`, one tensor of pages."""
+        if self.is_norm:
+            return self.layer(x)
+        kv = PagedAttention(self.kernels, self.attention_shape(), self.facts.windows, step, pages, many=True)
+        rows, rope = x.shape[0], self.facts.ropes[self.facts.rope_of[self.index]]
+        lengths = kv.rope_lengths(rows) if rope.depends_on_length else None
+        return self.layer(x, kv, *cos_sin(rope, kv.positions(rows), lengths))
+
+    def spec(self) -> dict[str, Any]:
+        """Argument specifications of the entry point."""
+        tensor = nn.spec.Tensor
+        return {
+            RUN: {
+                "x": tensor(["n", self.facts.hidden_size], self.dtype),
+                "step": tensor(["k"], "int32"),
+                "pages": [tensor(["P", self.attention_shape().page_bytes], "int8")],
+                "$": {"param_mode": "plain", "effect_mode": "none"},
+            }
+        }
+
+
+@dataclass(frozen=True, eq=False)
+class LayerFunction:
+    """A compiled layer. `weights` are those of the layer that it is for, `observed` the inputs it returns too."""
+
+    function: Any
+    weights: tuple[Weight, ...]
+    observed: tuple[Observed, ...]
+
+    def params(self, tensors: Tensors) -> Any:
+        """Its weights, as the function takes them."""
+        arrays = (array for weight in self.weights for _, array, _ in load(weight, tensors, RTN))
+        return tvm_ffi.convert([tvm.runtime.tensor(array) for array in arrays])
+
+    def sources(self, observed: Observed) -> list[tuple[str, ...]]:
+        """The checkpoint's tensors that multiply an input: of each expert, or of all rows."""
+        named = {weight.name: weight for weight in self.weights}
+        groups = [named[name].sources for name in observed.names]
+        return [tuple(source for group in several for source in group) for several in zip(*groups)]
+
+
+def model_of(checkpoint: Checkpoint) -> CausalLM:
+    """The model of a checkpoint for this machine. Raises ConfigError for one that does not write text."""
+    model = prepare_model(checkpoint.config, load_target(LOCAL_TARGET), load_scheme("q0f32"), "f32")
+    if not isinstance(model, CausalLM):
+        raise ConfigError("a calibration text is for models that write text", found=checkpoint.config["model_type"])
+    return model
+
+
+def compile_layers(model: CausalLM, checkpoint: Checkpoint, rows: int) -> list[LayerFunction]:
+    """The functions of all layers, for up to `rows` tokens, and last the norm's. Raises CompileError."""
+    known: list[tuple[tvm.IRModule, LayerFunction]] = []
+    found = []
+    for index in range(model.facts.num_layers + 1):
+        mod, params = _OneLayer(model, index).export_tvm(spec=_OneLayer(model, index).spec())
+        made = next((one for other, one in known if tvm_ffi.structural_equal(mod, other, map_free_vars=True)), None)
+        if made is None:
+            made = _compiled(mod, weight_table(params), rows)
+            known.append((mod, made))
+        prefix = "model.norm." if index == model.facts.num_layers else f"model.layers.{index}."
+        found.append(replace(made, weights=_named(made.weights, prefix, checkpoint)))
+    return found
+
+
+def _compiled(mod: tvm.IRModule, weights: Sequence[Weight], rows: int) -> LayerFunction:
+    target = load_target(LOCAL_TARGET)
+    state = Lowering(
+        mod, tuple(weights), target, compiled_variants(target)[0], load_scheme("q0f32"),
+        load_layout(target.weight_layout), bounds={"n": rows},
+    )  # fmt: skip
+    state = pipeline.run(state, pipeline.LAYER, pipeline.OPERATORS, pipeline.MEMORY, pipeline.SCHEDULE)
+    machine = relax.VirtualMachine(build(state).jit(), tvm.cpu())
+    return LayerFunction(machine[RUN], state.weights, state.observed)
+
+
+def _named(weights: Sequence[Weight], prefix: str, checkpoint: Checkpoint) -> tuple[Weight, ...]:
+    """The weights of a layer with the names of the checkpoint."""
+
+    def named(source: str) -> str:
+        return prefix + source.removeprefix("layer.")
+
+    renamed = [replace(w, sources=tuple(tuple(map(named, group)) for group in w.sources)) for w in weights]
+    return as_named(renamed, checkpoint, CheckpointNames().prefixes, ())[0]

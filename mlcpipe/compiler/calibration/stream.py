@@ -1,0 +1,142 @@
+"""A text's hidden states, carried through a model layer by layer: the weights of one are in memory at a time."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import tvm
+import tvm_ffi
+from numpy.typing import NDArray
+
+from mlcpipe.checkpoint import Checkpoint
+from mlcpipe.compiler.calibration.layer import LayerFunction, compile_layers
+from mlcpipe.errors import CheckpointError
+from mlcpipe.nn.causal_lm import CausalLM
+from mlcpipe.quantization.inputs import Inputs
+from mlcpipe.runtime.serving.batch import Span, StepBuffer
+from mlcpipe.runtime.serving.sequence import Request
+from mlcpipe.runtime.serving.sequence import Sequence as Tokens
+from mlcpipe.weights.table import Tensors
+from tir_schedules.step_layout import PAGE
+
+Array = NDArray[Any]
+
+
+class Stream:
+    """Windows of tokens, all of one length, on their way through a model.
+
+    `prefix` is how the names of its tensors begin, `norm` the number of the norm after all layers, `output` the
+    checkpoint's tensor of the matrix after that. `gram`: `Inputs` have it. `sample`: they have about so many rows, if
+    any. Raises CompileError, CheckpointError.
+    """
+
+    def __init__(
+        self,
+        model: CausalLM,
+        checkpoint: Checkpoint,
+        windows: Sequence[Sequence[int]],
+        *,
+        gram: bool = False,
+        sample: int = 0,
+    ) -> None:
+        self._gram, rows = gram, len(windows[0])
+        self._step_of_sample = max(1, rows * len(windows) // sample) if sample else 0
+        self._layers = compile_layers(model, checkpoint, rows)
+        self.norm = model.facts.num_layers
+        (norm,) = self._layers[self.norm].weights
+        self.prefix = norm.sources[0][0].removesuffix("norm.weight")
+        self.output = f"{self.prefix}embed_tokens.weight" if model.facts.tied else "lm_head.weight"
+        table = checkpoint.read(f"{self.prefix}embed_tokens.weight")
+        self.hidden = [table[np.array(ids)] * np.float32(model.facts.embedding_scale) for ids in windows]
+        pages = -(-rows // PAGE)
+        sequence = Tokens(0, Request(tuple(windows[0]), 1), [array("i", range(pages))], [0])
+        self._step = tvm.runtime.tensor(StepBuffer().fill([Span(sequence, 0, rows)]))
+        page_bytes = model.attention_shape().page_bytes
+        self._pages = tvm_ffi.convert([tvm.runtime.tensor(np.zeros((pages, page_bytes), np.int8))])
+
+    def run(self, index: int, tensors: Tensors, *, observe: bool = True, advance: bool = True) -> dict[str, Inputs]:
+        """Run a layer, or the norm after the last one, with weights from `tensors`.
+
+        With `observe` the inputs of its matrices, by the names of the checkpoint's tensors, else none. With `advance`
+        what it computes takes the place of the hidden states. Raises CheckpointError for numbers that are not finite.
+        """
+        layer = self._layers[index]
+        params = layer.params(tensors)
+        sums: dict[tuple[str, ...], _Sums] = {}
+        for i, hidden in enumerate(self.hidden):
+            result = layer.function(tvm.runtime.tensor(hidden), self._step, self._pages, params)
+            found, *inputs = (np.from_dlpack(one) for one in result)
+            if not np.isfinite(found).all():
+                raise CheckpointError(f"layer {index} of the model computes numbers that are not finite")
+            if observe:
+                self._observe(layer, inputs, sums)
+            if advance:
+                self.hidden[i] = found
+        known = {names: one.inputs() for names, one in sums.items()}
+        return {name: inputs for names, inputs in known.items() for name in names}
+
+    def _observe(self, layer: LayerFunction, inputs: list[Array], sums: dict[tuple[str, ...], _Sums]) -> None:
+        results = iter(inputs)
+        for observed in layer.observed:
+            x = next(results)
+            chosen = next(results) if observed.experts else None
+            for expert, names in enumerate(layer.sources(observed)):
+                rows = x if chosen is None else x[rows_of_expert(expert, chosen, len(x))]
+                sums.setdefault(names, _Sums(x.shape[1], self._gram, self._step_of_sample)).add(rows)
+
+    @property
+    def layer_of(self) -> dict[str, int]:
+        """Of each tensor of a layer, the number."""
+        return {
+            source: index
+            for index, layer in enumerate(self._layers)
+            for weight in layer.weights
+            for group in weight.sources
+            for source in group
+        }
+
+    def inputs_of_output(self) -> Inputs:
+        """The inputs of the output matrix, once the norm has run."""
+        sums = _Sums(self.hidden[0].shape[1], self._gram)
+        for hidden in self.hidden:
+            sums.add(hidden)
+        return sums.inputs()
+
+
+def rows_of_expert(expert: int, chosen: Array, rows: int) -> Array:
+    """Which rows an expert multiplies: of [m, K], or of [m * top, K], where i32[m, top] are the chosen experts."""
+    mine = chosen == expert
+    found: Array = mine.any(axis=1) if rows == len(chosen) else mine.ravel()
+    return found
+
+
+class _Sums:
+    """What becomes `Inputs`, added up over rows."""
+
+    def __init__(self, k: int, gram: bool, step_of_sample: int = 0) -> None:
+        self._sample: list[Array] = []
+        self._step_of_sample = step_of_sample
+        self._rows, self._square, self._peak = 0, np.zeros(k, np.float64), np.zeros(k, np.float32)
+        self._gram = np.zeros((k, k), np.float32) if gram else None
+
+    def add(self, x: Array) -> None:
+        if not len(x):
+            return
+        self._rows += len(x)
+        if self._step_of_sample:
+            self._sample.append(x[:: self._step_of_sample].copy())
+        self._square += np.einsum("nk,nk->k", x, x)
+        np.maximum(self._peak, np.abs(x).max(axis=0), out=self._peak)
+        if self._gram is not None:
+            self._gram += x.T @ x
+
+    def inputs(self) -> Inputs:
+        """The statistics; nothing can be added after that."""
+        rows = max(1, self._rows)
+        if self._gram is not None:
+            self._gram /= np.float32(rows)
+        sample = np.concatenate(self._sample) if self._sample else None
+        return Inputs((self._square / rows).astype(np.float32), self._peak, self._gram, sample)

@@ -1,0 +1,39 @@
+"""Families of text encoders, one file each, named after Hugging Face's `model_type`."""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from mlcpipe.models import build_model
+from mlcpipe.nn.text_encoder import DecoderEncoder, TextEncoder
+
+
+def encoder_types() -> list[str]:
+    """The supported families, sorted."""
+    return sorted(module.name for module in pkgutil.iter_modules([str(Path(__file__).parent)]))
+
+
+def build_encoder(config: Mapping[str, Any]) -> TextEncoder:
+    """The encoder for a config.json: a family of this folder, or a decoder of `mlcpipe.models`.
+
+    Raises ConfigError for an unknown family or unsupported field.
+    """
+    model_type = config.get("model_type")
+    if model_type not in encoder_types():
+        return DecoderEncoder(build_model(_with_head(config)))
+    model = importlib.import_module(f"mlcpipe.encoders.{model_type}").build(config)
+    assert isinstance(model, TextEncoder)
+    return model
+
+
+def _with_head(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The config of a decoder that was saved without its language model head, as one that has it."""
+    names = config.get("architectures")
+    if not isinstance(names, list):
+        return config
+    named = (f"{str(name).removesuffix('Model')}ForCausalLM" if str(name).endswith("Model") else name for name in names)
+    return {**config, "architectures": list(named)}

@@ -1,0 +1,107 @@
+"""BERT (Devlin et al. 2019), and cross-encoders made of it: `BertForSequenceClassification` with one label."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from tvm.relax.frontend import nn
+from tvm.relax.frontend.nn import Tensor, op
+
+from mlcpipe.nn.causal_lm import ModelFacts
+from mlcpipe.nn.config import Fields
+from mlcpipe.nn.encoder_config import check_encoder, encoder_facts, one_label
+from mlcpipe.nn.encoder_layer import EncoderLayer, EncoderSpec
+from mlcpipe.nn.linear import Embedding, Linear
+from mlcpipe.nn.norm import LayerNorm
+from mlcpipe.nn.paged_attention import PagedAttention
+from mlcpipe.nn.text_encoder import CheckpointNames, TextEncoder
+
+ARCHITECTURES = ("BertModel", "BertForMaskedLM", "BertForSequenceClassification")
+NAMES = CheckpointNames(("", "bert."), ("pooler.", "cls.", "embeddings.position_ids"))
+
+
+def build(config: Mapping[str, Any]) -> TextEncoder:
+    """The encoder for a BERT config.json. Raises ConfigError for unsupported fields."""
+    fields = Fields(config)
+    architecture = check_encoder(fields, ARCHITECTURES, position_embedding_type=[None, "absolute"])
+    spec = EncoderSpec(
+        hidden_size=fields.integer("hidden_size", 768),
+        intermediate_size=fields.integer("intermediate_size", 3072),
+        num_heads=fields.integer("num_attention_heads", 12, high=4096),
+        act=fields.get("hidden_act", "gelu"),
+        eps=fields.number("layer_norm_eps", 1e-12, low=0.0, high=1.0),
+        qkv=tuple(f"attention.self.{part}" for part in ("query", "key", "value")),
+        out=("attention.output.dense",),
+        up=("intermediate.dense",),
+        down=("output.dense",),
+        norms=("attention.output.LayerNorm", "output.LayerNorm"),
+    )
+    layers = fields.integer("num_hidden_layers", 12, high=1024)
+    facts = encoder_facts(fields, spec, windows=[None] * layers, positions=512, vocab_size=30522)
+    body = _Bert(facts, spec, fields.integer("type_vocab_size", 2))
+    if architecture != "BertForSequenceClassification":
+        return TextEncoder(facts, body, NAMES)
+    one_label(fields)
+    return _CrossEncoder(facts, body)
+
+
+class _Embeddings(nn.Module):
+    """norm(word + position + token type)."""
+
+    def __init__(self, facts: ModelFacts, types: int) -> None:
+        self.word_embeddings = Embedding(facts.vocab_size, facts.hidden_size)
+        self.position_embeddings = Embedding(facts.context_length, facts.hidden_size, quantize=False)
+        self.token_type_embeddings = Embedding(types, facts.hidden_size, quantize=False)
+        self.LayerNorm = LayerNorm(facts.hidden_size, facts.norm_eps)
+
+    def forward(self, tokens: Tensor, types: Tensor, positions: Tensor) -> Tensor:
+        """Three times i32[n] -> [n, hidden]."""
+        x = op.add(self.word_embeddings(tokens), self.position_embeddings(positions))
+        return self.LayerNorm(op.add(x, self.token_type_embeddings(types)))
+
+
+class _Layers(nn.Module):
+    """The layers, named as in the checkpoint."""
+
+    def __init__(self, spec: EncoderSpec, count: int) -> None:
+        self.layer = nn.ModuleList([EncoderLayer(spec, index) for index in range(count)])
+
+
+class _Bert(nn.Module):
+    """Embeddings and layers."""
+
+    def __init__(self, facts: ModelFacts, spec: EncoderSpec, types: int) -> None:
+        self.embeddings = _Embeddings(facts, types)
+        self.encoder = _Layers(spec, facts.num_layers)
+
+    def forward(self, tokens: Tensor, types: Tensor, kv: PagedAttention) -> Tensor:
+        """tokens and types i32[n] -> [n, hidden]."""
+        x = self.embeddings(tokens, types, kv.positions(tokens.shape[0]))
+        for layer in self.encoder.layer:
+            x = layer(x, kv, None)
+        return x
+
+
+class _Pooler(nn.Module):
+    """A dense layer, named as in the checkpoint."""
+
+    def __init__(self, hidden_size: int) -> None:
+        self.dense = Linear(hidden_size, hidden_size, True)
+
+
+class _CrossEncoder(TextEncoder):
+    """The score of a query and a document that follow each other: classifier(tanh(dense(first token)))."""
+
+    def __init__(self, facts: ModelFacts, body: _Bert) -> None:
+        body.pooler = _Pooler(facts.hidden_size)
+        super().__init__(facts, body, CheckpointNames(("bert.",), ("embeddings.position_ids",)))
+        self.classifier = Linear(facts.hidden_size, 1, True, quantize=False)
+
+    @property
+    def width(self) -> int:
+        return 1
+
+    def head(self, hidden: Tensor) -> Tensor:
+        """[r, hidden] -> [r, 1], before the sigmoid."""
+        return self.classifier(op.tanh(self.model.pooler.dense(hidden)))

@@ -1,0 +1,120 @@
+"""Nomic BERT (Nussbaum et al. 2024): BERT with rotary positions and a gated MLP, without biases."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from tvm.relax.frontend import nn
+from tvm.relax.frontend.nn import Tensor, op
+
+from mlcpipe.errors import ConfigError
+from mlcpipe.nn.causal_lm import ModelFacts
+from mlcpipe.nn.config import Fields, rope_table
+from mlcpipe.nn.encoder_config import check_encoder, encoder_facts
+from mlcpipe.nn.encoder_layer import EncoderLayer, EncoderSpec
+from mlcpipe.nn.linear import Embedding
+from mlcpipe.nn.norm import LayerNorm
+from mlcpipe.nn.paged_attention import PagedAttention
+from mlcpipe.nn.rope import cos_sin, read_rope
+from mlcpipe.nn.text_encoder import CheckpointNames, TextEncoder
+
+ARCHITECTURES = ("NomicBertModel", "NomicBertForMaskedLM")
+NAMES = CheckpointNames(("", "nomic_bert."), ("pooler.", "cls."))
+# Published files name fields as GPT-2 does.
+_OLD_NAMES = {
+    "n_embd": "hidden_size",
+    "n_inner": "intermediate_size",
+    "n_head": "num_attention_heads",
+    "n_layer": "num_hidden_layers",
+    "n_positions": "max_position_embeddings",
+    "layer_norm_epsilon": "layer_norm_eps",
+    "rotary_emb_base": "rope_theta",
+}
+# Values of the published files' own fields that the family is defined with.
+_FIXED: Mapping[str, list[Any]] = {
+    "activation_function": [None, "swiglu"],
+    "rotary_emb_fraction": [None, 1, 1.0],
+    "rotary_emb_interleaved": [None, False],
+    "rotary_emb_scale_base": [None],
+    "rotary_scaling_factor": [None],
+    "qkv_proj_bias": [None, False],
+    "mlp_fc1_bias": [None, False],
+    "mlp_fc2_bias": [None, False],
+    "prenorm": [None, False],
+    "causal": [None, False],
+    "parallel_block": [None, False],
+    "use_rms_norm": [None, False],
+    "num_experts": [None, 0],
+}
+
+
+def build(config: Mapping[str, Any]) -> TextEncoder:
+    """The encoder for a Nomic BERT config.json. Raises ConfigError for unsupported fields."""
+    fields = Fields({_OLD_NAMES.get(name, name): value for name, value in config.items()})
+    check_encoder(fields, ARCHITECTURES, **_FIXED)
+    hidden, heads = fields.integer("hidden_size", 768), fields.integer("num_attention_heads", 12, high=4096)
+    spec = EncoderSpec(
+        hidden_size=hidden,
+        intermediate_size=fields.integer("intermediate_size", 3072),
+        num_heads=heads,
+        act=fields.get("hidden_act", "silu"),
+        eps=fields.number("layer_norm_eps", 1e-12, low=0.0, high=1.0),
+        gated=True,
+        attention_bias=False,
+        mlp_bias=False,
+        qkv=("attn.Wqkv",),
+        out=("attn.out_proj",),
+        up=("mlp.fc12", "mlp.fc11"),
+        down=("mlp.fc2",),
+        norms=("norm1", "norm2"),
+    )
+    positions = fields.integer("max_position_embeddings", 2048, high=1 << 30)
+    if hidden % heads or fields.integer("head_dim", hidden // heads) != hidden // heads:
+        raise ConfigError(
+            "field head_dim", where=fields.where, expected=f"{hidden} / {heads}", found=config.get("head_dim")
+        )
+    theta = fields.number("rope_theta", 1000.0, low=1.0)
+    rope = read_rope(rope_table(fields), hidden // heads, positions, theta=theta, kinds=("default",))
+    layers = fields.integer("num_hidden_layers", 12, high=1024)
+    facts = encoder_facts(
+        fields, spec, windows=[None] * layers, positions=2048, vocab_size=30528, ropes=[rope], rope_of=[0] * layers
+    )
+    return TextEncoder(facts, _NomicBert(facts, spec, fields.integer("type_vocab_size", 2)), NAMES)
+
+
+class _Embeddings(nn.Module):
+    """word + token type, named as in the checkpoint."""
+
+    def __init__(self, facts: ModelFacts, types: int) -> None:
+        self.word_embeddings = Embedding(facts.vocab_size, facts.hidden_size)
+        self.token_type_embeddings = Embedding(types, facts.hidden_size, quantize=False)
+
+    def forward(self, tokens: Tensor, types: Tensor) -> Tensor:
+        """Two times i32[n] -> [n, hidden]."""
+        return op.add(self.word_embeddings(tokens), self.token_type_embeddings(types))
+
+
+class _Layers(nn.Module):
+    """The layers, named as in the checkpoint."""
+
+    def __init__(self, facts: ModelFacts, spec: EncoderSpec) -> None:
+        self.layers = nn.ModuleList([EncoderLayer(spec, index) for index in range(facts.num_layers)])
+
+
+class _NomicBert(nn.Module):
+    """Embeddings, their norm, and layers."""
+
+    def __init__(self, facts: ModelFacts, spec: EncoderSpec, types: int) -> None:
+        self.rope = facts.ropes[0]
+        self.embeddings = _Embeddings(facts, types)
+        self.emb_ln = LayerNorm(facts.hidden_size, facts.norm_eps)
+        self.encoder = _Layers(facts, spec)
+
+    def forward(self, tokens: Tensor, types: Tensor, kv: PagedAttention) -> Tensor:
+        """tokens and types i32[n] -> [n, hidden]."""
+        x = self.emb_ln(self.embeddings(tokens, types))
+        rotation = cos_sin(self.rope, kv.positions(tokens.shape[0]), None)
+        for layer in self.encoder.layers:
+            x = layer(x, kv, rotation)
+        return x

@@ -1,0 +1,6 @@
+#ifndef NDEBUG
+#define NDEBUG
+#endif
+@DEFINITIONS@
+
+#include "metal/plugin.mm"

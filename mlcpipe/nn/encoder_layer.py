@@ -1,0 +1,103 @@
+"""The layer of bidirectional encoders: attention within a text and a feed-forward block, with layer norms."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from tvm.relax.frontend import nn
+from tvm.relax.frontend.nn import Tensor, op
+
+from mlcpipe.nn import definitions
+from mlcpipe.nn.linear import Linear
+from mlcpipe.nn.mlp import activation, gated
+from mlcpipe.nn.norm import LayerNorm
+from mlcpipe.nn.paged_attention import PagedAttention
+
+Rotation = tuple[Tensor, Tensor]  # cos and sin f32[m, head_dim / 2]
+
+
+@dataclass(frozen=True)
+class EncoderSpec:
+    """Static facts of a layer, and what the checkpoint calls its parts, relative to the layer.
+
+    `gated`: act(gate) * up, else act. Several names of a part are joined along its rows.
+    """
+
+    hidden_size: int
+    intermediate_size: int
+    num_heads: int
+    act: str
+    eps: float
+    gated: bool = False
+    attention_bias: bool = True
+    mlp_bias: bool = True
+    norm_bias: bool = True
+    qkv: tuple[str, ...] = ()
+    out: tuple[str, ...] = ()
+    up: tuple[str, ...] = ()
+    down: tuple[str, ...] = ()
+    norms: tuple[str, str] = field(default=("", ""))
+
+
+class EncoderLayer(nn.Module):
+    """x = norm(x + attention(x)); x = norm(x + mlp(x)): norms after, as in BERT (Devlin et al. 2019)."""
+
+    def __init__(self, spec: EncoderSpec, layer: int) -> None:
+        self.spec, self.layer, hidden = spec, layer, spec.hidden_size
+        self.act = activation(spec.act)
+        width = spec.intermediate_size * (2 if spec.gated else 1)
+        self.qkv = _named(Linear(hidden, 3 * hidden, spec.attention_bias), *spec.qkv)
+        self.out = _named(Linear(hidden, hidden, spec.attention_bias), *spec.out)
+        self.up = _named(Linear(hidden, width, spec.mlp_bias), *spec.up)
+        self.down = _named(Linear(spec.intermediate_size, hidden, spec.mlp_bias), *spec.down)
+        self.attention_norm, self.mlp_norm = (
+            _named(LayerNorm(hidden, spec.eps, spec.norm_bias), name) for name in spec.norms
+        )
+
+    def forward(self, x: Tensor, kv: PagedAttention, rotation: Rotation | None) -> Tensor:
+        """x [m, hidden] -> [m, hidden]."""
+        _, x = self.attention_norm.of_sum(x, self.attend(x, kv, rotation))
+        return self.mlp_norm.of_sum(x, self.feed(x))[1]
+
+    def attend(self, x: Tensor, kv: PagedAttention, rotation: Rotation | None) -> Tensor:
+        """out(attention(rope(q, k), v)), without rope where there is no rotation: [m, hidden] -> [m, hidden]."""
+        heads, hidden, m = self.spec.num_heads, self.spec.hidden_size, x.shape[0]
+        dim = hidden // heads
+        qkv = self.qkv(x)
+        if rotation is None:
+            joined = op.reshape(qkv, (m, 3 * heads, dim))
+        else:
+            parts = [op.reshape(part, (m, heads, dim)) for part in op.split(qkv, 3, axis=1)]
+            func = definitions.apply_rope(heads, heads, dim, dim, x.dtype, x.dtype)
+            out = Tensor.placeholder((m, 3 * heads, dim), x.dtype)
+            joined = op.tensor_ir_op(func, "rope", [*parts, *rotation], out)
+        return self.out(kv.attend(self.layer, joined, dim**-0.5))
+
+    def feed(self, x: Tensor) -> Tensor:
+        """[m, hidden] -> [m, hidden]."""
+        up = self.up(x)
+        return self.down(gated(self.act, up) if self.spec.gated else self.act(up))
+
+
+class PreNormEncoderLayer(EncoderLayer):
+    """x += attention(norm(x)); x += mlp(norm(x)). The first layer's input is normalized (Warner et al. 2024)."""
+
+    def __init__(self, spec: EncoderSpec, layer: int) -> None:
+        super().__init__(spec, layer)
+        if layer == 0:
+            self.attention_norm = None
+
+    def forward(self, x: Tensor, kv: PagedAttention, rotation: Rotation | None) -> Tensor:
+        """x [m, hidden] -> [m, hidden]."""
+        normed = x if self.attention_norm is None else self.attention_norm(x)
+        x, normed = self.mlp_norm.of_sum(x, self.attend(normed, kv, rotation))
+        return op.add(x, self.feed(normed))
+
+
+def _named(part: nn.Module, *names: str) -> nn.Module:
+    """The part, whose weight and bias are what the checkpoint has under these names, joined along axis 0."""
+    for kind in ("weight", "bias"):
+        parameter = getattr(part, kind)
+        if parameter is not None:
+            parameter.attrs["sources"] = [[f"{name}.{kind}" for name in names]]
+    return part

@@ -1,0 +1,90 @@
+"""A text encoder: all texts of a step at once, each attending within itself, to rows of numbers for each text.
+
+The texts are sequences of a step as `tir_schedules/step_layout.py` describes it. Keys and values live in pages for the
+time of a layer, so that all layers share them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from tvm.relax.frontend import nn
+from tvm.relax.frontend.nn import Tensor, op
+
+from mlcpipe.nn.causal_lm import CausalLM, LanguageModel, ModelFacts, rows_of
+from mlcpipe.nn.paged_attention import PagedAttention
+
+
+@dataclass(frozen=True)
+class CheckpointNames:
+    """How checkpoints name what the model calls `model.…`.
+
+    `prefixes`: what may stand in the place of `model.`, the first that fits counts. `unused`: how the names of tensors
+    begin that texts need not, after the prefix or without it.
+    """
+
+    prefixes: tuple[str, ...] = ("model.", "")
+    unused: tuple[str, ...] = ()
+
+
+class TextEncoder(LanguageModel):
+    """The compiled library's `embed_texts`, around a body called as `body(tokens, types, kv) -> [n, hidden]`."""
+
+    def __init__(
+        self, facts: ModelFacts, body: nn.Module, names: CheckpointNames, *, bidirectional: bool = True
+    ) -> None:
+        super().__init__(facts)
+        self.model, self.names, self.bidirectional = body, names, bidirectional
+
+    @property
+    def width(self) -> int:
+        """Numbers of a row of the result."""
+        return self.facts.hidden_size
+
+    def embed_texts(
+        self, tokens: Tensor, types: Tensor, rows: Tensor, step: Tensor, embeddings: Tensor, pages: list[Tensor]
+    ) -> Tensor:
+        """tokens and their token types i32[n], rows i32[r] -> f32[r, width] of those rows, written to `embeddings`.
+
+        `step` and `pages` are those of `PagedAttention`.
+        """
+        shape, windows = self.attention_shape(), self.facts.windows
+        kv = PagedAttention(self.kernels, shape, windows, step, pages, True, self.bidirectional)
+        y = self.head(op.tensor_expr_op(rows_of, "rows", [self.body(tokens, types, kv), rows]))
+        return y if y.dtype == "float32" else op.astype(y, "float32")
+
+    def body(self, tokens: Tensor, types: Tensor, kv: PagedAttention) -> Tensor:
+        """tokens and types i32[n] -> hidden states [n, hidden]."""
+        return self.model(tokens, types, kv)
+
+    def head(self, hidden: Tensor) -> Tensor:
+        """Hidden states [r, hidden] -> [r, width]."""
+        return hidden
+
+    def spec(self) -> dict[str, Any]:
+        """Argument specifications of `embed_texts`; the sizes are those of `CausalLM.spec`."""
+        tensor = nn.spec.Tensor
+        return {
+            "embed_texts": {
+                "tokens": tensor(["n"], "int32"),
+                "types": tensor(["n"], "int32"),
+                "rows": tensor(["r"], "int32"),
+                "step": tensor(["k"], "int32"),
+                "embeddings": tensor(["r", self.width], "float32"),
+                "pages": [tensor(["P", self.attention_shape().page_bytes], "int8")],
+                "$": {"param_mode": "plain", "effect_mode": "none"},
+            }
+        }
+
+
+class DecoderEncoder(TextEncoder):
+    """A causal language model as an encoder: a token sees those before it, and nothing draws a next one."""
+
+    def __init__(self, model: CausalLM) -> None:
+        super().__init__(model.facts, model.model, CheckpointNames(unused=("lm_head.",)), bidirectional=False)
+
+    def body(self, tokens: Tensor, types: Tensor, kv: PagedAttention) -> Tensor:
+        """tokens i32[n] -> hidden states [n, hidden]."""
+        x, scale = self.model.embed_tokens(tokens), self.facts.embedding_scale
+        return self.model(x if scale == 1.0 else op.multiply(x, Tensor.from_scalar(scale, x.dtype)), kv)

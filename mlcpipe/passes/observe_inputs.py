@@ -1,0 +1,39 @@
+"""Returns what weights multiply beside a function's result, for statistics of the inputs of each matrix."""
+
+from __future__ import annotations
+
+from tvm import relax
+
+from mlcpipe.passes.lowering import Lowering, Observed, Rebuild, is_op, model_functions, rebuild, tir_op, weight_params
+
+
+def observe_inputs(state: Lowering) -> Lowering:
+    """result -> (result, x of each product with weights to quantize, i32[m, top] of its experts after it, ...).
+
+    `observed` says which weights each x is for; those that multiply one x have one. There is one model function.
+    """
+    ((_, func),) = model_functions(state.mod)
+    names = {var: weight.name for var, weight in zip(weight_params(func), state.weights) if weight.kind == "scheme"}
+    found: dict[relax.Var, list[str]] = {}
+    experts: dict[relax.Var, relax.Expr] = {}
+
+    def replacement(work: Rebuild, var: relax.Var, value: relax.Expr) -> relax.Expr | None:
+        op = tir_op(work, value)
+        if is_op(value, "relax.matmul"):
+            x, weight = value.args[0], work.value_of(value.args[1])
+            weight = weight.args[0] if is_op(weight, "relax.permute_dims") else None
+        elif op is not None and op.kind == "expert_matmul":
+            x, weight, experts[x] = value.args[1].fields
+        else:
+            return None
+        if weight in names:
+            found.setdefault(x, []).append(names[weight])
+        return None
+
+    def result(output: relax.Expr) -> relax.Expr:
+        parts = ([x, experts[x]] if x in experts else [x] for x in found)
+        return relax.Tuple([output, *(one for part in parts for one in part)])
+
+    rebuilt = rebuild(state, replacement, result=result)
+    observed = tuple(Observed(tuple(several), x in experts) for x, several in found.items())
+    return rebuilt.with_mod(rebuilt.mod, observed=observed)

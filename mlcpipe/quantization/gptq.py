@@ -1,0 +1,122 @@
+"""GPTQ (Frantar et al. 2022): columns are rounded one after another, and those that follow make up for what is lost.
+
+Of y = x w^T a row q in the place of w has the mean squared error (w - q) H (w - q)^T, where H is the mean of x^T x.
+With the upper triangular R of H = R R^T that is |(w - q) R|^2, and its element j depends on the columns up to j alone:
+each column is rounded to the level that brings its element nearest to 0. That is what GPTQ does without an inverse of H
+(Chen et al. 2025, "The Geometry of LLM Quantization"). Scales are those of least error of the columns that are to be
+rounded, with what the ones before them left to make up for.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mlcpipe.defaults import SEARCH
+from mlcpipe.quantization import block_search, groups, search, signed_blocks
+from mlcpipe.quantization.inputs import Inputs, importance_of
+from mlcpipe.quantization.kept import pack_parts
+from mlcpipe.quantization.limits import check_magnitude
+from mlcpipe.quantization.scheme import Scheme
+
+Array = NDArray[Any]
+
+_DAMPING = 0.01  # of the mean of H's diagonal, added to it
+_TOGETHER = 8  # columns whose errors are handed on one by one
+_CHUNK = 1 << 23  # elements at a time, of five arrays like them
+
+
+def applies(scheme: Scheme) -> bool:
+    """Whether the numbers of a scheme can be chosen so: with a scale, or a scale and a minimum, that are searched."""
+    return search.searchable(scheme) and not scheme.table and not scheme.zeros
+
+
+def pack(scheme: Scheme, w: Array, name: str, inputs: Inputs) -> dict[str, Array]:
+    """w float32[N, K], multiplied by `inputs` with their `gram` -> the arrays of `scheme.shapes`.
+
+    Raises CheckpointError for numbers that are not finite or do not fit the dtype.
+    """
+    n, k = w.shape
+    padded = scheme.padded(k)
+    factor, importance = _factor(inputs, padded), importance_of(inputs, k, padded, scheme.group_size)
+    parts, step = [], max(1, _CHUNK // padded)
+    for start in range(0, n, step):
+        rows = w[start : start + step]
+        check_magnitude(np.maximum(rows.max(axis=1), -rows.min(axis=1)), scheme.model_dtype, name)
+        x = np.zeros((padded, len(rows)), np.float32)
+        x[:k] = rows.T
+        codes, scales, subs = _round(scheme, x, factor, importance)
+        codes[:, k:] = 0
+        if scheme.kept:
+            parts.append(pack_parts(scheme, codes, scales, subs))
+        else:
+            parts.append({"q_weight": groups.words(scheme, codes), "q_scale": scales})
+    return {key: np.concatenate([one[key] for one in parts]) for key in parts[0]}
+
+
+def _factor(inputs: Inputs, padded: int) -> Array:
+    """The upper triangular R of R R^T = H, float32[padded, padded]; padding columns have no part in others."""
+    assert inputs.gram is not None
+    k = len(inputs.gram)
+    h = np.eye(padded, dtype=np.float32)
+    h[:k, :k] = inputs.gram
+    h[np.arange(k), np.arange(k)] += _DAMPING * float(inputs.mean_square.mean()) or 1.0
+    backward = h[::-1, ::-1]  # whose lower factor, backward again, is upper
+    try:
+        lower = np.linalg.cholesky(backward)
+    except np.linalg.LinAlgError:
+        lower = np.linalg.cholesky(backward.astype(np.float64)).astype(np.float32)
+    return np.ascontiguousarray(lower[::-1, ::-1])
+
+
+def _round(scheme: Scheme, w: Array, r: Array, importance: Array) -> tuple[Array, Array, Array | None]:
+    """w float32[K, n] -> codes uint8[n, K], scales and sub-scales as stored; columns of w lie in rows here."""
+    size, width = scheme.group_size, scheme.super_size or scheme.group_size
+    errors, codes = np.zeros_like(w), np.empty(w.shape, np.uint8)
+    scales, subs = [], []
+    for begin in range(0, len(w), width):
+        block = slice(begin, begin + width)
+        due = r[:begin, block].T @ errors[:begin]
+        wanted = w[block] + np.linalg.inv(r[block, block]).T @ due
+        known = importance[begin // size : (begin + width) // size]
+        lines, *stored = _fit(scheme, np.ascontiguousarray(wanted.T), known)
+        scales.append(stored[0])
+        subs.extend(stored[1:])
+        for first in range(begin, begin + width, size):
+            _round_group(scheme, w, r, lines[:, (first - begin) // size], slice(first, first + size), errors, codes)
+    found = np.ascontiguousarray(codes.T)
+    return found, np.concatenate(scales, axis=1), np.concatenate(subs, axis=1) if subs else None
+
+
+def _round_group(scheme: Scheme, w: Array, r: Array, line: Array, group: slice, errors: Array, codes: Array) -> None:
+    """Round the columns `group` to code * scale + minimum, line float32[n, 2]; write their errors and codes."""
+    scale, minimum = np.ascontiguousarray(line.T)
+    divisor, top = np.where(scale == 0, np.float32(np.inf), scale), np.float32((1 << scheme.bits) - 1)
+    due = r[: group.start, group].T @ errors[: group.start]
+    for first in range(group.start, group.stop, _TOGETHER):
+        last = min(first + _TOGETHER, group.stop)
+        for column in range(first, last):
+            mine = due[column - group.start]
+            levels = np.rint((w[column] + mine / r[column, column] - minimum) / divisor)
+            np.clip(levels, 0, top, out=levels)
+            codes[column] = levels
+            errors[column] = w[column] - (levels * scale + minimum)
+            after = slice(column + 1 - group.start, last - group.start)
+            due[after] += r[column, column + 1 : last, None] * errors[column]
+        due[last - group.start :] += r[first:last, last : group.stop].T @ errors[first:last]
+
+
+def _fit(scheme: Scheme, x: Array, importance: Array) -> tuple[Array, ...]:
+    """Scales and minima of x float32[n, width] as numbers, float32[n, groups, 2], and as stored."""
+    if scheme.kept and not scheme.minima:
+        numbers, *stored = signed_blocks.fit_scales(scheme, x, SEARCH, importance)
+        lines = np.stack((numbers, -scheme.zero_point * numbers), axis=-1)
+        return (lines, *(one for one in stored if one is not None))
+    if scheme.kept:
+        fitted = block_search.fit_lines(scheme, x, SEARCH, importance)
+        return fitted.values(), fitted.scales, fitted.subs
+    _, scales = search.search_scales(scheme, x, importance)
+    numbers = scales.astype(np.float32)
+    return np.stack((numbers, -scheme.zero_point * numbers), axis=-1)[:, None], scales[:, None]

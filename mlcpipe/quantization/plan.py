@@ -1,0 +1,154 @@
+"""Plans: which matrix is stored in which scheme, by patterns of names; `--quantization plan.toml`.
+
+default = "q4f16_1"
+
+[tensors]
+"model.embed_tokens.weight" = "Q6_K"
+"model.layers.[0-3].*.v_proj.weight" = "Q5_K"
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import json
+import re
+import sys
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from fnmatch import translate
+from pathlib import Path
+
+from mlcpipe.defaults import AUTO, AUTO_QUANTIZATION, KEEP
+from mlcpipe.errors import ConfigError
+from mlcpipe.files import read_bounded
+from mlcpipe.json_files import shown, shown_path
+from mlcpipe.quantization.kept import SCHEMES
+from mlcpipe.quantization.scheme import Scheme, load_scheme, scheme_names
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+SUFFIX = ".toml"
+MIXED = "mixed-"  # how names of plans from files begin; then comes a hash of their content
+MAX_BYTES = 1 << 22  # a line for each of 30,000 matrices
+MAX_RULES = 4096
+# Block formats that weights are rounded to; the others are only kept.
+BLOCK_FORMATS = ("Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "Q4_0", "Q5_0", "Q8_0")
+
+
+@dataclass(frozen=True)
+class Rule:
+    """Matrices whose names match a pattern of `fnmatch` take a scheme, if their rows fit it."""
+
+    pattern: str
+    scheme: Scheme
+
+
+@dataclass(frozen=True)
+class QuantizationPlan:
+    """The scheme of each matrix: that of the first of `rules` that names it, else `scheme`, as vectors.
+
+    `source` is the file that rules come from: all of them must match, and fit what they match. Then come the scheme's
+    own: `output` for the matrix of the logits and `blocks` for all, each where rows fit.
+    """
+
+    name: str
+    scheme: Scheme
+    rules: tuple[Rule, ...] = ()
+    source: str = ""
+
+    def scheme_of(self, name: str, k: int, *, output: bool) -> Scheme:
+        """The scheme of a matrix with rows of k elements; `output` says that logits are computed from it."""
+        rule = self.rule_of(name)
+        if rule is not None:
+            return rule.scheme
+        own = [*([self.scheme.output, "Q8_0"] if output and self.scheme.output else []), self.scheme.blocks]
+        return next((SCHEMES[one] for one in own if one and fits(SCHEMES[one], k)), self.scheme)
+
+    def rule_of(self, name: str) -> Rule | None:
+        """The first rule that names a matrix."""
+        return next((rule for rule in self.rules if _regex(rule.pattern).match(name)), None)
+
+
+@functools.cache
+def _regex(pattern: str) -> re.Pattern[str]:
+    return re.compile(translate(pattern))
+
+
+def block_columns(scheme: Scheme) -> int:
+    """Columns that rows must be a multiple of: those of a block; other schemes pad rows."""
+    return (scheme.super_size or scheme.group_size) if scheme.kept else 1
+
+
+def fits(scheme: Scheme, k: int) -> bool:
+    """Whether rows of k elements are whole blocks."""
+    return k % block_columns(scheme) == 0
+
+
+def plan_schemes() -> tuple[str, ...]:
+    """The schemes that a plan may give to a matrix."""
+    return (*(name for name in scheme_names() if not load_scheme(name).mixed), *BLOCK_FORMATS)
+
+
+def matrix_scheme(name: str) -> Scheme:
+    """The scheme of one of `plan_schemes`."""
+    return SCHEMES[name] if name in SCHEMES else load_scheme(name)
+
+
+def plan_name(quantization: str) -> str:
+    """The name of a quantization's plan; `auto` stays, which also says that there are companions."""
+    return quantization if quantization == AUTO else load_plan(quantization).name
+
+
+def load_plan(quantization: str) -> QuantizationPlan:
+    """The plan of a scheme's name, of `auto`, `keep`, or in a `.toml` file. Raises ConfigError."""
+    if quantization.endswith(SUFFIX):
+        return read_plan(Path(quantization))
+    scheme = load_scheme(AUTO_QUANTIZATION if quantization == AUTO else quantization)
+    return QuantizationPlan(scheme.name, scheme)
+
+
+def make_plan(default: str, tensors: Mapping[str, str], source: str) -> QuantizationPlan:
+    """A plan of rules, pattern -> name of a scheme, in their order. Raises ConfigError for a name that is unknown."""
+    rules, known = [], plan_schemes()
+    for pattern, name in tensors.items():
+        if name not in known:
+            raise ConfigError(
+                f"the plan gives {shown(pattern)} an unknown scheme", where=source,
+                expected=" ".join(known), found=shown(name),
+            )  # fmt: skip
+        rules.append(Rule(pattern, matrix_scheme(name)))
+    digest = hashlib.sha256(json.dumps([default, list(tensors.items())]).encode()).hexdigest()
+    return QuantizationPlan(f"{MIXED}{digest[:12]}", load_scheme(default), tuple(rules), source)
+
+
+def read_plan(path: Path) -> QuantizationPlan:
+    """The plan in a file. Raises ConfigError for one that is not as this module says."""
+    where = shown_path(path)
+    raw = read_bounded(path, MAX_BYTES, ConfigError, "plan")
+    try:
+        values = tomllib.loads(raw.decode("utf-8"))
+    except (UnicodeDecodeError, tomllib.TOMLDecodeError, RecursionError) as error:
+        raise ConfigError("the plan is not TOML", where=where, found=str(error) or "tables too deep") from None
+    default, tensors = values.get("default"), values.get("tensors", {})
+    unknown = next((key for key in values if key not in ("default", "tensors")), None)
+    if unknown is not None:
+        raise ConfigError("the plan has an unknown key", where=where, expected="default, tensors", found=shown(unknown))
+    if not isinstance(default, str) or default == KEEP:
+        expected = f"the scheme of what no pattern names: {' '.join(scheme_names())}"
+        raise ConfigError("the plan's default", where=where, expected=expected, found=shown(default))
+    if not isinstance(tensors, dict) or not all(isinstance(name, str) for name in tensors.values()):
+        raise ConfigError("the plan's [tensors]", where=where, expected='lines such as "*.v_proj.weight" = "Q6_K"')
+    if len(tensors) > MAX_RULES:
+        raise ConfigError("the plan is too long", where=where, expected=f"{MAX_RULES} patterns", found=len(tensors))
+    return make_plan(default, tensors, where)
+
+
+def plan_text(default: str, tensors: Iterable[tuple[str, str]], comment: str = "") -> str:
+    """The TOML of a plan."""
+    lines = [f"# {line}" for line in comment.splitlines()]
+    lines += [f"default = {json.dumps(default)}", "", "[tensors]"]
+    return "\n".join([*lines, *(f"{json.dumps(name)} = {json.dumps(scheme)}" for name, scheme in tensors)]) + "\n"

@@ -1,0 +1,99 @@
+"""What `/v1/embeddings` and `/v1/rerank` share: an encoder, whose steps one thread computes, and names and metrics."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from typing import TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mlcpipe.errors import MlcpipeError
+from mlcpipe.runtime.embedder import Embedder
+from mlcpipe.runtime.serving.adapters import Adapter
+from mlcpipe.runtime.serving.interface import EngineStats
+from mlcpipe.runtime.text.text_pairs import EncodedText
+from mlcpipe.server.errors import ApiError, refused
+from mlcpipe.server.metrics import Metrics
+from mlcpipe.server.service import Facts
+
+_T = TypeVar("_T")
+
+
+class EmbeddingEngine:
+    """What a server asks of any engine, for one that keeps nothing between requests."""
+
+    fault = ""
+
+    def __init__(self, embedder: Embedder) -> None:
+        self.embedder = embedder
+        self.tokenizer = embedder.tokenizer  # a bundle without one is refused before the first request
+        self.context_length = embedder.max_tokens
+        self.vocab_size = embedder.manifest.model.vocab_size
+        self.requests = self.tokens = self.ended = 0
+
+    def stats(self) -> EngineStats:
+        """Counts since the server began."""
+        return EngineStats(running=self.requests, prompt=self.tokens, finished={"stop": self.ended})
+
+    def close(self, drain_s: float = 0.0) -> None:
+        """Nothing runs without a request."""
+
+
+class EmbeddingService:
+    """An encoder that answers. Requests take turns by steps, so that a long one does not hold up a short one."""
+
+    adapters: Mapping[str, Adapter] = {}
+
+    def __init__(self, engine: EmbeddingEngine, facts: Facts, max_queue: int) -> None:
+        self.engine, self.facts, self.embedder = engine, facts, engine.embedder
+        self.tokenizer = engine.tokenizer
+        self.created = int(time.time())
+        self.metrics = Metrics(engine.stats)
+        self.meta = {"embedding": self.embedder.info.model_dump(mode="json"), **facts.about}
+        self._max_queue = max_queue
+        # The compiled library's threads serve one caller.
+        self._pool = ThreadPoolExecutor(1, thread_name_prefix="mlcpipe-embeddings")
+
+    @property
+    def name(self) -> str:
+        """The model's own name."""
+        return self.facts.names[0]
+
+    def close(self) -> None:
+        """End the thread."""
+        self._pool.shutdown(wait=False, cancel_futures=True)
+
+    def check_model(self, name: str | None) -> None:
+        """Raises ApiError for a model that is not served here."""
+        self.facts.check(name)
+
+    async def apart(self, work: Callable[[], _T]) -> _T:
+        """Do work in the thread. Raises ApiError for the errors of mlcpipe."""
+        try:
+            return await asyncio.get_running_loop().run_in_executor(self._pool, work)
+        except MlcpipeError as error:
+            raise refused(error) from None
+
+    async def rows(
+        self, encode: Callable[[], list[EncodedText]], finish: Callable[[NDArray[np.float32]], NDArray[np.float32]]
+    ) -> tuple[NDArray[np.float32], int]:
+        """What `finish` makes of the rows of the texts that `encode` gives, and their tokens. Raises ApiError."""
+        if self.engine.requests >= self._max_queue:
+            message = f"{self.engine.requests} requests are waiting; try again later"
+            raise ApiError(503, message, code="overloaded", retry_after_s=1.0)
+        self.engine.requests += 1
+        try:
+            texts = await self.apart(encode)
+            batches = self.embedder.batches(texts)
+            parts = [await self.apart(partial(self.embedder.rows, batch)) for batch in batches]
+            made, tokens = await self.apart(lambda: finish(np.concatenate(parts))), sum(len(one.ids) for one in texts)
+        finally:
+            self.engine.requests -= 1
+        self.engine.tokens += tokens
+        self.engine.ended += 1
+        return made, tokens

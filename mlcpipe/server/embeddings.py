@@ -1,0 +1,125 @@
+"""`/v1/embeddings` as OpenAI has it, and `/v1/rerank` as Jina and Cohere have it."""
+
+from __future__ import annotations
+
+import base64
+import secrets
+from collections.abc import Sequence
+from functools import partial
+from typing import Annotated, Any, Literal
+
+import numpy as np
+from fastapi import APIRouter, Depends, Request
+from pydantic import Field
+
+from mlcpipe.runtime.embedder import Embedder
+from mlcpipe.runtime.text.text_pairs import EncodedText
+from mlcpipe.server.bodies import Body, body_schema, parsed
+from mlcpipe.server.embedding_service import EmbeddingService
+from mlcpipe.server.errors import ApiError
+from mlcpipe.server.sse import unless_left
+
+router = APIRouter()
+MAX_TEXTS = 2048  # of a request, as OpenAI
+Truncation = Annotated[int | None, Field(ge=-1)]
+
+
+class EmbeddingBody(Body):
+    """The body of a request. `truncate_prompt_tokens` is vLLM's: -1 cuts at what the model takes."""
+
+    input: str | list[str] | list[int] | list[list[int]]
+    model: str | None = None
+    encoding_format: Literal["float", "base64"] | None = None
+    dimensions: int | None = Field(None, ge=1)
+    user: str | None = None
+    truncate_prompt_tokens: Truncation = None
+    prompt_name: str | None = None
+
+
+class Document(Body):
+    """A document as an object."""
+
+    text: str
+
+
+class RerankBody(Body):
+    """The body of a request."""
+
+    query: str
+    documents: list[str | Document]
+    model: str | None = None
+    top_n: int | None = Field(None, ge=1)
+    return_documents: bool | None = None
+    truncate_prompt_tokens: Truncation = None
+
+
+@router.post("/v1/embeddings", openapi_extra=body_schema(EmbeddingBody))
+async def embeddings(
+    request: Request, body: Annotated[EmbeddingBody, Depends(parsed(EmbeddingBody))]
+) -> dict[str, Any]:
+    """An embedding for each text."""
+    service: EmbeddingService = request.app.state.service
+    service.check_model(body.model)
+    embedder = service.embedder
+    given: Sequence[Any] = [body.input] if isinstance(body.input, str) else body.input
+    texts = [given] if given and isinstance(given[0], int) else given
+    _check_count(len(texts), "input")
+    whole = embedder.info.dimensions
+    if embedder.info.task != "embed":
+        raise ApiError(400, f"{service.name} scores documents; ask /v1/rerank", code="unsupported_task")
+    if body.dimensions is not None and body.dimensions > whole:
+        raise ApiError(400, f"dimensions: expected from 1 to {whole}", param="dimensions")
+    limit = _limit(embedder, body.truncate_prompt_tokens)
+
+    def encode() -> list[EncodedText]:
+        return [embedder.encode(text, prompt_name=body.prompt_name, truncate=limit) for text in texts]
+
+    work = service.rows(encode, partial(embedder.finished, dimensions=body.dimensions))
+    rows, tokens = await unless_left(request, work, lambda: None)
+    made = [_numbers(row, body.encoding_format) for row in rows]
+    data = [{"object": "embedding", "index": index, "embedding": one} for index, one in enumerate(made)]
+    usage = {"prompt_tokens": tokens, "total_tokens": tokens}
+    return {"object": "list", "data": data, "model": service.name, "usage": usage}
+
+
+@router.post("/v1/rerank", openapi_extra=body_schema(RerankBody))
+async def rerank(request: Request, body: Annotated[RerankBody, Depends(parsed(RerankBody))]) -> dict[str, Any]:
+    """The documents that answer a query best, best first."""
+    service: EmbeddingService = request.app.state.service
+    service.check_model(body.model)
+    embedder = service.embedder
+    documents = [one if isinstance(one, str) else one.text for one in body.documents]
+    _check_count(len(documents), "documents")
+    if embedder.info.task != "rerank":
+        raise ApiError(400, f"{service.name} scores no documents; ask /v1/embeddings", code="unsupported_task")
+    limit = _limit(embedder, body.truncate_prompt_tokens)
+    encode = partial(embedder.encode_pairs, body.query, documents, truncate=limit)
+    scores, tokens = await unless_left(request, service.rows(encode, embedder.scores), lambda: None)
+    best = sorted(range(len(scores)), key=lambda index: (-scores[index], index))[: body.top_n]
+    results: list[dict[str, Any]] = [{"index": index, "relevance_score": float(scores[index])} for index in best]
+    if body.return_documents:
+        results = [{**one, "document": {"text": documents[one["index"]]}} for one in results]
+    usage = {"prompt_tokens": tokens, "total_tokens": tokens}
+    return {"id": f"rerank-{secrets.token_hex(12)}", "model": service.name, "results": results, "usage": usage}
+
+
+def _check_count(count: int, param: str) -> None:
+    if not 0 < count <= MAX_TEXTS:
+        raise ApiError(400, f"{param}: expected 1 to {MAX_TEXTS} texts, found {count}", param=param)
+
+
+def _limit(embedder: Embedder, wanted: int | None) -> int | None:
+    """The tokens to cut texts at; None refuses those that are longer than the model takes. Raises ApiError."""
+    most = embedder.max_tokens
+    if wanted == 0 or (wanted is not None and wanted > most):
+        message = f"truncate_prompt_tokens: expected -1, or from 1 to {most}"
+        raise ApiError(400, message, param="truncate_prompt_tokens")
+    return most if wanted == -1 else wanted
+
+
+def _numbers(row: Any, form: str | None) -> list[float] | str:
+    """The numbers, or in base64 their bytes as float32, the lowest first."""
+    if form == "base64":
+        return base64.b64encode(np.ascontiguousarray(row, "<f4").tobytes()).decode()
+    numbers: list[float] = row.tolist()
+    return numbers

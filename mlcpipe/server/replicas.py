@@ -1,0 +1,303 @@
+"""`mlcpipe serve --ray N`: the same server in N processes of Ray Serve, behind one address.
+
+This process listens and sends each request to a replica, which Ray's own policy chooses by the prompt's beginning and
+by load. Ray restarts a replica that ends or whose engine fails, and replaces them one after the other on SIGHUP.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import signal
+import threading
+from collections.abc import AsyncIterator, Callable, Iterator
+from concurrent import futures
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import ray
+from fastapi.responses import JSONResponse, Response
+from ray import serve
+from ray.exceptions import RayError
+from ray.serve.config import RequestRouterConfig
+from ray.serve.exceptions import RayServeException
+from ray.serve.schema import LoggingConfig
+
+from mlcpipe.errors import ResourceError, last_line
+from mlcpipe.server.app import create_app
+from mlcpipe.server.errors import ANTHROPIC_PATH, ApiError
+from mlcpipe.server.guard import OPEN_PATHS, Guard, Rules
+from mlcpipe.server.health import LOADING
+from mlcpipe.server.metrics import CONTENT_TYPE, merged
+from mlcpipe.server.page import built_page, page_router
+from mlcpipe.server.sse import DONE, SLOW_READER_S, event
+
+_log = logging.getLogger("mlcpipe.server")
+_APP = "mlcpipe"
+# The public name, ray.serve.llm.request_router, also imports what only vLLM needs.
+_ROUTER = "ray.llm._internal.serve.routing_policies.prefix_aware.prefix_aware_router.PrefixCacheAffinityRouter"
+_IMBALANCE = 2  # requests that a replica may have more than another, for the sake of a prefix
+_AT_ONCE = 4096  # requests of a replica, whose own queue is shorter
+_OBJECT_STORE_BYTES = 80 << 20  # Ray's minimum: nothing goes through it
+_STARTS = 3  # of a replica that fails, until the server gives up
+_LAST_S = 5.0  # for the last events to go out
+# Of one engine; which replica has it, a client cannot say.
+_OF_ONE = ("/status", "/v1/kv", "/v1/load_lora_adapter", "/v1/unload_lora_adapter")
+_SCOPE = (
+    "type",
+    "asgi",
+    "http_version",
+    "method",
+    "path",
+    "raw_path",
+    "query_string",
+    "root_path",
+    "scheme",
+    "headers",
+)
+
+
+@contextmanager
+def running_ray() -> Iterator[None]:
+    """Ray's processes of this machine, which end with the thread that enters."""
+    ray.init(
+        "local",
+        include_dashboard=False,
+        log_to_driver=False,
+        logging_level="ERROR",
+        object_store_memory=_OBJECT_STORE_BYTES,
+    )
+    logging.getLogger("ray.serve").setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        ray.shutdown()
+
+
+@dataclass(frozen=True)
+class Asked:
+    """A request on its way to a replica; `prompt` is the text whose beginning the router compares."""
+
+    scope: dict[str, Any]
+    body: bytes
+    prompt: str
+
+
+class Replica:
+    """A process with the model: the application of a server alone, without the guard that is in front of all."""
+
+    async def __init__(self, load: Callable[[], Any], embeds: bool) -> None:  # type: ignore[misc]  # Ray awaits it
+        app, _ = create_app(page=built_page(), embeds=embeds)
+        loaded = await asyncio.get_running_loop().run_in_executor(None, load)
+        self._service = app.state.service = loaded.service()
+        self._app = app
+
+    def __del__(self) -> None:
+        if hasattr(self, "_service"):
+            self._service.close()
+
+    def check_health(self) -> None:
+        """Raises where the engine failed; Ray then starts another replica."""
+        if self._service.engine.fault:
+            raise RuntimeError(self._service.engine.fault)
+
+    def metrics(self) -> tuple[str, bytes]:
+        """The name of this replica, and its metrics in Prometheus's text format."""
+        return serve.get_replica_context().replica_id.unique_id, self._service.metrics.text()
+
+    async def answer(self, asked: Asked) -> AsyncIterator[list[dict[str, Any]]]:
+        """ASGI's messages of the response, those that are there together."""
+        messages: asyncio.Queue[Any] = asyncio.Queue()
+        bodies = [{"type": "http.request", "body": asked.body}]
+
+        async def receive() -> dict[str, Any]:
+            return bodies.pop() if bodies else await asyncio.Event().wait()  # type: ignore[return-value]
+
+        task = asyncio.ensure_future(self._app(asked.scope, receive, messages.put))
+        task.add_done_callback(lambda _: messages.put_nowait(None))
+        try:
+            last = False
+            while not last:
+                several = [await messages.get()]
+                while not messages.empty():
+                    several.append(messages.get_nowait())
+                last = several[-1] is None
+                yield [message for message in several if message is not None]
+        finally:
+            task.cancel()
+            (failed,) = await asyncio.gather(task, return_exceptions=True)
+            if isinstance(failed, Exception):
+                _log.error("a request failed", exc_info=failed)
+
+
+class Replicas:
+    """Replicas that run, as a server's service."""
+
+    def __init__(self, load: Callable[[], Any], count: int, drain_s: float, *, embeds: bool) -> None:
+        """Start them, and wait until they are loaded. Raises ResourceError where they cannot be."""
+        quiet = LoggingConfig(log_level="ERROR", enable_access_log=False)
+        serve.start(proxy_location="Disabled", logging_config=quiet)
+        deployment = serve.deployment(
+            Replica, num_replicas=count, ray_actor_options={"num_cpus": 0}, max_ongoing_requests=_AT_ONCE,
+            graceful_shutdown_timeout_s=drain_s, health_check_period_s=2, max_constructor_retry_count=_STARTS,
+            logging_config=quiet, request_router_config=RequestRouterConfig(
+                request_router_class=_ROUTER,
+                request_router_kwargs={"imbalanced_threshold": _IMBALANCE, "do_eviction": True},
+            ),
+        )  # fmt: skip
+        self._application = deployment.bind(load, embeds)
+        self._running: set[asyncio.Task[None]] = set()
+        self._closing = False
+        try:
+            self._handle = self._deploy().options(stream=True)
+        except RuntimeError as error:
+            raise ResourceError("the replicas did not start", found=last_line(error)) from None
+
+    def _deploy(self) -> Any:
+        return serve.run(self._application, name=_APP, route_prefix=None)
+
+    @property
+    def engine(self) -> Replicas:
+        """What a server closes before it ends."""
+        return self
+
+    def service(self) -> Replicas:
+        """These, which from now on replace each other on SIGHUP; called inside the loop that serves."""
+        self._loop = asyncio.get_running_loop()
+        self._loop.add_signal_handler(signal.SIGHUP, lambda: threading.Thread(target=self._deploy, daemon=True).start())
+        return self
+
+    def healthy(self) -> int:
+        """How many replicas answer."""
+        status = serve.status().applications.get(_APP)
+        return 0 if status is None else status.deployments[Replica.__name__].replica_states.get("RUNNING", 0)
+
+    def metrics(self) -> bytes:
+        """Those of all replicas, each with its name."""
+        return merged(dict(self._handle.broadcast("metrics").results(timeout_s=_LAST_S)))
+
+    async def forward(self, asked: Asked, receive: Any, send: Any) -> None:
+        """Have a replica answer, until the client leaves. Raises ApiError before the first byte."""
+        work = asyncio.ensure_future(self._relay(asked, send))
+        left = asyncio.ensure_future(_left(receive))
+        self._running.add(work)
+        try:
+            await asyncio.wait((work, left), return_when=asyncio.FIRST_COMPLETED)
+            if work.done():
+                work.result()
+        finally:
+            self._running.discard(work)
+            for task in (work, left):
+                task.cancel()
+            await asyncio.gather(work, left, return_exceptions=True)
+
+    async def _relay(self, asked: Asked, send: Any) -> None:
+        started = streams = False
+        answer = self._handle.answer.remote(asked)
+        try:
+            async for messages in answer:
+                for message in messages:
+                    if message["type"] == "http.response.start":
+                        started, streams = True, b"text/event-stream" in dict(message["headers"])[b"content-type"]
+                    await asyncio.wait_for(send(message), SLOW_READER_S)
+            return
+        except (asyncio.CancelledError, asyncio.TimeoutError):
+            answer.cancel()
+            if not self._closing:
+                raise
+            error = ApiError(503, "the server ended the request", code="cancelled", retry_after_s=5.0)
+        except (RayError, RayServeException):
+            error = ApiError(503, "the replica that computed the answer ended", code="replica_ended", retry_after_s=1.0)
+        if not started:
+            raise error
+        if not streams:
+            raise RuntimeError(error.message)  # cuts the connection
+        await send({"type": "http.response.body", "body": _last_events(error, asked.scope["path"]).encode()})
+
+    def close(self, drain_s: float = 0.0) -> None:
+        """Give requests `drain_s` seconds, end the rest, and the replicas with them."""
+        if self._running:
+            with suppress(futures.TimeoutError):
+                asyncio.run_coroutine_threadsafe(self._end(drain_s), self._loop).result(drain_s + 2 * _LAST_S)
+
+    async def _end(self, drain_s: float) -> None:
+        end = self._loop.time() + drain_s
+        while self._running and (left := end - self._loop.time()) > 0:
+            await asyncio.wait(self._running, timeout=left)
+        self._closing = True
+        for task in self._running:
+            task.cancel()
+        if self._running:
+            await asyncio.wait(self._running, timeout=_LAST_S)
+
+
+class Front:
+    """The application that forwards; `state.service` is None until the replicas run."""
+
+    def __init__(self) -> None:
+        self.state = SimpleNamespace(service=None)
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        """Answer for all replicas, or have one answer."""
+        replicas, path = self.state.service, scope["path"]
+        loop = asyncio.get_running_loop()
+        if path in OPEN_PATHS:
+            healthy = 0 if replicas is None else await loop.run_in_executor(None, replicas.healthy)
+            response: Response = JSONResponse({"status": "ok", "replicas": healthy})
+            if not healthy:
+                response = JSONResponse(LOADING, 503, {"retry-after": "1"})
+            await response(scope, receive, send)
+        elif replicas is None:
+            raise ApiError(503, "Loading model", retry_after_s=1.0)
+        elif path.startswith(_OF_ONE):
+            raise ApiError(404, f"{path[:200]} is not there with --ray", code="not_found")
+        elif path == "/metrics":
+            text = await loop.run_in_executor(None, replicas.metrics)
+            await Response(text, media_type=CONTENT_TYPE)(scope, receive, send)
+        else:
+            body = (await receive()).get("body", b"")
+            kept = {key: scope[key] for key in _SCOPE if key in scope}
+            await replicas.forward(Asked(kept, body, _prompt(body) or path), receive, send)
+
+
+def create_front(rules: Rules, page: Path | None) -> tuple[Front, Guard]:
+    """The application in front of replicas, and the guard around it; `page` is the folder of the built page."""
+    front, router = Front(), page_router(page)
+    open_paths = {*OPEN_PATHS, *(route.path for route in router.routes)}  # type: ignore[attr-defined]
+    return front, Guard(front, rules, lambda error: None, open_paths)
+
+
+def _prompt(body: bytes) -> str:
+    """The text of a request's messages, "" where it has none: names of fields would make all prompts alike."""
+    with suppress(ValueError, RecursionError):
+        fields = json.loads(body or b"{}")
+        if isinstance(fields, dict):
+            return _text([fields.get(key) for key in ("system", "instructions", "messages", "prompt", "input")])
+    return ""
+
+
+def _text(value: object) -> str:
+    if isinstance(value, list):
+        return " ".join(filter(None, map(_text, value)))
+    if isinstance(value, dict):
+        return _text([value.get("content"), value.get("text")])
+    return "" if value is None else str(value)
+
+
+def _last_events(error: ApiError, path: str) -> str:
+    """What ends a stream of this path early."""
+    if path == ANTHROPIC_PATH:
+        return event(error.body(path), "error")
+    if path == "/v1/responses":
+        told = {"type": "error", "code": error.code, "message": error.message, "param": None}
+        return event({**told, "sequence_number": 1 << 20}, "error")
+    return event(error.body(path)) + DONE
+
+
+async def _left(receive: Any) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass

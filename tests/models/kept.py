@@ -1,0 +1,35 @@
+"""Small models as GGUF files in block formats, which kernels read as they are."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import gguf
+
+from mlcpipe.checkpoint import open_checkpoint
+from tests.models import tiny
+from tests.unit.checkpoint.gguf_files import write_gguf
+
+SEED = 3
+K_QUANTS = (("llama", "Q4_K"), ("qwen2", "Q6_K"), ("qwen3", "Q5_K"), ("olmo2", "Q3_K"), ("phi3", "Q2_K"))
+TABLES = (("llama", "IQ4_XS"), ("qwen2", "IQ3_S"), ("qwen3", "NVFP4"), ("llama", "TQ1_0"), ("olmo2", "IQ1_S"))
+EXPERTS = (("mixtral", "Q4_0"), ("mixtral", "Q4_K"), ("qwen3_moe", "IQ4_NL"), ("qwen3_moe", "MXFP4"))
+CASES = (("llama", "Q4_0"), ("llama", "F16"), ("llama", "Q5_1"), ("qwen2", "Q8_0"), *EXPERTS, *K_QUANTS, *TABLES)
+# What GGUF stores; the rest of a family's variants it cannot tell.
+FIELDS: dict[str, dict[str, Any]] = {
+    "qwen3_moe": {"norm_topk_prob": True},
+    "gemma2": {"query_pre_attn_scalar": 16},
+    "gemma3_text": {"query_pre_attn_scalar": 16, "num_hidden_layers": 7},
+}
+_WIDE = {"hidden_size": 256, "intermediate_size": 512}  # rows of whole super-blocks
+_HEADS = {name: {"head_dim": 64} for name in ("llama", "qwen3", "mixtral")}  # where it is not hidden_size / 4
+
+
+def kept_file(model_type: str, kind: str, folder: Path) -> tuple[tiny.TinyCase, Path]:
+    """A small model of a family, and its GGUF file with all matrices in one format."""
+    elements = gguf.constants.GGML_QUANT_SIZES[gguf.GGMLQuantizationType[kind]][0]
+    wide = {**_WIDE, **_HEADS.get(model_type, {})} if elements > 32 else {}
+    case = tiny.TinyCase(model_type, "default", {**FIELDS.get(model_type, {}), **wide})
+    source = open_checkpoint(tiny.write_tiny(case, folder / "source", seed=SEED))
+    return case, write_gguf(source, folder / "model.gguf", gguf.GGMLQuantizationType[kind])

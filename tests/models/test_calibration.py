@@ -1,0 +1,181 @@
+"""The layers of a model that a text streams through: hidden states and inputs of every matrix, beside transformers'."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch", reason="the references are computed by torch")
+transformers = pytest.importorskip("transformers", reason="the references are transformers models")
+
+import mlcpipe
+from mlcpipe.bundle.params_reader import open_params
+from mlcpipe.checkpoint import open_checkpoint
+from mlcpipe.cli.compile import check_texts
+from mlcpipe.compiler.calibration.changed import Changed
+from mlcpipe.compiler.calibration.layer import model_of
+from mlcpipe.compiler.calibration.stream import Stream, rows_of_expert
+from mlcpipe.compiler.calibration.text import read_calibration
+from mlcpipe.compiler.job import lower
+from mlcpipe.defaults import RTN
+from mlcpipe.errors import ConfigError, UsageError
+from mlcpipe.models import model_types
+from mlcpipe.quality.measure import OWN_TEXT
+from mlcpipe.targets import load_target
+from mlcpipe.weights.table import load
+from tests.models import tiny, tiny_encoders
+
+FAMILIES = {name: tiny.TinyCase(name, "default") for name in model_types()}
+WINDOWS = 3
+
+
+def observed(folder: Path, windows: list[list[int]]) -> tuple[Any, dict[str, Any]]:
+    """Hidden states after the last norm, and the rows that each linear layer multiplies, by its weight's name."""
+    model = transformers.AutoModelForCausalLM.from_pretrained(
+        folder, attn_implementation="eager", experts_implementation="eager", dtype=torch.float32
+    )
+    rows: dict[str, list[Any]] = {}
+
+    def watch(name: str) -> Any:
+        return lambda module, args: rows.setdefault(name, []).append(args[0].flatten(0, -2).numpy())
+
+    for name, module in model.named_modules():
+        if isinstance(module, torch.nn.Linear):
+            module.register_forward_pre_hook(watch(f"{name}.weight"))
+    with torch.no_grad():
+        hidden = [model.model(torch.tensor([ids]), use_cache=False).last_hidden_state[0].numpy() for ids in windows]
+    return hidden, {name: np.concatenate(parts) for name, parts in rows.items()}
+
+
+@pytest.mark.fast_cases("llama")
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_text_streams_through_the_layers(family: str, tmp_path: Path) -> None:
+    case = FAMILIES[family]
+    tiny.write_tiny(case, tmp_path)
+    source = open_checkpoint(tmp_path)
+    windows = [tiny.prompt_tokens(case, 40 + i)[i:] for i in range(WINDOWS)]
+    stream = Stream(model_of(source), source, windows, gram=True)
+    expected_hidden, expected = observed(tmp_path, windows)
+    found = {}
+    for index in range(stream.norm + 1):
+        found |= stream.run(index, source)
+    np.testing.assert_allclose(stream.hidden, expected_hidden, rtol=0, atol=1e-4)
+    matrices = {name for name in source.tensors if name.endswith("_proj.weight") and "experts" not in name}
+    assert matrices and matrices <= set(expected)
+    for name in matrices:
+        rows = expected[name]
+        np.testing.assert_allclose(found[name].mean_square, (rows**2).mean(axis=0), rtol=1e-3, atol=1e-6, err_msg=name)
+        np.testing.assert_allclose(found[name].peak, np.abs(rows).max(axis=0), rtol=1e-3, atol=1e-4, err_msg=name)
+        np.testing.assert_allclose(found[name].gram, rows.T @ rows / len(rows), rtol=1e-3, atol=1e-4, err_msg=name)
+    output = stream.inputs_of_output()
+    np.testing.assert_allclose(output.mean_square, (np.concatenate(expected_hidden) ** 2).mean(axis=0), rtol=1e-3)
+    assert {stream.output, *found} == {name for name in source.tensors if is_quantized(name, stream.output)}
+
+
+def is_quantized(name: str, output: str) -> bool:
+    """Whether a tensor is a matrix of a layer or the output, and no router."""
+    return name == output or (name.startswith("model.layers.") and "norm" not in name and not name.endswith(
+        ("bias", ".gate.weight")
+    ))  # fmt: skip
+
+
+def test_an_expert_has_the_rows_that_are_routed_to_it() -> None:
+    chosen = np.array([[0, 2], [1, 0], [2, 1]], np.int32)
+    assert rows_of_expert(0, chosen, 3).tolist() == [True, True, False]
+    assert rows_of_expert(0, chosen, 6).tolist() == [True, False, False, True, False, False]
+
+
+WORDS = " ".join(f"w{i % 150 + 3}" for i in range(1500))
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny.write_tiny(FAMILIES["llama"], tmp_path_factory.mktemp("source"))
+
+
+def quantized(source: Path, output: Path, text: str, **options: Any) -> dict[str, Any]:
+    """The arrays that `convert` writes with this calibration text."""
+    (output.parent / "calibration.txt").write_text(text, encoding="utf-8")
+    mlcpipe.convert(source, output=output, calibration=output.parent / "calibration.txt", **options)
+    return dict(open_params(output, None))
+
+
+def test_a_text_changes_the_codes_and_only_of_what_is_quantized(source: Path, tmp_path: Path) -> None:
+    mlcpipe.convert(source, output=tmp_path / "plain")
+    plain = dict(open_params(tmp_path / "plain", None))
+    found = quantized(source, tmp_path / "calibrated", WORDS)
+    assert {name: (a.shape, a.dtype) for name, a in found.items()} == {
+        name: (a.shape, a.dtype) for name, a in plain.items()
+    }
+    changed = {name for name in plain if not np.array_equal(plain[name], found[name])}
+    # Nothing is known of what the embedding multiplies.
+    assert changed == {name for name in plain if "q_" in name and "embed_tokens" not in name}
+
+
+def test_rounded_tensors_are_what_kernels_decode(source: Path) -> None:
+    """Of joined matrices, and of one that is split by rows, each part is where it came from."""
+    checkpoint = open_checkpoint(source)
+    changed = Changed(checkpoint)
+    for weight in lower(checkpoint, load_target("cpu"), "q4f16_1").state.weights:
+        half = weight.shape[0] // 32 * 16
+        split = [(0, half), (half, weight.shape[0])] if weight.kind == "scheme" else [None]
+        for rows in split:
+            part = weight if rows is None else replace(weight, shape=(rows[1] - rows[0], weight.shape[1]), rows=rows)
+            changed.round(part, {name: array for name, array, _ in load(part, checkpoint, RTN)})
+    for name in checkpoint.tensors:
+        exact, found = checkpoint.read(name), changed.read(name)
+        error = np.abs(found - exact).max()
+        assert error == 0 if "norm" in name else 0 < error < np.abs(exact).max() / 7
+
+
+@pytest.mark.full
+def test_gptq_has_other_codes_than_a_search(source: Path, tmp_path: Path) -> None:
+    searched = quantized(source, tmp_path / "search", WORDS)
+    found = quantized(source, tmp_path / "gptq", WORDS, method="gptq")
+    assert all((found[name] != searched[name]).any() for name in found if "q_" in name and "embed_tokens" not in name)
+
+
+@pytest.mark.parametrize(
+    ("text", "options", "message"),
+    [
+        ("w5 w6", {}, "the calibration text is too short"),
+        (WORDS, {"method": "rtn"}, "--calibration has no effect on --method rtn"),
+    ],
+)
+def test_what_is_refused(source: Path, tmp_path: Path, text: str, options: dict[str, str], message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        quantized(source, tmp_path / "out", text, **options)
+
+
+def test_gptq_needs_a_text(source: Path, tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="--method gptq needs a calibration text"):
+        mlcpipe.convert(source, output=tmp_path / "out", method="gptq", calibration="none")
+
+
+def test_a_model_that_embeds_texts_is_refused(tmp_path: Path) -> None:
+    _, folder = tiny_encoders.write("bert", tmp_path / "source")
+    with pytest.raises(ConfigError, match="a calibration text is for models that write text"):
+        quantized(folder, tmp_path / "out", WORDS)
+
+
+def test_a_text_that_is_not_utf_8_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "text.txt").write_bytes(b"abc\xff")
+    with pytest.raises(UsageError, match="not UTF-8.*offset 3"):
+        read_calibration(tmp_path / "text.txt")
+    assert len(read_calibration("own").text) > 40_000
+
+
+def test_a_text_that_quality_is_measured_on_is_refused(tmp_path: Path) -> None:
+    part, other = tmp_path / "part.txt", tmp_path / "other.txt"
+    part.write_text(OWN_TEXT.read_text(encoding="utf-8")[:20_000], encoding="utf-8")
+    other.write_text(WORDS, encoding="utf-8")
+    check_texts(str(other), None)
+    check_texts("own", None)
+    check_texts("none", part)
+    for calibration, text in ((part, None), (other, other)):
+        with pytest.raises(UsageError, match="the calibration text is one that quality is measured on"):
+            check_texts(str(calibration), text)

@@ -1,0 +1,116 @@
+"""Tiny random checkpoints of encoder families, and what transformers computes with them in float32."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
+from transformers import AutoConfig, AutoModel, AutoModelForSequenceClassification
+
+WORDS = "the cat sat on a mat and dog ran far away from home while birds sang songs of rain"
+SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
+PIECES = ("##s", "##ing", "##ed", "bird", "song", "run", "walk", "talk", "play", ",", ".", "?")
+VOCABULARY = (*SPECIAL, *WORDS.split(), *PIECES, *(f"w{i}" for i in range(100)))
+
+SIZES: Mapping[str, Any] = {
+    "vocab_size": 160,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+    "max_position_embeddings": 160,
+}
+# A family's own options, and the fields of SIZES that it leaves out.
+FAMILIES: Mapping[str, Mapping[str, Any]] = {
+    "bert": {},
+    "modernbert": {"local_attention": 16, "global_attn_every_n_layers": 3, "pad_token_id": 0},
+    "nomic_bert": {},
+    "qwen3": {"num_key_value_heads": 2, "head_dim": 16},
+}
+POOLING = {
+    "cls": "pooling_mode_cls_token",
+    "mean": "pooling_mode_mean_tokens",
+    "max": "pooling_mode_max_tokens",
+    "last": "pooling_mode_lasttoken",
+}
+
+
+def build(family: str, **options: Any) -> Any:
+    """A family's float32 model with random weights; with `num_labels`, a classifier."""
+    labels = options.pop("num_labels", None)
+    more = {} if labels is None else {"num_labels": labels}
+    config = AutoConfig.for_model(family, **{**SIZES, **FAMILIES[family], **options, **more})
+    auto: Any = AutoModel if labels is None else AutoModelForSequenceClassification
+    model = auto.from_config(config, attn_implementation="eager", dtype=torch.float32)
+    generator = torch.Generator().manual_seed(1)
+    with torch.no_grad():
+        for _, parameter in sorted(model.named_parameters()):
+            noise = torch.randn(parameter.shape, generator=generator)
+            if parameter.dim() > 1:
+                parameter.copy_(noise * 0.15)
+            else:
+                parameter.add_(noise, alpha=0.2)
+    return model.eval()
+
+
+def write(
+    family: str, folder: Path, pooling: str | None = "mean", *, normalize: bool = False, **options: Any
+) -> tuple[Any, Path]:
+    """The model, and a folder with its checkpoint, a WordPiece tokenizer and sentence-transformers' files."""
+    model = build(family, **options)
+    model.save_pretrained(folder)
+    write_tokenizer(folder)
+    if pooling is not None:
+        write_modules(folder, {POOLING[pooling]: True}, normalize=normalize)
+    return model, folder
+
+
+def write_modules(folder: Path, pooling: Mapping[str, Any], *, normalize: bool) -> None:
+    """modules.json and the configuration of the pooling."""
+    kinds = {"": "Transformer", "1_Pooling": "Pooling", **({"2_Normalize": "Normalize"} if normalize else {})}
+    modules = [
+        {"idx": i, "name": str(i), "path": path, "type": f"sentence_transformers.models.{kind}"}
+        for i, (path, kind) in enumerate(kinds.items())
+    ]
+    (folder / "modules.json").write_text(json.dumps(modules))
+    (folder / "1_Pooling").mkdir(exist_ok=True)
+    (folder / "1_Pooling" / "config.json").write_text(json.dumps({"word_embedding_dimension": 64, **pooling}))
+
+
+def write_tokenizer(folder: Path) -> None:
+    """A WordPiece tokenizer as BERT's: lower case, [CLS] … [SEP], token types."""
+    ids = {word: i for i, word in enumerate(dict.fromkeys(VOCABULARY))}
+    tokenizer = Tokenizer(models.WordPiece(ids, unk_token="[UNK]"))
+    tokenizer.normalizer = normalizers.BertNormalizer(lowercase=True)
+    tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    around = [(name, ids[name]) for name in ("[CLS]", "[SEP]")]
+    tokenizer.post_processor = processors.TemplateProcessing("[CLS] $A [SEP]", "[CLS] $A [SEP] $B:1 [SEP]:1", around)
+    tokenizer.add_special_tokens(list(SPECIAL))
+    tokenizer.save(str(folder / "tokenizer.json"))
+    settings = {"tokenizer_class": "PreTrainedTokenizerFast", "cls_token": "[CLS]", "sep_token": "[SEP]"}
+    (folder / "tokenizer_config.json").write_text(json.dumps({**settings, "unk_token": "[UNK]"}))
+
+
+def hidden_states(model: Any, ids: Sequence[int]) -> NDArray[np.float32]:
+    """The last hidden states f32[n, d] of one text."""
+    with torch.no_grad():
+        states: NDArray[np.float32] = model(torch.tensor([list(ids)])).last_hidden_state[0].numpy()
+    return states
+
+
+def pooled(states: NDArray[np.float32], pooling: str, skipped: int = 0) -> NDArray[np.float32]:
+    """What sentence-transformers makes of them, with numpy."""
+    made = {"cls": states[0], "last": states[-1], "mean": states[skipped:].mean(0), "max": states[skipped:].max(0)}
+    return made[pooling]
+
+
+def random_ids(lengths: Sequence[int], seed: int = 0) -> list[list[int]]:
+    """Texts of these lengths as token ids."""
+    rng = np.random.default_rng(seed)
+    return [[int(one) for one in rng.integers(5, 100, length)] for length in lengths]

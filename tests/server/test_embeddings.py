@@ -1,0 +1,148 @@
+"""`mlcpipe serve` of models that embed texts or score documents."""
+
+from __future__ import annotations
+
+import base64
+import signal
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import httpx2
+import numpy as np
+import pytest
+
+pytest.importorskip("torch", reason="tiny models are made by torch")
+pytest.importorskip("transformers", reason="tiny models are transformers models")
+
+import mlcpipe
+from tests.models import tiny_encoders as tiny
+from tests.server.conftest import Running, running_server
+
+TEXTS = ["a cat sat on a mat", "rain", "birds sang songs, the dog ran far away from home"]
+
+
+def bundle(folder: Path, **options: Any) -> Path:
+    pooling = None if "num_labels" in options else "mean"
+    _, checkpoint = tiny.write("bert", folder / "checkpoint", pooling, normalize=True, num_hidden_layers=2, **options)
+    return mlcpipe.compile(checkpoint, target="cpu-native", quantization="q0f32", output=folder / "bundle")
+
+
+@pytest.fixture(scope="module")
+def embedder(tmp_path_factory: pytest.TempPathFactory) -> mlcpipe.Embedder:
+    return mlcpipe.Embedder(bundle(tmp_path_factory.mktemp("embedder")))
+
+
+@pytest.fixture(scope="module")
+def server(embedder: mlcpipe.Embedder) -> Iterator[Running]:
+    with running_server(embedder.path, "--name", "tiny") as running:
+        yield running
+        assert running.end(number=signal.SIGTERM) == 0
+
+
+@pytest.fixture
+def client(server: Running) -> Iterator[httpx2.Client]:
+    with httpx2.Client(base_url=server.url, timeout=60) as made:
+        yield made
+
+
+def numbers(client: httpx2.Client, **fields: Any) -> Any:
+    answer = client.post("/v1/embeddings", json=fields)
+    assert answer.status_code == 200, answer.text
+    return np.array([one["embedding"] for one in answer.json()["data"]], np.float32)
+
+
+def test_openai_python_gets_embeddings(server: Running, embedder: mlcpipe.Embedder) -> None:
+    openai = pytest.importorskip("openai")
+    made = openai.OpenAI(base_url=f"{server.url}/v1", api_key="none").embeddings.create(input=TEXTS, model="tiny")
+    np.testing.assert_array_equal(np.array([one.embedding for one in made.data], np.float32), embedder.embed(TEXTS))
+    tokens = sum(len(embedder.encode(text).ids) for text in TEXTS)
+    assert (made.model, made.usage.prompt_tokens, made.usage.total_tokens) == ("tiny", tokens, tokens)
+    assert [one.index for one in made.data] == [0, 1, 2]
+
+
+def test_inputs_are_texts_or_tokens_in_any_form(client: httpx2.Client, embedder: mlcpipe.Embedder) -> None:
+    expected = embedder.embed(TEXTS[:1])
+    ids = embedder.encode(TEXTS[0]).ids
+    for given in (TEXTS[0], TEXTS[:1], ids, [ids]):
+        np.testing.assert_array_equal(numbers(client, input=given), expected)
+    body = client.post("/v1/embeddings", json={"input": TEXTS, "encoding_format": "base64"}).json()
+    decoded = [np.frombuffer(base64.b64decode(one["embedding"]), "<f4") for one in body["data"]]
+    np.testing.assert_array_equal(np.stack(decoded), embedder.embed(TEXTS))
+    cut = numbers(client, input=TEXTS, dimensions=16)
+    np.testing.assert_array_equal(cut, embedder.embed(TEXTS, dimensions=16))
+
+
+def test_clients_at_once_get_the_bits_that_each_gets_alone(client: httpx2.Client, embedder: mlcpipe.Embedder) -> None:
+    texts = [" ".join(TEXTS * (1 + i % 3)) for i in range(24)]
+    expected = embedder.embed(texts)
+    with ThreadPoolExecutor(8) as pool:
+        found = list(pool.map(lambda text: numbers(client, input=text)[0], texts))
+    np.testing.assert_array_equal(np.stack(found), expected)
+
+
+REFUSED: list[tuple[dict[str, Any], str]] = [
+    ({"input": []}, "expected 1 to 2048 texts, found 0"),
+    ({"input": ["a"] * 2049}, "found 2049"),
+    ({"input": [[]]}, "token ids"),
+    ({"input": [160]}, "token ids"),
+    ({"input": [-1]}, "token ids"),
+    ({"input": 5}, "input"),
+    ({"input": None}, "input"),
+    ({"input": ["a", 5]}, "input"),
+    ({}, "input"),
+    ({"input": "a", "encoding_format": "hex"}, "encoding_format"),
+    ({"input": "a", "dimensions": 0}, "dimensions"),
+    ({"input": "a", "dimensions": 65}, "from 1 to 64"),
+    ({"input": "cat " * 500}, "expected at most 160 tokens; found 502"),
+    ({"input": "a", "truncate_prompt_tokens": 0}, "truncate_prompt_tokens"),
+    ({"input": "a", "truncate_prompt_tokens": 161}, "from 1 to 160"),
+    ({"input": "a", "prompt_name": "query"}, "prompt"),
+]
+
+
+@pytest.mark.parametrize(("body", "message"), REFUSED, ids=[str(i) for i in range(len(REFUSED))])
+def test_bad_bodies_get_400_and_the_reason(client: httpx2.Client, body: dict[str, Any], message: str) -> None:
+    answer = client.post("/v1/embeddings", json=body)
+    assert answer.status_code == 400
+    assert message in answer.json()["error"]["message"]
+
+
+def test_long_texts_are_cut_where_asked(client: httpx2.Client, embedder: mlcpipe.Embedder) -> None:
+    long = "cat " * 500
+    np.testing.assert_array_equal(
+        numbers(client, input=long, truncate_prompt_tokens=-1), embedder.embed([long], truncate=160)
+    )
+
+
+def test_another_model_and_other_paths_are_not_there(client: httpx2.Client) -> None:
+    assert client.post("/v1/embeddings", json={"input": "a", "model": "other"}).status_code == 404
+    assert client.post("/v1/chat/completions", json={"messages": []}).status_code == 404
+    refused = client.post("/v1/rerank", json={"query": "a", "documents": ["b"]})
+    assert refused.status_code == 400
+    assert "ask /v1/embeddings" in refused.json()["error"]["message"]
+
+
+def test_models_health_and_metrics(client: httpx2.Client) -> None:
+    numbers(client, input="rain")
+    (model,) = client.get("/v1/models").json()["data"]
+    assert (model["id"], model["max_model_len"], model["meta"]["embedding"]["pooling"]) == ("tiny", 160, "mean")
+    assert client.get("/health").json() == {"status": "ok"}
+    assert "mlcpipe_request_success_total" in client.get("/metrics").text
+
+
+def test_documents_come_best_first(tmp_path: Path) -> None:
+    path = bundle(tmp_path, num_labels=1)
+    scores = mlcpipe.Embedder(path).rerank("who sat?", TEXTS)
+    order = [int(index) for index in np.argsort(-scores)]
+    with running_server(path) as running, httpx2.Client(base_url=running.url, timeout=60) as client:
+        asked = {"query": "who sat?", "documents": [*TEXTS[:2], {"text": TEXTS[2]}]}
+        body = client.post("/v1/rerank", json={**asked, "top_n": 2, "return_documents": True}).json()
+        assert [one["index"] for one in body["results"]] == order[:2]
+        assert [one["document"]["text"] for one in body["results"]] == [TEXTS[i] for i in order[:2]]
+        found = np.array([one["relevance_score"] for one in body["results"]], np.float32)
+        np.testing.assert_array_equal(found, scores[order[:2]])
+        for wrong in ({"documents": []}, {"documents": "a"}, {"query": 1}, {"top_n": 0}):
+            assert client.post("/v1/rerank", json={**asked, **wrong}).status_code == 400
+        assert client.post("/v1/embeddings", json={"input": "a"}).status_code == 400

@@ -101,3 +101,22 @@ def compiled(gpu: Any, tmp_path_factory: pytest.TempPathFactory) -> Compiled:
 
     folder = tmp_path_factory.mktemp("glsl")
     return lambda kernels: vulkan.function("create_module")(module_bytes(kernels, folder))
+
+
+@pytest.fixture
+def kernels_are_valid(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
+    """What a test compiles passes Khronos' tools, where they are installed."""
+    from mlcpipe.compiler.backends.spirv import codegen
+    from tests.spirv import validity
+
+    written: list[Any] = []
+    container = codegen.container
+
+    def keep(kernels: Sequence[Any]) -> bytes:
+        written.extend(kernels)
+        return container(kernels)
+
+    monkeypatch.setattr(codegen, "container", keep)
+    yield
+    if written and validity.AVAILABLE:
+        validity.check(written, tmp_path)

@@ -17,6 +17,8 @@ from mlcpipe.devices import vulkan
 from tests.conftest import EXACT
 from tests.models import kept, tiny
 
+pytestmark = pytest.mark.usefixtures("kernels_are_valid")
+
 TOKENS, PREFILL, CONTEXT = 20, 12, 64
 FLOAT32 = 3e-5  # of the largest logit: sums in another order
 SOME = (("qwen2", "Q6_K"), ("mixtral", "Q4_K"), ("olmo2", "IQ1_S"))

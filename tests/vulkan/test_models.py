@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -17,17 +17,14 @@ pytest.importorskip("transformers", reason="the checkpoints are those of transfo
 import mlcpipe
 from mlcpipe import Engine, SamplingParams
 from mlcpipe.bundle import read_manifest
-from mlcpipe.compiler.backends.spirv import codegen as spirv
-from mlcpipe.compiler.backends.spirv.kernel import Kernel
 from mlcpipe.devices import vulkan
 from mlcpipe.errors import ComputeError, ResourceError, UsageError
 from mlcpipe.host.memory import FreeMemory
 from mlcpipe.models import model_types
 from tests.conftest import EXACT, TinyLlama, scale_tensor, write_llama
 from tests.models import tiny
-from tests.spirv import validity
 
-pytestmark = pytest.mark.usefixtures("gpu")
+pytestmark = pytest.mark.usefixtures("gpu", "kernels_are_valid")
 
 # Chunks of 8 tokens: a prompt of 20 attends to cached pages too, and stays inside the smallest window.
 CHUNKS = 'base = "vulkan"\n[limits]\nmax_prefill_chunk = 8\n'
@@ -47,22 +44,6 @@ def _engine(checkpoint: Path, target: str, folder: Path, **options: Any) -> Engi
         target = str(folder.parent / f"{folder.name}.toml")
     options = {"quantization": "q4f32_1", "kv_cache_dtype": "f32", "context_length": CONTEXT, **options}
     return Engine(mlcpipe.compile(checkpoint, target=target, output=folder, **options))
-
-
-@pytest.fixture(autouse=True)
-def kernels_are_valid(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
-    """What a test compiles passes Khronos' tools, where they are installed."""
-    written: list[Kernel] = []
-    container = spirv.container
-
-    def keep(kernels: Sequence[Kernel]) -> bytes:
-        written.extend(kernels)
-        return container(kernels)
-
-    monkeypatch.setattr(spirv, "container", keep)
-    yield
-    if written and validity.AVAILABLE:
-        validity.check(written, tmp_path)
 
 
 @pytest.fixture(scope="module")

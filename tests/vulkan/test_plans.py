@@ -13,6 +13,8 @@ from mlcpipe.devices import vulkan
 from mlcpipe.quantization.plan import plan_text
 from tests.conftest import EXACT, TinyLlama, write_llama
 
+pytestmark = pytest.mark.usefixtures("kernels_are_valid")
+
 # In float16, as the CPU stores norms; some GPUs store them in float32.
 SIZES = TinyLlama(hidden_size=256, intermediate_size=512, heads=4, head_dim=64, dtype="float16")
 TOKENS = [int(token) for token in np.random.default_rng(3).integers(0, 256, 40)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import stat
 from pathlib import Path
@@ -60,6 +61,20 @@ def read_bounded(
             next_step=next_step,
         )
     return raw
+
+
+def read_utf8(path: Path, max_bytes: int, error_class: type[MlcpipeError], what: str) -> str:
+    """The text of a file in UTF-8, of at most `max_bytes`. Raises `error_class`, calling the file `what`."""
+    try:
+        return read_bounded(path, max_bytes, error_class, what).decode("utf-8")
+    except UnicodeDecodeError as error:
+        found = f"a bad byte at offset {error.start}"
+        raise error_class(f"the {what} is not UTF-8", where=path, found=found) from None
+
+
+def text_hash(text: str) -> str:
+    """The SHA-256 of a text's UTF-8, without white space at its ends."""
+    return hashlib.sha256(text.strip().encode()).hexdigest()
 
 
 def _reason(error: Exception) -> str:

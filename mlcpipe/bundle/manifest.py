@@ -306,6 +306,9 @@ class Manifest(Frozen):
     )
     checkpoint_hash: Name
     created: Annotated[str, AfterValidator(_iso)]
+    fitted_to: Items[Name] = Field(
+        default=(), description="`text_hash` of the texts that weights or their bits were fitted to"
+    )
     quality: QualityInfo | None = Field(default=None, description="what `mlcpipe quality` measured, if it was run")
     files: dict[RelativePath, FileInfo] = Field(description="every file but this one, by path in the bundle")
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from mlcpipe.defaults import DEFAULT_QUANTIZATION
 from mlcpipe.errors import UsageError
+from mlcpipe.files import text_hash
 from mlcpipe.progress import Progress
 
 if TYPE_CHECKING:
@@ -31,8 +33,8 @@ def plan_of_bits(
 ) -> tuple[QuantizationPlan, str]:
     """The plan of so many bits, and how it was found.
 
-    `text` is a path, NO_TEXT, or None for the text that weights are calibrated on. Raises UsageError for
-    bits that no plan has, and for a text that does not do.
+    `text` is a path, NO_TEXT, or None for the text that weights are calibrated on; the plan names it by its hash.
+    Raises UsageError for bits that no plan has, and for a text that does not do.
     """
     from mlcpipe.compiler.calibration.text import OWN_TEXT
     from mlcpipe.quality.bits import plan_bits
@@ -41,12 +43,14 @@ def plan_of_bits(
     from mlcpipe.targets import load_target
 
     described = load_target(target)
+    sha256 = ""
     if text == NO_TEXT:
         sensitivity = guess(checkpoint)
     else:
         path = OWN_TEXT if text is None else Path(text)
-        read_text(path)  # what is wrong with it is said before the work
+        sha256 = text_hash(read_text(path))  # what is wrong with it is said before the work
         sensitivity = measure_sensitivity(checkpoint, path, progress)
     plan, loss = plan_bits(checkpoint, described, bits, sensitivity, progress)
+    plan = replace(plan, text_sha256=sha256)
     how = f"{bits:g} bits a weight; sensitivity {sensitivity.how}"
     return plan, how if text == NO_TEXT else f"{how}; expected KL divergence {loss:.5f}"

@@ -100,7 +100,7 @@ def compile_command(
         check_runs_here(target)
     elif text or tokens:
         raise UsageError(f"--{'text' if text else 'tokens'} has no effect", next_step="use it with --require")
-    check_texts(calibration, text)
+    check_texts(calibration, bits_text, text)
     with console_progress(stderr_console()) as progress:
         checkpoint = resolve(model, progress)
         check = (
@@ -142,19 +142,20 @@ def _plan(
     return plan
 
 
-def check_texts(calibration: str | None, text: Path | None) -> None:
-    """Raise UsageError for a calibration text that is, or is part of, the one that quality is measured on."""
+def check_texts(calibration: str | None, bits_text: str | None, text: Path | None) -> None:
+    """Raise UsageError for a text of these that is, or is part of, the one that quality is measured on."""
     from mlcpipe.compiler.calibration.text import read_calibration
     from mlcpipe.quality.measure import OWN_TEXT, read_text
 
-    if calibration in (None, NO_CALIBRATION):
-        return
-    given, measured = read_calibration(calibration).text.strip(), read_text(text or OWN_TEXT).strip()
-    if given in measured or measured in given:
-        raise UsageError(
-            "the calibration text is one that quality is measured on", where=calibration,
-            expected="another text", next_step="give another --calibration" + (" or --text" if text else ""),
-        )  # fmt: skip
+    for option, given in (("--calibration", calibration), ("--bits-text", bits_text)):
+        if given in (None, NO_CALIBRATION):
+            continue
+        fitted, measured = read_calibration(given).text.strip(), read_text(text or OWN_TEXT).strip()
+        if fitted in measured or measured in fitted:
+            raise UsageError(
+                f"the text of {option} is one that quality is measured on", where=given,
+                expected="another text", next_step=f"give another {option}" + (" or --text" if text else ""),
+            )  # fmt: skip
 
 
 def _quality_check(

@@ -81,7 +81,7 @@ def _text_of(plan: QuantizationPlan, matrices: Sequence[StoredMatrix], how: str)
 
     default = plan.scheme
     tensors = [(m.name, m.scheme) for m in matrices if not (default.mixed and m.scheme == default.name)]
-    return plan_text(default.name, tensors, how)
+    return plan_text(default.name, tensors, how, plan.text_sha256)
 
 
 def _show(matrices: Sequence[StoredMatrix], how: str, plan: Path | None) -> None:

@@ -98,7 +98,8 @@ def compile(
         files |= _convert(job, folder, method, text, progress)
         progress.stage("describe the bundle")
         files |= _copy_texts(job, folder, progress)
-        write_manifest(folder, manifest(libraries, files, writer))
+        fitted_to = (job.plan.text_sha256, text.sha256 if text else "")
+        write_manifest(folder, manifest(libraries, files, writer, [one for one in fitted_to if one]))
         accept(folder)
         if check is not None:
             _check(folder, check)
@@ -124,7 +125,7 @@ def compile_code(checkpoint: Path, *, target: str, output: Path) -> Path:
     job = lower(open_checkpoint(checkpoint), described, DEFAULT_QUANTIZATION)
     with atomic_directory(output) as folder:
         libraries, files = _write_libraries([job], folder, writer, SilentProgress())
-        write_manifest(folder, manifest(libraries, files, writer))
+        write_manifest(folder, manifest(libraries, files, writer, ()))
         accept(folder)
     return output
 

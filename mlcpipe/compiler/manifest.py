@@ -214,7 +214,9 @@ def _kernels(libraries: Sequence[BuiltLibrary]) -> tuple[KernelInfo, ...]:
     )
 
 
-def manifest(libraries: Sequence[BuiltLibrary], files: Mapping[str, FileInfo], writer: LibraryWriter) -> Manifest:
+def manifest(
+    libraries: Sequence[BuiltLibrary], files: Mapping[str, FileInfo], writer: LibraryWriter, fitted_to: Sequence[str]
+) -> Manifest:
     """The manifest of a bundle; `libraries` are best first, and the last runs on every device of the target."""
     job = libraries[-1].job
     state = job.state
@@ -234,5 +236,6 @@ def manifest(libraries: Sequence[BuiltLibrary], files: Mapping[str, FileInfo], w
         name=job.checkpoint.name,
         checkpoint_hash=job.checkpoint.content_hash(environment.env().cached("hashes")),
         created=datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        fitted_to=tuple(fitted_to),
         files=dict(files),
     )

@@ -22,7 +22,7 @@ from mlcpipe.bundle.origin import SIGNATURE, accept, origin_of
 from mlcpipe.bundle.quality import QualityInfo
 from mlcpipe.defaults import QUALITY_DECODE_TOKENS, QUALITY_TOKENS
 from mlcpipe.errors import ComputeError, ResourceError, UsageError
-from mlcpipe.files import read_bounded
+from mlcpipe.files import read_utf8, text_hash
 from mlcpipe.host.bandwidth import last_cache_bytes, read_bandwidth_gb_s
 from mlcpipe.host.finding import byte_size
 from mlcpipe.host.memory import free_memory
@@ -115,6 +115,10 @@ def _open(plan: Plan, text: str, progress: Progress) -> tuple[Engine, Engine, in
     own, other = (read_manifest(path) for path in (plan.bundle, plan.reference))
     window = min(WINDOW, own.model.context_length, other.model.context_length)
     _check_pair(own, other, window)
+    if text_hash(text) in own.fitted_to:
+        raise UsageError(
+            "the bundle's weights were fitted to this text", where=plan.text, next_step="measure on another --text"
+        )
     progress.stage("load")
     engine = Engine(plan.bundle, context_length=window, threads=plan.threads, device=plan.device, progress=progress)
     reference = Engine(plan.reference, context_length=window, threads=plan.threads)
@@ -193,11 +197,8 @@ def _over(
 
 
 def read_text(path: Path) -> str:
-    raw = read_bounded(path, _MAX_TEXT_BYTES, UsageError, "text")
-    try:
-        return raw.decode("utf-8")
-    except UnicodeDecodeError as error:
-        raise UsageError("the text is not UTF-8", where=path, found=f"a bad byte at offset {error.start}") from None
+    """A text to measure on. Raises UsageError."""
+    return read_utf8(path, _MAX_TEXT_BYTES, UsageError, "text")
 
 
 def _check_pair(own: Manifest, reference: Manifest, window: int) -> None:

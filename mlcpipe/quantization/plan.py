@@ -1,6 +1,7 @@
 """Plans: which matrix is stored in which scheme, by patterns of names; `--quantization plan.toml`.
 
 default = "q4f16_1"
+text_sha256 = "…"          # optional: of the text that the plan was fitted to
 
 [tensors]
 "model.embed_tokens.weight" = "Q6_K"
@@ -15,7 +16,7 @@ import json
 import re
 import sys
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fnmatch import translate
 from pathlib import Path
 
@@ -52,13 +53,15 @@ class QuantizationPlan:
     """The scheme of each matrix: that of the first of `rules` that names it, else `scheme`, as vectors.
 
     `source` is the file that rules come from: all of them must match, and fit what they match. Then come the scheme's
-    own: `output` for the matrix of the logits and `blocks` for all, each where rows fit.
+    own: `output` for the matrix of the logits and `blocks` for all, each where rows fit. `text_sha256` is the
+    `text_hash` of the text that the rules were fitted to, or "".
     """
 
     name: str
     scheme: Scheme
     rules: tuple[Rule, ...] = ()
     source: str = ""
+    text_sha256: str = ""
 
     def scheme_of(self, name: str, k: int, *, output: bool) -> Scheme:
         """The scheme of a matrix with rows of k elements; `output` says that logits are computed from it."""
@@ -134,9 +137,13 @@ def read_plan(path: Path) -> QuantizationPlan:
     except (UnicodeDecodeError, tomllib.TOMLDecodeError, RecursionError) as error:
         raise ConfigError("the plan is not TOML", where=where, found=str(error) or "tables too deep") from None
     default, tensors = values.get("default"), values.get("tensors", {})
-    unknown = next((key for key in values if key not in ("default", "tensors")), None)
+    unknown = next((key for key in values if key not in ("default", "tensors", "text_sha256")), None)
     if unknown is not None:
-        raise ConfigError("the plan has an unknown key", where=where, expected="default, tensors", found=shown(unknown))
+        expected = "default, tensors, text_sha256"
+        raise ConfigError("the plan has an unknown key", where=where, expected=expected, found=shown(unknown))
+    text = values.get("text_sha256", "")
+    if not isinstance(text, str) or not re.fullmatch("([0-9a-f]{64})?", text):
+        raise ConfigError("the plan's text_sha256", where=where, expected="64 hexadecimal digits", found=shown(text))
     if not isinstance(default, str) or default == KEEP:
         expected = f"the scheme of what no pattern names: {' '.join(scheme_names())}"
         raise ConfigError("the plan's default", where=where, expected=expected, found=shown(default))
@@ -144,11 +151,13 @@ def read_plan(path: Path) -> QuantizationPlan:
         raise ConfigError("the plan's [tensors]", where=where, expected='lines such as "*.v_proj.weight" = "Q6_K"')
     if len(tensors) > MAX_RULES:
         raise ConfigError("the plan is too long", where=where, expected=f"{MAX_RULES} patterns", found=len(tensors))
-    return make_plan(default, tensors, where)
+    return replace(make_plan(default, tensors, where), text_sha256=text)
 
 
-def plan_text(default: str, tensors: Iterable[tuple[str, str]], comment: str = "") -> str:
+def plan_text(default: str, tensors: Iterable[tuple[str, str]], comment: str = "", text_sha256: str = "") -> str:
     """The TOML of a plan."""
     lines = [f"# {line}" for line in comment.splitlines()]
-    lines += [f"default = {json.dumps(default)}", "", "[tensors]"]
+    lines += [f"default = {json.dumps(default)}"]
+    lines += [f"text_sha256 = {json.dumps(text_sha256)}"] if text_sha256 else []
+    lines += ["", "[tensors]"]
     return "\n".join([*lines, *(f"{json.dumps(name)} = {json.dumps(scheme)}" for name, scheme in tensors)]) + "\n"

@@ -23,8 +23,11 @@ from mlcpipe.compiler.calibration.text import read_calibration
 from mlcpipe.compiler.job import lower
 from mlcpipe.defaults import RTN
 from mlcpipe.errors import ConfigError, UsageError
+from mlcpipe.files import text_hash
 from mlcpipe.models import model_types
-from mlcpipe.quality.measure import OWN_TEXT
+from mlcpipe.progress import SilentProgress
+from mlcpipe.quality.measure import OWN_TEXT, Plan, measure
+from mlcpipe.quantization.plan import load_plan
 from mlcpipe.targets import load_target
 from mlcpipe.weights.table import load
 from tests.models import tiny, tiny_encoders
@@ -173,9 +176,30 @@ def test_a_text_that_quality_is_measured_on_is_refused(tmp_path: Path) -> None:
     part, other = tmp_path / "part.txt", tmp_path / "other.txt"
     part.write_text(OWN_TEXT.read_text(encoding="utf-8")[:20_000], encoding="utf-8")
     other.write_text(WORDS, encoding="utf-8")
-    check_texts(str(other), None)
-    check_texts("own", None)
-    check_texts("none", part)
-    for calibration, text in ((part, None), (other, other)):
-        with pytest.raises(UsageError, match="the calibration text is one that quality is measured on"):
-            check_texts(str(calibration), text)
+    check_texts(str(other), None, None)
+    check_texts("own", "none", None)
+    check_texts("none", None, part)
+    for calibration, bits, text in (
+        (part, None, None),
+        (other, None, other),
+        (None, part, None),
+        ("own", other, other),
+    ):
+        option = "--bits-text" if bits else "--calibration"
+        with pytest.raises(UsageError, match=f"the text of {option} is one that quality is measured on"):
+            check_texts(calibration and str(calibration), bits and str(bits), text)
+
+
+@pytest.mark.full
+def test_quality_is_not_measured_on_a_text_that_weights_were_fitted_to(source: Path, tmp_path: Path) -> None:
+    """Neither on that of the numbers nor on that of the bits."""
+    numbers, bits = tmp_path / "numbers.txt", tmp_path / "bits.txt"
+    numbers.write_text(WORDS, encoding="utf-8")
+    bits.write_text(WORDS[::-1] + "\n", encoding="utf-8")
+    plan = replace(load_plan("q4f16_1"), text_sha256=text_hash(WORDS[::-1]))
+    bundle = mlcpipe.compile(
+        source, target="cpu-native", quantization=plan, calibration=numbers, output=tmp_path / "bundle"
+    )
+    for text in (numbers, bits):
+        with pytest.raises(UsageError, match=f"weights were fitted to this text .*{text.name}"):
+            measure(Plan(bundle, bundle, text), SilentProgress())

@@ -100,7 +100,9 @@ def test_libfuzzer_finds_nothing(files: list[bytes], tmp_path: Path) -> None:
     clang = system_clang()
     if clang is None:
         pytest.skip("clang")
-    fuzz = program(clang, tmp_path / "fuzz", "-fsanitize=fuzzer,address,undefined", "-DMLCPIPE_FUZZ")
+    fuzz = program(
+        clang.replace("clang", "clang++"), tmp_path / "fuzz", "-fsanitize=fuzzer,address,undefined", "-DMLCPIPE_FUZZ"
+    )
     corpus = tmp_path / "corpus"
     corpus.mkdir()
     for number, file in enumerate(files):

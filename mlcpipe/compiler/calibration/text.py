@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import hashlib
 from dataclasses import dataclass
 from pathlib import Path
 
 from mlcpipe.defaults import AWQ, CALIBRATION_TOKENS, GPTQ, NO_CALIBRATION, OWN_CALIBRATION, RTN, SEARCH
 from mlcpipe.errors import UsageError
-from mlcpipe.files import read_bounded
+from mlcpipe.files import read_utf8, text_hash
 from mlcpipe.runtime.text.tokenizer import Tokenizer
 
 OWN_TEXT = Path(__file__).with_name("text.txt")
@@ -21,7 +20,7 @@ _LEAST_TOKENS = 1024
 
 @dataclass(frozen=True)
 class CalibrationText:
-    """A text, and the sha256 of its UTF-8."""
+    """A text, and its `text_hash`."""
 
     text: str
     sha256: str
@@ -30,13 +29,8 @@ class CalibrationText:
 def read_calibration(source: str | Path) -> CalibrationText:
     """The text of a file, or of `own`. Raises UsageError for one that cannot be read or is not UTF-8."""
     path = OWN_TEXT if source == OWN_CALIBRATION else Path(source)
-    raw = read_bounded(path, _MAX_BYTES, UsageError, "calibration text")
-    try:
-        return CalibrationText(raw.decode("utf-8"), hashlib.sha256(raw).hexdigest())
-    except UnicodeDecodeError as error:
-        raise UsageError(
-            "the calibration text is not UTF-8", where=path, found=f"a bad byte at offset {error.start}"
-        ) from None
+    text = read_utf8(path, _MAX_BYTES, UsageError, "calibration text")
+    return CalibrationText(text, text_hash(text))
 
 
 def calibration_text(method: str, requested: str | Path | None) -> CalibrationText | None:

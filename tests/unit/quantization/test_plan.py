@@ -52,9 +52,10 @@ def test_the_first_pattern_counts() -> None:
 
 def test_a_file_says_what_it_was_written_from(tmp_path: Path) -> None:
     path, tensors = tmp_path / "plan.toml", {"model.embed*": "Q6_K", "*.v_proj.weight": "q0f16"}
-    path.write_text(plan_text("q4f16_1", tensors.items(), "first line\nsecond"))
+    path.write_text(plan_text("q4f16_1", tensors.items(), "first line\nsecond", "ab" * 32))
     assert path.read_text().startswith("# first line\n# second\ndefault")
     plan = load_plan(str(path))
+    assert plan.text_sha256 == "ab" * 32
     assert schemes(plan) == ["Q6_K", "q0f16", None, None, None] and plan.scheme == load_scheme("q4f16_1")
     assert plan_name(str(path)) == plan.name == make_plan("q4f16_1", tensors, "elsewhere").name
     assert plan.name.startswith("mixed-") and plan.name != make_plan("q4f16_k", tensors, "").name
@@ -67,7 +68,8 @@ def test_a_file_says_what_it_was_written_from(tmp_path: Path) -> None:
         ("default = 4", "the plan's default"),
         ('default = "keep"', "the plan's default"),
         ('default = "q9"', "unknown quantization"),
-        ('default = "q4f16_1"\nbits = 4', "unknown key in .*; expected default, tensors; found 'bits'"),
+        ('default = "q4f16_1"\nbits = 4', "unknown key in .*; expected default, tensors, text_sha256; found 'bits'"),
+        ('default = "q4f16_1"\ntext_sha256 = "abc"', "text_sha256 in .*; expected 64 hexadecimal digits; found 'abc'"),
         ('default = "q4f16_1"\ntensors = 3', r"the plan's \[tensors\]"),
         ('default = "q4f16_1"\n[tensors]\n"*" = 6', r"the plan's \[tensors\]"),
         ('default = "q4f16_1"\n[tensors]\n"*" = "Q9_K"', r"gives '\*' an unknown scheme .* found 'Q9_K'"),

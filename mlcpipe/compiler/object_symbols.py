@@ -21,6 +21,7 @@ _SYMTAB, _UNDEFINED, _LOCAL = 2, 0, 0
 _LC_SYMTAB = 2
 _NLIST = struct.Struct("<IBBHQ")
 _STAB, _TYPE, _EXTERNAL = 0xE0, 0x0E, 0x01
+_MACHINE, _RISCV = 18, (243).to_bytes(2, "little")  # e_machine of ELF's header: EM_RISCV
 
 
 @dataclass(frozen=True)
@@ -46,6 +47,12 @@ def defined_symbols(path: Path) -> set[str]:
     """Names that an object file defines for others. Raises CompileError for anything but ELF and Mach-O of 64 bits."""
     content = path.read_bytes()
     return {symbol.name for symbol in _symbols(content, path)[1] if symbol.defined}
+
+
+def is_riscv(path: Path) -> bool:
+    """Whether an object file is ELF with code for RISC-V."""
+    header = path.read_bytes()[: _MACHINE + 2]
+    return header.startswith(_MAGIC) and header.endswith(_RISCV)
 
 
 def write_renamed(path: Path, output: Path, renamed: Mapping[str, str]) -> None:

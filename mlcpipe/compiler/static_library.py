@@ -17,7 +17,7 @@ from typing import Any
 
 from mlcpipe.compiler.build import BuiltVariant
 from mlcpipe.compiler.link import Linker, export_objects, imports_object
-from mlcpipe.compiler.object_symbols import defined_symbols, write_renamed
+from mlcpipe.compiler.object_symbols import defined_symbols, is_riscv, write_renamed
 from mlcpipe.errors import CompileError
 from mlcpipe.resources import native_path
 
@@ -40,6 +40,9 @@ _CONTEXT = (
     "__TVMBackendParallelLaunch",
     "__TVMBackendParallelBarrier",
 )
+# Conversions of float16 that every object file defines weakly. On RISC-V they take a half in the wrong register, and
+# those of the native runtime's pool.c take their place, which no prefix may hide.
+_HALVES = frozenset({"__extendhfsf2", "__truncsfhf2"})
 
 
 def write_static_library(
@@ -83,11 +86,12 @@ def with_prefix(paths: Sequence[Path], folder: Path) -> tuple[str, list[Path]]:
     """The prefix for the code in object files, and copies of them where all that they define begins with it.
 
     What several files define, such as conversions of float16 in the instructions of their variant, is each one's own:
-    the first file's has the plain prefix. TVM's variables alone are shared.
+    the first file's has the plain prefix. TVM's variables alone are shared, and what the native runtime replaces keeps
+    its name.
     """
     digest = hashlib.sha256(b"".join(hashlib.sha256(path.read_bytes()).digest() for path in paths))
     prefix = _PREFIX.format(hash=digest.hexdigest()[:16])
-    defined = [defined_symbols(path) for path in paths]
+    defined = [defined_symbols(path) - (_HALVES if is_riscv(path) else set()) for path in paths]
     first = {name: number for number in reversed(range(len(paths))) for name in defined[number]}
     copies = []
     for number, path in enumerate(paths):

@@ -23,8 +23,8 @@ FAST_LIBRARIES = (
     "adapters",
 )
 FAST = {case.kernel.symbol: case for case in reversed(CASES) if case.library in FAST_LIBRARIES}
-# One instruction of AVX-VNNI's kernels differs from AVX2's, and test_qemu.py runs some.
-OTHERS = (MORE, "int8-avx_vnni") if HERE[:1] != ["avx_vnni"] else MORE
+# Of integer dot products all kernels of the best one; test_qemu.py runs some of the others.
+OTHERS = (MORE, *(f"int8-{dot}" for dot in HERE[1:]))
 PARAMETERS = [
     pytest.param(case, id=case.name, marks=pytest.mark.everything if case.library.endswith(OTHERS) else ())
     for case in CASES

@@ -10,7 +10,7 @@ import tvm
 from tvm.script import tirx as T
 
 from mlcpipe.compiler.build import Kernels, object_file
-from mlcpipe.compiler.object_symbols import defined_symbols, write_renamed
+from mlcpipe.compiler.object_symbols import defined_symbols, is_riscv, write_renamed
 from mlcpipe.compiler.static_library import with_prefix
 from mlcpipe.errors import CompileError
 
@@ -55,10 +55,12 @@ def test_each_file_has_its_own_of_what_several_define(path: Path, tmp_path: Path
     defined = defined_symbols(path)
     prefix, (first, second) = with_prefix([path, path], tmp_path)
     assert re.fullmatch("mlcpipe_[0-9a-f]{16}_", prefix)
-    assert defined_symbols(first) == {prefix + name for name in defined}
+    halves = {name for name in defined if name.endswith(("hfsf2", "sfhf2"))}
+    kept = halves if is_riscv(path) else set()  # the native runtime has those that work there
+    assert len(halves) == 2 and defined_symbols(first) == {prefix + name for name in defined - kept} | kept
     shared = defined_symbols(first) & defined_symbols(second)
-    assert shared == {prefix + name for name in defined if name.startswith(("__TVM", "__tvm_ffi__"))}
-    assert f"{prefix}1___extendhfsf2" in defined_symbols(second)
+    assert shared == {prefix + name for name in defined if name.startswith(("__TVM", "__tvm_ffi__"))} | kept
+    assert is_riscv(path) or f"{prefix}1___extendhfsf2" in defined_symbols(second)
     other = with_prefix([path], tmp_path)[0]
     assert other != prefix == with_prefix([path, path], tmp_path)[0]
 

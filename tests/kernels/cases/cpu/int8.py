@@ -252,18 +252,22 @@ def int8_expert_call(kernel: Int8ExpertMatmul, m: int, kind: str) -> Call:
 
 
 def _experts(dot: str, scheme: str, number: int) -> Iterator[Case]:
-    """Of a block format, the shape that its number in the list gives is not for `everything`."""
+    """Of all schemes but the first, the shape that its number in the list gives is not for `everything`."""
     for i, shape in enumerate(((33, 100, 4, 2, True), (16, 40, 3, 3, False), (7, 33, 2, 1, False))):
         kernel = Int8ExpertMatmul(dot, scheme, shape[0], whole(scheme, shape[1]), *shape[2:])
-        library = library_of(dot, scheme, more=i != number % 3)
+        library = library_of(dot, scheme, more=number > 0 and i != number % 3)
         for m, kind in zip((1, 3, 40, 2), KINDS):
             yield Case(f"{kernel.symbol}-m{m}-{kind}", library, kernel, partial(int8_expert_call, kernel, m, kind))
 
 
 def library_of(dot: str, scheme: str, *, more: bool = False) -> str:
-    """The library of a case; `more` counts for block formats. AVX-VNNI differs from AVX2 by one instruction alone."""
-    blocked = scheme in (*KEPT, *INTEGERS)
-    return f"int8-{dot}{MORE if blocked and (more or dot in FEW_KEPT) else ''}"
+    """The library of a case. AVX-VNNI differs from AVX2 by one instruction alone."""
+    return f"int8-{dot}{MORE if more or (blocked(scheme) and dot in FEW_KEPT) else ''}"
+
+
+def blocked(scheme: str) -> bool:
+    """Whether a scheme is a block format."""
+    return scheme in (*KEPT, *INTEGERS)
 
 
 def kept_shapes(scheme: str) -> list[tuple[tuple[int, int], tuple[int, ...]]]:
@@ -273,14 +277,18 @@ def kept_shapes(scheme: str) -> list[tuple[tuple[int, int], tuple[int, ...]]]:
 
 
 def dot_cases(dot: str) -> Iterator[Case]:
-    """Small cases of one dot product, every scheme; q4f32_1 differs from q4f16_1 in the type of scales alone."""
+    """Small cases of one dot product, every scheme, half of the shapes of those with 8 bits for `everything`.
+
+    q4f32_1 differs from q4f16_1 in the type of scales alone.
+    """
     shapes = [*((shape, ROWS) for shape in SHAPES), *((shape, MANY_ROWS) for shape in MANY_SHAPES)]
     blocks = [(scheme, kept_shapes(scheme)) for scheme in (*KEPT, *INTEGERS)]
     every = [*((scheme, shapes) for scheme in SCHEMES), ("q4f32_1", [shapes[4], shapes[-1]]), *blocks]
     for number, (scheme, chosen) in enumerate(every):
         for (i, ((n, k), rows)), many in product(enumerate(chosen), (False, True)):
             kernel = Int8Matmul(dot, scheme, n, k, many=many)
-            library = library_of(dot, scheme, more=many and (n, k) != chosen[-1][0])
+            fewer = many if blocked(scheme) else number > 0 and i % 2 != number % 2
+            library = library_of(dot, scheme, more=fewer and (n, k) != chosen[-1][0])
             for j, m in enumerate(rows):
                 kind = KINDS[(i + j) % len(KINDS)]
                 yield Case(f"{kernel.symbol}-m{m}-{kind}", library, kernel, partial(int8_call, kernel, m, kind))

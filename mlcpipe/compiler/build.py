@@ -6,7 +6,7 @@ import tempfile
 import time
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from pathlib import Path
@@ -26,6 +26,9 @@ from mlcpipe.passes.pipeline import DEVICE, HOST, LLVM, SCHEDULE, SHADERS, UNCHE
 from mlcpipe.runtime.variants import marker, prefix
 from mlcpipe.targets import Variant
 from tir_schedules.op import is_by_hand
+
+# LLVM's attributes for instructions that kernels call by name, and no other code has.
+_BYTE_PRODUCTS = frozenset({"+amx-tile", "+amx-int8", "+avxvnni", "+i8mm"})
 
 
 @dataclass(frozen=True)
@@ -78,7 +81,7 @@ def build(state: Lowering) -> Any:
     Raises CompileError with TVM's final error line.
     """
     lowered = run(state, VM)
-    builder, parts = _bytecode(lowered, "")
+    builder, parts = _bytecode(_named(lowered, ""))
     libraries = _or_compile_error(lowered, lambda: [_generate(part, part.lowered()) for part in parts])
     return _executable(builder, lowered, libraries)
 
@@ -92,7 +95,7 @@ def build_for_device(
     `extra_modules` are linked into the same library.
     """
     lowered = run(state, VM)
-    builder, parts = _bytecode(lowered, "")
+    builder, parts = _bytecode(_named(lowered, ""))
     mod = tvm.IRModule({})
     for part in parts:
         mod.update(part.of_hosts)
@@ -124,46 +127,53 @@ def build_variants(
     """All variants of a module after `pipeline.SHARED` -> (module to export, what was built), in their order.
 
     The root is the last variant, which runs on every machine of the architecture. Its symbols are plain, so hosts that
-    know no variants run it. It imports the executables of the others, whose symbols begin with `prefix(name)`.
+    know no variants run it. It imports the executables of the others, whose symbols begin with `prefix(name)`. Variants
+    that differ in how bytes are multiplied share the kernels by hand that do not.
     Variants are scheduled one after another in Python; meanwhile `threads` generate code into `folder`.
     Raises CompileError with TVM's final error line.
     """
     lowered = run(state, VM)
-    pending = []
+    pending: list[tuple[_Named, relax.ExecBuilder, list[Path], list[Future[ObjectFile]]]] = []
     pool = ThreadPoolExecutor(threads)
     try:
-        for variant in variants:
-            scheduled = run(replace(state, variant=variant), SCHEDULE)
-            one = _with_kernels(lowered, scheduled)
-            builder, parts = _bytecode(one, "" if variant is variants[-1] else prefix(variant.name))
+        for variant in reversed(variants):
+            one = _with_kernels(lowered, run(replace(state, variant=variant), SCHEDULE))
+            named = _named(one, "" if variant is variants[-1] else prefix(variant.name), [done[0] for done in pending])
+            builder, parts = _bytecode(named)
             paths = [folder / f"{variant.name}-{i}.{object_format}" for i in range(len(parts))]
             futures = [pool.submit(_write_object, one, part, path) for part, path in zip(parts, paths)]
-            pending.append((one, builder, paths, futures))
+            pending.append((named, builder, paths, futures))
         executables, built = [], []
-        for one, builder, paths, futures in pending:
+        allocations: dict[str, Allocations] = {}
+        for named, builder, paths, futures in pending:
             objects = [future.result() for future in futures]
             libraries = [tvm.runtime.load_static_library(str(p), list(o.names)) for p, o in zip(paths, objects)]
-            executables.append(_executable(builder, one, libraries))
+            executables.append(_executable(builder, named.state, libraries))
             nbytes = sum(len(o.code) for o in objects)
             names = tuple(name for o in objects for name in o.names)
-            scratch = _scratch(one, "" if one.variant is variants[-1] else prefix(one.variant.name), objects)
-            built.append(BuiltVariant(one.variant, one.kernels, tuple(paths), nbytes, names, scratch))
+            for one_file in objects:
+                allocations |= one_file.allocations
+            variant, kernels = named.state.variant, named.state.kernels
+            scratch = _scratch(named, allocations)
+            built.append(BuiltVariant(variant, kernels, tuple(paths), nbytes, names, scratch))
     finally:
         pool.shutdown(cancel_futures=True)  # after Ctrl-C or an error, wait only for running work
-    root = executables[-1].mod
-    for executable in executables[:-1]:
+    root = executables[0].mod
+    for executable in reversed(executables[1:]):
         root.import_module(executable.mod)
-    return root, built
+    return root, built[::-1]
 
 
-def _scratch(state: Lowering, symbols: str, objects: Sequence[ObjectFile]) -> Scratch:
+def _scratch(named: _Named, allocations: Mapping[str, Allocations]) -> Scratch:
     """What kernels of a variant take: those of prompts for a whole chunk, the others for `FEW_ROWS` rows."""
-    functions = {gv.name_hint: func for gv, func in state.mod.functions.items()}
+    functions = {gv.name_hint: func for gv, func in named.state.mod.functions.items()}
     of_prompts = ("forward_many", "forward_many_adapted", "embed_texts")
-    called = [gv for name in of_prompts if name in functions for gv in all_global_vars(functions[name])]
-    many, chunk = {symbols + gv.name_hint for gv in called}, state.bounds.get("n", FEW_ROWS)
+    many = {gv.name_hint for name in of_prompts if name in functions for gv in all_global_vars(functions[name])}
+    chunk = named.state.bounds.get("n", FEW_ROWS)
     return Scratch.most(
-        kernel.at(chunk if name in many else FEW_ROWS) for one in objects for name, kernel in one.allocations.items()
+        allocations[symbol].at(chunk if name in many else FEW_ROWS)
+        for name, symbol in named.symbols.items()
+        if symbol in allocations
     )
 
 
@@ -176,26 +186,67 @@ def _with_kernels(lowered: Lowering, scheduled: Lowering) -> Lowering:
     return replace(scheduled, mod=mod)
 
 
-def _bytecode(state: Lowering, symbols: str) -> tuple[relax.ExecBuilder, list[Kernels]]:
-    """The VM's bytecode with a marker of its variant, and the kernels that it calls, named with the prefix `symbols`.
+@dataclass(frozen=True)
+class _Named:
+    """A variant's module with its kernels: the symbol of each by its name, and the names of those that other variants
+    define; `called` are those that the VM's own code calls, and hosts do not.
+    """
+
+    state: Lowering
+    symbols: Mapping[str, str]
+    elsewhere: frozenset[str]
+    called: frozenset[str]
+
+
+def _named(state: Lowering, prefix: str, others: Sequence[_Named] = ()) -> _Named:
+    """Kernels named with a prefix, or as one of `others` names the same kernel, if it is by hand."""
+    kernels = _prim_funcs(state.mod)
+    called = {
+        gv.name_hint
+        for func in state.mod.functions.values() if isinstance(func, relax.Function) for gv in all_global_vars(func)
+    }  # fmt: skip
+    symbols, elsewhere = {name: prefix + name for name in kernels}, set()
+    for other in others:
+        if not _has_its_code(state.variant, other.state.variant):
+            continue
+        theirs = _prim_funcs(other.state.mod)
+        for name, func in kernels.items():
+            if name in called and is_by_hand(func) and tvm_ffi.structural_equal(func, theirs.get(name)):
+                symbols[name] = other.symbols[name]
+                elsewhere.add(name)
+    return _Named(state, symbols, frozenset(elsewhere), frozenset(called))
+
+
+def _has_its_code(variant: Variant, other: Variant) -> bool:
+    """Whether code for another variant is what LLVM would make for this one, where nothing multiplies bytes."""
+    more = set(variant.mattr) - set(other.mattr)
+    return variant.mcpu == other.mcpu and set(other.mattr) <= set(variant.mattr) and more <= _BYTE_PRODUCTS
+
+
+def _prim_funcs(mod: tvm.IRModule) -> dict[str, tirx.PrimFunc]:
+    return {gv.name_hint: func for gv, func in mod.functions.items() if isinstance(func, tirx.PrimFunc)}
+
+
+def _bytecode(named: _Named) -> tuple[relax.ExecBuilder, list[Kernels]]:
+    """The VM's bytecode with a marker of its variant, and the kernels that it calls and no other variant defines.
 
     The kernels come in two parts of similar size: those written by hand (KV cache, sampling), which many models and
     quantizations share, and the others.
     The VM's code generator takes the symbol of a callee from an ExternFunc. AttachGlobalSymbol has a prefix too, but it
     rewrites the kernels' bodies and fails on a view of a buffer.
     """
-    functions = state.mod.functions
-    called = {gv for f in functions.values() if isinstance(f, relax.Function) for gv in all_global_vars(f)}
+    state = named.state
     calls: dict[tvm.ir.GlobalVar, relax.Function | relax.ExternFunc] = {}
     kernels: dict[tuple[bool, bool], dict[tvm.ir.GlobalVar, tirx.PrimFunc]] = defaultdict(dict)
-    for gv, func in functions.items():
-        if isinstance(func, tirx.PrimFunc):
-            name = symbols + gv.name_hint
-            calls[gv] = relax.ExternFunc(name)
-            part = kernels[is_by_hand(func), gv in called]
-            part[tvm.ir.GlobalVar(name)] = func.with_attr("global_symbol", name)
-        else:
+    for gv, func in state.mod.functions.items():
+        if not isinstance(func, tirx.PrimFunc):
             calls[gv] = func
+            continue
+        symbol = named.symbols[gv.name_hint]
+        calls[gv] = relax.ExternFunc(symbol)
+        if gv.name_hint not in named.elsewhere:
+            part = kernels[is_by_hand(func), gv.name_hint in named.called]
+            part[tvm.ir.GlobalVar(symbol)] = func.with_attr("global_symbol", symbol)
     builder = relax.ExecBuilder()
     with builder.function(marker(state.variant.name), num_inputs=1):
         builder.emit_ret(builder.r(0))

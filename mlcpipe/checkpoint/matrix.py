@@ -15,6 +15,7 @@ from mlcpipe.errors import CheckpointError
 from mlcpipe.json_files import shown, shown_path
 
 FLOAT_DTYPES = ("float16", "bfloat16", "float32")
+E8M0 = ("uint8", "float8_e8m0fnu")
 RUN = 32  # columns that kernels read at once
 _SUFFIXES = {"float16": "f16", "bfloat16": "bf16", "float32": "f32"}
 
@@ -63,6 +64,13 @@ def e4m3_values(numbers: NDArray[np.uint8]) -> NDArray[np.float32]:
     halves = ((numbers & 0x80).astype(np.uint16) << 8) | ((numbers & 0x7F).astype(np.uint16) << 7)
     values: NDArray[np.float32] = halves.view(np.float16).astype(np.float32) * np.float32(256)
     values[numbers & 0x7F == 0x7F] = np.nan
+    return values
+
+
+def e8m0_values(numbers: NDArray[np.uint8]) -> NDArray[np.float32]:
+    """Powers of two of 8 bits (e8m0) as float32; 255 is NaN."""
+    values: NDArray[np.float32] = np.ldexp(np.float32(1), numbers.astype(np.int32) - 127)
+    values[numbers == 255] = np.nan
     return values
 
 
@@ -139,14 +147,21 @@ def sorted_columns(index: TensorInfo, k: int, groups: int) -> NDArray[np.int32] 
 
 
 def fp8_matrix(module: str, codes: TensorInfo, scales: TensorInfo, block: tuple[int, ...]) -> Matrix:
-    """A matrix of e4m3 with a scale for each block [rows, columns]; its parts are rounded to those of Q8_0."""
-    n, k = codes.shape
+    """A matrix of e4m3, four a word where they are uint32, with a scale for each block [rows, columns].
+
+    Scales of a byte are e8m0. Its parts are rounded to those of Q8_0.
+    """
+    n, k = codes.shape[0], codes.shape[1] * (4 if codes.dtype == "uint32" else 1)
     if k % RUN:
         check_tensor(codes, (codes.dtype,), (n, -(-k // RUN) * RUN))
 
     def values() -> NDArray[np.float32]:
         numbers = e4m3_values(np.frombuffer(read_bytes(codes), np.uint8).reshape(n, k))
-        factors = widened(scales_of(scales)).reshape(-(-n // block[0]), -(-k // block[1]))
+        if scales.dtype in E8M0:
+            factors = e8m0_values(np.frombuffer(read_bytes(scales), np.uint8))
+        else:
+            factors = widened(scales_of(scales))
+        factors = factors.reshape(-(-n // block[0]), -(-k // block[1]))
         factors = np.repeat(np.repeat(factors, block[0], 0)[:n], block[1], 1)[:, :k]
         return numbers * factors
 

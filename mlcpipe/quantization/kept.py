@@ -34,8 +34,8 @@ _IQ3_XXS = (-62, -52, -44, -36, -28, -20, -12, -4, 4, 12, 20, 28, 36, 44, 52, 62
 _IQ3_S = (-15, -13, -11, -9, -7, -5, -3, -1, 1, 3, 5, 7, 9, 11, 13, 15)
 
 
-def _scheme(name: str, bits: int, zero: int, group_size: int = RUN, **more: Any) -> Scheme:
-    return Scheme(name, "float16", bits, group_size, 32 // bits, zero, **more)
+def _scheme(name: str, bits: int, zero: int, group_size: int = RUN, dtype: str = "float16", **more: Any) -> Scheme:
+    return Scheme(name, dtype, bits, group_size, 32 // bits, zero, **more)
 
 
 def _table(name: str, bits: int, levels: tuple[int, ...], group_size: int = RUN, **more: Any) -> Scheme:
@@ -72,6 +72,8 @@ SCHEMES: Mapping[str, Scheme] = {
         _table("NF4", 4, _NF4, 64),
         _table("BNB_FP4", 4, _BNB_FP4, 64),
         _table("NVFP4", 4, _FP4, 16, unit=1 / 2, scale_format="e4m3"),
+        # With a scale of the whole matrix, which is in those of the groups.
+        _table("NVFP4_F32", 4, _FP4, 16, dtype="float32", unit=1 / 2),
     )
 }
 

@@ -117,8 +117,10 @@ def matrix(
     module: str, shape: tuple[int, int], scheme: str, sources: Iterable[TensorInfo], parts: Callable[[], Parts],
     zero: int = 0,
 ) -> Matrix:  # fmt: skip
-    """The matrix `<module>.weight` of stored tensors, that of its codes first."""
+    """The matrix `<module>.weight` of stored tensors, that of its codes first. Raises CheckpointError if it is empty."""
     first, *rest = sources
+    if 0 in shape:  # the other size may be anything
+        raise CheckpointError(f"tensor {shown(first.name)} is empty", where=shown_path(first.file), found=list(shape))
     nbytes = first.nbytes + sum(tensor.nbytes for tensor in rest)
     return Matrix(f"{module}.weight", shape, scheme, first.file, first.offset, nbytes, parts, zero)
 

@@ -20,7 +20,7 @@ from mlcpipe.checkpoint.settings import Settings
 from mlcpipe.errors import CheckpointError, ConfigError
 from mlcpipe.json_files import shown, shown_path
 
-FLOATS = ("MXFP4", "NVFP4", "NVFP4_F32")
+FLOATS = ("MXFP4", "NVFP4", "fp4_g16_f32")
 _FIELD, _MLX_FIELD = "quantization_config", "quantization"
 
 
@@ -88,7 +88,7 @@ def _fp4_values(parts: Parts, scheme: str) -> NDArray[np.float32]:
     levels = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6], np.float32)[parts.codes & 7]
     signed = np.where(parts.codes & 8, -levels, levels).reshape(*parts.scales.shape, -1)
     scales = parts.scales
-    if scheme != "NVFP4_F32":
+    if scheme != "fp4_g16_f32":
         scales = (e8m0_values if scheme == "MXFP4" else e4m3_values)(scales.view(np.uint8))
     values: NDArray[np.float32] = signed * scales[:, :, None]
     return values

@@ -34,8 +34,8 @@ _IQ3_XXS = (-62, -52, -44, -36, -28, -20, -12, -4, 4, 12, 20, 28, 36, 44, 52, 62
 _IQ3_S = (-15, -13, -11, -9, -7, -5, -3, -1, 1, 3, 5, 7, 9, 11, 13, 15)
 
 
-def _scheme(name: str, bits: int, zero: int, group_size: int = RUN, dtype: str = "float16", **more: Any) -> Scheme:
-    return Scheme(name, dtype, bits, group_size, 32 // bits, zero, **more)
+def _scheme(name: str, bits: int, zero: int, group_size: int = RUN, **more: Any) -> Scheme:
+    return Scheme(name, "float16", bits, group_size, 32 // bits, zero, **more)
 
 
 def _table(name: str, bits: int, levels: tuple[int, ...], group_size: int = RUN, **more: Any) -> Scheme:
@@ -72,39 +72,40 @@ SCHEMES: Mapping[str, Scheme] = {
         _table("NF4", 4, _NF4, 64),
         _table("BNB_FP4", 4, _BNB_FP4, 64),
         _table("NVFP4", 4, _FP4, 16, unit=1 / 2, scale_format="e4m3"),
-        # With a scale of the whole matrix, which is in those of the groups.
-        _table("NVFP4_F32", 4, _FP4, 16, dtype="float32", unit=1 / 2),
     )
 }
 
 
-_INTEGERS = re.compile(r"(int|uint|affine)([234568])_(row|g[1-9]\d{0,4})_(f16|bf16|f32)")
+_FORMS = re.compile(r"(?:(int|uint|affine)([234568])|(fp)(4))_(row|g[1-9]\d{0,4})_(f16|bf16|f32)")
 
 
 def kept_scheme(name: str) -> Scheme:
-    """The scheme of a block format, or of integers, as `int4_g128_f16`, `affine4_g64_bf16` and `uint8_row_f32`.
+    """The scheme of a block format, or of a form, as `int4_g128_f16`, `affine4_g64_bf16`, `uint8_row_f32`.
 
     The value of a code c of b bits is (c - 2**(b - 1)) * scale for `int`, (c - zero point) * scale with a zero point
-    for each group for `uint`, and c * scale + minimum for `affine`. Then come the columns of a group, 16 or a multiple
-    of 32, and the dtype of scales and minima. Raises ConfigError for another name.
+    for each group for `uint`, and c * scale + minimum for `affine`; `fp4` has the levels of MXFP4. Then come the
+    columns of a group, 16 or a multiple of 32, and the dtype of scales and minima. Raises ConfigError for another name.
     """
     if name in SCHEMES:
         return SCHEMES[name]
-    match = _INTEGERS.fullmatch(name)
-    size = int(match[3][1:]) if match and match[3] != "row" else 0
+    match = _FORMS.fullmatch(name)
+    size = int(match[5][1:]) if match and match[5] != "row" else 0
     if match is None or (size % RUN and size != 16):
         raise ConfigError("weight format", expected="a block format, or integers as int4_g128_f16", found=name)
-    bits, half = int(match[2]), match[4] == "bf16"
-    zero = 1 << (bits - 1) if match[1] == "int" else 0
-    dtype = "float16" if match[4] == "f16" else "float32"
+    bits, half = int(match[2] or match[4]), match[6] == "bf16"
+    dtype = "float16" if match[6] == "f16" else "float32"
+    if match[3]:
+        zero, more = -min(_FP4), {"table": _FP4, "unit": 1 / 2}
+    else:
+        zero, more = 1 << (bits - 1) if match[1] == "int" else 0, {}
     return Scheme(name, dtype, bits, size, 32 // bits, zero, minima=match[1] == "affine", zeros=match[1] == "uint",
-                  scale_format="bf16" if half else "")  # fmt: skip
+                  scale_format="bf16" if half else "", **more)  # fmt: skip
 
 
 def family_of(name: str) -> str:
-    """What kernels list of a weight format: its own name, or the kind of integers, as `uint`."""
-    match = _INTEGERS.fullmatch(name)
-    return match[1] if match else name
+    """What kernels list of a weight format: its own name, or the kind of a form, as `uint`."""
+    match = _FORMS.fullmatch(name)
+    return (match[1] or match[3]) if match else name
 
 
 def pack_codes(codes: Array, bits: int, in_order: bool = False) -> Array:

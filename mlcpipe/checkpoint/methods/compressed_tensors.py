@@ -247,7 +247,7 @@ def _float_matrix(tensors: Mapping[str, TensorInfo], module: str, form: str) -> 
         )
     divisor = sibling(tensors, module, "weight_global_scale")
     check_tensor(divisor, ("float32",), (1,))
-    return matrix(module, (n, k), "NVFP4_F32", (codes, scales, divisor), partial(_nvfp4, codes, scales, divisor))
+    return matrix(module, (n, k), "fp4_g16_f32", (codes, scales, divisor), partial(_nvfp4, codes, scales, divisor))
 
 
 def _pairs(codes: TensorInfo) -> NDArray[np.uint8]:

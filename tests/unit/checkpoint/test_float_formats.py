@@ -12,10 +12,11 @@ import pytest
 from mlcpipe.checkpoint import open_checkpoint
 from mlcpipe.errors import CheckpointError
 from tests.unit.checkpoint.float_files import SPARSE_FIELDS, write_fields, write_mxfp8, write_sparse
+from tests.unit.checkpoint.helpers import write_tensors
 from tests.unit.checkpoint.quantized_files import METHODS, Form, K, N, random_codes, refused, write
 
 NAME = "m.q_proj.weight"
-FLOATS = {"nvfp4": (Form(4, 16, "floats"), "NVFP4_F32"), "mxfp4": (Form(4, 32, "floats"), "MXFP4")}
+FLOATS = {"nvfp4": (Form(4, 16, "floats"), "fp4_g16_f32"), "mxfp4": (Form(4, 32, "floats"), "MXFP4")}
 
 
 @pytest.mark.parametrize("method", FLOATS)
@@ -78,6 +79,14 @@ def test_mxfp8_is_exact_in_float32_and_rounded_when_kept(mlx: bool, tmp_path: Pa
 def test_other_groups_of_mxfp8_are_refused(mlx: bool, tmp_path: Path) -> None:
     write_mxfp8(tmp_path, mlx, group=64)
     assert "group_size" in refused(tmp_path)
+
+
+def test_a_matrix_without_columns_is_refused(tmp_path: Path) -> None:
+    """Its rows would be counted one by one."""
+    write_mxfp8(tmp_path)
+    empty = {f"m.q_proj.{part}": np.empty((1 << 31, 0), dtype) for part, dtype in (("weight", "<u4"), ("scales", "u1"))}
+    write_tensors(tmp_path / "model.safetensors", empty)
+    assert "is empty" in refused(tmp_path)
 
 
 @pytest.mark.parametrize("dtype", (ml_dtypes.bfloat16, np.float16, np.float32))

@@ -117,7 +117,7 @@ def matrix(
     module: str, shape: tuple[int, int], scheme: str, sources: Iterable[TensorInfo], parts: Callable[[], Parts],
     zero: int = 0,
 ) -> Matrix:  # fmt: skip
-    """The matrix `<module>.weight` of stored tensors, that of its codes first. Raises CheckpointError if it is empty."""
+    """The matrix `<module>.weight` of stored tensors, the codes first. Raises CheckpointError if it is empty."""
     first, *rest = sources
     if 0 in shape:  # the other size may be anything
         raise CheckpointError(f"tensor {shown(first.name)} is empty", where=shown_path(first.file), found=list(shape))

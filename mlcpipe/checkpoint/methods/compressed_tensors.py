@@ -92,6 +92,9 @@ def matrices(settings: Settings, tensors: Mapping[str, TensorInfo]) -> tuple[dic
     forms = sorted({_form(group, usual) for group in settings.table("config_groups").tables()}, key=repr)
     for name in [name for name in tensors if name.endswith(".weight_scale")]:
         module = name.removesuffix(".weight_scale")
+        if f"{module}.weight" in found:
+            raise CheckpointError(f"the codes of {shown(module)} are sparse", where=shown_path(tensors[name].file),
+                                  expected="a dense matrix, or a sparse one of floats")  # fmt: skip
         found[f"{module}.weight"] = _fitting(tensors, module, forms)
         used |= {f"{module}.{part}" for part in _PARTS} & set(tensors)
     return found, used
@@ -133,7 +136,7 @@ def _form(group: Settings, usual: str) -> _Form:
     )
     weights.finish()
     if not inputs.empty:
-        inputs.choice("dynamic", (True, "local"), False)
+        inputs.choice("dynamic", (True, "local") if form == NVFP4 else (True,), False)
         inputs.choice("num_bits", (4, 8) if form in (MXFP4, NVFP4) else (8,))
         inputs.ignore("type", "strategy", "symmetric", "group_size", "observer", "observer_kwargs", "block_structure",
                       "scale_dtype", "zp_dtype")  # fmt: skip

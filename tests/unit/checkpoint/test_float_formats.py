@@ -22,7 +22,8 @@ FLOATS = {"nvfp4": (Form(4, 16, "floats"), "fp4_g16_f32"), "mxfp4": (Form(4, 32,
 @pytest.mark.parametrize("method", FLOATS)
 def test_numbers_of_4_bits_are_kept(method: str, tmp_path: Path) -> None:
     form, scheme = FLOATS[method]
-    inputs = {"num_bits": 4, "type": "float", "dynamic": "local", "strategy": "tensor_group", "group_size": 16}
+    dynamic = "local" if method == "nvfp4" else True
+    inputs = {"num_bits": 4, "type": "float", "dynamic": dynamic, "strategy": "tensor_group", "group_size": 16}
     fields = METHODS[method][1](form)["quantization_config"]
     fields["config_groups"]["group_0"]["input_activations"] = inputs
     codes = write(
@@ -153,6 +154,7 @@ def test_fields_that_change_numbers_of_4_bits_are_refused(method: str, fields: A
         ("bitmask", np.full((N, K // 8), 0x77, np.uint8), "two of each four"),
         ("bitmask", np.full((N, K // 8), 0x0F, np.uint8), "two of each four"),
         ("shape", np.array([N, K + 4]), "does not fit"),
+        ("weight_scale", np.ones((N, 1), np.float32), "sparse"),
         ("shape", np.array([N, -K]), "not the shape"),
         ("shape", np.array([N, K, 1]), "does not fit"),
     ],

@@ -69,9 +69,9 @@ def e4m3_values(numbers: NDArray[np.uint8]) -> NDArray[np.float32]:
 
 def e8m0_values(numbers: NDArray[np.uint8]) -> NDArray[np.float32]:
     """Powers of two of 8 bits (e8m0) as float32; 255 is NaN."""
-    values: NDArray[np.float32] = np.ldexp(np.float32(1), numbers.astype(np.int32) - 127)
-    values[numbers == 255] = np.nan
-    return values
+    bits = np.maximum(numbers.astype(np.uint32) << np.uint32(23), np.uint32(1 << 22))  # 0 is 2**-127
+    bits[numbers == 255] |= 1
+    return bits.view(np.float32)
 
 
 def scheme_name(kind: str, bits: int, k: int, groups: int, scales: TensorInfo) -> str:
@@ -165,7 +165,8 @@ def fp8_matrix(module: str, codes: TensorInfo, scales: TensorInfo, block: tuple[
             factors = widened(scales_of(scales))
         factors = factors.reshape(-(-n // block[0]), -(-k // block[1]))
         factors = np.repeat(np.repeat(factors, block[0], 0)[:n], block[1], 1)[:, :k]
-        return numbers * factors
+        with np.errstate(over="ignore"):
+            return numbers * factors
 
     return replace(matrix(module, (n, k), "Q8_0", (codes, scales), lambda: rounded(values())), values=values)
 

@@ -51,7 +51,7 @@ class QuantizedCheckpoint(Checkpoint):
             return self._checked(name, tensor.values())
         parts, (n, k) = self.read_parts(name), tensor.shape
         if tensor.dtype in FLOATS:
-            return _fp4_values(parts, tensor.dtype).reshape(n, k)
+            return self._checked(name, _fp4_values(parts, tensor.dtype).reshape(n, k))
         scales = widened(parts.scales)
         each = 2 if tensor.dtype.startswith("affine") else 1
         zeros = parts.subs.view(np.uint8)[:, :, None] if parts.subs is not None else np.uint8(tensor.zero)
@@ -90,7 +90,8 @@ def _fp4_values(parts: Parts, scheme: str) -> NDArray[np.float32]:
     scales = parts.scales
     if scheme != "fp4_g16_f32":
         scales = (e8m0_values if scheme == "MXFP4" else e4m3_values)(scales.view(np.uint8))
-    values: NDArray[np.float32] = signed * scales[:, :, None]
+    with np.errstate(over="ignore"):
+        values: NDArray[np.float32] = signed * scales[:, :, None]
     return values
 
 

@@ -82,6 +82,16 @@ def test_other_groups_of_mxfp8_are_refused(mlx: bool, tmp_path: Path) -> None:
     assert "group_size" in refused(tmp_path)
 
 
+@pytest.mark.parametrize("exponent", (254, 255))
+def test_scales_that_overflow_or_are_nan_are_refused(exponent: int, tmp_path: Path) -> None:
+    write_mxfp8(tmp_path)
+    tensors = {"m.q_proj.weight": np.full((N, K // 4), 0x7E7E7E7E, "<u4"),  # 448
+               "m.q_proj.scales": np.full((N, K // 32), exponent, np.uint8)}  # fmt: skip
+    write_tensors(tmp_path / "model.safetensors", tensors)
+    with pytest.raises(CheckpointError, match="not finite"):
+        open_checkpoint(tmp_path).read(NAME)
+
+
 def test_a_matrix_without_columns_is_refused(tmp_path: Path) -> None:
     """Its rows would be counted one by one."""
     write_mxfp8(tmp_path)

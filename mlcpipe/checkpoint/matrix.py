@@ -70,7 +70,7 @@ def e4m3_values(numbers: NDArray[np.uint8]) -> NDArray[np.float32]:
 def e8m0_values(numbers: NDArray[np.uint8]) -> NDArray[np.float32]:
     """Powers of two of 8 bits (e8m0) as float32; 255 is NaN."""
     bits = np.maximum(numbers.astype(np.uint32) << np.uint32(23), np.uint32(1 << 22))  # 0 is 2**-127
-    bits[numbers == 255] |= 1
+    bits[numbers == 255] |= np.uint32(1 << 22)
     return bits.view(np.float32)
 
 

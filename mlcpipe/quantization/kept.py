@@ -94,12 +94,10 @@ def kept_scheme(name: str) -> Scheme:
         raise ConfigError("weight format", expected="a block format, or integers as int4_g128_f16", found=name)
     bits, half = int(match[2] or match[4]), match[6] == "bf16"
     dtype = "float16" if match[6] == "f16" else "float32"
-    if match[3]:
-        zero, more = -min(_FP4), {"table": _FP4, "unit": 1 / 2}
-    else:
-        zero, more = 1 << (bits - 1) if match[1] == "int" else 0, {}
+    table, unit = (_FP4, 1 / 2) if match[3] else ((), 1.0)
+    zero = 1 << (bits - 1) if match[1] == "int" else -min(table, default=0)
     return Scheme(name, dtype, bits, size, 32 // bits, zero, minima=match[1] == "affine", zeros=match[1] == "uint",
-                  scale_format="bf16" if half else "", **more)  # fmt: skip
+                  scale_format="bf16" if half else "", table=table, unit=unit)  # fmt: skip
 
 
 def family_of(name: str) -> str:

@@ -15,6 +15,7 @@ from mlcpipe.errors import CheckpointError
 from mlcpipe.json_files import shown, shown_path
 
 FLOAT_DTYPES = ("float16", "bfloat16", "float32")
+E8M0 = ("uint8", "float8_e8m0fnu")
 RUN = 32  # columns that kernels read at once
 _SUFFIXES = {"float16": "f16", "bfloat16": "bf16", "float32": "f32"}
 
@@ -66,6 +67,13 @@ def e4m3_values(numbers: NDArray[np.uint8]) -> NDArray[np.float32]:
     return values
 
 
+def e8m0_values(numbers: NDArray[np.uint8]) -> NDArray[np.float32]:
+    """Powers of two of 8 bits (e8m0) as float32; 255 is NaN."""
+    bits = np.maximum(numbers.astype(np.uint32) << np.uint32(23), np.uint32(1 << 22))  # 0 is 2**-127
+    bits[numbers == 255] |= np.uint32(1 << 22)
+    return bits.view(np.float32)
+
+
 def scheme_name(kind: str, bits: int, k: int, groups: int, scales: TensorInfo) -> str:
     """The scheme of integers with these groups of a row and the dtype of the scales. Raises CheckpointError."""
     where = shown_path(scales.file)
@@ -109,8 +117,10 @@ def matrix(
     module: str, shape: tuple[int, int], scheme: str, sources: Iterable[TensorInfo], parts: Callable[[], Parts],
     zero: int = 0,
 ) -> Matrix:  # fmt: skip
-    """The matrix `<module>.weight` of stored tensors, that of its codes first."""
+    """The matrix `<module>.weight` of stored tensors, the codes first. Raises CheckpointError if it is empty."""
     first, *rest = sources
+    if 0 in shape:  # the other size may be anything
+        raise CheckpointError(f"tensor {shown(first.name)} is empty", where=shown_path(first.file), found=list(shape))
     nbytes = first.nbytes + sum(tensor.nbytes for tensor in rest)
     return Matrix(f"{module}.weight", shape, scheme, first.file, first.offset, nbytes, parts, zero)
 
@@ -139,16 +149,24 @@ def sorted_columns(index: TensorInfo, k: int, groups: int) -> NDArray[np.int32] 
 
 
 def fp8_matrix(module: str, codes: TensorInfo, scales: TensorInfo, block: tuple[int, ...]) -> Matrix:
-    """A matrix of e4m3 with a scale for each block [rows, columns]; its parts are rounded to those of Q8_0."""
-    n, k = codes.shape
+    """A matrix of e4m3, four a word where they are uint32, with a scale for each block [rows, columns].
+
+    Scales of a byte are e8m0. Its parts are rounded to those of Q8_0.
+    """
+    n, k = codes.shape[0], codes.shape[1] * (4 if codes.dtype == "uint32" else 1)
     if k % RUN:
         check_tensor(codes, (codes.dtype,), (n, -(-k // RUN) * RUN))
 
     def values() -> NDArray[np.float32]:
         numbers = e4m3_values(np.frombuffer(read_bytes(codes), np.uint8).reshape(n, k))
-        factors = widened(scales_of(scales)).reshape(-(-n // block[0]), -(-k // block[1]))
+        if scales.dtype in E8M0:
+            factors = e8m0_values(np.frombuffer(read_bytes(scales), np.uint8))
+        else:
+            factors = widened(scales_of(scales))
+        factors = factors.reshape(-(-n // block[0]), -(-k // block[1]))
         factors = np.repeat(np.repeat(factors, block[0], 0)[:n], block[1], 1)[:, :k]
-        return numbers * factors
+        with np.errstate(over="ignore"):
+            return numbers * factors
 
     return replace(matrix(module, (n, k), "Q8_0", (codes, scales), lambda: rounded(values())), values=values)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 import pkgutil
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import MappingProxyType
@@ -14,13 +14,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mlcpipe.checkpoint.checkpoint import Checkpoint
-from mlcpipe.checkpoint.matrix import Matrix, e4m3_values
+from mlcpipe.checkpoint.matrix import FLOAT_DTYPES, Matrix, e4m3_values, e8m0_values
 from mlcpipe.checkpoint.parts import Parts, widened
 from mlcpipe.checkpoint.settings import Settings
 from mlcpipe.errors import CheckpointError, ConfigError
 from mlcpipe.json_files import shown, shown_path
 
-FLOATS = ("MXFP4", "NVFP4")
+FLOATS = ("MXFP4", "NVFP4", "fp4_g16_f32")
 _FIELD, _MLX_FIELD = "quantization_config", "quantization"
 
 
@@ -32,11 +32,15 @@ class QuantizedCheckpoint(Checkpoint):
 
     @property
     def quantized_as(self) -> str | None:
-        return self.method
+        return self.method if any(True for _ in self._coded()) else None
 
     @property
     def keeps_all(self) -> bool:
-        return all(tensor.values is None for tensor in self.tensors.values() if isinstance(tensor, Matrix))
+        return all(tensor.values is None for tensor in self._coded())
+
+    def _coded(self) -> Iterator[Matrix]:
+        """The matrices that have codes; the others are sparse ones of floats."""
+        return (m for m in self.tensors.values() if isinstance(m, Matrix) and m.dtype not in FLOAT_DTYPES)
 
     def read(self, name: str) -> NDArray[np.float32]:
         """Tensor `name` as a new float32 array; codes become numbers in float32, each rounded once or twice."""
@@ -47,7 +51,7 @@ class QuantizedCheckpoint(Checkpoint):
             return self._checked(name, tensor.values())
         parts, (n, k) = self.read_parts(name), tensor.shape
         if tensor.dtype in FLOATS:
-            return _fp4_values(parts, tensor.dtype).reshape(n, k)
+            return self._checked(name, _fp4_values(parts, tensor.dtype).reshape(n, k))
         scales = widened(parts.scales)
         each = 2 if tensor.dtype.startswith("affine") else 1
         zeros = parts.subs.view(np.uint8)[:, :, None] if parts.subs is not None else np.uint8(tensor.zero)
@@ -80,15 +84,14 @@ class QuantizedCheckpoint(Checkpoint):
 
 
 def _fp4_values(parts: Parts, scheme: str) -> NDArray[np.float32]:
-    """Numbers of 4 bits times their scales of a byte, float32[N, groups, columns]."""
+    """Numbers of 4 bits times their scales, float32[N, groups, columns]."""
     levels = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6], np.float32)[parts.codes & 7]
     signed = np.where(parts.codes & 8, -levels, levels).reshape(*parts.scales.shape, -1)
-    exponents = parts.scales.view(np.uint8)
-    if scheme == "MXFP4":
-        scales = np.ldexp(np.float32(1), exponents.astype(np.int32) - 127)
-    else:
-        scales = e4m3_values(exponents)
-    values: NDArray[np.float32] = signed * scales[:, :, None]
+    scales = parts.scales
+    if scheme != "fp4_g16_f32":
+        scales = (e8m0_values if scheme == "MXFP4" else e4m3_values)(scales.view(np.uint8))
+    with np.errstate(over="ignore"):
+        values: NDArray[np.float32] = signed * scales[:, :, None]
     return values
 
 

@@ -76,33 +76,34 @@ SCHEMES: Mapping[str, Scheme] = {
 }
 
 
-_INTEGERS = re.compile(r"(int|uint|affine)([234568])_(row|g[1-9]\d{0,4})_(f16|bf16|f32)")
+_FORMS = re.compile(r"(?:(int|uint|affine)([234568])|(fp)(4))_(row|g[1-9]\d{0,4})_(f16|bf16|f32)")
 
 
 def kept_scheme(name: str) -> Scheme:
-    """The scheme of a block format, or of integers, as `int4_g128_f16`, `affine4_g64_bf16` and `uint8_row_f32`.
+    """The scheme of a block format, or of a form, as `int4_g128_f16`, `affine4_g64_bf16`, `uint8_row_f32`.
 
     The value of a code c of b bits is (c - 2**(b - 1)) * scale for `int`, (c - zero point) * scale with a zero point
-    for each group for `uint`, and c * scale + minimum for `affine`. Then come the columns of a group, 16 or a multiple
-    of 32, and the dtype of scales and minima. Raises ConfigError for another name.
+    for each group for `uint`, and c * scale + minimum for `affine`; `fp4` has the levels of MXFP4. Then come the
+    columns of a group, 16 or a multiple of 32, and the dtype of scales and minima. Raises ConfigError for another name.
     """
     if name in SCHEMES:
         return SCHEMES[name]
-    match = _INTEGERS.fullmatch(name)
-    size = int(match[3][1:]) if match and match[3] != "row" else 0
+    match = _FORMS.fullmatch(name)
+    size = int(match[5][1:]) if match and match[5] != "row" else 0
     if match is None or (size % RUN and size != 16):
         raise ConfigError("weight format", expected="a block format, or integers as int4_g128_f16", found=name)
-    bits, half = int(match[2]), match[4] == "bf16"
-    zero = 1 << (bits - 1) if match[1] == "int" else 0
-    dtype = "float16" if match[4] == "f16" else "float32"
+    bits, half = int(match[2] or match[4]), match[6] == "bf16"
+    dtype = "float16" if match[6] == "f16" else "float32"
+    table, unit = (_FP4, 1 / 2) if match[3] else ((), 1.0)
+    zero = 1 << (bits - 1) if match[1] == "int" else -min(table, default=0)
     return Scheme(name, dtype, bits, size, 32 // bits, zero, minima=match[1] == "affine", zeros=match[1] == "uint",
-                  scale_format="bf16" if half else "")  # fmt: skip
+                  scale_format="bf16" if half else "", table=table, unit=unit)  # fmt: skip
 
 
 def family_of(name: str) -> str:
-    """What kernels list of a weight format: its own name, or the kind of integers, as `uint`."""
-    match = _INTEGERS.fullmatch(name)
-    return match[1] if match else name
+    """What kernels list of a weight format: its own name, or the kind of a form, as `uint`."""
+    match = _FORMS.fullmatch(name)
+    return (match[1] or match[3]) if match else name
 
 
 def pack_codes(codes: Array, bits: int, in_order: bool = False) -> Array:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import os
 import random
@@ -49,7 +50,7 @@ def damage_json(draw: random.Random, value: Any) -> Any:
         (one, key), (other, other_key) = draw.choice(places), draw.choice(places)
         kind = draw.randrange(10)
         if kind < 3:
-            one[key] = draw.choice(VALUES)
+            one[key] = copy.deepcopy(draw.choice(VALUES))  # a later edit may be one of its own places
         elif kind < 5:
             one[key] = _number(draw, one[key])
         elif kind == 5:

@@ -18,6 +18,7 @@ resource = pytest.importorskip("resource", reason="memory is measured by getrusa
 from tests.fuzz.findings import finding
 from tests.fuzz.quantized_files import fuzz, open_all
 from tests.unit.checkpoint import bitsandbytes_files
+from tests.unit.checkpoint.float_files import write_mxfp8, write_sparse
 from tests.unit.checkpoint.helpers import write_tensors
 from tests.unit.checkpoint.quantized_files import Form, write
 
@@ -43,6 +44,10 @@ SOURCES: dict[str, Callable[[Path], object]] = {
     "mlx": partial(write, method="mlx", form=Form(6, 64, "biases")),
     "compressed-tensors": partial(write, method="compressed-tensors", form=Form(4, 32)),
     "int-quantized": partial(write, method="int-quantized", form=Form(8, 0)),
+    "nvfp4": partial(write, method="nvfp4", form=Form(4, 16, "floats")),
+    "mxfp4": partial(write, method="mxfp4", form=Form(4, 32, "floats")),
+    "sparse": write_sparse,
+    "mlx-mxfp8": write_mxfp8,
     "fp8": _fp8,
     "bitsandbytes": _bitsandbytes,
 }

@@ -32,6 +32,8 @@ CASES = {
     "mlx-8-tied": ("gemma2", "mlx", Form(8, 64, "biases", BFLOAT16), "affine8_g64_bf16"),
     "compressed-4": ("llama", "compressed-tensors", Form(4, 64, "middle", BFLOAT16), "int4_g64_bf16"),
     "compressed-8": ("qwen2", "int-quantized", Form(8, 0, "middle", BFLOAT16), "int8_row_f32"),
+    "nvfp4": ("qwen3", "nvfp4", Form(4, 16, "floats"), "fp4_g16_f32"),
+    "nvfp4-experts": ("mixtral", "nvfp4", Form(4, 16, "floats"), "fp4_g16_f32"),
     "mlx-3": ("qwen2", "mlx", Form(3, 32, "biases"), "affine3_g32_f16"),
 }
 WIDE = {"hidden_size": 256, "intermediate_size": 512}

@@ -2,9 +2,11 @@
 
 A matrix [N, K] of format pack-quantized: `weight_packed` int32 is a stream of bits along K of codes + 2**(bits - 1) or,
 in files before 2026-05, of words that no code leaves; `weight_scale` [N, groups], `weight_zero_point` packed along N
-where it is asymmetric, `weight_shape` [2]. int-quantized: `weight` int8 and zero points int8. mxfp4-pack-quantized:
-`weight_packed` uint8[N, K / 2], the low nibble first, scales e8m0. float-quantized: `weight`
-e4m3, see `fp8.py`. Activations in 8 bits that are scaled as they come are accepted: ours are rounded in finer groups.
+where it is asymmetric, `weight_shape` [2]. int-quantized: `weight` int8 and zero points int8. mxfp4-pack-quantized and
+nvfp4-pack-quantized: `weight_packed` uint8[N, K / 2] of e2m1, the low nibble first, scales e8m0 of 32, or e4m3 of 16
+that `weight_global_scale` float32[1] divides. float-quantized: `weight` e4m3, see `fp8.py`; mxfp8-quantized with scales
+e8m0 of 32. sparse-24-bitmask of `sparsity_config`: see `sparse.py`.
+Activations in 8 bits, for FP4 in 4, that are scaled as they come are accepted: ours are rounded to 8 in groups of 32.
 """
 
 from __future__ import annotations
@@ -17,10 +19,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mlcpipe.checkpoint.matrix import (
+    E8M0,
     FLOAT_DTYPES,
     Matrix,
     byte_scales,
     check_tensor,
+    e4m3_values,
     fp8_matrix,
     matrix,
     scales_of,
@@ -34,20 +38,28 @@ from mlcpipe.checkpoint.methods.bit_stream import unpack_stream
 from mlcpipe.checkpoint.parts import Parts
 from mlcpipe.checkpoint.safetensors_reader import TensorInfo, read_bytes
 from mlcpipe.checkpoint.settings import Settings
+from mlcpipe.checkpoint.sparse import SPARSE_PARTS, matrix_shape, sparse_matrix
 from mlcpipe.errors import CheckpointError
 from mlcpipe.json_files import shown, shown_path
 
-PACKED, INTEGERS, FP8, MXFP4 = "pack-quantized", "int-quantized", "float-quantized", "mxfp4-pack-quantized"
-FORMATS = (PACKED, INTEGERS, FP8, MXFP4)
-MIXED = "mixed-precision"  # each group of modules says its own format
-_BITS: Mapping[str, tuple[int, ...]] = {PACKED: (2, 3, 4, 5, 6, 8), INTEGERS: (8,), FP8: (8,), MXFP4: (4,)}
+PACKED, INTEGERS, FP8 = "pack-quantized", "int-quantized", "float-quantized"
+MXFP4, NVFP4, MXFP8 = "mxfp4-pack-quantized", "nvfp4-pack-quantized", "mxfp8-quantized"
+GROUPS = {MXFP4: 32, NVFP4: 16, MXFP8: 32}  # columns of a group in formats that fix them
+FORMATS = (PACKED, INTEGERS, FP8, *GROUPS)
+MIXED, DENSE = "mixed-precision", "dense"  # each group of modules says its own format; nothing has codes
+_BITS: Mapping[str, tuple[int, ...]] = {
+    PACKED: (2, 3, 4, 5, 6, 8), INTEGERS: (8,), FP8: (8,), MXFP4: (4,), NVFP4: (4,), MXFP8: (8,)
+}  # fmt: skip
 _STRATEGIES: Mapping[str, tuple[str, ...]] = {
     PACKED: ("group", "channel", "tensor"),
     INTEGERS: ("group", "channel", "tensor"),
     FP8: ("channel", "tensor", "block"),
     MXFP4: ("group",),
+    NVFP4: ("tensor_group", "group"),
+    MXFP8: ("group",),
 }
-_PARTS = ("weight", "weight_packed", "weight_scale", "weight_zero_point", "weight_shape", "weight_g_idx")
+_PARTS = ("weight", "weight_packed", "weight_scale", "weight_zero_point", "weight_shape", "weight_g_idx",
+          "weight_global_scale", "input_global_scale")  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -73,43 +85,59 @@ class _Form:
 
 def matrices(settings: Settings, tensors: Mapping[str, TensorInfo]) -> tuple[dict[str, Matrix], set[str]]:
     """The matrices of codes by name, and the tensors that were used. Raises ConfigError and CheckpointError."""
-    usual = settings.choice("format", (*FORMATS, MIXED))
+    usual = settings.choice("format", (*FORMATS, MIXED, DENSE))
     settings.choice("quantization_status", ("compressed", "frozen"), "compressed")
-    settings.table("sparsity_config").choice("format", ("dense",), "dense")
     settings.ignore("global_compression_ratio", "ignore", "version")
+    found, used = _sparse(settings.table("sparsity_config"), tensors)
     forms = sorted({_form(group, usual) for group in settings.table("config_groups").tables()}, key=repr)
-    found: dict[str, Matrix] = {}
-    used: set[str] = set()
     for name in [name for name in tensors if name.endswith(".weight_scale")]:
         module = name.removesuffix(".weight_scale")
+        if f"{module}.weight" in found:
+            raise CheckpointError(f"the codes of {shown(module)} are sparse", where=shown_path(tensors[name].file),
+                                  expected="a dense matrix, or a sparse one of floats")  # fmt: skip
         found[f"{module}.weight"] = _fitting(tensors, module, forms)
         used |= {f"{module}.{part}" for part in _PARTS} & set(tensors)
     return found, used
 
 
+def _sparse(settings: Settings, tensors: Mapping[str, TensorInfo]) -> tuple[dict[str, Matrix], set[str]]:
+    """The matrices of which half is stored, and their tensors."""
+    if settings.choice("format", (DENSE, "sparse-24-bitmask"), DENSE) == DENSE:
+        return {}, set()
+    settings.choice("sparsity_structure", ("2:4",), "2:4")
+    settings.ignore("global_sparsity", "ignore", "targets", "registry_requires_subclass")
+    settings.finish()
+    modules = [name.removesuffix(".bitmask") for name in tensors if name.endswith(".bitmask")]
+    found = {f"{module}.weight": sparse_matrix(tensors, module) for module in modules}
+    return found, {f"{module}.{part}" for module in modules for part in SPARSE_PARTS}
+
+
 def _form(group: Settings, usual: str) -> _Form:
     """The weights of a group of modules. Raises ConfigError for what changes the result and is not known."""
-    form = group.choice("format", FORMATS, None if usual == MIXED else usual)
+    form = group.choice("format", FORMATS, usual if usual in FORMATS else None)
     weights, inputs = group.table("weights"), group.table("input_activations")
     group.ignore("targets")
     group.finish()
-    weights.choice("type", ("float",) if form in (FP8, MXFP4) else ("int",), "int")
-    strategy = weights.choice("strategy", _STRATEGIES[form], "group" if form == MXFP4 else None)
+    floats = form == FP8 or form in GROUPS
+    weights.choice("type", ("float",) if floats else ("int",), "int")
+    strategy = weights.choice("strategy", _STRATEGIES[form], "group" if form in GROUPS else None)
     size: tuple[int, ...] = ()
-    if strategy == "group":
-        size = (weights.integer("group_size", 1, 1 << 16, 32 if form == MXFP4 else None),)
+    if form in GROUPS:
+        size = (weights.choice("group_size", (GROUPS[form],), GROUPS[form]),)
+    elif strategy == "group":
+        size = (weights.integer("group_size", 1, 1 << 16),)
     elif strategy == "block":
         size = weights.sizes("block_structure", 2)
     bits = weights.choice("num_bits", _BITS[form])
-    symmetric = weights.choice("symmetric", (True, False), True)
+    symmetric = weights.choice("symmetric", (True,) if floats else (True, False), True)
     weights.choice("dynamic", (False,), False)
     weights.ignore(
         "observer", "observer_kwargs", "actorder", "scale_dtype", "zp_dtype", "group_size", "block_structure"
     )
     weights.finish()
     if not inputs.empty:
-        inputs.choice("dynamic", (True,), False)
-        inputs.choice("num_bits", (8,))
+        inputs.choice("dynamic", (True, "local") if form == NVFP4 else (True,), False)
+        inputs.choice("num_bits", (4, 8) if form in (MXFP4, NVFP4) else (8,))
         inputs.ignore("type", "strategy", "symmetric", "group_size", "observer", "observer_kwargs", "block_structure",
                       "scale_dtype", "zp_dtype")  # fmt: skip
         inputs.finish()
@@ -136,14 +164,14 @@ def _fitting(tensors: Mapping[str, TensorInfo], module: str, forms: Sequence[_Fo
 def _matrix(tensors: Mapping[str, TensorInfo], module: str, form: _Form) -> Matrix:
     """The matrix of a module. Raises CheckpointError where its tensors do not fit the form."""
     scales = sibling(tensors, module, "weight_scale")
-    if form.format == MXFP4:
-        codes = sibling(tensors, module, "weight_packed")
-        n, groups = scales.shape if len(scales.shape) == 2 else (0, 0)
-        check_tensor(codes, ("uint8",), (n, groups * 16))
-        check_tensor(scales, ("uint8", "float8_e8m0fnu"), (n, groups))
-        return matrix(module, (n, groups * 32), "MXFP4", (codes, scales), partial(_mxfp4, codes, scales))
+    if form.format in GROUPS:
+        return _float_matrix(tensors, module, form.format)
     codes = sibling(tensors, module, "weight_packed" if form.format == PACKED else "weight")
-    n, k = _shape(tensors, module) if form.format == PACKED else (codes.shape if len(codes.shape) == 2 else (0, 0))
+    n, k = (
+        matrix_shape(sibling(tensors, module, "weight_shape"))
+        if form.format == PACKED
+        else (codes.shape if len(codes.shape) == 2 else (0, 0))
+    )
     check_tensor(scales, FLOAT_DTYPES, scales.shape if scales.shape in form.scales(n, k) else form.scales(n, k)[0])
     if form.format == FP8:
         check_tensor(codes, ("float8_e4m3fn",), (n, k))
@@ -168,18 +196,6 @@ def _matrix(tensors: Mapping[str, TensorInfo], module: str, form: _Form) -> Matr
     middle = 1 << (form.bits - 1) if zeros is None else 0
     read = partial(_parts, codes, scales, zeros, form, (n, k), scheme)
     return replace(matrix(module, (n, k), scheme, sources, read, middle), columns=columns)
-
-
-def _shape(tensors: Mapping[str, TensorInfo], module: str) -> tuple[int, int]:
-    """What `weight_shape` says. Raises CheckpointError for sizes that no matrix in a file has."""
-    stored = sibling(tensors, module, "weight_shape")
-    if stored.dtype not in ("int64", "int32") or stored.shape != (2,):
-        check_tensor(stored, ("int64",), (2,))
-    n, k = (int(size) for size in np.frombuffer(read_bytes(stored), "<i8" if stored.dtype == "int64" else "<i4"))
-    if not (0 < n < 1 << 24 and 0 < k < 1 << 24):
-        raise CheckpointError(f"tensor {shown(stored.name)} is not the shape of a matrix",
-                              where=shown_path(stored.file), found=f"[{n}, {k}]")  # fmt: skip
-    return n, k
 
 
 def _parts(
@@ -216,6 +232,35 @@ def _padded_words(words: NDArray[np.uint32], bits: int) -> NDArray[np.uint8]:
     return codes.reshape(len(words), -1)
 
 
-def _mxfp4(codes: TensorInfo, scales: TensorInfo) -> Parts:
+def _float_matrix(tensors: Mapping[str, TensorInfo], module: str, form: str) -> Matrix:
+    """A matrix of numbers of 4 or 8 bits whose scales have 8."""
+    codes, scales = (
+        sibling(tensors, module, part) for part in ("weight" if form == MXFP8 else "weight_packed", "weight_scale")
+    )
+    n, groups = scales.shape if len(scales.shape) == 2 else (0, 0)
+    k = groups * GROUPS[form]
+    check_tensor(scales, ("float8_e4m3fn",) if form == NVFP4 else E8M0, (n, k // 32 * 32 // GROUPS[form]))
+    if form == MXFP8:
+        check_tensor(codes, ("float8_e4m3fn",), (n, k))
+        return fp8_matrix(module, codes, scales, (1, GROUPS[form]))
+    check_tensor(codes, ("uint8",), (n, k // 2))
+    if form == MXFP4:
+        return matrix(
+            module, (n, k), "MXFP4", (codes, scales), lambda: Parts(_pairs(codes), byte_scales(scales, "MXFP4"))
+        )
+    divisor = sibling(tensors, module, "weight_global_scale")
+    check_tensor(divisor, ("float32",), (1,))
+    return matrix(module, (n, k), "fp4_g16_f32", (codes, scales, divisor), partial(_nvfp4, codes, scales, divisor))
+
+
+def _pairs(codes: TensorInfo) -> NDArray[np.uint8]:
+    """The codes of bytes uint8[N, K / 2], as [N, K]."""
     pairs = np.frombuffer(read_bytes(codes), np.uint8).reshape(codes.shape)
-    return Parts(np.stack([pairs & 15, pairs >> 4], axis=-1).reshape(len(pairs), -1), byte_scales(scales, "MXFP4"))
+    return np.stack([pairs & 15, pairs >> 4], axis=-1).reshape(len(pairs), -1)
+
+
+def _nvfp4(codes: TensorInfo, scales: TensorInfo, divisor: TensorInfo) -> Parts:
+    """Scales are rounded once, to float32, as the package that defines the format does."""
+    values = e4m3_values(np.frombuffer(read_bytes(scales), np.uint8).reshape(scales.shape))
+    with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
+        return Parts(_pairs(codes), values / scales_of(divisor))

@@ -2,7 +2,8 @@
 
 A matrix [N, K]: `weight` uint32[N, K * bits / 32] is a stream of bits along K. In mode affine `scales` and `biases`
 [N, groups] make scale * code + bias. Modes mxfp4 and nvfp4 have numbers of 4 bits and scales of a byte (OCP
-Microscaling Formats 1.0) in groups of 32 and 16, which `biases` do not follow.
+Microscaling Formats 1.0) in groups of 32 and 16, which `biases` do not follow. Mode mxfp8 has e4m3, see `fp8.py`, with
+a scale e8m0 for 32.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from mlcpipe.checkpoint.matrix import (
     Matrix,
     byte_scales,
     check_tensor,
+    fp8_matrix,
     matrix,
     scales_of,
     scheme_name,
@@ -30,7 +32,7 @@ from mlcpipe.checkpoint.settings import Settings
 
 BITS = (2, 3, 4, 5, 6, 8)
 GROUPS = (32, 64, 128)
-FLOATS = {"mxfp4": ("MXFP4", 32), "nvfp4": ("NVFP4", 16)}
+FLOATS = {"mxfp4": ("MXFP4", 4, 32), "nvfp4": ("NVFP4", 4, 16), "mxfp8": ("Q8_0", 8, 32)}  # scheme, bits, group
 
 
 def matrices(settings: Settings, tensors: Mapping[str, TensorInfo]) -> tuple[dict[str, Matrix], set[str]]:
@@ -58,7 +60,8 @@ def _form(settings: Settings) -> tuple[int, int, str]:
     mode = settings.choice("mode", ("affine", *FLOATS), "affine")
     if mode == "affine":
         return settings.choice("bits", BITS), settings.choice("group_size", GROUPS), mode
-    return settings.choice("bits", (4,)), settings.choice("group_size", (FLOATS[mode][1],)), mode
+    _, bits, group_size = FLOATS[mode]
+    return settings.choice("bits", (bits,)), settings.choice("group_size", (group_size,)), mode
 
 
 def _matrix(tensors: Mapping[str, TensorInfo], module: str, bits: int, group_size: int, mode: str) -> Matrix:
@@ -68,6 +71,8 @@ def _matrix(tensors: Mapping[str, TensorInfo], module: str, bits: int, group_siz
     check_tensor(codes, ("uint32",), (n, k * bits // 32))
     if mode != "affine":
         check_tensor(scales, ("uint8",), (n, groups))
+        if mode == "mxfp8":
+            return fp8_matrix(module, codes, scales, (1, group_size))
         scheme = FLOATS[mode][0]
         return matrix(module, (n, k), scheme, (codes, scales), partial(_float_parts, codes, scales, scheme))
     biases = sibling(tensors, module, "biases")

@@ -48,18 +48,54 @@ class Codes:
 
 
 @dataclass(frozen=True)
+class Floats:
+    """A matrix of e2m1 codes u8[N, K] (OCP Microscaling Formats 1.0) times scales f32[N, groups]; `stored` in 8 bits.
+
+    Those of NVFP4 are e4m3 that a `divisor` divides, those of MXFP4 powers of two.
+    """
+
+    codes: Array
+    stored: Array
+    divisor: Array | None
+
+    @classmethod
+    def of(cls, codes: Array, scales: Array, group: int) -> Floats:
+        """With the scales that are next to `scales` f32[N, groups]."""
+        if group == 32:
+            return cls(codes, (np.rint(np.log2(scales)) + 127).astype(np.uint8), None)
+        divisor = np.array([448 / scales.max()], np.float32)
+        return cls(codes, (scales * divisor).astype(ml_dtypes.float8_e4m3fn), divisor)
+
+    @property
+    def scales(self) -> Array:
+        if self.divisor is None:
+            return np.exp2(self.stored.astype(np.float32) - 127)
+        return self.stored.astype(np.float32) / self.divisor
+
+    def values(self) -> Array:
+        """float32[N, K]."""
+        numbers = self.codes.view(ml_dtypes.float4_e2m1fn).astype(np.float32).reshape(*self.scales.shape, -1)
+        return (numbers * self.scales[:, :, None]).reshape(self.codes.shape)
+
+
+@dataclass(frozen=True)
 class Form:
     """How a checkpoint is rounded: bits, columns of a group (0: a row), zero points or minima, dtype of scales."""
 
     bits: int = 4
     group: int = 32
-    kind: str = "zeros"  # or "middle", "biases"
+    kind: str = "zeros"  # or "middle", "biases", "floats"
     dtype: Any = np.float16
     fields: Mapping[str, Any] = field(default_factory=dict)
 
-    def round(self, w: Array) -> Codes:
+    def round(self, w: Array) -> Codes | Floats:
         """The nearest codes of w float32[N, K]; with desc_act groups are of columns anywhere."""
         n, k = w.shape
+        if self.kind == "floats":
+            groups = w.reshape(n, k // self.group, self.group)
+            scales = np.maximum(np.abs(groups).max(-1) / 6, 1e-6)
+            codes = (groups / scales[..., None]).astype(ml_dtypes.float4_e2m1fn).view(np.uint8)
+            return Floats.of(codes.reshape(n, k), scales, self.group)
         columns = np.random.default_rng(k).permutation(k) if self.fields.get("desc_act") else None
         groups = (w if columns is None else w[:, columns]).reshape(n, k // (self.group or k), -1)
         top = (1 << self.bits) - 1
@@ -153,6 +189,21 @@ def int8_tensors(module: str, codes: Codes, form: Form) -> dict[str, Array]:
     }
 
 
+def float4_tensors(module: str, codes: Floats, form: Form) -> dict[str, Array]:
+    """The tensors of a module of compressed-tensors, mxfp4-pack-quantized or nvfp4-pack-quantized."""
+    tensors = {
+        f"{module}.weight_packed": codes.codes[:, ::2] | codes.codes[:, 1::2] << 4,
+        f"{module}.weight_scale": codes.stored,
+    }
+    return tensors if codes.divisor is None else {**tensors, f"{module}.weight_global_scale": codes.divisor}
+
+
+def float4_config(form: Form, name: str) -> dict[str, Any]:
+    """What config.json has."""
+    fields = {"type": "float", "strategy": "group" if form.group == 32 else "tensor_group"}
+    return compressed_config(Form(4, form.group, "middle", fields={**fields, **form.fields}), name)
+
+
 def compressed_config(form: Form, name: str = "pack-quantized") -> dict[str, Any]:
     """What config.json has; the fields of a form are those of its weights."""
     weights = {"num_bits": form.bits, "type": "int", "symmetric": form.kind == "middle", "dynamic": False,
@@ -188,13 +239,15 @@ def mlx_config(form: Form) -> dict[str, Any]:
     return {"quantization": fields, "quantization_config": fields}
 
 
-Pack = Callable[[str, Codes, Form], dict[str, Array]]
+Pack = Callable[[str, Any, Form], dict[str, Array]]
 METHODS: Mapping[str, tuple[Pack, Callable[[Form], dict[str, Any]]]] = {
     "gptq": (gptq, gptq_config),
     "awq": (awq, awq_config),
     "mlx": (mlx, mlx_config),
     "compressed-tensors": (packed_tensors, compressed_config),
     "int-quantized": (int8_tensors, partial(compressed_config, name="int-quantized")),
+    "mxfp4": (float4_tensors, partial(float4_config, name="mxfp4-pack-quantized")),
+    "nvfp4": (float4_tensors, partial(float4_config, name="nvfp4-pack-quantized")),
 }
 
 
@@ -233,10 +286,13 @@ BFLOAT16 = ml_dtypes.bfloat16
 N, K = 64, 256
 
 
-def random_codes(form: Form) -> Codes:
+def random_codes(form: Form) -> Any:
     """Every code and zero point, and scales of both signs."""
     draw = np.random.default_rng(form.bits)
     groups = K // (form.group or K)
+    if form.kind == "floats":
+        codes = draw.integers(0, 16, (N, K), np.uint8)
+        return Floats.of(codes, draw.uniform(1e-3, 1, (N, groups)).astype(np.float32), form.group)
     zeros = draw.integers(0, 1 << form.bits, (N, groups), np.uint8)
     if form.kind == "middle":
         zeros[...] = 1 << (form.bits - 1)
@@ -247,7 +303,7 @@ def random_codes(form: Form) -> Codes:
 
 def write(
     folder: Path, method: str, form: Form, *, config: Mapping[str, Any] = {}, tensors: Mapping[str, Any] = {}
-) -> Codes:
+) -> Any:
     """A checkpoint with one module `m.q_proj`; `config` and `tensors` replace fields and tensors, None removes them."""
     pack, config_of = METHODS[method]
     codes = random_codes(form)

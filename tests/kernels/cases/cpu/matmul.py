@@ -31,7 +31,7 @@ KEPT = tuple(
 )
 # Zero points, minima, and zero points of the middle; 3, 4 and 8 bits; groups, rows; every dtype of scales.
 INTEGERS = ("uint4_g128_f16", "affine4_g64_bf16", "int4_g128_bf16", "uint3_row_f32", "uint8_g32_f32", "affine8_g64_f16",
-            "int8_row_f32", "int4_row_f32", "int8_g128_f16")  # fmt: skip
+            "int8_row_f32", "int4_row_f32", "int8_g128_f16", "fp4_g16_f32")  # fmt: skip
 SCHEMES = {
     "q4f16_1": SHAPES,
     "q3f16_1": SHAPES,

@@ -108,6 +108,17 @@ class Executor:
         for places, run in self._runs(layer, ids):
             self._device.put(run, pages[places])
 
+    def copy_out(self, ids: Many[int]) -> Pages:
+        """A copy int8[n, layers, bytes] of these pages, which differ, of all layers."""
+        with self._device.errors():
+            return np.stack([self.read_pages(layer, ids) for layer in range(len(self.pages))], axis=1)
+
+    def copy_in(self, ids: Many[int], pages: Pages) -> None:
+        """Replace what `copy_out` gives."""
+        with self._device.errors():
+            for layer in range(len(self.pages)):
+                self.write_pages(layer, ids, pages[:, layer])
+
     def _runs(self, layer: int, ids: Many[int]) -> Iterator[tuple[NDArray[np.intp], Any]]:
         """Views of pages that lie side by side, each with their places in `ids`: one copy takes them all."""
         order, wanted = np.argsort(ids), np.sort(ids)

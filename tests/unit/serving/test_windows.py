@@ -55,6 +55,8 @@ def test_models_of_one_kind_of_layer_have_one_group() -> None:
 
 
 def test_prefixes_that_cannot_be_saved() -> None:
-    core: Any = SimpleNamespace(scheduler=SimpleNamespace(pool=SimpleNamespace(groups=page_groups(bundle([1]), CONTEXT))))
+    core: Any = SimpleNamespace(
+        scheduler=SimpleNamespace(pool=SimpleNamespace(groups=page_groups(bundle([1]), CONTEXT)))
+    )
     with pytest.raises(UsageError, match="sliding window"):
         check_savable(core)

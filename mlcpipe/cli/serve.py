@@ -70,6 +70,14 @@ def serve_command(
         int | None,
         typer.Option(help="How many answers of the whole context fit the KV cache. (default: what memory allows)"),
     ] = None,
+    swap_bytes: Annotated[
+        int | None,
+        typer.Option(
+            help="Bytes of the host's memory for keys and values of answers that gave way on a GPU; 0 computes them "
+            "again. (default: a quarter of what is free)",
+            min=0,
+        ),
+    ] = None,
     step_ms: Annotated[
         int, typer.Option(help="Milliseconds that a step may take while somebody waits for the next token.")
     ] = DEFAULT_STEP_MS,
@@ -204,6 +212,7 @@ def serve_command(
             "draft": draft is not DraftKind.lookup,
             "draft_model": draft_model,
             "context_shift": context_shift,
+            "swap_bytes": swap_bytes,
         }
         manifest = manifest_of(bundle, sequences=sequences, warm=warm, prefixes=prefixes, adapter=adapter, **changed)
         where = f"[{host}]" if ":" in host else host
@@ -231,8 +240,9 @@ def serve_command(
         def load() -> Loaded:
             engine = Engine(bundle, context_length=context, device=engine_device(device), threads=threads)
             plan = EnginePlan(
-                max_queue, sequences, step_ms / 1000, draft is not DraftKind.off, adapter_ranks, context_shift, ray or 1
-            )
+                max_queue, sequences, step_ms / 1000, draft is not DraftKind.off, adapter_ranks, context_shift,
+                ray or 1, swap_bytes,
+            )  # fmt: skip
             smaller = None if drafts is None else _draft_model(drafts, engine, engine_device(device))
             loaded = _load(engine, names, plan, folders, prefixes, smaller)
             _warm(loaded, texts)
@@ -292,6 +302,7 @@ class EnginePlan(NamedTuple):
     adapter_ranks: int | None
     context_shift: bool
     replicas: int
+    swap_bytes: int | None
 
 
 def _adapter_folders(options: Iterable[str]) -> dict[str, Path]:

@@ -35,6 +35,7 @@ class _EngineCollector(Collector):
             ("num_requests_running", "Requests that are computed.", stats.running),
             ("num_requests_waiting", "Requests that wait.", stats.waiting),
             ("kv_cache_usage_perc", "Part of the KV cache in use, 0 to 1.", stats.kv_usage),
+            ("swap_bytes", "Keys and values on the host of requests that gave way.", stats.swap_bytes),
         ):
             yield GaugeMetricFamily(f"mlcpipe_{name}", text, value=value)
         for name, text, value in (
@@ -43,6 +44,8 @@ class _EngineCollector(Collector):
             ("prompt_tokens", "Tokens of prompts.", stats.prompt),
             ("generation_tokens", "Tokens of answers.", stats.generated),
             ("num_preemptions", "Requests that gave way to others.", stats.preemptions),
+            ("swapped_out_tokens", "Tokens whose keys and values were copied to the host.", stats.swapped_out),
+            ("swapped_in_tokens", "Of them, those that were copied back.", stats.swapped_in),
             ("spec_decode_num_drafts", "Drafts that were checked.", stats.drafts),
             ("spec_decode_num_draft_tokens", "Tokens of drafts that were checked.", stats.drafted),
             ("spec_decode_num_accepted_tokens", "Of them, those that stand in answers.", stats.accepted),

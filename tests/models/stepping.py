@@ -26,11 +26,13 @@ class Steps:
     kv_tokens: int = 1024
     limits: Limits = field(default_factory=lambda: Limits(256, prefill_chunk=64, sequences=16))
     adapter_blocks: int = 0
+    swap_bytes: int = 0
 
     def __post_init__(self) -> None:
         # Costs of a device where a step holds few prompt rows, so that prompts come in many chunks.
         costs = (1e-3, 1e-3, 1e-3, 4e-3, 0.0, 0.0)
-        self.core = Core(self.bundle, self.kv_tokens, self.limits, CostModel(costs, learn=False), self.adapter_blocks)
+        cost = CostModel(costs, learn=False)
+        self.core = Core(self.bundle, self.kv_tokens, self.limits, cost, self.adapter_blocks, self.swap_bytes)
         self.scheduler = self.core.scheduler
         self.logits: dict[int, list[NDArray[np.float32]]] = defaultdict(list)
         self.now = 0.0

@@ -94,7 +94,8 @@ def write_tokenizer(folder: Path) -> None:
     tokenizer.add_special_tokens(list(SPECIAL))
     tokenizer.save(str(folder / "tokenizer.json"))
     settings = {"tokenizer_class": "PreTrainedTokenizerFast", "cls_token": "[CLS]", "sep_token": "[SEP]"}
-    (folder / "tokenizer_config.json").write_text(json.dumps({**settings, "unk_token": "[UNK]"}))
+    settings |= {"unk_token": "[UNK]", "pad_token": "[PAD]"}
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings))
 
 
 def hidden_states(model: Any, ids: Sequence[int]) -> NDArray[np.float32]:

@@ -79,7 +79,7 @@ class Batching:
     tokens that are looked up in its texts are checked several at a time, where that is faster; `draft_model` proposes
     them where the texts do not. `adapter_blocks` is the room for adapters, of 16 ranks each. With `context_shift`
     prompts and answers may be longer than the context, which then has their first page and their last tokens; raises
-    UsageError for one that is too short for it.
+    UsageError for one that is too short for it. `swap_bytes` as in `Core`.
     """
 
     def __init__(
@@ -94,6 +94,7 @@ class Batching:
         draft_model: LoadedBundle | None = None,
         adapter_blocks: int = 0,
         context_shift: bool = False,
+        swap_bytes: int = 0,
     ) -> None:
         if context_shift:
             check_shiftable(min(bundle.context_length, kv_tokens))
@@ -101,7 +102,7 @@ class Batching:
         limits = Limits(bundle.context_length, sequences=max_sequences, queue=max_queue, step_s=step_s)
         self._drafts = drafts
         self._draft_model = None if draft_model is None else DraftModel(draft_model, kv_tokens, max_sequences)
-        self._core = Core(bundle, kv_tokens, limits, adapter_blocks=adapter_blocks)
+        self._core = Core(bundle, kv_tokens, limits, adapter_blocks=adapter_blocks, swap_bytes=swap_bytes)
         self._scheduler = self._core.scheduler
         self._limits, self._kv_tokens = self._scheduler.limits, kv_tokens
         self._commands: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
@@ -215,7 +216,7 @@ class Batching:
 
     def stats(self) -> EngineStats:
         """As `ServingEngine.stats`."""
-        scheduler = self._scheduler
+        scheduler, swap = self._scheduler, self._scheduler.residency.swap
         counts = scheduler.pool.counts()
         pages = sum(sum(each) for each in counts)
         return EngineStats(
@@ -226,6 +227,9 @@ class Batching:
             cached=scheduler.totals.prefix_hits,
             generated=scheduler.totals.answer_tokens,
             preemptions=scheduler.totals.preemptions,
+            swapped_out=0 if swap is None else swap.tokens_out,
+            swapped_in=0 if swap is None else swap.tokens_in,
+            swap_bytes=0 if swap is None else swap.bytes,
             drafts=scheduler.totals.drafts,
             drafted=scheduler.totals.drafted,
             accepted=scheduler.totals.accepted,

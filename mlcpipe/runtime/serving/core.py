@@ -27,6 +27,7 @@ from mlcpipe.runtime.serving.prefix_tree import PrefixTree
 from mlcpipe.runtime.serving.scheduler import Scheduler
 from mlcpipe.runtime.serving.sequence import Sequence, State
 from mlcpipe.runtime.serving.step import Step
+from mlcpipe.runtime.serving.swap import Swap
 
 GREEDY = Row(SamplingParams(temperature=0.0))
 
@@ -47,7 +48,8 @@ class Core:
     """Plan a step with `scheduler`, `compute` it, settle it; a request's `params` are the `Row` that it is drawn with.
 
     `limits` are lowered to what the bundle and its KV cache of `kv_tokens` tokens can do. `adapter_blocks` is the room
-    for adapters.
+    for adapters, `swap_bytes` that on the host for pages of those that give way; the device then has memory of its own,
+    and the model's layers keep all tokens.
     """
 
     def __init__(
@@ -57,6 +59,7 @@ class Core:
         limits: Limits,
         cost: CostModel | None = None,
         adapter_blocks: int = 0,
+        swap_bytes: int = 0,
     ) -> None:
         model, groups = bundle.manifest.model, page_groups(bundle, kv_tokens)
         self.bundle, self._sampler = bundle, Sampler(bundle)
@@ -74,6 +77,8 @@ class Core:
         )
         tree = PrefixTree(pool, model.recompute_above, model.rope_above)
         self.scheduler = Scheduler(pool, tree, cost or CostModel(), limits)
+        if swap_bytes:
+            self.scheduler.residency.swap = Swap(self.executor, tree, self.scheduler.cost, swap_bytes)
 
     def compute(
         self,

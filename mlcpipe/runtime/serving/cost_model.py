@@ -68,6 +68,10 @@ class CostModel:
         """Expected for a step."""
         return sum(cost * feature for cost, feature in zip(self.costs, load.features()))
 
+    def row_seconds(self, load: Load) -> float:
+        """What the rows and keys of a load add to a step that has rows of both kinds in any case."""
+        return self.seconds(load) - (load.few > 0) * self.costs[0] - (load.many > 0) * self.costs[2]
+
     def prompt_rows(self, load: Load, step_s: float, depth: int = 0, most: int = 1 << 20) -> int:
         """How many prompt rows, the first at position `depth`, fit into a step of `step_s` beside this load.
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Iterator
 from collections.abc import Sequence as Many
 from dataclasses import replace
 from functools import partial
@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import tvm_ffi
+from numpy.typing import NDArray
 
 from mlcpipe.devices.base import Reused
 from mlcpipe.devices.support import tvm_runtime
@@ -19,6 +20,7 @@ from mlcpipe.runtime.serving.batch import StepBuffer, few_spans, many_spans
 from mlcpipe.runtime.serving.page_pool import PageCopy, PageGroup
 from mlcpipe.runtime.serving.step import FewRows, ManyRows
 
+Pages = NDArray[np.int8]
 MAX_FEW_ROWS = 64  # of a forward: what the library's memory is planned for
 
 
@@ -93,6 +95,36 @@ class Executor:
             self._copy(
                 *(self._device.tensor(np.array(several, np.int32).reshape(-1, 2)) for several in pairs), self.pages
             )
+
+    def read_pages(self, layer: int, ids: Many[int]) -> Pages:
+        """A copy int8[n, bytes] of pages of a layer, in the order of their ids, which differ."""
+        pages = np.empty((len(ids), self.bundle.manifest.page_bytes), np.int8)
+        for places, run in self._runs(layer, ids):
+            pages[places] = tvm_runtime.array(self._device.read(run))
+        return pages
+
+    def write_pages(self, layer: int, ids: Many[int], pages: Pages) -> None:
+        """Replace what `read_pages` gives."""
+        for places, run in self._runs(layer, ids):
+            self._device.put(run, pages[places])
+
+    def copy_out(self, ids: Many[int]) -> Pages:
+        """A copy int8[n, layers, bytes] of these pages, which differ, of all layers."""
+        with self._device.errors():
+            return np.stack([self.read_pages(layer, ids) for layer in range(len(self.pages))], axis=1)
+
+    def copy_in(self, ids: Many[int], pages: Pages) -> None:
+        """Replace what `copy_out` gives."""
+        with self._device.errors():
+            for layer in range(len(self.pages)):
+                self.write_pages(layer, ids, pages[:, layer])
+
+    def _runs(self, layer: int, ids: Many[int]) -> Iterator[tuple[NDArray[np.intp], Any]]:
+        """Views of pages that lie side by side, each with their places in `ids`: one copy takes them all."""
+        order, wanted = np.argsort(ids), np.sort(ids)
+        for places in np.split(order, np.flatnonzero(np.diff(wanted) != 1) + 1) if len(ids) else ():
+            nbytes = self.bundle.manifest.page_bytes
+            yield places, tvm_runtime.view(self.pages[layer], (len(places), nbytes), int(ids[places[0]]) * nbytes)
 
     def few(self, rows: Many[FewRows]) -> Forward:
         """The logits of all rows."""

@@ -131,6 +131,8 @@ class EngineStats:
     kv_usage         part of the KV cache that is in use, 0 to 1
     prompt           of prompts that were begun; `cached` of them were not computed again
     preemptions      of requests
+    swapped_out      whose keys and values were copied to the host, and `swapped_in`, back
+    swap_bytes       of them on the host now
     drafts           that were checked, of `drafted` tokens, of which `accepted` stand
     finished         requests by how they ended
     step_s           seconds of computing by part of a step
@@ -143,6 +145,9 @@ class EngineStats:
     cached: int = 0
     generated: int = 0
     preemptions: int = 0
+    swapped_out: int = 0
+    swapped_in: int = 0
+    swap_bytes: int = 0
     drafts: int = 0
     drafted: int = 0
     accepted: int = 0

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from mlcpipe.errors import ResourceError
+from mlcpipe.errors import ResourceError, UsageError
+from mlcpipe.host.finding import byte_size
+from mlcpipe.host.memory import free_memory
 from mlcpipe.runtime.loading import LoadedBundle
 from mlcpipe.runtime.model import LoadedModel
 from mlcpipe.runtime.serving.adapters import block_bytes, blocks_of
@@ -10,6 +12,7 @@ from mlcpipe.runtime.serving.batching import Batching
 from mlcpipe.runtime.serving.executor import MAX_FEW_ROWS, layer_pages
 from mlcpipe.runtime.serving.interface import ServingEngine
 
+_SWAP_SHARE = 0.25  # of the host's free memory, for pages of those that give way on a GPU
 _MEMORY_SHARE = 0.5  # of the free memory that the KV cache takes where nobody says how many sequences
 
 
@@ -24,12 +27,15 @@ def open_engine(
     draft_model: LoadedModel | None = None,
     context_shift: bool = False,
     replicas: int = 1,
+    swap_bytes: int | None = None,
 ) -> ServingEngine:
     """An engine over the model, which nobody else may use from now on, nor the draft model.
 
     `sequences` of the whole context fit its KV cache at once; None is as many as half of the free memory holds, of
-    which each of so many `replicas` takes its part. `adapter_ranks` of adapters may be loaded at once. Raises
-    ResourceError where they would not fit, and UsageError for a context that is too short for `context_shift`.
+    which each of so many `replicas` takes its part. `adapter_ranks` of adapters may be loaded at once. `swap_bytes` of
+    the host are for pages of those that give way; None is a part of what is free, where pages can be copied. Raises
+    ResourceError where they would not fit, and UsageError for a context that is too short for `context_shift`, or
+    where pages cannot be copied.
     """
     models = [one for one in (model, draft_model) if one is not None]
     for one in models:
@@ -66,8 +72,24 @@ def open_engine(
     return Batching(
         bundle, kv_tokens=kv_tokens, max_queue=max_queue, step_s=step_s, drafts=drafts,
         adapter_blocks=blocks_of(adapter_ranks), draft_model=None if draft_model is None else draft_model.bundle,
-        context_shift=context_shift,
+        context_shift=context_shift, swap_bytes=_swap_bytes(bundle, swap_bytes, _kv_bytes([bundle], kv_tokens)),
     )  # fmt: skip
+
+
+def _swap_bytes(bundle: LoadedBundle, asked: int | None, kv_bytes: int) -> int:
+    """Bytes of the host for pages, beside the KV cache's, which is in the same memory on many devices."""
+    device = bundle.device
+    if device.on_host or bundle.manifest.model.sliding_window:
+        if asked:
+            found = "layers with a sliding window" if not device.on_host else device.description
+            raise UsageError("--swap-bytes", expected="a model on a GPU whose layers keep all tokens", found=found)
+        return 0
+    free = free_memory()
+    if asked is None:
+        return int(max(0, free.nbytes - kv_bytes) * _SWAP_SHARE)
+    if asked > free.nbytes:
+        raise ResourceError("not enough memory for --swap-bytes", expected=f"{byte_size(asked)} free", found=free)
+    return asked
 
 
 def _kv_bytes(bundles: list[LoadedBundle], kv_tokens: int) -> int:

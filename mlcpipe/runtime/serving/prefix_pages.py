@@ -4,25 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Generator
 from collections.abc import Sequence as Many
-from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
-
-from mlcpipe.devices.support import tvm_runtime
 from mlcpipe.errors import ResourceError, UsageError
 from mlcpipe.runtime.chat_file import SavedChat
 from mlcpipe.runtime.serving.core import Core
+from mlcpipe.runtime.serving.executor import Pages
 from mlcpipe.runtime.serving.sequence import Request, Sequence
 from tir_schedules.step_layout import PAGE
-
-Pages = NDArray[np.int8]
 
 
 def check_savable(core: Core) -> None:
     """Raises UsageError for a model whose prefixes cannot be saved."""
-    if not core.bundle.device.on_host:
-        raise UsageError("saved prefixes", expected="a model on the CPU", found=core.bundle.device.description)
     if any(group.window for group in core.scheduler.pool.groups):
         raise UsageError("saved prefixes", expected="a model whose layers keep all tokens", found="a sliding window")
 
@@ -32,8 +24,9 @@ def copy_prefix(core: Core, tokens: Many[int], namespace: str) -> Generator[None
     sequence = _begun(core, tokens, namespace)
     try:
         layers = []
-        for layer in core.executor.pages:
-            layers.append(_array(layer)[sequence.tables[0]])
+        for layer in range(len(core.executor.pages)):
+            with core.bundle.device.errors():
+                layers.append(core.executor.read_pages(layer, sequence.tables[0]))
             yield
         return layers
     finally:
@@ -48,8 +41,9 @@ def restore_prefix(core: Core, saved: SavedChat, namespace: str) -> Generator[No
         known = sequence.shared
         if not scheduler.residency.reserve(sequence, end - sequence.computed):
             raise ResourceError("the KV cache has no room for the prefix", expected=f"{end} tokens that nobody uses")
-        for layer, pages in zip(core.executor.pages, saved.pages):
-            _array(layer)[sequence.tables[0][known:]] = pages[known : end // PAGE]
+        for layer, pages in enumerate(saved.pages):
+            with core.bundle.device.errors():
+                core.executor.write_pages(layer, sequence.tables[0][known:], pages[known : end // PAGE])
             yield
         sequence.computed = end
         scheduler.tree.add(sequence)
@@ -63,8 +57,3 @@ def _begun(core: Core, tokens: Many[int], namespace: str) -> Sequence:
     sequence = core.scheduler.pool.sequence(-1, request)
     core.scheduler.tree.take(sequence)
     return sequence
-
-
-def _array(layer: Any) -> Pages:
-    array: Pages = tvm_runtime.array(layer)
-    return array

@@ -7,7 +7,7 @@ decode's arithmetic, so that pages which differ in bits are never taken for each
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Iterator
+from collections.abc import Callable, Hashable, Iterable, Iterator
 
 from mlcpipe.runtime.serving.page_pool import PagePool
 from mlcpipe.runtime.serving.sequence import Sequence
@@ -57,6 +57,8 @@ class PrefixTree:
     def __init__(self, pool: PagePool, recompute_above: int | None = None, rope_above: int | None = None) -> None:
         self.pool = pool
         self.pins: dict[Pin, None] = {}
+        # Called with nodes and their pages of the first group, before anybody else writes to these.
+        self.on_eviction: Callable[[list[tuple[Node, int]]], None] = lambda evicted: None
         self._recompute_above, self._rope_above = recompute_above, rope_above
         self._root = Node(None, (), 0, [_NONE] * len(pool.groups))
         self._owners: list[dict[int, Node]] = [{} for _ in pool.groups]  # by group, page -> node
@@ -148,9 +150,14 @@ class PrefixTree:
         wanted = [(pages, len(pages.free) + count) for pages, count in zip(self.pool.pages, counts)]
         if any(free > len(pages.free) + len(pages.idle) for pages, free in wanted):
             return False
+        evicted = []
         for group, (pages, free) in enumerate(wanted):
             while len(pages.free) < free:  # a page of the first group takes that of the second along
-                self._forget(self._owners[group][next(iter(pages.idle))], group)
+                page = next(iter(pages.idle))
+                node = self._owners[group][page]
+                evicted += [(node, page)] if not group else []
+                self._forget(node, group)
+        self.on_eviction(evicted)
         return True
 
     def _forget(self, node: Node, group: int) -> None:
@@ -188,16 +195,20 @@ class PrefixTree:
 
     def pin(self, sequence: Sequence) -> Pin:
         """Keep the full pages of the sequence's prompt, as far as they are computed, until `unpin`."""
-        nodes, node = [], sequence.node
-        while node is not None and node.parent is not self._root:
-            nodes.append(node)
-            node = node.parent
-        nodes = nodes[::-1][: len(sequence.request.tokens) // PAGE]
+        nodes = self.path(sequence)[: len(sequence.request.tokens) // PAGE]
         pin = Pin([(group, page) for group, page, _ in self._pages_of(nodes[: self._usable(nodes)])])
         for group, page in pin.pages:
             self.pool.pages[group].use(page)
         self.pins[pin] = None
         return pin
+
+    def path(self, sequence: Sequence) -> list[Node]:
+        """The nodes that the sequence uses, in the order of its pages."""
+        nodes, node = [], sequence.node
+        while node is not None and node.parent is not self._root:
+            nodes.append(node)
+            node = node.parent
+        return nodes[::-1]
 
     def unpin(self, pin: Pin) -> None:
         """The prefix may be evicted again."""

@@ -10,6 +10,7 @@ from mlcpipe.runtime.serving.limits import Limits, Totals
 from mlcpipe.runtime.serving.page_pool import PagePool
 from mlcpipe.runtime.serving.prefix_tree import PrefixTree
 from mlcpipe.runtime.serving.sequence import Sequence, State
+from mlcpipe.runtime.serving.swap import Swap
 from tir_schedules.step_layout import PAGE
 
 PROTECTED = 3  # preemptions, after which a sequence gives way only if all have had as many
@@ -25,6 +26,7 @@ class Residency:
         self.running: list[Sequence] = []
         self.forking = 0  # places that the step being planned gives to those of `alike`
         self.on_preemption: Callable[[Sequence], None] = lambda sequence: None
+        self.swap: Swap | None = None
         self._blocked: tuple[Sequence, int] | None = None  # who did not fit, and the pool's `frees` then
 
     @property
@@ -78,6 +80,8 @@ class Residency:
     def preempt(self, sequence: Sequence) -> None:
         """Back to the queue. Its full pages are in the tree, so that coming back costs what is evicted meanwhile."""
         self.on_preemption(sequence)
+        if self.swap is not None:
+            self.swap.watch(sequence)
         self.pool.release(sequence)
         sequence.draft = []
         sequence.preemptions += 1
@@ -86,6 +90,8 @@ class Residency:
 
     def end(self, sequence: Sequence) -> None:
         """The sequence has no pages and is in no list."""
+        if self.swap is not None:
+            self.swap.forget(sequence)
         if sequence.request.keep and sequence.shared:
             self.tree.pin(sequence)
         self.pool.release(sequence)
@@ -118,6 +124,8 @@ class Residency:
         if admitted:
             self._count_cached(sequence)
             self.move(sequence, State.PREFILLING)
+            if self.swap is not None:
+                self.swap.restore(sequence, self.reserve)
         elif sequence.behind is None:
             self._blocked = (sequence, self.pool.frees)
         return admitted
@@ -158,6 +166,8 @@ class Residency:
         """The sequence starts with the pages of `first`, whose prompt it has; False if it does not wait any more."""
         if sequence.state is not State.WAITING:
             return False
+        if self.swap is not None:
+            self.swap.forget(sequence)
         self.pool.fork(first, sequence)
         self._count_cached(sequence)
         self.move(sequence, State.PREFILLING)

@@ -262,7 +262,8 @@ class Scheduler:
 
     def settle(self, step: Step, drawn: Many[int], now: float) -> list[Event]:
         """`drawn` has a token for each row with logits -> what each sequence got."""
-        self.cost.observe(step.load, now - step.planned)
+        swap = self.residency.swap
+        self.cost.observe(step.load, now - step.planned - (0.0 if swap is None else swap.take_seconds()))
         events: list[Event] = []
         at = 0
         for sequence, tokens, logits in step.few:

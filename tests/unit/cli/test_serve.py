@@ -86,11 +86,13 @@ def test_metrics_of_replicas_have_their_names() -> None:
     """Histograms too, whose samples have other labels."""
     texts = {}
     for name, tokens in (("a", 5), ("b", 7)):
-        metrics = Metrics(lambda: EngineStats(running=2))
+        metrics = Metrics(lambda: EngineStats(running=2, swapped_out=48, swapped_in=32, swap_bytes=9))
         metrics.timer(tokens).end(3)
         texts[name] = metrics.text()
     found = {line for line in merged(texts).decode().splitlines() if not line.startswith("#")}
     for name, tokens in (("a", 5), ("b", 7)):
         assert f'mlcpipe_num_requests_running{{replica="{name}"}} 2.0' in found
+        for metric, value in (("swap_bytes", 9), ("swapped_out_tokens_total", 48), ("swapped_in_tokens_total", 32)):
+            assert f'mlcpipe_{metric}{{replica="{name}"}} {value}.0' in found
         assert f'mlcpipe_request_prompt_tokens_sum{{replica="{name}"}} {tokens}.0' in found
         assert f'mlcpipe_request_prompt_tokens_bucket{{le="8.0",replica="{name}"}} 1.0' in found

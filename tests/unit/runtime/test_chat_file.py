@@ -71,7 +71,7 @@ def test_the_next_turn_computes_what_is_new(length: int, demo: Engine, demo_bund
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("kv_cache_dtype", ["f32", "f16", "q8", "q4"])
+@pytest.mark.parametrize("kv_cache_dtype", ["f32", "f16", "q8"])
 def test_every_dtype_of_the_cache(kv_cache_dtype: str, tmp_path: Path) -> None:
     checkpoint = write_llama(tmp_path / "checkpoint", TinyLlama(head_dim=32))
     bundle = mlcpipe.compile(

@@ -35,8 +35,7 @@ SHAPES = (
     AttentionShape(4, 4, 24, "float32", softcap=5.0),
     AttentionShape(4, 1, 96, "float16", softcap=2.0),
     AttentionShape(14, 2, 64, "q4"),
-    AttentionShape(4, 4, 80, "q4", softcap=5.0),
-    AttentionShape(5, 1, 16, "q4"),
+    AttentionShape(5, 1, 16, "q4", softcap=5.0),
 )
 WINDOWS = (0, 1, 5, 16, 40, 100)
 

@@ -148,4 +148,4 @@ def _scale_of_q4(x: Buffer, begin: Expr, size: int, top: Buffer) -> Expr:
         put(top, 0, I.max(top[0], I.bitwise_or(I.shift_left(bits, one), I.shift_right(bits, I.uint32(31)))))
     largest = I.reinterpret("float32", I.shift_right(top[0], one))
     eighth = value(I.min(I.float32(65504), largest * I.float32(1 / 8)))  # min as above
-    return value(I.cast(I.if_then_else(I.bitwise_and(top[0], one) == one, eighth, -eighth), "float16"))
+    return value(I.cast(I.if_then_else(I.bitwise_and(top[0], one) == one, eighth, I.float32(0) - eighth), "float16"))

@@ -19,8 +19,7 @@ _LEAST_GROUP = 16  # dimensions of q4 that share a scale and are rotated togethe
 
 @dataclass(frozen=True)
 class Heads:
-    """Static facts of a model's attention. `dtype` is how K and V are kept, `activation_dtype` that of the queries where
-    K and V are quantized.
+    """Static facts of a model's attention. `dtype` is how K and V are kept, `activation_dtype` that of queries.
 
     q8: int8 codes c with one float16 scale s for each group of 32 dimensions of a token's K or V in a head (all of
     them, where head_dim is no multiple of 32), x ~ c s, s = max|x| / 127. Then |x - c s| <= 0.004 max|x| + 4e-6 for

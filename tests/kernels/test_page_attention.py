@@ -196,7 +196,9 @@ def test_rotation_is_numpy(dim: int) -> None:
 def test_rotation_keeps_outliers_of_keys_from_hiding_other_dimensions() -> None:
     """One dimension of the keys is 20 times as large, as those of trained models are (KIVI, Liu et al. 2024)."""
     shape, length = AttentionShape(4, 2, 64, "q4"), 40
-    kernels = {role: function(PageKernel(shape, role)) for role in ("rotate_qkv", "store_pages", "attend_few", "rotate_out")}
+    kernels = {
+        role: function(PageKernel(shape, role)) for role in ("rotate_qkv", "store_pages", "attend_few", "rotate_out")
+    }
     rng = np.random.default_rng(3)
     qkv = rng.standard_normal((length, 8, 64)).astype(np.float32)
     qkv[:, 4:6, 5] *= 20
@@ -212,7 +214,9 @@ def test_rotation_keeps_outliers_of_keys_from_hiding_other_dimensions() -> None:
             kernels["rotate_out"](out)
         return out.numpy()
 
-    exact = np.stack([reference(shape, qkv[i, :4], qkv[: i + 1, 4:6], qkv[: i + 1, 6:], 0.125)[0] for i in range(length)])
+    exact = np.stack(
+        [reference(shape, qkv[i, :4], qkv[: i + 1, 4:6], qkv[: i + 1, 6:], 0.125)[0] for i in range(length)]
+    )
     plain, rotated = (np.sqrt(np.square(attended(r) - exact).mean()) for r in (False, True))
     assert rotated < plain / 2, (rotated, plain)
 

@@ -2,8 +2,8 @@
 
 A page holds 16 tokens. For each KV head it has K transposed, [head_dim, 16], so that 16 neighbouring invocations read
 16 neighbouring keys; then V, [16, head_dim]; and for q8 the scales of K and of V, float16 [groups, 16] each. Of q4 a
-byte has two codes, so that K is [head_dim / 2, 16] and V [16, head_dim / 2]; `paged.py` says which two. Kernels see pages
-of q8 and q4 as 32-bit words, as not every GPU has smaller integers.
+byte has two codes, so that K is [head_dim / 2, 16] and V [16, head_dim / 2]; `paged.py` says which two. Kernels see
+pages of q8 and q4 as 32-bit words, as not every GPU has smaller integers.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ ACTIVATION_DTYPES = ("float32", "float16")
 
 
 def kv_dtypes(activation_dtype: str, head_dim: int, own_pages: bool) -> tuple[str, ...]:
-    """How K and V can be kept: in the dtype of the activations or, where words have only numbers of a token, as codes."""
+    """How K and V can be kept: in the dtype of the activations or, four bytes in a word, as codes."""
     if not own_pages or head_dim % 4:
         return (activation_dtype,)
     return (activation_dtype, *(dtype for dtype in QUANTIZED if dtype != "q4" or has_q4(head_dim)))
@@ -67,7 +67,7 @@ class AttentionShape(Heads):
 class Row:
     """K or V of a token in a head. Dimension d is element `first` + d * `stride` of `data`.
 
-    q8 and q4: `data` are words, with bytes of four tokens of K, this one's `shift` bits up, or four bytes of a token's V;
+    q8 and q4: `data` are words, with bytes of four tokens of K, this one's `shift` bits up, or four of a token's V;
     `stride` is between bytes of K, and scale g is float16 number `scales` + 16 g.
     """
 

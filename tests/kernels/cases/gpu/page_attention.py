@@ -325,7 +325,7 @@ Q8 = {
 }
 _Q4_HALF = AttentionShape(4, 2, 64, "q4", activation_dtype="float16")
 Q4 = {
-    "few, q4": Attend(_Q4_HALF, "attend_few", _alone(Span(0, 253, 256), Span(1, 700, 701), Span(2, 0, 1))),
+    "few, q4": Attend(_Q4_HALF, "attend_few", _alone(Span(0, 253, 255), Span(1, 0, 1))),
     "few, q4, window": Attend(AttentionShape(4, 2, 80, "q4"), "attend_few", _alone(Span(0, 298, 300)), window=50),
     "many, q4": Attend(_Q4_HALF, "attend_many", [*_chunks(0, 15, 31, 48), [Span(1, 3, 8), Span(0, 16, 33)]]),
     "many, q4, window": Attend(AttentionShape(4, 2, 80, "q4"), "attend_many", _chunks(0, 15, 40), window=20),

@@ -100,7 +100,7 @@ class Target:
     companions: _Words = ()
     architectures: _Words = ()
     kv_cache: Literal["pages", "tvm"] = "pages"
-    kv_cache_dtype: Literal["auto", "f32", "f16", "q8"] = "auto"
+    kv_cache_dtype: Literal["auto", "f32", "f16", "q8", "q4"] = "auto"
     vendor: Annotated[int, Field(ge=0, strict=True)] = 0
     archive: Annotated[bool, Field(strict=True)] = False
     variants: Items[Variant] = ()

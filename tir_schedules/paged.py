@@ -5,22 +5,32 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, fields
 from typing import Any
 
 from tir_schedules.op import Op
+from tir_schedules.step_layout import ITEM_BITS as ITEM_BITS
 from tir_schedules.step_layout import PAGE as PAGE
+from tir_schedules.step_layout import QUANTIZED as QUANTIZED
 
-ITEM_BYTES = {"float32": 4, "float16": 2, "q8": 1}
+_LEAST_GROUP = 16  # dimensions of q4 that share a scale and are rotated together, at least
 
 
 @dataclass(frozen=True)
 class Heads:
-    """Static facts of a model's attention. `dtype` is how K and V are kept, `activation_dtype` that of q8's queries.
+    """Static facts of a model's attention. `dtype` is how K and V are kept, `activation_dtype` that of queries.
 
     q8: int8 codes c with one float16 scale s for each group of 32 dimensions of a token's K or V in a head (all of
     them, where head_dim is no multiple of 32), x ~ c s, s = max|x| / 127. Then |x - c s| <= 0.004 max|x| + 4e-6 for
-    max|x| <= 8e6, the second term for scales that are subnormal in float16. `all_slide`: every layer has the window.
+    max|x| <= 8e6, the second term for scales that are subnormal in float16.
+
+    q4: codes -8 to 7 with one float16 scale of either sign for each `scale_dims` dimensions, x ~ c s; the number of
+    largest magnitude is -8 s (as ggml's Q4_0 has it). |x - c s| <= 0.126 max|x| + 3e-7 for max|x| <= 5e5. Two codes are
+    in a byte, the first one below: of K those of dimensions 2i and 2i + 1, of V those of i and i + scale_dims / 2 of a
+    group. q, k, and v are rotated by `rotated_dims` before, and outputs after (Ashkboos et al. 2024, "QuaRot").
+
+    `all_slide`: every layer has the window.
     """
 
     num_heads: int
@@ -40,12 +50,34 @@ class Heads:
     @property
     def scale_groups(self) -> int:
         """Scales of one token's K (or V) in a head; 0 where there are none."""
+        if self.dtype == "q4":
+            return self.head_dim // math.gcd(self.head_dim, 32)
         return 0 if self.dtype != "q8" else max(1, self.head_dim // 32 if self.head_dim % 32 == 0 else 1)
+
+    @property
+    def scale_dims(self) -> int:
+        """Neighbouring dimensions that share a scale; all of them where there are none."""
+        return self.head_dim // max(1, self.scale_groups)
+
+    @property
+    def packed(self) -> int:
+        """Numbers of K or V in a stored element."""
+        return 2 if self.dtype == "q4" else 1
+
+    @property
+    def item_bytes(self) -> int:
+        """Bytes of a stored element."""
+        return ITEM_BITS[self.dtype] * self.packed // 8
+
+    @property
+    def rotated_dims(self) -> int:
+        """Neighbouring dimensions that a Hadamard matrix mixes; 0 where heads are kept as they are."""
+        return self.head_dim & -self.head_dim if self.dtype == "q4" else 0
 
     @property
     def row_bytes(self) -> int:
         """Bytes of one token's K (or V) in a head."""
-        return self.head_dim * ITEM_BYTES[self.dtype] + 2 * self.scale_groups
+        return self.head_dim * ITEM_BITS[self.dtype] // 8 + 2 * self.scale_groups
 
     @property
     def head_bytes(self) -> int:
@@ -74,6 +106,11 @@ class Heads:
         if self.activation_dtype == "float32":
             del values["activation_dtype"]
         return {name: int(value) if isinstance(value, bool) else value for name, value in values.items()}
+
+
+def has_q4(head_dim: int) -> bool:
+    """Whether heads can be kept as q4."""
+    return head_dim % _LEAST_GROUP == 0
 
 
 # The functions of the cache that attend: a rule may make them again with other knobs.

@@ -5,6 +5,8 @@ it, kernels read it (`step.py`). No TVM is needed to read this module.
 """
 
 PAGE = 16  # tokens of a page
+ITEM_BITS = {"float32": 32, "float16": 16, "q8": 8, "q4": 4}  # of a number of K or V in a page, without scales
+QUANTIZED = ("q8", "q4")
 RANK = 16  # ranks of a block of adapters
 HEADER = 16  # integers of the header; those without a name below are 0
 # Numbers in the header.

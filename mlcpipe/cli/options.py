@@ -69,7 +69,8 @@ BitsTextOption = Annotated[
 KvCacheDtypeOption = Annotated[
     str | None,
     typer.Option(
-        help="How to keep the keys and values: auto, f16, f32, or q8 in half the memory. (default: the quantization's)"
+        help="How to keep the keys and values: auto, f16, f32, q8 in half the memory, or q4 in a quarter. "
+        "(default: the quantization's)"
     ),
 ]
 DeviceOption = Annotated[

@@ -70,8 +70,8 @@ def compile(
         calibration: the path of a text that the model runs on layer by layer, so that search, awq and gptq know in
             which columns of a matrix an error counts; own is a text of mlcpipe's, none is none. None is own for awq and
             gptq.
-        kv_cache_dtype: f32, f16 or q8 (int8 with a scale for each 32 numbers); auto is what the target says,
-            else the quantization's dtype.
+        kv_cache_dtype: f32, f16, q8 (int8 with a scale for each 32 numbers) or q4 (4 bits, of rotated heads); auto is
+            what the target says, else the quantization's dtype.
         adapters: the bundle can run with LoRA adapters, which are chosen when it runs.
         quick: link WebAssembly in seconds instead of a minute, twice as large; an error for other targets.
         overwrite: replace a folder that holds a bundle.

@@ -36,7 +36,7 @@ def prepare_model(
 ) -> LanguageModel:
     """Build the model of a config.json and set its dtypes and its folder of kernels.
 
-    `kv_cache_dtype` is f32, f16, q8 or auto; auto is the target's or else the scheme's dtype, float16 for
+    `kv_cache_dtype` is f32, f16, q8, q4 or auto; auto is the target's or else the scheme's dtype, float16 for
     weights that are kept, if the target's kernels support it. An `encoder` keeps them for the time of a layer only, and
     auto rounds them least.
     Raises ConfigError for an unknown dtype, TargetError for one that the kernels do not support.

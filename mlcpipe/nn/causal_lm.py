@@ -17,6 +17,7 @@ from mlcpipe.nn.linear import Embedding, Linear
 from mlcpipe.nn.norm import RMSNorm
 from mlcpipe.nn.paged_attention import PagedAttention
 from mlcpipe.nn.rope import Rope, cos_sin
+from tir_schedules.paged import QUANTIZED
 
 
 @dataclass(frozen=True)
@@ -91,7 +92,7 @@ class LanguageModel(nn.Module):
         shape = importlib.import_module(f"tir_schedules.{self.kernels}.attention").AttentionShape
         f = self.facts
         sizes = (f.num_heads, f.num_kv_heads, f.head_dim)
-        more = {"activation_dtype": self.dtype} if self.kv_dtype == "q8" else {}
+        more = {"activation_dtype": self.dtype} if self.kv_dtype in QUANTIZED else {}
         return shape(*sizes, self.kv_dtype, f.softcap, f.window or 0, all_slide=None not in f.windows, **more)
 
     def spec(self) -> dict[str, Any]:

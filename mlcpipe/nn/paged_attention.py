@@ -38,6 +38,8 @@ class PagedAttention:
         """Store k and v of qkv [m, heads + 2 kv_heads, D] and attend: -> [m, heads * D]."""
         functions = _functions(self.kernels, self.spec, scale, self.windows[layer] or 0, self.bidirectional)
         own, m = layer % len(self.pages), qkv.shape[0]
+        if "rotate_qkv" in functions:
+            qkv = op.tensor_ir_inplace_op(functions["rotate_qkv"], "rotate_qkv", [qkv], 0, qkv)
         pages = self.pages[own]
         pages = op.tensor_ir_inplace_op(
             functions["store_pages"], "store_pages", [qkv, self.step, pages], 2, Tensor.placeholder(pages.shape, "int8")
@@ -48,9 +50,10 @@ class PagedAttention:
         workspace = () if self.many else self.spec.workspace
         outputs = [out, *(Tensor.placeholder((size,), "float32") for size in workspace)]
         attended = op.tensor_ir_op(functions[name], name, [qkv, self.step, pages], outputs)
-        return op.reshape(
-            attended if isinstance(attended, Tensor) else attended[0], (m, self.spec.num_heads * self.spec.head_dim)
-        )
+        attended = attended if isinstance(attended, Tensor) else attended[0]
+        if "rotate_out" in functions:
+            attended = op.tensor_ir_inplace_op(functions["rotate_out"], "rotate_out", [attended], 0, out)
+        return op.reshape(attended, (m, self.spec.num_heads * self.spec.head_dim))
 
     def positions(self, rows: tirx.Expr) -> Tensor:
         """Positions i32[rows] of this forward's tokens in their sequences."""

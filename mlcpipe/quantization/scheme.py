@@ -20,7 +20,7 @@ Array = NDArray[Any]
 Shapes = dict[str, tuple[tuple[int, ...], str]]
 
 _SCHEME_FILE = re.compile(r"q\d+f\d+(_[\dkm])?")
-_KV_CACHE_DTYPES = {"auto": None, "f32": "float32", "f16": "float16", "q8": "q8"}
+_KV_CACHE_DTYPES = {"auto": None, "f32": "float32", "f16": "float16", "q8": "q8", "q4": "q4"}
 _ROW_MULTIPLE = 32  # columns; rows that are one group are padded to it, so kernels can read 32 at a time
 
 
@@ -179,7 +179,7 @@ def plain_scheme(dtype: str) -> Scheme:
 
 
 def kv_dtype(name: str) -> str | None:
-    """What the KV cache holds by the name that users give: float32, float16 or q8; None is the scheme's dtype.
+    """What the KV cache holds by the name that users give: float32, float16, q8 or q4; None is the scheme's dtype.
 
     Raises ConfigError for another name.
     """

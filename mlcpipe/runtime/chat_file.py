@@ -35,6 +35,7 @@ from mlcpipe.bundle import Manifest
 from mlcpipe.errors import UsageError
 from mlcpipe.files import file_size
 from mlcpipe.json_files import parse_json_object, shown_path
+from tir_schedules.step_layout import ITEM_BITS
 
 MAGIC = b"mlcchat\x01"
 VERSION = 1
@@ -162,10 +163,10 @@ def clear_unused(pages: NDArray[np.int8], tokens: int, manifest: Manifest) -> No
     if not (used := tokens % model.page_size):
         return
     heads = pages[-1].reshape(model.num_key_value_heads, -1)
-    item = {"q8": 1, "float16": 2, "float32": 4}[model.kv_dtype]
-    half = model.head_dim * model.page_size * item
+    bits = ITEM_BITS[model.kv_dtype]
+    item, half = max(1, bits // 8), model.head_dim * model.page_size * bits // 8
     keys, values, scales = heads[:, :half], heads[:, half : 2 * half], heads[:, 2 * half :]
-    keys.reshape(len(heads), model.head_dim, model.page_size, item)[:, :, used:] = 0
+    keys.reshape(len(heads), -1, model.page_size, item)[:, :, used:] = 0
     values.reshape(len(heads), model.page_size, -1)[:, used:] = 0
     if scales.size:
         scales.reshape(len(heads), -1, model.page_size, 2)[:, :, used:] = 0

@@ -16,8 +16,9 @@ from numpy.typing import NDArray
 from mlcpipe.devices.support import tvm_runtime
 from mlcpipe.errors import ComputeError
 from mlcpipe.runtime.loading import LoadedBundle
+from tir_schedules.step_layout import ITEM_BITS, QUANTIZED
 
-Layers = Iterator[dict[str, NDArray[Any]]]  # "keys" and "values" of a layer: of a q8 cache their scales
+Layers = Iterator[dict[str, NDArray[Any]]]  # "keys" and "values" of a layer: where they are quantized, their scales
 
 
 def compute_error(bundle: LoadedBundle, cached: Callable[[], Layers]) -> ComputeError:
@@ -61,7 +62,7 @@ def of_pages(bundle: LoadedBundle, pages: Sequence[Any], tables: Sequence[Sequen
     """What the pages int8[P, page_bytes] of each layer have of the first `length` tokens of a sequence.
 
     `tables` have for each layer the page of each 16 tokens, or -1. A page holds for each KV head K [head_dim, 16] and
-    V [16, head_dim]; of q8 their codes, and the scales [groups, 16] of K and of V.
+    V [16, head_dim]; where they are quantized their codes, and the scales [groups, 16] of K and of V.
     """
     model = bundle.manifest.model
     heads, size, dim = model.num_key_value_heads, model.page_size, model.head_dim
@@ -69,8 +70,8 @@ def of_pages(bundle: LoadedBundle, pages: Sequence[Any], tables: Sequence[Sequen
     for layer, table in zip(pages, tables):
         ids = np.array(table[:count])
         data = (tvm_runtime.array(bundle.device.read(layer))[ids] * (ids >= 0)[:, None]).reshape(count, heads, -1)
-        if model.kv_dtype == "q8":
-            scales = data[..., 2 * size * dim :].copy().view(np.float16)
+        if model.kv_dtype in QUANTIZED:
+            scales = data[..., 2 * size * dim * ITEM_BITS[model.kv_dtype] // 8 :].copy().view(np.float16)
             keys, values = np.split(scales.reshape(count, heads, -1, size), 2, axis=2)
         else:
             keys, values = np.split(data.view(model.kv_dtype), 2, axis=-1)

@@ -17,7 +17,7 @@ from tvm import sym, tirx
 from mlcpipe.tuned.kernels import parameters
 from tir_schedules import step_layout as step
 from tir_schedules.op import Op, op_of
-from tir_schedules.paged import ATTENTION, PAGE
+from tir_schedules.paged import ATTENTION, PAGE, QUANTIZED
 from tir_schedules.step import ATTEND
 
 Array = NDArray[Any]
@@ -168,11 +168,11 @@ def _step(first: int, rows: int, draw: _Draw) -> Array:
 def _numbers(draw: _Draw, shape: tuple[int, ...], dtype: str, stored: str) -> Array:
     """Normal numbers; a byte tensor holds numbers of the dtype `stored`.
 
-    q8: bytes from 32 to 47 are valid codes and, in pairs, float16 scales of 0.008 to 0.11.
+    q8 and q4: bytes from 32 to 47 are valid codes and, in pairs, float16 scales of 0.008 to 0.11.
     """
     if dtype != "int8":
         return draw.standard_normal(shape, np.float32).astype(dtype)
-    if stored == "q8":
+    if stored in QUANTIZED:
         return draw.integers(32, 48, shape, np.int8)
     size = np.dtype(stored).itemsize
     numbers: Array = draw.standard_normal(math.prod(shape) // size, np.float32).astype(stored)

@@ -33,7 +33,10 @@ GREEDY = Row(SamplingParams(temperature=0.0))
 pytestmark = pytest.mark.fast_cases("llama-default-q4f16_1-f16")
 
 
-@pytest.fixture(scope="module", params=[f"{family}-{format}" for family in FAMILIES for format in FORMATS])
+MODELS = (*(f"{family}-{format}" for family in FAMILIES for format in FORMATS), "mistral-default-q0f32-q4")
+
+
+@pytest.fixture(scope="module", params=MODELS)
 def alone(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Alone]:
     family, quantization, kv = request.param.rsplit("-", 2)
     case, folder = CASES[family], tmp_path_factory.mktemp(family)

@@ -43,7 +43,7 @@ def file(native: NativeEngine, tmp_path: Path) -> Path:
     return tmp_path / "tiny.chat"
 
 
-@pytest.mark.parametrize("kv_cache_dtype", ["f32", "f16", "q8"])
+@pytest.mark.parametrize("kv_cache_dtype", ["f32", "f16", "q8", "q4"])
 def test_both_runtimes_write_the_same_and_go_on(
     kv_cache_dtype: str, runtime: Runtime, copy_of: Callable[[Path], Path], tmp_path: Path
 ) -> None:

@@ -15,7 +15,7 @@ pytestmark = pytest.mark.usefixtures("gpu")
 GREEDY = SamplingParams(temperature=0.0)
 
 
-@pytest.mark.parametrize("kv_cache_dtype", ["f32", "q8"])
+@pytest.mark.parametrize("kv_cache_dtype", ["f32", "q8", "q4"])
 def test_a_saved_chat(kv_cache_dtype: str, tmp_path: Path) -> None:
     checkpoint = write_llama(tmp_path / "checkpoint", TinyLlama(head_dim=32))
     options = {"quantization": "q0f32", "kv_cache_dtype": kv_cache_dtype}

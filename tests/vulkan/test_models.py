@@ -34,7 +34,7 @@ TOLERANCE = 1e-4  # of the CPU's, in tests/models/test_parity.py
 FLOAT32 = 3e-5  # of the largest logit: sums in another order
 # Activations in float16 have 11 bits: 2**-11 a rounding, and some hundred of them.
 FLOAT16 = 2e-2
-Q8 = 5e-3  # of the largest logit: some codes that are one apart
+CODES = {"q8": 5e-3, "q4": 8e-2}  # of the largest logit: some codes that are one apart
 
 
 def _engine(checkpoint: Path, target: str, folder: Path, **options: Any) -> Engine:
@@ -104,18 +104,20 @@ def test_activations_in_float16(tmp_path: Path) -> None:
     np.testing.assert_allclose(half.logits(tokens), expected, rtol=0, atol=FLOAT16 * float(np.abs(expected).max()))
 
 
-@pytest.mark.parametrize("family", ["llama", "gemma2"])
+@pytest.mark.parametrize(("family", "dtype"), [("llama", "q8"), ("gemma2", "q8"), ("llama", "q4")])
 @pytest.mark.parametrize("target", [CHUNKS, ""], ids=["plain", "suited"])
-def test_a_q8_cache_equals_the_cpus(family: str, target: str, gpu: vulkan.Device, tmp_path: Path) -> None:
+def test_a_cache_of_codes_equals_the_cpus(
+    family: str, dtype: str, target: str, gpu: vulkan.Device, tmp_path: Path
+) -> None:
     """Codes differ where a number is nearly between two."""
     case = tiny.TinyCase(family, "default")
     checkpoint = tiny.write_tiny(case, tmp_path / "checkpoint")
     target = target or CHUNKS.replace('"vulkan"', f'"{gpu.best_target()}"')
     on_gpu, on_cpu = (
-        _engine(checkpoint, name, tmp_path / folder, kv_cache_dtype="q8", quantization="q0f32")
+        _engine(checkpoint, name, tmp_path / folder, kv_cache_dtype=dtype, quantization="q0f32")
         for name, folder in ((target, "gpu"), (EXACT, "cpu"))
     )
-    assert on_gpu.manifest.model.kv_dtype == "q8"
+    assert on_gpu.manifest.model.kv_dtype == dtype
     assert on_gpu.manifest.memory_plan.kv_bytes_per_token == on_cpu.manifest.memory_plan.kv_bytes_per_token
     tokens = tiny.prompt_tokens(case, TOKENS)
     expected, exact = on_cpu.logits(tokens), tiny.reference_logits(case, tokens)
@@ -123,7 +125,7 @@ def test_a_q8_cache_equals_the_cpus(family: str, target: str, gpu: vulkan.Device
     for found, first in ((on_gpu.logits(tokens), 0), (steps, PREFILL - 1)):
         apart = np.abs(found - exact[first:]).max()
         assert apart <= 1.2 * np.abs(expected - exact).max(), apart
-        assert np.abs(found - expected[first:]).max() <= Q8 * np.abs(expected).max()
+        assert np.abs(found - expected[first:]).max() <= CODES[dtype] * np.abs(expected).max()
 
 
 @pytest.mark.parametrize(

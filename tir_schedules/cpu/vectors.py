@@ -60,6 +60,16 @@ def load(buffer: Buffer, index: Index, lanes: int) -> Expr:
     return I.cast(value, lanes_of("float32", lanes))
 
 
+def load_packed(buffer: Buffer, index: Index, lanes: int, packed: int) -> list[Expr]:
+    """[`load`]; of int8 that hold `packed` = 2 codes of 4 bits, the lower ones and the upper ones as float32."""
+    if packed == 1:
+        return [load(buffer, index, lanes)]
+    both = value(I.cast(read(buffer, index, lanes), lanes_of("int32", lanes)))
+    up, down = (splat(I.int32(bits), lanes) for bits in (28, 4))
+    codes = I.shift_right(I.shift_left(both, up), up), I.shift_right(both, down)
+    return [I.cast(code, lanes_of("float32", lanes)) for code in codes]
+
+
 def store(buffer: Buffer, index: Index, value: Expr, lanes: int) -> None:
     """buffer[index], buffer[index + 1], ... = the `lanes` numbers of `value`."""
     I.buffer_store(buffer, value, _span(index, lanes))

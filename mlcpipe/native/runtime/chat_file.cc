@@ -91,19 +91,20 @@ void CheckModel(const ChatHeader& header, const ChatHeader& ours, const std::str
 void ClearUnused(const ChatHeader& header, uint8_t* page) {
   const uint64_t used = header.tokens % header.page_tokens, places = header.page_tokens;
   const uint64_t head_bytes = header.page_bytes / header.kv_heads;
-  // Of q8 the scales follow, which are fewer than the codes.
-  const uint64_t item = std::strncmp(header.kv_dtype, "q8", sizeof header.kv_dtype) == 0
-                            ? 1
-                            : head_bytes / (2 * places * header.head_dim);
+  // Of q8 and q4 the scales follow, which are fewer than the codes; q4 has two codes in a byte.
+  const bool two = std::strncmp(header.kv_dtype, "q4", sizeof header.kv_dtype) == 0;
+  const bool codes = two || std::strncmp(header.kv_dtype, "q8", sizeof header.kv_dtype) == 0;
+  const uint64_t width = header.head_dim / (two ? 2 : 1);  // elements of a token
+  const uint64_t item = codes ? 1 : head_bytes / (2 * places * width);
   const auto clear_columns = [&](uint8_t* rows, uint64_t bytes, uint64_t item_bytes) {
     for (uint64_t row = 0; row < bytes; row += places * item_bytes) {
       std::memset(rows + row + used * item_bytes, 0, (places - used) * item_bytes);
     }
   };
-  const uint64_t half = places * header.head_dim * item;
+  const uint64_t half = places * width * item;
   for (uint32_t head = 0; head < header.kv_heads; ++head, page += head_bytes) {
     clear_columns(page, half, item);
-    std::memset(page + half + used * header.head_dim * item, 0, (places - used) * header.head_dim * item);
+    std::memset(page + half + used * width * item, 0, (places - used) * width * item);
     clear_columns(page + 2 * half, head_bytes - 2 * half, 2);
   }
 }

@@ -160,7 +160,7 @@ def test_the_demo_model_over_two_chunks(demo_bundles: Bundles, quantization: str
     compare(demo.logits(tokens), transformers_logits(reference, tokens, half=True), half=True)
 
 
-@pytest.mark.parametrize("kv_cache_dtype", ["f32", "f16", "q8"])
+@pytest.mark.parametrize("kv_cache_dtype", ["f32", "f16", "q8", "q4"])
 @pytest.mark.fast_cases("q8")
 def test_the_kv_cache_dtype_is_what_was_asked_for(tiny_bundles: Bundles, kv_cache_dtype: str, tmp_path: Path) -> None:
     """Logits within a bound of those with a float32 cache, in a pass, in chunks and step by step; and its bytes."""
@@ -168,13 +168,14 @@ def test_the_kv_cache_dtype_is_what_was_asked_for(tiny_bundles: Bundles, kv_cach
     bundle = mlcpipe.compile(tiny_bundles.checkpoint, output=tmp_path / "bundle", **options)
     engine, exact = Engine(bundle), Engine(tiny_bundles["q0f32"])
     model, plan = engine.manifest.model, engine.manifest.memory_plan
-    assert model.kv_dtype == {"f32": "float32", "f16": "float16", "q8": "q8"}[kv_cache_dtype]
+    assert model.kv_dtype == {"f32": "float32", "f16": "float16"}.get(kv_cache_dtype, kv_cache_dtype)
     numbers = 2 * model.num_layers * model.num_key_value_heads * model.head_dim
     groups = model.head_dim // 32 if model.head_dim % 32 == 0 else 1
     scales = 2 * numbers // model.head_dim * groups
-    assert plan.kv_bytes_per_token == {"f32": 4 * numbers, "f16": 2 * numbers, "q8": numbers + scales}[kv_cache_dtype]
+    nbytes = {"f32": 4 * numbers, "f16": 2 * numbers, "q8": numbers + scales, "q4": numbers // 2 + scales}
+    assert plan.kv_bytes_per_token == nbytes[kv_cache_dtype]
     expected = exact.logits(TOKENS)
-    limit = {"f32": 5e-5, "f16": 2e-2, "q8": 2e-1}[kv_cache_dtype]
+    limit = {"f32": 5e-5, "f16": 2e-2, "q8": 2e-1, "q4": 2}[kv_cache_dtype]
     rows = engine.logits(TOKENS)
     assert np.abs(rows - expected).max() < limit
     # A token sees the same keys in every chunk, so that chunks change no more than the order of sums.
@@ -183,6 +184,6 @@ def test_the_kv_cache_dtype_is_what_was_asked_for(tiny_bundles: Bundles, kv_cach
 
 
 def test_an_unknown_kv_cache_dtype_is_refused(tiny_bundles: Bundles, tmp_path: Path) -> None:
-    with pytest.raises(mlcpipe.errors.ConfigError, match="KV cache dtype.*auto, f32, f16, q8.*q4"):
-        mlcpipe.compile(tiny_bundles.checkpoint, kv_cache_dtype="q4", output=tmp_path / "bundle")
+    with pytest.raises(mlcpipe.errors.ConfigError, match="KV cache dtype.*auto, f32, f16, q8, q4.*q5"):
+        mlcpipe.compile(tiny_bundles.checkpoint, kv_cache_dtype="q5", output=tmp_path / "bundle")
     assert not (tmp_path / "bundle").exists()

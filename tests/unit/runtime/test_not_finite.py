@@ -116,11 +116,12 @@ def test_the_advice_is_right(kv_cache_dtype: str, tmp_path: Path) -> None:
     assert engine.generate(PROMPT, sampling=SETTINGS["greedy"], max_tokens=4, ignore_eos=True).token_ids
 
 
-def test_a_q8_cache_keeps_no_number_from_showing(tmp_path: Path) -> None:
+@pytest.mark.parametrize("kv_cache_dtype", ["q8", pytest.param("q4", marks=pytest.mark.full)])
+def test_a_quantized_cache_keeps_no_number_from_showing(kv_cache_dtype: str, tmp_path: Path) -> None:
     checkpoint = write_llama(tmp_path / "checkpoint")
     scale_tensor(checkpoint, "model.layers.0.mlp.down_proj.weight", 3e38)
     bundle = mlcpipe.compile(
-        checkpoint, target=QUICK, quantization="q0f32", kv_cache_dtype="q8", output=tmp_path / "bundle"
+        checkpoint, target=QUICK, quantization="q0f32", kv_cache_dtype=kv_cache_dtype, output=tmp_path / "bundle"
     )
     assert "in the keys of layer 1; found NaN" in error_of(Engine(bundle, threads=1))
 

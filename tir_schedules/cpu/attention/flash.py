@@ -19,7 +19,7 @@ from tvm.script.ir_builder import tirx as I
 from tir_schedules.builder import Buffer, Expr, put
 from tir_schedules.cpu.attention.keys import BLOCK, Keys
 from tir_schedules.cpu.attention.pages import AttentionShape
-from tir_schedules.cpu.vectors import exp2, largest, load, read, scratch, splat, store, value
+from tir_schedules.cpu.vectors import exp2, largest, load, load_packed, read, scratch, splat, store, value
 from tir_schedules.paged import PAGE
 from tir_schedules.rule import Knobs
 
@@ -169,19 +169,19 @@ class Rows:
         dim = self.shape.head_dim
         acc = {(r, i): scratch(16) for r in range(size) for i in some}
         groups = max(1, self.groups)
-        depth = dim // groups
+        depth = dim // groups // keys.packed  # rows of elements
         unroll = next(n for n in (4, 2, 1) if depth % n == 0)
         with I.serial(0, groups) as g:
             for a in acc.values():
                 store(a, 0, splat(0.0, 16), 16)
             with I.serial(0, depth // unroll) as j:
                 for u in range(unroll):
-                    d = (g * depth if groups > 1 else 0) + j * unroll + u
-                    column = {i: value(load(keys.k_elements, keys.k[i] + d * PAGE, 16)) for i in some}
-                    for r in range(size):
-                        q = value(splat(self.q[row * dim + d * size + r], 16))
+                    at = (g * depth if groups > 1 else 0) + j * unroll + u
+                    columns = {i: [value(k) for k in keys.k_rows(i, at)] for i in some}
+                    for part, r in itertools.product(range(keys.packed), range(size)):
+                        q = value(splat(self.q[row * dim + (at * keys.packed + part) * size + r], 16))
                         for i in some:
-                            store(acc[r, i], 0, read(acc[r, i], 0, 16) + q * column[i], 16)
+                            store(acc[r, i], 0, read(acc[r, i], 0, 16) + q * columns[i][part], 16)
                 if keys.fetch is not None:
                     for i, u in itertools.product(some, range(0, unroll * PAGE, keys.line)):
                         keys.fetch(i, ((g * depth if groups > 1 else 0) + j * unroll) * PAGE + u, 0)
@@ -276,10 +276,11 @@ class Rows:
                             for r in range(size)
                         ]
                         for v in vectors:
-                            item = value(load(keys.v_elements, base + slot * dim + where[v], lanes))
+                            (at, part), line = keys.v_at(self.shape, where[v]), slot * (dim // keys.packed)
+                            item = value(load_packed(keys.v_elements, base + line + at, lanes, keys.packed)[part])
                             for r in range(size):
                                 store(acc[r, v], 0, read(acc[r, v], 0, lanes) + weights[r] * item, lanes)
                             if keys.fetch is not None and (v == vectors[0] or where[v] % keys.line == 0):
-                                keys.fetch(i, slot * dim + where[v], 1)
+                                keys.fetch(i, line + at, 1)
                 for (r, v), a in acc.items():
                     store(self.out, (row + r) * dim + where[v], read(a, 0, lanes), lanes)

@@ -16,6 +16,7 @@ from tir_schedules.cpu.attention.flash import Tiles, chosen
 from tir_schedules.cpu.attention.keys import BLOCK_PAGES
 from tir_schedules.cpu.attention.move_pages import copy_pages
 from tir_schedules.cpu.attention.pages import AttentionShape
+from tir_schedules.cpu.attention.rotate import rotate
 from tir_schedules.cpu.attention.store_pages import store_pages
 from tir_schedules.op import Op, by_hand
 from tir_schedules.paged import heads_of, is_bidirectional
@@ -37,6 +38,7 @@ def page_functions(
     attend_few(qkv, step, pages, out)   rows with decode's numerics
     attend_many(qkv, step, pages, out)  rows of prompts; with `bidirectional`, of texts whose rows see all of them
     copy_pages(pairs, pages)
+    rotate_qkv(qkv), rotate_out(out)    where `rotated_dims`: before `store_pages` and after attention, in place
     """
     attending = {
         "store_pages": store_pages(shape, window),
@@ -44,6 +46,9 @@ def page_functions(
         "attend_many": attend_many(shape, scale, window, MANY, bidirectional),
     }
     moving = {"copy_pages": copy_pages(shape)}
+    if shape.rotated_dims:
+        moving["rotate_qkv"] = rotate(shape, "rotate_qkv", shape.num_heads + 2 * shape.num_kv_heads)
+        moving["rotate_out"] = rotate(shape, "rotate_out", shape.num_heads)
     facts = {**shape.facts, "scale": scale, "window": window} | ({"bidirectional": 1} if bidirectional else {})
     return by_hand(attending, "", **facts) | by_hand(moving, "", **shape.facts)
 

@@ -9,7 +9,7 @@ from tvm.script.ir_builder import tirx as I
 
 from tir_schedules.builder import Buffer, Expr, put
 from tir_schedules.cpu.attention.pages import AttentionShape, Pages
-from tir_schedules.cpu.vectors import load, prefetch, scratch, splat, store, value
+from tir_schedules.cpu.vectors import load, load_packed, prefetch, scratch, splat, store, value
 from tir_schedules.paged import PAGE
 
 BLOCK_PAGES = 4
@@ -18,7 +18,8 @@ BLOCK = BLOCK_PAGES * PAGE
 
 @dataclass(frozen=True)
 class Keys:
-    """Where keys and values are: page i of a block has K[d, slot] at k[i] + d * 16 + slot in `k_elements`, V likewise.
+    """Where keys and values are: page i of a block has K[d, slot] at k[i] + d // packed * 16 + slot in `k_elements`, V
+    likewise.
 
     `scales` at `scale(i, g, of_v)` has the 16 of group g of page i; None for elements without scales.
     `fetch(i, j, of_v)` asks for the cache line, of `line` elements, with element j of page i one block further. Only
@@ -34,6 +35,17 @@ class Keys:
     fetch: Callable[[int, Expr, int], None] | None = None
     line: int = 16
     valid: Expr | None = None
+    packed: int = 1
+
+    def k_rows(self, i: int, row: Expr) -> list[Expr]:
+        """K of 16 slots in the `packed` dimensions from row * packed on."""
+        return load_packed(self.k_elements, self.k[i] + row * PAGE, 16, self.packed)
+
+    def v_at(self, shape: AttentionShape, d: int) -> tuple[int, int]:
+        """Which element of a slot's V has dimension d, and which of its numbers that is."""
+        size = shape.scale_dims // self.packed
+        part, rest = divmod(d % shape.scale_dims, size)
+        return d // shape.scale_dims * size + rest, part
 
 
 def page_keys(
@@ -56,7 +68,7 @@ def page_keys(
         def fetch(i: int, j: Expr, of_v: int) -> None:
             prefetch(pages.elements, begin[of_v][i] + j)
 
-    return Keys(pages.elements, pages.elements, k, v, pages.scales, scale, fetch, pages.line, valid)
+    return Keys(pages.elements, pages.elements, k, v, pages.scales, scale, fetch, pages.line, valid, pages.shape.packed)
 
 
 def walk(
@@ -79,16 +91,20 @@ def walk(
 def widen(shape: AttentionShape, source: Keys, panel_k: Buffer, panel_v: Buffer, to: Expr) -> None:
     """The K and V of some pages as float32 in panels, page after page from page `to` of them on."""
     dim, lanes, groups = shape.head_dim, shape.lanes, max(1, shape.scale_groups)
-    depth = dim // groups
-    for i, (k, v) in enumerate(zip(source.k, source.v)):
+    packed, depth = source.packed, dim // groups
+    stored = depth // packed
+    for i, v in enumerate(source.v):
         with I.serial(0, groups) as g:
             scale = None if source.scale is None else value(load(source.scales, source.scale(i, g, 0), 16))
-            with I.serial(0, depth) as d:
-                item = load(source.k_elements, k + (g * depth + d) * PAGE, 16)
-                store(panel_k, ((to + i) * dim + g * depth + d) * PAGE, item if scale is None else item * scale, 16)
+            with I.serial(0, stored) as d:
+                for part, item in enumerate(source.k_rows(i, g * stored + d)):
+                    item = item if scale is None else item * scale
+                    store(panel_k, ((to + i) * dim + g * depth + d * packed + part) * PAGE, item, 16)
         with I.serial(0, PAGE) as slot, I.serial(0, groups) as g:
             scale = None if source.scale is None else value(load(source.scales, source.scale(i, g, 1) + slot, 1))
-            with I.serial(0, depth // lanes) as j:
-                at = slot * dim + g * depth + j * lanes
-                item = load(source.v_elements, v + at, lanes)
-                store(panel_v, (to + i) * PAGE * dim + at, item if scale is None else item * splat(scale, lanes), lanes)
+            with I.serial(0, stored // lanes) as j:
+                at = slot * (dim // packed) + g * stored + j * lanes
+                for part, item in enumerate(load_packed(source.v_elements, v + at, lanes, packed)):
+                    to_d = slot * dim + g * depth + part * stored + j * lanes
+                    item = item if scale is None else item * splat(scale, lanes)
+                    store(panel_v, (to + i) * PAGE * dim + to_d, item, lanes)

@@ -4,7 +4,8 @@ The runtime owns the pages, as bytes; every function views them with their real 
 
 A page holds 16 tokens. For each KV head it contains, one after another: K transposed, [head_dim, 16], so that one
 vector load has the same dimension of 16 keys; V, [16, head_dim]; and for q8 the scales of K and of V, float16
-[groups, 16] each.
+[groups, 16] each. Of q4 an element is a byte of two codes, so that K is [head_dim / 2, 16] and V [16, head_dim / 2];
+`paged.py` says which two.
 """
 
 from __future__ import annotations
@@ -17,29 +18,29 @@ from tvm import tirx
 from tvm.script.ir_builder import tirx as I
 
 from tir_schedules.builder import Buffer, Expr, Tensor
-from tir_schedules.paged import ITEM_BYTES, PAGE, Heads
+from tir_schedules.paged import ITEM_BITS, PAGE, QUANTIZED, Heads, has_q4
 
 ACTIVATION_DTYPES = ("float32",)
 
 
 def kv_dtypes(activation_dtype: str, head_dim: int, own_pages: bool) -> tuple[str, ...]:
     """How K and V can be kept."""
-    return tuple(ITEM_BYTES)
+    return tuple(dtype for dtype in ITEM_BITS if dtype != "q4" or has_q4(head_dim))
 
 
 @dataclass(frozen=True)
 class AttentionShape(Heads):
-    """Static facts of a model's attention. `dtype` is float32, float16 or q8."""
+    """Static facts of a model's attention. `dtype` is float32, float16, q8 or q4."""
 
     @property
     def lanes(self) -> int:
         """Lanes of a vector over the head dimension."""
-        return next(n for n in (16, 8, 4, 2, 1) if self.head_dim % n == 0)
+        return next(n for n in (16, 8, 4, 2, 1) if self.scale_dims // self.packed % n == 0)
 
     @property
     def stored(self) -> str:
         """The dtype of an element of K or V in a page."""
-        return "int8" if self.dtype == "q8" else self.dtype
+        return "int8" if self.dtype in QUANTIZED else self.dtype
 
 
 @dataclass(frozen=True)
@@ -53,28 +54,28 @@ class Pages:
     @property
     def line(self) -> int:
         """Elements of a cache line of 64 bytes."""
-        return 64 // ITEM_BYTES[self.shape.dtype]
+        return 64 // self.shape.item_bytes
 
     def k(self, page: Expr, head: Expr) -> Expr:
-        """Index of K[0, 0] of a head in `elements`; dimension d of slot i is d * 16 + i further."""
+        """Index of K[0, 0] of a head in `elements`; dimension d of slot i is d // packed * 16 + i further."""
         s = self.shape
-        return (I.cast(page, "int64") * s.num_kv_heads + head) * (s.head_bytes // ITEM_BYTES[s.dtype])
+        return (I.cast(page, "int64") * s.num_kv_heads + head) * (s.head_bytes // s.item_bytes)
 
     def v(self, page: Expr, head: Expr) -> Expr:
-        """Index of V[0, 0]; dimension d of slot i is i * head_dim + d further."""
-        return self.k(page, head) + PAGE * self.shape.head_dim
+        """Index of V[0, 0]; the elements of slot i are i * head_dim / packed further."""
+        return self.k(page, head) + PAGE * self.shape.head_dim // self.shape.packed
 
     def scale(self, page: Expr, head: Expr, of_v: int) -> Expr:
         """Index of the first scale of K (or V) in `scales`; that of group g and slot i is g * 16 + i further."""
         s = self.shape
         base = (I.cast(page, "int64") * s.num_kv_heads + head) * (s.head_bytes // 2)
-        return base + PAGE * s.head_dim + of_v * PAGE * s.scale_groups
+        return base + PAGE * s.head_dim // s.packed + of_v * PAGE * s.scale_groups
 
 
 def pages_tensor(shape: AttentionShape) -> Tensor:
     """The pages int8[P, page_bytes] of one layer that the runtime owns, as `Pages`."""
     count = tirx.Var("num_pages", "int64")
-    views = [(count * (shape.page_bytes // ITEM_BYTES[shape.dtype]), shape.stored)]
+    views = [(count * (shape.page_bytes // shape.item_bytes), shape.stored)]
     if shape.scale_groups:
         views.append((count * (shape.page_bytes // 2), "float16"))
     return Tensor((count, shape.page_bytes), "int8", views, functools.partial(Pages, shape))

@@ -36,7 +36,7 @@ def store_pages(shape: AttentionShape, window: int) -> tirx.PrimFunc:
                     _store_k(shape, qkv, k, pages, page, slot, h)
                     _store_v(shape, qkv, k + kv_heads * dim, pages, page, slot, h)
 
-        _for_tokens(n, token)
+        for_tokens(n, token)
 
     return function("store_pages", arguments, body)
 
@@ -55,12 +55,13 @@ def _store_k(shape: AttentionShape, qkv: Buffer, source: Expr, pages: Pages, pag
         lambda i, d, code: put(pages.elements, at + (i + d) * PAGE, code),
         lambda g, scale: put(pages.scales, first + g * PAGE, scale),
         shape,
+        lambda d: (2 * d, 2 * d + 1),
     )
 
 
 def _store_v(shape: AttentionShape, qkv: Buffer, source: Expr, pages: Pages, page: Expr, slot: Expr, h: Expr) -> None:
     """A row of V [16, D]."""
-    at = value(pages.v(page, h) + slot * shape.head_dim)
+    at = value(pages.v(page, h) + slot * (shape.head_dim // shape.packed))
     if pages.scales is None:
         _convert(qkv, source, pages.elements, at, shape)
         return
@@ -71,10 +72,11 @@ def _store_v(shape: AttentionShape, qkv: Buffer, source: Expr, pages: Pages, pag
         lambda i, d, code: put(pages.elements, at + i + d, code),
         lambda g, scale: put(pages.scales, first + g * PAGE, scale),
         shape,
+        lambda d: (d, d + shape.scale_dims // 2),
     )
 
 
-def _for_tokens(count: Expr, body: Callable[[Expr], None]) -> None:
+def for_tokens(count: Expr, body: Callable[[Expr], None]) -> None:
     """body(t) for every token, in parallel where there are many."""
     with I.If(count < _MANY_TOKENS):
         with I.Then(), I.serial(0, count) as t:
@@ -93,27 +95,57 @@ def _convert(x: Buffer, source: Expr, elements: Buffer, target: Expr, shape: Att
 def _quantize(
     x: Buffer,
     source: Expr,
-    put_code: Callable[[Expr, Expr, Expr], None],
+    put_element: Callable[[Expr, Expr, Expr], None],
     put_scale: Callable[[Expr, Expr], None],
     shape: AttentionShape,
+    pair: Callable[[Expr], tuple[Expr, Expr]],
 ) -> None:
-    """One head's K or V of one token: put_code(i, d, code of dimension i + d), put_scale(g, scale of group g).
+    """One head's K or V of one token: put_element(i, d, element i + d), put_scale(g, scale of group g).
 
-    `AttentionShape` states the error. NaN makes its scale NaN.
+    `AttentionShape` states the error. NaN makes its scale NaN. `pair`: which dimensions of a group share a byte of q4.
     """
-    size = shape.head_dim // shape.scale_groups
-    top = I.alloc_buffer((1,), "int32")  # bits have the order of the numbers, and NaN is above them
+    size, levels = shape.scale_dims, (I.float32(-127), I.float32(127))
+    if shape.dtype == "q4":
+        levels = (I.float32(-8), I.float32(7))
+    top = I.alloc_buffer((1,), "int32" if shape.dtype == "q8" else "uint32")
+    scale_of = _scale_of_q8 if shape.dtype == "q8" else _scale_of_q4
     with I.serial(0, shape.scale_groups) as g:
-        put(top, 0, 0)
-        with I.serial(0, size) as d:
-            put(top, 0, I.max(top[0], I.reinterpret("int32", I.fabs(x[source + g * size + d]))))
-        largest = I.reinterpret("float32", top[0])
-        # min(a, b) is `a < b ? a : b`: with NaN as b, NaN.
-        scale = value(I.cast(I.min(I.float32(65504), largest * I.float32(1 / 127)), "float16"))
+        begin = source + g * size
+        scale = scale_of(x, begin, size, top)
         put_scale(g, scale)
         step = value(I.cast(scale, "float32"))
-        inverse = value(I.if_then_else(step > I.float32(0), I.float32(1) / step, I.float32(0)))
-        with I.serial(0, size) as d:
-            code = I.nearbyint(x[source + g * size + d] * inverse)
-            code = I.min(I.max(code, I.float32(-127)), I.float32(127))
-            put_code(g * size, d, I.cast(I.cast(code, "int32"), "int8"))
+        some = step > I.float32(0) if shape.dtype == "q8" else step != I.float32(0)
+        inverse = value(I.if_then_else(some, I.float32(1) / step, I.float32(0)))
+
+        def code(d: Expr) -> Expr:
+            number = I.nearbyint(x[begin + d] * inverse)
+            return I.cast(I.min(I.max(number, levels[0]), levels[1]), "int32")
+
+        with I.serial(0, size // shape.packed) as d:
+            element = code(d)
+            if shape.dtype == "q4":
+                low, high = (code(one) for one in pair(d))
+                element = I.bitwise_or(I.bitwise_and(low, 15), I.shift_left(high, 4))
+            put_element(g * (size // shape.packed), d, I.cast(element, "int8"))
+
+
+def _scale_of_q8(x: Buffer, begin: Expr, size: int, top: Buffer) -> Expr:
+    """float16: the largest of |x[begin : begin + size]| is 127 times it."""
+    put(top, 0, 0)  # bits have the order of the numbers, and NaN is above them
+    with I.serial(0, size) as d:
+        put(top, 0, I.max(top[0], I.reinterpret("int32", I.fabs(x[begin + d]))))
+    largest = I.reinterpret("float32", top[0])
+    # min(a, b) is `a < b ? a : b`: with NaN as b, NaN.
+    return value(I.cast(I.min(I.float32(65504), largest * I.float32(1 / 127)), "float16"))
+
+
+def _scale_of_q4(x: Buffer, begin: Expr, size: int, top: Buffer) -> Expr:
+    """float16: the number of largest magnitude of x[begin : begin + size], the negative one of two, is -8 times it."""
+    one = I.uint32(1)
+    put(top, 0, I.uint32(0))  # bits with the sign as the last one; NaN is above all numbers
+    with I.serial(0, size) as d:
+        bits = I.reinterpret("uint32", x[begin + d])
+        put(top, 0, I.max(top[0], I.bitwise_or(I.shift_left(bits, one), I.shift_right(bits, I.uint32(31)))))
+    largest = I.reinterpret("float32", I.shift_right(top[0], one))
+    eighth = value(I.min(I.float32(65504), largest * I.float32(1 / 8)))  # min as above
+    return value(I.cast(I.if_then_else(I.bitwise_and(top[0], one) == one, eighth, I.float32(0) - eighth), "float16"))

@@ -18,6 +18,7 @@ from tir_schedules.gpu.attention.move_pages import copy_pages, store_pages
 from tir_schedules.gpu.attention.pages import AttentionShape
 from tir_schedules.gpu.attention.prefill import prefill_cached, prefill_chunk
 from tir_schedules.gpu.attention.prefill_tile import PrefillTile, prefill_tile
+from tir_schedules.gpu.attention.rotate import rotate
 from tir_schedules.gpu.matmul.packed_loads import GROUP_LANES
 from tir_schedules.op import Op, by_hand
 from tir_schedules.paged import ATTENTION, heads_of, is_bidirectional
@@ -34,6 +35,7 @@ def page_functions(
     attend_few(qkv, step, pages, out)   rows with decode's numerics
     attend_many(qkv, step, pages, out)  rows of prompts; with `bidirectional`, of texts whose rows see all of them
     copy_pages(pairs, pages)
+    rotate_qkv(qkv), rotate_out(out)    where `rotated_dims`: before `store_pages` and after attention, in place
     """
     attending = {
         "store_pages": store_pages(shape, window),
@@ -41,7 +43,11 @@ def page_functions(
         "attend_many": attend_many(shape, scale, window, bidirectional=bidirectional),
     }
     facts = {**shape.facts, "scale": scale, "window": window} | ({"bidirectional": 1} if bidirectional else {})
-    return by_hand(attending, "", **facts) | by_hand({"copy_pages": copy_pages(shape)}, "", **shape.facts)
+    moving = {"copy_pages": copy_pages(shape)}
+    if shape.rotated_dims:
+        moving["rotate_qkv"] = rotate(shape, "rotate_qkv", shape.num_heads + 2 * shape.num_kv_heads)
+        moving["rotate_out"] = rotate(shape, "rotate_out", shape.num_heads)
+    return by_hand(attending, "", **facts) | by_hand(moving, "", **shape.facts)
 
 
 DECODE_KINDS = (*(kind for kind in ATTENTION if "decode" in kind), "attend_few")

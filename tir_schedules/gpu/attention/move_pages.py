@@ -8,7 +8,7 @@ from tvm.script.ir_builder import tirx as I
 from tir_schedules.builder import Argument, Buffer, Expr, Tensor, f32, function, put
 from tir_schedules.gpu.attention.pages import AttentionShape, Pages, byte_pages_argument, for_each, qkv_argument
 from tir_schedules.gpu.kernel import float_to_half, half_to_float, keep, local, nearest, pin
-from tir_schedules.paged import PAGE
+from tir_schedules.paged import PAGE, QUANTIZED
 from tir_schedules.step import Step, step_argument
 
 INFINITY_BITS = 0x7F800000
@@ -25,7 +25,7 @@ def store_pages(shape: AttentionShape, window: int) -> tirx.PrimFunc:
     }
 
     def body(qkv: Buffer, step: Step, pages: Pages) -> None:
-        if shape.dtype == "q8":
+        if shape.dtype in QUANTIZED:
             _quantize(shape, qkv, step, pages, n)
             return
 
@@ -42,7 +42,7 @@ def store_pages(shape: AttentionShape, window: int) -> tirx.PrimFunc:
 
 
 def _quantize(shape: AttentionShape, qkv: Buffer, step: Step, pages: Pages, n: Expr) -> None:
-    """Store q8. An invocation has a group of dimensions of K or V, of up to four rows, which share words."""
+    """Store codes. An invocation has a group of dimensions of K or V, of up to four rows, which share words."""
     heads, kv_heads, groups = shape.num_heads, shape.num_kv_heads, shape.scale_groups
 
     def word(t: Expr) -> Expr:
@@ -71,21 +71,34 @@ def _quantize_row(
     shape, data = pages.shape, pages.data
     (row, line), (page, slot), (head, g) = source, map(keep, where), part
     top, size = local(1, "int32"), shape.scale_dims  # bits have the order of the numbers, and NaN is above them
+    lowest, highest = (-8, 7) if shape.dtype == "q4" else (-127, 127)
+    negative = local(1, "int32") if shape.dtype == "q4" else None  # the bits of the smallest number
     put(top, 0, 0)
+    if negative is not None:
+        put(negative, 0, 0)
     with I.serial(0, size) as i:
         bits = I.reinterpret("int32", pin(f32(qkv[row, line, g * size + i])))
         put(top, 0, I.max(top[0], I.bitwise_and(bits, 0x7FFFFFFF)))
-    largest = I.min(I.reinterpret("float32", I.min(top[0], INFINITY_BITS)), I.float32(127 * 65504))
-    half = pin(I.if_then_else(top[0] > INFINITY_BITS, 0x7E00, float_to_half(keep(largest * I.float32(1 / 127)))))
+        if negative is not None:
+            put(negative, 0, I.max(negative[0], I.if_then_else(bits < 0, I.bitwise_and(bits, 0x7FFFFFFF), 0)))
+    largest = I.min(I.reinterpret("float32", I.min(top[0], INFINITY_BITS)), I.float32(-lowest * 65504))
+    half = pin(I.if_then_else(top[0] > INFINITY_BITS, 0x7E00, float_to_half(keep(largest * I.float32(-1 / lowest)))))
+    if negative is not None:  # the number of largest magnitude has the lowest code
+        half = pin(I.if_then_else(negative[0] == top[0], half, I.bitwise_or(half, 0x8000)))
     at = keep(pages.scales(page, head, slot, of_v) + g * PAGE)
     _replace(data, at // 2, at % 2 * 16, half, 0xFFFF)
-    scale = pin(half_to_float(half, signed=False))
-    inverse = pin(I.if_then_else(scale > I.float32(0), I.float32(1) / scale, I.float32(0)))
+    scale = pin(half_to_float(half, signed=negative is not None))
+    some = scale > I.float32(0) if negative is None else scale != I.float32(0)
+    inverse = pin(I.if_then_else(some, I.float32(1) / scale, I.float32(0)))
     with I.serial(0, size) as i:
         d = keep(g * size + i)
-        number = I.min(I.max(f32(qkv[row, line, d]) * inverse, I.float32(-127)), I.float32(127))
+        number = I.min(I.max(f32(qkv[row, line, d]) * inverse, I.float32(lowest)), I.float32(highest))
         at = I.if_then_else(of_v == 0, pages.k(page, head, slot, d), pages.v(page, head, slot, d))
-        _replace(data, at, I.if_then_else(of_v == 0, slot % 4, d % 4) * 8, nearest(number), 0xFF)
+        (_, k_up), (v_byte, v_up) = shape.k_byte(d), shape.v_byte(d)
+        shift = I.if_then_else(of_v == 0, slot % 4, v_byte % 4) * 8
+        if negative is not None:
+            shift = shift + I.if_then_else(of_v == 0, k_up, v_up)
+        _replace(data, at, shift, nearest(number), 0xFF if negative is None else 0xF)
 
 
 def _replace(words: Buffer, index: Expr, shift: Expr, value: Expr, mask: int) -> None:

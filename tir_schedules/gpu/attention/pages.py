@@ -1,8 +1,9 @@
 """Pages of the KV cache on GPUs: what a page holds, and the arguments of functions that attend.
 
 A page holds 16 tokens. For each KV head it has K transposed, [head_dim, 16], so that 16 neighbouring invocations read
-16 neighbouring keys; then V, [16, head_dim]; and for q8 the scales of K and of V, float16 [groups, 16] each. Kernels
-see pages of q8 as 32-bit words, as not every GPU has smaller integers.
+16 neighbouring keys; then V, [16, head_dim]; and for q8 the scales of K and of V, float16 [groups, 16] each. Of q4 a
+byte has two codes, so that K is [head_dim / 2, 16] and V [16, head_dim / 2]; `paged.py` says which two. Kernels see
+pages of q8 and q4 as 32-bit words, as not every GPU has smaller integers.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from tvm.script.ir_builder import tirx as I
 
 from tir_schedules.builder import Buffer, Expr, Tensor, f32
 from tir_schedules.gpu.kernel import ceildiv, half_to_float, keep, launch, pin
-from tir_schedules.paged import ITEM_BYTES, PAGE, Heads
+from tir_schedules.paged import ITEM_BITS, PAGE, QUANTIZED, Heads, has_q4
 
 _THREADS = 256
 MAX_ROW_PARTS = 1024  # parts of rows that the workspace of `attend_few` holds; a row has 128 at most
@@ -25,13 +26,15 @@ ACTIVATION_DTYPES = ("float32", "float16")
 
 
 def kv_dtypes(activation_dtype: str, head_dim: int, own_pages: bool) -> tuple[str, ...]:
-    """How K and V can be kept: in the dtype of the activations or, four numbers of a token in a word, as q8."""
-    return (activation_dtype, "q8") if own_pages and head_dim % 4 == 0 else (activation_dtype,)
+    """How K and V can be kept: in the dtype of the activations or, four bytes in a word, as codes."""
+    if not own_pages or head_dim % 4:
+        return (activation_dtype,)
+    return (activation_dtype, *(dtype for dtype in QUANTIZED if dtype != "q4" or has_q4(head_dim)))
 
 
 @dataclass(frozen=True)
 class AttentionShape(Heads):
-    """Static facts of a model's attention. `dtype` is q8 or that of queries and outputs.
+    """Static facts of a model's attention. `dtype` is q8, q4, or that of queries and outputs.
 
     `subgroup`: lanes of a subgroup, 0 if unknown; `shuffled`: as in `packed_loads.Xs`.
     """
@@ -42,24 +45,30 @@ class AttentionShape(Heads):
     @property
     def row_dtype(self) -> str:
         """The dtype of queries, outputs, and new keys and values."""
-        return self.activation_dtype if self.dtype == "q8" else self.dtype
-
-    @property
-    def scale_dims(self) -> int:
-        """Neighbouring dimensions that share a scale; all of them where there are none."""
-        return self.head_dim // max(1, self.scale_groups)
+        return self.activation_dtype if self.dtype in QUANTIZED else self.dtype
 
     @property
     def workspace(self) -> tuple[int, ...]:
         return tuple(MAX_ROW_PARTS * self.num_heads * numbers for numbers in (self.head_dim, 2))
+
+    def k_byte(self, d: Expr) -> tuple[Expr, Expr]:
+        """Which byte of a token's K has the code of dimension d, and how many bits up."""
+        return (d, 0) if self.packed == 1 else (d // 2, d % 2 * 4)
+
+    def v_byte(self, d: Expr) -> tuple[Expr, Expr]:
+        """Which byte of a token's V has the code of dimension d, and how many bits up."""
+        if self.packed == 1:
+            return d, 0
+        half = self.scale_dims // 2
+        return d // self.scale_dims * half + d % half, d // half % 2 * 4
 
 
 @dataclass(frozen=True)
 class Row:
     """K or V of a token in a head. Dimension d is element `first` + d * `stride` of `data`.
 
-    q8: `data` are words, with the codes of four tokens of K, this one's `shift` bits up, or of four dimensions of V;
-    scale g is float16 number `scales` + 16 g.
+    q8 and q4: `data` are words, with bytes of four tokens of K, this one's `shift` bits up, or four of a token's V;
+    `stride` is between bytes of K, and scale g is float16 number `scales` + 16 g.
     """
 
     shape: AttentionShape
@@ -79,17 +88,20 @@ class Row:
         if self.scales is None:
             return 1
         at = self.scales + d // self.shape.scale_dims * PAGE
-        return half_to_float(keep(half_of(self.data, at)), signed=False, finite=False)
+        return half_to_float(keep(half_of(self.data, at)), signed=self.shape.dtype == "q4", finite=False)
 
     def number(self, d: Expr, scale: Expr) -> Expr:
         """float32 number of dimension d, whose scale is known."""
         if self.scales is None:
             return f32(self.data[self.first + d * self.stride])
         if self.shift is not None:
-            word, shift = self.data[self.first + d * self.stride], self.shift
+            at, up = self.shape.k_byte(d)
+            word, shift = self.data[self.first + at * self.stride], self.shift + up
         else:
-            word, shift = self.data[self.first + d // 4], d % 4 * 8
-        return f32(I.shift_right(I.shift_left(word, 24 - shift), I.int32(24))) * scale
+            at, up = self.shape.v_byte(d)
+            word, shift = self.data[self.first + at // 4], at % 4 * 8 + up
+        unused = 32 - ITEM_BITS[self.shape.dtype]
+        return f32(I.shift_right(I.shift_left(word, unused - shift), I.int32(unused))) * scale
 
     def at(self, d: Expr) -> Expr:
         """float32 number of dimension d."""
@@ -123,29 +135,30 @@ class Pages:
     data: Buffer
 
     @property
-    def packed(self) -> int:
-        """Numbers of K or V in an element of `data`."""
-        return 4 if self.shape.dtype == "q8" else 1
+    def items(self) -> int:
+        """Stored items of K or V, bytes where they are quantized, in an element of `data`."""
+        return 4 if self.shape.dtype in QUANTIZED else 1
 
     def _head(self, page: Expr, head: Expr) -> Expr:
-        size = self.shape.head_bytes // (4 if self.packed == 4 else ITEM_BYTES[self.shape.dtype])
+        size = self.shape.head_bytes // (self.items * self.shape.item_bytes)
         return (page * self.shape.num_kv_heads + head) * size
 
     def k(self, page: Expr, head: Expr, slot: Expr, d: Expr) -> Expr:
         """Index of the element with a number of K."""
-        return self._head(page, head) + d * (PAGE // self.packed) + slot // self.packed
+        return self._head(page, head) + self.shape.k_byte(d)[0] * (PAGE // self.items) + slot // self.items
 
     def v(self, page: Expr, head: Expr, slot: Expr, d: Expr) -> Expr:
         """Index of the element with a number of V."""
-        dim = self.shape.head_dim // self.packed
-        return self._head(page, head) + PAGE * dim + slot * dim + d // self.packed
+        dim = self.shape.head_dim // self.shape.packed // self.items
+        return self._head(page, head) + PAGE * dim + slot * dim + self.shape.v_byte(d)[0] // self.items
 
     def scales(self, page: Expr, head: Expr, slot: Expr, of_v: Expr) -> Expr | None:
         """Index of the first float16 scale of K (or V) of a token; None where there are none."""
-        if self.packed == 1:
+        if self.items == 1:
             return None
         shape = self.shape
-        return self._head(page, head) * 2 + PAGE * (shape.head_dim + of_v * shape.scale_groups) + slot
+        codes = shape.head_dim // shape.packed
+        return self._head(page, head) * 2 + PAGE * (codes + of_v * shape.scale_groups) + slot
 
     def key(self, page: Expr, head: Expr, slot: Expr) -> Row:
         """K of a token."""
@@ -176,7 +189,7 @@ def flat_pages(shape: AttentionShape, buffer: Buffer) -> Pages:
 def byte_pages_argument(shape: AttentionShape) -> Tensor:
     """Pages that the runtime owns, int8[P, page_bytes], as `Pages`."""
     count = tirx.Var("num_pages", "int64")
-    dtype = "int32" if shape.dtype == "q8" else shape.dtype
+    dtype = "int32" if shape.dtype in QUANTIZED else shape.dtype
     elements = count * (shape.page_bytes // (2 if dtype == "float16" else 4))
     return Tensor((count, shape.page_bytes), "int8", [(elements, dtype)], lambda data: Pages(shape, data))
 

@@ -56,7 +56,7 @@ def attend_pages(keys: PagedKeys, q: Buffer, out: Buffer, lse: Buffer | None, sc
 
 def in_products(keys: PagedKeys) -> prefill_mma.Keys:
     """Keys in pages for matrix units; they start at a page boundary."""
-    k, v = _codes_in_products(keys) if keys.pages.packed > 1 else _halves_in_products(keys)
+    k, v = _codes_in_products(keys) if keys.pages.items > 1 else _halves_in_products(keys)
     return prefill_mma.Keys(keep(keys.begin // PAGE * PAGE), keys.end, k, v, keys.seen)
 
 
@@ -89,7 +89,7 @@ def _in_order(two_keys: Callable[[Expr, Expr, Expr], Callable[[int], Expr]]) -> 
 
 
 def _codes_in_products(keys: PagedKeys) -> tuple[prefill_mma.LoadK, prefill_mma.LoadV]:
-    """K and V of q8 as words of two float16."""
+    """K and V of q8 or q4 as words of two float16."""
     pages, head = keys.pages, keys.tile.h
 
     def two_keys(token0: Expr, d: Expr, g: Expr) -> Callable[[int], Expr]:

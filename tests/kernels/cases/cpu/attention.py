@@ -8,11 +8,14 @@ import numpy as np
 
 from tests.kernels.harness import EPS, Array
 from tir_schedules.cpu.attention import PAGE, AttentionShape
+from tir_schedules.paged import QUANTIZED
 
 
 @dataclass(frozen=True)
 class Stored:
-    """K or V [..., kv_heads, D] as pages keep it: elements, and for q8 scales float16 [..., kv_heads, groups]."""
+    """K or V [..., kv_heads, D] as pages keep it: elements, and for q8 and q4, whose elements are codes, scales float16
+    [..., kv_heads, groups].
+    """
 
     elements: Array
     scales: Array | None
@@ -29,23 +32,34 @@ class Stored:
 
 def stored(shape: AttentionShape, x: Array) -> Stored:
     """K or V f32[..., kv_heads, D] as AttentionShape says."""
-    if shape.dtype != "q8":
+    if shape.dtype not in QUANTIZED:
         return Stored(x.astype(shape.dtype), None)
     groups = shape.scale_groups
     split = x.astype(np.float32).reshape(*x.shape[:-1], groups, x.shape[-1] // groups)
-    scale = np.minimum(np.abs(split).max(axis=-1) * np.float32(1 / 127), np.float32(65504)).astype(np.float16)
+    largest, unit, lowest, highest = np.abs(split).max(axis=-1), 1 / 127, -127, 127
+    if shape.dtype == "q4":
+        unit, lowest, highest = 1 / 8, -8, 7
+    scale = np.minimum(largest * np.float32(unit), np.float32(65504))
+    if shape.dtype == "q4":  # the number of largest magnitude has code -8
+        scale = np.where(split.min(axis=-1) == -largest, scale, -scale)
+    scale = scale.astype(np.float16)
     step = scale.astype(np.float32)
-    inverse = np.divide(np.float32(1), step, out=np.zeros_like(step), where=step > 0)
-    codes = np.clip(np.rint(split * inverse[..., None]), -127, 127)
+    inverse = np.divide(np.float32(1), step, out=np.zeros_like(step), where=step != 0)
+    codes = np.clip(np.rint(split * inverse[..., None]), lowest, highest)
     return Stored(codes.astype(np.int8).reshape(x.shape), scale)
 
 
 def write_token(shape: AttentionShape, pages: Array, page: int, slot: int, k: Stored, v: Stored, t: int) -> None:
     """Token t of k and v into its slot, as `pages.py` says."""
-    dim, half = shape.head_dim, PAGE * shape.head_dim * k.elements.itemsize
+    keys, values = k.elements[t], v.elements[t]
+    if shape.dtype == "q4":
+        halves = values.reshape(shape.num_kv_heads, shape.scale_groups, 2, -1)
+        keys = keys[:, 0::2] & 15 | keys[:, 1::2] << 4
+        values = (halves[:, :, 0] & 15 | halves[:, :, 1] << 4).reshape(keys.shape)
+    half = PAGE * keys[0].nbytes
     for h, head in enumerate(pages[page].reshape(shape.num_kv_heads, shape.head_bytes)):
-        head[:half].view(k.elements.dtype).reshape(dim, PAGE)[:, slot] = k.elements[t, h]
-        head[half : 2 * half].view(v.elements.dtype).reshape(PAGE, dim)[slot] = v.elements[t, h]
+        head[:half].view(keys.dtype).reshape(-1, PAGE)[:, slot] = keys[h]
+        head[half : 2 * half].view(values.dtype).reshape(PAGE, -1)[slot] = values[h]
         if k.scales is not None and v.scales is not None:
             scales = head[2 * half :].view(np.float16).reshape(2, shape.scale_groups, PAGE)
             scales[0, :, slot], scales[1, :, slot] = k.scales[t, h], v.scales[t, h]

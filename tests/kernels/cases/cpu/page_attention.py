@@ -34,6 +34,8 @@ SHAPES = (
     AttentionShape(4, 1, 256, "q8"),
     AttentionShape(4, 4, 24, "float32", softcap=5.0),
     AttentionShape(4, 1, 96, "float16", softcap=2.0),
+    AttentionShape(14, 2, 64, "q4"),
+    AttentionShape(5, 1, 16, "q4", softcap=5.0),
 )
 WINDOWS = (0, 1, 5, 16, 40, 100)
 
@@ -135,7 +137,7 @@ def batch(kernel: PageKernel, parts: Sequence[Part], seed: int = 0, with_rows: b
 
 
 def _old_pages(shape: AttentionShape, count: int, draw: np.random.Generator) -> Array:
-    """Pages of NaN (all bits set; codes of -1 for q8), every other one with tokens of a sequence before."""
+    """Pages of NaN (all bits set; codes of -1 where they are quantized), every other one with tokens of a sequence before."""
     pages = np.full((count, shape.page_bytes), -1, np.int8)
     old = [stored(shape, 4 * draw.standard_normal((PAGE, shape.num_kv_heads, shape.head_dim))) for _ in range(2)]
     for page in range(1, count, 2):

@@ -17,7 +17,7 @@ from tests.kernels.cases.steps import step_integers
 from tir_schedules import step_layout
 from tir_schedules.gpu.attention.functions import page_functions
 from tir_schedules.gpu.attention.pages import AttentionShape
-from tir_schedules.paged import PAGE
+from tir_schedules.paged import PAGE, QUANTIZED
 
 
 @dataclass(frozen=True)
@@ -80,9 +80,9 @@ def step_of(shape: AttentionShape, window: int, spans: Sequence[Span], *, stored
 
 def _pages(shape: AttentionShape, count: int, draw: np.random.Generator) -> Array:
     """int8[count, kv heads, bytes]: even pages are NaN, others have numbers."""
-    if shape.dtype == "q8":
+    if shape.dtype in QUANTIZED:
         pages = draw.integers(-128, 128, (count, shape.num_kv_heads, shape.head_bytes)).astype(np.int8)
-        scales = pages[..., 2 * PAGE * shape.head_dim :].view(np.float16)
+        scales = pages[..., 2 * PAGE * shape.head_dim // shape.packed :].view(np.float16)
         scales[::2], scales[1::2] = np.nan, 0.1
         return pages
     numbers = np.full((count, shape.num_kv_heads, 2 * PAGE * shape.head_dim), np.nan, shape.dtype)
@@ -93,9 +93,13 @@ def _pages(shape: AttentionShape, count: int, draw: np.random.Generator) -> Arra
 def put_token(shape: AttentionShape, pages: Array, page: int, slot: int, k: Array, v: Array) -> None:
     """K of a token as a column [D] of its page, V as a row, for each KV head."""
     heads, dim, groups = *k.shape, shape.scale_groups
-    if shape.dtype == "q8":
+    if shape.dtype in QUANTIZED:
+        dim //= shape.packed
         scales = pages[page, :, 2 * PAGE * dim :].view(np.float16).reshape(heads, 2, groups, PAGE)
         (k, scales[:, 0, :, slot]), (v, scales[:, 1, :, slot]) = quantized(shape, k), quantized(shape, v)
+    if shape.dtype == "q4":
+        low, high = np.split(v.reshape(heads, groups, -1), 2, axis=2)
+        k, v = k[:, 0::2] & 15 | k[:, 1::2] << 4, (low & 15 | high << 4).reshape(heads, dim)
     numbers = pages[page, :, : 2 * PAGE * dim * k.itemsize].view(k.dtype).reshape(heads, 2, -1)
     numbers[:, 0].reshape(heads, dim, PAGE)[:, :, slot] = k
     numbers[:, 1].reshape(heads, PAGE, dim)[:, slot] = v
@@ -104,14 +108,17 @@ def put_token(shape: AttentionShape, pages: Array, page: int, slot: int, k: Arra
 def quantized(shape: AttentionShape, x: Array) -> tuple[Array, Array]:
     """Codes int8[..., D] and scales float16[..., groups] of K or V."""
     parts = x.astype(np.float32).reshape(*x.shape[:-1], shape.scale_groups, -1)
-    scales = (np.abs(parts).max(axis=-1) * np.float32(1 / 127)).astype(np.float16)
-    codes = np.rint(parts * (1 / scales.astype(np.float32))[..., None]).clip(-127, 127)
+    lowest, highest, largest = -127, 127, np.abs(parts).max(axis=-1)
+    if shape.dtype == "q4":
+        lowest, highest, largest = -8, 7, np.where(parts.min(axis=-1) == -largest, largest, -largest)
+    scales = (largest * np.float32(-1 / lowest)).astype(np.float16)
+    codes = np.rint(parts * (1 / scales.astype(np.float32))[..., None]).clip(lowest, highest)
     return codes.astype(np.int8).reshape(x.shape), scales
 
 
 def kept(shape: AttentionShape, x: Array) -> Array:
     """K or V as pages keep them."""
-    if shape.dtype != "q8":
+    if shape.dtype not in QUANTIZED:
         return x
     codes, scales = quantized(shape, x)
     return (codes.reshape(*scales.shape, -1) * scales[..., None].astype(np.float64)).reshape(x.shape)
@@ -190,6 +197,24 @@ class Store:
             k, v = np.split(row[shape.num_heads :], 2)
             put_token(shape, pages, *divmod(int(slot), PAGE), k, v)
         return [Call((qkv, numbers, given.pages), lambda found: np.testing.assert_array_equal(found[2], after))]
+
+
+@dataclass(frozen=True)
+class Rotate:
+    """Heads of rows times Hadamard matrices in place."""
+
+    shape: AttentionShape
+
+    def functions(self, knobs: Knobs) -> Mapping[str, tirx.PrimFunc]:
+        return _scheduled(self.shape, "rotate_qkv", 0, knobs, {})
+
+    def calls(self) -> Sequence[Call]:
+        qkv = qkv_of(self.shape, [Span(0, 0, 3)])
+        size = self.shape.rotated_dims
+        signs = [[(-1) ** (i & j).bit_count() for j in range(size)] for i in range(size)]
+        parts = qkv.reshape(-1, size).astype(np.float64) @ np.array(signs) / np.sqrt(size)
+        tolerance = TOLERANCES[self.shape.row_dtype][0]
+        return [Call((qkv,), lambda found: assert_near(found[0], parts.reshape(qkv.shape), tolerance))]
 
 
 @dataclass(frozen=True)
@@ -298,9 +323,20 @@ Q8 = {
     "store, q8, window": Store(AttentionShape(4, 2, 24, "q8"), (Span(0, 45, 60), Span(1, 0, 2)), window=20),
     "copy, q8": Copy(AttentionShape(4, 2, 24, "q8")),
 }
+_Q4_HALF = AttentionShape(4, 2, 64, "q4", activation_dtype="float16")
+Q4 = {
+    "few, q4": Attend(_Q4_HALF, "attend_few", _alone(Span(0, 253, 255), Span(1, 0, 1))),
+    "few, q4, window": Attend(AttentionShape(4, 2, 80, "q4"), "attend_few", _alone(Span(0, 298, 300)), window=50),
+    "many, q4": Attend(_Q4_HALF, "attend_many", [*_chunks(0, 15, 31, 48), [Span(1, 3, 8), Span(0, 16, 33)]]),
+    "many, q4, window": Attend(AttentionShape(4, 2, 80, "q4"), "attend_many", _chunks(0, 15, 40), window=20),
+    "store, q4": Store(_Q4_HALF, (Span(0, 5, 40), Span(1, 0, 17), Span(2, 62, 66), Span(3, 7, 8))),
+    "store, q4, window": Store(AttentionShape(4, 2, 80, "q4"), (Span(0, 45, 60), Span(1, 0, 2)), window=20),
+    "rotate, q4": Rotate(_Q4_HALF),
+    "rotate, q4, float32": Rotate(AttentionShape(4, 2, 80, "q4")),
+}
 MOVES = {
     "store": Store(_TWO_KV_HEADS, (Span(0, 5, 40), Span(1, 0, 17), Span(2, 62, 66))),
     "store, window": Store(AttentionShape(4, 2, 24, "float32"), (Span(0, 45, 60), Span(1, 0, 2)), window=20),
     "copy": Copy(AttentionShape(4, 2, 24, "float16")),
 }
-CASES: Mapping[str, Attend | Store | Copy] = {**FEW, **MANY, **MANY_PLAIN, **MOVES, **Q8}
+CASES: Mapping[str, Attend | Store | Copy | Rotate] = {**FEW, **MANY, **MANY_PLAIN, **MOVES, **Q8, **Q4}

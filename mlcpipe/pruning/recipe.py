@@ -73,4 +73,6 @@ def read_recipe(folder: Path) -> Recipe:
     for name in ("window", "rows", "steps", "peak_rate", "temperature"):
         if not getattr(recipe, name) > 0:
             raise UsageError(f"field {name} of the recipe", where=path, expected="more than 0", found=values[name])
+    if recipe.pattern not in ("", "2:4"):
+        raise UsageError("field pattern of the recipe", where=path, expected='2:4 or ""', found=repr(recipe.pattern))
     return recipe

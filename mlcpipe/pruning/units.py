@@ -16,7 +16,8 @@ from mlcpipe.compiler.calibration.changed import Changed
 from mlcpipe.pruning.work import Array, Kept, Work
 from mlcpipe.quantization.inputs import Inputs
 
-_DAMPING = 1e-4  # of each column's mean square, added to it: columns that are not independent have an inverse
+# Of each column's mean square, added to it, times (columns / rows)^2: weights that are fitted to few rows suit them alone.
+_DAMPING = 0.01
 _LEAST = 1e-8  # of the mean, the same for columns that are always 0
 _CANDIDATES = 128  # units that are ranked against each other at a time
 _REMOVED = 32  # of those
@@ -42,7 +43,9 @@ def remove_units(work: Work, units: Units) -> Iterator[Kept]:
         consumer = prefix + units.consumer
         gram = inputs[consumer].gram
         assert gram is not None
-        kept, w = without_units(changed.read(consumer), gram, units.size, units.count - work.keep)
+        rows = sum(map(len, work.stream.hidden))
+        damping = _DAMPING * min(1.0, len(gram) / rows) ** 2
+        kept, w = without_units(changed.read(consumer), gram, units.size, units.count - work.keep, damping)
         changed.put(consumer, w)
         cuts = {consumer: np.s_[:, rows_of(kept, units.size)]}
         for name, rows in units.producers.items():
@@ -59,14 +62,14 @@ def rows_of(units: Array, size: int) -> Array:
     return found
 
 
-def without_units(w: Array, gram: Array, size: int, remove: int) -> tuple[Array, Array]:
+def without_units(w: Array, gram: Array, size: int, remove: int, damping: float) -> tuple[Array, Array]:
     """w float32[N, K] in units of `size` columns, gram float32[K, K] -> the units that stay, sorted, and another w.
 
-    `remove` units have columns of 0 there. Computes in float64.
+    `remove` units have columns of 0 there. `damping` times its diagonal is added to the gram. Computes in float64.
     """
     h = gram.astype(np.float64)
     diagonal = np.diag(h).copy()
-    h[np.diag_indices_from(h)] += _DAMPING * diagonal + _LEAST * diagonal.mean() + np.finfo(np.float64).tiny
+    h[np.diag_indices_from(h)] += damping * diagonal + _LEAST * diagonal.mean() + np.finfo(np.float64).tiny
     inverse, changed = np.linalg.inv(h), w.astype(np.float64)
     left = np.arange(w.shape[1] // size)
     while remove:

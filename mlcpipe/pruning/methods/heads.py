@@ -22,8 +22,8 @@ def pruned(work: Work) -> Iterator[Kept]:
     """See the package."""
     facts = work.model.facts
     group = facts.num_heads // facts.num_kv_heads
-    work.config |= {"num_attention_heads": work.keep * group, "num_key_value_heads": work.keep}
-    work.config["head_dim"] = facts.head_dim
+    sizes = {"num_attention_heads": work.keep * group, "num_key_value_heads": work.keep, "head_dim": facts.head_dim}
+    work.config.update(sizes)
     rows = {"q": group * facts.head_dim, "k": facts.head_dim, "v": facts.head_dim}
     producers = {f"self_attn.{of}_proj.{part}": n for of, n in rows.items() for part in ("weight", "bias")}
     units = Units(facts.num_kv_heads, group * facts.head_dim, "self_attn.o_proj.weight", producers)

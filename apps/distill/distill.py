@@ -1,9 +1,9 @@
 """Teach a pruned checkpoint what its original says: `python apps/distill/distill.py PRUNED -o FOLDER`.
 
-PRUNED is a folder that `mlcpipe prune` wrote; its distill.toml has every number of the run. The loss is the KL divergence
-of the student's next token from the teacher's (Hinton et al. 2015, arXiv:1503.02531; for pruned language models
-Muralidharan et al. 2024, arXiv:2407.14679), on random rows of a text. Zeros of a 2:4 pattern stay. Needs the `distill`
-extra; runs on the CPU, or with --device on another of torch's.
+PRUNED is a folder that `mlcpipe prune` wrote; its distill.toml has every number of the run. The loss is the KL
+divergence of the student's next token from the teacher's (Hinton et al. 2015, arXiv:1503.02531; for pruned language
+models Muralidharan et al. 2024, arXiv:2407.14679), on random rows of a text. Zeros of a 2:4 pattern stay. Needs the
+`distill` extra; runs on the CPU, or with --device on another of torch's.
 """
 
 from __future__ import annotations
@@ -114,7 +114,9 @@ def train(teacher: Any, student: Any, tokens: torch.Tensor, recipe: Recipe, prog
         batch = torch.stack([tokens[start : start + recipe.window] for start in starts.tolist()])
         loss = _loss(teacher, student, batch, recipe)
         if not torch.isfinite(loss):
-            raise UsageError("the loss is not finite", found=f"step {step}", next_step="lower peak_rate in distill.toml")
+            raise UsageError(
+                "the loss is not finite", found=f"step {step}", next_step="lower peak_rate in distill.toml"
+            )
         loss.backward()
         torch.nn.utils.clip_grad_norm_(student.parameters(), 1.0)
         for group in optimizer.param_groups:

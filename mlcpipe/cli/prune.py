@@ -11,7 +11,7 @@ import typer
 from mlcpipe.atomic import check_early
 from mlcpipe.cli.options import JsonOption, OverwriteOption
 from mlcpipe.cli.terminal import cell, new_table, print_json, say, stderr_console, stdout_console
-from mlcpipe.defaults import DEFAULT_QUANTIZATION, DISTILL_RECIPE, OWN_CALIBRATION, PRUNED_RATIO, PRUNING_METHODS
+from mlcpipe.defaults import DEFAULT_QUANTIZATION, DISTILL_RECIPE, OWN_CALIBRATION, PRUNED_RATIO
 from mlcpipe.host.finding import byte_size
 from mlcpipe.progress import Progress, console_progress
 
@@ -55,8 +55,8 @@ def prune_command(
 ) -> None:
     """Make a checkpoint smaller: remove what counts least on a text.
 
-    The result is an ordinary checkpoint for `mlcpipe compile` and transformers. One layer is in memory at a time. Beside
-    it lies distill.toml, the recipe by which apps/distill/distill.py wins back some of what is lost.
+    The result is an ordinary checkpoint for `mlcpipe compile` and transformers. One layer is in memory at a time.
+    Beside it lies distill.toml, the recipe by which apps/distill/distill.py wins back some of what is lost.
 
     Examples:
 

@@ -19,7 +19,9 @@ def prune_matrices(work: Work, prune_matrix: Callable[[Array, Inputs], Array]) -
         for name, known in inputs.items():
             w = changed.read(name)
             if w.shape[1] % GROUP:
-                raise ConfigError(f"2:4 needs columns in fours, tensor {name}", expected="a multiple of 4", found=w.shape)
+                raise ConfigError(
+                    f"2:4 needs columns in fours, tensor {name}", expected="a multiple of 4", found=w.shape
+                )
             changed.put(name, prune_matrix(w, known))
         return {}
 

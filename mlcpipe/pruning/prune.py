@@ -40,7 +40,7 @@ FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
 
 @dataclass(frozen=True)
 class Cost:
-    """Of a model in `q4f16_1` on this CPU: its weights' bytes, those a token reads, and of its keys and values (f16)."""
+    """Of a model in `q4f16_1` on this CPU: bytes of weights, those that a token reads, and of its KV cache in f16."""
 
     parameters: int
     weights_bytes: int

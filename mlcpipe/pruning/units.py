@@ -1,8 +1,8 @@
 """Removes heads or columns of a matrix's input, and lets those that stay make up for them by least squares.
 
-The output of y = x w^T without the columns P of x has the mean squared error tr(W_P [(H^-1)_PP]^-1 W_P^T) when the other
-columns of w are those of least error, where H is the mean of x^T x (Hassibi & Stork 1993, Optimal Brain Surgeon; for whole
-columns Kurtic et al. 2023, ZipLM). The best unit goes first, then that of the rest.
+The output of y = x w^T without the columns P of x has the mean squared error tr(W_P [(H^-1)_PP]^-1 W_P^T) when the
+other columns of w are those of least error, where H is the mean of x^T x (Hassibi & Stork 1993, Optimal Brain Surgeon;
+for whole columns Kurtic et al. 2023, ZipLM). The unit of least error goes first, then that of the rest.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from mlcpipe.compiler.calibration.changed import Changed
 from mlcpipe.pruning.work import Array, Kept, Work
 from mlcpipe.quantization.inputs import Inputs
 
-# Of each column's mean square, added to it, times (columns / rows)^2: weights that are fitted to few rows suit them alone.
+# Of each column's mean square, added to it, times (columns / rows)^2: weights that few rows decide suit those alone.
 _DAMPING = 0.01
 _LEAST = 1e-8  # of the mean, the same for columns that are always 0
 _CANDIDATES = 128  # units that are ranked against each other at a time

@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import numpy as np
 
-from mlcpipe.nn.causal_lm import CausalLM
 from mlcpipe.pruning.pattern import GROUP, PRUNED, prune_matrices
-from mlcpipe.pruning.work import Array, Work, smallest
+from mlcpipe.pruning.work import Array, Kept, Work, smallest
 from mlcpipe.quantization.inputs import Inputs
 
 GRAM, UNITS = False, ""
 
 
-def allowed(model: CausalLM) -> range:
-    """No number."""
-    return range(0)
-
-
-def pruned(work: Work) -> object:
+def pruned(work: Work) -> Iterator[Kept]:
     """See the package."""
     return prune_matrices(work, prune_matrix)
 

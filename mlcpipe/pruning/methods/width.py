@@ -1,4 +1,4 @@
-"""Removes columns of the MLP's hidden layer; those of the down projection that stay make up for them by least squares."""
+"""Removes columns of the MLP's hidden layer; those that stay make up for them by least squares."""
 
 from __future__ import annotations
 

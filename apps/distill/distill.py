@@ -170,7 +170,7 @@ def save(model: Any, files: Checkpoint, folder: Path) -> None:
         for name, info in files.tensors.items():
             if name in state:
                 values = state[name].float().cpu().numpy()
-                writer.add(name, info.dtype, info.shape, narrowed(values, info.dtype, name))
+                writer.add(name, info.dtype, info.shape, narrowed(values, info.dtype, name).data)
             else:
                 writer.add(name, info.dtype, info.shape, files.read_raw(name))
         writer.finish()

@@ -31,12 +31,11 @@ class SafetensorsWriter:
         self._room = -(-len(json.dumps(_METADATA | longest)) // 8) * 8
         file.write(self._room.to_bytes(8, "little") + b" " * self._room)
 
-    def add(self, name: str, dtype: str, shape: tuple[int, ...], data: memoryview | NDArray[Any]) -> None:
-        """Write the bytes of one tensor, as `narrowed` or `read_raw` gives them, C-contiguous."""
-        nbytes = data.nbytes
+    def add(self, name: str, dtype: str, shape: tuple[int, ...], data: memoryview) -> None:
+        """Write the bytes of one tensor, C-contiguous: those of `narrowed(...).data`, or `Checkpoint.read_raw`."""
         self._file.write(data)
-        self._header[name] = _entry(dtype, shape, self._end, self._end + nbytes)
-        self._end += nbytes
+        self._header[name] = _entry(dtype, shape, self._end, self._end + data.nbytes)
+        self._end += data.nbytes
 
     def finish(self) -> None:
         """Write the header."""

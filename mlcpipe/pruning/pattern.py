@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from typing import Any
 
 from mlcpipe.compiler.calibration.changed import Changed
 from mlcpipe.errors import ConfigError
@@ -15,7 +16,7 @@ GROUP, PRUNED = 4, 2
 def prune_matrices(work: Work, prune_matrix: Callable[[Array, Inputs], Array]) -> Iterator[Kept]:
     """Prune each matrix float32[N, K] of the layers by itself. Raises ConfigError where 4 does not divide a K."""
 
-    def change(prefix: str, changed: Changed, inputs: Mapping[str, Inputs]) -> dict[str, Array]:
+    def change(prefix: str, changed: Changed, inputs: Mapping[str, Inputs]) -> dict[str, Any]:
         for name, known in inputs.items():
             w = changed.read(name)
             if w.shape[1] % GROUP:

@@ -179,7 +179,7 @@ def _add(writer: SafetensorsWriter, kept: Kept, source: Checkpoint) -> None:
     if kept.values is None:
         writer.add(kept.name, info.dtype, info.shape, source.read_raw(kept.source))
     else:
-        writer.add(kept.name, info.dtype, kept.values.shape, narrowed(kept.values, info.dtype, kept.name))
+        writer.add(kept.name, info.dtype, kept.values.shape, narrowed(kept.values, info.dtype, kept.name).data)
 
 
 def _lowered(checkpoint: Checkpoint) -> Job:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -39,7 +40,7 @@ class Units:
 def remove_units(work: Work, units: Units) -> Iterator[Kept]:
     """The tensors of a checkpoint whose layers keep `work.keep` units each, which differ from layer to layer."""
 
-    def change(prefix: str, changed: Changed, inputs: Mapping[str, Inputs]) -> dict[str, Array]:
+    def change(prefix: str, changed: Changed, inputs: Mapping[str, Inputs]) -> dict[str, Any]:
         consumer = prefix + units.consumer
         gram = inputs[consumer].gram
         assert gram is not None
@@ -47,7 +48,7 @@ def remove_units(work: Work, units: Units) -> Iterator[Kept]:
         damping = _DAMPING * min(1.0, len(gram) / rows) ** 2
         kept, w = without_units(changed.read(consumer), gram, units.size, units.count - work.keep, damping)
         changed.put(consumer, w)
-        cuts = {consumer: np.s_[:, rows_of(kept, units.size)]}
+        cuts: dict[str, Any] = {consumer: np.s_[:, rows_of(kept, units.size)]}
         for name, rows in units.producers.items():
             if prefix + name in changed.tensors:
                 cuts[prefix + name] = rows_of(kept, rows)

@@ -52,7 +52,7 @@ class Work:
         return f"{self.stream.prefix}layers.{index}."
 
     def changed_layers(
-        self, change: Callable[[str, Changed, Mapping[str, Inputs]], Mapping[str, Array]]
+        self, change: Callable[[str, Changed, Mapping[str, Inputs]], Mapping[str, Any]]
     ) -> Iterator[Kept]:
         """The tensors of all layers, and of none, when `change` has had its way with each layer in order.
 

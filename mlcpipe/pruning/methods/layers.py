@@ -27,8 +27,8 @@ def pruned(work: Work) -> Iterator[Kept]:
     work.config["num_hidden_layers"] = work.keep
     windows = work.model.facts.windows
     if "layer_types" in work.config or len(set(windows)) > 1:
-        names = ("full_attention", "sliding_attention")
-        work.config["layer_types"] = [names[windows[index] is not None] for index in kept]
+        kinds = ("full_attention", "sliding_attention")
+        work.config["layer_types"] = [kinds[windows[index] is not None] for index in kept]
     for index, old in enumerate(kept):
         names = work.names(old)
         yield from (Kept(work.prefix(index) + name.removeprefix(work.prefix(old)), name) for name in names)

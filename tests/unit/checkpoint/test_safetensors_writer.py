@@ -27,7 +27,7 @@ def test_a_copy_with_a_smaller_tensor(dtype: str, tmp_path: Path) -> None:
         for info in infos:
             if info.name == cut:
                 values = read_float32(info)[1:]
-                writer.add(cut, dtype, values.shape, narrowed(values, dtype, cut))
+                writer.add(cut, dtype, values.shape, narrowed(values, dtype, cut).data)
             else:
                 writer.add(info.name, dtype, info.shape, read_bytes(info))
         writer.finish()

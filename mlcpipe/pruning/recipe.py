@@ -41,7 +41,7 @@ class Recipe:
     window: int = 256
     rows: int = 8
     steps: int = 300
-    peak_rate: float = 2e-4
+    peak_rate: float = 1e-4
     warmup: float = 0.05
     temperature: float = 1.0
     seed: int = 0

@@ -44,8 +44,8 @@ def remove_units(work: Work, units: Units) -> Iterator[Kept]:
         consumer = prefix + units.consumer
         gram = inputs[consumer].gram
         assert gram is not None
-        rows = sum(map(len, work.stream.hidden))
-        damping = _DAMPING * min(1.0, len(gram) / rows) ** 2
+        seen = sum(map(len, work.stream.hidden))
+        damping = _DAMPING * min(1.0, len(gram) / seen) ** 2
         kept, w = without_units(changed.read(consumer), gram, units.size, units.count - work.keep, damping)
         changed.put(consumer, w)
         cuts: dict[str, Any] = {consumer: np.s_[:, rows_of(kept, units.size)]}

@@ -13,3 +13,6 @@ OWN_CALIBRATION, NO_CALIBRATION = "own", "none"  # calibration: a text of mlcpip
 AUTO = "auto"  # quantization: AUTO_QUANTIZATION, in a library for the target and each companion; device: any
 QUALITY_TOKENS = 16384  # of the text that quality is measured on
 QUALITY_DECODE_TOKENS = 2048  # those of them that are computed token by token too
+PRUNING_METHODS = ("wanda", "sparsegpt", "heads", "width", "layers")  # mlcpipe/pruning/methods/
+PRUNED_RATIO = 0.25  # of the heads, columns or layers
+DISTILL_RECIPE = "distill.toml"  # beside a pruned checkpoint

@@ -22,6 +22,7 @@ from mlcpipe.cli.doctor import doctor_command
 from mlcpipe.cli.embed import embed_command
 from mlcpipe.cli.inspect import inspect_command
 from mlcpipe.cli.package import package_command
+from mlcpipe.cli.prune import prune_command
 from mlcpipe.cli.quality import quality_command
 from mlcpipe.cli.serve import serve_command
 from mlcpipe.cli.sign import sign_command, trust_command
@@ -43,6 +44,7 @@ app.command("serve")(serve_command)
 app.command("embed")(embed_command)
 app.command("compile")(compile_command)
 app.command("convert")(convert_command)
+app.command("prune")(prune_command)
 app.command("package")(package_command)
 app.command("inspect")(inspect_command)
 app.command("sign")(sign_command)

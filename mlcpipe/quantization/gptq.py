@@ -40,7 +40,7 @@ def pack(scheme: Scheme, w: Array, name: str, inputs: Inputs) -> dict[str, Array
     """
     n, k = w.shape
     padded = scheme.padded(k)
-    factor, importance = _factor(inputs, padded), importance_of(inputs, k, padded, scheme.group_size)
+    factor, importance = triangular_factor(inputs, padded), importance_of(inputs, k, padded, scheme.group_size)
     parts, step = [], max(1, _CHUNK // padded)
     for start in range(0, n, step):
         rows = w[start : start + step]
@@ -56,8 +56,8 @@ def pack(scheme: Scheme, w: Array, name: str, inputs: Inputs) -> dict[str, Array
     return {key: np.concatenate([one[key] for one in parts]) for key in parts[0]}
 
 
-def _factor(inputs: Inputs, padded: int) -> Array:
-    """The upper triangular R of R R^T = H, float32[padded, padded]; padding columns have no part in others."""
+def triangular_factor(inputs: Inputs, padded: int) -> Array:
+    """The upper triangular R of R R^T = H, which is damped, float32[padded, padded]; padding has no part in others."""
     assert inputs.gram is not None
     k = len(inputs.gram)
     h = np.eye(padded, dtype=np.float32)

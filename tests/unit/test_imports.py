@@ -79,7 +79,7 @@ LAYERS = (
     ("passes",),
     ("runtime",),
     ("compiler",),
-    ("tuning",),
+    ("tuning", "pruning"),
     ("api",),  # `mlcpipe` itself and loading.py
     ("web", "server", "quality"),
     ("cli",),

@@ -1,0 +1,90 @@
+"""What a method of pruning works on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mlcpipe.checkpoint import Checkpoint
+from mlcpipe.compiler.calibration.changed import Changed
+from mlcpipe.compiler.calibration.stream import Stream
+from mlcpipe.nn.causal_lm import CausalLM
+from mlcpipe.progress import Progress
+from mlcpipe.quantization.inputs import Inputs
+
+Array = NDArray[Any]
+
+
+@dataclass(frozen=True)
+class Kept:
+    """A tensor of the pruned checkpoint: tensor `source` of the original, with other float32 `values` if any."""
+
+    name: str
+    source: str
+    values: Array | None = None
+
+
+@dataclass(frozen=True)
+class Work:
+    """`keep` units stay, of those that a method counts; 0 for one with a pattern. `config` is that of the result."""
+
+    model: CausalLM
+    checkpoint: Checkpoint
+    stream: Stream
+    keep: int
+    config: dict[str, Any]
+    progress: Progress
+
+    def layers(self) -> Iterator[int]:
+        """The number of each layer in order; the progress says so."""
+        self.progress.stage("prune layer by layer")
+        self.progress.steps_total(self.model.facts.num_layers)
+        for index in range(self.model.facts.num_layers):
+            yield index
+            self.progress.advance(1)
+
+    def prefix(self, index: int) -> str:
+        """How the names of a layer's tensors begin."""
+        return f"{self.stream.prefix}layers.{index}."
+
+    def changed_layers(
+        self, change: Callable[[str, Changed, Mapping[str, Inputs]], Mapping[str, Any]]
+    ) -> Iterator[Kept]:
+        """The tensors of all layers, and of none, when `change` has had its way with each layer in order.
+
+        `change` takes the prefix of names, the tensors, which it changes to others of their shape, and what matrices
+        multiply when the layers before are changed already. It returns which rows or columns of a tensor stay, as an
+        index of the array; all others are such that the layer computes the same without.
+        """
+        for index in self.layers():
+            inputs = self.stream.run(index, self.checkpoint, advance=False)
+            changed = Changed(self.checkpoint)
+            cuts = change(self.prefix(index), changed, inputs)
+            self.stream.run(index, changed, observe=False)
+            for name in self.names(index):
+                rest = cuts.get(name)
+                if rest is not None or name in inputs:
+                    yield Kept(name, name, changed.read(name)[() if rest is None else rest])
+                else:
+                    yield Kept(name, name)
+        yield from self.others()
+
+    def names(self, index: int) -> list[str]:
+        """The tensors of a layer in the checkpoint, also those that no model reads."""
+        return [name for name in self.checkpoint.tensors if name.startswith(self.prefix(index))]
+
+    def others(self) -> Iterator[Kept]:
+        """The tensors of no layer."""
+        layers = f"{self.stream.prefix}layers."
+        return (Kept(name, name) for name in self.checkpoint.tensors if not name.startswith(layers))
+
+
+def smallest(scores: Array, count: int) -> NDArray[np.bool_]:
+    """Which `count` of the last axis are smallest; of equals the first."""
+    found = np.zeros(scores.shape, np.bool_)
+    np.put_along_axis(found, np.argsort(scores, axis=-1, kind="stable")[..., :count], True, axis=-1)
+    return found

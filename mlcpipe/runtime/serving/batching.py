@@ -78,9 +78,9 @@ class Batching:
     `max_queue` requests may wait; another gets OverloadedError. `step_s` is how long a step may take where somebody
     waits for the next token. What a request answers does not depend on what runs beside it, nor on `drafts`: whether
     tokens that are looked up in its texts are checked several at a time, where that is faster; `draft_model`, or else
-    the bundle's draft heads, propose them where the texts do not. `adapter_blocks` is the room for adapters, of 16 ranks
-    each. With `context_shift` prompts and answers may be longer than the context, which then has their first page and
-    their last tokens; raises UsageError for one that is too short for it.
+    the bundle's draft heads, propose them where the texts do not. `adapter_blocks` is the room for adapters, of 16
+    ranks each. With `context_shift` prompts and answers may be longer than the context, which then has their first page
+    and their last tokens; raises UsageError for one that is too short for it.
     """
 
     def __init__(

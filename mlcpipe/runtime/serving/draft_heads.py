@@ -60,4 +60,4 @@ class DraftHeads(DraftSource):
         """Where the row that the last token was drawn from is kept, if it is."""
         kept = self._core.executor.kept.get(one)
         at = -1 if kept is None else len(one.tokens) - 2 - kept.position
-        return kept.row + at if kept is not None and 0 <= at < kept.count else None
+        return kept.row + at if kept is not None and 0 <= at < kept.size else None

@@ -63,12 +63,12 @@ class Forward(NamedTuple):
 class Kept(NamedTuple):
     """Rows of a sequence that the last forward of few rows kept for draft heads.
 
-    `count` from `row` on, for the tokens from `position` on.
+    They are `size` rows from `row` on, for the tokens from `position` on.
     """
 
     row: int
     position: int
-    count: int
+    size: int
 
 
 class Executor:

@@ -19,6 +19,7 @@ from mlcpipe.nn.medusa import medusa_head
 from mlcpipe.nn.norm import RMSNorm
 from mlcpipe.nn.paged_attention import PagedAttention
 from mlcpipe.nn.rope import Rope, cos_sin
+from tir_schedules.op import tag
 
 
 @dataclass(frozen=True)
@@ -147,7 +148,7 @@ class CausalLM(LanguageModel):
         x = self._over_pages(tokens, step, pages, many=False)
         rows = te.placeholder(hidden.shape, x.dtype, name="x")
         copy = te.compute(rows.shape, lambda i, j: rows[i, j].astype("float32"), name="hidden")
-        func = te.create_prim_func([rows, copy]).without_attr("global_symbol")
+        func = tag(te.create_prim_func([rows, copy]), "keep_hidden")
         out = Tensor.placeholder(hidden.shape, "float32")
         kept = op.tensor_ir_inplace_op(func, "keep_hidden", [x, hidden], 1, out)
         return self.logits(kept if x.dtype == "float32" else op.astype(kept, x.dtype))

@@ -84,6 +84,7 @@ def prepare_bundle(
     target: str | None = None,
     kv_cache_dtype: str | None = None,
     adapters: bool = False,
+    draft_head: str | None = None,
     quick: bool = False,
     runs_here: bool = True,
     progress: Progress | None = None,
@@ -92,13 +93,19 @@ def prepare_bundle(
 
     The cache key covers the checkpoint's content, target, quantization, KV cache dtype, this processor and all
     versions. `adapters` compiles a checkpoint for LoRA adapters; a bundle without is an error.
-    `quick` is as in `mlcpipe.compile`; `runs_here` is false if a browser or another machine runs the bundle.
+    `draft_head` compiles it with Medusa heads, as in `mlcpipe.compile`; a bundle is an error.
+    `quick` is as there; `runs_here` is false if a browser or another machine runs the bundle.
     Raises the errors of `load`.
     """
     progress = progress or SilentProgress()
     if device != AUTO:
         devices.kind_name(device)
     given = bundle_of(model)
+    if given is not None and draft_head is not None:
+        raise UsageError(
+            "a bundle takes no draft head", where=given,
+            next_step="give the checkpoint, or compile it with --draft-head; the server then drafts by itself",
+        )  # fmt: skip
     if given is not None:
         _check_bundle(given, target, quantization, kv_cache_dtype, adapters)
         return given
@@ -107,10 +114,14 @@ def prepare_bundle(
     if runs_here or target is None:
         target = _target_here(device, target)  # before the work: does the device exist?
     from mlcpipe.checkpoint import open_checkpoint, resolve
+    from mlcpipe.checkpoint.draft_head import with_draft_head
     from mlcpipe.quantization.plan import plan_name
     from mlcpipe.resources import demo_model_path
 
     checkpoint = open_checkpoint(demo_model_path() if model is None else resolve(model, progress))
+    head = None if draft_head is None else resolve(draft_head, progress)
+    if head is not None:
+        checkpoint = with_draft_head(checkpoint, head)
     quantization = checkpoint.quantization(quantization)
     cache = env().cache_dir
     names = (target, plan_name(quantization), kv_cache_dtype, *(["adapters"] if adapters else []))
@@ -125,7 +136,7 @@ def prepare_bundle(
 
                 mlcpipe.compile(
                     checkpoint.path, target=target, quantization=quantization, kv_cache_dtype=kv_cache_dtype,
-                    adapters=adapters, output=bundle, quick=quick, progress=progress,
+                    adapters=adapters, draft_head=head, output=bundle, quick=quick, progress=progress,
                 )  # fmt: skip
     return bundle
 

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,6 +23,9 @@ from mlcpipe.checkpoint.safetensors_reader import (
 from mlcpipe.defaults import DEFAULT_QUANTIZATION, KEEP
 from mlcpipe.errors import CheckpointError, ConfigError
 from mlcpipe.json_files import read_json_object, shown, shown_path
+
+if TYPE_CHECKING:
+    from mlcpipe.checkpoint.draft_head import DraftHead
 
 CONFIG = "config.json"
 GENERATION_CONFIG = "generation_config.json"
@@ -57,7 +60,7 @@ class Checkpoint:
     """An opened checkpoint. Everything is checked except the numbers, which `read` checks.
 
     `config` and `generation_config` are the parsed files ({} for an absent generation_config.json); `tensors`
-    is sorted by name; `weight_files` are the safetensors, sorted.
+    is sorted by name; `weight_files` are the safetensors, sorted. `draft_head` says which of the tensors draft.
     """
 
     path: Path
@@ -65,6 +68,7 @@ class Checkpoint:
     generation_config: dict[str, Any]
     tensors: Mapping[str, TensorInfo]
     weight_files: tuple[Path, ...]
+    draft_head: DraftHead | None = field(default=None, kw_only=True)
 
     @property
     def name(self) -> str | None:
@@ -139,7 +143,11 @@ class Checkpoint:
         present = [file for file in files if file.is_file()]
         if any(file.name != SINGLE_FILE for file in self.weight_files):
             present.append(self.path / INDEX)
-        return hash_files((*present, *self.weight_files), cache_dir)
+        return hash_files((*present, *self.weight_files, *self._head_files), cache_dir)
+
+    @property
+    def _head_files(self) -> tuple[Path, ...]:
+        return () if self.draft_head is None else self.draft_head.files
 
 
 def printable_name(name: str) -> str | None:

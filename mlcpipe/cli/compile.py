@@ -18,6 +18,7 @@ from mlcpipe.cli.options import (
     CheckpointArgument,
     CompileTargetOption,
     ContextOption,
+    DraftHeadOption,
     JsonOption,
     KvCacheDtypeOption,
     MethodOption,
@@ -54,6 +55,7 @@ def compile_command(
     adapters: Annotated[
         bool, typer.Option("--adapters", help="Let the bundle run with LoRA adapters, which are chosen when it runs.")
     ] = False,
+    draft_head: DraftHeadOption = None,
     quick: Annotated[
         bool, typer.Option("--quick", help="Link for browsers in seconds, not a minute; the library is twice as large.")
     ] = False,
@@ -103,6 +105,7 @@ def compile_command(
     check_texts(calibration, bits_text, text)
     with console_progress(stderr_console()) as progress:
         checkpoint = resolve(model, progress)
+        head = None if draft_head is None else resolve(draft_head, progress)
         check = (
             _quality_check(checkpoint, requirements, text, tokens or QUALITY_TOKENS, progress) if requirements else None
         )
@@ -116,13 +119,14 @@ def compile_command(
             context_length=context,
             kv_cache_dtype=kv_cache_dtype or AUTO,
             adapters=adapters,
+            draft_head=head,
             quick=quick,
             overwrite=overwrite,
             check=check,
             progress=progress,
         )
     manifest = read_manifest(bundle)
-    bits = _bits_per_weight(manifest, checkpoint)
+    bits = _bits_per_weight(manifest, checkpoint, head)
     if as_json:
         print_json(_summary(bundle, manifest, bits, progress))
     else:
@@ -179,12 +183,14 @@ def _quality_check(
     return measured
 
 
-def _bits_per_weight(manifest: Manifest, checkpoint: Path) -> float:
+def _bits_per_weight(manifest: Manifest, checkpoint: Path, draft_head: Path | None) -> float:
     """Stored bits, scales and second copies included, for each number of the tensors that were used."""
     from mlcpipe.checkpoint import open_checkpoint
+    from mlcpipe.checkpoint.draft_head import with_draft_head
 
     used = {source for param in manifest.params for source in param.sources}
-    tensors = open_checkpoint(checkpoint).tensors
+    opened = open_checkpoint(checkpoint)
+    tensors = (opened if draft_head is None else with_draft_head(opened, draft_head)).tensors
     numbers = sum(math.prod(tensors[name].shape) for name in used if name in tensors)
     return 8 * manifest.memory_plan.weights_bytes / numbers if numbers else 0.0
 

@@ -89,6 +89,14 @@ ContextShiftOption = Annotated[
     ),
 ]
 ThreadsOption = Annotated[int | None, typer.Option(help="Threads of the CPU kernels. (default: the physical cores)")]
+DraftHeadOption = Annotated[
+    str | None,
+    typer.Option(
+        metavar="FOLDER",
+        help="Medusa heads that were trained for the model: the server drafts with them where that is faster, and no "
+        "answer changes by it.",
+    ),
+]
 AdapterOption = Annotated[Path | None, typer.Option(help="A folder with a LoRA adapter that PEFT saved.")]
 OverwriteOption = Annotated[bool, typer.Option("--overwrite", help="Replace what is in the output folder.")]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]

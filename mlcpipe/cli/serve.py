@@ -15,6 +15,7 @@ from mlcpipe.cli.options import (
     ContextOption,
     ContextShiftOption,
     DeviceOption,
+    DraftHeadOption,
     KvCacheDtypeOption,
     ModelArgument,
     QuantizationOption,
@@ -96,6 +97,7 @@ def serve_command(
             "changes by it.",
         ),
     ] = None,
+    draft_head: DraftHeadOption = None,
     max_per_key: Annotated[
         int | None, typer.Option(help="Requests at once for each key; one more gets 429. (default: any number)")
     ] = None,
@@ -184,6 +186,8 @@ def serve_command(
         raise UsageError("--name", expected="a name", found="*", next_step="--alias '*' answers to any name")
     if draft_model is not None and draft is DraftKind.off:
         raise UsageError("--draft-model", expected="no --draft off", found=draft_model)
+    if draft_head is not None and (draft_model is not None or draft is DraftKind.off):
+        raise UsageError("--draft-head", expected="no --draft-model and no --draft off", found=draft_head)
     folders = _adapter_folders(adapter or ())
     texts = [_system_message(path) for path in warm or ()]
     if ray is not None:
@@ -197,7 +201,7 @@ def serve_command(
         with console_progress(console) as progress:
             bundle = prepare_bundle(
                 model, device, quantization, target=target, kv_cache_dtype=kv_cache_dtype,
-                adapters=bool(folders or adapter_ranks), progress=progress,
+                adapters=bool(folders or adapter_ranks), draft_head=draft_head, progress=progress,
             )  # fmt: skip
             drafts = None
             if draft_model is not None:
@@ -211,6 +215,7 @@ def serve_command(
             "step_ms": step_ms != DEFAULT_STEP_MS,
             "draft": draft is not DraftKind.lookup,
             "draft_model": draft_model,
+            "draft_head": draft_head,
             "context_shift": context_shift,
             "swap_bytes": swap_bytes,
         }

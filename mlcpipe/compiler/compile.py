@@ -15,6 +15,7 @@ from mlcpipe.bundle.integrity import file_info
 from mlcpipe.bundle.origin import accept, forget
 from mlcpipe.bundle.tensor_cache import TENSOR_CACHE
 from mlcpipe.checkpoint import Checkpoint, open_checkpoint, resolve
+from mlcpipe.checkpoint.draft_head import with_draft_head
 from mlcpipe.compiler.backends import backend_of, find_writer
 from mlcpipe.compiler.backends.base import LibraryWriter
 from mlcpipe.compiler.build import BuiltVariant
@@ -46,6 +47,7 @@ def compile(
     calibration: str | Path | None = None,
     kv_cache_dtype: str = "auto",
     adapters: bool = False,
+    draft_head: str | Path | None = None,
     quick: bool = False,
     overwrite: bool = False,
     check: Callable[[Path], object] | None = None,
@@ -73,6 +75,7 @@ def compile(
         kv_cache_dtype: f32, f16, q8 (int8 with a scale for each 32 numbers) or q4 (4 bits, of rotated heads); auto is
             what the target says, else the quantization's dtype.
         adapters: the bundle can run with LoRA adapters, which are chosen when it runs.
+        draft_head: a folder with Medusa heads for the model, or `hf://org/name`: the server drafts with them.
         quick: link WebAssembly in seconds instead of a minute, twice as large; an error for other targets.
         overwrite: replace a folder that holds a bundle.
         check: is given the complete bundle before it appears as `output`; if it raises, there is no bundle.
@@ -81,6 +84,8 @@ def compile(
     """
     progress = progress or SilentProgress()
     source = open_checkpoint(resolve(checkpoint, progress))
+    if draft_head is not None:
+        source = with_draft_head(source, resolve(draft_head, progress))
     quantization = _quantization(source, quantization, progress)
     progress.stage("lower the model")
     described = load_target(target)

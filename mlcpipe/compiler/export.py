@@ -11,11 +11,12 @@ import tvm
 from tvm import relax
 from tvm.ir import StringImm
 
+from mlcpipe.checkpoint.draft_head import DraftHead
 from mlcpipe.defaults import KEEP
 from mlcpipe.encoders import build_encoder
 from mlcpipe.errors import ConfigError, TargetError
 from mlcpipe.models import build_model
-from mlcpipe.nn.causal_lm import LanguageModel, ModelFacts
+from mlcpipe.nn.causal_lm import CausalLM, LanguageModel, ModelFacts
 from mlcpipe.nn.text_encoder import TextEncoder
 from mlcpipe.passes.lowering import Lowering
 from mlcpipe.quantization.layout import load_layout
@@ -32,13 +33,19 @@ OUTPUT_NAMES = ("lm_head.weight", "model.embed_tokens.weight")  # the matrix of 
 
 
 def prepare_model(
-    config: Mapping[str, Any], target: Target, scheme: Scheme, kv_cache_dtype: str = "auto", *, encoder: bool = False
+    config: Mapping[str, Any],
+    target: Target,
+    scheme: Scheme,
+    kv_cache_dtype: str = "auto",
+    *,
+    encoder: bool = False,
+    draft_head: DraftHead | None = None,
 ) -> LanguageModel:
     """Build the model of a config.json and set its dtypes and its folder of kernels.
 
     `kv_cache_dtype` is f32, f16, q8, q4 or auto; auto is the target's or else the scheme's dtype, float16 for
     weights that are kept, if the target's kernels support it. An `encoder` keeps them for the time of a layer only, and
-    auto rounds them least.
+    auto rounds them least. The model drafts with a `draft_head`.
     Raises ConfigError for an unknown dtype, TargetError for one that the kernels do not support.
     """
     wanted = kv_dtype(kv_cache_dtype)
@@ -52,6 +59,12 @@ def prepare_model(
     possible = attention.kv_dtypes(target.activation_dtype, model.facts.head_dim, target.own_pages)
     if wanted is not None and wanted not in possible:
         raise TargetError("KV cache dtype", where=target.name, expected=", ".join(possible), found=kv_cache_dtype)
+    if draft_head is not None:
+        if not isinstance(model, CausalLM):
+            raise ConfigError("a draft head is for models that write text", where=draft_head.path)
+        if not target.own_pages:
+            raise TargetError("no draft heads", where=target.name, expected="a target with kv_cache = pages")
+        model.add_draft_heads(draft_head.heads, draft_head.blocks)
     model.dtype = target.activation_dtype
     model.to(target.activation_dtype)
     usual = kv_dtype(target.kv_cache_dtype) or ("float16" if scheme.name == KEEP else scheme.model_dtype)

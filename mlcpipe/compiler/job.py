@@ -84,7 +84,8 @@ def lower(
     plan = load_plan(quantization) if isinstance(quantization, str) else quantization
     scheme = plan.scheme
     embedding = embedding_info(checkpoint)
-    model = prepare_model(checkpoint.config, target, scheme, kv_cache_dtype, encoder=embedding is not None)
+    encoder, head = embedding is not None, checkpoint.draft_head
+    model = prepare_model(checkpoint.config, target, scheme, kv_cache_dtype, encoder=encoder, draft_head=head)
     if adapters and embedding is not None:
         raise ConfigError("adapters are for models that write text", found="a model that embeds texts")
     context, chunk = _lengths(model, target, checkpoint, context)
@@ -122,7 +123,7 @@ def stored_weights(checkpoint: Checkpoint, target: Target, plan: QuantizationPla
     Raises what `lower` raises for a checkpoint and a plan.
     """
     encoder = embedding_info(checkpoint) is not None
-    model = prepare_model(checkpoint.config, target, plan.scheme, encoder=encoder)
+    model = prepare_model(checkpoint.config, target, plan.scheme, encoder=encoder, draft_head=checkpoint.draft_head)
     weights = _from_checkpoint(weight_table(model.named_parameters()), model, checkpoint, target, plan)
     layout = load_layout(target.weight_layout)
     return tuple(stored(weight, plan.scheme, layout) for weight in weights)

@@ -133,6 +133,7 @@ def model_info(job: Job) -> ModelInfo:
             )
             for one in job.state.adapted
         ),
+        draft_heads=0 if job.checkpoint.draft_head is None else job.checkpoint.draft_head.heads,
         embedding=job.embedding,
     )
 

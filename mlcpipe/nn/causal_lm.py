@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
+from functools import partial
 from typing import Any
 
 from tvm import te, tirx
@@ -14,10 +15,12 @@ from tvm.relax.frontend.nn import Tensor, op
 from mlcpipe.nn import kv_cache, paged_attention
 from mlcpipe.nn.kv_cache import PagedKVCache
 from mlcpipe.nn.linear import Embedding, Linear
+from mlcpipe.nn.medusa import medusa_head
 from mlcpipe.nn.norm import RMSNorm
 from mlcpipe.nn.paged_attention import PagedAttention
 from mlcpipe.nn.rope import Rope, cos_sin
 from tir_schedules.paged import QUANTIZED
+from tir_schedules.op import tag
 
 
 @dataclass(frozen=True)
@@ -109,10 +112,19 @@ class CausalLM(LanguageModel):
 
     def __init__(self, facts: ModelFacts, layers: Sequence[nn.Module]) -> None:
         super().__init__(facts)
+        self.draft_heads = 0
         self.model = Decoder(facts, layers)
         if not facts.tied:
             self.lm_head = Linear(facts.hidden_size, facts.vocab_size)
             self.model.embed_tokens.weight.attrs["reads"] = Fraction(1, facts.vocab_size)
+
+    def add_draft_heads(self, heads: int, blocks: int) -> None:
+        """Add Medusa heads, and the functions that a host drafts with: `forward_few_hidden` and `draft_head_I`."""
+        sizes = self.facts.hidden_size, self.facts.vocab_size, blocks
+        self.medusa_head = nn.ModuleList([medusa_head(*sizes) for _ in range(heads)])
+        self.draft_heads = heads
+        for index in range(heads):
+            setattr(self, f"draft_head_{index}", partial(self._draft, index))
 
     def logits(self, hidden: Tensor) -> Tensor:
         """hidden [m, hidden] -> f32[m, vocab]."""
@@ -129,6 +141,26 @@ class CausalLM(LanguageModel):
         `step` and `pages` are those of `PagedAttention`; keys and values of the tokens are added to the pages.
         """
         return self.logits(self._over_pages(tokens, step, pages, many=False))
+
+    def forward_few_hidden(
+        self, tokens: Tensor, hidden: Tensor, step: Tensor, logits: Tensor, pages: list[Tensor]
+    ) -> Tensor:
+        """As `forward_few`; the rows that the logits are computed from are written to `hidden`, f32[b, hidden]."""
+        x = self._over_pages(tokens, step, pages, many=False)
+        rows = te.placeholder(hidden.shape, x.dtype, name="x")
+        copy = te.compute(rows.shape, lambda i, j: rows[i, j].astype("float32"), name="hidden")
+        func = tag(te.create_prim_func([rows, copy]), "keep_hidden")
+        out = Tensor.placeholder(hidden.shape, "float32")
+        kept = op.tensor_ir_inplace_op(func, "keep_hidden", [x, hidden], 1, out)
+        return self.logits(kept if x.dtype == "float32" else op.astype(kept, x.dtype))
+
+    def _draft(self, index: int, hidden: Tensor, rows: Tensor, logits: Tensor) -> Tensor:
+        """hidden f32[h, hidden], rows i32[b] of it -> logits f32[b, vocab] of a head, which are written to `logits`."""
+        x = op.tensor_expr_op(rows_of, "rows", [hidden, rows])
+        x = x if self.dtype == "float32" else op.astype(x, self.dtype)
+        for module in self.medusa_head[index]:
+            x = module(x)
+        return x if x.dtype == "float32" else op.astype(x, "float32")
 
     def forward_many(self, tokens: Tensor, rows: Tensor, step: Tensor, logits: Tensor, pages: list[Tensor]) -> Tensor:
         """tokens i32[n] of prompts -> logits f32[r, vocab] of the rows i32[r], which are written to `logits`."""
@@ -227,7 +259,7 @@ class CausalLM(LanguageModel):
         plain = {"param_mode": "plain", "effect_mode": "none"}
         cache = {"pages": pages, "$": plain}
         step = tensor(["k"], "int32")
-        return {
+        return self._draft_spec(step, cache) | {
             "forward_few": {
                 "tokens": tensor(["b"], "int32"),
                 "step": step,
@@ -248,6 +280,18 @@ class CausalLM(LanguageModel):
                 "$": {"param_mode": "none", "effect_mode": "none"},
             },
         }
+
+    def _draft_spec(self, step: Any, cache: dict[str, Any]) -> dict[str, Any]:
+        """Of the functions that drafts need, none without draft heads."""
+        if not self.draft_heads:
+            return {}
+        tensor, d = nn.spec.Tensor, self.facts.hidden_size
+        logits = tensor(["b", self.facts.vocab_size], "float32")
+        head = {"hidden": tensor(["h", d], "float32"), "rows": tensor(["b"], "int32"), "logits": logits}
+        hidden = tensor(["b", d], "float32")
+        forward = {"tokens": tensor(["b"], "int32"), "hidden": hidden, "step": step, "logits": logits, **cache}
+        heads = {f"draft_head_{index}": {**head, "$": cache["$"]} for index in range(self.draft_heads)}
+        return {"forward_few_hidden": forward, **heads}
 
     def _spec_over_tvm_cache(self) -> dict[str, Any]:
         tensor, d = nn.spec.Tensor, self.facts.hidden_size

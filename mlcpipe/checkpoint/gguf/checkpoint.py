@@ -94,7 +94,7 @@ class GgufCheckpoint(Checkpoint):
 
     def content_hash(self, cache_dir: Path | None = None) -> str:
         """sha256 (hex) over names, sizes and content of the model's files."""
-        return hash_files(self.weight_files, cache_dir)
+        return hash_files((*self.weight_files, *self._head_files), cache_dir)
 
 
 def open_gguf(path: Path) -> GgufCheckpoint:

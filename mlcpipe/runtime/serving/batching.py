@@ -27,7 +27,8 @@ from mlcpipe.runtime.serving import sequence as scheduling
 from mlcpipe.runtime.serving.adapters import Adapter, PackedAdapter, read_packed
 from mlcpipe.runtime.serving.context_shift import check_shiftable, tokens_to_drop, without_dropped
 from mlcpipe.runtime.serving.core import Core, Drawn
-from mlcpipe.runtime.serving.draft_model import DraftModel, ModelDrafter
+from mlcpipe.runtime.serving.draft_heads import DraftHeads
+from mlcpipe.runtime.serving.draft_model import DraftModel, DraftSource, ModelDrafter
 from mlcpipe.runtime.serving.drafting import Drafter, Lookup
 from mlcpipe.runtime.serving.executor import MAX_FEW_ROWS
 from mlcpipe.runtime.serving.interface import (
@@ -76,10 +77,10 @@ class Batching:
 
     `max_queue` requests may wait; another gets OverloadedError. `step_s` is how long a step may take where somebody
     waits for the next token. What a request answers does not depend on what runs beside it, nor on `drafts`: whether
-    tokens that are looked up in its texts are checked several at a time, where that is faster; `draft_model` proposes
-    them where the texts do not. `adapter_blocks` is the room for adapters, of 16 ranks each. With `context_shift`
-    prompts and answers may be longer than the context, which then has their first page and their last tokens; raises
-    UsageError for one that is too short for it. `swap_bytes` as in `Core`.
+    tokens that are looked up in its texts are checked several at a time, where that is faster; `draft_model`, or else
+    the bundle's draft heads, propose them where the texts do not. `adapter_blocks` is the room for adapters, of 16
+    ranks each. With `context_shift` prompts and answers may be longer than the context, which then has their first page
+    and their last tokens; raises UsageError for one that is too short for it. `swap_bytes` as in `Core`.
     """
 
     def __init__(
@@ -101,8 +102,12 @@ class Batching:
         self._context_shift = context_shift
         limits = Limits(bundle.context_length, sequences=max_sequences, queue=max_queue, step_s=step_s)
         self._drafts = drafts
-        self._draft_model = None if draft_model is None else DraftModel(draft_model, kv_tokens, max_sequences)
         self._core = Core(bundle, kv_tokens, limits, adapter_blocks=adapter_blocks, swap_bytes=swap_bytes)
+        self._draft_model: DraftSource | None = None
+        if draft_model is not None:
+            self._draft_model = DraftModel(draft_model, kv_tokens, max_sequences)
+        elif drafts and bundle.manifest.model.draft_heads:
+            self._draft_model = DraftHeads(self._core)
         self._scheduler = self._core.scheduler
         self._limits, self._kv_tokens = self._scheduler.limits, kv_tokens
         self._commands: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()

@@ -9,6 +9,7 @@ from __future__ import annotations
 import itertools
 import time
 import warnings
+from abc import ABC, abstractmethod
 from collections.abc import Sequence as Many
 from copy import copy
 from dataclasses import dataclass, replace
@@ -17,7 +18,7 @@ from mlcpipe.errors import UsageError, last_line
 from mlcpipe.runtime.loading import LoadedBundle
 from mlcpipe.runtime.sampler import Row
 from mlcpipe.runtime.serving.core import Core
-from mlcpipe.runtime.serving.cost_model import Load
+from mlcpipe.runtime.serving.cost_model import CostModel, Load
 from mlcpipe.runtime.serving.drafting import MOST_DRAFTED, Draft, Lookup
 from mlcpipe.runtime.serving.limits import Limits
 from mlcpipe.runtime.serving.scheduler import Scheduler
@@ -38,7 +39,7 @@ class ModelDrafter:
     `params` is how the answer is drawn. It is the `Drafter` of its request.
     """
 
-    def __init__(self, model: DraftModel, lookup: Lookup, row: Row) -> None:
+    def __init__(self, model: DraftSource, lookup: Lookup, row: Row) -> None:
         self.lookup, self.rate = lookup, model.rate
         self.row = copy(row)
         self.row.matcher = None  # what a grammar does not allow is cut off below
@@ -73,28 +74,18 @@ class ModelDrafter:
         self._model.learn(right / (right + (right < drafted)))
 
 
-@dataclass(eq=False)
-class _Twin:
-    """A sequence of the draft model: the first `known` of its tokens are those of the answer, the rest is drafted."""
+class DraftSource(ABC):
+    """What guesses the next tokens of all answers under way, one of each at a time, where that is worth its time.
 
-    sequence: Sequence
-    known: int
-
-
-class DraftModel:
-    """A bundle that drafts for another one, over a KV cache of `kv_tokens` tokens for at most `sequences` answers.
-
-    It computes between the other's steps, in the same thread.
+    `rate` is how often its drafts stood of late: what an answer begins with.
     """
 
-    def __init__(self, bundle: LoadedBundle, kv_tokens: int, sequences: int) -> None:
-        self.bundle = bundle
-        self.rate = 0.5  # of drafts of late: what an answer begins with
-        self._core = Core(bundle, kv_tokens, Limits(bundle.context_length, sequences=sequences))
-        self._pool, self._cost = self._core.scheduler.pool, self._core.scheduler.cost
-        self._context = self._core.scheduler.limits.context
-        self._twins: dict[Sequence, _Twin] = {}
-        self._ids = itertools.count()
+    name = ""
+    most = _MOST_EACH  # tokens of a draft
+
+    def __init__(self, cost: CostModel) -> None:
+        self.rate = 0.5
+        self._cost = cost
         self._rounds, self._without = 0, 0
         self._failed = False  # nothing is drafted any more
 
@@ -104,11 +95,9 @@ class DraftModel:
 
     def propose(self, scheduler: Scheduler) -> None:
         """Have the drafters of the answers under way hold what may come next, where that is worth its time."""
-        running = scheduler.residency.running
-        for one in [one for one in self._twins if one.state is not State.RUNNING]:
-            self._release(one)
         if self._failed:
             return
+        running = scheduler.residency.running
         pairs = [(one, one.request.drafter) for one in running if isinstance(one.request.drafter, ModelDrafter)]
         length = self._length(scheduler, [drafter.rate for _, drafter in pairs]) if pairs else 0
         if not length:
@@ -117,23 +106,67 @@ class DraftModel:
             self._draft(pairs, length)
         except Exception as error:  # answers need no drafts
             self._failed = True
-            warnings.warn(f"the draft model failed, answers go on without it: {last_line(error)}", stacklevel=2)
-            for one in list(self._twins):
-                self._release(one)
+            warnings.warn(f"{self.name} failed, answers go on without drafts: {last_line(error)}", stacklevel=2)
 
     def _length(self, scheduler: Scheduler, rates: list[float]) -> int:
         """How many tokens to propose to each."""
-        running, most = scheduler.residency.running, min(_MOST_EACH, MOST_DRAFTED // len(rates))
+        running, most = scheduler.residency.running, min(self.most, MOST_DRAFTED // len(rates))
         most = min(most, scheduler.limits.few_rows // len(running) - 1)
         if most < 1:
             return 0
         if self._rounds < _TRIALS:
             return min(3, most)
         keys = sum(len(one.tokens) for one in running)
-        token_s = self._cost.seconds(Load(few=len(rates), few_keys=keys))
+        token_s = self._cost.seconds(self._load(len(rates), keys))
         length = scheduler.cost.draft_length(Load(few=len(running), few_keys=keys), rates, token_s, most)
         self._without = 0 if length else self._without + 1
         return length or int(self._without % _AGAIN == 0)
+
+    @abstractmethod
+    def _load(self, rows: int, keys: int) -> Load:
+        """Of one token for each of so many answers, which have so many keys."""
+
+    @abstractmethod
+    def _draft(self, pairs: list[tuple[Sequence, ModelDrafter]], length: int) -> None:
+        """Have the drafters hold `length` tokens each, and count a round."""
+
+
+@dataclass(eq=False)
+class _Twin:
+    """A sequence of the draft model: the first `known` of its tokens are those of the answer, the rest is drafted."""
+
+    sequence: Sequence
+    known: int
+
+
+class DraftModel(DraftSource):
+    """A bundle that drafts for another one, over a KV cache of `kv_tokens` tokens for at most `sequences` answers.
+
+    It computes between the other's steps, in the same thread.
+    """
+
+    name = "the draft model"
+
+    def __init__(self, bundle: LoadedBundle, kv_tokens: int, sequences: int) -> None:
+        self.bundle = bundle
+        self._core = Core(bundle, kv_tokens, Limits(bundle.context_length, sequences=sequences))
+        super().__init__(self._core.scheduler.cost)
+        self._pool = self._core.scheduler.pool
+        self._context = self._core.scheduler.limits.context
+        self._twins: dict[Sequence, _Twin] = {}
+        self._ids = itertools.count()
+
+    def propose(self, scheduler: Scheduler) -> None:
+        """As `DraftSource.propose`."""
+        for one in [one for one in self._twins if one.state is not State.RUNNING]:
+            self._release(one)
+        super().propose(scheduler)
+        if self._failed:
+            for one in list(self._twins):
+                self._release(one)
+
+    def _load(self, rows: int, keys: int) -> Load:
+        return Load(few=rows, few_keys=keys)
 
     def _draft(self, pairs: list[tuple[Sequence, ModelDrafter]], length: int) -> None:
         ready = []

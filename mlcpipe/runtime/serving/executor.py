@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Hashable, Iterator
 from collections.abc import Sequence as Many
 from dataclasses import replace
@@ -18,6 +19,7 @@ from mlcpipe.runtime.loading import LoadedBundle
 from mlcpipe.runtime.serving.adapters import AdapterStore
 from mlcpipe.runtime.serving.batch import StepBuffer, few_spans, many_spans
 from mlcpipe.runtime.serving.page_pool import PageCopy, PageGroup
+from mlcpipe.runtime.serving.sequence import Sequence
 from mlcpipe.runtime.serving.step import FewRows, ManyRows
 
 Pages = NDArray[np.int8]
@@ -60,6 +62,17 @@ class Forward(NamedTuple):
     key: Hashable
 
 
+class Kept(NamedTuple):
+    """Rows of a sequence that the last forward of few rows kept for draft heads.
+
+    They are `size` rows from `row` on, for the tokens from `position` on.
+    """
+
+    row: int
+    position: int
+    size: int
+
+
 class Executor:
     """Pages of all layers, and the compiled forwards over them. Its caller enters the device's `errors`."""
 
@@ -83,6 +96,23 @@ class Executor:
             self._logits = [self._empty(few_rows) for _ in range(2)]
             self._few_ids, self._few_step = Reused(self._device, "int32"), Reused(self._device, "int32")
         self._step = StepBuffer()
+        self._hidden: Any = None
+        self.kept: dict[Sequence, Kept] = {}
+
+    def keep_hidden(self) -> None:
+        """From now on forwards of few rows keep what the bundle's draft heads read, and `kept` says where."""
+        model, vm = self.bundle.manifest.model, self.bundle.library.vm
+        self._few_hidden = vm["forward_few_hidden"]
+        self._heads = [vm[f"draft_head_{index}"] for index in range(model.draft_heads)]
+        with self._device.errors():
+            self._hidden = tvm_runtime.empty((MAX_FEW_ROWS, model.hidden_size), "float32", self._device.handle)
+            self._head_logits = self._empty(MAX_FEW_ROWS)
+
+    def draft(self, head: int, rows: Any) -> Any:
+        """Logits f32[r, V] of a draft head for rows i32[r] of what was kept, valid until the next call."""
+        logits = tvm_runtime.view(self._head_logits, (rows.shape[0], self._vocab))
+        self._heads[head](self._hidden, rows, logits, self.bundle.params)
+        return logits
 
     def release(self) -> None:
         """Give the memory of the pages back; nothing can be computed any more."""
@@ -131,8 +161,15 @@ class Executor:
         tokens = np.array([token for one in rows for token in one.tokens], np.int32)
         ids, step = self._few_ids.put(tokens), self._few_step.put(self._step.fill(few_spans(rows)))
         logits = tvm_runtime.view(self._logits[0], (len(tokens), self._vocab))
+        self.kept = {}
         if any(one.sequence.request.adapter for one in rows):
             return Forward(partial(self._adapted, self._few_adapted, (ids,), step, logits), (ids, step, "adapted"))
+        if self._hidden is not None:
+            ends = itertools.accumulate(len(one.tokens) for one in rows)
+            for one, end in zip(rows, ends):
+                self.kept[one.sequence] = Kept(end - len(one.tokens), one.sequence.computed, len(one.tokens))
+            inputs = ids, tvm_runtime.view(self._hidden, (len(tokens), self._hidden.shape[1]))
+            return Forward(partial(self._forward, self._few_hidden, inputs, step, logits), (ids, step, "hidden"))
         return Forward(partial(self._forward, self._few, (ids,), step, logits), (ids, step))
 
     def many(self, rows: Many[ManyRows], *, all_rows: bool = False) -> Forward:

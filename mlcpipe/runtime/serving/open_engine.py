@@ -42,8 +42,8 @@ def open_engine(
         one.release()
     bundle, bundles = model.bundle, [one.bundle for one in models]
     context, info, free = bundle.context_length, bundle.manifest.model, bundle.device.free_memory()
-    # Beside the pages: what a forward needs, and its logits, of rows of each kind.
-    rest = sum(each.manifest.running_bytes + 2 * MAX_FEW_ROWS * 4 * each.manifest.model.vocab_size for each in bundles)
+    # Beside the pages: what a forward needs, and its logits, of rows of each kind and of a draft head.
+    rest = sum(each.manifest.running_bytes + _logits_bytes(each) for each in bundles)
     rest += blocks_of(adapter_ranks) * block_bytes(info)
     # A tensor has the pages of a layer.
     most = min(
@@ -90,6 +90,11 @@ def _swap_bytes(bundle: LoadedBundle, asked: int | None, kv_bytes: int) -> int:
     if asked > free.nbytes:
         raise ResourceError("not enough memory for --swap-bytes", expected=f"{byte_size(asked)} free", found=free)
     return asked
+
+
+def _logits_bytes(bundle: LoadedBundle) -> int:
+    model = bundle.manifest.model
+    return (2 + (model.draft_heads > 0)) * MAX_FEW_ROWS * 4 * model.vocab_size
 
 
 def _kv_bytes(bundles: list[LoadedBundle], kv_tokens: int) -> int:

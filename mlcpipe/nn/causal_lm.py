@@ -19,8 +19,8 @@ from mlcpipe.nn.medusa import medusa_head
 from mlcpipe.nn.norm import RMSNorm
 from mlcpipe.nn.paged_attention import PagedAttention
 from mlcpipe.nn.rope import Rope, cos_sin
-from tir_schedules.paged import QUANTIZED
 from tir_schedules.op import tag
+from tir_schedules.paged import QUANTIZED
 
 
 @dataclass(frozen=True)

@@ -71,7 +71,8 @@ def e8m0_values(numbers: NDArray[np.uint8]) -> NDArray[np.float32]:
     """Powers of two of 8 bits (e8m0) as float32; 255 is NaN."""
     bits = np.maximum(numbers.astype(np.uint32) << np.uint32(23), np.uint32(1 << 22))  # 0 is 2**-127
     bits[numbers == 255] |= np.uint32(1 << 22)
-    return bits.view(np.float32)
+    values: NDArray[np.float32] = bits.view(np.float32)
+    return values
 
 
 def scheme_name(kind: str, bits: int, k: int, groups: int, scales: TensorInfo) -> str:

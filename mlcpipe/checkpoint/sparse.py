@@ -25,7 +25,10 @@ def sparse_matrix(tensors: Mapping[str, TensorInfo], module: str) -> Matrix:
     """The matrix `<module>.weight` of floats. Raises CheckpointError where its tensors do not fit."""
     numbers, bits, shape = (sibling(tensors, module, part) for part in SPARSE_PARTS)
     n, k = matrix_shape(shape)
-    check_tensor(numbers, FLOAT_DTYPES, (n, -(-k // 8) * 4))
+    if k % 8:
+        raise CheckpointError(f"tensor {shown(shape.name)} is of no sparse matrix", where=shown_path(shape.file),
+                              expected="a multiple of 8 columns", found=k)  # fmt: skip
+    check_tensor(numbers, FLOAT_DTYPES, (n, k // 2))
     check_tensor(bits, ("uint8",), (n, k // 8))
 
     def values() -> NDArray[np.float32]:

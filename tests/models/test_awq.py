@@ -26,7 +26,7 @@ ALIKE = ("gemma2", "mistral", "qwen2", "qwen3")  # whose layers fold as those of
 FAMILIES = [pytest.param(name, marks=pytest.mark.everything if name in ALIKE else ()) for name in CASES]
 
 
-@pytest.mark.fast_cases("llama")
+@pytest.mark.full
 @pytest.mark.parametrize("family", FAMILIES)
 def test_folding_changes_no_function(family: str, tmp_path: Path) -> None:
     tiny.write_tiny(CASES[family], tmp_path, seed=1)

@@ -8,12 +8,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-sentence_transformers = pytest.importorskip("sentence_transformers", reason="needs sentence-transformers")
-pytestmark = pytest.mark.everything
-
 import mlcpipe
 from tests.models import tiny_encoders as tiny
 
+pytestmark = pytest.mark.everything
 TOLERANCE = 1e-4
 TEXTS = [
     "a cat sat on a mat",
@@ -25,6 +23,11 @@ TEXTS = [
 CASES = [("bert", "mean"), ("modernbert", "cls"), ("nomic_bert", "mean"), ("qwen3", "last")]
 
 
+@pytest.fixture(scope="module")
+def sentence_transformers() -> Any:
+    return pytest.importorskip("sentence_transformers", reason="needs sentence-transformers")
+
+
 def bundle_of(folder: Path, *given: Any, **options: Any) -> tuple[Path, Path]:
     """A tiny checkpoint, and its bundle in float32."""
     _, checkpoint = tiny.write(given[0], folder / "checkpoint", *given[1:], **options)
@@ -33,14 +36,14 @@ def bundle_of(folder: Path, *given: Any, **options: Any) -> tuple[Path, Path]:
 
 
 @pytest.mark.parametrize(("family", "pooling"), CASES, ids=[family for family, _ in CASES])
-def test_embeddings(family: str, pooling: str, tmp_path: Path) -> None:
+def test_embeddings(family: str, pooling: str, sentence_transformers: Any, tmp_path: Path) -> None:
     checkpoint, bundle = bundle_of(tmp_path, family, pooling, normalize=True)
     model = sentence_transformers.SentenceTransformer(str(checkpoint), device="cpu")
     expected, found = model.encode(TEXTS), mlcpipe.Embedder(bundle).embed(TEXTS)
     np.testing.assert_allclose(found, expected, rtol=0, atol=TOLERANCE)
 
 
-def test_scores(tmp_path: Path) -> None:
+def test_scores(sentence_transformers: Any, tmp_path: Path) -> None:
     checkpoint, bundle = bundle_of(tmp_path, "bert", None, num_labels=1)
     model = sentence_transformers.CrossEncoder(str(checkpoint), device="cpu")
     # As BERT's own tokenizer has it; transformers' class for any tokenizer leaves the second text's type out.

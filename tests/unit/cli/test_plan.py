@@ -21,6 +21,7 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_llama(tmp_path_factory.mktemp("plan") / "checkpoint", sizes)
 
 
+@pytest.mark.full
 def test_a_plan_is_written_edited_and_compiled(mlcpipe_run: Run, checkpoint: Path, tmp_path: Path) -> None:
     plan = tmp_path / "plan.toml"
     shown = mlcpipe_run("inspect", checkpoint, "--quantization", "q4f16_m", "-o", plan, env={"COLUMNS": "200"})

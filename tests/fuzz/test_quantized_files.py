@@ -22,7 +22,7 @@ from tests.fuzz import saved_pages
 from tests.fuzz.findings import finding
 from tests.fuzz.quantized_files import Parser, read_all
 from tests.models.head_files import random_heads
-from tests.unit.checkpoint import bitsandbytes_files, test_peft
+from tests.unit.checkpoint import bitsandbytes_files, peft_files
 from tests.unit.checkpoint.float_files import write_fields, write_mxfp8, write_sparse
 from tests.unit.checkpoint.helpers import write_tensors
 from tests.unit.checkpoint.quantized_files import Form, write
@@ -50,11 +50,11 @@ def _bitnet(folder: Path) -> None:
 
 
 def _adapter(folder: Path) -> None:
-    test_peft.write(folder, test_peft.config(), test_peft.tensors())
+    peft_files.write(folder, peft_files.config(), peft_files.tensors())
 
 
 def _read_adapter(folder: Path) -> None:
-    read_adapter(folder, test_peft.MODULES)
+    read_adapter(folder, peft_files.MODULES)
 
 
 def _draft_head(folder: Path) -> None:

@@ -156,7 +156,7 @@ class Replicas:
         try:
             self._handle = self._deploy().options(stream=True)
         except RuntimeError as error:
-            raise ResourceError("the replicas did not start", found=last_line(error)) from None
+            raise ResourceError("the replicas did not start", found=_reason(error)) from None
 
     def _deploy(self) -> Any:
         return serve.run(self._application, name=_APP, route_prefix=None)
@@ -180,7 +180,7 @@ class Replicas:
             self._deploy()
         except RuntimeError as error:
             refused = ResourceError(
-                "the replicas are not all replaced", found=last_line(error),
+                "the replicas are not all replaced", found=_reason(error),
                 next_step="the others go on; mend the cause and send SIGHUP again",
             )  # fmt: skip
             sys.stderr.write(f"error: {refused}\n")
@@ -283,6 +283,13 @@ def create_front(rules: Rules, page: Path | None) -> tuple[Front, Guard]:
     front, router = Front(), page_router(page)
     open_paths = {*OPEN_PATHS, *(route.path for route in router.routes)}  # type: ignore[attr-defined]
     return front, Guard(front, rules, lambda error: None, open_paths)
+
+
+def _reason(error: RuntimeError) -> str:
+    """Why a deployment failed: Ray has it in the deployment's message, which ends with what the replica raised."""
+    status = serve.status().applications.get(_APP)
+    told = [] if status is None else [one.message for one in status.deployments.values() if one.message]
+    return last_line(told[0] if told else error)
 
 
 def _prompt(body: bytes) -> str:

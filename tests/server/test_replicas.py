@@ -185,7 +185,7 @@ def test_sighup_that_fails_is_a_line_and_the_others_go_on(replicas: Running, own
             assert answer.status_code == 200, answer.text
     time.sleep(1)  # for what may follow it
     (line,) = replicas.lines[said:]
-    assert re.fullmatch(r"error: the replicas are not all replaced; found .*SIGHUP again\n", line), line
+    assert re.fullmatch(r"error: the replicas are not all replaced; found .*no bundle at .*SIGHUP again\n", line), line
     assert pids(replicas) & before
     own_bundle.with_name("away").rename(own_bundle)
     replicas.process.send_signal(signal.SIGHUP)

@@ -195,9 +195,10 @@ def open_checkpoint(path: Path) -> Checkpoint:
     if not tensors:
         raise CheckpointError("no tensors", where=shown_path(folder), expected="at least one", found="none")
     ordered = MappingProxyType(dict(sorted(tensors.items())))
+    from mlcpipe.checkpoint.expert_stacks import unstacked
     from mlcpipe.checkpoint.quantized import quantized
 
-    return quantized(Checkpoint(folder, config, generation_config, ordered, files))
+    return unstacked(quantized(Checkpoint(folder, config, generation_config, ordered, files)))
 
 
 def _gather(files: tuple[Path, ...]) -> dict[str, TensorInfo]:

@@ -16,7 +16,10 @@ from mlcpipe.nn.paged_attention import PagedAttention
 
 @dataclass(frozen=True)
 class AttentionSpec:
-    """Static facts of an attention block. `scale` multiplies scores; None is head_dim ** -0.5."""
+    """Static facts of an attention block. `scale` multiplies scores; None is head_dim ** -0.5.
+
+    `sinks`: each query head has a learned logit that its softmax counts and that has no value.
+    """
 
     hidden_size: int
     num_heads: int
@@ -28,6 +31,7 @@ class AttentionSpec:
     norm_eps: float = 1e-6
     norm_offset: float = 0.0
     scale: float | None = None
+    sinks: bool = False
 
     @property
     def q_size(self) -> int:
@@ -36,6 +40,17 @@ class AttentionSpec:
     @property
     def kv_size(self) -> int:
         return self.num_kv_heads * self.head_dim
+
+
+class Sinks(nn.Parameter):
+    """Logits [heads] that attention reads in float32, whatever the model's dtype."""
+
+    def __init__(self, heads: int) -> None:
+        super().__init__((heads,), "float32")
+        self.attrs["pack"] = "float32"
+
+    def to(self, dtype: str | None = None) -> None:
+        """Stays float32."""
 
 
 class Attention(nn.Module):
@@ -49,6 +64,8 @@ class Attention(nn.Module):
         self.spec, self.layer = spec, layer
         self.add_projections(spec)
         self.o_proj = Linear(spec.q_size, spec.hidden_size, spec.o_bias)
+        if spec.sinks:
+            self.sinks = Sinks(spec.num_heads)
         if spec.norm:
             sizes = (spec.q_size, spec.kv_size) if spec.norm == "all" else (spec.head_dim, spec.head_dim)
             self.q_norm = RMSNorm(sizes[0], spec.norm_eps, spec.norm_offset)
@@ -81,7 +98,7 @@ class Attention(nn.Module):
         out = Tensor.placeholder((m, spec.num_heads + 2 * spec.num_kv_heads, spec.head_dim), x.dtype)
         qkv = op.tensor_ir_op(func, "rope", [q, k, v, cos, sin], out)
         scale = spec.head_dim**-0.5 if spec.scale is None else spec.scale
-        return self.o_proj(kv.attend(self.layer, qkv, scale))
+        return self.o_proj(kv.attend(self.layer, qkv, scale, self.sinks if spec.sinks else None))
 
     def _norm_heads(self, norm: RMSNorm, x: Tensor) -> Tensor:
         """x [m, heads, D] -> normalized over D, through the 2-D kernel."""

@@ -29,6 +29,7 @@ class ModelFacts:
 
     `windows[i]` is the sliding window of layer i or None, `ropes[rope_of[i]]` its frequencies.
     `softcap` bounds attention scores, `logit_softcap` logits (0: none). `embedding_scale` multiplies embeddings.
+    `sinks`: attention has them, see `AttentionSpec`.
     """
 
     model_type: str
@@ -47,6 +48,7 @@ class ModelFacts:
     softcap: float = 0.0
     logit_softcap: float = 0.0
     embedding_scale: float = 1.0
+    sinks: bool = False
 
     @property
     def num_layers(self) -> int:
@@ -96,7 +98,8 @@ class LanguageModel(nn.Module):
         f = self.facts
         sizes = (f.num_heads, f.num_kv_heads, f.head_dim)
         more = {"activation_dtype": self.dtype} if self.kv_dtype in QUANTIZED else {}
-        return shape(*sizes, self.kv_dtype, f.softcap, f.window or 0, all_slide=None not in f.windows, **more)
+        window = f.window or 0
+        return shape(*sizes, self.kv_dtype, f.softcap, window, all_slide=None not in f.windows, sinks=f.sinks, **more)
 
     def spec(self) -> dict[str, Any]:
         """Argument specifications of every entry point, for `nn.Module.export_tvm`."""

@@ -25,7 +25,7 @@ def keep(
     """
     return tuple(
         weight
-        if weight.kind == "vector"
+        if weight.kind in ("vector", "float32")
         else replace(weight, scheme=_scheme(weight, checkpoint, target, formats), columns=_columns(weight, checkpoint))
         for weight in weights
     )

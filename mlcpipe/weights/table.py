@@ -35,8 +35,8 @@ class Weight:
     """One logical weight.
 
     `sources`: for a matrix or vector one tuple of checkpoint tensors, joined along axis 0; for [experts, N, K] one
-    such tuple per expert. `kind`: "scheme" (packed), "plain" (packed without quantization) or
-    "vector". `add` is added after joining. The packing pass sets `scheme` and `layout`.
+    such tuple per expert. `kind`: "scheme" (packed), "plain" (packed without quantization), "vector" or "float32" (a
+    vector that no scheme rounds). `add` is added after joining. The packing pass sets `scheme` and `layout`.
     `reads` is the fraction that one token reads: 1, the chosen experts' share, or one row. `rows` is the half-open
     row range that it takes of the joined sources (of each expert); None is all. `part_rows` are the rows of each
     source of a joined matrix. `columns`, int32[K] as bytes, is the order in which the columns are stored if it is not
@@ -111,6 +111,8 @@ def stored(weight: Weight, scheme: Scheme, layout: Layout) -> Weight:
     """The weight as a bundle stores it: packed in `layout` by its own scheme, else `scheme` or none, or a vector."""
     if weight.scheme is not None:
         return replace(weight, layout=layout)
+    if weight.kind == "float32":
+        return weight
     if weight.kind == "vector":
         return replace(weight, dtype=layout.vector_dtype(scheme.model_dtype))
     plain = weight.kind != "scheme"

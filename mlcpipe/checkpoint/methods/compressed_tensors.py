@@ -27,6 +27,7 @@ from mlcpipe.checkpoint.matrix import (
     e4m3_values,
     fp8_matrix,
     matrix,
+    nibbles_of,
     scales_of,
     scheme_name,
     sibling,
@@ -246,21 +247,15 @@ def _float_matrix(tensors: Mapping[str, TensorInfo], module: str, form: str) -> 
     check_tensor(codes, ("uint8",), (n, k // 2))
     if form == MXFP4:
         return matrix(
-            module, (n, k), "MXFP4", (codes, scales), lambda: Parts(_pairs(codes), byte_scales(scales, "MXFP4"))
+            module, (n, k), "MXFP4", (codes, scales), lambda: Parts(nibbles_of(codes), byte_scales(scales, "MXFP4"))
         )
     divisor = sibling(tensors, module, "weight_global_scale")
     check_tensor(divisor, ("float32",), (1,))
     return matrix(module, (n, k), "fp4_g16_f32", (codes, scales, divisor), partial(_nvfp4, codes, scales, divisor))
 
 
-def _pairs(codes: TensorInfo) -> NDArray[np.uint8]:
-    """The codes of bytes uint8[N, K / 2], as [N, K]."""
-    pairs = np.frombuffer(read_bytes(codes), np.uint8).reshape(codes.shape)
-    return np.stack([pairs & 15, pairs >> 4], axis=-1).reshape(len(pairs), -1)
-
-
 def _nvfp4(codes: TensorInfo, scales: TensorInfo, divisor: TensorInfo) -> Parts:
     """Scales are rounded once, to float32, as the package that defines the format does."""
     values = e4m3_values(np.frombuffer(read_bytes(scales), np.uint8).reshape(scales.shape))
     with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
-        return Parts(_pairs(codes), values / scales_of(divisor))
+        return Parts(nibbles_of(codes), values / scales_of(divisor))

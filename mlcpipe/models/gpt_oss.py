@@ -32,9 +32,9 @@ DEFAULT_ROPE = {
 
 def build(config: Mapping[str, Any]) -> CausalLM:
     """The module for a gpt-oss config.json. Raises ConfigError for unsupported fields."""
-    # transformers stores hidden_act but never applies it.
-    base = read_base(config, DEFAULTS, hidden_act=[None, "silu"], mlp_bias=[None, False])
+    base = read_base(config, DEFAULTS, mlp_bias=[None, False])
     fields, layers = base.fields, base.num_layers
+    fields.refuse(hidden_act=[None, "silu"])  # transformers stores it but never applies it
     rope = base.rope() if rope_table(fields) else base.read_rope(DEFAULT_ROPE, base.theta)
     window = fields.optional_integer("sliding_window", DEFAULT_WINDOW)
     windows = layer_windows(fields, window, [i % 2 == 0 for i in range(layers)])

@@ -17,7 +17,7 @@ resource = pytest.importorskip("resource", reason="memory is measured by getrusa
 
 from tests.fuzz.findings import finding
 from tests.fuzz.quantized_files import fuzz, open_all
-from tests.unit.checkpoint import bitsandbytes_files
+from tests.unit.checkpoint import bitsandbytes_files, mxfp4_files
 from tests.unit.checkpoint.float_files import write_mxfp8, write_sparse
 from tests.unit.checkpoint.helpers import write_tensors
 from tests.unit.checkpoint.quantized_files import Form, write
@@ -50,6 +50,7 @@ SOURCES: dict[str, Callable[[Path], object]] = {
     "mlx-mxfp8": write_mxfp8,
     "fp8": _fp8,
     "bitsandbytes": _bitsandbytes,
+    "mxfp4-experts": mxfp4_files.write,
 }
 
 

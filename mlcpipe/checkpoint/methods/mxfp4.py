@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from functools import partial
 from itertools import product
 
@@ -27,7 +28,7 @@ _BLOCKS = re.compile(r"(.+)\.(gate_up_proj|down_proj)_blocks")
 
 def matrices(settings: Settings, tensors: Mapping[str, TensorInfo]) -> tuple[dict[str, Matrix], set[str]]:
     """The matrices of codes by name, and the tensors that were used. Raises ConfigError and CheckpointError."""
-    settings.choice("dequantize", (False,), False)
+    settings.ignore("dequantize")
     is_plain = _plain_modules(settings)
     found: dict[str, Matrix] = {}
     used: set[str] = set()
@@ -64,7 +65,7 @@ def _experts(blocks: TensorInfo, scales: TensorInfo, module: str, names: tuple[s
         parts = partial(_parts, part_of(blocks, expert), part_of(scales, expert), slice(first, None, len(names)))
         shape, sources = (rows // len(names), groups * RUN), (part_of(blocks, expert), part_of(scales, expert))
         one = matrix(f"{module}.{expert}.{name}", shape, "MXFP4", sources, parts)
-        found[one.name] = one
+        found[one.name] = replace(one, nbytes=one.nbytes // len(names))
     return found
 
 

@@ -134,14 +134,15 @@ def _attend(func: tirx.PrimFunc, op: Op, rows: int, keys: int, draw: _Draw) -> I
     integers = _step(first, rows, draw)
     sizes = {"n": rows, "k": len(integers), "num_pages": -(-(first + rows) // PAGE)}
     values: list[Value] = []
-    for name, (dims, dtype) in zip(("qkv", "step", "pages", "out", "values", "sums"), parameters(func)):
+    inputs = ("qkv", "step", "pages", *(("sinks",) if op.facts.get("sinks") else ()))
+    for name, (dims, dtype) in zip((*inputs, "out", "values", "sums"), parameters(func)):
         shape = tuple(_size(size, sizes, rows) for size in dims)
         if name == "step":
             values.append(integers)
         else:
-            filled = name in ("qkv", "pages")
+            filled = name in inputs
             values.append(_numbers(draw, shape, dtype, op.str("dtype")) if filled else np.zeros(shape, dtype))
-    return Inputs(tuple(values), (3,), cold=bool(keys))
+    return Inputs(tuple(values), (len(inputs),), cold=bool(keys))
 
 
 def _step(first: int, rows: int, draw: _Draw) -> Array:

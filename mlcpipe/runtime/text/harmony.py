@@ -9,16 +9,20 @@ harmony response format" (2025).
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
-from mlcpipe.runtime.text.streaming import StopMatcher
+from mlcpipe.runtime.text.streaming import StopMatcher, TextStream
 
 START, CHANNEL, CONSTRAIN, MESSAGE = "<|start|>", "<|channel|>", "<|constrain|>", "<|message|>"
 END, CALL, RETURN = "<|end|>", "<|call|>", "<|return|>"
 MARKS = (START, CHANNEL, CONSTRAIN, MESSAGE, END, CALL, RETURN)
 ANALYSIS, COMMENTARY, FINAL = "analysis", "commentary", "final"
+_THINK_BEGIN, _THINK_END = "<think>\n", "\n</think>\n\n"
 _BEGINS = (CHANNEL, START, "to=")  # of the first header
 _MAX_HEADER = 1024  # characters; a longer one is text
+_THOUGHTS = re.compile(r"<think>\n.*?(</think>\s*|$)", re.DOTALL)
 _CHANNEL = re.compile(r"<\|channel\|>\s*(\w+)")
 _RECIPIENT = re.compile(r"\bto=([^\s<]+)")
 
@@ -99,3 +103,47 @@ class HarmonyReader:
         if ended:
             self._header = CHANNEL if self._matcher.found == CHANNEL else ""
         return self._matcher.rest
+
+
+class HarmonyText:
+    """As `TextStream`, of all messages: thoughts are between `<think>` and `</think>`, as other models have them."""
+
+    def __init__(self, stream: TextStream) -> None:
+        """`stream` shows `MARKS`."""
+        self._stream = stream
+        self._reader = HarmonyReader()
+        self._last = ""  # the channel of the text so far
+
+    @property
+    def stopped(self) -> str | None:
+        """As that of the stream."""
+        return self._stream.stopped
+
+    def push(self, token_id: int) -> str:
+        """Text that is certain after this token."""
+        return "".join(map(self._shown, self._reader.push(self._stream.push(token_id))))
+
+    def flush(self) -> str:
+        """The rest, when no more tokens come."""
+        parts = self._reader.push(self._stream.flush()) + self._reader.finish()
+        end = _THINK_END if self._last == ANALYSIS and not any(part.begins for part in parts) else ""
+        return "".join(map(self._shown, parts)) + end.rstrip()
+
+    def _shown(self, part: Part) -> str:
+        if not part.text:
+            return ""
+        before, self._last = self._last, part.channel
+        if part.channel == before:
+            return part.text
+        begin = _THINK_BEGIN if part.channel == ANALYSIS else "\n\n" if before == COMMENTARY else ""
+        return (_THINK_END if before == ANALYSIS else "") + begin + part.text
+
+
+def without_thoughts(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Messages whose answers are without the thoughts that `HarmonyText` writes."""
+    return [
+        {**message, "content": _THOUGHTS.sub("", message["content"])}
+        if message.get("role") == "assistant" and isinstance(message.get("content"), str)
+        else dict(message)
+        for message in messages
+    ]

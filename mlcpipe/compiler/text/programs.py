@@ -25,8 +25,8 @@ def text_programs(tokenizer: Tokenizer, progress: Progress, *, required: bool) -
     source = tokenizer.chat_templates.get("default")
     if source is not None:
         control, special = tokenizer.apart.control.values(), tokenizer.special_tokens
-        make = _harmony if is_harmony(source) else template_program
-        programs[TEMPLATE_PROGRAM] = lambda: make(source, control=control, special_tokens=special)
+        write = _harmony if is_harmony(source) else template_program
+        programs[TEMPLATE_PROGRAM] = lambda: write(source, control=control, special_tokens=special)
     made = {}
     for name, make in programs.items():
         try:

@@ -1,7 +1,7 @@
 """EAGLE-3 (Li et al. 2025): a decoder layer that guesses a token from three hidden states and the token after them.
 
 h_p^a, h_p^b and h_p^c are the inputs of three of the model's layers at position p, g_p = fc [h_p^a; h_p^b; h_p^c], and
-e_p embeds the token at p + 1. The layer attends from [norm(e_p); norm(g_p)] to those before it and gives a_p, from which
+e_p embeds the token at p + 1. The layer attends from [norm(e_p); norm(g_p)] to those before it and gives a_p, of which
 the logits of the token at p + 2 are computed.
 Where the model has not computed h_p, for a token that is a draft itself, a_{p-1} takes the place of g_p.
 Formulas as in https://github.com/SafeAILab/EAGLE, eagle/model/cnets.py, and vLLM's models/llama_eagle3.py.

@@ -187,7 +187,7 @@ def trained(model: Any, tokens: Any, steps: int) -> Tensors:
     """A head that guesses the next tokens of this text [tokens], also from what it says of its own guesses."""
     torch.manual_seed(0)
     tensors = {name: torch.tensor(array, requires_grad=True) for name, array in random_eagle(VOCAB).items()}
-    optimizer, embedding = torch.optim.Adam(tensors.values(), lr=0.01), model.model.embed_tokens.weight.detach()
+    optimizer, embedding = torch.optim.Adam(tensors.values(), lr=0.005), model.model.embed_tokens.weight.detach()
     with torch.no_grad():
         states = states_of(model, tokens[None])[0]
     for _ in range(steps):
@@ -207,7 +207,7 @@ def test_drafts_of_a_trained_head_stand(checkpoint: Path, tmp_path: Path) -> Non
     """A head that knows the greedy answer: most of what it drafts for it stands."""
     model, prompt = tiny.build_model(CASE, tiny.settled_seed(CASE)), tiny.prompt_tokens(CASE, 20)
     expected = tiny.reference_greedy(CASE, prompt, 40)
-    bundle = with_head(checkpoint, tmp_path, trained(model, torch.tensor(prompt + expected), 100))
+    bundle = with_head(checkpoint, tmp_path, trained(model, torch.tensor(prompt + expected), 150))
     with engine(bundle) as drafting:
         [answer] = answers(drafting, 1)
         stats = drafting.stats()

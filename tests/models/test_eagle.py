@@ -165,7 +165,7 @@ def copied(seen: list[Any], bundle: LoadedBundle, logits: Any) -> Any:
 
 
 @pytest.mark.usefixtures("always")
-@pytest.mark.parametrize("count", [1, 2, 3, 4])
+@pytest.mark.parametrize("count", [1, 3, 8])
 def test_answers_are_the_same(count: int, bundle: LoadedBundle) -> None:
     assert_same_answers(bundle, count)
 

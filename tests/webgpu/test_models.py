@@ -14,7 +14,7 @@ pytest.importorskip("gguf", reason="files of block formats are written by the gg
 import mlcpipe
 from mlcpipe.bundle import read_manifest
 from tests.conftest import TinyLlama, exact_target, write_llama
-from tests.models import kept, tiny
+from tests.models import kept, quantized, tiny
 from tests.webgpu import dawn
 
 pytestmark = pytest.mark.skipif(bool(dawn.missing()), reason=dawn.missing() or "runs")
@@ -89,6 +89,20 @@ def test_kept_weights_equal_those_that_are_dequantized(model_type: str, kind: st
             context_length=CONTEXT, quick=name == "web",
         )  # fmt: skip
     _equal_the_cpu_engine(list(map(int, tiny.prompt_tokens(case, PROMPT))), tmp_path)
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["gptq-sorted", *(pytest.param(n, marks=pytest.mark.everything) for n in quantized.CASES if n != "gptq-sorted")],
+)
+def test_kept_codes_equal_those_that_are_dequantized(name: str, tmp_path: Path) -> None:
+    model = quantized.write_case(name, tmp_path)
+    for target, bundle, quantization in (("webgpu", "web", "keep"), (exact_target(tmp_path), "cpu", "q0f32")):
+        mlcpipe.compile(
+            model.folder, target=target, quantization=quantization, kv_cache_dtype="f32", output=tmp_path / bundle,
+            context_length=CONTEXT, quick=bundle == "web",
+        )  # fmt: skip
+    _equal_the_cpu_engine(list(map(int, tiny.prompt_tokens(model.case, PROMPT))), tmp_path)
 
 
 def test_a_mixture_equals_the_cpu_engine(tmp_path: Path) -> None:

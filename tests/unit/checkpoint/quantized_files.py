@@ -89,14 +89,14 @@ class Form:
     fields: Mapping[str, Any] = field(default_factory=dict)
 
     def round(self, w: Array) -> Codes | Floats:
-        """The nearest codes of w float32[N, K]; with desc_act groups are of columns anywhere."""
+        """The nearest codes of w float32[N, K]; with desc_act groups are of columns anywhere, other ones for other N."""
         n, k = w.shape
         if self.kind == "floats":
             groups = w.reshape(n, k // self.group, self.group)
             scales = np.maximum(np.abs(groups).max(-1) / 6, 1e-6)
             codes = (groups / scales[..., None]).astype(ml_dtypes.float4_e2m1fn).view(np.uint8)
             return Floats.of(codes.reshape(n, k), scales, self.group)
-        columns = np.random.default_rng(k).permutation(k) if self.fields.get("desc_act") else None
+        columns = np.random.default_rng([n, k]).permutation(k) if self.fields.get("desc_act") else None
         groups = (w if columns is None else w[:, columns]).reshape(n, k // (self.group or k), -1)
         top = (1 << self.bits) - 1
         low, high = np.minimum(groups.min(-1), 0), np.maximum(groups.max(-1), 0)

@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 import transformers
 from safetensors.numpy import save_file
@@ -28,9 +27,7 @@ CASES = {
     "mlx-4": ("llama", "mlx", Form(4, 64, "biases", BFLOAT16), "affine4_g64_bf16"),
     "mlx-8-tied": ("gemma2", "mlx", Form(8, 64, "biases", BFLOAT16), "affine8_g64_bf16"),
     "compressed-4": ("llama", "compressed-tensors", Form(4, 64, "middle", BFLOAT16), "int4_g64_bf16"),
-    "compressed-sorted": (
-        "llama", "compressed-tensors", Form(4, 32, fields={"actorder": "group"}), "uint4_g32_f16"
-    ),
+    "compressed-sorted": ("llama", "compressed-tensors", Form(4, 32, fields={"actorder": "group"}), "uint4_g32_f16"),
     "compressed-8": ("qwen2", "int-quantized", Form(8, 0, "middle", BFLOAT16), "int8_row_f32"),
     "nvfp4": ("qwen3", "nvfp4", Form(4, 16, "floats"), "fp4_g16_f32"),
     "nvfp4-experts": ("mixtral", "nvfp4", Form(4, 16, "floats"), "fp4_g16_f32"),

@@ -232,9 +232,12 @@ class Rows:
 
     def _wide_scale(self, kept: Kept, block: Expr, lane: Expr, column: Expr) -> Expr:
         """A scale or minimum in float32 or bfloat16."""
-        if kept.scale_format == "f32":
-            return kept.in_units(self.arrays[1][(*self.lead, block, column, lane)])
-        low, high = kept.upper_halves(keep(self.arrays[1][(*self.lead, block, column, lane // 2)]))
+        is_whole = kept.scale_format == "f32"
+        index = (*self.lead, block, column, lane if is_whole else lane // 2)
+        stored = keep(self.arrays[1][index])
+        if is_whole:
+            return kept.in_units(stored)
+        low, high = kept.upper_halves(stored)
         return pin(I.Select(lane % 2 == 0, low, high))
 
     def _byte(self, array: int, block: Expr, lane: Expr, column: Expr) -> Expr:

@@ -22,6 +22,7 @@ CASES = {
     "gptq-8-row": ("llama", "gptq", Form(8, 0, "middle"), "int8_row_f32"),
     "gptq-2-bfloat16": ("llama", "gptq", Form(2, 32, dtype=BFLOAT16), "uint2_g32_bf16"),
     "gptq-sorted": ("qwen2", "gptq", Form(4, 64, fields={"desc_act": True}), "uint4_g64_f16"),
+    "gptq-sorted-experts": ("mixtral", "gptq", Form(4, 64, fields={"desc_act": True}), "uint4_g64_f16"),
     "awq": ("qwen2", "awq", Form(4, 128), "uint4_g128_f16"),
     "awq-experts": ("mixtral", "awq", Form(4, 64), "uint4_g64_f16"),
     "mlx-4": ("llama", "mlx", Form(4, 64, "biases", BFLOAT16), "affine4_g64_bf16"),

@@ -34,3 +34,4 @@ def test_kept_codes_have_the_logits_of_transformers(name: str, tmp_path: Path) -
     kept = read_manifest(bundle)
     matrices = {param.scheme for param in kept.params if param.name.endswith("q_weight")}
     assert kept.quantization == "keep" and matrices == {model.scheme}
+    assert any(param.name.endswith("q_columns") for param in kept.params) == ("sorted" in name)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
@@ -88,8 +89,11 @@ class Form:
     dtype: Any = np.float16
     fields: Mapping[str, Any] = field(default_factory=dict)
 
-    def round(self, w: Array) -> Codes | Floats:
-        """The nearest codes of w float32[N, K]; with desc_act groups are of columns anywhere, other ones for other N."""
+    def round(self, w: Array, name: str = "") -> Codes | Floats:
+        """The nearest codes of w float32[N, K]; with desc_act groups are of columns anywhere.
+
+        Their order is another one for another N, layer or expert.
+        """
         n, k = w.shape
         if self.kind == "floats":
             groups = w.reshape(n, k // self.group, self.group)
@@ -97,7 +101,9 @@ class Form:
             codes = (groups / scales[..., None]).astype(ml_dtypes.float4_e2m1fn).view(np.uint8)
             return Floats.of(codes.reshape(n, k), scales, self.group)
         is_sorted = self.fields.get("desc_act") or self.fields.get("actorder") == "group"
-        columns = np.random.default_rng([n, k]).permutation(k) if is_sorted else None
+        columns = (
+            np.random.default_rng([n, *map(int, re.findall(r"(?<=\.)\d+", name))]).permutation(k) if is_sorted else None
+        )
         groups = (w if columns is None else w[:, columns]).reshape(n, k // (self.group or k), -1)
         top = (1 << self.bits) - 1
         low, high = np.minimum(groups.min(-1), 0), np.maximum(groups.max(-1), 0)
@@ -276,7 +282,7 @@ def quantize(source: Path, folder: Path, method: str, form: Form) -> dict[str, A
         if not is_rounded(name, values[name], method):
             stored[name] = values[name]
             continue
-        codes = form.round(values[name])
+        codes = form.round(values[name], name)
         stored |= pack(name.removesuffix(".weight"), codes, form)
         values[name] = codes.values()
     folder.mkdir(parents=True, exist_ok=True)

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from mlcpipe.checkpoint import open_checkpoint
 from mlcpipe.checkpoint.parts import widened
 from mlcpipe.compiler.export import kept_formats
-from mlcpipe.errors import TargetError
+from mlcpipe.errors import CheckpointError, TargetError
 from mlcpipe.targets import load_target
 from mlcpipe.weights.keep import keep
 from mlcpipe.weights.table import Weight
@@ -247,6 +247,20 @@ def test_sorted_columns(method: str, tmp_path: Path) -> None:
     assert order is not None and (np.sort(order) == np.arange(K)).all()
     assert (np.sort(order.reshape(-1, 64)) == np.sort(columns.reshape(-1, 64))).all()
     np.testing.assert_array_equal(found.read_parts("m.q_proj.weight").codes, codes.codes[:, order])
+
+
+def test_experts_have_orders_of_their_own(tmp_path: Path) -> None:
+    form, names = Form(4, 64), ("m.q_proj.weight", "m.k_proj.weight")
+    codes = replace(random_codes(form), columns=np.random.default_rng(1).permutation(K))
+    write(tmp_path, "gptq", form, tensors=METHODS["gptq"][0]("m.k_proj", codes, form))
+    found, device = open_checkpoint(tmp_path), load_target("cpu")
+    experts = Weight("experts", (2, N, K), "float32", "scheme", tuple((name,) for name in names))
+    (kept,) = keep([experts], found, device, kept_formats(device))
+    orders = np.frombuffer(kept.columns, np.int32).reshape(2, K)
+    np.testing.assert_array_equal(orders, [np.arange(K), found.columns("m.k_proj.weight")])
+    joined = Weight("joined", (2 * N, K), "float32", "scheme", (names,))
+    with pytest.raises(CheckpointError, match="the columns of joined are sorted in several ways"):
+        keep([joined], found, device, kept_formats(device))
 
 
 def test_an_order_that_nothing_set(tmp_path: Path) -> None:

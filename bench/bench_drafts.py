@@ -2,8 +2,10 @@
 
     python -m bench.bench_drafts [--model llama-1b] [--quantization q4f16_1] [--rate 0.7] [--batches 1,2,8]
     python -m bench.bench_drafts --draft-model llama-100m
+    python -m bench.bench_drafts --draft-head eagle
 
-Each drafted token is right with probability `--rate`. A draft model computes what it would, and its words are replaced.
+Each drafted token is right with probability `--rate`. A draft model or head computes what it would, and its words are
+replaced.
 """
 
 from __future__ import annotations
@@ -19,14 +21,17 @@ from pathlib import Path
 from rich.table import Table
 
 from bench.make_checkpoint import SHAPES, make_checkpoint
+from bench.make_draft_head import KINDS, make_draft_head
 from bench.prepare import default_work
 from mlcpipe.cli.terminal import stdout_console
 from mlcpipe.loading import prepare_bundle
 from mlcpipe.runtime.loading import LoadedBundle, load_bundle
 from mlcpipe.runtime.serving.core import GREEDY, Core
 from mlcpipe.runtime.serving.cost_model import CostModel
-from mlcpipe.runtime.serving.draft_model import DraftModel, ModelDrafter
+from mlcpipe.runtime.serving.draft_heads import DraftHeads
+from mlcpipe.runtime.serving.draft_model import DraftModel, DraftSource, ModelDrafter
 from mlcpipe.runtime.serving.drafting import MOST_DRAFTED, Draft, Lookup
+from mlcpipe.runtime.serving.eagle import EagleDraft
 from mlcpipe.runtime.serving.limits import Limits
 from mlcpipe.runtime.serving.sequence import Request
 
@@ -52,7 +57,7 @@ class Oracle:
 class ModelOracle(ModelDrafter):
     """Says what an oracle does when the model has computed as many tokens."""
 
-    def __init__(self, model: DraftModel, rate: float) -> None:
+    def __init__(self, model: DraftSource, rate: float) -> None:
         super().__init__(model, Lookup(), GREEDY)
         self.oracle = Oracle(rate)
 
@@ -65,7 +70,7 @@ def answers(
     core: Core,
     prompts: list[tuple[int, ...]],
     oracles: Sequence[Oracle | ModelOracle | None],
-    model: DraftModel | None = None,
+    model: DraftSource | None = None,
 ) -> tuple[float, list[list[int]]]:
     """Tokens a second while all are answered, and what the answers are."""
     sequences = [
@@ -86,7 +91,7 @@ def answers(
     return tokens / seconds, [one.tokens for one in sequences]
 
 
-def measure(core: Core, model: DraftModel | None, batch: int, rate: float) -> tuple[float, float, float]:
+def measure(core: Core, model: DraftSource | None, batch: int, rate: float) -> tuple[float, float, float]:
     """Median tokens a second without and with drafts, and the share of drafted tokens that stood."""
     rng = random.Random(batch)
     vocab = core.bundle.manifest.model.vocab_size
@@ -108,11 +113,26 @@ def measure(core: Core, model: DraftModel | None, batch: int, rate: float) -> tu
     return statistics.median(plain[1:]), statistics.median(drafted[1:]), stood
 
 
-def _load(name: str, options: argparse.Namespace) -> LoadedBundle:
-    checkpoint = options.work / name
+def _load(name: str, options: argparse.Namespace, kind: str | None = None) -> LoadedBundle:
+    checkpoint, head = options.work / name, options.work / f"{name}-{kind}"
     if not checkpoint.is_dir():
         make_checkpoint(name, checkpoint)
-    return load_bundle(prepare_bundle(str(checkpoint), target="cpu", quantization=options.quantization), 512)
+    if kind and not head.is_dir():
+        make_draft_head(kind, name, head)
+    given = str(head) if kind else None
+    return load_bundle(
+        prepare_bundle(str(checkpoint), target="cpu", quantization=options.quantization, draft_head=given), 512
+    )
+
+
+def _source(core: Core, smaller: LoadedBundle | None, batch: int) -> DraftSource | None:
+    """What drafts beside `core`: a model, or the bundle's head."""
+    model = core.bundle.manifest.model
+    if smaller is not None:
+        return DraftModel(smaller, batch * 512, batch)
+    if model.eagle is not None:
+        return EagleDraft(core, batch * 512)
+    return DraftHeads(core) if model.draft_heads else None
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -120,17 +140,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--model", choices=sorted(SHAPES), default="llama-1b")
     parser.add_argument("--draft-model", choices=sorted(SHAPES), help="whose time counts, too (default: none)")
+    parser.add_argument("--draft-head", choices=KINDS, help="whose time counts, too (default: none)")
     parser.add_argument("--work", type=Path, default=default_work(), help="folder that keeps checkpoints")
     parser.add_argument("--quantization", default="q4f16_1")
     parser.add_argument("--rate", type=float, default=0.7)
     parser.add_argument("--batches", default="1,2,8")
     options = parser.parse_args(arguments)
-    bundle, smaller = (name and _load(name, options) for name in (options.model, options.draft_model))
+    bundle = _load(options.model, options, options.draft_head)
+    smaller = options.draft_model and _load(options.draft_model, options)
     table = Table("answers", "tokens/s without", "with drafts", "ratio", "drafted tokens that stood")
     for batch in map(int, options.batches.split(",")):
         core = Core(bundle, batch * 512, Limits(512, sequences=batch, queue=batch), CostModel())
-        model = smaller and DraftModel(smaller, batch * 512, batch)
-        plain, drafted, stood = measure(core, model, batch, options.rate)
+        plain, drafted, stood = measure(core, _source(core, smaller, batch), batch, options.rate)
         table.add_row(str(batch), f"{plain:.1f}", f"{drafted:.1f}", f"{drafted / plain:.2f}", f"{stood:.0%}")
     stdout_console().print(table)
     return 0

@@ -25,7 +25,7 @@ from mlcpipe.errors import CheckpointError, ConfigError
 from mlcpipe.json_files import read_json_object, shown, shown_path
 
 if TYPE_CHECKING:
-    from mlcpipe.checkpoint.draft_head import DraftHead
+    from mlcpipe.checkpoint.draft_heads import DraftHead
 
 CONFIG = "config.json"
 GENERATION_CONFIG = "generation_config.json"

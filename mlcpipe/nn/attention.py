@@ -16,7 +16,10 @@ from mlcpipe.nn.paged_attention import PagedAttention
 
 @dataclass(frozen=True)
 class AttentionSpec:
-    """Static facts of an attention block. `scale` multiplies scores; None is head_dim ** -0.5."""
+    """Static facts of an attention block. `scale` multiplies scores; None is head_dim ** -0.5.
+
+    `input_size` is the width of what q, k and v are projected from; None is hidden_size.
+    """
 
     hidden_size: int
     num_heads: int
@@ -28,6 +31,7 @@ class AttentionSpec:
     norm_eps: float = 1e-6
     norm_offset: float = 0.0
     scale: float | None = None
+    input_size: int | None = None
 
     @property
     def q_size(self) -> int:
@@ -56,16 +60,17 @@ class Attention(nn.Module):
 
     def add_projections(self, spec: AttentionSpec) -> None:
         """Declare the parameters of q, k and v, named as in the checkpoint."""
-        self.q_proj = Linear(spec.hidden_size, spec.q_size, spec.qkv_bias)
-        self.k_proj = Linear(spec.hidden_size, spec.kv_size, spec.qkv_bias)
-        self.v_proj = Linear(spec.hidden_size, spec.kv_size, spec.qkv_bias)
+        k = spec.input_size or spec.hidden_size
+        self.q_proj = Linear(k, spec.q_size, spec.qkv_bias)
+        self.k_proj = Linear(k, spec.kv_size, spec.qkv_bias)
+        self.v_proj = Linear(k, spec.kv_size, spec.qkv_bias)
 
     def project(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """x [m, hidden] -> q [m, q_size], k and v [m, kv_size]."""
         return self.q_proj(x), self.k_proj(x), self.v_proj(x)
 
     def forward(self, x: Tensor, kv: PagedKVCache | PagedAttention, cos: Tensor, sin: Tensor) -> Tensor:
-        """x [m, hidden], cos and sin f32[m, rotary_dim / 2] -> [m, hidden]."""
+        """x [m, input], cos and sin f32[m, rotary_dim / 2] -> [m, hidden]."""
         spec, m = self.spec, x.shape[0]
         q, k, v = self.project(x)
         if spec.norm == "all":

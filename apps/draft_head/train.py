@@ -155,7 +155,9 @@ def build(kind: str, model: Any, depth: int) -> tuple[nn.Module, dict[str, Any]]
         "rms_norm_eps": c.rms_norm_eps, "max_position_embeddings": c.max_position_embeddings, "hidden_act": "silu",
         "eagle_aux_hidden_state_layer_ids": layers,
     }  # fmt: skip
-    return Eagle(config, embedding), config
+    head = Eagle(config, embedding)
+    head.lm_head.weight.data.copy_(model.get_output_embeddings().weight)
+    return head, config
 
 
 def train(head: nn.Module, model: Any, tokens: torch.Tensor, options: argparse.Namespace, progress: Progress) -> None:

@@ -84,7 +84,7 @@ def test_logits_are_those_of_the_definition(
 
 
 @pytest.mark.usefixtures("always")
-@pytest.mark.parametrize("count", [1, 2, 3, 4])
+@pytest.mark.parametrize("count", [1, 3, 8])
 def test_answers_are_the_same(count: int, bundle: LoadedBundle) -> None:
     assert_same_answers(bundle, count)
 

@@ -16,6 +16,8 @@ pytestmark = pytest.mark.full
 
 from torch.nn.functional import cross_entropy, silu
 
+from mlcpipe.checkpoint import open_checkpoint
+from mlcpipe.checkpoint.draft_heads import with_draft_head
 from mlcpipe.devices.support import tvm_runtime
 from mlcpipe.runtime.loading import LoadedBundle
 from mlcpipe.runtime.serving.core import GREEDY, Core
@@ -30,10 +32,6 @@ from tests.models.head_files import EAGLE, Tensors, random_eagle, write_eagle
 
 SOME_TOKENS: Mapping[str, Any] = {**EAGLE, "draft_vocab_size": 64}
 OWN_EMBEDDING: Mapping[str, Any] = {**EAGLE, "hidden_size": 32, "num_attention_heads": 2, "norm_before_residual": True}
-
-
-def norm(x: Any, weight: Any) -> Any:
-    return x * torch.rsqrt((x * x).mean(-1, keepdim=True) + EAGLE["rms_norm_eps"]) * weight
 
 
 def rotated(x: Any, positions: Any) -> Any:
@@ -53,6 +51,10 @@ class Head:
         self.config, self.embedding = config, self.w.get("embed_tokens.weight", embedding)
         self.dim = config["hidden_size"] // config["num_attention_heads"]
 
+    def norm(self, x: Any, name: str) -> Any:
+        eps = self.config["rms_norm_eps"]
+        return x * torch.rsqrt((x * x).mean(-1, keepdim=True) + eps) * self.w[f"{name}.weight"]
+
     def fuse(self, states: Any) -> Any:
         """states [m, 3 hidden] -> [m, hidden]."""
         return states @ self.w["fc.weight"].T
@@ -60,8 +62,8 @@ class Head:
     def run(self, tokens: Any, x: Any) -> Any:
         """tokens [m] and x [m, hidden] of all entries -> what follows from each, [m, hidden]."""
         w, m = self.w, len(tokens)
-        normed = norm(x, w["midlayer.hidden_norm.weight"])
-        both = torch.cat([norm(self.embedding[tokens], w["midlayer.input_layernorm.weight"]), normed], -1)
+        normed = self.norm(x, "midlayer.hidden_norm")
+        both = torch.cat([self.norm(self.embedding[tokens], "midlayer.input_layernorm"), normed], -1)
         positions = torch.arange(m)
         q, k, v = ((both @ w[f"midlayer.self_attn.{part}_proj.weight"].T).reshape(m, -1, self.dim) for part in "qkv")
         q, k = rotated(q, positions), rotated(k, positions)
@@ -70,13 +72,13 @@ class Head:
         scores = scores.masked_fill(positions[None, :] > positions[:, None], -torch.inf).softmax(-1)
         attended = torch.einsum("hij,jhd->ihd", scores, v).reshape(m, -1) @ w["midlayer.self_attn.o_proj.weight"].T
         x = (normed if self.config.get("norm_before_residual") else x) + attended
-        y = norm(x, w["midlayer.post_attention_layernorm.weight"])
+        y = self.norm(x, "midlayer.post_attention_layernorm")
         gate, up, down = (w[f"midlayer.mlp.{part}_proj.weight"] for part in ("gate", "up", "down"))
         return x + (silu(y @ gate.T) * (y @ up.T)) @ down.T
 
     def logits(self, x: Any) -> Any:
         """Of the head's own tokens."""
-        return norm(x, self.w["norm.weight"]) @ self.w["lm_head.weight"].T
+        return self.norm(x, "norm") @ self.w["lm_head.weight"].T
 
     def drafts(self, tokens: list[int], states: Any, count: int) -> Iterator[Any]:
         """Logits [V] of the next tokens after `tokens`, of which `states` [m - 1, 3 hidden] are known, greedy ones."""
@@ -163,7 +165,7 @@ def copied(seen: list[Any], bundle: LoadedBundle, logits: Any) -> Any:
 
 
 @pytest.mark.usefixtures("always")
-@pytest.mark.parametrize("count", [1, 2, 3, 4])
+@pytest.mark.parametrize("count", [1, 3, 8])
 def test_answers_are_the_same(count: int, bundle: LoadedBundle) -> None:
     assert_same_answers(bundle, count)
 
@@ -213,3 +215,31 @@ def test_drafts_of_a_trained_head_stand(checkpoint: Path, tmp_path: Path) -> Non
         stats = drafting.stats()
     assert answer == expected
     assert stats.drafted >= 24 and stats.accepted > 0.8 * stats.drafted
+
+
+def test_the_recipe_unrolls_what_is_drafted(checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Logits of the loss are those of drafts with the text's tokens; a run writes a head that compiles."""
+    from apps.draft_head import train as recipe
+
+    model = tiny.build_model(CASE, tiny.settled_seed(CASE))
+    head, config = recipe.build("eagle", model, 3)
+    weights = {name: part.detach().numpy() for name, part in head.state_dict().items()}
+    tokens = torch.tensor([tiny.prompt_tokens(CASE, 16)])
+    reference = Head(weights, config, model.model.embed_tokens.weight.detach())
+    with torch.no_grad():
+        states = list(model.model(tokens, use_cache=False, output_hidden_states=True).hidden_states)
+        fused = reference.fuse(states_of(model, tokens)[0])
+        for row in (0, 5, 11):
+            x, text = fused[: row + 1], tokens[0, 1 : row + 2]
+            for at, (logits, after) in enumerate(head.losses(tokens, states, 3)):
+                y = reference.run(text, x)
+                np.testing.assert_allclose(logits[0, row].numpy(), reference.logits(y[-1]).numpy(), atol=1e-4)
+                assert after[0, row] == tokens[0, row + 2 + at]
+                x, text = torch.cat([x, y[-1:]]), torch.cat([text, tokens[0, row + 2 + at, None]])
+    text = tmp_path / "text.txt"
+    text.write_text(" ".join(f"t{number % 50}" for number in range(2000)))
+    command = ["train.py", str(checkpoint), "--text", str(text), "--steps", "3", "--window", "32", "--depth", "2"]
+    for kind in ("eagle", "medusa"):
+        monkeypatch.setattr("sys.argv", [*command, "--kind", kind, "-o", str(tmp_path / kind)])
+        assert recipe.main() == 0
+        assert with_draft_head(open_checkpoint(checkpoint), tmp_path / kind).draft_head is not None

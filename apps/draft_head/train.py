@@ -156,25 +156,8 @@ def build(kind: str, model: Any, depth: int) -> tuple[nn.Module, dict[str, Any]]
         "eagle_aux_hidden_state_layer_ids": layers,
     }  # fmt: skip
     head = Eagle(config, embedding)
-    with torch.no_grad():
-        _begin_as(head, model)
+    head.lm_head.weight.data.copy_(model.get_output_embeddings().weight)
     return head, config
-
-
-def _begin_as(head: Eagle, model: Any) -> None:
-    """Begin as the model's last layer on the last of the kept states, where its matrices have the names and shapes."""
-    h, layer = head.config["hidden_size"], dict(model.model.layers[-1].named_parameters())
-    layer["hidden_norm.weight"] = layer.get("input_layernorm.weight")
-    for name, own in head.midlayer.named_parameters():
-        given = layer.get(name)
-        if given is not None and own.shape == given.shape:
-            own.copy_(given)
-        elif given is not None and own.shape == (len(given), 2 * given.shape[1]):
-            own[:, h:].copy_(given)
-    head.fc.weight.mul_(0.1)[:, 2 * h :].add_(torch.eye(h))
-    head.lm_head.weight.copy_(model.get_output_embeddings().weight)
-    if getattr(model.model, "norm", None) is not None and model.model.norm.weight.shape == head.norm.weight.shape:
-        head.norm.weight.copy_(model.model.norm.weight)
 
 
 def train(head: nn.Module, model: Any, tokens: torch.Tensor, options: argparse.Namespace, progress: Progress) -> None:

@@ -62,9 +62,12 @@ def _plain(func: tirx.PrimFunc, op: Op | None, rows: int, draw: _Draw) -> Inputs
     values: list[Array] = []
     for sizes, dtype in parameters(func):
         shape = tuple(_size(size, {}, rows) for size in sizes)
-        if dtype == "uint32" and op is not None and op.facts.get("scale_format") and len(values) > 1:
-            # Scales of a byte, after x and the codes: e8m0 from 2**-15 to 0.5, or e4m3 from 128 to 448.
-            values.append(_codes(draw, shape, 8) & np.uint32(0x0E0E0E0E) | np.uint32(0x70707070))
+        scale_format = op.facts.get("scale_format") if op is not None and len(values) > 1 else ""
+        if dtype == "uint32" and scale_format:
+            # After x and the codes: scales of a byte, e8m0 from 2**-15 to 0.5 or e4m3 from 128 to 448, or in bfloat16
+            # from 2**-15 to 2**-13.
+            mask, bits = (0x00FF00FF, 0x38003800) if scale_format == "bf16" else (0x0E0E0E0E, 0x70707070)
+            values.append(_codes(draw, shape, 8) & np.uint32(mask) | np.uint32(bits))
         elif dtype == "uint32":
             values.append(_codes(draw, shape, op.int("bits") if op is not None else 4))
         elif dtype == "int32":

@@ -2,10 +2,11 @@
 
 A matrix [N, K] of format pack-quantized: `weight_packed` int32 is a stream of bits along K of codes + 2**(bits - 1) or,
 in files before 2026-05, of words that no code leaves; `weight_scale` [N, groups], `weight_zero_point` packed along N
-where it is asymmetric, `weight_shape` [2]. int-quantized: `weight` int8 and zero points int8. mxfp4-pack-quantized and
-nvfp4-pack-quantized: `weight_packed` uint8[N, K / 2] of e2m1, the low nibble first, scales e8m0 of 32, or e4m3 of 16
-that `weight_global_scale` float32[1] divides. float-quantized: `weight` e4m3, see `fp8.py`; mxfp8-quantized with scales
-e8m0 of 32. sparse-24-bitmask of `sparsity_config`: see `sparse.py`.
+where it is asymmetric, `weight_shape` [2], with `actorder` group `weight_g_idx`, the group of each column.
+int-quantized: `weight` int8 and zero points int8. mxfp4-pack-quantized and nvfp4-pack-quantized: `weight_packed`
+uint8[N, K / 2] of e2m1, the low nibble first, scales e8m0 of 32, or e4m3 of 16 that `weight_global_scale` float32[1]
+divides. float-quantized: `weight` e4m3, see `fp8.py`; mxfp8-quantized with scales e8m0 of 32. sparse-24-bitmask of
+`sparsity_config`: see `sparse.py`.
 Activations in 8 bits, for FP4 in 4, that are scaled as they come are accepted: ours are rounded to 8 in groups of 32.
 """
 
@@ -183,7 +184,7 @@ def _matrix(tensors: Mapping[str, TensorInfo], module: str, form: _Form) -> Matr
         check_tensor(codes, ("int32",), (n, -(-k * form.bits // 32)))
     index, zeros = (tensors.get(f"{module}.{part}") for part in ("weight_g_idx", "weight_zero_point"))
     groups = form.scales(n, k)[0][-1]
-    columns = None if index is None else sorted_columns(index, k, groups)
+    columns = None if index is None else _columns(index, k, groups)
     if form.symmetric:
         zeros = None
     elif zeros is None:
@@ -197,6 +198,12 @@ def _matrix(tensors: Mapping[str, TensorInfo], module: str, form: _Form) -> Matr
     middle = 1 << (form.bits - 1) if zeros is None else 0
     read = partial(_parts, codes, scales, zeros, form, (n, k), scheme)
     return replace(matrix(module, (n, k), scheme, sources, read, middle), columns=columns)
+
+
+def _columns(index: TensorInfo, k: int, groups: int) -> NDArray[np.int32] | None:
+    """The order of the columns of `actorder` group; indices that nothing set, all -1, leave them as they are."""
+    check_tensor(index, ("int32",), (k,))
+    return None if (words_of(index).view(np.int32) == -1).all() else sorted_columns(index, k, groups)
 
 
 def _parts(

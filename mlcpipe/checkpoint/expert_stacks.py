@@ -23,6 +23,7 @@ from mlcpipe.errors import CheckpointError
 from mlcpipe.json_files import shown, shown_path
 
 MAX_EXPERTS = 4096
+MAX_TENSORS = 400_000  # of experts; gpt-oss-120b has 27,648
 # The modules of an expert that a stacked one has the rows of: those from `first` on, every `step`-th.
 PARTS: Mapping[str, tuple[str, ...]] = {"gate_up_proj": ("gate_proj", "up_proj"), "down_proj": ("down_proj",)}
 _FAMILY = "gpt_oss"
@@ -36,6 +37,7 @@ def unstacked(checkpoint: Checkpoint) -> Checkpoint:
     stacks = {name: match for name in checkpoint.tensors if (match := _NAME.fullmatch(name))}
     tensors = {name: tensor for name, tensor in checkpoint.tensors.items() if name not in stacks}
     for name, (module, projection, bias) in ((name, match.groups()) for name, match in stacks.items()):
+        check_number(len(tensors), checkpoint.tensors[name])
         for tensor in _experts(checkpoint.tensors[name], module, projection, bool(bias)):
             if tensors.setdefault(tensor.name, tensor) is not tensor:
                 raise CheckpointError(f"tensor {shown(tensor.name)} is stored twice", where=shown_path(tensor.file))
@@ -55,6 +57,14 @@ def check_experts(tensor: TensorInfo, rank: int, parts: int, axis: int) -> None:
             expected=f"{rank} axes, 1 to {MAX_EXPERTS} experts" + (f", axis {axis} even" if parts == 2 else ""),
             found=list(shape),
         )  # fmt: skip
+
+
+def check_number(count: int, stack: TensorInfo) -> None:
+    """Raise CheckpointError if there are so many tensors of experts that their list would fill the memory."""
+    if count > MAX_TENSORS:
+        raise CheckpointError(
+            "too many experts", where=shown_path(stack.file), expected=f"at most {MAX_TENSORS} tensors"
+        )
 
 
 def part_of(tensor: TensorInfo, expert: int) -> TensorInfo:

@@ -47,6 +47,7 @@ def quantized(source: Path, folder: Path) -> Path:
     return folder
 
 
+@pytest.mark.full
 def test_kept_codes_have_the_logits_of_transformers(tmp_path: Path) -> None:
     """Activations in float32: sums of the same products in another order."""
     source = tiny.write_tiny(CASE, tmp_path / "source", seed=3)

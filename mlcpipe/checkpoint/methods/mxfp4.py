@@ -15,7 +15,7 @@ from itertools import product
 
 import numpy as np
 
-from mlcpipe.checkpoint.expert_stacks import PARTS, check_experts, part_of
+from mlcpipe.checkpoint.expert_stacks import PARTS, check_experts, check_number, part_of
 from mlcpipe.checkpoint.matrix import E8M0, RUN, Matrix, byte_scales, check_tensor, matrix, nibbles_of, sibling
 from mlcpipe.checkpoint.parts import Parts
 from mlcpipe.checkpoint.safetensors_reader import TensorInfo
@@ -40,6 +40,7 @@ def matrices(settings: Settings, tensors: Mapping[str, TensorInfo]) -> tuple[dic
                 f"tensor {shown(blocks.name)} has codes", where=shown_path(blocks.file),
                 expected="numbers of a module in modules_to_not_convert",
             )  # fmt: skip
+        check_number(len(found), blocks)
         found |= _experts(blocks, scales, module, PARTS[projection])
         used |= {blocks.name, scales.name}
     return found, used

@@ -10,7 +10,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from mlcpipe.checkpoint import open_checkpoint
+from mlcpipe.checkpoint import expert_stacks, open_checkpoint
 from tests.unit.checkpoint.helpers import numbers, write_tensors
 from tests.unit.checkpoint.mxfp4_files import EXPERTS, HIDDEN, MODULE, WIDTH, of_experts, random_stack, write
 from tests.unit.checkpoint.quantized_files import refused
@@ -91,6 +91,13 @@ BROKEN: list[tuple[str, Any, str]] = [
 def test_tensors_that_do_not_fit_are_refused(part: str, value: Any, message: str, tmp_path: Path) -> None:
     write(tmp_path, **{part: value})
     assert message in refused(tmp_path)
+
+
+def test_more_experts_than_memory_holds_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write(tmp_path)
+    for limit in (2, 10):  # of the codes, of the biases
+        monkeypatch.setattr(expert_stacks, "MAX_TENSORS", limit)
+        assert "too many experts" in refused(tmp_path)
 
 
 def test_a_file_that_ends_early_is_refused(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
     python -m bench.bench_drafts [--model llama-1b] [--quantization q4f16_1] [--rate 0.7] [--batches 1,2,8]
     python -m bench.bench_drafts --draft-model llama-100m
     python -m bench.bench_drafts --draft-head eagle
+    python -m bench.bench_drafts --checkpoint FOLDER --head FOLDER --questions FILE
 
 Each drafted token is right with probability `--rate`. A draft model or head computes what it would, and its words are
 replaced.
@@ -15,14 +16,16 @@ import random
 import statistics
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 from rich.table import Table
 
 from bench.make_checkpoint import SHAPES, make_checkpoint
 from bench.make_draft_head import KINDS, make_draft_head
 from bench.prepare import default_work
+from mlcpipe import Engine
 from mlcpipe.cli.terminal import stdout_console
 from mlcpipe.loading import prepare_bundle
 from mlcpipe.runtime.loading import LoadedBundle, load_bundle
@@ -113,6 +116,45 @@ def measure(core: Core, model: DraftSource | None, batch: int, rate: float) -> t
     return statistics.median(plain[1:]), statistics.median(drafted[1:]), stood
 
 
+class _Off:
+    """Proposes nothing."""
+
+    def propose(self, tokens: Sequence[int]) -> Draft:
+        """No tokens."""
+        return Draft([], 0.0)
+
+    def checked(self, drafted: int, right: int) -> None:
+        """Nothing was checked."""
+
+
+def compare(engine: Engine, questions: Sequence[str], batch: int) -> Iterator[tuple[str, float, float]]:
+    """Of drafts by lookup and by the bundle's head: tokens a second beside none, and the share that stood."""
+    core = Core(engine.model.bundle, batch * 512, Limits(512, sequences=batch, queue=batch), CostModel())
+    source, totals = _source(core, None, batch), core.scheduler.totals
+    assert source is not None
+    made: dict[str, Callable[[], Any]] = {
+        "none": _Off, "lookup": Lookup, "head": lambda: ModelDrafter(source, Lookup(), GREEDY)
+    }  # fmt: skip
+    prompts = [tuple(engine.tokenizer.encode_chat([{"role": "user", "content": one}])) for one in questions]
+    speeds: dict[str, list[float]] = {name: [] for name in made}
+    counts = {name: [0, 0] for name in made}
+    for _ in range(_ROUNDS + 1):
+        for begin in range(0, len(prompts) - batch + 1, batch):
+            expected = None
+            for name, drafter in made.items():
+                before = totals.drafted, totals.accepted
+                speed, found = answers(core, prompts[begin : begin + batch], [drafter() for _ in range(batch)], source)
+                if found != (expected := expected or found):
+                    raise AssertionError("a draft changed an answer")
+                speeds[name].append(speed)
+                counts[name][0] += totals.drafted - before[0]
+                counts[name][1] += totals.accepted - before[1]
+    skip = len(prompts) // batch  # the first round
+    for name in ("lookup", "head"):
+        ratios = [one / none for one, none in zip(speeds[name][skip:], speeds["none"][skip:])]
+        yield name, statistics.median(ratios), counts[name][1] / max(1, counts[name][0])
+
+
 def _load(name: str, options: argparse.Namespace, kind: str | None = None) -> LoadedBundle:
     checkpoint, head = options.work / name, options.work / f"{name}-{kind}"
     if not checkpoint.is_dir():
@@ -145,7 +187,23 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--quantization", default="q4f16_1")
     parser.add_argument("--rate", type=float, default=0.7)
     parser.add_argument("--batches", default="1,2,8")
+    parser.add_argument("--checkpoint", help="beside --head and --questions: drafts of a trained head, as they are")
+    parser.add_argument("--head", help="its folder")
+    parser.add_argument("--questions", type=Path, help="a text with one in a line")
     options = parser.parse_args(arguments)
+    if options.checkpoint:
+        made = prepare_bundle(
+            options.checkpoint, target="cpu", quantization=options.quantization, draft_head=options.head
+        )
+        table, questions = (
+            Table("answers", "drafts", "beside none", "stood"),
+            options.questions.read_text().splitlines(),
+        )
+        for batch in map(int, options.batches.split(",")):
+            for name, ratio, stood in compare(Engine(made), questions, batch):
+                table.add_row(str(batch), name, f"{ratio:.2f}", f"{stood:.0%}")
+        stdout_console().print(table)
+        return 0
     bundle = _load(options.model, options, options.draft_head)
     smaller = options.draft_model and _load(options.draft_model, options)
     table = Table("answers", "tokens/s without", "with drafts", "ratio", "drafted tokens that stood")

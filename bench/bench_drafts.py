@@ -2,8 +2,11 @@
 
     python -m bench.bench_drafts [--model llama-1b] [--quantization q4f16_1] [--rate 0.7] [--batches 1,2,8]
     python -m bench.bench_drafts --draft-model llama-100m
+    python -m bench.bench_drafts --draft-head eagle
+    python -m bench.bench_drafts --checkpoint FOLDER --head FOLDER --questions FILE
 
-Each drafted token is right with probability `--rate`. A draft model computes what it would, and its words are replaced.
+Each drafted token is right with probability `--rate`. A draft model or head computes what it would, and its words are
+replaced.
 """
 
 from __future__ import annotations
@@ -13,20 +16,25 @@ import random
 import statistics
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 from rich.table import Table
 
 from bench.make_checkpoint import SHAPES, make_checkpoint
+from bench.make_draft_head import KINDS, make_draft_head
 from bench.prepare import default_work
+from mlcpipe import Engine
 from mlcpipe.cli.terminal import stdout_console
 from mlcpipe.loading import prepare_bundle
 from mlcpipe.runtime.loading import LoadedBundle, load_bundle
 from mlcpipe.runtime.serving.core import GREEDY, Core
 from mlcpipe.runtime.serving.cost_model import CostModel
-from mlcpipe.runtime.serving.draft_model import DraftModel, ModelDrafter
+from mlcpipe.runtime.serving.draft_heads import DraftHeads
+from mlcpipe.runtime.serving.draft_model import DraftModel, DraftSource, ModelDrafter
 from mlcpipe.runtime.serving.drafting import MOST_DRAFTED, Draft, Lookup
+from mlcpipe.runtime.serving.eagle import EagleDraft
 from mlcpipe.runtime.serving.limits import Limits
 from mlcpipe.runtime.serving.sequence import Request
 
@@ -52,7 +60,7 @@ class Oracle:
 class ModelOracle(ModelDrafter):
     """Says what an oracle does when the model has computed as many tokens."""
 
-    def __init__(self, model: DraftModel, rate: float) -> None:
+    def __init__(self, model: DraftSource, rate: float) -> None:
         super().__init__(model, Lookup(), GREEDY)
         self.oracle = Oracle(rate)
 
@@ -65,7 +73,7 @@ def answers(
     core: Core,
     prompts: list[tuple[int, ...]],
     oracles: Sequence[Oracle | ModelOracle | None],
-    model: DraftModel | None = None,
+    model: DraftSource | None = None,
 ) -> tuple[float, list[list[int]]]:
     """Tokens a second while all are answered, and what the answers are."""
     sequences = [
@@ -86,7 +94,7 @@ def answers(
     return tokens / seconds, [one.tokens for one in sequences]
 
 
-def measure(core: Core, model: DraftModel | None, batch: int, rate: float) -> tuple[float, float, float]:
+def measure(core: Core, model: DraftSource | None, batch: int, rate: float) -> tuple[float, float, float]:
     """Median tokens a second without and with drafts, and the share of drafted tokens that stood."""
     rng = random.Random(batch)
     vocab = core.bundle.manifest.model.vocab_size
@@ -108,11 +116,65 @@ def measure(core: Core, model: DraftModel | None, batch: int, rate: float) -> tu
     return statistics.median(plain[1:]), statistics.median(drafted[1:]), stood
 
 
-def _load(name: str, options: argparse.Namespace) -> LoadedBundle:
-    checkpoint = options.work / name
+class _Off:
+    """Proposes nothing."""
+
+    def propose(self, tokens: Sequence[int]) -> Draft:
+        """No tokens."""
+        return Draft([], 0.0)
+
+    def checked(self, drafted: int, right: int) -> None:
+        """Nothing was checked."""
+
+
+def compare(engine: Engine, questions: Sequence[str], batch: int) -> Iterator[tuple[str, float, float]]:
+    """Of drafts by lookup and by the bundle's head: tokens a second beside none, and the share that stood."""
+    core = Core(engine.model.bundle, batch * 512, Limits(512, sequences=batch, queue=batch), CostModel())
+    source, totals = _source(core, None, batch), core.scheduler.totals
+    assert source is not None
+    made: dict[str, Callable[[], Any]] = {
+        "none": _Off, "lookup": Lookup, "head": lambda: ModelDrafter(source, Lookup(), GREEDY)
+    }  # fmt: skip
+    prompts = [tuple(engine.tokenizer.encode_chat([{"role": "user", "content": one}])) for one in questions]
+    speeds: dict[str, list[float]] = {name: [] for name in made}
+    counts = {name: [0, 0] for name in made}
+    for _ in range(_ROUNDS + 1):
+        for begin in range(0, len(prompts) - batch + 1, batch):
+            expected = None
+            for name, drafter in made.items():
+                before = totals.drafted, totals.accepted
+                speed, found = answers(core, prompts[begin : begin + batch], [drafter() for _ in range(batch)], source)
+                if found != (expected := expected or found):
+                    raise AssertionError("a draft changed an answer")
+                speeds[name].append(speed)
+                counts[name][0] += totals.drafted - before[0]
+                counts[name][1] += totals.accepted - before[1]
+    skip = len(prompts) // batch  # the first round
+    for name in ("lookup", "head"):
+        ratios = [one / none for one, none in zip(speeds[name][skip:], speeds["none"][skip:])]
+        yield name, statistics.median(ratios), counts[name][1] / max(1, counts[name][0])
+
+
+def _load(name: str, options: argparse.Namespace, kind: str | None = None) -> LoadedBundle:
+    checkpoint, head = options.work / name, options.work / f"{name}-{kind}"
     if not checkpoint.is_dir():
         make_checkpoint(name, checkpoint)
-    return load_bundle(prepare_bundle(str(checkpoint), target="cpu", quantization=options.quantization), 512)
+    if kind and not head.is_dir():
+        make_draft_head(kind, name, head)
+    given = str(head) if kind else None
+    return load_bundle(
+        prepare_bundle(str(checkpoint), target="cpu", quantization=options.quantization, draft_head=given), 512
+    )
+
+
+def _source(core: Core, smaller: LoadedBundle | None, batch: int) -> DraftSource | None:
+    """What drafts beside `core`: a model, or the bundle's head."""
+    model = core.bundle.manifest.model
+    if smaller is not None:
+        return DraftModel(smaller, batch * 512, batch)
+    if model.eagle is not None:
+        return EagleDraft(core, batch * 512)
+    return DraftHeads(core) if model.draft_heads else None
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -120,17 +182,34 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--model", choices=sorted(SHAPES), default="llama-1b")
     parser.add_argument("--draft-model", choices=sorted(SHAPES), help="whose time counts, too (default: none)")
+    parser.add_argument("--draft-head", choices=KINDS, help="whose time counts, too (default: none)")
     parser.add_argument("--work", type=Path, default=default_work(), help="folder that keeps checkpoints")
     parser.add_argument("--quantization", default="q4f16_1")
     parser.add_argument("--rate", type=float, default=0.7)
     parser.add_argument("--batches", default="1,2,8")
+    parser.add_argument("--checkpoint", help="beside --head and --questions: drafts of a trained head, as they are")
+    parser.add_argument("--head", help="its folder")
+    parser.add_argument("--questions", type=Path, help="a text with one in a line")
     options = parser.parse_args(arguments)
-    bundle, smaller = (name and _load(name, options) for name in (options.model, options.draft_model))
+    if options.checkpoint:
+        made = prepare_bundle(
+            options.checkpoint, target="cpu", quantization=options.quantization, draft_head=options.head
+        )
+        table, questions = (
+            Table("answers", "drafts", "beside none", "stood"),
+            options.questions.read_text().splitlines(),
+        )
+        for batch in map(int, options.batches.split(",")):
+            for name, ratio, stood in compare(Engine(made), questions, batch):
+                table.add_row(str(batch), name, f"{ratio:.2f}", f"{stood:.0%}")
+        stdout_console().print(table)
+        return 0
+    bundle = _load(options.model, options, options.draft_head)
+    smaller = options.draft_model and _load(options.draft_model, options)
     table = Table("answers", "tokens/s without", "with drafts", "ratio", "drafted tokens that stood")
     for batch in map(int, options.batches.split(",")):
         core = Core(bundle, batch * 512, Limits(512, sequences=batch, queue=batch), CostModel())
-        model = smaller and DraftModel(smaller, batch * 512, batch)
-        plain, drafted, stood = measure(core, model, batch, options.rate)
+        plain, drafted, stood = measure(core, _source(core, smaller, batch), batch, options.rate)
         table.add_row(str(batch), f"{plain:.1f}", f"{drafted:.1f}", f"{drafted / plain:.2f}", f"{stood:.0%}")
     stdout_console().print(table)
     return 0

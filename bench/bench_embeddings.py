@@ -1,17 +1,19 @@
-"""Measures embeddings of short texts beside llama-server: BERT base with random weights of 8 bits or float32.
+"""Measures embeddings of short texts beside other programs: BERT base with random weights of 8 bits or float32.
 
-    python -m bench.bench_embeddings --work FOLDER --llama-server FILE [--texts 256] [--tokens 64] [--bits 8]
+    python -m bench.bench_embeddings --work FOLDER [--llama-server FILE] [--onnx] [--texts 256] [--tokens 64] [--bits 8]
 
-Both get the same lists of token ids, in turn. llama-server is asked over HTTP, mlcpipe in this process: JSON takes
-some 10 ms of a round.
+All get the same lists of token ids, in turn. llama-server is asked over HTTP, mlcpipe in this process: JSON takes some
+10 ms of a round. onnxruntime, in an environment that is made in the folder (1.5 GB with torch, which exports), runs a graph
+that its own tool has fused, with 8 bits of dynamic quantization by channel; its time is taken in its process.
 """
 
 from __future__ import annotations
 
 import json
+import subprocess
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -26,6 +28,7 @@ from tokenizers.models import WordPiece
 
 import mlcpipe
 from bench.bench_native_serving import PORT, running
+from bench.environment import make_environment
 from bench.make_gguf import write_out
 from bench.program import command_line, run_program
 
@@ -42,6 +45,8 @@ CONFIG: dict[str, Any] = {
     "hidden_act": "gelu",
     "layer_norm_eps": 1e-12,
 }
+_ONNX_PACKAGES = ("onnx==1.23.2", "onnxruntime==1.32.0", "sympy", "torch==2.13.0", "transformers==5.23.0")
+_WORKER = Path(__file__).with_name("onnx_embeddings_worker.py")
 _SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 Tensors = dict[str, NDArray[np.float32]]
 
@@ -134,10 +139,42 @@ def llama_server(program: Path, model: Path, threads: int, tokens: int) -> Itera
         yield embed
 
 
+@contextmanager
+def onnx_runtime(work: Path, bits: int, threads: int) -> Iterator[Callable[[list[list[int]]], Any]]:
+    """Embeddings of lists of token ids by onnxruntime, in a process that ends with the block -> (seconds, rows)."""
+    python = make_environment(work / "onnxruntime", _ONNX_PACKAGES)
+    # Isolated: modules beside the worker are not those of packages with their names.
+    command = [str(python), "-I", str(_WORKER), str(work / "bert"), str(work), str(bits), str(threads)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdin is not None and process.stdout is not None
+
+        def embed(texts: list[list[int]]) -> Any:
+            assert process.stdin is not None and process.stdout is not None
+            process.stdin.write(json.dumps(texts) + "\n")
+            process.stdin.flush()
+            answer = json.loads(process.stdout.readline())
+            return answer["seconds"], np.array(answer["embeddings"], np.float32)
+
+        yield embed
+        process.stdin.close()
+
+
+def timed(embed: Callable[[list[list[int]]], Any]) -> Callable[[list[list[int]]], Any]:
+    """As `onnx_runtime`, by this process's clock."""
+
+    def run(texts: list[list[int]]) -> Any:
+        began = time.perf_counter()
+        rows = embed(texts)
+        return time.perf_counter() - began, rows
+
+    return run
+
+
 def main() -> None:
     """Parse the command line, measure in turn, and print medians."""
     parser = command_line(__doc__)
-    parser.add_argument("--llama-server", type=Path, required=True, metavar="FILE")
+    parser.add_argument("--llama-server", type=Path, metavar="FILE")
+    parser.add_argument("--onnx", action="store_true", help="beside onnxruntime")
     parser.add_argument("--work", type=Path, required=True, help="a folder for models")
     parser.add_argument("--bits", type=int, choices=(8, 32), default=8)
     for name, default in (("texts", 256), ("tokens", 64), ("threads", 2), ("rounds", 3)):
@@ -148,29 +185,35 @@ def main() -> None:
     if not bundle.exists():
         write_checkpoint(options.work / "bert", tensors)
         mlcpipe.compile(options.work / "bert", target="cpu-native", quantization=kind, output=bundle)
-    if not model.exists():
+    if options.llama_server and not model.exists():
         write_gguf(model, tensors, options.bits)
     draw = np.random.default_rng(2)
     texts = draw.integers(5, CONFIG["vocab_size"], (options.texts, options.tokens)).tolist()
     embedder = mlcpipe.Embedder(bundle, threads=options.threads)
-    ours, theirs = [], []
-    with llama_server(options.llama_server, model, options.threads, options.tokens) as peer:
-        found, expected = embedder.embed(texts[:4]), peer(texts[:4])
-        cosine = (found * expected).sum(1) / np.linalg.norm(found, axis=1) / np.linalg.norm(expected, axis=1)
-        print(f"cosine of the two: {cosine.min():.4f}")
+    runs: dict[str, Callable[[list[list[int]]], Any]] = {"mlcpipe": timed(embedder.embed)}
+    with ExitStack() as stack:
+        if options.llama_server:
+            server = llama_server(options.llama_server, model, options.threads, options.tokens)
+            runs["llama-server"] = timed(stack.enter_context(server))
+        if options.onnx:
+            runs["onnxruntime"] = stack.enter_context(onnx_runtime(options.work, options.bits, options.threads))
+        first = {name: embed(texts[:4])[1] for name, embed in runs.items()}
+        for name, found in first.items():
+            cosine = (found * first["mlcpipe"]).sum(1)
+            cosine /= np.linalg.norm(found, axis=1) * np.linalg.norm(first["mlcpipe"], axis=1)
+            print(f"cosine of mlcpipe and {name}: {cosine.min():.4f}")
+        times: dict[str, list[float]] = {name: [] for name in runs}
         for _ in range(options.rounds):
-            for name, times, embed in (("mlcpipe", ours, embedder.embed), ("llama-server", theirs, peer)):
-                began = time.perf_counter()
-                embed(texts)
-                times.append(time.perf_counter() - began)
-                print(f"{name} {times[-1]:.2f} s", flush=True)
+            for name, embed in runs.items():
+                times[name].append(embed(texts)[0])
+                print(f"{name} {times[name][-1]:.2f} s", flush=True)
     weights = sum(values.size for name, values in tensors.items() if "encoder" in name and values.ndim == 2)
     work = 2 * weights * options.texts * options.tokens
-    for name, times in (("mlcpipe", ours), ("llama-server", theirs)):
-        seconds = median(times)
+    for name, each in times.items():
+        seconds = median(each)
         speed = f"{options.texts * options.tokens / seconds:,.0f} tokens/s, {work / seconds / 1e12:.3f} TFLOP/s"
-        print(f"{name} {kind}: {seconds:.2f} s, {speed}  {[round(one, 2) for one in times]}")
-    print(f"ratio {median(theirs) / median(ours):.2f}")
+        ratio = f"mlcpipe {seconds / median(times['mlcpipe']):.2f}x"
+        print(f"{name} {kind}: {seconds:.2f} s, {speed}, {ratio}  {[round(one, 2) for one in each]}")
 
 
 if __name__ == "__main__":

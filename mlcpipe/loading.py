@@ -93,7 +93,7 @@ def prepare_bundle(
 
     The cache key covers the checkpoint's content, target, quantization, KV cache dtype, this processor and all
     versions. `adapters` compiles a checkpoint for LoRA adapters; a bundle without is an error.
-    `draft_head` compiles it with Medusa heads, as in `mlcpipe.compile`; a bundle is an error.
+    `draft_head` compiles it with a draft head, as in `mlcpipe.compile`; a bundle is an error.
     `quick` is as there; `runs_here` is false if a browser or another machine runs the bundle.
     Raises the errors of `load`.
     """
@@ -114,7 +114,7 @@ def prepare_bundle(
     if runs_here or target is None:
         target = _target_here(device, target)  # before the work: does the device exist?
     from mlcpipe.checkpoint import open_checkpoint, resolve
-    from mlcpipe.checkpoint.draft_head import with_draft_head
+    from mlcpipe.checkpoint.draft_heads import with_draft_head
     from mlcpipe.quantization.plan import plan_name
     from mlcpipe.resources import demo_model_path
 

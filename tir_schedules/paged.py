@@ -30,7 +30,7 @@ class Heads:
     in a byte, the first one below: of K those of dimensions 2i and 2i + 1, of V those of i and i + scale_dims / 2 of a
     group. q, k, and v are rotated by `rotated_dims` before, and outputs after (Ashkboos et al. 2024, "QuaRot").
 
-    `all_slide`: every layer has the window.
+    `all_slide`: every layer has the window. `sinks`: each query head has a logit of a key whose value is 0.
     """
 
     num_heads: int
@@ -41,6 +41,7 @@ class Heads:
     sliding_window: int = 0
     all_slide: bool = False
     activation_dtype: str = "float32"
+    sinks: bool = False
 
     @property
     def group(self) -> int:
@@ -105,6 +106,8 @@ class Heads:
         values = {field.name: getattr(self, field.name) for field in fields(Heads)}
         if self.activation_dtype == "float32":
             del values["activation_dtype"]
+        if not self.sinks:
+            del values["sinks"]
         return {name: int(value) if isinstance(value, bool) else value for name, value in values.items()}
 
 
@@ -126,7 +129,8 @@ ATTENTION = (
 def heads_of(op: Op) -> dict[str, Any]:
     """The fields of `Heads` that a function of the cache was made for."""
     values = {field.name: op.facts[field.name] for field in fields(Heads) if field.name in op.facts}
-    return {**values, "all_slide": bool(op.int("all_slide")), "softcap": float(op.facts["softcap"])}
+    flags = {name: bool(values.get(name)) for name in ("all_slide", "sinks")}
+    return {**values, **flags, "softcap": float(op.facts["softcap"])}
 
 
 def is_bidirectional(op: Op) -> bool:

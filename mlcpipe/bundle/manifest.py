@@ -211,6 +211,13 @@ class EmbeddingInfo(Frozen):
     default_prompt: Name | None = None
 
 
+class EagleInfo(Frozen):
+    """An EAGLE-3 head: functions draft_prompt, draft_first and draft_next over pages of its own layer."""
+
+    hidden_size: Positive
+    page_bytes: Positive
+
+
 class ModelInfo(Frozen):
     """The model's shape; lengths in tokens."""
 
@@ -243,6 +250,7 @@ class ModelInfo(Frozen):
     draft_heads: Annotated[int, Field(ge=0, le=8)] = Field(
         default=0, description="functions draft_head_I: each guesses one more of the tokens after the next"
     )
+    eagle: EagleInfo | None = None
     embedding: EmbeddingInfo | None = Field(default=None, description="of models that embed texts and write none")
 
     @property

@@ -26,7 +26,7 @@ from mlcpipe.errors import CheckpointError, ConfigError
 from mlcpipe.json_files import read_json_object, shown, shown_path
 
 if TYPE_CHECKING:
-    from mlcpipe.checkpoint.draft_head import DraftHead
+    from mlcpipe.checkpoint.draft_heads import DraftHead
 
 CONFIG = "config.json"
 GENERATION_CONFIG = "generation_config.json"
@@ -219,9 +219,10 @@ def open_checkpoint(path: Path) -> Checkpoint:
     if not tensors:
         raise CheckpointError("no tensors", where=shown_path(folder), expected="at least one", found="none")
     ordered = MappingProxyType(dict(sorted(tensors.items())))
+    from mlcpipe.checkpoint.expert_stacks import unstacked
     from mlcpipe.checkpoint.quantized import quantized
 
-    return quantized(Checkpoint(folder, config, generation_config, ordered, files))
+    return unstacked(quantized(Checkpoint(folder, config, generation_config, ordered, files)))
 
 
 def _gather(files: tuple[Path, ...]) -> dict[str, TensorInfo]:

@@ -59,6 +59,12 @@ def byte_scales(tensor: TensorInfo, scheme: str) -> NDArray[np.int8]:
     return np.where((scales < 0) | (scales == 127), np.int8(-1), scales)
 
 
+def nibbles_of(tensor: TensorInfo) -> NDArray[np.uint8]:
+    """The codes of 4 bits of stored bytes [..., X], the lower ones first, as [..., 2 X]."""
+    pairs = np.frombuffer(read_bytes(tensor), np.uint8).reshape(tensor.shape)
+    return np.stack([pairs & 15, pairs >> 4], axis=-1).reshape(*pairs.shape[:-1], -1)
+
+
 def e4m3_values(numbers: NDArray[np.uint8]) -> NDArray[np.float32]:
     """Numbers of 8 bits with 4 of exponent (e4m3fn) as float32: those of float16 have an exponent 8 higher."""
     halves = ((numbers & 0x80).astype(np.uint16) << 8) | ((numbers & 0x7F).astype(np.uint16) << 7)

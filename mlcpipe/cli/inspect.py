@@ -28,7 +28,7 @@ from mlcpipe.loading import is_bundle
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from mlcpipe.bundle import EmbeddingInfo, Manifest
+    from mlcpipe.bundle import EmbeddingInfo, Manifest, ModelInfo
 
 
 def inspect_command(
@@ -118,6 +118,7 @@ def _overview(bundle: Path, manifest: Manifest) -> list[tuple[str, str]]:
         ("quantization", f"{manifest.quantization}{_schemes(manifest)}, layout {manifest.weight_layout}, "
                          f"activations {model.dtype}, KV cache {model.kv_dtype}"),
         *([("embeddings", _embedding(model.embedding))] if model.embedding else []),
+        *([("draft head", _draft_head(model))] if model.draft_heads or model.eagle else []),
         ("target", f"{target.name}: {target.triple}"),
         ("made by", f"mlcpipe {manifest.mlcpipe_version}, linked by {manifest.linker.name} "
                     f"{manifest.linker.version}, {manifest.created}"),
@@ -137,6 +138,13 @@ def _embedding(info: EmbeddingInfo) -> str:
     prompts = f", prompts {', '.join(sorted(info.prompts))}" if info.prompts else ""
     length = ", of length 1" if info.normalize else ""
     return f"{info.dimensions} numbers, pooling {info.pooling}{length}{prompts}"
+
+
+def _draft_head(model: ModelInfo) -> str:
+    """What drafts for the server."""
+    if model.eagle is None:
+        return f"{model.draft_heads} Medusa heads"
+    return f"EAGLE-3, {byte_size(model.eagle.page_bytes // model.page_size)} of KV cache a token"
 
 
 def _schemes(manifest: Manifest) -> str:

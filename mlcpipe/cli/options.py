@@ -93,8 +93,8 @@ DraftHeadOption = Annotated[
     str | None,
     typer.Option(
         metavar="FOLDER",
-        help="Medusa heads that were trained for the model: the server drafts with them where that is faster, and no "
-        "answer changes by it.",
+        help="An EAGLE-3 head or Medusa heads that were trained for the model: the server drafts with them where that "
+        "is faster, and no answer changes by it.",
     ),
 ]
 AdapterOption = Annotated[Path | None, typer.Option(help="A folder with a LoRA adapter that PEFT saved.")]

@@ -11,7 +11,8 @@ import tvm
 from tvm import relax
 from tvm.ir import StringImm
 
-from mlcpipe.checkpoint.draft_head import DraftHead
+from mlcpipe.checkpoint.draft_heads import DraftHead
+from mlcpipe.compiler.draft_heads import build_draft_head
 from mlcpipe.defaults import KEEP
 from mlcpipe.encoders import build_encoder
 from mlcpipe.errors import ConfigError, TargetError
@@ -64,7 +65,12 @@ def prepare_model(
             raise ConfigError("a draft head is for models that write text", where=draft_head.path)
         if not target.own_pages:
             raise TargetError("no draft heads", where=target.name, expected="a target with kv_cache = pages")
-        model.add_draft_heads(draft_head.heads, draft_head.blocks)
+        model.add_draft_head(build_draft_head(draft_head, model.facts))
+    if model.facts.sinks and not target.own_pages:
+        raise TargetError(
+            f"no attention sinks, which {model.facts.model_type} has", where=target.name,
+            expected="a target with kv_cache = pages", next_step="take another model or another target",
+        )  # fmt: skip
     model.dtype = target.activation_dtype
     model.to(target.activation_dtype)
     usual = kv_dtype(target.kv_cache_dtype) or ("float16" if scheme.name == KEEP else scheme.model_dtype)
@@ -152,7 +158,7 @@ def export(
         variant or compiled_variants(target)[0],
         scheme,
         load_layout(target.weight_layout),
-        bounds={"n": chunk, "v": chunk, "b": MAX_BATCH, "r": rows},
+        bounds={"n": chunk, "v": chunk, "b": MAX_BATCH, "d": MAX_BATCH, "r": rows},
     )
 
 

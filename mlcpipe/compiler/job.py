@@ -7,8 +7,9 @@ from dataclasses import dataclass, replace
 
 from mlcpipe import debug
 from mlcpipe import env as environment
-from mlcpipe.bundle import EmbeddingInfo
+from mlcpipe.bundle import EagleInfo, EmbeddingInfo
 from mlcpipe.checkpoint import Checkpoint
+from mlcpipe.compiler.draft_heads import eagle_info
 from mlcpipe.compiler.embedding import embedding_info, longest_text
 from mlcpipe.compiler.export import context_length, export, kept_formats, output_of, prefill_chunk, prepare_model
 from mlcpipe.defaults import KEEP
@@ -45,6 +46,7 @@ class Job:
     kv_dtype: str
     kv_bytes_per_token: int
     embedding: EmbeddingInfo | None
+    eagle: EagleInfo | None = None
     library: str = "model"
 
     @property
@@ -100,8 +102,9 @@ def lower(
     layers = model.facts.num_layers if embedding is None else 1
     kv_bytes = layers * model.attention_shape().bytes_per_token
     return Job(
-        checkpoint, tokenizer, plan, model.facts, state, variants, context, chunk, model.kv_dtype, kv_bytes, embedding
-    )
+        checkpoint, tokenizer, plan, model.facts, state, variants, context, chunk, model.kv_dtype, kv_bytes, embedding,
+        eagle_info(model),
+    )  # fmt: skip
 
 
 def _from_checkpoint(

@@ -133,7 +133,8 @@ def model_info(job: Job) -> ModelInfo:
             )
             for one in job.state.adapted
         ),
-        draft_heads=0 if job.checkpoint.draft_head is None else job.checkpoint.draft_head.heads,
+        draft_heads=getattr(job.checkpoint.draft_head, "heads", 0),
+        eagle=job.eagle,
         embedding=job.embedding,
     )
 

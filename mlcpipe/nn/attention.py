@@ -16,7 +16,11 @@ from mlcpipe.nn.paged_attention import PagedAttention
 
 @dataclass(frozen=True)
 class AttentionSpec:
-    """Static facts of an attention block. `scale` multiplies scores; None is head_dim ** -0.5."""
+    """Static facts of an attention block. `scale` multiplies scores; None is head_dim ** -0.5.
+
+    `input_size` is the width of what q, k and v are projected from; None is hidden_size. `sinks`: each query head has a
+    learned logit that its softmax counts and that has no value.
+    """
 
     hidden_size: int
     num_heads: int
@@ -28,6 +32,8 @@ class AttentionSpec:
     norm_eps: float = 1e-6
     norm_offset: float = 0.0
     scale: float | None = None
+    sinks: bool = False
+    input_size: int | None = None
 
     @property
     def q_size(self) -> int:
@@ -36,6 +42,17 @@ class AttentionSpec:
     @property
     def kv_size(self) -> int:
         return self.num_kv_heads * self.head_dim
+
+
+class Sinks(nn.Parameter):
+    """Logits [heads] that attention reads in float32, whatever the model's dtype."""
+
+    def __init__(self, heads: int) -> None:
+        super().__init__((heads,), "float32")
+        self.attrs["pack"] = "float32"
+
+    def to(self, dtype: str | None = None) -> None:
+        """Stays float32."""
 
 
 class Attention(nn.Module):
@@ -49,6 +66,8 @@ class Attention(nn.Module):
         self.spec, self.layer = spec, layer
         self.add_projections(spec)
         self.o_proj = Linear(spec.q_size, spec.hidden_size, spec.o_bias)
+        if spec.sinks:
+            self.sinks = Sinks(spec.num_heads)
         if spec.norm:
             sizes = (spec.q_size, spec.kv_size) if spec.norm == "all" else (spec.head_dim, spec.head_dim)
             self.q_norm = RMSNorm(sizes[0], spec.norm_eps, spec.norm_offset)
@@ -56,16 +75,17 @@ class Attention(nn.Module):
 
     def add_projections(self, spec: AttentionSpec) -> None:
         """Declare the parameters of q, k and v, named as in the checkpoint."""
-        self.q_proj = Linear(spec.hidden_size, spec.q_size, spec.qkv_bias)
-        self.k_proj = Linear(spec.hidden_size, spec.kv_size, spec.qkv_bias)
-        self.v_proj = Linear(spec.hidden_size, spec.kv_size, spec.qkv_bias)
+        k = spec.input_size or spec.hidden_size
+        self.q_proj = Linear(k, spec.q_size, spec.qkv_bias)
+        self.k_proj = Linear(k, spec.kv_size, spec.qkv_bias)
+        self.v_proj = Linear(k, spec.kv_size, spec.qkv_bias)
 
     def project(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """x [m, hidden] -> q [m, q_size], k and v [m, kv_size]."""
         return self.q_proj(x), self.k_proj(x), self.v_proj(x)
 
     def forward(self, x: Tensor, kv: PagedKVCache | PagedAttention, cos: Tensor, sin: Tensor) -> Tensor:
-        """x [m, hidden], cos and sin f32[m, rotary_dim / 2] -> [m, hidden]."""
+        """x [m, input], cos and sin f32[m, rotary_dim / 2] -> [m, hidden]."""
         spec, m = self.spec, x.shape[0]
         q, k, v = self.project(x)
         if spec.norm == "all":
@@ -81,7 +101,7 @@ class Attention(nn.Module):
         out = Tensor.placeholder((m, spec.num_heads + 2 * spec.num_kv_heads, spec.head_dim), x.dtype)
         qkv = op.tensor_ir_op(func, "rope", [q, k, v, cos, sin], out)
         scale = spec.head_dim**-0.5 if spec.scale is None else spec.scale
-        return self.o_proj(kv.attend(self.layer, qkv, scale))
+        return self.o_proj(kv.attend(self.layer, qkv, scale, self.sinks if spec.sinks else None))
 
     def _norm_heads(self, norm: RMSNorm, x: Tensor) -> Tensor:
         """x [m, heads, D] -> normalized over D, through the 2-D kernel."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
-from functools import partial
 from typing import Any
 
 from tvm import te, tirx
@@ -13,13 +12,13 @@ from tvm.relax.frontend import nn
 from tvm.relax.frontend.nn import Tensor, op
 
 from mlcpipe.nn import kv_cache, paged_attention
+from mlcpipe.nn.draft_head import DraftHead
 from mlcpipe.nn.kv_cache import PagedKVCache
 from mlcpipe.nn.linear import Embedding, Linear
-from mlcpipe.nn.medusa import medusa_head
 from mlcpipe.nn.norm import RMSNorm
 from mlcpipe.nn.paged_attention import PagedAttention
 from mlcpipe.nn.rope import Rope, cos_sin
-from tir_schedules.op import tag
+from mlcpipe.nn.rows import columns, rows_of, write_rows
 from tir_schedules.paged import QUANTIZED
 
 
@@ -29,6 +28,7 @@ class ModelFacts:
 
     `windows[i]` is the sliding window of layer i or None, `ropes[rope_of[i]]` its frequencies.
     `softcap` bounds attention scores, `logit_softcap` logits (0: none). `embedding_scale` multiplies embeddings.
+    `sinks`: attention has them, see `AttentionSpec`.
     """
 
     model_type: str
@@ -47,6 +47,7 @@ class ModelFacts:
     softcap: float = 0.0
     logit_softcap: float = 0.0
     embedding_scale: float = 1.0
+    sinks: bool = False
 
     @property
     def num_layers(self) -> int:
@@ -67,15 +68,17 @@ class Decoder(nn.Module):
         self.layers = nn.ModuleList(list(layers))
         self.norm = RMSNorm(facts.hidden_size, facts.norm_eps, facts.norm_offset)
 
-    def forward(self, x: Tensor, kv: PagedKVCache | PagedAttention) -> Tensor:
-        """x [m, hidden] -> normalized hidden states [m, hidden]."""
+    def forward(self, x: Tensor, kv: PagedKVCache | PagedAttention, kept: Sequence[int] = ()) -> list[Tensor]:
+        """x [m, hidden] -> the inputs [m, hidden] of the layers `kept`, and the normalized hidden states."""
         rows = x.shape[0]
         positions = kv.positions(rows)
         lengths = kv.rope_lengths(rows) if any(rope.depends_on_length for rope in self.facts.ropes) else None
         tables = [cos_sin(rope, positions, lengths) for rope in self.facts.ropes]
-        for layer, rope in zip(self.layers, self.facts.rope_of):
+        inputs = []
+        for index, (layer, rope) in enumerate(zip(self.layers, self.facts.rope_of)):
+            inputs += [x] if index in kept else []
             x = layer(x, kv, *tables[rope])
-        return self.norm(x)
+        return [*inputs, self.norm(x)]
 
 
 class LanguageModel(nn.Module):
@@ -88,15 +91,21 @@ class LanguageModel(nn.Module):
         self.kernels = ""
         self.own_pages = False
 
-    def attention_shape(self) -> Any:
-        """The AttentionShape that the target's kernels are built for."""
+    def attention_shape(self, heads: tuple[int, int, int] | None = None) -> Any:
+        """The AttentionShape that the target's kernels are built for.
+
+        `heads` are the query heads, KV heads and head dimension of a layer beside the model's, which sees all tokens.
+        """
         import importlib
 
         shape = importlib.import_module(f"tir_schedules.{self.kernels}.attention").AttentionShape
+        more = {"activation_dtype": self.dtype} if self.kv_dtype in QUANTIZED else {}
+        if heads is not None:
+            return shape(*heads, self.kv_dtype, 0.0, 0, all_slide=False, **more)
         f = self.facts
         sizes = (f.num_heads, f.num_kv_heads, f.head_dim)
-        more = {"activation_dtype": self.dtype} if self.kv_dtype in QUANTIZED else {}
-        return shape(*sizes, self.kv_dtype, f.softcap, f.window or 0, all_slide=None not in f.windows, **more)
+        window = f.window or 0
+        return shape(*sizes, self.kv_dtype, f.softcap, window, all_slide=None not in f.windows, sinks=f.sinks, **more)
 
     def spec(self) -> dict[str, Any]:
         """Argument specifications of every entry point, for `nn.Module.export_tvm`."""
@@ -112,19 +121,18 @@ class CausalLM(LanguageModel):
 
     def __init__(self, facts: ModelFacts, layers: Sequence[nn.Module]) -> None:
         super().__init__(facts)
-        self.draft_heads = 0
+        self.draft_head: DraftHead | None = None
         self.model = Decoder(facts, layers)
         if not facts.tied:
             self.lm_head = Linear(facts.hidden_size, facts.vocab_size)
             self.model.embed_tokens.weight.attrs["reads"] = Fraction(1, facts.vocab_size)
 
-    def add_draft_heads(self, heads: int, blocks: int) -> None:
-        """Add Medusa heads, and the functions that a host drafts with: `forward_few_hidden` and `draft_head_I`."""
-        sizes = self.facts.hidden_size, self.facts.vocab_size, blocks
-        self.medusa_head = nn.ModuleList([medusa_head(*sizes) for _ in range(heads)])
-        self.draft_heads = heads
-        for index in range(heads):
-            setattr(self, f"draft_head_{index}", partial(self._draft, index))
+    def add_draft_head(self, head: DraftHead) -> None:
+        """Add the parameters and functions of a head, and forwards that keep rows for it."""
+        self.draft_head = head
+        setattr(self, head.parameter, head.module)
+        for name, function in head.functions(self).items():
+            setattr(self, name, function)
 
     def logits(self, hidden: Tensor) -> Tensor:
         """hidden [m, hidden] -> f32[m, vocab]."""
@@ -145,22 +153,22 @@ class CausalLM(LanguageModel):
     def forward_few_hidden(
         self, tokens: Tensor, hidden: Tensor, step: Tensor, logits: Tensor, pages: list[Tensor]
     ) -> Tensor:
-        """As `forward_few`; the rows that the logits are computed from are written to `hidden`, f32[b, hidden]."""
-        x = self._over_pages(tokens, step, pages, many=False)
-        rows = te.placeholder(hidden.shape, x.dtype, name="x")
-        copy = te.compute(rows.shape, lambda i, j: rows[i, j].astype("float32"), name="hidden")
-        func = tag(te.create_prim_func([rows, copy]), "keep_hidden")
-        out = Tensor.placeholder(hidden.shape, "float32")
-        kept = op.tensor_ir_inplace_op(func, "keep_hidden", [x, hidden], 1, out)
-        return self.logits(kept if x.dtype == "float32" else op.astype(kept, x.dtype))
+        """As `forward_few`; what the draft head reads of each row is written to `hidden` f32[b, kept * hidden]."""
+        return self.logits(self._kept(tokens, hidden, step, pages, many=False))
 
-    def _draft(self, index: int, hidden: Tensor, rows: Tensor, logits: Tensor) -> Tensor:
-        """hidden f32[h, hidden], rows i32[b] of it -> logits f32[b, vocab] of a head, which are written to `logits`."""
-        x = op.tensor_expr_op(rows_of, "rows", [hidden, rows])
-        x = x if self.dtype == "float32" else op.astype(x, self.dtype)
-        for module in self.medusa_head[index]:
-            x = module(x)
-        return x if x.dtype == "float32" else op.astype(x, "float32")
+    def forward_many_hidden(
+        self, tokens: Tensor, rows: Tensor, hidden: Tensor, step: Tensor, logits: Tensor, pages: list[Tensor]
+    ) -> Tensor:
+        """As `forward_many`; what the draft head reads of each row is written to `hidden` f32[n, kept * hidden]."""
+        x = self._kept(tokens, hidden, step, pages, many=True)
+        return self.logits(op.tensor_expr_op(rows_of, "rows", [x, rows]))
+
+    def _kept(self, tokens: Tensor, hidden: Tensor, step: Tensor, pages: list[Tensor], many: bool) -> Tensor:
+        """The rows [m, hidden] that logits are computed from, once they are in `hidden` with the others."""
+        assert self.draft_head is not None
+        rows = self._all_over_pages(tokens, step, pages, many, self.draft_head.layers)
+        written, d = write_rows(rows, hidden), self.facts.hidden_size
+        return columns(written, (len(rows) - 1) * d, d, rows[-1].dtype)
 
     def forward_many(self, tokens: Tensor, rows: Tensor, step: Tensor, logits: Tensor, pages: list[Tensor]) -> Tensor:
         """tokens i32[n] of prompts -> logits f32[r, vocab] of the rows i32[r], which are written to `logits`."""
@@ -178,14 +186,20 @@ class CausalLM(LanguageModel):
         return [window is not None and None in self.facts.windows for window in self.facts.windows]
 
     def _over_pages(self, tokens: Tensor, step: Tensor, pages: list[Tensor], many: bool) -> Tensor:
+        return self._all_over_pages(tokens, step, pages, many)[-1]
+
+    def _all_over_pages(
+        self, tokens: Tensor, step: Tensor, pages: list[Tensor], many: bool, kept: Sequence[int] = ()
+    ) -> list[Tensor]:
         kv = PagedAttention(self.kernels, self.attention_shape(), self.facts.windows, step, pages, many)
-        return self.model(self.embed(tokens), kv)
+        rows: list[Tensor] = self.model(self.embed(tokens), kv, kept)
+        return rows
 
     def _hidden(self, embeddings: Tensor, kv: PagedKVCache) -> Tensor:
         """[b, n, hidden] -> [b * n, hidden]."""
         kv.spec = self.attention_shape()
         b, n, d = embeddings.shape
-        return self.model(op.reshape(embeddings, (b * n, d)), kv)
+        return self.model(op.reshape(embeddings, (b * n, d)), kv)[-1]
 
     def embed(self, input_ids: Tensor) -> Tensor:
         """input_ids i32[n] -> [n, hidden]."""
@@ -259,7 +273,7 @@ class CausalLM(LanguageModel):
         plain = {"param_mode": "plain", "effect_mode": "none"}
         cache = {"pages": pages, "$": plain}
         step = tensor(["k"], "int32")
-        return self._draft_spec(step, cache) | {
+        forwards = {
             "forward_few": {
                 "tokens": tensor(["b"], "int32"),
                 "step": step,
@@ -280,18 +294,23 @@ class CausalLM(LanguageModel):
                 "$": {"param_mode": "none", "effect_mode": "none"},
             },
         }
+        return self._draft_spec(forwards) | forwards
 
-    def _draft_spec(self, step: Any, cache: dict[str, Any]) -> dict[str, Any]:
-        """Of the functions that drafts need, none without draft heads."""
-        if not self.draft_heads:
+    def _draft_spec(self, forwards: dict[str, dict[str, Any]]) -> dict[str, Any]:
+        """Of the functions that drafts need, none without a draft head."""
+        head = self.draft_head
+        if head is None:
             return {}
-        tensor, d = nn.spec.Tensor, self.facts.hidden_size
-        logits = tensor(["b", self.facts.vocab_size], "float32")
-        head = {"hidden": tensor(["h", d], "float32"), "rows": tensor(["b"], "int32"), "logits": logits}
-        hidden = tensor(["b", d], "float32")
-        forward = {"tokens": tensor(["b"], "int32"), "hidden": hidden, "step": step, "logits": logits, **cache}
-        heads = {f"draft_head_{index}": {**head, "$": cache["$"]} for index in range(self.draft_heads)}
-        return {"forward_few_hidden": forward, **heads}
+        width = (len(head.layers) + 1) * self.facts.hidden_size
+        kinds = {"few": "b", "many": "n"} if head.prompts else {"few": "b"}
+        kept = {
+            f"forward_{kind}_hidden": {
+                **forwards[f"forward_{kind}"],
+                "hidden": nn.spec.Tensor([rows, width], "float32"),
+            }
+            for kind, rows in kinds.items()
+        }
+        return kept | head.spec(self)
 
     def _spec_over_tvm_cache(self) -> dict[str, Any]:
         tensor, d = nn.spec.Tensor, self.facts.hidden_size
@@ -318,12 +337,3 @@ class CausalLM(LanguageModel):
                 "$": {"param_mode": "none", "effect_mode": "none"},
             },
         }
-
-
-def rows_of(x: te.Tensor, indices: te.Tensor) -> te.Tensor:
-    """x [m, hidden], indices i32[b] -> [b, hidden]; an out-of-range index reads the nearest row."""
-
-    def row(i: tirx.Var) -> tirx.PrimExpr:
-        return tirx.min(tirx.max(indices[i].astype("int64"), tirx.const(0, "int64")), x.shape[0] - 1)
-
-    return te.compute((indices.shape[0], x.shape[1]), lambda i, j: x[row(i), j], name="rows")

@@ -98,8 +98,7 @@ def take(scheme: Scheme, layout: Layout, n: int, k: int, dtype: str) -> tirx.Pri
     ids = te.placeholder((_rows(),), "int32", name="ids")
 
     def row(i: tirx.Var, j: tirx.Var) -> tirx.PrimExpr:
-        index = tirx.min(tirx.max(ids[i], tirx.const(0, "int32")), tirx.const(n - 1, "int32"))
-        return _element(scheme, layout, packed, (index, j), dtype)
+        return _element(scheme, layout, packed, (_clamped(ids[i], n), j), dtype)
 
     y = te.compute((ids.shape[0], k), row, name="take")
     return tag(te.create_prim_func([*packed, ids, y]), "take", **_facts(scheme, layout, n, k))
@@ -118,13 +117,33 @@ def expert_matmul(
     r = te.reduce_axis((0, k), "r")
 
     def element(i: tirx.Var, j: tirx.Var) -> tirx.PrimExpr:
-        expert = tirx.min(tirx.max(ids[i // top, i % top], tirx.const(0, "int32")), tirx.const(experts - 1, "int32"))
+        expert = _clamped(ids[i // top, i % top], experts)
         row = i // top if shared else i
         return te.sum(x[row, r] * _element(scheme, layout, packed, (expert, j, r), dtype), axis=r)
 
     y = te.compute((m * top, n), element, name="expert_matmul")
     facts = _facts(scheme, layout, n, k) | {"experts": experts, "top": top, "shared": int(shared)}
     return tag(te.create_prim_func([x, *packed, ids, y]), "expert_matmul", **facts)
+
+
+def expert_columns(experts: int, k: int, top: int, shared: bool, dtype: str) -> tirx.PrimFunc:
+    """x as `expert_matmul` reads it, columns i32[experts, k], ids i32[m, top] -> x dtype[m * top, k], the columns of
+    each row in the order of its expert's. Untagged: an elementwise function.
+    """
+    m = _rows()
+    x = te.placeholder((m if shared else m * top, k), dtype, name="x")
+    columns = te.placeholder((experts, k), "int32", name="columns")
+    ids = te.placeholder((m, top), "int32", name="ids")
+
+    def element(i: tirx.Var, j: tirx.Var) -> tirx.PrimExpr:
+        expert = _clamped(ids[i // top, i % top], experts)
+        return x[i // top if shared else i, _clamped(columns[expert, j], k)]
+
+    return te.create_prim_func([x, columns, ids, te.compute((m * top, k), element, name="expert_columns")])
+
+
+def _clamped(index: tirx.PrimExpr, size: int) -> tirx.PrimExpr:
+    return tirx.min(tirx.max(index, tirx.const(0, "int32")), tirx.const(size - 1, "int32"))
 
 
 def _mean_square(x: te.Tensor, size: int, eps: float) -> te.Tensor:

@@ -20,8 +20,12 @@ class PagedKVCache(Object):  # type: ignore[misc]
 
     spec: Any = None
 
-    def attend(self, layer: int, qkv: Tensor, scale: float) -> Tensor:
-        """Append k and v of qkv [m, heads + 2 kv_heads, D] and attend: -> [m, heads * D] in the dtype of qkv."""
+    def attend(self, layer: int, qkv: Tensor, scale: float, sinks: Tensor | None = None) -> Tensor:
+        """Append k and v of qkv [m, heads + 2 kv_heads, D] and attend: -> [m, heads * D] in the dtype of qkv.
+
+        TVM's cache has no place for sinks; `prepare_model` refuses models that have them.
+        """
+        assert sinks is None
         m, spec, bb = qkv.shape[0], self.spec, relax.BlockBuilder.current()
         call = relax.call_dps_packed(
             "vm.builtin.attention_kv_cache_attention_with_fused_qkv",

@@ -1,7 +1,8 @@
 """Weights that a scheme may pack: linear layers, embeddings, experts.
 
-The compiler reads a parameter's `attrs`: `pack` ("scheme" or "plain") stores it packed, `add` is a constant that
-the converter adds (Gemma's 1 + w), `sources` are checkpoint tensors with other names. See `weights/table.py`.
+The compiler reads a parameter's `attrs`: `pack` ("scheme" or "plain") stores it packed, or ("float32") as it is; `add`
+is a constant that the converter adds (Gemma's 1 + w), `sources` are checkpoint tensors with other names. See
+`weights/table.py`.
 """
 
 from __future__ import annotations
@@ -45,14 +46,22 @@ class Embedding(nn.Module):
 
 
 class ExpertLinear(nn.Module):
-    """One linear layer per expert, chosen per token: W [experts, out_features, in_features]."""
+    """One linear layer per expert, chosen per token: W [experts, out_features, in_features].
 
-    def __init__(self, experts: int, in_features: int, out_features: int, sources: list[list[str]]) -> None:
-        """`sources[e]` names the checkpoint tensors, relative to the parent, whose rows form W[e]."""
+    Its `bias`, one expert's after another's, is for those who read the products.
+    """
+
+    def __init__(
+        self, experts: int, in_features: int, out_features: int, sources: list[list[str]], bias: bool = False
+    ) -> None:
+        """`sources[e]` names the checkpoint's modules, relative to the parent, whose rows form W[e]."""
         self.experts, self.in_features, self.out_features = experts, in_features, out_features
         self.weight = nn.Parameter((experts, out_features, in_features))
         self.weight.attrs["pack"] = "scheme"
-        self.weight.attrs["sources"] = sources
+        self.weight.attrs["sources"] = [[f"{name}.weight" for name in group] for group in sources]
+        self.bias = nn.Parameter((experts * out_features,)) if bias else None
+        if self.bias is not None:
+            self.bias.attrs["sources"] = [[f"{name}.bias" for group in sources for name in group]]
 
     def forward(self, x: Tensor, ids: Tensor, shared: bool) -> Tensor:
         """x [m, in] (`shared`) or [m * top, in]; ids i32[m, top] -> [m * top, out]."""

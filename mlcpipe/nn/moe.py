@@ -59,39 +59,50 @@ class SparseMoE(nn.Module):
     ) -> None:
         self.act, self.experts, self.chosen, self.normalize = activation(act), experts, chosen, normalize
         self.gate = Linear(hidden_size, experts, quantize=False)
-        gate_up = [[f"experts.{e}.{name}.weight" for name in (names.gate, names.up)] for e in range(experts)]
+        gate_up = [[f"experts.{e}.{name}" for name in (names.gate, names.up)] for e in range(experts)]
         self.experts_gate_up = ExpertLinear(experts, hidden_size, 2 * width, gate_up)
-        down = [[f"experts.{e}.{names.down}.weight"] for e in range(experts)]
+        down = [[f"experts.{e}.{names.down}"] for e in range(experts)]
         self.experts_down = ExpertLinear(experts, width, hidden_size, down)
         for layer in (self.experts_gate_up, self.experts_down):
             layer.weight.attrs["reads"] = Fraction(chosen, experts)
 
     def forward(self, x: Tensor) -> Tensor:
         """x [m, hidden] -> [m, hidden]."""
-        weights, ids = self._route(self.gate(x))
+        weights, ids = route(self.gate(x), self.chosen, self.normalize)
         inner = gated(self.act, self.experts_gate_up(x, ids, shared=True))
         outer = self.experts_down(inner, ids, shared=False)
-        return op.tensor_expr_op(_combine, "moe_combine", [weights, outer])
-
-    def _route(self, logits: Tensor) -> tuple[Tensor, Tensor]:
-        """logits [m, experts] -> weights f32[m, chosen] and ids i32[m, chosen]."""
-        logits = logits if logits.dtype == "float32" else op.astype(logits, "float32")
-        shape = (logits.shape[0], self.chosen)
-        out = [Tensor.placeholder(shape, "float32"), Tensor.placeholder(shape, "int32")]
-        func = moe_route(self.experts, self.chosen, self.normalize)
-        weights, ids = op.tensor_ir_op(func, "moe_route", [logits], out)
-        return weights, ids
+        return op.tensor_expr_op(combine, "moe_combine", [weights, outer])
 
 
-def _combine(weights: te.Tensor, outer: te.Tensor) -> te.Tensor:
-    """weights f32[m, chosen], outer [m * chosen, hidden] -> [m, hidden], summed in float32."""
-    chosen = int(weights.shape[1])
+def route(logits: Tensor, chosen: int, normalize: bool) -> tuple[Tensor, Tensor]:
+    """logits [m, experts] -> weights f32[m, chosen] and ids i32[m, chosen], as `moe_route`."""
+    logits = logits if logits.dtype == "float32" else op.astype(logits, "float32")
+    shape = (logits.shape[0], chosen)
+    out = [Tensor.placeholder(shape, "float32"), Tensor.placeholder(shape, "int32")]
+    func = moe_route(int(logits.shape[1]), chosen, normalize)
+    weights, ids = op.tensor_ir_op(func, "moe_route", [logits], out)
+    return weights, ids
+
+
+def combine(weights: te.Tensor, outer: te.Tensor, *biased: te.Tensor) -> te.Tensor:
+    """weights f32[m, chosen], outer [m * chosen, hidden] -> [m, hidden], summed in float32.
+
+    `biased`: none, or a bias [experts * hidden] that is added to rows of `outer`, and their experts i32[m, chosen].
+    """
+    chosen, hidden = int(weights.shape[1]), outer.shape[1]
+
+    def row(i: tirx.Var, t: int, j: tirx.Var) -> tirx.PrimExpr:
+        value = outer[i * chosen + t, j].astype("float32")
+        if not biased:
+            return value
+        bias, ids = biased
+        return value + bias[ids[i, t].astype("int64") * hidden + j].astype("float32")
 
     def element(i: tirx.Var, j: tirx.Var) -> tirx.PrimExpr:
         # Unrolled: the residual addition fuses only with an elementwise function.
-        total = weights[i, 0] * outer[i * chosen, j].astype("float32")
+        total = weights[i, 0] * row(i, 0, j)
         for t in range(1, chosen):
-            total = total + weights[i, t] * outer[i * chosen + t, j].astype("float32")
+            total = total + weights[i, t] * row(i, t, j)
         return total.astype(outer.dtype)
 
     return te.compute((weights.shape[0], outer.shape[1]), element, name="moe_combine")

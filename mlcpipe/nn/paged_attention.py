@@ -34,8 +34,11 @@ class PagedAttention:
     many: bool
     bidirectional: bool = False
 
-    def attend(self, layer: int, qkv: Tensor, scale: float) -> Tensor:
-        """Store k and v of qkv [m, heads + 2 kv_heads, D] and attend: -> [m, heads * D]."""
+    def attend(self, layer: int, qkv: Tensor, scale: float, sinks: Tensor | None = None) -> Tensor:
+        """Store k and v of qkv [m, heads + 2 kv_heads, D] and attend: -> [m, heads * D].
+
+        `sinks` are f32[heads] where `spec` says that heads have them.
+        """
         functions = _functions(self.kernels, self.spec, scale, self.windows[layer] or 0, self.bidirectional)
         own, m = layer % len(self.pages), qkv.shape[0]
         if "rotate_qkv" in functions:
@@ -49,7 +52,9 @@ class PagedAttention:
         out = Tensor.placeholder((m, self.spec.num_heads, self.spec.head_dim), qkv.dtype)
         workspace = () if self.many else self.spec.workspace
         outputs = [out, *(Tensor.placeholder((size,), "float32") for size in workspace)]
-        attended = op.tensor_ir_op(functions[name], name, [qkv, self.step, pages], outputs)
+        attended = op.tensor_ir_op(
+            functions[name], name, [qkv, self.step, pages, *([] if sinks is None else [sinks])], outputs
+        )
         attended = attended if isinstance(attended, Tensor) else attended[0]
         if "rotate_out" in functions:
             attended = op.tensor_ir_inplace_op(functions["rotate_out"], "rotate_out", [attended], 0, out)

@@ -39,7 +39,7 @@ def _matmul(work: Rebuild, state: Lowering, value: relax.Call, weight: relax.Exp
     x, restored = value.args[0], work.value_of(weight)
     if _takes_columns(restored):
         weight = restored.args[0]
-        x = work.emit(relax.op.take(x, work.value_of(restored.args[1]).args[0], axis=1, mode="clip"))
+        x = work.emit(relax.op.take(x, _order(work, restored.args[1]), axis=1, mode="clip"))
     source = _dequantized(work, weight)
     if source is None:
         return None
@@ -48,6 +48,14 @@ def _matmul(work: Rebuild, state: Lowering, value: relax.Call, weight: relax.Exp
         scheme_of(state, op), load_layout(op.str("layout")), op.int("n"), op.int("k"), str(value.ty.dtype)
     )
     return work.call_tir(func, "matmul", [x, *packed], value.ty)
+
+
+def _order(work: Rebuild, indices: relax.Expr) -> relax.Expr:
+    """The stored order of columns, whose inverse the indices are."""
+    inverse = work.value_of(indices)
+    while not is_op(inverse, "relax.argsort"):
+        inverse = work.value_of(inverse.args[0])
+    return inverse.args[0]
 
 
 def _takes_columns(expr: relax.Expr) -> bool:
@@ -70,18 +78,26 @@ def _expert_matmul(work: Rebuild, state: Lowering, value: relax.Call) -> relax.E
     if outer is None or outer.kind != "expert_matmul":
         return None
     x, weight, ids = value.args[1].fields
-    source = _dequantized(work, weight)
+    shared, restored = bool(outer.int("shared")), work.value_of(weight)
+    is_sorted = is_op(restored, "relax.gather_elements")
+    source = _dequantized(work, restored.args[0] if is_sorted else weight)
     if source is None:
         return None
     op, packed = source
+    dtype, top = str(value.ty.dtype), outer.int("top")
+    if is_sorted:
+        func = definitions.expert_columns(outer.int("experts"), op.int("k"), top, shared, dtype)
+        out = relax.TensorType((value.ty.shape[0], op.int("k")), dtype)
+        x = work.emit(work.call_tir(func, "expert_columns", [x, _order(work, restored.args[1]), ids], out))
+        shared = False
     func = definitions.expert_matmul(
         scheme_of(state, op),
         load_layout(op.str("layout")),
         outer.int("experts"),
         op.int("n"),
         op.int("k"),
-        outer.int("top"),
-        bool(outer.int("shared")),
-        str(value.ty.dtype),
+        top,
+        shared,
+        dtype,
     )
     return work.call_tir(func, "expert_matmul", [x, *packed, ids], value.ty)

@@ -37,4 +37,8 @@ def _restored(work: Rebuild, before: Weight, weight: Weight, arrays: list[relax.
     restored = work.emit(work.call_tir(func, "dequantize", arrays, out))
     if columns is None:
         return restored
-    return work.emit(relax.op.take(restored, work.emit(relax.op.argsort(columns)), axis=1, mode="clip"))
+    order = work.emit(relax.op.argsort(columns))
+    if weight.experts is None:
+        return work.emit(relax.op.take(restored, order, axis=1, mode="clip"))
+    rows = work.emit(relax.op.broadcast_to(work.emit(relax.op.expand_dims(order, 1)), weight.shape))
+    return work.emit(relax.op.gather_elements(restored, rows, axis=2))

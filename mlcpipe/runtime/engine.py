@@ -23,6 +23,7 @@ from mlcpipe.runtime.model import LoadedModel
 from mlcpipe.runtime.sampler import Row
 from mlcpipe.runtime.sampling_params import Chunk, Completion, SamplingParams
 from mlcpipe.runtime.serving.context_shift import check_shiftable, tokens_to_drop, without_dropped
+from mlcpipe.runtime.text.harmony import MARKS, HarmonyText, is_harmony, without_thoughts
 from mlcpipe.runtime.text.open_tokenizer import open_tokenizer
 from mlcpipe.runtime.text.streaming import TextStream
 from mlcpipe.runtime.text.tokenizer import Tokenizer
@@ -191,11 +192,14 @@ class Engine:
         """Answer a conversation: messages {"role", "content"}, through the checkpoint's chat template.
 
         A control token that is written in a message, such as `<|im_end|>`, is text, unless `allow_control_tokens`.
+        Thoughts of gpt-oss come between `<think>` and `</think>`; in messages they are left out.
         `stream=True` gives chunks as they come; the last has `finish_reason` and `stats`.
         Raises TemplateError, UsageError (context full), ComputeError (the model computed NaN or infinity).
         """
-        tokens = self.tokenizer.encode_chat(list(messages), allow_control_tokens=allow_control_tokens)
-        chunks = self._generate(tokens, sampling, stop, max_tokens, False, continues=False)
+        harmony = is_harmony(self.tokenizer.chat_templates.get("default", ""))
+        given = without_thoughts(messages) if harmony else list(messages)
+        tokens = self.tokenizer.encode_chat(given, allow_control_tokens=allow_control_tokens)
+        chunks = self._generate(tokens, sampling, stop, max_tokens, False, continues=False, harmony=harmony)
         return chunks if stream else complete(chunks)
 
     @overload
@@ -285,6 +289,7 @@ class Engine:
         ignore_eos: bool,
         *,
         continues: bool,
+        harmony: bool = False,
     ) -> Generator[Chunk, None, None]:
         """The chunks of an answer; arguments are checked before the first one is asked for."""
         if not prompt:
@@ -298,7 +303,9 @@ class Engine:
         if not ignore_eos or stop or sampling.logprobs or (self.path / "tokenizer.json").is_file():
             tokenizer = self.tokenizer
             eos = frozenset() if ignore_eos else tokenizer.eos_token_ids
-            text = TextStream(tokenizer, stop, eos, continues=continues)
+            shown = tokenizer.control_tokens(MARKS) if harmony else ()
+            stream = TextStream(tokenizer, stop, eos, continues=continues, shown=shown)
+            text = HarmonyText(stream) if harmony else stream
         room = sys.maxsize if self._shifts else self.context_length - len(prompt)
         sampling.check_bias(self.vocab_size)
         row = Row(sampling, prompt)

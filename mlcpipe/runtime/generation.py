@@ -12,6 +12,7 @@ from mlcpipe.runtime.model import LoadedModel
 from mlcpipe.runtime.sampler import Row, token_logprob
 from mlcpipe.runtime.sampling_params import Chunk, Completion, Stats, TokenLogprob
 from mlcpipe.runtime.serving.context_shift import tokens_to_drop, without_dropped
+from mlcpipe.runtime.text.harmony import HarmonyText
 from mlcpipe.runtime.text.streaming import TextStream
 from mlcpipe.runtime.text.tokenizer import Tokenizer
 
@@ -29,7 +30,7 @@ class Generation:
     prompt: list[int]
     row: Row
     max_tokens: int
-    text: TextStream | None
+    text: TextStream | HarmonyText | None
     tokenizer: Tokenizer | None
     shifts: bool = False
     dropped: int = 0

@@ -18,7 +18,7 @@ from mlcpipe.runtime.text.tokenizer import Tokenizer
 from mlcpipe.server.errors import ApiError, refused
 from mlcpipe.server.metrics import RequestTimer
 from mlcpipe.server.reasoning import ReasoningSplitter
-from mlcpipe.server.tool_formats.style import CallPiece, Tool, ToolFormat
+from mlcpipe.server.tool_formats.style import CallPiece, Thought, Tool, ToolFormat
 
 LOWEST_LOGPROB = -9999.0  # as OpenAI: of what a grammar forbids; JSON has no infinity
 MAX_PENDING = 4096  # tokens that a reader may be behind
@@ -258,7 +258,7 @@ class _Choice:
             self._timer.token(event.queued_s)
             self._usage.completion += 1
             self._usage.cached += event.cached_tokens if self._tokens == 1 and self._counts_cached else 0
-            if self._splitter is not None and self._splitter.inside:
+            if any(reader is not None and reader.inside for reader in (self._splitter, self._parser)):
                 self._usage.reasoning += 1
             text = self._text.push(event.token)
             if event.logprob is not None and event.token not in self.stream.request.stop_ids:
@@ -289,6 +289,7 @@ class _Choice:
         if self._parser is None:
             return text, reasoning, ()
         pieces = [*self._parser.push(text), *(self._parser.finish() if last else ())]
+        reasoning += "".join(piece.text for piece in pieces if isinstance(piece, Thought))
         calls = tuple(piece for piece in pieces if isinstance(piece, CallPiece))
         self._called = self._called or bool(calls)
         if self._one_call:

@@ -106,7 +106,7 @@ async def answers_to(service: Service, body: SamplingFields, conversation: Conve
     else:
         request = await service.constrained(request, form)
     reading = Reading(checked_stops(conversation.stops), thinking=prompt.thinking)
-    if choice.tools:
+    if choice.tools or service.style.channels:
         reading = replace(
             reading, style=service.style, tools=choice.tools, shown=service.shown, one_call=not choice.parallel
         )

@@ -7,6 +7,7 @@ by load. Ray restarts a replica that ends or whose engine fails, and replaces th
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
 import logging
 import signal
@@ -46,6 +47,7 @@ _AT_ONCE = 4096  # requests of a replica, whose own queue is shorter
 _OBJECT_STORE_BYTES = 80 << 20  # Ray's minimum: nothing goes through it
 _STARTS = 3  # of a replica that fails, until the server gives up
 _LAST_S = 5.0  # for the last events to go out
+_PAUSE_S = 0.04  # between two messages of a stream, each of which is a call between processes
 # Of one engine; which replica has it, a client cannot say.
 _OF_ONE = ("/status", "/v1/kv", "/v1/load_lora_adapter", "/v1/unload_lora_adapter")
 _SCOPE = (
@@ -111,7 +113,7 @@ class Replica:
         return serve.get_replica_context().replica_id.unique_id, self._service.metrics.text()
 
     async def answer(self, asked: Asked) -> AsyncIterator[list[dict[str, Any]]]:
-        """ASGI's messages of the response, those that are there together."""
+        """ASGI's messages of the response; those that come within a pause go together, the first two at once."""
         messages: asyncio.Queue[Any] = asyncio.Queue()
         bodies = [{"type": "http.request", "body": asked.body}]
 
@@ -121,18 +123,32 @@ class Replica:
         task = asyncio.ensure_future(self._app(asked.scope, receive, messages.put))
         task.add_done_callback(lambda _: messages.put_nowait(None))
         try:
-            last = False
-            while not last:
+            for count in itertools.count():
                 several = [await messages.get()]
+                if count > 1 and several[-1] is not None:
+                    await asyncio.sleep(_PAUSE_S)
                 while not messages.empty():
                     several.append(messages.get_nowait())
-                last = several[-1] is None
-                yield [message for message in several if message is not None]
+                yield _joined([message for message in several if message is not None])
+                if several[-1] is None:
+                    break
         finally:
             task.cancel()
             (failed,) = await asyncio.gather(task, return_exceptions=True)
             if isinstance(failed, Exception):
                 _log.error("a request failed", exc_info=failed)
+
+
+def _joined(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The same response in fewer messages: bodies one after the other become one."""
+    joined: list[dict[str, Any]] = []
+    for message in messages:
+        last = joined[-1] if joined else {"type": ""}
+        if last["type"] == message["type"] == "http.response.body":
+            joined[-1] = {**message, "body": last.get("body", b"") + message.get("body", b"")}
+        else:
+            joined.append(message)
+    return joined
 
 
 class Replicas:

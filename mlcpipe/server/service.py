@@ -189,7 +189,7 @@ class Service:
             sources.append(GrammarSource("lark", body.grammar, thinking=thinking))
         if len(sources) > 1:
             raise ApiError(400, "response_format, regex and grammar: expected one of them")
-        return sources[0] if sources else None
+        return replace(sources[0], before=self.style.before_answer(self.literal)) if sources else None
 
     async def constrained(self, request: Request, source: GrammarSource | None) -> Request:
         """The request with a compiled grammar. Raises ApiError for one that cannot be honoured."""
@@ -215,7 +215,8 @@ class Service:
         def source(some: Sequence[Tool]) -> GrammarSource | None:
             made = self.style.grammar(some, self.literal, forced=forced or form is not None, parallel=parallel)
             if made is not None and form is not None and not forced:
-                text = "start: calls | @form\n" + made.text.replace("start:", "calls:", 1)
+                text = f"start: calls | {'before ' * self.style.channels}@form\n"
+                text += made.text.replace("start:", "calls:", 1)
                 made = replace(made, text=text, parts=(*made.parts, ("form", form.text)))
             return None if made is None else replace(made, thinking=thinking)
 

@@ -62,9 +62,12 @@ def _plain(func: tirx.PrimFunc, op: Op | None, rows: int, draw: _Draw) -> Inputs
     values: list[Array] = []
     for sizes, dtype in parameters(func):
         shape = tuple(_size(size, {}, rows) for size in sizes)
-        if dtype == "uint32" and op is not None and op.facts.get("scale_format") and len(values) > 1:
-            # Scales of a byte, after x and the codes: e8m0 from 2**-15 to 0.5, or e4m3 from 128 to 448.
-            values.append(_codes(draw, shape, 8) & np.uint32(0x0E0E0E0E) | np.uint32(0x70707070))
+        scale_format = op.facts.get("scale_format") if op is not None and len(values) > 1 else ""
+        if dtype == "uint32" and scale_format:
+            # After x and the codes: scales of a byte, e8m0 from 2**-15 to 0.5 or e4m3 from 128 to 448, or in bfloat16
+            # from 2**-15 to 2**-13.
+            mask, bits = (0x00FF00FF, 0x38003800) if scale_format == "bf16" else (0x0E0E0E0E, 0x70707070)
+            values.append(_codes(draw, shape, 8) & np.uint32(mask) | np.uint32(bits))
         elif dtype == "uint32":
             values.append(_codes(draw, shape, op.int("bits") if op is not None else 4))
         elif dtype == "int32":
@@ -134,14 +137,15 @@ def _attend(func: tirx.PrimFunc, op: Op, rows: int, keys: int, draw: _Draw) -> I
     integers = _step(first, rows, draw)
     sizes = {"n": rows, "k": len(integers), "num_pages": -(-(first + rows) // PAGE)}
     values: list[Value] = []
-    for name, (dims, dtype) in zip(("qkv", "step", "pages", "out", "values", "sums"), parameters(func)):
+    inputs = ("qkv", "step", "pages", *(("sinks",) if op.facts.get("sinks") else ()))
+    for name, (dims, dtype) in zip((*inputs, "out", "values", "sums"), parameters(func)):
         shape = tuple(_size(size, sizes, rows) for size in dims)
         if name == "step":
             values.append(integers)
         else:
-            filled = name in ("qkv", "pages")
+            filled = name in inputs
             values.append(_numbers(draw, shape, dtype, op.str("dtype")) if filled else np.zeros(shape, dtype))
-    return Inputs(tuple(values), (3,), cold=bool(keys))
+    return Inputs(tuple(values), (len(inputs),), cold=bool(keys))
 
 
 def _step(first: int, rows: int, draw: _Draw) -> Array:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from dataclasses import replace
 
+import numpy as np
+
 from mlcpipe.checkpoint import Checkpoint
 from mlcpipe.defaults import DEFAULT_QUANTIZATION
 from mlcpipe.errors import CheckpointError, ConfigError, TargetError
@@ -25,23 +27,31 @@ def keep(
     """
     return tuple(
         weight
-        if weight.kind == "vector"
+        if weight.kind in ("vector", "float32")
         else replace(weight, scheme=_scheme(weight, checkpoint, target, formats), columns=_columns(weight, checkpoint))
         for weight in weights
     )
 
 
 def _columns(weight: Weight, checkpoint: Checkpoint) -> bytes:
-    """The order of the columns of all sources of a weight; nothing if it is their own."""
-    found = [checkpoint.columns(source) for group in weight.sources for source in group]
+    """The order of the columns of a weight, or of each of its experts; nothing if it is their own."""
+    if weight.kind == "plain":  # read as numbers, which are in their own order
+        return b""
+    orders = [_order(weight.name, group, checkpoint) for group in weight.sources]
+    own = np.arange(weight.shape[-1], dtype=np.int32).tobytes()
+    return b"".join(order or own for order in orders) if any(orders) else b""
+
+
+def _order(name: str, group: tuple[str, ...], checkpoint: Checkpoint) -> bytes:
+    """The order of the columns of all sources of a matrix."""
+    found = [checkpoint.columns(source) for source in group]
     orders = {b"" if order is None else order.tobytes() for order in found}
-    order = orders.pop()
-    if orders or (order and (weight.experts is not None or weight.kind == "plain")):
+    if len(orders) > 1:
         raise CheckpointError(
-            f"the columns of {weight.name} are sorted in several ways", where=checkpoint.path,
-            expected="one order of a matrix", next_step="take a checkpoint without desc_act",
+            f"the columns of {name} are sorted in several ways", where=f"tensor {group[0]}",
+            expected="one order of what is joined to a matrix", next_step="take a checkpoint without desc_act",
         )  # fmt: skip
-    return order
+    return orders.pop()
 
 
 def _scheme(weight: Weight, checkpoint: Checkpoint, target: Target, formats: Collection[str]) -> Scheme:

@@ -35,12 +35,12 @@ class Weight:
     """One logical weight.
 
     `sources`: for a matrix or vector one tuple of checkpoint tensors, joined along axis 0; for [experts, N, K] one
-    such tuple per expert. `kind`: "scheme" (packed), "plain" (packed without quantization) or
-    "vector". `add` is added after joining. The packing pass sets `scheme` and `layout`.
+    such tuple per expert. `kind`: "scheme" (packed), "plain" (packed without quantization), "vector" or "float32" (a
+    vector that no scheme rounds). `add` is added after joining. The packing pass sets `scheme` and `layout`.
     `reads` is the fraction that one token reads: 1, the chosen experts' share, or one row. `rows` is the half-open
     row range that it takes of the joined sources (of each expert); None is all. `part_rows` are the rows of each
-    source of a joined matrix. `columns`, int32[K] as bytes, is the order in which the columns are stored if it is not
-    their own: an array of the weight, too.
+    source of a joined matrix. `columns`, int32[K] or [experts, K] as bytes, is the order in which columns are stored if
+    it is not their own: an array of the weight, too.
     """
 
     name: str
@@ -68,7 +68,7 @@ class Weight:
         n, k = self.shape[-2:]
         shapes = self.layout.shapes(self.scheme, n, k, self.experts)
         if self.columns:
-            shapes["q_columns"] = ((k,), "int32")
+            shapes["q_columns"] = ((*self.shape[:-2], k), "int32")
         stem = self.name.removesuffix("weight")
         return {stem + part: value for part, value in shapes.items()}
 
@@ -111,6 +111,8 @@ def stored(weight: Weight, scheme: Scheme, layout: Layout) -> Weight:
     """The weight as a bundle stores it: packed in `layout` by its own scheme, else `scheme` or none, or a vector."""
     if weight.scheme is not None:
         return replace(weight, layout=layout)
+    if weight.kind == "float32":
+        return weight
     if weight.kind == "vector":
         return replace(weight, dtype=layout.vector_dtype(scheme.model_dtype))
     plain = weight.kind != "scheme"
@@ -208,9 +210,10 @@ def load(
     if weight.experts is None:
         packed = _read(weight, weight.sources[0], checkpoint, method, known)
     else:
-        packed = {}
+        packed, each = {}, len(weight.columns) // len(weight.sources)
         for i, group in enumerate(weight.sources):
-            for name, array in _read(weight, group, checkpoint, method, known).items():
+            expert = replace(weight, columns=weight.columns[i * each : (i + 1) * each])
+            for name, array in _read(expert, group, checkpoint, method, known).items():
                 packed.setdefault(name, np.empty((len(weight.sources), *array.shape), array.dtype))[i] = array
     for name, array in packed.items():
         yield name, array, nbytes

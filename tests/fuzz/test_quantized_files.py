@@ -16,13 +16,13 @@ import pytest
 resource = pytest.importorskip("resource", reason="memory is measured by getrusage")
 
 from mlcpipe.checkpoint import Checkpoint
-from mlcpipe.checkpoint.draft_head import with_draft_head
+from mlcpipe.checkpoint.draft_heads import with_draft_head
 from mlcpipe.checkpoint.peft import read_adapter
 from tests.fuzz import saved_pages
 from tests.fuzz.findings import finding
 from tests.fuzz.quantized_files import Parser, read_all
 from tests.models.head_files import random_heads
-from tests.unit.checkpoint import bitsandbytes_files, peft_files
+from tests.unit.checkpoint import bitsandbytes_files, mxfp4_files, peft_files
 from tests.unit.checkpoint.float_files import write_fields, write_mxfp8, write_sparse
 from tests.unit.checkpoint.helpers import write_tensors
 from tests.unit.checkpoint.quantized_files import Form, write
@@ -82,6 +82,7 @@ PARSERS: dict[str, Any] = {
     "fp8": Parser(_fp8),
     "bitsandbytes": Parser(_bitsandbytes),
     "bitnet": Parser(_bitnet),
+    "mxfp4-experts": Parser(mxfp4_files.write),
     "adapter": Parser(_adapter, _read_adapter, "adapter_config.json", "adapter_model.safetensors"),
     "draft-head": Parser(_draft_head, _read_draft_head),
     "saved-pages": saved_pages,

@@ -34,6 +34,7 @@ LANES_16 = [
     *matmul.PLAIN,
     *matmul.FEW,
     *matmul.KEPT,
+    *matmul.INTEGERS,
     *experts.SMALL,
     *attention.DECODE_SMALL,
     *page_attention.CASES,

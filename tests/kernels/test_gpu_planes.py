@@ -1,4 +1,4 @@
-"""Block formats of GGUF as kernels for GPUs read them: their codes, by the CPU, and the rules that take them."""
+"""Block formats and integers as kernels for GPUs read them: their codes, by the CPU, and the rules that take them."""
 
 from __future__ import annotations
 
@@ -21,6 +21,8 @@ from tir_schedules.op import op_of
 from tir_schedules.rule import rules_in
 
 K, LAYOUT = 2 * RUN, load_layout("rows32_pairs")
+INTEGERS = ("uint4_g64_f16", "affine8_g64_bf16", "int8_row_f32", "fp4_g16_f32")
+FORMATS = {**kept.SCHEMES, **{name: kept.kept_scheme(name) for name in INTEGERS}}
 OWN_RULES = {"matmul": "matmul", "gated_matmul": "matmul", "expert_matmul": "expert_matmul"}
 
 
@@ -34,7 +36,7 @@ def _definition(scheme: Scheme, kind: str) -> tirx.PrimFunc:
 
 
 def _format(name: str) -> Kept:
-    op = op_of(_definition(kept.SCHEMES[name], "matmul"))
+    op = op_of(_definition(FORMATS[name], "matmul"))
     assert op is not None
     found = kept_of(op)
     assert found is not None
@@ -63,10 +65,15 @@ def _reader(name: str) -> tirx.PrimFunc:
 
 
 def test_codes_and_levels_of_every_format() -> None:
-    functions = compile_together({name: _reader(name) for name in kept.SCHEMES})
-    for name, scheme in kept.SCHEMES.items():
+    functions = compile_together({name: _reader(name) for name in FORMATS})
+    for name, scheme in FORMATS.items():
         codes = np.random.default_rng(7).integers(0, len(scheme.table) or 1 << scheme.bits, (1, K), dtype=np.uint8)
-        args = tensors((kept.pack_codes(codes, scheme.bits, scheme.bits == 8)[0], np.full(K, np.nan, np.float32)))
+        args = tensors(
+            (
+                kept.pack_codes(codes, scheme.bits, scheme.bits == 8 and not scheme.blocked)[0],
+                np.full(K, np.nan, np.float32),
+            )
+        )
         functions[name](*args)
         of = _format(name)
         expected = np.array(scheme.table)[codes[0]] if scheme.table else codes[0].astype(np.int64) - scheme.zero_point
@@ -76,7 +83,7 @@ def test_codes_and_levels_of_every_format() -> None:
 @pytest.mark.fast_cases("vulkan-gpu.")
 @pytest.mark.parametrize("target, rule", [("vulkan", "gpu."), ("nvidia", "gpu.subgroup_"), ("webgpu", "gpu.")])
 def test_no_format_is_left_to_a_slow_rule(target: str, rule: str) -> None:
-    for name, scheme in kept.SCHEMES.items():
+    for name, scheme in FORMATS.items():
         for kind, own in OWN_RULES.items():
             found = first_rule(rules_in("gpu"), _definition(scheme, kind), load_target(target).schedule)
             assert found[0] == rule + own, f"{name} {kind}"

@@ -53,7 +53,7 @@ def attend(kernel: PageKernel, parts: Sequence[Part], seed: int = 0) -> list[Arr
     values = tensors(attend_args(kernel.shape, batch(kernel, parts, seed)))
     function(kernel)(*values)
     ends = np.cumsum([part.end - part.begin for part in parts])
-    return np.split(values[3].numpy(), ends[:-1])
+    return np.split(values[-1].numpy(), ends[:-1])
 
 
 def sequences(kernel: PageKernel, *lengths: int) -> list[Sequence_]:

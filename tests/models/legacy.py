@@ -22,10 +22,11 @@ def hub_config(config: dict[str, Any]) -> dict[str, Any]:
     if "partial_rotary_factor" in rope:
         old["partial_rotary_factor"] = rope.pop("partial_rotary_factor")
     kind = rope.pop("rope_type")
-    # `type` came first, `rope_type` with llama3 (transformers 4.43); gemma3 files always have the latter.
-    key = "rope_type" if kind == "llama3" or config["model_type"] == "gemma3_text" else "type"
+    # `type` came first, `rope_type` with llama3 (transformers 4.43); files of later families always have the latter.
+    key = "rope_type" if kind == "llama3" or config["model_type"] in ("gemma3_text", "gpt_oss") else "type"
     old["rope_scaling"] = None if kind == "default" else {key: kind, **rope}
-    old.pop("layer_types", None)
+    if config["model_type"] != "gpt_oss":
+        old.pop("layer_types", None)
     if "_sliding_window_pattern" in old:
         old["sliding_window_pattern"] = old.pop("_sliding_window_pattern")
     if config["model_type"] == "qwen3_moe":

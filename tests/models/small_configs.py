@@ -18,8 +18,20 @@ SIZES: Mapping[str, Any] = {
     "head_dim": 16,
     "max_position_embeddings": 64,
 }
-FAMILIES = ("llama", "mistral", "qwen2", "qwen3", "phi3", "gemma2", "gemma3_text", "olmo2", "mixtral", "qwen3_moe")
-EXPERTS = ("mixtral", "qwen3_moe")
+FAMILIES = (
+    "llama",
+    "mistral",
+    "qwen2",
+    "qwen3",
+    "phi3",
+    "gemma2",
+    "gemma3_text",
+    "olmo2",
+    "mixtral",
+    "qwen3_moe",
+    "gpt_oss",
+)
+EXPERTS = ("mixtral", "qwen3_moe", "gpt_oss")
 LONG = {"short_factor": [1.0] * 8, "long_factor": [2.0] * 8}
 YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16}
 

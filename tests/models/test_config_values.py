@@ -35,6 +35,8 @@ WINDOWS: list[tuple[str, dict[str, Any], tuple[int | None, ...]]] = [
     ("gemma2", {"sliding_window": 8}, (8, None, 8, None)),
     ("gemma2", {}, (4096, None, 4096, None)),
     ("gemma2", {"sliding_window": 8, "layer_types": slides(3)}, (8, 8, 8, None)),
+    ("gpt_oss", {}, (128, None, 128, None)),
+    ("gpt_oss", {"sliding_window": 8, "layer_types": slides(1)}, (8, None, None, None)),
     ("gemma3_text", {"sliding_window": 8}, ALL),
     ("gemma3_text", {"sliding_window": 8, "sliding_window_pattern": 3}, (8, 8, None, 8)),
     ("gemma3_text", {"sliding_window": 8, "layer_types": slides(1)}, (8, None, None, None)),
@@ -63,6 +65,10 @@ FACTS: list[tuple[str, dict[str, Any], str, Any]] = [
     ("mixtral", {}, "norm_eps", 1e-5),
     ("mixtral", {"rms_norm_eps": 1e-6}, "norm_eps", 1e-6),
     ("mixtral", {"head_dim": None}, "head_dim", 16),
+    ("gpt_oss", {}, "sinks", True),
+    ("mixtral", {}, "sinks", False),
+    ("gpt_oss", {}, "norm_eps", 1e-5),
+    ("gpt_oss", {"max_position_embeddings": 64}, "context_length", 131072),
     ("gemma2", {}, "tied", True),
     ("gemma2", {"tie_word_embeddings": False}, "tied", False),
     ("gemma2", {}, "softcap", 50.0),
@@ -83,7 +89,9 @@ def test_facts(family: str, fields: dict[str, Any], name: str, value: Any) -> No
     assert getattr(build(family, **fields).facts, name) == value
 
 
-@pytest.mark.parametrize(("family", "head_dim"), [("qwen3", 128), ("gemma2", 256), ("gemma3_text", 256)])
+@pytest.mark.parametrize(
+    ("family", "head_dim"), [("qwen3", 128), ("gemma2", 256), ("gemma3_text", 256), ("gpt_oss", 64)]
+)
 def test_an_absent_head_dim_is_the_family_s(family: str, head_dim: int) -> None:
     fields = config(family)
     del fields["head_dim"]
@@ -91,7 +99,8 @@ def test_an_absent_head_dim_is_the_family_s(family: str, head_dim: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("family", "kv_heads"), [("mistral", 8), ("mixtral", 8), ("gemma2", 4), ("qwen3_moe", 4), ("olmo2", 16)]
+    ("family", "kv_heads"),
+    [("mistral", 8), ("mixtral", 8), ("gemma2", 4), ("qwen3_moe", 4), ("olmo2", 16), ("gpt_oss", 8)],
 )
 def test_absent_kv_heads_are_the_family_s(family: str, kv_heads: int) -> None:
     fields = config(family, num_attention_heads=16)
@@ -106,6 +115,7 @@ THETAS: list[tuple[str, dict[str, Any], int, float]] = [
     ("llama", {"rope_theta": 5e5, "rope_parameters": {"rope_theta": 2e5}}, 0, 2e5),
     ("llama", {"rope_scaling": {"type": "linear", "factor": 2.0}, "rope_parameters": {"rope_theta": 2e5}}, 0, 1e4),
     ("mixtral", {}, 0, 1e6),
+    ("gpt_oss", {"rope_parameters": {"rope_type": "default"}}, 0, 150000.0),
     ("gemma3_text", {}, 0, 1e6),
     ("gemma3_text", {}, 1, 1e4),
     ("gemma3_text", {"rope_theta": 3e5, "rope_local_base_freq": 3e3}, 0, 3e5),
@@ -185,6 +195,8 @@ NAMES: list[tuple[str, dict[str, Any], tuple[str, ...], tuple[str, ...]]] = [
         ("lm_head.weight", ATTENTION + "q_norm.weight"),
     ),
     ("gemma3_text", {"attention_bias": True}, (ATTENTION + "q_norm.weight", ATTENTION + "k_proj.bias"), ()),
+    ("gpt_oss", {}, (ATTENTION + "sinks", ATTENTION + "o_proj.bias", "model.layers.0.mlp.router.bias"), ()),
+    ("gpt_oss", {"attention_bias": False}, (ATTENTION + "sinks",), (ATTENTION + "q_proj.bias",)),
     ("olmo2", {}, ("model.layers.0.post_feedforward_layernorm.weight",), ("model.layers.0.input_layernorm.weight",)),
     ("mixtral", {}, ("model.layers.0.block_sparse_moe.gate.weight",), ("model.layers.0.mlp.gate_proj.weight",)),
     (

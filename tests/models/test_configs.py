@@ -13,9 +13,9 @@ from tests.models.small_configs import EXPERTS, FAMILIES, LONG, YARN, build, con
 
 GEMMA = ("gemma2", "gemma3_text")
 # Families in which transformers honours `layer_types`, and those without windows.
-CHOOSES_LAYERS = ("qwen2", "qwen3", "gemma2", "gemma3_text")
+CHOOSES_LAYERS = ("qwen2", "qwen3", "gemma2", "gemma3_text", "gpt_oss")
 NEVER_SLIDES = ("llama", "olmo2")
-HAS_BIAS_FLAG = ("llama", "qwen3", "gemma2", "gemma3_text", "olmo2", "qwen3_moe")
+HAS_BIAS_FLAG = ("llama", "qwen3", "gemma2", "gemma3_text", "olmo2", "qwen3_moe", "gpt_oss")
 
 
 def test_the_families_here_are_those_of_the_package() -> None:

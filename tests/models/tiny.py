@@ -131,7 +131,8 @@ def build_model(case: TinyCase, seed: int) -> Any:
     """The case's float32 model with random weights.
 
     Matrices are normal with deviation 0.15, so that logits and attention are not flat. Vectors are what the model
-    starts with (1 or 0 for norms, 0 for biases) plus deviation 0.2, so that an offset or a bias counts. Every second
+    starts with (1 or 0 for norms, 0 for biases) plus deviation 0.2, so that an offset or a bias counts; attention sinks
+    and biases of routers have deviation 1. Every second
     norm weight or so is also flipped (1 -> -1; as an offset to 1: 0 -> -2): with positive weights a tied model with
     scaled embeddings (gemma) only repeats its last token.
     """
@@ -145,6 +146,9 @@ def build_model(case: TinyCase, seed: int) -> Any:
             noise = torch.randn(parameter.shape, generator=generator)
             if parameter.dim() > 1:
                 parameter.copy_(noise * 0.15)
+                continue
+            if name.endswith(("sinks", "router.bias")):  # which start at random
+                parameter.copy_(noise)
                 continue
             parameter.add_(noise, alpha=0.2)
             if "norm" in name:

@@ -98,6 +98,20 @@ VARIANTS: Mapping[str, Mapping[str, Mapping[str, Any]]] = {
             "hub": True,
         },
     },
+    "gpt_oss": {
+        "hub": {
+            "num_hidden_layers": 4,
+            "layer_types": ["full_attention", "sliding_attention", "sliding_attention", "full_attention"],
+            "num_local_experts": 6,
+            "num_experts_per_tok": 3,
+            "head_dim": 24,
+            "vocab_size": 163,
+            "attention_bias": False,
+            "swiglu_limit": 0.5,
+            "swiglu_alpha": 1.5,
+            "hub": True,
+        }
+    },
     "olmo2": {"bias_heads": {"num_key_value_heads": 4, "attention_bias": True, "vocab_size": 163, "hub": True}},
     "mixtral": {
         "window": {"sliding_window": 8, "head_dim": 24, "vocab_size": 163, "num_local_experts": 6, "hub": True}

@@ -44,6 +44,7 @@ _REFUSED: Mapping[str, tuple[object, ...]] = {
     "expert_weights_scale": (0.0, 1.0),
     "logit_scale": (0.0, 1.0),
     "residual_scale": (0.0, 1.0),
+    "swiglu_clamp_exp": (0.0,),
     "use_parallel_residual": (False,),
 }
 
@@ -73,6 +74,7 @@ class Family:
     experts: Mapping[str, str] = field(default_factory=dict)
     interleaved: bool = False
     norm_offset: float = 0.0
+    sinks: bool = False
 
 
 def family_of(metadata: Metadata, tensors: Tensors) -> tuple[Family, Config]:
@@ -108,7 +110,9 @@ def renamed(tensors: Tensors, family: Family, config: Config) -> Iterator[GgufTe
             yield _as(tensor, name, add=-family.norm_offset if name.endswith("norm.weight") else 0.0)
             continue
         layer, part, suffix = match.groups()
-        if part in family.experts:
+        if part == "attn_sinks":
+            yield _as(tensor, f"model.layers.{layer}.self_attn.sinks" if family.sinks else name)
+        elif part in family.experts:
             yield from _unstacked(tensor, f"model.layers.{layer}.{family.experts[part]}.{suffix}", config)
         elif part in family.names:
             interleaved = heads.get(part, 0) if family.interleaved else 0
@@ -125,11 +129,12 @@ def _as(tensor: TensorInfo, name: str, heads: int = 0, add: float = 0.0) -> Gguf
 
 
 def _unstacked(tensor: TensorInfo, pattern: str, config: Config) -> Iterator[GgufTensor]:
-    """The matrices of [experts, n, k], which lie one after the other."""
-    count = config["num_experts"]
-    if len(tensor.shape) != 3 or tensor.shape[0] != count:
+    """The matrices of [experts, n, k] or the biases of [experts, n], which lie one after the other."""
+    count, rank = config["num_experts"], 2 if pattern.endswith(".bias") else 3
+    if len(tensor.shape) != rank or tensor.shape[0] != count:
+        expected = f"[{count}, n{', k' if rank == 3 else ''}]"
         raise ConfigError(
-            f"tensor {shown(tensor.name)} has the wrong shape", expected=f"[{count}, n, k]", found=list(tensor.shape)
+            f"tensor {shown(tensor.name)} has the wrong shape", expected=expected, found=list(tensor.shape)
         )
     nbytes = tensor.nbytes // count
     for expert in range(count):
@@ -221,6 +226,16 @@ def _qwen3_moe(metadata: Metadata, arch: str, tensors: Tensors, config: Config) 
     config.update(moe_intermediate_size=width, norm_topk_prob=True, decoder_sparse_step=1, mlp_only_layers=[])
 
 
+def _gpt_oss(metadata: Metadata, arch: str, tensors: Tensors, config: Config) -> None:
+    """The file says neither which layers slide, every second one, nor that the ramp of YaRN is not rounded."""
+    _full_rope(metadata, arch, tensors, config)
+    _experts(metadata, arch, config)
+    config["intermediate_size"] = metadata.integer(f"{arch}.expert_feed_forward_length", config["intermediate_size"])
+    config["sliding_window"] = metadata.integer(f"{arch}.attention.sliding_window")
+    config["attention_bias"] = "blk.0.attn_q.bias" in tensors
+    config["rope_scaling"] = {**(config.get("rope_scaling") or {"rope_type": "default"}), "truncate": False}
+
+
 def _gemma2(metadata: Metadata, arch: str, tensors: Tensors, config: Config) -> None:
     _gemma(metadata, arch, tensors, config, period=2, window=4096, largest_layers=46)
     for key, default in (("attn_logit_softcapping", 50.0), ("final_logit_softcapping", 30.0)):
@@ -280,6 +295,13 @@ _FAMILIES = {
         _qwen3_moe,
         {**_PRE_NORM, "ffn_gate_inp": "mlp.gate"},
         {f"ffn_{x}_exps": f"mlp.experts.{{}}.{x}_proj" for x in ("gate", "up", "down")},
+    ),
+    "gpt-oss": Family(
+        "gpt_oss",
+        _gpt_oss,
+        {**_ATTENTION, "post_attention_norm": "post_attention_layernorm", "ffn_gate_inp": "mlp.router"},
+        {f"ffn_{x}_exps": f"mlp.experts.{{}}.{x}_proj" for x in ("gate", "up", "down")},
+        sinks=True,
     ),
     "gemma2": Family("gemma2", _gemma2, _SANDWICH, norm_offset=1.0),
     "gemma3": Family("gemma3_text", _gemma3, _SANDWICH, norm_offset=1.0),

@@ -2,10 +2,11 @@
 
 A matrix [N, K] of format pack-quantized: `weight_packed` int32 is a stream of bits along K of codes + 2**(bits - 1) or,
 in files before 2026-05, of words that no code leaves; `weight_scale` [N, groups], `weight_zero_point` packed along N
-where it is asymmetric, `weight_shape` [2]. int-quantized: `weight` int8 and zero points int8. mxfp4-pack-quantized and
-nvfp4-pack-quantized: `weight_packed` uint8[N, K / 2] of e2m1, the low nibble first, scales e8m0 of 32, or e4m3 of 16
-that `weight_global_scale` float32[1] divides. float-quantized: `weight` e4m3, see `fp8.py`; mxfp8-quantized with scales
-e8m0 of 32. sparse-24-bitmask of `sparsity_config`: see `sparse.py`.
+where it is asymmetric, `weight_shape` [2], with `actorder` group `weight_g_idx`, the group of each column.
+int-quantized: `weight` int8 and zero points int8. mxfp4-pack-quantized and nvfp4-pack-quantized: `weight_packed`
+uint8[N, K / 2] of e2m1, the low nibble first, scales e8m0 of 32, or e4m3 of 16 that `weight_global_scale` float32[1]
+divides. float-quantized: `weight` e4m3, see `fp8.py`; mxfp8-quantized with scales e8m0 of 32. sparse-24-bitmask of
+`sparsity_config`: see `sparse.py`.
 Activations in 8 bits, for FP4 in 4, that are scaled as they come are accepted: ours are rounded to 8 in groups of 32.
 """
 
@@ -27,6 +28,7 @@ from mlcpipe.checkpoint.matrix import (
     e4m3_values,
     fp8_matrix,
     matrix,
+    nibbles_of,
     scales_of,
     scheme_name,
     sibling,
@@ -182,7 +184,7 @@ def _matrix(tensors: Mapping[str, TensorInfo], module: str, form: _Form) -> Matr
         check_tensor(codes, ("int32",), (n, -(-k * form.bits // 32)))
     index, zeros = (tensors.get(f"{module}.{part}") for part in ("weight_g_idx", "weight_zero_point"))
     groups = form.scales(n, k)[0][-1]
-    columns = None if index is None else sorted_columns(index, k, groups)
+    columns = None if index is None else _columns(index, k, groups)
     if form.symmetric:
         zeros = None
     elif zeros is None:
@@ -196,6 +198,12 @@ def _matrix(tensors: Mapping[str, TensorInfo], module: str, form: _Form) -> Matr
     middle = 1 << (form.bits - 1) if zeros is None else 0
     read = partial(_parts, codes, scales, zeros, form, (n, k), scheme)
     return replace(matrix(module, (n, k), scheme, sources, read, middle), columns=columns)
+
+
+def _columns(index: TensorInfo, k: int, groups: int) -> NDArray[np.int32] | None:
+    """The order of the columns of `actorder` group; indices that nothing set, all -1, leave them as they are."""
+    check_tensor(index, ("int32",), (k,))
+    return None if (words_of(index).view(np.int32) == -1).all() else sorted_columns(index, k, groups)
 
 
 def _parts(
@@ -246,21 +254,15 @@ def _float_matrix(tensors: Mapping[str, TensorInfo], module: str, form: str) -> 
     check_tensor(codes, ("uint8",), (n, k // 2))
     if form == MXFP4:
         return matrix(
-            module, (n, k), "MXFP4", (codes, scales), lambda: Parts(_pairs(codes), byte_scales(scales, "MXFP4"))
+            module, (n, k), "MXFP4", (codes, scales), lambda: Parts(nibbles_of(codes), byte_scales(scales, "MXFP4"))
         )
     divisor = sibling(tensors, module, "weight_global_scale")
     check_tensor(divisor, ("float32",), (1,))
     return matrix(module, (n, k), "fp4_g16_f32", (codes, scales, divisor), partial(_nvfp4, codes, scales, divisor))
 
 
-def _pairs(codes: TensorInfo) -> NDArray[np.uint8]:
-    """The codes of bytes uint8[N, K / 2], as [N, K]."""
-    pairs = np.frombuffer(read_bytes(codes), np.uint8).reshape(codes.shape)
-    return np.stack([pairs & 15, pairs >> 4], axis=-1).reshape(len(pairs), -1)
-
-
 def _nvfp4(codes: TensorInfo, scales: TensorInfo, divisor: TensorInfo) -> Parts:
     """Scales are rounded once, to float32, as the package that defines the format does."""
     values = e4m3_values(np.frombuffer(read_bytes(scales), np.uint8).reshape(scales.shape))
     with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
-        return Parts(_pairs(codes), values / scales_of(divisor))
+        return Parts(nibbles_of(codes), values / scales_of(divisor))

@@ -30,6 +30,7 @@ from mlcpipe.runtime.serving.core import Core, Drawn
 from mlcpipe.runtime.serving.draft_heads import DraftHeads
 from mlcpipe.runtime.serving.draft_model import DraftModel, DraftSource, ModelDrafter
 from mlcpipe.runtime.serving.drafting import Drafter, Lookup
+from mlcpipe.runtime.serving.eagle import EagleDraft
 from mlcpipe.runtime.serving.executor import MAX_FEW_ROWS
 from mlcpipe.runtime.serving.interface import (
     EngineStats,
@@ -78,7 +79,7 @@ class Batching:
     `max_queue` requests may wait; another gets OverloadedError. `step_s` is how long a step may take where somebody
     waits for the next token. What a request answers does not depend on what runs beside it, nor on `drafts`: whether
     tokens that are looked up in its texts are checked several at a time, where that is faster; `draft_model`, or else
-    the bundle's draft heads, propose them where the texts do not. `adapter_blocks` is the room for adapters, of 16
+    the bundle's draft head, propose them where the texts do not. `adapter_blocks` is the room for adapters, of 16
     ranks each. With `context_shift` prompts and answers may be longer than the context, which then has their first page
     and their last tokens; raises UsageError for one that is too short for it. `swap_bytes` as in `Core`.
     """
@@ -108,6 +109,8 @@ class Batching:
             self._draft_model = DraftModel(draft_model, kv_tokens, max_sequences)
         elif drafts and bundle.manifest.model.draft_heads:
             self._draft_model = DraftHeads(self._core)
+        elif drafts and bundle.manifest.model.eagle is not None:
+            self._draft_model = EagleDraft(self._core, kv_tokens)
         self._scheduler = self._core.scheduler
         self._limits, self._kv_tokens = self._scheduler.limits, kv_tokens
         self._commands: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()

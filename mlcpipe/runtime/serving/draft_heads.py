@@ -7,6 +7,7 @@ read no drafted token, so that a step of few rows is all that they need.
 from __future__ import annotations
 
 import time
+from typing import Any
 
 import numpy as np
 
@@ -15,6 +16,7 @@ from mlcpipe.runtime.sampler import Sampler
 from mlcpipe.runtime.serving.core import Core
 from mlcpipe.runtime.serving.cost_model import CostModel, Load
 from mlcpipe.runtime.serving.draft_model import DraftSource, ModelDrafter
+from mlcpipe.runtime.serving.executor import MAX_FEW_ROWS
 from mlcpipe.runtime.serving.sequence import Sequence
 
 
@@ -27,7 +29,17 @@ class DraftHeads(DraftSource):
         super().__init__(CostModel())
         self.most = core.bundle.manifest.model.draft_heads
         self._core, self._sampler = core, Sampler(core.bundle)
-        core.executor.keep_hidden()
+        model, device = core.bundle.manifest.model, core.bundle.device
+        core.executor.keep_hidden(model.hidden_size)
+        with device.errors():
+            self._heads = [core.bundle.library.vm[f"draft_head_{head}"] for head in range(self.most)]
+            self._logits = tvm_runtime.empty((MAX_FEW_ROWS, model.vocab_size), "float32", device.handle)
+
+    def logits(self, head: int, rows: Any) -> Any:
+        """Logits f32[r, V] of a head for rows i32[r] of what was kept, valid until the next call."""
+        logits = tvm_runtime.view(self._logits, (rows.shape[0], self._logits.shape[1]))
+        self._heads[head](self._core.executor.hidden, rows, logits, self._core.bundle.params)
+        return logits
 
     def _load(self, rows: int, keys: int) -> Load:
         return Load(few=rows)
@@ -49,7 +61,7 @@ class DraftHeads(DraftSource):
             for head in range(length):
                 settings = [drafter.row.after(draft) for (_, drafter, _), draft in zip(ready, drafts)]
                 self._sampler.prepare(settings, [one.dropped + len(one.tokens) + head for one, *_ in ready])
-                drawn = self._sampler.sample(self._core.executor.draft(head, rows))
+                drawn = self._sampler.sample(self.logits(head, rows))
                 for draft, token in zip(drafts, tvm_runtime.array(device.read(drawn)).tolist()):
                     draft.append(max(token, 0))
         self._cost.observe(Load(few=len(ready)), (time.perf_counter() - began) / length)

@@ -99,11 +99,11 @@ class DraftSource(ABC):
             return
         running = scheduler.residency.running
         pairs = [(one, one.request.drafter) for one in running if isinstance(one.request.drafter, ModelDrafter)]
-        length = self._length(scheduler, [drafter.rate for _, drafter in pairs]) if pairs else 0
-        if not length:
-            return
         try:
-            self._draft(pairs, length)
+            self._follow_step()
+            length = self._length(scheduler, [drafter.rate for _, drafter in pairs]) if pairs else 0
+            if length:
+                self._draft(pairs, length)
         except Exception as error:  # answers need no drafts
             self._failed = True
             warnings.warn(f"{self.name} failed, answers go on without drafts: {last_line(error)}", stacklevel=2)
@@ -121,6 +121,9 @@ class DraftSource(ABC):
         length = scheduler.cost.draft_length(Load(few=len(running), few_keys=keys), rates, token_s, most)
         self._without = 0 if length else self._without + 1
         return length or int(self._without % _AGAIN == 0)
+
+    def _follow_step(self) -> None:  # noqa: B027  # most need nothing
+        """Take what is needed of the step that was computed last, before the next one."""
 
     @abstractmethod
     def _load(self, rows: int, keys: int) -> Load:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Callable, Hashable, Iterable, Iterator
 from collections.abc import Sequence as Many
 from dataclasses import replace
 from functools import partial
@@ -63,7 +62,7 @@ class Forward(NamedTuple):
 
 
 class Kept(NamedTuple):
-    """Rows of a sequence that the last forward of few rows kept for draft heads.
+    """Rows of a sequence that the last forward of their kind kept for a draft head.
 
     They are `size` rows from `row` on, for the tokens from `position` on.
     """
@@ -96,23 +95,24 @@ class Executor:
             self._logits = [self._empty(few_rows) for _ in range(2)]
             self._few_ids, self._few_step = Reused(self._device, "int32"), Reused(self._device, "int32")
         self._step = StepBuffer()
-        self._hidden: Any = None
+        self.hidden: Any = None
+        self.hidden_of_prompts: Any = None
         self.kept: dict[Sequence, Kept] = {}
+        self.kept_of_prompts: dict[Sequence, Kept] = {}
 
-    def keep_hidden(self) -> None:
-        """From now on forwards of few rows keep what the bundle's draft heads read, and `kept` says where."""
-        model, vm = self.bundle.manifest.model, self.bundle.library.vm
-        self._few_hidden = vm["forward_few_hidden"]
-        self._heads = [vm[f"draft_head_{index}"] for index in range(model.draft_heads)]
+    def keep_hidden(self, width: int, *, prompts: bool = False) -> None:
+        """From now on forwards of few rows keep what a draft head reads, in `hidden` f32[rows, width] as `kept` says.
+
+        With `prompts` those of many rows do so, too, in `hidden_of_prompts`.
+        """
+        vm, handle = self.bundle.library.vm, self._device.handle
         with self._device.errors():
-            self._hidden = tvm_runtime.empty((MAX_FEW_ROWS, model.hidden_size), "float32", self._device.handle)
-            self._head_logits = self._empty(MAX_FEW_ROWS)
-
-    def draft(self, head: int, rows: Any) -> Any:
-        """Logits f32[r, V] of a draft head for rows i32[r] of what was kept, valid until the next call."""
-        logits = tvm_runtime.view(self._head_logits, (rows.shape[0], self._vocab))
-        self._heads[head](self._hidden, rows, logits, self.bundle.params)
-        return logits
+            self._few_hidden = vm["forward_few_hidden"]
+            self.hidden = tvm_runtime.empty((MAX_FEW_ROWS, width), "float32", handle)
+            if prompts:
+                self._many_hidden = vm["forward_many_hidden"]
+                chunk = self.bundle.manifest.model.prefill_chunk
+                self.hidden_of_prompts = tvm_runtime.empty((chunk, width), "float32", handle)
 
     def release(self) -> None:
         """Give the memory of the pages back; nothing can be computed any more."""
@@ -164,11 +164,9 @@ class Executor:
         self.kept = {}
         if any(one.sequence.request.adapter for one in rows):
             return Forward(partial(self._adapted, self._few_adapted, (ids,), step, logits), (ids, step, "adapted"))
-        if self._hidden is not None:
-            ends = itertools.accumulate(len(one.tokens) for one in rows)
-            for one, end in zip(rows, ends):
-                self.kept[one.sequence] = Kept(end - len(one.tokens), one.sequence.computed, len(one.tokens))
-            inputs = ids, tvm_runtime.view(self._hidden, (len(tokens), self._hidden.shape[1]))
+        if self.hidden is not None:
+            self.kept = _kept((one.sequence, one.sequence.computed, len(one.tokens)) for one in rows)
+            inputs = ids, tvm_runtime.view(self.hidden, (len(tokens), self.hidden.shape[1]))
             return Forward(partial(self._forward, self._few_hidden, inputs, step, logits), (ids, step, "hidden"))
         return Forward(partial(self._forward, self._few, (ids,), step, logits), (ids, step))
 
@@ -183,11 +181,18 @@ class Executor:
             wanted = np.arange(len(tokens), dtype=np.int32)
         elif not wanted.size:  # no kernel takes no rows: a GPU's cannot, a CPU's would read the row before the first
             wanted = np.zeros(1, np.int32)
-        ids, step = (self._device.tensor(tokens), self._device.tensor(wanted)), self._step.fill(many_spans(rows))
+        ids: tuple[Any, ...] = self._device.tensor(tokens), self._device.tensor(wanted)
+        step = self._step.fill(many_spans(rows))
         logits = self._empty(len(wanted)) if all_rows else tvm_runtime.view(self._logits[1], (len(wanted), self._vocab))
+        self.kept_of_prompts = {}
         if any(one.sequence.request.adapter for one in rows):
             return Forward(partial(self._adapted, self._many_adapted, ids, self._device.tensor(step), logits), None)
-        return Forward(partial(self._forward, self._many, ids, self._device.tensor(step), logits), None)
+        function = self._many
+        if self.hidden_of_prompts is not None and not all_rows:
+            self.kept_of_prompts = _kept((one.sequence, one.begin, one.rows) for one in rows)
+            width = self.hidden_of_prompts.shape[1]
+            function, ids = self._many_hidden, (*ids, tvm_runtime.view(self.hidden_of_prompts, (len(tokens), width)))
+        return Forward(partial(self._forward, function, ids, self._device.tensor(step), logits), None)
 
     def _empty(self, rows: int) -> Any:
         return tvm_runtime.empty((rows, self._vocab), "float32", self._device.handle)
@@ -200,3 +205,12 @@ class Executor:
         assert self.adapters is not None
         function(*ids, step, logits, self.pages, self.adapters.tensors, self.bundle.params)
         return logits
+
+
+def _kept(rows: Iterable[tuple[Sequence, int, int]]) -> dict[Sequence, Kept]:
+    """Where rows are kept one after the other: (whose they are, the first one's position, how many)."""
+    kept, row = {}, 0
+    for sequence, position, size in rows:
+        kept[sequence] = Kept(row, position, size)
+        row += size
+    return kept

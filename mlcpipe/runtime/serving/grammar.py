@@ -37,6 +37,7 @@ class GrammarSource:
 
     kind      "json_schema" (`text` is the schema as JSON), "regex" or "lark" (llguidance's dialect)
     parts     more JSON schemas that a Lark grammar names as `@name`, as pairs of name and JSON
+    before    rules in Lark of what comes before, the first one named `before`; "" for nothing
     thinking  "may": a `<think>…</think>` may come first; "open": the prompt has begun one, which must end first
     """
 
@@ -44,6 +45,7 @@ class GrammarSource:
     text: str
     parts: tuple[tuple[str, str], ...] = field(default=())
     thinking: Thinking = "none"
+    before: str = ""
 
 
 class Grammar:
@@ -180,6 +182,8 @@ def _grammars(source: GrammarSource) -> str:
     else:
         body = {"lark_grammar": source.text}
     grammars = [{**body, "name": "answer"}, *({**_json_grammar(text), "name": name} for name, text in source.parts)]
+    if source.before:
+        grammars.insert(0, {"name": "main", "lark_grammar": f"start: before @answer\n{source.before}"})
     if source.thinking != "none":
         text = _MAY_THINK if source.thinking == "may" else _THINKS
         grammars.insert(0, {"name": "main", "lark_grammar": text})

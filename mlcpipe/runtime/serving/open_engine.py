@@ -94,8 +94,14 @@ def _swap_bytes(bundle: LoadedBundle, asked: int | None, kv_bytes: int) -> int:
 
 def _logits_bytes(bundle: LoadedBundle) -> int:
     model = bundle.manifest.model
-    return (2 + (model.draft_heads > 0)) * MAX_FEW_ROWS * 4 * model.vocab_size
+    drafts = model.draft_heads > 0 or model.eagle is not None
+    kept = 0 if model.eagle is None else 4 * model.hidden_size * (MAX_FEW_ROWS + model.prefill_chunk)
+    return 4 * ((2 + drafts) * MAX_FEW_ROWS * model.vocab_size + kept)
 
 
 def _kv_bytes(bundles: list[LoadedBundle], kv_tokens: int) -> int:
-    return sum(sum(layer_pages(each, kv_tokens)) * each.manifest.page_bytes for each in bundles)
+    heads = [each.manifest.model.eagle for each in bundles]
+    pages = -(-kv_tokens // bundles[0].manifest.model.page_size)
+    return sum(sum(layer_pages(each, kv_tokens)) * each.manifest.page_bytes for each in bundles) + sum(
+        pages * head.page_bytes for head in heads if head is not None
+    )

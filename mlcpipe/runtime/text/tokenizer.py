@@ -205,6 +205,10 @@ class Tokenizer:
             self._compiled[name] = ChatTemplate(source, bos_token=bos, eos_token=eos, special_tokens=tokens)
         return self._compiled[name]
 
+    def control_tokens(self, texts: Sequence[str]) -> set[int]:
+        """The ids of the texts that are control tokens."""
+        return {index for index in map(self.library.token_to_id, texts) if index in self.control_token_ids}
+
     def files(self) -> list[Path]:
         """The files to copy into a bundle, so that `load` finds the same tokenizer there."""
         return [path for name in FILE_NAMES if (path := self._folder / name).is_file()]

@@ -10,12 +10,21 @@ from typing import Any
 
 from mlcpipe.runtime.serving.grammar import GrammarSource
 from mlcpipe.server.tool_formats.json_call import JsonCallParser
-from mlcpipe.server.tool_formats.style import Literal, Messages, Tool, ToolParser, any_tool, call_schemas, to_template
+from mlcpipe.server.tool_formats.style import (
+    Literal,
+    Messages,
+    Style,
+    Tool,
+    ToolParser,
+    any_tool,
+    call_schemas,
+    to_template,
+)
 
 BEGIN, END = "<tool_call>", "</tool_call>"
 
 
-class Hermes:
+class Hermes(Style):
     """Calls in tags of their own."""
 
     name = "hermes"

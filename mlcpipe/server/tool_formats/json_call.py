@@ -165,6 +165,8 @@ class JsonCallParser:
     bare      names of tools, where an answer may begin with a call without a marker: other objects are content
     """
 
+    inside = False
+
     def __init__(
         self,
         begins: Collection[str],

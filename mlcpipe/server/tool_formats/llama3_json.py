@@ -10,12 +10,21 @@ from typing import Any
 
 from mlcpipe.runtime.serving.grammar import GrammarSource
 from mlcpipe.server.tool_formats.json_call import JsonCallParser
-from mlcpipe.server.tool_formats.style import Literal, Messages, Tool, ToolParser, any_tool, call_schemas, to_template
+from mlcpipe.server.tool_formats.style import (
+    Literal,
+    Messages,
+    Style,
+    Tool,
+    ToolParser,
+    any_tool,
+    call_schemas,
+    to_template,
+)
 
 TAG = "<|python_tag|>"
 
 
-class Llama3Json:
+class Llama3Json(Style):
     """Calls without marks around them."""
 
     name = "llama3_json"

@@ -14,6 +14,7 @@ from mlcpipe.server.tool_formats.json_call import JsonCallParser
 from mlcpipe.server.tool_formats.style import (
     Literal,
     Messages,
+    Style,
     Tool,
     ToolParser,
     any_tool,
@@ -25,7 +26,7 @@ from mlcpipe.server.tool_formats.style import (
 BEGIN = "[TOOL_CALLS]"
 
 
-class Mistral:
+class Mistral(Style):
     """Calls in one list."""
 
     name = "mistral"

@@ -18,6 +18,7 @@ from mlcpipe.server.tool_formats.style import (
     Literal,
     Messages,
     Piece,
+    Style,
     Tool,
     ToolParser,
     call_id,
@@ -29,7 +30,7 @@ _FUNCTION = re.compile(r"\s*<function=([^>\n]+)>(.*?)(?:</function>\s*|$)", re.D
 _PARAMETER = re.compile(r"<parameter=([^>\n]+)>\n?(.*?)\n?</parameter>", re.DOTALL)
 
 
-class Qwen3Xml:
+class Qwen3Xml(Style):
     """Calls in tags of names and values."""
 
     name = "qwen3_xml"
@@ -63,6 +64,8 @@ class Qwen3Xml:
 
 
 class _XmlParser:
+    inside = False
+
     def __init__(self, tools: Sequence[Tool]) -> None:
         self._texts = {tool.name: _text_parameters(tool.parameters) for tool in tools}
         self._matcher = StopMatcher([BEGIN])

@@ -14,7 +14,7 @@ from mlcpipe.runtime.serving.grammar import GrammarSource
 Messages = list[dict[str, Any]]
 _ID_CHARS = string.ascii_letters + string.digits
 ANY_OBJECT = {"type": "object"}
-_ROOT = {"$id": "tool:/"}  # references like "#/$defs/A" begin here
+ROOT = {"$id": "tool:/"}  # references like "#/$defs/A" begin here
 
 
 @dataclass(frozen=True)
@@ -42,11 +42,21 @@ class CallPiece:
     arguments: str = ""
 
 
-Piece = str | CallPiece
+@dataclass(frozen=True)
+class Thought:
+    """A part of the reasoning."""
+
+    text: str
+
+
+Piece = str | CallPiece | Thought
 
 
 class ToolParser(Protocol):
-    """Takes an answer's text as it comes, gives back text and calls."""
+    """Takes an answer's text as it comes, gives back text, calls and thoughts; `inside` while thoughts come."""
+
+    @property
+    def inside(self) -> bool: ...
 
     def push(self, text: str) -> list[Piece]:
         """What is certain now."""
@@ -62,6 +72,7 @@ class ToolFormat(Protocol):
 
     name: str
     shown: Collection[str]  # control tokens that the parser needs to see in the text
+    channels: bool  # whether every answer is read by the parser, which tells thoughts from text
 
     def detect(self, template: str) -> bool:
         """Whether a chat template has this style."""
@@ -78,6 +89,20 @@ class ToolFormat(Protocol):
     def parser(self, tools: Sequence[Tool]) -> ToolParser:
         """A parser for one answer."""
         ...
+
+    def before_answer(self, literal: Literal) -> str:
+        """Rules in Lark of what is written before the answer itself, the first one named `before`; "" for nothing."""
+        ...
+
+
+class Style:
+    """What styles without channels share."""
+
+    channels = False
+
+    def before_answer(self, literal: Literal) -> str:
+        """Nothing."""
+        return ""
 
 
 Literal = Callable[[str], str]
@@ -99,7 +124,7 @@ def call_schemas(tools: Sequence[Tool], arguments: str = "arguments") -> tuple[t
                     "type": "object",
                     "properties": {
                         "name": {"const": tool.name},
-                        arguments: {**_ROOT, **(tool.parameters or ANY_OBJECT)},
+                        arguments: {**ROOT, **(tool.parameters or ANY_OBJECT)},
                     },
                     "required": ["name", arguments],
                     "additionalProperties": False,

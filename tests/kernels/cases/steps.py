@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tir_schedules import step_layout as s
+from tir_schedules.paged import Heads
 
 Array = NDArray[Any]
 
@@ -48,3 +49,10 @@ def step_integers(
         numbers += [arrays[key], np.full(int(draw.integers(3)), 10**9)]
         at += sum(map(len, numbers[-2:]))
     return np.concatenate(numbers).astype(np.int32)
+
+
+def sinks_of(shape: Heads) -> Array:
+    """Logits of the sinks of heads, float64: from none to far above all scores; none where heads have no sinks."""
+    if not shape.sinks:
+        return np.full(shape.num_heads, -np.inf)
+    return np.resize(np.array([3.0, -1.0, 300.0, 0.5, -300.0]), shape.num_heads)

@@ -23,6 +23,7 @@ ARCHITECTURES = {
     "qwen2": gguf.MODEL_ARCH.QWEN2,
     "qwen3": gguf.MODEL_ARCH.QWEN3,
     "qwen3_moe": gguf.MODEL_ARCH.QWEN3MOE,
+    "gpt_oss": gguf.MODEL_ARCH.GPT_OSS,
     "gemma2": gguf.MODEL_ARCH.GEMMA2,
     "gemma3_text": gguf.MODEL_ARCH.GEMMA3,
     "phi3": gguf.MODEL_ARCH.PHI3,
@@ -82,7 +83,8 @@ def write_gguf(
     for name, values in _stacked(source):
         renamed = names.get_name(name, try_suffixes=(".weight", ".bias"))
         assert renamed is not None, name
-        if values.ndim > 1 and kind != F32:
+        renamed += ".weight" if name.endswith("sinks") else ""
+        if values.ndim > 1 and kind != F32 and not name.endswith("bias"):
             writer.add_tensor(renamed, quantized(values, kind), raw_dtype=kind)
         else:
             writer.add_tensor(renamed, values)
@@ -161,12 +163,12 @@ def _add_sizes(writer: gguf.GGUFWriter, config: dict[str, Any]) -> None:
     writer.add_key_length(head_dim)
     writer.add_value_length(head_dim)
     kind = config["model_type"]
-    if kind in ("mixtral", "qwen3_moe"):
+    if kind in ("mixtral", "qwen3_moe", "gpt_oss"):
         writer.add_expert_count(config.get("num_local_experts", config.get("num_experts")))
         writer.add_expert_used_count(config["num_experts_per_tok"])
-    if kind == "qwen3_moe":
-        writer.add_expert_feed_forward_length(config["moe_intermediate_size"])
-    if kind in ("gemma2", "gemma3_text", "phi3", "mistral", "mixtral"):
+    if kind in ("qwen3_moe", "gpt_oss"):
+        writer.add_expert_feed_forward_length(config.get("moe_intermediate_size", config["intermediate_size"]))
+    if kind in ("gemma2", "gemma3_text", "phi3", "mistral", "mixtral", "gpt_oss"):
         writer.add_sliding_window(config.get("sliding_window") or 0)
     if kind == "gemma2":
         writer.add_attn_logit_softcapping(config["attn_logit_softcapping"])

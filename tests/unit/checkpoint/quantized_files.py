@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
@@ -88,15 +89,21 @@ class Form:
     dtype: Any = np.float16
     fields: Mapping[str, Any] = field(default_factory=dict)
 
-    def round(self, w: Array) -> Codes | Floats:
-        """The nearest codes of w float32[N, K]; with desc_act groups are of columns anywhere."""
+    def round(self, w: Array, name: str = "") -> Codes | Floats:
+        """The nearest codes of w float32[N, K]; with desc_act groups are of columns anywhere.
+
+        Their order is another one for another N, layer or expert.
+        """
         n, k = w.shape
         if self.kind == "floats":
             groups = w.reshape(n, k // self.group, self.group)
             scales = np.maximum(np.abs(groups).max(-1) / 6, 1e-6)
             codes = (groups / scales[..., None]).astype(ml_dtypes.float4_e2m1fn).view(np.uint8)
             return Floats.of(codes.reshape(n, k), scales, self.group)
-        columns = np.random.default_rng(k).permutation(k) if self.fields.get("desc_act") else None
+        is_sorted = self.fields.get("desc_act") or self.fields.get("actorder") == "group"
+        columns = (
+            np.random.default_rng([n, *map(int, re.findall(r"(?<=\.)\d+", name))]).permutation(k) if is_sorted else None
+        )
         groups = (w if columns is None else w[:, columns]).reshape(n, k // (self.group or k), -1)
         top = (1 << self.bits) - 1
         low, high = np.minimum(groups.min(-1), 0), np.maximum(groups.max(-1), 0)
@@ -133,19 +140,23 @@ def pack_awq(codes: Array) -> Array:
     return words.view(np.int32)
 
 
+def group_index(codes: Codes) -> Array:
+    """The group of each column, int32[K]."""
+    k = codes.codes.shape[1]
+    index = np.repeat(np.arange(codes.scales.shape[1], dtype=np.int32), k // codes.scales.shape[1])
+    return index if codes.columns is None else index[np.argsort(codes.columns)]
+
+
 def gptq(module: str, codes: Codes, form: Form) -> dict[str, Array]:
     """The tensors of a GPTQ module; version 1 unless the fields say gptq_v2."""
     top = (1 << form.bits) - 1
     less = 0 if form.fields.get("checkpoint_format") == "gptq_v2" else 1
     zeros = (codes.zeros.astype(np.int64) - less & top).astype(np.uint8)
-    index = np.arange(codes.codes.shape[1]) // (form.group or codes.codes.shape[1])
-    if codes.columns is not None:
-        index[codes.columns] = index.copy()
     return {
         f"{module}.qweight": np.ascontiguousarray(pack_bits(codes.codes, form.bits).T),
         f"{module}.qzeros": pack_bits(np.ascontiguousarray(zeros.T), form.bits),
         f"{module}.scales": np.ascontiguousarray(codes.scales.T),
-        f"{module}.g_idx": index.astype(np.int32),
+        f"{module}.g_idx": group_index(codes),
     }
 
 
@@ -176,6 +187,7 @@ def packed_tensors(module: str, codes: Codes, form: Form) -> dict[str, Array]:
         f"{module}.weight_scale": codes.scales,
         f"{module}.weight_shape": np.array(codes.codes.shape, np.int64),
         **(zeros if form.kind == "zeros" else {}),
+        **({f"{module}.weight_g_idx": group_index(codes)} if codes.columns is not None else {}),
     }
 
 
@@ -270,7 +282,7 @@ def quantize(source: Path, folder: Path, method: str, form: Form) -> dict[str, A
         if not is_rounded(name, values[name], method):
             stored[name] = values[name]
             continue
-        codes = form.round(values[name])
+        codes = form.round(values[name], name)
         stored |= pack(name.removesuffix(".weight"), codes, form)
         values[name] = codes.values()
     folder.mkdir(parents=True, exist_ok=True)

@@ -10,7 +10,7 @@ import pytest
 from safetensors.numpy import save_file
 
 from mlcpipe.checkpoint import Checkpoint, open_checkpoint
-from mlcpipe.checkpoint.draft_head import with_draft_head
+from mlcpipe.checkpoint.draft_heads import with_draft_head
 from mlcpipe.errors import CheckpointError
 from tests.conftest import TinyLlama, write_llama
 from tests.models.head_files import HEADS, Tensors, random_heads, write_heads
@@ -49,8 +49,8 @@ def test_both_forms_are_read(blocks: int, checkpoint: Checkpoint, tmp_path: Path
         (GOOD | {"1.1.weight": np.zeros((VOCAB, 64), np.int32)}, r"1\.1\.weight' of.*found .* of int32"),
         (GOOD | {"7.1.weight": np.zeros((VOCAB, 64), np.float32)}, r"7\.1\.weight' .*would not be used"),
         (GOOD | {"4.0.linear.bias": np.zeros(64, np.float32)}, r"3\.0\.linear\.weight' .*missing"),
-        (GOOD | {"9.0.linear.weight": np.zeros((64, 64), np.float32)}, "no Medusa heads"),
-        ({"fc.weight": np.zeros((64, 192), np.float32)}, r"no Medusa heads.*fc\.weight"),
+        (GOOD | {"9.0.linear.weight": np.zeros((64, 64), np.float32)}, "too many Medusa heads.*up to 8"),
+        ({"other.weight": np.zeros((64, 192), np.float32)}, r"no draft head.*other\.weight"),
     ],
     ids=["width", "vocabulary", "rank", "dtype", "unused", "missing", "many", "other"],
 )

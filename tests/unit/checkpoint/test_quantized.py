@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from mlcpipe.checkpoint import open_checkpoint
 from mlcpipe.checkpoint.parts import widened
 from mlcpipe.compiler.export import kept_formats
-from mlcpipe.errors import TargetError
+from mlcpipe.errors import CheckpointError, TargetError
 from mlcpipe.targets import load_target
 from mlcpipe.weights.keep import keep
 from mlcpipe.weights.table import Weight
@@ -67,14 +67,17 @@ def test_codes_and_scales_are_the_stored_ones(method: str, form: Form, tmp_path:
     np.testing.assert_array_equal(found.read("m.q_proj.weight"), codes.values())
 
 
-@pytest.mark.parametrize("target", ["vulkan", "webgpu", "cuda", "metal"])
+@pytest.mark.parametrize("target", ["x86_64-linux", "vulkan", "webgpu", "cuda", "metal"])
 def test_a_target_without_kernels_refuses_a_form(target: str, tmp_path: Path) -> None:
+    """Ours read all forms."""
     write(tmp_path, "gptq", Form(4, 32))
     name, device = "m.q_proj.weight", load_target(target)
-    weight = Weight(name, (N, K), "float32", "scheme", ((name,),))
-    with pytest.raises(TargetError, match=f"no kernel of {target} reads uint4_g32_f16") as found:
-        keep([weight], open_checkpoint(tmp_path), device, kept_formats(device))
-    assert "add --quantization q4f16_1" in str(found.value)
+    weight, found = Weight(name, (N, K), "float32", "scheme", ((name,),)), open_checkpoint(tmp_path)
+    (kept,) = keep([weight], found, device, kept_formats(device))
+    assert kept.scheme is not None and kept.scheme.name == "uint4_g32_f16"
+    with pytest.raises(TargetError, match=f"no kernel of {target} reads uint4_g32_f16") as refusal:
+        keep([weight], found, device, {"Q4_0", "int"})
+    assert "add --quantization q4f16_1" in str(refusal.value)
 
 
 def tensor_of(method: str, part: str, change: Any, form: Form = Form(4, 32)) -> dict[str, NDArray[Any]]:
@@ -231,18 +234,45 @@ def test_fp8_blocks_are_exact_in_float32_and_rounded_when_kept(block: list[int],
     assert "not finite" in refused(tmp_path)
 
 
-def test_sorted_columns(tmp_path: Path) -> None:
-    """desc_act: parts have the columns of a group beside each other, numbers are in their own order."""
+@pytest.mark.parametrize("method", ["gptq", "compressed-tensors"])
+def test_sorted_columns(method: str, tmp_path: Path) -> None:
+    """desc_act and actorder: parts have the columns of a group beside each other, numbers are in their own order."""
     form = Form(4, 64)
     columns = np.random.default_rng(1).permutation(K)
     codes = replace(random_codes(form), columns=columns)
-    write(tmp_path, "gptq", form, tensors=METHODS["gptq"][0]("m.q_proj", codes, form))
+    write(tmp_path, method, form, tensors=METHODS[method][0]("m.q_proj", codes, form))
     found = open_checkpoint(tmp_path)
     np.testing.assert_array_equal(found.read("m.q_proj.weight"), codes.values())
     order = found.columns("m.q_proj.weight")
     assert order is not None and (np.sort(order) == np.arange(K)).all()
     assert (np.sort(order.reshape(-1, 64)) == np.sort(columns.reshape(-1, 64))).all()
     np.testing.assert_array_equal(found.read_parts("m.q_proj.weight").codes, codes.codes[:, order])
+
+
+def test_experts_have_orders_of_their_own(tmp_path: Path) -> None:
+    form, names = Form(4, 64), ("m.q_proj.weight", "m.k_proj.weight")
+    codes = replace(random_codes(form), columns=np.random.default_rng(1).permutation(K))
+    write(tmp_path, "gptq", form, tensors=METHODS["gptq"][0]("m.k_proj", codes, form))
+    found, device = open_checkpoint(tmp_path), load_target("cpu")
+    experts = Weight("experts", (2, N, K), "float32", "scheme", tuple((name,) for name in names))
+    (kept,) = keep([experts], found, device, kept_formats(device))
+    orders = np.frombuffer(kept.columns, np.int32).reshape(2, K)
+    np.testing.assert_array_equal(orders, [np.arange(K), found.columns("m.k_proj.weight")])
+    joined = Weight("joined", (2 * N, K), "float32", "scheme", (names,))
+    with pytest.raises(CheckpointError, match="the columns of joined are sorted in several ways"):
+        keep([joined], found, device, kept_formats(device))
+
+
+def test_an_order_that_nothing_set(tmp_path: Path) -> None:
+    """compressed-tensors leaves -1 in weight_g_idx where no order was found; one of them is damage."""
+    form, index = Form(4, 32), np.full(K, -1, np.int32)
+    codes = write(tmp_path, "compressed-tensors", form, tensors={"m.q_proj.weight_g_idx": index})
+    found = open_checkpoint(tmp_path)
+    assert found.columns("m.q_proj.weight") is None
+    np.testing.assert_array_equal(found.read("m.q_proj.weight"), codes.values())
+    index[7] = 0
+    write(tmp_path, "compressed-tensors", form, tensors={"m.q_proj.weight_g_idx": index})
+    assert "out of range" in refused(tmp_path)
 
 
 def test_bits_of_single_modules(tmp_path: Path) -> None:

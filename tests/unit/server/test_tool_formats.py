@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -11,10 +12,12 @@ import pytest
 
 pytest.importorskip("llguidance")
 
-from mlcpipe.runtime.serving.grammar import GrammarCompiler
+from mlcpipe.runtime.serving.grammar import GrammarCompiler, GrammarSource
+from mlcpipe.runtime.text.chat_template import ChatTemplate
+from mlcpipe.runtime.text.harmony import MARKS
 from mlcpipe.runtime.text.tokenizer import Tokenizer
 from mlcpipe.server.tool_formats import FORMATS, format_of
-from mlcpipe.server.tool_formats.style import CallPiece, Tool, ToolFormat, ToolParser
+from mlcpipe.server.tool_formats.style import CallPiece, Thought, Tool, ToolFormat, ToolParser
 from tests.conftest import DEMO
 from tests.unit.server import tools
 
@@ -60,9 +63,83 @@ CASES = [
 ]
 
 
+THINKS = "<|channel|>analysis<|message|>Rome, they say.<|end|>"
+CALLS = f"<|channel|>commentary to=functions.weather <|constrain|>json<|message|>{json.dumps(ARGUMENTS)}<|call|>"
+NEXT = "<|start|>assistant"
+# text; thoughts, text and calls that are in it
+MESSAGES = [
+    (f"{THINKS}{NEXT}<|channel|>final<|message|>Sun.<|return|>", "Rome, they say.", "Sun.", []),
+    (f"{THINKS}{NEXT}<|channel|>final<|message|>Sun.", "Rome, they say.", "Sun.", []),
+    (f"{THINKS}{NEXT}{CALLS}", "Rome, they say.", "", [CALL]),
+    (f"{THINKS}{NEXT}{CALLS.removesuffix('<|call|>')}", "Rome, they say.", "", [CALL]),
+    (f"{THINKS}{NEXT}{THINKS}{NEXT}{CALLS}", "Rome, they say.\n\nRome, they say.", "", [CALL]),
+    (f"<|channel|>commentary<|message|>I look.<|end|>{NEXT}{CALLS}", "", "I look.", [CALL]),
+    (f" to=functions.weather<|channel|>commentary json<|message|>{json.dumps(ARGUMENTS)}<|call|>", "", "", [CALL]),
+    ("<|channel|>commentary to=functions.clock<|message|><|call|>", "", "", [("clock", {})]),
+    ("<|channel|>analysis to=python<|message|>1 + 1<|call|>", "1 + 1", "", []),
+    (f"<|channel|>commentary<|message|>One.<|end|>{NEXT}<|channel|>final<|message|>Two.", "", "One.\n\nTwo.", []),
+    ("<|channel|>final <|constrain|>json<|message|>{}<|return|>", "", "{}", []),
+    ("<|channel|>analysis<|message|>1 <|end of", "1 <|end of", "", []),
+    ("Plain words.", "", "Plain words.", []),
+    ("to be", "", "to be", []),
+    ("to", "", "to", []),
+    ("<|channel|>anal", "", "", []),
+    ("", "", "", []),
+]
+
+
+@pytest.mark.parametrize(("text", "thoughts", "shown", "calls"), MESSAGES, ids=range(len(MESSAGES)))
+def test_channels_are_read_in_pieces_of_any_size(text: str, thoughts: str, shown: str, calls: list[Any]) -> None:
+    for size in (1, 2, 3, 7, len(text) or 1):
+        parser = BY_NAME["harmony"].parser([tools.WEATHER, tools.CLOCK])
+        pieces = [text[begin : begin + size] for begin in range(0, len(text), size)]
+        found = [*(one for piece in pieces for one in parser.push(piece)), *parser.finish()]
+        assert "".join(one.text for one in found if isinstance(one, Thought)) == thoughts, size
+        assert joined(found) == (shown, calls), size
+
+
+def test_a_call_is_text_where_there_are_no_tools() -> None:
+    parser = BY_NAME["harmony"].parser([])
+    assert joined([*parser.push(CALLS), *parser.finish()]) == (json.dumps(ARGUMENTS), [])
+
+
+def test_a_header_without_an_end_is_text_and_takes_no_more_memory() -> None:
+    parser = BY_NAME["harmony"].parser([])
+    text = "<|channel|>" + "a" * 5000
+    assert joined([one for char in text for one in parser.push(char)])[0] == text
+
+
+def test_harmony_has_one_call_a_message_and_its_result_next() -> None:
+    def call(name: str) -> dict[str, Any]:
+        return {"id": name, "type": "function", "function": {"name": name, "arguments": {"a": 1}}}
+
+    messages: list[dict[str, Any]] = [
+        {"role": "user", "content": "Hi"},
+        {"role": "assistant", "content": "Look.", "reasoning_content": "Two.", "tool_calls": [call("x"), call("y")]},
+        {"role": "tool", "tool_call_id": "y", "content": "2"},
+        {"role": "tool", "tool_call_id": "x", "content": "1"},
+        {"role": "user", "content": "And?"},
+    ]
+    prepared, _ = BY_NAME["harmony"].prepare(messages, [])
+    assert ChatTemplate(tools.HARMONY).render(prepared, add_generation_prompt=True) == (
+        "<|start|>user<|message|>Hi<|end|><|start|>assistant<|channel|>analysis<|message|>Two.\n\nLook.<|end|>"
+        '<|start|>assistant to=functions.x<|channel|>commentary json<|message|>{"a": 1}<|call|>'
+        "<|start|>functions.x to=assistant<|channel|>commentary<|message|>1<|end|>"
+        '<|start|>assistant to=functions.y<|channel|>commentary json<|message|>{"a": 1}<|call|>'
+        "<|start|>functions.y to=assistant<|channel|>commentary<|message|>2<|end|>"
+        "<|start|>user<|message|>And?<|end|><|start|>assistant"
+    )
+
+
 def read(parser: ToolParser, pieces: list[str]) -> tuple[str, list[tuple[str, Any]]]:
+    return joined([*(one for piece in pieces for one in parser.push(piece)), *parser.finish()])
+
+
+def joined(pieces: list[Any]) -> tuple[str, list[tuple[str, Any]]]:
     text, calls = "", list[list[str]]()
-    for found in [*(one for piece in pieces for one in parser.push(piece)), *parser.finish()]:
+    for found in pieces:
+        if isinstance(found, Thought):
+            continue
         if isinstance(found, str):
             text += found
         elif found.name is not None:
@@ -101,6 +178,7 @@ def test_arguments_come_as_they_are_written() -> None:
         (tools.QWEN3_XML, "qwen3_xml"),
         (tools.LLAMA3, "llama3_json"),
         (tools.MISTRAL, "mistral"),
+        (tools.HARMONY, "harmony"),
         (tools.PLAIN, "generic"),
         (None, "generic"),
     ],
@@ -141,6 +219,7 @@ FORCED = {
     "llama3_json": ROME.replace("arguments", "parameters"),
     "mistral": f"[TOOL_CALLS] [{ROME}]",
     "qwen3_xml": XML,
+    "harmony": f'{THINKS}{NEXT}<|channel|>commentary to=functions.weather <|constrain|>json<|message|>{{"city": "Rome"}}',
 }
 
 
@@ -183,6 +262,42 @@ def test_markers_may_be_control_tokens(name: str, compiler: GrammarCompiler, tok
         single = style.grammar([tools.WEATHER], literal, forced=forced, parallel=False)
         assert accepts(compiler, tokenizer, single, call)
         assert not accepts(compiler, tokenizer, single, call + call)
+
+
+@pytest.mark.parametrize("control", [False, True])
+def test_channels_come_before_an_answer_and_before_a_call(
+    control: bool, compiler: GrammarCompiler, tokenizer: Tokenizer
+) -> None:
+    """As text, and as control tokens, for which tokens 0 to 6 stand that no text of the test has."""
+    style, marks = BY_NAME["harmony"], {mark: index for index, mark in enumerate(MARKS)}
+
+    def literal(text: str) -> str:
+        return f"<[{marks[text]}]>" if control else json.dumps(text)
+
+    def encoded(text: str) -> list[int]:
+        parts = re.split(f"({'|'.join(map(re.escape, MARKS))})", text) if control else [text]
+        return [
+            token
+            for part in parts
+            for token in ([marks[part]] if part in marks and control else tokenizer.encode(part))
+        ]
+
+    call = FORCED["harmony"]
+    final = f"{THINKS}{NEXT}<|channel|>final<|message|>"
+    tools_of = style.grammar([tools.WEATHER], literal, forced=False, parallel=True)
+    form = GrammarSource("json_schema", '{"const": 7}', before=style.before_answer(literal))
+    for source, good, bad in (
+        (
+            tools_of,
+            [call, f"{final}Sun.", f"<|channel|>commentary<|message|>I look.<|end|>{NEXT}{call}"],
+            ["Sun.", f"{call} "],
+        ),
+        (form, [f"{final}7", "<|channel|>final <|constrain|>json<|message|>7"], [f"{final}8", "7", THINKS]),
+    ):
+        for text in good:
+            assert accepts(compiler, tokenizer, source, encoded(text)), text
+        for text in bad:
+            assert not accepts(compiler, tokenizer, source, encoded(text)), text
 
 
 @pytest.mark.parametrize("name", ["hermes", "generic"])

@@ -32,4 +32,17 @@ QWEN3_XML = HERMES.replace('{"name": "{{ c.function.name }}"', "<function={{ c.f
 LLAMA3 = """{%- if tools %}Respond in the format {"name": function name, "parameters": dictionary of argument name and its value}.{% endif %}
 {%- for m in messages %}<|start_header_id|>{{ m.role }}<|end_header_id|>{{ m.content }}<|eot_id|>{% endfor %}<|python_tag|>"""
 MISTRAL = """{%- for m in messages %}[INST]{{ m.content }}[/INST]{%- if m.tool_calls %}[TOOL_CALLS] {{ m.tool_calls | tojson }}{% endif %}{% endfor %}"""
+# Of the harmony format's structure: a header, a text and a mark for each message.
+HARMONY = """{%- macro said(who, channel, text) %}<|start|>{{ who }}{% if channel %}<|channel|>{{ channel }}{% endif %}<|message|>{{ text }}<|end|>{% endmacro %}
+{%- if tools %}{{- said('developer', none, tools | tojson) }}{%- endif %}
+{%- for m in messages %}
+{%- if m.tool_calls %}
+{%- if m.thinking %}{% if m.content %}{{ raise_exception('thoughts and text beside a call') }}{% endif %}{{- said('assistant', 'analysis', m.thinking) }}{%- endif %}
+{%- set call = m.tool_calls[0].function %}
+{{- '<|start|>assistant to=functions.' + call.name + '<|channel|>commentary json<|message|>' + (call.arguments | tojson) + '<|call|>' }}
+{%- elif m.role == 'assistant' %}{{- '<|start|>assistant<|channel|>final<|message|>' + m.content + ('<|return|>' if loop.last and not add_generation_prompt else '<|end|>') }}
+{%- elif m.role == 'tool' %}{{- said('functions.' + messages[loop.index0 - 1].tool_calls[0].function.name + ' to=assistant', 'commentary', m.content) }}
+{%- else %}{{- said(m.role, none, m.content) }}{%- endif %}
+{%- endfor %}
+{%- if add_generation_prompt %}<|start|>assistant{% endif %}"""
 PLAIN = "{%- for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}"

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from mlcpipe.nn.definitions import matmul
-from mlcpipe.quantization.kept import SCHEMES, scale_values
+from mlcpipe.quantization.kept import kept_scheme, scale_values
 from mlcpipe.quantization.layout import load_layout
 from mlcpipe.tuned.kernels import parameters
 from mlcpipe.tuning.inputs import SAMPLING, Inputs, inputs_of
@@ -79,10 +79,11 @@ def test_sampling_gets_probabilities() -> None:
             assert np.asarray(given.values[0]).sum() == pytest.approx(1, abs=1e-5)
 
 
-@pytest.mark.parametrize("name", ["IQ4_XS", "MXFP4", "NVFP4", "TQ1_0", "Q4_K"])
+@pytest.mark.parametrize("name", ["IQ4_XS", "MXFP4", "NVFP4", "TQ1_0", "Q4_K", "affine4_g64_bf16"])
 def test_scales_of_block_formats_are_numbers(name: str) -> None:
-    func = matmul(SCHEMES[name], load_layout("rows16"), 32, 256, "float32")
+    scheme = kept_scheme(name)
+    func = matmul(scheme, load_layout("rows16"), 32, 256, "float32")
     arrays = inputs_of(func, 1).values
-    names = list(SCHEMES[name].shapes(32, 256))
-    rows = load_layout("rows16").unrepack(SCHEMES[name], dict(zip(names, arrays[1:])), 32, 256)
-    assert np.isfinite(scale_values(SCHEMES[name], rows["q_scale"])).all()
+    names = list(scheme.shapes(32, 256))
+    rows = load_layout("rows16").unrepack(scheme, dict(zip(names, arrays[1:])), 32, 256)
+    assert np.isfinite(scale_values(scheme, rows["q_scale"])).all()

@@ -7,13 +7,22 @@ from tvm.script.ir_builder import tirx as I
 
 from tir_schedules.builder import Buffer, Expr, function
 from tir_schedules.cpu.attention.flash import Tiles
-from tir_schedules.cpu.attention.pages import AttentionShape, Pages, out_argument, pages_tensor, qkv_argument
+from tir_schedules.cpu.attention.pages import (
+    AttentionShape,
+    Pages,
+    out_argument,
+    pages_tensor,
+    qkv_argument,
+    sinks_argument,
+)
 from tir_schedules.cpu.attention.parts import Queries, RowKeys, attend_in_parts
 from tir_schedules.step import Step, step_argument
 
 
 def attend_few(shape: AttentionShape, scale: float, window: int, tiles: Tiles) -> tirx.PrimFunc:
     """qkv f32[n, heads + 2 kv_heads, D], step i32[k], pages int8[P, page_bytes]: out f32[n, heads, D].
+
+    Heads with sinks have their logits in an argument before `out`, f32[heads].
 
     What a row gets depends on its position and its sequence's keys alone, whatever rows there are beside it.
     """
@@ -24,14 +33,17 @@ def attend_few(shape: AttentionShape, scale: float, window: int, tiles: Tiles) -
         "qkv": qkv_argument(shape, n),
         "step": step_argument(tirx.Var("k", "int64"), window > 0),
         "pages": pages_tensor(shape),
+        **sinks_argument(shape),
         "out": out_argument(shape, n),
     }
 
-    def body(qkv: Buffer, step: Step, pages: Pages, out: Buffer) -> None:
+    def body(qkv: Buffer, step: Step, pages: Pages, *rest: Buffer) -> None:
+        *sinks, out = rest
+
         def at(row: Expr, h: Expr, r: Expr) -> Expr:
             return (row * stride + h * group + r) * dim
 
         queries = Queries(qkv, I.cast(n, "int32"), at, I.float32(scale))
-        attend_in_parts(shape, tiles, RowKeys(pages, step), window, queries, out)
+        attend_in_parts(shape, tiles, RowKeys(pages, step), window, queries, sinks, out)
 
     return function("attend_few", arguments, body)

@@ -10,7 +10,14 @@ from tvm.script.ir_builder import tirx as I
 from tir_schedules.builder import Buffer, Expr, function, put
 from tir_schedules.cpu.attention.flash import BlockPart, Tiles
 from tir_schedules.cpu.attention.keys import BLOCK, BLOCK_PAGES, Keys, page_keys, widen
-from tir_schedules.cpu.attention.pages import AttentionShape, Pages, out_argument, pages_tensor, qkv_argument
+from tir_schedules.cpu.attention.pages import (
+    AttentionShape,
+    Pages,
+    out_argument,
+    pages_tensor,
+    qkv_argument,
+    sinks_argument,
+)
 from tir_schedules.cpu.attention.query_tile import QueryTile, prefill_queries
 from tir_schedules.cpu.vectors import scratch, value
 from tir_schedules.paged import PAGE
@@ -23,6 +30,7 @@ def attend_many(
     """qkv f32[n, heads + 2 kv_heads, D], step i32[k], pages int8[P, page_bytes]: out f32[n, heads, D].
 
     A row sees the keys that are less than `window` positions before it (0: all), and if `bidirectional` also after it.
+    Heads with sinks have their logits in an argument before `out`, f32[heads].
 
     Keys come in blocks of 64 that begin at multiples of 64, and what a row does not see of a block adds exactly 0: so
     what a row gets depends on its position and its sequence's keys alone, however the prompt is cut. (A value that is
@@ -34,10 +42,12 @@ def attend_many(
         "qkv": qkv_argument(shape, n),
         "step": step_argument(tirx.Var("k", "int64"), window > 0),
         "pages": pages_tensor(shape),
+        **sinks_argument(shape),
         "out": out_argument(shape, n),
     }
 
-    def body(qkv: Buffer, step: Step, pages: Pages, out: Buffer) -> None:
+    def body(qkv: Buffer, step: Step, pages: Pages, *rest: Buffer) -> None:
+        *sinks, out = rest
         rows, sequences = scratch(n, "int32"), scratch(n, "int32")
         count = _list_tiles(step, per_task, rows, sequences)
         with I.parallel(0, count * kv_heads) as index:
@@ -49,7 +59,7 @@ def attend_many(
             task = QueryTile(shape, tiles, row, queries, h)
             task.begin(qkv, I.float32(scale))
             _Blocks(task, step, pages, sequence, queries, window, bidirectional).attend()
-            task.finish(out)
+            task.finish(sinks, out)
 
     return function("attend_many", arguments, body)
 

@@ -11,7 +11,7 @@ import functools
 import itertools
 import math
 import operator
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from tvm.script.ir_builder import tirx as I
@@ -25,6 +25,7 @@ from tir_schedules.rule import Knobs
 
 LOG2E = math.log2(math.e)
 MASKED = -3e38
+MAX_POWER = 126.0  # of two, that `exp2` computes
 LOWEST = -1e30  # the largest score of a row that saw no key; merging gives it no weight
 
 
@@ -56,6 +57,17 @@ class Tiles:
 def chosen(names: Mapping[str, str], knobs: Knobs) -> dict[str, int]:
     """Fields of `Tiles` -> what knobs say; `names`: field -> knob."""
     return {field: int(knobs[name]) for field, name in names.items() if name in knobs}
+
+
+def with_sink(total: Expr, top: Expr, sinks: Sequence[Buffer], head: Expr) -> Expr:
+    """A sum of weights relative to 2**top, with that of a head's sink if there is one (Xiao et al. 2023; gpt-oss).
+
+    A sink of 126 powers of two above all scores takes all weight to float32's accuracy, and so does a higher one.
+    """
+    for sink in sinks:
+        power = value(I.min(sink[head] * I.float32(LOG2E) - top, I.float32(MAX_POWER)))
+        return total + exp2(power, 1)
+    return total
 
 
 Seen = Callable[[Expr], tuple[Expr, Expr]]  # of a row: the first and the last key of the block that it sees

@@ -92,5 +92,10 @@ def out_argument(shape: AttentionShape, rows: Expr) -> Tensor:
     return _flat((rows, shape.num_heads, shape.head_dim))
 
 
+def sinks_argument(shape: AttentionShape) -> dict[str, Tensor]:
+    """The argument `sinks` f32[num_heads] of functions that attend; none where heads have no sinks."""
+    return {"sinks": Tensor((shape.num_heads,), "float32")} if shape.sinks else {}
+
+
 def _flat(dims: tuple[Expr, ...]) -> Tensor:
     return Tensor(dims, "float32", [(math.prod(dims), "float32")])

@@ -5,13 +5,13 @@ Dao et al. 2023, "Flash-Decoding for long-context inference". The parts of a row
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from tvm.script.ir_builder import tirx as I
 
 from tir_schedules.builder import Buffer, Expr, put
-from tir_schedules.cpu.attention.flash import LOWEST, Rows, Tiles
+from tir_schedules.cpu.attention.flash import LOWEST, Rows, Tiles, with_sink
 from tir_schedules.cpu.attention.keys import BLOCK_PAGES, page_keys, walk
 from tir_schedules.cpu.attention.pages import AttentionShape, Pages
 from tir_schedules.cpu.vectors import exp2, read, scratch, splat, store, total, value
@@ -77,9 +77,13 @@ class Queries:
 
 
 def attend_in_parts(
-    shape: AttentionShape, tiles: Tiles, row_keys: RowKeys, window: int, queries: Queries, Out: Buffer
-) -> None:
-    """Attention of all rows: Out f32[count, heads, D]. Runs in parallel over parts of the keys, rows and KV heads."""
+    shape: AttentionShape, tiles: Tiles, row_keys: RowKeys, window: int, queries: Queries, sinks: Sequence[Buffer],
+    Out: Buffer,
+) -> None:  # fmt: skip
+    """Attention of all rows: Out f32[count, heads, D]. Runs in parallel over parts of the keys, rows and KV heads.
+
+    `sinks`: none, or logits f32[heads].
+    """
     heads, kv_heads, dim, group, batch = shape.num_heads, shape.num_kv_heads, shape.head_dim, shape.group, queries.count
     key_split = _KeySplit(row_keys.step, window, tiles.part_pages, max(1, _MAX_PARTS // kv_heads))
     count = key_split.count(batch)
@@ -100,7 +104,7 @@ def attend_in_parts(
         with I.serial(0, group * dim // shape.lanes) as i:
             at = task * (group * dim) + i * shape.lanes
             store(part_out, at, read(state.out, i * shape.lanes, shape.lanes), shape.lanes)
-    _merge_parts(shape, batch, count, (part_out, part_top, part_sum), Out)
+    _merge_parts(shape, batch, count, (part_out, part_top, part_sum), sinks, Out)
 
 
 def _attend_part(
@@ -133,6 +137,7 @@ def _merge_parts(
     batch: Expr,
     count: Expr,
     parts: tuple[Buffer, Buffer, Buffer],
+    sinks: Sequence[Buffer],
     Out: Buffer,
 ) -> None:
     """Out of all heads from `count` parts: sums of values, largest scores, and sums of weights."""
@@ -154,7 +159,7 @@ def _merge_parts(
             for i, acc in enumerate(sums):
                 values = read(part_out, (part * rows + row) * dim + i * lanes, lanes)
                 store(acc, 0, read(acc, 0, lanes) + splat(share, lanes) * values, lanes)
-        whole = value(I.max(weight[0], I.float32(1e-37)))
+        whole = value(I.max(with_sink(weight[0], top[0], sinks, row % shape.num_heads), I.float32(1e-37)))
         inverse = value(I.float32(1) / whole)
         for i, acc in enumerate(sums):
             store(Out, row * dim + i * lanes, read(acc, 0, lanes) * splat(inverse, lanes), lanes)

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 from tvm.script.ir_builder import tirx as I
 
 from tir_schedules.builder import Buffer, Expr
-from tir_schedules.cpu.attention.flash import Rows, Tiles
+from tir_schedules.cpu.attention.flash import Rows, Tiles, with_sink
 from tir_schedules.cpu.attention.pages import AttentionShape
 from tir_schedules.cpu.vectors import read, splat, store, total, value
 
@@ -30,11 +31,13 @@ class QueryTile:
         self.state.begin()
         self.state.load_query(qkv, lambda r: self._at(r, heads) * self.shape.head_dim, scale, self.used)
 
-    def finish(self, out: Buffer) -> None:
-        """out = weighted mean of values."""
+    def finish(self, sinks: Sequence[Buffer], out: Buffer) -> None:
+        """out = weighted mean of values; `sinks`: none, or logits f32[heads]."""
         dim, lanes, state = self.shape.head_dim, self.shape.lanes, self.state
         with I.serial(0, self.used) as r:
-            whole = value(I.max(total(state.sums, r * 16, 16), I.float32(1e-37)))
+            head = self.head * self.shape.group + r % self.shape.group
+            weight = with_sink(total(state.sums, r * 16, 16), state.top[r], sinks, head)
+            whole = value(I.max(weight, I.float32(1e-37)))
             inverse, row = value(I.float32(1) / whole), value(self._at(r, self.shape.num_heads))
             with I.serial(0, dim // lanes) as i:
                 mean = read(state.out, r * dim + i * lanes, lanes) * splat(inverse, lanes)

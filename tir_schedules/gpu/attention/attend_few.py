@@ -29,6 +29,7 @@ from tir_schedules.gpu.attention.pages import (
     byte_pages_argument,
     heads_argument,
     qkv_argument,
+    sinks_argument,
 )
 from tir_schedules.gpu.attention.step_keys import RowKeys
 from tir_schedules.gpu.kernel import LOWEST, barrier, ceildiv, keep, launch, shared
@@ -42,19 +43,22 @@ def attend_few(shape: AttentionShape, scale: float, window: int, tile: DecodeTil
     """qkv [n, heads + 2 kv_heads, D], step i32[k], pages -> out [n, heads, D]: row i sees keys up to its position.
 
     K and V of all rows are in pages already. `window`: how many keys a row sees, its own included; 0: all. Results of
-    parts go to `values` and `sums`, f32 vectors of the sizes `shape.workspace`.
+    parts go to `values` and `sums`, f32 vectors of the sizes `shape.workspace`. Heads with sinks have their logits in
+    an argument before `out`, f32[heads].
     """
     n, k = tirx.Var("n", "int64"), tirx.Var("k", "int64")
     arguments: dict[str, Argument] = {
         "qkv": qkv_argument(shape, n),
         "step": step_argument(k, window > 0),
         "pages": byte_pages_argument(shape),
+        **sinks_argument(shape),
         "out": heads_argument(shape, n),
         **{name: Tensor((size,), "float32") for name, size in zip(("values", "sums"), shape.workspace)},
     }
     split = _split(shape, window, tile)
 
-    def body(qkv: Buffer, step: Step, pages: Pages, out: Buffer, values: Buffer, sums: Buffer) -> None:
+    def body(qkv: Buffer, step: Step, pages: Pages, *rest: Buffer) -> None:
+        *sinks, out, values, sums = rest
         rows, at_once = RowKeys(step, pages), MAX_ROW_PARTS // split.most
         threads, groups = tile.threads, shape.num_kv_heads
         if shape.subgroup:
@@ -76,9 +80,9 @@ def attend_few(shape: AttentionShape, scale: float, window: int, tile: DecodeTil
             if (
                 shape.subgroup and tile.blocks
             ):  # many parts, on a GPU that wants them; software adapters pay for barriers
-                split.merge(rows, first, count, values, sums, store_mean(out))
+                split.merge(rows, first, count, values, sums, sinks, store_mean(out))
             else:
-                merge_parts(shape, count, lambda row: split.bounds(rows, row)[2], values, sums, out, None, first)
+                merge_parts(shape, count, lambda row: split.bounds(rows, row)[2], values, sums, out, None, first, sinks)
 
     return function("attend_few", arguments, body)
 

@@ -17,6 +17,7 @@ from tir_schedules.gpu.attention.pages import (
     byte_pages_argument,
     heads_argument,
     qkv_argument,
+    sinks_argument,
 )
 from tir_schedules.gpu.attention.prefill_keys import PagedKeys, attend_pages, in_products
 from tir_schedules.gpu.attention.prefill_tile import PrefillTile, Tile, for_step_tile
@@ -36,7 +37,8 @@ def attend_many(
     """qkv [n, heads + 2 kv_heads, D], step i32[k], pages -> out [n, heads, D].
 
     K and V of all rows are in pages already. A row sees the keys that are less than `window` positions before it (0:
-    all), its own, and if `bidirectional` as many after it.
+    all), its own, and if `bidirectional` as many after it. Heads with sinks have their logits in an argument before
+    `out`, f32[heads].
     `use_mma`: on matrix units, with `prefill_mma.TILE`, if `prefill_mma.problem` finds none.
     """
     n = tirx.Var("n", "int64")
@@ -44,11 +46,14 @@ def attend_many(
         "qkv": qkv_argument(shape, n),
         "step": step_argument(tirx.Var("k", "int64"), window > 0),
         "pages": byte_pages_argument(shape),
+        **sinks_argument(shape),
         "out": heads_argument(shape, n),
     }
     block = prefill_mma.MAX_BLOCK if use_mma else size.keys
 
-    def body(qkv: Buffer, step: Step, pages: Pages, out: Buffer) -> None:
+    def body(qkv: Buffer, step: Step, pages: Pages, *rest: Buffer) -> None:
+        *sinks, out = rest
+
         def attend(tile: Tile) -> None:
             before = bounded(step.position(tile.first))
             end = bounded(before + tile.last_query + 1)
@@ -65,9 +70,9 @@ def attend_many(
             begin = 0 if oldest is None else keep(oldest // block * block)
             keys = PagedKeys(tile, pages, page_table(step, tile.b), begin, end, seen, oldest)
             if use_mma:
-                prefill_mma.attend(tile, in_products(keys), qkv, out, I.float32(scale))
+                prefill_mma.attend(tile, in_products(keys), qkv, out, I.float32(scale), sinks)
             else:
-                attend_pages(keys, qkv, out, None, I.float32(scale))
+                attend_pages(keys, qkv, out, None, I.float32(scale), sinks)
 
         for_step_tile(shape, size, step, n, attend)
 

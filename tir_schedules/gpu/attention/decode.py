@@ -7,7 +7,7 @@ is `SubgroupPart`.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from tvm import tirx
@@ -17,7 +17,7 @@ from tir_schedules.builder import Buffer, Expr, add, function, put
 from tir_schedules.gpu.attention.decode_part import SHARED_BYTES, DecodePart, DecodeTile
 from tir_schedules.gpu.attention.decode_subgroup import Store, SubgroupPart, heads_per_workgroup
 from tir_schedules.gpu.attention.pages import AttentionShape, flat_pages, heads_argument
-from tir_schedules.gpu.attention.scores import Cached, cached_arguments, results
+from tir_schedules.gpu.attention.scores import Cached, cached_arguments, results, with_sink
 from tir_schedules.gpu.kernel import LOWEST, ceildiv, keep, launch, local, workspace
 from tir_schedules.paged import PAGE
 
@@ -135,10 +135,12 @@ def merge_parts(
     out: Buffer,
     lse: Buffer | None,
     first: Expr = 0,
+    sinks: Sequence[Buffer] = (),
 ) -> None:
     """out and lse of all heads from `values` [part, row, D] and `sums` [part, row, (largest score, sum of weights)].
 
-    A row is (b - first, head), of `batch` queries b from `first` on; `parts_of(b)` are its parts.
+    A row is (b - first, head), of `batch` queries b from `first` on; `parts_of(b)` are its parts; `sinks`: none, or
+    logits f32[heads].
     """
     heads, dim, threads = shape.num_heads, shape.head_dim, 64
     with launch(threads, batch * heads) as (row, _, tx):
@@ -152,7 +154,7 @@ def merge_parts(
         with I.serial(0, parts) as part:
             at = keep((part * batch * heads + row) * 2)
             add(weight_sum, 0, sums[at + 1] * I.exp2(sums[at] - largest[0]))
-        put(weight_sum, 0, I.max(weight_sum[0], I.float32(1e-37)))
+        put(weight_sum, 0, I.max(with_sink(weight_sum[0], largest[0], sinks, row % heads), I.float32(1e-37)))
         with I.serial(0, ceildiv(dim, threads)) as i:
             d = keep(i * threads + tx)
             with I.If(d < dim), I.Then():

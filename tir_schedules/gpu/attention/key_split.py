@@ -8,7 +8,7 @@ the same sums in any batch. Workgroups without keys do nothing. Keys that a wind
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from tvm.script.ir_builder import tirx as I
@@ -17,6 +17,7 @@ from tir_schedules.builder import Buffer, Expr, add, put
 from tir_schedules.gpu import device_calls
 from tir_schedules.gpu.attention.decode_subgroup import Store, SubgroupPart, heads_per_workgroup, keys_at_once
 from tir_schedules.gpu.attention.pages import AttentionShape
+from tir_schedules.gpu.attention.scores import with_sink
 from tir_schedules.gpu.attention.step_keys import Located
 from tir_schedules.gpu.kernel import LOWEST, barrier, ceildiv, ceildiv_by, keep, launch, local, pin, shared
 from tir_schedules.gpu.matmul.packed_loads import lanes_of
@@ -74,11 +75,14 @@ class KeySplit:
             begin = keep(first + part * size)
             body(SubgroupPart(self.shape, cached, self.window, index, begin, size, self.subgroups))
 
-    def merge(self, cached: Located, first: Expr, batch: Expr, values: Buffer, sums: Buffer, store: Store) -> None:
+    def merge(
+        self, cached: Located, first: Expr, batch: Expr, values: Buffer, sums: Buffer, sinks: Sequence[Buffer],
+        store: Store,
+    ) -> None:  # fmt: skip
         """Merge the parts of all heads; `store` as in `SubgroupPart.run`.
 
         `values` [part, row, D] has the sums of weighted values, and `sums` [part, row, 2] the largest score and the sum
-        of weights; a row is (b - first, head), of `batch` queries b from `first` on.
+        of weights; a row is (b - first, head), of `batch` queries b from `first` on; `sinks`: none, or logits [heads].
         """
         heads, dim, size = self.shape.num_heads, self.shape.head_dim, self.shape.subgroup
         with launch(_MERGE_SUBGROUPS * size, batch * heads) as (row, _, tx):
@@ -87,6 +91,7 @@ class KeySplit:
             b, head = keep(first + row // heads), keep(row % heads)
             used = self.bounds(cached, b)[2]
             largest, weight_sum = self._totals(sums, lambda part: keep((part * batch * heads + row) * 2), used, lane)
+            weight_sum = with_sink(weight_sum, largest, sinks, head)
             columns = -(-dim // size)
             total = local(columns)
             for c in range(columns):

@@ -214,6 +214,11 @@ def sums_argument(shape: AttentionShape, rows: Expr) -> Tensor:
     return Tensor((rows, shape.num_heads), "float32")
 
 
+def sinks_argument(shape: AttentionShape) -> dict[str, Tensor]:
+    """The argument `sinks` f32[num_heads] of functions that attend; none where heads have no sinks."""
+    return {"sinks": Tensor((shape.num_heads,), "float32")} if shape.sinks else {}
+
+
 def index_argument(*dims: Expr) -> Tensor:
     """Indices or positions: TVM passes all of them as slices of one buffer."""
     return Tensor(dims, "int32", offset=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from tvm.script.ir_builder import tirx as I
@@ -46,12 +46,14 @@ class PagedKeys:
         return keep(self.table(self.inside(I.min(token, self.end - 1)) // PAGE))
 
 
-def attend_pages(keys: PagedKeys, q: Buffer, out: Buffer, lse: Buffer | None, scale: Expr) -> None:
-    """Attention of a tile's rows to keys in pages, without matrix units."""
+def attend_pages(
+    keys: PagedKeys, q: Buffer, out: Buffer, lse: Buffer | None, scale: Expr, sinks: Sequence[Buffer] = ()
+) -> None:
+    """Attention of a tile's rows to keys in pages, without matrix units; `sinks`: none, or logits f32[heads]."""
     tile, pages = keys.tile, keys.pages
     k, v = (lambda token, row=row: keys.at(row, token) for row in (pages.key, pages.value))
     plain = prefill_plain.Keys(keys.begin, keys.end, k, v, keys.seen)
-    prefill_plain.attend(tile, plain, Operands(q, out, lse, scale))
+    prefill_plain.attend(tile, plain, Operands(q, out, lse, scale, sinks))
 
 
 def in_products(keys: PagedKeys) -> prefill_mma.Keys:

@@ -14,7 +14,7 @@ The subgroups of a workgroup share keys: each rearranges its part of a block in 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -24,7 +24,7 @@ from tir_schedules.builder import Buffer, Expr, put
 from tir_schedules.gpu import device_calls
 from tir_schedules.gpu.attention.pages import AttentionShape
 from tir_schedules.gpu.attention.prefill_tile import PrefillTile, Tile
-from tir_schedules.gpu.attention.scores import score_of
+from tir_schedules.gpu.attention.scores import score_of, with_sink
 from tir_schedules.gpu.kernel import LOWEST, barrier, ceildiv, keep, local, pin, shared
 from tir_schedules.gpu.matmul.packed_loads import neighbours, put_neighbours
 from tir_schedules.rule import Knobs
@@ -252,11 +252,13 @@ class _Work:
                 for product in range(2):
                     device_calls.mma(self.sums, (unit * 2 + product) * 4, left, words[2 * product : 2 * product + 2])
 
-    def store(self, flat: Buffer) -> None:
+    def store(self, flat: Buffer, sinks: Sequence[Buffer]) -> None:
         """Store means of the rows that exist."""
         shape = self.tile.shape
         for part in range(2):
-            total = pin(I.max(self._row_reduced(self.weight_sum[part], lambda a, b: a + b), I.float32(1e-37)))
+            weight = self._row_reduced(self.weight_sum[part], lambda a, b: a + b)
+            weight = with_sink(weight, self.largest[part], sinks, self.tile.head(self.row(part)))
+            total = pin(I.max(weight, I.float32(1e-37)))
             with I.If(self.tile.inside(self.row(part))), I.Then():
                 target = keep(self.tile.first + self.tile.query(self.row(part)))
                 head = keep(self.tile.head(self.row(part)))
@@ -276,8 +278,11 @@ class _Work:
             put_neighbours(flat, first + self.t * self.v_columns + n, words[n : n + 4])
 
 
-def attend(tile: Tile, keys: Keys, q: Buffer, out: Buffer, scale: Expr) -> None:
-    """out = weighted mean of the values that each row sees. The first heads of a row of q are queries."""
+def attend(tile: Tile, keys: Keys, q: Buffer, out: Buffer, scale: Expr, sinks: Sequence[Buffer] = ()) -> None:
+    """out = weighted mean of the values that each row sees. The first heads of a row of q are queries.
+
+    `sinks`: none, or logits f32[heads].
+    """
     lane = keep(device_calls.lane())
     I.evaluate(device_calls.require_size(32))
     sizes = [x.shape[0] * (int(x.shape[1]) * tile.shape.head_dim // 2) for x in (q, out)]
@@ -301,4 +306,4 @@ def attend(tile: Tile, keys: Keys, q: Buffer, out: Buffer, scale: Expr) -> None:
         work.multiply_keys()
         work.weigh(token0)
         work.multiply_values()
-    work.store(flat)
+    work.store(flat, sinks)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from tvm.script.ir_builder import tirx as I
@@ -10,7 +10,7 @@ from tvm.script.ir_builder import tirx as I
 from tir_schedules.builder import Buffer, Expr, add, f32, put
 from tir_schedules.gpu.attention.pages import Row, for_dims
 from tir_schedules.gpu.attention.prefill_tile import Tile
-from tir_schedules.gpu.attention.scores import score_of
+from tir_schedules.gpu.attention.scores import score_of, with_sink
 from tir_schedules.gpu.kernel import LOWEST, barrier, ceildiv, keep, local, shared
 
 
@@ -31,12 +31,13 @@ class Keys:
 
 @dataclass(frozen=True)
 class Operands:
-    """Tensors of the kernel. The first heads of a row of q are queries."""
+    """Tensors of the kernel. The first heads of a row of q are queries. `sinks`: none, or logits f32[heads]."""
 
     q: Buffer
     out: Buffer
     lse: Buffer | None
     scale: Expr
+    sinks: Sequence[Buffer] = ()
 
 
 def attend(tile: Tile, keys: Keys, tensors: Operands) -> None:
@@ -80,7 +81,8 @@ def attend(tile: Tile, keys: Keys, tensors: Operands) -> None:
     for i in range(rows_per_lane):
         with I.If(tile.inside(row + i)), I.Then():
             target, head = keep(tile.first + tile.query(row + i)), keep(tile.head(row + i))
-            total = keep(I.max(weight_sum[row + i], I.float32(1e-37)))
+            weight = with_sink(weight_sum[row + i], largest[row + i], tensors.sinks, head)
+            total = keep(I.max(weight, I.float32(1e-37)))
             for c in range(columns):
                 d = lane + c * lanes
                 if dim % lanes == 0:

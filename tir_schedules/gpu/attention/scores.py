@@ -6,7 +6,7 @@ The scale includes log2(e), so that weights are powers of two.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from tvm import tirx
@@ -32,6 +32,16 @@ def score_of(shape: AttentionShape, dot: Expr, scale: Expr) -> Expr:
     if not shape.softcap:
         return dot * (scale * I.float32(_LOG2E))
     return I.tanh(dot * scale / I.float32(shape.softcap)) * I.float32(shape.softcap * _LOG2E)
+
+
+def with_sink(total: Expr, largest: Expr, sinks: Sequence[Buffer], head: Expr) -> Expr:
+    """A sum of weights relative to 2**largest, with that of a head's sink if there is one (Xiao et al. 2023; gpt-oss).
+
+    A sink of 126 powers of two above all scores takes all weight to float32's accuracy, and so does a higher one.
+    """
+    for sink in sinks:
+        return total + I.exp2(I.min(sink[head] * I.float32(_LOG2E) - largest, I.float32(126)))
+    return total
 
 
 @dataclass(frozen=True)

@@ -47,8 +47,8 @@ class Sizes:
 class Packed:
     """A weight [n, k] or [experts, n, k] in layout `rows32_pairs`, in words of `run` elements.
 
-    `group` is the columns of a quantization group. `pairs`: float16 numbers are stored two in a uint32. `kept`: a block
-    format of GGUF, whose "words" are steps of 8 columns.
+    `group` is the columns of a quantization group. `pairs`: float16 numbers are stored two in a uint32. `kept`: a form
+    of a checkpoint, whose "words" are steps of 8 columns.
     """
 
     n: int
@@ -92,7 +92,7 @@ class Packed:
         if self.kept is not None:
             scales, subs = k // self.kept.span * self.kept.each, k // self.kept.group * self.kept.each
             stored = scales if self.kept.scale_format else self._stored(scales)
-            return Sizes(n, k, blocks, k // 32 * self.bits, stored, subs if self.kept.super_size else 0)
+            return Sizes(n, k, blocks, k // 32 * self.bits, stored, subs if self.kept.has_subs else 0)
         groups = ceildiv(k, self.group)
         return Sizes(n, k, blocks, groups * (self.group // self.run), self._stored(groups))
 
@@ -100,8 +100,9 @@ class Packed:
         """The packed arrays as arguments of a kernel."""
         if not self.bits:
             return {"weight": self._array(sizes, sizes.columns, self._float_dtype)}
-        names = ("q_weight", "q_scale", *(["q_sub"] if self.kept is not None and self.kept.super_size else []))
-        dtypes = ("uint32", self._float_dtype, "uint32")
+        names = ("q_weight", "q_scale", *(["q_sub"] if self.kept is not None and self.kept.has_subs else []))
+        wide = self.kept is not None and self.kept.scale_format == "f32"
+        dtypes = ("uint32", "float32" if wide else self._float_dtype, "uint32")
         return {name: self._array(sizes, sizes.of_array(i), dtypes[i], self.lanes(i)) for i, name in enumerate(names)}
 
     def _array(self, sizes: Sizes, columns: Expr, dtype: str, lanes: int = BLOCK_ROWS) -> Tensor:
@@ -109,9 +110,17 @@ class Packed:
         return Tensor((*lead, sizes.blocks, columns, lanes), dtype)
 
     def lanes(self, array: int) -> int:
-        """Numbers of the first, second or third array for a column of a block: words hold a byte of four rows."""
-        is_bytes = array == 2 or (array == 1 and self.kept is not None and self.kept.scale_format)
-        return BLOCK_ROWS // 4 if is_bytes else BLOCK_ROWS
+        """Numbers of the first, second or third array for a column of a block.
+
+        Words hold a byte of four rows, or a bfloat16 of two.
+        """
+        if array == 2 or (array == 1 and self.kept is not None and self.kept.byte_scales):
+            return BLOCK_ROWS // 4
+        return BLOCK_ROWS // 2 if array == 1 and self._upper_halves else BLOCK_ROWS
+
+    @property
+    def _upper_halves(self) -> bool:
+        return self.kept is not None and self.kept.scale_format == "bf16"
 
     @property
     def _float_dtype(self) -> str:
@@ -200,7 +209,10 @@ class Rows:
         kept = self.weight.kept
         if kept is None:
             return Scale(self._number(1, block, lane, word * self.weight.run // self.weight.group))
-        stored = self._kept_scale(kept, block, lane, word * STEP // kept.span)
+        span = word * STEP // kept.span
+        stored = self._kept_scale(kept, block, lane, span)
+        if kept.zeros:
+            return stored.less(I.bitwise_and(self._byte(2, block, lane, span), 255))
         if not kept.super_size:
             return stored
         first = word * STEP // kept.group * kept.each
@@ -208,13 +220,25 @@ class Rows:
 
     def _kept_scale(self, kept: Kept, block: Expr, lane: Expr, span: Expr) -> Scale:
         """The numbers of the array of scales for a span of columns."""
-        if kept.scale_format:
+        if kept.byte_scales:
             return Scale(kept.stored_scale(pin(I.bitwise_and(self._byte(1, block, lane, span), 255))))
+        if kept.scale_format:
+            return Scale(*(self._wide_scale(kept, block, lane, span * kept.each + i) for i in range(kept.each)))
         if kept.minima:
             factor, minimum = (kept.half_scale(pin(I.cast(h, "int32"))) for h in self._pair(1, block, lane, span))
             return Scale(factor, minimum)
         low, high = self._pair(1, block, lane, span // 2)
         return Scale(kept.half_scale(pin(I.cast(I.Select(span % 2 == 0, low, high), "int32"))))
+
+    def _wide_scale(self, kept: Kept, block: Expr, lane: Expr, column: Expr) -> Expr:
+        """A scale or minimum in float32 or bfloat16."""
+        is_whole = kept.scale_format == "f32"
+        index = (*self.lead, block, column, lane if is_whole else lane // 2)
+        stored = keep(self.arrays[1][index])
+        if is_whole:
+            return kept.in_units(stored)
+        low, high = kept.upper_halves(stored)
+        return pin(I.Select(lane % 2 == 0, low, high))
 
     def _byte(self, array: int, block: Expr, lane: Expr, column: Expr) -> Expr:
         """A byte of an array, with its sign, as int32."""

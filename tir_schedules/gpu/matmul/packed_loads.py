@@ -18,7 +18,7 @@ from tir_schedules.builder import Buffer, Expr, f32, put
 from tir_schedules.gpu import device_calls
 from tir_schedules.gpu.kernel import half_to_float, keep, local, pin
 from tir_schedules.gpu.matmul.packed import BLOCK_ROWS, Packed, packed
-from tir_schedules.gpu.matmul.planes import RUN, RUN_STEPS, STEP, Scale, byte_of, signed_byte_of
+from tir_schedules.gpu.matmul.planes import RUN, RUN_STEPS, STEP, Kept, Scale, byte_of, signed_byte_of
 from tir_schedules.op import Op
 from tir_schedules.rule import Declined
 
@@ -134,18 +134,34 @@ class Weights:
         return found
 
     def stored_scales(self, block: Expr, column: Expr) -> list[Scale]:
-        """Numbers of the array of scales for the lane's rows."""
+        """Numbers of the array of scales for the lane's rows, and of that of zero points."""
         kept = self.weight.kept
         assert kept is not None
         span = column // kept.span
-        if kept.scale_format:
+        if not kept.zeros:
+            return self._stored_scales(kept, block, span)
+        (word,) = self._vector(2, block, span)
+        return [s.less(byte_of(word, row)).pinned() for row, s in enumerate(self._stored_scales(kept, block, span))]
+
+    def _stored_scales(self, kept: Kept, block: Expr, span: Expr) -> list[Scale]:
+        if kept.byte_scales:
             (word,) = self._vector(1, block, span)
             return [Scale(kept.stored_scale(pin(byte_of(word, row)))).pinned() for row in range(LANE_ROWS)]
+        if kept.scale_format:
+            numbers = [self._wide_scales(kept, block, span * kept.each + i) for i in range(kept.each)]
+            return [Scale(*some).pinned() for some in zip(*numbers)]
         words = self._vector(1, block, span if kept.minima else span // 2)
         halves = [[I.bitwise_and(word, I.uint32(0xFFFF)), I.shift_right(word, I.uint32(16))] for word in words]
         if not kept.minima:
             halves = [[I.Select(span % 2 == 0, low, high)] for low, high in halves]
         return [Scale(*(kept.half_scale(pin(I.cast(half, "int32"))) for half in some)).pinned() for some in halves]
+
+    def _wide_scales(self, kept: Kept, block: Expr, column: Expr) -> list[Expr]:
+        """Scales or minima in float32 or bfloat16 for the lane's rows."""
+        stored = self._vector(1, block, column)
+        if kept.scale_format == "f32":
+            return [kept.in_units(number) for number in stored]
+        return [half for word in stored for half in kept.upper_halves(word)]
 
     def scales(self, block: Expr, unit: Expr) -> list[list[Expr]]:
         """Scales of a unit, [quantization group, lane's row]; none for a plain weight."""

@@ -1,4 +1,4 @@
-"""GGUF's block formats: codes in bit planes, tables of levels, scales of scales.
+"""Block formats and integers as checkpoints have them: codes in bit planes, tables of levels, scales of scales.
 
 `mlcpipe/quantization/kept.py` says how they are stored. Eight columns, a step, have their codes in one word of each
 plane, or in two words of 8 bits.
@@ -23,10 +23,12 @@ _BYTES = 0x01010101
 
 @dataclass(frozen=True)
 class Kept:
-    """A block format: code * factor + minimum is a number.
+    """A block format, or one of integers: code * factor + minimum is a number.
 
     `group` columns share a scale. `super_size` columns share a scale of scales, 0: none. `levels` are those of a table
     that needs to be looked up, from 0 to 255. `zero` is the code or level of 0.0, and scales are in steps of `unit`.
+    `scale_format`: "" float16, bf16, f32, e4m3 or e8m0. `zeros`: each group has a zero point, a byte without a sign.
+    `permuted`: codes of 8 bits are in the order of planes.
     """
 
     bits: int
@@ -37,6 +39,8 @@ class Kept:
     levels: tuple[int, ...] = ()
     unit: float = 1.0
     scale_format: str = ""
+    zeros: bool = False
+    permuted: bool = False
 
     @property
     def part(self) -> int:
@@ -52,6 +56,16 @@ class Kept:
     def span(self) -> int:
         """Columns that share a number of the array of scales."""
         return self.super_size or self.group
+
+    @property
+    def has_subs(self) -> bool:
+        """Whether a third array has bytes for each group: sub-scales or zero points."""
+        return self.zeros or self.super_size > 0
+
+    @property
+    def byte_scales(self) -> bool:
+        """Whether scales are bytes."""
+        return self.scale_format in ("e4m3", "e8m0")
 
     @property
     def width(self) -> int:
@@ -79,7 +93,7 @@ class Kept:
     def place(self, column: int) -> tuple[int, int]:
         """The word of a column's code, and its lowest bit."""
         if self.bits == 8:
-            return column // 4, column % 4 * 8
+            return (column % 2, column // 2 * 8) if self.permuted else (column // 4, column % 4 * 8)
         planes = PLANES[self.bits]
         return (0, column // 2 * 8 + column % 2 * planes[0]) if len(planes) == 1 else (column % 2, column // 2 * 8)
 
@@ -109,10 +123,18 @@ class Kept:
         # e8m0: the bits of an exponent, of which 0 is 2**-127.
         return I.reinterpret("float32", I.max(I.shift_left(byte, 23), 1 << 22)) * I.float32(self.unit)
 
+    def in_units(self, scale: Expr) -> Expr:
+        """The number of a scale in float32."""
+        return scale if self.unit == 1 else scale * I.float32(self.unit)
+
+    def upper_halves(self, word: Expr) -> tuple[Expr, Expr]:
+        """The numbers of the two scales in bfloat16 of a word, the lower half first."""
+        low, high = I.shift_left(word, I.uint32(16)), I.bitwise_and(word, I.uint32(0xFFFF0000))
+        return self.in_units(I.reinterpret("float32", low)), self.in_units(I.reinterpret("float32", high))
+
     def half_scale(self, half: Expr) -> Expr:
         """The number of a scale or minimum in float16, of its bits as int32."""
-        value = half_to_float(half, signed=True)
-        return value if self.unit == 1 else value * I.float32(self.unit)
+        return self.in_units(half_to_float(half, signed=True))
 
 
 @dataclass(frozen=True)
@@ -129,6 +151,10 @@ class Scale:
         """With the sub-scales of a group."""
         return Scale(self.factor * sub[0], None if self.minimum is None else self.minimum * sub[1])
 
+    def less(self, zero: Expr) -> Scale:
+        """With a zero point, an int32, which is a minimum of -zero times the scale."""
+        return Scale(self.factor, f32(-zero) * self.factor)
+
     def applied(self, dot: Expr, total: Expr, zero: float) -> Expr:
         """The product of numbers by x, of that of their codes and the sum of x."""
         scaled = (dot - total * I.float32(zero) if zero else dot) * self.factor
@@ -141,7 +167,7 @@ class Scale:
 
 
 def kept_of(op: Op) -> Kept | None:
-    """The block format of an operation's weight, if it has one."""
+    """The block format of an operation's weight, or its form of integers, if it has one."""
     if "scheme" not in op.facts:
         return None
     table, zero, unit = tuple(map(int, op.str("table").split())), float(op.int("zero_point")), float(op.facts["unit"])
@@ -150,8 +176,10 @@ def kept_of(op: Op) -> Kept | None:
     if len(steps) == 1:  # needs no table
         (step,) = steps
         levels, zero, unit = (), zero / step, unit * step
-    scales = op.int("super_size"), bool(op.int("minima")), levels, unit, op.str("scale_format")
-    return Kept(op.int("bits"), op.int("group_size"), zero, *scales)
+    scale_format = op.str("scale_format") or ("f32" if op.str("dtype") == "float32" else "")
+    scales = op.int("super_size"), bool(op.int("minima")), levels, unit, scale_format
+    more = bool(op.int("zeros")), bool(op.int("blocked"))
+    return Kept(op.int("bits"), op.int("group_size"), zero, *scales, *more)
 
 
 def byte_of(word: Expr, row: int) -> Expr:

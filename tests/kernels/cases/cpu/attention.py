@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from tests.kernels.cases.steps import sinks_of
 from tests.kernels.harness import EPS, Array
 from tir_schedules.cpu.attention import PAGE, AttentionShape
 from tir_schedules.paged import QUANTIZED
@@ -81,8 +82,10 @@ def reference(
     if shape.softcap:
         score = shape.softcap * np.tanh(score / shape.softcap)
         slack = slack + 16 * EPS * shape.softcap
-    weight = np.exp(score - score.max(axis=1, keepdims=True))
-    out = np.einsum("ht,thd->hd", weight / weight.sum(axis=1, keepdims=True), values)
+    sinks = sinks_of(shape)
+    top = np.maximum(score.max(axis=1), sinks)[:, None]
+    weight, sink = np.exp(score - top), np.exp(sinks[:, None] - top)
+    out = np.einsum("ht,thd->hd", weight / (weight.sum(axis=1, keepdims=True) + sink), values)
     largest = np.abs(values).max(axis=(0, 2))
     relative = 2 * slack + (len(keys) + 32) * EPS + 4e-7
     return out, (relative * largest)[:, None] + EPS * np.abs(out)

@@ -16,7 +16,7 @@ from mlcpipe.nn import definitions
 from mlcpipe.quantization import kept
 from mlcpipe.quantization.layout import load_layout
 from mlcpipe.quantization.packing import pack, unpack
-from mlcpipe.quantization.scheme import Scheme, load_scheme
+from mlcpipe.quantization.scheme import Scheme, load_scheme, scheme_names
 from tests.kernels.harness import EPS, KINDS, TINY, Array, Call, Case, adversarial, by_rules, unwritten
 from tir_schedules.op import with_facts
 
@@ -157,7 +157,7 @@ class Dequantize:
 
 def scheme_named(name: str) -> Scheme:
     """A scheme, or that of a block format or of integers."""
-    return kept.kept_scheme(name) if name in kept.SCHEMES or name in INTEGERS else load_scheme(name)
+    return load_scheme(name) if name in scheme_names() else kept.kept_scheme(name)
 
 
 def unit_of(scheme: str) -> int:

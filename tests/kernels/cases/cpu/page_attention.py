@@ -14,7 +14,7 @@ import numpy as np
 from tvm import tirx
 
 from tests.kernels.cases.cpu.attention import Stored, reference, stored, write_token
-from tests.kernels.cases.steps import step_integers
+from tests.kernels.cases.steps import sinks_of, step_integers
 from tests.kernels.harness import KINDS, Array, Call, Case, adversarial, unwritten
 from tir_schedules import step_layout as s
 from tir_schedules.cpu.attention import PAGE, AttentionShape, page_functions
@@ -36,6 +36,8 @@ SHAPES = (
     AttentionShape(4, 1, 96, "float16", softcap=2.0),
     AttentionShape(14, 2, 64, "q4"),
     AttentionShape(5, 1, 16, "q4", softcap=5.0),
+    AttentionShape(8, 1, 64, "float16", sinks=True),
+    AttentionShape(10, 2, 64, "q8", sinks=True),
 )
 WINDOWS = (0, 1, 5, 16, 40, 100)
 
@@ -68,7 +70,7 @@ class PageKernel:
 
 def library_of(s: AttentionShape) -> str:
     """A name for the functions of one shape."""
-    return f"pages_h{s.num_heads}_kv{s.num_kv_heads}_d{s.head_dim}_{s.dtype}_c{s.softcap:g}"
+    return f"pages_h{s.num_heads}_kv{s.num_kv_heads}_d{s.head_dim}_{s.dtype}_c{s.softcap:g}{'_sinks' * s.sinks}"
 
 
 @cache
@@ -166,14 +168,18 @@ def attend_call(kernel: PageKernel, spans: Sequence[tuple[int, int]], every: int
                 rows.append(reference(shape, part.of.q[i], k[seen], v[seen], kernel.scale, window))
     out, bound = (np.stack(column) for column in zip(*rows))
     given = batch(kernel, parts, seed=shape.head_dim)
-    return Call(attend_args(shape, given), {3: (out, bound)}, {3: lambda found: found[::every]})
+    args = attend_args(shape, given)
+    at = len(args) - 1
+    return Call(args, {at: (out, bound)}, {at: lambda found: found[::every]})
 
 
 def attend_args(shape: AttentionShape, given: Batch) -> tuple[Array, ...]:
     """Arguments of a function that attends; it finds no K and V but in pages."""
     qkv = given.qkv.copy()
     qkv[:, shape.num_heads :] = np.nan
-    return qkv, given.integers, given.pages, unwritten((len(qkv), shape.num_heads, shape.head_dim))
+    sinks = [sinks_of(shape).astype(np.float32)] if shape.sinks else []
+    out = unwritten((len(qkv), shape.num_heads, shape.head_dim))
+    return (qkv, given.integers, given.pages, *sinks, out)
 
 
 def store_call(kernel: PageKernel, spans: Sequence[tuple[int, int]], kind: str = "normal") -> Call:

@@ -11,6 +11,7 @@ CASES: Mapping[str, Case] = {
     **matmul.PLAIN,
     **matmul.FEW,
     **matmul.KEPT,
+    **matmul.INTEGERS,
     **matmul.SIMD_GROUPS,
     **experts.SMALL,
     **experts.TILES,

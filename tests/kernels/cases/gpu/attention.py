@@ -9,6 +9,7 @@ import numpy as np
 from tvm import tirx
 
 from tests.kernels.cases.gpu.case import Array, Call, Knobs, assert_near, by_rules
+from tests.kernels.cases.steps import sinks_of
 from tir_schedules.gpu.attention.cache import kv_cache_functions
 from tir_schedules.gpu.attention.pages import AttentionShape
 from tir_schedules.paged import PAGE
@@ -28,7 +29,8 @@ def attention(s: AttentionShape, q: Array, k: Array, v: Array, oldest: int, scal
         if s.softcap:
             scores = np.tanh(scores / s.softcap) * s.softcap
         weights = np.exp(scores - scores.max())
-        out[head] = weights @ v[oldest:, head // s.group].astype(np.float64) / weights.sum()
+        sink = np.exp(sinks_of(s)[head] - scores.max())
+        out[head] = weights @ v[oldest:, head // s.group].astype(np.float64) / (weights.sum() + sink)
         lse[head] = (np.log(weights.sum()) + scores.max()) / np.log(2)
     return out, lse
 

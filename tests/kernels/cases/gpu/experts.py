@@ -58,6 +58,7 @@ SMALL = {
     "experts of common rows": Experts("q4f16_1", True, 64, 96, 4, _FEW),
     "experts of their own rows": Experts("q4f16_1", False, 64, 96, 4, _FEW),
     "experts of Q4_K": Experts("Q4_K", True, 64, 256, 4, _FEW),
+    "experts of uint4": Experts("uint4_g32_bf16", True, 64, 96, 4, _FEW),
     "experts of MXFP4": Experts("MXFP4", False, 64, 96, 4, _FEW),
 }
 # 96 rows are three blocks, of which a workgroup would have four.

@@ -10,6 +10,7 @@ from tvm import tirx
 
 from mlcpipe.nn import definitions
 from mlcpipe.quantization.kept import SCHEMES
+from tests.kernels.cases.cpu.matmul import INTEGERS as FORMS
 from tests.kernels.cases.cpu.matmul import scheme_named
 from tests.kernels.cases.gpu.case import LAYOUT, Array, Call, Knobs, assert_near, by_rules, packed_weight
 from tir_schedules.op import with_facts
@@ -139,12 +140,29 @@ KEPT = {
     **{f"{name} without subgroups": Product(name, 70, 256, knobs=_NO_SUBGROUPS) for name in ("Q1_0", "IQ1_M", "MXFP4")},
     **{f"rows of {name}": Take(name, 70, 256) for name in ("Q4_K", "IQ2_XS", "NVFP4")},
 }
+# Integers of other checkpoints: zero points, minima and neither; rows, odd groups; every dtype of scales.
+INTEGERS = {
+    **{
+        name: Product(name, 70, 256)
+        for name in ("uint4_g128_f16", "affine4_g64_bf16", "int8_g128_bf16", "uint3_row_f32", "fp4_g16_f32")
+    },
+    "uint4 in groups that are odd": Product("uint4_g32_f16", 64, 96),
+    "gated uint4": Product("uint4_g64_bf16", 128, 256, gated=True),
+    "uint4, activations in float16": Product("uint4_g128_f16", 96, 256, "float16"),
+    "few rows: affine8": FewRows("affine8_g64_f16", 96, 512),
+    "few rows: uint4 without subgroups": FewRows("uint4_g128_f16", 96, 512, knobs=_NO_SUBGROUPS),
+    **{
+        f"{name} without subgroups": Product(name, 70, 256, knobs=_NO_SUBGROUPS)
+        for name in ("affine4_g64_bf16", "uint8_g32_f32", "int2_row_f32")
+    },
+    **{f"rows of {name}": Take(name, 70, 256) for name in ("uint4_g128_f16", "affine8_g64_bf16", "int6_row_f32")},
+}
 EVERY_KEPT = {
     f"{name}{' without subgroups' if knobs else ''}, all": Product(name, 70, 512, rows=(1, 6, 37), knobs=knobs)
-    for name in SCHEMES
+    for name in (*SCHEMES, *FORMS)
     for knobs in ({}, _NO_SUBGROUPS)
 }
-EVERY_KEPT |= {f"rows of {name}, all": Take(name, 70, 512) for name in SCHEMES}  # type: ignore[dict-item]
+EVERY_KEPT |= {f"rows of {name}, all": Take(name, 70, 512) for name in (*SCHEMES, *FORMS)}  # type: ignore[dict-item]
 # Rows that end inside of a tile; groups whose scales share a word, or not.
 MATRICES = {
     "int4": ("q4f16_1", 160, 64, "float16", False),
@@ -153,6 +171,7 @@ MATRICES = {
     "gated float16": ("q0f16", 128, 32, "float16", True),
     "Q5_K": ("Q5_K", 64, 256, "float16", False),
     "gated Q6_K": ("Q6_K", 128, 256, "float16", True),
+    "uint4": ("uint4_g64_f16", 64, 256, "float16", False),
 }
 OTHER_TILE = tile(8, 8, 8, 2, 2, 4)  # 64 threads, two SIMD groups side by side
 SIMD_GROUPS = {

@@ -13,7 +13,7 @@ from tvm import tirx
 
 from tests.kernels.cases.gpu.attention import SCALE, TOLERANCES, attention
 from tests.kernels.cases.gpu.case import Array, Call, Knobs, assert_near, by_rules
-from tests.kernels.cases.steps import step_integers
+from tests.kernels.cases.steps import sinks_of, step_integers
 from tir_schedules import step_layout
 from tir_schedules.gpu.attention.functions import page_functions
 from tir_schedules.gpu.attention.pages import AttentionShape
@@ -153,7 +153,7 @@ class Attend:
         qkv[:, self.shape.num_heads :] = np.nan  # keys and values are in pages
 
         def check(found: list[Array]) -> None:
-            rows = iter(found[3])
+            rows = iter(found[3 + self.shape.sinks])
             for span in spans:
                 q, k, v = tokens(self.shape, span.of, span.end)
                 k, v = kept(self.shape, k), kept(self.shape, v)
@@ -173,7 +173,8 @@ class Attend:
         out = np.full((len(qkv), self.shape.num_heads, self.shape.head_dim), np.nan, self.shape.row_dtype)
         sizes = self.shape.workspace if self.role == "attend_few" else ()
         workspace = [np.full(size, np.nan, np.float32) for size in sizes]
-        return Call((qkv, given.integers, given.pages, out, *workspace), check)
+        sinks = [sinks_of(self.shape).astype(np.float32)] if self.shape.sinks else []
+        return Call((qkv, given.integers, given.pages, *sinks, out, *workspace), check)
 
 
 @dataclass(frozen=True)
@@ -252,6 +253,7 @@ _Q8_HALF = AttentionShape(4, 2, 64, "q8", activation_dtype="float16")
 _MANY_SEQUENCES = [Span(i, 37 * i % 301, 37 * i % 301 + 1) for i in range(16)]
 _ROWS_OF_TURNS = [Span(i, 11 * i % 301, 11 * i % 301 + 1) for i in range(70)]
 _TEXTS = [[Span(0, 0, 70), Span(1, 0, 3), Span(2, 0, 16), Span(3, 0, 33)], [Span(0, 0, 70)], [Span(3, 0, 33)]]
+_SINKS = AttentionShape(10, 2, 64, "float16", sinks=True)
 _PAGE_BORDERS = (Span(0, 14, 18), Span(1, 0, 1))
 FEW = {
     "few, batches of 16 and 2": Attend(
@@ -339,4 +341,12 @@ MOVES = {
     "store, window": Store(AttentionShape(4, 2, 24, "float32"), (Span(0, 45, 60), Span(1, 0, 2)), window=20),
     "copy": Copy(AttentionShape(4, 2, 24, "float16")),
 }
-CASES: Mapping[str, Attend | Store | Copy | Rotate] = {**FEW, **MANY, **MANY_PLAIN, **MOVES, **Q8, **Q4}
+SINKS = {
+    "few, sinks": Attend(_SINKS, "attend_few", _alone(Span(0, 253, 256), Span(1, 0, 1))),
+    "few, sinks, window": Attend(
+        AttentionShape(5, 1, 20, "float32", sinks=True), "attend_few", _alone(Span(0, 140, 142)), window=50
+    ),
+    "many, sinks": Attend(_SINKS, "attend_many", _chunks(0, 15, 48), window=20),
+    "many, sinks, float32": Attend(AttentionShape(5, 1, 80, "float32", sinks=True), "attend_many", _chunks(0, 17, 40)),
+}
+CASES: Mapping[str, Attend | Store | Copy | Rotate] = {**FEW, **MANY, **MANY_PLAIN, **MOVES, **Q8, **Q4, **SINKS}

@@ -1,0 +1,31 @@
+"""What a checkpoint's draft head is in a model, and what the manifest says of it."""
+
+from __future__ import annotations
+
+from mlcpipe.bundle import EagleInfo
+from mlcpipe.checkpoint.draft_heads import DraftHead, EagleHead, MedusaHeads
+from mlcpipe.models.llama import DEFAULTS
+from mlcpipe.nn import draft_head, eagle, medusa
+from mlcpipe.nn.base_config import read_base
+from mlcpipe.nn.causal_lm import CausalLM, LanguageModel, ModelFacts
+
+
+def build_draft_head(head: DraftHead, facts: ModelFacts) -> draft_head.DraftHead:
+    """The head for a model. Raises ConfigError for unsupported fields of its configuration."""
+    if isinstance(head, MedusaHeads):
+        return medusa.MedusaHeads(facts.hidden_size, facts.vocab_size, head.heads, head.blocks)
+    assert isinstance(head, EagleHead)
+    config = {name: value for name, value in head.config.items() if name not in ("architectures", "layer_types")}
+    base = read_base(config | {"vocab_size": facts.vocab_size}, DEFAULTS)
+    return eagle.EagleHead(
+        base, head.layers, facts.hidden_size, head.vocab, head.places,
+        norm_before_residual=head.norm_before_residual, embeds=head.embeds,
+    )  # fmt: skip
+
+
+def eagle_info(model: LanguageModel) -> EagleInfo | None:
+    """The shape of a model's EAGLE-3 head, if it has one."""
+    head = model.draft_head if isinstance(model, CausalLM) else None
+    if not isinstance(head, eagle.EagleHead):
+        return None
+    return EagleInfo(hidden_size=head.base.hidden_size, page_bytes=head.attention_shape(model).page_bytes)

@@ -1,0 +1,48 @@
+"""Chooses, joins and cuts rows of hidden states."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from tvm import te, tirx
+from tvm.relax.frontend.nn import Tensor, op
+
+from tir_schedules.op import tag
+
+
+def rows_of(x: te.Tensor, indices: te.Tensor) -> te.Tensor:
+    """x [m, hidden], indices i32[b] -> [b, hidden]; an out-of-range index reads the nearest row."""
+
+    def row(i: tirx.Var) -> tirx.PrimExpr:
+        return tirx.min(tirx.max(indices[i].astype("int64"), tirx.const(0, "int64")), x.shape[0] - 1)
+
+    return te.compute((indices.shape[0], x.shape[1]), lambda i, j: x[row(i), j], name="rows")
+
+
+def columns(x: Tensor, begin: int, count: int, dtype: str) -> Tensor:
+    """x [m, k] -> dtype[m, count], the columns from `begin` on."""
+    if (begin, count, dtype) == (0, int(x.shape[1]), x.dtype):
+        return x
+    return op.tensor_expr_op(
+        lambda a: te.compute((a.shape[0], count), lambda i, j: a[i, begin + j].astype(dtype), name="columns"),
+        "columns",
+        [x],
+    )
+
+
+def write_rows(parts: Sequence[Tensor], out: Tensor) -> Tensor:
+    """Write the rows [m, d] of all parts side by side to `out` f32[m, parts * d] -> `out`."""
+    (m, _), d = out.shape, int(parts[0].shape[1])
+    rows = [te.placeholder((m, d), part.dtype, name=f"x{index}") for index, part in enumerate(parts)]
+
+    def element(i: tirx.Var, j: tirx.Var) -> tirx.PrimExpr:
+        *others, last = enumerate(rows)
+        value = last[1][i, j - last[0] * d]
+        for at, row in reversed(others):
+            value = tirx.if_then_else(j < (at + 1) * d, row[i, j - at * d], value)
+        return value.astype("float32")
+
+    kept = te.compute(tuple(out.shape), element, name="hidden")
+    func = tag(te.create_prim_func([*rows, kept]), "keep_hidden")
+    written = Tensor.placeholder(out.shape, "float32")
+    return op.tensor_ir_inplace_op(func, "keep_hidden", [*parts, out], len(parts), written)

@@ -1,0 +1,71 @@
+"""What tests of draft heads share: a bundle with a head, and answers that must be those without it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import mlcpipe
+from mlcpipe import SamplingParams
+from mlcpipe.runtime.loading import LoadedBundle, load_bundle
+from mlcpipe.runtime.serving import draft_model
+from mlcpipe.runtime.serving.batching import Batching
+from mlcpipe.runtime.serving.cost_model import CostModel
+from mlcpipe.runtime.serving.interface import Request
+from tests.models import tiny
+
+CASE = next(case for case in tiny.family_cases("llama") if case.variant == "default")
+VOCAB, CONTEXT = 160, 128
+
+
+def compiled(checkpoint: Path, head: Path, bundle: Path, target: str = "cpu-native", **options: Any) -> LoadedBundle:
+    options = {"quantization": "q0f32", "kv_cache_dtype": "f32", **options}
+    made = mlcpipe.compile(checkpoint, target=target, context_length=CONTEXT, draft_head=head, output=bundle, **options)
+    return load_bundle(made, CONTEXT, 2)
+
+
+@contextmanager
+def engine(
+    bundle: LoadedBundle, drafts: bool = True, kv_tokens: int = 8 * CONTEXT, **options: Any
+) -> Iterator[Batching]:
+    made = Batching(bundle, kv_tokens=kv_tokens, max_sequences=8, drafts=drafts, **options)
+    try:
+        yield made
+    finally:
+        made.close()
+
+
+def answers(made: Batching, count: int, tokens: int = 40) -> list[list[int | None]]:
+    """Greedy ones, and others that draw, with penalties and without."""
+    sampling = (
+        SamplingParams(temperature=0.0),
+        SamplingParams(temperature=1.0, seed=3),
+        SamplingParams(temperature=0.8, top_p=0.9, repetition_penalty=1.2, seed=5),
+    )
+    prompt = tiny.prompt_tokens(CASE, 40)
+    with made.together:
+        streams = [
+            made.submit(Request(prompt[index : index + 20], tokens, sampling[index % 3])) for index in range(count)
+        ]
+    return [[event.token for event in stream] for stream in streams]
+
+
+def always_draft(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whether it is worth its time or not; from the head alone."""
+    monkeypatch.setattr(draft_model, "_TRIALS", 1 << 30)
+    monkeypatch.setattr(CostModel, "draft_rows", lambda self, load, gains: len(gains))
+
+
+def assert_same_answers(bundle: LoadedBundle, count: int) -> None:
+    """With a head that drafts and without, from a cold cache and from prefixes."""
+    with engine(bundle, drafts=False) as plain:
+        expected = answers(plain, count)
+        assert plain.stats().drafted == 0
+    with engine(bundle) as drafting:
+        assert answers(drafting, count) == expected
+        assert answers(drafting, count) == expected
+        assert drafting.stats().drafted > 20 * count

@@ -1,0 +1,123 @@
+"""Experts of gpt-oss, in MXFP4 and in bfloat16: numbers bit for bit, and what is refused."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+from mlcpipe.checkpoint import expert_stacks, open_checkpoint
+from tests.unit.checkpoint.helpers import numbers, write_tensors
+from tests.unit.checkpoint.mxfp4_files import EXPERTS, HIDDEN, MODULE, WIDTH, of_experts, random_stack, write
+from tests.unit.checkpoint.quantized_files import refused
+
+
+def test_codes_are_kept(tmp_path: Path) -> None:
+    expected = write(tmp_path)
+    found = open_checkpoint(tmp_path)
+    assert set(found.tensors) == {*expected, "model.norm.weight"}
+    assert found.quantized_as == "mxfp4" and found.keeps_all and found.quantization(None) == "keep"
+    for name, value in expected.items():
+        assert found.info(name).dtype == ("MXFP4" if name.endswith("weight") else "bfloat16")
+        np.testing.assert_array_equal(found.read(name), value, err_msg=name)
+    blocks, scales = random_stack(1, EXPERTS, 2 * WIDTH, HIDDEN)
+    parts = found.read_parts(f"{MODULE}.2.up_proj.weight")
+    np.testing.assert_array_equal(parts.scales.view(np.uint8), scales[2, 1::2])
+    np.testing.assert_array_equal(parts.codes[:, 0:32:2], blocks[2, 1::2, 0] & 15)
+    np.testing.assert_array_equal(parts.codes[:, 1:32:2], blocks[2, 1::2, 0] >> 4)
+    assert found.info(f"{MODULE}.2.up_proj.weight").nbytes == WIDTH * HIDDEN // 2 + WIDTH * HIDDEN // 32
+
+
+def test_numbers_are_those_of_transformers(tmp_path: Path) -> None:
+    torch = pytest.importorskip("torch", reason="the reference is computed by torch")
+    mxfp4 = pytest.importorskip("transformers.integrations.mxfp4", reason="the reference unpacks there")
+    write(tmp_path)
+    found = open_checkpoint(tmp_path)
+    stack = [torch.from_numpy(part) for part in random_stack(1, EXPERTS, 2 * WIDTH, HIDDEN)]
+    numbers_ = mxfp4.convert_moe_packed_tensors(*stack, dtype=torch.float32).numpy()  # [experts, hidden, 2 * width]
+    for expert in range(EXPERTS):
+        gate, up = (found.read(f"{MODULE}.{expert}.{name}_proj.weight") for name in ("gate", "up"))
+        np.testing.assert_array_equal(gate, numbers_[expert, :, 0::2].T)
+        np.testing.assert_array_equal(up, numbers_[expert, :, 1::2].T)
+
+
+def test_experts_that_are_not_converted_stay_numbers(tmp_path: Path) -> None:
+    plain = (numbers(EXPERTS, WIDTH, HIDDEN) * 0.1).astype(ml_dtypes.bfloat16)
+    fields = {"modules_to_not_convert": ["model.layers.0.mlp.experts.down_proj"]}
+    write(tmp_path, fields, down_proj_blocks=None, down_proj_scales=None, down_proj=plain)
+    found = open_checkpoint(tmp_path)
+    np.testing.assert_array_equal(found.read(f"{MODULE}.1.down_proj.weight"), plain[1].astype(np.float32).T)
+    assert found.info(f"{MODULE}.1.gate_proj.weight").dtype == "MXFP4" and found.keeps_all
+
+
+def test_stacks_of_bfloat16_become_matrices(tmp_path: Path) -> None:
+    gate_up = numbers(EXPERTS, HIDDEN, 2 * WIDTH).astype(ml_dtypes.bfloat16)
+    write_tensors(tmp_path / "model.safetensors", {f"{MODULE}.gate_up_proj": gate_up})
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "gpt_oss"}))
+    found = open_checkpoint(tmp_path)
+    assert found.quantized_as is None and found.quantization(None) != "keep"
+    expected = of_experts({f"{MODULE}.gate_up_proj": gate_up.astype(np.float32).swapaxes(1, 2)})
+    assert set(found.tensors) == set(expected)
+    for name, value in expected.items():
+        np.testing.assert_array_equal(found.read(name), value, err_msg=name)
+
+
+_BLOCKS, _SCALES = random_stack(1, EXPERTS, 2 * WIDTH, HIDDEN)
+_BIAS = np.zeros((EXPERTS, 2 * WIDTH), np.float32)
+BROKEN: list[tuple[str, Any, str]] = [
+    ("gate_up_proj_scales", np.full_like(_SCALES, 255), "not finite"),
+    ("gate_up_proj_scales", None, "gate_up_proj_scales"),
+    ("gate_up_proj_scales", _SCALES[:, :-1], "does not fit"),
+    ("gate_up_proj_scales", _SCALES.astype(np.float32), "does not fit"),
+    ("gate_up_proj_blocks", _BLOCKS.view(np.int8), "does not fit"),
+    ("gate_up_proj_blocks", _BLOCKS[..., :8], "does not fit"),
+    ("gate_up_proj_blocks", _BLOCKS.reshape(EXPERTS, 2 * WIDTH, -1), "no stack of experts"),
+    ("gate_up_proj_blocks", _BLOCKS[:, :-1], "no stack of experts"),
+    ("gate_up_proj_blocks", np.zeros((5000, 2, 1, 16), np.uint8), "no stack of experts"),
+    ("gate_up_proj_blocks", np.zeros((0, 2, 1, 16), np.uint8), "no stack of experts"),
+    ("gate_up_proj", np.zeros((EXPERTS, HIDDEN, 2 * WIDTH), np.float32), "stored twice"),
+    ("gate_up_proj_bias", np.full_like(_BIAS, np.nan), "not finite"),
+    ("gate_up_proj_bias", _BIAS[:, :-1], "no stack of experts"),
+    ("gate_up_proj_bias", _BIAS.astype(np.int32), "does not fit"),
+    ("gate_up_proj_bias", _BIAS[0], "no stack of experts"),
+]
+
+
+@pytest.mark.parametrize(("part", "value", "message"), BROKEN, ids=lambda value: str(value)[:24])
+def test_tensors_that_do_not_fit_are_refused(part: str, value: Any, message: str, tmp_path: Path) -> None:
+    write(tmp_path, **{part: value})
+    assert message in refused(tmp_path)
+
+
+def test_more_experts_than_memory_holds_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write(tmp_path)
+    for limit in (2, 10):  # of the codes, of the biases
+        monkeypatch.setattr(expert_stacks, "MAX_TENSORS", limit)
+        assert "too many experts" in refused(tmp_path)
+
+
+def test_a_file_that_ends_early_is_refused(tmp_path: Path) -> None:
+    write(tmp_path)
+    file = tmp_path / "model.safetensors"
+    file.write_bytes(file.read_bytes()[:-5000])
+    assert "model.safetensors" in refused(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"modules_to_not_convert": ["model.layers.*.mlp.experts"]}, "modules_to_not_convert"),
+        ({"modules_to_not_convert": "lm_head"}, "modules_to_not_convert"),
+        ({"modules_to_not_convert": [1]}, "modules_to_not_convert"),
+        ({"group_size": 64}, "group_size"),
+        ({"quant_method": "mxfp6"}, "quant_method"),
+    ],
+    ids=str,
+)
+def test_fields_that_change_the_numbers_are_refused(fields: dict[str, Any], message: str, tmp_path: Path) -> None:
+    write(tmp_path, fields)
+    assert message in refused(tmp_path)

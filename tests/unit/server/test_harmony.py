@@ -1,0 +1,67 @@
+"""A conversation with a model that writes the harmony format, over OpenAI's API: thoughts, calls and answers are apart."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+pytest.importorskip("fastapi")
+pytest.importorskip("llguidance")
+
+from tests.unit.server.fake_engine import FakeEngine, answers
+from tests.unit.server.tools import HARMONY, WEATHER
+
+THINKS = "<|channel|>analysis<|message|>Rome, they say.<|end|><|start|>assistant"
+ANSWER = f"{THINKS}<|channel|>final<|message|>It is sunny."
+CALL = f'{THINKS}<|channel|>commentary to=functions.weather <|constrain|>json<|message|>{{"city": "Rome"}}'
+PATH = "/v1/chat/completions"
+ASK: dict[str, Any] = {"model": "demo", "messages": [{"role": "user", "content": "What is the weather?"}]}
+TOOLS = {"tools": [WEATHER.described()]}
+
+
+def engine(text: str) -> FakeEngine:
+    made = FakeEngine(text)
+    made.tokenizer.chat_templates["default"] = HARMONY  # its marks are text here
+    made.tokenizer._compiled.clear()
+    return made
+
+
+@pytest.mark.parametrize("more", [{}, TOOLS], ids=["alone", "with tools"])
+def test_an_answer_and_its_thoughts(more: dict[str, Any]) -> None:
+    (response,) = answers(engine(ANSWER), (PATH, {**ASK, **more}))
+    answer = response.json()
+    (choice,) = answer["choices"]
+    assert choice["finish_reason"] == "stop"
+    assert choice["message"]["reasoning_content"] == "Rome, they say."
+    assert choice["message"]["content"] == "It is sunny." and not choice["message"].get("tool_calls")
+    assert 0 < answer["usage"]["completion_tokens_details"]["reasoning_tokens"] < answer["usage"]["completion_tokens"]
+
+
+def test_a_call_as_it_comes() -> None:
+    asked = engine(CALL)
+    (response,) = answers(asked, (PATH, {**ASK, **TOOLS, "tool_choice": "required", "stream": True}))
+    lines = [line.removeprefix("data: ") for line in response.text.splitlines() if line.startswith("data: {")]
+    choices = [choice for line in lines for choice in json.loads(line)["choices"]]
+    deltas = [choice["delta"] for choice in choices]
+    assert "".join(delta.get("reasoning_content") or "" for delta in deltas) == "Rome, they say."
+    assert not any(delta.get("content") for delta in deltas)
+    calls = [call["function"] for delta in deltas for call in delta.get("tool_calls") or ()]
+    assert calls[0]["name"] == "weather" and len(calls) > 2
+    assert json.loads("".join(call.get("arguments") or "" for call in calls)) == {"city": "Rome"}
+    assert choices[-1]["finish_reason"] == "tool_calls"
+    assert asked.asked[0].grammar is not None
+
+
+def test_a_result_goes_back_into_the_prompt() -> None:
+    call = {"id": "c1", "type": "function", "function": {"name": "weather", "arguments": '{"city": "Rome"}'}}
+    said = {"role": "assistant", "content": None, "reasoning_content": "Rome.", "tool_calls": [call]}
+    messages = [*ASK["messages"], said, {"role": "tool", "tool_call_id": "c1", "content": "sunny"}]
+    asked = engine(ANSWER)
+    (response,) = answers(asked, (PATH, {**ASK, **TOOLS, "messages": messages}))
+    assert response.status_code == 200, response.text
+    prompt = asked.tokenizer.decode(asked.asked[0].tokens)
+    assert "<|channel|>analysis<|message|>Rome.<|end|>" in prompt
+    assert 'to=functions.weather<|channel|>commentary json<|message|>{"city": "Rome"}<|call|>' in prompt
+    assert prompt.endswith("<|message|>sunny<|end|><|start|>assistant")

@@ -5,22 +5,23 @@
 
 RULER is the folder that `python apps/demo_model/ruler.py -o RULER` fills. All rows score the same positions of its held-out
 text, so that differences are known better than the divergences themselves: the ratio's error is of pairs. With llama-bench,
-as bench.build_llama_cpp builds it, llama.cpp quantizes the same checkpoint, and its files are kept bit for bit. With
---bits plans of `--bits-per-weight` are rows too; sensitivity is measured on RULER's calibration text.
+as bench.build_llama_cpp builds it, llama.cpp quantizes the same checkpoint, also with an importance matrix of RULER's
+calibration text, and its files are kept bit for bit. With --bits plans of `--bits-per-weight` are rows too; sensitivity is
+measured on the same text.
 """
 
 from __future__ import annotations
 
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from rich.table import Table
 
 import mlcpipe
-from bench.build_llama_cpp import quantize
+from bench.build_llama_cpp import importance, quantize
 from bench.make_gguf import make_gguf
 from bench.outliers import plant_outliers
 from bench.prepare import FILE_TYPES
@@ -89,16 +90,17 @@ def plans_of(checkpoint: Path, text: Path, bits: Sequence[float], progress: Prog
     return [plan_bits(source, target, each, sensitivity, progress)[0] for each in bits if sensitivity is not None]
 
 
-def files_of(checkpoint: Path, work: Path, llama_bench: Path) -> list[tuple[str, Path]]:
+def files_of(checkpoint: Path, text: Path, work: Path, llama_bench: Path) -> Iterator[tuple[str, Path]]:
     """The checkpoint as GGUF files that llama.cpp quantized, made once."""
-    whole = work / "f16.gguf"
+    whole, matrix = work / "f16.gguf", work / "imatrix.gguf"
     if not whole.exists():
         make_gguf(checkpoint, whole, bits=16)
-    found = []
-    for name in ("Q4_0", "Q4_K_M", "Q6_K"):
-        path = work / f"{name}.gguf"
-        found.append((name, path if path.exists() else quantize(whole, path, FILE_TYPES[name], llama_bench)))
-    return found
+    if not matrix.exists():
+        importance(whole, text, matrix, llama_bench)
+    for name, known in (("Q4_0", None), ("Q4_K_M", None), ("Q4_K_M", matrix), ("Q6_K", None)):
+        path = work / f"{name}{'-imatrix' if known else ''}.gguf"
+        label = f"{name}{' imatrix' if known else ''} of llama.cpp"
+        yield label, path if path.exists() else quantize(whole, path, FILE_TYPES[name], llama_bench, known)
 
 
 def table(rows: Sequence[Row]) -> Table:
@@ -142,10 +144,14 @@ def main() -> None:
             name = f"{quantization} {method}{' calibrated' if calibrated else ''}"
             rows.append(measure(checkpoint, name, quantization, method, plan, progress, known))
         bits = [float(each) for each in options.bits.split(",") if each]
-        for each, mixed in zip(bits, plans_of(checkpoint, options.ruler / "calibration.txt", bits, progress)):
-            rows.append(measure(checkpoint, f"{each:g} bits", mixed, SEARCH, plan, progress))
-        for name, path in [] if options.llama_bench is None else files_of(checkpoint, work, options.llama_bench):
-            rows.append(measure(path, f"{name} of llama.cpp", KEEP, None, plan, progress))
+        calibration = options.ruler / "calibration.txt"
+        for each, mixed in zip(bits, plans_of(checkpoint, calibration, bits, progress)):
+            for method, known in ((SEARCH, None), (SEARCH, calibration), (GPTQ, calibration)):
+                name = f"{each:g} bits {method}{' calibrated' if known else ''}"
+                rows.append(measure(checkpoint, name, mixed, method, plan, progress, known))
+        if options.llama_bench is not None:
+            for name, path in files_of(checkpoint, calibration, work, options.llama_bench):
+                rows.append(measure(path, name, KEEP, None, plan, progress))
     found = compare(rows[0].scores)
     stdout_console().print(table(rows))
     stdout_console().print(f"{found.tokens} positions; perplexity of the reference {found.reference_ppl:.2f}")

@@ -1,4 +1,4 @@
-"""Builds llama.cpp's llama-bench for this CPU from the source in PyPI's `llama-cpp-python`.
+"""Builds llama.cpp's llama-bench, llama-quantize and llama-imatrix for this CPU from the source in PyPI's `llama-cpp-python`.
 
     python -m bench.build_llama_cpp FOLDER [--vulkan] [--server]
 
@@ -23,6 +23,7 @@ from mlcpipe.errors import ResourceError
 
 VERSION = "0.3.36"
 _PACKAGE = "llama-cpp-python"
+_PROGRAMS = ("llama-bench", "llama-quantize", "llama-imatrix")
 _SOURCE_NOTE = "SOURCE"  # next to the binary, which knows its commit but neither package nor compiler
 # Settings for the validation layer, which Vulkan's headers before 1.3.272 do not know, and nothing needs here.
 _LAYER_SETTINGS = re.compile(
@@ -52,7 +53,7 @@ def build_llama_cpp(
         _leave_out_layer_settings(source / "ggml" / "src" / "ggml-vulkan" / "ggml-vulkan.cpp")
         configure.append("-DGGML_VULKAN=ON")
     without = ("LLAMA_BUILD_TESTS", "LLAMA_BUILD_EXAMPLES", "LLAMA_USE_PREBUILT_UI", "LLAMA_OPENSSL")
-    programs = ["llama-bench", *(["llama-batched-bench", "llama-server"] if server else [])]
+    programs = [*_PROGRAMS, *(["llama-batched-bench", "llama-server"] if server else [])]
     _run([*configure, f"-DLLAMA_BUILD_SERVER={'ON' if server else 'OFF'}", *(f"-D{part}=OFF" for part in without)])
     _run(["cmake", "--build", str(build), "--target", *programs, "-j", str(jobs or os.cpu_count() or 1)])
     binary = build / "bin" / "llama-bench"
@@ -62,20 +63,36 @@ def build_llama_cpp(
     return binary
 
 
-def quantize(source: Path, path: Path, file_type: int, binary: Path) -> Path:
-    """Write GGUF `source` to `path` in another of `llama_ftype`, by the library beside `binary`. Raises ResourceError."""
-    program = binary.with_name("quantize_gguf")
-    if not program.is_file():
-        tree = next(binary.parents[2].glob(f"{_PACKAGE.replace('-', '_')}-*/vendor/llama.cpp"), None)
-        if tree is None:
-            raise ResourceError("no source of llama.cpp", expected=binary.parents[2])
-        includes = [f"-I{tree / folder}" for folder in ("include", "ggml/include")]
-        where = [f"-L{binary.parent}", "-lllama", f"-Wl,-rpath,{binary.parent}", f"-Wl,-rpath-link,{binary.parent}"]
-        _run(["cc", *includes, str(Path(__file__).with_name("quantize_gguf.c")), *where, "-o", str(program)])
+def quantize(source: Path, path: Path, file_type: int, binary: Path, imatrix: Path | None = None) -> Path:
+    """Write GGUF `source` to `path` in another of `llama_ftype`, by llama-quantize beside `binary`.
+
+    `imatrix` is what `importance` wrote. Raises ResourceError.
+    """
     partial = path.with_name(path.name + ".partial")
-    _run([str(program), str(source), str(partial), str(file_type), str(os.cpu_count() or 1)])
+    options = ["--allow-requantize", *([] if imatrix is None else ["--imatrix", str(imatrix)])]
+    words = [str(source), str(partial), str(file_type), str(os.cpu_count() or 1)]
+    _run([str(_program(binary, "llama-quantize")), *options, *words])
     os.replace(partial, path)
     return path
+
+
+def importance(source: Path, text: Path, path: Path, binary: Path, chunks: int = 64) -> Path:
+    """Write the importance matrix of GGUF `source` on so many windows of 512 tokens of a text, by llama-imatrix.
+
+    Raises ResourceError.
+    """
+    partial = path.with_name(f"partial-{path.name}")  # the end of its name says the format
+    words = ["-m", source, "-f", text, "-o", partial, "-c", 512, "--chunks", chunks, "--no-ppl"]
+    _run([str(_program(binary, "llama-imatrix")), *map(str, words)])
+    os.replace(partial, path)
+    return path
+
+
+def _program(binary: Path, name: str) -> Path:
+    program = binary.with_name(name)
+    if not program.is_file():
+        raise ResourceError(f"no {name}", expected=program, next_step="build it: python -m bench.build_llama_cpp")
+    return program
 
 
 def build_name(version: str, vulkan: bool) -> str:

@@ -84,5 +84,6 @@ HEADERS: dict[str, tuple[str, object, str]] = {
     "a long prompt": ("prompt_tokens", 257, "a prompt of 1 to 256 tokens; found 257"),
     "a long chat": ("chat_bytes", 2**64 - 1, "the length that its header states"),
     "KV dtype": ("kv_dtype", b"q8", "another kv_dtype of the KV cache.*found q8"),
+    "controls": ("kv_dtype", b"q8\n\x1b[2J\xff", r"another kv_dtype of the KV cache.*found q8\?\?\[2J\?;"),
     "model": ("model", b"0" * 64, "saved with another model.*load it with the model"),
 }

@@ -9,6 +9,7 @@ models Muralidharan et al. 2024, arXiv:2407.14679), on random rows of a text. Ze
 from __future__ import annotations
 
 import argparse
+import json
 import math
 import shutil
 import sys
@@ -24,7 +25,7 @@ from transformers import AutoModelForCausalLM
 
 from mlcpipe.atomic import atomic_directory, check_early
 from mlcpipe.checkpoint import Checkpoint, open_checkpoint, resolve
-from mlcpipe.checkpoint.checkpoint import SINGLE_FILE
+from mlcpipe.checkpoint.checkpoint import CONFIG, SINGLE_FILE
 from mlcpipe.checkpoint.safetensors_writer import SafetensorsWriter, narrowed
 from mlcpipe.compiler.calibration.text import read_calibration
 from mlcpipe.errors import MlcpipeError, UsageError
@@ -55,7 +56,9 @@ def distill(
     check_early(output, SINGLE_FILE if overwrite else "")
     student_files = open_checkpoint(pruned)
     teacher_files = open_checkpoint(resolve(recipe.teacher, progress))
-    learned, held_out = rows_of(read_calibration(recipe.text).text, student_files, recipe)
+    text = read_calibration(recipe.text)
+    learned, held_out = rows_of(text.text, student_files, recipe)
+    config = student_files.config_fitted_to(text.sha256)
     progress.stage("load both models")
     teacher, student = (_model(files.path, device) for files in (teacher_files, student_files))
     before = _evaluate(teacher, student, held_out, recipe)
@@ -63,6 +66,7 @@ def distill(
     result = Result(before, _evaluate(teacher, student, held_out, recipe))
     with atomic_directory(output, replaces=SINGLE_FILE if overwrite else "") as folder:
         save(student, student_files, folder)
+        (folder / CONFIG).write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
     return result
 
 

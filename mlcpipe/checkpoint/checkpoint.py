@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -49,9 +50,13 @@ EMBEDDING_FILES = (
     "sentence_bert_config.json",
     "1_Pooling/config.json",
 )
+FITTED_TO = "mlcpipe_fitted_to"
+"""Key of config.json: the `text_hash` of each text that the weights were pruned or distilled by."""
+MAX_TEXTS = 64
 MAX_NAME = 200  # characters of the model's
 MAX_CONFIG_BYTES = 16_000_000  # quantized checkpoints list their modules there; real ones stay below 1 MB
 MAX_INDEX_BYTES = 32 << 20  # 140,000 tensors take 14 MB
+_HASH = re.compile(r"[0-9a-f]{64}")
 PICKLES = (".bin", ".pt", ".pth", ".ckpt")
 
 
@@ -92,6 +97,21 @@ class Checkpoint:
     def keeps_all(self) -> bool:
         """Whether `--quantization keep` loses nothing: kernels read the codes and scales of all matrices."""
         return True
+
+    @property
+    def fitted_to(self) -> tuple[str, ...]:
+        """`text_hash` of the texts that the weights were pruned or distilled by. Raises ConfigError."""
+        found = self.config.get(FITTED_TO, [])
+        if not isinstance(found, list) or len(found) > MAX_TEXTS or not all(map(_is_hash, found)):
+            raise ConfigError(
+                FITTED_TO, where=shown_path(self.path / CONFIG), found=shown(found),
+                expected=f"at most {MAX_TEXTS} times 64 hexadecimal digits",
+            )  # fmt: skip
+        return tuple(found)
+
+    def config_fitted_to(self, sha256: str) -> dict[str, Any]:
+        """config.json of a checkpoint that is made of this one by a text of that `text_hash`. Raises ConfigError."""
+        return self.config | {FITTED_TO: list(dict.fromkeys((*self.fitted_to, sha256)))}
 
     def quantization(self, requested: str | None) -> str:
         """`requested`, or the default: quantized weights are kept, rounding them again must be asked for."""
@@ -148,6 +168,10 @@ class Checkpoint:
     @property
     def _head_files(self) -> tuple[Path, ...]:
         return () if self.draft_head is None else self.draft_head.files
+
+
+def _is_hash(value: object) -> bool:
+    return isinstance(value, str) and _HASH.fullmatch(value) is not None
 
 
 def printable_name(name: str) -> str | None:

@@ -65,8 +65,11 @@ def prune_command(
     `mlcpipe prune hf://Qwen/Qwen3-0.6B -o qwen3-24 --method layers --keep 24 --calibration wiki.train.raw`
     """
     check_early(output, DISTILL_RECIPE if overwrite else "")
+    from mlcpipe.cli.compile import check_texts
     from mlcpipe.pruning.prune import prune
 
+    if quality:
+        check_texts(calibration, None, None)
     with console_progress(stderr_console(), lasting=False) as progress:
         made = prune(
             model, method=method, output=output, keep=keep, ratio=ratio, calibration=calibration, overwrite=overwrite,

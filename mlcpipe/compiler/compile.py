@@ -94,6 +94,7 @@ def compile(
     job = lower(source, described, quantization, context_length, kv_cache_dtype, adapters=adapters)
     method = method_of(job.scheme, method, job.schemes)
     text = calibration_text(method, calibration)
+    fitted_to = (*source.fitted_to, job.plan.text_sha256, text.sha256 if text else "")
     companions = described.companions if quantization == AUTO else ()
     jobs = [*(lower_companion(job, name, kv_cache_dtype) for name in companions), job]
     check_memory(job.state.weights)
@@ -104,7 +105,6 @@ def compile(
         files |= _convert(job, folder, method, text, progress)
         progress.stage("describe the bundle")
         files |= _copy_texts(job, folder, progress)
-        fitted_to = (job.plan.text_sha256, text.sha256 if text else "")
         write_manifest(folder, manifest(libraries, files, writer, [one for one in fitted_to if one]))
         accept(folder)
         if check is not None:

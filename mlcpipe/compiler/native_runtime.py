@@ -17,9 +17,8 @@ LIBRARY = "libmlcpipe.so"
 RUNTIME_SOURCES = native_path() / "runtime"
 _TEXT = sorted((RUNTIME_SOURCES / "text").glob("*.cc"))
 _CLI = sorted((RUNTIME_SOURCES / "cli").glob("*.cc"))
-_LIBRARY_OBJECTS = ("runtime.o", "pool.o", *(f"{path.stem}.o" for path in _TEXT))
-_PLUGIN = "plugin.o"
-_OBJECTS = (*_LIBRARY_OBJECTS, *(f"{path.stem}.o" for path in _CLI))
+_CORE, _PLUGIN = "runtime.o", "plugin.o"
+_PARTS = ("pool.o", *(f"{path.stem}.o" for path in (*_TEXT, *_CLI)))  # what no device changes
 _SECTIONS = ("-ffunction-sections", "-fdata-sections", "-fvisibility=hidden")
 _C = ("-O2", "-fPIC", *_SECTIONS, "-DMLCPIPE_RUNTIME", "-c")
 # TVM's functions are nobody else's: two runtimes in one process do not meet. musl's headers do not name the order.
@@ -130,28 +129,35 @@ def _objects(compiler: Linker, cache: Path, plugin: DevicePlugin | None) -> tupl
             compiler.run([*_CXX, "-w", *_includes(copy), str(RUNTIME_SOURCES / "tvm.cc"), "-o", str(made / "tvm.o")])
 
     tvm = built_once(cache / "native" / f"tvm-{key}", ["tvm.o"], cache, build)[0]
-    folder = cache / "native" / f"runtime-{_key((*command, key), plugin)}"
-    names = (*_OBJECTS, *((_PLUGIN,) if plugin else ()))
-    return tvm, built_once(folder, names, cache, partial(_compile, compiler, tree, plugin))
+    core = cache / "native" / f"runtime-{_key((*command, key), plugin)}"
+    parts = cache / "native" / f"parts-{_key((*command, key), None)}"
+    names = (_CORE, _PLUGIN) if plugin else (_CORE,)
+    return tvm, [
+        *built_once(parts, _PARTS, cache, partial(_compile_parts, compiler)),
+        *built_once(core, names, cache, partial(_compile_core, compiler, tree, plugin)),
+    ]
 
 
-def _compile(compiler: Linker, tree: SourceTree, plugin: DevicePlugin | None, made: Path) -> None:
-    """Compile our part of the runtime in a copy of TVM's tree."""
-    core, pool, *others = (str(made / name) for name in _OBJECTS)
+def _compile_core(compiler: Linker, tree: SourceTree, plugin: DevicePlugin | None, made: Path) -> None:
+    """Compile what runs models, and the plugin, in a copy of TVM's tree."""
     device = [f"-D{plugin.definition}"] if plugin else []
     with tree.copied() as copy:
-        system = [word.replace("-I", "-isystem") for word in _includes(copy)]
-        compile_core(compiler, copy, RUNTIME_SOURCES / "runtime.cc", core, *device)
+        compile_core(compiler, copy, RUNTIME_SOURCES / "runtime.cc", str(made / _CORE), *device)
         if plugin is not None:
             words = [
                 "-Wno-missing-field-initializers",
                 f"-std={plugin.standard}",
                 *device,
-                *system,
+                *(word.replace("-I", "-isystem") for word in _includes(copy)),
                 "-isystem",
                 str(plugin.headers),
             ]
             compiler.run([*_CXX, *_WARNINGS, *words, str(plugin.unit), "-o", str(made / _PLUGIN)])
+
+
+def _compile_parts(compiler: Linker, made: Path) -> None:
+    """Compile what needs nothing of TVM's."""
+    pool, *others = (str(made / name) for name in _PARTS)
     for source, made_object in zip([*_TEXT, *_CLI], others):
         compiler.run([*_CXX, *_WARNINGS, f"-I{RUNTIME_SOURCES}", str(source), "-o", made_object])
     compiler.run(["-x", "c", "-std=gnu11", *_C, *_WARNINGS, str(POOL), "-o", pool])

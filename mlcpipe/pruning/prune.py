@@ -92,7 +92,7 @@ def prune(
     check_prunable(source)
     if Path(output).resolve() == source.path.resolve():
         raise UsageError("the output is the checkpoint itself", where=output, next_step="give another path")
-    model = model_of(source)
+    model, config = model_of(source), source.config_fitted_to(text.sha256)
     count, keep = _kept(how, model, keep, ratio)
     job = _lowered(source)
     if job.tokenizer is None:
@@ -103,7 +103,7 @@ def prune(
     with atomic_directory(Path(output), replaces=replaces, needed_bytes=nbytes) as folder:
         progress.stage("compile a layer")
         stream = Stream(model, source, windows, gram=how.GRAM)
-        work = Work(model, source, stream, keep, dict(source.config), progress)
+        work = Work(model, source, stream, keep, config, progress)
         _write(how, work, folder)
         local = local_path(str(checkpoint))
         teacher = str(checkpoint) if local is None else str(local.resolve())

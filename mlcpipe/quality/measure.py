@@ -115,10 +115,12 @@ def _open(plan: Plan, text: str, progress: Progress) -> tuple[Engine, Engine, in
     own, other = (read_manifest(path) for path in (plan.bundle, plan.reference))
     window = min(WINDOW, own.model.context_length, other.model.context_length)
     _check_pair(own, other, window)
-    if text_hash(text) in own.fitted_to:
-        raise UsageError(
-            "the bundle's weights were fitted to this text", where=plan.text, next_step="measure on another --text"
-        )
+    for manifest, whose in ((own, "bundle"), (other, "reference")):
+        if text_hash(text) in manifest.fitted_to:
+            raise UsageError(
+                f"the {whose}'s weights were fitted to this text", where=plan.text,
+                next_step="measure on another --text",
+            )  # fmt: skip
     progress.stage("load")
     engine = Engine(plan.bundle, context_length=window, threads=plan.threads, device=plan.device, progress=progress)
     reference = Engine(plan.reference, context_length=window, threads=plan.threads)

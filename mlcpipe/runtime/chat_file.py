@@ -227,7 +227,7 @@ def _check_model(path: Path, header: _Header, ours: _Header) -> None:
     for field in ("kv_dtype", "page_tokens", "layers", "kv_heads", "page_bytes", "head_dim"):
         one, other = getattr(ours, field), getattr(header, field)
         if one != other:
-            names = [str(v.rstrip(b"\0"), "ascii", "replace") if isinstance(v, bytes) else v for v in (one, other)]
+            names = [_printable(v.rstrip(b"\0")) if isinstance(v, bytes) else v for v in (one, other)]
             raise UsageError(
                 f"the chat was saved with another {field} of the KV cache",
                 where=path,
@@ -235,6 +235,11 @@ def _check_model(path: Path, header: _Header, ours: _Header) -> None:
                 found=names[1],
                 next_step="load it with the bundle that it was saved with",
             )
+
+
+def _printable(name: bytes) -> str:
+    """With a question mark for everything that may not go into a line."""
+    return "".join(chr(byte) if 32 <= byte < 127 else "?" for byte in name)
 
 
 def _damaged(path: Path, expected: str, found: object) -> UsageError:

@@ -11,6 +11,7 @@ import itertools
 import json
 import logging
 import signal
+import sys
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator
 from concurrent import futures
@@ -184,8 +185,21 @@ class Replicas:
     def service(self) -> Replicas:
         """These, which from now on replace each other on SIGHUP; called inside the loop that serves."""
         self._loop = asyncio.get_running_loop()
-        self._loop.add_signal_handler(signal.SIGHUP, lambda: threading.Thread(target=self._deploy, daemon=True).start())
+        self._loop.add_signal_handler(
+            signal.SIGHUP, lambda: threading.Thread(target=self._replace, daemon=True).start()
+        )
         return self
+
+    def _replace(self) -> None:
+        """Replace the replicas one after the other. Where a new one fails, a line says so, and the old ones go on."""
+        try:
+            self._deploy()
+        except RuntimeError as error:
+            refused = ResourceError(
+                "the replicas are not all replaced", found=last_line(error),
+                next_step="the others go on; mend the cause and send SIGHUP again",
+            )  # fmt: skip
+            sys.stderr.write(f"error: {refused}\n")
 
     def healthy(self) -> int:
         """How many replicas answer."""

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from mlcpipe.errors import MlcpipeError
 
 MAX_SECONDS = 10.0  # of one case: what loops without end, on a slow machine
 MAX_LINE = 4000
+MOST = 10  # findings of a run
 
 
 def finding(read: Callable[[], None]) -> str:
@@ -24,3 +25,15 @@ def finding(read: Callable[[], None]) -> str:
         return f"{type(error).__name__}: {error}"
     seconds = time.process_time() - began
     return f"took {seconds:.0f} s" if seconds > MAX_SECONDS else ""
+
+
+def fuzz(make: Callable[[int], None], read: Callable[[], None], seeds: Iterable[int], seconds: float) -> list[str]:
+    """The findings where `make` writes the case of each of `seeds`, until `seconds` have passed, each with its seed."""
+    findings, ends = [], time.monotonic() + seconds
+    for seed in seeds:
+        make(seed)
+        if found := finding(read):
+            findings.append(f"seed {seed}: {found}")
+        if time.monotonic() > ends or len(findings) >= MOST:
+            break
+    return findings

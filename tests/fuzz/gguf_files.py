@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import random
 import struct
-import time
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from mlcpipe.checkpoint import open_checkpoint
 from mlcpipe.checkpoint.gguf.header import read_header
 from mlcpipe.checkpoint.gguf.vocabulary import tokenizer_files
-from tests.fuzz.findings import finding
+from tests.fuzz import findings
 
 _WORDS = (0, 1, 2, 3, 7, 8, 9, 13, 31, 255, 2**16, 2**31 - 1, 2**31, 2**32 - 1, 2**40, 2**62, 2**63, 2**64 - 1)
 
 
-def damaged(draw: random.Random, content: bytes, places: list[int]) -> bytes:
+def damaged(draw: random.Random, content: bytes, places: Sequence[int]) -> bytes:
     """A copy with one to four edits; `places` are offsets of the header's structure."""
     raw = bytearray(content)
     for _ in range(draw.choice((1, 1, 1, 2, 4))):
@@ -59,14 +59,11 @@ def open_all(path: Path) -> None:
         checkpoint.read(name)
 
 
-def fuzz(source: Path, folder: Path, seeds: range, seconds: float) -> list[str]:
+def fuzz(source: Path, folder: Path, seeds: Iterable[int], seconds: float) -> list[str]:
     """The findings of `seeds`, until `seconds` have passed, each with its seed; the file stays in `folder`."""
-    content, places = source.read_bytes(), places_of(source)
-    path, findings, ends = folder / "case.gguf", [], time.monotonic() + seconds
-    for seed in seeds:
+    content, places, path = source.read_bytes(), places_of(source), folder / "case.gguf"
+
+    def make(seed: int) -> None:
         path.write_bytes(damaged(random.Random(seed), content, places))
-        if found := finding(lambda: open_all(path)):
-            findings.append(f"seed {seed}: {found}")
-        if time.monotonic() > ends or len(findings) > 9:
-            break
-    return findings
+
+    return findings.fuzz(make, lambda: open_all(path), seeds, seconds)

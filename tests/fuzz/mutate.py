@@ -20,6 +20,8 @@ VALUES: tuple[Any, ...] = (
     [], {}, [[]], [None], [0] * 1000, ["a"] * 1000, {"": ""}, {"a": {"b": {}}}, [[[[[[[[]]]]]]]],
 )  # fmt: skip
 
+_MOST_BYTES = 1 << 25  # of a list's text: twice what readers take, while the fuzzer's own memory stays small
+
 
 def _places(value: Any) -> list[tuple[Any, Any]]:
     """(container, key) of every value inside."""
@@ -61,7 +63,9 @@ def damage_json(draw: random.Random, value: Any) -> Any:
             # by way of text: a value must not contain itself
             one[key] = json.loads(json.dumps(other[other_key]))
         elif kind == 8 and isinstance(one, list):
-            one[:] = one * draw.choice((2, 10, 200 if len(one) < 1000 else 2))
+            times = draw.choice((2, 10, 200 if len(one) < 1000 else 2))
+            if len(json.dumps(one)) * times <= _MOST_BYTES:
+                one[:] = one * times
         else:
             one[key] = [one[key]] if draw.random() < 0.5 else {"a": one[key]}
     return value

@@ -1,17 +1,17 @@
-"""Damaged quantized checkpoints: each seed damages the settings, the header or the data of a small valid one."""
+"""Damaged quantized checkpoints, adapters and draft heads: each seed damages the settings, the header or the data of a small valid one."""
 
 from __future__ import annotations
 
 import json
 import random
 import struct
-import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from pathlib import Path
 
-from mlcpipe.checkpoint import open_checkpoint
+from mlcpipe.checkpoint import Checkpoint, open_checkpoint
 from mlcpipe.checkpoint.matrix import Matrix
-from tests.fuzz.findings import finding
+from tests.fuzz import findings
 from tests.fuzz.mutate import damage_bytes, damage_json
 
 _SHAPES = (0, 1, 2, 3, 7, 31, 32, 64, 255, 256, 2**16, 2**24, 2**31, 2**40)
@@ -42,23 +42,33 @@ def _damage(draw: random.Random, config: bytes, weights: bytes) -> tuple[bytes, 
 
 def open_all(folder: Path) -> None:
     """Everything that a compile reads of a checkpoint. Raises MlcpipeError where it is refused."""
-    checkpoint = open_checkpoint(folder)
+    read_all(open_checkpoint(folder))
+
+
+def read_all(checkpoint: Checkpoint) -> None:
+    """Every tensor. Raises MlcpipeError."""
     for name, tensor in checkpoint.tensors.items():
         checkpoint.read(name)
         if isinstance(tensor, Matrix):
             checkpoint.read_parts(name)
 
 
-def fuzz(source: Path, folder: Path, seeds: Iterable[int], seconds: float) -> list[str]:
-    """The findings of `seeds`, until `seconds` have passed, each with its seed; the last case stays in `folder`."""
-    config, weights = ((source / name).read_bytes() for name in ("config.json", "model.safetensors"))
-    findings, ends = [], time.monotonic() + seconds
-    for seed in seeds:
-        damaged = _damage(random.Random(seed), config, weights)
-        (folder / "config.json").write_bytes(damaged[0])
-        (folder / "model.safetensors").write_bytes(damaged[1])
-        if found := finding(lambda: open_all(folder)):
-            findings.append(f"seed {seed}: {found}")
-        if time.monotonic() > ends or len(findings) > 9:
-            break
-    return findings
+@dataclass(frozen=True)
+class Parser:
+    """`write` makes a valid folder, whose files of these names are damaged, and `read` reads all of it."""
+
+    write: Callable[[Path], object]
+    read: Callable[[Path], None] = open_all
+    config: str = "config.json"
+    weights: str = "model.safetensors"
+
+    def fuzz(self, source: Path, folder: Path, seeds: Iterable[int], seconds: float) -> list[str]:
+        """The findings of `seeds`, until `seconds` have passed, each with its seed; the last case stays in `folder`."""
+        names = self.config, self.weights
+        config, weights = ((source / name).read_bytes() for name in names)
+
+        def make(seed: int) -> None:
+            for name, content in zip(names, _damage(random.Random(seed), config, weights)):
+                (folder / name).write_bytes(content)
+
+        return findings.fuzz(make, lambda: self.read(folder), seeds, seconds)

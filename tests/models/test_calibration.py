@@ -19,9 +19,9 @@ from mlcpipe.cli.compile import check_texts
 from mlcpipe.compiler.calibration.changed import Changed
 from mlcpipe.compiler.calibration.layer import model_of
 from mlcpipe.compiler.calibration.stream import Stream, rows_of_expert
-from mlcpipe.compiler.calibration.text import read_calibration
+from mlcpipe.compiler.calibration.text import read_calibration, windows_of
 from mlcpipe.compiler.job import lower
-from mlcpipe.defaults import RTN
+from mlcpipe.defaults import GPTQ, RTN, SEARCH
 from mlcpipe.errors import ConfigError, UsageError
 from mlcpipe.files import text_hash
 from mlcpipe.models import model_types
@@ -140,6 +140,38 @@ def test_gptq_has_other_codes_than_a_search(source: Path, tmp_path: Path) -> Non
     searched = quantized(source, tmp_path / "search", WORDS)
     found = quantized(source, tmp_path / "gptq", WORDS, method="gptq")
     assert all((found[name] != searched[name]).any() for name in found if "q_" in name and "embed_tokens" not in name)
+
+
+PLAN = """default = "q4f16_1"
+[tensors]
+"model.embed_tokens.weight" = "Q8_0"
+"model.layers.*.self_attn.q_proj.weight" = "Q5_0"
+"model.layers.*.self_attn.o_proj.weight" = "q3f16_1"
+"model.layers.*.mlp.[gu]*_proj.weight" = "Q4_0"
+"""
+
+
+@pytest.mark.full
+def test_gptq_of_a_plan_errs_less_than_a_search_in_each_scheme(source: Path, tmp_path: Path) -> None:
+    """By the mean square of what the first layer's matrices give on the text, whose inputs nothing has rounded."""
+    (tmp_path / "plan.toml").write_text(PLAN, encoding="utf-8")
+    plan, checkpoint = load_plan(str(tmp_path / "plan.toml")), open_checkpoint(source)
+    job = lower(checkpoint, load_target("cpu"), plan)
+    assert job.tokenizer is not None
+    model = model_of(checkpoint)
+    stream = Stream(model, checkpoint, windows_of(WORDS, job.tokenizer, model.facts.context_length), gram=True)
+    inputs, errors = stream.run(0, checkpoint), {}
+    for method in (SEARCH, GPTQ):
+        arrays = quantized(source, tmp_path / method, WORDS, target="cpu", quantization=plan, method=method)
+        changed = Changed(checkpoint)
+        for weight in job.state.weights:
+            changed.round(weight, {name: arrays[name] for name in weight.arrays()})
+        off = {name: changed.read(name) - checkpoint.read(name) for name in inputs}
+        errors[method] = {name: float(((off[name] @ inputs[name].gram) * off[name]).sum()) for name in inputs}
+    assert {one.scheme.name for one in job.state.weights if one.scheme} >= {"Q5_0", "q3f16_1", "Q4_0", "q4f16_1"}
+    assert len(inputs) == 7
+    for name in inputs:
+        assert 0 < errors[GPTQ][name] < 0.95 * errors[SEARCH][name], name
 
 
 @pytest.mark.parametrize(

@@ -18,9 +18,12 @@ transformers = pytest.importorskip("transformers", reason="the references are tr
 import mlcpipe
 from mlcpipe.checkpoint import open_checkpoint
 from mlcpipe.defaults import DISTILL_RECIPE
+from mlcpipe.errors import UsageError
+from mlcpipe.files import text_hash
 from mlcpipe.progress import SilentProgress
 from mlcpipe.pruning.prune import FAMILIES, Pruned, prune
 from mlcpipe.pruning.recipe import Recipe, read_recipe
+from mlcpipe.quality.measure import Plan, measure
 from tests.models import tiny
 
 pytestmark = pytest.mark.full
@@ -134,6 +137,20 @@ def test_matrices_of_layers_are_in_2_4_and_no_others(sparse: Pruned) -> None:
         assert (sparse.output / path.name).is_file()
 
 
+def test_quality_is_not_measured_on_a_text_that_pruned_the_bundle_or_its_reference(
+    sparse: Pruned, text: Path, tmp_path: Path
+) -> None:
+    """Whatever compiled it, and whichever of the two was pruned."""
+    folders = {"pruned": sparse.output, "original": sparse.original}
+    pruned, original = (
+        mlcpipe.compile(folder, target="cpu-native", quantization="q0f32", output=tmp_path / name)
+        for name, folder in folders.items()
+    )
+    for bundle, reference, whose in ((pruned, original, "bundle"), (original, pruned, "reference")):
+        with pytest.raises(UsageError, match=f"the {whose}'s weights were fitted to this text .*{text.name}"):
+            measure(Plan(bundle, reference, text), SilentProgress())
+
+
 @pytest.fixture(scope="module")
 def script() -> ModuleType:
     path = Path(__file__).resolve().parents[2] / "apps" / "distill" / "distill.py"
@@ -146,10 +163,12 @@ def script() -> ModuleType:
 
 
 def test_distillation_wins_back_and_zeros_stay(sparse: Pruned, script: ModuleType, text: Path, tmp_path: Path) -> None:
+    other = tmp_path / "other.txt"
+    other.write_text(text.read_text(encoding="utf-8") + " w7", encoding="utf-8")
     recipe = read_recipe(sparse.output)
     assert recipe == Recipe(str(sparse.original.resolve()), "sparsegpt", "2:4")
     short = Recipe(
-        recipe.teacher, recipe.method, recipe.pattern, str(text), window=32, rows=4, steps=20, peak_rate=3e-3
+        recipe.teacher, recipe.method, recipe.pattern, str(other), window=32, rows=4, steps=20, peak_rate=3e-3
     )
     result = script.distill(sparse.output, short, tmp_path / "distilled", SilentProgress())
     assert result.after < 0.85 * result.before
@@ -161,6 +180,8 @@ def test_distillation_wins_back_and_zeros_stay(sparse: Pruned, script: ModuleTyp
     files = [sorted(path.name for path in folder.iterdir()) for folder in (sparse.output, tmp_path / "distilled")]
     assert files[0] == files[1] and DISTILL_RECIPE in files[0]
     assert np.isfinite(logits_of(tmp_path / "distilled")).all()
+    fitted_to = tuple(text_hash(path.read_text(encoding="utf-8")) for path in (text, other))
+    assert (pruned.fitted_to, distilled.fitted_to) == (fitted_to[:1], fitted_to)
 
 
 @pytest.mark.everything

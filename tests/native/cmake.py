@@ -13,6 +13,9 @@ import pytest
 
 from tests.clang import system_clang
 
+# After the project's own flags, among which is -Os.
+_COMPILE = "<CMAKE_{}_COMPILER> <DEFINES> <INCLUDES> <FLAGS> -O0 -o <OBJECT> -c <SOURCE>"
+
 
 def run(*command: object, **variables: str) -> str:
     """What a command prints; no Python of this environment is on its path."""
@@ -45,8 +48,8 @@ def build(
     source: Path, folder: Path, variables: Mapping[str, str], options: Sequence[str] = (), flags: str = ""
 ) -> Path:
     """Build a project without warnings of the compiler, in little time; `flags` are more options of it."""
-    words = ["-DCMAKE_C_FLAGS_RELEASE=-O0", "-DCMAKE_CXX_FLAGS_RELEASE=-O0"]
-    words += [f"-DCMAKE_{language}_FLAGS=-Wall -Wextra -Werror {flags}" for language in ("C", "CXX")]
+    words = [f"-DCMAKE_{language}_FLAGS=-Wall -Wextra -Werror {flags}" for language in ("C", "CXX")]
+    words += [f"-DCMAKE_{language}_COMPILE_OBJECT={_COMPILE.format(language)}" for language in ("C", "CXX")]
     ninja = ["-G", "Ninja", f"-DCMAKE_MAKE_PROGRAM={tool('ninja')}"]
     run(tool("cmake"), "-S", source, "-B", folder, *ninja, *words, *options, **variables)
     run(tool("cmake"), "--build", folder, **variables)

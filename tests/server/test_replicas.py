@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import re
+import shutil
 import signal
 import time
 from collections.abc import Iterator
@@ -29,8 +30,14 @@ TOPICS = "compile", "bundle", "target", "kernel", "page", "token", "weight", "gr
 
 
 @pytest.fixture(scope="module")
-def replicas(demo_bundle: Path) -> Iterator[Running]:
-    with running_server(demo_bundle, "--ray", 2, "--threads", 1, "--sequences", 8, "--drain", 20) as running:
+def own_bundle(demo_bundle: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A copy, which a test may take away."""
+    return Path(shutil.copytree(demo_bundle, tmp_path_factory.mktemp("replicas") / "demo"))
+
+
+@pytest.fixture(scope="module")
+def replicas(own_bundle: Path) -> Iterator[Running]:
+    with running_server(own_bundle, "--ray", 2, "--threads", 1, "--sequences", 8, "--drain", 20) as running:
         yield running
 
 
@@ -162,6 +169,29 @@ def test_sighup_replaces_the_replicas_one_by_one(replicas: Running) -> None:
             assert answer.status_code == 200, answer.text
             asked += 1
     assert asked > 10
+    wait_for_replicas(replicas)
+
+
+def test_sighup_that_fails_is_a_line_and_the_others_go_on(replicas: Running, own_bundle: Path) -> None:
+    wait_for_replicas(replicas)
+    before, said = pids(replicas), len(replicas.lines)
+    own_bundle.rename(own_bundle.with_name("away"))
+    replicas.process.send_signal(signal.SIGHUP)
+    end = time.monotonic() + 240
+    with httpx2.Client(base_url=replicas.url, timeout=60) as client:
+        while len(replicas.lines) == said:
+            assert time.monotonic() < end, "nothing is said"
+            answer = client.post(CHAT, json=body(TOPICS[0], max_tokens=5))
+            assert answer.status_code == 200, answer.text
+    time.sleep(1)  # for what may follow it
+    (line,) = replicas.lines[said:]
+    assert re.fullmatch(r"error: the replicas are not all replaced; found .*SIGHUP again\n", line), line
+    assert pids(replicas) & before
+    own_bundle.with_name("away").rename(own_bundle)
+    replicas.process.send_signal(signal.SIGHUP)
+    while pids(replicas) & before:
+        assert time.monotonic() < end, "they are not replaced"
+        time.sleep(0.5)
     wait_for_replicas(replicas)
 
 

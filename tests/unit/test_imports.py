@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import ast
+import functools
 import graphlib
 import re
 import subprocess
 import sys
+from collections.abc import Iterable
 from importlib import metadata
 from pathlib import Path
 
@@ -55,12 +57,19 @@ def _text(node: ast.expr) -> str:
     return node.value if isinstance(node, ast.Constant) and isinstance(node.value, str) else ""
 
 
-def tops(names: set[str]) -> set[str]:
+def tops(names: Iterable[str]) -> set[str]:
     return {name.split(".")[0] for name in names}
 
 
+@functools.cache
 def parse(path: Path) -> ast.Module:
     return ast.parse(path.read_text(encoding="utf-8"), str(path))
+
+
+@functools.cache
+def imports_of(path: Path) -> frozenset[str]:
+    """`imported` of a file."""
+    return frozenset(imported(parse(path)))
 
 
 # Rooms of mlcpipe from bottom to top. A room may import those below its own line, and nothing of its line but itself.
@@ -113,7 +122,7 @@ def imported_modules(tree: ast.AST, known: set[str]) -> set[str]:
 def test_imports_point_one_way(package: str) -> None:
     files = modules(package)
     assert files
-    wrong = {str(p.relative_to(ROOT)): sorted(tops(imported(parse(p))) & FORBIDDEN[package]) for p in files}
+    wrong = {str(p.relative_to(ROOT)): sorted(tops(imports_of(p)) & FORBIDDEN[package]) for p in files}
     assert {path: names for path, names in wrong.items() if names} == {}
 
 
@@ -168,7 +177,7 @@ def _declared(*extras: str) -> dict[str, set[str]]:
 
 
 def _foreign(*folders: str) -> set[str]:
-    names: set[str] = set().union(*(tops(imported(parse(path))) for folder in folders for path in modules(folder)))
+    names: set[str] = set().union(*(tops(imports_of(path)) for folder in folders for path in modules(folder)))
     return names - {"mlcpipe", "tir_schedules", "tests", "bench", "apps"} - {"tomllib", *sys.stdlib_module_names}
 
 
@@ -203,7 +212,7 @@ def test_only_env_reads_the_environment() -> None:
 
 def test_nothing_is_a_client_of_tvm_s_rpc() -> None:
     """A server of TVM's RPC can run any program on its client."""
-    users = [path for path in modules("mlcpipe") for name in imported(parse(path)) if name.startswith("tvm.rpc")]
+    users = [path for path in modules("mlcpipe") for name in imports_of(path) if name.startswith("tvm.rpc")]
     assert users == []
 
 
@@ -212,7 +221,7 @@ def test_passes_do_not_order_each_other() -> None:
     passes = {path.stem for path in modules("mlcpipe/passes")} - {"__init__", "lowering", "pipeline"}
     users = {}
     for path in modules("mlcpipe"):
-        names = imported(parse(path))
+        names = imports_of(path)
         used = sorted(name for name in passes if f"mlcpipe.passes.{name}" in names)
         if used and path.name != "pipeline.py":
             users[str(path.relative_to(ROOT))] = used
@@ -223,7 +232,7 @@ def test_devices_do_not_need_the_compiler() -> None:
     """A host that only runs bundles loads TVM's runtime library, and no more of TVM."""
     wrong = {}
     for path in modules("mlcpipe/devices"):
-        names = imported(parse(path))
+        names = imports_of(path)
         heavy = tops(names) & {"tvm", "tir_schedules"} | {n for n in names if n.startswith("mlcpipe.compiler")}
         if heavy:
             wrong[str(path.relative_to(ROOT))] = sorted(heavy)

@@ -77,7 +77,11 @@ void CheckModel(const ChatHeader& header, const ChatHeader& ours, const std::str
         .Found(found)
         .Next("load it with the bundle that it was saved with");
   };
-  const auto text = [](const char (&name)[8]) { return std::string(name, strnlen(name, sizeof name)); };
+  const auto text = [](const char (&name)[8]) {
+    std::string line(name, strnlen(name, sizeof name));
+    for (char& c : line) c = c < 32 || c > 126 ? '?' : c;
+    return line;
+  };
   check("kv_dtype", text(ours.kv_dtype), text(header.kv_dtype));
   const std::pair<const char*, uint32_t ChatHeader::*> kNumbers[] = {{"page_tokens", &ChatHeader::page_tokens},
                                                                      {"layers", &ChatHeader::layers},

@@ -55,7 +55,8 @@ def arrays() -> dict[str, np.ndarray]:
     return arrays
 
 
-def _manifest(params: tuple[ParamInfo, ...], files: dict[str, FileInfo]) -> Manifest:
+def small_manifest(params: tuple[ParamInfo, ...], files: dict[str, FileInfo]) -> Manifest:
+    """Of MODEL, with the given parameters and files."""
     return Manifest(
         format_version=FORMAT_VERSION,
         mlcpipe_version="0.1.0",
@@ -82,7 +83,7 @@ def _manifest(params: tuple[ParamInfo, ...], files: dict[str, FileInfo]) -> Mani
 @pytest.fixture
 def make_manifest() -> Callable[[tuple[ParamInfo, ...], dict[str, FileInfo]], Manifest]:
     """A manifest of one small model, with the given parameters and files."""
-    return _manifest
+    return small_manifest
 
 
 @pytest.fixture
@@ -100,5 +101,5 @@ def bundle(tmp_path: Path, arrays: dict[str, np.ndarray]) -> Path:
         ParamInfo(name=name, shape=array.shape, dtype=array.dtype.name, sources=(f"model.{name}",))
         for name, array in arrays.items()
     )
-    write_manifest(directory, _manifest(params, files))
+    write_manifest(directory, small_manifest(params, files))
     return directory

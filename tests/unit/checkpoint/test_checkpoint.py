@@ -313,3 +313,22 @@ def test_one_bit_of_a_weight_or_of_the_index_changes_the_hash(sharded: Path) -> 
     index.write_text(json.dumps(json.loads(index.read_text()) | {"metadata": {"total_size": 1}}))
     seen.add(open_checkpoint(sharded).content_hash())
     assert len(seen) == 3
+
+
+def test_texts_that_weights_were_fitted_to(single: Path) -> None:
+    """They are kept where a checkpoint is made of this one, each once."""
+    config = single / "config.json"
+    assert open_checkpoint(single).fitted_to == ()
+    for text in ("ab" * 32, "cd" * 32, "ab" * 32):
+        config.write_text(json.dumps(open_checkpoint(single).config_fitted_to(text)))
+    found = open_checkpoint(single)
+    assert found.fitted_to == ("ab" * 32, "cd" * 32) and found.config["model_type"] == "llama"
+
+
+@pytest.mark.parametrize(
+    "value", [None, "ab" * 32, ["AB" * 32], ["ab" * 32 + "\n"], [1], {"ab" * 32: 1}, ["ab" * 32] * 65]
+)
+def test_fitted_to_something_else(value: Any, single: Path) -> None:
+    (single / "config.json").write_text(json.dumps({"model_type": "llama", "mlcpipe_fitted_to": value}))
+    with pytest.raises(ConfigError, match="mlcpipe_fitted_to in .*; expected at most 64 times 64 hexadecimal digits"):
+        _ = open_checkpoint(single).fitted_to

@@ -10,6 +10,7 @@ import pytest
 
 from mlcpipe.cli import main
 from mlcpipe.pruning.prune import Cost, Pruned
+from mlcpipe.quality.measure import OWN_TEXT
 
 BEFORE, AFTER = Cost(4000, 3000, 2000, 512), Cost(3000, 2250, 1000, 256)
 LAYERS = Pruned(Path("out"), Path("in"), "layers", "layers", 3, 4, BEFORE, AFTER)
@@ -49,3 +50,9 @@ def test_a_pattern_saves_nothing_and_says_so(
 def test_json(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     found = json.loads(shown(LAYERS, "--json", monkeypatch=monkeypatch, capsys=capsys))
     assert found["after"]["parameters"] == 3000 and found["kept"] == 3 and found["quality"] is None
+
+
+def test_quality_is_not_measured_on_the_text_that_prunes(capsys: pytest.CaptureFixture[str]) -> None:
+    """It is said before the work."""
+    assert main(["prune", "in", "-o", "absent", "--method", "wanda", "--quality", "--calibration", str(OWN_TEXT)]) == 2
+    assert "the text of --calibration is one that quality is measured on" in capsys.readouterr().err

@@ -21,7 +21,7 @@ from mlcpipe.checkpoint.peft import read_adapter
 from tests.fuzz import saved_pages
 from tests.fuzz.findings import finding
 from tests.fuzz.quantized_files import Parser, read_all
-from tests.models.head_files import random_heads
+from tests.models.head_files import EAGLE, random_eagle, random_heads, write_eagle
 from tests.unit.checkpoint import bitsandbytes_files, mxfp4_files, peft_files
 from tests.unit.checkpoint.float_files import write_fields, write_mxfp8, write_sparse
 from tests.unit.checkpoint.helpers import write_tensors
@@ -64,8 +64,13 @@ def _draft_head(folder: Path) -> None:
     write_tensors(folder / "model.safetensors", heads)
 
 
+def _eagle_head(folder: Path) -> None:
+    config = {**EAGLE, "draft_vocab_size": 32}
+    write_eagle(folder, random_eagle(64, config), config)
+
+
 def _read_draft_head(folder: Path) -> None:
-    model = Checkpoint(folder, {"hidden_size": 64, "vocab_size": 64}, {}, {}, ())
+    model = Checkpoint(folder, {"hidden_size": 64, "vocab_size": 64, "num_hidden_layers": 3}, {}, {}, ())
     read_all(with_draft_head(model, folder))
 
 
@@ -82,9 +87,10 @@ PARSERS: dict[str, Any] = {
     "fp8": Parser(_fp8),
     "bitsandbytes": Parser(_bitsandbytes),
     "bitnet": Parser(_bitnet),
-    "mxfp4-experts": Parser(mxfp4_files.write),
     "adapter": Parser(_adapter, _read_adapter, "adapter_config.json", "adapter_model.safetensors"),
     "draft-head": Parser(_draft_head, _read_draft_head),
+    "eagle-head": Parser(_eagle_head, _read_draft_head),
+    "mxfp4-experts": Parser(mxfp4_files.write),
     "saved-pages": saved_pages,
 }
 

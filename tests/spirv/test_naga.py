@@ -17,8 +17,8 @@ from tests.spirv import naga
 
 pytestmark = pytest.mark.skipif(bool(naga.missing()), reason=naga.missing() or "runs")
 
-# No subgroups: WGSL has none for this kind of target. Small tiles: what Mesa's CPU takes to compile a kernel grows with the
-# square of what an invocation keeps across a barrier, and eight blocks took three times as long as two.
+# No subgroups: WGSL has none for this kind of target. Small tiles: Mesa's CPU takes minutes to compile a kernel that keeps
+# much across a barrier.
 TARGET = """
 description = "kernels for WebGPU, by way of Vulkan"
 base = "webgpu"

@@ -40,7 +40,8 @@ def driver() -> str:
     return found
 
 
-@pytest.mark.parametrize("family", sorted(tiny.tiny_checkpoints()))
+# TVM's cache has no attention sinks.
+@pytest.mark.parametrize("family", sorted(tiny.tiny_checkpoints().keys() - {"gpt_oss"}))
 def test_logits_are_those_of_float32_within_roundings(
     family: str, driver: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

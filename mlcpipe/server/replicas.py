@@ -191,7 +191,7 @@ class Replicas:
         return self
 
     def _replace(self) -> None:
-        """Replace the replicas one after the other. Where a new one fails, a line says so, and the old ones go on."""
+        """Replace the replicas one after the other. Where a new one fails, a line says so, and the others go on."""
         try:
             self._deploy()
         except RuntimeError as error:

@@ -8,7 +8,7 @@ import re
 import shutil
 import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -156,20 +156,31 @@ def test_what_is_of_one_engine_is_refused(replicas: Running) -> None:
         assert client.post(CHAT, json={}, headers={"host": "other.example"}).status_code == 421
 
 
-def test_sighup_replaces_the_replicas_one_by_one(replicas: Running) -> None:
-    """And no request that comes meanwhile fails."""
-    wait_for_replicas(replicas)
-    before, asked = pids(replicas), 0
-    replicas.process.send_signal(signal.SIGHUP)
-    end = time.monotonic() + 120
-    with httpx2.Client(base_url=replicas.url, timeout=60) as client:
-        while pids(replicas) & before or len(pids(replicas)) < 2:
-            assert time.monotonic() < end, "they are not replaced"
+def ask_until(running: Running, done: Callable[[], bool], within_s: float) -> int:
+    """Ask one question after the other, each of which must be answered -> how many there were."""
+    end, asked = time.monotonic() + within_s, 0
+    with httpx2.Client(base_url=running.url, timeout=60) as client:
+        while not done():
+            assert time.monotonic() < end, "it does not come to that"
             answer = client.post(CHAT, json=body(TOPICS[asked % len(TOPICS)], max_tokens=20))
             assert answer.status_code == 200, answer.text
             asked += 1
-    assert asked > 10
+    return asked
+
+
+def replace_all(running: Running) -> int:
+    """Replace the replicas -> how many questions were answered meanwhile."""
+    before = pids(running)
+    running.process.send_signal(signal.SIGHUP)
+    asked = ask_until(running, lambda: not pids(running) & before and len(pids(running)) >= 2, 120)
+    wait_for_replicas(running)
+    return asked
+
+
+def test_sighup_replaces_the_replicas_one_by_one(replicas: Running) -> None:
+    """And no request that comes meanwhile fails."""
     wait_for_replicas(replicas)
+    assert replace_all(replicas) > 10
 
 
 def test_sighup_that_fails_is_a_line_and_the_others_go_on(replicas: Running, own_bundle: Path) -> None:
@@ -177,22 +188,12 @@ def test_sighup_that_fails_is_a_line_and_the_others_go_on(replicas: Running, own
     before, said = pids(replicas), len(replicas.lines)
     own_bundle.rename(own_bundle.with_name("away"))
     replicas.process.send_signal(signal.SIGHUP)
-    end = time.monotonic() + 240
-    with httpx2.Client(base_url=replicas.url, timeout=60) as client:
-        while len(replicas.lines) == said:
-            assert time.monotonic() < end, "nothing is said"
-            answer = client.post(CHAT, json=body(TOPICS[0], max_tokens=5))
-            assert answer.status_code == 200, answer.text
-    time.sleep(1)  # for what may follow it
-    (line,) = replicas.lines[said:]
-    assert re.fullmatch(r"error: the replicas are not all replaced; found .*no bundle at .*SIGHUP again\n", line), line
+    ask_until(replicas, lambda: len(replicas.lines) > said, 240)
     assert pids(replicas) & before
     own_bundle.with_name("away").rename(own_bundle)
-    replicas.process.send_signal(signal.SIGHUP)
-    while pids(replicas) & before:
-        assert time.monotonic() < end, "they are not replaced"
-        time.sleep(0.5)
-    wait_for_replicas(replicas)
+    replace_all(replicas)
+    (line,) = replicas.lines[said:]
+    assert re.fullmatch(r"error: the replicas are not all replaced; found .*no bundle at .*SIGHUP again\n", line), line
 
 
 def test_sigterm_ends_answers_and_processes(replicas: Running) -> None:

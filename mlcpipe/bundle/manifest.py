@@ -216,6 +216,7 @@ class EagleInfo(Frozen):
 
     hidden_size: Positive
     page_bytes: Positive
+    kept: Positive = Field(description="numbers of a row that the model's forwards keep for it")
 
 
 class ModelInfo(Frozen):

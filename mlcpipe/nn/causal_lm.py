@@ -301,7 +301,7 @@ class CausalLM(LanguageModel):
         head = self.draft_head
         if head is None:
             return {}
-        width = (len(head.layers) + 1) * self.facts.hidden_size
+        width = head.kept_size(self)
         kinds = {"few": "b", "many": "n"} if head.prompts else {"few": "b"}
         kept = {
             f"forward_{kind}_hidden": {

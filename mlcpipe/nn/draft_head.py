@@ -21,6 +21,10 @@ class DraftHead:
     layers: tuple[int, ...] = ()
     prompts = False
 
+    def kept_size(self, model: Any) -> int:
+        """Numbers of a row that is kept."""
+        return (len(self.layers) + 1) * int(model.facts.hidden_size)
+
     def functions(self, model: Any) -> Mapping[str, Callable[..., Tensor]]:
         """The functions of the library, by name."""
         raise NotImplementedError

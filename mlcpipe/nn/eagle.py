@@ -151,7 +151,7 @@ class EagleHead(DraftHead):
     def spec(self, model: Any) -> dict[str, Any]:
         """As `DraftHead.spec`."""
         tensor, d, vocab = nn.spec.Tensor, self.base.hidden_size, model.facts.vocab_size
-        kept = (len(self.layers) + 1) * model.facts.hidden_size
+        kept = self.kept_size(model)
         cache = {
             "step": tensor(["k"], "int32"),
             "pages": [tensor(["P", self.attention_shape(model).page_bytes], "int8")],

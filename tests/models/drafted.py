@@ -69,3 +69,12 @@ def assert_same_answers(bundle: LoadedBundle, count: int) -> None:
         assert answers(drafting, count) == expected
         assert answers(drafting, count) == expected
         assert drafting.stats().drafted > 20 * count
+
+
+def assert_drafts_stand(bundle: LoadedBundle, expected: list[int]) -> None:
+    """Of a head that knows the greedy answer most drafts stand."""
+    with engine(bundle) as drafting:
+        [answer] = answers(drafting, 1)
+        stats = drafting.stats()
+    assert answer == expected
+    assert stats.drafted >= 24 and stats.accepted > 0.8 * stats.drafted

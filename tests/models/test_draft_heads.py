@@ -20,7 +20,15 @@ from mlcpipe.runtime.serving.draft_heads import DraftHeads
 from mlcpipe.runtime.serving.limits import Limits
 from mlcpipe.runtime.serving.sequence import Request as Scheduled
 from tests.models import tiny
-from tests.models.drafted import CASE, CONTEXT, VOCAB, always_draft, answers, assert_same_answers, compiled, engine
+from tests.models.drafted import (
+    CASE,
+    CONTEXT,
+    VOCAB,
+    always_draft,
+    assert_drafts_stand,
+    assert_same_answers,
+    compiled,
+)
 from tests.models.head_files import HEADS, Tensors, random_heads, write_heads
 
 
@@ -115,8 +123,4 @@ def test_drafts_of_trained_heads_stand(checkpoint: Path, tmp_path: Path) -> None
     model, prompt = tiny.build_model(CASE, tiny.settled_seed(CASE)), tiny.prompt_tokens(CASE, 20)
     expected = tiny.reference_greedy(CASE, prompt, 40)
     bundle = with_heads(checkpoint, tmp_path, trained_heads(model, torch.tensor([prompt + expected]), 150))
-    with engine(bundle) as drafting:
-        [answer] = answers(drafting, 1)
-        stats = drafting.stats()
-    assert answer == expected
-    assert stats.drafted >= 24 and stats.accepted > 0.8 * stats.drafted
+    assert_drafts_stand(bundle, expected)

@@ -27,7 +27,17 @@ from mlcpipe.runtime.serving.eagle import EagleDraft
 from mlcpipe.runtime.serving.limits import Limits
 from mlcpipe.runtime.serving.sequence import Request as Scheduled
 from tests.models import tiny
-from tests.models.drafted import CASE, CONTEXT, VOCAB, always_draft, answers, assert_same_answers, compiled, engine
+from tests.models.drafted import (
+    CASE,
+    CONTEXT,
+    VOCAB,
+    always_draft,
+    answers,
+    assert_drafts_stand,
+    assert_same_answers,
+    compiled,
+    engine,
+)
 from tests.models.head_files import EAGLE, Tensors, random_eagle, write_eagle
 
 SOME_TOKENS: Mapping[str, Any] = {**EAGLE, "draft_vocab_size": 64}
@@ -210,11 +220,7 @@ def test_drafts_of_a_trained_head_stand(checkpoint: Path, tmp_path: Path) -> Non
     model, prompt = tiny.build_model(CASE, tiny.settled_seed(CASE)), tiny.prompt_tokens(CASE, 20)
     expected = tiny.reference_greedy(CASE, prompt, 40)
     bundle = with_head(checkpoint, tmp_path, trained(model, torch.tensor(prompt + expected), 150))
-    with engine(bundle) as drafting:
-        [answer] = answers(drafting, 1)
-        stats = drafting.stats()
-    assert answer == expected
-    assert stats.drafted >= 24 and stats.accepted > 0.8 * stats.drafted
+    assert_drafts_stand(bundle, expected)
 
 
 def test_the_recipe_unrolls_what_is_drafted(checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,7 +7,7 @@ Names are those of the authors' checkpoints, `fc`, `midlayer`, `norm`, `lm_head`
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -22,6 +22,7 @@ from mlcpipe.json_files import shown, shown_path
 PREFIX = "eagle_head."  # of the tensors' names in the model
 KEPT_LAYERS = 3
 _MAX_SIZE = 1 << 20
+_PART_BYTES = 4 << 20
 _EMBEDDING = "embed_tokens.weight"
 # Fields that would change the result, with the values that do not.
 _NEUTRAL: Mapping[str, tuple[Any, ...]] = {
@@ -167,9 +168,15 @@ def _places(to_target: TensorInfo, known: TensorInfo | None, guessed: int, vocab
 
 
 def _same(one: TensorInfo, other: TensorInfo | None) -> bool:
-    """Whether two tensors are equal in every byte."""
-    alike = other is not None and (one.dtype, one.shape, one.nbytes) == (other.dtype, other.shape, other.nbytes)
-    return alike and other is not None and read_bytes(one) == read_bytes(other)
+    """Whether two tensors are equal in every byte; embeddings are large, so a part at a time."""
+    if other is None or (one.dtype, one.shape, one.nbytes) != (other.dtype, other.shape, other.nbytes):
+        return False
+    parts = range(0, one.nbytes, _PART_BYTES)
+    return all(read_bytes(_part(one, begin)) == read_bytes(_part(other, begin)) for begin in parts)
+
+
+def _part(tensor: TensorInfo, begin: int) -> TensorInfo:
+    return replace(tensor, offset=tensor.offset + begin, nbytes=min(_PART_BYTES, tensor.nbytes - begin))
 
 
 def _object(values: Mapping[str, Any], name: str, where: str) -> Mapping[str, Any]:

@@ -65,7 +65,7 @@ class EagleDraft(DraftSource):
         assert model.eagle is not None
         self._core, self._device, self._sampler = core, bundle.device, Sampler(bundle)
         self._context = core.scheduler.limits.context
-        core.executor.keep_hidden(4 * model.hidden_size, prompts=True)
+        core.executor.keep_hidden(model.eagle.kept, prompts=True)
         self._pool = PagePool([PageGroup(-(-kv_tokens // PAGE))])
         self._tree = PrefixTree(self._pool)
         self._twins: dict[Sequence, _Twin] = {}

@@ -95,7 +95,7 @@ def _swap_bytes(bundle: LoadedBundle, asked: int | None, kv_bytes: int) -> int:
 def _logits_bytes(bundle: LoadedBundle) -> int:
     model = bundle.manifest.model
     drafts = model.draft_heads > 0 or model.eagle is not None
-    kept = 0 if model.eagle is None else 4 * model.hidden_size * (MAX_FEW_ROWS + model.prefill_chunk)
+    kept = 0 if model.eagle is None else model.eagle.kept * (MAX_FEW_ROWS + model.prefill_chunk)
     return 4 * ((2 + drafts) * MAX_FEW_ROWS * model.vocab_size + kept)
 
 

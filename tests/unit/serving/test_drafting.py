@@ -147,7 +147,7 @@ def test_a_rate_is_not_lost_by_chance() -> None:
         drafter = ModelDrafter(_Source(CostModel()), Lookup(), Row(SamplingParams(temperature=0.0)))
         for length in range(1, 400):
             drafter.hold([1, 2, 3], length)
-            drafter.propose([0] * length)
+            drafter.propose(range(length))
             right = next((at for at in range(3) if draw.random() > 0.7), 3)
             drafter.checked(3, right)
             assert length < 20 or 0.45 < drafter.rate < 0.95, (seed, length)

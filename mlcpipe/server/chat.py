@@ -78,10 +78,8 @@ async def _answers(
 ) -> tuple[DeltaSource, dict[str, str]]:
     """Answers, kept ones where there is a cache that has them, and what a header says of it."""
     cache = service.semantic_cache
-    service.check_model(body.model)
-    question = None
+    adapter, question = service.adapter_of(body.model), None
     if cache is not None:
-        adapter = service.adapters.get(body.model or "")
         question = await cache.question(request, body, conversation, adapter)
     if cache is None or question is None:
         return await answers_to(service, body, conversation), {}

@@ -121,6 +121,13 @@ class Service:
         """Raises ApiError for a model that is not served here."""
         self.facts.check(name, self.adapters)
 
+    def adapter_of(self, name: str | None) -> Adapter | None:
+        """The adapter that a name chooses, None for the model as it is. Raises ApiError for one that is not served
+        here, or not any more: the model does not answer in an adapter's name.
+        """
+        self.check_model(name)
+        return None if name is None else self.adapters.get(name)
+
     def check_free(self, name: str) -> None:
         """Raises ApiError for a name that an adapter cannot have."""
         if not 0 < len(name) <= _MAX_NAME or not name.isprintable() or name == "*":
@@ -152,7 +159,7 @@ class Service:
             raise refused(error) from None
 
     def request(self, body: SamplingFields, tokens: list[int], max_tokens: int | None) -> Request:
-        """The engine's request for one prompt. Raises ApiError where the context has no room."""
+        """The engine's request for one prompt. Raises ApiError where the context has no room or the adapter is gone."""
         length, shifts = self.engine.context_length, self.engine.context_shift
         if len(tokens) >= length and not shifts:
             message = (
@@ -170,7 +177,7 @@ class Service:
             deadline_s=None if body.timeout is None else time.monotonic() + body.timeout,
             namespace=body.cache_salt or "",
             deterministic=bool(body.deterministic),
-            adapter=None if body.model is None else self.adapters.get(body.model),
+            adapter=self.adapter_of(body.model),
         )
 
     def source(self, body: SamplingFields, form: ResponseFormat | None, thinking: Thinking) -> GrammarSource | None:

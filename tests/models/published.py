@@ -12,7 +12,7 @@ from mlcpipe.quantization.scheme import load_scheme
 from mlcpipe.targets import load_target
 from tests.models import small_configs
 
-# Of each family a model that people run, one layer of it (of gemma two: with and without a window).
+# Of each family a model that people run, one layer of it (of gemma and gpt_oss two: with and without a window).
 SIZES: Mapping[str, Mapping[str, Any]] = {
     "llama": {"hidden_size": 4096, "intermediate_size": 14336, "num_attention_heads": 32, "num_key_value_heads": 8},
     "mistral": {"hidden_size": 4096, "intermediate_size": 14336, "num_attention_heads": 32, "num_key_value_heads": 8},
@@ -24,13 +24,14 @@ SIZES: Mapping[str, Mapping[str, Any]] = {
     "olmo2": {"hidden_size": 2048, "intermediate_size": 8192, "num_attention_heads": 16, "num_key_value_heads": 16},
     "mixtral": {"hidden_size": 4096, "intermediate_size": 14336, "num_attention_heads": 32, "num_key_value_heads": 8, "num_local_experts": 8},
     "qwen3_moe": {"hidden_size": 2048, "moe_intermediate_size": 768, "num_attention_heads": 32, "num_key_value_heads": 4, "num_local_experts": 128, "num_experts_per_tok": 8},
+    "gpt_oss": {"hidden_size": 2880, "intermediate_size": 2880, "num_attention_heads": 64, "num_key_value_heads": 8, "head_dim": 64, "num_local_experts": 32, "num_experts_per_tok": 4},
 }  # fmt: skip
 
 
 def generated(family: str, target_name: str, scheme: str, backend: Backend) -> str:
     """The code of a model's kernels."""
     target, quantization = load_target(target_name), load_scheme(scheme)
-    layers = 2 if family.startswith("gemma") else 1
+    layers = 2 if family.startswith(("gemma", "gpt_oss")) else 1
     sizes = {"head_dim": 128, "vocab_size": 32000, "max_position_embeddings": 4096, **SIZES[family]}
     model = prepare_model(small_configs.config(family, num_hidden_layers=layers, **sizes), target, quantization)
     chunk = prefill_chunk(model.facts, target, 4096)

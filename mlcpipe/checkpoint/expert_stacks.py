@@ -1,7 +1,10 @@
-"""Matrices and biases of single experts, out of tensors that have those of all experts (gpt-oss).
+"""Matrices and biases of single experts, out of tensors that have those of all experts.
 
-`gate_up_proj` [experts, hidden, 2 * width] and `down_proj` [experts, width, hidden] have inputs as rows; gate and up
-take turns as columns. `gate_up_proj_bias` is [experts, 2 * width], `down_proj_bias` [experts, hidden].
+gpt-oss: `gate_up_proj` [experts, hidden, 2 * width] and `down_proj` [experts, width, hidden] have inputs as rows; gate
+and up take turns as columns. `gate_up_proj_bias` is [experts, 2 * width], `down_proj_bias` [experts, hidden].
+
+mlx-lm: the matrices [N, K] of `gate_proj`, `up_proj` and `down_proj` lie one after the other, [experts, N, K], in a
+module `switch_mlp`, or for gpt-oss in `experts`, where biases [experts, N] are too.
 """
 
 from __future__ import annotations
@@ -27,25 +30,66 @@ MAX_TENSORS = 400_000  # of experts; gpt-oss-120b has 27,648
 # The modules of an expert that a stacked one has the rows of: those from `first` on, every `step`-th.
 PARTS: Mapping[str, tuple[str, ...]] = {"gate_up_proj": ("gate_proj", "up_proj"), "down_proj": ("down_proj",)}
 _FAMILY = "gpt_oss"
-_NAME = re.compile(r"(.+\.experts)\.(gate_up_proj|down_proj)(_bias)?")
+_TURNED = re.compile(r"(.+\.experts)\.(gate_up_proj|down_proj)(_bias)?")
+_ALIKE = re.compile(r"(.+)\.(?:switch_mlp|experts)\.(gate_proj|up_proj|down_proj)")
+_OF_MIXTRAL = {"gate_proj": "w1", "up_proj": "w3", "down_proj": "w2"}  # in `block_sparse_moe`
+_RANKS = {"weight": 3, "bias": 2}
 
 
 def unstacked(checkpoint: Checkpoint) -> Checkpoint:
     """The same checkpoint, with a tensor for each expert. Raises CheckpointError for a stack of another form."""
-    if checkpoint.config.get("model_type") != _FAMILY:
+    turned = checkpoint.config.get("model_type") == _FAMILY
+    tensors: dict[str, TensorInfo] = {}
+    for tensor in checkpoint.tensors.values():
+        for one in _singles(tensor, turned):
+            if tensors.setdefault(one.name, one) is not one:
+                raise CheckpointError(f"tensor {shown(one.name)} is stored twice", where=shown_path(one.file))
+        if tensor.name not in tensors:
+            check_number(len(tensors), tensor)
+    if tensors.keys() == checkpoint.tensors.keys():
         return checkpoint
-    stacks = {name: match for name in checkpoint.tensors if (match := _NAME.fullmatch(name))}
-    tensors = {name: tensor for name, tensor in checkpoint.tensors.items() if name not in stacks}
-    for name, (module, projection, bias) in ((name, match.groups()) for name, match in stacks.items()):
-        check_number(len(tensors), checkpoint.tensors[name])
-        for tensor in _experts(checkpoint.tensors[name], module, projection, bool(bias)):
-            if tensors.setdefault(tensor.name, tensor) is not tensor:
-                raise CheckpointError(f"tensor {shown(tensor.name)} is stored twice", where=shown_path(tensor.file))
     ordered = MappingProxyType(dict(sorted(tensors.items())))
     return QuantizedCheckpoint(
         checkpoint.path, checkpoint.config, checkpoint.generation_config, ordered, checkpoint.weight_files,
         method=checkpoint.quantized_as or "",
     )  # fmt: skip
+
+
+def _singles(tensor: TensorInfo, turned: bool) -> Iterator[TensorInfo]:
+    """The tensors of each expert of a stack, `turned` as gpt-oss has them or not, or the tensor itself."""
+    module, _, part = tensor.name.rpartition(".")
+    match = _TURNED.fullmatch(tensor.name)
+    if turned and match is not None:
+        yield from _turned(tensor, *match.groups())
+    elif part in _RANKS and _ALIKE.fullmatch(module):
+        for expert, parts in alike(module, {part: tensor}, _RANKS[part]):
+            yield replace(parts[part], name=f"{expert}.{part}")
+    else:
+        yield tensor
+
+
+def alike(module: str, stacks: Mapping[str, TensorInfo], rank: int = 3) -> Iterator[tuple[str, dict[str, TensorInfo]]]:
+    """The module of each expert and its parts of `stacks`, whose first axis is that of the experts.
+
+    Raises CheckpointError for stacks of other ranks, or of different numbers of experts.
+    """
+    match = _ALIKE.fullmatch(module)
+    first = next(iter(stacks.values()))
+    for stack in stacks.values():
+        check_experts(stack, rank, 1, 1)
+        if match is None or stack.shape[0] != first.shape[0]:
+            raise CheckpointError(
+                f"tensor {shown(stack.name)} is no stack of experts", where=shown_path(stack.file),
+                expected="that of a module switch_mlp" if match is None else f"{first.shape[0]} experts",
+                found=list(stack.shape),
+            )  # fmt: skip
+    assert match is not None
+    block, projection = match.groups()
+    if block.endswith(".block_sparse_moe"):
+        projection = _OF_MIXTRAL[projection]
+    for expert in range(first.shape[0]):
+        of_one = {part: part_of(stack, expert) for part, stack in stacks.items()}
+        yield f"{block}.experts.{expert}.{projection}", of_one
 
 
 def check_experts(tensor: TensorInfo, rank: int, parts: int, axis: int) -> None:
@@ -73,8 +117,8 @@ def part_of(tensor: TensorInfo, expert: int) -> TensorInfo:
     return replace(tensor, shape=tensor.shape[1:], offset=tensor.offset + expert * nbytes, nbytes=nbytes)
 
 
-def _experts(stack: TensorInfo, module: str, projection: str, bias: bool) -> Iterator[Matrix]:
-    """The tensors of each expert."""
+def _turned(stack: TensorInfo, module: str, projection: str, bias: str | None) -> Iterator[Matrix]:
+    """The tensors of each expert of gpt-oss."""
     parts = PARTS[projection]
     check_experts(stack, 2 if bias else 3, len(parts), -1)
     check_tensor(stack, FLOAT_DTYPES, stack.shape)

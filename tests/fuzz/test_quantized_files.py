@@ -91,6 +91,7 @@ PARSERS: dict[str, Any] = {
     "draft-head": Parser(_draft_head, _read_draft_head),
     "eagle-head": Parser(_eagle_head, _read_draft_head),
     "mxfp4-experts": Parser(mxfp4_files.write),
+    "mlx-experts": Parser(mxfp4_files.write_mlx),
     "saved-pages": saved_pages,
 }
 

@@ -27,6 +27,8 @@ CASES = {
     "awq-experts": ("mixtral", "awq", Form(4, 64), "uint4_g64_f16"),
     "mlx-4": ("llama", "mlx", Form(4, 64, "biases", BFLOAT16), "affine4_g64_bf16"),
     "mlx-8-tied": ("gemma2", "mlx", Form(8, 64, "biases", BFLOAT16), "affine8_g64_bf16"),
+    "mlx-experts": ("mixtral", "mlx", Form(4, 64, "biases", BFLOAT16), "affine4_g64_bf16"),
+    "mlx-5-experts": ("qwen3_moe", "mlx", Form(5, 32, "biases"), "affine5_g32_f16"),
     "compressed-4": ("llama", "compressed-tensors", Form(4, 64, "middle", BFLOAT16), "int4_g64_bf16"),
     "compressed-sorted": ("llama", "compressed-tensors", Form(4, 32, fields={"actorder": "group"}), "uint4_g32_f16"),
     "compressed-8": ("qwen2", "int-quantized", Form(8, 0, "middle", BFLOAT16), "int8_row_f32"),
@@ -36,6 +38,7 @@ CASES = {
 }
 _WIDE = {"hidden_size": 256, "intermediate_size": 512}
 _HEADS = {name: {"head_dim": 64} for name in ("llama", "qwen3", "mixtral", "gemma2")}
+_HEADS["qwen3_moe"] = {"head_dim": 64, "moe_intermediate_size": 128}
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,7 @@
 A matrix [N, K]: `weight` uint32[N, K * bits / 32] is a stream of bits along K. In mode affine `scales` and `biases`
 [N, groups] make scale * code + bias. Modes mxfp4 and nvfp4 have numbers of 4 bits and scales of a byte (OCP
 Microscaling Formats 1.0) in groups of 32 and 16, which `biases` do not follow. Mode mxfp8 has e4m3, see `fp8.py`, with
-a scale e8m0 for 32.
+a scale e8m0 for 32. Tensors of experts have one more axis before, see `expert_stacks.py`.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from functools import partial
 
 import numpy as np
 
+from mlcpipe.checkpoint.expert_stacks import alike, check_number
 from mlcpipe.checkpoint.matrix import (
     Matrix,
     byte_scales,
@@ -47,8 +48,13 @@ def matrices(settings: Settings, tensors: Mapping[str, TensorInfo]) -> tuple[dic
         if override is False:
             raise settings.refused(module, "the bits and the group size of its scales", override)
         bits, group_size, mode = usual if override is True else _form(override)
-        found[f"{module}.weight"] = _matrix(tensors, module, bits, group_size, mode)
-        used |= {f"{module}.{part}" for part in ("weight", "scales", "biases")[: 3 if mode == "affine" else 2]}
+        names = ("weight", "scales", "biases")[: 3 if mode == "affine" else 2]
+        stored = {part: sibling(tensors, module, part) for part in names}
+        modules = alike(module, stored) if len(stored["scales"].shape) == 3 else [(module, stored)]
+        for one, parts in modules:
+            found[f"{one}.weight"] = _matrix(one, parts, bits, group_size, mode)
+        check_number(len(found), stored["weight"])
+        used |= {tensor.name for tensor in stored.values()}
     for module, override in overrides.items():
         if override is not False:
             raise settings.refused(module, "a module with scales", "one without")
@@ -64,8 +70,8 @@ def _form(settings: Settings) -> tuple[int, int, str]:
     return settings.choice("bits", (bits,)), settings.choice("group_size", (group_size,)), mode
 
 
-def _matrix(tensors: Mapping[str, TensorInfo], module: str, bits: int, group_size: int, mode: str) -> Matrix:
-    codes, scales = (sibling(tensors, module, part) for part in ("weight", "scales"))
+def _matrix(module: str, tensors: Mapping[str, TensorInfo], bits: int, group_size: int, mode: str) -> Matrix:
+    codes, scales = tensors["weight"], tensors["scales"]
     n, groups = scales.shape if len(scales.shape) == 2 else (0, 0)
     k = groups * group_size
     check_tensor(codes, ("uint32",), (n, k * bits // 32))
@@ -75,7 +81,7 @@ def _matrix(tensors: Mapping[str, TensorInfo], module: str, bits: int, group_siz
             return fp8_matrix(module, codes, scales, (1, group_size))
         scheme = FLOATS[mode][0]
         return matrix(module, (n, k), scheme, (codes, scales), partial(_float_parts, codes, scales, scheme))
-    biases = sibling(tensors, module, "biases")
+    biases = tensors["biases"]
     check_tensor(scales, ("float16", "bfloat16", "float32"), (n, groups))
     check_tensor(biases, (scales.dtype,), (n, groups))
     scheme = scheme_name("affine", bits, k, groups, scales)

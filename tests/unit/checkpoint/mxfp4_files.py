@@ -1,4 +1,4 @@
-"""Experts in MXFP4 as gpt-oss has them, packed from the format's description."""
+"""Experts in MXFP4 as gpt-oss and mlx-lm have them, packed from the formats' descriptions."""
 
 from __future__ import annotations
 
@@ -51,6 +51,30 @@ def write(folder: Path, fields: dict[str, Any] | None = None, **changed: Array |
     return of_experts({f"{MODULE}.{name}": value for name, value in matrices.items()}) | of_experts(
         {f"{MODULE}.{name}": value.astype(np.float32) for name, value in biases.items()}
     )
+
+
+def write_mlx(folder: Path, **changed: Array | None) -> dict[str, Array]:
+    """The same as mlx-lm has it: gate and up apart, eight codes in a word; one module has other bits.
+
+    `changed` replaces tensors, by the end of their names, or drops them.
+    """
+    blocks, scales = random_stack(1, EXPERTS, 2 * WIDTH, HIDDEN)
+    biases = numbers(EXPERTS, 2 * WIDTH).astype(ml_dtypes.bfloat16)
+    stored: dict[str, Array | None] = {}
+    for first, name in enumerate(("gate_proj", "up_proj")):
+        rows = np.ascontiguousarray(blocks[:, first::2])
+        stored[f"{name}.weight"] = rows.reshape(EXPERTS, WIDTH, HIDDEN // 2).view("<u4")
+        stored[f"{name}.scales"], stored[f"{name}.bias"] = scales[:, first::2], biases[:, first::2]
+    codes = np.random.default_rng(5).integers(0, 256, (EXPERTS, HIDDEN, WIDTH), np.uint8)
+    steps, lowest = numbers(EXPERTS, HIDDEN, 1, seed=3), numbers(EXPERTS, HIDDEN, 1, seed=4)
+    stored |= {"down_proj.weight": codes.view("<u4"), "down_proj.scales": steps, "down_proj.biases": lowest}
+    kept = {f"{MODULE}.{name}": value for name, value in (stored | changed).items() if value is not None}
+    write_tensors(folder / "model.safetensors", kept)
+    other = {f"{MODULE}.down_proj": {"group_size": WIDTH, "bits": 8}}
+    config = {"model_type": "gpt_oss", "quantization": {"group_size": 32, "bits": 4, "mode": "mxfp4", **other}}
+    (folder / "config.json").write_text(json.dumps(config))
+    matrices = {f"{MODULE}.gate_up_proj": values(blocks, scales), f"{MODULE}.down_proj": codes * steps + lowest}
+    return of_experts(matrices) | of_experts({f"{MODULE}.gate_up_proj_bias": biases.astype(np.float32)})
 
 
 def of_experts(stacks: dict[str, Array]) -> dict[str, Array]:

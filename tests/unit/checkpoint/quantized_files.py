@@ -264,11 +264,24 @@ METHODS: Mapping[str, tuple[Pack, Callable[[Form], dict[str, Any]]]] = {
 
 
 def is_rounded(name: str, value: Array, method: str) -> bool:
-    """Whether a tensor is a matrix that the method rounds: MLX takes the embedding and the output, too."""
+    """Whether a tensor is a matrix that the method rounds: MLX takes the embedding, the output and routers, too."""
     names = ("proj.weight", "w1.weight", "w2.weight", "w3.weight")
-    return value.ndim == 2 and name.endswith(
-        (*names, "embed_tokens.weight", "lm_head.weight") if method == "mlx" else names
-    )
+    more = ("embed_tokens.weight", "lm_head.weight", "gate.weight") if method == "mlx" else ()
+    return value.ndim == 2 and name.endswith((*names, *more))
+
+
+def stacked(tensors: Mapping[str, Array]) -> dict[str, Array]:
+    """The same tensors, those of experts in one for all, as mlx-lm has them."""
+    found: dict[str, Any] = {}
+    for name, array in tensors.items():
+        match = re.fullmatch(r"(.+)\.experts\.\d+\.(\w+)\.(\w+)", name)  # the experts come in their order
+        if match is None:
+            found[name] = array
+        else:
+            block, projection, part = match.groups()
+            usual = {"w1": "gate_proj", "w2": "down_proj", "w3": "up_proj"}.get(projection, projection)
+            found.setdefault(f"{block}.switch_mlp.{usual}.{part}", []).append(array)
+    return {name: np.stack(array) if isinstance(array, list) else array for name, array in found.items()}
 
 
 def quantize(source: Path, folder: Path, method: str, form: Form) -> dict[str, Array]:
@@ -290,7 +303,7 @@ def quantize(source: Path, folder: Path, method: str, form: Form) -> dict[str, A
         if file.suffix != ".safetensors":
             (folder / file.name).write_bytes(file.read_bytes())
     (folder / "config.json").write_text(json.dumps({**found.config, **config_of(form)}), encoding="utf-8")
-    write_tensors(folder / "model.safetensors", stored)
+    write_tensors(folder / "model.safetensors", stacked(stored) if method == "mlx" else stored)
     return values
 
 

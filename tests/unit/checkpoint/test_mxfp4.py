@@ -1,4 +1,4 @@
-"""Experts of gpt-oss, in MXFP4 and in bfloat16: numbers bit for bit, and what is refused."""
+"""Experts in stacks, as gpt-oss and mlx-lm have them: numbers bit for bit, and what is refused."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 
 from mlcpipe.checkpoint import expert_stacks, open_checkpoint
 from tests.unit.checkpoint.helpers import numbers, write_tensors
-from tests.unit.checkpoint.mxfp4_files import EXPERTS, HIDDEN, MODULE, WIDTH, of_experts, random_stack, write
+from tests.unit.checkpoint.mxfp4_files import EXPERTS, HIDDEN, MODULE, WIDTH, of_experts, random_stack, write, write_mlx
 from tests.unit.checkpoint.quantized_files import refused
 
 
@@ -66,6 +66,54 @@ def test_stacks_of_bfloat16_become_matrices(tmp_path: Path) -> None:
         np.testing.assert_array_equal(found.read(name), value, err_msg=name)
 
 
+def test_stacks_of_mlx_keep_their_codes(tmp_path: Path) -> None:
+    expected = write_mlx(tmp_path)
+    found = open_checkpoint(tmp_path)
+    assert set(found.tensors) == set(expected) and found.keeps_all
+    assert {found.info(name).dtype for name in expected} == {"MXFP4", "affine8_row_f32", "bfloat16"}
+    for name, value in expected.items():
+        np.testing.assert_array_equal(found.read(name), value, err_msg=name)
+
+
+@pytest.mark.parametrize("mixtral", (False, True))
+def test_stacks_of_mlx_without_codes_become_matrices(mixtral: bool, tmp_path: Path) -> None:
+    block = f"model.layers.0.{'block_sparse_moe' if mixtral else 'mlp'}"
+    names = ("w1", "w3", "w2") if mixtral else ("gate_proj", "up_proj", "down_proj")
+    stacks = [numbers(EXPERTS, WIDTH, HIDDEN, seed=i).astype(np.float16) for i in range(3)]
+    stored = {
+        f"{block}.switch_mlp.{name}.weight": stack for name, stack in zip(("gate_proj", "up_proj", "down_proj"), stacks)
+    }
+    write_tensors(tmp_path / "model.safetensors", stored)
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "mixtral" if mixtral else "qwen3_moe"}))
+    found = open_checkpoint(tmp_path)
+    assert found.quantized_as is None and len(found.tensors) == 3 * EXPERTS
+    for name, stack in zip(names, stacks):
+        for expert, rows in enumerate(stack):
+            np.testing.assert_array_equal(found.read(f"{block}.experts.{expert}.{name}.weight"), rows)
+
+
+@pytest.mark.parametrize(
+    ("part", "value", "message"),
+    [
+        ("gate_proj.scales", None, "has no codes"),
+        ("gate_proj.scales", np.zeros((EXPERTS - 1, WIDTH, HIDDEN // 32), np.uint8), f"{EXPERTS} experts"),
+        ("gate_proj.scales", np.zeros((EXPERTS, WIDTH, HIDDEN // 16), np.uint8), "does not fit"),
+        ("gate_proj.weight", np.zeros((5000, 1, 4), np.uint32), "no stack of experts"),
+        ("gate_proj.weight", np.zeros((0, WIDTH, HIDDEN // 8), np.uint32), "no stack of experts"),
+        ("gate_proj.weight", np.zeros((WIDTH, HIDDEN // 8), np.uint32), "no stack of experts"),
+        ("gate_proj.bias", np.zeros(WIDTH, np.float32), "no stack of experts"),
+        ("down_proj.scales", np.full((EXPERTS, HIDDEN, 1), np.nan, np.float32), "not finite"),
+        ("down_proj.biases", None, "down_proj.biases"),
+        ("1.gate_proj.weight", np.zeros((WIDTH, HIDDEN), np.float32), "stored twice"),
+        ("1.gate_proj.bias", np.zeros(WIDTH, np.float32), "stored twice"),
+    ],
+    ids=lambda value: str(value)[:24],
+)  # fmt: skip
+def test_stacks_of_mlx_that_do_not_fit_are_refused(part: str, value: Any, message: str, tmp_path: Path) -> None:
+    write_mlx(tmp_path, **{part: value})
+    assert message in refused(tmp_path)
+
+
 _BLOCKS, _SCALES = random_stack(1, EXPERTS, 2 * WIDTH, HIDDEN)
 _BIAS = np.zeros((EXPERTS, 2 * WIDTH), np.float32)
 BROKEN: list[tuple[str, Any, str]] = [
@@ -94,10 +142,11 @@ def test_tensors_that_do_not_fit_are_refused(part: str, value: Any, message: str
 
 
 def test_more_experts_than_memory_holds_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    write(tmp_path)
-    for limit in (2, 10):  # of the codes, of the biases
-        monkeypatch.setattr(expert_stacks, "MAX_TENSORS", limit)
-        assert "too many experts" in refused(tmp_path)
+    for written, limits in ((write, (2, 10)), (write_mlx, (2, 10))):  # of the codes, of the biases
+        written(tmp_path)
+        for limit in limits:
+            monkeypatch.setattr(expert_stacks, "MAX_TENSORS", limit)
+            assert "too many experts" in refused(tmp_path)
 
 
 def test_a_file_that_ends_early_is_refused(tmp_path: Path) -> None:

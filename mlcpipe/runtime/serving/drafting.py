@@ -9,15 +9,12 @@ from collections.abc import Callable
 from collections.abc import Sequence as Many
 from typing import NamedTuple, Protocol
 
-import numpy as np
-from numpy.typing import NDArray
-
 MOST_DRAFTED = 15  # tokens of all drafts of a step
 _LEAST_MATCH, _MOST_MATCH = 2, 8  # tokens in common: a single one says little, a ninth no more
-_CANDIDATES = 32  # places that are compared, the latest ones
+_CANDIDATES = 32  # places with the last two tokens that are compared, the latest ones
 _STEP = 0.2  # how far one token, right or wrong, moves a rate
 _FIRST_RATE = 0.5
-_LONG_AGO = -1
+_TOKEN_BITS, _NO_TOKEN = 32, 1 << 32
 
 
 class Draft(NamedTuple):
@@ -43,6 +40,47 @@ class Drafter(Protocol):
         ...
 
 
+class _Text:
+    """Tokens, and where those of them that follow each other came before."""
+
+    def __init__(self, tokens: Many[int] = ()) -> None:
+        self.tokens: list[int] = []
+        self._latest: dict[int, int] = {}  # where a pair of tokens ended last
+        self._earlier: list[int] = [0]  # for each end of a pair, where the same pair ended before; 0 is nowhere
+        self.extend(tokens)
+
+    def extend(self, tokens: Many[int]) -> None:
+        """Put tokens behind those that are there."""
+        before = self.tokens[-1] if self.tokens else _NO_TOKEN
+        for end, token in enumerate(tokens, len(self.tokens) + 1):
+            pair = before << _TOKEN_BITS | token
+            self._earlier.append(self._latest.get(pair, 0))
+            self._latest[pair] = end
+            before = token
+        self.tokens += tokens
+
+    def find(self, last: list[int]) -> tuple[int, int]:
+        """The longest match of the last tokens of a text, the latest of several -> its length, and where it ends."""
+        best, text = (0, 0), self.tokens
+        if len(last) < _LEAST_MATCH:
+            return best
+        at = self._latest.get(last[-2] << _TOKEN_BITS | last[-1], 0)
+        if at == len(text):  # it has nothing behind it
+            at = self._earlier[at]
+        for _ in range(_CANDIDATES):
+            if not at:
+                break
+            if text[max(0, at - len(last)) : at] == last:
+                return len(last), at
+            match = _LEAST_MATCH
+            while match < at and text[at - match - 1] == last[-match - 1]:
+                match += 1
+            if match > best[0]:
+                best = match, at
+            at = self._earlier[at]
+        return best
+
+
 class Lookup:
     """Finds the last tokens of an answer in its prompt, in the answer, or in a text that the client predicts.
 
@@ -55,34 +93,37 @@ class Lookup:
     ) -> None:
         self.predicted = 0, 0  # tokens of the prediction that stand, and that were checked and do not
         self._allowed, self._stops = allowed, stops
-        self._prediction = np.array(prediction, np.int32)
-        self._text, self._length = np.empty(0, np.int32), 0
-        self._begin: int | None = None  # of the answer
+        self._prediction, self._text = _Text(prediction), _Text()
+        self._begins = True  # the next proposal is the answer's first
         self._rates = [_FIRST_RATE] * (_MOST_MATCH + 1)  # by the length of a match
         self._guess: list[int] = []
         self._match, self._from_prediction = 0, False
 
     def propose(self, tokens: Many[int]) -> Draft:
         """As `Drafter.propose`."""
-        self._learn(tokens[self._length :])
-        self._extend(tokens)
-        if self._begin == self._length and len(self._prediction):
-            match, self._from_prediction, at = _MOST_MATCH, True, 0
+        came = tokens[len(self._text.tokens) :]
+        self._learn(came)
+        self._text.extend(came)
+        found, predicted, last = self._text, self._prediction, self._text.tokens[-_MOST_MATCH:]
+        if self._begins and predicted.tokens:
+            match, at, self._from_prediction = _MOST_MATCH, 0, True
         else:
-            (match, at), *predicted = map(self._find, (self._text[: self._length], self._prediction))
-            self._from_prediction = predicted[0][0] >= max(match, _LEAST_MATCH)
+            match, at = found.find(last)
+            other = predicted.find(last) if predicted.tokens else (0, 0)
+            self._from_prediction = other[0] >= max(match, _LEAST_MATCH)
             if self._from_prediction:
-                match, at = predicted[0]
-        text = self._prediction if self._from_prediction else self._text[: self._length]
-        guess = text[at : at + MOST_DRAFTED].tolist() if match else []
-        self._match = match
+                match, at = other
+        if self._from_prediction:
+            found = predicted
+        self._begins, self._match = False, match
+        guess = found.tokens[at : at + MOST_DRAFTED] if match else []
         end = next((at for at, token in enumerate(guess) if token in self._stops), len(guess))
         self._guess = guess[: self._allowed(guess[:end])] if end else []
-        return Draft(self._guess, self._rates[self._match])
+        return Draft(self._guess, self._rates[match])
 
     def restart(self) -> None:
         """As `Drafter.restart`."""
-        self._begin, self._length, self._guess = _LONG_AGO, 0, []
+        self._begins, self._text, self._guess = False, _Text(), []
 
     def checked(self, drafted: int, right: int) -> None:
         """As `Drafter.checked`."""
@@ -91,44 +132,7 @@ class Lookup:
 
     def _learn(self, came: Many[int]) -> None:
         """The tokens that came since the last proposal say whether it was right, as far as it went."""
-        if self._begin is None:
-            return
         for guessed, token in zip(self._guess, came):
             self._rates[self._match] += _STEP * ((guessed == token) - self._rates[self._match])
             if guessed != token:
                 break
-
-    def _extend(self, tokens: Many[int]) -> None:
-        if self._begin is None:
-            self._begin = len(tokens)
-        if len(tokens) > len(self._text):
-            grown = np.empty(max(256, 2 * len(tokens)), np.int32)
-            grown[: self._length] = self._text[: self._length]
-            self._text = grown
-        self._text[self._length : len(tokens)] = tokens[self._length :]
-        self._length = len(tokens)
-
-    def _find(self, text: NDArray[np.int32]) -> tuple[int, int]:
-        """The longest match of the last tokens in a text, the latest of several -> its length, and where it ends."""
-        last = self._text[max(0, self._length - _MOST_MATCH) : self._length].tolist()
-        best = 0, 0
-        if len(last) < _LEAST_MATCH or len(text) < _LEAST_MATCH:
-            return best
-        # The last token of all has nothing behind it, nor has the one that is looked for.
-        for at in (np.flatnonzero(text[:-1] == last[-1])[: -_CANDIDATES - 1 : -1] + 1).tolist():
-            before = text[max(0, at - len(last)) : at].tolist()
-            match = _common_suffix(before, last)
-            if match > max(best[0], _LEAST_MATCH - 1):
-                best = match, at
-            if match == len(last):
-                break
-        return best
-
-
-def _common_suffix(one: Many[int], other: Many[int]) -> int:
-    count = 0
-    for a, b in zip(reversed(one), reversed(other)):
-        if a != b:
-            break
-        count += 1
-    return count

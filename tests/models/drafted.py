@@ -15,6 +15,7 @@ from mlcpipe.runtime.loading import LoadedBundle, load_bundle
 from mlcpipe.runtime.serving import draft_model
 from mlcpipe.runtime.serving.batching import Batching
 from mlcpipe.runtime.serving.cost_model import CostModel
+from mlcpipe.runtime.serving.drafting import Search
 from mlcpipe.runtime.serving.interface import Request
 from tests.models import tiny
 
@@ -58,6 +59,7 @@ def always_draft(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whether it is worth its time or not; from the head alone."""
     monkeypatch.setattr(draft_model, "_TRIALS", 1 << 30)
     monkeypatch.setattr(CostModel, "draft_rows", lambda self, load, gains: len(gains))
+    monkeypatch.setattr(Search, "pays", lambda self: True)
 
 
 def assert_same_answers(bundle: LoadedBundle, count: int) -> None:

@@ -15,6 +15,7 @@ from mlcpipe.runtime.serving import draft_model
 from mlcpipe.runtime.serving.batching import Batching
 from mlcpipe.runtime.serving.cost_model import CostModel, Load
 from mlcpipe.runtime.serving.draft_model import DraftModel, check_pair
+from mlcpipe.runtime.serving.drafting import Search
 from mlcpipe.runtime.serving.interface import Request
 from mlcpipe.runtime.serving.step import Step
 from mlcpipe.runtime.text.tokenizer import Tokenizer
@@ -68,6 +69,7 @@ def always(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whether it is worth its time or not."""
     monkeypatch.setattr(draft_model, "_TRIALS", 1 << 30)
     monkeypatch.setattr(CostModel, "draft_rows", lambda self, load, gains: len(gains))
+    monkeypatch.setattr(Search, "pays", lambda self: True)
 
 
 @pytest.mark.usefixtures("always")

@@ -95,16 +95,20 @@ class CostModel:
         few, row = self.costs[1], self.costs[3]
         return max(1, min(many, int(many * row / few) if few > 0 else many))
 
+    def few_seconds(self, load: Load, most: int = 0) -> float:
+        """Expected for a step that has few rows alone; steps of up to `most` rows are in the curve then."""
+        if max(load.few, most) >= len(self._few_curve):
+            self._few_curve = self._curve(max(load.few, most) + 1)
+        return self._few_curve[load.few] + self.costs[4] * load.few_keys
+
     def draft_rows(self, load: Load, gains: Many[float]) -> int:
         """How many drafted tokens to check in a step of this load, which has few rows alone.
 
         Each is one row more. They stand with the probabilities `gains`, the largest first; it is the number that makes
         the most tokens a second.
         """
-        if load.few + len(gains) >= len(self._few_curve):
-            self._few_curve = self._curve(load.few + len(gains) + 1)
         key_s, tokens = self.costs[4] * load.few_keys / load.few, float(load.few)
-        best, speed = 0, _WORTH * tokens / (self._few_curve[load.few] + load.few * key_s)
+        best, speed = 0, _WORTH * tokens / self.few_seconds(load, load.few + len(gains))
         for rows, gain in enumerate(gains, load.few + 1):
             tokens += gain
             if tokens > speed * (self._few_curve[rows] + rows * key_s):
@@ -117,11 +121,8 @@ class CostModel:
         Each of its tokens stands with the answer's rate if those before it do; one of each answer takes it `token_s`.
         It is the number that makes the most tokens a second, 0 where none does.
         """
-        end = load.few + most * len(rates)
-        if end >= len(self._few_curve):
-            self._few_curve = self._curve(end + 1)
         key_s, tokens = self.costs[4] * load.few_keys / load.few, float(load.few)
-        best, speed = 0, _WORTH * tokens / (self._few_curve[load.few] + load.few * key_s)
+        best, speed = 0, _WORTH * tokens / self.few_seconds(load, load.few + most * len(rates))
         for length in range(1, most + 1):
             rows = load.few + length * len(rates)
             tokens += sum(rate**length for rate in rates)

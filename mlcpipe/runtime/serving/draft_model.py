@@ -118,7 +118,7 @@ class DraftSource(ABC):
         """How many tokens to propose to each."""
         running, most = scheduler.residency.running, min(self.most, MOST_DRAFTED // len(rates))
         most = min(most, scheduler.limits.few_rows // len(running) - 1)
-        if most < 1:
+        if most < 1 or not scheduler.searches:
             return 0
         if self._rounds < _TRIALS:
             return min(3, most)

@@ -14,6 +14,10 @@ _LEAST_MATCH, _MOST_MATCH = 2, 8  # tokens in common: a single one says little, 
 _CANDIDATES = 32  # places with the last two tokens that are compared, the latest ones
 _STEP = 0.2  # how far one token, right or wrong, moves a rate
 _FIRST_RATE = 0.5
+_LITTLE = 0.01  # of a step
+_FIRST_LOOKS = 64  # before they can be said not to pay
+_SELDOM = 16  # steps, one of which looks where that does not pay
+_STEP_OF_SEARCH = 0.03  # how far one step moves what looking takes and saves
 _TOKEN_BITS, _NO_TOKEN = 32, 1 << 32
 
 
@@ -38,6 +42,31 @@ class Drafter(Protocol):
     def checked(self, drafted: int, right: int) -> None:
         """The model checked the first `drafted` tokens of the last proposal; the first `right` of them stand."""
         ...
+
+
+class Search:
+    """Whether to look for drafts: that takes time of each step, which small models have less of than large ones.
+
+    Where it takes more than `_LITTLE` of the steps, and more than drafts saved of late, only some steps look.
+    """
+
+    def __init__(self) -> None:
+        self._spent = self._saved = self._steps = 0.0  # seconds of those that looked lately
+        self._looks = self._passed = 0
+
+    def pays(self) -> bool:
+        """Whether to look in the next step."""
+        if self._looks < _FIRST_LOOKS or self._spent <= max(self._saved, _LITTLE * self._steps):
+            return True
+        self._passed = (self._passed + 1) % _SELDOM
+        return not self._passed
+
+    def learn(self, spent: float, saved: float, step: float) -> None:
+        """Looking took `spent` of the seconds of a step, and what it found saved `saved` of them, or less than 0."""
+        self._looks += 1
+        self._spent += _STEP_OF_SEARCH * (spent - self._spent)
+        self._saved += _STEP_OF_SEARCH * (saved - self._saved)
+        self._steps += _STEP_OF_SEARCH * (step - self._steps)
 
 
 class _Text:

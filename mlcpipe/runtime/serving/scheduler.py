@@ -1,4 +1,4 @@
-"""Who computes what in the next step. No device, and no clock of its own.
+"""Who computes what in the next step. No device, and no clock but to see what looking for drafts takes.
 
 Who has begun to answer goes on: one row each in every step. Prompts fill up what time is left until `step_s`. A prompt
 gets its pages when it is admitted; where answers grow beyond what there is, the youngest of the lowest class gives way.
@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import heapq
 import itertools
+import time
 from collections import deque
 from collections.abc import Sequence as Many
 
 from mlcpipe.errors import UsageError
 from mlcpipe.runtime.serving.cost_model import CostModel, Load
-from mlcpipe.runtime.serving.drafting import MOST_DRAFTED, Draft
+from mlcpipe.runtime.serving.drafting import MOST_DRAFTED, Draft, Search
 from mlcpipe.runtime.serving.interface import OverloadedError
 from mlcpipe.runtime.serving.limits import Limits, Totals
 from mlcpipe.runtime.serving.page_pool import PagePool
@@ -49,6 +50,8 @@ class Scheduler:
         self._ends: deque[float] = deque(maxlen=32)
         self._head: Sequence | None = None  # the long prompt that the last step had for first
         self._step = Step(0.0)  # the one being planned
+        self._search, self._searched_s = Search(), 0.0
+        self.searches = True  # for drafts, in the next step
 
     @property
     def has_work(self) -> bool:
@@ -111,21 +114,25 @@ class Scheduler:
         self._age_head(now)
         self._step = step = Step(now)
         self.residency.forking = 0
-        self._draft()
+        self._searched_s = 0.0
+        if self.searches:
+            began = time.perf_counter()
+            if self._draft():
+                self._searched_s = time.perf_counter() - began
         self._plan_answers(step)
         self._plan_prompts(step, now)
         step.copies = self.pool.take_copies()
         return step if step.few or step.many else None
 
-    def _draft(self) -> None:
-        """Drafts for who answers, of the tokens that are worth their rows."""
+    def _draft(self) -> bool:
+        """Drafts for who answers, of the tokens that are worth their rows -> whether they were looked for."""
         running = self.residency.running
         room = min(MOST_DRAFTED, self.limits.few_rows - len(running))
         if room <= 0 or all(one.request.drafter is None for one in running):
-            return
+            return False
         load = Load(few=len(running), few_keys=sum(len(one.tokens) for one in running))
         if not self.cost.draft_rows(load, [1.0] * room):
-            return
+            return False
         drafts: list[Draft] = []
         tokens: list[tuple[float, int]] = []  # of each draft the next one: (minus how likely it stands, whose it is)
         for index, one in enumerate(running):
@@ -153,6 +160,7 @@ class Scheduler:
         for index in owners[: self.cost.draft_rows(load, gains)]:
             one = running[index]
             one.draft = drafts[index].tokens[: len(one.draft) + 1]
+        return True
 
     def _plan_answers(self, step: Step) -> None:
         """A row, and a draft, of each who answers."""
@@ -262,8 +270,10 @@ class Scheduler:
 
     def settle(self, step: Step, drawn: Many[int], now: float) -> list[Event]:
         """`drawn` has a token for each row with logits -> what each sequence got."""
-        swap = self.residency.swap
-        self.cost.observe(step.load, now - step.planned - (0.0 if swap is None else swap.take_seconds()))
+        swap, load = self.residency.swap, step.load
+        elapsed = now - step.planned - (0.0 if swap is None else swap.take_seconds())
+        self.cost.observe(load, elapsed)
+        answers, drafted = len(step.few), load.few > len(step.few)
         events: list[Event] = []
         at = 0
         for sequence, tokens, logits in step.few:
@@ -278,6 +288,11 @@ class Scheduler:
                 self._got(sequence, kept, events, now)
                 if draft:
                     self.pool.truncate(sequence, sequence.computed)
+        if self._searched_s and step.few and not step.many:
+            alone = self.cost.few_seconds(Load(few=answers, few_keys=load.few_keys * answers // load.few))
+            saved = alone * sum(len(event.tokens) for event in events) / answers - (elapsed - self._searched_s)
+            self._search.learn(self._searched_s, saved if drafted else 0.0, elapsed)
+        self.searches = self._search.pays()
         for sequence, _, count, drawing in step.many:
             got = drawn[at : at + len(drawing)]
             at += len(drawing)

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 
 import pytest
 
 from mlcpipe.runtime.sampler import Row
 from mlcpipe.runtime.sampling_params import SamplingParams
+from mlcpipe.runtime.serving import scheduler
 from mlcpipe.runtime.serving.cost_model import CostModel, Load
 from mlcpipe.runtime.serving.draft_model import DraftSource, ModelDrafter
-from mlcpipe.runtime.serving.drafting import MOST_DRAFTED, Draft, Lookup
+from mlcpipe.runtime.serving.drafting import MOST_DRAFTED, Draft, Lookup, Search
 from mlcpipe.runtime.serving.limits import Limits
 from mlcpipe.runtime.serving.page_pool import PageGroup
 from mlcpipe.runtime.serving.sequence import Request
@@ -78,6 +80,42 @@ def test_rates_are_learned_from_tokens_that_were_not_drafted_too() -> None:
             tokens += [3 if better else 10 + number, 1, 2]
             rate = lookup.propose(tokens).rate
         assert (rate > first) == better
+
+
+def test_looking_for_drafts_stops_where_it_does_not_pay() -> None:
+    """And comes back when it does; large models, whose steps are long, always look."""
+    search = Search()
+    for _ in range(64):
+        search.learn(spent=20e-6, saved=0.0, step=20e-3)
+        assert search.pays()
+    for _ in range(200):
+        search.learn(spent=20e-6, saved=0.0, step=200e-6)
+    assert [search.pays() for _ in range(32)].count(True) == 2
+    search.learn(spent=20e-6, saved=500e-6, step=200e-6)
+    for _ in range(4):
+        search.learn(spent=20e-6, saved=200e-6, step=200e-6)
+    assert all(search.pays() for _ in range(32))
+
+
+@pytest.mark.parametrize("pays", [False, True])
+def test_a_scheduler_looks_as_often_as_that_pays(pays: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Steps of its clock take milliseconds, looks of the other one as long or nothing; no answer changes."""
+    clock = itertools.count(0.0, 0.0 if pays else 5e-3)
+    monkeypatch.setattr(scheduler.time, "perf_counter", lambda: next(clock))
+    prompt, groups = words(random.Random(1), 30), (PageGroup(200),)
+    simulation, oracle = Simulation(groups, LIMITS), Oracle([], 0.0)
+    looks = 0
+
+    def propose(tokens: list[int]) -> Draft:
+        nonlocal looks
+        looks += 1
+        return Draft([], 0.0)
+
+    monkeypatch.setattr(oracle, "propose", propose)
+    sequence = simulation.submit(prompt, 200, drafter=oracle)
+    simulation.run()
+    assert sequence.tokens == alone(Request(tuple(prompt), 200), groups)
+    assert (looks > 150) == pays and looks > 64
 
 
 @pytest.mark.parametrize("measured", [False, True])

@@ -19,6 +19,7 @@ from mlcpipe.checkpoint import Checkpoint
 from mlcpipe.compiler.build import build
 from mlcpipe.compiler.export import prepare_model
 from mlcpipe.defaults import LOCAL_TARGET, RTN
+from mlcpipe.devices.support.threads import use_threads
 from mlcpipe.errors import ConfigError
 from mlcpipe.nn.causal_lm import CausalLM, LanguageModel
 from mlcpipe.nn.paged_attention import PagedAttention
@@ -97,6 +98,7 @@ def model_of(checkpoint: Checkpoint) -> CausalLM:
 
 def compile_layers(model: CausalLM, checkpoint: Checkpoint, rows: int) -> list[LayerFunction]:
     """The functions of all layers, for up to `rows` tokens, and last the norm's. Raises CompileError."""
+    use_threads()  # before the first one runs: TVM's own number is half of the processors
     known: list[tuple[tvm.IRModule, LayerFunction]] = []
     found = []
     for index in range(model.facts.num_layers + 1):

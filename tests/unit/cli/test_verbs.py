@@ -30,6 +30,7 @@ def bundle(mlcpipe_run: Run, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
+@pytest.mark.full
 def test_compile_does_not_replace_by_accident(mlcpipe_run: Run, bundle: Path, tmp_path: Path) -> None:
     done = mlcpipe_run("compile", demo_model_path(), "-o", bundle)
     assert done.returncode == 2 and "--overwrite" in done.stderr
@@ -152,6 +153,7 @@ def test_chat_raw_and_system_change_the_prompt(mlcpipe_run: Run, bundle: Path) -
     assert tokens[0] < tokens[1] and tokens[1] != tokens[2]
 
 
+@pytest.mark.full
 def test_the_same_seed_gives_the_same_answer(mlcpipe_run: Run, bundle: Path) -> None:
     common = ["chat", bundle, "-p", "Hello", "--raw", "--temperature", "2", "--max-tokens", "24", "--no-stats"]
     one, again, other = (mlcpipe_run(*common, "--seed", seed).stdout for seed in ("1", "1", "2"))
@@ -238,6 +240,7 @@ def test_ctrl_c_ends_a_compile_without_leftovers(cli_environment: dict[str, str]
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.full
 def test_a_bundle_from_elsewhere_is_told_on_stderr_in_one_line(mlcpipe_run: Run, bundle: Path, tmp_path: Path) -> None:
     question = ("chat", bundle, "--prompt", "What is mlcpipe?", "--temperature", 0, "--no-stats")
     own = mlcpipe_run(*question)

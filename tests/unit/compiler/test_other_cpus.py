@@ -110,6 +110,7 @@ def test_a_machine_without_the_features_takes_the_next(
     assert engine.logits(TOKENS).shape == (len(TOKENS), engine.vocab_size)
 
 
+@pytest.mark.full
 @pytest.mark.skipif(len(RUNNABLE) < 2, reason="needs a CPU with more than the base of its architecture")
 def test_a_variant_that_cannot_run_is_refused_in_words(
     all_variants: Bundles, features: Callable[..., None], monkeypatch: pytest.MonkeyPatch

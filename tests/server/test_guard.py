@@ -55,17 +55,11 @@ def raw_request(client: httpx2.Client, body: bytes, *, length: int | None = None
         yield raw
 
 
-def wait_until(client: httpx2.Client, *, busy: bool, within_s: float = 20) -> None:
+def wait_until(
+    client: httpx2.Client, *, busy: bool, within_s: float = 20, names: tuple[str, ...] = ("running", "waiting")
+) -> None:
     end = time.monotonic() + within_s
-    names = ("mlcpipe_num_requests_running", "mlcpipe_num_requests_waiting")
-    while any(metric(client, name) for name in names) != busy:
-        assert time.monotonic() < end
-        time.sleep(0.02)
-
-
-def wait_until_none_waits(client: httpx2.Client) -> None:
-    end = time.monotonic() + 30
-    while metric(client, "mlcpipe_num_requests_waiting"):
+    while any(metric(client, f"mlcpipe_num_requests_{name}") for name in names) != busy:
         assert time.monotonic() < end
         time.sleep(0.02)
 
@@ -119,7 +113,9 @@ def test_a_full_queue_and_a_busy_key_are_refused(guarded: Running) -> None:
             for _ in range(2):
                 stream = streams.enter_context(client.stream("POST", CHAT, json=LONG))
                 assert stream.status_code == 200
-                wait_until_none_waits(client)  # the next one is not refused because this one has not begun
+                wait_until(
+                    client, busy=False, names=("waiting",)
+                )  # the next one is not refused because this one has not begun
             third = client.post(CHAT, json=SHORT)
             assert third.status_code == 429
             assert third.json()["error"]["code"] == "rate_limit_exceeded"

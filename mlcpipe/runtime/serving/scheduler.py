@@ -289,9 +289,11 @@ class Scheduler:
                 if draft:
                     self.pool.truncate(sequence, sequence.computed)
         if self._searched_s and step.few and not step.many:
-            alone = self.cost.few_seconds(Load(few=answers, few_keys=load.few_keys * answers // load.few))
-            saved = alone * sum(len(event.tokens) for event in events) / answers - (elapsed - self._searched_s)
-            self._search.learn(self._searched_s, saved if drafted else 0.0, elapsed)
+            saved = 0.0
+            if drafted:
+                alone = self.cost.few_seconds(Load(few=answers, few_keys=load.few_keys * answers // load.few))
+                saved = alone * sum(len(event.tokens) for event in events) / answers - (elapsed - self._searched_s)
+            self._search.learn(self._searched_s, saved, elapsed)
         self.searches = self._search.pays()
         for sequence, _, count, drawing in step.many:
             got = drawn[at : at + len(drawing)]

@@ -176,17 +176,18 @@ def main() -> None:
     parser.add_argument("--llama-server", type=Path, metavar="FILE")
     parser.add_argument("--onnx", action="store_true", help="beside onnxruntime")
     parser.add_argument("--work", type=Path, required=True, help="a folder for models")
-    parser.add_argument("--bits", type=int, choices=(8, 32), default=8)
+    parser.add_argument("--quantization", choices=("q8f16_0", "q8f16_1", "q0f32"), default="q8f16_1")
     for name, default in (("texts", 256), ("tokens", 64), ("threads", 2), ("rounds", 3)):
         parser.add_argument(f"--{name}", type=int, default=default)
     options = parser.parse_args()
-    tensors, kind = make_tensors(), {8: "q8f16_1", 32: "q0f32"}[options.bits]
-    bundle, model = options.work / f"bert-{kind}", options.work / f"bert-{kind}.gguf"
+    tensors, kind = make_tensors(), options.quantization
+    bits = 32 if kind == "q0f32" else 8
+    bundle, model = options.work / f"bert-{kind}", options.work / f"bert-{bits}.gguf"
     if not bundle.exists():
         write_checkpoint(options.work / "bert", tensors)
         mlcpipe.compile(options.work / "bert", target="cpu-native", quantization=kind, output=bundle)
     if options.llama_server and not model.exists():
-        write_gguf(model, tensors, options.bits)
+        write_gguf(model, tensors, bits)
     draw = np.random.default_rng(2)
     texts = draw.integers(5, CONFIG["vocab_size"], (options.texts, options.tokens)).tolist()
     embedder = mlcpipe.Embedder(bundle, threads=options.threads)
@@ -196,7 +197,7 @@ def main() -> None:
             server = llama_server(options.llama_server, model, options.threads, options.tokens)
             runs["llama-server"] = timed(stack.enter_context(server))
         if options.onnx:
-            runs["onnxruntime"] = stack.enter_context(onnx_runtime(options.work, options.bits, options.threads))
+            runs["onnxruntime"] = stack.enter_context(onnx_runtime(options.work, bits, options.threads))
         first = {name: embed(texts[:4])[1] for name, embed in runs.items()}
         for name, found in first.items():
             cosine = (found * first["mlcpipe"]).sum(1)

@@ -9,9 +9,11 @@ rounded, with what the ones before them left to make up for.
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any
 
 import numpy as np
+import tvm
 from numpy.typing import NDArray
 
 from mlcpipe.defaults import SEARCH
@@ -20,11 +22,11 @@ from mlcpipe.quantization.inputs import Inputs, importance_of
 from mlcpipe.quantization.kept import pack_parts
 from mlcpipe.quantization.limits import check_magnitude
 from mlcpipe.quantization.scheme import Scheme
+from tir_schedules.cpu.column_rounding import LANES, column_rounding
 
 Array = NDArray[Any]
 
 _DAMPING = 0.01  # of the mean of H's diagonal, added to it
-_TOGETHER = 8  # columns whose errors are handed on one by one
 _CHUNK = 1 << 23  # elements at a time, of five arrays like them
 
 
@@ -45,9 +47,7 @@ def pack(scheme: Scheme, w: Array, name: str, inputs: Inputs) -> dict[str, Array
     for start in range(0, n, step):
         rows = w[start : start + step]
         check_magnitude(np.maximum(rows.max(axis=1), -rows.min(axis=1)), scheme.model_dtype, name)
-        x = np.zeros((padded, len(rows)), np.float32)
-        x[:k] = rows.T
-        codes, scales, subs = _round(scheme, x, factor, importance)
+        codes, scales, subs = _round(scheme, rows, factor, importance)
         codes[:, k:] = 0
         if scheme.kept:
             parts.append(pack_parts(scheme, codes, scales, subs))
@@ -71,9 +71,12 @@ def triangular_factor(inputs: Inputs, padded: int) -> Array:
     return np.ascontiguousarray(lower[::-1, ::-1])
 
 
-def _round(scheme: Scheme, w: Array, r: Array, importance: Array) -> tuple[Array, Array, Array | None]:
-    """w float32[K, n] -> codes uint8[n, K], scales and sub-scales as stored; columns of w lie in rows here."""
+def _round(scheme: Scheme, rows: Array, r: Array, importance: Array) -> tuple[Array, Array, Array | None]:
+    """float32[n, K] -> codes uint8[n, padded K], scales and sub-scales as stored."""
     size, width = scheme.group_size, scheme.super_size or scheme.group_size
+    n, k = rows.shape
+    w = np.zeros((len(r), -(-n // LANES) * LANES), np.float32)  # columns lie in rows here
+    w[:k, :n] = rows.T
     errors, codes = np.zeros_like(w), np.empty(w.shape, np.uint8)
     scales, subs = [], []
     for begin in range(0, len(w), width):
@@ -84,28 +87,27 @@ def _round(scheme: Scheme, w: Array, r: Array, importance: Array) -> tuple[Array
         lines, *stored = _fit(scheme, np.ascontiguousarray(wanted.T), known)
         scales.append(stored[0])
         subs.extend(stored[1:])
-        for first in range(begin, begin + width, size):
-            _round_group(scheme, w, r, lines[:, (first - begin) // size], slice(first, first + size), errors, codes)
-    found = np.ascontiguousarray(codes.T)
-    return found, np.concatenate(scales, axis=1), np.concatenate(subs, axis=1) if subs else None
+        for i, first in enumerate(range(begin, begin + width, size)):
+            group, inside = slice(first, first + size), slice(i * size, (i + 1) * size)
+            left = due[inside] + r[begin:first, group].T @ errors[begin:first]
+            scale, minimum = lines[:, i].T
+            codes[group], errors[group] = _round_group(scheme, w[group], left, r[group, group], scale, minimum)
+    found = np.ascontiguousarray(codes[:, :n].T)
+    return found, np.concatenate(scales, axis=1)[:n], np.concatenate(subs, axis=1)[:n] if subs else None
 
 
-def _round_group(scheme: Scheme, w: Array, r: Array, line: Array, group: slice, errors: Array, codes: Array) -> None:
-    """Round the columns `group` to code * scale + minimum, line float32[n, 2]; write their errors and codes."""
-    scale, minimum = np.ascontiguousarray(line.T)
-    divisor, top = np.where(scale == 0, np.float32(np.inf), scale), np.float32((1 << scheme.bits) - 1)
-    due = r[: group.start, group].T @ errors[: group.start]
-    for first in range(group.start, group.stop, _TOGETHER):
-        last = min(first + _TOGETHER, group.stop)
-        for column in range(first, last):
-            mine = due[column - group.start]
-            levels = np.rint((w[column] + mine / r[column, column] - minimum) / divisor)
-            np.clip(levels, 0, top, out=levels)
-            codes[column] = levels
-            errors[column] = w[column] - (levels * scale + minimum)
-            after = slice(column + 1 - group.start, last - group.start)
-            due[after] += r[column, column + 1 : last, None] * errors[column]
-        due[last - group.start :] += r[first:last, last : group.stop].T @ errors[first:last]
+def _round_group(scheme: Scheme, *arguments: Array) -> tuple[Array, Array]:
+    """The codes and errors of the columns of a group, by `column_rounding`."""
+    w = arguments[0]
+    arrays = [tvm.runtime.tensor(np.ascontiguousarray(one)) for one in arguments]
+    codes, errors = tvm.runtime.empty(w.shape, "uint8"), tvm.runtime.empty(w.shape, "float32")
+    _compiled(scheme.group_size, (1 << scheme.bits) - 1)(*arrays, codes, errors)
+    return codes.numpy(), errors.numpy()
+
+
+@cache
+def _compiled(size: int, top: int) -> Any:
+    return search.host_kernel(column_rounding(size, top))
 
 
 def _fit(scheme: Scheme, x: Array, importance: Array) -> tuple[Array, ...]:

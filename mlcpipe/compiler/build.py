@@ -246,7 +246,9 @@ def _bytecode(named: _Named) -> tuple[relax.ExecBuilder, list[Kernels]]:
         calls[gv] = relax.ExternFunc(symbol)
         if gv.name_hint not in named.elsewhere:
             part = kernels[is_by_hand(func), gv.name_hint in named.called]
-            part[tvm.ir.GlobalVar(symbol)] = func.with_attr("global_symbol", symbol)
+            # One function without the second attribute, the VM's own of shapes, and TVM 0.27 marks no argument or scratch
+            # of any function of its module as its own: LLVM then stores sums in each round of a loop.
+            part[tvm.ir.GlobalVar(symbol)] = func.with_attr({"global_symbol": symbol, "tirx.noalias": True})
     builder = relax.ExecBuilder()
     with builder.function(marker(state.variant.name), num_inputs=1):
         builder.emit_ret(builder.r(0))

@@ -27,6 +27,7 @@ from tir_schedules.cpu.column_rounding import LANES, column_rounding
 Array = NDArray[Any]
 
 _DAMPING = 0.01  # of the mean of H's diagonal, added to it
+_FACTORED, _UPDATED = 256, 1024  # columns of a factor at a time, and rows of what it leaves
 _CHUNK = 1 << 23  # elements at a time, of five arrays like them
 
 
@@ -59,16 +60,34 @@ def pack(scheme: Scheme, w: Array, name: str, inputs: Inputs) -> dict[str, Array
 def triangular_factor(inputs: Inputs, padded: int) -> Array:
     """The upper triangular R of R R^T = H, which is damped, float32[padded, padded]; padding has no part in others."""
     assert inputs.gram is not None
-    k = len(inputs.gram)
-    h = np.eye(padded, dtype=np.float32)
-    h[:k, :k] = inputs.gram
-    h[np.arange(k), np.arange(k)] += _DAMPING * float(inputs.mean_square.mean()) or 1.0
-    backward = h[::-1, ::-1]  # whose lower factor, backward again, is upper
+    k, gram = len(inputs.gram), inputs.gram
+    damping = _DAMPING * float(inputs.mean_square.mean()) or 1.0
+
+    def damped(dtype: type) -> Array:
+        h: Array = np.zeros((padded, padded), dtype)
+        h[:k, :k] = gram
+        np.fill_diagonal(h, np.append(gram.diagonal() + dtype(damping), np.ones(padded - k)))
+        return h
+
     try:
-        lower = np.linalg.cholesky(backward)
+        return _upper_factor(damped(np.float32))
     except np.linalg.LinAlgError:
-        lower = np.linalg.cholesky(backward.astype(np.float64)).astype(np.float32)
-    return np.ascontiguousarray(lower[::-1, ::-1])
+        return _upper_factor(damped(np.float64)).astype(np.float32)
+
+
+def _upper_factor(h: Array) -> Array:
+    """The upper triangular R of R R^T = h, in the place of h: from the last columns on, as fast as matrix products."""
+    for end in range(len(h), 0, -_FACTORED):
+        begin = max(0, end - _FACTORED)
+        block, above = slice(begin, end), slice(0, begin)
+        backward = h[block, block][::-1, ::-1]  # whose lower factor, backward again, is upper
+        h[block, block] = np.linalg.cholesky(backward)[::-1, ::-1]
+        h[block, above] = 0
+        h[above, block] = h[above, block] @ np.linalg.inv(h[block, block]).T
+        for rows in range(0, begin, _UPDATED):  # in parts: the product needs memory of its own
+            part = slice(rows, min(rows + _UPDATED, begin))
+            h[part, rows:begin] -= h[part, block] @ h[rows:begin, block].T
+    return h
 
 
 def _round(scheme: Scheme, rows: Array, r: Array, importance: Array) -> tuple[Array, Array, Array | None]:

@@ -24,6 +24,8 @@ from tir_schedules.step_layout import PAGE
 
 Array = NDArray[Any]
 
+_GRAM_ROWS = 2048  # that x^T x takes at a time: with 512 it waits for the memory of the result
+
 
 class Stream:
     """Windows of tokens, all of one length, on their way through a model.
@@ -121,6 +123,7 @@ class _Sums:
         self._step_of_sample = step_of_sample
         self._rows, self._square, self._peak = 0, np.zeros(k, np.float64), np.zeros(k, np.float32)
         self._gram = np.zeros((k, k), np.float32) if gram else None
+        self._waiting: list[Array] = []  # rows that the gram has not
 
     def add(self, x: Array) -> None:
         if not len(x):
@@ -131,12 +134,21 @@ class _Sums:
         self._square += np.einsum("nk,nk->k", x, x)
         np.maximum(self._peak, np.abs(x).max(axis=0), out=self._peak)
         if self._gram is not None:
-            self._gram += x.T @ x
+            self._waiting.append(x)
+            if sum(map(len, self._waiting)) >= _GRAM_ROWS:
+                self._add_to_gram(self._gram)
+
+    def _add_to_gram(self, gram: Array) -> None:
+        if self._waiting:
+            x = np.concatenate(self._waiting)
+            self._waiting.clear()
+            gram += x.T @ x
 
     def inputs(self) -> Inputs:
         """The statistics; nothing can be added after that."""
         rows = max(1, self._rows)
         if self._gram is not None:
+            self._add_to_gram(self._gram)
             self._gram /= np.float32(rows)
         sample = np.concatenate(self._sample) if self._sample else None
         return Inputs((self._square / rows).astype(np.float32), self._peak, self._gram, sample)

@@ -1,6 +1,6 @@
 """Measures what a second replica gains: `mlcpipe serve --ray 2` with a thread each beside one server with one, in turn.
 
-    python -m bench.bench_replicas BUNDLE [--loads 512/8,128/64,32/64] [--clients 8] [--requests 24] [--rounds 3]
+    python -m bench.bench_replicas BUNDLE [--loads 256/8,128/64] [--clients 16] [--requests 96]
 
 A load is tokens of a prompt / of its answer. Prompts are new in every round. This program shares the processors.
 """
@@ -56,10 +56,10 @@ def main() -> None:
     parser = command_line(__doc__)
     add = parser.add_argument
     add("bundle", type=Path)
-    add("--loads", type=lambda text: text.split(","), default=["512/8", "128/64", "32/64"])
-    add("--clients", type=count, default=8)
-    add("--requests", type=count, default=24)
-    add("--rounds", type=count, default=3)
+    add("--loads", type=lambda text: text.split(","), default=["256/8", "128/64"])
+    add("--clients", type=count, default=16)
+    add("--requests", type=count, default=96)
+    add("--rounds", type=count, default=1)
     parser.set_defaults(long_prompt=0)
     options = parser.parse_args()
     command = [sys.executable, "-m", "mlcpipe", "serve", str(options.bundle), "--port", PORT, "--threads", "1"]

@@ -24,7 +24,7 @@ from mlcpipe.progress import console_progress
 from mlcpipe.quantization.scheme import load_scheme
 
 # Types of GGUF files as llama.h numbers them (llama_ftype).
-FILE_TYPES = {"Q4_0": 2, "Q8_0": 7, "Q4_K_M": 15, "Q5_K_M": 17, "Q6_K": 18, "IQ4_XS": 30}
+FILE_TYPES = {"Q4_0": 2, "Q8_0": 7, "Q4_K_M": 15, "Q5_K_M": 17, "Q6_K": 18, "IQ4_XS": 30, "TQ1_0": 36, "TQ2_0": 37}
 RUNTIMES = ("mlcpipe", "native", "llama.cpp", "openvino")
 
 

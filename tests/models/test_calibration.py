@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import tvm
 
 torch = pytest.importorskip("torch", reason="the references are computed by torch")
 transformers = pytest.importorskip("transformers", reason="the references are transformers models")
@@ -235,3 +238,35 @@ def test_quality_is_not_measured_on_a_text_that_weights_were_fitted_to(source: P
     for text in (numbers, bits):
         with pytest.raises(UsageError, match=f"weights were fitted to this text .*{text.name}"):
             measure(Plan(bundle, bundle, text), SilentProgress())
+
+
+@pytest.mark.alone
+def test_a_layer_takes_little_longer_than_its_products(tmp_path: Path) -> None:
+    """It took twice as long where sums stayed in memory, see `_bytecode` in mlcpipe/compiler/build.py."""
+    config = transformers.LlamaConfig(
+        vocab_size=64, hidden_size=1024, intermediate_size=4096, num_hidden_layers=1, num_attention_heads=16,
+        num_key_value_heads=4, max_position_embeddings=512,
+    )  # fmt: skip
+    transformers.LlamaForCausalLM(config).save_pretrained(tmp_path)
+    checkpoint = open_checkpoint(tmp_path)
+    stream = Stream(model_of(checkpoint), checkpoint, [np.random.default_rng(3).integers(0, 64, 512).tolist()])
+    layer, hidden = stream._layers[0], tvm.runtime.tensor(stream.hidden[0])
+    params = layer.params(checkpoint)
+    weights = [checkpoint.read(source) for weight in layer.weights for (source,) in weight.sources]
+    inputs = {k: np.ones((512, k), np.float32) for k in (1024, 4096)}
+
+    def seconds(work: Callable[[], object]) -> float:
+        began = time.perf_counter()
+        work()
+        return time.perf_counter() - began
+
+    def products() -> None:
+        for weight in weights:
+            if weight.ndim == 2:
+                np.matmul(inputs[weight.shape[1]], weight.T)
+
+    def run() -> None:
+        layer.function(hidden, stream._step, stream._pages, params)
+
+    ratios = [seconds(run) / seconds(products) for _ in range(6)]
+    assert np.median(ratios[1:]) < 1.6

@@ -36,9 +36,14 @@ def _places(value: Any) -> list[tuple[Any, Any]]:
     return found
 
 
+def _value(draw: random.Random) -> Any:
+    """One of VALUES, a copy: a later edit may be in it."""
+    return copy.deepcopy(draw.choice(VALUES))
+
+
 def _number(draw: random.Random, old: Any) -> Any:
     if isinstance(old, bool) or not isinstance(old, (int, float)):
-        return draw.choice(VALUES)
+        return _value(draw)
     return draw.choice((old + 1, old - 1, -old, old * 2, old // 2, old * 1000, old * 1e6, float(old), str(old), [old]))
 
 
@@ -48,11 +53,11 @@ def damage_json(draw: random.Random, value: Any) -> Any:
     for _ in range(draw.choice((1, 1, 1, 2, 4))):
         places = _places(value)
         if not places:
-            return draw.choice(VALUES)
+            return _value(draw)
         (one, key), (other, other_key) = draw.choice(places), draw.choice(places)
         kind = draw.randrange(10)
         if kind < 3:
-            one[key] = copy.deepcopy(draw.choice(VALUES))  # a later edit may be one of its own places
+            one[key] = _value(draw)
         elif kind < 5:
             one[key] = _number(draw, one[key])
         elif kind == 5:

@@ -30,6 +30,8 @@ _MOST_EACH = 8  # tokens of a draft
 _FEW = 4  # tokens that are behind and computed as those of an answer are; more are computed as a prompt
 _TRIALS = 8  # rounds of drafts before the costs are known
 _AGAIN = 64  # steps without drafts, after which one round tells whether they are worth it by now
+_LITTLE = 0.05  # of the steps in which drafts were worth it of late: then one answer in _SELDOM is followed
+_SELDOM, _STEP_OF_SHARE = 16, 1 / 64
 _STEP = 0.1  # how far one draft moves the rate that others begin with
 _PRIOR_TOKENS = 8  # of an answer, that count as much as the rate that it begins with
 # How far one token moves an answer's rate later on. With 0.2 a rate of 0.7 is taken for less than 0.35, where nothing
@@ -40,8 +42,11 @@ _LEAST_STEP = 0.05
 class ModelDrafter:
     """Proposes how one answer goes on: what its texts say where that was right more often, else what the model says.
 
-    `params` is how the answer is drawn. It is the `Drafter` of its request.
+    `params` is how the answer is drawn. It is the `Drafter` of its request. `followed`: whether the model keeps up with
+    the answer; None before it begins.
     """
+
+    followed: bool | None = None
 
     def __init__(self, model: DraftSource, lookup: Lookup, row: Row) -> None:
         self.lookup, self.rate = lookup, model.rate
@@ -93,6 +98,7 @@ class DraftSource(ABC):
         self.rate = 0.5
         self._cost = cost
         self._rounds, self._without = 0, 0
+        self._share, self._begun = 1.0, 0  # of steps in which drafts were worth it of late; answers
         self._failed = False  # nothing is drafted any more
 
     def learn(self, rate: float) -> None:
@@ -104,15 +110,29 @@ class DraftSource(ABC):
         if self._failed:
             return
         running = scheduler.residency.running
-        pairs = [(one, one.request.drafter) for one in running if isinstance(one.request.drafter, ModelDrafter)]
+        pairs = [(one, drafter) for one in running if (drafter := self._follows(one)) is not None]
         try:
             self._follow_step()
+            before = self._share
             length = self._length(scheduler, [drafter.rate for _, drafter in pairs]) if pairs else 0
             if length:
                 self._draft(pairs, length)
+            if before > _LITTLE >= self._share:
+                for _, drafter in pairs:
+                    drafter.followed = False
         except Exception as error:  # answers need no drafts
             self._failed = True
             warnings.warn(f"{self.name} failed, answers go on without drafts: {last_line(error)}", stacklevel=2)
+
+    def _follows(self, one: Sequence) -> ModelDrafter | None:
+        """The drafter of an answer that the model keeps up with: of all, or of some where drafts are not worth it."""
+        drafter = one.request.drafter
+        if not isinstance(drafter, ModelDrafter):
+            return None
+        if drafter.followed is None:
+            self._begun += 1
+            drafter.followed = self._share > _LITTLE or self._begun % _SELDOM == 0
+        return drafter if drafter.followed else None
 
     def _length(self, scheduler: Scheduler, rates: list[float]) -> int:
         """How many tokens to propose to each."""
@@ -126,6 +146,7 @@ class DraftSource(ABC):
         token_s = self._cost.seconds(self._load(len(rates), keys))
         length = scheduler.cost.draft_length(Load(few=len(running), few_keys=keys), rates, token_s, most)
         self._without = 0 if length else self._without + 1
+        self._share += _STEP_OF_SHARE * ((length > 0) - self._share)
         return length or int(self._without % _AGAIN == 0)
 
     def _follow_step(self) -> None:  # noqa: B027  # most need nothing

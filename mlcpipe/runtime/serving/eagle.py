@@ -86,13 +86,17 @@ class EagleDraft(DraftSource):
         return Load(few=rows, few_keys=keys)
 
     def _follow_step(self) -> None:
-        for one in [one for one in self._twins if one.state in (State.WAITING, State.ENDED)]:
+        left = [one for one in self._twins if one.state in (State.WAITING, State.ENDED) or self._follows(one) is None]
+        for one in left:
             self._release(one)
         executor = self._core.executor
         with self._device.errors():
-            self._follow_prompts(executor.kept_of_prompts)
-            self._follow_answers(executor.kept)
+            self._follow_prompts(self._of_followed(executor.kept_of_prompts))
+            self._follow_answers(self._of_followed(executor.kept))
         executor.kept, executor.kept_of_prompts = {}, {}
+
+    def _of_followed(self, kept: dict[Sequence, Kept]) -> dict[Sequence, Kept]:
+        return {one: rows for one, rows in kept.items() if self._follows(one) is not None}
 
     def _follow_prompts(self, kept: dict[Sequence, Kept]) -> None:
         """Entries of prompts, from the rows on the device; those that are there already are replaced by equal ones."""
@@ -121,7 +125,7 @@ class EagleDraft(DraftSource):
     def _follow_answers(self, kept: dict[Sequence, Kept]) -> None:
         """The rows of answers wait."""
         stand = {one: min(rows.size, one.computed - rows.position) for one, rows in kept.items()}
-        stand = {one: count for one, count in stand.items() if count > 0 and _drafts(one)}
+        stand = {one: count for one, count in stand.items() if count > 0 and one.state is not State.ENDED}
         if not stand:
             return
         hidden = self._core.executor.hidden
@@ -253,7 +257,3 @@ class EagleDraft(DraftSource):
 
     def _release(self, one: Sequence) -> None:
         self._pool.release(self._twins.pop(one).sequence)
-
-
-def _drafts(one: Sequence) -> bool:
-    return one.state is not State.ENDED and isinstance(one.request.drafter, ModelDrafter)

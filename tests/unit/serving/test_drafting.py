@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import itertools
 import random
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -189,3 +191,29 @@ def test_a_rate_is_not_lost_by_chance() -> None:
             right = next((at for at in range(3) if draw.random() > 0.7), 3)
             drafter.checked(3, right)
             assert length < 20 or 0.45 < drafter.rate < 0.95, (seed, length)
+
+
+def test_few_answers_are_followed_where_drafts_are_not_worth_it() -> None:
+    """One of 16, the model's drafts of which may become worth it again; those under way are left."""
+    source, length = _Source(CostModel()), 0
+    source._rounds = 100  # the costs are known
+    cost = SimpleNamespace(draft_length=lambda *given: length)
+    limits = SimpleNamespace(few_rows=32)
+
+    def answer(steps: int) -> tuple[bool, bool]:
+        """Whether an answer is followed at its begin, and at its end."""
+        drafter = ModelDrafter(source, Lookup(), Row(SamplingParams(temperature=0.0)))
+        one = SimpleNamespace(request=SimpleNamespace(drafter=drafter), tokens=[1, 2])
+        residency = SimpleNamespace(running=[one])
+        scheduler: Any = SimpleNamespace(residency=residency, limits=limits, searches=True, cost=cost)
+        source.propose(scheduler)
+        first = bool(drafter.followed)
+        for _ in range(steps):
+            source.propose(scheduler)
+        return first, bool(drafter.followed)
+
+    assert answer(50) == (True, True)
+    assert answer(1000) == (True, False)
+    assert sum(answer(10)[0] for _ in range(160)) == 10
+    length = 3
+    assert sum(answer(10)[0] for _ in range(160)) > 130

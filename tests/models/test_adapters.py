@@ -116,6 +116,7 @@ def test_without_an_adapter_the_bits_are_those_of_a_bundle_without(
         np.testing.assert_array_equal(steps.logits[one.id], plain.logits[other.id])
 
 
+@pytest.mark.full
 def test_pages_are_shared_within_an_adapter_alone(compiled: Compile, tmp_path: Path) -> None:
     batch = Batch(load_bundle(compiled("llama-default", "q4f16_1")), "llama-default", tmp_path)
     steps, adapters = batch.steps()

@@ -158,6 +158,7 @@ def test_ctrl_c_stops_an_answer_of_the_real_engine(cli_environment: dict[str, st
         assert end(child) == 0
 
 
+@pytest.mark.full
 def test_the_real_model(cli_environment: dict[str, str], tmp_path: Path) -> None:
     saved = tmp_path / "chat.json"
     with terminal(["-m", "mlcpipe", "chat", "--seed", "1", "--max-tokens", "24"], cli_environment) as child:

@@ -39,6 +39,7 @@ def test_compile_does_not_replace_by_accident(mlcpipe_run: Run, bundle: Path, tm
     assert done.returncode == 2 and (tmp_path / "thesis.txt").read_text() == "years of work"
 
 
+@pytest.mark.full
 def test_compile_shows_what_came_out(mlcpipe_run: Run, tmp_path: Path) -> None:
     path = tmp_path / "bundle"
     path.mkdir()
@@ -187,6 +188,7 @@ def test_a_small_context_runs_full(mlcpipe_run: Run, bundle: Path) -> None:
     assert report["stats"]["prompt_tokens"] + report["stats"]["completion_tokens"] <= 33
 
 
+@pytest.mark.full
 def test_compiled_once(mlcpipe_run: Run, cli_environment: dict[str, str]) -> None:
     arguments = ["chat", "-p", "Hello", "--max-tokens", "4"]
     assert mlcpipe_run(*arguments).returncode == 0

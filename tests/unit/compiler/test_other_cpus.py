@@ -132,6 +132,7 @@ def test_a_bundle_for_one_cpu_is_refused_on_a_lesser_one(tiny_bundles: Bundles, 
         mlcpipe.Engine(bundle)
 
 
+@pytest.mark.full
 def test_a_manifest_that_moves_variants_is_refused(all_variants: Bundles, tmp_path: Path) -> None:
     """Else one word in the manifest would make the machine run instructions that it has not."""
     for name, old, new in (("features", '"avx512_vnni"', '"avx2"'), ("name", '"name": "baseline"', '"name": "base"')):

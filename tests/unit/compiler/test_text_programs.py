@@ -38,6 +38,7 @@ def tokenizer(folder: Path, template: str | None) -> Tokenizer:
     return Tokenizer.load(folder, generation_config={}, config={})
 
 
+@pytest.mark.full
 def test_a_bundle_has_both(demo_bundles: Bundles) -> None:
     files = read_manifest(demo_bundles["q4f16_1"]).files
     assert files["tokenizer.bin"].bytes > 100_000 and files["template.bin"].bytes > 1000

@@ -136,6 +136,7 @@ def test_every_quantization_computes_what_its_weights_say(
     compare(engine.logits_stepwise(TOKENS, prefill_tokens=60), expected[59:], half=half)
 
 
+@pytest.mark.full
 def test_a_plan_computes_what_its_weights_say(tiny_bundles: Bundles, tmp_path: Path) -> None:
     """Matrices of one input in three schemes, and blocks beside MLC's groups."""
     plan = tmp_path / "plan.toml"

@@ -1,6 +1,7 @@
 """Measures embeddings of short texts beside other programs: BERT base with random weights of 8 bits or float32.
 
-    python -m bench.bench_embeddings --work FOLDER [--llama-server FILE] [--onnx] [--texts 256] [--tokens 64] [--bits 8]
+    python -m bench.bench_embeddings --work FOLDER [--llama-server FILE] [--onnx] [--texts 256] [--tokens 64]
+        [--quantization q8f16_0]
 
 All get the same lists of token ids, in turn. llama-server is asked over HTTP, mlcpipe in this process: JSON takes some
 10 ms of a round. onnxruntime, in an environment that is made in the folder (1.5 GB with torch, which exports), runs a graph

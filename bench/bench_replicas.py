@@ -1,6 +1,6 @@
 """Measures what a second replica gains: `mlcpipe serve --ray 2` with a thread each beside one server with one, in turn.
 
-    python -m bench.bench_replicas BUNDLE [--loads 256/8,128/64] [--clients 16] [--requests 96]
+    python -m bench.bench_replicas BUNDLE [--loads 256/8,128/64] [--clients 16] [--requests 96] [--rounds 1]
 
 A load is tokens of a prompt / of its answer. Prompts are new in every round. This program shares the processors.
 """
@@ -22,12 +22,13 @@ from bench.bench_serving import Prompts, calibrate, lengths, measure
 from bench.program import command_line, run_program
 from bench.serving_client import Target, first_model
 from mlcpipe.cli.terminal import stdout_console
+from mlcpipe.errors import ResourceError
 
 _NAMES = ("one server", "two replicas")
 
 
 async def _requests_per_s(urls: list[str], options: Namespace) -> dict[str, list[list[float]]]:
-    """Of each load and round, those of all servers. Raises RuntimeError for a request that failed."""
+    """Of each load and round, those of all servers. Raises ResourceError for a request that failed."""
     targets = [Target(url, "completions", await first_model(Target(url))) for url in urls]
     prompts = [await calibrate(target, 0) for target in targets]
     found: dict[str, list[list[float]]] = {}
@@ -39,7 +40,7 @@ async def _requests_per_s(urls: list[str], options: Namespace) -> dict[str, list
             for name, target, make in zip(_NAMES, targets, prompts):
                 level = await measure(target, options, _new(make, f"{load} {round_}"), "clients", options.clients)
                 if level.failed:
-                    raise RuntimeError(f"{name}: {level.failed}")
+                    raise ResourceError("requests failed", where=name, found=level.failed)
                 print(f"{load} {name}: {level.requests_per_s:.2f} requests/s", file=sys.stderr)
                 rates.append(level.requests_per_s)
             found.setdefault(load, []).append(rates)

@@ -246,8 +246,8 @@ def _bytecode(named: _Named) -> tuple[relax.ExecBuilder, list[Kernels]]:
         calls[gv] = relax.ExternFunc(symbol)
         if gv.name_hint not in named.elsewhere:
             part = kernels[is_by_hand(func), gv.name_hint in named.called]
-            # Where one function is without the second attribute, as the VM's own of shapes, TVM 0.27 marks no
-            # argument and no scratch of its whole module as its own: LLVM then stores sums in each round of a loop.
+            # Where one function is without the second attribute, as the VM's own of shapes, the others of its module
+            # can lose by it: LLVM stored a matmul's sums in each round of a loop (TVM 0.27).
             part[tvm.ir.GlobalVar(symbol)] = func.with_attr({"global_symbol": symbol, "tirx.noalias": True})
     builder = relax.ExecBuilder()
     with builder.function(marker(state.variant.name), num_inputs=1):

@@ -20,7 +20,7 @@ from tests.models import tiny
 CASES = [case for cases in tiny.tiny_checkpoints().values() for case in cases]
 TOKENS = 40
 PREFILL = 12
-# One family for each kind of block: plain, two norms with a window and softcaps, experts, scaled RoPE.
+# One family for each kind of block: plain, two norms with a window and softcaps, scaled RoPE; experts are in the full tier.
 pytestmark = pytest.mark.fast_cases("llama-default", "gemma2-softcaps", "phi3-longrope")
 TOLERANCE = 1e-4
 

@@ -19,7 +19,7 @@ from mlcpipe.runtime.loading import LoadedBundle
 from mlcpipe.runtime.sampler import Row
 from mlcpipe.runtime.serving.core import Core
 from mlcpipe.runtime.serving.cost_model import CostModel, Load
-from mlcpipe.runtime.serving.drafting import MOST_DRAFTED, Draft, Lookup
+from mlcpipe.runtime.serving.drafting import MOST_DRAFTED, Draft, Lookup, Search
 from mlcpipe.runtime.serving.limits import Limits
 from mlcpipe.runtime.serving.scheduler import Scheduler
 from mlcpipe.runtime.serving.sequence import Request, Sequence, State
@@ -30,8 +30,7 @@ _MOST_EACH = 8  # tokens of a draft
 _FEW = 4  # tokens that are behind and computed as those of an answer are; more are computed as a prompt
 _TRIALS = 8  # rounds of drafts before the costs are known
 _AGAIN = 64  # steps without drafts, after which one round tells whether they are worth it by now
-_LITTLE = 0.05  # of the steps in which drafts were worth it of late: then one answer in _SELDOM is followed
-_SELDOM, _STEP_OF_SHARE = 16, 1 / 64
+_SAVED = 0.2  # of a step, that drafts are taken to save where they are worth it
 _STEP = 0.1  # how far one draft moves the rate that others begin with
 _PRIOR_TOKENS = 8  # of an answer, that count as much as the rate that it begins with
 # How far one token moves an answer's rate later on. With 0.2 a rate of 0.7 is taken for less than 0.35, where nothing
@@ -98,7 +97,7 @@ class DraftSource(ABC):
         self.rate = 0.5
         self._cost = cost
         self._rounds, self._without = 0, 0
-        self._share, self._begun = 1.0, 0  # of steps in which drafts were worth it of late; answers
+        self._following, self._followed_s = Search(), 0.0  # whether that pays; what it took of the last step
         self._failed = False  # nothing is drafted any more
 
     def learn(self, rate: float) -> None:
@@ -113,25 +112,24 @@ class DraftSource(ABC):
         pairs = [(one, drafter) for one in running if (drafter := self._follows(one)) is not None]
         try:
             self._follow_step()
-            before = self._share
             length = self._length(scheduler, [drafter.rate for _, drafter in pairs]) if pairs else 0
             if length:
                 self._draft(pairs, length)
-            if before > _LITTLE >= self._share:
-                for _, drafter in pairs:
-                    drafter.followed = False
+            if pairs:
+                keys = sum(len(one.tokens) for one in running)
+                step = scheduler.cost.few_seconds(Load(few=len(running), few_keys=keys))
+                self._following.learn(self._followed_s, _SAVED * step if length else 0.0, step)
         except Exception as error:  # answers need no drafts
             self._failed = True
             warnings.warn(f"{self.name} failed, answers go on without drafts: {last_line(error)}", stacklevel=2)
 
     def _follows(self, one: Sequence) -> ModelDrafter | None:
-        """The drafter of an answer that the model keeps up with: of all, or of some where drafts are not worth it."""
+        """The drafter of an answer that the model keeps up with: of all, or of some where that alone takes too long."""
         drafter = one.request.drafter
         if not isinstance(drafter, ModelDrafter):
             return None
         if drafter.followed is None:
-            self._begun += 1
-            drafter.followed = self._share > _LITTLE or self._begun % _SELDOM == 0
+            drafter.followed = self._following.pays()
         return drafter if drafter.followed else None
 
     def _length(self, scheduler: Scheduler, rates: list[float]) -> int:
@@ -146,11 +144,10 @@ class DraftSource(ABC):
         token_s = self._cost.seconds(self._load(len(rates), keys))
         length = scheduler.cost.draft_length(Load(few=len(running), few_keys=keys), rates, token_s, most)
         self._without = 0 if length else self._without + 1
-        self._share += _STEP_OF_SHARE * ((length > 0) - self._share)
         return length or int(self._without % _AGAIN == 0)
 
     def _follow_step(self) -> None:  # noqa: B027  # most need nothing
-        """Take what is needed of the step that was computed last, before the next one."""
+        """Take what is needed of the step that was computed last; `_followed_s` is what that took for answers."""
 
     @abstractmethod
     def _load(self, rows: int, keys: int) -> Load:

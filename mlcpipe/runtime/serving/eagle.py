@@ -86,13 +86,14 @@ class EagleDraft(DraftSource):
         return Load(few=rows, few_keys=keys)
 
     def _follow_step(self) -> None:
-        left = [one for one in self._twins if one.state in (State.WAITING, State.ENDED) or self._follows(one) is None]
-        for one in left:
+        for one in [one for one in self._twins if one.state in (State.WAITING, State.ENDED)]:
             self._release(one)
         executor = self._core.executor
         with self._device.errors():
             self._follow_prompts(self._of_followed(executor.kept_of_prompts))
+            began = time.perf_counter()
             self._follow_answers(self._of_followed(executor.kept))
+            self._followed_s = time.perf_counter() - began
         executor.kept, executor.kept_of_prompts = {}, {}
 
     def _of_followed(self, kept: dict[Sequence, Kept]) -> dict[Sequence, Kept]:

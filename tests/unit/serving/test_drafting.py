@@ -193,27 +193,30 @@ def test_a_rate_is_not_lost_by_chance() -> None:
             assert length < 20 or 0.45 < drafter.rate < 0.95, (seed, length)
 
 
-def test_few_answers_are_followed_where_drafts_are_not_worth_it() -> None:
-    """One of 16, the model's drafts of which may become worth it again; those under way are left."""
-    source, length = _Source(CostModel()), 0
-    source._rounds = 100  # the costs are known
-    cost = SimpleNamespace(draft_length=lambda *given: length)
-    limits = SimpleNamespace(few_rows=32)
+def test_few_answers_are_followed_where_that_takes_long_and_drafts_are_not_worth_it() -> None:
+    """One of 16, the drafts of which may become worth it again. Where it takes little all are, whatever drafts win."""
 
-    def answer(steps: int) -> tuple[bool, bool]:
-        """Whether an answer is followed at its begin, and at its end."""
-        drafter = ModelDrafter(source, Lookup(), Row(SamplingParams(temperature=0.0)))
-        one = SimpleNamespace(request=SimpleNamespace(drafter=drafter), tokens=[1, 2])
-        residency = SimpleNamespace(running=[one])
-        scheduler: Any = SimpleNamespace(residency=residency, limits=limits, searches=True, cost=cost)
-        source.propose(scheduler)
-        first = bool(drafter.followed)
-        for _ in range(steps):
-            source.propose(scheduler)
-        return first, bool(drafter.followed)
+    def followed(source: _Source, answers: int) -> int:
+        """How many of so many answers, each of ten steps of a second."""
+        count = 0
+        for _ in range(answers):
+            drafter = ModelDrafter(source, Lookup(), Row(SamplingParams(temperature=0.0)))
+            one = SimpleNamespace(request=SimpleNamespace(drafter=drafter), tokens=[1, 2])
+            cost = SimpleNamespace(draft_length=lambda *given: length, few_seconds=lambda load: 1.0)
+            residency, limits = SimpleNamespace(running=[one]), SimpleNamespace(few_rows=32)
+            scheduler: Any = SimpleNamespace(residency=residency, limits=limits, searches=True, cost=cost)
+            for _ in range(10):
+                source.propose(scheduler)
+            count += bool(drafter.followed)
+        return count
 
-    assert answer(50) == (True, True)
-    assert answer(1000) == (True, False)
-    assert sum(answer(10)[0] for _ in range(160)) == 10
+    sources = {seconds: _Source(CostModel()) for seconds in (0.005, 0.1)}
+    for seconds, source in sources.items():
+        source._rounds, source._followed_s = 100, seconds  # the costs are known
+    length = 0
+    assert followed(sources[0.005], 200) == 200
+    assert followed(sources[0.1], 50) < 20
+    assert followed(sources[0.1], 160) == 10
     length = 3
-    assert sum(answer(10)[0] for _ in range(160)) > 130
+    followed(sources[0.1], 100)
+    assert followed(sources[0.1], 160) == 160

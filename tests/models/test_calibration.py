@@ -268,5 +268,6 @@ def test_a_layer_takes_little_longer_than_its_products(tmp_path: Path) -> None:
     def run() -> None:
         layer.function(hidden, stream._step, stream._pages, params)
 
-    ratios = [seconds(run) / seconds(products) for _ in range(6)]
-    assert np.median(ratios[1:]) < 1.3, ratios
+    times = [(seconds(run), seconds(products)) for _ in range(10)]
+    of_layer, of_products = map(min, zip(*times))  # other work only makes them longer
+    assert of_layer < 1.3 * of_products, (of_layer, of_products)

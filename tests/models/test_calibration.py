@@ -242,7 +242,7 @@ def test_quality_is_not_measured_on_a_text_that_weights_were_fitted_to(source: P
 
 @pytest.mark.alone
 def test_a_layer_takes_little_longer_than_its_products(tmp_path: Path) -> None:
-    """It took 1.6 of their time where sums stayed in memory, see `_bytecode` in mlcpipe/compiler/build.py."""
+    """It took 2.5 times as long where sums stayed in memory, see `_bytecode` in mlcpipe/compiler/build.py."""
     config = transformers.LlamaConfig(
         vocab_size=64, hidden_size=1024, intermediate_size=4096, num_hidden_layers=1, num_attention_heads=16,
         num_key_value_heads=4, max_position_embeddings=512,

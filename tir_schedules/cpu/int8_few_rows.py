@@ -30,6 +30,9 @@ FEW_ROWS = 8
 # Rows of one panel where vectors have 16 lanes: one block of columns is 12 sums and as many of a group, in registers.
 # Two panels of 4 rows took 1.17 of the time of one of 8 with 4-bit codes, 1.37 with 8-bit codes (Zen 5, 2026-11-22).
 ONE_PANEL = (4, 6, 8, 12)
+# How far such a panel asks ahead. A whole block, which may be all of the first cache, took 1.3 of the time with 4 rows
+# and 4 bits, 1.2 with 8 rows and 8 bits; 32 to 96 words were alike (Zen 4, 2026-11-25).
+_PANEL_PREFETCH_WORDS = 48
 
 
 @dataclass(frozen=True)
@@ -258,7 +261,7 @@ def _one_panel(
             quantize_group(X, I.min(r, m - 1), g, panels, 0, r)
     with I.parallel(blocks) as t:
         out = Output(Y, 0, m, t, rows, 1)
-        direct_tile(panels, 0, weight, out, ask_ahead(weight, weight.packed.words), adapters=adapters)
+        direct_tile(panels, 0, weight, out, ask_ahead(weight, _PANEL_PREFETCH_WORDS), adapters=adapters)
 
 
 def several_rows(

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections import deque
+from collections.abc import Collection
 from collections.abc import Sequence as Many
 from dataclasses import dataclass
 
@@ -15,12 +17,16 @@ from tir_schedules.step_layout import PAGE
 # Before the first measurement: a model of 0.5 GB on two cores, in seconds.
 DEFAULT_COSTS = (20e-3, 2e-3, 20e-3, 1.5e-3, 0.5e-6, 0.2e-6)
 _WORTH = 1.05  # times the tokens a second without drafts
+_TRIED = 0.01  # share of the time of answers that may be lost to find out how long other numbers of rows take
 _SOME = 3  # measurements, before which a long time may be chance
 _KEPT = 12  # measurements of a class of sizes
+_LATEST = 5  # measurements of a number of few rows: three new ones are most of them
+_FORGOTTEN = 16  # measurements in which such a number is to be measured again, or only their median is kept
 _PRIOR_WEIGHT = 0.02  # of the default costs' ratios, against one measurement
 _OUTLIER = 0.15  # a relative error at which a measurement counts half
 _ROUNDS = 4  # of reweighting
 _EVERY = 32  # measurements between two fits, once there are as many
+_SLOWER = 2.0  # how many times longer steps may have taken for a while
 _LATE = 0.2  # share of steps with answers and prompts that may take longer than they should
 _MOST_MARGIN = 1.3  # outliers shall not stop prompts
 _ENOUGH = 8  # measurements of such steps, to say how long the longer ones take
@@ -60,7 +66,10 @@ class CostModel:
         self._count = 0
         self._measured: dict[tuple[int, ...], deque[tuple[tuple[float, ...], float]]] = {}
         self._few_times: dict[int, deque[float]] = {}  # of steps of few rows alone, by their number, without keys
-        self._few_curve: list[float] = []  # what `_curve` gave lately
+        self._few_curve: list[float] = []  # what `_curves` gave lately
+        self._hoped_curve: list[float] = []
+        self._to_lose_s = 0.0  # that were not lost so far
+        self._known: set[int] = set()  # numbers that were measured `_SOME` times
         self._lately: set[int] = set()  # numbers that were measured since times were last forgotten
         self._margin = 1.0  # what the longer ones of steps with answers and prompts took, of what the costs say
 
@@ -96,10 +105,15 @@ class CostModel:
         return max(1, min(many, int(many * row / few) if few > 0 else many))
 
     def few_seconds(self, load: Load, most: int = 0) -> float:
-        """Expected for a step that has few rows alone; steps of up to `most` rows are in the curve then."""
+        """Expected for a step that has few rows alone; steps of up to `most` rows are in the curves then."""
         if max(load.few, most) >= len(self._few_curve):
-            self._few_curve = self._curve(max(load.few, most) + 1)
+            self._few_curve, self._hoped_curve = self._curves(max(load.few, most) + 1)
         return self._few_curve[load.few] + self.costs[4] * load.few_keys
+
+    def may_draft(self, load: Load, most: int) -> bool:
+        """Whether up to `most` drafted tokens, all of which stand, may be worth their rows in a step of this load."""
+        tokens = range(load.few, load.few + most + 1)
+        return _fastest(tokens, self._step_seconds(load, most)[1]) > 0
 
     def draft_rows(self, load: Load, gains: Many[float]) -> int:
         """How many drafted tokens to check in a step of this load, which has few rows alone.
@@ -107,13 +121,8 @@ class CostModel:
         Each is one row more. They stand with the probabilities `gains`, the largest first; it is the number that makes
         the most tokens a second.
         """
-        key_s, tokens = self.costs[4] * load.few_keys / load.few, float(load.few)
-        best, speed = 0, _WORTH * tokens / self.few_seconds(load, load.few + len(gains))
-        for rows, gain in enumerate(gains, load.few + 1):
-            tokens += gain
-            if tokens > speed * (self._few_curve[rows] + rows * key_s):
-                best, speed = rows - load.few, tokens / (self._few_curve[rows] + rows * key_s)
-        return best
+        tokens = list(itertools.accumulate(gains, initial=float(load.few)))
+        return self._choose(tokens, *self._step_seconds(load, len(gains)))
 
     def draft_length(self, load: Load, rates: Many[float], token_s: float, most: int) -> int:
         """How many tokens, up to `most`, a draft model should propose to each of some answers of this load.
@@ -121,30 +130,70 @@ class CostModel:
         Each of its tokens stands with the answer's rate if those before it do; one of each answer takes it `token_s`.
         It is the number that makes the most tokens a second, 0 where none does.
         """
-        key_s, tokens = self.costs[4] * load.few_keys / load.few, float(load.few)
-        best, speed = 0, _WORTH * tokens / self.few_seconds(load, load.few + most * len(rates))
-        for length in range(1, most + 1):
-            rows = load.few + length * len(rates)
-            tokens += sum(rate**length for rate in rates)
-            seconds = self._few_curve[rows] + rows * key_s + length * token_s
-            if tokens > speed * seconds:
-                best, speed = length, tokens / seconds
-        return best
+        gains = (sum(rate**length for rate in rates) for length in range(1, most + 1))
+        tokens = list(itertools.accumulate(gains, initial=float(load.few)))
+        return self._choose(tokens, *self._step_seconds(load, most, len(rates), token_s))
 
-    def _curve(self, size: int) -> list[float]:
-        """Seconds of steps of 0 to `size` - 1 few rows, without keys.
+    def _step_seconds(self, load: Load, most: int, rows: int = 1, draft_s: float = 0.0) -> tuple[list[float], ...]:
+        """Seconds, expected and hoped for, of steps with 0 to `most` drafts of so many rows, each made in `draft_s`."""
+        self.few_seconds(load, load.few + most * rows)
+        key_s = self.costs[4] * load.few_keys / load.few
+        steps = [(load.few + drafts * rows, drafts * draft_s) for drafts in range(most + 1)]
+        return tuple(
+            [curve[count] + count * key_s + seconds for count, seconds in steps]
+            for curve in (self._few_curve, self._hoped_curve)
+        )
 
-        Kernels compute rows in blocks, so that these times have steps. What was measured less than `_SOME` times
-        follows the costs, from the next smaller number that was, unless it was faster.
+    def _choose(self, tokens: Many[float], expected: list[float], hoped: list[float]) -> int:
+        """Which step makes the most tokens a second; or, where not much is lost by trying it, one that may make more.
+
+        Of several it is the one with least to lose.
         """
-        scale, curve = 1.0, []
-        for rows in range(size):
-            seconds = self.costs[0] + rows * self.costs[1]
-            times = sorted(self._few_times.get(rows, ()))
-            if len(times) >= _SOME:
-                scale = times[len(times) // 2] / seconds
-            curve.append(min([scale * seconds, *times[len(times) // 2 :][:1]]))
-        return curve
+        best = _fastest(tokens, expected)
+        speed = tokens[best] / expected[best]
+        better = speed if best else _WORTH * speed
+        self._to_lose_s = min(self._to_lose_s + _TRIED * expected[best], expected[best])
+        others = [
+            (max(0.0, expected[number] - tokens[number] / speed), number)
+            for number in range(len(tokens))
+            if number != best and tokens[number] > better * hoped[number]
+        ]
+        lost_s, other = min(others, default=(math.inf, best))
+        if lost_s > self._to_lose_s:
+            return best
+        self._to_lose_s -= lost_s
+        return other
+
+    def _curves(self, size: int) -> tuple[list[float], list[float]]:
+        """Seconds of steps of 0 to `size` - 1 few rows, without keys: those expected, and those hoped for.
+
+        Kernels compute rows in blocks, so that these times have steps. A number that is not known is expected on the
+        line between the next smaller and the next larger one that are, or follows the costs where there is no larger
+        one. Hope is that it is of the same block as the smaller one; and where all but one time was forgotten, that
+        this was a slow moment. A shorter time is believed.
+        """
+        medians = [_median(self._few_times.get(rows, ())) for rows in range(size)]
+        costs = [self.costs[0] + rows * self.costs[1] for rows in range(size)]
+        known = [rows for rows in sorted(self._known) if rows < size]
+        scale, block = 1.0, math.inf
+        expected: list[float] = []
+        hoped: list[float] = []
+        for rows, median in enumerate(medians):
+            if rows in self._known:
+                scale = median / costs[rows]
+            expected.append(min(scale * costs[rows], median))
+            if rows not in self._known:
+                hoped.append(min(block, expected[rows]))
+            elif len(self._few_times[rows]) >= _SOME:
+                block = median
+                hoped.append(median)
+            else:
+                hoped.append(min(block, median / _SLOWER))
+        for smaller, larger in itertools.pairwise(known):
+            row_s = (medians[larger] - medians[smaller]) / (larger - smaller)
+            for rows in range(smaller + 1, larger):
+                expected[rows] = min(medians[smaller] + (rows - smaller) * row_s, medians[rows])
+        return expected, hoped
 
     def observe(self, load: Load, seconds: float) -> None:
         """A step of this load took so long."""
@@ -153,23 +202,24 @@ class CostModel:
         kept = self._measured.setdefault(load.size_class(), deque(maxlen=_KEPT))
         kept.append((load.features(), seconds))
         if not load.many:
-            times = self._few_times.setdefault(load.few, deque(maxlen=_KEPT))
+            times = self._few_times.setdefault(load.few, deque(maxlen=_LATEST))
             times.append(seconds * self.seconds(Load(few=load.few)) / self.seconds(load))
             self._lately.add(load.few)
+            if len(times) >= _SOME:
+                self._known.add(load.few)
         self._count += 1
         if self._count % _SOME == 0:
             self._few_curve = []
-        if self._count % _EVERY == 0:
+        if self._count % _FORGOTTEN == 0:
             self._forget()
         if self._count % _EVERY == 0 or self._count & (self._count - 1) == 0:
             self._fit()
 
     def _forget(self) -> None:
-        """A time of each number of rows that was not tried lately: a slow moment shall not rule it out for ever."""
+        """All times but the median of numbers of rows that were not tried lately: a slow moment shall not last."""
         for rows in self._few_times.keys() - self._lately:
-            self._few_times[rows].popleft()
-            if not self._few_times[rows]:
-                del self._few_times[rows]
+            times = self._few_times[rows]
+            self._few_times[rows] = deque([_median(times)], maxlen=_LATEST)
         self._lately.clear()
 
     def _fit(self) -> None:
@@ -188,6 +238,21 @@ class CostModel:
         if mixed.sum() >= _ENOUGH:
             late = float(np.quantile(1 / (rows @ fit)[mixed], 1 - _LATE))
             self._margin = min(max(1.0, late), _MOST_MARGIN)
+
+
+def _median(values: Collection[float]) -> float:
+    """The larger of two; infinite of none."""
+    return sorted(values)[len(values) // 2] if values else math.inf
+
+
+def _fastest(tokens: Many[float], seconds: list[float]) -> int:
+    """Which of steps makes the most tokens a second: the first, without drafts, unless another makes `_WORTH` times as
+    many."""
+    best, speed = 0, _WORTH * tokens[0] / seconds[0]
+    for number in range(1, len(tokens)):
+        if tokens[number] > speed * seconds[number]:
+            best, speed = number, tokens[number] / seconds[number]
+    return best
 
 
 def _positive_fit(rows: NDArray[np.float64], weights: NDArray[np.float64]) -> NDArray[np.float64]:

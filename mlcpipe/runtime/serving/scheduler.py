@@ -131,7 +131,7 @@ class Scheduler:
         if room <= 0 or all(one.request.drafter is None for one in running):
             return False
         load = Load(few=len(running), few_keys=sum(len(one.tokens) for one in running))
-        if not self.cost.draft_rows(load, [1.0] * room):
+        if not self.cost.may_draft(load, room):
             return False
         drafts: list[Draft] = []
         tokens: list[tuple[float, int]] = []  # of each draft the next one: (minus how likely it stands, whose it is)

@@ -120,23 +120,46 @@ def test_a_scheduler_looks_as_often_as_that_pays(pays: bool, monkeypatch: pytest
     assert (looks > 150) == pays and looks > 64
 
 
-@pytest.mark.parametrize("measured", [False, True])
-def test_the_number_of_rows_makes_the_most_tokens_a_second(measured: bool) -> None:
-    """Also where kernels compute blocks of 8 rows, so that a ninth costs much and a tenth nothing."""
-    cost = CostModel(COSTS)
+@pytest.mark.parametrize("block", [1, 4, 8])
+@pytest.mark.parametrize("running", [1, 2, 8, 32])
+@pytest.mark.parametrize("rate", [0.0, 0.5, 0.7, 1.0])
+def test_the_number_of_rows_makes_the_most_tokens_a_second(rate: float, running: int, block: int) -> None:
+    """Also where kernels compute blocks of rows, so that one more costs much and the next nothing, and times vary.
+
+    It is found in 150 steps; to try others loses little.
+    """
+    cost, truth, noise = CostModel(), CostModel(COSTS, learn=False), random.Random(block)
+    gains = sorted((rate ** (i + 1) for i in range(MOST_DRAFTED) for _ in range(running)), reverse=True)[:MOST_DRAFTED]
 
     def seconds(rows: int) -> float:
-        blocks = 8 * (-(-rows // 8)) if measured else rows
-        return CostModel(COSTS, learn=False).seconds(Load(few=blocks, few_keys=100 * rows))
+        return truth.seconds(Load(few=block * -(-rows // block), few_keys=100 * rows))
 
-    for rows in [*range(1, 50)] * 12 if measured else ():
-        cost.observe(Load(few=rows, few_keys=100 * rows), seconds(rows))
-    for rate in (0.0, 0.1, 0.5, 0.9, 1.0):
-        for running in (1, 4, 8, 32):
-            gains = sorted((rate ** (i + 1) for i in range(4) for _ in range(running)), reverse=True)[:MOST_DRAFTED]
-            count = cost.draft_rows(Load(few=running, few_keys=100 * running), gains)
-            speeds = [(running + sum(gains[:rows])) / seconds(running + rows) for rows in range(len(gains) + 1)]
-            assert speeds[count] == pytest.approx(max(speeds), rel=0.06), (rate, running)
+    speeds = [(running + sum(gains[:count])) / seconds(running + count) for count in range(MOST_DRAFTED + 1)]
+    made = spent = 0.0
+    for step in range(500):
+        count = cost.draft_rows(Load(few=running, few_keys=100 * running), gains)
+        cost.observe(Load(few=running + count, few_keys=100 * running), seconds(running + count) * noise.gauss(1, 0.03))
+        if step >= 150:
+            made += running + sum(gains[:count])
+            spent += seconds(running + count)
+    assert made / spent > 0.93 * max(speeds)
+    assert made / spent > 0.98 * speeds[0]
+
+
+def test_a_slow_moment_does_not_last() -> None:
+    """Answers took twice as long for a while: drafts that gained then, and lose now, are given up."""
+    cost, truth = CostModel(), CostModel((2e-3, 2e-3, 2e-3, 1e-3, 1e-6, 0.2e-6), learn=False)
+    load, gains = Load(few=8, few_keys=800), [0.7] * 8
+    counts = []
+    for step in range(400):
+        slow = 2.0 if 100 <= step < 110 else 1.0
+        counts.append(0 if slow > 1 else cost.draft_rows(load, gains))
+        rows = 8 * -(-(8 + counts[-1]) // 8)
+        cost.observe(
+            load if not counts[-1] else Load(few=8 + counts[-1], few_keys=800),
+            slow * truth.seconds(Load(few=rows, few_keys=800)),
+        )
+    assert sum(map(bool, counts[110:])) < 40
 
 
 @pytest.mark.parametrize("rate", [0.0, 0.3, 0.7, 1.0])

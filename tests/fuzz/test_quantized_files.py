@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import time
 from functools import partial
 from pathlib import Path
@@ -112,6 +113,14 @@ def test_damaged_files_for_an_hour(name: str, tmp_path: Path) -> None:
     """Seeds that no run before had; MLCPIPE_FUZZ_SECONDS sets another time."""
     first, seconds = int(time.time()) * 1_000_000, float(os.environ.get("MLCPIPE_FUZZ_SECONDS", "3600"))
     assert _fuzz(name, tmp_path, range(first, first + 10**9), seconds) == []
+
+
+def test_every_parser_has_its_hour() -> None:
+    """In the weekly workflow."""
+    workflow = (Path(__file__).parents[2] / ".github" / "workflows" / "fuzz.yml").read_text()
+    listed = re.search(r"parser:\s*\[([^]]*)\]", workflow)
+    assert listed is not None
+    assert set(re.split(r",\s*", listed[1])) == set(PARSERS)
 
 
 def _fuzz(name: str, folder: Path, seeds: range, seconds: float) -> list[str]:

@@ -30,9 +30,10 @@ FEW_ROWS = 8
 # Rows of one panel where vectors have 16 lanes: one block of columns is 12 sums and as many of a group, in registers.
 # Two panels of 4 rows took 1.17 of the time of one of 8 with 4-bit codes, 1.37 with 8-bit codes (Zen 5, 2026-11-22).
 ONE_PANEL = (4, 6, 8, 12)
-# How far such a panel asks ahead. A whole block, which may be all of the first cache, took 1.3 of the time with 4 rows
-# and 4 bits, 1.2 with 8 rows and 8 bits; 32 to 96 words were alike (Zen 4, 2026-11-25).
-_PANEL_PREFETCH_WORDS = 48
+# How many words one or two panels ask ahead. A whole block, which may be all of the first cache, took 1.3 of the time
+# with 4 rows of 4 bits in one panel, 1.2 with 8 rows of 8 bits; with AVX2 1.1 with one panel of 2 rows, 1.06 with two,
+# 0.98 with four. 32 to 96 words were alike (Zen 4, 2026-11-25).
+_PREFETCH_WORDS, _ASK_SOON = 48, 2
 
 
 @dataclass(frozen=True)
@@ -67,15 +68,21 @@ def ask_for_next(weight: Weight, panel: Expr, panels: Expr) -> Ask:
 
     If the first asked for all of them, the memory would have nothing to do during the others. Scales are asked for
     too: the hardware follows them only to the end of a page, and waiting there took a quarter of the time with 6 rows.
+    Up to `_ASK_SOON` panels have the first ask for what it needs soon.
     """
+    soon = ask_ahead(weight, _PREFETCH_WORDS)
 
     def ask(block: Expr, g: Expr, count: int, blocks: int) -> None:
-        share = value((count * blocks + panels - 1) // panels)
-        at = value(g * (count * blocks) + panel * share)
-        with I.serial(0, share) as i:
-            prefetch(weight.words, (block + blocks, at + i, 0))
-        if weight.packed.groups > 1:
-            weight.ask_scales(block + blocks, g * blocks)
+        with I.If(panels <= _ASK_SOON):
+            with I.Then(), I.If(panel == 0), I.Then():
+                soon(block, g, count, blocks)
+            with I.Else():
+                share = value((count * blocks + panels - 1) // panels)
+                at = value(g * (count * blocks) + panel * share)
+                with I.serial(0, share) as i:
+                    prefetch(weight.words, (block + blocks, at + i, 0))
+                if weight.packed.groups > 1:
+                    weight.ask_scales(block + blocks, g * blocks)
 
     return ask
 
@@ -261,7 +268,7 @@ def _one_panel(
             quantize_group(X, I.min(r, m - 1), g, panels, 0, r)
     with I.parallel(blocks) as t:
         out = Output(Y, 0, m, t, rows, 1)
-        direct_tile(panels, 0, weight, out, ask_ahead(weight, _PANEL_PREFETCH_WORDS), adapters=adapters)
+        direct_tile(panels, 0, weight, out, ask_ahead(weight, _PREFETCH_WORDS), adapters=adapters)
 
 
 def several_rows(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import operator
 from collections import deque
 from collections.abc import Collection
 from collections.abc import Sequence as Many
@@ -17,16 +18,17 @@ from tir_schedules.step_layout import PAGE
 # Before the first measurement: a model of 0.5 GB on two cores, in seconds.
 DEFAULT_COSTS = (20e-3, 2e-3, 20e-3, 1.5e-3, 0.5e-6, 0.2e-6)
 _WORTH = 1.05  # times the tokens a second without drafts
-_TRIED = 0.01  # share of the time of answers that may be lost to find out how long other numbers of rows take
-_SOME = 3  # measurements, before which a long time may be chance
+_TRY_EVERY = 4  # choices of drafts, one of which may try a number that seems worse
+_TRIED = 0.01  # share of the time that may be lost by that
+_LEAST_S = 1e-9  # where keys seem to take all time
+_NEW_CURVES = 4  # measurements between two of them
 _KEPT = 12  # measurements of a class of sizes
-_LATEST = 5  # measurements of a number of few rows: three new ones are most of them
-_FORGOTTEN = 16  # measurements in which such a number is to be measured again, or only their median is kept
+_LATEST = 5  # measurements of a number of few rows, of which the median counts
+_FRESH = 32  # measurements, after which those of such a number may be of a slow moment
 _PRIOR_WEIGHT = 0.02  # of the default costs' ratios, against one measurement
 _OUTLIER = 0.15  # a relative error at which a measurement counts half
 _ROUNDS = 4  # of reweighting
 _EVERY = 32  # measurements between two fits, once there are as many
-_SLOWER = 2.0  # how many times longer steps may have taken for a while
 _LATE = 0.2  # share of steps with answers and prompts that may take longer than they should
 _MOST_MARGIN = 1.3  # outliers shall not stop prompts
 _ENOUGH = 8  # measurements of such steps, to say how long the longer ones take
@@ -68,9 +70,9 @@ class CostModel:
         self._few_times: dict[int, deque[float]] = {}  # of steps of few rows alone, by their number, without keys
         self._few_curve: list[float] = []  # what `_curves` gave lately
         self._hoped_curve: list[float] = []
-        self._to_lose_s = 0.0  # that were not lost so far
-        self._known: set[int] = set()  # numbers that were measured `_SOME` times
-        self._lately: set[int] = set()  # numbers that were measured since times were last forgotten
+        self._may_draft: dict[tuple[int, int], bool] = {}  # what `may_draft` found with these curves
+        self._choices, self._to_lose_s = 0, 0.0  # seconds that were not lost so far
+        self._measured_at: dict[int, int] = {}  # for each of these numbers, which measurement was the last
         self._margin = 1.0  # what the longer ones of steps with answers and prompts took, of what the costs say
 
     def seconds(self, load: Load) -> float:
@@ -112,8 +114,12 @@ class CostModel:
 
     def may_draft(self, load: Load, most: int) -> bool:
         """Whether up to `most` drafted tokens, all of which stand, may be worth their rows in a step of this load."""
-        tokens = range(load.few, load.few + most + 1)
-        return _fastest(tokens, self._step_seconds(load, most)[1]) > 0
+        self.few_seconds(load, load.few + most)
+        may = self._may_draft.get((load.few, most))
+        if may is None:
+            tokens = range(load.few, load.few + most + 1)
+            may = self._may_draft[load.few, most] = _fastest(tokens, self._hoped_curve[load.few :]) > 0
+        return may
 
     def draft_rows(self, load: Load, gains: Many[float]) -> int:
         """How many drafted tokens to check in a step of this load, which has few rows alone.
@@ -121,8 +127,7 @@ class CostModel:
         Each is one row more. They stand with the probabilities `gains`, the largest first; it is the number that makes
         the most tokens a second.
         """
-        tokens = list(itertools.accumulate(gains, initial=float(load.few)))
-        return self._choose(tokens, *self._step_seconds(load, len(gains)))
+        return self._choose(load, gains, 1, 0.0)
 
     def draft_length(self, load: Load, rates: Many[float], token_s: float, most: int) -> int:
         """How many tokens, up to `most`, a draft model should propose to each of some answers of this load.
@@ -130,69 +135,67 @@ class CostModel:
         Each of its tokens stands with the answer's rate if those before it do; one of each answer takes it `token_s`.
         It is the number that makes the most tokens a second, 0 where none does.
         """
-        gains = (sum(rate**length for rate in rates) for length in range(1, most + 1))
-        tokens = list(itertools.accumulate(gains, initial=float(load.few)))
-        return self._choose(tokens, *self._step_seconds(load, most, len(rates), token_s))
+        gains = [sum(rate**length for rate in rates) for length in range(1, most + 1)]
+        return self._choose(load, gains, len(rates), token_s)
 
-    def _step_seconds(self, load: Load, most: int, rows: int = 1, draft_s: float = 0.0) -> tuple[list[float], ...]:
-        """Seconds, expected and hoped for, of steps with 0 to `most` drafts of so many rows, each made in `draft_s`."""
-        self.few_seconds(load, load.few + most * rows)
-        key_s = self.costs[4] * load.few_keys / load.few
-        steps = [(load.few + drafts * rows, drafts * draft_s) for drafts in range(most + 1)]
-        return tuple(
-            [curve[count] + count * key_s + seconds for count, seconds in steps]
-            for curve in (self._few_curve, self._hoped_curve)
-        )
+    def _choose(self, load: Load, gains: Many[float], rows: int, draft_s: float) -> int:
+        """How many drafts make the most tokens a second: each gains tokens, takes `rows` rows, and `draft_s` to make.
 
-    def _choose(self, tokens: Many[float], expected: list[float], hoped: list[float]) -> int:
-        """Which step makes the most tokens a second; or, where not much is lost by trying it, one that may make more.
-
-        Of several it is the one with least to lose.
+        One call in `_TRY_EVERY` looks for a number that may be better, where not much is lost by trying it: of several
+        the one that may make most.
         """
+        self.few_seconds(load, load.few + len(gains) * rows)
+        tokens = list(itertools.accumulate(gains, initial=float(load.few)))
+        key_s = self.costs[4] * load.few_keys / load.few
+        more = [load.few * key_s + (rows * key_s + draft_s) * number for number in range(len(tokens))]
+        expected = list(map(operator.add, self._few_curve[load.few :: rows], more))
         best = _fastest(tokens, expected)
+        self._choices += 1
+        if self._choices % _TRY_EVERY:
+            return best
+        hoped = list(map(operator.add, self._hoped_curve[load.few :: rows], more))
         speed = tokens[best] / expected[best]
         better = speed if best else _WORTH * speed
-        self._to_lose_s = min(self._to_lose_s + _TRIED * expected[best], expected[best])
+        self._to_lose_s = min(self._to_lose_s + _TRY_EVERY * _TRIED * expected[best], expected[best])
         others = [
-            (max(0.0, expected[number] - tokens[number] / speed), number)
-            for number in range(len(tokens))
-            if number != best and tokens[number] > better * hoped[number]
+            (tokens[number] / hoped[number], number, lost_s)
+            for number, made in enumerate(tokens)
+            if number != best and made > better * hoped[number]
+            if (lost_s := max(0.0, expected[number] - made / speed)) <= self._to_lose_s
         ]
-        lost_s, other = min(others, default=(math.inf, best))
-        if lost_s > self._to_lose_s:
-            return best
-        self._to_lose_s -= lost_s
-        return other
+        if others:
+            _, best, lost_s = max(others)
+            self._to_lose_s -= lost_s
+        return best
 
     def _curves(self, size: int) -> tuple[list[float], list[float]]:
         """Seconds of steps of 0 to `size` - 1 few rows, without keys: those expected, and those hoped for.
 
-        Kernels compute rows in blocks, so that these times have steps. A number that is not known is expected on the
-        line between the next smaller and the next larger one that are, or follows the costs where there is no larger
-        one. Hope is that it is of the same block as the smaller one; and where all but one time was forgotten, that
-        this was a slow moment. A shorter time is believed.
+        Kernels compute rows in blocks, so that these times have steps. A number that was not measured is expected on
+        the line between the next smaller and the next larger one that were, or follows the costs where one of them is
+        missing. What may be hoped for, if it was not measured lately, is the time of a smaller number, as of one block,
+        and no more rows a second than a larger number has.
         """
-        medians = [_median(self._few_times.get(rows, ())) for rows in range(size)]
-        costs = [self.costs[0] + rows * self.costs[1] for rows in range(size)]
-        known = [rows for rows in sorted(self._known) if rows < size]
-        scale, block = 1.0, math.inf
+        known = [rows for rows in sorted(self._few_times) if rows < size]
+        medians = {rows: _median(self._few_times[rows]) for rows in known}
+        costs = [max(self.costs[0] + rows * self.costs[1], _LEAST_S) for rows in range(size)]
+        scale = medians[known[0]] / costs[known[0]] if known else 1.0
         expected: list[float] = []
-        hoped: list[float] = []
-        for rows, median in enumerate(medians):
-            if rows in self._known:
-                scale = median / costs[rows]
-            expected.append(min(scale * costs[rows], median))
-            if rows not in self._known:
-                hoped.append(min(block, expected[rows]))
-            elif len(self._few_times[rows]) >= _SOME:
-                block = median
-                hoped.append(median)
-            else:
-                hoped.append(min(block, median / _SLOWER))
+        for rows, seconds in enumerate(costs):
+            scale = medians[rows] / seconds if rows in medians else scale
+            expected.append(scale * seconds)
         for smaller, larger in itertools.pairwise(known):
             row_s = (medians[larger] - medians[smaller]) / (larger - smaller)
             for rows in range(smaller + 1, larger):
-                expected[rows] = min(medians[smaller] + (rows - smaller) * row_s, medians[rows])
+                expected[rows] = medians[smaller] + (rows - smaller) * row_s
+        fresh = {rows for rows in known if self._count - self._measured_at[rows] < _FRESH}
+        hoped, least, row_s = list(expected), 0.0, 0.0
+        for rows in reversed(range(size if fresh else 0)):
+            row_s = max(row_s, medians[rows] / rows) if rows in fresh else row_s
+            hoped[rows] = row_s * rows
+        for rows in range(size if fresh else 0):
+            least = medians[rows] if rows in fresh else least
+            hoped[rows] = min(expected[rows], max(least, hoped[rows]))
         return expected, hoped
 
     def observe(self, load: Load, seconds: float) -> None:
@@ -203,24 +206,15 @@ class CostModel:
         kept.append((load.features(), seconds))
         if not load.many:
             times = self._few_times.setdefault(load.few, deque(maxlen=_LATEST))
+            if self._count - self._measured_at.get(load.few, 0) >= _FRESH:
+                times.clear()  # of a slow moment, perhaps
             times.append(seconds * self.seconds(Load(few=load.few)) / self.seconds(load))
-            self._lately.add(load.few)
-            if len(times) >= _SOME:
-                self._known.add(load.few)
+            self._measured_at[load.few] = self._count
         self._count += 1
-        if self._count % _SOME == 0:
-            self._few_curve = []
-        if self._count % _FORGOTTEN == 0:
-            self._forget()
+        if self._count % _NEW_CURVES == 0:
+            self._few_curve, self._may_draft = [], {}
         if self._count % _EVERY == 0 or self._count & (self._count - 1) == 0:
             self._fit()
-
-    def _forget(self) -> None:
-        """All times but the median of numbers of rows that were not tried lately: a slow moment shall not last."""
-        for rows in self._few_times.keys() - self._lately:
-            times = self._few_times[rows]
-            self._few_times[rows] = deque([_median(times)], maxlen=_LATEST)
-        self._lately.clear()
 
     def _fit(self) -> None:
         kept = [one for each in self._measured.values() for one in each]
@@ -241,8 +235,8 @@ class CostModel:
 
 
 def _median(values: Collection[float]) -> float:
-    """The larger of two; infinite of none."""
-    return sorted(values)[len(values) // 2] if values else math.inf
+    """The smaller of two."""
+    return sorted(values)[(len(values) - 1) // 2]
 
 
 def _fastest(tokens: Many[float], seconds: list[float]) -> int:

@@ -208,7 +208,7 @@ class CostModel:
             times = self._few_times.setdefault(load.few, deque(maxlen=_LATEST))
             if self._count - self._measured_at.get(load.few, 0) >= _FRESH:
                 times.clear()  # of a slow moment, perhaps
-            times.append(seconds * self.seconds(Load(few=load.few)) / self.seconds(load))
+            times.append(max(_LEAST_S, seconds * self.seconds(Load(few=load.few)) / self.seconds(load)))
             self._measured_at[load.few] = self._count
         self._count += 1
         if self._count % _NEW_CURVES == 0:

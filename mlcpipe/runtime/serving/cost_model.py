@@ -6,9 +6,9 @@ import itertools
 import math
 import operator
 from collections import deque
-from collections.abc import Collection
 from collections.abc import Sequence as Many
 from dataclasses import dataclass
+from statistics import median_low
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,7 +21,7 @@ _WORTH = 1.05  # times the tokens a second without drafts
 _TRY_EVERY = 4  # choices of drafts, one of which may try a number that seems worse
 _TRIED = 0.01  # share of the time that may be lost by that
 _LEAST_S = 1e-9  # where keys seem to take all time
-_NEW_CURVES = 4  # measurements between two of them
+_NEW_CURVES = 4  # measurements after which the times of few rows are computed anew
 _KEPT = 12  # measurements of a class of sizes
 _LATEST = 5  # measurements of a number of few rows, of which the median counts
 _FRESH = 32  # measurements, after which those of such a number may be of a slow moment
@@ -113,7 +113,7 @@ class CostModel:
         return self._few_curve[load.few] + self.costs[4] * load.few_keys
 
     def may_draft(self, load: Load, most: int) -> bool:
-        """Whether up to `most` drafted tokens, all of which stand, may be worth their rows in a step of this load."""
+        """Whether up to `most` drafted tokens, all of which stand, may be worth their rows, keys aside."""
         self.few_seconds(load, load.few + most)
         may = self._may_draft.get((load.few, most))
         if may is None:
@@ -177,7 +177,7 @@ class CostModel:
         and no more rows a second than a larger number has.
         """
         known = [rows for rows in sorted(self._few_times) if rows < size]
-        medians = {rows: _median(self._few_times[rows]) for rows in known}
+        medians = {rows: median_low(self._few_times[rows]) for rows in known}
         costs = [max(self.costs[0] + rows * self.costs[1], _LEAST_S) for rows in range(size)]
         scale = medians[known[0]] / costs[known[0]] if known else 1.0
         expected: list[float] = []
@@ -234,14 +234,8 @@ class CostModel:
             self._margin = min(max(1.0, late), _MOST_MARGIN)
 
 
-def _median(values: Collection[float]) -> float:
-    """The smaller of two."""
-    return sorted(values)[(len(values) - 1) // 2]
-
-
 def _fastest(tokens: Many[float], seconds: list[float]) -> int:
-    """Which of steps makes the most tokens a second: the first, without drafts, unless another makes `_WORTH` times as
-    many."""
+    """Which step makes the most tokens a second: the first, without drafts, unless others make `_WORTH` times them."""
     best, speed = 0, _WORTH * tokens[0] / seconds[0]
     for number in range(1, len(tokens)):
         if tokens[number] > speed * seconds[number]:

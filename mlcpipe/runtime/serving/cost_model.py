@@ -20,11 +20,14 @@ DEFAULT_COSTS = (20e-3, 2e-3, 20e-3, 1.5e-3, 0.5e-6, 0.2e-6)
 _WORTH = 1.05  # times the tokens a second without drafts
 _TRY_EVERY = 4  # choices of drafts, one of which may try a number that seems worse
 _TRIED = 0.01  # share of the time that may be lost by that
+_MOST_LOST = 2  # steps, that may be lost by one
 _LEAST_S = 1e-9  # where keys seem to take all time
 _NEW_CURVES = 4  # measurements after which the times of few rows are computed anew
 _KEPT = 12  # measurements of a class of sizes
 _LATEST = 5  # measurements of a number of few rows, of which the median counts
-_FRESH = 32  # measurements, after which those of such a number may be of a slow moment
+_FRESH = 32  # measurements, after which those of such a number may be old, and what lasts is not a moment
+_OLD = 2 * _FRESH  # measurements, after which a step without drafts is tried before others
+_USUAL = 1.25  # times what steps took, in both directions
 _PRIOR_WEIGHT = 0.02  # of the default costs' ratios, against one measurement
 _OUTLIER = 0.15  # a relative error at which a measurement counts half
 _ROUNDS = 4  # of reweighting
@@ -68,6 +71,8 @@ class CostModel:
         self._count = 0
         self._measured: dict[tuple[int, ...], deque[tuple[tuple[float, ...], float]]] = {}
         self._few_times: dict[int, deque[float]] = {}  # of steps of few rows alone, by their number, without keys
+        self._paces: deque[float] = deque(maxlen=_LATEST)  # what the latest of them took, of others of as many rows
+        self._usual_at = 0  # which measurement was the last of the usual pace
         self._few_curve: list[float] = []  # what `_curves` gave lately
         self._hoped_curve: list[float] = []
         self._may_draft: dict[tuple[int, int], bool] = {}  # what `may_draft` found with these curves
@@ -151,18 +156,21 @@ class CostModel:
         expected = list(map(operator.add, self._few_curve[load.few :: rows], more))
         best = _fastest(tokens, expected)
         self._choices += 1
-        if self._choices % _TRY_EVERY:
+        if self._choices % _TRY_EVERY or not self._usual:
             return best
         hoped = list(map(operator.add, self._hoped_curve[load.few :: rows], more))
         speed = tokens[best] / expected[best]
         better = speed if best else _WORTH * speed
-        self._to_lose_s = min(self._to_lose_s + _TRY_EVERY * _TRIED * expected[best], expected[best])
+        self._to_lose_s = min(self._to_lose_s + _TRY_EVERY * _TRIED * expected[best], _MOST_LOST * expected[best])
         others = [
             (tokens[number] / hoped[number], number, lost_s)
             for number, made in enumerate(tokens)
             if number != best and made > better * hoped[number]
             if (lost_s := max(0.0, expected[number] - made / speed)) <= self._to_lose_s
         ]
+        old = self._count - self._measured_at.get(load.few, -_OLD) >= _OLD
+        if best and old and tokens[0] > better * hoped[0]:
+            others = [one for one in others if one[1] == 0]
         if others:
             _, best, lost_s = max(others)
             self._to_lose_s -= lost_s
@@ -174,7 +182,7 @@ class CostModel:
         Kernels compute rows in blocks, so that these times have steps. A number that was not measured is expected on
         the line between the next smaller and the next larger one that were, or follows the costs where one of them is
         missing. What may be hoped for, if it was not measured lately, is the time of a smaller number, as of one block,
-        and no more rows a second than a larger number has.
+        and no more rows a second than the best of the larger numbers has.
         """
         known = [rows for rows in sorted(self._few_times) if rows < size]
         medians = {rows: median_low(self._few_times[rows]) for rows in known}
@@ -189,10 +197,10 @@ class CostModel:
             for rows in range(smaller + 1, larger):
                 expected[rows] = medians[smaller] + (rows - smaller) * row_s
         fresh = {rows for rows in known if self._count - self._measured_at[rows] < _FRESH}
-        hoped, least, row_s = list(expected), 0.0, 0.0
+        hoped, least, row_s = list(expected), 0.0, math.inf
         for rows in reversed(range(size if fresh else 0)):
-            row_s = max(row_s, medians[rows] / rows) if rows in fresh else row_s
-            hoped[rows] = row_s * rows
+            row_s = min(row_s, medians[rows] / rows) if rows in fresh else row_s
+            hoped[rows] = row_s * rows if row_s < math.inf else 0.0
         for rows in range(size if fresh else 0):
             least = medians[rows] if rows in fresh else least
             hoped[rows] = min(expected[rows], max(least, hoped[rows]))
@@ -205,16 +213,41 @@ class CostModel:
         kept = self._measured.setdefault(load.size_class(), deque(maxlen=_KEPT))
         kept.append((load.features(), seconds))
         if not load.many:
-            times = self._few_times.setdefault(load.few, deque(maxlen=_LATEST))
-            if self._count - self._measured_at.get(load.few, 0) >= _FRESH:
-                times.clear()  # of a slow moment, perhaps
-            times.append(max(_LEAST_S, seconds * self.seconds(Load(few=load.few)) / self.seconds(load)))
-            self._measured_at[load.few] = self._count
+            seconds_alone = seconds * self.seconds(Load(few=load.few)) / self.seconds(load)
+            self._observe_few(load.few, max(_LEAST_S, seconds_alone))
         self._count += 1
         if self._count % _NEW_CURVES == 0:
             self._few_curve, self._may_draft = [], {}
         if self._count % _EVERY == 0 or self._count & (self._count - 1) == 0:
             self._fit()
+
+    def _observe_few(self, rows: int, seconds: float) -> None:
+        """A step of few rows took so long, without keys.
+
+        While steps take longer or shorter than they did, whatever their number of rows, their times stay what they are,
+        so that those of some numbers are not compared with those of others at another speed. If that lasts, all change
+        alike.
+        """
+        lately = self._count - self._measured_at.get(rows, -_FRESH) < _FRESH
+        if rows in self._few_times and (lately or not self._usual):
+            self._paces.append(seconds / median_low(self._few_times[rows]))
+            self._measured_at[rows] = self._count
+        if self._usual:
+            if not lately:
+                self._few_times[rows] = deque(maxlen=_LATEST)
+            self._few_times[rows].append(seconds)
+            self._measured_at[rows] = self._usual_at = self._count
+        elif self._count - self._usual_at >= _FRESH:
+            pace = median_low(self._paces)
+            self._few_times = {
+                rows: deque((pace * one for one in times), maxlen=_LATEST) for rows, times in self._few_times.items()
+            }
+            self._paces.clear()
+
+    @property
+    def _usual(self) -> bool:
+        """Whether the latest steps took about what others of as many rows had taken."""
+        return not self._paces or 1 / _USUAL < median_low(self._paces) < _USUAL
 
     def _fit(self) -> None:
         kept = [one for each in self._measured.values() for one in each]

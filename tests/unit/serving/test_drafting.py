@@ -160,6 +160,29 @@ def test_a_slow_moment_does_not_last() -> None:
     assert sum(drafted[150:]) < 25
 
 
+@pytest.mark.parametrize("running", [8, 16])
+def test_a_machine_that_is_slow_at_times_does_not_choose_the_length(running: int) -> None:
+    """For half a second of three it takes up to three times as long: drafts that lose stay off."""
+
+    def tokens_per_s(seed: int, drafts: bool) -> float:
+        rng, cost, slower, now, change, made = random.Random(seed), CostModel(), 1.0, 0.0, 0.0, 0.0
+        while now < 20:
+            if now >= change:
+                slower = rng.uniform(1.3, 3) if slower == 1.0 else 1.0
+                change = now + rng.expovariate(0.4 if slower == 1.0 else 2)
+            count = cost.draft_rows(Load(few=running, few_keys=800), gains) if drafts else 0
+            rows = 8 * -(-(running + count) // 8)  # computed in blocks of 8
+            seconds = rows * 2e-3 * slower * noise.gauss(1, 0.05)
+            cost.observe(Load(few=running + count, few_keys=800), seconds)
+            now, made = now + seconds, made + running + sum(gains[:count])
+        return made / now
+
+    noise = random.Random(0)
+    gains = sorted((0.7 ** (i + 1) for i in range(MOST_DRAFTED) for _ in range(running)), reverse=True)[:MOST_DRAFTED]
+    ratios = [tokens_per_s(seed, drafts=True) / tokens_per_s(seed, drafts=False) for seed in range(8)]
+    assert sum(ratios) / len(ratios) > 0.95, ratios
+
+
 @pytest.mark.parametrize("rate", [0.0, 0.3, 0.7, 1.0])
 @pytest.mark.parametrize("groups", [(PageGroup(256),), (PageGroup(30),), (PageGroup(100), PageGroup(40, 40))])
 def test_answers_are_the_same_with_drafts(rate: float, groups: tuple[PageGroup, ...]) -> None:

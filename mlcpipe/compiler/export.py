@@ -66,11 +66,6 @@ def prepare_model(
         if not target.own_pages:
             raise TargetError("no draft heads", where=target.name, expected="a target with kv_cache = pages")
         model.add_draft_head(build_draft_head(draft_head, model.facts))
-    if model.facts.sinks and not target.own_pages:
-        raise TargetError(
-            f"no attention sinks, which {model.facts.model_type} has", where=target.name,
-            expected="a target with kv_cache = pages", next_step="take another model or another target",
-        )  # fmt: skip
     model.dtype = target.activation_dtype
     model.to(target.activation_dtype)
     usual = kv_dtype(target.kv_cache_dtype) or ("float16" if scheme.name == KEEP else scheme.model_dtype)

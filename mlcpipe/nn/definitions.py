@@ -6,6 +6,7 @@ A definition is the reference and the fallback; `tir_schedules` replaces it with
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 from tvm import te, tirx
@@ -242,6 +243,42 @@ def apply_rope(heads: int, kv_heads: int, head_dim: int, rotary_dim: int, dtype:
     facts = {"heads": heads, "kv_heads": kv_heads, "head_dim": head_dim, "rotary_dim": rotary_dim}
     func = te.create_prim_func([q, k, v, rotation.cos, rotation.sin, qkv])
     return tag(func, "rope", **facts, dtype=dtype, kv_dtype=kv_dtype)
+
+
+def make_room(heads: int, room: int, kv_heads: int, head_dim: int, dtype: str) -> tirx.PrimFunc:
+    """qkv dtype[m, heads + 2 kv_heads, D] -> dtype[m, heads + room + 2 kv_heads, D], with zeros after the queries.
+    Untagged: an elementwise function.
+    """
+    m = _rows()
+    qkv = te.placeholder((m, heads + 2 * kv_heads, head_dim), dtype, name="qkv")
+
+    def element(i: tirx.Var, h: tirx.Var, d: tirx.Var) -> tirx.PrimExpr:
+        rest = tirx.if_then_else(h < heads + room, tirx.const(0, dtype), qkv[i, tirx.max(h - room, heads), d])
+        return tirx.if_then_else(h < heads, qkv[i, h, d], rest)
+
+    out = te.compute((m, heads + room + 2 * kv_heads, head_dim), element, name="make_room")
+    return te.create_prim_func([qkv, out]).without_attr("global_symbol")
+
+
+def count_sinks(heads: int, room: int, head_dim: int, dtype: str) -> tirx.PrimFunc:
+    """attended dtype[m, heads + room, D] without sinks, sinks f32[heads] -> dtype[m, heads D] with them.
+
+    The last heads say the sums of weights, as `scores.store_sum` of the GPU's kernels wrote them; a sink adds its own
+    weight to the sum, and nothing to the values (Xiao et al. 2023; gpt-oss). Untagged: an elementwise function.
+    """
+    m = _rows()
+    attended = te.placeholder((m, heads + room, head_dim), dtype, name="attended")
+    sinks = te.placeholder((heads,), "float32", name="sinks")
+
+    def element(i: tirx.Var, j: tirx.Var) -> tirx.PrimExpr:
+        h, d = j // head_dim, j % head_dim
+        first, at = heads + h // head_dim, h % head_dim
+        sum_ = attended[i, first, at].astype("float32") + attended[i, first + room // 2, at].astype("float32")
+        beyond = tirx.min(sinks[h] * tirx.const(math.log2(math.e), "float32") - sum_, tirx.const(126, "float32"))
+        return (attended[i, h, d].astype("float32") / (1 + tirx.exp2(beyond))).astype(dtype)
+
+    out = te.compute((m, heads * head_dim), element, name="count_sinks")
+    return te.create_prim_func([attended, sinks, out]).without_attr("global_symbol")
 
 
 def apply_rope_to_projection(

@@ -7,7 +7,9 @@ from typing import Any
 
 from tvm import relax, tirx
 from tvm.ir import StringImm
-from tvm.relax.frontend.nn import Object, Tensor
+from tvm.relax.frontend.nn import Object, Tensor, op
+
+from mlcpipe.nn import definitions
 
 # Layers with a window keep all pages and mask by position, so TVM's own window must never apply.
 _NEVER_SLIDES = 1 << 30
@@ -23,16 +25,28 @@ class PagedKVCache(Object):  # type: ignore[misc]
     def attend(self, layer: int, qkv: Tensor, scale: float, sinks: Tensor | None = None) -> Tensor:
         """Append k and v of qkv [m, heads + 2 kv_heads, D] and attend: -> [m, heads * D] in the dtype of qkv.
 
-        TVM's cache has no place for sinks; `prepare_model` refuses models that have them.
+        `sinks` are f32[heads] where `spec` says that heads have them. TVM's cache has no place for these: they are
+        counted after it, by the sums of weights that our kernels write into further heads.
         """
-        assert sinks is None
         m, spec, bb = qkv.shape[0], self.spec, relax.BlockBuilder.current()
+        heads, room, dim = spec.num_heads, spec.sum_heads, spec.head_dim
+        if room:
+            func = definitions.make_room(heads, room, spec.num_kv_heads, dim, qkv.dtype)
+            out = Tensor.placeholder((m, heads + room + 2 * spec.num_kv_heads, dim), qkv.dtype)
+            qkv = op.tensor_ir_op(func, "make_room", [qkv], out)
         call = relax.call_dps_packed(
             "vm.builtin.attention_kv_cache_attention_with_fused_qkv",
             [self._expr, relax.prim_value(layer), relax.prim_value(scale), qkv._expr],
-            out_ty=relax.TensorType((m, spec.num_heads, spec.head_dim), qkv.dtype),
+            out_ty=relax.TensorType((m, heads + room, dim), qkv.dtype),
         )
-        return Tensor(_expr=bb.emit(relax.op.reshape(bb.emit(call), (m, spec.num_heads * spec.head_dim))))
+        attended = Tensor(_expr=bb.emit(call))
+        if sinks is None:
+            return op.reshape(attended, (m, heads * dim))
+        func, out = (
+            definitions.count_sinks(heads, room, dim, qkv.dtype),
+            Tensor.placeholder((m, heads * dim), qkv.dtype),
+        )
+        return op.tensor_ir_op(func, "count_sinks", [attended, sinks], out)
 
     def positions(self, rows: tirx.Expr) -> Tensor:
         """Positions i32[rows] of this forward's tokens in their sequences."""
@@ -65,7 +79,7 @@ def create(kernels: str, spec: Any, windows: list[int | None], sizes: list[tirx.
         "vm.builtin.paged_attention_kv_cache_create",
         relax.ShapeExpr([*sizes[:4], 0, _NEVER_SLIDES]),
         relax.ShapeExpr([0, len(windows)]),
-        relax.prim_value(spec.num_heads),
+        relax.prim_value(spec.num_heads + spec.sum_heads),
         relax.prim_value(spec.num_kv_heads),
         relax.prim_value(spec.head_dim),
         relax.prim_value(spec.head_dim),

@@ -15,14 +15,13 @@ SEED = 3
 K_QUANTS = (("llama", "Q4_K"), ("qwen2", "Q6_K"), ("qwen3", "Q5_K"), ("olmo2", "Q3_K"), ("phi3", "Q2_K"))
 TABLES = (("llama", "IQ4_XS"), ("qwen2", "IQ3_S"), ("qwen3", "NVFP4"), ("llama", "TQ1_0"), ("olmo2", "IQ1_S"))
 EXPERTS = (("mixtral", "Q4_0"), ("mixtral", "Q4_K"), ("qwen3_moe", "IQ4_NL"), ("qwen3_moe", "MXFP4"))
-GPT_OSS = (("gpt_oss", "MXFP4"),)
 CASES = (
     ("llama", "Q4_0"),
     ("llama", "F16"),
     ("llama", "Q5_1"),
     ("qwen2", "Q8_0"),
     *EXPERTS,
-    *GPT_OSS,
+    ("gpt_oss", "MXFP4"),
     *K_QUANTS,
     *TABLES,
 )

@@ -16,13 +16,8 @@ from safetensors.numpy import load_file, save_file
 import mlcpipe
 from mlcpipe.bundle import read_manifest
 from mlcpipe.checkpoint import open_checkpoint
-from mlcpipe.compiler.export import prepare_model
-from mlcpipe.errors import TargetError
-from mlcpipe.quantization.scheme import load_scheme
-from mlcpipe.targets import load_target
 from tests.conftest import exact_target
 from tests.models import tiny
-from tests.models.small_configs import config
 from tests.unit.checkpoint.mxfp4_files import PLAIN, random_stack, values
 
 CASE = tiny.TinyCase("gpt_oss", "default", {"vocab_size": 96})
@@ -66,8 +61,3 @@ def test_kept_codes_have_the_logits_of_transformers(tmp_path: Path) -> None:
     kept = {param.name: param for param in read_manifest(bundle).params}
     schemes = {param.scheme for name, param in kept.items() if ".experts_" in name and name.endswith("q_weight")}
     assert schemes == {"MXFP4"} and kept["model.layers.0.self_attn.sinks"].dtype == "float32"
-
-
-def test_a_target_without_sinks_is_refused_by_name() -> None:
-    with pytest.raises(TargetError, match="attention sinks"):
-        prepare_model(config("gpt_oss"), load_target("webgpu"), load_scheme("q4f16_1"))

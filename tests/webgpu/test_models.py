@@ -84,7 +84,8 @@ def _equal_the_cpu_engine(prompt: list[int], folder: Path, share: float = 3e-5) 
     "model_type, kind",
     [
         ("llama", "Q4_K"),
-        *(pytest.param(*case, marks=pytest.mark.everything) for case in kept.CASES[1:] if case not in kept.GPT_OSS),
+        ("gpt_oss", "MXFP4"),  # with sinks, of which TVM's cache knows nothing
+        *(pytest.param(*case, marks=pytest.mark.everything) for case in kept.CASES[1:] if case[0] != "gpt_oss"),
     ],
 )
 def test_kept_weights_equal_those_that_are_dequantized(model_type: str, kind: str, tmp_path: Path) -> None:

@@ -10,30 +10,31 @@ from tvm.script.ir_builder import tirx as I
 from tir_schedules.builder import Argument, Buffer, Expr, Tensor, f32, function, put
 from tir_schedules.gpu.attention.pages import (
     AttentionShape,
+    cache_heads_argument,
     flat_pages,
     for_each,
-    heads_argument,
     index_argument,
     kv_argument,
     pages_argument,
     sums_argument,
 )
+from tir_schedules.gpu.attention.scores import store_sum
 from tir_schedules.gpu.kernel import keep
 from tir_schedules.paged import PAGE
 
 
 def split(shape: AttentionShape) -> tirx.PrimFunc:
-    """qkv [n, heads + 2 kv_heads, D] to q [n, heads, D] and k, v [n, kv_heads, D].
+    """qkv [n, heads + 2 kv_heads, D] to q [n, heads, D] and k, v [n, kv_heads, D]; `heads` with `sum_heads`.
 
     RoPE is in the graph (nn/rope.py), so `apply_rope` is always 0.
     """
-    heads, kv_heads, dim = shape.num_heads, shape.num_kv_heads, shape.head_dim
+    heads, kv_heads, dim = shape.num_heads + shape.sum_heads, shape.num_kv_heads, shape.head_dim
     row = (heads + 2 * kv_heads) * dim
     n = tirx.Var("n", "int64")
     arguments: dict[str, Argument] = {
         "qkv": Tensor((n, heads + 2 * kv_heads, dim), shape.dtype),
         "position_map": index_argument(n),
-        "q": heads_argument(shape, n),
+        "q": cache_heads_argument(shape, n),
         "k": kv_argument(shape, n),
         "v": kv_argument(shape, n),
         "apply_rope": "int64",
@@ -90,7 +91,7 @@ def merge(shape: AttentionShape) -> tirx.PrimFunc:
     """
     heads, dim = shape.num_heads, shape.head_dim
     n = tirx.Var("n", "int64")
-    v, s = heads_argument(shape, n), sums_argument(shape, n)
+    v, s = cache_heads_argument(shape, n), sums_argument(shape, n)
     arguments: dict[str, Argument] = {"v": v, "s": s, "v_other": v, "s_other": s}
 
     def body(values: Buffer, sums: Buffer, other: Buffer, other_sums: Buffer) -> None:
@@ -107,7 +108,7 @@ def merge(shape: AttentionShape) -> tirx.PrimFunc:
         def merge_sum(i: Expr) -> None:
             t, head = keep(i // heads), keep(i % heads)
             largest, a, b = shares(t, head)
-            put(sums, (t, head), largest + I.log2(a + b))
+            store_sum(shape, values, sums, t, head, largest + I.log2(a + b))
 
         for_each(n * (heads * dim), merge_value)
         for_each(n * heads, merge_sum)

@@ -16,8 +16,8 @@ from tvm.script.ir_builder import tirx as I
 from tir_schedules.builder import Buffer, Expr, add, function, put
 from tir_schedules.gpu.attention.decode_part import SHARED_BYTES, DecodePart, DecodeTile
 from tir_schedules.gpu.attention.decode_subgroup import Store, SubgroupPart, heads_per_workgroup
-from tir_schedules.gpu.attention.pages import AttentionShape, flat_pages, heads_argument
-from tir_schedules.gpu.attention.scores import Cached, cached_arguments, results, with_sink
+from tir_schedules.gpu.attention.pages import AttentionShape, cache_heads_argument, flat_pages
+from tir_schedules.gpu.attention.scores import Cached, cached_arguments, results, store_sum, with_sink
 from tir_schedules.gpu.kernel import LOWEST, ceildiv, keep, launch, local, workspace
 from tir_schedules.paged import PAGE
 
@@ -26,11 +26,12 @@ from tir_schedules.paged import PAGE
 class _Results:
     """Stores results of all keys: weighted means, and log2 of the sum of 2**score."""
 
+    shape: AttentionShape
     out: Buffer
     lse: Buffer
 
     def store_lse(self, b: Expr, head: Expr, largest: Expr, total: Expr) -> None:
-        put(self.lse, (b, head), largest + I.log2(_nonzero(total)))
+        store_sum(self.shape, self.out, self.lse, b, head, largest + I.log2(_nonzero(total)))
 
     def store_mean(self, b: Expr, head: Expr, d: Expr, sum_: Expr, total: Expr) -> None:
         store_mean(self.out)(b, head, d, sum_, total)
@@ -75,7 +76,7 @@ def decode(shape: AttentionShape, window: int, sliding_info: bool, tile: DecodeT
     """One query per sequence against its pages: q and output [B, heads, D], lse f32[B, heads] in base 2."""
     batch = tirx.Var("batch", "int32")
     arguments = {
-        "q": heads_argument(shape, batch),
+        "q": cache_heads_argument(shape, batch),
         **cached_arguments(shape, batch, batch, sliding_info),
         **results(shape, batch),
     }
@@ -95,7 +96,7 @@ def decode(shape: AttentionShape, window: int, sliding_info: bool, tile: DecodeT
                 return SubgroupPart(shape, cached, window, index, keep(part * tile.part), tile.part, subgroups)
             return DecodePart(shape, tile, cached, window, index, part * tile.part, tx)
 
-        whole = _Results(out, lse)
+        whole = _Results(shape, out, lse)
 
         def in_one_part() -> None:
             with launch(threads, groups) as (bx, _, tx):
@@ -166,4 +167,4 @@ def merge_parts(
         if lse is None:
             return
         with I.If(tx == 0), I.Then():
-            put(lse, (b, row % heads), largest[0] + I.log2(weight_sum[0]))
+            store_sum(shape, out, lse, b, row % heads, largest[0] + I.log2(weight_sum[0]))

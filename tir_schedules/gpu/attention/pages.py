@@ -48,6 +48,11 @@ class AttentionShape(Heads):
         return self.activation_dtype if self.dtype in QUANTIZED else self.dtype
 
     @property
+    def sum_heads(self) -> int:
+        """Heads of TVM's queries and outputs, after the others, that say the sums of these: see `scores.store_sum`."""
+        return 2 * ceildiv(self.num_heads, self.head_dim) if self.sinks else 0
+
+    @property
     def workspace(self) -> tuple[int, ...]:
         return tuple(MAX_ROW_PARTS * self.num_heads * numbers for numbers in (self.head_dim, 2))
 
@@ -199,6 +204,11 @@ def heads_argument(shape: AttentionShape, rows: Expr) -> Tensor:
     return Tensor((rows, shape.num_heads, shape.head_dim), shape.row_dtype)
 
 
+def cache_heads_argument(shape: AttentionShape, rows: Expr) -> Tensor:
+    """q or output of TVM's cache [rows, num_heads + sum_heads, head_dim]."""
+    return Tensor((rows, shape.num_heads + shape.sum_heads, shape.head_dim), shape.row_dtype)
+
+
 def qkv_argument(shape: AttentionShape, rows: Expr) -> Tensor:
     """Rows of queries, keys and values [rows, num_heads + 2 num_kv_heads, head_dim]."""
     return Tensor((rows, shape.num_heads + 2 * shape.num_kv_heads, shape.head_dim), shape.row_dtype)
@@ -210,8 +220,8 @@ def kv_argument(shape: AttentionShape, *rows: Expr) -> Tensor:
 
 
 def sums_argument(shape: AttentionShape, rows: Expr) -> Tensor:
-    """Log-sum-exps in base 2: f32[rows, num_heads]."""
-    return Tensor((rows, shape.num_heads), "float32")
+    """Log-sum-exps in base 2: f32[rows, num_heads + sum_heads], of which the last hold nothing."""
+    return Tensor((rows, shape.num_heads + shape.sum_heads), "float32")
 
 
 def sinks_argument(shape: AttentionShape) -> dict[str, Tensor]:

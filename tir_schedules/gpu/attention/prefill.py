@@ -12,8 +12,8 @@ from tir_schedules.gpu.attention import prefill_plain
 from tir_schedules.gpu.attention.pages import (
     AttentionShape,
     Row,
+    cache_heads_argument,
     flat_pages,
-    heads_argument,
     index_argument,
     kv_argument,
 )
@@ -32,7 +32,7 @@ def prefill_cached(
     Sequence b has rows q_indptr[b]:q_indptr[b+1]. All cached keys precede the chunk, so only the window masks."""
     batch, n = tirx.Var("batch", "int32"), tirx.Var("n", "int32")
     arguments = {
-        "q": heads_argument(shape, n),
+        "q": cache_heads_argument(shape, n),
         "q_indptr": index_argument(batch + 1),
         **cached_arguments(shape, batch, n, sliding_info),
         **results(shape, n, causal=True),
@@ -67,7 +67,7 @@ def prefill_chunk(shape: AttentionShape, size: PrefillTile = PrefillTile()) -> t
     dim, kv_heads = shape.head_dim, shape.num_kv_heads
     batch, n, kv_n = (tirx.Var(name, "int32") for name in ("batch", "n", "kv_n"))
     arguments = {
-        "q": heads_argument(shape, n),
+        "q": cache_heads_argument(shape, n),
         "q_indptr": index_argument(batch + 1),
         "k": kv_argument(shape, kv_n),
         "v": kv_argument(shape, kv_n),

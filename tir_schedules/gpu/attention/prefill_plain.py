@@ -10,7 +10,7 @@ from tvm.script.ir_builder import tirx as I
 from tir_schedules.builder import Buffer, Expr, add, f32, put
 from tir_schedules.gpu.attention.pages import Row, for_dims
 from tir_schedules.gpu.attention.prefill_tile import Tile
-from tir_schedules.gpu.attention.scores import score_of, with_sink
+from tir_schedules.gpu.attention.scores import score_of, store_sum, with_sink
 from tir_schedules.gpu.kernel import LOWEST, barrier, ceildiv, keep, local, shared
 
 
@@ -93,7 +93,7 @@ def attend(tile: Tile, keys: Keys, tensors: Operands) -> None:
             if tensors.lse is None:
                 continue
             with I.If(lane == 0), I.Then():
-                put(tensors.lse, (target, head), largest[row + i] + I.log2(total))
+                store_sum(tile.shape, tensors.out, tensors.lse, target, head, largest[row + i] + I.log2(total))
 
 
 def _tile_scores(

@@ -12,11 +12,11 @@ from dataclasses import dataclass
 from tvm import tirx
 from tvm.script.ir_builder import tirx as I
 
-from tir_schedules.builder import Argument, Buffer, Expr
+from tir_schedules.builder import Argument, Buffer, Expr, f32, put
 from tir_schedules.gpu.attention.pages import (
     AttentionShape,
     Pages,
-    heads_argument,
+    cache_heads_argument,
     index_argument,
     pages_argument,
     sums_argument,
@@ -42,6 +42,20 @@ def with_sink(total: Expr, largest: Expr, sinks: Sequence[Buffer], head: Expr) -
     for sink in sinks:
         return total + I.exp2(I.min(sink[head] * I.float32(_LOG2E) - largest, I.float32(126)))
     return total
+
+
+def store_sum(shape: AttentionShape, out: Buffer, lse: Buffer, row: Expr, head: Expr, sum_: Expr) -> None:
+    """lse[row, head] = the log-sum-exp of a head in base 2.
+
+    TVM's cache keeps it to itself. Where heads have sinks, which the model counts (nn/kv_cache.py), `out` says it too:
+    the first half of its last `sum_heads` heads has it in their dtype, the second what that left out.
+    """
+    put(lse, (row, head), sum_)
+    if shape.sum_heads:
+        at, d = keep(shape.num_heads + head // shape.head_dim), keep(head % shape.head_dim)
+        rounded = keep(I.cast(sum_, shape.row_dtype))
+        put(out, (row, at, d), rounded)
+        put(out, (row, at + shape.sum_heads // 2, d), sum_ - f32(rounded))
 
 
 @dataclass(frozen=True)
@@ -85,6 +99,6 @@ def cached_arguments(shape: AttentionShape, batch: Expr, queries: Expr, sliding_
 
 def results(shape: AttentionShape, rows: Expr, causal: bool = False) -> dict[str, Argument]:
     """Outputs, and TVM's numbers at the end, of which only the scale, the last, matters: RoPE is in the graph."""
-    outputs: dict[str, Argument] = {"output": heads_argument(shape, rows), "lse": sums_argument(shape, rows)}
+    outputs: dict[str, Argument] = {"output": cache_heads_argument(shape, rows), "lse": sums_argument(shape, rows)}
     numbers = {"rotary_mode": "int32", "rope_scale": "float32", "rope_theta": "float32", "sm_scale": "float32"}
     return outputs | ({"causal": "int32"} if causal else {}) | numbers

@@ -67,15 +67,19 @@ class Pages:
 def _assert_row(
     found: list[Array], row: int, q: Array, shape: AttentionShape, k: Array, v: Array, oldest: int = 0
 ) -> None:
-    """Output and sum of one query over keys from `oldest` on."""
-    out, lse = found[-2][row].astype(np.float64), found[-1][row]
+    """Output and sum of one query over keys from `oldest` on. Sinks are counted later, by sums in further heads."""
+    heads = shape.num_heads
+    out, lse = found[-2][row, :heads].astype(np.float64), found[-1][row, :heads]
     if oldest >= len(k):
         assert np.all(lse < NOTHING_SEEN) and not out.any()
         return
-    expected, sums = attention(shape, q[row], k, v, oldest, SCALE)
+    expected, sums = attention(replace(shape, sinks=False), q[row], k, v, oldest, SCALE)
     of_output, of_sums = TOLERANCES[shape.dtype]
     assert_near(out, expected, of_output)
     np.testing.assert_allclose(lse, sums, rtol=0, atol=of_sums)
+    if shape.sum_heads:
+        said = found[-2][row, heads:].reshape(2, -1)[:, :heads].astype(np.float64).sum(axis=0)
+        np.testing.assert_allclose(said, lse, rtol=2.0**-20, atol=1e-6)
 
 
 def _scheduled(shape: AttentionShape, role: str, knobs: Knobs) -> Mapping[str, tirx.PrimFunc]:
@@ -102,7 +106,8 @@ def _outputs(q: Array) -> tuple[Array, Array]:
 
 
 def _queries(shape: AttentionShape, count: int, seed: int) -> Array:
-    return np.random.default_rng(seed).standard_normal((count, shape.num_heads, shape.head_dim)).astype(shape.dtype)
+    heads = shape.num_heads + shape.sum_heads
+    return np.random.default_rng(seed).standard_normal((count, heads, shape.head_dim)).astype(shape.dtype)
 
 
 @dataclass(frozen=True)
@@ -170,7 +175,7 @@ class Chunk:
         s, rng, n = self.shape, np.random.default_rng(11), sum(self.fresh)
         q, k, v = (
             rng.standard_normal((n, heads, s.head_dim)).astype(s.dtype)
-            for heads in (s.num_heads, s.num_kv_heads, s.num_kv_heads)
+            for heads in (s.num_heads + s.sum_heads, s.num_kv_heads, s.num_kv_heads)
         )
         begins = np.cumsum([0, *self.fresh]).astype(np.int32)
 
@@ -190,6 +195,7 @@ DECODE_SMALL = {
     "decode": Decode(AttentionShape(8, 2, 64, "float32"), (1, 40, 200)),
     "decode, window": Decode(AttentionShape(6, 1, 24, "float32", sliding_window=37, all_slide=True), (5, 90, 150)),
     "decode, 16 heads of one KV head": Decode(AttentionShape(16, 1, 16, "float32"), (20,)),
+    "decode, sinks": Decode(AttentionShape(20, 2, 16, "float32", sinks=True), (1, 40, 200)),
     "decode, softcap in float16": Decode(AttentionShape(4, 4, 80, "float16", softcap=5.0), (16, 33)),
 }
 DECODE = {
@@ -199,6 +205,7 @@ DECODE = {
     "decode, 8k": Decode(_ONE_KV_HEAD, (8192,)),
     "decode, a layer with a window": Decode(replace(_ONE_KV_HEAD, sliding_window=50), (300, 30)),
     "decode, all layers with a window": Decode(replace(_ONE_KV_HEAD, sliding_window=100, all_slide=True), (700,)),
+    "decode, sinks in float16": Decode(replace(_TWO_KV_HEADS, sinks=True), (1, 300)),
     "decode, heads of odd size": Decode(AttentionShape(4, 4, 72, "float16", softcap=5.0), (16, 333)),
     "decode, 256 dimensions": Decode(AttentionShape(4, 2, 256, "float16"), (500,)),
 }
@@ -206,8 +213,10 @@ PREFILL = {
     "cached": Cached(_TWO_KV_HEADS, (40, 17), (5, 30)),
     "cached, window": Cached(replace(_ONE_KV_HEAD, sliding_window=12, all_slide=True), (70,), (20,)),
     "cached, a layer with a window": Cached(replace(_ONE_KV_HEAD, sliding_window=20), (50,), (18,)),
+    "cached, sinks": Cached(replace(_TWO_KV_HEADS, sinks=True), (40, 17), (5, 30)),
     "cached, softcap": Cached(AttentionShape(2, 1, 128, "float16", softcap=5.0), (33,), (18,)),
     "chunk": Chunk(_TWO_KV_HEADS, (5, 37)),
+    "chunk, sinks": Chunk(replace(_TWO_KV_HEADS, sinks=True), (5, 37)),
     "chunk, odd heads": Chunk(AttentionShape(3, 1, 80, "float16", softcap=5.0), (20,)),
     "chunk, 256 dimensions": Chunk(AttentionShape(2, 1, 256, "float16"), (40,)),
 }

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "c_structs.h"
+#include "text/harmony.h"
 #include "text/text_stream.h"
 
 namespace mlcpipe {
@@ -23,7 +24,7 @@ class Answer {
     return answer->engine_->Submit(
         answer->MakeRequest(), [answer](int32_t token) { return answer->OnToken(token); },
         [answer, on_end](const Statistics& statistics, std::optional<Finish> finish, const Error* error) {
-          if (finish && answer->stream_) answer->Show(answer->stream_->Flush());
+          if (finish && answer->stream_) answer->ShowRest();
           on_end(statistics, finish, error);
         });
   }
@@ -32,7 +33,7 @@ class Answer {
     const Finish finish =
         engine_->Generate([this] { return MakeRequest(); }, [this](int32_t token) { return OnToken(token); },
                           &statistics_);
-    if (stream_) Show(stream_->Flush());
+    if (stream_) ShowRest();
     return finish;
   }
 
@@ -42,10 +43,12 @@ class Answer {
   Engine* engine_;
   const mlcpipe_request given_;
   std::optional<TextStream> stream_;
+  std::optional<harmony::Text> harmony_;  // reads what `stream_` writes
   Statistics statistics_;
 
   Request MakeRequest() {
     const auto stop_ids = Ids(given_.stop_ids, given_.stop_count, "stop_ids");
+    if (given_.messages.bytes && engine_->text().harmony()) harmony_.emplace();
     if (!given_.prompt_count || given_.on_text || given_.stops_count) {
       stream_.emplace(engine_->text().tokenizer(), Stream());
     }
@@ -71,14 +74,23 @@ class Answer {
     }
     if (!given_.prompt_count && !given_.ignore_end) options.ends = engine_->text().Ends();
     options.continues = !given_.messages.bytes;
+    if (harmony_) options.shown = harmony::Marks(engine_->text().tokenizer());
     return options;
   }
 
   Verdict OnToken(int32_t token) {
     bool wanted = !given_.on_token || !given_.on_token(given_.context, token);
-    if (stream_) wanted = Show(stream_->Push(static_cast<uint32_t>(token))) && wanted;
+    if (stream_) {
+      const std::string text = stream_->Push(static_cast<uint32_t>(token));
+      wanted = Show(harmony_ ? harmony_->Push(text) : text) && wanted;
+    }
     if (stream_ && stream_->stopped()) return Verdict::kStop;
     return wanted ? Verdict::kGoOn : Verdict::kCancel;
+  }
+
+  void ShowRest() {
+    const std::string text = stream_->Flush();
+    Show(harmony_ ? harmony_->Flush(text) : text);
   }
 
   bool Show(const std::string& text) {

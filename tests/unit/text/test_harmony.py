@@ -8,9 +8,6 @@ from pathlib import Path
 import pytest
 import tokenizers
 
-from mlcpipe.compiler.text.programs import text_programs
-from mlcpipe.errors import TemplateError
-from mlcpipe.progress import SilentProgress
 from mlcpipe.runtime.text.harmony import MARKS, HarmonyText, without_thoughts
 from mlcpipe.runtime.text.streaming import TextStream
 from mlcpipe.runtime.text.tokenizer import Tokenizer
@@ -47,11 +44,6 @@ def test_thoughts_are_in_tags(answer: str, expected: str, tokenizer: Tokenizer) 
     text = HarmonyText(stream)
     assert "".join([*map(text.push, tokenizer.encode(answer)), text.flush()]) == expected
     assert (text.stopped == "stop") is answer.endswith("<|return|>")
-
-
-def test_programs_without_python_say_that_they_do_not_read_it(tokenizer: Tokenizer) -> None:
-    with pytest.raises(TemplateError, match="harmony"):
-        text_programs(tokenizer, SilentProgress(), required=True)
 
 
 def test_only_the_last_mark_of_an_answer_ends_it(tokenizer: Tokenizer) -> None:

@@ -4,6 +4,7 @@
 #include "cli/json_text.h"
 #include "cli/reasoning.h"
 #include "cli/serve.h"
+#include "text/harmony.h"
 #include "text/json.h"
 
 namespace mlcpipe::cli {
@@ -82,8 +83,11 @@ Served ServedBundle(const Arguments& arguments, mlcpipe_engine engine) {
     if (files->Has(kConfig)) {
       ReadDefaults(&heap, chat::ReadJson(&heap, files->Open(kConfig, kMaxBytes).text(), kConfig), &served.sampling);
     }
-    served.thinks = files->Has(kTemplate) && files->Open(kTemplate, kMaxTemplateBytes).text().find(
-                                                 ReasoningSplitter::kEnd) != std::string_view::npos;
+    if (files->Has(kTemplate)) {
+      const auto file = files->Open(kTemplate, kMaxTemplateBytes);
+      const auto mentions = [&](std::string_view text) { return file.text().find(text) != std::string_view::npos; };
+      served.thinks = mentions(ReasoningSplitter::kEnd) || mentions(harmony::kChannel);
+    }
   } catch (const Error& error) {
     Fail(error.what());
   }

@@ -28,6 +28,9 @@ class BundleText {
   // The text that the template makes of it.
   std::string Render(std::string_view messages, std::string_view variables) const;
 
+  // Whether answers to conversations are in the harmony format.
+  bool harmony() const { return template_ && template_->harmony(); }
+
   // Tokens that end an answer.
   std::vector<uint32_t> Ends() const;
 

@@ -1,5 +1,6 @@
 #include "text/template.h"
 
+#include "text/harmony.h"
 #include "text/json.h"
 #include "text/template_eval.h"
 
@@ -63,8 +64,25 @@ Value WithReasoning(Heap* heap, const Value& message) {
   return heap->Object(dict);
 }
 
+// Without the thoughts that an answer in the harmony format was shown with.
+Value WithoutThoughts(Heap* heap, const Value& message) {
+  const Value* content = Member(heap, message, "content");
+  if (Member(heap, message, "role")->text() != "assistant" || !content || !content->is(Kind::kString)) return message;
+  Dict* dict = heap->New<Dict>();
+  for (uint32_t i = 0; i < message.dict->size; ++i) dict->Set(heap, message.dict->keys[i], message.dict->values[i]);
+  dict->Set(heap, heap->String("content"), heap->String(harmony::WithoutThoughts(content->text())));
+  return heap->Object(dict);
+}
+
+bool Mentions(const Program& program, std::string_view mark) {
+  for (uint32_t i = 0; i < program.strings(); ++i) {
+    if (program.string(i).find(mark) != std::string_view::npos) return true;
+  }
+  return false;
+}
+
 // The messages and extras of a request, as one object.
-Value Given(Heap* heap, const Request& request) {
+Value Given(Heap* heap, const Request& request, bool harmony) {
   Dict* given = heap->New<Dict>();
   if (!request.extras.empty()) {
     Value extras = ReadJson(heap, request.extras, "extras");
@@ -74,15 +92,23 @@ Value Given(Heap* heap, const Request& request) {
   Value messages = ReadJson(heap, request.messages, "messages");
   CheckMessages(heap, messages);
   std::vector<Value> made;
-  for (const Value& message : messages.list->span) made.push_back(WithReasoning(heap, message));
+  for (const Value& message : messages.list->span) {
+    made.push_back(WithReasoning(heap, harmony ? WithoutThoughts(heap, message) : message));
+  }
   given->Set(heap, heap->String("messages"), heap->Copied(Kind::kList, made));
   return heap->Object(given);
 }
 
 }  // namespace
 
+Template::Template(const void* data, size_t bytes)
+    : program_(data, bytes),
+      marks_(program_),
+      harmony_(Mentions(program_, harmony::kStart) && Mentions(program_, harmony::kChannel) &&
+               Mentions(program_, harmony::kMessage)) {}
+
 std::string Template::Run(Heap* heap, const Request& request, bool mark) const {
-  Value given = Given(heap, request);
+  Value given = Given(heap, request, harmony_);
   if (mark) given = marks_.Mark(heap, given);
   Dict* variables = heap->New<Dict>();
   variables->Set(heap, heap->String("tools"), None());

@@ -26,7 +26,10 @@ class Template {
  public:
   // `data` is the file that template_program.py wrote: it must stay, and lie at a multiple of 8. Throws Error with
   // Code::kTemplate for a damaged one.
-  Template(const void* data, size_t bytes) : program_(data, bytes), marks_(program_) {}
+  Template(const void* data, size_t bytes);
+
+  // Whether its answers are in the harmony format. Thoughts of earlier ones are left out then.
+  bool harmony() const { return harmony_; }
 
   // Throws Error: Code::kUsage for messages of another form, Code::kTemplate where the template refuses them, fails or
   // goes over its limits.
@@ -37,6 +40,7 @@ class Template {
  private:
   Program program_;
   Marks marks_;
+  bool harmony_;
 
   std::string Run(Heap* heap, const Request& request, bool mark) const;
 };

@@ -12,16 +12,9 @@ constexpr std::string_view kMarks[] = {kStart,      kChannel,   "<|constrain|>",
                                        "<|end|>", "<|call|>", "<|return|>"};
 constexpr std::string_view kBegins[] = {kChannel, kStart, "to="};  // of the first header
 constexpr std::string_view kAnalysis = "analysis", kCommentary = "commentary", kFinal = "final";
-constexpr std::string_view kThinkBegin = "<think>\n", kThinkEnd = "\n</think>\n\n";
-constexpr std::string_view kSpaces = " \t\n\r\f\v";
 constexpr size_t kMaxHeader = 1024;  // bytes; a longer one is text
 
 bool BeginsWith(std::string_view text, std::string_view begin) { return text.substr(0, begin.size()) == begin; }
-
-std::string_view Stripped(std::string_view text) {
-  text.remove_prefix(std::min(text.find_first_not_of(kSpaces), text.size()));
-  return text;
-}
 
 bool IsWord(char c) { return c == '_' || std::isalnum(static_cast<unsigned char>(c)) || (c & 0x80); }
 
@@ -46,16 +39,6 @@ std::vector<uint32_t> Marks(const Tokenizer& tokenizer) {
     if (std::count(std::begin(kMarks), std::end(kMarks), tables.Piece(token, false))) ids.push_back(token);
   }
   return ids;
-}
-
-std::string WithoutThoughts(std::string_view text) {
-  std::string kept;
-  for (;;) {
-    const size_t begin = text.find(kThinkBegin), end = text.find("</think>", begin);
-    kept += text.substr(0, begin);
-    if (begin == text.npos || end == text.npos) return kept;
-    text = Stripped(text.substr(end + std::string_view("</think>").size()));
-  }
 }
 
 Text::Text() : ends_({"<|end|>", "<|call|>", "<|return|>", std::string(kStart), std::string(kChannel)}) {}

@@ -2,6 +2,7 @@
 #ifndef MLCPIPE_RUNTIME_TEXT_HARMONY_H_
 #define MLCPIPE_RUNTIME_TEXT_HARMONY_H_
 
+#include <algorithm>
 #include <cstdint>
 #include <string>
 #include <string_view>
@@ -17,8 +18,24 @@ inline constexpr std::string_view kStart = "<|start|>", kChannel = "<|channel|>"
 // The tokens that have a place in the format.
 std::vector<uint32_t> Marks(const Tokenizer& tokenizer);
 
-// An answer's text without the thoughts that `Text` writes.
-std::string WithoutThoughts(std::string_view text);
+// What begins and ends the thoughts that `Text` writes.
+inline constexpr std::string_view kThinkBegin = "<think>\n", kThinkEnd = "\n</think>\n\n";
+
+inline std::string_view Stripped(std::string_view text) {
+  text.remove_prefix(std::min(text.find_first_not_of(" \t\n\r\f\v"), text.size()));
+  return text;
+}
+
+// An answer's text without its thoughts.
+inline std::string WithoutThoughts(std::string_view text) {
+  std::string kept;
+  for (;;) {
+    const size_t begin = text.find(kThinkBegin), end = text.find("</think>", begin);
+    kept += text.substr(0, begin);
+    if (begin == text.npos || end == text.npos) return kept;
+    text = Stripped(text.substr(end + std::string_view("</think>").size()));
+  }
+}
 
 // As `TextStream`, of all messages: thoughts are between `<think>` and `</think>`, as other models have them.
 class Text {

@@ -29,6 +29,7 @@ Ask = Callable[[Expr, Expr, int, int], None]
 FEW_ROWS = 8
 # Rows of one panel where vectors have 16 lanes: one block of columns is 12 sums and as many of a group, in registers.
 # Two panels of 4 rows took 1.17 of the time of one of 8 with 4-bit codes, 1.37 with 8-bit codes (Zen 5, 2026-11-22).
+# With panels of 2 and 3 rows two answers of Qwen2 0.5B came 1.06 times as fast, three 1.03 (Zen 4, 2026-11-26).
 ONE_PANEL = (2, 3, 4, 6, 8, 12)
 # How many words one or two panels ask ahead. A whole block, which may be all of the first cache, took 1.1 to 1.3 of the
 # time with 4 rows of 4 bits in one panel, 1.2 with 8 rows of 8 bits; with AVX2 1.1 with one panel of 2 rows, 1.06 with

@@ -42,10 +42,8 @@ class PagedKVCache(Object):  # type: ignore[misc]
         attended = Tensor(_expr=bb.emit(call))
         if sinks is None:
             return op.reshape(attended, (m, heads * dim))
-        func, out = (
-            definitions.count_sinks(heads, room, dim, qkv.dtype),
-            Tensor.placeholder((m, heads * dim), qkv.dtype),
-        )
+        func = definitions.count_sinks(heads, room, dim, qkv.dtype)
+        out = Tensor.placeholder((m, heads * dim), qkv.dtype)
         return op.tensor_ir_op(func, "count_sinks", [attended, sinks], out)
 
     def positions(self, rows: tirx.Expr) -> Tensor:

@@ -3,23 +3,20 @@
 from __future__ import annotations
 
 import ctypes
-import json
 import random
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-import tokenizers
 
 import mlcpipe
 from mlcpipe.runtime.text.harmony import MARKS, HarmonyText, without_thoughts
-from tests.conftest import write_byte_tokenizer
 from tests.models import tiny
 from tests.native.conftest import RUNTIME, Build
 from tests.native.engine import Runtime
 from tests.native.tokenizers import SOURCES
-from tests.unit.server.tools import HARMONY
+from tests.unit.server.tools import write_harmony_tokenizer
 
 WORDS = (
     *MARKS,
@@ -92,12 +89,7 @@ def test_a_chat_with_gpt_oss_is_that_of_python(
     """A random model writes marks anywhere; prompts are without the thoughts of answers before."""
     case = tiny.TinyCase("gpt_oss", "default", {"vocab_size": 384})
     checkpoint = tiny.write_tiny(case, tmp_path / "checkpoint")
-    write_byte_tokenizer(checkpoint)
-    made = tokenizers.Tokenizer.from_file(str(checkpoint / "tokenizer.json"))
-    made.add_special_tokens(list(MARKS))
-    made.save(str(checkpoint / "tokenizer.json"))
-    settings = {"eos_token": "<|return|>", "chat_template": HARMONY}
-    (checkpoint / "tokenizer_config.json").write_text(json.dumps(settings))
+    write_harmony_tokenizer(checkpoint)
     bundle = mlcpipe.compile(checkpoint, quantization="q4f16_1", output=tmp_path / "bundle", context_length=512)
     messages = [
         {"role": "user", "content": "a"},

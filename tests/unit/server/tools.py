@@ -2,7 +2,14 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
+
+import tokenizers
+
+from mlcpipe.runtime.text.harmony import MARKS
 from mlcpipe.server.tool_formats.style import Tool
+from tests.conftest import write_byte_tokenizer
 
 WEATHER = Tool(
     "weather",
@@ -46,3 +53,13 @@ HARMONY = """{%- macro said(who, channel, text) %}<|start|>{{ who }}{% if channe
 {%- endfor %}
 {%- if add_generation_prompt %}<|start|>assistant{% endif %}"""
 PLAIN = "{%- for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}"
+
+
+def write_harmony_tokenizer(folder: Path) -> None:
+    """One of bytes, with the marks of harmony and a template that writes them."""
+    write_byte_tokenizer(folder)
+    library = tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json"))
+    library.add_special_tokens(list(MARKS))
+    library.save(str(folder / "tokenizer.json"))
+    settings = {"eos_token": "<|return|>", "chat_template": HARMONY}
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings))

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pytest
-import tokenizers
 
 from mlcpipe.runtime.text.harmony import MARKS, HarmonyText, without_thoughts
 from mlcpipe.runtime.text.streaming import TextStream
 from mlcpipe.runtime.text.tokenizer import Tokenizer
-from tests.conftest import write_byte_tokenizer
-from tests.unit.server.tools import HARMONY
+from tests.unit.server.tools import write_harmony_tokenizer
 
 THINKS, NEXT = "<|channel|>analysis<|message|>So – 2?<|end|>", "<|start|>assistant"
 FINAL = "<|channel|>final<|message|>Two, né.<|return|>"
@@ -29,12 +26,7 @@ CASES = [
 
 @pytest.fixture
 def tokenizer(tmp_path: Path) -> Tokenizer:
-    write_byte_tokenizer(tmp_path)
-    library = tokenizers.Tokenizer.from_file(str(tmp_path / "tokenizer.json"))
-    library.add_special_tokens(list(MARKS))
-    library.save(str(tmp_path / "tokenizer.json"))
-    settings = {"eos_token": "<|return|>", "chat_template": HARMONY}
-    (tmp_path / "tokenizer_config.json").write_text(json.dumps(settings))
+    write_harmony_tokenizer(tmp_path)
     return Tokenizer.load(tmp_path, generation_config={}, config={})
 
 

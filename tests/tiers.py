@@ -22,7 +22,7 @@ MAX_FAST_S = 60.0
 SLOWEST = 12  # lines of the table
 FOLDER = Path(__file__).parent
 # Need more than Python: drivers, browsers, emulators, other compilers.
-FULL_FOLDERS = ("cuda", "e2e", "metal", "opencl", "spirv", "vulkan", "webgpu")
+FULL_FOLDERS = ("cuda", "e2e", "gpu", "metal", "opencl", "spirv", "vulkan", "webgpu")
 OTHER_TIERS = ("full", "alone", "everything")
 # Words of a reason, and what would run the tests that it skips.
 ENABLE = (
@@ -52,6 +52,7 @@ ENABLE = (
     ("fastapi|llguidance|openai|anthropic|langchain", "pip install -e '.[dev]'"),
     ("strace", "apt install strace"),
     ("mount|unshare", "a user who may mount file systems (root in a container)"),
+    ("NVIDIA GPU", "NVIDIA's driver 580 or newer, and a GPU"),
     ("Mac|Apple|macOS", "a Mac"),
     ("Windows", "Windows"),
     ("CPU|dot product|base of its architecture", "another CPU"),

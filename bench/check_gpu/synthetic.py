@@ -100,7 +100,8 @@ def write_checkpoint(config: Mapping[str, Any], folder: Path, *, values: bool) -
 def device_weights(manifest: Manifest, device: Device) -> dict[str, Any]:
     """Parameter name -> tensor on the device, where its numbers are made from one block.
 
-    Codes are random bits; everything else is 0.01, a scale at which activations stay finite.
+    Codes are random bits; everything else is 0.01, a scale at which activations stay finite. Layouts store scales in
+    float16 as words of two.
     """
     draw = np.random.default_rng(_SEED)
     weights = {}
@@ -108,7 +109,9 @@ def device_weights(manifest: Manifest, device: Device) -> dict[str, Any]:
         dtype = np.dtype(info.dtype)
         count = min(int(np.prod(info.shape)), _BLOCK_BYTES // dtype.itemsize)
         block: NDArray[Any] = np.full(count, 0.01, dtype)
-        if dtype.kind in "iu":
+        if info.name.endswith("q_scale") and dtype == np.uint32:
+            block = np.full(2 * count, 0.01, np.float16).view(dtype)
+        elif dtype.kind in "iu":
             block = draw.integers(0, 256, count * dtype.itemsize, np.uint8).view(dtype)
         weights[info.name] = tensor = tvm_runtime.empty(info.shape, info.dtype, device.handle)
         _fill(tensor, block)

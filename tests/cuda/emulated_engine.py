@@ -11,15 +11,14 @@ from __future__ import annotations
 
 import ctypes
 import json
-import os
 import sys
 import warnings
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
+from tests.cuda import ways
 from tests.emulator.engine import run
 
 
@@ -60,32 +59,17 @@ def _counts(device: Any) -> list[int]:
 
 def _generate(job: dict[str, Any], device: Any) -> dict[str, Any]:
     """The same tokens with graphs, without them, where recordings fail, and by two interleaved engines."""
-    from mlcpipe import Engine, SamplingParams
-
-    def engine(graphs: bool = True) -> Engine:
-        os.environ["MLCPIPE_CUDA_GRAPHS"] = str(int(graphs))
-        return Engine(Path(job["bundle"]), device="cuda:0")
-
-    def chunks(engine: Engine) -> Any:
-        bias = {int(token): value for token, value in job["sampling"].get("logit_bias", {}).items()}
-        sampling = SamplingParams(**{**job["sampling"], "logit_bias": bias})
-        return engine.generate(job["prompt"], sampling=sampling, max_tokens=job["count"], ignore_eos=True, stream=True)
-
-    def tokens(engine: Engine) -> NDArray[np.int64]:
-        return np.array([token for chunk in chunks(engine) for token in chunk.token_ids])
-
     counts, seen = [_counts(device)], []
-    for chunk in chunks(engine()):
+    for chunk in ways.chunks(job):
         seen += chunk.token_ids
         counts.append(_counts(device))
-    found = {"tokens": np.array(seen), "counts": np.diff(counts, axis=0), "plain": tokens(engine(False))}
+    found = {"tokens": np.array(seen), "counts": np.diff(counts, axis=0), "plain": ways.tokens(job, graphs=False)}
     device.emulated_fail_recordings(3)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        found["failed"] = tokens(engine())
+        found["failed"] = ways.tokens(job)
     found["warning"] = np.array([str(one.message) for one in caught])
-    pairs = zip(chunks(engine()), chunks(engine()))
-    return found | {"interleaved": np.array([[token for one in pair for token in one.token_ids] for pair in pairs])}
+    return found | {"interleaved": ways.interleaved(job)}
 
 
 if __name__ == "__main__":

@@ -12,13 +12,12 @@ pytest.importorskip("transformers", reason="the checkpoints are those of transfo
 
 from mlcpipe.compiler.backends.nvrtc.nvrtc import Nvrtc
 from tests.conftest import TinyLlama, write_llama
-from tests.cuda import emulation
+from tests.cuda import emulation, ways
 from tests.emulator import cases
 
 pytestmark = pytest.mark.skipif(bool(emulation.missing()), reason=emulation.missing() or "runs")
 
 FLOAT32, FLOAT16 = 'base = "cuda-f32"\n', 'base = "cuda"\n'
-LONG = 150  # tokens, of which decode attention splits more than 128
 DEVICE = "cuda:0, emulated GPU [compute capability 9.0]"
 
 
@@ -35,11 +34,7 @@ def found(nvrtc: Nvrtc, checkpoint: Path) -> dict[str, dict[str, Any]]:
         emulation.emulate(patch, folder)
         jobs = {family: cases.family_job(family, FLOAT32, folder) for family in cases.FEW}
         jobs |= {scheme: cases.packed_job(checkpoint, FLOAT16, scheme) for scheme in cases.PACKED}
-        steps = {"bundle": jobs["q4f16_1"]["bundle"], "prompt": list(range(40)), "count": LONG - 40}
-        jobs["greedy"] = {**steps, "sampling": {"temperature": 0.0}}
-        penalty = {"temperature": 1.5, "seed": 4, "repetition_penalty": 1.2, "presence_penalty": 0.1}
-        jobs["penalized"] = {**steps, "sampling": penalty}
-        jobs["sampled"] = {**steps, "sampling": {"temperature": 1.5, "seed": 4, "logit_bias": {3: 1.0}}}
+        jobs |= {way: ways.job(jobs["q4f16_1"]["bundle"], way) for way in ways.SAMPLING}
     made = emulation.run_engines(emulation.build_driver(folder, nvrtc), list(jobs.values()), folder)
     return {name: {**job, **arrays} for (name, job), arrays in zip(jobs.items(), made)}
 
@@ -47,7 +42,7 @@ def found(nvrtc: Nvrtc, checkpoint: Path) -> dict[str, dict[str, Any]]:
 GRAPHS, ALONE, IN_GRAPHS, RECORDED, UPDATED = range(5)
 
 
-@pytest.mark.parametrize("way", ["greedy", "sampled", "penalized"])
+@pytest.mark.parametrize("way", ways.SAMPLING)
 def test_steps_are_graphs(way: str, found: dict[str, dict[str, Any]]) -> None:
     """One graph launch and no other kernel per token; one recording serves all lengths."""
     one = found[way]
@@ -60,7 +55,7 @@ def test_steps_are_graphs(way: str, found: dict[str, dict[str, Any]]) -> None:
     assert steady[:, IN_GRAPHS].min() > 10
 
 
-@pytest.mark.parametrize("way", ["greedy", "sampled", "penalized"])
+@pytest.mark.parametrize("way", ways.SAMPLING)
 @pytest.mark.parametrize("other", ["plain", "failed", "interleaved"])
 def test_graphs_give_the_same_tokens(way: str, other: str, found: dict[str, dict[str, Any]]) -> None:
     """As kernel by kernel, where recordings fail, and of engines that allocate between each other's steps."""

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from tests.cuda.conftest import nvrtc
+from tests.cuda.conftest import cuda_device, nvrtc
 from tests.metal.conftest import runtime
 from tests.vulkan.conftest import gpu, plugin
 
-__all__ = ["gpu", "nvrtc", "plugin", "runtime"]
+__all__ = ["cuda_device", "gpu", "nvrtc", "plugin", "runtime"]

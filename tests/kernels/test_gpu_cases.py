@@ -11,10 +11,11 @@ from pathlib import Path
 import pytest
 
 from mlcpipe.compiler.backends.nvrtc.nvrtc import Nvrtc
-from mlcpipe.devices import vulkan
+from mlcpipe.devices import cuda, vulkan
 from mlcpipe.targets import load_target
 from tests.cuda import emulation as cuda_emulation
 from tests.kernels.cases.gpu import CASES, attention, experts, matmul, norm, page_attention
+from tests.kernels.devices import cuda as nvidia
 from tests.kernels.devices import cuda_emulated
 from tests.kernels.devices import vulkan as vulkan_device
 from tests.once import Once
@@ -99,6 +100,11 @@ def test_vulkan_of_unknown_lanes_equals_numpy(name: str, gpu: vulkan.Device) -> 
 @pytest.mark.parametrize("name", LANES_16)
 def test_vulkan_of_16_lanes_equals_numpy(name: str, lanes_16_errors: Mapping[str, str]) -> None:
     assert not lanes_16_errors[name], lanes_16_errors[name]
+
+
+@pytest.mark.parametrize("name", ON_CUDA)
+def test_cuda_equals_numpy(name: str, cuda_device: cuda.Device, nvrtc: Nvrtc) -> None:
+    nvidia.check(CASES[name], cuda_device.best_target(), nvrtc)
 
 
 @pytest.mark.parametrize("name", ON_CUDA)

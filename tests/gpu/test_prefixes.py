@@ -17,8 +17,8 @@ from mlcpipe.runtime.serving.batching import Batching
 from mlcpipe.runtime.serving.interface import Request
 from mlcpipe.server.prefix_store import PrefixStore
 from tests.conftest import TinyLlama, write_llama
+from tests.gpu.conftest import Gpu
 
-pytestmark = pytest.mark.usefixtures("gpu")
 TOKENS = 5 * 16
 
 
@@ -38,11 +38,11 @@ def answer(engine: Batching, tokens: list[int], count: int = 6) -> tuple[list[in
     return [event.token for event in events], events[-1].cached_tokens
 
 
-def test_a_saved_prompt_is_not_computed_again(tmp_path: Path) -> None:
+def test_a_saved_prompt_is_not_computed_again(gpu: Gpu, tmp_path: Path) -> None:
     """Also where its pages do not lie side by side."""
     checkpoint = write_llama(tmp_path / "checkpoint", TinyLlama(head_dim=32))
     options = {"quantization": "q0f32", "kv_cache_dtype": "q8"}
-    bundle = mlcpipe.compile(checkpoint, target="vulkan", output=tmp_path / "gpu", **options)
+    bundle = mlcpipe.compile(checkpoint, target=gpu.plain, output=tmp_path / "gpu", **options)
     rng = random.Random(1)
     prompt, others = [[rng.randrange(3, 256) for _ in range(TOKENS + 1)] for _ in range(2)]
     (folder := tmp_path / "prefixes").mkdir()

@@ -10,16 +10,16 @@ import pytest
 import mlcpipe
 from mlcpipe import Engine, SamplingParams
 from tests.conftest import TinyLlama, write_llama
+from tests.gpu.conftest import Gpu
 
-pytestmark = pytest.mark.usefixtures("gpu")
 GREEDY = SamplingParams(temperature=0.0)
 
 
 @pytest.mark.parametrize("kv_cache_dtype", ["f32", "q8", "q4"])
-def test_a_saved_chat(kv_cache_dtype: str, tmp_path: Path) -> None:
+def test_a_saved_chat(kv_cache_dtype: str, gpu: Gpu, tmp_path: Path) -> None:
     checkpoint = write_llama(tmp_path / "checkpoint", TinyLlama(head_dim=32))
     options = {"quantization": "q0f32", "kv_cache_dtype": kv_cache_dtype}
-    bundle = mlcpipe.compile(checkpoint, target="vulkan", output=tmp_path / "gpu", **options)
+    bundle = mlcpipe.compile(checkpoint, target=gpu.plain, output=tmp_path / "gpu", **options)
     engine, file = Engine(bundle), tmp_path / "chat"
     tokens = random.Random(1).choices(range(272), k=30)
     tokens += engine.generate(tokens, sampling=GREEDY, max_tokens=9, ignore_eos=True).token_ids

@@ -1,4 +1,4 @@
-"""Quantized safetensors compiled for Vulkan in their own bits have the logits of transformers with dequantized weights."""
+"""Quantized safetensors compiled for a GPU in their own bits have the logits of transformers with dequantized weights."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ pytest.importorskip("transformers", reason="the references are transformers mode
 import mlcpipe
 from mlcpipe import Engine
 from mlcpipe.bundle import read_manifest
-from mlcpipe.devices import vulkan
+from tests.gpu.conftest import Gpu
 from tests.models import quantized, tiny
 
 pytestmark = pytest.mark.usefixtures("kernels_are_valid")
@@ -41,12 +41,12 @@ def _check(name: str, suited: str, folder: Path) -> None:
 
 
 @pytest.mark.parametrize("name", SOME)
-def test_kept_codes_have_the_logits_of_transformers(name: str, gpu: vulkan.Device, tmp_path: Path) -> None:
+def test_kept_codes_have_the_logits_of_transformers(name: str, gpu: Gpu, tmp_path: Path) -> None:
     """By the target that suits the device: one that knows the size of its subgroups, where there is one."""
-    _check(name, gpu.best_target(), tmp_path)
+    _check(name, gpu.suited, tmp_path)
 
 
 @pytest.mark.everything
 @pytest.mark.parametrize("name", quantized.CASES)
-def test_so_have_those_of_the_general_target(name: str, gpu: vulkan.Device, tmp_path: Path) -> None:
-    _check(name, "vulkan", tmp_path)
+def test_so_have_those_of_the_general_target(name: str, gpu: Gpu, tmp_path: Path) -> None:
+    _check(name, gpu.plain, tmp_path)

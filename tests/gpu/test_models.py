@@ -1,4 +1,4 @@
-"""Models compiled for Vulkan: every family against transformers, int4 and float16 against the CPU's engine."""
+"""Models compiled for a GPU: every family against transformers, int4 and float16 against the CPU's engine."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ pytest.importorskip("transformers", reason="the checkpoints are those of transfo
 import mlcpipe
 from mlcpipe import Engine, SamplingParams
 from mlcpipe.bundle import read_manifest
-from mlcpipe.devices import vulkan
 from mlcpipe.errors import ComputeError, ResourceError, UsageError
 from mlcpipe.host.memory import FreeMemory
 from mlcpipe.models import model_types
 from tests.conftest import EXACT, TinyLlama, scale_tensor, write_llama
+from tests.gpu.conftest import Gpu
 from tests.models import tiny
 
-pytestmark = pytest.mark.usefixtures("gpu", "kernels_are_valid")
+pytestmark = pytest.mark.usefixtures("kernels_are_valid")
 
 # Chunks of 8 tokens: a prompt of 20 attends to cached pages too, and stays inside the smallest window.
-CHUNKS = 'base = "vulkan"\n[limits]\nmax_prefill_chunk = 8\n'
+CHUNKS = 'base = "{}"\n[limits]\nmax_prefill_chunk = 8\n'
 CONTEXT, TOKENS, PREFILL = 128, 40, 12
 GREEDY = SamplingParams(temperature=0.0)
 TOLERANCE = 1e-4  # of the CPU's, in tests/models/test_parity.py
@@ -55,11 +55,11 @@ def small(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
 
 
 @pytest.mark.parametrize("family", model_types())
-def test_a_family_equals_transformers(family: str, tmp_path: Path) -> None:
+def test_a_family_equals_transformers(family: str, gpu: Gpu, tmp_path: Path) -> None:
     """In float32: chunks of a prompt, each decode step, and greedy tokens."""
     case = tiny.TinyCase(family, "default")
     checkpoint = tiny.write_tiny(case, tmp_path / "checkpoint")
-    engine = _engine(checkpoint, CHUNKS, tmp_path / "gpu", quantization="q0f32")
+    engine = _engine(checkpoint, CHUNKS.format(gpu.plain), tmp_path / "gpu", quantization="q0f32")
     tokens = tiny.prompt_tokens(case, TOKENS)
     np.testing.assert_allclose(engine.logits(tokens), tiny.reference_logits(case, tokens), rtol=0, atol=TOLERANCE)
     steps = engine.logits_stepwise(tokens, prefill_tokens=PREFILL)
@@ -70,12 +70,11 @@ def test_a_family_equals_transformers(family: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("family", ["gemma2", "qwen3_moe"])
-def test_int4_equals_the_cpu_engine(family: str, gpu: vulkan.Device, tmp_path: Path) -> None:
+def test_int4_equals_the_cpu_engine(family: str, gpu: Gpu, tmp_path: Path) -> None:
     """By the target that suits the device: one that knows the size of its subgroups, where there is one."""
     case = tiny.TinyCase(family, "default")
     checkpoint = tiny.write_tiny(case, tmp_path / "checkpoint")
-    suited = gpu.best_target()
-    on_gpu = _engine(checkpoint, CHUNKS.replace('"vulkan"', f'"{suited}"'), tmp_path / "gpu")
+    on_gpu = _engine(checkpoint, CHUNKS.format(gpu.suited), tmp_path / "gpu")
     on_cpu = _engine(checkpoint, EXACT, tmp_path / "cpu")
     tokens = tiny.prompt_tokens(case, TOKENS)
     expected = on_cpu.logits(tokens)
@@ -85,19 +84,19 @@ def test_int4_equals_the_cpu_engine(family: str, gpu: vulkan.Device, tmp_path: P
     np.testing.assert_allclose(steps, expected[PREFILL - 1 :], rtol=0, atol=bound)
 
 
-def test_512_greedy_tokens_with_several_parts_of_keys(tmp_path: Path) -> None:
+def test_512_greedy_tokens_with_several_parts_of_keys(gpu: Gpu, tmp_path: Path) -> None:
     checkpoint = write_llama(tmp_path / "checkpoint", TinyLlama(positions=640))
     engines = [
         _engine(checkpoint, target, tmp_path / name, context_length=640)
-        for target, name in (("vulkan", "gpu"), (EXACT, "cpu"))
+        for target, name in ((gpu.plain, "gpu"), (EXACT, "cpu"))
     ]
-    gpu, cpu = (e.generate([1, 2, 3], sampling=GREEDY, max_tokens=512, ignore_eos=True).token_ids for e in engines)
-    assert gpu == cpu
+    first, second = (e.generate([1, 2, 3], sampling=GREEDY, max_tokens=512, ignore_eos=True) for e in engines)
+    assert first.token_ids == second.token_ids
 
 
-def test_activations_in_float16(tmp_path: Path) -> None:
+def test_activations_in_float16(gpu: Gpu, tmp_path: Path) -> None:
     checkpoint = write_llama(tmp_path / "checkpoint")
-    half = _engine(checkpoint, "vulkan-f16", tmp_path / "gpu", kv_cache_dtype="f16", quantization="q4f16_1")
+    half = _engine(checkpoint, gpu.half, tmp_path / "gpu", kv_cache_dtype="f16", quantization="q4f16_1")
     exact = _engine(checkpoint, EXACT, tmp_path / "cpu", quantization="q4f16_1")
     tokens = list(range(40))
     expected = exact.logits(tokens)
@@ -105,17 +104,14 @@ def test_activations_in_float16(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("family", "dtype"), [("llama", "q8"), ("gemma2", "q8"), ("llama", "q4")])
-@pytest.mark.parametrize("target", [CHUNKS, ""], ids=["plain", "suited"])
-def test_a_cache_of_codes_equals_the_cpus(
-    family: str, dtype: str, target: str, gpu: vulkan.Device, tmp_path: Path
-) -> None:
+@pytest.mark.parametrize("target", ["plain", "suited"])
+def test_a_cache_of_codes_equals_the_cpus(family: str, dtype: str, target: str, gpu: Gpu, tmp_path: Path) -> None:
     """Codes differ where a number is nearly between two."""
     case = tiny.TinyCase(family, "default")
     checkpoint = tiny.write_tiny(case, tmp_path / "checkpoint")
-    target = target or CHUNKS.replace('"vulkan"', f'"{gpu.best_target()}"')
     on_gpu, on_cpu = (
         _engine(checkpoint, name, tmp_path / folder, kv_cache_dtype=dtype, quantization="q0f32")
-        for name, folder in ((target, "gpu"), (EXACT, "cpu"))
+        for name, folder in ((CHUNKS.format(getattr(gpu, target)), "gpu"), (EXACT, "cpu"))
     )
     assert on_gpu.manifest.model.kv_dtype == dtype
     assert on_gpu.manifest.memory_plan.kv_bytes_per_token == on_cpu.manifest.memory_plan.kv_bytes_per_token
@@ -130,27 +126,29 @@ def test_a_cache_of_codes_equals_the_cpus(
 
 @pytest.mark.parametrize(
     ("target", "name", "factor", "kv_cache_dtype"),
-    [("vulkan-f16", "self_attn.k", 1e5, "f16"), ("vulkan", "mlp.up", 3e38, "f32"), ("vulkan", "mlp.up", 3e38, "q8")],
+    [("half", "self_attn.k", 1e5, "f16"), ("plain", "mlp.up", 3e38, "f32"), ("plain", "mlp.up", 3e38, "q8")],
 )
 def test_numbers_that_overflow_are_reported(
-    target: str, name: str, factor: float, kv_cache_dtype: str, tmp_path: Path
+    target: str, name: str, factor: float, kv_cache_dtype: str, gpu: Gpu, tmp_path: Path
 ) -> None:
     """Attention and the sampler pass NaN on, and the layer is the one that has it."""
     checkpoint = write_llama(tmp_path / "checkpoint")
     layer = 1 if "k" in name else 0
     scale_tensor(checkpoint, f"model.layers.{layer}.{name}_proj.weight", factor)
-    half = "16" in target
+    half = target == "half"
     quantization = "q4f16_1" if half else "q0f32"
-    engine = _engine(checkpoint, target, tmp_path / "gpu", kv_cache_dtype=kv_cache_dtype, quantization=quantization)
+    engine = _engine(
+        checkpoint, getattr(gpu, target), tmp_path / "gpu", kv_cache_dtype=kv_cache_dtype, quantization=quantization
+    )
     for settings in (GREEDY, SamplingParams(temperature=0.7, top_p=0.9, repetition_penalty=1.2)):
         with pytest.raises(ComputeError, match="not finite in the keys of layer 1; found") as raised:
             engine.generate([1, 2, 3], sampling=settings, max_tokens=4, ignore_eos=True)
         assert ("float32 activations" if half else "--device cpu") in str(raised.value)
 
 
-def test_two_engines_and_penalties_in_one_process(small: Callable[[str], Path]) -> None:
+def test_two_engines_and_penalties_in_one_process(small: Callable[[str], Path], gpu: Gpu) -> None:
     """The same draws as on the CPU."""
-    first, second = Engine(small("vulkan")), Engine(small("vulkan"), device="vulkan:0")
+    first, second = Engine(small(gpu.plain)), Engine(small(gpu.plain), device=gpu.device.spec)
     cpu = Engine(small(EXACT))
     settings = SamplingParams(
         temperature=0.8, top_k=50, top_p=0.9, repetition_penalty=1.2, frequency_penalty=0.3, logit_bias={5: 2.0}, seed=4
@@ -160,11 +158,11 @@ def test_two_engines_and_penalties_in_one_process(small: Callable[[str], Path]) 
         for engine in (first, second, first, cpu)
     ]
     assert runs[0] == runs[1] == runs[2] == runs[3]
-    assert first.device.startswith("vulkan:0, ") and not first.on_host
+    assert first.device.startswith(f"{gpu.device.spec}, ") and not first.on_host
     assert (cpu.device, cpu.on_host) == ("CPU", True)
 
 
-def test_libraries_in_one_process_keep_apart(small: Callable[[str], Path], tmp_path: Path) -> None:
+def test_libraries_in_one_process_keep_apart(small: Callable[[str], Path], gpu: Gpu, tmp_path: Path) -> None:
     """Two models whose kernels have the same names and other shapes, each for the device and for the CPU, in turn."""
     other = write_llama(tmp_path / "checkpoint", TinyLlama(hidden_size=96, layers=1, heads=6, seed=8))
     tokens = list(range(20))
@@ -173,9 +171,9 @@ def test_libraries_in_one_process_keep_apart(small: Callable[[str], Path], tmp_p
     for place, bundle in enumerate(
         [
             small(EXACT),
-            small("vulkan"),
+            small(gpu.plain),
             _engine(other, EXACT, tmp_path / "c").path,
-            _engine(other, "vulkan", tmp_path / "g").path,
+            _engine(other, gpu.plain, tmp_path / "g").path,
         ]
     ):
         engines.append(Engine(bundle))
@@ -189,16 +187,16 @@ def test_libraries_in_one_process_keep_apart(small: Callable[[str], Path], tmp_p
 
 
 def test_devices_that_do_not_fit_are_refused_in_words(
-    small: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
+    small: Callable[[str], Path], gpu: Gpu, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    bundle = small("vulkan")
+    bundle, kind, spec = small(gpu.plain), gpu.kind, gpu.device.spec
     assert read_manifest(bundle).weight_layout == "rows32_pairs"
-    with pytest.raises(UsageError, match="there is no device vulkan:999; expected vulkan:0"):
-        Engine(bundle, device="vulkan:999")
-    with pytest.raises(UsageError, match="the bundle runs on a Vulkan device; expected --device vulkan:0; found cpu"):
+    with pytest.raises(UsageError, match=f"there is no device {kind}:999; expected {spec}"):
+        Engine(bundle, device=f"{kind}:999")
+    with pytest.raises(UsageError, match=f"the bundle runs on a .* device; expected --device {spec}; found cpu"):
         Engine(bundle, device="cpu")
     with pytest.raises(UsageError, match="the bundle runs on the CPU"):
-        Engine(small(EXACT), device="vulkan")
-    monkeypatch.setattr("mlcpipe.devices.vulkan.Device.free_memory", lambda device: FreeMemory(1 << 20))
-    with pytest.raises(ResourceError, match="not enough memory for .* tokens of context.*vulkan:0.*1.00 MiB free"):
+        Engine(small(EXACT), device=kind)
+    monkeypatch.setattr(f"mlcpipe.devices.{kind}.Device.free_memory", lambda device: FreeMemory(1 << 20))
+    with pytest.raises(ResourceError, match=f"not enough memory for .* tokens of context.*{spec}.*1.00 MiB free"):
         Engine(bundle)

@@ -11,33 +11,31 @@ pytest.importorskip("torch", reason="the checkpoints are written by torch")
 pytest.importorskip("transformers", reason="the checkpoints are transformers models")
 
 import mlcpipe
-from mlcpipe.devices import vulkan
 from mlcpipe.runtime.loading import load_bundle
+from tests.gpu.conftest import Gpu
 from tests.models import tiny
 from tests.models.stepping import Alone, Steps
 
-pytestmark = [pytest.mark.usefixtures("gpu"), pytest.mark.fast_cases("llama-q4f16_1-auto-vulkan")]
-
 # Plain layers, sliding layers beside others, experts; without subgroups, and with those of the device; pages in int8.
 CASES = (
-    "llama-q4f16_1-auto-vulkan",
-    "gemma2-q0f32-auto-vulkan",
-    "qwen3_moe-q4f16_1-auto-",
-    "llama-q4f16_1-auto-vulkan-f16",
-    "llama-q4f16_1-q8-vulkan",
-    "gemma2-q0f32-q8-",
-    "llama-q4f16_1-q8-vulkan-f16",
+    "llama-q4f16_1-auto-plain",
+    "gemma2-q0f32-auto-plain",
+    "qwen3_moe-q4f16_1-auto-suited",
+    "llama-q4f16_1-auto-half",
+    "llama-q4f16_1-q8-plain",
+    "gemma2-q0f32-q8-suited",
+    "llama-q4f16_1-q8-half",
 )
 LENGTHS = (1, 33, 17, 40, 16)
 ANSWER = 5
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_together_each_says_what_it_says_alone(case: str, gpu: vulkan.Device, tmp_path: Path) -> None:
+def test_together_each_says_what_it_says_alone(case: str, gpu: Gpu, tmp_path: Path) -> None:
     """In a batch; and with prompts in other chunks, beside answers, sharing pages."""
     family, quantization, kv_cache_dtype, target = case.split("-", 3)
     checkpoint = tiny.write_tiny(tiny.TinyCase(family, "default"), tmp_path / "checkpoint")
-    target = target or gpu.best_target()
+    target = getattr(gpu, target)
     options = {"quantization": quantization, "kv_cache_dtype": kv_cache_dtype}
     bundle = mlcpipe.compile(checkpoint, target=target, output=tmp_path / "bundle", **options)
     alone = Alone.of(load_bundle(Path(bundle)), LENGTHS, ANSWER)

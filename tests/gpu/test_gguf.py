@@ -1,4 +1,4 @@
-"""GGUF files compiled for Vulkan in their own bits have the logits of the dequantized weights."""
+"""GGUF files compiled for a GPU in their own bits have the logits of the dequantized weights."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ pytest.importorskip("gguf", reason="the files are written by the gguf package")
 
 import mlcpipe
 from mlcpipe import Engine
-from mlcpipe.devices import vulkan
 from tests.conftest import EXACT
+from tests.gpu.conftest import Gpu
 from tests.models import kept, tiny
 
 pytestmark = pytest.mark.usefixtures("kernels_are_valid")
@@ -46,14 +46,12 @@ def _check(model_type: str, kind: str, suited: str, folder: Path) -> None:
 
 
 @pytest.mark.parametrize("model_type, kind", SOME)
-def test_kept_weights_have_the_logits_of_dequantized_ones(
-    model_type: str, kind: str, gpu: vulkan.Device, tmp_path: Path
-) -> None:
+def test_kept_weights_have_the_logits_of_dequantized_ones(model_type: str, kind: str, gpu: Gpu, tmp_path: Path) -> None:
     """By the target that suits the device: one that knows the size of its subgroups, where there is one."""
-    _check(model_type, kind, gpu.best_target(), tmp_path)
+    _check(model_type, kind, gpu.suited, tmp_path)
 
 
 @pytest.mark.everything
 @pytest.mark.parametrize("model_type, kind", kept.CASES)
-def test_so_have_those_of_the_general_target(model_type: str, kind: str, gpu: vulkan.Device, tmp_path: Path) -> None:
-    _check(model_type, kind, "vulkan", tmp_path)
+def test_so_have_those_of_the_general_target(model_type: str, kind: str, gpu: Gpu, tmp_path: Path) -> None:
+    _check(model_type, kind, gpu.plain, tmp_path)

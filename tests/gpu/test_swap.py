@@ -24,9 +24,9 @@ from mlcpipe.runtime.serving.interface import Request
 from mlcpipe.runtime.serving.open_engine import open_engine
 from mlcpipe.runtime.serving.swap import Swap
 from tests.conftest import TinyLlama, write_llama
+from tests.gpu.conftest import Gpu
 from tests.models.stepping import Alone, Steps, prompts
 
-pytestmark = pytest.mark.usefixtures("gpu")
 LENGTHS, ANSWER = (1, 33, 90, 70, 40, 60, 80, 17, 50, 25), 60
 ROOM = 1 << 24
 
@@ -37,11 +37,10 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def bundle(checkpoint: Path, gpu: object) -> LoadedBundle:
+def bundle(checkpoint: Path, gpu: Gpu) -> LoadedBundle:
     options = {"quantization": "q0f32", "kv_cache_dtype": "q8"}
-    return load_bundle(
-        mlcpipe.compile(checkpoint, target="vulkan", output=checkpoint.parent / "gpu", **options), 256, 2
-    )
+    output = checkpoint.parent / gpu.plain
+    return load_bundle(mlcpipe.compile(checkpoint, target=gpu.plain, output=output, **options), 256, 2)
 
 
 @contextmanager

@@ -100,6 +100,52 @@ def high_halves(low: Expr, high: Expr) -> Expr:
     return tirx.call_pure_extern("uint32", _PREFIX + "high_halves", low, high)
 
 
+def permute_bytes(low: Expr, high: Expr, which: Expr) -> Expr:
+    """Four of the bytes of two words, in one uint32: a digit of `which` for each, from 0, the lowest of `low`, to 7."""
+    digits = tirx.const(which, "uint32") if isinstance(which, int) else which
+    return tirx.call_pure_extern("uint32", _PREFIX + "permute_bytes", low, high, digits)
+
+
+def half_fma(a: Expr, b: Expr, c: Expr) -> Expr:
+    """a b + c of two float16 in each uint32, rounded once."""
+    return tirx.call_pure_extern("uint32", _PREFIX + "half_fma", a, b, c)
+
+
+def half_multiply(a: Expr, b: Expr) -> Expr:
+    """a b of two float16 in each uint32."""
+    return tirx.call_pure_extern("uint32", _PREFIX + "half_multiply", a, b)
+
+
+def low_half(word: Expr) -> Expr:
+    """The float16 in the lower 16 bits of a word, as float32."""
+    return tirx.call_pure_extern("float32", _PREFIX + "low_half", word)
+
+
+def high_half(word: Expr) -> Expr:
+    """The float16 in the upper 16 bits of a word, as float32."""
+    return tirx.call_pure_extern("float32", _PREFIX + "high_half", word)
+
+
+def resident(threads: int) -> Expr:
+    """A statement: registers are to suffice for so many threads of a multiprocessor."""
+    return _opaque("int32", "resident", tirx.const(threads, "int32"))
+
+
+def copy_async(to: Any, at: Expr, words: Any, index: Expr) -> None:
+    """A statement: 16 bytes of device memory, from words[index] on, will be in shared memory, from to[at] on."""
+    I.evaluate(_opaque("int32", "copy_async", I.address_of(to[at]), I.address_of(words[index])))
+
+
+def copies_commit() -> None:
+    """A statement: this invocation's copies since the last such statement are a group."""
+    I.evaluate(_opaque("int32", "copies_commit"))
+
+
+def copies_wait(groups: int) -> None:
+    """A statement: wait until at most so many groups of this invocation are under way, the latest ones."""
+    I.evaluate(_opaque("int32", "copies_wait", tirx.const(groups, "int32")))
+
+
 def mma(sums: Any, at: int, left: Sequence[Expr], right: Sequence[Expr]) -> None:
     """A statement: sums[at : at + 4] += 16 x 16 float16 by 16 x 8, of a subgroup of 32 (see `matmul/mma.py`).
 

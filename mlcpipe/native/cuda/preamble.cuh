@@ -78,6 +78,35 @@ __device__ inline uint mlcpipe_half_pair(float low, float high) {
 
 __device__ inline uint mlcpipe_low_halves(uint low, uint high) { return __byte_perm(low, high, 0x5410); }
 __device__ inline uint mlcpipe_high_halves(uint low, uint high) { return __byte_perm(low, high, 0x7632); }
+__device__ inline uint mlcpipe_permute_bytes(uint low, uint high, uint which) { return __byte_perm(low, high, which); }
+
+__device__ inline half2 mlcpipe_halves(uint word) { return *(half2*)&word; }
+__device__ inline uint mlcpipe_half_fma(uint a, uint b, uint c) {
+  half2 pair = __hfma2(mlcpipe_halves(a), mlcpipe_halves(b), mlcpipe_halves(c));
+  return *(uint*)&pair;
+}
+__device__ inline uint mlcpipe_half_multiply(uint a, uint b) {
+  half2 pair = __hmul2(mlcpipe_halves(a), mlcpipe_halves(b));
+  return *(uint*)&pair;
+}
+__device__ inline float mlcpipe_low_half(uint word) { return __low2float(mlcpipe_halves(word)); }
+__device__ inline float mlcpipe_high_half(uint word) { return __high2float(mlcpipe_halves(word)); }
+
+// What the assembler is told: see nvrtc/source.py.
+#define mlcpipe_resident(threads) ((void)0)
+
+// 16 bytes at a time: PTX ISA, cp.async. Turing has none.
+#if !defined(MLCPIPE_EMULATED) && __CUDA_ARCH__ >= 800
+__device__ inline void mlcpipe_copy_async(void* to, const void* from) {
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"((uint)__cvta_generic_to_shared(to)), "l"(from) : "memory");
+}
+#define mlcpipe_copies_commit() asm volatile("cp.async.commit_group;" ::: "memory")
+#define mlcpipe_copies_wait(groups) asm volatile("cp.async.wait_group %0;" ::"n"(groups) : "memory")
+#else
+__device__ inline void mlcpipe_copy_async(void* to, const void* from) { *(uint4*)to = *(const uint4*)from; }
+#define mlcpipe_copies_commit() ((void)0)
+#define mlcpipe_copies_wait(groups) ((void)0)
+#endif
 
 // sums += a b, by a warp: PTX ISA, mma.m16n8k16; Turing has mma.m16n8k8.
 #ifdef MLCPIPE_EMULATED

@@ -51,6 +51,11 @@ EMULATED_VECTORS(longlong, long long)
 typedef Vector2<half, 4> half2;
 typedef half2 __half2;
 inline half2 __floats2half2_rn(float x, float y) { return {(half)x, (half)y}; }
+inline half emulated_fma(half a, half b, half c) { return (half)((double)a * b + c); }
+inline half2 __hfma2(half2 a, half2 b, half2 c) { return {emulated_fma(a.x, b.x, c.x), emulated_fma(a.y, b.y, c.y)}; }
+inline half2 __hmul2(half2 a, half2 b) { return {(half)((float)a.x * b.x), (half)((float)a.y * b.y)}; }
+inline float __low2float(half2 a) { return (float)a.x; }
+inline float __high2float(half2 a) { return (float)a.y; }
 
 template <typename T>
 uint64_t emulated_bits(T value) {

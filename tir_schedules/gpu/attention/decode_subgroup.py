@@ -22,7 +22,8 @@ from tir_schedules.paged import PAGE
 
 _MAX_HEADS = 8  # of a workgroup: their sums are in registers
 _MIN_BLOCK_KEYS = 32  # that a subgroup scores at once
-_UNROLLED_KEYS = 4  # whose values are loaded at once
+_UNROLLED_KEYS = 8  # whose values are loaded at once, and steps of eight dimensions of a key: each waits for memory
+_STEPS_AT_ONCE = (4, 2, 1)
 
 Store = Callable[[Expr, Expr, Expr, Expr, Expr], None]
 Finish = Callable[[Expr, Expr, Expr, Expr], None]
@@ -110,17 +111,27 @@ class SubgroupPart:
         heads = int(q.shape[1])  # keys and values may follow in a row
         flat = I.decl_buffer((q.shape[0] * heads * shape.head_dim,), shape.row_dtype, data=q.data)
         row = self.b * heads + self.first
-        query_starts = [pin((row + g) * shape.head_dim) for g in range(self.heads)]
+        # `keep`, not `pin`: TVM has to see that queries can be loaded in vectors.
+        query_starts = [keep((row + g) * shape.head_dim) for g in range(self.heads)]
         qs = Xs(flat, query_starts, self.lanes, shape.shuffled)
-        with I.serial(0, shape.head_dim // GROUP_LANES) as step:
-            rows = qs.step(step)
+
+        def load(step: Expr) -> tuple[list[list[Expr]], list[list[Expr]]]:
             scales = [pin(key.scale(step * GROUP_LANES)) if shape.scale_groups else 1 for key in keys]
-            for j in range(GROUP_LANES):
-                ks = [pin(key.number(step * GROUP_LANES + j, scale)) for key, scale in zip(keys, scales)]
-                for g, row_ in enumerate(rows):
-                    value = qs.column(row_, j)
-                    for i, k in enumerate(ks):
-                        add(dots, i * self.heads + g, value * k)
+            columns = [
+                [pin(key.number(step * GROUP_LANES + j, scale)) for key, scale in zip(keys, scales)]
+                for j in range(GROUP_LANES)
+            ]
+            return qs.step(step), columns
+
+        steps = shape.head_dim // GROUP_LANES
+        at_once = 1 if shape.shuffled else next(n for n in _STEPS_AT_ONCE if steps % n == 0)
+        with I.serial(0, steps // at_once) as i:
+            for rows, columns in [load(keep(i * at_once + n)) for n in range(at_once)]:
+                for j, ks in enumerate(columns):
+                    for g, row_ in enumerate(rows):
+                        value = qs.column(row_, j)
+                        for key, k in enumerate(ks):
+                            add(dots, key * self.heads + g, value * k)
         return dots
 
     def _score(self, token: Expr, dot: Expr, scale: Expr) -> Expr:
@@ -147,7 +158,7 @@ class SubgroupPart:
 
     def _values(self, token0: Expr, rows: list[Row]) -> None:
         """Add the weighted values of a block, one lane's keys after another's."""
-        unrolled = max(1, _UNROLLED_KEYS // self.keys_per_lane)
+        unrolled = max(1, _UNROLLED_KEYS // self.keys_per_lane // (2 if self.shape.shuffled else 1))
         used = I.max(I.min(self.end - token0, self.shape.subgroup * self.keys_per_lane), 0)
         with I.serial(0, ceildiv(ceildiv(used, self.keys_per_lane), unrolled)) as step:
             for u in range(unrolled):

@@ -21,6 +21,7 @@ from tvm.script.ir_builder import tirx as I
 from tir_schedules.builder import Buffer, Expr, put
 from tir_schedules.gpu import device_calls
 from tir_schedules.gpu.kernel import ceildiv, keep, launch, local, pin
+from tir_schedules.gpu.matmul.half_words import has_codes, numbers, scale_pairs
 from tir_schedules.gpu.matmul.output import Output
 from tir_schedules.gpu.matmul.packed import BLOCK_ROWS, Packed
 from tir_schedules.gpu.matmul.packed_loads import GROUP_LANES, LANE_ROWS, Weights, neighbours, put_neighbours
@@ -29,13 +30,13 @@ from tir_schedules.rule import Knobs
 
 SUBGROUP_LANES = 32
 MMA_ROWS = 16  # rows of x in a product
-_STEPS = 4  # steps of eight columns in a chunk, one for each t
-_LANE_SUMS = 4  # numbers of a product in a lane
+STEPS = 4  # steps of eight columns in a chunk, one for each t
+LANE_SUMS = 4  # numbers of a product in a lane
 
 
 def fits(weight: Packed, dtype: str, knobs: Knobs) -> bool:
     """Whether the target multiplies float16 on matrix units, and they can read this weight."""
-    readable = weight.group == _STEPS * GROUP_LANES or not weight.bits or weight.kept is not None
+    readable = weight.group == STEPS * GROUP_LANES or not weight.bits or weight.kept is not None
     has_units = bool(int(knobs.get("mma", 0))) and int(knobs.get("subgroup", 0)) == SUBGROUP_LANES
     return has_units and dtype == "float16" and readable
 
@@ -60,26 +61,22 @@ class _Work:
         """Add the products of 32 columns; the last chunk of a row may have fewer."""
         w = self.weights.weight
         steps = w.k // GROUP_LANES
-        step = keep(chunk * _STEPS + self.t)
-        inside = None if steps % _STEPS == 0 else step < steps
+        step = keep(chunk * STEPS + self.t)
+        inside = None if steps % STEPS == 0 else step < steps
         step = step if inside is None else keep(I.min(step, steps - 1))
         right = [self._right(block, step, scale) for block, scale in zip(self.blocks, scales)]
         for tile in range(self.tiles):
             rows = [self._left(self.line(tile, part), step, inside) for part in range(2)]
             for b, products in enumerate(right):
-                for j, words in enumerate(products):
-                    at = self._at(tile, b, j)
-                    for half in range(2):
-                        left = [rows[i % 2][2 * half + i // 2] for i in range(4)]
-                        device_calls.mma(self.sums, at, left, words[2 * half : 2 * half + 2])
+                add_products(self.sums, self._at(tile, b, 0), rows, products)
 
     def _at(self, tile: int, block: int, product: int) -> int:
-        return ((tile * len(self.blocks) + block) * LANE_ROWS + product) * _LANE_SUMS
+        return ((tile * len(self.blocks) + block) * LANE_ROWS + product) * LANE_SUMS
 
     def _left(self, row: Expr, step: Expr, inside: Expr | None) -> list[Expr]:
         """Eight columns of a row of x, zeros where `inside` is false."""
         half = self.weights.weight.k // 2
-        words = neighbours(self.words, row * half + step * _STEPS, _STEPS)
+        words = neighbours(self.words, row * half + step * STEPS, STEPS)
         return words if inside is None else [I.Select(inside, word, I.uint32(0)) for word in words]
 
     def _right(self, block: Expr, step: Expr, scales: Sequence[Any]) -> list[list[Expr]]:
@@ -90,13 +87,7 @@ class _Work:
             run, own = keep(step // RUN_STEPS), keep(step % RUN_STEPS)
             stored = self.weights.joined(self.weights.kept_step(block, run, own), own)
             scales = self.weights.kept_scales(block, run, own)
-        columns = [self.weights.column(stored, j, scales) for j in range(GROUP_LANES)]
-        words = local(LANE_ROWS * _STEPS, "uint32")
-        for row in range(LANE_ROWS):
-            for i in range(_STEPS):
-                pair = device_calls.half_pair(columns[2 * i][row], columns[2 * i + 1][row])
-                put(words, row * _STEPS + i, pair)
-        return [[words[row * _STEPS + i] for i in range(_STEPS)] for row in range(LANE_ROWS)]
+        return numbers(self.weights, stored, scales)
 
     def values(self, tile: int, part: int) -> list[list[Expr]]:
         """Eight neighbours of row g + 8 part of a tile, for each block."""
@@ -108,12 +99,13 @@ class _Work:
 
 @dataclass(frozen=True)
 class Shape:
-    """A workgroup has `tiles` of 16 rows of x; each subgroup has a block of the weight, and its gate if `gated`."""
+    """A workgroup has `tiles` of 16 rows of x; each subgroup has `wide` blocks of the weight, and their gates."""
 
     weight: Packed
     subgroups: int
     tiles: int
     gated: bool = False
+    wide: int = 1
 
     @property
     def rows(self) -> int:
@@ -131,7 +123,7 @@ class Shape:
     @property
     def groups(self) -> int:
         """Workgroups that share rows of x."""
-        return -(-self.outputs // self.subgroups)
+        return -(-self.outputs // (self.subgroups * self.wide))
 
     def multiply(
         self, arrays: tuple[Buffer, ...], words: Buffer, output: Output, by: Expr, rows: Rows, expert: Expr = 0
@@ -139,30 +131,38 @@ class Shape:
         """Store the products of workgroup `by` of those that share rows; `words` is x, two numbers in each."""
         w, outputs = self.weight, self.outputs
         lane = keep(device_calls.lane())
-        g, t = keep(lane // _STEPS), keep(lane % _STEPS)
-        block = keep(by * self.subgroups + device_calls.subgroup_id())
-        own_block = block if outputs % self.subgroups == 0 else keep(I.min(block, outputs - 1))
+        g, t = keep(lane // STEPS), keep(lane % STEPS)
+        first = keep((by * self.subgroups + device_calls.subgroup_id()) * self.wide)
+        full = outputs % (self.subgroups * self.wide) == 0
+        own = [first + i if full else keep(I.min(first + i, outputs - 1)) for i in range(self.wide)]
         weights = Weights(w, arrays, g, expert)
-        blocks = [own_block, own_block + outputs] if self.gated else [own_block]
-        sums = local(self.tiles * len(blocks) * LANE_ROWS * _LANE_SUMS)
-        for i in range(self.tiles * len(blocks) * LANE_ROWS * _LANE_SUMS):
+        blocks = [block + half for block in own for half in ((0, outputs) if self.gated else (0,))]
+        sums = local(self.tiles * len(blocks) * LANE_ROWS * LANE_SUMS)
+        for i in range(self.tiles * len(blocks) * LANE_ROWS * LANE_SUMS):
             put(sums, i, 0.0)
         lines = rows.lines(self.tiles, g)
         work = _Work(weights, words, blocks, lambda tile, part: lines[tile][part], self.tiles, g, t, sums)
-        parts = 1 if w.kept is not None else max(1, weights.steps // _STEPS)
-        chunks = -(-w.k // (_STEPS * GROUP_LANES))
+        parts = 1 if w.kept is not None else max(1, weights.steps // STEPS)
+        chunks = -(-w.k // (STEPS * GROUP_LANES))
         with I.serial(0, chunks // parts) as unit:
-            scales = [[[]] if w.kept is not None else weights.scales(b, unit) for b in blocks]
+            scales = [self._scales(weights, block, unit) for block in blocks]
             for part in range(parts):
                 work.multiply(keep(unit * parts + part), [of[part] for of in scales])
         for tile in range(self.tiles):
             for part in range(2):
                 row = keep(rows.first + (tile * MMA_ROWS + 8 * part) + g)
-                exists = row <= rows.last
-                with I.If(exists if outputs % self.subgroups == 0 else I.And(exists, block < outputs)), I.Then():
-                    _store(
-                        output, row if rows.order is None else rows.order[row], own_block, t, work.values(tile, part)
-                    )
+                values, each = work.values(tile, part), len(blocks) // self.wide
+                for i, block in enumerate(own):
+                    exists = row <= rows.last
+                    with I.If(exists if full else I.And(exists, first + i < outputs)), I.Then():
+                        place = row if rows.order is None else rows.order[row]
+                        put_values(output, place, block, t, values[i * each : (i + 1) * each])
+
+    @staticmethod
+    def _scales(weights: Weights, block: Expr, unit: Expr) -> list[Any]:
+        if weights.weight.kept is not None:
+            return [[]]
+        return scale_pairs(weights, block, unit) if has_codes(weights.weight) else weights.scales(block, unit)
 
 
 @dataclass(frozen=True)
@@ -186,7 +186,8 @@ class Rows:
 def gemm(weight: Packed, arrays: tuple[Buffer, ...], flat: Buffer, output: Output, m: Expr, knobs: Knobs) -> None:
     """y = x w^T; if `output` has an activation, that of one half of the columns times the other half."""
     gated = output.activation is not None
-    shape = Shape(weight, int(knobs["mma_subgroups"]), int(knobs["mma_tiles"]) // (2 if gated else 1), gated)
+    tiles = int(knobs["mma_tiles"]) // (2 if gated else 1)
+    shape = Shape(weight, int(knobs["mma_subgroups"]), tiles, gated)
     with launch(shape.threads, ceildiv(m, shape.rows), shape.groups) as (bx, by, _):
         I.evaluate(device_calls.require_size(SUBGROUP_LANES))
         words = I.decl_buffer((m * (weight.k // 2),), "uint32", data=flat.data)
@@ -194,7 +195,18 @@ def gemm(weight: Packed, arrays: tuple[Buffer, ...], flat: Buffer, output: Outpu
         shape.multiply(arrays, words, output, by, rows)
 
 
-def _store(output: Output, row: Expr, block: Expr, t: Expr, values: list[list[Expr]]) -> None:
+def add_products(sums: Buffer, at: int, rows: Sequence[list[Expr]], right: Sequence[list[Expr]]) -> None:
+    """Add the products of 16 rows of x, of which `rows` are the lane's two, by the four rows of the weight in `right`.
+
+    Rows have eight columns each, two in a word. The sums of each product are `LANE_SUMS` apart, from `at` on.
+    """
+    for j, words in enumerate(right):
+        for half in range(2):
+            left = [rows[i % 2][2 * half + i // 2] for i in range(4)]
+            device_calls.mma(sums, at + j * LANE_SUMS, left, words[2 * half : 2 * half + 2])
+
+
+def put_values(output: Output, row: Expr, block: Expr, t: Expr, values: list[list[Expr]]) -> None:
     results = values[0]
     if output.activation is not None:
         results = [output.activation(gate) * other for gate, other in zip(*values)]

@@ -101,10 +101,10 @@ class Weights:
             return 1
         if w.kept is not None:
             return RUN_STEPS * (2 if w.k % (2 * RUN) == 0 else 1)
-        return w.group // GROUP_LANES * self._scales_per_word
+        return w.group // GROUP_LANES * self.scales_per_word
 
     @property
-    def _scales_per_word(self) -> int:
+    def scales_per_word(self) -> int:
         return 2 if self.weight.pairs and self.weight.k // self.weight.group % 2 == 0 else 1
 
     @property
@@ -170,11 +170,14 @@ class Weights:
             return [[]]
         if not w.pairs:
             return [[pin(f32(value)) for value in self._vector(1, block, unit)]]
-        words = self._vector(1, block, unit if self._scales_per_word == 2 else unit // 2)
-        pairs = [_floats(word) for word in words]
-        if self._scales_per_word == 2:
+        pairs = [_floats(word) for word in self.scale_words(block, unit)]
+        if self.scales_per_word == 2:
             return [[pin(pair[half]) for pair in pairs] for half in range(2)]
         return [[pin(I.Select(unit % 2 == 0, low, high)) for low, high in pairs]]
+
+    def scale_words(self, block: Expr, unit: Expr) -> list[Expr]:
+        """The words with the scales of a unit, two float16 in each, for the lane's rows."""
+        return self._vector(1, block, unit if self.scales_per_word == 2 else unit // 2)
 
     def step(self, block: Expr, step: Expr) -> list[list[Expr]]:
         """The stored words of eight columns, [word, lane's row]."""

@@ -22,7 +22,7 @@ from tvm.script.ir_builder import tirx as I
 from tir_schedules.activation import ACTIVATIONS
 from tir_schedules.builder import Buffer, Expr, Tensor, function, put
 from tir_schedules.gpu.kernel import barrier, by_rows, ceildiv, keep, launch, local, pin, shared
-from tir_schedules.gpu.matmul import coopmat, experts_mma, mma
+from tir_schedules.gpu.matmul import coopmat, experts_mma, mma, mma_few, mma_staged
 from tir_schedules.gpu.matmul.output import Output
 from tir_schedules.gpu.matmul.packed import BLOCK_ROWS, Packed, is_lm_head
 from tir_schedules.gpu.matmul.packed_loads import (
@@ -189,14 +189,19 @@ def subgroup_matmul(op: Op, dtype: str, knobs: Knobs) -> tirx.PrimFunc | Decline
                 _gemv(Weights(weight, arrays, lanes.lane), shape, bx, xs, store)
 
         def few() -> None:
-            by_tiles(op, m, knobs, 2 * LANE_ROWS if gated else LANE_ROWS, gemv)
+            if mma.fits(weight, dtype, knobs):
+                mma_few.few(op, weight, arrays, flat, output, m, knobs)
+            else:
+                by_tiles(op, m, knobs, 2 * LANE_ROWS if gated else LANE_ROWS, gemv)
 
         if not gated and is_lm_head(weight.n, weight.k):
             few()
             return
 
         def gemm() -> None:
-            if mma.fits(weight, dtype, knobs):
+            if mma.fits(weight, dtype, knobs) and mma_staged.fits(weight):
+                mma_staged.gemm(weight, arrays, flat, output, m, knobs)
+            elif mma.fits(weight, dtype, knobs):
                 mma.gemm(weight, arrays, flat, output, m, knobs)
             elif coopmat.fits(weight, dtype, knobs, gated):
                 coopmat.gemm(weight, arrays, flat, output.put, m, knobs, gated)

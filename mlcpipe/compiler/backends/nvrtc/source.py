@@ -13,8 +13,10 @@ _FIRST = 'extern "C" __global__'
 _DOTTED, _PLAIN = "mlcpipe.", "mlcpipe_"
 _BOUNDS = re.compile(r"__launch_bounds__\((\d+)\) (\w+)")
 _BODY = re.compile(r"__launch_bounds__\(\d+\) (\w+)\([^;{]*\) \{\n(.*?)^\}", re.DOTALL | re.MULTILINE)
+_STATED = re.compile(r"mlcpipe_resident\((\d+)\)")
 # Minimum resident threads per multiprocessor, which has 65536 32-bit registers; threads that hold sums of matrix
-# products need twice as many registers. Without launch bounds the assembler spills registers to fit more threads.
+# products need twice as many registers, unless the kernel says what it needs. Without launch bounds the assembler
+# spills registers to fit more threads.
 _RESIDENT, _RESIDENT_MMA = 512, 256
 
 
@@ -24,10 +26,16 @@ def kernels_of(generated: str) -> str:
     if at < 0:
         raise CompileError("TVM generated no CUDA kernel", found=generated.strip()[:80])
     kernels = generated[at:].replace(_DOTTED, _PLAIN)
-    products = {match[1] for match in _BODY.finditer(kernels) if "mlcpipe_mma(" in match[2]}
+    resident_threads = {match[1]: _resident(match[2]) for match in _BODY.finditer(kernels)}
 
     def bounds(match: re.Match[str]) -> str:
-        resident = _RESIDENT_MMA if match[2] in products else _RESIDENT
+        resident = resident_threads[match[2]]
         return f"__launch_bounds__({match[1]}, {max(1, resident // int(match[1]))}) {match[2]}"
 
     return PREAMBLE.read_text(encoding="utf-8") + _BOUNDS.sub(bounds, kernels)
+
+
+def _resident(body: str) -> int:
+    if stated := _STATED.search(body):
+        return int(stated[1])
+    return _RESIDENT_MMA if "mlcpipe_mma(" in body else _RESIDENT

@@ -10,6 +10,7 @@ from tests.kernels.cases.gpu.case import Case
 CASES: Mapping[str, Case] = {
     **matmul.PLAIN,
     **matmul.FEW,
+    **matmul.UNITS,
     **matmul.KEPT,
     **matmul.INTEGERS,
     **matmul.SIMD_GROUPS,

@@ -128,6 +128,23 @@ FEW = {
     "few rows: int3 in words that are cut off": FewRows("q3f16_1", 70, 90),
     "few rows: float16 without subgroups": FewRows("q0f16", 70, 41, knobs=_NO_SUBGROUPS),
 }
+# Float16 on matrix units, where there are any: more columns than stages or subgroups share evenly, tiles and blocks that
+# are not full, and each way to read a weight.
+_TALL, _WIDE = {"mma_tall": 1, "mma_wide": 1}, {"mma_tall": 2, "mma_wide": 2}
+UNITS = {
+    "many rows: int4": Product("q4f16_1", 160, 288, "float16", rows=(9, 137)),
+    "many rows: wide int4": Product("q4f16_1", 320, 96, "float16", rows=(130,), knobs=_WIDE),
+    "many rows: gated int8": Product("q8f16_1", 320, 224, "float16", True, rows=(70,), knobs=_TALL),
+    "many rows: float16": Product("q0f16", 72, 160, "float16", rows=(65,)),
+    "many rows: float16, columns that fill no stage": Product("q0f16", 64, 72, "float16", rows=(17,)),
+    "many rows: gated Q6_K": Product("Q6_K", 192, 256, "float16", True, rows=(67,)),
+    "few rows: int4 of many columns, activations in float16": FewRows("q4f16_1", 96, 2112, "float16"),
+    "few rows: odd groups, activations in float16": FewRows("q4f16_1", 70, 160, "float16"),
+    "few rows: gated int4, activations in float16": FewRows("q4f16_1", 192, 1152, "float16", True),
+    "few rows: float16, activations too": FewRows("q0f16", 72, 584, "float16"),
+    "few rows: Q4_K, activations in float16": FewRows("Q4_K", 96, 1280, "float16"),
+    "few rows: uint4, activations in float16": FewRows("uint4_g128_f16", 96, 512, "float16"),
+}
 # All widths of codes; groups of 16, 32 and 128; tables; minima; each form of scales.
 KEPT = {
     **{name: Product(name, 70, 256) for name in ("Q5_1", "Q8_0", "Q2_K", "Q3_K", "Q4_K", "Q6_K", "IQ4_XS", "NVFP4")},

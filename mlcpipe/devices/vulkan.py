@@ -25,6 +25,7 @@ _FEATURES = {
     "subgroupArithmetic": "subgroup sums",
     "cooperativeMatrix": "cooperative matrices",
 }
+_NVIDIA = 0x10DE
 _OF_ANOTHER_DEVICE = "; compile the model for this device"  # what the plugin says of a kernel at the end
 
 
@@ -71,7 +72,8 @@ class Device(base.Device):
     def best_target(self) -> str:
         """The target for the device's maker that its limits grant.
 
-        Those with products by cooperative matrices are for the user to name: no GPU has run them yet.
+        Those with products by cooperative matrices are for the user to name: of GPUs, only NVIDIA's have run them, and
+        activations are float16.
         """
         suited = (t for t in load_targets(self.KIND) if self._suits(t) and not t.schedule.get("matrix_rows"))
         return next((target.name for target in suited), "vulkan")
@@ -107,6 +109,7 @@ class Device(base.Device):
 
     def facts(self) -> tuple[str, ...]:
         limits, matrices = self.limits, self.matrix_target()
+        tried = "faster prompts, float16 activations" if self.vendor_id == _NVIDIA else "untried on such GPUs"
         subgroups = dict.fromkeys((limits["min_subgroup_size"], limits["max_subgroup_size"]))
         extras = [name for feature, name in _FEATURES.items() if feature in self.features]
         return (
@@ -117,7 +120,7 @@ class Device(base.Device):
             f"subgroups of {' to '.join(map(str, subgroups))}",
             f"has {', '.join(extras)}" if extras else "has no optional features",
             f"compile with --target {self.best_target()}",
-            *([f"--target {matrices} uses its matrices, untried on any GPU"] if matrices else []),
+            *([f"--target {matrices} uses its matrices: {tried}"] if matrices else []),
             f"taken by --device {self.spec}" if self.index else "preferred",
         )
 

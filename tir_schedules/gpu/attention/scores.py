@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from tvm import tirx
 from tvm.script.ir_builder import tirx as I
 
-from tir_schedules.builder import Argument, Buffer, Expr, f32, put
+from tir_schedules.builder import Argument, Buffer, Expr, put
 from tir_schedules.gpu.attention.pages import (
     AttentionShape,
     Pages,
@@ -48,14 +48,16 @@ def store_sum(shape: AttentionShape, out: Buffer, lse: Buffer, row: Expr, head: 
     """lse[row, head] = the log-sum-exp of a head in base 2.
 
     TVM's cache keeps it to itself. Where heads have sinks, which the model counts (nn/kv_cache.py), `out` says it too:
-    the first half of its last `sum_heads` heads has it in their dtype, the second what that left out.
+    the first half of its last `sum_heads` heads has it in their dtype, the second what that left out. What float16
+    holds is cut off by bits: NVIDIA's compiler of shaders drops a conversion there and back.
     """
     put(lse, (row, head), sum_)
     if shape.sum_heads:
         at, d = keep(shape.num_heads + head // shape.head_dim), keep(head % shape.head_dim)
-        rounded = keep(I.cast(sum_, shape.row_dtype))
-        put(out, (row, at, d), rounded)
-        put(out, (row, at + shape.sum_heads // 2, d), sum_ - f32(rounded))
+        cut = I.reinterpret("float32", I.bitwise_and(I.reinterpret("uint32", sum_), I.uint32(0xFFFFE000)))
+        held = keep(cut if shape.row_dtype == "float16" else sum_)
+        put(out, (row, at, d), held)
+        put(out, (row, at + shape.sum_heads // 2, d), sum_ - held)
 
 
 @dataclass(frozen=True)

@@ -200,7 +200,7 @@ def subgroup_matmul(op: Op, dtype: str, knobs: Knobs) -> tirx.PrimFunc | Decline
 
         def gemm() -> None:
             if mma.fits(weight, dtype, knobs) and mma_staged.fits(weight):
-                mma_staged.gemm(weight, arrays, flat, output, m, knobs)
+                mma_staged.gemm(weight, arrays, flat, output, m)
             elif mma.fits(weight, dtype, knobs):
                 mma.gemm(weight, arrays, flat, output, m, knobs)
             elif coopmat.fits(weight, dtype, knobs, gated):

@@ -105,8 +105,11 @@ class Nvrtc:
 @cache
 def find_nvrtc() -> Nvrtc:
     """Find NVIDIA's Python packages. Raises CompileError with the command to install them."""
-    for folder in _folders():
-        builtins, library, fatbin = (_load(folder, name) for name in ("nvrtc-builtins", "nvrtc", "nvfatbin"))
+    folders = _folders()
+    for folder in folders:
+        builtins, library = (_load(folder, name) for name in ("nvrtc-builtins", "nvrtc"))
+        # Packages may be in several places: an environment's own and those that it sees.
+        fatbin = next((found for other in folders if (found := _load(other, "nvfatbin")) is not None), None)
         if builtins is None or library is None or fatbin is None or not (folder / "include" / "cuda_fp16.h").is_file():
             continue
         major, minor = ctypes.c_int(), ctypes.c_int()

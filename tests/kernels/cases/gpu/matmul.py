@@ -130,11 +130,9 @@ FEW = {
 }
 # Float16 on matrix units, where there are any: more columns than stages or subgroups share evenly, tiles and blocks that
 # are not full, and each way to read a weight.
-_TALL, _WIDE = {"mma_tall": 1, "mma_wide": 1}, {"mma_tall": 2, "mma_wide": 2}
 UNITS = {
     "many rows: int4": Product("q4f16_1", 160, 288, "float16", rows=(9, 137)),
-    "many rows: wide int4": Product("q4f16_1", 320, 96, "float16", rows=(130,), knobs=_WIDE),
-    "many rows: gated int8": Product("q8f16_1", 320, 224, "float16", True, rows=(70,), knobs=_TALL),
+    "many rows: gated int8": Product("q8f16_1", 320, 224, "float16", True, rows=(70,)),
     "many rows: float16": Product("q0f16", 72, 160, "float16", rows=(65,)),
     "many rows: float16, columns that fill no stage": Product("q0f16", 64, 72, "float16", rows=(17,)),
     "many rows: gated Q6_K": Product("Q6_K", 192, 256, "float16", True, rows=(67,)),

@@ -28,8 +28,8 @@ def test_packed_weights_equal_the_cpu_engine(
     scheme: str, own: bool, cuda_device: cuda.Device, checkpoint: Path, tmp_path: Path
 ) -> None:
     target = cuda_device.best_target() if own else "cuda"
-    found = engine.run(cases.packed_job(checkpoint, f'base = "{target}"\n', scheme), "cuda:0")
-    cases.equals_cpu_engine(checkpoint, scheme, found, tmp_path)
+    job = cases.packed_job(checkpoint, f'base = "{target}"\n', scheme)
+    cases.equals_cpu_engine(checkpoint, scheme, {**job, **engine.run(job, "cuda:0")}, tmp_path)
 
 
 @pytest.mark.parametrize("way", ways.SAMPLING)

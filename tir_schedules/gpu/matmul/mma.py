@@ -99,13 +99,12 @@ class _Work:
 
 @dataclass(frozen=True)
 class Shape:
-    """A workgroup has `tiles` of 16 rows of x; each subgroup has `wide` blocks of the weight, and their gates."""
+    """A workgroup has `tiles` of 16 rows of x; each subgroup has a block of the weight, and its gate if `gated`."""
 
     weight: Packed
     subgroups: int
     tiles: int
     gated: bool = False
-    wide: int = 1
 
     @property
     def rows(self) -> int:
@@ -123,7 +122,7 @@ class Shape:
     @property
     def groups(self) -> int:
         """Workgroups that share rows of x."""
-        return -(-self.outputs // (self.subgroups * self.wide))
+        return -(-self.outputs // self.subgroups)
 
     def multiply(
         self, arrays: tuple[Buffer, ...], words: Buffer, output: Output, by: Expr, rows: Rows, expert: Expr = 0
@@ -132,11 +131,10 @@ class Shape:
         w, outputs = self.weight, self.outputs
         lane = keep(device_calls.lane())
         g, t = keep(lane // STEPS), keep(lane % STEPS)
-        first = keep((by * self.subgroups + device_calls.subgroup_id()) * self.wide)
-        full = outputs % (self.subgroups * self.wide) == 0
-        own = [first + i if full else keep(I.min(first + i, outputs - 1)) for i in range(self.wide)]
+        block = keep(by * self.subgroups + device_calls.subgroup_id())
+        own_block = block if outputs % self.subgroups == 0 else keep(I.min(block, outputs - 1))
         weights = Weights(w, arrays, g, expert)
-        blocks = [block + half for block in own for half in ((0, outputs) if self.gated else (0,))]
+        blocks = [own_block, own_block + outputs] if self.gated else [own_block]
         sums = local(self.tiles * len(blocks) * LANE_ROWS * LANE_SUMS)
         for i in range(self.tiles * len(blocks) * LANE_ROWS * LANE_SUMS):
             put(sums, i, 0.0)
@@ -151,12 +149,10 @@ class Shape:
         for tile in range(self.tiles):
             for part in range(2):
                 row = keep(rows.first + (tile * MMA_ROWS + 8 * part) + g)
-                values, each = work.values(tile, part), len(blocks) // self.wide
-                for i, block in enumerate(own):
-                    exists = row <= rows.last
-                    with I.If(exists if full else I.And(exists, first + i < outputs)), I.Then():
-                        place = row if rows.order is None else rows.order[row]
-                        put_values(output, place, block, t, values[i * each : (i + 1) * each])
+                exists = row <= rows.last
+                with I.If(exists if outputs % self.subgroups == 0 else I.And(exists, block < outputs)), I.Then():
+                    place = row if rows.order is None else rows.order[row]
+                    put_values(output, place, own_block, t, work.values(tile, part))
 
     @staticmethod
     def _scales(weights: Weights, block: Expr, unit: Expr) -> list[Any]:

@@ -96,13 +96,13 @@ class _Shape:
 
     @property
     def batch(self) -> int:
-        """Granules that are loaded before they are multiplied; 0 where registers do not hold one."""
+        """Granules that are loaded before they are multiplied."""
         if self.weight.kept is not None:
             return 1
         words = {0: WORDS, 4: 1, 8: 2}.get(self.weight.bits, WORDS)
         chunk = 4 * self.blocks * words + WORDS * self.tiles
         free = min(65536 // self.resident - self.tiles * self.sums - _OTHER_REGISTERS, _MAX_LOADED)
-        return int(free * 3 // 4 >= chunk) and free // (self.granule * chunk + 4 * self.blocks)
+        return max(1, free // (self.granule * chunk + 4 * self.blocks))
 
 
 def subgroups_of(weight: Packed, gated: bool, knobs: Knobs) -> int:
@@ -182,27 +182,22 @@ class _Columns:
         """Granules `subgroup`, `subgroup` + the number of subgroups, and so on, in batches."""
         shape = self.shape
         each, rest = divmod(shape.granules, shape.subgroups)
-        at_once = max(1, shape.batch)
-        batches, left = divmod(each, at_once)
+        batches, left = divmod(each, shape.batch)
 
         def granule(i: Expr) -> Expr:
             return keep(i * shape.subgroups + subgroup)
 
         with I.serial(0, batches) as batch:
-            self._add([granule(batch * at_once + i) for i in range(at_once)])
+            self._add([granule(batch * shape.batch + i) for i in range(shape.batch)])
         if left:
-            self._add([granule(batches * at_once + i) for i in range(left)])
+            self._add([granule(batches * shape.batch + i) for i in range(left)])
         if rest:
             with I.If(subgroup < rest), I.Then():
                 self._add([granule(I.int32(each))])
 
     def _add(self, granules: Sequence[Expr]) -> None:
-        """Load all, or chunk by chunk, then multiply."""
+        """Load all, then multiply."""
         loads = [load for granule in granules for load in self._loads(granule)]
-        if not self.shape.batch:
-            for load in loads:
-                load()()
-            return
         for multiply in [load() for load in loads]:
             multiply()
 

@@ -6,10 +6,16 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
+import numpy as np
 import pytest
 
 from bench.check_gpu.parts import PARTS, gpus
+from bench.check_gpu.synthetic import device_weights
+from mlcpipe.devices import cpu
+from mlcpipe.devices.support import tvm_runtime
 
 ROOT = Path(__file__).parents[2]
 
@@ -33,3 +39,13 @@ def test_every_part_runs_on_the_software_device(chosen: tuple[str, ...], tmp_pat
     assert parts["speed"]["result"]["decode_tok_s"] > 0 and parts["speed"]["result"]["share"] > 0
     assert set(parts["batches"]["result"]["tok_s"]) == {"1", "2", "4", "8", "16", "32"}
     assert "device" in done.stdout and "parity-llama" in done.stdout
+
+
+@pytest.mark.parametrize("dtype", ["uint32", "float16", "float32"])
+def test_scales_that_are_made_on_a_device_are_small(dtype: str) -> None:
+    """Two float16 in a word, too: of random bits some would be no numbers."""
+    param = SimpleNamespace(name="a.q_scale", shape=[2, 4, 32], dtype=dtype)
+    manifest: Any = SimpleNamespace(params=[param])
+    made = tvm_runtime.array(device_weights(manifest, cpu.choose())["a.q_scale"])
+    numbers = made.view(np.float16) if dtype == "uint32" else made
+    np.testing.assert_allclose(numbers, 0.01, rtol=1e-3)

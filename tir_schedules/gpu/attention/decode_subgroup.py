@@ -22,8 +22,8 @@ from tir_schedules.paged import PAGE
 
 _MAX_HEADS = 8  # of a workgroup: their sums are in registers
 _MIN_BLOCK_KEYS = 32  # that a subgroup scores at once
-_UNROLLED_KEYS = 8  # whose values are loaded at once, and steps of eight dimensions of a key: each waits for memory
-_STEPS_AT_ONCE = (4, 2, 1)
+_UNROLLED_KEYS = 8  # whose values are loaded at once
+_STEPS_AT_ONCE = (4, 2, 1)  # of eight dimensions of a key, the first that divides them
 
 Store = Callable[[Expr, Expr, Expr, Expr, Expr], None]
 Finish = Callable[[Expr, Expr, Expr, Expr], None]

@@ -49,7 +49,7 @@ def gemm(
     weight: Packed, arrays: tuple[Buffer, ...], flat: Buffer, output: Output, routing: Routing, knobs: Knobs
 ) -> None:
     """y [rows, n] of x [x_rows, k]; `flat` is x."""
-    count, experts, shape = routing.rows, weight.experts, Shape(weight, int(knobs["mma_subgroups"]), _TILES)
+    count, experts, shape = routing.rows, weight.experts, Shape(weight, False, int(knobs["mma_subgroups"]), _TILES)
     chosen = I.decl_buffer((count,), "int32", data=routing.ids.data)
     counts, order = workspace((experts,), "int32"), workspace((count,), "int32")
     _sort(chosen, counts, order, count, experts)

@@ -98,13 +98,29 @@ class _Work:
 
 
 @dataclass(frozen=True)
-class Shape:
-    """A workgroup has `tiles` of 16 rows of x; each subgroup has a block of the weight, and its gate if `gated`."""
+class Outputs:
+    """A weight whose blocks are columns of y; if `gated`, its first half are the gates of its second half."""
 
     weight: Packed
+    gated: bool
+
+    @property
+    def blocks(self) -> int:
+        """Of the weight, for a block of columns of y."""
+        return 2 if self.gated else 1
+
+    @property
+    def outputs(self) -> int:
+        """Blocks of columns of y."""
+        return self.weight.blocks // self.blocks
+
+
+@dataclass(frozen=True)
+class Shape(Outputs):
+    """A workgroup has `tiles` of 16 rows of x; each subgroup has a block of the weight, and its gate if `gated`."""
+
     subgroups: int
     tiles: int
-    gated: bool = False
 
     @property
     def rows(self) -> int:
@@ -113,11 +129,6 @@ class Shape:
     @property
     def threads(self) -> int:
         return SUBGROUP_LANES * self.subgroups
-
-    @property
-    def outputs(self) -> int:
-        """Blocks of columns of y."""
-        return self.weight.blocks // 2 if self.gated else self.weight.blocks
 
     @property
     def groups(self) -> int:
@@ -183,7 +194,7 @@ def gemm(weight: Packed, arrays: tuple[Buffer, ...], flat: Buffer, output: Outpu
     """y = x w^T; if `output` has an activation, that of one half of the columns times the other half."""
     gated = output.activation is not None
     tiles = int(knobs["mma_tiles"]) // (2 if gated else 1)
-    shape = Shape(weight, int(knobs["mma_subgroups"]), tiles, gated)
+    shape = Shape(weight, gated, int(knobs["mma_subgroups"]), tiles)
     with launch(shape.threads, ceildiv(m, shape.rows), shape.groups) as (bx, by, _):
         I.evaluate(device_calls.require_size(SUBGROUP_LANES))
         words = I.decl_buffer((m * (weight.k // 2),), "uint32", data=flat.data)

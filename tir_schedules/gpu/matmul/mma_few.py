@@ -5,8 +5,8 @@ right: column g is a row of x. So 16 rows of the weight meet 8 rows of x at once
 scales, which one multiply-add an output applies to the sum of a quantization group.
 
 Subgroups of a workgroup share the columns. Each loads as much as its registers hold and then multiplies: by Little's
-law an H200 needs 4.3 TB/s x 0.8 us = 3.4 MB in flight, 26 KB for each of 132 multiprocessors. A subgroup has 512 bytes
-of int4 weights for 32 columns, and 4.6 KB with their scales in eight such loads.
+law an H200 needs 3.4 MB in flight (4.3 TB/s, if an answer takes 0.8 us), 26 KB for each of 132 multiprocessors. A
+subgroup has 512 bytes of int4 weights for 32 columns, and 4.6 KB with their scales in eight such loads.
 
 A row's sum has the same terms in the same order whatever the rows beside it: which subgroup has which columns depends
 on the weight alone.
@@ -25,7 +25,7 @@ from tir_schedules.builder import Buffer, Expr, put
 from tir_schedules.gpu import device_calls
 from tir_schedules.gpu.kernel import barrier, ceildiv, keep, launch, local, pin, shared
 from tir_schedules.gpu.matmul.half_words import WORDS, codes, has_codes, numbers
-from tir_schedules.gpu.matmul.mma import SUBGROUP_LANES
+from tir_schedules.gpu.matmul.mma import LANE_SUMS, STEPS, SUBGROUP_LANES, Outputs
 from tir_schedules.gpu.matmul.output import Output
 from tir_schedules.gpu.matmul.packed import BLOCK_ROWS, Packed
 from tir_schedules.gpu.matmul.packed_loads import GROUP_LANES, Weights, neighbours
@@ -33,9 +33,7 @@ from tir_schedules.op import Op
 from tir_schedules.rule import Knobs
 
 X_ROWS = 8  # rows of x in a product
-_STEPS = 4  # steps of eight columns in a chunk, one for each t
 _PRODUCTS = 2  # of 16 rows of the weight, in a block
-_SUMS = 4  # numbers of a product in a lane
 _MAX_SUBGROUPS = 16
 _MAX_TILES = 4
 _RESIDENT = 512  # threads of a multiprocessor, with 128 registers each; half as many where a thread has many sums
@@ -45,11 +43,9 @@ _MAX_LOADED = 84
 
 
 @dataclass(frozen=True)
-class _Shape:
+class _Shape(Outputs):
     """A workgroup has a block of the weight, its gate, and `tiles` of eight rows of x; `subgroups` share columns."""
 
-    weight: Packed
-    gated: bool
     subgroups: int
     tiles: int = 1
 
@@ -62,28 +58,19 @@ class _Shape:
         return self.subgroups * SUBGROUP_LANES
 
     @property
-    def blocks(self) -> int:
-        return 2 if self.gated else 1
-
-    @property
-    def outputs(self) -> int:
-        """Blocks of columns of y."""
-        return self.weight.blocks // self.blocks
-
-    @property
     def sums(self) -> int:
         """Of a lane, for a tile of rows of x."""
-        return self.blocks * _PRODUCTS * _SUMS
+        return self.blocks * _PRODUCTS * LANE_SUMS
 
     @property
     def chunks(self) -> int:
         """Of 32 columns."""
-        return -(-self.weight.k // (_STEPS * GROUP_LANES))
+        return -(-self.weight.k // (STEPS * GROUP_LANES))
 
     @property
     def granule(self) -> int:
         """Chunks whose scales share a word: they go to one subgroup."""
-        return max(1, Weights(self.weight, (), 0).steps // _STEPS)
+        return max(1, Weights(self.weight, (), 0).steps // STEPS)
 
     @property
     def granules(self) -> int:
@@ -139,7 +126,7 @@ def _kernel(shape: _Shape, arrays: tuple[Buffer, ...], flat: Buffer, output: Out
         I.evaluate(device_calls.require_size(SUBGROUP_LANES))
         I.evaluate(device_calls.resident(shape.resident))
         lane = keep(device_calls.lane())
-        g, t = keep(lane // _STEPS), keep(lane % _STEPS)
+        g, t = keep(lane // STEPS), keep(lane % STEPS)
         subgroup = keep(device_calls.subgroup_id()) if shape.subgroups > 1 else 0
         last = keep(I.cast(m, "int32") - 1)
         words = I.decl_buffer((m * (shape.weight.k // 2),), "uint32", data=flat.data)
@@ -206,7 +193,7 @@ class _Columns:
         shape, weights = self.shape, self.weights
         chunks = [keep(granule * shape.granule + i) for i in range(shape.granule)]
         if shape.weight.kept is not None:
-            return [lambda chunk=chunk: self._kept(chunk) for chunk in chunks]  # type: ignore[misc]
+            return [functools.partial(self._kept, chunk) for chunk in chunks]
         coded = has_codes(shape.weight)
         scales = [weights.scale_words(b, granule) if coded else weights.scales(b, granule) for b in self.blocks]
 
@@ -225,8 +212,8 @@ class _Columns:
     def _step(self, chunk: Expr) -> tuple[Expr, Expr | None]:
         """The lane's step of a chunk, and whether it exists, if one may not; then it is the last."""
         steps = self.shape.weight.k // GROUP_LANES
-        step = keep(chunk * _STEPS + self.t)
-        return (step, None) if steps % _STEPS == 0 else (keep(I.min(step, steps - 1)), step < steps)
+        step = keep(chunk * STEPS + self.t)
+        return (step, None) if steps % STEPS == 0 else (keep(I.min(step, steps - 1)), step < steps)
 
     def _xs(self, step: Expr, inside: Expr | None) -> list[list[Expr]]:
         """Eight columns of each tile's row of x, zeros where there are none."""
@@ -249,11 +236,11 @@ class _Columns:
                 left = codes(self.shape.weight, [words[2 * j : 2 * j + 2] for words in of_block])
                 factors = [scale() for scale in of_rows[2 * j : 2 * j + 2]]
                 for i, x in enumerate(xs):
-                    group = local(_SUMS)
-                    for n in range(_SUMS):
+                    group = local(LANE_SUMS)
+                    for n in range(LANE_SUMS):
                         put(group, n, 0.0)
                     _multiply(group, 0, left, x)
-                    for n in range(_SUMS):
+                    for n in range(LANE_SUMS):
                         at = self._at(i, b, j) + n
                         put(self.sums, at, self.sums[at] + group[n] * factors[n // 2])
 
@@ -270,7 +257,7 @@ class _Columns:
         """A chunk of a block format, which is a run of it."""
         w = self.weights
         stored = [w.kept_step(b, chunk, self.t) for b in self.blocks]
-        xs = self._xs(keep(chunk * _STEPS + self.t), None)
+        xs = self._xs(keep(chunk * STEPS + self.t), None)
 
         def multiply() -> None:
             for b, (block, words) in enumerate(zip(self.blocks, stored)):
@@ -280,7 +267,7 @@ class _Columns:
         return multiply
 
     def _at(self, tile: int, block: int, product: int) -> int:
-        return tile * self.shape.sums + (block * _PRODUCTS + product) * _SUMS
+        return tile * self.shape.sums + (block * _PRODUCTS + product) * LANE_SUMS
 
 
 def _multiply(sums: Buffer, at: int, left: Sequence[Sequence[Expr]], x: Sequence[Expr]) -> None:
@@ -292,17 +279,17 @@ def _multiply(sums: Buffer, at: int, left: Sequence[Sequence[Expr]], x: Sequence
 
 def _place(lane: Expr, number: Expr) -> tuple[Expr, Expr]:
     """Row of x in its tile, and row of the weight in its block, of a lane's number of those of a block."""
-    x_row = lane % _STEPS * 2 + number % 2
-    return x_row, lane // _STEPS * 4 + number // _SUMS * 2 + number % _SUMS // 2
+    x_row = lane % STEPS * 2 + number % 2
+    return x_row, lane // STEPS * 4 + number // LANE_SUMS * 2 + number % LANE_SUMS // 2
 
 
 def _store_own(
     shape: _Shape, rows: Sequence[Expr], lane: Expr, sums: Buffer, store: Callable[[Expr, Expr, list[Expr]], None]
 ) -> None:
     for i, first in enumerate(rows):
-        for number in range(_PRODUCTS * _SUMS):
+        for number in range(_PRODUCTS * LANE_SUMS):
             x_row, weight_row = _place(lane, number)
-            own = [sums[i * shape.sums + b * _PRODUCTS * _SUMS + number] for b in range(shape.blocks)]
+            own = [sums[i * shape.sums + b * _PRODUCTS * LANE_SUMS + number] for b in range(shape.blocks)]
             store(keep(first + x_row), weight_row, own)
 
 
@@ -312,7 +299,7 @@ def _store_sums(
 ) -> None:  # fmt: skip
     """Add the sums of all subgroups, in order; each invocation has some of them, one tile after another."""
     parts = shared(shape.subgroups * shape.sums * SUBGROUP_LANES)
-    of_block = _PRODUCTS * _SUMS
+    of_block = _PRODUCTS * LANE_SUMS
     for i, first in enumerate(rows):
         if i:
             barrier()

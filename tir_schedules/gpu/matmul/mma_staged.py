@@ -20,7 +20,7 @@ from tir_schedules.builder import Buffer, Expr, put
 from tir_schedules.gpu import device_calls
 from tir_schedules.gpu.kernel import barrier, ceildiv, keep, launch, local, pin, shared
 from tir_schedules.gpu.matmul.half_words import WORDS, has_codes, numbers
-from tir_schedules.gpu.matmul.mma import LANE_SUMS, MMA_ROWS, STEPS, SUBGROUP_LANES, add_products, put_values
+from tir_schedules.gpu.matmul.mma import LANE_SUMS, MMA_ROWS, STEPS, SUBGROUP_LANES, Outputs, add_products, put_values
 from tir_schedules.gpu.matmul.output import Output
 from tir_schedules.gpu.matmul.packed import BLOCK_ROWS, Packed
 from tir_schedules.gpu.matmul.packed_loads import GROUP_LANES, LANE_ROWS, Weights, neighbours
@@ -34,25 +34,12 @@ _ROWS = _TILES * MMA_ROWS
 _THREADS = _SUBGROUPS * SUBGROUP_LANES
 _X_STAGE = _ROWS * _X_WORDS
 _MAX_STAGES = 4
-_SHARED_BYTES = 49152
+_SHARED_BYTES = 49152  # that a workgroup has without being asked for more
 
 
 @dataclass(frozen=True)
-class _Shape:
-    """What a stage holds of a weight; its blocks have gates if `gated`."""
-
-    weight: Packed
-    gated: bool
-
-    @property
-    def blocks(self) -> int:
-        """Of the weight, of a subgroup."""
-        return 2 if self.gated else 1
-
-    @property
-    def outputs(self) -> int:
-        """Blocks of columns of y."""
-        return self.weight.blocks // self.blocks
+class _Shape(Outputs):
+    """What a stage holds of a weight."""
 
     @property
     def lines(self) -> int:

@@ -40,6 +40,7 @@ from mlcpipe.passes.fuse_rope import fuse_rope
 from mlcpipe.passes.lowering import Module
 from mlcpipe.passes.mark_prompt_rows import mark_prompt_rows
 from mlcpipe.passes.observe_inputs import observe_inputs
+from mlcpipe.passes.overlap_launches import overlap_launches
 from mlcpipe.passes.quantize_weights import quantize_weights
 from mlcpipe.passes.reuse_views import reuse_views
 from mlcpipe.passes.schedule_kernels import schedule_kernels
@@ -229,7 +230,7 @@ DEVICE = Phase(
 # Launch code, and kernels. Compilers that take kernels as source eliminate common terms themselves: once an index is in
 # a variable, TVM no longer sees that it is a multiple of 4, and splits vector loads.
 HOST = Phase("7-host", _tvm(tirx.transform.LowerTVMBuiltin, tirx.transform.LowerIntrin))
-SOURCES = Phase("7-sources", _tvm(tirx.transform.StmtSimplify, tirx.transform.LowerIntrin))
+SOURCES = Phase("7-sources", (*_tvm(tirx.transform.StmtSimplify, tirx.transform.LowerIntrin), overlap_launches))
 SHADERS = Phase("7-shaders", (*SOURCES.passes, *_tvm(tirx.transform.CommonSubexprElim)))
 
 SHARED = (MODEL, OPERATORS, MEMORY)

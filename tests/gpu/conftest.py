@@ -34,5 +34,5 @@ def gpu(request: pytest.FixtureRequest) -> Gpu:
     """A GPU; tests that need one skip by name where there is none."""
     device: Any = request.getfixturevalue(f"{request.param}_device")
     if device.KIND == "cuda":
-        return Gpu(device, "cuda-f32", "cuda-f32", "cuda")
+        return Gpu(device, "cuda-f32", "cuda-f32", device.best_target())
     return Gpu(device, "vulkan", device.best_target(), "vulkan-f16")

@@ -106,6 +106,12 @@ def permute_bytes(low: Expr, high: Expr, which: Expr) -> Expr:
     return tirx.call_pure_extern("uint32", _PREFIX + "permute_bytes", low, high, digits)
 
 
+def set_bits(word: Expr, mask: int, bits: int) -> Expr:
+    """The bits of a word that `mask` has, and `bits`, by one instruction."""
+    constants = (tirx.const(mask, "uint32"), tirx.const(bits, "uint32"))
+    return tirx.call_pure_extern("uint32", _PREFIX + "set_bits", word, *constants)
+
+
 def half_fma(a: Expr, b: Expr, c: Expr) -> Expr:
     """a b + c of two float16 in each uint32, rounded once."""
     return tirx.call_pure_extern("uint32", _PREFIX + "half_fma", a, b, c)
@@ -153,6 +159,11 @@ def mma(sums: Any, at: int, left: Sequence[Expr], right: Sequence[Expr]) -> None
     `right`: two words, of row g, in the same columns.
     """
     I.evaluate(_opaque("int32", "mma", I.address_of(sums[at]), *left, *right))
+
+
+def mma_from(sums: Any, at: int, start: Any, left: Sequence[Expr], right: Sequence[Expr]) -> None:
+    """A statement: sums[at : at + 4] = start[0 : 4] + the product that `mma` adds."""
+    I.evaluate(_opaque("int32", "mma_from", I.address_of(sums[at]), I.address_of(start[0]), *left, *right))
 
 
 LEFT, RIGHT, SUM = range(3)  # uses of a matrix: float16, float16, float32

@@ -92,6 +92,24 @@ __device__ inline uint mlcpipe_half_multiply(uint a, uint b) {
 __device__ inline float mlcpipe_low_half(uint word) { return __low2float(mlcpipe_halves(word)); }
 __device__ inline float mlcpipe_high_half(uint word) { return __high2float(mlcpipe_halves(word)); }
 
+// (word & mask) | bits: the compiler takes two instructions for it where both are constants.
+__device__ inline uint mlcpipe_set_bits(uint word, uint mask, uint bits) {
+#ifdef MLCPIPE_EMULATED
+  return (word & mask) | bits;
+#else
+  uint result;
+  asm("lop3.b32 %0, %1, %2, %3, 0xEA;" : "=r"(result) : "r"(word), "r"(mask), "r"(bits));
+  return result;
+#endif
+}
+
+// See passes/overlap_launches.py: the next kernel may start, and this one goes on when all earlier ones have finished.
+#if !defined(MLCPIPE_EMULATED) && __CUDA_ARCH__ >= 900
+#define mlcpipe_wait_for_earlier() asm volatile("griddepcontrol.launch_dependents; griddepcontrol.wait;" ::: "memory")
+#else
+#define mlcpipe_wait_for_earlier() ((void)0)
+#endif
+
 // What the assembler is told: see nvrtc/source.py.
 #define mlcpipe_resident(threads) ((void)0)
 
@@ -108,22 +126,27 @@ __device__ inline void mlcpipe_copy_async(void* to, const void* from) { *(uint4*
 #define mlcpipe_copies_wait(groups) ((void)0)
 #endif
 
-// sums += a b, by a warp: PTX ISA, mma.m16n8k16; Turing has mma.m16n8k8.
+// sums = start + a b, by a warp: PTX ISA, mma.m16n8k16; Turing has mma.m16n8k8.
 #ifdef MLCPIPE_EMULATED
 #define mlcpipe_mma(sums, a0, a1, a2, a3, b0, b1) emulated_mma(sums, a0, a1, a2, a3, b0, b1, __LINE__)
+#define mlcpipe_mma_from(sums, start, a0, a1, a2, a3, b0, b1) \
+  (__builtin_memcpy(sums, start, 16), emulated_mma(sums, a0, a1, a2, a3, b0, b1, __LINE__))
 #else
-__device__ inline int mlcpipe_mma(float* sums, uint a0, uint a1, uint a2, uint a3, uint b0, uint b1) {
+__device__ inline int mlcpipe_mma_from(float* sums, const float* start, uint a0, uint a1, uint a2, uint a3, uint b0, uint b1) {
 #if __CUDA_ARCH__ >= 800
-  asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
-      : "+f"(sums[0]), "+f"(sums[1]), "+f"(sums[2]), "+f"(sums[3])
-      : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
+  asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%10, %11, %12, %13};"
+      : "=f"(sums[0]), "=f"(sums[1]), "=f"(sums[2]), "=f"(sums[3])
+      : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1), "f"(start[0]), "f"(start[1]), "f"(start[2]), "f"(start[3]));
 #else
-  asm("mma.sync.aligned.m16n8k8.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5}, {%6}, {%0, %1, %2, %3};"
-      : "+f"(sums[0]), "+f"(sums[1]), "+f"(sums[2]), "+f"(sums[3]) : "r"(a0), "r"(a1), "r"(b0));
-  asm("mma.sync.aligned.m16n8k8.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5}, {%6}, {%0, %1, %2, %3};"
-      : "+f"(sums[0]), "+f"(sums[1]), "+f"(sums[2]), "+f"(sums[3]) : "r"(a2), "r"(a3), "r"(b1));
+  float half[4];
+  asm("mma.sync.aligned.m16n8k8.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5}, {%6}, {%7, %8, %9, %10};"
+      : "=f"(half[0]), "=f"(half[1]), "=f"(half[2]), "=f"(half[3])
+      : "r"(a0), "r"(a1), "r"(b0), "f"(start[0]), "f"(start[1]), "f"(start[2]), "f"(start[3]));
+  asm("mma.sync.aligned.m16n8k8.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5}, {%6}, {%7, %8, %9, %10};"
+      : "=f"(sums[0]), "=f"(sums[1]), "=f"(sums[2]), "=f"(sums[3])
+      : "r"(a2), "r"(a3), "r"(b1), "f"(half[0]), "f"(half[1]), "f"(half[2]), "f"(half[3]));
 #endif
   return 0;
 }
+#define mlcpipe_mma(sums, a0, a1, a2, a3, b0, b1) mlcpipe_mma_from(sums, sums, a0, a1, a2, a3, b0, b1)
 #endif
-

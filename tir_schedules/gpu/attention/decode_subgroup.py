@@ -8,58 +8,29 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
+from typing import Any
 
 from tvm.script.ir_builder import tirx as I
 
 from tir_schedules.builder import Buffer, Expr, add, put
 from tir_schedules.gpu import device_calls
-from tir_schedules.gpu.attention.pages import AttentionShape, Row
+from tir_schedules.gpu.attention.pages import Row
+from tir_schedules.gpu.attention.part import Finish, Part, Store, keys_at_once
 from tir_schedules.gpu.attention.scores import score_of
-from tir_schedules.gpu.attention.step_keys import Located
-from tir_schedules.gpu.kernel import LOWEST, barrier, ceildiv, keep, local, pin, shared
-from tir_schedules.gpu.matmul.packed_loads import GROUP_LANES, Xs, lanes_of
+from tir_schedules.gpu.kernel import LOWEST, ceildiv, keep, local, pin
+from tir_schedules.gpu.matmul.packed_loads import GROUP_LANES, Xs
 from tir_schedules.paged import PAGE
 
-_MAX_HEADS = 8  # of a workgroup: their sums are in registers
-_MIN_BLOCK_KEYS = 32  # that a subgroup scores at once
 _UNROLLED_KEYS = 8  # whose values are loaded at once
 _STEPS_AT_ONCE = (4, 2, 1)  # of eight dimensions of a key, the first that divides them
 
-Store = Callable[[Expr, Expr, Expr, Expr, Expr], None]
-Finish = Callable[[Expr, Expr, Expr, Expr], None]
 
+class SubgroupPart(Part):
+    """The part in registers: a lane has keys, then dimensions."""
 
-def heads_per_workgroup(shape: AttentionShape) -> int:
-    """Query heads of a workgroup, a divisor of the group."""
-    return next(n for n in range(min(_MAX_HEADS, shape.group), 0, -1) if shape.group % n == 0)
-
-
-def keys_at_once(shape: AttentionShape) -> int:
-    """Keys that a subgroup scores at once."""
-    return shape.subgroup * max(1, _MIN_BLOCK_KEYS // shape.subgroup)
-
-
-class SubgroupPart:
-    """Keys begin ... begin + part - 1 of a sequence, for query heads of one KV head.
-
-    `index` is that of (sequence, KV head, chunk of its query heads).
-    """
-
-    def __init__(
-        self, shape: AttentionShape, cached: Located, window: int, index: Expr, begin: Expr, part: Expr, subgroups: int
-    ) -> None:
-        self.shape, self.cached, self.subgroups = shape, cached, subgroups
-        self.lanes = lanes_of(shape.subgroup)
-        self.lane = keep(self.lanes.group * GROUP_LANES + self.lanes.lane)
-        self.heads = heads_per_workgroup(shape)
-        chunks = shape.group // self.heads
-        sequence = keep(index // (shape.num_kv_heads * chunks))
-        self.b, self.h = sequence, keep(index // chunks % shape.num_kv_heads)
-        self.first = keep(self.h * shape.group + index % chunks * self.heads)
-        self.page = cached.table(self.b)
-        self.begin = begin
-        self.end = keep(I.min(cached.keys(self.b), begin + part))
-        self.oldest = cached.oldest(self.b, self.b, window) if window else None
+    def __init__(self, *position: Any) -> None:
+        super().__init__(*position)
+        shape = self.shape
         self.keys_per_lane = keys_at_once(shape) // shape.subgroup
         self.dims_per_lane = -(-shape.head_dim // shape.subgroup)
         self.largest, self.total = local(self.heads), local(self.heads)
@@ -67,20 +38,12 @@ class SubgroupPart:
         self.weights = [local(self.heads) for _ in range(self.keys_per_lane)]
 
     def run(self, q: Buffer, scale: Expr, store: Store, finish: Finish) -> None:
-        """store(b, head, d, sum of weighted values, sum of weights), finish(b, head, largest score, sum of weights)."""
         for g in range(self.heads):
             put(self.largest, g, LOWEST)
             put(self.total, g, 0.0)
         for i in range(self.heads * self.dims_per_lane):
             put(self.sums, i, 0.0)
-        size = self.shape.subgroup * self.keys_per_lane
-        blocks = keep(ceildiv(I.max(self.end - self.begin, 0), size))
-        if self.subgroups == 1:
-            with I.serial(0, blocks) as i:
-                self._block(q, scale, keep(self.begin + i * size))
-        else:
-            with I.serial(0, ceildiv(blocks, self.subgroups)) as i:
-                self._block(q, scale, keep(self.begin + (i * self.subgroups + self.lanes.subgroup) * size))
+        self.in_blocks(self.shape.subgroup * self.keys_per_lane, lambda token0: self._block(q, scale, token0))
         for g in range(self.heads):
             put(self.total, g, self._reduced(device_calls.subgroup_add, self.total[g]))
         if self.subgroups == 1:
@@ -135,9 +98,7 @@ class SubgroupPart:
         return dots
 
     def _score(self, token: Expr, dot: Expr, scale: Expr) -> Expr:
-        seen = token < self.end
-        if self.oldest is not None:
-            seen = I.And(seen, token >= self.oldest)
+        seen = self.is_seen(token)
         return pin(I.if_then_else(seen, score_of(self.shape, dot, scale), I.float32(LOWEST)))
 
     def _weigh(self, g: int, scores: list[Expr]) -> None:
@@ -192,8 +153,8 @@ class SubgroupPart:
 
     def _merge(self, store: Store, finish: Finish) -> None:
         """Merge the subgroups' sums, relative to the largest score of all, through shared memory."""
-        heads, dim, count = self.heads, self.shape.head_dim, self.subgroups
-        maxima, totals, sums = shared(count * heads), shared(count * heads), shared(count * heads * dim)
+        heads, dim = self.heads, self.shape.head_dim
+        maxima, totals, sums = self.shared_sums()
         first = self.lanes.subgroup * heads
         for g in range(heads):
             with I.If(self.lane == 0), I.Then():
@@ -203,23 +164,4 @@ class SubgroupPart:
                 d = self.lane + c * self.shape.subgroup
                 with I.If(d < dim), I.Then():
                     put(sums, (first + g) * dim + d, self.sums[g * self.dims_per_lane + c])
-        barrier()
-        largest, total, weight_sum = local(1), local(1), local(1)
-        threads = count * self.shape.subgroup
-        thread = keep(self.lanes.subgroup * self.shape.subgroup + self.lane)
-        with I.serial(0, ceildiv(heads * dim, threads)) as i:
-            item = keep(i * threads + thread)
-            with I.If(item < heads * dim), I.Then():
-                g, d = keep(item // dim), keep(item % dim)
-                put(largest, 0, LOWEST)
-                for other in range(count):
-                    put(largest, 0, I.max(largest[0], maxima[other * heads + g]))
-                put(total, 0, 0.0)
-                put(weight_sum, 0, 0.0)
-                for other in range(count):
-                    share = pin(I.exp2(maxima[other * heads + g] - largest[0]))
-                    add(weight_sum, 0, totals[other * heads + g] * share)
-                    add(total, 0, sums[(other * heads + g) * dim + d] * share)
-                store(self.b, self.first + g, d, total[0], weight_sum[0])
-                with I.If(d == 0), I.Then():
-                    finish(self.b, self.first + g, largest[0], weight_sum[0])
+        self.merge(maxima, totals, sums, store, finish)

@@ -6,10 +6,11 @@ Their integers are those of `tir_schedules/step_layout.py`; `pages.py` describes
 from __future__ import annotations
 
 import functools
+from dataclasses import replace
 
 from tvm import tirx
 
-from tir_schedules.gpu.attention import prefill_mma
+from tir_schedules.gpu.attention import decode_mma, prefill_mma
 from tir_schedules.gpu.attention.attend_few import attend_few
 from tir_schedules.gpu.attention.attend_many import attend_many
 from tir_schedules.gpu.attention.decode import decode
@@ -60,6 +61,8 @@ def subgroup_attention(op: Op, knobs: Knobs) -> tirx.PrimFunc | Declined:
     if not size or op.int("head_dim") % GROUP_LANES:
         return Declined(f"heads of {op.int('head_dim')}" if size else "subgroups of unknown size")
     shape = AttentionShape(**heads_of(op), subgroup=size, shuffled=bool(knobs["shuffle_x"]))
+    if op.kind == "attend_few" and not decode_mma.problem(shape, knobs):
+        shape = replace(shape, mma=True)
     return _decode(op, shape, decode_tile(knobs))
 
 

@@ -15,8 +15,10 @@ from tvm.script.ir_builder import tirx as I
 
 from tir_schedules.builder import Buffer, Expr, add, put
 from tir_schedules.gpu import device_calls
-from tir_schedules.gpu.attention.decode_subgroup import Store, SubgroupPart, heads_per_workgroup, keys_at_once
+from tir_schedules.gpu.attention.decode_mma import MmaPart
+from tir_schedules.gpu.attention.decode_subgroup import SubgroupPart
 from tir_schedules.gpu.attention.pages import AttentionShape
+from tir_schedules.gpu.attention.part import Part, Store, heads_per_workgroup, keys_at_once
 from tir_schedules.gpu.attention.scores import with_sink
 from tir_schedules.gpu.attention.step_keys import Located
 from tir_schedules.gpu.kernel import LOWEST, barrier, ceildiv, ceildiv_by, keep, launch, local, pin, shared
@@ -67,13 +69,14 @@ class KeySplit:
         size = keep(ceildiv(span, self.parts * self.granule) * self.granule)
         return first, size, keep(ceildiv_by(span, I.max(size, 1)))
 
-    def run(self, cached: Located, index: Expr, part: Expr, body: Callable[[SubgroupPart], None]) -> None:
+    def run(self, cached: Located, index: Expr, part: Expr, body: Callable[[Part], None]) -> None:
         """body(the workgroup's part), if it has keys."""
         groups = self.shape.num_kv_heads * (self.shape.group // heads_per_workgroup(self.shape))
         first, size, used = self.bounds(cached, keep(index // groups))
         with I.If(part < used), I.Then():
             begin = keep(first + part * size)
-            body(SubgroupPart(self.shape, cached, self.window, index, begin, size, self.subgroups))
+            kind = MmaPart if self.shape.mma else SubgroupPart
+            body(kind(self.shape, cached, self.window, index, begin, size, self.subgroups))
 
     def merge(
         self, cached: Located, first: Expr, batch: Expr, values: Buffer, sums: Buffer, sinks: Sequence[Buffer],

@@ -36,11 +36,12 @@ def kv_dtypes(activation_dtype: str, head_dim: int, own_pages: bool) -> tuple[st
 class AttentionShape(Heads):
     """Static facts of a model's attention. `dtype` is q8, q4, or that of queries and outputs.
 
-    `subgroup`: lanes of a subgroup, 0 if unknown; `shuffled`: as in `packed_loads.Xs`.
+    `subgroup`: lanes of a subgroup, 0 if unknown; `shuffled`: as in `packed_loads.Xs`; `mma`: decode has matrix units.
     """
 
     subgroup: int = 0
     shuffled: bool = False
+    mma: bool = False
 
     @property
     def row_dtype(self) -> str:

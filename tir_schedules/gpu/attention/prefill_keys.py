@@ -1,4 +1,4 @@
-"""The keys of a tile of prefill's rows in pages, as both kinds of kernel load them."""
+"""Keys in pages, as kernels of prefill and those on matrix units load them."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from tir_schedules.paged import PAGE
 
 @dataclass(frozen=True)
 class PagedKeys:
-    """Tokens begin ... end - 1 of a tile's sequence in pages; `table(i)` is the page of tokens 16 i ... 16 i + 15.
+    """Tokens begin ... end - 1 of a KV head of a sequence; `table(i)` is the page of tokens 16 i ... 16 i + 15.
 
     `seen(query, token)` is as in `prefill_plain.Keys`. Tokens before `first` are loaded as `first` is: their pages may
     be gone.
     """
 
-    tile: Tile
+    head: Expr
     pages: Pages
     table: Callable[[Expr], Expr]
     begin: Expr
@@ -40,17 +40,23 @@ class PagedKeys:
     def at(self, row: Callable[..., Row], token: Expr) -> Row:
         """K or V of a token."""
         token = self.inside(token)
-        return row(keep(self.table(token // PAGE)), self.tile.h, keep(token % PAGE))
+        return row(keep(self.table(token // PAGE)), self.head, keep(token % PAGE))
 
     def page_of(self, token: Expr) -> Expr:
         return keep(self.table(self.inside(I.min(token, self.end - 1)) // PAGE))
 
 
 def attend_pages(
-    keys: PagedKeys, q: Buffer, out: Buffer, lse: Buffer | None, scale: Expr, sinks: Sequence[Buffer] = ()
+    tile: Tile,
+    keys: PagedKeys,
+    q: Buffer,
+    out: Buffer,
+    lse: Buffer | None,
+    scale: Expr,
+    sinks: Sequence[Buffer] = (),
 ) -> None:
     """Attention of a tile's rows to keys in pages, without matrix units; `sinks`: none, or logits f32[heads]."""
-    tile, pages = keys.tile, keys.pages
+    pages = keys.pages
     k, v = (lambda token, row=row: keys.at(row, token) for row in (pages.key, pages.value))
     plain = prefill_plain.Keys(keys.begin, keys.end, k, v, keys.seen)
     prefill_plain.attend(tile, plain, Operands(q, out, lse, scale, sinks))
@@ -58,13 +64,17 @@ def attend_pages(
 
 def in_products(keys: PagedKeys) -> prefill_mma.Keys:
     """Keys in pages for matrix units; they start at a page boundary."""
-    k, v = _codes_in_products(keys) if keys.pages.items > 1 else _halves_in_products(keys)
-    return prefill_mma.Keys(keep(keys.begin // PAGE * PAGE), keys.end, k, v, keys.seen)
+    return prefill_mma.Keys(keep(keys.begin // PAGE * PAGE), keys.end, *loads_in_products(keys), keys.seen)
+
+
+def loads_in_products(keys: PagedKeys) -> tuple[prefill_mma.LoadK, prefill_mma.LoadV]:
+    """What loads K and V as factors of products on matrix units."""
+    return _codes_in_products(keys) if keys.pages.items > 1 else _halves_in_products(keys)
 
 
 def _halves_in_products(keys: PagedKeys) -> tuple[prefill_mma.LoadK, prefill_mma.LoadV]:
     """K and V of float16 as words of two."""
-    pages, head = keys.pages, keys.tile.h
+    pages, head = keys.pages, keys.head
     words = I.decl_buffer((pages.data.shape[0] // 2,), "uint32", data=pages.data.data)
 
     def two_keys(token0: Expr, d: Expr, g: Expr) -> Callable[[int], Expr]:
@@ -92,7 +102,7 @@ def _in_order(two_keys: Callable[[Expr, Expr, Expr], Callable[[int], Expr]]) -> 
 
 def _codes_in_products(keys: PagedKeys) -> tuple[prefill_mma.LoadK, prefill_mma.LoadV]:
     """K and V of q8 or q4 as words of two float16."""
-    pages, head = keys.pages, keys.tile.h
+    pages, head = keys.pages, keys.head
 
     def two_keys(token0: Expr, d: Expr, g: Expr) -> Callable[[int], Expr]:
         page = keys.page_of(token0)

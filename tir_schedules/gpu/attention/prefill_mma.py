@@ -37,7 +37,7 @@ _STAGED_NUMBERS = 256  # head dimension times blocks of 16 keys: 16 KiB of share
 _MAX_BLOCKS = 4
 MAX_BLOCK = KEYS * _MAX_BLOCKS  # keys between two barriers, at most; a multiple of their number
 _MAX_REGISTER_STEPS = 8  # steps whose queries are in registers next to the sums; more go to shared memory
-_KEY_ORDER = (0, 2, 1, 3)  # a lane has the keys 4t + these
+KEY_ORDER = (0, 2, 1, 3)  # a lane has the keys 4t + these
 
 
 def problem(shape: AttentionShape, knobs: Knobs) -> str:
@@ -46,6 +46,26 @@ def problem(shape: AttentionShape, knobs: Knobs) -> str:
         return "no matrix units"
     fits = shape.row_dtype == "float16" and shape.head_dim % KEYS == 0
     return "" if fits else f"heads of {shape.head_dim} {shape.row_dtype}"
+
+
+def v_columns(dim: int) -> int:
+    """Neighbouring dimensions of V that a lane loads at once."""
+    return next(count for count in (8, 4, 2) if dim % (8 * count) == 0)
+
+
+def value_factors(words: Sequence[Expr]) -> list[Expr]:
+    """The right factors of two products, from two dimensions of the lane's four keys in `KEY_ORDER`."""
+    a, b, c, d = words
+    low, high = device_calls.low_halves, device_calls.high_halves
+    return [low(a, b), low(c, d), high(a, b), high(c, d)]
+
+
+def row_reduced(value: Expr, combine: Callable[[Expr, Expr], Expr]) -> Expr:
+    """A value combined over the four lanes of a row."""
+    for mask in (1, 2):
+        value = pin(value)
+        value = combine(value, device_calls.subgroup_shuffle_xor(value, I.int32(mask)))
+    return value
 
 
 LoadK = Callable[[Expr, Expr, Expr, Expr], list[Expr]]
@@ -96,8 +116,7 @@ class _Work:
 
     @property
     def v_columns(self) -> int:
-        """Neighbouring dimensions of V that a lane loads at once."""
-        return next(count for count in (8, 4, 2) if self.dim % (8 * count) == 0)
+        return v_columns(self.dim)
 
     @cached_property
     def scores(self) -> Buffer:
@@ -170,13 +189,11 @@ class _Work:
     def _stage_v(self, token0: Expr, block: Expr, group: Expr) -> None:
         last, half = self.keys.end - 1, self.v_columns // 2
         rows = []
-        for i in _KEY_ORDER:
+        for i in KEY_ORDER:
             token = keep(I.min(token0 + block * KEYS + self.t * 4 + i, last))  # memory beyond it may hold NaN
             rows.append(self.keys.v(token)(group * (16 * half) + self.g * (2 * half), half))
         for m in range(half):
-            a, b, c, d = (row[m] for row in rows)
-            lows = device_calls.low_halves(a, b), device_calls.low_halves(c, d)
-            words = [*lows, device_calls.high_halves(a, b), device_calls.high_halves(c, d)]
+            words = value_factors([row[m] for row in rows])
             self._put((self.blocks + block) * self.steps + group * half + m, words)
 
     def _put(self, unit: Expr, words: list[Expr]) -> None:
@@ -211,7 +228,7 @@ class _Work:
                 score = score_of(self.tile.shape, self.scores[at], self.scale)
                 put(self.scores, at, I.if_then_else(seen, score, I.float32(LOWEST)))
                 put(row_largest, 0, I.max(row_largest[0], self.scores[at]))
-            largest = pin(self._row_reduced(row_largest[0], I.max))
+            largest = pin(row_reduced(row_largest[0], I.max))
             rescale = pin(I.exp2(self.largest[part] - largest))
             put(self.largest, part, largest)
             put(self.weight_sum, part, self.weight_sum[part] * rescale)
@@ -233,14 +250,6 @@ class _Work:
             for i in range(2)
         ]
 
-    @staticmethod
-    def _row_reduced(value: Expr, combine: Callable[[Expr, Expr], Expr]) -> Expr:
-        """A value combined over the four lanes of a row."""
-        for mask in (1, 2):
-            value = pin(value)
-            value = combine(value, device_calls.subgroup_shuffle_xor(value, I.int32(mask)))
-        return value
-
     def multiply_values(self) -> None:
         """Add the weighted values of the staged blocks."""
         for block in range(self.blocks):
@@ -256,7 +265,7 @@ class _Work:
         """Store means of the rows that exist."""
         shape = self.tile.shape
         for part in range(2):
-            weight = self._row_reduced(self.weight_sum[part], lambda a, b: a + b)
+            weight = row_reduced(self.weight_sum[part], lambda a, b: a + b)
             weight = with_sink(weight, self.largest[part], sinks, self.tile.head(self.row(part)))
             total = pin(I.max(weight, I.float32(1e-37)))
             with I.If(self.tile.inside(self.row(part))), I.Then():

@@ -24,7 +24,7 @@ from tvm.script.ir_builder import tirx as I
 from tir_schedules.builder import Buffer, Expr, put
 from tir_schedules.gpu import device_calls
 from tir_schedules.gpu.kernel import barrier, ceildiv, keep, launch, local, pin, shared
-from tir_schedules.gpu.matmul.half_words import WORDS, codes, has_codes, numbers
+from tir_schedules.gpu.matmul.half_words import WORDS, biased_codes, biases, has_codes, in_code_order, numbers
 from tir_schedules.gpu.matmul.mma import LANE_SUMS, STEPS, SUBGROUP_LANES, Outputs
 from tir_schedules.gpu.matmul.output import Output
 from tir_schedules.gpu.matmul.packed import BLOCK_ROWS, Packed
@@ -131,7 +131,7 @@ def _kernel(shape: _Shape, arrays: tuple[Buffer, ...], flat: Buffer, output: Out
         last = keep(I.cast(m, "int32") - 1)
         words = I.decl_buffer((m * (shape.weight.k // 2),), "uint32", data=flat.data)
         rows = [tile * shape.rows + i * X_ROWS for i in range(shape.tiles)]
-        lines = [keep(I.min(row + g, last) * (shape.weight.k // 2)) for row in rows]
+        lines = [pin(I.min(row + g, last) * (shape.weight.k // 2)) for row in rows]
         sums = local(shape.tiles * shape.sums)
         for i in range(shape.tiles * shape.sums):
             put(sums, i, 0.0)
@@ -230,19 +230,28 @@ class _Columns:
         return lambda: pin(I.Select(granule % 2 == 0, halves[0](word), halves[1](word)))
 
     def _add_codes(self, stored: Sequence[Any], xs: Sequence[Any], scales: Sequence[Any]) -> None:
-        """Sums += scale times the products of codes."""
+        """Sums += scale times the products of codes, which begin with those of the codes' biases."""
+        weight, lefts = self.shape.weight, []
         for b, (of_block, of_rows) in enumerate(zip(stored, scales)):
             for j in range(_PRODUCTS):
-                left = codes(self.shape.weight, [words[2 * j : 2 * j + 2] for words in of_block])
-                factors = [scale() for scale in of_rows[2 * j : 2 * j + 2]]
-                for i, x in enumerate(xs):
-                    group = local(LANE_SUMS)
-                    for n in range(LANE_SUMS):
-                        put(group, n, 0.0)
-                    _multiply(group, 0, left, x)
-                    for n in range(LANE_SUMS):
-                        at = self._at(i, b, j) + n
-                        put(self.sums, at, self.sums[at] + group[n] * factors[n // 2])
+                left = biased_codes(weight, [words[2 * j : 2 * j + 2] for words in of_block])
+                lefts.append((b, j, left, [scale() for scale in of_rows[2 * j : 2 * j + 2]]))
+        for i, x in enumerate(in_code_order(weight, words) for words in xs):
+            start = self._bias_products(x)
+            for b, j, left, factors in lefts:
+                group = local(LANE_SUMS)
+                device_calls.mma_from(group, 0, start, *_factors(left, x, 0))
+                device_calls.mma(group, 0, *_factors(left, x, 2))
+                for n in range(LANE_SUMS):
+                    at = self._at(i, b, j) + n
+                    put(self.sums, at, self.sums[at] + group[n] * factors[n // 2])
+
+    def _bias_products(self, x: Sequence[Expr]) -> Buffer:
+        products = local(LANE_SUMS)
+        for n in range(LANE_SUMS):
+            put(products, n, 0.0)
+        _multiply(products, 0, [biases(self.shape.weight)] * 2, x)
+        return products
 
     def _add_numbers(self, stored: Sequence[Any], xs: Sequence[Any], scales: Sequence[Any]) -> None:
         for b, (of_block, of_rows) in enumerate(zip(stored, scales)):
@@ -273,8 +282,12 @@ class _Columns:
 def _multiply(sums: Buffer, at: int, left: Sequence[Sequence[Expr]], x: Sequence[Expr]) -> None:
     """Add the product of 16 rows of the weight, of which `left` are the lane's two, by eight columns a lane of x."""
     for half in (0, 2):
-        words = [left[0][half], left[1][half], left[0][half + 1], left[1][half + 1]]
-        device_calls.mma(sums, at, words, x[half : half + 2])
+        device_calls.mma(sums, at, *_factors(left, x, half))
+
+
+def _factors(left: Sequence[Sequence[Expr]], x: Sequence[Expr], half: int) -> tuple[list[Expr], Sequence[Expr]]:
+    """The words of both factors, of the words `half` and `half` + 1 of rows."""
+    return [left[0][half], left[1][half], left[0][half + 1], left[1][half + 1]], x[half : half + 2]
 
 
 def _place(lane: Expr, number: Expr) -> tuple[Expr, Expr]:

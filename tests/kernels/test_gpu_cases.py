@@ -117,8 +117,15 @@ def test_emulated_metal_equals_numpy(name: str, metal_errors: Mapping[str, str])
     assert not metal_errors[name], metal_errors[name]
 
 
-@pytest.mark.parametrize("name", [*(name for name in page_attention.MANY if "texts" not in name), *experts.TILES])
-def test_cuda_prefill_is_on_matrix_units(name: str) -> None:
+ON_MATRIX_UNITS = [
+    *(name for name in page_attention.MANY if "texts" not in name),
+    *("few, rows of a sequence", "few, window", "few, softcap in float16, groups of 16", "few, q8", "few, q4"),
+    *experts.TILES,
+]
+
+
+@pytest.mark.parametrize("name", ON_MATRIX_UNITS)
+def test_cuda_is_on_matrix_units(name: str) -> None:
     assert "mlcpipe.mma" in str(CASES[name].functions(cuda_emulated.TARGET.schedule)["main"])
 
 

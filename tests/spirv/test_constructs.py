@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import struct
 from collections.abc import Callable
 from pathlib import Path
@@ -19,6 +20,9 @@ from mlcpipe.compiler.backends.spirv import codegen as build
 from mlcpipe.compiler.backends.spirv.intrinsics import PREFIX
 from mlcpipe.compiler.backends.spirv.kernel import compile_kernel
 from mlcpipe.errors import CompileError
+from mlcpipe.nn import definitions
+from tests.kernels.cases.gpu.case import by_rules
+from tests.kernels.devices import vulkan
 from tests.spirv import harness
 from tests.spirv.harness import Array
 from tir_schedules.builder import Tensor, function, put
@@ -291,6 +295,16 @@ def test_writes_are_told_from_reads() -> None:
     assert [(b.arg, b.write) for b in kernel.buffers] == [(0, False), (1, True)]
     assert kernel.workgroup == (harness.THREADS, 1, 1)
     assert kernel.shared_bytes == 2 * harness.THREADS
+
+
+@harness.needs_tools
+def test_what_is_written_and_read_is_coherent() -> None:
+    """A norm of a sum reads the sum that it wrote, which NVIDIA's driver lets it do in no other buffer."""
+    func = by_rules(definitions.add_rms_norm(100, 1e-5, "float32", "float32"), vulkan.knobs(8, True))
+    (kernel,) = harness.own_kernels(tvm.IRModule({"main": func.with_attr("global_symbol", "main")}))
+    decorated = re.findall(r"OpDecorate %buffer(\d+) (Coherent|NonWritable|Restrict)", harness.disassembled(kernel))
+    of = {number: {kind for other, kind in decorated if other == number} for number, _ in decorated}
+    assert sorted(map(sorted, of.values())) == [["Coherent"], *[["NonWritable", "Restrict"]] * 3, ["Restrict"]]
 
 
 @harness.needs_tools

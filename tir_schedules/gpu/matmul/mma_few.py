@@ -36,8 +36,8 @@ X_ROWS = 8  # rows of x in a product
 _PRODUCTS = 2  # of 16 rows of the weight, in a block
 _MAX_SUBGROUPS = 16
 _MAX_TILES = 4
-_RESIDENT = 512  # threads of a multiprocessor, with 128 registers each; half as many where a thread has many sums
-_MANY_SUMS = 32
+# Threads of a multiprocessor, which has 65536 registers, by how many sums each has.
+_RESIDENT = ((32, 512), (64, 384), (1000, 256))
 _OTHER_REGISTERS = 36  # of a thread: those that hold neither sums nor what was loaded
 _MAX_LOADED = 84
 
@@ -79,7 +79,7 @@ class _Shape(Outputs):
     @property
     def resident(self) -> int:
         """Threads of a multiprocessor."""
-        return max(self.threads, _RESIDENT if self.tiles * self.sums < _MANY_SUMS else _RESIDENT // 2)
+        return max(self.threads, next(threads for sums, threads in _RESIDENT if self.tiles * self.sums < sums))
 
     @property
     def batch(self) -> int:
@@ -129,9 +129,9 @@ def _kernel(shape: _Shape, arrays: tuple[Buffer, ...], flat: Buffer, output: Out
         g, t = keep(lane // STEPS), keep(lane % STEPS)
         subgroup = keep(device_calls.subgroup_id()) if shape.subgroups > 1 else 0
         last = keep(I.cast(m, "int32") - 1)
-        words = I.decl_buffer((m * (shape.weight.k // 2),), "uint32", data=flat.data)
+        words = I.decl_buffer(((last + 1) * (shape.weight.k // 2),), "uint32", data=flat.data)
         rows = [tile * shape.rows + i * X_ROWS for i in range(shape.tiles)]
-        lines = [pin(I.min(row + g, last) * (shape.weight.k // 2)) for row in rows]
+        lines = [keep(I.min(row + g, last) * (shape.weight.k // 2)) for row in rows]
         sums = local(shape.tiles * shape.sums)
         for i in range(shape.tiles * shape.sums):
             put(sums, i, 0.0)

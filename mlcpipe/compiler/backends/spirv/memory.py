@@ -260,12 +260,19 @@ class Memory:
         return block
 
     def finish(self) -> None:
-        """Decorate the variables of all bindings, once all accesses are known."""
+        """Decorate the variables of all bindings, once all accesses are known.
+
+        NVIDIA's driver 580 loads from a buffer what was there before a store of the same invocation, unless the buffer
+        is coherent. Vulkan's memory model has no such buffers.
+        """
         for binding in self.bindings:
+            both = binding.written and binding.loaded
             for variable in binding.variables.values():
                 if not binding.written:
                     self._module.decorate(variable, Decoration.NonWritable)
+                if both and not self._module.vulkan_memory:
+                    self._module.decorate(variable, Decoration.Coherent)
                 if binding.written and len(binding.variables) > 1:
                     self._module.decorate(variable, Decoration.Aliased)
-                elif binding.noalias:
+                elif binding.noalias and not both:
                     self._module.decorate(variable, Decoration.Restrict)

@@ -187,6 +187,7 @@ class Decoration:
     BuiltIn = 11
     Restrict = 19
     Aliased = 20
+    Coherent = 23
     NonWritable = 24
     Binding = 33
     DescriptorSet = 34

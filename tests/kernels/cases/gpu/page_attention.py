@@ -266,6 +266,12 @@ FEW = {
     "few, softcap": Attend(
         AttentionShape(4, 4, 80, "float32", softcap=5.0), "attend_few", _alone(Span(0, 33, 35), Span(1, 129, 130))
     ),
+    "few, softcap in float16, groups of 16": Attend(
+        AttentionShape(16, 1, 80, "float16", softcap=5.0), "attend_few", _alone(Span(0, 33, 35), Span(1, 129, 130))
+    ),
+    "few, 128 dimensions, window": Attend(
+        AttentionShape(3, 1, 128, "float16"), "attend_few", _alone(Span(0, 298, 300), Span(1, 20, 21)), window=50
+    ),
     "few, heads of odd size": Attend(AttentionShape(3, 1, 20, "float32"), "attend_few", _alone(Span(0, 40, 42))),
     "few, 256 dimensions": Attend(AttentionShape(4, 2, 256, "float16"), "attend_few", _alone(Span(0, 499, 501))),
     "few, parts of several blocks": Attend(

@@ -36,8 +36,8 @@ X_ROWS = 8  # rows of x in a product
 _PRODUCTS = 2  # of 16 rows of the weight, in a block
 _MAX_SUBGROUPS = 16
 _MAX_TILES = 4
-# Threads of a multiprocessor, which has 65536 registers, by how many sums each has.
-_RESIDENT = ((32, 512), (64, 384), (1000, 256))
+_RESIDENT = 512  # threads of a multiprocessor, with 128 registers each; half as many where a thread has many sums
+_MANY_SUMS = 32
 _OTHER_REGISTERS = 36  # of a thread: those that hold neither sums nor what was loaded
 _MAX_LOADED = 84
 
@@ -79,7 +79,7 @@ class _Shape(Outputs):
     @property
     def resident(self) -> int:
         """Threads of a multiprocessor."""
-        return max(self.threads, next(threads for sums, threads in _RESIDENT if self.tiles * self.sums < sums))
+        return max(self.threads, _RESIDENT if self.tiles * self.sums < _MANY_SUMS else _RESIDENT // 2)
 
     @property
     def batch(self) -> int:
@@ -131,7 +131,7 @@ def _kernel(shape: _Shape, arrays: tuple[Buffer, ...], flat: Buffer, output: Out
         last = keep(I.cast(m, "int32") - 1)
         words = I.decl_buffer(((last + 1) * (shape.weight.k // 2),), "uint32", data=flat.data)
         rows = [tile * shape.rows + i * X_ROWS for i in range(shape.tiles)]
-        lines = [keep(I.min(row + g, last) * (shape.weight.k // 2)) for row in rows]
+        lines = [pin(I.min(row + g, last) * (shape.weight.k // GROUP_LANES)) * WORDS for row in rows]
         sums = local(shape.tiles * shape.sums)
         for i in range(shape.tiles * shape.sums):
             put(sums, i, 0.0)

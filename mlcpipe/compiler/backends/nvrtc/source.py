@@ -12,12 +12,13 @@ _FIRST = 'extern "C" __global__'
 # `tir_schedules/gpu/device_calls.py` names functions with a dot, which C++ names cannot contain.
 _DOTTED, _PLAIN = "mlcpipe.", "mlcpipe_"
 _BOUNDS = re.compile(r"__launch_bounds__\((\d+)\) (\w+)")
-_BODY = re.compile(r"__launch_bounds__\(\d+\) (\w+)\([^;{]*\) \{\n(.*?)^\}", re.DOTALL | re.MULTILINE)
+_BODY = re.compile(r"__launch_bounds__\([\d, ]+\) (\w+)\([^;{]*\) \{\n(.*?)^\}", re.DOTALL | re.MULTILINE)
 _STATED = re.compile(r"mlcpipe_resident\((\d+)\)")
 # Minimum resident threads per multiprocessor, which has 65536 32-bit registers; threads that hold sums of matrix
 # products need twice as many registers, unless the kernel says what it needs. Without launch bounds the assembler
 # spills registers to fit more threads.
 _RESIDENT, _RESIDENT_MMA = 512, 256
+_LOOP = re.compile(r"^( *)for \(", re.MULTILINE)
 
 
 def kernels_of(generated: str) -> str:
@@ -32,7 +33,12 @@ def kernels_of(generated: str) -> str:
         resident = resident_threads[match[2]]
         return f"__launch_bounds__({match[1]}, {max(1, resident // int(match[1]))}) {match[2]}"
 
-    return PREAMBLE.read_text(encoding="utf-8") + _BOUNDS.sub(bounds, kernels)
+    return PREAMBLE.read_text(encoding="utf-8") + _BODY.sub(_rolled, _BOUNDS.sub(bounds, kernels))
+
+
+def _rolled(kernel: re.Match[str]) -> str:
+    """A kernel that says what registers suffice for: a loop that the compiler unrolled would need more."""
+    return _LOOP.sub(r"\1#pragma unroll 1\n\1for (", kernel[0]) if _STATED.search(kernel[2]) else kernel[0]
 
 
 def _resident(body: str) -> int:

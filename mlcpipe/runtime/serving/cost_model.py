@@ -20,6 +20,7 @@ DEFAULT_COSTS = (20e-3, 2e-3, 20e-3, 1.5e-3, 0.5e-6, 0.2e-6)
 _WORTH = 1.05  # times the tokens a second without drafts
 _TRY_EVERY = 4  # choices of drafts, one of which may try a number that seems worse
 _TRIED = 0.01  # share of the time that may be lost by that
+_LEAST_TRIED, _LESS = 0.0025, 0.7  # without drafts so little at least, each time less that they were tried in vain
 _MOST_LOST = 2  # steps, that may be lost by one
 _LEAST_S = 1e-9  # where keys seem to take all time
 _NEW_CURVES = 4  # measurements after which the times of few rows are computed anew
@@ -77,6 +78,7 @@ class CostModel:
         self._hoped_curve: list[float] = []
         self._may_draft: dict[tuple[int, int], bool] = {}  # what `may_draft` found with these curves
         self._choices, self._to_lose_s = 0, 0.0  # seconds that were not lost so far
+        self._tried, self._tries = _TRIED, False  # the share, and whether the last choice was such a number
         self._measured_at: dict[int, int] = {}  # for each of these numbers, which measurement was the last
         self._margin = 1.0  # what the longer ones of steps with answers and prompts took, of what the costs say
 
@@ -147,7 +149,7 @@ class CostModel:
         """How many drafts make the most tokens a second: each gains tokens, takes `rows` rows, and `draft_s` to make.
 
         One call in `_TRY_EVERY` looks for a number that may be better, where not much is lost by trying it: of several
-        the one that may make most.
+        the one that may make most. Where drafts have been tried in vain, less may be lost.
         """
         self.few_seconds(load, load.few + len(gains) * rows)
         tokens = list(itertools.accumulate(gains, initial=float(load.few)))
@@ -155,13 +157,17 @@ class CostModel:
         more = [load.few * key_s + (rows * key_s + draft_s) * number for number in range(len(tokens))]
         expected = list(map(operator.add, self._few_curve[load.few :: rows], more))
         best = _fastest(tokens, expected)
-        self._choices += 1
+        if best:
+            self._tried = _TRIED
+        elif self._tries:
+            self._tried = max(_LEAST_TRIED, _LESS * self._tried)
+        self._choices, self._tries = self._choices + 1, False
         if self._choices % _TRY_EVERY or not self._usual:
             return best
         hoped = list(map(operator.add, self._hoped_curve[load.few :: rows], more))
         speed = tokens[best] / expected[best]
         better = speed if best else _WORTH * speed
-        self._to_lose_s = min(self._to_lose_s + _TRY_EVERY * _TRIED * expected[best], _MOST_LOST * expected[best])
+        self._to_lose_s = min(self._to_lose_s + _TRY_EVERY * self._tried * expected[best], _MOST_LOST * expected[best])
         others = [
             (tokens[number] / hoped[number], number, lost_s)
             for number, made in enumerate(tokens)
@@ -173,7 +179,7 @@ class CostModel:
             others = [one for one in others if one[1] == 0]
         if others:
             _, best, lost_s = max(others)
-            self._to_lose_s -= lost_s
+            self._to_lose_s, self._tries = self._to_lose_s - lost_s, True
         return best
 
     def _curves(self, size: int) -> tuple[list[float], list[float]]:

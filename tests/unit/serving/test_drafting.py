@@ -161,6 +161,20 @@ def test_a_slow_moment_does_not_last() -> None:
 
 
 @pytest.mark.parametrize("running", [8, 16])
+def test_what_never_pays_is_tried_less_and_less(running: int) -> None:
+    """Rows are computed in blocks of eight, so that any draft doubles a step's time, or adds half of it."""
+    cost, noise, made, spent = CostModel(), random.Random(0), 0.0, 0.0
+    gains = sorted((0.7 ** (i + 1) for i in range(MOST_DRAFTED) for _ in range(running)), reverse=True)[:MOST_DRAFTED]
+    for step in range(1500):
+        count = cost.draft_rows(Load(few=running, few_keys=800), gains)
+        blocks = -(-(running + count) // 8)
+        cost.observe(Load(few=running + count, few_keys=800), blocks * 16e-3 * noise.gauss(1, 0.05))
+        if step >= 200:
+            made, spent = made + running + sum(gains[:count]), spent + blocks
+    assert made / spent > 0.995 * 8
+
+
+@pytest.mark.parametrize("running", [8, 16])
 def test_a_machine_that_is_slow_at_times_does_not_choose_the_length(running: int) -> None:
     """For half a second of three it takes up to three times as long: drafts that lose stay off."""
 

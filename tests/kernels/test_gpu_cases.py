@@ -132,7 +132,7 @@ def test_cuda_is_on_matrix_units(name: str) -> None:
 @pytest.mark.parametrize("kv_heads", [1, 2, 4, 8, 16, 32])
 def test_blocks_of_decode_fill_a_cuda_device(kv_heads: int) -> None:
     """From 8k tokens on a sequence alone has a workgroup for each of the 128 multiprocessors of an RTX 4090."""
-    shape = AttentionShape(4 * kv_heads, kv_heads, 128, "float16", subgroup=32)
+    shape = AttentionShape(4 * kv_heads, kv_heads, 128, "float16", subgroup=32, mma=True)
     split = KeySplit.of(shape, 0, int(cuda_emulated.TARGET.schedule["decode_blocks"]), 4)
     assert split is not None
     for length in (8192, 32768, 131072):

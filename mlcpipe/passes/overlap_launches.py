@@ -3,7 +3,7 @@
 Its workgroups take their places as others leave theirs, and wait for earlier launches before they read or write what
 kernels share: CUDA C++ Programming Guide, "Programmatic Dependent Launch and Synchronization". A step of decode has
 hundreds of kernels of a few microseconds each. Kernels for rows of prompts launch as ever: on an H200 prompts took a
-quarter longer when they overlapped too.
+third longer when they overlapped too.
 """
 
 from __future__ import annotations

@@ -68,11 +68,11 @@ def attend_many(
                 return I.And(last, token > at - window) if window else last
 
             begin = 0 if oldest is None else keep(oldest // block * block)
-            keys = PagedKeys(tile.h, pages, page_table(step, tile.b), begin, end, seen, oldest)
+            keys = PagedKeys(tile.h, pages, page_table(step, tile.b), begin, end, oldest)
             if use_mma:
-                prefill_mma.attend(tile, in_products(keys), qkv, out, I.float32(scale), sinks)
+                prefill_mma.attend(tile, in_products(keys, seen), qkv, out, I.float32(scale), sinks)
             else:
-                attend_pages(tile, keys, qkv, out, None, I.float32(scale), sinks)
+                attend_pages(tile, keys, seen, qkv, out, None, I.float32(scale), sinks)
 
         for_step_tile(shape, size, step, n, attend)
 

@@ -82,7 +82,7 @@ class KeySplit:
         self, cached: Located, first: Expr, batch: Expr, values: Buffer, sums: Buffer, sinks: Sequence[Buffer],
         store: Store,
     ) -> None:  # fmt: skip
-        """Merge the parts of all heads; `store` as in `SubgroupPart.run`.
+        """Merge the parts of all heads; `store` as in `Part.run`.
 
         `values` [part, row, D] has the sums of weighted values, and `sums` [part, row, 2] the largest score and the sum
         of weights; a row is (b - first, head), of `batch` queries b from `first` on; `sinks`: none, or logits [heads].

@@ -51,8 +51,8 @@ def prefill_cached(
             def seen(query: Expr, token: Expr) -> Expr:
                 return token >= oldest(I.min(query, tile.queries - 1)) if window else token >= 0
 
-            paged = PagedKeys(tile.h, pages, cached.table(tile.b), begin, end, seen)
-            attend_pages(tile, paged, q, out, lse, scale)
+            paged = PagedKeys(tile.h, pages, cached.table(tile.b), begin, end)
+            attend_pages(tile, paged, seen, q, out, lse, scale)
 
         for_tile(shape, size, batch, q_indptr, n, attend)
 

@@ -17,13 +17,14 @@ from tir_schedules.gpu.kernel import keep, pin
 from tir_schedules.gpu.matmul.packed_loads import neighbours
 from tir_schedules.paged import PAGE
 
+Seen = Callable[[Expr, Expr], Expr]
+
 
 @dataclass(frozen=True)
 class PagedKeys:
     """Tokens begin ... end - 1 of a KV head of a sequence; `table(i)` is the page of tokens 16 i ... 16 i + 15.
 
-    `seen(query, token)` is as in `prefill_plain.Keys`. Tokens before `first` are loaded as `first` is: their pages may
-    be gone.
+    Tokens before `first` are loaded as `first` is: their pages may be gone.
     """
 
     head: Expr
@@ -31,7 +32,6 @@ class PagedKeys:
     table: Callable[[Expr], Expr]
     begin: Expr
     end: Expr
-    seen: Callable[[Expr, Expr], Expr]
     first: Expr | None = None
 
     def inside(self, token: Expr) -> Expr:
@@ -49,22 +49,26 @@ class PagedKeys:
 def attend_pages(
     tile: Tile,
     keys: PagedKeys,
+    seen: Seen,
     q: Buffer,
     out: Buffer,
     lse: Buffer | None,
     scale: Expr,
     sinks: Sequence[Buffer] = (),
 ) -> None:
-    """Attention of a tile's rows to keys in pages, without matrix units; `sinks`: none, or logits f32[heads]."""
+    """Attention of a tile's rows to keys in pages, without matrix units.
+
+    `seen(query, token)` is as in `prefill_plain.Keys`; `sinks`: none, or logits f32[heads].
+    """
     pages = keys.pages
     k, v = (lambda token, row=row: keys.at(row, token) for row in (pages.key, pages.value))
-    plain = prefill_plain.Keys(keys.begin, keys.end, k, v, keys.seen)
+    plain = prefill_plain.Keys(keys.begin, keys.end, k, v, seen)
     prefill_plain.attend(tile, plain, Operands(q, out, lse, scale, sinks))
 
 
-def in_products(keys: PagedKeys) -> prefill_mma.Keys:
+def in_products(keys: PagedKeys, seen: Seen) -> prefill_mma.Keys:
     """Keys in pages for matrix units; they start at a page boundary."""
-    return prefill_mma.Keys(keep(keys.begin // PAGE * PAGE), keys.end, *loads_in_products(keys), keys.seen)
+    return prefill_mma.Keys(keep(keys.begin // PAGE * PAGE), keys.end, *loads_in_products(keys), seen)
 
 
 def loads_in_products(keys: PagedKeys) -> tuple[prefill_mma.LoadK, prefill_mma.LoadV]:

@@ -46,6 +46,7 @@ from mlcpipe.passes.reuse_views import reuse_views
 from mlcpipe.passes.schedule_kernels import schedule_kernels
 from mlcpipe.passes.share_storage import share_storage
 from mlcpipe.passes.split_weights import split_weights
+from mlcpipe.passes.trust_lists import trust_lists
 from mlcpipe.passes.write_outputs import write_outputs
 
 State = TypeVar("State", bound=Module)
@@ -140,12 +141,14 @@ SCHEDULE = Phase("4-schedule", (schedule_kernels,))
 # planned storages are shared by all that could be freed.
 VM = Phase(
     "5-vm",
-    _tvm(
-        relax.transform.LowerAllocTensor,
-        relax.transform.LowerRuntimeBuiltin,
-        relax.transform.ComputePrimValue,
-        relax.transform.VMShapeLower,
-        relax.transform.AttachGlobalSymbol,
+    (
+        *_tvm(
+            relax.transform.LowerAllocTensor,
+            relax.transform.LowerRuntimeBuiltin,
+            relax.transform.ComputePrimValue,
+        ),
+        trust_lists,
+        *_tvm(relax.transform.VMShapeLower, relax.transform.AttachGlobalSymbol),
     ),
 )
 

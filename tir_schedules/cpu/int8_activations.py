@@ -66,6 +66,11 @@ class Panels:
     scales: Buffer
     corrections: Buffer
 
+    @property
+    def rows(self) -> int:
+        """Rows of a panel."""
+        return int(self.scales.shape[2])
+
 
 def alloc_panels(groups: Groups, count: Expr, rows: int) -> Panels:
     """Memory of `count` panels of `rows` rows."""

@@ -6,16 +6,18 @@ groups in their order, in tiles of any size.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
+from math import gcd
 
 from tvm.script.ir_builder import tirx as I
 
 from tir_schedules.builder import Buffer, Expr
 from tir_schedules.cpu.adapters import Adapters
 from tir_schedules.cpu.int8_activations import Groups, Panels, alloc_panels, cover_rows, one_panel, quantize_group
-from tir_schedules.cpu.int8_adapters import Int8Adapters, int8_adapters
+from tir_schedules.cpu.int8_adapters import Int8Adapters, LowRank
 from tir_schedules.cpu.int8_blocks import byte_shift, codes_of
 from tir_schedules.cpu.int8_dot import Weight
 from tir_schedules.cpu.int8_gemm import Int8Tile
@@ -92,7 +94,8 @@ def ask_for_next(weight: Weight, panel: Expr, panels: Expr) -> Ask:
 class _Tile:
     """A register tile of one panel by the columns of `out`; codes go from packed words to registers.
 
-    `first` is the weight's block of its first columns. Blocks past `last` repeat it; None: there are none.
+    `first` is the weight's block of its first columns. Blocks past `last` repeat it; None: there are none. `low_rank`
+    is what adapters add.
     """
 
     panels: Panels
@@ -102,6 +105,7 @@ class _Tile:
     first: Expr
     last: Expr | None
     ask: Ask
+    low_rank: LowRank | None
 
     @property
     def lanes(self) -> int:
@@ -124,14 +128,39 @@ class _Tile:
     def sum(self, total: Registers) -> None:
         """Emit total[r * vectors + v] = the sums of row r and the v-th vector of columns."""
         if self.weight.packed.blocked:
-            return self._sum_blocks(total)
+            self._sum_blocks(total)
+        else:
+            self._sum_groups(total)
+
+    def _begin(self, total: Registers) -> None:
+        """total = what adapters add, or zeros."""
+        with I.unroll(self.out.rows * self.vectors) as i:
+            total[i] = splat(0.0, self.lanes)
+        if self.low_rank is not None:
+            self.low_rank.expand(total, self.out, self.panel)
+
+    @contextmanager
+    def _each_of(self, count: int) -> Iterator[Expr]:
+        """A loop over groups of 32 columns, and between them prefetches of what adapters need for the next tile."""
+        rows = self.out.rows
+        if self.low_rank is None:
+            with I.serial(count) as g:
+                yield g
+            return
+        pieces = gcd(count, rows)
+        with I.serial(pieces) as piece:
+            self.low_rank.ask(self.out, piece * (rows // pieces), rows // pieces)
+            with I.serial(count // pieces) as i:
+                yield piece * (count // pieces) + i
+
+    def _sum_groups(self, total: Registers) -> None:
+        """As `sum`, of a format with codes in groups, or one group."""
         groups, weight, rows, vectors = self.panels.groups, self.weight, self.out.rows, self.vectors
         packed, words = weight.packed, groups.size * weight.packed.bits // 32
         acc, word = Registers(rows * vectors, self.lanes, "int32"), Registers(vectors, self.lanes, "uint32")
         scale = Registers(vectors, self.lanes)
-        with I.unroll(rows * vectors) as i:
-            total[i] = splat(0.0, self.lanes)
-        with I.serial(groups.count) as g:
+        self._begin(total)
+        with self._each_of(groups.count) as g:
             self.ask(self.first, g, words, self.out.blocks)
             with I.unroll(rows) as r, I.unroll(vectors) as v:
                 acc[r * vectors + v] = splat(self.panels.corrections[self.panel, g, r], self.lanes)
@@ -157,9 +186,8 @@ class _Tile:
         packed, parts, shift = weight.packed, 32 // weight.packed.part, byte_shift(weight)
         acc, word = Registers(rows * vectors, lanes, "int32"), Registers(vectors * packed.bits, lanes, "uint32")
         scale, minimum = Registers(vectors, lanes), Registers(vectors, lanes)
-        with I.unroll(rows * vectors) as i:
-            total[i] = splat(0.0, lanes)
-        with I.serial(packed.k // 32) as run:
+        self._begin(total)
+        with self._each_of(packed.k // 32) as run:
             self.ask(self.first, run, packed.bits, self.out.blocks)
             with I.unroll(vectors) as v, I.unroll(packed.bits) as i:
                 at = (self.block(v), run * packed.bits + i, self.column(v))
@@ -225,7 +253,7 @@ def direct_tile(
     out: Output,
     ask: Ask,
     expert: Expr | None = None,
-    adapters: Int8Adapters | None = None,
+    low_rank: LowRank | None = None,
 ) -> None:
     """Emit a register tile from its panel to y; `expert`: its weight is one of several, one after the other."""
     first, blocks = out.block, weight.packed.blocks
@@ -233,11 +261,7 @@ def direct_tile(
     if expert is not None:
         first, last = expert * blocks + first, expert * blocks + blocks - 1
     total = Registers(out.rows * out.blocks * (LANES // weight.dot.lanes), weight.dot.lanes)
-    if adapters is not None:
-        adapters.ask(out)
-    _Tile(panels, panel, weight, out, first, last if blocks % out.blocks else None, ask).sum(total)
-    if adapters is not None:
-        adapters.expand(total, out)
+    _Tile(panels, panel, weight, out, first, last if blocks % out.blocks else None, ask, low_rank).sum(total)
     out.store(total)
 
 
@@ -246,30 +270,31 @@ def _direct(
 ) -> None:
     """Few rows: every panel unpacks the codes for itself, and asks for its share of those of the next columns."""
     cover, panels = cover_rows(m, groups, tile.rows, tile.tail_rows)
+    low_rank = None
     if adapters is not None:
-        adapters.quantize(X, cover, panels)
+        low_rank = adapters.quantize(X, cover, panels)
     else:
         with I.parallel(groups.count) as g, I.serial(cover.panels) as p, I.serial(cover.rows_of(p)) as r:
             quantize_group(X, cover.row(p, r), g, panels, p, r)
     with I.parallel(-(-weight.packed.blocks // tile.blocks)) as t:
         for panel, row, rows in cover.tiles():
             out = Output(Y, row, m, t * tile.blocks, rows, tile.blocks)
-            direct_tile(panels, panel, weight, out, ask_for_next(weight, panel, cover.panels), adapters=adapters)
+            direct_tile(panels, panel, weight, out, ask_for_next(weight, panel, cover.panels), low_rank=low_rank)
 
 
 def _one_panel(
     X: Buffer, weight: Weight, Y: Buffer, m: Expr, rows: int, groups: Groups, adapters: Int8Adapters | None
 ) -> None:
     """Up to `rows` rows: one panel, one block of columns after the other, as memory has them."""
-    panels, blocks = alloc_panels(groups, 1, rows), weight.packed.blocks
+    panels, blocks, low_rank = alloc_panels(groups, 1, rows), weight.packed.blocks, None
     if adapters is not None:
-        adapters.quantize(X, one_panel(m, rows), panels)
+        low_rank = adapters.quantize(X, one_panel(m, rows), panels)
     else:
         with I.parallel(groups.count) as g, I.serial(rows) as r:
             quantize_group(X, I.min(r, m - 1), g, panels, 0, r)
     with I.parallel(blocks) as t:
         out = Output(Y, 0, m, t, rows, 1)
-        direct_tile(panels, 0, weight, out, ask_ahead(weight, _PREFETCH_WORDS), adapters=adapters)
+        direct_tile(panels, 0, weight, out, ask_ahead(weight, _PREFETCH_WORDS), low_rank=low_rank)
 
 
 def several_rows(
@@ -282,7 +307,7 @@ def several_rows(
     adapters: Adapters | None = None,
 ) -> None:
     """Emit y = x W^T from two rows on: in one panel where one holds them, else with the tile of several or of few."""
-    low_rank = None if adapters is None else int8_adapters(adapters, weight.dot, groups, m)
+    low_rank = None if adapters is None else Int8Adapters(adapters, weight.dot, groups, m)
 
     def panels() -> None:
         if tiles.several == tiles.few or heights:
@@ -310,13 +335,12 @@ def one_row(
     X: Buffer, weight: Weight, Y: Buffer, tiles: FewTiles, groups: Groups, adapters: Adapters | None = None
 ) -> None:
     """Emit y = x W^T of one row: the packed weight is read once, `gemv_blocks` of it at a time."""
-    panels, blocks = alloc_panels(groups, 1, 1), tiles.gemv_blocks
-    low_rank = None if adapters is None else int8_adapters(adapters, weight.dot, groups, 1)
-    if low_rank is not None:
-        low_rank.quantize(X, one_panel(1, 1), panels)
+    panels, blocks, low_rank = alloc_panels(groups, 1, 1), tiles.gemv_blocks, None
+    if adapters is not None:
+        low_rank = Int8Adapters(adapters, weight.dot, groups, 1).quantize(X, one_panel(1, 1), panels)
     else:
         with I.serial(groups.count) as g:
             quantize_group(X, 0, g, panels, 0, 0)
     with I.parallel(-(-weight.packed.blocks // blocks)) as t:
         out = Output(Y, 0, 1, t * blocks, 1, blocks)
-        direct_tile(panels, 0, weight, out, ask_ahead(weight, tiles.prefetch_words), adapters=low_rank)
+        direct_tile(panels, 0, weight, out, ask_ahead(weight, tiles.prefetch_words), low_rank=low_rank)

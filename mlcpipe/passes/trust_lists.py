@@ -1,0 +1,41 @@
+"""Has no call check each tensor of a list that the runtime made: pages, and adapters.
+
+The virtual machine matches the inputs of a function with their types at every call, those that are weights excepted
+(`num_input` of TVM's VMShapeLower). Of three tensors for each of 64 projections that took a fiftieth of a step of eight
+answers (Llama 3.2 1B's shape, two cores). Kernels find the sizes in the tensors.
+"""
+
+from __future__ import annotations
+
+import tvm
+from tvm import relax, tirx
+
+from mlcpipe.passes.lowering import Lowering
+
+
+def trust_lists(state: Lowering) -> Lowering:
+    """Count inputs from the first list on as weights, and bind the sizes that only they have: to 1, as nothing reads
+    them. Runs where nothing but calls of kernels is left of the functions.
+    """
+    mod = tvm.IRModule(dict(state.mod.functions))
+    for gv, func in state.mod.functions.items():
+        if isinstance(func, relax.Function):
+            lists = [i for i, param in enumerate(func.params) if isinstance(param.ty, relax.TupleType)]
+            bound = func.bind_symbolic_vars({size: tirx.IntImm("int64", 1) for size in _list_sizes(func)})
+            mod[gv] = bound.with_attr("num_input", min(lists, default=len(func.params)))
+    return state.with_mod(mod)
+
+
+def _list_sizes(func: relax.Function) -> list[tirx.Var]:
+    """Symbolic sizes of lists that neither another input has nor the body computes with."""
+    used: set[tirx.Var] = set()
+    for param in func.params:
+        if not isinstance(param.ty, relax.TupleType):
+            used.update(relax.analysis.tir_vars_in_type(param.ty))
+    for block in func.body.blocks:
+        for binding in block.bindings:
+            for arg in getattr(binding.value, "args", ()):
+                if not isinstance(arg, relax.Var):  # whose type states sizes without using them
+                    used.update(relax.analysis.free_symbolic_vars(arg))
+    lists = (param.ty for param in func.params if isinstance(param.ty, relax.TupleType))
+    return [size for ty in lists for size in relax.analysis.tir_vars_in_type(ty) if size not in used]

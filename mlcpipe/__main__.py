@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
+import threading
 
 _INTERRUPTED = 130  # 128 + SIGINT, as shells report it
 
@@ -18,9 +19,12 @@ def main() -> int:
 
     try:
         signal.signal(signal.SIGINT, before)
-        return run()
+        code = run()
     except KeyboardInterrupt:  # before or after what `run` covers
-        return _INTERRUPTED
+        code = _INTERRUPTED
+    if any(thread.name == "mlcpipe-loading" for thread in threading.enumerate()):
+        os._exit(code)  # Python ends the thread of a server that still loads; native code would call std::terminate
+    return code
 
 
 if __name__ == "__main__":

@@ -117,6 +117,8 @@ def main(arguments: list[str] | None = None) -> int:
         if (ours := no_memory(error)) is not None:
             _report(str(ours))
             return ours.exit_code
+        if "KeyboardInterrupt" in str(error):  # pydantic's import, where Ctrl-C becomes words of another error
+            return _INTERRUPTED
         _report(f"unexpected {type(error).__name__}: {error}; this is a bug, MLCPIPE_DEBUG=1 shows where")
         return _BUG
     finally:

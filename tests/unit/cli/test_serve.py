@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+import subprocess
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -96,3 +97,34 @@ def test_metrics_of_replicas_have_their_names() -> None:
             assert f'mlcpipe_{metric}{{replica="{name}"}} {value}.0' in found
         assert f'mlcpipe_request_prompt_tokens_sum{{replica="{name}"}} {tokens}.0' in found
         assert f'mlcpipe_request_prompt_tokens_bucket{{le="8.0",replica="{name}"}} 1.0' in found
+
+
+# Ctrl-C comes while native code that loads calls Python again and again.
+_STOPPED_WHILE_LOADING = """
+import os, signal, sys, threading, time
+import tvm_ffi
+import mlcpipe.__main__, mlcpipe.cli
+from mlcpipe.server.guard import Rules
+from mlcpipe.server.run import bound_socket, serve
+
+def load():
+    threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGINT)).start()
+    tvm_ffi.convert(lambda: [time.sleep(0.001) for _ in range(60000)])()
+
+def run():
+    try:
+        serve(bound_socket("127.0.0.1", 0), load, Rules(), print, 0.1)
+    except KeyboardInterrupt:
+        return 130
+
+mlcpipe.cli.main = run
+signal.signal(signal.SIGINT, signal.default_int_handler)
+sys.exit(mlcpipe.__main__.main())
+"""
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="no SIGINT for one process on Windows")
+def test_ctrl_c_while_the_model_loads() -> None:
+    command = [sys.executable, "-c", _STOPPED_WHILE_LOADING]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stderr) == (130, "")

@@ -1,8 +1,8 @@
 """Has no call check each tensor of a list that the runtime made: pages, and adapters.
 
 The virtual machine matches the inputs of a function with their types at every call, those that are weights excepted
-(`num_input` of TVM's VMShapeLower). Of three tensors for each of 64 projections that took a fiftieth of a step of eight
-answers (Llama 3.2 1B's shape, two cores). Kernels find the sizes in the tensors.
+(`num_input` of TVM's VMShapeLower). For three tensors of each of 64 projections these were 576 of its calls at every
+step (Llama 3.2 1B). Kernels find the sizes in the tensors.
 """
 
 from __future__ import annotations

@@ -137,8 +137,8 @@ MEMORY = Phase(
 
 SCHEDULE = Phase("4-schedule", (schedule_kernels,))
 
-# What `tvm.relax.build` does after planning memory: no operation or allocation changes here. Without KillAfterLastUse:
-# planned storages are shared by all that could be freed.
+# What `tvm.relax.build` does after planning memory, and `trust_lists`: no operation or allocation changes here.
+# Without KillAfterLastUse: planned storages are shared by all that could be freed.
 VM = Phase(
     "5-vm",
     (

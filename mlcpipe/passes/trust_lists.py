@@ -34,8 +34,9 @@ def _list_sizes(func: relax.Function) -> list[tirx.Var]:
             used.update(relax.analysis.tir_vars_in_type(param.ty))
     for block in func.body.blocks:
         for binding in block.bindings:
-            for arg in getattr(binding.value, "args", ()):
-                if not isinstance(arg, relax.Var):  # whose type states sizes without using them
-                    used.update(relax.analysis.free_symbolic_vars(arg))
+            value = binding.value
+            for part in value.args if isinstance(value, relax.Call) else [value]:
+                if not isinstance(part, (relax.Var, relax.TupleGetItem)):  # their types state sizes without using them
+                    used.update(relax.analysis.free_symbolic_vars(part))
     lists = (param.ty for param in func.params if isinstance(param.ty, relax.TupleType))
     return [size for ty in lists for size in relax.analysis.tir_vars_in_type(ty) if size not in used]

@@ -150,7 +150,7 @@ def serve(
             with contextlib.suppress(RuntimeError):  # the server has ended meanwhile
                 loop.call_soon_threadsafe(call, argument)
 
-        threading.Thread(target=loading, name="mlcpipe-loading", daemon=True).start()
+        threading.Thread(target=loading, name="mlcpipe-loading", daemon=True).start()  # __main__ knows the name
         try:
             await server.serve(sockets=[bound])
         finally:

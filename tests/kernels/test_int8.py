@@ -12,8 +12,10 @@ from mlcpipe.nn import definitions
 from mlcpipe.quantization.layout import load_layout
 from mlcpipe.quantization.scheme import load_scheme
 from tests.kernels.cases.cpu.int8 import HERE, Int8Matmul, knobs_of, quantized, weight
-from tests.kernels.cases.cpu.matmul import packed
+from tests.kernels.cases.cpu.matmul import Matmul, packed
 from tests.kernels.harness import adversarial, compile_together, tensors, unwritten
+from tir_schedules.adapter_shape import AdapterShape
+from tir_schedules.cpu.adapted_matmul import adapted_matmul
 from tir_schedules.cpu.int8_activations import panel_row, whole_panels
 from tir_schedules.cpu.int8_gemm import CHUNK, GROUP, LARGE_CHUNK
 from tir_schedules.cpu.int8_matmul import int8_matmul
@@ -87,3 +89,10 @@ def test_the_rule_says_why_it_does_not_apply() -> None:
     assert declined("q3f16_1") == "3-bit codes, 10 a word"
     assert declined("q0f16") == "0-bit codes, 0 a word"
     assert "layout row" in declined("q4f16_1", "row")
+
+
+@pytest.mark.parametrize(("scheme", "fused"), [("q4f16_1", True), ("int4_row_f16", False)])
+def test_adapters_go_into_products_whose_scales_are_not_of_whole_rows(scheme: str, fused: bool) -> None:
+    product = op_of(Matmul(scheme, 64, 128).definition())
+    assert product is not None
+    assert (adapted_matmul(product, AdapterShape(128, (64,), "uint8")) is not None) == fused

@@ -106,7 +106,7 @@ class LowRank:
         with I.serial(rows) as i:
             row = value(I.min(out.row + first + i, self.of.m - 1))
             with (
-                I.If(I.Or(self.most[1] == 0, first + i == 0)),
+                I.If(I.Or(I.Not(self.alike), first + i == 0)),
                 I.Then(),
                 I.serial(self.begin[row], self.begin[row] + self.count[row]) as block,
                 I.unroll(out.blocks) as b,
@@ -204,9 +204,7 @@ class _Shrink:
     def rows_of_one(self, p: Expr) -> None:
         """Of all rows of panel p, which have one adapter."""
         lanes, rows = self.t.of.dot.lanes, self.panels.rows
-        together = max(
-            n for n in range(1, rows + 1) if rows % n == 0 and n * (RANK // lanes) <= max(_SUMS, RANK // lanes)
-        )
+        together = max(n for n in range(1, rows + 1) if rows % n == 0 and n * (RANK // lanes) <= _SUMS)
         with I.serial(rows // together) as i:
             self._blocks(p, i * together, together, I.int64(0))
 

@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from pydantic_core import SchemaValidator
 
 from mlcpipe import version
 from mlcpipe.cli import app, main
@@ -198,3 +199,20 @@ def test_doctor_names_what_to_install(monkeypatch: pytest.MonkeyPatch, capsys: p
     shown = " ".join(capsys.readouterr().out.split())
     assert "pip install apache-tvm==0.27.0.post1 apache-tvm-ffi==0.1.14.post1" in shown
     assert "pip install 'mlcpipe[zig]'" in shown
+
+
+def test_ctrl_c_that_pydantic_made_words_of(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    class Interrupted(str):
+        __hash__ = str.__hash__
+
+        def __eq__(self, _: object) -> bool:
+            raise KeyboardInterrupt
+
+    def build(_: object) -> int:
+        SchemaValidator({"type": "str", Interrupted("strict"): True})  # type: ignore[misc]
+        return 0
+
+    monkeypatch.setattr("mlcpipe.cli._run", build)
+    assert main(["doctor"]) == 130 and capsys.readouterr().err == ""

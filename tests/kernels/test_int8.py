@@ -9,10 +9,12 @@ import pytest
 from tvm import sym, tirx
 
 from mlcpipe.nn import definitions
+from mlcpipe.quantization import kept
 from mlcpipe.quantization.layout import load_layout
+from mlcpipe.quantization.packing import unpack
 from mlcpipe.quantization.scheme import load_scheme
 from tests.kernels.cases.cpu.int8 import HERE, Int8Matmul, knobs_of, quantized, weight
-from tests.kernels.cases.cpu.matmul import Matmul, packed
+from tests.kernels.cases.cpu.matmul import LAYOUT, Matmul, packed, scheme_named
 from tests.kernels.harness import adversarial, compile_together, tensors, unwritten
 from tir_schedules.adapter_shape import AdapterShape
 from tir_schedules.cpu.adapted_matmul import adapted_matmul
@@ -96,3 +98,22 @@ def test_adapters_go_into_products_whose_scales_are_not_of_whole_rows(scheme: st
     product = op_of(Matmul(scheme, 64, 128).definition())
     assert product is not None
     assert (adapted_matmul(product, AdapterShape(128, (64,), "uint8")) is not None) == fused
+
+
+@pytest.mark.skipif("avx2" not in HERE, reason="sums in int16 are those of AVX2, which this CPU lacks")
+@pytest.mark.parametrize("name", ("q4f16_1", "TQ2_0", "Q2_K", "Q3_K", "Q5_0", "Q6_K", "MXFP4", "IQ1_S", "IQ4_NL"))
+def test_sums_of_the_largest_products_fit(name: str) -> None:
+    """Every code is that of the largest level, every x is 127 steps."""
+    n, k = 16, 512
+    scheme = scheme_named(name)
+    code = int(np.argmax(scheme.table or range(1 << scheme.bits)))
+    rows = {name: np.ones(shape, dtype) for name, (shape, dtype) in scheme.shapes(n, k).items()}
+    rows["q_weight"] = kept.pack_codes(np.full((n, k), code, np.uint8), scheme.bits)
+    x = np.ones((3, k), np.float32)
+    stored = load_layout(LAYOUT).repack(scheme, rows, n, k).values()
+    kernel = compile_together({"f": Int8Matmul("avx2", name, n, k).build()})["f"]
+    expected = quantized(x) @ unpack(scheme, rows, k).astype(np.float64).T
+    for m in (1, 3):
+        args = tensors((x[:m], *stored, unwritten((m, n))))
+        kernel(*args)
+        np.testing.assert_allclose(args[-1].numpy(), expected[:m], rtol=1e-5)

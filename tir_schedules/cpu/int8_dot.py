@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 from tvm import tirx
@@ -9,7 +11,7 @@ from tvm.script.ir_builder import tirx as I
 
 from tir_schedules.builder import Buffer, Expr
 from tir_schedules.cpu.packed_weight import Packed
-from tir_schedules.cpu.vectors import prefetch
+from tir_schedules.cpu.vectors import Registers, prefetch, splat
 
 KINDS = ("amx_int8", "avx512_vnni", "avx_vnni", "avx2", "neon_i8mm", "neon_dotprod")
 
@@ -73,23 +75,68 @@ class Dot:
 
     def __call__(self, acc: tirx.PrimExpr, codes: tirx.PrimExpr, x: tirx.PrimExpr, bits: int) -> tirx.PrimExpr:
         """acc int32[lanes] + the dot products of each lane's four bytes of `codes` with the four signed bytes of x."""
-        width, lanes = 4 * self.lanes, f"int32x{self.lanes}"
-        x = I.reinterpret(I.broadcast(x, self.lanes), dtype=f"int8x{width}")
+        if self.kind == "avx2":
+            return self.add_pairs(acc, self.products_of_pairs(codes, x, bits))
+        lanes, x = f"int32x{self.lanes}", self._bytes(x)
         if self.kind.startswith("neon"):
             return _intrinsic("llvm.aarch64.neon.sdot.v4i32.v16i8", lanes, acc, codes, x)
-        if self.kind == "avx2":
-            if bits == 8:  # |w| * sign(w) x: pairs stay within int16, 2 * 127 * 127
-                x = _intrinsic("llvm.x86.avx2.psign.b", f"int8x{width}", x, codes)
-                codes = _intrinsic("llvm.x86.avx2.psign.b", f"int8x{width}", codes, codes)
-            pairs = _intrinsic("llvm.x86.avx2.pmadd.ub.sw", f"int16x{width // 2}", codes, x)
-            ones = I.broadcast(I.int16(1), width // 2)
-            return acc + _intrinsic("llvm.x86.avx2.pmadd.wd", lanes, pairs, ones)
         return _intrinsic(f"llvm.x86.avx512.vpdpbusd.{32 * self.lanes}", lanes, acc, codes, x)
+
+    def _bytes(self, x: tirx.PrimExpr) -> tirx.PrimExpr:
+        """The four bytes of an int32 in each lane."""
+        return I.reinterpret(I.broadcast(x, self.lanes), dtype=f"int8x{4 * self.lanes}")
+
+    def pairs_that_fit(self, highest: int) -> int:
+        """How many `products_of_pairs` of codes up to `highest` int16 can add up; 0: the instructions sum in int32."""
+        return 32767 // (2 * 127 * highest) if self.kind == "avx2" else 0
+
+    def products_of_pairs(self, codes: tirx.PrimExpr, x: tirx.PrimExpr, bits: int) -> tirx.PrimExpr:
+        """AVX2's int16[2 * lanes]: sums of two products."""
+        x, dtype = self._bytes(x), f"int8x{4 * self.lanes}"
+        if bits == 8:  # |w| * sign(w) x: pairs stay within int16, 2 * 127 * 127
+            x = _intrinsic("llvm.x86.avx2.psign.b", dtype, x, codes)
+            codes = _intrinsic("llvm.x86.avx2.psign.b", dtype, codes, codes)
+        return _intrinsic("llvm.x86.avx2.pmadd.ub.sw", f"int16x{2 * self.lanes}", codes, x)
+
+    def add_pairs(self, acc: tirx.PrimExpr, pairs: tirx.PrimExpr) -> tirx.PrimExpr:
+        """acc int32[lanes] + the two int16 of each lane."""
+        ones = I.broadcast(I.int16(1), 2 * self.lanes)
+        return acc + _intrinsic("llvm.x86.avx2.pmadd.wd", f"int32x{self.lanes}", pairs, ones)
 
     def pairs(self, acc: tirx.PrimExpr, first: tirx.PrimExpr, second: tirx.PrimExpr) -> tirx.PrimExpr:
         """acc int32[2 * 2] + two rows of eight signed bytes (int32[4]) times two others: only NEON's i8mm has it."""
         rows = (I.reinterpret(x, dtype="int8x16") for x in (first, second))
         return _intrinsic("llvm.aarch64.neon.smmla.v4i32.v16i8", "int32x4", acc, *rows)
+
+
+class Sums:
+    """`count` int32 sums of dot products in registers. AVX2 adds products of pairs in int16 first, as many as fit."""
+
+    def __init__(self, dot: Dot, count: int, highest: int) -> None:
+        """Codes are at most `highest`."""
+        self._dot, self._count, fit = dot, count, dot.pairs_that_fit(highest)
+        self.total = Registers(count, dot.lanes, "int32")
+        self._pairs = Registers(count, 2 * dot.lanes, "int16") if fit else None
+        self.room = fit or None  # None: any number
+
+    def add(self, i: Expr, codes: Expr, x: Expr, bits: int) -> None:
+        """The i-th sum += a dot product, as `Dot` has it; within `adding`."""
+        if self._pairs is None:
+            self.total[i] = self._dot(self.total[i], codes, x, bits)
+        else:
+            self._pairs[i] = self._pairs[i] + self._dot.products_of_pairs(codes, x, bits)
+
+    @contextmanager
+    def adding(self) -> Iterator[None]:
+        """At most `room` products are added to each sum in its body."""
+        if self._pairs is None:
+            yield
+            return
+        with I.unroll(self._count) as i:
+            self._pairs[i] = splat(I.int16(0), 2 * self._dot.lanes)
+        yield
+        with I.unroll(self._count) as i:
+            self.total[i] = self._dot.add_pairs(self.total[i], self._pairs[i])
 
 
 @dataclass(frozen=True)

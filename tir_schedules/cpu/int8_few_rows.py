@@ -19,7 +19,7 @@ from tir_schedules.cpu.adapters import Adapters
 from tir_schedules.cpu.int8_activations import Groups, Panels, alloc_panels, cover_rows, one_panel, quantize_group
 from tir_schedules.cpu.int8_adapters import Int8Adapters, LowRank
 from tir_schedules.cpu.int8_blocks import byte_shift, codes_of
-from tir_schedules.cpu.int8_dot import Weight
+from tir_schedules.cpu.int8_dot import Sums, Weight
 from tir_schedules.cpu.int8_gemm import Int8Tile
 from tir_schedules.cpu.packed_weight import LANES
 from tir_schedules.cpu.planes import scale_of, zero_of
@@ -127,10 +127,13 @@ class _Tile:
 
     def sum(self, total: Registers) -> None:
         """Emit total[r * vectors + v] = the sums of row r and the v-th vector of columns."""
-        if self.weight.packed.blocked:
-            self._sum_blocks(total)
-        else:
+        packed = self.weight.packed
+        if not packed.blocked:
             self._sum_groups(total)
+        elif self.lanes < LANES and packed.group_size > packed.part and packed.k % packed.group_size == 0:
+            self._sum_large_groups(total)
+        else:
+            self._sum_blocks(total)
 
     def _begin(self, total: Registers) -> None:
         """total = what adapters add, or zeros."""
@@ -157,15 +160,15 @@ class _Tile:
         """As `sum`, of a format with codes in groups, or one group."""
         groups, weight, rows, vectors = self.panels.groups, self.weight, self.out.rows, self.vectors
         packed, words = weight.packed, groups.size * weight.packed.bits // 32
-        acc, word = Registers(rows * vectors, self.lanes, "int32"), Registers(vectors, self.lanes, "uint32")
-        scale = Registers(vectors, self.lanes)
+        sums, word = Sums(weight.dot, rows * vectors, packed.highest), Registers(vectors, self.lanes, "uint32")
+        scale, acc = Registers(vectors, self.lanes), sums.total
         self._begin(total)
         with self._each_of(groups.count) as g:
             self.ask(self.first, g, words, self.out.blocks)
             with I.unroll(rows) as r, I.unroll(vectors) as v:
                 acc[r * vectors + v] = splat(self.panels.corrections[self.panel, g, r], self.lanes)
-            with I.serial(words // packed.bits) as part, I.unroll(packed.bits) as i:
-                self._multiply(acc, word, g * words + part * packed.bits + i)
+            with I.serial(words // packed.bits) as part, sums.adding(), I.unroll(packed.bits) as i:
+                self._multiply(sums, word, g * words + part * packed.bits + i)
             if packed.groups > 1:
                 with I.unroll(vectors) as v:
                     scale[v] = load(weight.scales, (self.block(v), g, self.column(v)), self.lanes)
@@ -181,57 +184,110 @@ class _Tile:
                     total[r * vectors + v] = total[r * vectors + v] * scale[v]
 
     def _sum_blocks(self, total: Registers) -> None:
-        """As `sum`, of a block format."""
-        weight, rows, vectors, lanes = self.weight, self.out.rows, self.vectors, self.lanes
-        packed, parts, shift = weight.packed, 32 // weight.packed.part, byte_shift(weight)
-        acc, word = Registers(rows * vectors, lanes, "int32"), Registers(vectors * packed.bits, lanes, "uint32")
-        scale, minimum = Registers(vectors, lanes), Registers(vectors, lanes)
+        """As `sum`, of a block format: every group of x is scaled. With vectors of 16 lanes memory is the limit."""
+        lanes, vectors, parts, panels = self.lanes, self.vectors, 32 // self.weight.packed.part, self.panels
+        sums, word, factors = self._block_registers()
         self._begin(total)
-        with self._each_of(packed.k // 32) as run:
-            self.ask(self.first, run, packed.bits, self.out.blocks)
-            with I.unroll(vectors) as v, I.unroll(packed.bits) as i:
-                at = (self.block(v), run * packed.bits + i, self.column(v))
-                word[v * packed.bits + i] = read(weight.words, at, lanes)
+        with self._each_of(self.weight.packed.k // 32) as run:
+            self._read_run(word, run)
             for part in range(parts):
                 g = run * parts + part
+                self._read_factors(factors, g)
+                self._multiply_part(sums, word, run, part)
+                with I.unroll(self.out.rows) as r, I.unroll(vectors) as v:
+                    at, x_sum = r * vectors + v, I.cast(panels.corrections[self.panel, g, r], "float32")
+                    scaled = self._scaled(I.cast(sums.total[at], f"float32x{lanes}"), factors, v, x_sum)
+                    total[at] = total[at] + scaled * splat(panels.scales[self.panel, g, r], lanes)
+
+    def _sum_large_groups(self, total: Registers) -> None:
+        """As `_sum_blocks`, of a format whose groups are several of x, which are added before they are scaled."""
+        rows, vectors, lanes, packed = self.out.rows, self.vectors, self.lanes, self.weight.packed
+        runs, inner, x_sums = packed.group_size // 32, Registers(rows * vectors, lanes), Registers(rows, 1)
+        sums, word, factors = self._block_registers()
+        self._begin(total)
+        with self._each_of(packed.groups) as group:
+            with I.unroll(rows) as r:
+                x_sums[r] = I.float32(0)
                 with I.unroll(vectors) as v:
-                    at = (self.block(v), g, self.column(v))
-                    scale[v] = scale_of(packed, weight.scales, weight.subs, at, 0, lanes)
-                    if packed.zeros:
-                        minimum[v] = zero_of(packed, weight.subs, at, lanes) - splat(float(shift), lanes)
-                    elif packed.minima:
-                        minimum[v] = scale_of(packed, weight.scales, weight.subs, at, 1, lanes)
-                        if shift:
-                            minimum[v] = minimum[v] + scale[v] * splat(float(shift), lanes)
-                with I.unroll(rows) as r, I.unroll(vectors) as v:
-                    start = I.int32(0) if packed.shifted else self.panels.corrections[self.panel, g, r]
-                    acc[r * vectors + v] = splat(start, lanes)
-                self._multiply_codes(acc, word, run, range(8 // parts * part, 8 // parts * (part + 1)))
-                with I.unroll(rows) as r, I.unroll(vectors) as v:
-                    i, x = r * vectors + v, self.panels.scales[self.panel, g, r]
-                    sums = I.cast(acc[i], f"float32x{lanes}")
+                    inner[r * vectors + v] = splat(0.0, lanes)
+            with I.serial(runs) as i:
+                run = group * runs + i
+                self._read_run(word, run)
+                self._multiply_part(sums, word, run, 0)
+                with I.unroll(rows) as r:
+                    x = self.panels.scales[self.panel, run, r]
                     if packed.shifted:
-                        x_sum = splat(I.cast(self.panels.corrections[self.panel, g, r], "float32"), lanes)
-                    if packed.zeros:  # whole numbers below 2**24: exact
-                        sums = sums - minimum[v] * x_sum
-                    sums = sums * scale[v]
-                    if packed.minima:
-                        sums = sums + minimum[v] * x_sum
-                    total[i] = total[i] + sums * splat(x, lanes)
+                        x_sums[r] = x_sums[r] + I.cast(self.panels.corrections[self.panel, run, r], "float32") * x
+                    with I.unroll(vectors) as v:
+                        at = r * vectors + v
+                        inner[at] = inner[at] + I.cast(sums.total[at], f"float32x{lanes}") * splat(x, lanes)
+            self._read_factors(factors, group * runs)
+            with I.unroll(rows) as r, I.unroll(vectors) as v:
+                at = r * vectors + v
+                total[at] = total[at] + self._scaled(inner[at], factors, v, x_sums[r])
 
-    def _multiply_codes(self, acc: Registers, word: Registers, run: Expr, steps: range) -> None:
-        """acc += the products of some of the 8 vectors of codes of 32 columns."""
-        bits, vectors = self.weight.packed.bits, self.vectors
-        signed = bool(self.weight.packed.table) and self.weight.dot.levels(self.weight.packed)[1] == 0
-        signed = signed or bits == 8
-        for t in steps:
-            with I.unroll(self.out.rows) as r, I.unroll(vectors) as v:
-                codes = codes_of(self.weight, partial(_word, word, v * bits), t)
-                x = self.panels.words[self.panel, run * 8 + t, r]
-                acc[r * vectors + v] = self.weight.dot(acc[r * vectors + v], codes, x, 8 if signed else 4)
+    def _block_registers(self) -> tuple[Sums, Registers, Registers]:
+        """Sums, the words of 32 columns, and two factors for each vector of columns."""
+        packed, vectors, lanes = self.weight.packed, self.vectors, self.lanes
+        sums = Sums(self.weight.dot, self.out.rows * vectors, 255 if self._signed else packed.highest)
+        return sums, Registers(vectors * packed.bits, lanes, "uint32"), Registers(2 * vectors, lanes)
 
-    def _multiply(self, acc: Registers, word: Registers, j: Expr) -> None:
-        """acc += the products of the j-th word of each column."""
+    def _read_run(self, word: Registers, run: Expr) -> None:
+        """word = the words of 32 columns, those of a vector of columns after the other."""
+        bits = self.weight.packed.bits
+        self.ask(self.first, run, bits, self.out.blocks)
+        with I.unroll(self.vectors) as v, I.unroll(bits) as i:
+            at = (self.block(v), run * bits + i, self.column(v))
+            word[v * bits + i] = read(self.weight.words, at, self.lanes)
+
+    def _read_factors(self, factors: Registers, g: Expr) -> None:
+        """factors[2 v], [2 v + 1] = the scales of group g of x, and the zero points or minima of bytes."""
+        weight, packed, shift = self.weight, self.weight.packed, byte_shift(self.weight)
+        with I.unroll(self.vectors) as v:
+            at, scale, shifted = (self.block(v), g, self.column(v)), v * 2, v * 2 + 1
+            factors[scale] = scale_of(packed, weight.scales, weight.subs, at, 0, self.lanes)
+            if packed.zeros:
+                factors[shifted] = zero_of(packed, weight.subs, at, self.lanes) - splat(float(shift), self.lanes)
+            elif packed.minima:
+                factors[shifted] = scale_of(packed, weight.scales, weight.subs, at, 1, self.lanes)
+                if shift:
+                    factors[shifted] = factors[shifted] + factors[scale] * splat(float(shift), self.lanes)
+
+    def _scaled(self, sums: Expr, factors: Registers, v: Expr, x_sum: Expr) -> Expr:
+        """Sums of codes times x as those of the v-th vector of columns; `x_sum` is the sum of x."""
+        if self.weight.packed.zeros:  # whole numbers below 2**24, but for sums over several groups of x
+            sums = sums - factors[v * 2 + 1] * splat(x_sum, self.lanes)
+        sums = sums * factors[v * 2]
+        return sums + factors[v * 2 + 1] * splat(x_sum, self.lanes) if self.weight.packed.minima else sums
+
+    def _multiply_part(self, sums: Sums, word: Registers, run: Expr, part: int) -> None:
+        """sums = the products of a part of 32 columns."""
+        rows, vectors, parts = self.out.rows, self.vectors, 32 // self.weight.packed.part
+        with I.unroll(rows) as r, I.unroll(vectors) as v:
+            shifted = self.weight.packed.shifted
+            start = I.int32(0) if shifted else self.panels.corrections[self.panel, run * parts + part, r]
+            sums.total[r * vectors + v] = splat(start, self.lanes)
+        self._multiply_codes(sums, word, run, range(8 // parts * part, 8 // parts * (part + 1)))
+
+    @property
+    def _signed(self) -> bool:
+        """Whether bytes of a block format have signs."""
+        packed = self.weight.packed
+        return packed.bits == 8 or (bool(packed.table) and self.weight.dot.levels(packed)[1] == 0)
+
+    def _multiply_codes(self, sums: Sums, word: Registers, run: Expr, steps: range) -> None:
+        """sums += the products of some of the 8 vectors of codes of 32 columns."""
+        bits, vectors, room = self.weight.packed.bits, self.vectors, sums.room or len(steps)
+        for first in range(0, len(steps), room):
+            with sums.adding():
+                for t in steps[first : first + room]:
+                    with I.unroll(self.out.rows) as r, I.unroll(vectors) as v:
+                        codes = codes_of(self.weight, partial(_word, word, v * bits), t)
+                        x = self.panels.words[self.panel, run * 8 + t, r]
+                        sums.add(r * vectors + v, codes, x, 8 if self._signed else 4)
+
+    def _multiply(self, sums: Sums, word: Registers, j: Expr) -> None:
+        """sums += the products of the j-th word of each column."""
         packed, dot, vectors = self.weight.packed, self.weight.dot, self.vectors
         parts = 8 // packed.bits
         with I.unroll(vectors) as v:
@@ -239,7 +295,7 @@ class _Tile:
         with I.unroll(parts) as part, I.unroll(self.out.rows) as r, I.unroll(vectors) as v:
             codes = dot.codes(word[v], packed.bits, part, packed.zero_point)
             x = self.panels.words[self.panel, j * parts + part, r]
-            acc[r * vectors + v] = dot(acc[r * vectors + v], codes, x, packed.bits)
+            sums.add(r * vectors + v, codes, x, packed.bits)
 
 
 def _word(words: Registers, first: Expr, i: int) -> Expr:

@@ -114,10 +114,10 @@ class Sums:
 
     def __init__(self, dot: Dot, count: int, highest: int) -> None:
         """Codes are at most `highest`."""
-        self._dot, self._count, fit = dot, count, dot.pairs_that_fit(highest)
+        self._dot, self._count = dot, count
+        self.room = dot.pairs_that_fit(highest)  # 0: for any number
         self.total = Registers(count, dot.lanes, "int32")
-        self._pairs = Registers(count, 2 * dot.lanes, "int16") if fit else None
-        self.room = fit or None  # None: any number
+        self._pairs = Registers(count, 2 * dot.lanes, "int16") if self.room else None
 
     def add(self, i: Expr, codes: Expr, x: Expr, bits: int) -> None:
         """The i-th sum += a dot product, as `Dot` has it; within `adding`."""

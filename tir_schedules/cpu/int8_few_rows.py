@@ -130,7 +130,7 @@ class _Tile:
         packed = self.weight.packed
         if not packed.blocked:
             self._sum_groups(total)
-        elif self.lanes < LANES and packed.group_size > packed.part and packed.k % packed.group_size == 0:
+        elif self.lanes < LANES and packed.group_size > packed.part:
             self._sum_large_groups(total)
         else:
             self._sum_blocks(total)

@@ -99,26 +99,31 @@ def test_metrics_of_replicas_have_their_names() -> None:
         assert f'mlcpipe_request_prompt_tokens_bucket{{le="8.0",replica="{name}"}} 1.0' in found
 
 
-# Ctrl-C comes while native code that loads is in Python, where it takes the lock again and again, for 20 s at most.
+# Ctrl-C comes once the server answers, while native code that loads is in Python, where it takes the lock again and again.
 _STOPPED_WHILE_LOADING = """
-import os, signal, sys, time
+import http.client, os, signal, sys, time
 import tvm_ffi
 import mlcpipe.__main__, mlcpipe.cli
 from mlcpipe.server.guard import Rules
 from mlcpipe.server.run import bound_socket, serve
 
+bound = bound_socket("127.0.0.1", 0)
+
 def called():
-    for i in range(20_000):
-        time.sleep(0.001)
-        if i == 200:
-            os.kill(os.getpid(), signal.SIGINT)
+    server = http.client.HTTPConnection(*bound.getsockname())
+    server.request("GET", "/v1/models")
+    assert server.getresponse().status == 503
+    os.kill(os.getpid(), signal.SIGINT)
+    ends = time.monotonic() + 20
+    while time.monotonic() < ends:
+        pass
 
 def load():
     tvm_ffi.convert(called)()
 
 def run():
     try:
-        serve(bound_socket("127.0.0.1", 0), load, Rules(), print, 0.1)
+        serve(bound, load, Rules(), print, 0.1)
     except KeyboardInterrupt:
         return 130
 

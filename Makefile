@@ -7,6 +7,9 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check -q
 # A machine without a C compiler links with PyPI's ziglang.
 LINKER := $(if $(shell command -v cc || command -v clang || command -v gcc),,[zig])
 
+# Tests start Python hundreds of times: where this is set, each start compiles what it imports.
+unexport PYTHONDONTWRITEBYTECODE
+
 .PHONY: chat test test-full test-everything lint check check-gpu docs page bench bench-peers bench-native bench-web quality clean
 
 chat: $(VENV)/installed  ## compile the embedded model for this CPU and talk to it (ARGS="--prompt ...")

@@ -24,6 +24,8 @@ FOLDER = Path(__file__).parent
 # Need more than Python: drivers, browsers, emulators, other compilers.
 FULL_FOLDERS = ("cuda", "e2e", "gpu", "metal", "opencl", "spirv", "vulkan", "webgpu")
 OTHER_TIERS = ("full", "alone", "everything")
+# Markers that name cases of a test -> the tier of its others; those of `fast_cases` need no second name.
+NAMES_CASES = {"fast_cases": "full", "full_cases": "everything"}
 # Words of a reason, and what would run the tests that it skips.
 ENABLE = (
     ("packages: npm", "npm ci --prefix tests/webgpu"),
@@ -66,24 +68,27 @@ def _cpu_s() -> float:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark tests of `FULL_FOLDERS`, and cases that `fast_cases` does not name, as `full`."""
-    named: dict[str, set[str]] = defaultdict(set)
+    """Mark tests of `FULL_FOLDERS`, and cases that no marker of `NAMES_CASES` names, with their tier."""
+    named: dict[tuple[str, str], set[str]] = defaultdict(set)
     seen: dict[str, set[str]] = defaultdict(set)
     for item in items:
         if item.path.relative_to(FOLDER).parts[0] in FULL_FOLDERS:
             item.add_marker(pytest.mark.full)
-        mark = item.get_closest_marker("fast_cases")
         callspec = getattr(item, "callspec", None)
-        if mark is None or callspec is None:
+        if callspec is None:
             continue
-        test = item.nodeid.partition("[")[0]
-        named[test] |= set(mark.args)
-        seen[test].add(callspec.id)
-        if callspec.id not in mark.args:
-            item.add_marker(pytest.mark.full)
-    for test, names in named.items():
+        test, kept = item.nodeid.partition("[")[0], set[str]()
+        for marker, tier in NAMES_CASES.items():
+            if (mark := item.get_closest_marker(marker)) is None:
+                continue
+            named[test, marker] |= set(mark.args)
+            seen[test].add(callspec.id)
+            kept |= set(mark.args)
+            if callspec.id not in kept:
+                item.add_marker(tier)
+    for (test, marker), names in named.items():
         if not names & seen[test] and len(seen[test]) > 1:
-            raise pytest.UsageError(f"{test}: fast_cases names {sorted(names)}, but its cases are {sorted(seen[test])}")
+            raise pytest.UsageError(f"{test}: {marker} names {sorted(names)}, but its cases are {sorted(seen[test])}")
 
 
 @pytest.hookimpl(wrapper=True)

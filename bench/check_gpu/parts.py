@@ -47,7 +47,7 @@ class Setup:
     @property
     def large(self) -> str:
         """The model whose speed is measured."""
-        return "llama-25m" if is_software(self.device) else "llama-8b"
+        return "llama-3m" if is_software(self.device) else "llama-8b"
 
 
 @dataclass(frozen=True)

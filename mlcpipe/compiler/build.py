@@ -291,7 +291,7 @@ def _write_object(state: Lowering, kernels: Kernels, path: Path) -> ObjectFile:
     return made
 
 
-@lru_cache(maxsize=16)
+@lru_cache(maxsize=64)
 def object_file(kernels: Kernels, suffix: str) -> ObjectFile:
     """Like `new_object_file`, cached for other models with the same kernels: about half a MiB each."""
     return new_object_file(kernels, suffix)

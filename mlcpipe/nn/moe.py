@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from fractions import Fraction
+from functools import cache
 
 from tvm import te, tirx
 from tvm.relax.frontend import nn
@@ -108,6 +109,7 @@ def combine(weights: te.Tensor, outer: te.Tensor, *biased: te.Tensor) -> te.Tens
     return te.compute((weights.shape[0], outer.shape[1]), element, name="moe_combine")
 
 
+@cache  # TVM reads the source of the function and of all its callers, for tens of milliseconds
 def moe_route(experts: int, chosen: int, normalize: bool) -> tirx.PrimFunc:
     """logits f32[m, experts] -> weights f32[m, chosen], ids i32[m, chosen]: best first, ties by lower id.
 

@@ -7,6 +7,7 @@ import pkgutil
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -167,6 +168,7 @@ def check_shapes(packed: Mapping[str, Array], expected: Shapes, where: str) -> N
         raise CheckpointError("packed weight", where=where, expected=expected, found=actual)
 
 
+@cache
 def scheme_names() -> tuple[str, ...]:
     """The names of the scheme files in this package, sorted."""
     names = (module.name for module in pkgutil.iter_modules([str(Path(__file__).parent)]))

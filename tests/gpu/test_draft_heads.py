@@ -17,7 +17,7 @@ from tests.models.head_files import EAGLE, random_eagle, random_heads, write_eag
 SOME = {**EAGLE, "draft_vocab_size": 64}
 
 
-@pytest.mark.parametrize("target", ["plain", "half"])
+@pytest.mark.parametrize("target", ["plain", pytest.param("half", marks=pytest.mark.everything)])
 @pytest.mark.parametrize("kind", ["eagle", "medusa"])
 def test_answers_are_the_same(
     kind: str, target: str, gpu: Gpu, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

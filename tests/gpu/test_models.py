@@ -104,7 +104,7 @@ def test_activations_in_float16(gpu: Gpu, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("family", "dtype"), [("llama", "q8"), ("gemma2", "q8"), ("llama", "q4")])
-@pytest.mark.parametrize("target", ["plain", "suited"])
+@pytest.mark.parametrize("target", [pytest.param("plain", marks=pytest.mark.everything), "suited"])
 def test_a_cache_of_codes_equals_the_cpus(family: str, dtype: str, target: str, gpu: Gpu, tmp_path: Path) -> None:
     """Codes differ where a number is nearly between two."""
     case = tiny.TinyCase(family, "default")

@@ -22,7 +22,7 @@ from tests.models import tiny
 
 BIASED = {"llama": {"attention_bias": True, "mlp_bias": True}}
 CASES = {name: tiny.TinyCase(name, "default", BIASED.get(name, {})) for name in model_types()}
-ALIKE = ("gemma2", "mistral", "qwen2", "qwen3")  # whose layers fold as those of another family
+ALIKE = ("gemma2", "mistral", "mixtral", "qwen2", "qwen3")  # whose layers fold as those of another family
 FAMILIES = [pytest.param(name, marks=pytest.mark.everything if name in ALIKE else ()) for name in CASES]
 
 

@@ -27,6 +27,11 @@ FAMILIES = (
     "qwen3_moe-default",
 )  # fmt: skip
 FORMATS = ("q4f16_1-f16", "q8f16_1-q8", "q0f32-f32")
+ALIKE = (
+    "llama-dynamic",
+    "mistral-default",
+    "phi3-longrope",
+)  # their kernels in other formats are those of llama-default
 LENGTHS = (1, 15, 16, 17, 33, 63, 64, 65, 40, 100)  # borders of pages and of chunks
 ANSWER = 20
 GREEDY = Row(SamplingParams(temperature=0.0))
@@ -34,9 +39,13 @@ pytestmark = pytest.mark.fast_cases("llama-default-q4f16_1-f16")
 
 
 MODELS = (*(f"{family}-{format}" for family in FAMILIES for format in FORMATS), "mistral-default-q0f32-q4")
+SELDOM = {f"{family}-{format}" for family in ALIKE for format in FORMATS[1:]}
 
 
-@pytest.fixture(scope="module", params=MODELS)
+@pytest.fixture(
+    scope="module",
+    params=[pytest.param(name, marks=pytest.mark.everything if name in SELDOM else ()) for name in MODELS],
+)
 def alone(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Alone]:
     family, quantization, kv = request.param.rsplit("-", 2)
     case, folder = CASES[family], tmp_path_factory.mktemp(family)

@@ -14,7 +14,7 @@ from tests.native.conftest import RUNTIME
 CLI, TEXT = RUNTIME / "cli", sorted((RUNTIME / "text").glob("*.cc"))
 READER = [Path(__file__).with_name("http_fuzz.cc"), CLI / "http.cc"]
 BODIES = [*READER, *sorted(CLI.glob("openai_*.cc")), *TEXT]
-FLAGS = ("-std=c++17", "-g", "-O1", "-Wall", "-Wextra", "-Werror", "-fsanitize=address,undefined", f"-I{RUNTIME}")
+FLAGS = ("-std=c++17", "-g", "-O0", "-Wall", "-Wextra", "-Werror", "-fsanitize=address,undefined", f"-I{RUNTIME}")
 CHAT = {
     "messages": [
         {"role": "system", "content": "Be short."},

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 Job = Mapping[str, Any]
-LONG = 150  # tokens, of which decode attention splits more than 128
+PROMPT, LONG = 108, 144  # tokens; decode attention splits more than 128
 SAMPLING: Mapping[str, Mapping[str, Any]] = {
     "greedy": {"temperature": 0.0},
     "sampled": {"temperature": 1.5, "seed": 4, "logit_bias": {3: 1.0}},
@@ -20,8 +20,8 @@ SAMPLING: Mapping[str, Mapping[str, Any]] = {
 
 
 def job(bundle: Path, way: str) -> dict[str, Any]:
-    """A prompt of 40 tokens and the rest of `LONG`."""
-    return {"bundle": bundle, "prompt": list(range(40)), "count": LONG - 40, "sampling": SAMPLING[way]}
+    """A prompt, and tokens until there are `LONG`."""
+    return {"bundle": bundle, "prompt": list(range(PROMPT)), "count": LONG - PROMPT, "sampling": SAMPLING[way]}
 
 
 def chunks(job: Job, *, graphs: bool = True) -> Iterator[Any]:

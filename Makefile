@@ -20,7 +20,7 @@ chat: $(VENV)/installed  ## compile the embedded model for this CPU and talk to 
 PYTEST := $(BIN)/python -m pytest
 PARALLEL := -n auto --maxprocesses 4 --dist worksteal
 
-test: $(VENV)/installed-dev  ## the tests for every change, less than 5 minutes on two cores (ARGS="-k name")
+test: $(VENV)/installed-dev  ## the tests for every change (ARGS="-k name")
 	$(PYTEST) $(PARALLEL) -m "not (full or alone or everything)" $(ARGS)
 
 test-full: $(VENV)/installed-dev  ## the tests that `make test` leaves out, then those that measure time

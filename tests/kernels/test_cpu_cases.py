@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from functools import cache
 from typing import Any
 
@@ -11,7 +11,6 @@ import pytest
 
 from tests.kernels.cases.cpu import CASES, library
 from tests.kernels.cases.cpu.int8 import HERE, MORE
-from tests.kernels.cases.cpu.matmul import INTEGERS, KEPT
 from tests.kernels.harness import Case, assert_outputs, compile_kernels
 
 # In `make test`: one case for each kernel of these libraries; test_int8.py has integer dot products. All definitions go the way of those of `q4f16_1`.
@@ -26,17 +25,10 @@ FAST_LIBRARIES = (
 FAST = {case.kernel.symbol: case for case in reversed(CASES) if case.library in FAST_LIBRARIES}
 # Of integer dot products all kernels of the best one; test_qemu.py runs some of the others.
 OTHERS = (MORE, *(f"int8-{dot}" for dot in HERE[1:]))
-# With activations in float32, which few use, every second format is enough: integer dot products unpack all.
-SELDOM = frozenset((*KEPT, *INTEGERS)[1::2])
-
-
-def parameters(cases: Iterable[Case]) -> list[Any]:
-    seldom = {case.name for case in CASES if case.library.endswith(OTHERS) or case.library in SELDOM}
-    return [
-        pytest.param(case, id=case.name, marks=pytest.mark.everything if case.name in seldom else ()) for case in cases
-    ]
-
-
+PARAMETERS = [
+    pytest.param(case, id=case.name, marks=pytest.mark.everything if case.library.endswith(OTHERS) else ())
+    for case in CASES
+]
 # A definition takes milliseconds to write, and thousands of cases share hundreds of kernels.
 WITHOUT = {kernel for kernel in {case.kernel for case in CASES} if kernel.definition() is None}
 DEFINED = [case for case in CASES if case.kernel not in WITHOUT and not case.timed]
@@ -52,13 +44,13 @@ def fallbacks(name: str) -> Mapping[str, Any]:
     return compile_kernels(library(name), definitions=True)
 
 
-@pytest.mark.parametrize("case", parameters(CASES))
+@pytest.mark.parametrize("case", PARAMETERS)
 @pytest.mark.fast_cases(*(case.name for case in FAST.values()))
 def test_kernel_is_numpy(case: Case) -> None:
     assert_outputs(kernels(case.library)[case.kernel.symbol], case.call())
 
 
-@pytest.mark.parametrize("case", parameters(DEFINED))
+@pytest.mark.parametrize("case", DEFINED, ids=lambda case: case.name)
 @pytest.mark.fast_cases(*(case.name for case in FAST.values() if case.library == "q4f16_1"))
 def test_definition_is_numpy(case: Case) -> None:
     assert_outputs(fallbacks(case.library)[case.kernel.symbol], case.call())

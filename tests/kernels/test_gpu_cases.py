@@ -30,15 +30,11 @@ TIMEOUT_S = 500
 OWN_PAGES = [name for name in CASES if name not in attention.CASES]
 # Tiles of cooperative matrices: tests/vulkan/test_matrices.py runs those of Vulkan.
 ON_VULKAN, ON_CUDA = ([name for name in names if name not in matmul.SIMD_GROUPS] for names in (CASES, OWN_PAGES))
-# How codes become numbers is the same code for CUDA and Metal: each has every second format.
-UNPACKED = [*matmul.KEPT, *matmul.INTEGERS]
-EMULATED_CUDA = [name for name in ON_CUDA if name not in UNPACKED[1::2]]
-EMULATED_METAL = [name for name in OWN_PAGES if name not in UNPACKED[::2]]
 # What subgroups of 8 lanes cannot have: octets, and subgroups that share columns; of formats one in four.
 LANES_16 = [
     *matmul.PLAIN,
     *matmul.FEW,
-    *UNPACKED[::4],
+    *[*matmul.KEPT, *matmul.INTEGERS][::4],
     *experts.SMALL,
     *attention.DECODE_SMALL,
     *page_attention.CASES,
@@ -65,12 +61,12 @@ def _in_process(module: str, arguments: list[str], folder: Path, names: list[str
 def cuda_errors(nvrtc: Nvrtc, once: Once) -> Mapping[str, str]:
     if reason := cuda_emulation.missing():
         pytest.skip(reason)
-    return once("cuda-cases", lambda folder: cuda_emulated.errors(EMULATED_CUDA, nvrtc, folder))
+    return once("cuda-cases", lambda folder: cuda_emulated.errors(ON_CUDA, nvrtc, folder))
 
 
 @pytest.fixture(scope="session")
 def metal_errors(runtime: Path, once: Once) -> Mapping[str, str]:
-    return once("metal-cases", lambda folder: _in_process("metal_emulated", [str(runtime)], folder, EMULATED_METAL))
+    return once("metal-cases", lambda folder: _in_process("metal_emulated", [str(runtime)], folder, OWN_PAGES))
 
 
 @pytest.fixture(scope="session")
@@ -110,12 +106,12 @@ def test_cuda_equals_numpy(name: str, cuda_device: cuda.Device, nvrtc: Nvrtc) ->
     nvidia.check(CASES[name], cuda_device.best_target(), nvrtc)
 
 
-@pytest.mark.parametrize("name", EMULATED_CUDA)
+@pytest.mark.parametrize("name", ON_CUDA)
 def test_emulated_cuda_equals_numpy(name: str, cuda_errors: Mapping[str, str]) -> None:
     assert not cuda_errors[name], cuda_errors[name]
 
 
-@pytest.mark.parametrize("name", EMULATED_METAL)
+@pytest.mark.parametrize("name", OWN_PAGES)
 def test_emulated_metal_equals_numpy(name: str, metal_errors: Mapping[str, str]) -> None:
     assert not metal_errors[name], metal_errors[name]
 

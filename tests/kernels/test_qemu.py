@@ -127,9 +127,7 @@ def library(name: str) -> tuple[Case, ...]:
     experts = {Int8ExpertMatmul(kind, scheme, *INT8_EXPERTS).symbol for scheme in INT8_SCHEMES}
     experts.add(Int8ExpertMatmul(kind, "IQ4_XS", 33, whole("IQ4_XS", 100), *INT8_EXPERTS[2:]).symbol)
     adapted = () if kind == "amx_int8" else adapted_cases(kind)  # of few rows, which have the code of avx512_vnni there
-    # The CPUs of ARM have half of the formats each: they unpack alike.
-    formats = {"neon_dotprod": INT8_KEPT[1::2], "neon_i8mm": INT8_KEPT[::2]}.get(kind, INT8_KEPT)
-    return (*_int8_cases(kind, formats, matmuls, experts), *adapted)
+    return (*_int8_cases(kind, INT8_KEPT, matmuls, experts), *adapted)
 
 
 def _int8_cases(

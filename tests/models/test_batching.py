@@ -27,11 +27,7 @@ FAMILIES = (
     "qwen3_moe-default",
 )  # fmt: skip
 FORMATS = ("q4f16_1-f16", "q8f16_1-q8", "q0f32-f32")
-ALIKE = (
-    "llama-dynamic",
-    "mistral-default",
-    "phi3-longrope",
-)  # their kernels in other formats are those of llama-default
+ALIKE = ("llama-dynamic", "mistral-default", "phi3-longrope")  # in other formats they have llama's kernels
 LENGTHS = (1, 15, 16, 17, 33, 63, 64, 65, 40, 100)  # borders of pages and of chunks
 ANSWER = 20
 GREEDY = Row(SamplingParams(temperature=0.0))

@@ -193,7 +193,7 @@ def test_what_cannot_be_packaged_is_one_line(
     assert main(["package", str(ios_bundle), "--app", "ios", "--overwrite", "-o", str(old)]) == 0
 
 
-@pytest.mark.everything  # runtime.cc is compiled below, with Metal
+@pytest.mark.everything  # runtime.cc and metal.mm are compiled below
 def test_the_runtime_compiles_for_ios(package: Path, tmp_path: Path) -> None:
     folder = package / "Sources" / "CMlcpipe"
     files = [folder / "runtime.cc", folder / "tvm.cc", folder / "pool.c", *(folder / "runtime/text").glob("*.cc")]

@@ -25,7 +25,7 @@ from mlcpipe.passes.lowering import KernelModule, KernelReport, Lowering
 from mlcpipe.passes.pipeline import DEVICE, HOST, LLVM, SCHEDULE, SHADERS, UNCHECKED, VM, Phase, run
 from mlcpipe.runtime.variants import marker, prefix
 from mlcpipe.targets import Variant
-from tir_schedules.op import is_by_hand
+from tir_schedules.op import is_by_hand, op_of
 
 # LLVM's attributes for instructions that kernels call by name, and no other code has.
 _BYTE_PRODUCTS = frozenset({"+amx-tile", "+amx-int8", "+avxvnni", "+i8mm"})
@@ -230,14 +230,13 @@ def _prim_funcs(mod: tvm.IRModule) -> dict[str, tirx.PrimFunc]:
 def _bytecode(named: _Named) -> tuple[relax.ExecBuilder, list[Kernels]]:
     """The VM's bytecode with a marker of its variant, and the kernels that it calls and no other variant defines.
 
-    The kernels come in two parts of similar size: those written by hand (KV cache, sampling), which many models and
-    quantizations share, and the others.
+    The kernels come in parts, of which models and quantizations share some: see `_part`.
     The VM's code generator takes the symbol of a callee from an ExternFunc. AttachGlobalSymbol has a prefix too, but it
     rewrites the kernels' bodies and fails on a view of a buffer.
     """
     state = named.state
     calls: dict[tvm.ir.GlobalVar, relax.Function | relax.ExternFunc] = {}
-    kernels: dict[tuple[bool, bool], dict[tvm.ir.GlobalVar, tirx.PrimFunc]] = defaultdict(dict)
+    kernels: dict[tuple[str, bool], dict[tvm.ir.GlobalVar, tirx.PrimFunc]] = defaultdict(dict)
     for gv, func in state.mod.functions.items():
         if not isinstance(func, tirx.PrimFunc):
             calls[gv] = func
@@ -245,7 +244,7 @@ def _bytecode(named: _Named) -> tuple[relax.ExecBuilder, list[Kernels]]:
         symbol = named.symbols[gv.name_hint]
         calls[gv] = relax.ExternFunc(symbol)
         if gv.name_hint not in named.elsewhere:
-            part = kernels[is_by_hand(func), gv.name_hint in named.called]
+            part = kernels[_part(func), gv.name_hint in named.called]
             # Where one function is without the second attribute, as the VM's own of shapes, the others of its module
             # can lose by it: LLVM stored a matmul's sums in each round of a loop (TVM 0.27).
             part[tvm.ir.GlobalVar(symbol)] = func.with_attr({"global_symbol": symbol, "tirx.noalias": True})
@@ -255,15 +254,24 @@ def _bytecode(named: _Named) -> tuple[relax.ExecBuilder, list[Kernels]]:
     tvm.get_global_func("relax.VMCodeGen")(builder, tvm.IRModule(calls, attrs=state.mod.attrs))
     parts = [
         Kernels(
-            tvm.IRModule(kernels[by_hand, False]),
-            tvm.IRModule(kernels[by_hand, True]),
+            tvm.IRModule(kernels[part, False]),
+            tvm.IRModule(kernels[part, True]),
             state.tvm_target,
-            f"{state.name}/{'by_hand' if by_hand else 'by_rules'}",
+            f"{state.name}/{part}",
             state.dump,
         )
-        for by_hand in (False, True)
+        for part in ("by_rules", "by_hand", "sampling")
     ]
     return builder, [part for part in parts if part.of_hosts.functions or part.internal.functions]
+
+
+def _part(func: tirx.PrimFunc) -> str:
+    """The object file of a kernel. Models with a vocabulary of one size share all of sampling; quantizations of a model
+    share the others that are written by hand, such as attention."""
+    op = op_of(func)
+    if op is None or not is_by_hand(func):
+        return "by_rules"
+    return "sampling" if "vocab" in op.facts else "by_hand"
 
 
 def _generate(kernels: Kernels, lowered: tvm.IRModule) -> Any:

@@ -45,6 +45,7 @@ def test_every_family_of_the_package_is_here() -> None:
     assert sorted(SIZES) == sorted(small_configs.FAMILIES)
 
 
+@pytest.mark.full_cases("llama", "gemma2", "qwen3_moe")
 @pytest.mark.parametrize("family", FEW)
 def test_kernels_of_a_family(family: str, nvrtc: Nvrtc) -> None:
     """Int4 weights, activations in float16: products on matrix units, and loads of 16 bytes in decode."""

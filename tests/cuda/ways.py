@@ -14,8 +14,13 @@ Job = Mapping[str, Any]
 PROMPT, LONG = 108, 144  # tokens; decode attention splits more than 128
 SAMPLING: Mapping[str, Mapping[str, Any]] = {
     "greedy": {"temperature": 0.0},
-    "sampled": {"temperature": 1.5, "seed": 4, "logit_bias": {3: 1.0}},
-    "penalized": {"temperature": 1.5, "seed": 4, "repetition_penalty": 1.2, "presence_penalty": 0.1},
+    "sampled": {
+        "temperature": 1.5,
+        "seed": 4,
+        "repetition_penalty": 1.2,
+        "presence_penalty": 0.1,
+        "logit_bias": {3: 1.0},
+    },  # fmt: skip
 }
 
 

@@ -20,7 +20,7 @@ from mlcpipe.devices.support import tvm_runtime
 ROOT = Path(__file__).parents[2]
 
 
-SOME = ("device", "copy", "parity-llama", "validation", "speed", "batches")
+SOME = ("device", "copy", "parity-llama", "validation", "speed")
 
 
 @pytest.mark.parametrize(
@@ -37,7 +37,8 @@ def test_every_part_runs_on_the_software_device(chosen: tuple[str, ...], tmp_pat
     assert done.returncode == 0, done.stdout + done.stderr
     assert {name for name, part in parts.items() if part["status"] not in ("ok", "skipped")} == set()
     assert parts["speed"]["result"]["decode_tok_s"] > 0 and parts["speed"]["result"]["share"] > 0
-    assert set(parts["batches"]["result"]["tok_s"]) == {"1", "2", "4", "8", "16", "32"}
+    if "batches" in chosen:
+        assert set(parts["batches"]["result"]["tok_s"]) == {"1", "2", "4", "8", "16", "32"}
     assert "device" in done.stdout and "parity-llama" in done.stdout
 
 

@@ -83,8 +83,8 @@ def test_interesting_seeds(kind: str, tiny_bundles: Bundles) -> None:
 
 @pytest.mark.full
 @pytest.mark.parametrize("kind", KINDS)
-def test_twelve_seconds(kind: str, tiny_bundles: Bundles) -> None:
-    fuzz(kind, tiny_bundles, seconds=12)
+def test_five_seconds(kind: str, tiny_bundles: Bundles) -> None:
+    fuzz(kind, tiny_bundles, seconds=5)
 
 
 @pytest.mark.full

@@ -19,12 +19,12 @@ from tests.models.stepping import Alone, Steps
 # Plain layers, sliding layers beside others, experts; without subgroups, and with those of the device; pages in int8.
 CASES = (
     "llama-q4f16_1-auto-plain",
-    "gemma2-q0f32-auto-plain",
+    pytest.param("gemma2-q0f32-auto-plain", marks=pytest.mark.everything),
     "qwen3_moe-q4f16_1-auto-suited",
     "llama-q4f16_1-auto-half",
-    "llama-q4f16_1-q8-plain",
+    pytest.param("llama-q4f16_1-q8-plain", marks=pytest.mark.everything),
     "gemma2-q0f32-q8-suited",
-    "llama-q4f16_1-q8-half",
+    pytest.param("llama-q4f16_1-q8-half", marks=pytest.mark.everything),
 )
 LENGTHS = (1, 33, 17, 40, 16)
 ANSWER = 5

@@ -72,7 +72,7 @@ def test_a_family_equals_transformers(family: str, gpu: Gpu, tmp_path: Path) -> 
     assert found.token_ids == tiny.reference_greedy(case, prompt)
 
 
-@pytest.mark.parametrize("family", ["gemma2", "qwen3_moe"])
+@pytest.mark.parametrize("family", [pytest.param("gemma2", marks=pytest.mark.everything), "qwen3_moe"])
 def test_int4_equals_the_cpu_engine(family: str, gpu: Gpu, tmp_path: Path) -> None:
     """By the target that suits the device: one that knows the size of its subgroups, where there is one."""
     case = tiny.TinyCase(family, "default")
@@ -106,7 +106,9 @@ def test_activations_in_float16(gpu: Gpu, tmp_path: Path) -> None:
     np.testing.assert_allclose(half.logits(tokens), expected, rtol=0, atol=FLOAT16 * float(np.abs(expected).max()))
 
 
-@pytest.mark.parametrize(("family", "dtype"), [("llama", "q8"), ("gemma2", "q8"), ("llama", "q4")])
+@pytest.mark.parametrize(
+    ("family", "dtype"), [pytest.param("llama", "q8", marks=pytest.mark.everything), ("gemma2", "q8"), ("llama", "q4")]
+)
 @pytest.mark.parametrize("target", [pytest.param("plain", marks=pytest.mark.everything), "suited"])
 def test_a_cache_of_codes_equals_the_cpus(family: str, dtype: str, target: str, gpu: Gpu, tmp_path: Path) -> None:
     """Codes differ where a number is nearly between two."""

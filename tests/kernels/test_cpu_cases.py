@@ -11,6 +11,8 @@ import pytest
 
 from tests.kernels.cases.cpu import CASES, library
 from tests.kernels.cases.cpu.int8 import HERE, MORE
+from tests.kernels.cases.cpu.matmul import KEPT
+from tests.kernels.cases.cpu.page_attention import SHAPES, library_of
 from tests.kernels.harness import Case, assert_outputs, compile_kernels
 
 # In `make test`: one case for each kernel of these libraries; test_int8.py has integer dot products. All definitions go the way of those of `q4f16_1`.
@@ -25,13 +27,19 @@ FAST_LIBRARIES = (
 FAST = {case.kernel.symbol: case for case in reversed(CASES) if case.library in FAST_LIBRARIES}
 # Of integer dot products all kernels of the best one; test_qemu.py runs some of the others.
 OTHERS = (MORE, *(f"int8-{dot}" for dot in HERE[1:]))
+# Every second shape of attention and block format is in `make test-everything` alone.
+SELDOM = {*map(library_of, SHAPES[1::2]), *KEPT[1::2]} - {*FAST_LIBRARIES}
 PARAMETERS = [
-    pytest.param(case, id=case.name, marks=pytest.mark.everything if case.library.endswith(OTHERS) else ())
+    pytest.param(
+        case,
+        id=case.name,
+        marks=pytest.mark.everything if case.library.endswith(OTHERS) or case.library in SELDOM else (),
+    )
     for case in CASES
 ]
 # A definition takes milliseconds to write, and thousands of cases share hundreds of kernels.
 WITHOUT = {kernel for kernel in {case.kernel for case in CASES} if kernel.definition() is None}
-DEFINED = [case for case in CASES if case.kernel not in WITHOUT and not case.timed]
+DEFINED = [one for case, one in zip(CASES, PARAMETERS) if case.kernel not in WITHOUT and not case.timed]
 
 
 @cache
@@ -50,7 +58,7 @@ def test_kernel_is_numpy(case: Case) -> None:
     assert_outputs(kernels(case.library)[case.kernel.symbol], case.call())
 
 
-@pytest.mark.parametrize("case", DEFINED, ids=lambda case: case.name)
+@pytest.mark.parametrize("case", DEFINED)
 @pytest.mark.fast_cases(*(case.name for case in FAST.values() if case.library == "q4f16_1"))
 def test_definition_is_numpy(case: Case) -> None:
     assert_outputs(fallbacks(case.library)[case.kernel.symbol], case.call())

@@ -15,6 +15,7 @@ from tests.models import tiny
 from tests.models.variants import VARIANTS
 
 CASES = [case for model_type in VARIANTS for case in tiny.family_cases(model_type)]
+SOME = ("llama-dynamic", "gemma3_text-default", "qwen3_moe-default", "gpt_oss-default", "olmo2-default")
 
 
 @pytest.fixture(params=CASES, ids=lambda case: case.id)
@@ -25,6 +26,7 @@ def case(request: pytest.FixtureRequest) -> tiny.TinyCase:
 
 
 @pytest.mark.fast_cases("llama-default", "gemma2-default")
+@pytest.mark.full_cases(*SOME)
 def test_saved_checkpoint_is_the_reference_model(case: tiny.TinyCase, tmp_path: Path) -> None:
     tokens = tiny.prompt_tokens(case, 40)
     tiny.write_tiny(case, tmp_path)
@@ -38,6 +40,7 @@ def test_saved_checkpoint_is_the_reference_model(case: tiny.TinyCase, tmp_path: 
 
 
 @pytest.mark.fast_cases("llama-default", "gemma2-default", "phi3-longrope")
+@pytest.mark.full_cases(*SOME)
 def test_steps_equal_one_pass_unless_rope_depends_on_the_length(case: tiny.TinyCase) -> None:
     tokens = tiny.prompt_tokens(case, 40)
     one_pass = tiny.reference_logits(case, tokens)

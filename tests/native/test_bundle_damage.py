@@ -66,8 +66,8 @@ SANITIZED = ("-O1", "-fsanitize=address,undefined", "-fno-sanitize-recover=all")
 
 @pytest.mark.full
 def test_sanitizers_find_nothing(files: list[Path], tmp_path: Path) -> None:
-    found = opened(program(tmp_path, *SANITIZED), files, 4000, 2)
-    assert all(0 < number < 3000 for number in found), found
+    found = opened(program(tmp_path, *SANITIZED), files, 2000, 2)
+    assert all(0 < number < 1500 for number in found), found
 
 
 @pytest.mark.everything

@@ -33,7 +33,7 @@ MESSAGES = [
 CONTROL = ["<|im_end|>", "<s>"]
 MAX_SECONDS = 10.0  # of processor time: of a second, on a machine that is not slowed down
 MAX_MIB = 400
-CHANGES = 2000
+CHANGES = 1000
 SECTIONS = 11
 QUICK = [
     *attacks.DUNDERS,

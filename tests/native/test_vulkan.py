@@ -150,7 +150,8 @@ def test_the_plan_refuses_in_words(bundle: Path, vulkan_runtime: Runtime) -> Non
     assert refused.value.code == RESOURCE
 
 
-def test_a_cancel_waits_for_one_chunk(native: NativeEngine) -> None:
+def test_a_cancel_waits_for_one_chunk(bundle: Path, vulkan_runtime: Runtime) -> None:
+    native = vulkan_runtime.open(bundle, context_length=1600)
     tokens = prompt(native.context_length - 20, native.vocab_size)
     timer = threading.Timer(0.05, native.call, ("cancel",))
     timer.start()

@@ -149,7 +149,7 @@ SHARES = [pytest.param(2, marks=pytest.mark.full), pytest.param(0, marks=pytest.
 
 
 @pytest.mark.parametrize("count", SHARES, ids=["sample", "all"])
-@pytest.mark.parametrize("name", DEEDS)
+@pytest.mark.parametrize("name", [name for name in DEEDS if name != "convert"])  # which writes what overwrite does
 def test_a_kill_at_any_write(name: str, count: int, tmp_path: Path) -> None:
     with deed(name, tmp_path) as work:
         work.prepare()

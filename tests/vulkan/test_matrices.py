@@ -108,6 +108,7 @@ def test_a_kernel_is_valid(tmp_path: Path, name: str, gated: bool) -> None:
 EMULATED = {"16x16x16": Shape(8, 16, 16, 16, 8, 2, 2), "8x16x16": Shape(8, 8, 16, 16, 8, 2, 2)}
 
 
+@pytest.mark.full_cases("16x16x16-int4", "16x16x16-gated float16", "16x16x16-gated Q6_K", "16x16x16-uint4")
 @pytest.mark.parametrize("case", MATRICES)
 @pytest.mark.parametrize("shape", ["16x16x16", pytest.param("8x16x16", marks=pytest.mark.everything)])
 def test_the_schedule_with_emulated_matrices_equals_numpy(

@@ -52,10 +52,11 @@ def test_every_phase_of_every_variant_is_written(
     expected = {f"cpu/{phase.name}": files(phase) for phase in CPU_PHASES}
     for name in variants:
         expected[f"cpu/{name}/{pipeline.SCHEDULE.name}"] = files(pipeline.SCHEDULE)
-        for part in ("by_rules", "by_hand"):
+        for part in ("by_rules", "by_hand", "sampling"):
             expected[f"cpu/{name}/{part}/{pipeline.LLVM.name}"] = files(pipeline.LLVM)
             expected[f"cpu/{name}/{part}/{pipeline.UNCHECKED.name}"] = files(pipeline.UNCHECKED)
-        expected[f"cpu/{name}/by_hand_of_hosts/{pipeline.LLVM.name}"] = files(pipeline.LLVM)
+        for part in ("by_hand", "sampling"):
+            expected[f"cpu/{name}/{part}_of_hosts/{pipeline.LLVM.name}"] = files(pipeline.LLVM)
     found = dumped(folder)
     extra = {f"cpu/{name}/by_rules_of_hosts/{pipeline.LLVM.name}" for name in variants}  # if hosts call any
     assert {key: value for key, value in found.items() if key not in extra} == expected

@@ -80,9 +80,9 @@ AMX_SHAPES = (("q4f16_1", (17, 640)), ("q4f16_1", (33, 128)), ("q8f16_1", (33, 6
               ("q8f16_0", (17, 640)))  # fmt: skip
 # More of K than is unpacked at a time, by kernels that few other tests run.
 INT8_DEEP = {"neon_i8mm": (("q4f16_1", 48, 1280), ("q8f16_0", 48, 1280))}
-# Block formats: negative scales, minima, two planes, tables, three bits, scales of a byte; then more of each kind.
-INT8_KEPT = ("Q4_0", "Q4_K", "Q6_K", "IQ4_XS", "IQ1_M", "NVFP4")
-INT8_KEPT_MORE = ("Q8_0", "Q5_0", "Q3_K", "IQ4_NL", "IQ3_XXS", "MXFP4")
+# Block formats: minima, tables, three bits, scales of a byte; then negative scales, two planes, and more of each kind.
+INT8_KEPT = ("Q4_K", "IQ4_XS", "IQ1_M", "NVFP4")
+INT8_KEPT_MORE = ("Q4_0", "Q6_K", "Q8_0", "Q5_0", "Q3_K", "IQ4_NL", "IQ3_XXS", "MXFP4")
 INT8_KEPT_SHAPE = (48, 1280)
 INT8_GATED = ("q4f16_1", 96, 640, "silu")
 INT8_EXPERTS = (33, 100, 4, 2, True)

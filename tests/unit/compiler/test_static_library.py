@@ -50,11 +50,12 @@ def test_the_table_is_in_order_and_ends() -> None:
 @pytest.mark.parametrize(
     "name",
     [
-        pytest.param("riscv64-linux", marks=pytest.mark.full),  # arm64-linux: tests/native/test_programs.py
-        pytest.param("arm64-linux", marks=pytest.mark.everything),
-        pytest.param("x86_64-linux", marks=pytest.mark.everything),
+        "riscv64-linux",
+        "arm64-linux",
+        "x86_64-linux",
     ],
 )
+@pytest.mark.everything  # tests/native/test_sdk.py links such libraries
 def test_a_bundle_for_a_board(name: str, tiny_bundles: Bundles, tmp_path: Path) -> None:
     if find_zig() is None:
         pytest.skip("libraries for boards need ziglang")

@@ -35,7 +35,7 @@ def test_logits_are_those_of_merged_weights(gpu: Gpu, tmp_path: Path) -> None:
     assert_is_merged(compiled(tmp_path, "q0f32", gpu.plain), NAME, folder, pairs, 2.0)
 
 
-@pytest.mark.parametrize("quantization", ["q4f16_1", "q0f32"])
+@pytest.mark.parametrize("quantization", ["q4f16_1", pytest.param("q0f32", marks=pytest.mark.everything)])
 def test_beside_other_adapters_as_alone(quantization: str, gpu: Gpu, tmp_path: Path) -> None:
     """Those without an adapter have the bits of a bundle that knows none."""
     batch = Batch(load_bundle(compiled(tmp_path, quantization, gpu.plain)), NAME, tmp_path)

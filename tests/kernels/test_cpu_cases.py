@@ -40,6 +40,7 @@ PARAMETERS = [
 # A definition takes milliseconds to write, and thousands of cases share hundreds of kernels.
 WITHOUT = {kernel for kernel in {case.kernel for case in CASES} if kernel.definition() is None}
 DEFINED = [one for case, one in zip(CASES, PARAMETERS) if case.kernel not in WITHOUT and not case.timed]
+FAST_DEFINED = [case.name for case in FAST.values() if case.library == "q4f16_1"]
 
 
 @cache
@@ -59,7 +60,8 @@ def test_kernel_is_numpy(case: Case) -> None:
 
 
 @pytest.mark.parametrize("case", DEFINED)
-@pytest.mark.fast_cases(*(case.name for case in FAST.values() if case.library == "q4f16_1"))
+@pytest.mark.fast_cases(*FAST_DEFINED)
+@pytest.mark.full_cases(*(one.id for one in DEFINED[::4]))
 def test_definition_is_numpy(case: Case) -> None:
     assert_outputs(fallbacks(case.library)[case.kernel.symbol], case.call())
 

@@ -12,8 +12,8 @@ from tests.kernels.golden import GOLDEN, MODELS, golden_names, hashes
 @pytest.mark.parametrize("name", golden_names())
 @pytest.mark.fast_cases("arm64-linux", "vulkan")
 @pytest.mark.full_cases(
-    "x86_64-linux", "riscv64-linux", "android", "cuda", "cuda-f32", "cuda-sm75", "cuda-sm90", "metal", "metal-m2-max",
-    "lavapipe", "amd-rdna3", "intel-xe2", "mali", "adreno", "nvidia-rtx", "webgpu", "webgpu-subgroups32",
+    "x86_64-linux", "riscv64-linux", "cuda", "cuda-sm90", "metal", "lavapipe", "amd-rdna3", "adreno",
+    "webgpu-subgroups32",
 )  # fmt: skip
 def test_scheduled_kernels_are_unchanged(name: str) -> None:
     expected = json.loads((GOLDEN / f"{name}.json").read_text(encoding="utf-8"))

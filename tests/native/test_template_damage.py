@@ -66,7 +66,7 @@ def test_attacks_end_in_an_error(library: ctypes.CDLL) -> None:
         attack(library, source)
 
 
-@pytest.mark.full
+@pytest.mark.everything
 def test_all_attacks_end_in_an_error(library: ctypes.CDLL) -> None:
     for source in attacks.attacks():
         attack(library, source)

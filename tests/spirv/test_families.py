@@ -29,6 +29,7 @@ CASES = [(FAMILIES[i % len(FAMILIES)], SCHEMES[i % len(SCHEMES)]) for i in TURNS
 
 
 @harness.needs_tools
+@pytest.mark.full_cases(*(f"{family}-{scheme}" for family, scheme in CASES[::2]))
 @pytest.mark.parametrize(("family", "scheme"), CASES)
 def test_kernels_are_valid(family: str, scheme: str, tmp_path: Path) -> None:
     checkpoint = tiny.write_tiny(tiny.TinyCase(family, "default"), tmp_path / "checkpoint")

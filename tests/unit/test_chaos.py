@@ -113,7 +113,7 @@ class Deed:
 
 @contextmanager
 def deed(name: str, tmp_path: Path) -> Iterator[Deed]:
-    """One of `DEEDS`; for a download a hub is served meanwhile."""
+    """A deed by its name; for a download a hub is served meanwhile."""
     folder = tmp_path / "folder"
     place = folder / "place" / "out"
     env = os.environ | {"PYTHONPATH": str(ROOT), "MLCPIPE_CACHE": str(folder / "cache"), "TMPDIR": str(tmp_path)}
@@ -143,13 +143,15 @@ def deed(name: str, tmp_path: Path) -> Iterator[Deed]:
         yield Deed([*line, str(place), texts[1]], folder, tmp_path / "old", env)
 
 
-DEEDS = ("save", "records", "convert", "overwrite", "download", "compile")
+WRITES = ("save", "records", "download")
+SELDOM_KILLED = [pytest.param("convert", marks=pytest.mark.everything)]  # overwrite writes the same
+SELDOM_FULL = [pytest.param("compile", marks=pytest.mark.everything)]  # what convert writes, and a library
 # How many points: a sample in the full tier, all of them in the last.
 SHARES = [pytest.param(2, marks=pytest.mark.full), pytest.param(0, marks=pytest.mark.everything)]
 
 
 @pytest.mark.parametrize("count", SHARES, ids=["sample", "all"])
-@pytest.mark.parametrize("name", [name for name in DEEDS if name != "convert"])  # which writes what overwrite does
+@pytest.mark.parametrize("name", [*WRITES, "overwrite", "compile", *SELDOM_KILLED])
 def test_a_kill_at_any_write(name: str, count: int, tmp_path: Path) -> None:
     with deed(name, tmp_path) as work:
         work.prepare()
@@ -166,7 +168,7 @@ def test_a_kill_at_any_write(name: str, count: int, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("count", SHARES, ids=["sample", "all"])
-@pytest.mark.parametrize("name", [name for name in DEEDS if name != "overwrite"])  # which writes what convert does
+@pytest.mark.parametrize("name", [*WRITES, "convert", *SELDOM_FULL])  # overwrite writes what convert does
 def test_a_full_disk_at_any_write(name: str, count: int, tmp_path: Path) -> None:
     """One line and exit code 2, or no effect where a write only saves time."""
     with deed(name, tmp_path) as work:

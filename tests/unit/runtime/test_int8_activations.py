@@ -72,6 +72,7 @@ def integer_dots(tiny_bundles: Bundles) -> None:
 
 
 @pytest.mark.usefixtures("integer_dots")
+@pytest.mark.full_cases("gemma2-q8f16_0", "qwen3_moe-q4f16_1")
 @pytest.mark.parametrize("family, quantization", CASES)
 @pytest.mark.full
 def test_logits_stay_within_the_bound_of_the_rounding(family: str, quantization: str, tmp_path: Path) -> None:

@@ -29,6 +29,7 @@ from tir_schedules.op import is_by_hand, op_of
 
 # LLVM's attributes for instructions that kernels call by name, and no other code has.
 _BYTE_PRODUCTS = frozenset({"+amx-tile", "+amx-int8", "+avxvnni", "+i8mm"})
+_PARTS = ("by_rules", "by_hand", "sampling")
 
 
 @dataclass(frozen=True)
@@ -252,16 +253,8 @@ def _bytecode(named: _Named) -> tuple[relax.ExecBuilder, list[Kernels]]:
     with builder.function(marker(state.variant.name), num_inputs=1):
         builder.emit_ret(builder.r(0))
     tvm.get_global_func("relax.VMCodeGen")(builder, tvm.IRModule(calls, attrs=state.mod.attrs))
-    parts = [
-        Kernels(
-            tvm.IRModule(kernels[part, False]),
-            tvm.IRModule(kernels[part, True]),
-            state.tvm_target,
-            f"{state.name}/{part}",
-            state.dump,
-        )
-        for part in ("by_rules", "by_hand", "sampling")
-    ]
+    both = {part: [tvm.IRModule(kernels[part, called]) for called in (False, True)] for part in _PARTS}
+    parts = [Kernels(*both[part], state.tvm_target, f"{state.name}/{part}", state.dump) for part in _PARTS]
     return builder, [part for part in parts if part.of_hosts.functions or part.internal.functions]
 
 

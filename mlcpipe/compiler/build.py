@@ -253,8 +253,8 @@ def _bytecode(named: _Named) -> tuple[relax.ExecBuilder, list[Kernels]]:
     with builder.function(marker(state.variant.name), num_inputs=1):
         builder.emit_ret(builder.r(0))
     tvm.get_global_func("relax.VMCodeGen")(builder, tvm.IRModule(calls, attrs=state.mod.attrs))
-    both = {part: [tvm.IRModule(kernels[part, called]) for called in (False, True)] for part in _PARTS}
-    parts = [Kernels(*both[part], state.tvm_target, f"{state.name}/{part}", state.dump) for part in _PARTS]
+    mods = [(part, tvm.IRModule(kernels[part, False]), tvm.IRModule(kernels[part, True])) for part in _PARTS]
+    parts = [Kernels(hosts, own, state.tvm_target, f"{state.name}/{part}", state.dump) for part, hosts, own in mods]
     return builder, [part for part in parts if part.of_hosts.functions or part.internal.functions]
 
 

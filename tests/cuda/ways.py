@@ -20,7 +20,7 @@ SAMPLING: Mapping[str, Mapping[str, Any]] = {
         "repetition_penalty": 1.2,
         "presence_penalty": 0.1,
         "logit_bias": {3: 1.0},
-    },  # fmt: skip
+    },
 }
 
 

@@ -20,8 +20,9 @@ pytestmark = pytest.mark.usefixtures("kernels_are_valid")
 
 TOKENS, PREFILL, CONTEXT = 20, 12, 64
 FLOAT32 = 3e-5  # of the largest logit: sums in another order
-# Columns in another order, experts, numbers of 4 bits; of the general target also a table of the embedding, and rows.
+# Columns in another order, experts, numbers of 4 bits; a table of the embedding, rows.
 SOME = ("gptq-sorted", "awq-experts", "nvfp4")
+SELDOM = [pytest.param(name, marks=pytest.mark.everything) for name in ("mlx-8-tied", "compressed-8")]
 
 
 def _check(name: str, suited: str, folder: Path) -> None:
@@ -40,7 +41,7 @@ def _check(name: str, suited: str, folder: Path) -> None:
     np.testing.assert_allclose(steps, expected[PREFILL - 1 :], rtol=0, atol=bound)
 
 
-@pytest.mark.parametrize("name", SOME)
+@pytest.mark.parametrize("name", [*SOME, *SELDOM])
 def test_kept_codes_have_the_logits_of_transformers(name: str, gpu: Gpu, tmp_path: Path) -> None:
     """By the target that suits the device: one that knows the size of its subgroups, where there is one."""
     _check(name, gpu.suited, tmp_path)

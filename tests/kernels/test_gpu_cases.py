@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -35,17 +35,20 @@ _FORMATS = [*PAGES, *matmul.KEPT, *matmul.INTEGERS]
 LESS_CUDA, LESS_METAL = {*_FORMATS[::2]}, {*_FORMATS[1::2]}
 # Tiles of cooperative matrices: tests/vulkan/test_matrices.py runs those of Vulkan.
 ON_VULKAN, ON_CUDA = ([name for name in names if name not in matmul.SIMD_GROUPS] for names in (CASES, OWN_PAGES))
-# What subgroups of 8 lanes cannot have: octets, and subgroups that share columns; of formats one in four, of attention
-# one in two, and the others where the size of subgroups is not known.
+# What subgroups of 8 lanes cannot have: octets, and subgroups that share columns.
 LANES_16 = [
     *matmul.PLAIN,
     *matmul.FEW,
-    *[*matmul.KEPT, *matmul.INTEGERS][::4],
+    *matmul.KEPT,
+    *matmul.INTEGERS,
     *experts.SMALL,
     *attention.DECODE_SMALL,
-    *PAGES[::2],
+    *PAGES,
     *norm.CASES,
 ]
+# Of formats one in four stays, of attention one in two, and the others where the size of subgroups is not known.
+LESS_16 = {*matmul.KEPT, *matmul.INTEGERS, *PAGES} - {*[*matmul.KEPT, *matmul.INTEGERS][::4], *PAGES[::2]}
+LESS_UNKNOWN = {*PAGES[::2]}
 Errors = Callable[[str], str]
 
 
@@ -86,7 +89,7 @@ def metal_errors(runtime: Path, once: Once) -> Errors:
 def _in_parts(
     once: Once, work: str, names: list[str], less: set[str], run: Callable[[list[str], Path], object]
 ) -> Errors:
-    """The error of a case, which the others of its tier run beside."""
+    """The error of a case. The cases of a tier run together, once for all of pytest's workers."""
 
     def error(name: str) -> str:
         part = [one for one in names if (one in less) == (name in less)]
@@ -100,11 +103,17 @@ def _cases(names: list[str], less: set[str]) -> list[Any]:
 
 
 @pytest.fixture(scope="session")
-def lanes_16_errors(gpu: vulkan.Device, once: Once) -> Mapping[str, str]:
+def lanes_16_errors(gpu: vulkan.Device, once: Once) -> Errors:
     if gpu.kind != "software":
         pytest.skip("only Mesa's software device has subgroups of a size that can be set")
     environment = {**watching(), "LP_NATIVE_VECTOR_WIDTH": "512"}
-    return once("vulkan-16", lambda folder: _in_process("vulkan", ["16"], folder, LANES_16, **environment))
+    return _in_parts(
+        once,
+        "vulkan-16",
+        LANES_16,
+        LESS_16,
+        lambda names, folder: _in_process("vulkan", ["16"], folder, names, **environment),
+    )
 
 
 @pytest.mark.parametrize("name", ON_VULKAN)
@@ -121,14 +130,14 @@ def test_vulkan_equals_numpy_in_every_block_format(name: str, gpu: vulkan.Device
     vulkan_device.check(matmul.EVERY_KEPT[name], vulkan_device.knobs(8, shuffled=True))
 
 
-@pytest.mark.parametrize("name", PAGES[1::2])
+@pytest.mark.parametrize("name", _cases(PAGES, LESS_UNKNOWN))
 def test_vulkan_of_unknown_lanes_equals_numpy(name: str, gpu: vulkan.Device) -> None:
     vulkan_device.check(page_attention.CASES[name], load_target("vulkan").schedule)
 
 
-@pytest.mark.parametrize("name", LANES_16)
-def test_vulkan_of_16_lanes_equals_numpy(name: str, lanes_16_errors: Mapping[str, str]) -> None:
-    assert not lanes_16_errors[name], lanes_16_errors[name]
+@pytest.mark.parametrize("name", _cases(LANES_16, LESS_16))
+def test_vulkan_of_16_lanes_equals_numpy(name: str, lanes_16_errors: Errors) -> None:
+    assert lanes_16_errors(name) == ""
 
 
 @pytest.mark.parametrize("name", ON_CUDA)

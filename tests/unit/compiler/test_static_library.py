@@ -47,14 +47,7 @@ def test_the_table_is_in_order_and_ends() -> None:
     assert "extern char one___tvm_ffi_matmul[];" in lines
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        "riscv64-linux",
-        "arm64-linux",
-        "x86_64-linux",
-    ],
-)
+@pytest.mark.parametrize("name", BOARDS)
 @pytest.mark.everything  # tests/native/test_sdk.py links such libraries
 def test_a_bundle_for_a_board(name: str, tiny_bundles: Bundles, tmp_path: Path) -> None:
     if find_zig() is None:

@@ -97,6 +97,9 @@ def tune_command(
     if not finished:
         say(stderr_console(), "\nStopped; the same command resumes.")
         raise KeyboardInterrupt
+    problems = [state.problem for state in states if state.problem and not state.invalid]
+    if problems and all(state.default_s is None for state in states):
+        raise TargetError("no kernel could be measured", where=device, found=problems[0])
 
 
 def _with_records(tasks: Sequence[Task], records: Sequence[Record], path: Path) -> list[Task]:

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
 from mlcpipe.cli import main
-from mlcpipe.errors import UsageError
+from mlcpipe.errors import CompileError, UsageError
 from mlcpipe.host import cpu_features
 from mlcpipe.tuned.records import merged, read_records, write_records
 from tests.conftest import TinyLlama, write_llama
@@ -73,6 +75,20 @@ def test_a_target_of_other_machines_is_told(tmp_path: Path, capsys: pytest.Captu
     board.write_text(f'base = "cpu"\n[tvm]\nmtriple = "{other}-unknown-linux-gnu"\n')
     assert main(["tune", str(tmp_path), "--target", str(board)]) == 2
     assert "no device of this machine runs the target's kernels" in capsys.readouterr().err
+
+
+@pytest.mark.full
+def test_what_keeps_all_kernels_from_being_measured_is_an_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As a GPU whose compiler is not installed."""
+    reason = CompileError("NVIDIA's compiler is not installed")
+    monkeypatch.setattr("mlcpipe.tuning.pool.WorkerProcess.open", Mock(side_effect=reason))
+    model = write_llama(tmp_path / "model", TinyLlama(layers=1))
+    assert main(["tune", str(model), "--target", "cpu-native", "--records", str(tmp_path / "r.json")]) == 2
+    assert re.search(
+        r"^error: no kernel could be measured in .*compiler is not installed", capsys.readouterr().err, re.M
+    )
 
 
 def test_a_broken_record_file_is_told_and_left_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -194,6 +194,11 @@ static VKAPI_ATTR VkResult VKAPI_CALL fake_vkEnumerateDeviceExtensionProperties(
   return result;
 }
 
+static VKAPI_ATTR VkResult VKAPI_CALL fake_vkGetPhysicalDeviceCooperativeMatrixPropertiesKHR(VkPhysicalDevice d, uint32_t* n, void* m) {
+  typedef VkResult (VKAPI_PTR *Get)(VkPhysicalDevice, uint32_t*, void*);  // headers before 1.3.255 have no name for it
+  return ((Get)real_proc("vkGetPhysicalDeviceCooperativeMatrixPropertiesKHR"))(unwrap(d), n, m);
+}
+
 static VKAPI_ATTR VkResult VKAPI_CALL fake_vkCreateDevice(VkPhysicalDevice d, const VkDeviceCreateInfo* i, const VkAllocationCallbacks* a, VkDevice* out) {
   lost = 0;
   VkResult injected = inject("vkCreateDevice");
@@ -214,7 +219,8 @@ static const struct { const char* name; PFN_vkVoidFunction function; } wrapped[]
     ENTRY(vkCreateComputePipelines), ENTRY(vkCreateQueryPool), ENTRY(vkGetQueryPoolResults),
     ENTRY(vkEnumeratePhysicalDevices), ENTRY(vkGetPhysicalDeviceProperties2), ENTRY(vkGetPhysicalDeviceFeatures2),
     ENTRY(vkGetPhysicalDeviceMemoryProperties2), ENTRY(vkGetPhysicalDeviceQueueFamilyProperties),
-    ENTRY(vkEnumerateDeviceExtensionProperties), ENTRY(vkCreateDevice),
+    ENTRY(vkEnumerateDeviceExtensionProperties),
+    ENTRY(vkGetPhysicalDeviceCooperativeMatrixPropertiesKHR), ENTRY(vkCreateDevice),
 };
 
 EXPORT const char* fake_name(int i) { return i < (int)(sizeof wrapped / sizeof *wrapped) ? wrapped[i].name : NULL; }

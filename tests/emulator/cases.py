@@ -14,9 +14,6 @@ from tests.conftest import EXACT
 from tests.models import tiny
 
 FAMILIES = model_types()
-# What the families have between them: windows and two kinds of RoPE, softcap, biases, experts and routers.
-FEW = ("gemma2", "qwen2", "qwen3_moe")
-OTHERS = sorted(set(FAMILIES) - set(FEW))
 # Activations in float16 and one chunk of 40 tokens: matrix units, tiles that are not full, rows of x that end within 32
 # columns (104 of them, where weights have no groups).
 PACKED = ("q4f16_1", "q8f16_1", "q0f16")

@@ -74,6 +74,7 @@ def test_the_rules_keep_what_the_native_library_looks_up(project: Path) -> None:
         assert f"ai/mlcpipe/{name}" in source and f"class ai.mlcpipe.{name}" in rules
 
 
+@pytest.mark.everything  # tests/native/test_sdk.py compiles the same C++
 def test_cmake_builds_the_library(project: Path, tmp_path: Path) -> None:
     """For a JVM of this machine, which loads it."""
     home = jdk()

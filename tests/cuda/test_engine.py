@@ -82,17 +82,12 @@ def test_a_family_equals_transformers(
     cases.equals_transformers(family, one)
 
 
+@pytest.mark.full_cases(SCHEME)
+@pytest.mark.parametrize("scheme", cases.PACKED)
 def test_packed_weights_equal_the_cpu_engine(
-    found: dict[str, dict[str, Any]], checkpoint: Path, tmp_path: Path
-) -> None:
-    cases.equals_cpu_engine(checkpoint, SCHEME, found[SCHEME], tmp_path)
-
-
-@pytest.mark.everything
-@pytest.mark.parametrize("scheme", sorted({*cases.PACKED} - {SCHEME}))
-def test_other_schemes_equal_the_cpu_engine(
-    scheme: str, nvrtc: Nvrtc, checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    scheme: str, found: dict[str, dict[str, Any]], nvrtc: Nvrtc, checkpoint: Path, tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
     emulation.emulate(monkeypatch, tmp_path)
-    one = _run(cases.packed_job(checkpoint, FLOAT16, scheme), nvrtc, tmp_path)
+    one = found.get(scheme) or _run(cases.packed_job(checkpoint, FLOAT16, scheme), nvrtc, tmp_path)
     cases.equals_cpu_engine(checkpoint, scheme, one, tmp_path)

@@ -54,10 +54,8 @@ def test_torch_is_left_out_of_the_program_alone(cli_environment: dict[str, str],
     folder = tmp_path / "torch"  # stands for an installed torch: TVM's FFI would import it
     folder.mkdir()
     (folder / "__init__.py").write_text("raise SystemExit('torch was imported')", encoding="utf-8")
-    program = (
-        "import sys; sys.path.insert(0, {!r}); from mlcpipe.cli import main; sys.argv[1:] = ['doctor']; main({}); "
-        "assert 'torch' not in sys.modules"  # not even None, which SciPy takes for torch
-    )
+    program = "import sys; sys.path.insert(0, {!r}); from mlcpipe.cli import main; sys.argv[1:] = ['doctor']; main({})"
+    program += "; assert 'torch' not in sys.modules"  # not even None, which SciPy takes for torch
     for arguments, imported in (("", False), ("['doctor']", True)):
         command = [sys.executable, "-c", program.format(str(tmp_path), arguments)]
         done = subprocess.run(command, env=cli_environment, capture_output=True, text=True, check=False)

@@ -85,9 +85,11 @@ def test_a_family_equals_transformers(
 @pytest.mark.full_cases(SCHEME)
 @pytest.mark.parametrize("scheme", cases.PACKED)
 def test_packed_weights_equal_the_cpu_engine(
-    scheme: str, found: dict[str, dict[str, Any]], nvrtc: Nvrtc, checkpoint: Path, tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:  # fmt: skip
-    emulation.emulate(monkeypatch, tmp_path)
-    one = found.get(scheme) or _run(cases.packed_job(checkpoint, FLOAT16, scheme), nvrtc, tmp_path)
+    scheme: str, nvrtc: Nvrtc, checkpoint: Path, tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    if scheme == SCHEME:
+        one = request.getfixturevalue("found")[scheme]
+    else:
+        emulation.emulate(request.getfixturevalue("monkeypatch"), tmp_path)
+        one = _run(cases.packed_job(checkpoint, FLOAT16, scheme), nvrtc, tmp_path)
     cases.equals_cpu_engine(checkpoint, scheme, one, tmp_path)

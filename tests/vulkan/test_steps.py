@@ -58,7 +58,7 @@ def test_a_step_allocates_and_compiles_nothing(bundle: Path, gpu: vulkan.Device,
     found = since(before, gpu)
     assert (found["buffers_made"], found["buffers_alive"], found["blocks"], found["pipelines_made"]) == (0, 0, 0, 0)
     assert found["downloaded_bytes"] == 4 * 100
-    # Not a software device's, but a GPU's first kernels start while the host records the others: see Commands.
+    # A GPU, not a software device, starts on the first kernels while the host records the others: see Commands.
     assert found["submits"] <= 100 * (1 if gpu.kind == "software" else 3)
     for _ in range(40):  # attention gets a second part
         next(stream)

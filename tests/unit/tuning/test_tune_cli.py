@@ -86,9 +86,7 @@ def test_what_keeps_all_kernels_from_being_measured_is_an_error(
     monkeypatch.setattr("mlcpipe.tuning.pool.WorkerProcess.open", Mock(side_effect=reason))
     model = write_llama(tmp_path / "model", TinyLlama(layers=1))
     assert main(["tune", str(model), "--target", "cpu-native", "--records", str(tmp_path / "r.json")]) == 2
-    assert re.search(
-        r"^error: no kernel could be measured in .*compiler is not installed", capsys.readouterr().err, re.M
-    )
+    assert re.search("^error: no kernel could be measured in .*is not installed", capsys.readouterr().err, re.M)
 
 
 def test_a_broken_record_file_is_told_and_left_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

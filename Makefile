@@ -10,25 +10,26 @@ LINKER := $(if $(shell command -v cc || command -v clang || command -v gcc),,[zi
 # Tests start Python hundreds of times: where this is set, each start compiles what it imports.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: chat test test-full test-everything lint check check-gpu docs page bench bench-peers bench-native bench-web quality clean
+.PHONY: chat test test-full test-everything bench-check lint check check-gpu docs page bench bench-peers bench-native bench-web quality clean
 
 chat: $(VENV)/installed  ## compile the embedded model for this CPU and talk to it (ARGS="--prompt ...")
 	$(BIN)/mlcpipe chat $(ARGS)
 
 # Tiers: tests/tiers.py. Worksteal: a worker that is done takes half of what another has left.
-# Status 5 of pytest: nothing was selected, which ARGS may mean for one of several.
 PYTEST := $(BIN)/python -m pytest
 PARALLEL := -n auto --maxprocesses 4 --dist worksteal
 
 test: $(VENV)/installed-dev  ## the tests for every change (ARGS="-k name")
 	$(PYTEST) $(PARALLEL) -m "not (full or alone or everything)" $(ARGS)
 
-test-full: $(VENV)/installed-dev  ## the tests that `make test` leaves out, then those that measure time
-	$(PYTEST) $(PARALLEL) -m "full and not (alone or everything)" $(ARGS) || test $$? -eq 5
-	$(PYTEST) -m "alone and not everything" $(ARGS) || test $$? -eq 5
+test-full: $(VENV)/installed-dev  ## the tests that `make test` leaves out
+	$(PYTEST) $(PARALLEL) -m "full and not (alone or everything)" $(ARGS)
 
 test-everything: $(VENV)/installed-dev  ## all combinations of what the others test in part: hours
 	$(PYTEST) $(PARALLEL) -m everything $(ARGS)
+
+bench-check: $(VENV)/installed-dev  ## the tests that compare times, one after the other, on a quiet machine
+	$(PYTEST) -m alone $(ARGS)
 
 lint: $(VENV)/installed-dev  ## style and types
 	$(BIN)/ruff check .

@@ -17,7 +17,7 @@ from mlcpipe.devices.support.threads import use_threads
 from mlcpipe.host.bandwidth import last_cache_bytes, read_bandwidth_gb_s
 from mlcpipe.host.cpu import core_counts, cpu_model
 from tests.kernels.cases.cpu import CASES
-from tests.kernels.harness import Case, compile_kernels, tensors
+from tests.kernels.harness import Case, compile_together, functions_of, tensors
 
 MIN_CALLS, MIN_SECONDS = 5, 0.3
 COLD_CACHES, MAX_COPIES = 8, 256  # a last cache may keep part of what only just exceeds it
@@ -39,7 +39,7 @@ def main(arguments: list[str] | None = None) -> int:
         f"{name} {value:.0f} {'GB/s' if name == 'memory' else 'GFLOP/s'}" for name, value in ceilings.items()
     )
     sys.stdout.write(f"{cpu_model()}, {options.threads} threads: {found}\n")
-    kernels = compile_kernels(cases)
+    kernels = compile_together(functions_of(cases))
     width = max(len(case.name) for case in cases)
     for case in cases:
         sys.stdout.write(f"{case.name:{width}}  {line(case, kernels, ceilings, options.threads)}\n")

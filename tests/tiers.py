@@ -1,7 +1,8 @@
 """The tiers of the suite, and the tables at the end of a run: which tests were slow, what was skipped and why.
 
 - fast, `make test`: what has no marker. It needs Python alone, and a test may take `MAX_FAST_S` seconds of CPU time.
-- full, `make test-full`: `full` tests, then `alone` tests, which measure time, one after the other.
+- full, `make test-full`: `full` tests. CI runs this tier and the one before.
+- alone, `make bench-check`: tests that compare times, one after the other. No landing depends on them.
 - everything, `make test-everything`: all combinations of what the others test in part.
 
 With MLCPIPE_TEST_TOOLS=all, as in CI, where all tools are installed, a test that is skipped for want of one fails the run.

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cache
+from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
@@ -12,6 +13,7 @@ import tvm
 from numpy.typing import NDArray
 from tvm import tirx
 
+from mlcpipe.compiler.link import find_linker
 from mlcpipe.passes import pipeline
 from mlcpipe.passes.lowering import KernelModule
 from mlcpipe.passes.schedule_kernels import first_rule
@@ -100,20 +102,32 @@ def by_elementwise(definition: tirx.PrimFunc) -> tirx.PrimFunc:
 
 def compile_together(functions: Mapping[str, tirx.PrimFunc]) -> Mapping[str, Any]:
     """Symbol -> callable, from one IRModule compiled for this CPU."""
-    mod = tvm.IRModule({name: func.with_attr("global_symbol", name) for name, func in functions.items()})
-    target = tvm_target(cpu(), variant())
-    lowered = pipeline.run(KernelModule(mod, target), pipeline.LLVM)
-    library = tvm.get_global_func("target.build.llvm")(lowered.mod, target)
+    library = _generate(functions)
     return {name: library[name] for name in functions}
 
 
-def compile_kernels(cases: Iterable[Case], *, definitions: bool = False) -> Mapping[str, Any]:
-    """The kernels of some cases, or their definitions by the fallback rule."""
+def link_together(functions: Mapping[str, tirx.PrimFunc], folder: Path) -> str:
+    """The path of a shared library of functions, compiled like those of `compile_together`, for other processes too."""
+    made, library = folder / "kernels.o", folder / "kernels.so"
+    _generate(functions).write_to_file(str(made))
+    find_linker().run(["-shared", "-fPIC", str(made), "-o", str(library)])
+    return str(library)
+
+
+def _generate(functions: Mapping[str, tirx.PrimFunc]) -> Any:
+    mod = tvm.IRModule({name: func.with_attr("global_symbol", name) for name, func in functions.items()})
+    target = tvm_target(cpu(), variant())
+    lowered = pipeline.run(KernelModule(mod, target), pipeline.LLVM)
+    return tvm.get_global_func("target.build.llvm")(lowered.mod, target)
+
+
+def functions_of(cases: Iterable[Case], *, definitions: bool = False) -> dict[str, tirx.PrimFunc]:
+    """Symbol -> scheduled kernel of some cases, or their definitions by the fallback rule."""
     kernels = {case.kernel.symbol: case.kernel for case in cases}
     if not definitions:
-        return compile_together({name: kernel.build() for name, kernel in kernels.items()})
+        return {name: kernel.build() for name, kernel in kernels.items()}
     bodies = {name: kernel.definition() for name, kernel in kernels.items()}
-    return compile_together({name: by_elementwise(body) for name, body in bodies.items() if body is not None})
+    return {name: by_elementwise(body) for name, body in bodies.items() if body is not None}
 
 
 def tensors(args: Iterable[Array | int | float]) -> list[Any]:

@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import pytest
+import tvm
 
 from tests.kernels.cases.cpu import CASES, library
 from tests.kernels.cases.cpu.int8 import HERE, MORE
 from tests.kernels.cases.cpu.matmul import KEPT
 from tests.kernels.cases.cpu.page_attention import SHAPES, library_of
-from tests.kernels.harness import Case, assert_outputs, compile_kernels
+from tests.kernels.harness import Case, assert_outputs, functions_of, link_together
+from tests.once import Once
+
+Kernels = Callable[..., Any]
 
 # In `make test`: one case for each kernel of these libraries; test_int8.py has integer dot products. All definitions go the way of those of `q4f16_1`.
 FAST_LIBRARIES = (
@@ -43,27 +48,31 @@ DEFINED = [one for case, one in zip(CASES, PARAMETERS) if case.kernel not in WIT
 FAST_DEFINED = [case.name for case in FAST.values() if case.library == "q4f16_1"]
 
 
-@cache
-def kernels(name: str) -> Mapping[str, Any]:
-    return compile_kernels(library(name))
+@pytest.fixture(scope="session")
+def kernels(once: Once) -> Kernels:
+    """The functions of a library of cases, compiled once for all of pytest's workers."""
 
+    @cache
+    def load(name: str, definitions: bool = False) -> Any:
+        def work(folder: Path) -> str:
+            return link_together(functions_of(library(name), definitions=definitions), folder)
 
-@cache
-def fallbacks(name: str) -> Mapping[str, Any]:
-    return compile_kernels(library(name), definitions=True)
+        return tvm.runtime.load_module(once(f"cpu-{name}-{'definitions' if definitions else 'kernels'}", work))
+
+    return load
 
 
 @pytest.mark.parametrize("case", PARAMETERS)
 @pytest.mark.fast_cases(*(case.name for case in FAST.values()))
-def test_kernel_is_numpy(case: Case) -> None:
+def test_kernel_is_numpy(case: Case, kernels: Kernels) -> None:
     assert_outputs(kernels(case.library)[case.kernel.symbol], case.call())
 
 
 @pytest.mark.parametrize("case", DEFINED)
 @pytest.mark.fast_cases(*FAST_DEFINED)
 @pytest.mark.full_cases(*(one.id for one in DEFINED[::4]))
-def test_definition_is_numpy(case: Case) -> None:
-    assert_outputs(fallbacks(case.library)[case.kernel.symbol], case.call())
+def test_definition_is_numpy(case: Case, kernels: Kernels) -> None:
+    assert_outputs(kernels(case.library, True)[case.kernel.symbol], case.call())
 
 
 def test_names_are_unique() -> None:

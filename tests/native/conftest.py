@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import ctypes
 import itertools
-import re
 import shutil
-import subprocess
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -17,41 +14,24 @@ from mlcpipe.errors import CompileError, TargetError
 from mlcpipe.host.cpu_features import architecture
 from mlcpipe.private import private_folder
 from tests.conftest import DEMO, Bundles
+from tests.native.cxx import Build, Cxx, find_cxx
 from tests.native.engine import Runtime
 from tests.once import Once
 
 if TYPE_CHECKING:
     from mlcpipe.compiler.native_runtime import DevicePlugin
 
-ROOT = Path(__file__).parents[2]
-RUNTIME = ROOT / "mlcpipe" / "native" / "runtime"
-FLAGS = ("-std=c++17", "-O1", "-g", "-Wall", "-Wextra", "-Werror", "-fPIC", "-shared")
 
-Build = Callable[..., ctypes.CDLL]
+@pytest.fixture(scope="session")
+def cxx(once: Once) -> Cxx:
+    """The compiler of small libraries and programs."""
+    return find_cxx(once)
 
 
 @pytest.fixture(scope="session")
-def native_library(once: Once) -> Build:
-    """Builds a shared library of sources of the runtime and of tests, once for all of pytest's workers, and loads it."""
-    compiler = shutil.which("g++") or shutil.which("clang++") or shutil.which("c++")
-    if compiler is None:
-        pytest.skip("the native runtime's tests need a C++ compiler")
-    loaded: dict[str, ctypes.CDLL] = {}
-
-    def build(sources: Sequence[Path], *flags: str) -> ctypes.CDLL:
-        def work(folder: Path) -> str:
-            output = str(folder / f"{sources[0].stem}.so")
-            command = [compiler, *FLAGS, *flags, f"-I{RUNTIME}", *map(str, sources), "-o", output]
-            done = subprocess.run(command, capture_output=True, text=True, check=False)
-            assert done.returncode == 0, done.stderr[-4000:]
-            return output
-
-        name = re.sub(r"\W+", "-", f"native-{sources[0].stem} {' '.join(flags)}")
-        if name not in loaded:
-            loaded[name] = ctypes.CDLL(once(name, work))
-        return loaded[name]
-
-    return build
+def native_library(cxx: Cxx) -> Build:
+    """Builds a shared library of sources of the runtime and of tests, and loads it."""
+    return cxx.library
 
 
 def private_cache(shared: Path) -> Path:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from mlcpipe.compiler.text.template_program import template_program
-from tests.native.conftest import RUNTIME, Build
+from tests.native.cxx import RUNTIME, Build
 
 SOURCES = [
     Path(__file__).with_name("template.cc"),

@@ -9,22 +9,14 @@ from pathlib import Path
 import pytest
 
 from tests.chat_files import made_file
-from tests.native.conftest import RUNTIME
+from tests.native.cxx import FUZZED, RUNTIME, SANITIZED, Cxx, find_clang
 from tests.native.fuzzing import FUZZ_S
+from tests.once import Once
 
-SOURCES = ("chat_file.cc", "atomic_file.cc", "bundle/files.cc", "bundle/sha256.cc")
-SANITIZE = ("-std=c++17", "-g", "-O1", "-Wall", "-Wextra", "-Werror", "-fno-sanitize-recover=all", f"-I{RUNTIME}")
-
-
-def program(compiler: str, output: Path, *flags: str) -> Path:
-    sources = [str(Path(__file__).with_name("chat_file_fuzz.cc")), *(str(RUNTIME / name) for name in SOURCES)]
-    done = subprocess.run(
-        [compiler, *SANITIZE, *flags, *sources, "-o", str(output)], capture_output=True, text=True, check=False
-    )
-    if "cannot find" in done.stderr:
-        pytest.skip(f"{compiler} has no sanitizers here")
-    assert done.returncode == 0, done.stderr[-3000:]
-    return output
+SOURCES = [
+    Path(__file__).with_name("chat_file_fuzz.cc"),
+    *(RUNTIME / name for name in ("chat_file.cc", "atomic_file.cc", "bundle/files.cc", "bundle/sha256.cc")),
+]
 
 
 def small_file(folder: Path) -> Path:
@@ -35,11 +27,8 @@ def small_file(folder: Path) -> Path:
 
 
 @pytest.mark.full
-def test_sanitizers_find_nothing_in_thousands_of_changed_files(tmp_path: Path) -> None:
-    compiler = shutil.which("g++")
-    if compiler is None:
-        pytest.skip("g++")
-    damage = program(compiler, tmp_path / "damage", "-fsanitize=address,undefined")
+def test_sanitizers_find_nothing_in_thousands_of_changed_files(cxx: Cxx, tmp_path: Path) -> None:
+    damage = cxx.program(SOURCES, *SANITIZED)
     command = [damage, small_file(tmp_path), "4000", "1"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=600, check=False)
     assert done.returncode == 0, done.stderr[-3000:]
@@ -47,11 +36,8 @@ def test_sanitizers_find_nothing_in_thousands_of_changed_files(tmp_path: Path) -
 
 
 @pytest.mark.everything
-def test_libfuzzer_finds_nothing(tmp_path: Path) -> None:
-    clang = shutil.which("clang++")
-    if clang is None:
-        pytest.skip("libFuzzer needs clang++: apt install clang libclang-rt-dev")
-    fuzz = program(clang, tmp_path / "fuzz", "-fsanitize=fuzzer,address,undefined", "-DMLCPIPE_FUZZ")
+def test_libfuzzer_finds_nothing(once: Once, tmp_path: Path) -> None:
+    fuzz = find_clang(once).program(SOURCES, *FUZZED, "-DMLCPIPE_FUZZ")
     (tmp_path / "corpus").mkdir()
     shutil.move(small_file(tmp_path), tmp_path / "corpus" / "chat")
     limits = [f"-max_total_time={FUZZ_S}", "-timeout=60", "-rss_limit_mb=2048", "-max_len=20000"]

@@ -13,7 +13,7 @@ import pytest
 import mlcpipe
 from mlcpipe.runtime.text.harmony import MARKS, HarmonyText, without_thoughts
 from tests.models import tiny
-from tests.native.conftest import RUNTIME, Build
+from tests.native.cxx import RUNTIME, Build
 from tests.native.engine import Runtime
 from tests.native.tokenizers import SOURCES
 from tests.unit.server.tools import write_harmony_tokenizer

@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import json
-import shutil
 import subprocess
 from pathlib import Path
 
 import pytest
 
-from tests.native.conftest import RUNTIME
+from tests.native.cxx import RUNTIME, SANITIZED, Cxx
 
 CLI, TEXT = RUNTIME / "cli", sorted((RUNTIME / "text").glob("*.cc"))
 READER = [Path(__file__).with_name("http_fuzz.cc"), CLI / "http.cc"]
 BODIES = [*READER, *sorted(CLI.glob("openai_*.cc")), *TEXT]
-FLAGS = ("-std=c++17", "-g", "-O0", "-Wall", "-Wextra", "-Werror", "-fsanitize=address,undefined", f"-I{RUNTIME}")
 CHAT = {
     "messages": [
         {"role": "system", "content": "Be short."},
@@ -64,33 +62,26 @@ def requests(folder: Path) -> list[str]:
     return [str(folder / name) for name in files]
 
 
-def changed(sources: list[Path], folder: Path, count: int, seed: int, *flags: str) -> list[int]:
+def changed(program: Path, folder: Path, count: int, seed: int) -> list[int]:
     """Changes requests and reads them -> the numbers of requests, refusals and bodies that can be answered."""
-    compiler = shutil.which("g++")
-    if compiler is None:
-        pytest.skip("g++")
-    program = folder / "http_fuzz"
-    command = [compiler, *FLAGS, *flags, "-fno-sanitize-recover=all", *map(str, sources), "-o", str(program)]
-    built = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert built.returncode == 0, built.stderr[-3000:]
     words = [str(program), str(count), str(seed), *requests(folder)]
     done = subprocess.run(words, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[-3000:]
     return list(map(int, done.stdout.split()))
 
 
-def test_hundreds_of_changed_requests_are_read_or_refused(tmp_path: Path) -> None:
-    read, refused, _ = changed(READER, tmp_path, 250, 1)
+def test_hundreds_of_changed_requests_are_read_or_refused(cxx: Cxx, tmp_path: Path) -> None:
+    read, refused, _ = changed(cxx.program(READER, *SANITIZED), tmp_path, 250, 1)
     assert read > 200 and refused > 200
 
 
 @pytest.mark.full
-def test_many_changed_bodies_are_read_or_refused(tmp_path: Path) -> None:
-    read, refused, bodies = changed(BODIES, tmp_path, 1500, 2, "-DMLCPIPE_BODIES")
+def test_many_changed_bodies_are_read_or_refused(cxx: Cxx, tmp_path: Path) -> None:
+    read, refused, bodies = changed(cxx.program(BODIES, *SANITIZED, "-DMLCPIPE_BODIES"), tmp_path, 1500, 2)
     assert read > 1000 and refused > 1000 and 100 < bodies < read
 
 
 @pytest.mark.everything
-def test_millions_of_changed_requests_are_read_or_refused(tmp_path: Path) -> None:
-    read, refused, bodies = changed(BODIES, tmp_path, 500_000, 3, "-DMLCPIPE_BODIES")
+def test_millions_of_changed_requests_are_read_or_refused(cxx: Cxx, tmp_path: Path) -> None:
+    read, refused, bodies = changed(cxx.program(BODIES, *SANITIZED, "-DMLCPIPE_BODIES"), tmp_path, 500_000, 3)
     assert read > 300_000 and refused > 300_000 and bodies > 30_000

@@ -7,7 +7,7 @@ import random
 from pathlib import Path
 
 from mlcpipe.server.reasoning import ReasoningSplitter
-from tests.native.conftest import Build
+from tests.native.cxx import Build
 
 WORDS = ("<think>", "</think>", "<think", "</thi", "<", ">", "</", " ", "\n\n", "\t", "a", "word", "é", "think>")
 

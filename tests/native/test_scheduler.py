@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import random
-import shutil
 import subprocess
 from collections.abc import Iterable
 from pathlib import Path
@@ -17,27 +16,22 @@ from mlcpipe.runtime.serving.cost_model import DEFAULT_COSTS, CostModel, Load
 from mlcpipe.runtime.serving.limits import Limits
 from mlcpipe.runtime.serving.page_pool import PageGroup
 from mlcpipe.runtime.serving.sequence import Finish, Sequence
-from tests.native.conftest import FLAGS, RUNTIME
+from tests.native.cxx import RUNTIME, Cxx
 from tests.unit.serving.golden import GOLDEN, TRACES, Recording
 from tests.unit.serving.simulation import words
 
-SOURCES = ("cost_model", "page_pool", "prefix_tree", "residency", "scheduler")
-
-
-def compiled(name: str, folder: Path) -> Path:
-    compiler = shutil.which("g++") or shutil.which("clang++") or shutil.which("c++")
-    if compiler is None:
-        pytest.skip("the native runtime's tests need a C++ compiler")
-    own = [flag for flag in FLAGS if flag not in ("-shared", "-fPIC")]
-    sources = [Path(__file__).with_name(f"{name}.cc"), *(RUNTIME / "serving" / f"{one}.cc" for one in SOURCES)]
-    command: list[str | Path] = [compiler, *own, "-D_GLIBCXX_ASSERTIONS", f"-I{RUNTIME}", *sources, "-o", folder / name]
-    subprocess.run(command, check=True)
-    return folder / name
+SOURCES = [
+    Path(__file__).with_name("scheduler_trace.cc"),
+    *(
+        RUNTIME / "serving" / f"{name}.cc"
+        for name in ("cost_model", "page_pool", "prefix_tree", "residency", "scheduler")
+    ),
+]
 
 
 @pytest.fixture(scope="module")
-def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return compiled("scheduler_trace", tmp_path_factory.mktemp("scheduler"))
+def program(cxx: Cxx) -> Path:
+    return cxx.program(SOURCES)
 
 
 def _listed(numbers: Iterable[object]) -> list[object]:

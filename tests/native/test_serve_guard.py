@@ -25,7 +25,7 @@ CHAT = "/v1/chat/completions"
 HELLO = [{"role": "user", "content": "Hello"}]
 SHORT = {"messages": HELLO, "max_tokens": 1}
 # The demo model writes these in about a second.
-LONG = {"messages": HELLO, "ignore_eos": True, "max_tokens": 1900, "stream": True}
+LONG: dict[str, Any] = {"messages": HELLO, "ignore_eos": True, "max_tokens": 1900, "stream": True}
 READ_S = 1.5  # --read-timeout
 KEY = "sécret"
 
@@ -174,10 +174,8 @@ def streaming(server: Running, **fields: Any) -> Iterator[socket.socket]:
         yield made
 
 
-def seconds(server: Running) -> float:
-    began = time.monotonic()
-    assert httpx2.post(server.url + CHAT, json=SHORT, timeout=60).status_code == 200
-    return time.monotonic() - began
+def answered(server: Running) -> None:
+    assert httpx2.post(server.url + CHAT, json=SHORT, timeout=20).status_code == 200
 
 
 def logged(server: Running, words: str, *, count: int = 1) -> bool:
@@ -189,16 +187,15 @@ def logged(server: Running, words: str, *, count: int = 1) -> bool:
 
 
 def test_a_client_that_leaves_ends_its_answer(server: Running) -> None:
-    """Five that leave, and as many answers behind them, take less than three whole answers."""
-    answers = [httpx2.post(server.url + CHAT, json={**LONG, "stream": False}, timeout=60) for _ in range(2)]
-    whole_s = min(answer.elapsed.total_seconds() for answer in answers)
-    before, began = sum(" 499, " in line for line in server.lines), time.monotonic()
+    """Of five that leave, less than half of the tokens are computed."""
+    before = sum(" 499, " in line for line in server.lines)
     for _ in range(5):
         with streaming(server):
             pass
-        seconds(server)
-    assert time.monotonic() - began < 3 * whole_s
+        answered(server)
     assert logged(server, " 499, ", count=before + 5)
+    tokens = [int(line.split(" 499, ")[1].split(" tokens")[0]) for line in server.lines if " 499, " in line]
+    assert sum(tokens[before:]) < 5 * LONG["max_tokens"] / 2
 
 
 def test_a_client_that_leaves_the_line_is_forgotten(server: Running) -> None:
@@ -212,7 +209,7 @@ def test_a_client_that_leaves_the_line_is_forgotten(server: Running) -> None:
         prefills.sendall(posted(json.dumps({"messages": prompt, "max_tokens": 1}).encode()))
         time.sleep(0.05)
     assert logged(server, " 499, ", count=before + 2)
-    assert seconds(server) < 20
+    answered(server)
 
 
 def test_too_many_that_wait_get_503(server: Running) -> None:
@@ -226,7 +223,7 @@ def test_too_many_that_wait_get_503(server: Running) -> None:
     refused = [one for one in found if one.startswith(b"HTTP/1.1 503 ")]
     assert len(refused) >= 4 and sum(one.startswith(b"HTTP/1.1 200 ") for one in found) == 10 - len(refused)
     assert all(b"\r\nretry-after: " in one and b'"code":"overloaded"' in one for one in refused)
-    assert seconds(server) < 20
+    answered(server)
 
 
 def test_too_many_connections_get_503(server: Running) -> None:
@@ -240,7 +237,7 @@ def test_too_many_connections_get_503(server: Running) -> None:
         flood = [stack.enter_context(connected(server)) for _ in range(60)]
         assert len(flood) == 60
     time.sleep(0.5)
-    assert seconds(server) < 20
+    answered(server)
 
 
 @pytest.fixture(scope="module")

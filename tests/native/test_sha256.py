@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.native.conftest import Build
+from tests.native.cxx import Build
 
 
 @pytest.fixture(scope="module")

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from mlcpipe.compiler.text.tables import strings, tables
-from tests.native.conftest import Build
+from tests.native.cxx import Build
 
 SOURCE = Path(__file__).with_name("tables.cc")
 _BUNDLE_ERROR = 5

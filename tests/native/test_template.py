@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from mlcpipe.runtime.text.chat_template import ChatTemplate
-from tests.native.conftest import Build
 from tests.native.conversations import TOKENS, compare, compare_marked, conversations, outcome
+from tests.native.cxx import Build
 from tests.native.templates import NOW, NativeTemplate, build
 from tests.unit.text import chats
 

@@ -6,7 +6,6 @@ import ctypes
 import json
 import os
 import random
-import shutil
 import struct
 import subprocess
 import sys
@@ -18,9 +17,10 @@ import pytest
 
 from mlcpipe.compiler.text.template_program import template_program
 from mlcpipe.errors import TemplateError
-from tests.native.conftest import FLAGS, ROOT, RUNTIME, Build
+from tests.native.cxx import FUZZED, ROOT, SANITIZED, Build, Cxx, find_clang
 from tests.native.fuzzing import FUZZ_S
 from tests.native.templates import SOURCES, NativeTemplate, build
+from tests.once import Once
 from tests.unit.text import attacks
 
 TEMPLATES = {path.stem: path.read_text("utf-8") for path in (Path(attacks.__file__).parent / "templates").iterdir()}
@@ -163,49 +163,27 @@ def inputs(folder: Path) -> list[str]:
     return [str(path) for path in folder.iterdir()]
 
 
-def fuzzer(compiler: str, output: Path, *flags: str) -> None:
-    sources = [Path(__file__).with_name("template_fuzz.cc"), *SOURCES[1:]]
-    own = [flag for flag in FLAGS if flag not in ("-shared", "-fPIC")]
-    command = [
-        compiler,
-        *own,
-        *flags,
-        "-fno-sanitize-recover=all",
-        f"-I{RUNTIME}",
-        *map(str, sources),
-        "-o",
-        str(output),
-    ]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    if done.returncode != 0 and ("asan" in done.stderr or "libclang_rt" in done.stderr or "fuzzer" in done.stderr):
-        pytest.skip(f"{compiler} has no sanitizers: apt install libclang-rt-dev (clang), or g++")
-    assert done.returncode == 0, done.stderr[-4000:]
+FUZZER = [Path(__file__).with_name("template_fuzz.cc"), *SOURCES[1:]]
 
 
 @pytest.mark.full
-def test_changed_files_break_nothing_under_sanitizers(tmp_path: Path) -> None:
-    compiler = shutil.which("g++") or shutil.which("clang++")
-    if compiler is None:
-        pytest.skip("the native runtime's tests need a C++ compiler")
-    fuzzer(compiler, tmp_path / "changes", "-DMLCPIPE_MAIN", "-fsanitize=address,undefined")
+def test_changed_files_break_nothing_under_sanitizers(cxx: Cxx, tmp_path: Path) -> None:
+    changes = cxx.program(FUZZER, "-DMLCPIPE_MAIN", *SANITIZED)
     (tmp_path / "inputs").mkdir()
-    command = [str(tmp_path / "changes"), str(CHANGES), "1", *inputs(tmp_path / "inputs")]
+    command = [str(changes), str(CHANGES), "1", *inputs(tmp_path / "inputs")]
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=600)
     assert done.returncode == 0, done.stderr[-4000:]
 
 
 @pytest.mark.everything
-def test_libfuzzer_finds_nothing(tmp_path: Path) -> None:
+def test_libfuzzer_finds_nothing(once: Once, tmp_path: Path) -> None:
     """What it found worth keeping stays in the cache for the next time."""
-    compiler = shutil.which("clang++")
-    if compiler is None:
-        pytest.skip("libFuzzer needs clang++: apt install clang libclang-rt-dev")
-    fuzzer(compiler, tmp_path / "fuzz", "-fsanitize=address,undefined,fuzzer")
+    fuzz = find_clang(once).program(FUZZER, *FUZZED)
     corpus = platformdirs.user_cache_path("mlcpipe") / "tests" / "fuzz-template"
     corpus.mkdir(parents=True, exist_ok=True)
     inputs(corpus)
     command = [
-        str(tmp_path / "fuzz"),
+        str(fuzz),
         str(corpus),
         f"-max_total_time={FUZZ_S}",
         "-timeout=20",

@@ -13,7 +13,7 @@ from mlcpipe.compiler.text.template_nodes import OPS
 from mlcpipe.compiler.text.template_program import template_program
 from mlcpipe.errors import TemplateError
 from mlcpipe.runtime.text.chat_template import ChatTemplate
-from tests.native.conftest import Build
+from tests.native.cxx import Build
 from tests.native.templates import NOW, NativeTemplate, build
 
 MESSAGES: list[dict[str, Any]] = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": ""}]

@@ -7,8 +7,8 @@ import ctypes
 import pytest
 
 from mlcpipe.runtime.text.chat_template import ChatTemplate
-from tests.native.conftest import Build
 from tests.native.conversations import TOKENS, compare, compare_marked, conversations
+from tests.native.cxx import Build
 from tests.native.templates import NOW, NativeTemplate, build
 from tests.unit.text import real_templates
 

@@ -11,7 +11,7 @@ from tokenizers import Regex, models, normalizers, pre_tokenizers, processors
 from mlcpipe.compiler.text.tokenizer_program import tokenizer_program
 from mlcpipe.errors import TokenizerError
 from mlcpipe.runtime.text.tokenizer import Tokenizer
-from tests.native.conftest import Build
+from tests.native.cxx import Build
 from tests.native.pipelines import PIPELINES, save
 from tests.native.texts import texts
 from tests.native.tokenizers import NativeTokenizer, disagreements, of_pipeline

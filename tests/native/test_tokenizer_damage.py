@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-import shutil
 import subprocess
 from pathlib import Path
 
@@ -12,11 +11,11 @@ import pytest
 from mlcpipe.compiler.text.tokenizer_program import tokenizer_program
 from mlcpipe.errors import TokenizerError
 from mlcpipe.runtime.text.tokenizer import Tokenizer
-from tests.clang import system_clang
-from tests.native.conftest import RUNTIME, Build
+from tests.native.cxx import FUZZED, SANITIZED, Build, Cxx, find_clang
 from tests.native.fuzzing import FUZZ_S
 from tests.native.pipelines import PIPELINES, save
 from tests.native.tokenizers import SOURCES, NativeTokenizer
+from tests.once import Once
 
 TEXT = "Hello  I'LL <s>ž\u0301x<a b> 123 日本語\n\n\t<|eot_id|>  end" * 3
 HEADER = 16
@@ -65,26 +64,12 @@ def test_changed_numbers_are_refused_or_encode(native_library: Build, files: lis
     assert "ids" in outcomes and len(set(outcomes)) > 12, sorted(set(outcomes))
 
 
-FUZZED = [Path(__file__).with_name("tokenizer_fuzz.cc"), *SOURCES[1:]]
-SANITIZE = ("-std=c++17", "-g", "-O1", "-fno-sanitize-recover=all", f"-I{RUNTIME}")
-
-
-def program(compiler: str, output: Path, *flags: str) -> Path:
-    done = subprocess.run(
-        [compiler, *SANITIZE, *flags, *map(str, FUZZED), "-o", str(output)], capture_output=True, text=True, check=False
-    )
-    if "cannot find" in done.stderr:
-        pytest.skip(f"{compiler} has no sanitizers here")
-    assert done.returncode == 0, done.stderr[-3000:]
-    return output
+PROGRAM = [Path(__file__).with_name("tokenizer_fuzz.cc"), *SOURCES[1:]]
 
 
 @pytest.mark.full
-def test_sanitizers_find_nothing_in_thousands_of_damaged_files(files: list[bytes], tmp_path: Path) -> None:
-    compiler = shutil.which("g++")
-    if compiler is None:
-        pytest.skip("g++")
-    damage = program(compiler, tmp_path / "damage", "-fsanitize=address,undefined")
+def test_sanitizers_find_nothing_in_thousands_of_damaged_files(files: list[bytes], cxx: Cxx, tmp_path: Path) -> None:
+    damage = cxx.program(PROGRAM, *SANITIZED)
     for number, file in enumerate(files):
         path = tmp_path / f"{number}.bin"
         path.write_bytes(file)
@@ -96,13 +81,8 @@ def test_sanitizers_find_nothing_in_thousands_of_damaged_files(files: list[bytes
 
 
 @pytest.mark.everything
-def test_libfuzzer_finds_nothing(files: list[bytes], tmp_path: Path) -> None:
-    clang = system_clang()
-    if clang is None:
-        pytest.skip("clang")
-    fuzz = program(
-        clang.replace("clang", "clang++"), tmp_path / "fuzz", "-fsanitize=fuzzer,address,undefined", "-DMLCPIPE_FUZZ"
-    )
+def test_libfuzzer_finds_nothing(files: list[bytes], once: Once, tmp_path: Path) -> None:
+    fuzz = find_clang(once).program(PROGRAM, *FUZZED, "-DMLCPIPE_FUZZ")
     corpus = tmp_path / "corpus"
     corpus.mkdir()
     for number, file in enumerate(files):

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from mlcpipe.runtime.text.tokenizer import Tokenizer
-from tests.native.conftest import Build
+from tests.native.cxx import Build
 from tests.native.pipelines import save
 from tests.native.real_vocabularies import NAMES, vocabulary
 from tests.native.texts import texts

@@ -12,7 +12,7 @@ import pytest
 from mlcpipe.errors import UsageError
 from mlcpipe.runtime.text.streaming import TextStream
 from mlcpipe.runtime.text.tokenizer import Tokenizer
-from tests.native.conftest import Build
+from tests.native.cxx import Build
 from tests.native.texts import SEED, texts
 from tests.native.tokenizers import NativeStream, of_pipeline
 

@@ -10,7 +10,7 @@ from typing import Any
 from mlcpipe.compiler.text.tokenizer_program import tokenizer_program
 from mlcpipe.errors import TokenizerError, UsageError
 from mlcpipe.runtime.text.tokenizer import Tokenizer
-from tests.native.conftest import RUNTIME, Build
+from tests.native.cxx import RUNTIME, Build
 from tests.native.pipelines import PIPELINES, save
 
 SOURCES = [

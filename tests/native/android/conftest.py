@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from tests.conftest import DEMO
-from tests.native.conftest import ROOT, private_cache
+from tests.native.conftest import private_cache
+from tests.native.cxx import ROOT
 from tests.once import Once
 
 if TYPE_CHECKING:

@@ -17,7 +17,8 @@ from mlcpipe.compiler.native_runtime import DevicePlugin
 from tests.conftest import Bundles
 from tests.native.android.answers import QUESTIONS, conversation
 from tests.native.android.conftest import Scenario, jdk, link_jni, scenario_in
-from tests.native.conftest import ROOT, private_cache
+from tests.native.conftest import private_cache
+from tests.native.cxx import ROOT
 from tests.native.engine import Runtime
 
 pytestmark = pytest.mark.full  # compiles Kotlin, and TVM's runtime

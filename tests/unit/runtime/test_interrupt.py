@@ -47,15 +47,25 @@ def engine(demo_bundles: Bundles) -> Engine:
     return Engine(demo_bundles["q4f16_1"], context_length=CONTEXT)
 
 
-def chunk_s(engine: Engine) -> float:
-    """How long a prefill of a whole chunk takes."""
-    seconds = []
-    for _ in range(3):
-        engine.reset()
-        began = time.perf_counter()
-        engine.prefill(prompt(engine.manifest.model.prefill_chunk))
-        seconds.append(time.perf_counter() - began)
-    return min(seconds)
+class Interrupts:
+    """Calls that are interrupted at random times: most of them, however fast the machine is at the moment.
+
+    A call that ends before its signal halves the longest time until the next, one that is interrupted adds a fifth.
+    """
+
+    def __init__(self, seed: int) -> None:
+        self.count = 0
+        self._draw, self._within_s = random.Random(seed), 0.5
+
+    def interrupt(self, work: Callable[[], object]) -> None:
+        """Call `work`, and count it if the signal ends it."""
+        try:
+            with alarm(self._draw.uniform(1e-4, self._within_s)):
+                work()
+            self._within_s /= 2
+        except KeyboardInterrupt:
+            self.count += 1
+            self._within_s *= 1.2
 
 
 def token_after(engine: Engine, tokens: list[int]) -> int:
@@ -67,40 +77,31 @@ def test_what_came_before_is_kept(engine: Engine) -> None:
     history, whole = prompt(600), prompt(1800)
     engine.reset()
     expected = token_after(engine, whole)
-    wait_s, interrupted = chunk_s(engine), 0
+    interrupts = Interrupts(2026)
     for _ in range(10):
         engine.reset()
         engine.prefill(history)
-        try:
-            with alarm(wait_s):
-                engine.prefill(whole[600:])
-        except KeyboardInterrupt:
-            interrupted += 1
+        interrupts.interrupt(lambda: engine.prefill(whole[600:]))
         done = engine.generate(whole, sampling=GREEDY, max_tokens=1, ignore_eos=True)
         assert done.token_ids == [expected]
         assert done.stats.cached_tokens in (600, 600 + 512, 600 + 1024, 1799)
-    assert interrupted
+    assert interrupts.count
 
 
 def answers_after_interrupts(engine: Engine, count: int) -> None:
     """After each interrupt at a random time, a conversation goes on to the right token."""
     prompts = [[*prompt(400), *prompt(length, length)] for length in (100, 700, 1500)]
-    expected, seconds = [], 0.0
+    expected = []
     for tokens in prompts:
         engine.reset()
-        began = time.perf_counter()
         expected.append(token_after(engine, tokens))
-        seconds = time.perf_counter() - began
-    draw, interrupted = random.Random(2026), 0
+    draw, interrupts = random.Random(2026), Interrupts(2026)
     for _ in range(count):
-        try:
-            with alarm(draw.uniform(1e-4, seconds)):
-                token_after(engine, draw.choice(prompts))
-        except KeyboardInterrupt:
-            interrupted += 1
+        tokens = draw.choice(prompts)
+        interrupts.interrupt(lambda tokens=tokens: token_after(engine, tokens))
         which = draw.randrange(len(prompts))
         assert token_after(engine, prompts[which]) == expected[which]
-    assert interrupted > count / 10
+    assert interrupts.count > count / 10
 
 
 def test_answers_after_interrupts_are_right(engine: Engine) -> None:
@@ -110,22 +111,14 @@ def test_answers_after_interrupts_are_right(engine: Engine) -> None:
 @pytest.mark.full
 def test_interrupts_leave_no_memory(engine: Engine) -> None:
     """A kernel that is stopped gives its workspace back: without that 100 of them leave some 20 MiB."""
-    tokens, draw, interrupted, grown = prompt(1500), random.Random(7), 0, []
-    engine.reset()
-    began = time.perf_counter()
-    engine.prefill(tokens)
-    seconds = time.perf_counter() - began
+    tokens, interrupts, grown = prompt(1500), Interrupts(7), []
     for count in (40, 100):
         before = psutil.Process().memory_info().rss
         for _ in range(count):
             engine.reset()
-            try:
-                with alarm(draw.uniform(1e-4, seconds)):
-                    engine.prefill(tokens)
-            except KeyboardInterrupt:
-                interrupted += 1
+            interrupts.interrupt(lambda: engine.prefill(tokens))
         grown.append(psutil.Process().memory_info().rss - before)
-    assert interrupted > 70 and grown[1] < 6 << 20, grown
+    assert interrupts.count > 70 and grown[1] < 6 << 20, grown
 
 
 @pytest.mark.everything
@@ -136,9 +129,9 @@ def test_answers_after_many_interrupts_are_right(engine: Engine) -> None:
 def test_a_handler_that_raises_nothing_stops_nothing(engine: Engine) -> None:
     tokens, calls = prompt(1500), []
     engine.reset()
-    expected, wait_s = token_after(engine, tokens), chunk_s(engine)
+    expected = token_after(engine, tokens)
     engine.reset()
-    with alarm(wait_s, lambda number, frame: calls.append(number)):
+    with alarm(0.001, lambda number, frame: calls.append(number)):
         assert token_after(engine, tokens) == expected
     assert calls
 
@@ -176,7 +169,17 @@ def slow(tmp_path_factory: pytest.TempPathFactory) -> Engine:
     return Engine(folder / "bundle", threads=1)
 
 
-@pytest.mark.full
+def chunk_s(engine: Engine) -> float:
+    """How long a prefill of a whole chunk takes."""
+    seconds = []
+    for _ in range(3):
+        engine.reset()
+        began = time.perf_counter()
+        engine.prefill(prompt(engine.manifest.model.prefill_chunk))
+        seconds.append(time.perf_counter() - began)
+    return min(seconds)
+
+
 @pytest.mark.alone
 def test_ctrl_c_does_not_wait_for_the_chunk(slow: Engine) -> None:
     """20 ms to the next look and a task of as long, where half a chunk is the mean without looks."""

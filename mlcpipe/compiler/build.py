@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import tempfile
 import time
-from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, field, replace
-from functools import lru_cache
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,10 @@ from tvm.relax.analysis import all_global_vars
 from tvm.tirx.build import split_host_device_mods, tir_to_runtime
 
 from mlcpipe import debug
+from mlcpipe.compiler.kernel_store import KernelStore, key_of
+from mlcpipe.compiler.object_file import ObjectFile
 from mlcpipe.compiler.scratch import FEW_ROWS, Allocations, Scratch, allocations
+from mlcpipe.env import env
 from mlcpipe.errors import CompileError, last_line
 from mlcpipe.passes.lowering import KernelModule, KernelReport, Lowering
 from mlcpipe.passes.pipeline import DEVICE, HOST, LLVM, SCHEDULE, SHADERS, UNCHECKED, VM, Phase, run
@@ -29,7 +32,6 @@ from tir_schedules.op import is_by_hand, op_of
 
 # LLVM's attributes for instructions that kernels call by name, and no other code has.
 _BYTE_PRODUCTS = frozenset({"+amx-tile", "+amx-int8", "+avxvnni", "+i8mm"})
-_PARTS = ("by_rules", "by_hand", "sampling")
 
 
 @dataclass(frozen=True)
@@ -48,7 +50,7 @@ class BuiltVariant:
 class Kernels:
     """PrimFuncs of one object file: `of_hosts` may be called with any arguments, `internal` only by the VM's own code.
 
-    Two are equal if their code is. `name` and `dump` are those of a `KernelModule`.
+    `name` and `dump` are those of a `KernelModule`.
     """
 
     of_hosts: tvm.IRModule
@@ -64,16 +66,12 @@ class Kernels:
         mod.update(run(of_hosts, LLVM).mod)
         return mod
 
-    def __hash__(self) -> int:
-        return hash((tvm_ffi.structural_hash(self.of_hosts), tvm_ffi.structural_hash(self.internal), str(self.target)))
-
-    def __eq__(self, other: object) -> bool:
-        return (
-            isinstance(other, Kernels)
-            and str(self.target) == str(other.target)
-            and tvm_ffi.structural_equal(self.of_hosts, other.of_hosts)
-            and tvm_ffi.structural_equal(self.internal, other.internal)
-        )
+    def key(self, suffix: str) -> str:
+        """What tells these object files from all others: code, names, the target and the versions."""
+        mods = (self.of_hosts, self.internal)
+        functions = [[gv.name_hint, tvm.ir.save_json(mod[gv])] for mod in mods for gv in mod.get_global_vars()]
+        counts = [len(mod.functions) for mod in mods]
+        return key_of(json.dumps([counts, functions]), tvm.ir.save_json(self.target), suffix)
 
 
 def build(state: Lowering) -> Any:
@@ -135,14 +133,14 @@ def build_variants(
     """
     lowered = run(state, VM)
     pending: list[tuple[_Named, relax.ExecBuilder, list[Path], list[Future[ObjectFile]]]] = []
-    pool = ThreadPoolExecutor(threads)
+    pool, store = ThreadPoolExecutor(threads), kernel_store()
     try:
         for variant in reversed(variants):
             one = _with_kernels(lowered, run(replace(state, variant=variant), SCHEDULE))
             named = _named(one, "" if variant is variants[-1] else prefix(variant.name), [done[0] for done in pending])
             builder, parts = _bytecode(named)
             paths = [folder / f"{variant.name}-{i}.{object_format}" for i in range(len(parts))]
-            futures = [pool.submit(_write_object, one, part, path) for part, path in zip(parts, paths)]
+            futures = [pool.submit(_write_object, one, part, path, store) for part, path in zip(parts, paths)]
             pending.append((named, builder, paths, futures))
         executables, built = [], []
         allocations: dict[str, Allocations] = {}
@@ -206,7 +204,9 @@ def _named(state: Lowering, prefix: str, others: Sequence[_Named] = ()) -> _Name
         gv.name_hint
         for func in state.mod.functions.values() if isinstance(func, relax.Function) for gv in all_global_vars(func)
     }  # fmt: skip
-    symbols, elsewhere = {name: prefix + name for name in kernels}, set()
+    target = str(state.tvm_target)
+    symbols = {name: _symbol(func, target) if name in called else prefix + name for name, func in kernels.items()}
+    elsewhere: set[str] = set()
     for other in others:
         if not _has_its_code(state.variant, other.state.variant):
             continue
@@ -216,6 +216,13 @@ def _named(state: Lowering, prefix: str, others: Sequence[_Named] = ()) -> _Name
                 symbols[name] = other.symbols[name]
                 elsewhere.add(name)
     return _Named(state, symbols, frozenset(elsewhere), frozenset(called))
+
+
+def _symbol(func: tirx.PrimFunc, target: str) -> str:
+    """The name of a kernel that hosts do not look up: the same for the same code, in whichever model."""
+    op = op_of(func)
+    digest = hashlib.sha256(f"{target} {tvm.ir.save_json(func.without_attr('global_symbol'))}".encode())
+    return f"{op.kind if op else 'kernel'}_{digest.hexdigest()[:16]}"
 
 
 def _has_its_code(variant: Variant, other: Variant) -> bool:
@@ -231,13 +238,13 @@ def _prim_funcs(mod: tvm.IRModule) -> dict[str, tirx.PrimFunc]:
 def _bytecode(named: _Named) -> tuple[relax.ExecBuilder, list[Kernels]]:
     """The VM's bytecode with a marker of its variant, and the kernels that it calls and no other variant defines.
 
-    The kernels come in parts, of which models and quantizations share some: see `_part`.
+    Each kernel is an object file of its own, which other models with the same kernel take from the store.
     The VM's code generator takes the symbol of a callee from an ExternFunc. AttachGlobalSymbol has a prefix too, but it
     rewrites the kernels' bodies and fails on a view of a buffer.
     """
     state = named.state
     calls: dict[tvm.ir.GlobalVar, relax.Function | relax.ExternFunc] = {}
-    kernels: dict[tuple[str, bool], dict[tvm.ir.GlobalVar, tirx.PrimFunc]] = defaultdict(dict)
+    kernels: dict[str, tuple[tirx.PrimFunc, bool]] = {}
     for gv, func in state.mod.functions.items():
         if not isinstance(func, tirx.PrimFunc):
             calls[gv] = func
@@ -245,26 +252,24 @@ def _bytecode(named: _Named) -> tuple[relax.ExecBuilder, list[Kernels]]:
         symbol = named.symbols[gv.name_hint]
         calls[gv] = relax.ExternFunc(symbol)
         if gv.name_hint not in named.elsewhere:
-            part = kernels[_part(func), gv.name_hint in named.called]
-            # Where one function is without the second attribute, as the VM's own of shapes, the others of its module
-            # can lose by it: LLVM stored a matmul's sums in each round of a loop (TVM 0.27).
-            part[tvm.ir.GlobalVar(symbol)] = func.with_attr({"global_symbol": symbol, "tirx.noalias": True})
+            kernels[symbol] = (
+                func.with_attr({"global_symbol": symbol, "tirx.noalias": True}),
+                gv.name_hint in named.called,
+            )
     builder = relax.ExecBuilder()
     with builder.function(marker(state.variant.name), num_inputs=1):
         builder.emit_ret(builder.r(0))
     tvm.get_global_func("relax.VMCodeGen")(builder, tvm.IRModule(calls, attrs=state.mod.attrs))
-    mods = [(part, tvm.IRModule(kernels[part, False]), tvm.IRModule(kernels[part, True])) for part in _PARTS]
-    parts = [Kernels(hosts, own, state.tvm_target, f"{state.name}/{part}", state.dump) for part, hosts, own in mods]
-    return builder, [part for part in parts if part.of_hosts.functions or part.internal.functions]
+    groups = [[symbol] for symbol in kernels] if state.dump is None else [list(kernels)]  # a dump shows them together
+    return builder, [_kernels(state, {symbol: kernels[symbol] for symbol in group}) for group in groups]
 
 
-def _part(func: tirx.PrimFunc) -> str:
-    """The object file of a kernel. Models with a vocabulary of one size share all of sampling; quantizations of a model
-    share the others that are written by hand, such as attention."""
-    op = op_of(func)
-    if op is None or not is_by_hand(func):
-        return "by_rules"
-    return "sampling" if "vocab" in op.facts else "by_hand"
+def _kernels(state: Lowering, kernels: Mapping[str, tuple[tirx.PrimFunc, bool]]) -> Kernels:
+    """Kernels of one object file, by symbol: function, and whether the VM's own code alone calls it."""
+    of_hosts, internal = tvm.IRModule(), tvm.IRModule()
+    for symbol, (func, called) in kernels.items():
+        (internal if called else of_hosts)[tvm.ir.GlobalVar(symbol)] = func
+    return Kernels(of_hosts, internal, state.tvm_target, state.name, state.dump)
 
 
 def _generate(kernels: Kernels, lowered: tvm.IRModule) -> Any:
@@ -276,26 +281,23 @@ def _generate(kernels: Kernels, lowered: tvm.IRModule) -> Any:
     return library
 
 
-@dataclass(frozen=True)
-class ObjectFile:
-    """An object file and the functions in it."""
-
-    code: bytes
-    names: tuple[str, ...]
-    allocations: Mapping[str, Allocations] = field(default_factory=dict)
+def kernel_store() -> KernelStore | None:
+    """The store in the user's cache; None for a user without a home."""
+    folder, root = env().cached("kernels"), env().cache
+    return None if folder is None or root is None else KernelStore(folder, root)
 
 
-def _write_object(state: Lowering, kernels: Kernels, path: Path) -> ObjectFile:
-    make = object_file if kernels.dump is None else new_object_file  # the cache would skip passes that a dump must show
-    made: ObjectFile = _or_compile_error(state, lambda: make(kernels, path.suffix))
+def _write_object(state: Lowering, kernels: Kernels, path: Path, store: KernelStore | None) -> ObjectFile:
+    def make() -> ObjectFile:
+        return new_object_file(kernels, path.suffix)
+
+    def get() -> ObjectFile:
+        # The store would skip passes that a dump must show.
+        return make() if store is None or kernels.dump is not None else store.get(kernels.key(path.suffix), make)
+
+    made: ObjectFile = _or_compile_error(state, get)
     path.write_bytes(made.code)
     return made
-
-
-@lru_cache(maxsize=64)
-def object_file(kernels: Kernels, suffix: str) -> ObjectFile:
-    """Like `new_object_file`, cached for other models with the same kernels: about half a MiB each."""
-    return new_object_file(kernels, suffix)
 
 
 def new_object_file(kernels: Kernels, suffix: str) -> ObjectFile:

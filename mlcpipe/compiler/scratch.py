@@ -15,11 +15,14 @@ from tvm import tirx
 FEW_ROWS = 16  # of a forward of answers; of a prompt's chunk there are more
 _ALLOCATE = "tirx.TVMBackendAllocWorkspace"
 _ALLOCATED = 2  # which argument has the bytes
-_BINARY: dict[type, Callable[[int, int], int]] = {
-    tirx.Add: operator.add, tirx.Sub: operator.sub, tirx.Mul: operator.mul, tirx.Div: operator.floordiv,
-    tirx.FloorDiv: operator.floordiv, tirx.FloorMod: operator.mod, tirx.Mod: operator.mod, tirx.Min: min, tirx.Max: max,
-    tirx.LShift: operator.lshift, tirx.RShift: operator.rshift, tirx.BitwiseAnd: operator.and_,
+_BINARY: dict[str, Callable[[int, int], int]] = {
+    "Add": operator.add, "Sub": operator.sub, "Mul": operator.mul, "Div": operator.floordiv,
+    "FloorDiv": operator.floordiv, "FloorMod": operator.mod, "Mod": operator.mod, "Min": min, "Max": max,
+    "LShift": operator.lshift, "RShift": operator.rshift, "BitwiseAnd": operator.and_,
 }  # fmt: skip
+_ROWS = "rows"
+# An integer, `_ROWS`, or an operator of `_BINARY` with two such.
+Size = int | str | tuple[str, "Size", "Size"]
 
 
 @dataclass(frozen=True)
@@ -36,25 +39,48 @@ class Scratch:
         return cls(_most(one.caller for one in all_), _most(one.helper for one in all_))
 
 
+@dataclass(frozen=True)
 class Allocations:
-    """The allocations of a lowered kernel, whose sizes depend on the number of rows alone."""
+    """The allocations of a lowered kernel, whose sizes in bytes depend on the number of rows alone.
 
-    def __init__(self, func: tirx.PrimFunc) -> None:
-        self._bound: dict[tirx.Var, Any] = {}
-        self._caller: list[Any] = []
-        self._loops: list[list[Any]] = []  # of each parallel loop
-        self._inside: list[Any] | None = None
-        visits = [(tirx.For, self._loop), (tirx.Bind, self._bind), (tirx.DeclBuffer, self._declare)]
-        tvm_ffi.structural_visit(func.body, visits)
+    `caller` are those of the thread that calls it, `loops` those inside each parallel loop.
+    """
+
+    caller: tuple[Size, ...]
+    loops: tuple[tuple[Size, ...], ...]
 
     def at(self, rows: int) -> Scratch:
         """What they are for so many rows."""
         caller, *loops = (
-            tuple(sorted((self._value(size, rows) for size in sizes), reverse=True))
-            for sizes in (self._caller, *self._loops)
+            tuple(sorted((_value(size, rows) for size in sizes), reverse=True)) for sizes in (self.caller, *self.loops)
         )
         helper = _most(loops)
         return Scratch(tuple(sorted((*caller, *helper), reverse=True)), helper)
+
+    def to_json(self) -> list[Any]:
+        """Lists that `from_json` reads."""
+        return [self.caller, self.loops]
+
+    @classmethod
+    def from_json(cls, value: Any) -> Allocations:
+        """Raises ValueError for other values."""
+        caller, loops = value
+        return cls(tuple(map(_checked, caller)), tuple(tuple(map(_checked, sizes)) for sizes in loops))
+
+
+class _Collector:
+    """Walks a lowered kernel."""
+
+    def __init__(self, func: tirx.PrimFunc) -> None:
+        self._bound: dict[tirx.Var, Any] = {}
+        self._caller: list[Size] = []
+        self._loops: list[list[Size]] = []
+        self._inside: list[Size] | None = None
+        visits = [(tirx.For, self._loop), (tirx.Bind, self._bind), (tirx.DeclBuffer, self._declare)]
+        tvm_ffi.structural_visit(func.body, visits)
+
+    def found(self) -> Allocations:
+        return Allocations(tuple(self._caller), tuple(map(tuple, self._loops)))
 
     def _loop(self, loop: tirx.For, visitor: Any) -> None:
         if loop.kind != tirx.ForKind.PARALLEL:
@@ -71,24 +97,43 @@ class Allocations:
     def _declare(self, declared: tirx.DeclBuffer, _: Any) -> None:
         data = declared.data
         if isinstance(data, tvm.ir.Call) and getattr(data.op, "name", "") == _ALLOCATE:
-            (self._caller if self._inside is None else self._inside).append(data.args[_ALLOCATED])
+            sizes = self._caller if self._inside is None else self._inside
+            sizes.append(self._size(data.args[_ALLOCATED]))
 
-    def _value(self, expr: Any, rows: int) -> int:
-        """An integer; what comes from an argument is the number of rows."""
+    def _size(self, expr: Any) -> Size:
+        """What comes from an argument is the number of rows."""
         if isinstance(expr, tirx.IntImm):
             return int(expr.value)
         if isinstance(expr, tirx.Cast):
-            return self._value(expr.value, rows)
+            return self._size(expr.value)
         if isinstance(expr, tirx.Var) and expr in self._bound:
-            return self._value(self._bound[expr], rows)
-        if (apply := _BINARY.get(type(expr))) is not None:
-            return apply(self._value(expr.a, rows), self._value(expr.b, rows))
-        return rows
+            return self._size(self._bound[expr])
+        if (name := type(expr).__name__) in _BINARY:
+            return name, self._size(expr.a), self._size(expr.b)
+        return _ROWS
+
+
+def _value(size: Size, rows: int) -> int:
+    if isinstance(size, tuple):
+        return _BINARY[size[0]](_value(size[1], rows), _value(size[2], rows))
+    return rows if isinstance(size, str) else size
+
+
+def _checked(value: Any) -> Size:
+    """A size of JSON. Raises ValueError."""
+    if isinstance(value, list) and len(value) == 3 and value[0] in _BINARY:
+        return value[0], _checked(value[1]), _checked(value[2])
+    if value == _ROWS:
+        return _ROWS
+    if type(value) is int:
+        return int(value)
+    raise ValueError("no size")
 
 
 def allocations(mod: tvm.IRModule) -> dict[str, Allocations]:
     """Symbol -> allocations of each lowered kernel."""
-    return {gv.name_hint: Allocations(func) for gv, func in mod.functions.items() if isinstance(func, tirx.PrimFunc)}
+    functions = {gv.name_hint: func for gv, func in mod.functions.items() if isinstance(func, tirx.PrimFunc)}
+    return {name: _Collector(func).found() for name, func in functions.items()}
 
 
 def _most(several: Iterable[tuple[int, ...]]) -> tuple[int, ...]:

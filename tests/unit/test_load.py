@@ -13,14 +13,15 @@ import mlcpipe
 from mlcpipe import cli, loading
 from mlcpipe.errors import ConfigError, DownloadError, MlcpipeError, TargetError, UsageError
 from mlcpipe.resources import demo_model_path
-from tests.conftest import Bundles, write_llama
+from tests.conftest import Bundles, with_kernels, write_llama
 
 QUESTION = [{"role": "user", "content": "Hello, who are you?"}]
 
 
 @pytest.fixture
-def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv("MLCPIPE_CACHE", str(tmp_path / "cache"))
+def cache(tmp_path: Path, shared: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    (tmp_path / "cache").mkdir()
+    monkeypatch.setenv("MLCPIPE_CACHE", str(with_kernels(tmp_path / "cache", shared)))
     return tmp_path / "cache"
 
 

@@ -10,12 +10,14 @@ from pathlib import Path
 
 import pytest
 
+from tests.conftest import with_kernels
+
 ROOT = Path(__file__).resolve().parents[3]
 Run = Callable[..., "subprocess.CompletedProcess[str]"]
 
 
 @pytest.fixture(scope="session")
-def cli_environment(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+def cli_environment(shared: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     """The environment for a run: nothing of the user's settings, a cache that the session's tests share."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith("MLCPIPE_")}
     for name in ("NO_COLOR", "FORCE_COLOR", "COLUMNS", "LINES"):
@@ -24,7 +26,7 @@ def cli_environment(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     return {
         **kept,
         "PYTHONPATH": paths,
-        "MLCPIPE_CACHE": str(tmp_path_factory.mktemp("cache")),
+        "MLCPIPE_CACHE": str(with_kernels(tmp_path_factory.mktemp("cache"), shared)),
         "MLCPIPE_CONFIG": str(tmp_path_factory.mktemp("config")),
         "TERM": "xterm-256color",
         "PYTHONUTF8": "1",

@@ -9,7 +9,7 @@ import pytest
 import tvm
 from tvm.script import tirx as T
 
-from mlcpipe.compiler.build import Kernels, object_file
+from mlcpipe.compiler.build import Kernels, new_object_file
 from mlcpipe.compiler.object_symbols import defined_symbols, is_riscv, write_renamed
 from mlcpipe.compiler.static_library import with_prefix
 from mlcpipe.errors import CompileError
@@ -29,7 +29,7 @@ def path(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     target = tvm.target.Target({"kind": "llvm", "mtriple": request.param})
     kernels = Kernels(tvm.IRModule({"fill": fill.with_attr("global_symbol", "fill")}), tvm.IRModule(), target)
     made: Path = tmp_path_factory.mktemp("object") / "fill.o"
-    made.write_bytes(object_file(kernels, ".o").code)
+    made.write_bytes(new_object_file(kernels, ".o").code)
     return made
 
 

@@ -1,0 +1,110 @@
+"""A store of compiled kernels on disk: object files by a hash of everything that makes them.
+
+A second model with known shapes, another quantization of some matrices or a rerun takes them from here. An entry is a
+file named by its key: MAGIC, the SHA-256 of what follows, the length of a JSON header as u32 little-endian, the header
+and the object file. A damaged entry is a miss. The folder is its user's alone, and the least recently used entries go
+where it outgrows `MAX_BYTES`.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import json
+import os
+import struct
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+
+import tvm
+import tvm_ffi
+
+import mlcpipe.passes
+from mlcpipe.atomic import atomic_write
+from mlcpipe.compiler import scratch
+from mlcpipe.compiler.object_file import ObjectFile
+from mlcpipe.errors import CompileError
+from mlcpipe.private import check_private, private_folder
+
+MAX_BYTES = 1 << 30
+_SHRUNK_BYTES = MAX_BYTES * 3 // 4
+_MAGIC = b"MLCKRN01"
+_HEADER = struct.Struct("<8s32sI")
+_EVERY = 256  # entries written from one look at the folder's size to the next
+
+
+class KernelStore:
+    """Object files in a folder, which need not exist yet. What the disk refuses is no error: it only saves time."""
+
+    def __init__(self, folder: Path, root: Path) -> None:
+        """`root` is the cache that the folder is in: nobody else may write from there on."""
+        self._folder, self._root = folder, root
+        self._written = 0
+
+    def get(self, key: str, make: Callable[[], ObjectFile]) -> ObjectFile:
+        """The entry of a key, or what `make` returns, which becomes the entry. Raises what `make` raises."""
+        path = self._folder / key[:2] / key[2:]
+        with suppress(OSError, ValueError, CompileError):
+            found = _read(path.read_bytes())
+            check_private(path, self._root, CompileError)
+            os.utime(path)
+            return found
+        made = make()
+        with suppress(OSError):
+            private_folder(path.parent)
+            atomic_write(path, _written(made))
+            self._written += 1
+            if self._written % _EVERY == 0:
+                self._shrink()
+        return made
+
+    def _shrink(self) -> None:
+        entries = [(entry.stat(), entry) for entry in self._folder.glob("??/*")]
+        total = sum(status.st_size for status, _ in entries)
+        if total <= MAX_BYTES:
+            return
+        for status, entry in sorted(entries, key=lambda one: one[0].st_mtime):
+            entry.unlink(missing_ok=True)
+            total -= status.st_size
+            if total <= _SHRUNK_BYTES:
+                return
+
+
+def key_of(*parts: str | bytes) -> str:
+    """The key of what these parts make, with the versions of all that takes part in it."""
+    digest = hashlib.sha256(_versions())
+    for part in parts:
+        data = part.encode() if isinstance(part, str) else part
+        digest.update(struct.pack("<Q", len(data)) + data)
+    return digest.hexdigest()
+
+
+@functools.cache
+def _versions() -> bytes:
+    """TVM's versions, and a hash of the source from scheduled kernels to object files."""
+    passes = Path(next(iter(mlcpipe.passes.__path__)))
+    sources = [*sorted(passes.glob("*.py")), *sorted(Path(scratch.__file__).parent.glob("*.py"))]
+    digest = hashlib.sha256(f"{tvm.__version__} {tvm_ffi.__version__}".encode())
+    for source in sources:
+        digest.update(source.read_bytes())
+    return digest.digest()
+
+
+def _written(made: ObjectFile) -> bytes:
+    header = json.dumps([made.names, {name: one.to_json() for name, one in made.allocations.items()}]).encode()
+    body = struct.pack("<I", len(header)) + header + made.code
+    return _MAGIC + hashlib.sha256(body).digest() + body
+
+
+def _read(data: bytes) -> ObjectFile:
+    """Raises ValueError for damage."""
+    if len(data) < _HEADER.size:
+        raise ValueError("cut off")
+    magic, digest, length = _HEADER.unpack_from(data)
+    if magic != _MAGIC or digest != hashlib.sha256(data[_HEADER.size - 4 :]).digest():
+        raise ValueError("damaged")
+    end = _HEADER.size + length
+    names, found = json.loads(data[_HEADER.size : end])
+    allocations = {name: scratch.Allocations.from_json(one) for name, one in found.items()}
+    return ObjectFile(data[end:], tuple(names), allocations)

@@ -157,6 +157,8 @@ def build_variants(
             built.append(BuiltVariant(variant, kernels, tuple(paths), nbytes, names, scratch))
     finally:
         pool.shutdown(cancel_futures=True)  # after Ctrl-C or an error, wait only for running work
+        if store is not None:
+            store.trim()
     root = executables[0].mod
     for executable in reversed(executables[1:]):
         root.import_module(executable.mod)

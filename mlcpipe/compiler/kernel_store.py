@@ -13,6 +13,7 @@ import hashlib
 import json
 import os
 import struct
+import tempfile
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -21,17 +22,15 @@ import tvm
 import tvm_ffi
 
 import mlcpipe.passes
-from mlcpipe.atomic import atomic_write
 from mlcpipe.compiler import scratch
 from mlcpipe.compiler.object_file import ObjectFile
 from mlcpipe.errors import CompileError
 from mlcpipe.private import check_private, private_folder
 
 MAX_BYTES = 1 << 30
-_SHRUNK_BYTES = MAX_BYTES * 3 // 4
+_TRIMMED_BYTES = MAX_BYTES * 3 // 4
 _MAGIC = b"MLCKRN01"
 _HEADER = struct.Struct("<8s32sI")
-_EVERY = 256  # entries written from one look at the folder's size to the next
 
 
 class KernelStore:
@@ -40,7 +39,7 @@ class KernelStore:
     def __init__(self, folder: Path, root: Path) -> None:
         """`root` is the cache that the folder is in: nobody else may write from there on."""
         self._folder, self._root = folder, root
-        self._written = 0
+        self._wrote = False
 
     def get(self, key: str, make: Callable[[], ObjectFile]) -> ObjectFile:
         """The entry of a key, or what `make` returns, which becomes the entry. Raises what `make` raises."""
@@ -53,22 +52,22 @@ class KernelStore:
         made = make()
         with suppress(OSError):
             private_folder(path.parent)
-            atomic_write(path, _written(made))
-            self._written += 1
-            if self._written % _EVERY == 0:
-                self._shrink()
+            _write(path, made)
+            self._wrote = True
         return made
 
-    def _shrink(self) -> None:
-        entries = [(entry.stat(), entry) for entry in self._folder.glob("??/*")]
-        total = sum(status.st_size for status, _ in entries)
-        if total <= MAX_BYTES:
+    def trim(self) -> None:
+        """Remove entries if some were written and all are more than `MAX_BYTES`, the least recently used first."""
+        if not self._wrote:
             return
-        for status, entry in sorted(entries, key=lambda one: one[0].st_mtime):
-            entry.unlink(missing_ok=True)
-            total -= status.st_size
-            if total <= _SHRUNK_BYTES:
-                return
+        with suppress(OSError):
+            entries = [(entry.stat(), entry) for entry in self._folder.glob("??/*")]
+            total = sum(status.st_size for status, _ in entries)
+            for status, entry in sorted(entries, key=lambda one: one[0].st_mtime) if total > MAX_BYTES else ():
+                entry.unlink(missing_ok=True)
+                total -= status.st_size
+                if total <= _TRIMMED_BYTES:
+                    break
 
 
 def key_of(*parts: str | bytes) -> str:
@@ -91,10 +90,18 @@ def _versions() -> bytes:
     return digest.digest()
 
 
-def _written(made: ObjectFile) -> bytes:
+def _write(path: Path, made: ObjectFile) -> None:
+    """Readers see all or nothing. The hash stands for fsync, which would take longer than compiling many a kernel."""
     header = json.dumps([made.names, {name: one.to_json() for name, one in made.allocations.items()}]).encode()
     body = struct.pack("<I", len(header)) + header + made.code
-    return _MAGIC + hashlib.sha256(body).digest() + body
+    descriptor, partial = tempfile.mkstemp(dir=path.parent)
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(_MAGIC + hashlib.sha256(body).digest() + body)
+        os.replace(partial, path)
+    except BaseException:
+        Path(partial).unlink(missing_ok=True)
+        raise
 
 
 def _read(data: bytes) -> ObjectFile:

@@ -120,7 +120,6 @@ def test_a_disk_that_refuses_is_no_error(tmp_path: Path) -> None:
 
 
 def test_the_least_recently_used_go(store: KernelStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kernel_store, "_EVERY", 10)
     keys = [f"{number:02x}" + "0" * 62 for number in range(10)]
     for number, key in enumerate(keys[:9]):
         store.get(key, lambda: MADE)
@@ -128,13 +127,15 @@ def test_the_least_recently_used_go(store: KernelStore, tmp_path: Path, monkeypa
     store.get(keys[0], never)  # used now
     size = next(tmp_path.glob("kernels/??/*")).stat().st_size
     monkeypatch.setattr(kernel_store, "MAX_BYTES", 8 * size)
-    monkeypatch.setattr(kernel_store, "_SHRUNK_BYTES", 6 * size)
+    monkeypatch.setattr(kernel_store, "_TRIMMED_BYTES", 6 * size)
     store.get(keys[9], lambda: MADE)
+    store.trim()
     assert [number for number in range(10) if (tmp_path / "kernels" / keys[number][:2] / keys[number][2:]).exists()] == [
         0, 5, 6, 7, 8, 9,
     ]  # fmt: skip
 
 
+@pytest.mark.full
 def test_a_second_model_of_these_shapes_compiles_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Other weights; in another quantization only products of matrices are new."""
     made: list[str] = []

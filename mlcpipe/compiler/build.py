@@ -200,14 +200,15 @@ class _Named:
 
 
 def _named(state: Lowering, prefix: str, others: Sequence[_Named] = ()) -> _Named:
-    """Kernels named with a prefix, or as one of `others` names the same kernel, if it is by hand."""
+    """Names of kernels: a prefix and their own for those that hosts look up, a hash of the code for the others; or as one
+    of `others` names the same kernel, if it is by hand."""
     kernels = _prim_funcs(state.mod)
     called = {
         gv.name_hint
         for func in state.mod.functions.values() if isinstance(func, relax.Function) for gv in all_global_vars(func)
     }  # fmt: skip
-    target = str(state.tvm_target)
-    symbols = {name: _symbol(func, target) if name in called else prefix + name for name, func in kernels.items()}
+    made_for = f"{prefix} {state.tvm_target}"
+    symbols = {name: _symbol(func, made_for) if name in called else prefix + name for name, func in kernels.items()}
     elsewhere: set[str] = set()
     for other in others:
         if not _has_its_code(state.variant, other.state.variant):
@@ -220,10 +221,10 @@ def _named(state: Lowering, prefix: str, others: Sequence[_Named] = ()) -> _Name
     return _Named(state, symbols, frozenset(elsewhere), frozenset(called))
 
 
-def _symbol(func: tirx.PrimFunc, target: str) -> str:
-    """The name of a kernel that hosts do not look up: the same for the same code, in whichever model."""
+def _symbol(func: tirx.PrimFunc, made_for: str) -> str:
+    """The name of a kernel that hosts do not look up: the same for the same code of a variant, in whichever model."""
     op = op_of(func)
-    digest = hashlib.sha256(f"{target} {tvm.ir.save_json(func.without_attr('global_symbol'))}".encode())
+    digest = hashlib.sha256(f"{made_for} {tvm.ir.save_json(func.without_attr('global_symbol'))}".encode())
     return f"{op.kind if op else 'kernel'}_{digest.hexdigest()[:16]}"
 
 

@@ -80,7 +80,7 @@ def build(state: Lowering) -> Any:
     Raises CompileError with TVM's final error line.
     """
     lowered = run(state, VM)
-    builder, parts = _bytecode(_named(lowered, ""))
+    builder, parts = _bytecode(_plain(lowered))
     libraries = _or_compile_error(lowered, lambda: [_generate(part, part.lowered()) for part in parts])
     return _executable(builder, lowered, libraries)
 
@@ -94,7 +94,7 @@ def build_for_device(
     `extra_modules` are linked into the same library.
     """
     lowered = run(state, VM)
-    builder, parts = _bytecode(_named(lowered, ""))
+    builder, parts = _bytecode(_plain(lowered))
     mod = tvm.IRModule({})
     for part in parts:
         mod.update(part.of_hosts)
@@ -137,7 +137,8 @@ def build_variants(
     try:
         for variant in reversed(variants):
             one = _with_kernels(lowered, run(replace(state, variant=variant), SCHEDULE))
-            named = _named(one, "" if variant is variants[-1] else prefix(variant.name), [done[0] for done in pending])
+            of_hosts = "" if variant is variants[-1] else prefix(variant.name)
+            named = _named(one, of_hosts, [done[0] for done in pending])
             builder, parts = _bytecode(named)
             paths = [folder / f"{variant.name}-{i}.{object_format}" for i in range(len(parts))]
             futures = [pool.submit(_write_object, one, part, path, store) for part, path in zip(parts, paths)]
@@ -199,14 +200,16 @@ class _Named:
     called: frozenset[str]
 
 
-def _named(state: Lowering, prefix: str, others: Sequence[_Named] = ()) -> _Named:
-    """Names of kernels: a prefix and their own for those that hosts look up, a hash of the code for the others; or as one
-    of `others` names the same kernel, if it is by hand."""
-    kernels = _prim_funcs(state.mod)
-    called = {
-        gv.name_hint
-        for func in state.mod.functions.values() if isinstance(func, relax.Function) for gv in all_global_vars(func)
-    }  # fmt: skip
+def _plain(state: Lowering) -> _Named:
+    """Kernels under their own names."""
+    return _Named(state, {name: name for name in _prim_funcs(state.mod)}, frozenset(), _called(state))
+
+
+def _named(state: Lowering, prefix: str, others: Sequence[_Named]) -> _Named:
+    """Kernels that hosts look up begin with a prefix, the others are named by their code, or as one of `others` names
+    the same kernel, if it is by hand.
+    """
+    kernels, called = _prim_funcs(state.mod), _called(state)
     made_for = f"{prefix} {state.tvm_target}"
     symbols = {name: _symbol(func, made_for) if name in called else prefix + name for name, func in kernels.items()}
     elsewhere: set[str] = set()
@@ -218,7 +221,13 @@ def _named(state: Lowering, prefix: str, others: Sequence[_Named] = ()) -> _Name
             if name in called and is_by_hand(func) and tvm_ffi.structural_equal(func, theirs.get(name)):
                 symbols[name] = other.symbols[name]
                 elsewhere.add(name)
-    return _Named(state, symbols, frozenset(elsewhere), frozenset(called))
+    return _Named(state, symbols, frozenset(elsewhere), called)
+
+
+def _called(state: Lowering) -> frozenset[str]:
+    """The names that the VM's own code calls."""
+    functions = [func for func in state.mod.functions.values() if isinstance(func, relax.Function)]
+    return frozenset(gv.name_hint for func in functions for gv in all_global_vars(func))
 
 
 def _symbol(func: tirx.PrimFunc, made_for: str) -> str:
@@ -272,7 +281,7 @@ def _kernels(state: Lowering, kernels: Mapping[str, tuple[tirx.PrimFunc, bool]])
     of_hosts, internal = tvm.IRModule(), tvm.IRModule()
     for symbol, (func, called) in kernels.items():
         (internal if called else of_hosts)[tvm.ir.GlobalVar(symbol)] = func
-    return Kernels(of_hosts, internal, state.tvm_target, state.name, state.dump)
+    return Kernels(of_hosts, internal, state.tvm_target, f"{state.name}/kernels", state.dump)
 
 
 def _generate(kernels: Kernels, lowered: tvm.IRModule) -> Any:

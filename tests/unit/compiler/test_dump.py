@@ -52,14 +52,10 @@ def test_every_phase_of_every_variant_is_written(
     expected = {f"cpu/{phase.name}": files(phase) for phase in CPU_PHASES}
     for name in variants:
         expected[f"cpu/{name}/{pipeline.SCHEDULE.name}"] = files(pipeline.SCHEDULE)
-        for part in ("by_rules", "by_hand", "sampling"):
-            expected[f"cpu/{name}/{part}/{pipeline.LLVM.name}"] = files(pipeline.LLVM)
-            expected[f"cpu/{name}/{part}/{pipeline.UNCHECKED.name}"] = files(pipeline.UNCHECKED)
-        for part in ("by_hand", "sampling"):
-            expected[f"cpu/{name}/{part}_of_hosts/{pipeline.LLVM.name}"] = files(pipeline.LLVM)
-    found = dumped(folder)
-    extra = {f"cpu/{name}/by_rules_of_hosts/{pipeline.LLVM.name}" for name in variants}  # if hosts call any
-    assert {key: value for key, value in found.items() if key not in extra} == expected
+        expected[f"cpu/{name}/kernels/{pipeline.LLVM.name}"] = files(pipeline.LLVM)
+        expected[f"cpu/{name}/kernels/{pipeline.UNCHECKED.name}"] = files(pipeline.UNCHECKED)
+        expected[f"cpu/{name}/kernels_of_hosts/{pipeline.LLVM.name}"] = files(pipeline.LLVM)
+    assert dumped(folder) == expected
     after = [one.__name__ for one in pipeline.MODEL.passes].index("fuse_add_norm")
     names = files(pipeline.MODEL)[after - 1 : after + 1]
     fused = [(folder / "cpu/1-model" / name).read_text(encoding="utf-8") for name in names]
@@ -80,7 +76,7 @@ def test_companions_have_folders_of_their_own(tmp_path: Path, monkeypatch: pytes
     for name in ("board", "cpu-native"):
         (variant,) = compiled_variants(load_target("cpu-native"))
         assert found[f"{name}/{pipeline.MODEL.name}"] == files(pipeline.MODEL)
-        assert found[f"{name}/{variant.name}/by_rules/{pipeline.LLVM.name}"] == files(pipeline.LLVM)
+        assert found[f"{name}/{variant.name}/kernels/{pipeline.LLVM.name}"] == files(pipeline.LLVM)
 
 
 @pytest.mark.full

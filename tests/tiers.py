@@ -23,7 +23,7 @@ MAX_FAST_S = 60.0
 SLOWEST = 12  # lines of the table
 FOLDER = Path(__file__).parent
 # Need more than Python: drivers, browsers, emulators, other compilers.
-FULL_FOLDERS = ("cuda", "e2e", "gpu", "metal", "opencl", "spirv", "vulkan", "webgpu")
+FULL_FOLDERS = ("cuda", "e2e", "gpu", "metal", "native", "opencl", "spirv", "vulkan", "webgpu")
 OTHER_TIERS = ("full", "alone", "everything")
 # Markers that name cases of a test -> the tier of its others; those of `fast_cases` need no second name.
 NAMES_CASES = {"fast_cases": "full", "full_cases": "everything"}

@@ -18,7 +18,7 @@ from tests.models.stepping import Alone, Steps
 
 # Plain layers, sliding layers beside others, experts; without subgroups, and with those of the device; pages in int8.
 CASES = (
-    "llama-q4f16_1-auto-plain",
+    pytest.param("llama-q4f16_1-auto-plain", marks=pytest.mark.everything),
     pytest.param("gemma2-q0f32-auto-plain", marks=pytest.mark.everything),
     "qwen3_moe-q4f16_1-auto-suited",
     "llama-q4f16_1-auto-half",

@@ -108,7 +108,8 @@ def test_activations_in_float16(gpu: Gpu, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("family", "dtype"), [pytest.param("llama", "q8", marks=pytest.mark.everything), ("gemma2", "q8"), ("llama", "q4")]
+    ("family", "dtype"),
+    [*(pytest.param(name, "q8", marks=pytest.mark.everything) for name in ("llama", "gemma2")), ("llama", "q4")],
 )
 @pytest.mark.parametrize("target", [pytest.param("plain", marks=pytest.mark.everything), "suited"])
 def test_a_cache_of_codes_equals_the_cpus(family: str, dtype: str, target: str, gpu: Gpu, tmp_path: Path) -> None:

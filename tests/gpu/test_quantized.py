@@ -23,8 +23,10 @@ FLOAT32 = 3e-5  # of the largest logit: sums in another order
 # Zero points are subtracted from sums, not from codes: groups of 16 lose 2.3 times as much. With experts: 6e-5.
 WIDER = {"nvfp4-experts": 1e-4}
 # Columns in another order, experts, numbers of 4 bits; a table of the embedding, rows.
-SOME = ("gptq-sorted", "awq-experts", "nvfp4")
-SELDOM = [pytest.param(name, marks=pytest.mark.everything) for name in ("mlx-8-tied", "compressed-8")]
+SOME = ("awq-experts",)
+SELDOM = [
+    pytest.param(name, marks=pytest.mark.everything) for name in ("gptq-sorted", "nvfp4", "mlx-8-tied", "compressed-8")
+]
 
 
 def _check(name: str, suited: str, folder: Path) -> None:

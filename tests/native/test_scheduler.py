@@ -138,7 +138,7 @@ def test_random_traces_have_python_s_plans(seed: int, program: Path) -> None:
         assert_same_plans(program, random_trace(number).trace())
 
 
-@pytest.mark.full  # a minute of traces
+@pytest.mark.everything  # a minute of traces
 def test_many_random_traces_have_python_s_plans(program: Path) -> None:
     for number in range(100, 300):
         assert_same_plans(program, random_trace(number).trace())

@@ -15,7 +15,10 @@ from mlcpipe import Engine
 from tests.conftest import TinyLlama, write_llama
 from tests.spirv import naga
 
-pytestmark = pytest.mark.skipif(bool(naga.missing()), reason=naga.missing() or "runs")
+pytestmark = [
+    pytest.mark.everything,  # Mesa takes minutes to compile these kernels
+    pytest.mark.skipif(bool(naga.missing()), reason=naga.missing() or "runs"),
+]
 
 # No subgroups: WGSL has none for this kind of target. Small tiles: Mesa's CPU takes minutes to compile a kernel that keeps
 # much across a barrier.

@@ -17,9 +17,7 @@ chat: $(VENV)/installed  ## compile the embedded model for this CPU and talk to 
 
 # Tiers: tests/tiers.py. Worksteal: a worker that is done takes half of what another has left.
 PYTEST := $(BIN)/python -m pytest
-# One worker more than processors, at most 4: many tests wait for a browser or another program.
-WORKERS := $(shell $(PYTHON) -c "import os; print(min(4, 1 + (os.cpu_count() or 1)))")
-PARALLEL := -n $(WORKERS) --dist worksteal
+PARALLEL := -n auto --maxprocesses 4 --dist worksteal
 
 test: $(VENV)/installed-dev  ## the tests for every change (ARGS="-k name")
 	$(PYTEST) $(PARALLEL) -m "not (full or alone or everything)" $(ARGS)

@@ -75,6 +75,7 @@ def test_what_is_a_finding(outcome: Outcome, finding: str) -> None:
 
 
 @pytest.mark.full
+@pytest.mark.full_cases("bundle")
 @pytest.mark.parametrize("kind", KINDS)
 def test_interesting_seeds(kind: str, tiny_bundles: Bundles) -> None:
     report = fuzz(kind, tiny_bundles, "--seeds", *map(str, CORPUS[kind]))

@@ -13,7 +13,7 @@ import tvm
 
 from tests.kernels.cases.cpu import CASES, library
 from tests.kernels.cases.cpu.int8 import HERE, MORE
-from tests.kernels.cases.cpu.matmul import KEPT
+from tests.kernels.cases.cpu.matmul import INTEGERS, KEPT
 from tests.kernels.cases.cpu.page_attention import SHAPES, library_of
 from tests.kernels.harness import Case, assert_outputs, functions_of, link_together
 from tests.once import Once
@@ -32,8 +32,9 @@ FAST_LIBRARIES = (
 FAST = {case.kernel.symbol: case for case in reversed(CASES) if case.library in FAST_LIBRARIES}
 # Of integer dot products all kernels of the best one; test_qemu.py runs some of the others.
 OTHERS = (MORE, *(f"int8-{dot}" for dot in HERE[1:]))
-# Every second shape of attention and block format is in `make test-everything` alone.
-SELDOM = {*map(library_of, SHAPES[1::2]), *KEPT[1::2]} - {*FAST_LIBRARIES}
+# Two of three shapes of attention and of block formats, and half of the formats of integers, are in `make test-everything` alone.
+SELDOM = {*map(library_of, SHAPES), *KEPT, *INTEGERS} - {*map(library_of, SHAPES[::3]), *KEPT[::3], *INTEGERS[::2]}
+SELDOM -= {*FAST_LIBRARIES}
 PARAMETERS = [
     pytest.param(
         case,

@@ -30,9 +30,9 @@ TIMEOUT_S = 500
 # Only browsers have TVM's cache: Vulkan stands in for them.
 OWN_PAGES = [name for name in CASES if name not in attention.CASES]
 PAGES = list(page_attention.CASES)
-# What the emulated devices run in `make test-full`: one in two of attention and formats, each its own.
+# What the emulated devices run in `make test-full`: one in four of attention and formats, each its own.
 _FORMATS = [*PAGES, *matmul.KEPT, *matmul.INTEGERS]
-LESS_CUDA, LESS_METAL = {*_FORMATS[::2]}, {*_FORMATS[1::2]}
+LESS_CUDA, LESS_METAL = {*_FORMATS} - {*_FORMATS[1::4]}, {*_FORMATS} - {*_FORMATS[2::4]}
 # Tiles of cooperative matrices: tests/vulkan/test_matrices.py runs those of Vulkan.
 ON_VULKAN, ON_CUDA = ([name for name in names if name not in matmul.SIMD_GROUPS] for names in (CASES, OWN_PAGES))
 # What subgroups of 8 lanes cannot have: octets, and subgroups that share columns.
@@ -46,8 +46,6 @@ LANES_16 = [
     *PAGES,
     *norm.CASES,
 ]
-# Of formats one in four stays, of attention one in two, and the others where the size of subgroups is not known.
-LESS_16 = {*matmul.KEPT, *matmul.INTEGERS, *PAGES} - {*[*matmul.KEPT, *matmul.INTEGERS][::4], *PAGES[::2]}
 LESS_UNKNOWN = {*PAGES[::2]}
 Errors = Callable[[str], str]
 
@@ -111,7 +109,7 @@ def lanes_16_errors(gpu: vulkan.Device, once: Once) -> Errors:
         once,
         "vulkan-16",
         LANES_16,
-        LESS_16,
+        set(),
         lambda names, folder: _in_process("vulkan", ["16"], folder, names, **environment),
     )
 
@@ -135,7 +133,8 @@ def test_vulkan_of_unknown_lanes_equals_numpy(name: str, gpu: vulkan.Device) -> 
     vulkan_device.check(page_attention.CASES[name], load_target("vulkan").schedule)
 
 
-@pytest.mark.parametrize("name", _cases(LANES_16, LESS_16))
+@pytest.mark.everything
+@pytest.mark.parametrize("name", LANES_16)
 def test_vulkan_of_16_lanes_equals_numpy(name: str, lanes_16_errors: Errors) -> None:
     assert lanes_16_errors(name) == ""
 

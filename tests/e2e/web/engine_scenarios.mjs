@@ -3,7 +3,7 @@ import { ask, assert, button, eventually, faults, newChat, open, pill, send, sta
 
 /** A profile's page with the likeliest tokens and short answers, so that every run says the same. */
 async function greedy(context, url) {
-  context.setDefaultTimeout(120_000); // a software adapter compiles the shaders at each load
+  context.setDefaultTimeout(600_000); // a software adapter compiles the shaders at each load
   const page = await open(context, url);
   await page.evaluate(() => {
     const settings = { sampling: { temperature: 0, maxTokens: 24 } };
@@ -70,14 +70,14 @@ export const scenarios = {
   async readme_example_runs_in_plain_webllm({ context, url, expected }) {
     const page = await context.newPage();
     await page.goto(new URL("plain.html", url).href);
-    await page.waitForFunction(() => document.body.innerText.length > 5, null, { timeout: 120_000 });
+    await page.waitForFunction(() => document.body.innerText.length > 5, null, { timeout: 600_000 });
     assert.equal((await page.innerText("body")).trim(), expected.answer);
   },
 
   async answers_keep_to_a_schema({ context, url }) {
     const page = await context.newPage();
     await page.goto(new URL("plain.html", url).href);
-    await page.waitForFunction(() => document.body.innerText.length > 5, null, { timeout: 120_000 });
+    await page.waitForFunction(() => document.body.innerText.length > 5, null, { timeout: 600_000 });
     const { found, free } = JSON.parse(await page.innerText("body"));
     for (const { text: answer, why } of found) {
       assert.equal(why, "stop", answer);

@@ -76,6 +76,7 @@ def test_answers_as_the_python_engine(run: Run, real_page: Path, web_bundle: Pat
     run(FILE, "answers_as_the_python_engine_and_works_offline", site, expected=expected)
 
 
+@pytest.mark.everything
 def test_chat_web(browser: Browser, chat_web: str) -> None:
     scenario(browser, FILE, "stops_and_recovers_from_a_lost_gpu", chat_web, question=QUESTION)
 
@@ -121,6 +122,7 @@ SCHEMA = {
 }
 
 
+@pytest.mark.everything
 def test_answers_keep_to_a_schema(run: Run, packages: Path, web_bundle: Path, tmp_path: Path) -> None:
     """WebLLM's grammar engine masks the logits by the library's `apply_bitmask_inplace`, greedy and sampled.
 

@@ -121,9 +121,11 @@ def run(browser: Browser) -> Run:
         with FaultyServer(site) as server:
             thread = threading.Thread(target=server.serve_forever, daemon=True)
             thread.start()
-            scenario(browser, file, name, server.url, **more)
-            server.shutdown()
-            thread.join(timeout=10)
+            try:
+                scenario(browser, file, name, server.url, **more)
+            finally:
+                server.shutdown()
+                thread.join(timeout=10)
 
     return go
 

@@ -77,6 +77,10 @@ class SignatureError(MlcpipeError):
     """A key or signature that cannot be read, or a signature that does not hold."""
 
 
+class CheckpointWarning(UserWarning):
+    """Something that a checkpoint's files say, and that is not honoured as it stands."""
+
+
 class ForeignBundleWarning(UserWarning):
     """A bundle that is about to run was neither compiled here nor accepted, nor signed by a trusted publisher."""
 

@@ -76,7 +76,7 @@ def mlc_chat_config(
     for key in ("pad_token_id", "bos_token_id", "eos_token_id"):
         value = generation_config.get(key)
         value = model_config.get(key) if value is None else value
-        if value is not None:
+        if value not in (None, -1):  # as old files of Llama say that there is none
             config[key] = _token_ids(key, value)
     stops = config.get("eos_token_id", [])
     stops = stops if isinstance(stops, list) else [stops]

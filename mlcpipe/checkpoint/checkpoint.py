@@ -42,7 +42,9 @@ TOKENIZER_FILES = (
     "tokenizer.model",
     "tokenizer_config.json",
     "vocab.json",
+    "vocab.txt",
 )
+TEMPLATES = "additional_chat_templates"  # a folder
 # Of sentence-transformers: pooling and prompts of embeddings.
 EMBEDDING_FILES = (
     "modules.json",
@@ -153,13 +155,19 @@ class Checkpoint:
         """The stored bytes of tensor `name`, of any dtype, unchecked. Raises CheckpointError."""
         return read_bytes(self.info(name))
 
+    def text_files(self) -> list[str]:
+        """Names of the files that are there besides config.json and the weights: generation, tokenizer, templates."""
+        more = sorted(path.relative_to(self.path).as_posix() for path in self.path.glob(f"{TEMPLATES}/*.jinja"))
+        names = (GENERATION_CONFIG, *TOKENIZER_FILES, *more)
+        return [name for name in names if (self.path / name).is_file()]
+
     def content_hash(self, cache_dir: Path | None = None) -> str:
         """sha256 (hex) over names, sizes and content of the configuration, tokenizer and weight files.
 
         `cache_dir` stores digests of large files by path, size, times and inode, so that a second
         call does not read them. Raises CheckpointError for a file that cannot be read or changes meanwhile.
         """
-        files = [self.path / name for name in (CONFIG, GENERATION_CONFIG, *TOKENIZER_FILES, *EMBEDDING_FILES)]
+        files = [self.path / name for name in (CONFIG, *self.text_files(), *EMBEDDING_FILES)]
         present = [file for file in files if file.is_file()]
         if any(file.name != SINGLE_FILE for file in self.weight_files):
             present.append(self.path / INDEX)

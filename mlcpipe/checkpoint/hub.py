@@ -24,6 +24,7 @@ from mlcpipe.checkpoint.checkpoint import (
     INDEX,
     PICKLES,
     SINGLE_FILE,
+    TEMPLATES,
     TOKENIZER_FILES,
     read_weight_map,
 )
@@ -155,7 +156,8 @@ class _Snapshot:
             return path
         if SINGLE_FILE not in self._listed and INDEX not in self._listed:
             raise self._no_weights()
-        small = [CONFIG, GENERATION_CONFIG, *TOKENIZER_FILES, *EMBEDDING_FILES]
+        templates = filter(re.compile(rf"{TEMPLATES}/[\w-][\w.-]*\.jinja", re.ASCII).fullmatch, self._listed)
+        small = [CONFIG, GENERATION_CONFIG, *TOKENIZER_FILES, *templates, *EMBEDDING_FILES]
         if SINGLE_FILE not in self._listed:
             small.append(INDEX)
         folder = self._fetch(

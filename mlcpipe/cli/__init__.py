@@ -28,7 +28,7 @@ from mlcpipe.cli.serve import serve_command
 from mlcpipe.cli.sign import sign_command, trust_command
 from mlcpipe.cli.tune.command import tune_command
 from mlcpipe.env import env, name_a_home
-from mlcpipe.errors import ForeignBundleWarning, MlcpipeError, UsageError, no_memory
+from mlcpipe.errors import CheckpointWarning, ForeignBundleWarning, MlcpipeError, UsageError, no_memory
 
 app = typer.Typer(
     name="mlcpipe",
@@ -152,8 +152,8 @@ def _run(arguments: list[str] | None) -> int:
 
 
 def _note(show: Callable[..., None], message: Warning | str, category: type[Warning], *where: Any, **more: Any) -> None:
-    """What a bundle will run, in one line; other warnings as Python shows them."""
-    if not issubclass(category, ForeignBundleWarning):
+    """What a bundle will run, and what of its files is not honoured, in one line; others as Python shows them."""
+    if not issubclass(category, (CheckpointWarning, ForeignBundleWarning)):
         return show(message, category, *where, **more)
     from mlcpipe.cli.terminal import say, stderr_console
 

@@ -144,6 +144,8 @@ def sampling_options(command: Callable[..., None]) -> Callable[..., None]:
 
 def _sampling_parameter(key: str, knob: Knob) -> inspect.Parameter:
     default = Settings().values()[key]
-    text = f"{knob.help[0].upper()}{knob.help[1:]}." + ("" if default is None else f" (default: {default:g})")
+    text = f"{knob.help[0].upper()}{knob.help[1:]}." + (
+        "" if default is None else f" (default: the model's, else {default:g})"
+    )
     option = typer.Option(None, option_name(key), help=text, rich_help_panel="Sampling")
     return inspect.Parameter(key, inspect.Parameter.KEYWORD_ONLY, default=option, annotation=knob.kind | None)

@@ -343,23 +343,22 @@ def _load(
     folder: Path | None,
     draft_model: Engine | None,
 ) -> Loaded:
-    from mlcpipe.errors import BundleError
-    from mlcpipe.json_files import read_json_object
     from mlcpipe.runtime.serving.adapters import read_packed
     from mlcpipe.runtime.serving.open_engine import open_engine
+    from mlcpipe.runtime.stated_sampling import bundle_sampling
     from mlcpipe.server.prefix_store import PrefixStore
     from mlcpipe.server.run import Loaded
-    from mlcpipe.server.service import Facts
+    from mlcpipe.server.service import DEFAULTS, Facts
     from tir_schedules.step_layout import RANK
 
-    manifest, path = engine.manifest, engine.path / "generation_config.json"
+    manifest = engine.manifest
     about = {
         "model_type": manifest.model.model_type,
         "quantization": manifest.quantization,
         "target": manifest.target.name,
         "device": engine.device,
     }
-    defaults = read_json_object(path, limit=16 << 20, error=BundleError) if path.is_file() else {}
+    defaults = bundle_sampling(engine.path, DEFAULTS)
     tokenizer = engine.tokenizer
     packed = [read_packed(path, name, manifest.model) for name, path in adapters.items()]
     if taken := set(names) & adapters.keys():

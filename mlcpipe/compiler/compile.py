@@ -22,7 +22,7 @@ from mlcpipe.compiler.build import BuiltVariant
 from mlcpipe.compiler.calibration.quantize import calibrated
 from mlcpipe.compiler.calibration.text import CalibrationText, calibration_text
 from mlcpipe.compiler.export import with_metadata
-from mlcpipe.compiler.job import TOKENIZER, Job, lower, lower_companion
+from mlcpipe.compiler.job import Job, lower, lower_companion
 from mlcpipe.compiler.manifest import CONFIG_FILES, BuiltLibrary, library_metadata, manifest, mlc_config
 from mlcpipe.compiler.text.programs import text_programs
 from mlcpipe.defaults import AUTO, DEFAULT_QUANTIZATION, DEFAULT_TARGET, KEEP
@@ -230,20 +230,21 @@ def _source(state: Lowering, variant: Variant) -> str:
 
 
 def _copy_texts(job: Job, folder: Path, progress: Progress) -> dict[str, FileInfo]:
-    """Copy configuration and tokenizer files; write MLC's chat config if there is a tokenizer.json.
+    """Copy the configuration files; write the tokenizer, as all its files have it, and MLC's chat config.
 
     Where the runtime owns the KV cache, write the tables of tokenizer and template that the native one maps.
     """
     source, tokenizer = job.checkpoint, job.tokenizer
     names = [name for name in CONFIG_FILES if (source.folder / name).is_file()]
-    if tokenizer is not None:
-        names += [path.name for path in tokenizer.files()]
     for name in names:
         shutil.copyfile(source.folder / name, folder / name)
-    if tokenizer is not None and TOKENIZER in names:
-        names.append(MLC_CONFIG)
-        config = mlc_config(job, tokenizer, names)
-        (folder / MLC_CONFIG).write_text(json.dumps(config, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+    if tokenizer is not None:
+        texts = tokenizer.files()
+        config = mlc_config(job, tokenizer, texts)
+        texts[MLC_CONFIG] = json.dumps(config, indent=2, ensure_ascii=False) + "\n"
+        for name, text in texts.items():
+            (folder / name).write_text(text, encoding="utf-8", newline="")
+        names += texts
     if tokenizer is not None and job.target.own_pages and job.embedding is None:
         for name, content in text_programs(tokenizer, progress, required=job.target.archive).items():
             (folder / name).write_bytes(content)

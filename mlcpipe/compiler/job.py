@@ -22,13 +22,12 @@ from mlcpipe.quantization.layout import load_layout
 from mlcpipe.quantization.plan import QuantizationPlan, load_plan
 from mlcpipe.quantization.scheme import Scheme
 from mlcpipe.runtime.text.tokenizer import Tokenizer
+from mlcpipe.runtime.text.tokenizer_files import VOCABULARIES
 from mlcpipe.targets import Target, Variant, compiled_variants, load_target
 from mlcpipe.tuned.here import tuned_here
 from mlcpipe.weights.convert import param_infos
 from mlcpipe.weights.keep import keep, planned
 from mlcpipe.weights.table import Weight, as_named, check_sources, stored, weight_table
-
-TOKENIZER = "tokenizer.json"
 
 
 @dataclass(frozen=True)
@@ -91,7 +90,7 @@ def lower(
     if adapters and embedding is not None:
         raise ConfigError("adapters are for models that write text", found="a model that embeds texts")
     context, chunk = _lengths(model, target, checkpoint, context)
-    tokenizer = _tokenizer(checkpoint) if like is None else like.tokenizer
+    tokenizer = _tokenizer(checkpoint, encoder) if like is None else like.tokenizer
     variants = compiled_variants(target)
     state = export(model, target, scheme, chunk, variants[0])
     state = replace(state, weights=_from_checkpoint(state.weights, model, checkpoint, target, plan))
@@ -164,7 +163,8 @@ def lower_companion(job: Job, name: str, kv_cache_dtype: str) -> Job:
     return replace(companion, library=f"{job.library}-{target.name.removeprefix(f'{target.backend}-')}")
 
 
-def _tokenizer(checkpoint: Checkpoint) -> Tokenizer | None:
-    if not any((checkpoint.folder / name).is_file() for name in (TOKENIZER, "vocab.json")):
+def _tokenizer(checkpoint: Checkpoint, encoder: bool) -> Tokenizer | None:
+    if not any((checkpoint.folder / name).is_file() for name in VOCABULARIES):
         return None
-    return Tokenizer.load(checkpoint.folder, generation_config=checkpoint.generation_config, config=checkpoint.config)
+    generation, config = checkpoint.generation_config, checkpoint.config
+    return Tokenizer.load(checkpoint.folder, generation_config=generation, config=config, decodes=not encoder)

@@ -12,7 +12,6 @@ from typing import Any
 from mlcpipe import env as environment
 from mlcpipe.bundle import (
     ENTRY_POINTS,
-    MLC_CONFIG,
     AdaptedInfo,
     FileInfo,
     KernelInfo,
@@ -32,10 +31,13 @@ from mlcpipe.bundle.conv_template import Message, Render
 from mlcpipe.bundle.manifest import FORMAT_VERSION
 from mlcpipe.compiler.backends.base import LibraryWriter
 from mlcpipe.compiler.build import BuiltVariant
-from mlcpipe.compiler.job import TOKENIZER, Job
+from mlcpipe.compiler.job import Job
 from mlcpipe.errors import TemplateError
 from mlcpipe.passes.lowering import KernelReport, workspace_bytes
+from mlcpipe.runtime.sampling_params import SamplingParams
+from mlcpipe.runtime.stated_sampling import FIELDS, stated_sampling
 from mlcpipe.runtime.text.tokenizer import Tokenizer
+from mlcpipe.runtime.text.tokenizer_files import TOKENIZER
 from mlcpipe.targets import Variant, triple, tvm_target
 from mlcpipe.version import __version__
 from mlcpipe.weights.convert import param_infos
@@ -54,10 +56,11 @@ class BuiltLibrary:
     built: tuple[BuiltVariant, ...]
 
 
-def mlc_config(job: Job, tokenizer: Tokenizer, names: Sequence[str]) -> dict[str, Any]:
-    """The content of `mlc-chat-config.json`; `names` are the files that were copied from the checkpoint."""
+def mlc_config(job: Job, tokenizer: Tokenizer, texts: Mapping[str, str]) -> dict[str, Any]:
+    """The content of `mlc-chat-config.json`; `texts` are the tokenizer's files by name."""
     source = job.checkpoint
-    parsed = json.loads((source.folder / TOKENIZER).read_text(encoding="utf-8"))
+    drawn = stated_sampling(source.generation_config, SamplingParams(temperature=1.0, top_p=1.0))
+    parsed = json.loads(texts[TOKENIZER])
     conv_template = None
     if tokenizer.chat_templates:
         try:
@@ -78,10 +81,10 @@ def mlc_config(job: Job, tokenizer: Tokenizer, names: Sequence[str]) -> dict[str
         model=model_info(job).model_copy(update={"sliding_window": None}),
         quantization=job.plan.name,
         model_config=source.config,
-        tokenizer_files=[name for name in names if name not in (*CONFIG_FILES, MLC_CONFIG)],
+        tokenizer_files=list(texts),
         tokenizer_json=parsed,
         conv_template=conv_template,
-        generation_config=source.generation_config,
+        generation_config={**source.generation_config, **{name: getattr(drawn, name) for name in FIELDS}},
     )
 
 

@@ -12,12 +12,12 @@ from typing import Any
 
 from mlcpipe.atomic import atomic_directory
 from mlcpipe.checkpoint import Checkpoint, open_checkpoint, resolve
-from mlcpipe.checkpoint.checkpoint import CONFIG, EMBEDDING_FILES, GENERATION_CONFIG, SINGLE_FILE, TOKENIZER_FILES
+from mlcpipe.checkpoint.checkpoint import CONFIG, EMBEDDING_FILES, SINGLE_FILE
 from mlcpipe.checkpoint.safetensors_writer import SafetensorsWriter, narrowed
 from mlcpipe.compiler.calibration.layer import model_of
 from mlcpipe.compiler.calibration.stream import Stream
 from mlcpipe.compiler.calibration.text import read_calibration, windows_of
-from mlcpipe.compiler.job import TOKENIZER, Job, lower
+from mlcpipe.compiler.job import Job, lower
 from mlcpipe.defaults import (
     DEFAULT_QUANTIZATION,
     DISTILL_RECIPE,
@@ -96,7 +96,7 @@ def prune(
     count, keep = _kept(how, model, keep, ratio)
     job = _lowered(source)
     if job.tokenizer is None:
-        raise UsageError("a calibration text needs a tokenizer", where=source.path, expected=TOKENIZER)
+        raise UsageError("a calibration text needs a tokenizer", where=source.path, expected="tokenizer.json")
     windows = windows_of(text.text, job.tokenizer, model.facts.context_length)
     nbytes = sum(tensor.nbytes for tensor in source.tensors.values())
     replaces = DISTILL_RECIPE if overwrite else ""
@@ -169,9 +169,9 @@ def _write(how: Any, work: Work, folder: Path) -> None:
             _add(writer, kept, source)
         writer.finish()
     (folder / CONFIG).write_text(json.dumps(work.config, indent=2) + "\n", encoding="utf-8")
-    for name in (GENERATION_CONFIG, *TOKENIZER_FILES):
-        if (source.path / name).is_file():
-            shutil.copyfile(source.path / name, folder / name)
+    for name in source.text_files():
+        (folder / name).parent.mkdir(exist_ok=True)
+        shutil.copyfile(source.path / name, folder / name)
 
 
 def _add(writer: SafetensorsWriter, kept: Kept, source: Checkpoint) -> None:

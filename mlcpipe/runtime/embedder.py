@@ -87,7 +87,7 @@ class Embedder:
     @cached_property
     def tokenizer(self) -> Tokenizer:
         """The bundle's tokenizer. Raises TokenizerError for a bundle of a checkpoint that had none."""
-        return open_tokenizer(self.path)
+        return open_tokenizer(self.path, decodes=False)
 
     def embed(
         self,

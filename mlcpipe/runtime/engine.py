@@ -23,6 +23,7 @@ from mlcpipe.runtime.model import LoadedModel
 from mlcpipe.runtime.sampler import Row
 from mlcpipe.runtime.sampling_params import Chunk, Completion, SamplingParams
 from mlcpipe.runtime.serving.context_shift import check_shiftable, tokens_to_drop, without_dropped
+from mlcpipe.runtime.stated_sampling import bundle_sampling
 from mlcpipe.runtime.text.harmony import MARKS, HarmonyText, is_harmony, without_thoughts
 from mlcpipe.runtime.text.open_tokenizer import open_tokenizer
 from mlcpipe.runtime.text.streaming import TextStream
@@ -126,6 +127,11 @@ class Engine:
         """The bundle's tokenizer. Raises TokenizerError for a bundle of a checkpoint that had none."""
         return open_tokenizer(self.path)
 
+    @cached_property
+    def default_sampling(self) -> SamplingParams:
+        """How tokens are drawn unless a call says it: as the checkpoint's generation_config.json, if that does."""
+        return bundle_sampling(self.path, SamplingParams())
+
     def reset(self) -> None:
         """Forget the conversation."""
         with self._model.exclusive():
@@ -160,7 +166,7 @@ class Engine:
         self,
         messages: Sequence[Message],
         *,
-        sampling: SamplingParams = ...,
+        sampling: SamplingParams | None = ...,
         stop: Sequence[str] = ...,
         max_tokens: int | None = ...,
         allow_control_tokens: bool = ...,
@@ -172,7 +178,7 @@ class Engine:
         self,
         messages: Sequence[Message],
         *,
-        sampling: SamplingParams = ...,
+        sampling: SamplingParams | None = ...,
         stop: Sequence[str] = ...,
         max_tokens: int | None = ...,
         allow_control_tokens: bool = ...,
@@ -183,7 +189,7 @@ class Engine:
         self,
         messages: Sequence[Message],
         *,
-        sampling: SamplingParams = SamplingParams(),
+        sampling: SamplingParams | None = None,
         stop: Sequence[str] = (),
         max_tokens: int | None = None,
         allow_control_tokens: bool = False,
@@ -192,6 +198,7 @@ class Engine:
         """Answer a conversation: messages {"role", "content"}, through the checkpoint's chat template.
 
         A control token that is written in a message, such as `<|im_end|>`, is text, unless `allow_control_tokens`.
+        Without `sampling` tokens are drawn as `default_sampling` says.
         Thoughts of gpt-oss come between `<think>` and `</think>`; in messages they are left out.
         `stream=True` gives chunks as they come; the last has `finish_reason` and `stats`.
         Raises TemplateError, UsageError (context full), ComputeError (the model computed NaN or infinity).
@@ -199,6 +206,7 @@ class Engine:
         harmony = is_harmony(self.tokenizer.chat_templates.get("default", ""))
         given = without_thoughts(messages) if harmony else list(messages)
         tokens = self.tokenizer.encode_chat(given, allow_control_tokens=allow_control_tokens)
+        sampling = sampling or self.default_sampling
         chunks = self._generate(tokens, sampling, stop, max_tokens, False, continues=False, harmony=harmony)
         return chunks if stream else complete(chunks)
 
@@ -207,7 +215,7 @@ class Engine:
         self,
         prompt: str | Sequence[int],
         *,
-        sampling: SamplingParams = ...,
+        sampling: SamplingParams | None = ...,
         stop: Sequence[str] = ...,
         max_tokens: int | None = ...,
         ignore_eos: bool = ...,
@@ -219,7 +227,7 @@ class Engine:
         self,
         prompt: str | Sequence[int],
         *,
-        sampling: SamplingParams = ...,
+        sampling: SamplingParams | None = ...,
         stop: Sequence[str] = ...,
         max_tokens: int | None = ...,
         ignore_eos: bool = ...,
@@ -230,7 +238,7 @@ class Engine:
         self,
         prompt: str | Sequence[int],
         *,
-        sampling: SamplingParams = SamplingParams(),
+        sampling: SamplingParams | None = None,
         stop: Sequence[str] = (),
         max_tokens: int | None = None,
         ignore_eos: bool = False,
@@ -241,6 +249,7 @@ class Engine:
         Control tokens that are written in the text are control tokens.
         """
         tokens = self.tokenizer.encode(prompt, add_special_tokens=True) if isinstance(prompt, str) else list(prompt)
+        sampling = sampling or self.default_sampling
         chunks = self._generate(tokens, sampling, stop, max_tokens, ignore_eos, continues=True)
         return chunks if stream else complete(chunks)
 

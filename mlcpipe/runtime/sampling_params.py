@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -79,8 +78,7 @@ def _check_real(name: str, value: object, low: float, high: float, *, open_low: 
     expected = f"a number in {bracket}{low:g}, {high:g}]"
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         raise UsageError(name, expected=expected, found=repr(value))
-    too_low = value <= low if open_low else value < low
-    if math.isnan(value) or too_low or value > high:
+    if not (low <= value <= high) or (open_low and value == low):  # so is NaN
         raise UsageError(name, expected=expected, found=value)
 
 

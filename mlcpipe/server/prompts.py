@@ -13,7 +13,7 @@ from mlcpipe.runtime.serving.grammar import Thinking
 from mlcpipe.runtime.text.tokenizer import Tokenizer
 from mlcpipe.server.errors import ApiError
 from mlcpipe.server.reasoning import BEGIN, END
-from mlcpipe.server.tool_formats import format_of
+from mlcpipe.server.tool_formats import format_for
 from mlcpipe.server.tool_formats.style import Messages, Tool, ToolFormat
 
 # A line that Claude Code puts first and changes with every request: with it, no prompt begins like the last one.
@@ -45,13 +45,13 @@ def render(
         raise UsageError("chat_template_kwargs", expected="variables of the template", found=", ".join(sorted(clash)))
     tokens = tokenizer.encode_chat(prepared, **{**variables, **extras})
     end = tokenizer.decode(tokens[-_LAST_TOKENS:], skip_special_tokens=False).rstrip()
-    thinks = END in tokenizer.chat_templates.get("default", "")
+    thinks = END in tokenizer.chat_templates.get(tokenizer.template_name(extras.get("tools")), "")
     return Prompt(tokens, "open" if thinks and end.endswith(BEGIN) else "may" if thinks else "none")
 
 
 def system_tokens(tokenizer: Tokenizer, text: str) -> list[int]:
     """What prompts of conversations with this system message begin with. Raises what `render` raises."""
-    style = format_of(tokenizer.chat_templates.get("default"))
+    style = format_for(tokenizer.chat_templates)
     system = {"role": "system", "content": text}
     one, other = (
         render(tokenizer, [system, {"role": "user", "content": content}], (), style, {}).tokens for content in "aZ"

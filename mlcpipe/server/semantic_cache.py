@@ -58,7 +58,7 @@ class SemanticCache:
             raise UsageError(
                 "--semantic-cache", where=embedder.path, expected="a model that embeds", found="a reranker"
             )
-        self._service = EmbeddingService(EmbeddingEngine(embedder), Facts(("",), {}, {}), _MAX_QUEUE)
+        self._service = EmbeddingService(EmbeddingEngine(embedder), Facts(("",)), _MAX_QUEUE)
         self._embedder, self._threshold = embedder, threshold
         self._vectors = np.zeros((entries, embedder.info.dimensions), np.float32)
         self._kept: OrderedDict[int, _Kept] = OrderedDict()  # by row of the vectors, the latest used one last

@@ -22,7 +22,7 @@ from mlcpipe.server.bodies import ResponseFormat, SamplingFields
 from mlcpipe.server.errors import ApiError, refused
 from mlcpipe.server.metrics import Metrics
 from mlcpipe.server.prefix_store import PrefixStore
-from mlcpipe.server.tool_formats import format_of
+from mlcpipe.server.tool_formats import format_for
 from mlcpipe.server.tool_formats.style import ANY_OBJECT, Tool, call_schemas
 
 if TYPE_CHECKING:
@@ -37,15 +37,19 @@ _WORKERS = 2  # threads that render, tokenize and compile grammars
 # To encode a text takes some 200 bytes a character: one that no context holds is refused before.
 _CHARS_A_TOKEN, _MORE_CHARS = 16, 1 << 20
 _DRAWN = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
+DEFAULTS = SamplingParams(temperature=1.0, top_p=1.0)  # as in the OpenAI API
 
 
 @dataclass(frozen=True)
 class Facts:
-    """names: of the model, the first is its own, "*" takes any; about: what `/v1/models` says besides."""
+    """names: of the model, the first is its own, "*" takes any; about: what `/v1/models` says besides.
+
+    defaults: how tokens are drawn where a request says nothing.
+    """
 
     names: tuple[str, ...]
     about: Mapping[str, Any] = field(default_factory=dict)
-    defaults: Mapping[str, Any] = field(default_factory=dict)  # sampling, of generation_config.json
+    defaults: SamplingParams = DEFAULTS
 
     def check(self, name: str | None, more: Iterable[str] = ()) -> None:
         """Raises ApiError for a model that has none of the names, nor one of `more`."""
@@ -78,15 +82,10 @@ class Service:
         self.semantic_cache = semantic_cache
         self.created = int(time.time())
         self.metrics = Metrics(engine.stats)
-        self.style = format_of(tokenizer.chat_templates.get("default"))
+        self.style = format_for(tokenizer.chat_templates)
         self._grammars = GrammarCompiler(tokenizer, engine.vocab_size)
         self._waker = Waker(asyncio.get_running_loop())
         self._pool = ThreadPoolExecutor(_WORKERS, thread_name_prefix="mlcpipe-prompts")
-        given = {key: facts.defaults[key] for key in _DRAWN if facts.defaults.get(key) is not None}
-        try:
-            self._defaults = SamplingParams(**{"temperature": 1.0, "top_p": 1.0, **given})
-        except MlcpipeError:  # the checkpoint says what nobody can honour
-            self._defaults = SamplingParams(temperature=1.0, top_p=1.0)
         self._literals = {
             tokenizer.token_bytes(index).decode(errors="replace"): index for index in tokenizer.control_token_ids
         }
@@ -152,7 +151,7 @@ class Service:
         try:
             if body.logit_bias:
                 given["logit_bias"] = {int(token): bias for token, bias in body.logit_bias.items()}
-            return replace(self._defaults, **given)
+            return replace(self.facts.defaults, **given)
         except ValueError:
             raise ApiError(400, "logit_bias: expected token ids as keys", param="logit_bias") from None
         except MlcpipeError as error:

@@ -10,8 +10,13 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
-from transformers import AutoConfig, AutoModel, AutoModelForSequenceClassification
+from transformers import (
+    AutoConfig,
+    AutoModel,
+    AutoModelForSequenceClassification,
+    BertTokenizer,
+    PreTrainedTokenizerFast,
+)
 
 WORDS = "the cat sat on a mat and dog ran far away from home while birds sang songs of rain"
 SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
@@ -65,7 +70,7 @@ def write(
     """The model, and a folder with its checkpoint, a WordPiece tokenizer and sentence-transformers' files."""
     model = build(family, **options)
     model.save_pretrained(folder)
-    write_tokenizer(folder)
+    write_tokenizer(folder, family)
     if pooling is not None:
         write_modules(folder, {POOLING[pooling]: True}, normalize=normalize)
     return model, folder
@@ -83,19 +88,16 @@ def write_modules(folder: Path, pooling: Mapping[str, Any], *, normalize: bool) 
     (folder / "1_Pooling" / "config.json").write_text(json.dumps({"word_embedding_dimension": 64, **pooling}))
 
 
-def write_tokenizer(folder: Path) -> None:
-    """A WordPiece tokenizer as BERT's: lower case, [CLS] … [SEP], token types."""
+def write_tokenizer(folder: Path, family: str = "bert") -> None:
+    """A WordPiece of lower case with [CLS] … [SEP] and token types, as `save_pretrained` of the family's class writes it.
+
+    BERT's class gives it a decoder, though an encoder decodes nothing.
+    """
     ids = {word: i for i, word in enumerate(dict.fromkeys(VOCABULARY))}
-    tokenizer = Tokenizer(models.WordPiece(ids, unk_token="[UNK]"))
-    tokenizer.normalizer = normalizers.BertNormalizer(lowercase=True)
-    tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
-    around = [(name, ids[name]) for name in ("[CLS]", "[SEP]")]
-    tokenizer.post_processor = processors.TemplateProcessing("[CLS] $A [SEP]", "[CLS] $A [SEP] $B:1 [SEP]:1", around)
-    tokenizer.add_special_tokens(list(SPECIAL))
-    tokenizer.save(str(folder / "tokenizer.json"))
-    settings = {"tokenizer_class": "PreTrainedTokenizerFast", "cls_token": "[CLS]", "sep_token": "[SEP]"}
-    settings |= {"unk_token": "[UNK]", "pad_token": "[PAD]"}
-    (folder / "tokenizer_config.json").write_text(json.dumps(settings))
+    made: Any = BertTokenizer(vocab=ids)
+    if family not in ("bert", "nomic_bert"):
+        made = PreTrainedTokenizerFast(tokenizer_object=made.backend_tokenizer, **made.special_tokens_map)
+    made.save_pretrained(folder)
 
 
 def hidden_states(model: Any, ids: Sequence[int]) -> NDArray[np.float32]:

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from mlcpipe.compiler.text.template_program import template_program
 from mlcpipe.runtime.text.chat_template import ChatTemplate
 from tests.native.conversations import TOKENS, compare, compare_marked, conversations, outcome
 from tests.native.cxx import Build
@@ -29,6 +30,26 @@ def test_texts_and_refusals_are_those_of_python(library: ctypes.CDLL, name: str)
     counts, wrong = compare(native, ChatTemplate(TEMPLATES[name], **TOKENS, now=lambda: NOW), 1, 60)
     assert not wrong, f"{len(wrong)}, the first: {wrong[0]}"
     assert counts["rendered"] > 10
+
+
+@pytest.mark.parametrize("extras", [{}, {"tools": None}, {"tools": []}, {"tools": chats.TOOLS}])
+def test_a_template_for_tools(library: ctypes.CDLL, extras: dict[str, Any]) -> None:
+    sources = (
+        "{% set a = 1 %}{% for m in messages %}D{{ m.content }}{{ a }}{% endfor %}{{ b is defined }}\n",
+        "{% set b = 2 %}{% macro f(x) %}[{{ x }}{{ b }}]{% endmacro %}T{{ f(tools | tojson) }}{{ a is defined }}\n",
+    )
+    native = NativeTemplate(library, template_program(sources[0], tool_use=sources[1]))
+    chosen, messages = ChatTemplate(sources[extras.get("tools") is not None]), [{"role": "user", "content": "<x>"}]
+    assert native.render(messages, **extras) == (None, chosen.render(messages, **extras))
+
+
+@pytest.mark.parametrize("more", [{"tool_calls": None}, {"tool_calls": []}, {"tool_calls": [1], "name": None, "x": []}])
+def test_keys_without_a_value(library: ctypes.CDLL, more: dict[str, Any]) -> None:
+    source, messages = (
+        "{% for m in messages %}{{ m.keys() | list }}{% endfor %}",
+        [{"role": "user", "content": "", **more}],
+    )
+    assert NativeTemplate(library, source).render(messages) == (None, ChatTemplate(source).render(messages))
 
 
 @pytest.mark.parametrize(

@@ -50,10 +50,18 @@ def test_what_is_put_around_a_text(native_library: Build, tmp_path: Path) -> Non
     for text in ("", "fox", "<s>fox"):
         assert native.encode(text, True) == tokenizer.encode(text, True)
     assert native.encode("fox", True)[0] == 1 != native.encode("fox")[0]
-    said = load(save(PIPELINES["phi3"](), tmp_path, {"add_bos_token": True}))
+
+
+def test_tokens_that_tokenizer_json_has_not(native_library: Build, tmp_path: Path) -> None:
+    """Nor their flags: they are in the files beside it."""
+    settings = {"added_tokens_decoder": {"1": {"content": "<s>", "lstrip": True, "special": True}}}
+    settings |= {"additional_special_tokens": ["fox"], "eot_token": "<|new|>"}
+    said = load(save(PIPELINES["gpt2"](), tmp_path, settings))
     native = NativeTokenizer.of(native_library, said)
-    assert native.encode("fox", True) == said.encode("fox", True) == [1, *said.encode("fox")]
-    assert native.encode("<s>fox", True) == said.encode("<s>fox")
+    for text in ("a  <s> b", "a fox ", "<|new|> foxes"):
+        ids = native.encode(text)
+        assert ids == said.encode(text) and native.decode(ids) == said.decode(ids)
+    assert len(said.encode("fox")) == len(said.encode(" <s>")) == 1
 
 
 def test_texts_that_are_refused(native_library: Build, tmp_path: Path) -> None:

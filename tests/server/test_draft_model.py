@@ -16,7 +16,13 @@ pytestmark = pytest.mark.full
 from tests.conftest import Bundles
 from tests.server.conftest import Running, running_server
 
-BODY = {"messages": [{"role": "user", "content": "hello"}], "max_tokens": 40, "seed": 3, "ignore_eos": True}
+BODY = {
+    "messages": [{"role": "user", "content": "hello"}],
+    "max_tokens": 40,
+    "temperature": 1,
+    "seed": 3,
+    "ignore_eos": True,
+}
 
 
 def test_answers_are_the_same(server: Running, demo_bundle: Path) -> None:

@@ -36,7 +36,7 @@ def busy(demo_bundle: Path) -> Iterator[Running]:
 async def ask(client: httpx2.AsyncClient, seed: int, lengths: tuple[int, ...]) -> str:
     """One request, whole or streamed; a third of them is left before its end."""
     draw = random.Random(seed)
-    body = {"messages": [{"role": "user", "content": f"hello {seed % 7}"}], "max_tokens": draw.choice(lengths), "ignore_eos": True}  # fmt: skip
+    body = {"messages": [{"role": "user", "content": f"hello {seed % 7}"}], "max_tokens": draw.choice(lengths), "ignore_eos": True, "temperature": 1}  # fmt: skip
     leaves = draw.random() < 0.33
     if draw.random() < 0.5:
         try:

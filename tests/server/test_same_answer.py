@@ -52,6 +52,18 @@ def test_the_same_answer_everywhere(demo: Engine, demo_bundle: Path, client: htt
     assert chat.strip() == expected.strip()
 
 
+def test_what_the_checkpoint_says_counts_the_same(demo: Engine, demo_bundle: Path, client: httpx2.Client) -> None:
+    """Its generation_config.json takes the most probable tokens."""
+    demo.reset()
+    expected = demo.chat(ASKED, max_tokens=60).text
+    assert expected == asked(demo, client, {"temperature": 0.0})
+    body = {"messages": ASKED, "max_tokens": 60, "deterministic": True}
+    assert client.post("/v1/chat/completions", json=body).json()["choices"][0]["message"]["content"] == expected
+    command = [sys.executable, "-m", "mlcpipe", "chat", str(demo_bundle), "-p", ASKED[0]["content"], "--no-stats"]
+    chat = subprocess.run([*command, "--max-tokens=60"], check=True, capture_output=True, text=True).stdout
+    assert chat.strip() == expected.strip()
+
+
 def test_a_bias_counts_the_same(demo: Engine, client: httpx2.Client) -> None:
     """Which the command line cannot ask for."""
     settings = {"temperature": 1.0, "top_p": 1.0, "seed": 7}

@@ -48,7 +48,7 @@ def ai(server: Running) -> Iterator[Any]:
 
 
 def ask(ai: Any, **more: Any) -> Any:
-    return ai.chat.completions.create(model=NAME, messages=ASK, max_tokens=300, **more)
+    return ai.chat.completions.create(model=NAME, messages=ASK, max_tokens=300, **{"temperature": 1, **more})
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -99,7 +99,9 @@ def test_tools_are_no_duty(ai: Any) -> None:
 
 @pytest.mark.parametrize("seed", range(3))
 def test_parsed_answers_are_objects(ai: Any, seed: int) -> None:
-    answer = ai.chat.completions.parse(model=NAME, messages=ASK, response_format=Answer, seed=seed, max_tokens=200)
+    answer = ai.chat.completions.parse(
+        model=NAME, messages=ASK, response_format=Answer, temperature=1, seed=seed, max_tokens=200
+    )
     assert isinstance(answer.choices[0].message.parsed, Answer)
 
 

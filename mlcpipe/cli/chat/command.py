@@ -123,7 +123,7 @@ def chat_command(
         raise UsageError("--session saves no chats with an --adapter", next_step="leave one of them out")
     if raw and allow_control_tokens:
         raise UsageError("--raw allows control tokens anyway", next_step="leave --allow-control-tokens out")
-    settings = Settings().with_values(sampling)
+    Settings().with_values(sampling)  # raises before anything is compiled
     console = stderr_console()
     question = question_of(prompt, as_json=as_json, console=console)
     with console_progress(console) as progress:
@@ -137,7 +137,7 @@ def chat_command(
     )  # fmt: skip
     session = Session(
         engine,
-        settings,
+        Settings(engine.default_sampling).with_values(sampling),
         system=system,
         raw=raw,
         model=model_title(model),

@@ -20,10 +20,12 @@ def text_programs(tokenizer: Tokenizer, progress: Progress, *, required: bool) -
     file is left out with a note: Python needs neither.
     """
     programs: dict[str, Callable[[], bytes]] = {TOKENIZER_PROGRAM: lambda: tokenizer_program(tokenizer)}
-    source = tokenizer.chat_templates.get("default")
+    source, tool_use = map(tokenizer.chat_templates.get, ("default", "tool_use"))
     if source is not None:
         control, special = tokenizer.apart.control.values(), tokenizer.special_tokens
-        programs[TEMPLATE_PROGRAM] = lambda: template_program(source, control=control, special_tokens=special)
+        programs[TEMPLATE_PROGRAM] = lambda: template_program(
+            source, tool_use=tool_use, control=control, special_tokens=special
+        )
     made = {}
     for name, make in programs.items():
         try:

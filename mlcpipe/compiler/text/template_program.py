@@ -14,6 +14,7 @@ from collections.abc import Collection, Mapping
 from typing import Any
 
 import numpy as np
+from jinja2 import nodes as jinja
 from numpy.typing import NDArray
 
 from mlcpipe.compiler.text.tables import strings, tables
@@ -28,20 +29,31 @@ VERSION = 1
 
 
 def template_program(
-    source: str, *, control: Collection[str] = (), special_tokens: Mapping[str, str] | None = None
+    source: str,
+    *,
+    tool_use: str | None = None,
+    control: Collection[str] = (),
+    special_tokens: Mapping[str, str] | None = None,
 ) -> bytes:
     """The file of a template, for a tokenizer with such control tokens, and `bos_token` and so on by name.
 
-    Raises TemplateError for a template that does not compile, or that the native runtime does not cover.
+    `tool_use` is another one to render where there are tools. Raises TemplateError for a template that does not
+    compile, or that the native runtime does not cover.
     """
     template = ChatTemplate(source)
+    tree, own = template.syntax(), template.words()
+    if tool_use is not None:
+        other = ChatTemplate(tool_use)
+        no_tools = jinja.Test(jinja.Name("tools", "load"), "none", [], [], None, None)
+        tree = jinja.Template([jinja.If(no_tools, tree.body, [], other.syntax().body)], lineno=1)
+        own = own | other.words()
     writer = Writer()
     statements = Statements(writer, template.sandbox)
-    root, slots = statements.template(template.syntax())
+    root, slots = statements.template(tree)
     marks = ContentMarks(control)
     letters = [(ord(letter), everywhere) for letter, everywhere in marks.letters()]
     controls = [writer.string(text) for text in marks.starts]
-    words = [writer.string(word) for word in sorted(marks.own_words(template.words()))] if control else []
+    words = [writer.string(word) for word in sorted(marks.own_words(own))] if control else []
     ranges, cases = character_tables(statements.expressions.names)
     mappings = [(kind, code, writer.string(text)) for kind, code, text in cases]
     special = [writer.string(text) for pair in (special_tokens or {}).items() for text in pair]

@@ -17,7 +17,7 @@ from mlcpipe.compiler.text.tokenizer_steps import Steps
 from mlcpipe.compiler.text.tokenizer_vocabulary import Section, Vocabulary
 from mlcpipe.runtime.text.tokenizer import Tokenizer
 
-KIND, VERSION = b"mlctoken", 1
+KIND, VERSION = b"mlctoken", 2
 
 # Flags of an added token.
 _SINGLE_WORD, _LSTRIP, _RSTRIP, _STEERS = 1, 2, 4, 8
@@ -61,13 +61,11 @@ def tokenizer_program(tokenizer: Tokenizer) -> bytes:
 
 def _settings(tokenizer: Tokenizer, model: Mapping[str, Any], vocabulary: Vocabulary, steps: Steps) -> dict[str, int]:
     """Numbers in the order of `struct Settings` of tokenizer_tables.h; EMPTY for none."""
-    bos, rows, (strip, count) = tokenizer.bos_token_id, tokenizer.rules, tokenizer.rules.strip
+    rows, (strip, count) = tokenizer.rules, tokenizer.rules.strip
     return {
         "tokens": tokenizer.vocab_size,
         "rows": EMPTY if tokenizer.rows is None else tokenizer.rows,
         "most_chars": tokenizer.most_chars,
-        "bos": EMPTY if bos is None else bos,
-        "adds_bos": int(tokenizer.adds_bos_token and bos is not None),
         "ids_before": len(steps.around[0]),
         "byte_level": int(steps.byte_level),
         "unknown": vocabulary.unknown,

@@ -119,7 +119,7 @@ class ChatTemplate:
         check_messages(messages)
         return {
             **{name: _plain(value, name) for name, value in extras.items()},
-            "messages": [_with_reasoning(_plain(message, "messages")) for message in messages],
+            "messages": [_with_reasoning(_without_nothing(_plain(message, "messages"))) for message in messages],
         }
 
     def _render(self, given: Mapping[str, Any], add_generation_prompt: bool, stand_ins: Mapping[int, str]) -> str:
@@ -182,6 +182,11 @@ def _plain(value: Any, name: str) -> Any:
     if isinstance(value, Sequence) and not isinstance(value, (bytes, bytearray)):
         return [_plain(part, name) for part in value]
     raise UsageError(name, expected="plain JSON data", found=type(value).__name__)
+
+
+def _without_nothing(message: dict[str, Any]) -> dict[str, Any]:
+    """Templates look whether a message has a key: as in transformers null is none, and no calls are none either."""
+    return {key: value for key, value in message.items() if value is not None and (key, value) != ("tool_calls", [])}
 
 
 def _with_reasoning(message: dict[str, Any]) -> dict[str, Any]:

@@ -27,9 +27,7 @@ def encode_text(
     """
     parts = [tokenizer.encoding(one) for one in (text, pair) if one is not None]
     library = tokenizer.library
-    bos = tokenizer.bos_token_id if tokenizer.adds_bos_token else None
-    around = library.num_special_tokens_to_add(pair is not None)
-    room = limit - around - (bos is not None)
+    room = limit - library.num_special_tokens_to_add(pair is not None)
     lengths = [len(part.ids) for part in parts]
     if sum(lengths) > room:
         if not cut or room < len(parts):
@@ -37,12 +35,9 @@ def encode_text(
         for part, length in zip(parts, _cut(lengths, room)):
             part.truncate(length)
     whole = library.post_process(parts[0], parts[1] if pair is not None else None, add_special_tokens=True)
-    ids, types = whole.ids, whole.type_ids
-    if bos is not None and ids[:1] != [bos]:
-        ids, types = [bos, *ids], [0, *types]
-    if not ids:
+    if not whole.ids:
         raise UsageError("the text", expected="at least one token", found="none")
-    return EncodedText(tokenizer.with_rows(ids), types)
+    return EncodedText(tokenizer.with_rows(whole.ids), whole.type_ids)
 
 
 def too_long(tokens: int, limit: int) -> UsageError:

@@ -14,15 +14,11 @@ from mlcpipe.errors import LongTextError, TemplateError, TokenizerError
 from mlcpipe.runtime.text.apart import ApartEncoder
 from mlcpipe.runtime.text.chat_template import ChatTemplate
 from mlcpipe.runtime.text.contents import ContentMarks
+from mlcpipe.runtime.text.special_tokens import NAMES, SpecialTokens
 from mlcpipe.runtime.text.token_bytes import DecoderRules, Piece, parse_decoder
 from mlcpipe.runtime.text.tokenizer_calls import guarded, interruptible
-from mlcpipe.runtime.text.tokenizer_files import (
-    FILE_NAMES,
-    chat_templates,
-    named_tokens,
-    open_library,
-    read_object,
-)
+from mlcpipe.runtime.text.tokenizer_classes import read_library
+from mlcpipe.runtime.text.tokenizer_files import SETTINGS, TOKENIZER, chat_templates, read_object
 from mlcpipe.runtime.text.tokenizer_limits import check_library
 
 MAX_NORMALIZED_BYTES = 128 << 20  # of a text, as long as the tokenizer can make it; it takes some 20 times that
@@ -36,8 +32,7 @@ class Tokenizer:
     bos_token_id     the id that starts a text, None where the model has none
     vocab_size       largest token id + 1 (the model may have more rows, as padding)
     special_tokens   `bos_token`, `eos_token`, `pad_token`, … as text
-    chat_templates   Jinja sources by name, the main one is `default`
-    rules            how single tokens become bytes
+    chat_templates   Jinja sources by name, the main one is `default`, for tools there may be `tool_use`
     most_chars       of a text to encode
     """
 
@@ -47,21 +42,18 @@ class Tokenizer:
         *,
         folder: Path,
         rows: int | None,
-        special_tokens: Mapping[str, str],
+        special: SpecialTokens,
         templates: Mapping[str, str],
-        add_bos_token: bool,
     ) -> None:
         self.library = library
         self._folder = folder
         self.rows = rows
-        self.adds_bos_token = add_bos_token
         self._pieces: dict[int, Piece] = {}
         self._compiled: dict[str, ChatTemplate] = {}
-        self.special_tokens = dict(special_tokens)
+        self._special = special
+        self.special_tokens = special.texts()
         self.chat_templates = dict(templates)
         self.most_chars = int(MAX_NORMALIZED_BYTES / check_library(library))
-        state = None if library.decoder is None else json.loads(library.decoder.__getstate__())
-        self.rules: DecoderRules = parse_decoder(state)
         self._added = library.get_added_tokens_decoder()
         # The library goes by the text: a token is skipped if any added token of that text is special.
         self._special_texts = frozenset(token.content for token in self._added.values() if token.special)
@@ -70,23 +62,22 @@ class Tokenizer:
         self.eos_token_ids: frozenset[int] = frozenset()
 
     @classmethod
-    def load(cls, folder: Path, *, generation_config: Mapping[str, Any], config: Mapping[str, Any]) -> Tokenizer:
+    def load(
+        cls, folder: Path, *, generation_config: Mapping[str, Any], config: Mapping[str, Any], decodes: bool = True
+    ) -> Tokenizer:
         """Reads the tokenizer files in `folder`; `config` and `generation_config` are the checkpoint's, parsed.
 
         Raises TokenizerError for missing, broken or oversized files, for a vocabulary larger than
-        `config["vocab_size"]`, and for a decoder that cannot be streamed.
+        `config["vocab_size"]`, and where it `decodes`, as all but encoders do, for a decoder that cannot be streamed.
         """
         folder = Path(folder)
-        settings = read_object(folder / "tokenizer_config.json")
-        self = cls(
-            open_library(folder, settings),
-            folder=folder,
-            rows=_vocab_rows(config),
-            special_tokens=named_tokens(folder, settings),
-            templates=chat_templates(folder, settings),
-            add_bos_token=settings.get("add_bos_token") is True,
-        )
-        if self.bos_token_id is None and "bos_token" not in settings:
+        settings = read_object(folder / SETTINGS)
+        library, special = read_library(folder, settings, config)
+        templates = chat_templates(folder, settings)
+        self = cls(library, folder=folder, rows=_vocab_rows(config), special=special, templates=templates)
+        if decodes:
+            self.rules  # noqa: B018 (raises)
+        if self.bos_token_id is None and "bos_token" not in special.named:
             # Without tokenizer_config.json; a `null` there says that the model takes no BOS (Qwen2).
             self.bos_token_id = min(_ids(config, "bos_token_id"), default=None)
         named = {self._id_of(name) for name in ("eos_token", "eot_token")} - {None}
@@ -107,11 +98,7 @@ class Tokenizer:
         has written those already. Raises TokenizerError for text that is not valid Unicode, and for a token
         that the model has no embedding row for.
         """
-        ids: list[int] = self._encoding(self.library, text, add_special_tokens).ids
-        bos = self.bos_token_id
-        if add_special_tokens and self.adds_bos_token and bos is not None and ids[:1] != [bos]:
-            ids = [bos, *ids]
-        return self.with_rows(ids)
+        return self.with_rows(self._encoding(self.library, text, add_special_tokens).ids)
 
     def encode_chat(
         self, messages: Sequence[Mapping[str, Any]], *, allow_control_tokens: bool = False, **extras: Any
@@ -122,7 +109,7 @@ class Tokenizer:
         `allow_control_tokens`. Without one the ids equal those of transformers. Raises TemplateError, UsageError,
         and what `encode` raises.
         """
-        template = self.chat_template()
+        template = self.chat_template(self.template_name(extras.get("tools")))
         if allow_control_tokens:
             return self.encode(template.render(messages, **extras))
         marked, stand_ins = template.render_marked(messages, self.marks, **extras)
@@ -142,6 +129,12 @@ class Tokenizer:
                 next_step="leave it out of the text",
             )
         return ids
+
+    @cached_property
+    def rules(self) -> DecoderRules:
+        """How single tokens become bytes. Raises TokenizerError where that needs more than the token."""
+        decoder = self.library.decoder
+        return parse_decoder(None if decoder is None else json.loads(decoder.__getstate__()))
 
     @property
     def control_token_ids(self) -> frozenset[int]:
@@ -205,13 +198,23 @@ class Tokenizer:
             self._compiled[name] = ChatTemplate(source, bos_token=bos, eos_token=eos, special_tokens=tokens)
         return self._compiled[name]
 
+    def template_name(self, tools: object) -> str:
+        """The chat template that transformers takes: `tool_use`, if there is one, where there are tools."""
+        return "tool_use" if tools is not None and "tool_use" in self.chat_templates else "default"
+
     def control_tokens(self, texts: Sequence[str]) -> set[int]:
         """The ids of the texts that are control tokens."""
         return {index for index in map(self.library.token_to_id, texts) if index in self.control_token_ids}
 
-    def files(self) -> list[Path]:
-        """The files to copy into a bundle, so that `load` finds the same tokenizer there."""
-        return [path for name in FILE_NAMES if (path := self._folder / name).is_file()]
+    def files(self) -> dict[str, str]:
+        """Files of a bundle from which `load` makes the same tokenizer, also in a browser, which reads the first."""
+        settings: dict[str, Any] = {"tokenizer_class": "PreTrainedTokenizerFast", "added_tokens_decoder": {}}
+        texts = {name: token and token.content for name, token in self._special.named.items()}
+        settings |= {name: text for name, text in texts.items() if name in NAMES}
+        settings["extra_special_tokens"] = {name: text for name, text in texts.items() if name not in NAMES}
+        if self.chat_templates:
+            settings["chat_template"] = self.chat_templates
+        return {TOKENIZER: self.library.to_str(), SETTINGS: json.dumps(settings, ensure_ascii=False)}
 
     def _encoding(self, library: tokenizers.Tokenizer, text: str, around: bool = False) -> tokenizers.Encoding:
         """`around` adds the special tokens around a text."""
@@ -274,7 +277,7 @@ def _vocab_rows(config: Mapping[str, Any]) -> int | None:
 def _check_vocab(library: tokenizers.Tokenizer, added: set[int], rows: int | None, folder: Path) -> int:
     """Largest id + 1. Added tokens past the rows pass (Gemma 3 has one); `encode` refuses them when used."""
     ids = set(library.get_vocab(with_added_tokens=True).values())
-    if not ids:
+    if not library.get_vocab(with_added_tokens=False):
         raise TokenizerError("empty vocabulary", where=folder)
     largest = max(ids - added, default=-1)
     if rows is not None and largest >= rows:
@@ -289,9 +292,9 @@ def _check_vocab(library: tokenizers.Tokenizer, added: set[int], rows: int | Non
 
 
 def _ids(config: Mapping[str, Any], key: str) -> set[int]:
-    """The token ids under `key`: an integer, a list of them, or nothing."""
+    """The token ids under `key`: an integer, a list of them, or nothing, which -1 is too."""
     value = config.get(key)
-    values = value if isinstance(value, list) else [] if value is None else [value]
+    values = value if isinstance(value, list) else [] if value in (None, -1) else [value]
     for entry in values:
         if isinstance(entry, bool) or not isinstance(entry, int) or entry < 0:
             raise TokenizerError(key, expected="a token id or a list of them", found=repr(entry))

@@ -1,4 +1,7 @@
-"""Read the files of a tokenizer from a checkpoint or bundle folder: data only, size-limited, no code of the model."""
+"""Read the files of a tokenizer from a checkpoint or bundle folder: data only, size-limited, no code of the model.
+
+What the files beside the vocabulary say of tokens is read in `special_tokens.py`.
+"""
 
 from __future__ import annotations
 
@@ -7,11 +10,11 @@ from pathlib import Path
 from typing import Any
 
 import tokenizers
-from tokenizers import decoders, models, pre_tokenizers
+from tokenizers import decoders, models, normalizers, pre_tokenizers
 
 from mlcpipe.errors import TokenizerError
 from mlcpipe.files import read_bounded
-from mlcpipe.json_files import read_json_object
+from mlcpipe.json_files import read_json_object, shown
 from mlcpipe.runtime.text.tokenizer_calls import guarded
 from mlcpipe.runtime.text.tokenizer_limits import check_source
 
@@ -20,19 +23,26 @@ MAX_TOKENIZER_BYTES = 128 << 20
 MAX_CONFIG_BYTES = 16 << 20
 MAX_TEMPLATE_BYTES = 256 << 10
 
-# Written by transformers' save_pretrained; the order is that of `Tokenizer.files()`.
+TOKENIZER, SETTINGS = "tokenizer.json", "tokenizer_config.json"
+VOCABULARIES = (TOKENIZER, "vocab.json", "vocab.txt")  # one of them there must be
+TEMPLATE_FOLDER = "additional_chat_templates"
+MAX_TEMPLATES = 32  # files of the folder
+
+# All that are read, also the folder of more templates.
 FILE_NAMES = (
-    "tokenizer.json",
-    "vocab.json",
+    *VOCABULARIES,
     "merges.txt",
     "added_tokens.json",
-    "tokenizer_config.json",
+    SETTINGS,
     "special_tokens_map.json",
     "chat_template.jinja",
+    "chat_template.json",
+    TEMPLATE_FOLDER,
 )
 
 # Classes whose pre-tokenizer is GPT-2's; others cut text by rules that vocab.json and merges.txt do not hold.
-_GPT2_CLASSES = ("GPT2Tokenizer", "GPT2TokenizerFast", "CodeGenTokenizer", "CodeGenTokenizerFast")
+BERT, GPT2 = "BertTokenizer", "GPT2Tokenizer"
+_GPT2_CLASSES = (GPT2, "CodeGenTokenizer")
 
 _CONVERT = (
     'convert it once: python -c "from transformers import AutoTokenizer as T; '
@@ -53,55 +63,56 @@ def read_object(path: Path, limit: int = MAX_CONFIG_BYTES) -> dict[str, Any]:
     return read_json_object(path, limit=limit, error=TokenizerError) if path.exists() else {}
 
 
-def token_text(value: object) -> str | None:
-    """The text of a token in tokenizer_config.json: a string, or an object with `content`."""
-    if isinstance(value, Mapping):
-        value = value.get("content")
-    return value if isinstance(value, str) else None
+def chat_templates(folder: Path, settings: Mapping[str, Any]) -> dict[str, str]:
+    """Named Jinja sources; the only or main one is `default`.
+
+    As in transformers chat_template.jinja and the files of additional_chat_templates/, if there are any, replace what
+    `settings`, tokenizer_config.json, has. Without both there may be chat_template.json, which only transformers'
+    processors read. Raises TokenizerError.
+    """
+    paths = {"default": folder / "chat_template.jinja"}
+    more = sorted((folder / TEMPLATE_FOLDER).glob("*.jinja"))
+    if len(more) > MAX_TEMPLATES:
+        raise TokenizerError("too many files", where=folder / TEMPLATE_FOLDER, expected=MAX_TEMPLATES, found=len(more))
+    paths |= {path.name.removesuffix(".jinja"): path for path in more}
+    found = {name: read_text(path, MAX_TEMPLATE_BYTES) for name, path in paths.items() if path.exists()}
+    stated = settings.get("chat_template")
+    if found or stated is not None:
+        return found or _stated_templates(stated, folder / SETTINGS)
+    path = folder / "chat_template.json"
+    return _stated_templates(read_object(path).get("chat_template", {}), path)
 
 
-def named_tokens(folder: Path, config: Mapping[str, Any]) -> dict[str, str]:
-    """`bos_token`, `eos_token`, … of special_tokens_map.json, overridden by tokenizer_config.json."""
-    merged = {**read_object(folder / "special_tokens_map.json"), **config}
-    texts = {name: token_text(value) for name, value in merged.items() if name.endswith("_token")}
-    return {name: text for name, text in texts.items() if text is not None}
+def _stated_templates(stated: object, where: Path) -> dict[str, str]:
+    """Templates of a JSON file: a text, a list of objects with `name` and `template`, or texts by name."""
+    if isinstance(stated, str):
+        return {"default": stated}
+    pairs: list[tuple[object, object]] = list(stated.items()) if isinstance(stated, dict) else []
+    if isinstance(stated, list):
+        pairs = [(one.get("name"), one.get("template")) if isinstance(one, dict) else (None, one) for one in stated]
+    texts = {name: text for name, text in pairs if isinstance(name, str) and isinstance(text, str)}
+    if len(texts) < len(set(map(str, (name for name, _ in pairs)))) or not isinstance(stated, list | dict):
+        expected = "a text, or objects with a name and a template"
+        raise TokenizerError("broken chat_template", where=where, expected=expected, found=shown(stated))
+    return texts
 
 
-def chat_templates(folder: Path, config: Mapping[str, Any]) -> dict[str, str]:
-    """Named Jinja sources; the only or main one is `default`. chat_template.jinja wins over tokenizer_config.json."""
-    where = folder / "tokenizer_config.json"
-    found = config.get("chat_template")
-    templates: dict[str, str] = {}
-    if isinstance(found, str):
-        templates["default"] = found
-    elif isinstance(found, list):
-        for entry in found:
-            fields = entry if isinstance(entry, dict) else {}
-            name, source = fields.get("name"), fields.get("template")
-            if not isinstance(name, str) or not isinstance(source, str):
-                raise TokenizerError("broken chat_template", where=where, expected="objects with a name and a template")
-            templates[name] = source
-    elif found is not None:
-        raise TokenizerError(
-            "broken chat_template", where=where, expected="a string or a list", found=type(found).__name__
-        )
-    path = folder / "chat_template.jinja"
-    if path.exists():
-        templates["default"] = read_text(path, MAX_TEMPLATE_BYTES)
-    return templates
+def open_library(folder: Path, kind: str) -> tokenizers.Tokenizer:
+    """The library's tokenizer from tokenizer.json, else from the vocabulary of a class. Raises TokenizerError.
 
-
-def open_library(folder: Path, config: Mapping[str, Any]) -> tokenizers.Tokenizer:
-    """The library's tokenizer from tokenizer.json, else from vocab.json and merges.txt. Raises TokenizerError."""
-    path = folder / "tokenizer.json"
+    `kind` is the name of transformers' class, "" for none. Without tokenizer.json nothing is put around a text yet.
+    """
+    path = folder / TOKENIZER
     if path.exists():
         source = read_text(path, MAX_TOKENIZER_BYTES)
         check_source(source)
         library = guarded("broken tokenizer", path, lambda: tokenizers.Tokenizer.from_str(source))
     elif (folder / "vocab.json").exists() and (folder / "merges.txt").exists():
-        library = _from_vocab_and_merges(folder, config)
+        library = _gpt2(folder, kind or GPT2)
+    elif (folder / "vocab.txt").exists() and kind == BERT:
+        library = _bert(folder)
     else:
-        pieces = sorted(p.name for p in (*folder.glob("*.model"), *folder.glob("*.tiktoken")))
+        pieces = sorted(p.name for p in (*folder.glob("*.model"), *folder.glob("*.tiktoken"), *folder.glob("vocab.*")))
         if pieces:
             raise TokenizerError(
                 "no tokenizer.json", where=folder, found=f"only {', '.join(pieces)}", next_step=_CONVERT
@@ -112,22 +123,20 @@ def open_library(folder: Path, config: Mapping[str, Any]) -> tokenizers.Tokenize
     # A saved truncation or padding is about training batches; here it would silently cut prompts.
     library.no_truncation()
     library.no_padding()
-    _add_missing(library, folder, config)
     return library
 
 
-def _from_vocab_and_merges(folder: Path, config: Mapping[str, Any]) -> tokenizers.Tokenizer:
-    name = config.get("tokenizer_class", "GPT2Tokenizer")
-    if name not in _GPT2_CLASSES:
+def _gpt2(folder: Path, kind: str) -> tokenizers.Tokenizer:
+    if kind not in _GPT2_CLASSES:
         raise TokenizerError(
             "no tokenizer.json",
             where=folder,
             expected="GPT2Tokenizer for vocab.json and merges.txt alone",
-            found=name,
+            found=kind,
             next_step=_CONVERT,
         )
     vocab = read_object(folder / "vocab.json", MAX_TOKENIZER_BYTES)
-    lines = read_text(folder / "merges.txt", MAX_TOKENIZER_BYTES).split("\n")
+    lines = _lines(folder / "merges.txt")
     pairs = [tuple(line.split(" ")) for line in lines if line and not line.startswith("#version")]
     broken = next((pair for pair in pairs if len(pair) != 2), None)
     if broken is not None:
@@ -138,37 +147,22 @@ def _from_vocab_and_merges(folder: Path, config: Mapping[str, Any]) -> tokenizer
             found=repr(" ".join(broken)[:80]),
         )
     merges = [(pair[0], pair[1]) for pair in pairs]
-    model = guarded("broken vocabulary", folder, lambda: models.BPE(vocab, merges))
-    library = tokenizers.Tokenizer(model)
-    prefix = config.get("add_prefix_space") is True
-    library.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=prefix)
+    library = guarded("broken vocabulary", folder, lambda: tokenizers.Tokenizer(models.BPE(vocab, merges)))
+    library.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     library.decoder = decoders.ByteLevel()
     return library
 
 
-def _add_missing(library: tokenizers.Tokenizer, folder: Path, config: Mapping[str, Any]) -> None:
-    """Adds tokens that only added_tokens.json or tokenizer_config.json list, at exactly the ids they state."""
-    listed: dict[int, dict[str, Any]] = {}
-    for text, index in read_object(folder / "added_tokens.json").items():
-        if isinstance(index, int):
-            listed[index] = {"content": text}
-    decoder = config.get("added_tokens_decoder")
-    for key, entry in (decoder if isinstance(decoder, dict) else {}).items():
-        if str(key).isascii() and str(key).isdigit() and isinstance(entry, dict):
-            listed[int(key)] = entry
-    specials = set(named_tokens(folder, config).values())
-    for index, entry in sorted(listed.items()):
-        content = token_text(entry)
-        if not content or library.token_to_id(content) is not None:
-            continue
-        flags = {name: entry.get(name) is True for name in ("single_word", "lstrip", "rstrip", "normalized")}
-        special = entry.get("special") is True or content in specials
-        library.add_tokens([tokenizers.AddedToken(content, special=special, **flags)])
-        if library.token_to_id(content) != index:
-            raise TokenizerError(
-                f"added token {content!r} cannot have its id",
-                where=folder,
-                expected=index,
-                found=library.token_to_id(content),
-                next_step=_CONVERT,
-            )
+def _bert(folder: Path) -> tokenizers.Tokenizer:
+    vocab = {line.rstrip(): index for index, line in enumerate(_lines(folder / "vocab.txt"))}
+    library = tokenizers.Tokenizer(models.WordPiece(vocab, unk_token="[UNK]"))
+    library.normalizer = normalizers.BertNormalizer()
+    library.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    library.decoder = decoders.WordPiece()
+    return library
+
+
+def _lines(path: Path) -> list[str]:
+    """The lines of a file with either system's line ends."""
+    lines = read_text(path, MAX_TOKENIZER_BYTES).split("\n")
+    return [line.removesuffix("\r") for line in (lines if lines[-1] else lines[:-1])]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from mlcpipe.server.tool_formats.generic import GENERIC
 from mlcpipe.server.tool_formats.harmony import HARMONY
 from mlcpipe.server.tool_formats.hermes import HERMES
@@ -16,3 +18,11 @@ FORMATS: tuple[ToolFormat, ...] = (HARMONY, MISTRAL, QWEN3_XML, HERMES, LLAMA3_J
 def format_of(template: str | None) -> ToolFormat:
     """The style of a chat template: the first that finds its marks there, else the generic one."""
     return next(one for one in FORMATS if one.detect(template or ""))
+
+
+def format_for(templates: Mapping[str, str]) -> ToolFormat:
+    """The style of chat templates by name; `tool_use` writes tools itself, also with calls in an unknown style."""
+    if "tool_use" not in templates:
+        return format_of(templates.get("default"))
+    found = format_of(templates["tool_use"])
+    return HERMES if found is GENERIC else found

@@ -105,7 +105,7 @@ def test_tokenizer_that_says_nothing(hostile: dict[str, Any]) -> None:
         {"generation_config": {"temperature": "hot"}},
         {"generation_config": {"top_p": True}},
         {"generation_config": {"eos_token_id": ["</s>"]}},
-        {"generation_config": {"bos_token_id": -1}},
+        {"generation_config": {"bos_token_id": -2}},
     ],
 )
 def test_what_cannot_be_honoured_is_refused(changes: dict[str, Any]) -> None:

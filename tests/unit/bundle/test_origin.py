@@ -155,6 +155,10 @@ def test_an_unlisted_file_is_not_read(foreign: Path) -> None:
         with pytest.raises(BundleError, match=f"the manifest lacks the bundle's {name}"):
             mlcpipe.Engine(foreign)
         (foreign / name).unlink()
+    (foreign / "additional_chat_templates").mkdir()
+    with pytest.raises(BundleError, match="the manifest lacks the bundle's additional_chat_templates"):
+        mlcpipe.Engine(foreign)
+    (foreign / "additional_chat_templates").rmdir()
     assert mlcpipe.Engine(foreign).on_host
 
 

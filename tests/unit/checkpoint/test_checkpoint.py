@@ -281,7 +281,8 @@ def test_infinity_in_a_configuration_is_read_as_transformers_does(single: Path) 
 # The hash
 
 
-RELEVANT = ["config.json", "generation_config.json", "tokenizer.json", "chat_template.jinja", "merges.txt"]
+RELEVANT = ["config.json", "generation_config.json", "tokenizer.json", "chat_template.jinja", "merges.txt", "vocab.txt",
+            "additional_chat_templates/tool_use.jinja"]  # fmt: skip
 
 
 def test_the_hash_follows_content_and_not_place_or_time(single: Path, tmp_path: Path) -> None:
@@ -297,6 +298,7 @@ def test_the_hash_follows_content_and_not_place_or_time(single: Path, tmp_path: 
 @pytest.mark.parametrize("name", RELEVANT)
 def test_every_relevant_file_changes_the_hash(single: Path, name: str) -> None:
     seen = {open_checkpoint(single).content_hash()}
+    (single / name).parent.mkdir(exist_ok=True)
     for text in ('{"a": 1}', '{"a": 2}'):
         (single / name).write_text(text)
         seen.add(open_checkpoint(single).content_hash())

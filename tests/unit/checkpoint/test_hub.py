@@ -35,6 +35,13 @@ def test_a_whole_download(hub: Hub, tmp_path: Path) -> None:
     assert not list((tmp_path / "cache").rglob("*partial*"))
 
 
+def test_more_templates_are_fetched(hub: Hub, tmp_path: Path) -> None:
+    names = ("tool_use.jinja", "..jinja", "a/b.jinja", "README.md")
+    hub.files |= {f"additional_chat_templates/{name}": b"tools" for name in names}
+    folder = fetch(hub, tmp_path) / "additional_chat_templates"
+    assert [(path.name, path.read_bytes()) for path in folder.iterdir()] == [("tool_use.jinja", b"tools")]
+
+
 def test_a_second_call_downloads_nothing(hub: Hub, tmp_path: Path) -> None:
     first = fetch(hub, tmp_path)
     hub.requests.clear()

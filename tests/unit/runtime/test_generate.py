@@ -41,6 +41,16 @@ def test_the_end_token_stops_and_is_not_text(demo: Engine) -> None:
     assert "<|" not in done.text
 
 
+def test_the_checkpoint_says_how_tokens_are_drawn(demo: Engine) -> None:
+    """`do_sample` of the demo model's generation_config.json is false."""
+    assert demo.default_sampling.greedy
+    assert demo.chat(QUESTION, max_tokens=6).token_ids == demo.chat(QUESTION, sampling=GREEDY, max_tokens=6).token_ids
+    assert (
+        demo.generate("Hello", max_tokens=6).token_ids
+        == demo.generate("Hello", sampling=GREEDY, max_tokens=6).token_ids
+    )
+
+
 def test_ignore_eos_goes_on(demo: Engine) -> None:
     prompt = demo.tokenizer.chat_template().render([{"role": "user", "content": "Hello!"}], add_generation_prompt=True)
     tokens = demo.tokenizer.encode(prompt)

@@ -52,6 +52,19 @@ def test_a_long_prediction_is_cut() -> None:
     assert list(request.prediction) == engine.tokenizer.encode("cat " * 75)
 
 
+def test_a_template_for_tools_and_calls_that_are_none() -> None:
+    engine = FakeEngine()
+    engine.tokenizer.chat_templates["tool_use"] = "{{ tools[0].function.name }}{{ messages[0].keys() | list }}"
+    tools = {"tools": [{"type": "function", "function": {"name": "rain"}}]}
+    said = [{"messages": [{"role": "assistant", "content": "", **calls}]} for calls in ({}, {"tool_calls": []})]
+    bodies = [{**one, **more} for more in ({}, {"tools": []}, tools) for one in said]
+    found = [
+        engine.tokenizer.decode(one.json()["tokens"])
+        for one in answers(engine, *(("/tokenize", one) for one in bodies))
+    ]
+    assert found[4:] == ["rain['role', 'content']"] * 2 and len({*found[:4]}) == 1 and "assistant" in found[0]
+
+
 @pytest.mark.parametrize("stream", [False, True])
 def test_usage_says_what_a_shifted_context_lost(stream: bool) -> None:
     bodies = (

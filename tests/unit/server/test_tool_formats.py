@@ -16,7 +16,7 @@ from mlcpipe.runtime.serving.grammar import GrammarCompiler, GrammarSource
 from mlcpipe.runtime.text.chat_template import ChatTemplate
 from mlcpipe.runtime.text.harmony import MARKS
 from mlcpipe.runtime.text.tokenizer import Tokenizer
-from mlcpipe.server.tool_formats import FORMATS, format_of
+from mlcpipe.server.tool_formats import FORMATS, format_for, format_of
 from mlcpipe.server.tool_formats.style import CallPiece, Thought, Tool, ToolFormat, ToolParser
 from tests.conftest import DEMO
 from tests.unit.server import tools
@@ -185,6 +185,15 @@ def test_arguments_come_as_they_are_written() -> None:
 )
 def test_the_template_tells_the_style(template: str | None, name: str) -> None:
     assert format_of(template).name == name
+
+
+def test_the_template_for_tools_tells_the_style() -> None:
+    hermes, unknown = "{{ tools }}<tool_call>", "{{ messages }}"
+    names = [
+        format_for(templates).name for templates in ({}, {"default": hermes}, {"default": unknown, "tool_use": hermes})
+    ]
+    assert names == ["generic", "hermes", "hermes"]
+    assert format_for({"default": hermes, "tool_use": unknown}).name == "hermes"  # it writes the tools at least
 
 
 @pytest.fixture(scope="module")

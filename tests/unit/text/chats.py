@@ -9,9 +9,11 @@ from pathlib import Path
 from typing import Any
 
 from jinja2 import TemplateError as JinjaError
+from tokenizers import AddedToken
 from tokenizers import Tokenizer as LibraryTokenizer
 from transformers import PreTrainedTokenizerFast
 
+from mlcpipe.runtime.text.special_tokens import SpecialTokens
 from mlcpipe.runtime.text.tokenizer import Tokenizer
 
 _CONTROL = re.compile(r"<[|｜][^<>\s'\"{}]*[|｜]>|<(?:start|end)_of_\w+>|\[/?[A-Z_]{3,}\]|</?s>|\[[a-z]MASK\]")
@@ -120,9 +122,8 @@ def pair(library: LibraryTokenizer, source: str) -> tuple[Tokenizer, PreTrainedT
         LibraryTokenizer.from_str(copy.to_str()),
         folder=Path(),
         rows=None,
-        special_tokens={"bos_token": "<s>", "eos_token": "</s>"},
+        special=SpecialTokens({"bos_token": AddedToken("<s>"), "eos_token": AddedToken("</s>")}, [], {}),
         templates={"default": source},
-        add_bos_token=False,
     )
     theirs.chat_template = source
     return ours, theirs

@@ -11,7 +11,7 @@ from tokenizers import Tokenizer as LibraryTokenizer
 from tokenizers import decoders
 from transformers import PreTrainedTokenizerFast
 
-from mlcpipe.errors import TemplateError, TokenizerError
+from mlcpipe.errors import CheckpointWarning, TemplateError, TokenizerError
 from mlcpipe.runtime.text import tokenizer_files
 from mlcpipe.runtime.text.token_bytes import parse_decoder
 from mlcpipe.runtime.text.tokenizer import Tokenizer
@@ -70,22 +70,6 @@ def test_token_bytes_of_each_family(folders: dict[str, Path]) -> None:
         assert level.token_bytes(unknown) == b""
 
 
-def test_bos_comes_from_the_post_processor_once(folders: dict[str, Path], tmp_path: Path) -> None:
-    tokenizer = load(folders["byte-fallback-llama"])
-    assert tokenizer.encode("fox", add_special_tokens=True) == [1, *tokenizer.encode("fox")]
-    shutil.copytree(folders["byte-fallback-llama"], tmp_path, dirs_exist_ok=True)
-    edit(tmp_path / "tokenizer_config.json", add_bos_token=True)
-    assert load(tmp_path).encode("fox", add_special_tokens=True) == [1, *tokenizer.encode("fox")]
-
-
-def test_add_bos_token_without_a_post_processor(folder: Path) -> None:
-    plain = load(folder).encode("fox")
-    edit(folder / "tokenizer_config.json", add_bos_token=True)
-    tokenizer = load(folder)
-    assert tokenizer.encode("fox", add_special_tokens=True) == [1, *plain]
-    assert tokenizer.encode("fox") == plain
-
-
 def test_saved_truncation_and_padding_do_not_cut_prompts(folder: Path) -> None:
     library = LibraryTokenizer.from_file(str(folder / "tokenizer.json"))
     library.enable_truncation(4)
@@ -108,11 +92,12 @@ def test_end_tokens_are_the_union_of_all_sources(folder: Path) -> None:
     assert load(folder, generation={"eos_token_id": 300}).eos_token_ids == {2, 300}
     assert load(folder, {"eos_token_id": 7}, {"eos_token_id": [300, 301]}).eos_token_ids == {2, 7, 300, 301}
     assert load(folder, {"text_config": {"eos_token_id": 9}}).eos_token_ids == {2, 9}
+    assert load(folder, {"eos_token_id": -1}).eos_token_ids == {2}
     edit(folder / "tokenizer_config.json", eot_token="<|end|>")
     assert load(folder).eos_token_ids == {2, 3}
 
 
-@pytest.mark.parametrize("value", ["2", -1, 2.0, True, [1, None]])
+@pytest.mark.parametrize("value", ["2", -2, 2.0, True, [1, None]])
 def test_broken_end_tokens_are_refused(folder: Path, value: Any) -> None:
     with pytest.raises(TokenizerError, match="eos_token_id; expected a token id"):
         load(folder, generation={"eos_token_id": value})
@@ -147,30 +132,19 @@ def test_bos_token(folder: Path) -> None:
 
 def test_tokens_that_only_tokenizer_config_lists(folder: Path) -> None:
     size = load(folder).vocab_size
-    listed = {"1": {"content": "<s>"}, str(size): {"content": "<|new|>", "special": True}}
+    listed = {"1": {"content": "<s>", "special": True}, str(size): {"content": "<|new|>", "special": True}}
     edit(folder / "tokenizer_config.json", added_tokens_decoder=listed)
     tokenizer = load(folder)
     assert tokenizer.encode("a<|new|>")[-1] == size
     assert tokenizer.decode([size]) == "" and tokenizer.token_bytes(size) == b"<|new|>"
     edit(folder / "tokenizer_config.json", added_tokens_decoder={str(size + 5): {"content": "<|far|>"}})
-    with pytest.raises(TokenizerError, match=rf"'<\|far\|>' cannot have its id .*expected {size + 5}; found {size}"):
-        load(folder)
+    with pytest.warns(CheckpointWarning, match=rf"'<\|far\|>' has the id {size}, .* says {size + 5}"):
+        assert load(folder).encode("<|far|>") == [size]  # as transformers
 
 
 # ---- chat templates ------------------------------------------------------------------------------------------
 
 MESSAGES = [{"role": "user", "content": "hi"}]
-
-
-def test_chat_template_sources(folder: Path) -> None:
-    edit(folder / "tokenizer_config.json", chat_template="config {{ bos_token }}{{ eos_token }}")
-    assert load(folder).chat_template().render(MESSAGES) == "config <s></s>"
-    named = [{"name": "default", "template": "one"}, {"name": "tool_use", "template": "two"}]
-    edit(folder / "tokenizer_config.json", chat_template=named)
-    assert load(folder).chat_template("tool_use").render(MESSAGES) == "two"
-    (folder / "chat_template.jinja").write_text("file é", encoding="utf-8")
-    assert load(folder).chat_template().render(MESSAGES) == "file é"
-    assert load(folder).chat_template("tool_use").render(MESSAGES) == "two"
 
 
 def test_a_base_model_has_no_template(folder: Path) -> None:
@@ -188,18 +162,6 @@ def test_broken_chat_template_entries(folder: Path, value: Any) -> None:
 # ---- files ---------------------------------------------------------------------------------------------------
 
 
-def test_files_are_enough_for_a_bundle(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
-    (folder / "chat_template.jinja").write_text("t", encoding="utf-8")
-    (folder / "model.safetensors").write_bytes(b"x")
-    files = load(folder).files()
-    assert [path.name for path in files] == ["tokenizer.json", "tokenizer_config.json", "chat_template.jinja"]
-    copy = tmp_path_factory.mktemp("bundle")
-    for path in files:
-        shutil.copy(path, copy)
-    assert load(copy).encode("the fox") == load(folder).encode("the fox")
-    assert load(copy).chat_template().render(MESSAGES) == "t"
-
-
 def test_vocab_and_merges_alone(folder: Path, corpus: list[str]) -> None:
     reference = load(folder)
     model = json.loads((folder / "tokenizer.json").read_text(encoding="utf-8"))["model"]
@@ -215,7 +177,6 @@ def test_vocab_and_merges_alone(folder: Path, corpus: list[str]) -> None:
     for text in plain:
         assert tokenizer.encode(text) == reference.encode(text)
         assert tokenizer.decode(tokenizer.encode(text)) == text
-    assert [path.name for path in tokenizer.files()][:3] == ["vocab.json", "merges.txt", "added_tokens.json"]
     edit(folder / "tokenizer_config.json", tokenizer_class="Qwen2Tokenizer")
     with pytest.raises(TokenizerError, match="expected GPT2Tokenizer .* found Qwen2Tokenizer; convert it once"):
         load(folder)

@@ -30,8 +30,8 @@ constexpr char kUsage[] =
     "      --session FILE   go on with the chat in this file, if there is one, and save it there at the end\n"
     "      --raw            continue the prompt as plain text, without the chat template\n"
     "      --greedy         take the most probable token each time\n"
-    "      --temperature T  (default: 0.7)\n"
-    "      --top-p P        (default: 0.95)\n"
+    "      --temperature T  (default: the model's, else 0.7)\n"
+    "      --top-p P        (default: the model's, else 0.95)\n"
     "      --seed N         draw the same tokens in each run\n"
     "      --max-tokens N   of an answer (default: what the context has room for)\n"
     "      --prompt-tokens N  of bench (default: 512)\n"
@@ -215,9 +215,7 @@ mlcpipe_options OptionsOf(const Arguments& arguments) {
   return options;
 }
 
-mlcpipe_sampling SamplingOf(const Arguments& arguments) {
-  auto sampling = Sized<mlcpipe_sampling>();
-  mlcpipe_default_sampling(&sampling);
+mlcpipe_sampling SamplingOf(const Arguments& arguments, mlcpipe_sampling sampling) {
   if (arguments.temperature >= 0) sampling.temperature = arguments.temperature;
   if (arguments.top_p >= 0) sampling.top_p = arguments.top_p;
   if (arguments.seed) {

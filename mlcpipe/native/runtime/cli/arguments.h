@@ -55,8 +55,8 @@ void Check(int32_t code);
 
 mlcpipe_options OptionsOf(const Arguments& arguments);
 
-// The defaults, but for what the arguments say; drawn anew in each run where no seed is given.
-mlcpipe_sampling SamplingOf(const Arguments& arguments);
+// `sampling`, but for what the arguments say; with a new seed in each run where none is given.
+mlcpipe_sampling SamplingOf(const Arguments& arguments, mlcpipe_sampling sampling);
 
 // A struct of the C API with its size.
 template <typename Struct>

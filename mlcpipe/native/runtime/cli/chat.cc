@@ -15,6 +15,7 @@
 #include "cli/chat_json.h"
 #include "cli/json_text.h"
 #include "cli/printable.h"
+#include "cli/stated_sampling.h"
 
 namespace mlcpipe::cli {
 namespace {
@@ -94,9 +95,12 @@ struct Reply {
 class Session {
  public:
   Session(const Arguments& arguments, bool chats)
-      : arguments_(arguments), interrupts_(chats), sampling_(SamplingOf(arguments)) {
+      : arguments_(arguments), interrupts_(chats) {
     const mlcpipe_options options = OptionsOf(arguments);
     Check(mlcpipe_open(arguments.model.c_str(), &options, &engine_));
+    auto defaults = Sized<mlcpipe_sampling>();
+    mlcpipe_default_sampling(&defaults);
+    sampling_ = SamplingOf(arguments, StatedSampling(arguments.model, defaults));
     Reset();
     if (arguments.session.empty()) return;
     const bool found = access(arguments.session.c_str(), F_OK) == 0;  // else the file is tried before the chat begins

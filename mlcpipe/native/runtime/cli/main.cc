@@ -38,7 +38,9 @@ int Bench(const Arguments& arguments) {
   Check(mlcpipe_info(engine, &info));
   std::vector<int32_t> prompt;
   for (int64_t i = 0; i < arguments.prompt_tokens; ++i) prompt.push_back(static_cast<int32_t>(i * 7919 % info.vocab_size));
-  const mlcpipe_sampling sampling = SamplingOf(arguments);
+  auto defaults = Sized<mlcpipe_sampling>();
+  mlcpipe_default_sampling(&defaults);
+  const mlcpipe_sampling sampling = SamplingOf(arguments, defaults);
   auto request = Sized<mlcpipe_request>();
   request.prompt = prompt.data();
   request.prompt_count = prompt.size();

@@ -4,6 +4,7 @@
 #include "cli/json_text.h"
 #include "cli/reasoning.h"
 #include "cli/serve.h"
+#include "cli/stated_sampling.h"
 #include "text/harmony.h"
 #include "text/json.h"
 
@@ -15,7 +16,7 @@ using chat::Kind;
 using chat::Value;
 
 constexpr uint64_t kMaxBytes = 16 << 20, kMaxTemplateBytes = 256 << 20;
-constexpr char kConfig[] = "generation_config.json", kTemplate[] = "template.bin";
+constexpr char kTemplate[] = "template.bin";
 
 // A value of an object, or of an object in it; null where there is none of this kind.
 const Value* Find(Heap* heap, const Value& object, std::initializer_list<const char*> path, Kind kind) {
@@ -29,26 +30,6 @@ const Value* Find(Heap* heap, const Value& object, std::initializer_list<const c
 std::string TextIn(Heap* heap, const Value& object, std::initializer_list<const char*> path) {
   const Value* found = Find(heap, object, path, Kind::kString);
   return found ? std::string(found->text()) : "";
-}
-
-// What generation_config.json says, unless nobody can honour it.
-void ReadDefaults(Heap* heap, const Value& config, mlcpipe_sampling* sampling) {
-  const mlcpipe_sampling before = *sampling;
-  const auto number = [&](const char* name, double otherwise) {
-    for (Kind kind : {Kind::kInt, Kind::kFloat}) {
-      if (const Value* found = Find(heap, config, {name}, kind)) return found->as_number();
-    }
-    return otherwise;
-  };
-  sampling->temperature = number("temperature", before.temperature);
-  sampling->top_p = number("top_p", before.top_p);
-  sampling->min_p = number("min_p", before.min_p);
-  sampling->repetition_penalty = number("repetition_penalty", before.repetition_penalty);
-  if (const Value* top_k = Find(heap, config, {"top_k"}, Kind::kInt)) sampling->top_k = top_k->integer;
-  const bool fits = sampling->temperature >= 0 && sampling->temperature <= 100 && sampling->top_p > 0 &&
-                    sampling->top_p <= 1 && sampling->min_p >= 0 && sampling->min_p <= 1 && sampling->top_k >= 0 &&
-                    sampling->repetition_penalty >= 0.01 && sampling->repetition_penalty <= 100;
-  if (!fits) *sampling = before;
 }
 
 std::string NameOf(const Arguments& arguments, const std::string& checkpoint) {
@@ -71,6 +52,7 @@ Served ServedBundle(const Arguments& arguments, mlcpipe_engine engine) {
   served.sampling = Sized<mlcpipe_sampling>();
   mlcpipe_default_sampling(&served.sampling);
   served.sampling.temperature = served.sampling.top_p = 1;
+  served.sampling = StatedSampling(arguments.model, served.sampling);
   try {
     const auto files = Files::At(arguments.model);
     const chat::Characters characters;
@@ -80,9 +62,6 @@ Served ServedBundle(const Arguments& arguments, mlcpipe_engine engine) {
     served.facts = ",\"model_type\":" + JsonText(TextIn(&heap, manifest, {"model", "model_type"})) +
                    ",\"quantization\":" + JsonText(TextIn(&heap, manifest, {"quantization"})) +
                    ",\"target\":" + JsonText(TextIn(&heap, manifest, {"target", "name"})) + ",\"device\":\"CPU\"";
-    if (files->Has(kConfig)) {
-      ReadDefaults(&heap, chat::ReadJson(&heap, files->Open(kConfig, kMaxBytes).text(), kConfig), &served.sampling);
-    }
     if (files->Has(kTemplate)) {
       const auto file = files->Open(kTemplate, kMaxTemplateBytes);
       const auto mentions = [&](std::string_view text) { return file.text().find(text) != std::string_view::npos; };

@@ -49,6 +49,17 @@ void CheckMessages(Heap* heap, const Value& messages) {
   }
 }
 
+// Without members that are null, and without a list of no calls: templates look whether a message has a key.
+Value WithoutNothing(Heap* heap, const Value& message) {
+  Dict* dict = heap->New<Dict>();
+  for (uint32_t i = 0; i < message.dict->size; ++i) {
+    const Value &key = message.dict->keys[i], &value = message.dict->values[i];
+    const bool empty = value.is(Kind::kList) && value.list->span.size == 0;
+    if (!value.is(Kind::kNone) && !(empty && key.text() == "tool_calls")) dict->Set(heap, key, value);
+  }
+  return heap->Object(dict);
+}
+
 // With its reasoning under the names `thinking` and `reasoning_content`, as transformers offers it.
 Value WithReasoning(Heap* heap, const Value& message) {
   const Value* reasoning = nullptr;
@@ -93,7 +104,8 @@ Value Given(Heap* heap, const Request& request, bool harmony) {
   CheckMessages(heap, messages);
   std::vector<Value> made;
   for (const Value& message : messages.list->span) {
-    made.push_back(WithReasoning(heap, harmony ? WithoutThoughts(heap, message) : message));
+    const Value said = WithoutNothing(heap, message);
+    made.push_back(WithReasoning(heap, harmony ? WithoutThoughts(heap, said) : said));
   }
   given->Set(heap, heap->String("messages"), heap->Copied(Kind::kList, made));
   return heap->Object(given);

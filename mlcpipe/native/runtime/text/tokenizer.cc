@@ -35,12 +35,10 @@ void Tokenizer::CheckRows(const std::vector<uint32_t>& ids) const {
 std::vector<uint32_t> Tokenizer::Encode(std::string_view text, bool add_special_tokens) const {
   Check(text);
   std::vector<uint32_t> ids = Encoder(tables_, text, false).Encode(false).ids;
-  const TokenizerTables::Settings& settings = tables_.settings;
   if (add_special_tokens) {
-    const uint32_t* middle = tables_.around.begin() + settings.ids_before;
+    const uint32_t* middle = tables_.around.begin() + tables_.settings.ids_before;
     ids.insert(ids.begin(), tables_.around.begin(), middle);
     ids.insert(ids.end(), middle, tables_.around.end());
-    if (settings.adds_bos && (ids.empty() || ids[0] != settings.bos)) ids.insert(ids.begin(), settings.bos);
   }
   CheckRows(ids);
   return ids;

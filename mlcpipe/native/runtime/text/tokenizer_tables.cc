@@ -8,7 +8,7 @@ namespace mlcpipe {
 
 namespace {
 
-constexpr uint32_t kTokenizerVersion = 1, kMaxProbes = 128, kMaxSteps = 64;
+constexpr uint32_t kTokenizerVersion = 2, kMaxProbes = 128, kMaxSteps = 64;
 
 // Sections, in the order of `tokenizer_program`.
 struct At {
@@ -110,7 +110,7 @@ void TokenizerTables::CheckTokens() const {
     throw tables_.Broken("an entry for each token");
   }
   auto known = [&](uint32_t id) { return id < s.tokens || id == kNone; };
-  bool good = known(s.bos) && known(s.unknown) && (!s.adds_bos || s.bos != kNone) && s.ids_before <= around.size;
+  bool good = known(s.unknown) && s.ids_before <= around.size;
   for (uint32_t id : bytes) good = good && known(id);
   for (View<uint32_t> ids : {around, control}) {
     for (uint32_t id : ids) good = good && id < s.tokens;

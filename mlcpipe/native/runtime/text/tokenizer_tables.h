@@ -69,9 +69,9 @@ class TokenizerTables {
 
   // Numbers in the order of `_settings` of tokenizer_program.py; kNone for none.
   struct Settings {
-    uint32_t tokens, rows, most_chars, bos, adds_bos, ids_before, byte_level, unknown, fuses_unknown, byte_fallback,
-        word_start, trims_spaces, drops_first, strip_char, strip_count, spaced, plain_differs, joined_class,
-        space_class, word_class;
+    uint32_t tokens, rows, most_chars, ids_before, byte_level, unknown, fuses_unknown, byte_fallback, word_start,
+        trims_spaces, drops_first, strip_char, strip_count, spaced, plain_differs, joined_class, space_class,
+        word_class;
   };
 
   // `data` must stay, and lie at a multiple of 8. Throws Error of Code::kTokenizer for anything that is damaged.

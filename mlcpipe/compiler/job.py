@@ -120,7 +120,7 @@ def _from_checkpoint(
 
 
 def stored_weights(checkpoint: Checkpoint, target: Target, plan: QuantizationPlan) -> tuple[Weight, ...]:
-    """The weights as a plan stores them, before any are joined or split, without compiling anything.
+    """The weights as a plan stores them, before any are joined, or split for their size, without compiling anything.
 
     Raises what `lower` raises for a checkpoint and a plan.
     """
@@ -128,7 +128,7 @@ def stored_weights(checkpoint: Checkpoint, target: Target, plan: QuantizationPla
     model = prepare_model(checkpoint.config, target, plan.scheme, encoder=encoder, draft_head=checkpoint.draft_head)
     weights = _from_checkpoint(weight_table(model.named_parameters()), model, checkpoint, target, plan)
     layout = load_layout(target.weight_layout)
-    return tuple(stored(weight, plan.scheme, layout) for weight in weights)
+    return tuple(stored(part, plan.scheme, layout) for weight in weights for part in weight.parts or (weight,))
 
 
 def _lengths(model: LanguageModel, target: Target, checkpoint: Checkpoint, wanted: int | None) -> tuple[int, int]:

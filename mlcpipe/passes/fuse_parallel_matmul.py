@@ -93,7 +93,7 @@ def _groups(state: Lowering) -> list[_Group]:
     groups = []
     for members in (m for several in by_input.values() for m in _stored_alike(state, several)):
         weights = [state.weights[i] for i in members]
-        if len(members) > 1 and all(w.kind == "scheme" for w in weights):
+        if len(members) > 1 and all(w.kind == "scheme" and not w.parts for w in weights):
             groups.append(_Group(tuple(members), join(weights, joined_name([w.name for w in weights]))))
     return groups
 

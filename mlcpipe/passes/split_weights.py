@@ -1,4 +1,5 @@
-"""Splits weights larger than the device's binding limit by rows, one parameter per part.
+"""Splits weights by rows, one parameter per part: those larger than the device's binding limit, and experts whose gate
+and up are stored in two formats.
 
 WebGPU guarantees 128 MiB per binding (https://www.w3.org/TR/webgpu/#limits) and tvmjs binds whole buffers; the
 embedding of a 128k-token vocabulary is larger. A row's result depends on that row only, so the values do not change.
@@ -24,10 +25,11 @@ _LIMIT = "max_binding_bytes"
 
 
 def split_weights(state: Lowering) -> Lowering:
-    """Split matrices, tables and experts along their rows where a stored array exceeds the target's binding."""
+    """Split matrices, tables and experts along their rows where a stored array exceeds the target's binding.
+
+    Experts are also split where `keep` found parts.
+    """
     limit = state.target.limits.get(_LIMIT)
-    if limit is None:
-        return state
     parts = {i: split for i, w in enumerate(state.weights) if len(split := _parts(state, w, limit)) > 1}
     if not parts:
         return state
@@ -58,8 +60,12 @@ def split_weights(state: Lowering) -> Lowering:
     return rebuild(state, replacement, table, prologue)
 
 
-def _parts(state: Lowering, weight: Weight, limit: int) -> list[Weight]:
-    """The weight, or parts of its rows with arrays of at most `limit` bytes."""
+def _parts(state: Lowering, weight: Weight, limit: int | None) -> list[Weight]:
+    """The weight, or parts of its rows in one format each, with arrays of at most `limit` bytes."""
+    if weight.parts:
+        return [piece for part in weight.parts for piece in _parts(state, part, limit)]
+    if limit is None:
+        return [weight]
     largest = _largest(stored(weight, state.scheme, state.layout))
     if largest <= limit:
         return [weight]

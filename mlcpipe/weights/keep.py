@@ -17,6 +17,8 @@ from mlcpipe.quantization.scheme import Scheme, plain_scheme
 from mlcpipe.targets import Target
 from mlcpipe.weights.table import Weight
 
+_ROUNDED = f"add --quantization {DEFAULT_QUANTIZATION} or q8f16_1, which round the weights a second time"
+
 
 def keep(
     weights: Sequence[Weight], checkpoint: Checkpoint, target: Target, formats: Collection[str]
@@ -26,11 +28,40 @@ def keep(
     `formats` are the block formats that the target's kernels read. Raises TargetError for a matrix in another one.
     """
     return tuple(
-        weight
-        if weight.kind in ("vector", "float32")
-        else replace(weight, scheme=_scheme(weight, checkpoint, target, formats), columns=_columns(weight, checkpoint))
+        weight if weight.kind in ("vector", "float32") else _kept(weight, checkpoint, target, formats)
         for weight in weights
     )
+
+
+def _kept(weight: Weight, checkpoint: Checkpoint, target: Target, formats: Collection[str]) -> Weight:
+    if parts := _parts(weight, checkpoint):
+        return replace(weight, parts=tuple(_kept(part, checkpoint, target, formats) for part in parts))
+    return replace(weight, scheme=_scheme(weight, checkpoint, target, formats), columns=_columns(weight, checkpoint))
+
+
+def _parts(weight: Weight, checkpoint: Checkpoint) -> list[Weight]:
+    """The weights of an expert's sources apart, as gate and up, if those are not in one format; else none."""
+    places = list(zip(*weight.sources, strict=True))
+    if len(places) == 1 or _is_plain(stored := _formats(weight, checkpoint)) or len(stored) == 1:
+        return []
+    stem, (*experts, _, k) = weight.name.removesuffix("weight"), weight.shape
+    return [
+        replace(
+            weight,
+            name=f"{stem}part{i}.weight",
+            shape=(*experts, checkpoint.tensors[sources[0]].shape[0], k),
+            sources=tuple((source,) for source in sources),
+        )
+        for i, sources in enumerate(places)
+    ]
+
+
+def _formats(weight: Weight, checkpoint: Checkpoint) -> set[str]:
+    return {checkpoint.tensors[source].dtype for group in weight.sources for source in group}
+
+
+def _is_plain(stored: set[str]) -> bool:
+    return stored <= {"float32", "float16", "bfloat16"}
 
 
 def _columns(weight: Weight, checkpoint: Checkpoint) -> bytes:
@@ -55,12 +86,14 @@ def _order(name: str, group: tuple[str, ...], checkpoint: Checkpoint) -> bytes:
 
 
 def _scheme(weight: Weight, checkpoint: Checkpoint, target: Target, formats: Collection[str]) -> Scheme:
-    stored = {checkpoint.tensors[source].dtype for group in weight.sources for source in group}
-    known = stored <= {"float32", "float16", "bfloat16"}
-    if len(stored) > 1 and not known:
-        raise TargetError(f"the parts of {weight.name} are stored in several formats", found=", ".join(sorted(stored)))
-    if known:
+    stored = _formats(weight, checkpoint)
+    if _is_plain(stored):
         return plain_scheme("float16" if stored == {"float16"} else "float32")
+    if len(stored) > 1:
+        raise TargetError(
+            f"the experts of {weight.name} are stored in several formats",
+            expected="one", found=", ".join(sorted(stored)), next_step=_ROUNDED,
+        )  # fmt: skip
     (name,) = stored
     if weight.kind == "plain":  # routers: small, and their kernels read numbers
         return plain_scheme("float32")
@@ -68,7 +101,7 @@ def _scheme(weight: Weight, checkpoint: Checkpoint, target: Target, formats: Col
         raise TargetError(
             f"no kernel of {target.name} reads {name}",
             where=f"tensor {weight.sources[0][0]}", expected=" ".join(["F32 F16 BF16", *sorted(formats)]),
-            next_step=f"add --quantization {DEFAULT_QUANTIZATION} or q8f16_1, which round the weights a second time",
+            next_step=_ROUNDED,
         )  # fmt: skip
     return kept_scheme(name)
 

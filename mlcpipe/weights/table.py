@@ -40,7 +40,8 @@ class Weight:
     `reads` is the fraction that one token reads: 1, the chosen experts' share, or one row. `rows` is the half-open
     row range that it takes of the joined sources (of each expert); None is all. `part_rows` are the rows of each
     source of a joined matrix. `columns`, int32[K] or [experts, K] as bytes, is the order in which columns are stored if
-    it is not their own: an array of the weight, too.
+    it is not their own: an array of the weight, too. `parts` are the weights that a pass puts in its place, in
+    order of its rows, where its sources are in several formats.
     """
 
     name: str
@@ -55,6 +56,7 @@ class Weight:
     rows: tuple[int, int] | None = None
     part_rows: tuple[int, ...] = ()
     columns: bytes = b""
+    parts: tuple[Weight, ...] = ()
 
     @property
     def experts(self) -> int | None:

@@ -25,6 +25,8 @@ CASES = (
     *K_QUANTS,
     *TABLES,
 )
+# Experts whose gate and up differ, as `--tensor-type` makes them.
+MIXED = (("mixtral", "Q4_K+Q3_K"), ("qwen3_moe", "Q8_0+F16"), ("gpt_oss", "MXFP4+Q4_0"))
 # What GGUF stores; the rest of a family's variants it cannot tell.
 FIELDS: dict[str, dict[str, Any]] = {
     "qwen3_moe": {"norm_topk_prob": True},
@@ -36,9 +38,10 @@ _HEADS = {name: {"head_dim": 64} for name in ("llama", "qwen3", "mixtral")}  # w
 
 
 def kept_file(model_type: str, kind: str, folder: Path) -> tuple[tiny.TinyCase, Path]:
-    """A small model of a family, and its GGUF file with all matrices in one format."""
-    elements = gguf.constants.GGML_QUANT_SIZES[gguf.GGMLQuantizationType[kind]][0]
+    """A small model of a family, and its GGUF file with all matrices in one format, but `Q4_K+Q3_K`: experts' up."""
+    kinds = [gguf.GGMLQuantizationType[name] for name in kind.split("+")]
+    elements = gguf.constants.GGML_QUANT_SIZES[kinds[0]][0]
     wide = {**_WIDE, **_HEADS.get(model_type, {})} if elements > 32 else {}
     case = tiny.TinyCase(model_type, "default", {**FIELDS.get(model_type, {}), **wide})
     source = open_checkpoint(tiny.write_tiny(case, folder / "source", seed=SEED))
-    return case, write_gguf(source, folder / "model.gguf", gguf.GGMLQuantizationType[kind])
+    return case, write_gguf(source, folder / "model.gguf", kinds[0], up=kinds[-1])

@@ -18,8 +18,13 @@ gguf = pytest.importorskip("gguf", reason="the files are written by the gguf pac
 import mlcpipe
 from mlcpipe.bundle import read_manifest
 from mlcpipe.checkpoint import open_checkpoint
+from mlcpipe.compiler.job import stored_weights
+from mlcpipe.errors import TargetError
 from mlcpipe.models import build_model, model_types
 from mlcpipe.nn.causal_lm import ModelFacts
+from mlcpipe.quantization.kept import kept_scheme
+from mlcpipe.quantization.plan import load_plan
+from mlcpipe.targets import load_target
 from tests.conftest import EXACT
 from tests.models import kept, tiny
 from tests.models.variants import VARIANTS
@@ -59,9 +64,9 @@ def test_file_stands_for_its_checkpoint(case: tiny.TinyCase, tmp_path: Path) -> 
 
 @pytest.mark.fast_cases("llama-Q4_0")
 @pytest.mark.full_cases(
-    "llama-F16", "mixtral-Q4_K", "gpt_oss-MXFP4", "qwen2-Q6_K", "llama-IQ4_XS", "olmo2-IQ1_S",
+    "llama-F16", "mixtral-Q4_K", "gpt_oss-MXFP4", "qwen2-Q6_K", "llama-IQ4_XS", "olmo2-IQ1_S", "mixtral-Q4_K+Q3_K",
 )  # fmt: skip
-@pytest.mark.parametrize("model_type, kind", kept.CASES)
+@pytest.mark.parametrize("model_type, kind", [*kept.CASES, *kept.MIXED])
 def test_kept_weights_have_the_logits_of_dequantized_ones(model_type: str, kind: str, tmp_path: Path) -> None:
     """Activations in float32: sums of the same products in another order."""
     target = tmp_path / "exact.toml"
@@ -79,7 +84,22 @@ def test_kept_weights_have_the_logits_of_dequantized_ones(model_type: str, kind:
     matrices = {
         param.scheme for param in manifest.params if param.scheme and not re.search(r"\.(gate|router)\.", param.name)
     }
-    assert matrices == {"q0f16" if kind == "F16" else kind}
+    assert matrices == {"q0f16" if name == "F16" else name for name in kind.split("+")}
+
+
+def test_experts_in_two_formats_are_stored_apart(tmp_path: Path) -> None:
+    found = open_checkpoint(kept.kept_file("mixtral", "Q4_0+Q8_0", tmp_path)[1])
+    target, plan, name = load_target("cpu"), load_plan("keep"), "model.layers.0.block_sparse_moe.experts"
+    stored = {weight.name: weight for weight in stored_weights(found, target, plan)}
+    gate, up = (stored[f"{name}_gate_up.part{i}.weight"] for i in range(2))
+    assert gate.shape == up.shape and (gate.scheme, up.scheme) == (kept_scheme("Q4_0"), kept_scheme("Q8_0"))
+    assert gate.sources[1] == (f"{name}.1.w1.weight",) and up.sources[1] == (f"{name}.1.w3.weight",)
+    odd = replace(found.info(f"{name}.1.w1.weight"), dtype="Q6_K")
+    changed = replace(found, tensors={**found.tensors, odd.name: odd})
+    with pytest.raises(
+        TargetError, match=r"several formats; expected one; found Q4_0, Q6_K; add --quantization q4f16_1"
+    ):
+        stored_weights(changed, target, plan)
 
 
 @pytest.mark.fast_cases("qwen2")

@@ -23,11 +23,19 @@ from mlcpipe.checkpoint.gguf.families import GgufTensor, family_of, renamed
 from mlcpipe.checkpoint.gguf.metadata import Metadata
 from mlcpipe.checkpoint.gguf.packed import PARTS
 from mlcpipe.checkpoint.gguf.parts import read_parts
-from mlcpipe.checkpoint.gguf.vocabulary import bos_id, end_ids, tokenizer_files
+from mlcpipe.checkpoint.gguf.special_tokens import end_ids, token_id
+from mlcpipe.checkpoint.gguf.vocabulary import tokenizer_files
 from mlcpipe.checkpoint.parts import Parts
 from mlcpipe.checkpoint.safetensors_reader import read_chunks, read_float32
 from mlcpipe.errors import CheckpointError
 from mlcpipe.json_files import shown, shown_path
+
+# Name in generation_config.json -> name in the file.
+_SAMPLING = {
+    **{name: name for name in ("top_k", "top_p", "min_p")},
+    "temperature": "temp",
+    "repetition_penalty": "penalty_repeat",
+}
 
 
 @dataclass(frozen=True)
@@ -100,7 +108,7 @@ class GgufCheckpoint(Checkpoint):
 def open_gguf(path: Path) -> GgufCheckpoint:
     """Opens a GGUF model, split or not, and checks its header; only rope factors are read of the data.
 
-    Raises CheckpointError for the file and ConfigError for its metadata.
+    Raises CheckpointError for the file, ConfigError for its metadata and TokenizerError for types of tokens.
     """
     header, files = read_parts(path)
     if not header.tensors:
@@ -111,7 +119,18 @@ def open_gguf(path: Path) -> GgufCheckpoint:
     for tensor in renamed(by_name, family, config):
         if tensors.setdefault(tensor.name, tensor) is not tensor:
             raise CheckpointError(f"tensor {shown(tensor.name)} is stored twice", where=shown_path(path))
-    config["bos_token_id"], ends = bos_id(header.metadata), end_ids(header.metadata)
-    generation: dict[str, Any] = {"eos_token_id": ends} if ends else {}
+    config["bos_token_id"] = token_id(header.metadata, "bos")
     ordered = MappingProxyType(dict(sorted(tensors.items())))
-    return GgufCheckpoint(path, config, generation, ordered, files, metadata=header.metadata)
+    return GgufCheckpoint(path, config, generation_of(header.metadata), ordered, files, metadata=header.metadata)
+
+
+def generation_of(metadata: Metadata) -> dict[str, Any]:
+    """generation_config.json: what ends an answer, and the sampling that the file recommends."""
+    ends = end_ids(metadata)
+    found: dict[str, Any] = {"eos_token_id": ends} if ends else {}
+    for name, stored in _SAMPLING.items():
+        key = f"general.sampling.{stored}"
+        if key in metadata.values:
+            value = metadata.number(key)
+            found[name] = int(value) if name == "top_k" else value
+    return found

@@ -97,12 +97,13 @@ _DIGITS_GPT2 = Pipeline(lambda: _bytes_after(_digits(), use_regex=True))
 _LLAMA3 = Pipeline(_patterns(_CL100K), ignore_merges=True, adds_bos=True)
 
 PIPELINES = {
-    **dict.fromkeys(("gpt-2", "phi-2"), _GPT2),
-    **dict.fromkeys(("starcoder", "refact", "command-r", "smollm"), _DIGITS_GPT2),
-    **dict.fromkeys(("llama-bpe", "llama3", "llama-v3", "falcon3"), _LLAMA3),
+    **dict.fromkeys(("gpt-2", "phi-2", "a.x-4.0", "mellum", "trillion"), _GPT2),
+    **dict.fromkeys(("starcoder", "refact", "command-r", "smollm", "minerva-7b"), _DIGITS_GPT2),
+    **dict.fromkeys(("llama-bpe", "llama3", "llama-v3", "falcon3", "midm-2.0", "pixtral"), _LLAMA3),
     **dict.fromkeys(("dbrx", "smaug-bpe"), Pipeline(_patterns(_CL100K))),
     "qwen2": Pipeline(_patterns(_QWEN), nfc=True),
-    "deepseek-r1-qwen": Pipeline(_patterns(_QWEN)),
+    **dict.fromkeys(("deepseek-r1-qwen", "megrez"), Pipeline(_patterns(_QWEN))),
+    "seed-coder": Pipeline(_patterns(_QWEN.replace(r"+[\r\n]*", "+"))),
     "qwen35": Pipeline(_patterns(_QWEN35), nfc=True),
     "mpt": Pipeline(_GPT2.pre_tokenizer, nfc=True),
     "gpt-4o": Pipeline(_patterns(_O200K)),

@@ -64,9 +64,14 @@ def raw_file(
 
 
 def write_gguf(
-    source: Checkpoint, path: Path, kind: gguf.GGMLQuantizationType = F32, pre: str = "", **split: int
+    source: Checkpoint,
+    path: Path,
+    kind: gguf.GGMLQuantizationType = F32,
+    pre: str = "",
+    up: gguf.GGMLQuantizationType | None = None,
+    **split: int,
 ) -> Path:
-    """`source` as llama.cpp's conversion writes it: matrices in `kind`, vectors in float32.
+    """`source` as llama.cpp's conversion writes it: matrices in `kind`, experts' up in `up`, vectors in float32.
 
     With `pre` the vocabulary is the source's, of byte-level BPE; else a made-up one.
     """
@@ -85,7 +90,8 @@ def write_gguf(
         assert renamed is not None, name
         renamed += ".weight" if name.endswith("sinks") else ""
         if values.ndim > 1 and kind != F32 and not name.endswith("bias"):
-            writer.add_tensor(renamed, quantized(values, kind), raw_dtype=kind)
+            chosen = up if up is not None and "ffn_up_exps" in renamed else kind
+            writer.add_tensor(renamed, quantized(values, chosen), raw_dtype=chosen)
         else:
             writer.add_tensor(renamed, values)
     writer.write_header_to_file()

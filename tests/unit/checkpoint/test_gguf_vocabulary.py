@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from tokenizers import Tokenizer
 
+from mlcpipe.checkpoint.gguf.checkpoint import generation_of
 from mlcpipe.checkpoint.gguf.metadata import Metadata
 from mlcpipe.checkpoint.gguf.pre_tokenizers import PIPELINES as KNOWN
 from mlcpipe.checkpoint.gguf.vocabulary import SETTINGS, TOKENIZER, tokenizer_files
@@ -24,7 +25,7 @@ PRE = {
     "llama3": "llama-bpe", "olmo2": "dbrx", "mistral-nemo": "tekken", "qwen2": "qwen2", "qwen3.5": "qwen35", "o200k": "gpt-4o",
     "gpt2": "gpt-2", "starcoder": "starcoder", "deepseek3": "deepseek-v3", "falcon": "falcon",
 }  # fmt: skip
-NORMAL, UNKNOWN, CONTROL, USER_DEFINED, BYTE = 1, 2, 3, 4, 6
+NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = range(1, 7)
 
 
 def metadata_of(library: Tokenizer, model: str, /, **values: Any) -> Metadata:
@@ -63,7 +64,7 @@ def loaded(metadata: Metadata, folder: Path) -> text_tokenizer.Tokenizer:
 
 def plain_texts(library: Tokenizer) -> list[str]:
     """Texts without added tokens, whose flags GGUF does not have."""
-    added = [token.content for token in library.get_added_tokens_decoder().values()]
+    added = ["<unk>", *(token.content for token in library.get_added_tokens_decoder().values())]
     return [text for text in [*LINES, *texts(300, LINES, seed=3)] if not any(token in text for token in added)]
 
 
@@ -83,10 +84,14 @@ def test_of_one_token_s_merges_the_longer_left_side_comes_first() -> None:
     assert json.loads(made[TOKENIZER])["model"]["merges"] == [["a", "b"], ["b", "c"], ["ab", "c"], ["a", "bc"]]
 
 
-@pytest.mark.parametrize(("name", "prefix"), [("llama2", None), ("gemma", False)])
-def test_ids_of_sentence_piece_vocabularies(name: str, prefix: bool | None, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("name", "model", "prefix"), [("llama2", "llama", None), ("gemma", "llama", False), ("gemma", "gemma4", None)]
+)
+def test_ids_of_sentence_piece_vocabularies(name: str, model: str, prefix: bool | None, tmp_path: Path) -> None:
     library = PIPELINES[name]()
-    found = loaded(metadata_of(library, "llama", pre="default", add_space_prefix=prefix), tmp_path)
+    merges = json.loads(library.to_str())["model"]["merges"]
+    more = {"merges": [" ".join(pair) for pair in merges]} if model == "gemma4" else {}
+    found = loaded(metadata_of(library, model, pre="default", add_space_prefix=prefix, **more), tmp_path)
     for text in plain_texts(library):
         assert found.encode(text) == library.encode(text, add_special_tokens=False).ids, text
         assert found.decode(found.encode(text)) == library.decode(library.encode(text, add_special_tokens=False).ids)
@@ -104,18 +109,157 @@ def test_tokens_around_a_text(pre: str, stated: dict[str, bool], bos: int, eos: 
     assert around == [*[library.token_to_id("<s>")] * bos, *plain, *[library.token_to_id("</s>")] * eos]
 
 
-def test_templates_and_special_tokens(tmp_path: Path) -> None:
+def small(
+    tokens: dict[str, int], /, model: str = "gpt2", general: dict[str, str] | None = None, **ids: str
+) -> Metadata:
+    """A vocabulary of the characters `a` to `z` and `tokens` with their types, in that order; `ids` name some."""
+    texts = [*"abcdefghijklmnopqrstuvwxyz", *tokens]
+    values = {
+        "model": model, "pre": "gpt-2", "tokens": texts, "merges": ["a b"] if "ab" in tokens else [],
+        "token_type": np.array([NORMAL] * 26 + [*tokens.values()], np.int32),
+        **{f"{name}_token_id": texts.index(text) for name, text in ids.items()},
+    }  # fmt: skip
+    if model == "llama":
+        values["scores"] = -np.arange(len(texts), dtype=np.float32)
+        del values["merges"]
+    named = {f"general.{key}": value for key, value in (general or {}).items()}
+    return Metadata({f"tokenizer.ggml.{key}": value for key, value in values.items()} | named, "m.gguf")
+
+
+@pytest.mark.parametrize(
+    ("tokens", "ids", "expected"),
+    [
+        ("<|endoftext|> <|im_start|> <|im_end|> <|fim_prefix|> <|fim_pad|> <|repo_name|> <|file_sep|>", {"eos": "<|im_end|>"},
+         "<|endoftext|> <|im_end|> <|fim_pad|> <|repo_name|> <|file_sep|>"),
+        ("<|begin_of_text|> <|end_of_text|> <|eom_id|> <|eot_id|>", {"eos": "<|end_of_text|>"}, "<|end_of_text|> <|eom_id|> <|eot_id|>"),
+        ("<|endoftext|> <|return|> <|call|> <|end|> <|message|>", {"eos": "<|return|>"}, "<|endoftext|> <|return|> <|call|>"),
+        ("<|flush|> <|calls|> <|end|>", {"eos": "<|end|>"}, "<|flush|> <|calls|>"),
+        ("<|return|> <|end|>", {}, "<|return|> <|end|>"),
+        ("<s> </s> <|endoftext|> <|user|> <|end|>", {"eos": "<|endoftext|>"}, "</s> <|endoftext|> <|end|>"),
+        ("<|mine|> <|yours|> <|his|>", {"eos": "<|mine|>", "eot": "<|yours|>", "eom": "<|his|>"}, "<|mine|> <|yours|> <|his|>"),
+        ("<PAD> <|fim_pad|> <|other|>", {"fim_pad": "<|other|>"}, "<|other|>"),
+    ],
+)  # fmt: skip
+def test_ends_of_an_answer(tokens: str, ids: dict[str, str], expected: str) -> None:
+    """As llama.cpp's src/llama-vocab.cpp derives them, from ids and from texts."""
+    metadata = small(dict.fromkeys(tokens.split(), CONTROL), **ids)
+    found = generation_of(metadata).get("eos_token_id", [])
+    assert [metadata.strings("tokenizer.ggml.tokens")[index] for index in found] == expected.split()
+
+
+def test_ends_and_types(tmp_path: Path) -> None:
+    """By llama.cpp's rules an end is a control token whatever its type says. Gemma's </s> is text (HTML), no end."""
+    metadata = small({"<|im_end|>": NORMAL, "</s>": USER_DEFINED, "<s>": USER_DEFINED, "<end_of_turn>": USER_DEFINED})
+    found = loaded(metadata, tmp_path)
+    assert generation_of(metadata) == {"eos_token_id": [26, 29]}
+    assert found.encode("a<|im_end|></s>b<end_of_turn>") == [0, 26, 27, 1, 29]
+    assert found.decode([0, 26, 27, 1, 29]) == "a</s>b" and {26, 29} <= found.control_token_ids
+
+
+def test_ids_that_sentence_piece_implies(tmp_path: Path) -> None:
+    """1, 2 and 0, as llama.cpp has them, where these are special tokens."""
+    values = small({}, "llama").values
+    texts, types = ["<unk>", "<s>", "</s>", *"abc"], np.array([UNKNOWN, CONTROL, CONTROL, *[NORMAL] * 3], np.int32)
+    changes = {"tokens": texts, "token_type": types, "scores": -np.arange(6.0)}
+    metadata = Metadata({**values, **{f"tokenizer.ggml.{key}": value for key, value in changes.items()}}, "m.gguf")
+    found = loaded(metadata, tmp_path)
+    assert generation_of(metadata) == {"eos_token_id": [2]} and found.bos_token_id == 1
+    assert found.special_tokens == {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"}
+    assert generation_of(small({}, "llama")) == {}  # `c` is a letter
+
+
+PHI3 = {"<unk>": UNKNOWN, "<s>": CONTROL, "</s>": CONTROL, "<|endoftext|>": CONTROL, "<|user|>": CONTROL, "<|end|>": CONTROL,
+        "<|tool|>": USER_DEFINED}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("model", "general", "tokens", "left", "right"),
+    [
+        ("llama", {"name": "Microsoft Phi-3 Mini", "architecture": "llama"}, PHI3, "", "</s> <|user|> <|end|> <|tool|>"),
+        ("llama", {"name": "phi3"}, PHI3, "", "</s> <|user|> <|end|> <|tool|>"),
+        ("gpt2", {"name": "mini", "architecture": "phi3"}, {**PHI3, "<|endofprompt|>": CONTROL}, "", "</s> <|user|> <|end|> <|tool|>"),
+        ("gpt2", {"architecture": "phi3"}, dict.fromkeys(("<|endoftext|>", "<|im_sep|>"), CONTROL),
+         "<|endoftext|> <|im_sep|>", "<|endoftext|> <|im_sep|>"),
+        ("llama", {"name": "Llama", "architecture": "llama"}, PHI3, "", ""),
+    ],
+)  # fmt: skip
+def test_white_space_that_tokens_take(
+    model: str, general: dict[str, str], tokens: dict[str, int], left: str, right: str
+) -> None:
+    """Flags of Phi-3's, Phi-4 mini's and Phi-4's tokenizer_config.json; by the name alone llama.cpp has Phi-3's."""
+    made = json.loads(tokenizer_files(small(tokens, model, general))[TOKENIZER])["added_tokens"]
+    assert [token["content"] for token in made] == list(tokens)
+    assert [token["content"] for token in made if token["lstrip"]] == left.split()
+    assert [token["content"] for token in made if token["rstrip"]] == right.split()
+
+
+@pytest.mark.parametrize("model", ["gpt2", "llama"])
+def test_rows_without_a_text(model: str, tmp_path: Path) -> None:
+    """Unused tokens, which pad a vocabulary, and empty ones. A merge may need one: it stays."""
+    tokens = {"[PAD26]": UNUSED, "ab": UNUSED, "": CONTROL}
+    metadata = small({**tokens, "<|end|>": CONTROL}, model)
+    metadata.strings("tokenizer.ggml.tokens").insert(0, "")
+    types = [NORMAL, *metadata.values["tokenizer.ggml.token_type"]]  # type: ignore[misc]
+    metadata.values |= {"tokenizer.ggml.token_type": np.array(types), "tokenizer.ggml.scores": np.zeros(31)}  # type: ignore[operator]
+    found = loaded(metadata, tmp_path)
+    assert found.encode("ab<|end|>") == ([28, 30] if model == "gpt2" else [1, 2, 30])
+    assert [found.token_bytes(index) for index in (0, 27, 29)] == [b"", b"", b""]
+    assert found.token_bytes(28) == (b"ab" if model == "gpt2" else b"") and found.vocab_size == 31
+
+
+def test_padding_that_is_called_unknown() -> None:
+    """As in the first files of Phi-3, whose <unk> is a control token."""
+    metadata = small({"<unk>": CONTROL, "[PAD27]": UNKNOWN, "[PAD28]": UNKNOWN}, "llama", unknown="<unk>")
+    made = json.loads(tokenizer_files(metadata)[TOKENIZER])
+    assert [token["content"] for token in made["added_tokens"]] == ["<unk>"] and made["model"]["unk_token"] == "<unk>"
+    assert not {"[PAD27]", "[PAD28]"} & made["model"]["vocab"].keys()
+
+
+def test_no_control_token_is_made_of_characters() -> None:
+    """As in SentencePiece; llama.cpp merges them."""
+    metadata = small({"</": NORMAL, "s>": NORMAL, "</s>": CONTROL, "<": NORMAL, "/": NORMAL, ">": NORMAL}, "llama")
+    assert json.loads(tokenizer_files(metadata)[TOKENIZER])["model"]["merges"] == [["<", "/"], ["s", ">"]]
+
+
+def test_recommended_sampling() -> None:
+    """`general.sampling` is what the conversion reads of generation_config.json."""
+    keys = {"temp": 0.7, "top_k": 20, "top_p": 0.8, "min_p": 0.05, "penalty_repeat": 1.1, "mirostat": 0}
+    sampling = {f"general.sampling.{key}": value for key, value in keys.items()}
+    found = generation_of(Metadata({**small({}).values, **sampling}, "m.gguf"))
+    expected = {"temperature": 0.7, "top_k": 20, "top_p": 0.8, "min_p": 0.05, "repetition_penalty": 1.1}
+    assert found == expected and type(found["top_k"]) is int
+    with pytest.raises(ConfigError, match="key general.sampling.temp"):
+        generation_of(Metadata({**small({}).values, "general.sampling.temp": "hot"}, "m.gguf"))
+
+
+@pytest.mark.parametrize(
+    ("keys", "expected"),
+    [
+        ({"": "main", ".tool_use": "tools"}, {"default": "main", "tool_use": "tools"}),
+        ({"": "main", "s": ["gone", "tool_use"], ".tool_use": "tools"}, {"default": "main", "tool_use": "tools"}),
+        ({".tool_use": "tools", ".rag": "rag"}, {"default": "tools", "tool_use": "tools", "rag": "rag"}),
+        ({"": "", ".default": "main"}, {"default": "main"}),
+        ({"": "main", ".default": "other"}, {"default": "main"}),
+        ({".rag": "rag"}, {"rag": "rag"}),
+    ],
+)
+def test_templates(keys: dict[str, Any], expected: dict[str, str], tmp_path: Path) -> None:
+    """llama.cpp asks for the key of a template; it does not read the list of names."""
+    named = {f"tokenizer.chat_template{key}": value for key, value in keys.items()}
+    assert loaded(Metadata({**small({}).values, **named}, "m.gguf"), tmp_path).chat_templates == expected
+
+
+def test_too_many_templates() -> None:
+    named = {f"tokenizer.chat_template.t{index}": "a" for index in range(17)}
+    with pytest.raises(ConfigError, match="at most 16 templates"):
+        tokenizer_files(Metadata({**small({}).values, **named}, "m.gguf"))
+
+
+def test_special_tokens() -> None:
     metadata = metadata_of(PIPELINES["gpt2"](), "gpt2", pre="gpt-2", padding_token_id=0)
-    named = {
-        "tokenizer.chat_template": "main",
-        "tokenizer.chat_templates": ["tool_use"],
-        "tokenizer.chat_template.tool_use": "tools",
-    }
-    settings = json.loads(tokenizer_files(Metadata({**metadata.values, **named}, "m.gguf"))[SETTINGS])
+    settings = json.loads(tokenizer_files(metadata)[SETTINGS])
     assert (settings["bos_token"], settings["eos_token"], settings["pad_token"]) == ("<s>", "</s>", "<unk>")
     assert settings["unk_token"] is None
-    tokenizer = loaded(Metadata({**metadata.values, **named}, "m.gguf"), tmp_path)
-    assert tokenizer.chat_templates == {"default": "main", "tool_use": "tools"}
 
 
 @pytest.mark.parametrize(

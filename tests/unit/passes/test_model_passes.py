@@ -18,6 +18,8 @@ from mlcpipe.passes.fuse_dequantize import fuse_dequantize
 from mlcpipe.passes.fuse_parallel_matmul import fuse_parallel_matmul, joined_name
 from mlcpipe.passes.lowering import Lowering
 from mlcpipe.passes.quantize_weights import quantize_weights
+from mlcpipe.passes.split_weights import split_weights
+from mlcpipe.quantization.kept import kept_scheme
 from mlcpipe.quantization.layout import load_layout
 from mlcpipe.quantization.scheme import load_scheme
 from mlcpipe.targets import load_target
@@ -225,9 +227,8 @@ def test_a_weight_that_something_else_reads_keeps_its_dequantize() -> None:
     ]
 
 
-@pytest.mark.parametrize("same_input", [True, False])
-def test_expert_matmul_reads_packed_experts(same_input: bool) -> None:
-    experts, n, k, top = 3, 16, 32, 2
+def experts_module(experts: int, n: int, k: int, top: int, same_input: bool) -> tvm.IRModule:
+    """`decode`, which multiplies one token with the experts w [experts, n, k] that `ids` names."""
     plain = definitions.expert_matmul(
         load_scheme("q0f32"), load_layout("row"), experts, n, k, top, same_input, "float32"
     )
@@ -240,14 +241,37 @@ def test_expert_matmul_reads_packed_experts(same_input: bool) -> None:
         with bb.dataflow():
             y = bb.emit_output(tvm.relax.call_tir(bb.add_func(plain, "expert_matmul"), [x, w, ids], out))
         bb.emit_func_output(y)
+    return bb.get()
+
+
+@pytest.mark.parametrize("same_input", [True, False])
+def test_expert_matmul_reads_packed_experts(same_input: bool) -> None:
+    experts, n, k, top = 3, 16, 32, 2
     table = (Weight("w.weight", (experts, n, k), "float32", "scheme", (("a",), ("b",), ("c",))),)
-    state = apply(lowering(bb.get(), table), quantize_weights, fuse_dequantize)
+    state = apply(lowering(experts_module(experts, n, k, top, same_input), table), quantize_weights, fuse_dequantize)
     (line,) = summary(state.mod, "decode")
     assert line.endswith("(x, w.q_weight, w.q_scale, ids)")
     (op,) = ops(state)
     facts = {name: op.int(name) for name in ("experts", "top", "shared", "n", "k", "bits")}
     assert facts == {"experts": experts, "top": top, "shared": int(same_input), "n": n, "k": k, "bits": 4}
     assert op.str("layout") == "rows16"
+
+
+def test_experts_in_two_formats_are_two_products() -> None:
+    formats = {"Q8_0": 8, "Q4_0": 16}  # rows
+    parts = tuple(
+        Weight(f"w.part{i}.weight", (2, rows, 32), "float32", "scheme", (("a",), ("b",)), scheme=kept_scheme(name))
+        for i, (name, rows) in enumerate(formats.items())
+    )
+    table = (Weight("w.weight", (2, 24, 32), "float32", "scheme", (("a", "c"), ("b", "d")), parts=parts),)
+    start = lowering(experts_module(2, 24, 32, 1, True), table)
+    state = apply(start, fuse_parallel_matmul, split_weights, quantize_weights, fuse_dequantize)
+    assert [weight.name for weight in state.weights] == ["w.part0.weight", "w.part1.weight"]
+    lines = summary(state.mod, "decode")
+    reads = [re.sub(r".* = expert_matmul\d*", "", line) for line in lines[:2]]
+    assert reads == [f"(x, w.part{i}.q_weight, w.part{i}.q_scale, ids)" for i in range(2)]
+    assert lines[2].endswith("concat(({}, {}))".format(*(line.split(" = ")[0] for line in lines[:2])))
+    assert {op.str("scheme"): op.int("n") for op in ops(state)} == formats
 
 
 @pytest.mark.parametrize("joined", [True, False])

@@ -12,6 +12,8 @@ __version__ = "0.1.0"
 # apache-tvm-ffi 0.1.15 crashes when printing IR as JSON; 0.1.12 and 0.1.13 do not load with this TVM.
 PINNED = {"apache-tvm": "0.27.0.post1", "apache-tvm-ffi": "0.1.14.post1"}
 
+RAY = "2.60"  # of `mlcpipe serve --ray`, which needs a module of it that other versions have elsewhere
+
 
 def commit() -> str:
     """The commit of the wheel or source tree, with "-dirty" if files differ; "" if unknown."""

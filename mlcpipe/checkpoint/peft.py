@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -26,6 +27,9 @@ _MAX_CONFIG_BYTES = 1 << 20
 _MAX_SCALE = 1e4
 _TENSOR = re.compile(r"base_model\.model\.(.+)\.lora_([AB])\.weight")
 _MODULE = re.compile(r"[A-Za-z0-9_.]+")
+_LIBRARY = re.compile(r"transformers\.models\.(\w+)\..*")
+# Parts of a model, by a word of their tensors' names, that adapters of projections leave alone.
+_OTHER_PARTS = {"embed_tokens": "embeddings", "lm_head": "lm_head", "experts": "experts"}
 # Fields that say how the adapter was trained, or repeat what the tensors' names say.
 _NO_EFFECT = {
     "auto_mapping", "base_model_name_or_path", "corda_config", "ensure_weight_tying", "eva_config", "exclude_modules",
@@ -63,14 +67,17 @@ class _Config:
     alphas: Mapping[str, Any]
     root: bool
     base: str
+    library: str
 
 
-def read_adapter(folder: Path, shapes: Mapping[str, tuple[int, int]]) -> PeftAdapter:
-    """The adapter in a folder, for a model whose projections have these shapes (n, k) by module.
+def read_adapter(folder: Path, shapes: Mapping[str, tuple[int, int]], family: str) -> PeftAdapter:
+    """The adapter in a folder, for a model of `family` (a `model_type`) whose projections have these shapes (n, k) by
+    module.
 
     Raises CheckpointError for files that are missing, damaged, of another model, or ask for what is not supported.
     """
     config = _read_config(folder / CONFIG)
+    _check_family(config, family, folder / CONFIG)
     weights = folder / WEIGHTS
     if not weights.is_file() and (folder / "adapter_model.bin").exists():
         raise CheckpointError(
@@ -81,8 +88,10 @@ def read_adapter(folder: Path, shapes: Mapping[str, tuple[int, int]]) -> PeftAda
     for info in read_header(weights):
         match = _TENSOR.fullmatch(info.name)
         if match is None or match[1] not in shapes:
+            part = next((part for word, part in _OTHER_PARTS.items() if word in info.name.split(".")), None)
             raise CheckpointError(
-                f"tensor {shown(info.name)}", where=shown_path(weights),
+                f"tensor {shown(info.name)}" if part is None else f"adapters of {part} are not supported",
+                where=shown_path(weights), found=None if part is None else shown(info.name),
                 expected="lora_A and lora_B of projections in the model's layers" + _of_base(config),
             )  # fmt: skip
         pairs.setdefault(match[1], {})[match[2]] = info
@@ -91,6 +100,41 @@ def read_adapter(folder: Path, shapes: Mapping[str, tuple[int, int]]) -> PeftAda
     for module, pair in pairs.items():
         _check_pair(module, pair, shapes[module], config, weights)
     return PeftAdapter(folder, config.base, {module: _read(module, pair, config) for module, pair in pairs.items()})
+
+
+def _check_family(config: _Config, family: str, where: Path) -> None:
+    """Raises CheckpointError where it is known that the adapter's base is of another family: shapes may be equal.
+
+    PEFT names the base's class where an adapter has no `task_type`; else its base may lie on this machine.
+    """
+    match = _LIBRARY.fullmatch(config.library)
+    found = match[1] if match else _family_of(config.base)
+    if found is not None and _as_one(found) != _as_one(family):
+        raise CheckpointError(
+            "the adapter is for another family of models", where=shown_path(where), expected=shown(family),
+            found=f"{shown(found)}, of {shown(config.base)}", next_step="use it with the model that it was trained on",
+        )  # fmt: skip
+
+
+def _as_one(family: str) -> str:
+    """Gemma 3's module has its text model, too; files of Mistral's models may name Llama, whose layers they have."""
+    return {"mistral": "llama"}.get(family, family.removesuffix("_text"))
+
+
+def _family_of(base: str) -> str | None:
+    """The `model_type` of a model on this machine, in a folder or the hub's cache; None if it is not known."""
+    if not base or base.startswith(("//", "\\\\")):  # another machine, which would learn of it
+        return None
+    with suppress(CheckpointError, OSError, ValueError):
+        path: Any = Path(base, "config.json")
+        if not path.is_file():
+            from huggingface_hub import try_to_load_from_cache
+
+            path = try_to_load_from_cache(base, "config.json")
+        if isinstance(path, str | Path):
+            found = read_json_object(Path(path), limit=_MAX_CONFIG_BYTES, error=CheckpointError).get("model_type")
+            return found if isinstance(found, str) else None
+    return None
 
 
 def _of_base(config: _Config) -> str:
@@ -147,10 +191,12 @@ def _read_config(path: Path) -> _Config:
     if not isinstance(config.get("use_rslora", False), bool):
         raise refusal("use_rslora", "true or false")
     _check_numbers(config, refusal)
-    base = config.get("base_model_name_or_path")
+    base, mapping = config.get("base_model_name_or_path"), config.get("auto_mapping")
+    library = mapping.get("parent_library") if isinstance(mapping, dict) else None
     return _Config(
         config["r"], config["lora_alpha"], config.get("rank_pattern") or {}, config.get("alpha_pattern") or {},
         config.get("use_rslora", False), base if isinstance(base, str) else "",
+        library if isinstance(library, str) else "",
     )  # fmt: skip
 
 

@@ -146,4 +146,4 @@ def _settings(config: Mapping[str, Any]) -> tuple[str, Settings] | None:
         return None
     method = values.get("quant_method")
     fields = {name: value for name, value in values.items() if name != "quant_method"}
-    return (method if isinstance(method, str) else repr(method)), Settings(fields, _FIELD)
+    return (method.removeprefix("intel/") if isinstance(method, str) else repr(method)), Settings(fields, _FIELD)

@@ -2,15 +2,36 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from mlcpipe.errors import ConfigError
 from mlcpipe.json_files import shown
 
+# What tools write beside the format: how the numbers were found, by which program, and what reads them fast. The
+# numbers do not depend on it. AutoGPTQ, AutoAWQ, AutoRound, GPTQModel, llm-compressor, optimum, transformers.
+BOOKKEEPING = frozenset({
+    "act_group_aware", "act_order", "actorder", "amp", "apply_clip", "autoround_version", "batch_size",
+    "block_name_to_quantize", "cache_block_outputs", "calib_data", "damp_auto_increment", "damp_percent", "dataset",
+    "dequantize", "disable_exllama", "disable_opt_rtn", "do_fuse", "duo_scaling", "enable_alg_ext",
+    "enable_minmax_tuning", "enable_norm_bias_tuning", "enable_quanted_input", "enable_torch_compile",
+    "exllama_config", "failsafe", "failsafe_strategy", "failsafe_threshold", "fallback", "foem", "fuse_max_seq_len",
+    "gc_mode", "global_compression_ratio", "gptaq", "gptaq_alpha", "gradient_accumulate_steps", "hessian",
+    "hyb_act", "ignore", "ignored_layers", "iters", "low_cpu_mem_usage", "low_gpu_mem_usage", "lr", "lr_scheduler",
+    "max_calib_samples", "max_calib_seq_len", "max_input_length", "meta", "minmax_lr", "mock_quantization",
+    "model_file_base_name", "model_free", "model_name_or_path", "model_seqlen", "module_name_preceding_first_block",
+    "modules_in_block_to_quantize", "modules_to_convert", "modules_to_fuse", "modules_to_not_convert", "moe",
+    "momentum", "mse", "n_parallel_calib_samples", "nblocks", "not_use_best_mse", "nsamples", "observer",
+    "observer_kwargs", "offload_to_disk", "offload_to_disk_path", "pack_impl", "pad_token_id", "parallel_packing",
+    "provider", "quant_block_list", "quantizer", "run_compressed", "sampler", "scale_dtype", "seed", "seqlen",
+    "static_attention_granularity", "static_groups", "static_kv_granularity", "supported_types",
+    "to_quant_block_names", "tokenizer", "true_sequential", "uri", "use_cuda_fp16", "use_exllama",
+    "use_optimized_inference", "v2", "v2_alpha", "zp_dtype",
+})  # fmt: skip
+
 
 class Settings:
-    """The fields of a quantization in config.json. Each must be read or ignored: what is left is refused by name."""
+    """The fields of a quantization in config.json: those that are neither read nor BOOKKEEPING are refused by name."""
 
     def __init__(self, values: Mapping[str, Any], name: str) -> None:
         self.where, self._values, self._name = "config.json", dict(values), name
@@ -34,8 +55,17 @@ class Settings:
             raise self.refused(field, f"an integer from {low} to {high}", value)
         return value
 
+    def alike(self, fields: Sequence[str], known: Iterable[Any], default: Any = None) -> Any:
+        """Several names of one field, which must agree, in capitals or not, see `choice`. Raises ConfigError."""
+        for field in fields:
+            if (value := self._values.get(field)) is not None:
+                self._values[field] = value.lower() if isinstance(value, str) else value
+                default = self.choice(field, known)
+                known = (default,)
+        return self.choice(fields[0], known, default)
+
     def ignore(self, *fields: str) -> None:
-        """Fields that say how the numbers were found, or who reads them fast: the numbers do not depend on them."""
+        """Fields of one method that the numbers do not depend on, or that its tensors show."""
         for name in fields:
             self._values.pop(name, None)
 
@@ -73,9 +103,9 @@ class Settings:
         return not self._values
 
     def finish(self) -> None:
-        """Raise ConfigError for the first field that nobody read, unless it is null, empty or false."""
+        """Raise ConfigError for the first field that nobody read, unless it is BOOKKEEPING, null, empty or false."""
         for name, value in self._values.items():
-            if value not in (None, False, {}, [], ""):
+            if name not in BOOKKEEPING and value not in (None, False, {}, [], ""):
                 raise self.refused(name, "absent", value)
 
     def refused(self, field: str, expected: str, found: Any) -> ConfigError:

@@ -10,7 +10,9 @@ from typing import TYPE_CHECKING, Any
 from mlcpipe.cli.terminal import say, stderr_console
 from mlcpipe.env import env, keep_ray_here
 from mlcpipe.errors import UsageError
+from mlcpipe.host.versions import package_version
 from mlcpipe.loading import engine_device
+from mlcpipe.version import RAY
 
 if TYPE_CHECKING:
     from mlcpipe.bundle import Manifest
@@ -18,11 +20,16 @@ if TYPE_CHECKING:
 
 
 def check_ray(**alone: object) -> None:
-    """Raises UsageError without the packages, and for an option of one server alone."""
+    """Raises UsageError without the packages or with another Ray, and for an option of one server alone."""
     given = next((name for name, value in alone.items() if value), None)
     if given is not None:
         raise UsageError("--ray", expected="options of all replicas", found=f"--{given}")
     keep_ray_here()
+    installed = package_version("ray")
+    if installed is not None and not installed.startswith(f"{RAY}."):
+        raise UsageError(
+            "--ray needs another version of Ray", expected=RAY, found=installed, next_step="pip install 'mlcpipe[ray]'"
+        )
     try:
         import mlcpipe.server.replicas  # noqa: F401
     except ImportError as error:

@@ -95,7 +95,7 @@ class Embedder:
         *,
         prompt_name: str | None = None,
         dimensions: int | None = None,
-        truncate: int | None = None,
+        truncate: int | bool | None = None,
     ) -> Floats:
         """Embeddings f32[n, dimensions] of texts, or of lists of token ids, which are taken as they are.
 
@@ -103,7 +103,8 @@ class Embedder:
             texts: n of them.
             prompt_name: one of the model's prompts to put before each text; None is its default one, "" none.
             dimensions: the first so many numbers, brought to length 1 (Matryoshka); None is all of them.
-            truncate: cut texts with more tokens than this; None refuses those with more than `max_tokens`.
+            truncate: cut texts with more tokens than this; True or -1 those with more than `max_tokens`, which None
+                and False refuse.
 
         Raises UsageError, TokenizerError, and ComputeError for a model that computes NaN.
         """
@@ -126,13 +127,16 @@ class Embedder:
         normalized: Floats = rows / np.maximum(lengths, np.float32(1e-12))
         return normalized
 
-    def rerank(self, query: str, documents: Sequence[str], *, truncate: int | None = None) -> Floats:
+    def rerank(self, query: str, documents: Sequence[str], *, truncate: int | bool | None = None) -> Floats:
         """How well each document answers the query, f32[n] from 0 to 1. Raises what `embed` raises."""
         return self.scores(self._compute(self.encode_pairs(query, documents, truncate=truncate)))
 
-    def encode_pairs(self, query: str, documents: Sequence[str], *, truncate: int | None = None) -> list[EncodedText]:
+    def encode_pairs(
+        self, query: str, documents: Sequence[str], *, truncate: int | bool | None = None
+    ) -> list[EncodedText]:
         """The query with each document. Raises UsageError for a pair that is too long, and TokenizerError."""
-        return [self._encoded(query, truncate, one) for one in documents]
+        limit = self._limit(truncate)
+        return [self._encoded(query, limit, one) for one in documents]
 
     def scores(self, rows: Floats) -> Floats:
         """The scores f32[n] of what `rows` gave for pairs. Raises UsageError for a model that is no cross-encoder."""
@@ -142,12 +146,13 @@ class Embedder:
             scores: Floats = (1 / (1 + np.exp(-rows[:, 0].astype(np.float64)))).astype(np.float32)
         return scores
 
-    def encode(self, text: Text, *, prompt_name: str | None = None, truncate: int | None = None) -> EncodedText:
+    def encode(self, text: Text, *, prompt_name: str | None = None, truncate: int | bool | None = None) -> EncodedText:
         """The tokens of a text with its prompt. Raises UsageError for one that is too long, and TokenizerError."""
+        limit = self._limit(truncate)
         if not isinstance(text, str):
-            return self._checked(list(text), truncate)
+            return self._checked(list(text), limit)
         prompt = self._prompt(prompt_name)
-        found = self._encoded(prompt + text, truncate)
+        found = self._encoded(prompt + text, limit)
         if not prompt or self.info.include_prompt:
             return found
         # As in sentence-transformers: what the prompt has alone, without a special token at its end.
@@ -162,17 +167,27 @@ class Embedder:
             raise UsageError("the name of a prompt", expected=expected, found=name)
         return self.info.prompts[name] if name else ""
 
-    def _encoded(self, text: str, truncate: int | None, pair: str | None = None) -> EncodedText:
-        limit = self.max_tokens if truncate is None else min(truncate, self.max_tokens)
-        return encode_text(self.tokenizer, text, limit, pair, cut=truncate is not None)
+    def _limit(self, truncate: int | bool | None) -> int | None:
+        """The tokens to cut texts at; None refuses those that are longer than the model takes. Raises UsageError."""
+        if truncate is None or truncate is False:
+            return None
+        if truncate is True or truncate == -1:
+            return self.max_tokens
+        if not isinstance(truncate, int) or truncate < 1:
+            expected = f"True, False, -1, or tokens from 1 to {self.max_tokens}"
+            raise UsageError("truncate", expected=expected, found=repr(truncate)[:80])
+        return min(truncate, self.max_tokens)
 
-    def _checked(self, ids: list[int], truncate: int | None) -> EncodedText:
+    def _encoded(self, text: str, limit: int | None, pair: str | None = None) -> EncodedText:
+        return encode_text(self.tokenizer, text, limit or self.max_tokens, pair, cut=limit is not None)
+
+    def _checked(self, ids: list[int], limit: int | None) -> EncodedText:
         vocab = self.manifest.model.vocab_size
         if not ids or not all(type(one) is int and 0 <= one < vocab for one in ids):
             raise UsageError("token ids", expected=f"one or more integers from 0 to {vocab - 1}", found=repr(ids)[:80])
-        if len(ids) > self.max_tokens and truncate is None:
+        if len(ids) > self.max_tokens and limit is None:
             raise too_long(len(ids), self.max_tokens)
-        ids = ids[: min(truncate or self.max_tokens, self.max_tokens)]
+        ids = ids[: limit or self.max_tokens]
         return EncodedText(ids, [0] * len(ids))
 
     def _compute(self, texts: Sequence[EncodedText]) -> Floats:

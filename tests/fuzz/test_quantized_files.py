@@ -55,7 +55,7 @@ def _adapter(folder: Path) -> None:
 
 
 def _read_adapter(folder: Path) -> None:
-    read_adapter(folder, peft_files.MODULES)
+    read_adapter(folder, peft_files.MODULES, "llama")
 
 
 def _draft_head(folder: Path) -> None:

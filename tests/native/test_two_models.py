@@ -49,6 +49,21 @@ def test_two_bundles_in_one_process(
     assert engines[1].generate(prompt, max_tokens=2 * TOKENS).tokens == expected[1]
 
 
+@pytest.mark.parametrize("is_open", [False, True], ids=["closed", "open"])
+def test_a_bundle_that_is_replaced(is_open: bool, tiny_bundles: Bundles, runtime: Runtime, tmp_path: Path) -> None:
+    """As a process that lives on opens it again: the code is that of the folder now, of the first bundle at last too."""
+    folder, engines = tmp_path / "bundle", []
+    for quantization in ("q0f32", "q4f16_1", "q0f32"):
+        shutil.rmtree(folder, ignore_errors=True)
+        shutil.copytree(tiny_bundles[quantization], folder)
+        engines.append(runtime.open(folder, threads=1))
+        answer = engines[-1].generate(list(b"replaced"), max_tokens=TOKENS).tokens
+        assert answer == in_python(tiny_bundles[quantization], list(b"replaced"), TOKENS)
+        if not is_open:
+            engines.pop().close()
+    assert all(engine.generate(list(b"still"), max_tokens=4).tokens for engine in engines)
+
+
 @pytest.mark.everything  # test_sdk.py has two models in one program too
 @pytest.mark.parametrize("arch", ["x86_64", "aarch64"])
 def test_two_models_in_one_program(

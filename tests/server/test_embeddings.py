@@ -17,6 +17,7 @@ pytest.importorskip("torch", reason="tiny models are made by torch")
 pytest.importorskip("transformers", reason="tiny models are transformers models")
 
 import mlcpipe
+from mlcpipe.errors import UsageError
 from tests.models import tiny_encoders as tiny
 from tests.server.conftest import Running, running_server
 
@@ -109,11 +110,18 @@ def test_bad_bodies_get_400_and_the_reason(client: httpx2.Client, body: dict[str
     assert message in answer.json()["error"]["message"]
 
 
-def test_long_texts_are_cut_where_asked(client: httpx2.Client, embedder: mlcpipe.Embedder) -> None:
-    long = "cat " * 500
-    np.testing.assert_array_equal(
-        numbers(client, input=long, truncate_prompt_tokens=-1), embedder.embed([long], truncate=160)
-    )
+@pytest.mark.parametrize("text", ["cat " * 500, [5] * 500])
+def test_long_texts_are_cut_where_asked(text: Any, client: httpx2.Client, embedder: mlcpipe.Embedder) -> None:
+    cut = embedder.embed([text], truncate=160)
+    np.testing.assert_array_equal(numbers(client, input=text, truncate_prompt_tokens=-1), cut)
+    for truncate in (True, -1, 1000):
+        np.testing.assert_array_equal(embedder.embed([text], truncate=truncate), cut)
+    for truncate in (None, False):
+        with pytest.raises(UsageError, match="expected at most 160 tokens"):
+            embedder.embed([text], truncate=truncate)
+    for wrong in (0, -2, 1.5, "160"):
+        with pytest.raises(UsageError, match="truncate; expected True, False, -1, or tokens from 1 to 160"):
+            embedder.embed([text], truncate=wrong)  # type: ignore[arg-type]
 
 
 def test_another_model_and_other_paths_are_not_there(client: httpx2.Client) -> None:

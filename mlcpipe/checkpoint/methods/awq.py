@@ -23,7 +23,7 @@ from mlcpipe.checkpoint.matrix import (
     stored_scales,
     words_of,
 )
-from mlcpipe.checkpoint.methods.gptq import IGNORED
+from mlcpipe.checkpoint.methods.gptq import group_of
 from mlcpipe.checkpoint.parts import Parts
 from mlcpipe.checkpoint.safetensors_reader import TensorInfo
 from mlcpipe.checkpoint.settings import Settings
@@ -35,22 +35,24 @@ ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
 
 def matrices(settings: Settings, tensors: Mapping[str, TensorInfo]) -> tuple[dict[str, Matrix], set[str]]:
     """The matrices of codes by name, and the tensors that were used. Raises ConfigError and CheckpointError."""
-    old = {field: settings.take(field) for field in ("w_bit", "q_group_size")}
-    settings.choice("bits", (4,), old["w_bit"])
-    group_size = settings.integer("group_size", -1, 1 << 16, old["q_group_size"])
-    settings.choice("version", ("gemm", "GEMM"), "gemm")
+    settings.choice("method", ("awq",), "awq")
+    settings.alike(("version", "format", "checkpoint_format"), ("gemm",), "gemm")
+    if settings.take("backend") == "llm-awq":
+        raise settings.refused("backend", "another one: its codes lie in another order", "llm-awq")
+    settings.alike(("bits", "w_bit"), (4,))
     settings.choice("zero_point", (True, False), True)
-    settings.ignore(*IGNORED, "do_fuse", "fuse_max_seq_len", "modules_to_fuse", "exllama_config")
+    settings.choice("pack_dtype", ("int32",), "int32")
+    group_size, varied = group_of(settings)
     found: dict[str, Matrix] = {}
     used: set[str] = set()
     for name in [name for name in tensors if name.endswith(".qweight")]:
         module = name.removesuffix(".qweight")
-        found[f"{module}.weight"] = _matrix(tensors, module, group_size)
+        found[f"{module}.weight"] = _matrix(tensors, module, None if varied else group_size)
         used |= {f"{module}.{part}" for part in ("qweight", "qzeros", "scales")}
     return found, used
 
 
-def _matrix(tensors: Mapping[str, TensorInfo], module: str, group_size: int) -> Matrix:
+def _matrix(tensors: Mapping[str, TensorInfo], module: str, group_size: int | None) -> Matrix:
     codes, zeros, scales = sources = tuple(sibling(tensors, module, part) for part in ("qweight", "qzeros", "scales"))
     k, width = codes.shape if len(codes.shape) == 2 else (0, 0)
     groups = scales.shape[0] if scales.shape else 0
@@ -58,7 +60,7 @@ def _matrix(tensors: Mapping[str, TensorInfo], module: str, group_size: int) -> 
     check_tensor(zeros, ("int32",), (groups, width))
     check_tensor(scales, ("float16", "bfloat16", "float32"), (groups, 8 * width))
     scheme = scheme_name("uint", 4, k, groups, scales)
-    if k != groups * (k if group_size < 1 else group_size):
+    if group_size is not None and k != groups * (k if group_size < 1 else group_size):
         raise CheckpointError(
             f"the shapes of {shown(module)} contradict config.json", where=shown_path(codes.file),
             expected=f"groups of {group_size}", found=f"{k} columns in {groups} groups",

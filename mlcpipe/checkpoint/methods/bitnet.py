@@ -23,7 +23,7 @@ def matrices(settings: Settings, tensors: Mapping[str, TensorInfo]) -> tuple[dic
     divides = settings.choice("linear_class", ("bitlinear", "autobitlinear"), "bitlinear") == "bitlinear"
     settings.choice("quantization_mode", ("offline",), "offline")
     settings.choice("use_rms_norm", (False,), False)
-    settings.ignore("modules_to_not_convert", "rms_norm_eps")
+    settings.ignore("rms_norm_eps")
     found: dict[str, Matrix] = {}
     used: set[str] = set()
     for name in [name for name in tensors if name.endswith(".weight_scale")]:

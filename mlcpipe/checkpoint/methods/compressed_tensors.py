@@ -7,7 +7,7 @@ int-quantized: `weight` int8 and zero points int8. mxfp4-pack-quantized and nvfp
 uint8[N, K / 2] of e2m1, the low nibble first, scales e8m0 of 32, or e4m3 of 16 that `weight_global_scale` float32[1]
 divides. float-quantized: `weight` e4m3, see `fp8.py`; mxfp8-quantized with scales e8m0 of 32. sparse-24-bitmask of
 `sparsity_config`: see `sparse.py`.
-Activations in 8 bits, for FP4 in 4, that are scaled as they come are accepted: ours are rounded to 8 in groups of 32.
+Activations in 8 bits, for FP4 in 4, that are scaled as they come are accepted: they are rounded as any others here.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ def matrices(settings: Settings, tensors: Mapping[str, TensorInfo]) -> tuple[dic
     """The matrices of codes by name, and the tensors that were used. Raises ConfigError and CheckpointError."""
     usual = settings.choice("format", (*FORMATS, MIXED, DENSE))
     settings.choice("quantization_status", ("compressed", "frozen"), "compressed")
-    settings.ignore("global_compression_ratio", "ignore", "version")
+    settings.ignore("version")
     found, used = _sparse(settings.table("sparsity_config"), tensors)
     forms = sorted({_form(group, usual) for group in settings.table("config_groups").tables()}, key=repr)
     for name in [name for name in tensors if name.endswith(".weight_scale")]:
@@ -107,7 +107,7 @@ def _sparse(settings: Settings, tensors: Mapping[str, TensorInfo]) -> tuple[dict
     if settings.choice("format", (DENSE, "sparse-24-bitmask"), DENSE) == DENSE:
         return {}, set()
     settings.choice("sparsity_structure", ("2:4",), "2:4")
-    settings.ignore("global_sparsity", "ignore", "targets", "registry_requires_subclass")
+    settings.ignore("global_sparsity", "targets", "registry_requires_subclass")
     settings.finish()
     modules = [name.removesuffix(".bitmask") for name in tensors if name.endswith(".bitmask")]
     found = {f"{module}.weight": sparse_matrix(tensors, module) for module in modules}
@@ -133,15 +133,12 @@ def _form(group: Settings, usual: str) -> _Form:
     bits = weights.choice("num_bits", _BITS[form])
     symmetric = weights.choice("symmetric", (True,) if floats else (True, False), True)
     weights.choice("dynamic", (False,), False)
-    weights.ignore(
-        "observer", "observer_kwargs", "actorder", "scale_dtype", "zp_dtype", "group_size", "block_structure"
-    )
+    weights.ignore("group_size", "block_structure")
     weights.finish()
     if not inputs.empty:
         inputs.choice("dynamic", (True, "local") if form == NVFP4 else (True,), False)
         inputs.choice("num_bits", (4, 8) if form in (MXFP4, NVFP4) else (8,))
-        inputs.ignore("type", "strategy", "symmetric", "group_size", "observer", "observer_kwargs", "block_structure",
-                      "scale_dtype", "zp_dtype")  # fmt: skip
+        inputs.ignore("type", "strategy", "symmetric", "group_size", "block_structure")
         inputs.finish()
     return _Form(form, bits, strategy, size, symmetric)
 

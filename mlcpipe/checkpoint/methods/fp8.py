@@ -17,7 +17,7 @@ def matrices(settings: Settings, tensors: Mapping[str, TensorInfo]) -> tuple[dic
     settings.choice("fmt", ("e4m3",), "e4m3")
     settings.choice("scale_fmt", ("float",), "float")
     settings.choice("activation_scheme", ("dynamic",), "dynamic")
-    settings.ignore("modules_to_not_convert", "ignored_layers")
+    settings.choice("expert_dtype", ("fp8",), "fp8")
     block = settings.sizes("weight_block_size", 2)
     found: dict[str, Matrix] = {}
     used: set[str] = set()

@@ -34,29 +34,30 @@ from mlcpipe.errors import CheckpointError
 from mlcpipe.json_files import shown, shown_path
 
 BITS = (2, 3, 4, 8)
-# How the numbers were found, and which kernels read them.
-IGNORED = (
-    "damp_percent", "damp_auto_increment", "static_groups", "true_sequential", "model_name_or_path",
-    "model_file_base_name", "model_seqlen", "block_name_to_quantize", "module_name_preceding_first_block", "batch_size",
-    "pad_token_id", "use_exllama", "disable_exllama", "exllama_config", "max_input_length", "cache_block_outputs",
-    "use_cuda_fp16", "dataset", "tokenizer", "modules_in_block_to_quantize", "modules_to_not_convert", "meta",
-    "lm_head", "backend", "is_marlin_format", "sym", "desc_act", "act_group_aware",
-)  # fmt: skip
+# That the tensors show, and which kernels read them.
+SHOWN = ("act_data_type", "act_dynamic", "act_group_size", "act_sym", "backend", "desc_act", "lm_head", "sym")
+VERSIONS = ("gptq", "gptq_v2")
 
 
 def matrices(settings: Settings, tensors: Mapping[str, TensorInfo]) -> tuple[dict[str, Matrix], set[str]]:
     """The matrices of codes by name, and the tensors that were used. Raises ConfigError and CheckpointError."""
-    bits = settings.choice("bits", BITS)
-    group_size = settings.integer("group_size", -1, 1 << 16)
-    one_more = settings.choice("checkpoint_format", ("gptq", "gptq_v2"), "gptq") == "gptq"
+    settings.choice("method", ("gptq",), "gptq")
+    version = settings.alike(("checkpoint_format", "format"), VERSIONS, "gptq")
+    return matrices_of(version, settings, tensors)
+
+
+def matrices_of(
+    version: str, settings: Settings, tensors: Mapping[str, TensorInfo]
+) -> tuple[dict[str, Matrix], set[str]]:
+    """As `matrices`, of one of VERSIONS."""
+    bits = settings.alike(("bits", "w_bit", "wbits"), BITS)
+    group_size, varied = group_of(settings)
     settings.choice("pack_dtype", ("int32",), "int32")
-    varied = bool(settings.take("dynamic")) or bool(settings.take("extra_config"))
-    settings.ignore(*IGNORED)
     found: dict[str, Matrix] = {}
     used: set[str] = set()
     for name in [name for name in tensors if name.endswith(".qweight")]:
         module = name.removesuffix(".qweight")
-        layer = _Layer.of(tensors, module, one_more)
+        layer = _Layer.of(tensors, module, version == "gptq")
         if not varied and (layer.bits, layer.group_size) != (bits, layer.k if group_size < 1 else group_size):
             raise CheckpointError(
                 f"the shapes of {shown(module)} contradict config.json", where=shown_path(layer.codes.file),
@@ -66,6 +67,19 @@ def matrices(settings: Settings, tensors: Mapping[str, TensorInfo]) -> tuple[dic
         found[f"{module}.weight"] = layer.matrix(module)
         used |= {f"{module}.{part}" for part in ("qweight", "qzeros", "scales", "g_idx")}
     return found, used
+
+
+def group_of(settings: Settings) -> tuple[int, bool]:
+    """Columns of a group, or -1 for a row, and whether single modules have their own, which their shapes show.
+
+    Raises ConfigError for what changes the result besides: codes that are no integers, rounded activations.
+    """
+    old = settings.take("q_group_size", settings.take("groupsize"))
+    size = settings.integer("group_size", -1, 1 << 16, old)
+    settings.choice("data_type", ("int",), "int")
+    settings.integer("act_bits", 16, 64, 16)
+    settings.ignore(*SHOWN)
+    return size, any([settings.take("dynamic"), settings.take("extra_config")])
 
 
 @dataclass(frozen=True)

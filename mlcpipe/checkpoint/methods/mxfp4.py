@@ -28,7 +28,6 @@ _BLOCKS = re.compile(r"(.+)\.(gate_up_proj|down_proj)_blocks")
 
 def matrices(settings: Settings, tensors: Mapping[str, TensorInfo]) -> tuple[dict[str, Matrix], set[str]]:
     """The matrices of codes by name, and the tensors that were used. Raises ConfigError and CheckpointError."""
-    settings.ignore("dequantize")
     is_plain = _plain_modules(settings)
     found: dict[str, Matrix] = {}
     used: set[str] = set()

@@ -9,8 +9,12 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import hashlib
 import importlib.util
+import os
 import sys
+import tempfile
+import threading
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -25,6 +29,8 @@ from mlcpipe.errors import TargetError, first_line
 
 _CPU = 1  # DLPack's kDLCPU
 _POOLED = 2  # AllocatorType::kPooled of TVM's memory_manager.h
+_modules: dict[tuple[Path, bytes], Any] = {}
+_loading = threading.Lock()
 
 
 def load() -> None:
@@ -57,20 +63,41 @@ def function(name: str) -> Any:
 
 
 def load_module(path: Path) -> Any:
-    """A compiled library as a module, the same one for the same file. Raises RuntimeError for a file that is none.
+    """A compiled library as a module, the same one for the same bytes at the same path; it is never closed.
 
-    TVM's code keeps what it calls in variables of the library, which the system loads once however often it is asked
-    to: a second module of it would leave them to functions of the first, and crash after that is gone.
+    The system takes a file for a library that it has if the path or the inode is that one's, whatever the file holds
+    by now (dlopen, dyld, LoadLibrary). So it gets a copy: a bundle may be compiled again, or its file written over,
+    while its code runs. Raises RuntimeError for a file that is none, OSError for one that cannot be read.
     """
     load()
-    path = path.resolve()
-    stat = path.stat()
-    return _loaded_module(path, (stat.st_dev, stat.st_ino, stat.st_size, stat.st_mtime_ns))
+    library = path.read_bytes()
+    key = (path.resolve(), hashlib.sha256(library).digest())
+    with _loading:
+        if key not in _modules:
+            _modules[key] = _load_copy(library)
+        return _modules[key]
 
 
-@functools.cache
-def _loaded_module(path: Path, identity: tuple[int, ...]) -> Any:
-    return tvm_ffi.load_module(str(path))
+def _load_copy(library: bytes) -> Any:
+    """From memory where the system can: many forbid code in the folder of temporary files (`noexec`)."""
+    try:
+        descriptor = os.memfd_create("model.so")
+    except (AttributeError, OSError):  # another system, or one that filters the call
+        # Windows removes no library that it has loaded.
+        with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
+            return _load_file(Path(folder, "model.so"), library)
+    try:
+        return _load_file(Path(f"/proc/self/fd/{descriptor}"), library)  # stays open: the next one has another name
+    except BaseException:
+        os.close(descriptor)
+        raise
+
+
+def _load_file(path: Path, library: bytes) -> Any:
+    path.write_bytes(library)
+    module = function("ffi.Module.load_from_file.so")(str(path), "so")
+    function("ffi.ModuleGlobalsAdd")(module)  # else Python closes it at exit, before what uses it
+    return module
 
 
 def virtual_machine(executable: Any, device: tuple[int, int] | None = None) -> Any:

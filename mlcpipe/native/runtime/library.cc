@@ -1,11 +1,16 @@
 #include "library.h"
 
-#include <sys/stat.h>
 #include <tvm/runtime/memory/memory_manager.h>
+#include <unistd.h>
 
+#include <cstdlib>
+#include <fstream>
 #include <map>
 #include <mutex>
-#include <tuple>
+
+#if defined(__linux__)
+#include <sys/syscall.h>
+#endif
 
 #include "host.h"
 #include "workspace.h"
@@ -31,27 +36,57 @@ std::string Joined(const std::vector<std::string>& words) {
   return text;
 }
 
-// A library as a module, the same one for the same file: TVM's code keeps what it calls in variables of the library,
-// which the system loads once however often it is asked to. So none is ever closed.
-Module LoadOnce(const std::string& path, const mlcpipe_symbol* code) {
-  using Identity = std::tuple<const void*, dev_t, ino_t, off_t, int64_t, int64_t>;
-  static auto* const loaded = new std::map<Identity, Module>();
-  static auto* const mutex = new std::mutex();
-  struct stat status {};
-  if (!code && stat(path.c_str(), &status) != 0) throw Error(Code::kBundle, "the library is missing").Where(path);
-#if defined(__APPLE__)
-  const timespec changed = status.st_mtimespec;
-#else
-  const timespec changed = status.st_mtim;
+// A file that only this process knows, while it is open.
+struct Copy {
+  std::string path;
+  int descriptor = -1;
+  bool on_disk = false;
+
+  ~Copy() {
+    if (on_disk) unlink(path.c_str());
+    if (descriptor >= 0) close(descriptor);
+  }
+};
+
+// The system takes a file for a library that it has if the path or the inode is that one's, whatever the file holds by
+// now (dlopen). So it gets a copy: a bundle may be replaced, or its files written over, while its code runs. The copy is
+// in memory where the system can: many forbid code in the folder of temporary files (noexec), Android has none.
+Module LoadCopy(const std::string& library) {
+  Copy copy;
+#if defined(__linux__)
+  copy.descriptor = static_cast<int>(syscall(SYS_memfd_create, "model.so", 1u));  // MFD_CLOEXEC; older C libraries lack it
+  copy.path = "/proc/self/fd/" + std::to_string(copy.descriptor);
 #endif
-  const Identity identity(code, status.st_dev, status.st_ino, status.st_size, changed.tv_sec, changed.tv_nsec);
+  if (copy.descriptor < 0) {
+    const char* const folder = std::getenv("TMPDIR");
+    copy.path = std::string(folder ? folder : "/tmp") + "/mlcpipe-XXXXXX";
+    copy.descriptor = mkstemp(copy.path.data());
+    copy.on_disk = copy.descriptor >= 0;
+  }
+  std::ofstream file(copy.path, std::ios::binary);
+  file.write(library.data(), static_cast<std::streamsize>(library.size()));
+  file.close();
+  if (!file) throw Error(Code::kResource, "a copy of the library cannot be kept").Where(copy.path);
+  static const Function load = Function::GetGlobalRequired("ffi.Module.load_from_file.so");
+  const Module module = load(String(copy.path), String("")).cast<Module>();
+  copy.descriptor = -1;  // stays open: the next copy has another name
+  return module;
+}
+
+// A library as a module, the same one for the same bytes at the same path; none is ever closed.
+Module LoadOnce(const Manifest& manifest, const mlcpipe_symbol* code) {
+  static auto* const loaded = new std::map<std::pair<const void*, std::string>, Module>();
+  static auto* const mutex = new std::mutex();
+  std::string library, key;
+  if (!code) {
+    library = manifest.source.Open(manifest.library).text();
+    key = manifest.source.where() + " " + Sha256(library);
+  }
   const std::lock_guard<std::mutex> lock(*mutex);
-  auto found = loaded->find(identity);
+  auto found = loaded->find({code, key});
   if (found == loaded->end()) {
     UseOwnWorkspaces();
-    static const Function load = Function::GetGlobalRequired("ffi.Module.load_from_file.so");
-    const Module module = code ? StaticModule(code) : load(String(path), String("")).cast<Module>();
-    found = loaded->emplace(identity, module).first;
+    found = loaded->emplace(std::make_pair(code, key), code ? StaticModule(code) : LoadCopy(library)).first;
   }
   return found->second;
 }
@@ -144,7 +179,7 @@ Library::Library(const Manifest& manifest, const std::string& variant, const mlc
                  const Device& device)
     : path_(PathOf(manifest, code)),
       variant_(variant),
-      module_(Loaded(path_, [&] { return LoadOnce(path_, code); })),
+      module_(Loaded(path_, [&] { return LoadOnce(manifest, code); })),
       executable_(FindExecutable(module_, variant)),
       machine_(Loaded(path_, [&] { return MakeMachine(executable_, device); })) {
   std::string metadata;

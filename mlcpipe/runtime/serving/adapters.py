@@ -66,7 +66,7 @@ def read_packed(folder: Path, name: str, model: ModelInfo) -> PackedAdapter:
         for one in model.adapted
         for source, columns in zip(one.sources, one.columns)
     }
-    found = read_adapter(folder, shapes)
+    found = read_adapter(folder, shapes, model.model_type)
     blocks = blocks_of(max(len(one.a) for one in found.modules.values()))
     try:
         arrays = [array for one in model.adapted for array in _packed(one, found.modules, blocks)]

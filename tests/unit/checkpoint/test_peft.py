@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ def test_what_peft_writes(tmp_path: Path) -> None:
     more = {"target_modules": ["q_proj"], "lora_dropout": 0.1, "use_dora": False, "modules_to_save": None,
             "layer_replication": None, "a_field_to_come": None, "bias": "none", "init_lora_weights": "gaussian"}  # fmt: skip
     arrays = tensors()
-    found = read_adapter(write(tmp_path, config(**more), arrays), MODULES)
+    found = read_adapter(write(tmp_path, config(**more), arrays), MODULES, "llama")
     assert found.base == "org/base" and set(found.modules) == set(MODULES)
     for name, one in found.modules.items():
         np.testing.assert_array_equal(one.a, arrays[f"{PREFIX}{name}.lora_A.weight"])
@@ -33,7 +34,7 @@ def test_what_peft_writes(tmp_path: Path) -> None:
      ({"alpha_pattern": {"p_proj": 1, "0.mlp.up_proj": 1}}, 2.0), ({"lora_alpha": 0}, 0.0)],
 )  # fmt: skip
 def test_scales(changes: dict[str, Any], scale: float, tmp_path: Path) -> None:
-    found = read_adapter(write(tmp_path, config(**changes), tensors()), MODULES)
+    found = read_adapter(write(tmp_path, config(**changes), tensors()), MODULES, "llama")
     assert found.modules["model.layers.1.mlp.up_proj"].scale == scale
 
 
@@ -50,13 +51,13 @@ FIELDS = {
 def test_fields_that_would_change_the_answers_are_refused(field: str, tmp_path: Path) -> None:
     write(tmp_path, config(**{field: FIELDS[field]}), tensors())
     with pytest.raises(CheckpointError, match=f"the adapter's '{field}'"):
-        read_adapter(tmp_path, MODULES)
+        read_adapter(tmp_path, MODULES, "llama")
 
 
 @pytest.mark.parametrize("value", [None, True, 4.0, 1025, 10**30, "4", [4]])
 def test_ranks_that_make_no_sense(value: Any, tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match="the adapter's 'r'"):
-        read_adapter(write(tmp_path, config(r=value), tensors()), MODULES)
+        read_adapter(write(tmp_path, config(r=value), tensors()), MODULES, "llama")
 
 
 @pytest.mark.parametrize(
@@ -66,7 +67,7 @@ def test_configs_that_are_none(text: str, tmp_path: Path) -> None:
     write(tmp_path, config(), tensors())
     (tmp_path / "adapter_config.json").write_text(text)
     with pytest.raises(CheckpointError):
-        read_adapter(tmp_path, MODULES)
+        read_adapter(tmp_path, MODULES, "llama")
 
 
 FIRST = f"{PREFIX}model.layers.0.self_attn.q_proj.lora_A.weight"
@@ -92,7 +93,8 @@ WRONG: dict[str, tuple[Callable[[], Tensors], str]] = {
     "another layer": (changed(**{FIRST.replace("layers.0", "layers.7"): np.zeros((4, 16), np.float32)}), "layers.7"),
     "dora": (changed(**{FIRST.replace("lora_A.weight", "lora_magnitude_vector"): np.ones(32, np.float32)}), "magnitude"),
     "whole module": (changed(**{f"{PREFIX}lm_head.weight": np.zeros((9, 16), np.float32)}), "lm_head"),
-    "embedding": (changed(**{f"{PREFIX}model.embed_tokens.lora_embedding_A": np.zeros((4, 9), np.float32)}), "embed_tokens"),
+    "embedding": (changed(**{f"{PREFIX}model.embed_tokens.lora_embedding_A": np.zeros((4, 9), np.float32)}), "of embeddings are not supp.*embed_tokens"),
+    "head": (changed(**{f"{PREFIX}lm_head.lora_A.weight": np.zeros((4, 16), np.float32)}), "of lm_head are not supported"),
     "nothing": (dict, "the adapter has no tensors"),
 }  # fmt: skip
 
@@ -101,7 +103,46 @@ WRONG: dict[str, tuple[Callable[[], Tensors], str]] = {
 def test_tensors_that_do_not_fit(case: str, tmp_path: Path) -> None:
     make, message = WRONG[case]
     with pytest.raises(CheckpointError, match=message):
-        read_adapter(write(tmp_path, config(), make()), MODULES)
+        read_adapter(write(tmp_path, config(), make()), MODULES, "llama")
+
+
+@pytest.fixture(params=["folder", "hub", "library", "nothing"])
+def of_gemma(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Path, bool]:
+    """An adapter of Gemma 2, and whether its files or this machine's say so."""
+    known, cache, mapping = request.param, tmp_path / "hub" / "models--org--base", {}
+    base = {"folder": str(tmp_path / "base"), "hub": "org/base"}.get(known, "no/such/base")
+    if known == "library":
+        mapping = {"base_model_class": "AForCausalLM", "parent_library": "transformers.models.gemma2.modeling_gemma2"}
+    for folder in (tmp_path / "base", cache / "snapshots" / "1", cache / "refs"):
+        folder.mkdir(parents=True)
+        (folder / "config.json").write_text('{"model_type": "gemma2"}')
+    (cache / "refs" / "main").write_text("1")
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "hub"))
+    fields = config(base_model_name_or_path=base, auto_mapping=mapping)
+    return write(tmp_path, fields, tensors()), known != "nothing"
+
+
+@pytest.mark.parametrize("family", ["llama", "gemma3_text", "mistral"])
+def test_an_adapter_of_another_family_with_equal_shapes(family: str, of_gemma: tuple[Path, bool]) -> None:
+    folder, is_known = of_gemma
+    with (
+        pytest.raises(CheckpointError, match=f"another family of models .*expected '{family}'; found 'gemma2'")
+        if is_known
+        else nullcontext()
+    ):
+        read_adapter(folder, MODULES, family)
+    assert read_adapter(folder, MODULES, "gemma2").modules
+
+
+@pytest.mark.parametrize("base, family", [("mistral", "llama"), ("gemma3", "gemma3_text"), ("llama", "mistral")])
+def test_families_of_several_names(base: str, family: str, tmp_path: Path) -> None:
+    mapping = {"parent_library": f"transformers.models.{base}.modeling_{base}"}
+    assert read_adapter(write(tmp_path, config(auto_mapping=mapping), tensors()), MODULES, family).modules
+
+
+@pytest.mark.parametrize("base", ["", 5, "\x00", "a" * 5000, "//host/share", "../..", "/dev"])
+def test_bases_that_are_no_models(base: Any, tmp_path: Path) -> None:
+    assert read_adapter(write(tmp_path, config(base_model_name_or_path=base), tensors()), MODULES, "llama").modules
 
 
 def test_files_that_are_cut_off_or_missing(tmp_path: Path) -> None:
@@ -110,13 +151,13 @@ def test_files_that_are_cut_off_or_missing(tmp_path: Path) -> None:
     for count in (0, 7, 100, len(whole) - 1):
         path.write_bytes(whole[:count])
         with pytest.raises(CheckpointError):
-            read_adapter(tmp_path, MODULES)
+            read_adapter(tmp_path, MODULES, "llama")
     path.unlink()
     with pytest.raises(CheckpointError, match=r"adapter_model\.safetensors"):
-        read_adapter(tmp_path, MODULES)
+        read_adapter(tmp_path, MODULES, "llama")
     (tmp_path / "adapter_model.bin").write_bytes(b"\x80")
     with pytest.raises(CheckpointError, match="pickle"):
-        read_adapter(tmp_path, MODULES)
+        read_adapter(tmp_path, MODULES, "llama")
     (tmp_path / "adapter_config.json").unlink()
     with pytest.raises(CheckpointError, match=r"adapter_config\.json"):
-        read_adapter(tmp_path, MODULES)
+        read_adapter(tmp_path, MODULES, "llama")

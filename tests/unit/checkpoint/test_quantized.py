@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -115,6 +115,33 @@ def _index(value: int) -> Any:
         ("awq", {"version": "gemv"}, "version"),
         ("awq", {"group_size": 128}, "contradict"),
         ("awq", {"rotation": 1}, "rotation"),
+        *[
+            ("gptq", {name: value}, name)
+            for name, value in [
+                ("rotation", "hadamard"),
+                ("adapter", {"rank": 8}),
+                ("spinquant_config", {"r1": True}),
+                ("super_bits", 6),
+                ("static_kv_dtype", "fp8"),
+                ("data_type", "mx_fp"),
+                ("act_bits", 8),
+                ("is_marlin_format", True),
+                ("format", "marlin"),
+                ("pack_dtype", "int16"),
+                ("awq_gemm_checkpoint", True),
+                ("codebook", "e8p"),
+                ("kv_cache_scheme", {"num_bits": 8}),
+                ("w_bit", 8),
+            ]
+        ],
+        ("gptq", {"checkpoint_format": "gptq", "format": "gptq_v2"}, "format"),
+        ("awq", {"version": "gemm", "format": "gemv_fast"}, "format"),
+        ("awq", {"backend": "llm-awq"}, "backend"),
+        ("awq", {"act_bits": 8}, "act_bits"),
+        ("awq", {"method": "gptq"}, "method"),
+        ("gptq", {"quant_method": "auto-round", "packing_format": "auto_round:llm_compressor"}, "packing_format"),
+        ("gptq", {"quant_method": "intel/auto-round", "backend": "auto_round:exllamav2"}, "packing_format"),
+        ("gptq", {"quant_method": "auto-round", "data_type": "nv_fp"}, "data_type"),
         ("mlx", {"bits": 7}, "bits"),
         ("mlx", {"mode": "mxfp6"}, "mode"),
         ("mlx", {"mode": "mxfp8"}, "bits"),
@@ -136,6 +163,93 @@ def test_fields_that_change_the_result_are_refused_by_name(
 ) -> None:
     write(tmp_path, method, Form(4, 32, "biases" if method == "mlx" else "zeros"), config=config)
     assert message in refused(tmp_path)
+
+
+# What tools write beside the format, as published checkpoints have it.
+TOOLS: Mapping[str, Mapping[str, Any]] = {
+    "AutoRound": {
+        "autoround_version": "0.16.1", "provider": "auto-round", "data_type": "int", "to_quant_block_names": "model.layers",
+        "block_name_to_quantize": ["model.layers"], "iters": 1000, "lr": 1e-3, "minmax_lr": 1e-3, "nsamples": 512, "seqlen": 2048,
+        "amp": True, "batch_size": 4, "enable_minmax_tuning": True, "enable_quanted_input": True, "dataset": "pile-10k",
+        "enable_norm_bias_tuning": False, "gradient_accumulate_steps": 2, "low_gpu_mem_usage": True, "scale_dtype": "torch.float16",
+        "static_kv_granularity": "tensor", "supported_types": ["Linear"], "act_bits": 16, "act_dynamic": True, "act_sym": True,
+        "act_group_size": 32, "act_data_type": "int", "extra_config": {"m.o_proj": {"bits": 16, "data_type": "float"}},
+    },
+    "GPTQModel": {
+        "meta": {"quantizer": ["gptqmodel:5.0.0"], "mse": 0.0, "gptaq": None}, "dynamic": {"-:.*o_proj": {}}, "lm_head": False,
+        "pack_dtype": "int32", "mse": 2.4, "hyb_act": False, "v2": True, "v2_alpha": 0.25, "act_group_aware": True,
+        "damp_auto_increment": 0.01, "quantizer": "gptqmodel:5.0.0", "failsafe_strategy": "rtn", "offload_to_disk": True,
+        "sym": True, "desc_act": False, "rotation": None, "adapter": None,
+    },
+    "optimum": {
+        "dataset": "c4", "tokenizer": None, "damp_percent": 0.1, "true_sequential": True, "static_groups": False, "batch_size": 1,
+        "model_seqlen": 2048, "exllama_config": {"version": 1}, "use_exllama": True, "use_cuda_fp16": False, "pad_token_id": None,
+        "cache_block_outputs": True, "module_name_preceding_first_block": ["model.embed_tokens"], "max_input_length": None,
+        "modules_in_block_to_quantize": [["self_attn.q_proj"]], "model_file_base_name": "model", "disable_exllama": True,
+    },
+    "AutoAWQ": {
+        "modules_to_not_convert": ["lm_head"], "do_fuse": True, "fuse_max_seq_len": 512, "modules_to_fuse": {"mlp": []},
+        "backend": "autoawq", "exllama_config": {"version": 2}, "duo_scaling": True, "n_parallel_calib_samples": 8,
+    },
+}  # fmt: skip
+NAMES: Mapping[str, Sequence[Mapping[str, Any]]] = {
+    "gptq": (
+        {}, {"checkpoint_format": "gptq", "format": "gptq", "method": "gptq"}, {"bits": None, "wbits": 4},
+        {"group_size": None, "groupsize": 32},
+        *({"quant_method": "auto-round", "packing_format": f"auto_round:{name}"} for name in ("auto_gptq", "gptq")),
+        {"quant_method": "auto-round"}, {"quant_method": "intel/auto-round", "backend": "auto_round:gptq:exllamav2"},
+    ),
+    "gptq_v2": (
+        {"checkpoint_format": "gptq_v2"}, {"format": "GPTQ_V2"},
+        *({"quant_method": "auto-round", "packing_format": name} for name in ("auto_round", "auto_round:gptqmodel")),
+    ),
+    "awq": (
+        {}, {"version": "GEMM", "format": "gemm", "method": "awq"}, {"version": None, "checkpoint_format": "gemm"},
+        *({"quant_method": "auto-round", "packing_format": f"auto_round:{name}"} for name in ("auto_awq", "awq")),
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("tool", TOOLS)
+@pytest.mark.parametrize(
+    "version, names", [(version, names) for version, each in NAMES.items() for names in each], ids=str
+)
+def test_what_tools_write_beside_the_format_changes_nothing(
+    version: str, names: Mapping[str, Any], tool: str, tmp_path: Path
+) -> None:
+    method = version.removesuffix("_v2")
+    form = Form(4, 32, fields=V2 if version == "gptq_v2" else {})
+    fields = {**dict.fromkeys(form.fields), **TOOLS[tool], **names}
+    codes = write(tmp_path, method, form, config=fields)
+    found = open_checkpoint(tmp_path)
+    np.testing.assert_array_equal(found.read("m.q_proj.weight"), codes.values())
+    assert found.quantized_as == names.get("quant_method", method).removeprefix("intel/")
+
+
+def test_what_llm_compressor_writes_beside_the_format_changes_nothing(tmp_path: Path) -> None:
+    beside = {
+        "observer": "mse",
+        "observer_kwargs": {"maxshrink": 0.2},
+        "actorder": "static",
+        "scale_dtype": "torch.float16",
+    }
+    fields = METHODS["compressed-tensors"][1](Form(4, 32, fields=beside))["quantization_config"]
+    fields |= {"version": "0.15.0", "global_compression_ratio": 1.5, "run_compressed": True, "provider": "auto-round",
+               "transform_config": {}, "sparsity_config": {}, "use_optimized_inference": True}  # fmt: skip
+    codes = write(tmp_path, "compressed-tensors", Form(4, 32), config=fields)
+    np.testing.assert_array_equal(open_checkpoint(tmp_path).read("m.q_proj.weight"), codes.values())
+
+
+def test_what_transformers_writes_is_read(tmp_path: Path) -> None:
+    from transformers.utils.quantization_config import AutoRoundConfig, AwqConfig, GPTQConfig
+
+    for method, config in (
+        ("gptq", GPTQConfig(4, group_size=32)), ("awq", AwqConfig(4, group_size=32)), ("gptq", AutoRoundConfig(4, 32)),
+    ):  # fmt: skip
+        codes = write(
+            tmp_path, method, Form(4, 32), config={**config.to_dict(), "quant_method": config.quant_method.value}
+        )
+        np.testing.assert_array_equal(open_checkpoint(tmp_path).read("m.q_proj.weight"), codes.values())
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,11 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
 pytest.importorskip("fastapi")
 
 from mlcpipe.bundle import read_manifest
@@ -18,11 +23,14 @@ from mlcpipe.cli.serve import _name_of
 from mlcpipe.errors import UsageError
 from mlcpipe.runtime.serving.interface import EngineStats
 from mlcpipe.server.metrics import Metrics, merged
+from mlcpipe.version import RAY
 from tests.conftest import DEMO
 from tests.unit.cli.conftest import Run
 
 if TYPE_CHECKING:
     from tests.conftest import Bundles
+
+ROOT = Path(__file__).parents[3]
 
 
 @pytest.mark.fast_cases("model", "port")
@@ -76,6 +84,20 @@ def test_replicas_need_ray(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delitem(sys.modules, "mlcpipe.server.replicas", raising=False)
     with pytest.raises(UsageError, match=r"no ray.*pip install 'mlcpipe\[ray\]'"):
         serve_replicas.check_ray()
+
+
+@pytest.mark.parametrize("version", ["2.49.2", "2.6.0", "2.61.0", "3.0.0"])
+def test_replicas_need_a_version_of_ray(version: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(serve_replicas, "keep_ray_here", lambda: None)
+    monkeypatch.setattr(serve_replicas, "package_version", lambda name: version)
+    with pytest.raises(UsageError, match=rf"expected 2\.60; found {version}.*pip install 'mlcpipe\[ray\]'"):
+        serve_replicas.check_ray()
+
+
+def test_the_version_of_ray_is_the_extra_s() -> None:
+    (ray,) = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]["ray"]
+    major, minor = RAY.split(".")
+    assert ray == f"ray[serve]>={RAY},<{major}.{int(minor) + 1}"
 
 
 def test_replicas_refuse_what_is_of_one_engine(mlcpipe_run: Run, tmp_path: Path) -> None:

@@ -1,0 +1,31 @@
+"""AutoRound's own form: the tensors of GPTQ or of AWQ, as `packing_format` says.
+
+Symmetric models are `auto_round:auto_gptq`. The others may be plain `auto_round`, or `auto_round:gptqmodel`: their zero
+points are stored as they are, as in GPTQ's version 2. Before AutoRound 0.5 the method was `intel/auto-round`, and
+`backend` named a kernel behind the form: `auto_round:gptq:exllamav2`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from mlcpipe.checkpoint.matrix import Matrix
+from mlcpipe.checkpoint.methods import awq, gptq
+from mlcpipe.checkpoint.safetensors_reader import TensorInfo
+from mlcpipe.checkpoint.settings import Settings
+
+USUAL = "auto_round:auto_gptq"
+# `packing_format` -> a version of GPTQ, or AWQ.
+_FORMS = {
+    "auto": "gptq", USUAL: "gptq", "auto_round:gptq": "gptq",
+    "auto_round": "gptq_v2", "auto_round:gptqmodel": "gptq_v2",
+    "auto_round:auto_awq": "awq", "auto_round:awq": "awq",
+}  # fmt: skip
+
+
+def matrices(settings: Settings, tensors: Mapping[str, TensorInfo]) -> tuple[dict[str, Matrix], set[str]]:
+    """The matrices of codes by name, and the tensors that were used. Raises ConfigError and CheckpointError."""
+    backend = str(settings.take("backend", ""))
+    old = ":".join(backend.split(":")[:2]) if backend.startswith("auto_round:") else USUAL
+    form = _FORMS[settings.choice("packing_format", _FORMS, old)]
+    return awq.matrices(settings, tensors) if form == "awq" else gptq.matrices_of(form, settings, tensors)

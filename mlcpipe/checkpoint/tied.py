@@ -1,0 +1,48 @@
+"""Embeddings that are the model's head too: what config.json says of them, and what is stored."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from types import MappingProxyType
+
+from mlcpipe.checkpoint.checkpoint import Checkpoint
+from mlcpipe.checkpoint.matrix import Matrix
+from mlcpipe.checkpoint.safetensors_reader import TensorInfo, read_bytes
+
+_FIELD = "tie_word_embeddings"
+_EMBEDDINGS = ("model.embed_tokens.weight", "embed_tokens.weight")
+_HEAD = "lm_head.weight"
+_NORM = "model.norm.weight"  # of a whole model: draft heads, too, have a head alone
+_CHUNK_BYTES = 4 << 20
+
+
+def settled(checkpoint: Checkpoint) -> Checkpoint:
+    """The same checkpoint, whose head is the embedding only if what is stored allows it (transformers' `tie_weights`).
+
+    Unless config.json says that they are not tied, a head that differs from the embedding is one of its own, and a head
+    alone is the embedding: a model of a family that does not tie them by default then lacks a head.
+    """
+    tensors = dict(checkpoint.tensors)
+    embedding, head = next(filter(None, map(tensors.get, _EMBEDDINGS)), None), tensors.get(_HEAD)
+    if head is None or checkpoint.config.get(_FIELD) is False:
+        return checkpoint
+    if embedding is not None and not _same(embedding, head):
+        return replace(checkpoint, config={**checkpoint.config, _FIELD: False})
+    if embedding is not None or _NORM not in tensors:
+        return checkpoint
+    tensors[_EMBEDDINGS[0]] = replace(tensors.pop(_HEAD), name=_EMBEDDINGS[0])
+    return replace(checkpoint, tensors=MappingProxyType(dict(sorted(tensors.items()))))
+
+
+def _same(embedding: TensorInfo, head: TensorInfo) -> bool:
+    """Whether both are stored alike, which is read up to the first difference; of codes it is not asked."""
+    if isinstance(embedding, Matrix) or isinstance(head, Matrix):
+        return False
+    if (embedding.shape, embedding.dtype) != (head.shape, head.dtype):
+        return False
+    return all(_part(embedding, begin) == _part(head, begin) for begin in range(0, embedding.nbytes, _CHUNK_BYTES))
+
+
+def _part(tensor: TensorInfo, begin: int) -> memoryview:
+    nbytes = min(_CHUNK_BYTES, tensor.nbytes - begin)
+    return read_bytes(replace(tensor, offset=tensor.offset + begin, nbytes=nbytes))

@@ -1,0 +1,97 @@
+"""Compiled libraries in a process that lives on while their files change."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import pytest
+
+from mlcpipe import Engine, SamplingParams
+from mlcpipe.compiler.link import find_linker
+from mlcpipe.devices.support import tvm_runtime
+from tests.conftest import Bundles
+
+# A function of TVM's calling convention (tvm/ffi/c_api.h): its result has a type, 1 for integers, and a value.
+SOURCE = """
+struct value { int type; int padding; long long number; };
+static long long number = %d;
+int __tvm_ffi_number(void* self, const struct value* arguments, int count, struct value* result) {
+  result->type = 1, result->padding = 0, result->number = number;
+  return 0;
+}
+"""
+
+
+def renamed(new: Path, library: Path) -> None:
+    staged = Path(shutil.copy(new, library.with_name("staged")))
+    os.replace(staged, library)
+
+
+def removed_first(new: Path, library: Path) -> None:
+    shutil.rmtree(library.parent)
+    library.parent.mkdir()
+    shutil.copy(new, library)
+
+
+def written_over(new: Path, library: Path) -> None:
+    library.write_bytes(new.read_bytes())
+
+
+@pytest.fixture(scope="module")
+def libraries(tmp_path_factory: pytest.TempPathFactory) -> Sequence[Path]:
+    """Three, that return 0, 1 and 2."""
+    folder, linker = tmp_path_factory.mktemp("libraries"), find_linker()
+    made = [folder / f"{number}.so" for number in range(3)]
+    for number, path in enumerate(made):
+        source = path.with_suffix(".c")
+        source.write_text(SOURCE % number)
+        linker.run(["-shared", "-fPIC", "-o", str(path), str(source)])
+    return made
+
+
+@pytest.mark.parametrize("in_memory", [True, False])
+@pytest.mark.parametrize("replace", [renamed, removed_first, written_over])
+def test_a_library_is_the_one_that_its_file_holds(
+    replace: Callable[[Path, Path], None], in_memory: bool, libraries: Sequence[Path], tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    if not in_memory:
+        monkeypatch.delattr(os, "memfd_create", raising=False)  # as on macOS and Windows
+    path = tmp_path / "lib" / "model.so"
+    path.parent.mkdir()
+    modules = []
+    for number in (0, 1, 2, 1):
+        replace(libraries[number], path)
+        modules.append(tvm_runtime.load_module(path))
+    assert [module["number"]() for module in modules] == [0, 1, 2, 1]
+    modules.append(tvm_runtime.load_module(tmp_path / "lib" / ".." / "lib" / path.name))
+    assert all(module.same_as(modules[1]) for module in modules[3:])
+
+
+def test_what_is_no_library_keeps_nothing_open(tmp_path: Path) -> None:
+    path = tmp_path / "model.so"
+    path.write_bytes(b"\x7fELF")
+    before = os.listdir("/proc/self/fd") if os.path.isdir("/proc/self/fd") else []
+    for _ in range(3):
+        with pytest.raises(RuntimeError, match="model.so|/proc/self/fd"):
+            tvm_runtime.load_module(path)
+    assert len(before) == (len(os.listdir("/proc/self/fd")) if before else 0)
+
+
+@pytest.mark.parametrize("is_alive", [False, True], ids=["deleted", "alive"])
+def test_a_bundle_in_the_folder_of_another(is_alive: bool, tiny_bundles: Bundles, tmp_path: Path) -> None:
+    folder, prompt, engines = tmp_path / "bundle", list(b"a prompt"), []
+    for quantization in ("q0f32", "q4f16_1"):
+        shutil.rmtree(folder, ignore_errors=True)
+        shutil.copytree(tiny_bundles[quantization], folder)
+        engines.append(Engine(folder, threads=1))
+        answers = [
+            engine.generate(prompt, sampling=SamplingParams(temperature=0), max_tokens=8, ignore_eos=True).token_ids
+            for engine in (engines[-1], Engine(tiny_bundles[quantization], threads=1))
+        ]
+        assert answers[0] == answers[1]
+        if not is_alive:
+            engines.clear()

@@ -58,8 +58,8 @@ def atomic_write(path: Path, data: bytes) -> None:
 
 
 @contextmanager
-def atomic_file(path: Path, needed_bytes: int) -> Iterator[BinaryIO]:
-    """Yields an empty file, which becomes `path` when the block ends without an exception.
+def atomic_file(path: Path, needed_bytes: int, mode: int = 0o666) -> Iterator[BinaryIO]:
+    """Yields an empty file of this mode of open(2), which becomes `path` when the block ends without an exception.
 
     A reader sees the old content or the new. Writers wait for each other. What a killed writer left beside is removed.
     Raises ResourceError when the disk has less than `needed_bytes` or fills up, UsageError when another writer takes
@@ -73,7 +73,8 @@ def atomic_file(path: Path, needed_bytes: int) -> Iterator[BinaryIO]:
     with full_disk_named(path, needed_bytes), only_writer(path, busy, wait_s=_WRITER_S):
         partial.unlink(missing_ok=True)
         try:
-            with partial.open("xb") as file:
+            partial.touch(mode, exist_ok=False)
+            with partial.open("wb") as file:
                 yield file
                 file.flush()
                 os.fsync(file.fileno())

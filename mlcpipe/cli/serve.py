@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from enum import Enum
@@ -61,6 +62,12 @@ def serve_command(
         list[str] | None,
         typer.Option(help="A key that clients must send; several are allowed. MLCPIPE_API_KEY hides it from `ps`."),
     ] = None,
+    share_prompts: Annotated[
+        bool,
+        typer.Option(
+            "--share-prompts", help="Share computed and saved prompts among all keys; else each key has its own."
+        ),
+    ] = False,
     name: Annotated[str | None, typer.Option(help="The model's name for clients. (default: the checkpoint's)")] = None,
     alias: Annotated[
         list[str] | None,
@@ -119,8 +126,15 @@ def serve_command(
     adapter_ranks: Annotated[
         int | None,
         typer.Option(
-            help="Ranks of all adapters that are loaded at once, each rounded up to 16. (default: those of --adapter, "
-            f"at least {DEFAULT_ADAPTER_RANKS})"
+            help="Ranks of all adapters that are loaded at once, each rounded up to 16. (default with --adapter or "
+            f"--adapter-folder: those of --adapter, at least {DEFAULT_ADAPTER_RANKS})"
+        ),
+    ] = None,
+    adapter_folder: Annotated[
+        list[Path] | None,
+        typer.Option(
+            help="A folder whose adapters clients with a key may load while the server runs; several are allowed. "
+            "(default: all folders)"
         ),
     ] = None,
     semantic_cache: Annotated[
@@ -172,7 +186,7 @@ def serve_command(
 
     try:
         from mlcpipe.server.app import create_app
-        from mlcpipe.server.guard import Rules
+        from mlcpipe.server.guard import Rules, is_loopback, namespace_of
         from mlcpipe.server.run import bound_socket, serve
         from mlcpipe.server.semantic_cache import SemanticCache
     except ImportError as error:
@@ -188,10 +202,14 @@ def serve_command(
         raise UsageError("--draft-model", expected="no --draft off", found=draft_model)
     if draft_head is not None and (draft_model is not None or draft is DraftKind.off):
         raise UsageError("--draft-head", expected="no --draft-model and no --draft off", found=draft_head)
+    if share_prompts and len(set(keys)) < 2:
+        raise UsageError("--share-prompts has no effect", expected="two keys or more", found=len(set(keys)))
+    if adapter_folder and not keys:
+        raise UsageError("--adapter-folder has no effect", expected="--api-key", found="no key")
     folders = _adapter_folders(adapter or ())
     texts = [_system_message(path) for path in warm or ()]
     if ray is not None:
-        check_ray(prefixes=prefixes)
+        check_ray(**{"prefixes": prefixes, "adapter-folder": adapter_folder})
         threads = threads_of_each(ray, threads)
     if prefixes is not None:
         _make_folder(prefixes)
@@ -201,7 +219,7 @@ def serve_command(
         with console_progress(console) as progress:
             bundle = prepare_bundle(
                 model, device, quantization, target=target, kv_cache_dtype=kv_cache_dtype,
-                adapters=bool(folders or adapter_ranks), draft_head=draft_head, progress=progress,
+                adapters=bool(folders or adapter_ranks or adapter_folder), draft_head=draft_head, progress=progress,
             )  # fmt: skip
             drafts = None
             if draft_model is not None:
@@ -212,6 +230,8 @@ def serve_command(
         changed = {
             "semantic_cache": semantic_cache,
             "adapter_ranks": adapter_ranks,
+            "adapter_folder": adapter_folder,
+            "share_prompts": share_prompts,
             "step_ms": step_ms != DEFAULT_STEP_MS,
             "draft": draft is not DraftKind.lookup,
             "draft_model": draft_model,
@@ -223,7 +243,11 @@ def serve_command(
         where = f"[{host}]" if ":" in host else host
         address = f"http://{where}:{bound.getsockname()[1]}"
 
-        rules = Rules(keys, host, max_per_key)
+        loopback = is_loopback(bound.getsockname()[0])
+        rules = Rules(keys, host, loopback, max_per_key, shares_prompts=share_prompts, adapter_folders=adapter_folder)
+        namespaces = {namespace_of(owner) for owner in rules.owners.values()} or {""}
+        if not loopback and not keys:
+            say(console, f"warning: everybody who reaches {host} may use the model: set --api-key")
         if ray is not None:
             check_on_host(manifest, device)
         names = (name or _name_of(model, manifest), *(alias or ()))
@@ -249,8 +273,8 @@ def serve_command(
                 ray or 1, swap_bytes,
             )  # fmt: skip
             smaller = None if drafts is None else _draft_model(drafts, engine, engine_device(device))
-            loaded = _load(engine, names, plan, folders, prefixes, smaller)
-            _warm(loaded, texts)
+            loaded = _load(engine, names, plan, folders, prefixes, smaller, bool(adapter_folder))
+            _warm(loaded, texts, namespaces)
             if encoder is not None:
                 embedder = Embedder(encoder, device=engine_device(device), threads=threads)
                 cache = SemanticCache(embedder, semantic_threshold, semantic_entries)
@@ -284,15 +308,15 @@ def _make_folder(folder: Path) -> None:
         raise UsageError("--prefixes", where=folder, expected="a folder", found=error.strerror) from None
 
 
-def _warm(loaded: Loaded, texts: Iterable[str]) -> None:
-    """Compute what conversations with these system messages begin with, before anybody asks."""
+def _warm(loaded: Loaded, texts: Iterable[str], namespaces: Iterable[str]) -> None:
+    """Compute what conversations with these system messages begin with, before anybody asks, in each namespace."""
     from mlcpipe.runtime.sampling_params import SamplingParams
     from mlcpipe.runtime.serving.interface import Request
     from mlcpipe.server.prompts import system_tokens
 
-    for text in texts:
+    for text, namespace in itertools.product(texts, namespaces):
         tokens = system_tokens(loaded.tokenizer, text)
-        for event in loaded.engine.submit(Request(tokens, 1, SamplingParams(temperature=0.0))):
+        for event in loaded.engine.submit(Request(tokens, 1, SamplingParams(temperature=0.0), namespace=namespace)):
             if event.error is not None:
                 raise event.error
 
@@ -342,6 +366,7 @@ def _load(
     adapters: Mapping[str, Path],
     folder: Path | None,
     draft_model: Engine | None,
+    clients_load: bool,
 ) -> Loaded:
     from mlcpipe.runtime.serving.adapters import read_packed
     from mlcpipe.runtime.serving.open_engine import open_engine
@@ -364,7 +389,7 @@ def _load(
     if taken := set(names) & adapters.keys():
         raise UsageError("--adapter", expected="a name that the model does not have", found=taken.pop())
     ranks = plan.adapter_ranks
-    if ranks is None and packed:
+    if ranks is None and (packed or clients_load):
         ranks = max(RANK * sum(one.blocks for one in packed), DEFAULT_ADAPTER_RANKS)
     plan = plan._replace(adapter_ranks=ranks or 0)
     serving = open_engine(

@@ -104,8 +104,9 @@ def write_chat(
     prompt_tokens: int,
     layers: Iterable[NDArray[np.int8]],
     chat: Mapping[str, Any] | None,
+    mode: int = 0o666,
 ) -> None:
-    """Write a file as a whole or not at all; `layers` are the pages int8[pages, bytes] of each.
+    """Write a file as a whole or not at all; `layers` are the pages int8[pages, bytes] of each; `mode` is `open(2)`'s.
 
     Raises UsageError where `path` has another kind of file or cannot be written, and for a chat that is no JSON;
     ResourceError where the disk has no room.
@@ -118,7 +119,7 @@ def write_chat(
     parts: Iterable[Any] = itertools.chain([begin.ljust(header.pages_begin, b"\0")], layers)
     digest = hashlib.sha256()
     try:
-        with atomic_file(path, header.file_bytes) as file:
+        with atomic_file(path, header.file_bytes, mode) as file:
             for part in parts:
                 digest.update(part)
                 file.write(part)

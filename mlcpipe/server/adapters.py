@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import os
+from collections.abc import Collection
+from contextlib import suppress
 from pathlib import Path
 from typing import Annotated
 
 from fastapi import APIRouter, Depends, Request
 from fastapi.responses import PlainTextResponse
 
+from mlcpipe.checkpoint.peft import CONFIG
 from mlcpipe.errors import MlcpipeError
 from mlcpipe.files import local_path
 from mlcpipe.server.bodies import Body, body_schema, parsed
@@ -35,10 +39,12 @@ class UnloadBody(Body):
 async def load(request: Request, body: Annotated[LoadBody, Depends(parsed(LoadBody))]) -> PlainTextResponse:
     """Have requests choose an adapter by the name of its model."""
     service, name = _service(request), body.lora_name
+    try:
+        service.engine.check_adapters()
+    except MlcpipeError as error:
+        raise refused(error) from None
     service.check_free(name)
-    folder = local_path(body.lora_path)
-    if folder is None or not Path(folder).is_dir():
-        raise ApiError(400, f"lora_path: no folder {body.lora_path[:200]!r}", param="lora_path")
+    folder = await service.apart(lambda: _folder(body.lora_path, request.app.state.rules.adapter_folders))
     packed = await service.apart(lambda: service.engine.read_adapter(folder, name))
     service.check_free(name)  # another client may have been faster
     service.loading.add(name)
@@ -62,9 +68,20 @@ async def unload(request: Request, body: Annotated[UnloadBody, Depends(parsed(Un
     return PlainTextResponse(f"Success: LoRA adapter '{name}' removed successfully.")
 
 
+def _folder(path: str, allowed: Collection[Path] | None) -> Path:
+    """The folder of an adapter. Raises ApiError, the same for all that is none: clients learn of no other files."""
+    given = local_path(path)
+    with suppress(OSError, ValueError):
+        folder = Path(os.path.realpath(given or "/"))
+        inside = allowed is None or any(folder.is_relative_to(os.path.realpath(one)) for one in allowed)
+        if given is not None and inside and (folder / CONFIG).is_file():
+            return folder
+    raise ApiError(400, "lora_path: expected the folder of an adapter that clients may load", param="lora_path")
+
+
 def _service(request: Request) -> Service:
     """The service, for servers whose clients have a key: the path of a folder is not for everybody to try."""
-    if not request.app.state.has_keys:
+    if not request.app.state.rules.keys:
         raise ApiError(403, "adapters are loaded by clients with a key alone: start the server with --api-key")
     service: Service = request.app.state.service
     return service

@@ -39,7 +39,7 @@ def create_app(rules: Rules = Rules(), page: Path | None = None, *, embeds: bool
     `app.state.service` is None until the model is loaded; until then requests get 503.
     """
     app = FastAPI(title="mlcpipe", version=__version__, docs_url=None, redoc_url=None)
-    app.state.service, app.state.has_keys = None, bool(rules.keys)
+    app.state.service, app.state.rules = None, rules
     for api in EMBEDDING_APIS if embeds else APIS:
         app.include_router(api.router)
     open_paths = {*OPEN_PATHS}

@@ -2,24 +2,77 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Coroutine, Sequence
-from typing import Any, Literal, TypeVar
+from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
 from fastapi import Request
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, GetCoreSchemaHandler, PrivateAttr, ValidationError
 
 from mlcpipe.server.errors import ApiError, invalid
+from mlcpipe.server.guard import namespace_of
 
-_B = TypeVar("_B", bound=BaseModel)
+_B = TypeVar("_B", bound="Body")
 MAX_STOPS = 16
 MAX_STOP_CHARS = 1024
 MAX_CHOICES = 64
+MAX_ITEMS = 4096  # of a list: messages, parts of a message, tools
+MAX_BIASES = 16384
+MAX_UNKNOWN = 256  # fields that are ignored
+MAX_IDS = 1 << 20  # values of a body that may have lists of token ids
+_STRUCTURE = b'"[{:,'
+_TEXT = bytes(set(range(256)) - set(_STRUCTURE))
+
+
+def _shorten(schema: Any, most: int) -> None:
+    """Have all lists of a core schema stop at their first wrong item, and after so many."""
+    if isinstance(schema, dict):
+        if schema.get("type") == "list":
+            schema["fail_fast"] = True
+            schema.setdefault("max_length", most)
+        for part in schema.values():
+            _shorten(part, most)
+    elif isinstance(schema, list):
+        for part in schema:
+            _shorten(part, most)
+
+
+def _numbers(biases: Any) -> Any:
+    """Stop at the first wrong item of a mapping, which pydantic cannot."""
+    if isinstance(biases, dict):
+        if len(biases) > MAX_BIASES:
+            raise ValueError(f"expected at most {MAX_BIASES} tokens")
+        if not all(type(bias) in (int, float) and abs(bias) <= sys.float_info.max for bias in biases.values()):
+            raise ValueError("expected numbers")
+    return biases
 
 
 class Body(BaseModel):
-    """A JSON object whose known fields have exactly their types; others are kept in `model_extra`, to be counted."""
+    """A JSON object whose known fields have exactly their types; others are kept in `model_extra`, to be counted.
+
+    The first wrong item of a list ends the check, and a list is short: an error takes much more memory than an item.
+    """
 
     model_config = ConfigDict(strict=True, extra="allow", allow_inf_nan=False, protected_namespaces=())
+    most_values: ClassVar[int] = 1 << 18
+    _nbytes: int = PrivateAttr(0)
+    _owner: str = PrivateAttr("")
+
+    @classmethod
+    def __get_pydantic_core_schema__(cls, source: type[BaseModel], handler: GetCoreSchemaHandler) -> Any:
+        schema = handler(source)
+        _shorten(schema, MAX_ITEMS if cls.most_values < MAX_IDS else MAX_IDS)
+        return schema
+
+    @property
+    def nbytes(self) -> int:
+        """Length of the JSON."""
+        return self._nbytes
+
+    @property
+    def namespace(self) -> str:
+        """Requests of one namespace share computed prompts; "" is that of all who name none."""
+        return namespace_of(self._owner, getattr(self, "cache_salt", None) or "")
 
 
 class SamplingFields(Body):
@@ -30,7 +83,7 @@ class SamplingFields(Body):
     temperature: float | None = None
     top_p: float | None = None
     seed: int | None = None
-    logit_bias: dict[str, float] | None = None
+    logit_bias: Annotated[dict[str, float] | None, BeforeValidator(_numbers)] = None
     presence_penalty: float | None = None
     frequency_penalty: float | None = None
     user: str | None = None
@@ -109,23 +162,51 @@ class Prediction(Body):
         return self.content if isinstance(self.content, str) else "".join(part.text for part in self.content)
 
 
+def owner_of(request: Request) -> str:
+    """Whose computed prompts a request may share, as the guard says."""
+    owner: str = getattr(request.state, "owner", "")
+    return owner
+
+
 def parsed(model: type[_B]) -> Callable[[Request], Coroutine[Any, Any, _B]]:
     """A dependency that reads a request's body. Raises ApiError for one that is no JSON, or of another form."""
 
     async def read(request: Request) -> _B:
-        data = await request.body()
-        try:
-            body = model.model_validate_json(data)
-        except ValidationError as error:
-            raise invalid(error) from None
-        except (ValueError, RecursionError) as error:
-            raise ApiError(400, f"the body is no JSON: {error}", code="invalid_body") from None
-        service = request.app.state.service
-        if service is not None:
-            service.metrics.count_unknown(request.url.path, body.model_extra or ())
+        data, service = await request.body(), request.app.state.service
+        body: _B = await service.aside(lambda: _read(model, data), len(data))
+        body._nbytes, body._owner = len(data), owner_of(request)
+        service.metrics.count_unknown(request.url.path, body.model_extra or ())
         return body
 
     return read
+
+
+def _read(model: type[_B], data: bytes) -> _B:
+    check_values(data, model.most_values)
+    try:
+        body = model.model_validate_json(data)
+    except ValidationError as error:
+        raise invalid(error) from None
+    except (ValueError, RecursionError) as error:
+        raise ApiError(400, f"the body is no JSON: {error}", code="invalid_body") from None
+    if len(body.model_extra or ()) > MAX_UNKNOWN:
+        message = f"the body has {len(body.model_extra or ())} unknown fields; expected at most {MAX_UNKNOWN}"
+        raise ApiError(400, message, code="invalid_body")
+    return body
+
+
+def check_values(data: bytes, most: int) -> None:
+    """Raises ApiError for JSON of more values than so many, before it takes the memory: some 100 bytes for each.
+
+    A value follows one of `[{:,`, of which only those outside of strings count. In what is no JSON, that is so up to
+    the place where a parser stops.
+    """
+    if sum(map(data.count, (b"[", b"{", b":", b","))) <= most:
+        return
+    bare = data.replace(rb"\\", b"").replace(rb"\"", b"").translate(None, _TEXT)
+    # Each string is a value or the name of one.
+    if bare.count(b'"') > 4 * most or len(b"".join(bare.split(b'"')[::2])) > most:
+        raise ApiError(400, f"the body has too many values; expected at most {most}", code="invalid_body")
 
 
 def body_schema(model: type[BaseModel]) -> dict[str, Any]:

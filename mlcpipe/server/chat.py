@@ -53,7 +53,7 @@ class ChatBody(CompletionFields):
 async def chat(request: Request, body: Annotated[ChatBody, Depends(parsed(ChatBody))]) -> EventStream | JSONResponse:
     """Answer a conversation."""
     service: Service = request.app.state.service
-    conversation = _conversation(body)
+    conversation = await service.aside(lambda: _conversation(body), body.nbytes)
     answers, headers = await _answers(service, request, body, conversation)
     frame = {
         "id": f"chatcmpl-{secrets.token_hex(12)}",

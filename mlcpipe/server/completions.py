@@ -13,9 +13,11 @@ from fastapi.responses import JSONResponse
 from pydantic import Field
 
 from mlcpipe.runtime.sampling_params import MAX_LOGPROBS, TokenLogprob
+from mlcpipe.runtime.serving import interface
+from mlcpipe.runtime.serving.grammar import GrammarSource
 from mlcpipe.runtime.text.tokenizer import Tokenizer
 from mlcpipe.server.answers import Answers, Reading
-from mlcpipe.server.bodies import MAX_CHOICES, CompletionFields, ResponseFormat, body_schema, parsed
+from mlcpipe.server.bodies import MAX_CHOICES, MAX_IDS, CompletionFields, ResponseFormat, body_schema, parsed
 from mlcpipe.server.chat import usage_json
 from mlcpipe.server.errors import ApiError
 from mlcpipe.server.service import Service, repeated
@@ -34,6 +36,7 @@ _FILL_IN = (
 class CompletionBody(CompletionFields):
     """The body of a request."""
 
+    most_values = MAX_IDS
     prompt: str | list[str] | list[int] | list[list[int]]
     suffix: str | None = None
     echo: bool | None = None
@@ -69,7 +72,7 @@ async def complete(
 
 async def _begin(service: Service, body: CompletionBody) -> tuple[Answers, list[str]]:
     """Ask for all answers; with `echo`, what each of them begins with. Raises ApiError."""
-    service.check_model(body.model)
+    service.check(body)
     n = body.n or 1
     if body.best_of is not None and body.best_of != n:
         raise ApiError(400, "best_of: expected n, or nothing", param="best_of", code="unsupported_parameter")
@@ -79,18 +82,22 @@ async def _begin(service: Service, body: CompletionBody) -> tuple[Answers, list[
     texts = [given] if given and isinstance(given[0], int) else given
     if not 0 < len(texts) * n <= MAX_CHOICES:
         raise ApiError(400, f"prompt: expected 1 to {MAX_CHOICES} answers", param="prompt")
-    prompts = await service.apart(lambda: _prompts(service.tokenizer, texts, body.suffix))
-    source = service.source(body, body.response_format, "none")
     reading = Reading(body.stops, continues=True)
-    requests, heads = [], []
-    for tokens in prompts:
-        if not tokens:
+
+    def prepare() -> tuple[list[interface.Request], list[str], GrammarSource | None]:
+        prompts = _prompts(service.tokenizer, texts, body.suffix)
+        if not all(prompts):
             raise ApiError(400, "prompt: expected at least one token", param="prompt")
-        request = service.request(body, tokens, body.max_tokens or _DEFAULT_TOKENS)
-        request = await service.constrained(replace(request, logprobs=body.logprobs), source)
-        requests += [(one, reading) for one in repeated(request, n)]
-        heads += [service.tokenizer.decode(tokens) if body.echo else ""] * n
-    return service.start(requests), heads
+        asked = [service.request(body, tokens, body.max_tokens or _DEFAULT_TOKENS) for tokens in prompts]
+        heads = [service.tokenizer.decode(tokens) if body.echo else "" for tokens in prompts]
+        return asked, heads, service.source(body, body.response_format, "none")
+
+    asked, heads, source = await service.apart(prepare, body.nbytes)
+    requests = []
+    for one in asked:
+        request = await service.constrained(replace(one, logprobs=body.logprobs), source)
+        requests += [(each, reading) for each in repeated(request, n)]
+    return service.start(requests), [head for head in heads for _ in range(n)]
 
 
 def _prompts(tokenizer: Tokenizer, texts: Sequence[Any], suffix: str | None) -> list[list[int]]:

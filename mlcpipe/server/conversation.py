@@ -77,35 +77,36 @@ def thinking_variables(effort: str | None) -> dict[str, Any]:
     return {"enable_thinking": False} if effort == "none" else {"reasoning_effort": effort}
 
 
-async def prompt_of(service: Service, conversation: Conversation) -> Prompt:
-    """The tokens of a conversation. Raises ApiError."""
+async def prompt_of(service: Service, conversation: Conversation, nbytes: int) -> Prompt:
+    """The tokens of a conversation, whose request has a body of so many bytes. Raises ApiError."""
     style, tools = service.style, conversation.choice.tools
     return await service.apart(
-        lambda: render(service.tokenizer, conversation.messages, tools, style, conversation.variables)
+        lambda: render(service.tokenizer, conversation.messages, tools, style, conversation.variables), nbytes
     )
 
 
 async def answers_to(service: Service, body: SamplingFields, conversation: Conversation) -> Answers:
     """Begin to answer. Raises ApiError for what cannot be honoured, or is too much."""
-    service.check_model(body.model)
-    choice = conversation.choice
-    prompt = await prompt_of(service, conversation)
+    service.check(body)
+    choice, stops = conversation.choice, checked_stops(conversation.stops)
+    prompt = await prompt_of(service, conversation, body.nbytes)
     request = service.request(body, prompt.tokens, conversation.max_tokens)
     request = replace(request, logprobs=conversation.logprobs)
     if conversation.prediction is not None:
         text = conversation.prediction[: service.tokenizer.most_chars]
-        predicted = await service.apart(lambda: service.tokenizer.encode(text))
+        predicted = await service.apart(lambda: service.tokenizer.encode(text), body.nbytes)
         request = replace(request, prediction=predicted[: service.engine.context_length])
-    form = service.source(body, conversation.form, prompt.thinking)
+    form = await service.aside(lambda: service.source(body, conversation.form, prompt.thinking), body.nbytes)
     if choice.tools and (form is None or form.kind == "json_schema"):
         request = await service.with_tools(
-            request, choice.tools, form, forced=choice.forced, parallel=choice.parallel, thinking=prompt.thinking
-        )
+            request, choice.tools, form, forced=choice.forced, parallel=choice.parallel, thinking=prompt.thinking,
+            nbytes=body.nbytes,
+        )  # fmt: skip
     elif choice.forced:
         raise ApiError(400, "regex and grammar: not together with a tool that must be called", param="tool_choice")
     else:
         request = await service.constrained(request, form)
-    reading = Reading(checked_stops(conversation.stops), thinking=prompt.thinking)
+    reading = Reading(stops, thinking=prompt.thinking)
     if choice.tools or service.style.channels:
         reading = replace(
             reading, style=service.style, tools=choice.tools, shown=service.shown, one_call=not choice.parallel

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import TypeVar
@@ -19,9 +19,11 @@ from mlcpipe.runtime.serving.interface import EngineStats
 from mlcpipe.runtime.text.text_pairs import EncodedText
 from mlcpipe.server.errors import ApiError, refused
 from mlcpipe.server.metrics import Metrics
-from mlcpipe.server.service import Facts
+from mlcpipe.server.off_loop import OffLoop
+from mlcpipe.server.service import Facts, limit_chars
 
 _T = TypeVar("_T")
+_Text = TypeVar("_Text")
 
 
 class EmbeddingEngine:
@@ -44,20 +46,25 @@ class EmbeddingEngine:
         """Nothing runs without a request."""
 
 
-class EmbeddingService:
-    """An encoder that answers. Requests take turns by steps, so that a long one does not hold up a short one."""
+class EmbeddingService(OffLoop):
+    """An encoder that answers. Requests take turns by steps, so that a long one does not hold up a short one.
+
+    It limits the texts that the tokenizer takes.
+    """
 
     adapters: Mapping[str, Adapter] = {}
 
     def __init__(self, engine: EmbeddingEngine, facts: Facts, max_queue: int) -> None:
+        super().__init__()
         self.engine, self.facts, self.embedder = engine, facts, engine.embedder
         self.tokenizer = engine.tokenizer
+        limit_chars(self.tokenizer, engine.context_length)
         self.created = int(time.time())
         self.metrics = Metrics(engine.stats)
         self.meta = {"embedding": self.embedder.info.model_dump(mode="json"), **facts.about}
         self._max_queue = max_queue
         # The compiled library's threads serve one caller.
-        self._pool = ThreadPoolExecutor(1, thread_name_prefix="mlcpipe-embeddings")
+        self._steps = ThreadPoolExecutor(1, thread_name_prefix="mlcpipe-embeddings")
 
     @property
     def name(self) -> str:
@@ -65,35 +72,51 @@ class EmbeddingService:
         return self.facts.names[0]
 
     def close(self) -> None:
-        """End the thread."""
-        self._pool.shutdown(wait=False, cancel_futures=True)
+        """End the threads."""
+        self._steps.shutdown(wait=False, cancel_futures=True)
+        super().close()
 
     def check_model(self, name: str | None) -> None:
         """Raises ApiError for a model that is not served here."""
         self.facts.check(name)
 
-    async def apart(self, work: Callable[[], _T]) -> _T:
-        """Do work in the thread. Raises ApiError for the errors of mlcpipe."""
+    async def _step(self, work: Callable[[], _T]) -> _T:
+        """Have the library's thread compute. Raises ApiError for the errors of mlcpipe."""
         try:
-            return await asyncio.get_running_loop().run_in_executor(self._pool, work)
+            return await asyncio.get_running_loop().run_in_executor(self._steps, work)
         except MlcpipeError as error:
             raise refused(error) from None
 
     async def rows(
-        self, encode: Callable[[], list[EncodedText]], finish: Callable[[NDArray[np.float32]], NDArray[np.float32]]
+        self,
+        texts: Sequence[_Text],
+        encode: Callable[[_Text], EncodedText],
+        finish: Callable[[NDArray[np.float32]], NDArray[np.float32]],
     ) -> tuple[NDArray[np.float32], int]:
-        """What `finish` makes of the rows of the texts that `encode` gives, and their tokens. Raises ApiError."""
+        """What `finish` makes of the rows of texts that `encode` encodes, and their tokens. Raises ApiError."""
         if self.engine.requests >= self._max_queue:
             message = f"{self.engine.requests} requests are waiting; try again later"
             raise ApiError(503, message, code="overloaded", retry_after_s=1.0)
         self.engine.requests += 1
         try:
-            texts = await self.apart(encode)
-            batches = self.embedder.batches(texts)
-            parts = [await self.apart(partial(self.embedder.rows, batch)) for batch in batches]
-            made, tokens = await self.apart(lambda: finish(np.concatenate(parts))), sum(len(one.ids) for one in texts)
+            encoded: list[EncodedText] = []
+            while len(encoded) < len(texts):
+                encoded += await self.apart(partial(_some_encoded, texts, len(encoded), encode))
+            batches = self.embedder.batches(encoded)
+            parts = [await self._step(partial(self.embedder.rows, batch)) for batch in batches]
+            made, tokens = await self.apart(lambda: finish(np.concatenate(parts))), sum(len(one.ids) for one in encoded)
         finally:
             self.engine.requests -= 1
         self.engine.tokens += tokens
         self.engine.ended += 1
         return made, tokens
+
+
+def _some_encoded(
+    texts: Sequence[_Text], begin: int, encode: Callable[[_Text], EncodedText], turn_s: float = 0.05
+) -> list[EncodedText]:
+    """Texts from a place on, as many as a turn has time for: then another request has its turn."""
+    end_s, made = time.monotonic() + turn_s, [encode(texts[begin])]
+    while begin + len(made) < len(texts) and time.monotonic() < end_s:
+        made.append(encode(texts[begin + len(made)]))
+    return made

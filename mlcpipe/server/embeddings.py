@@ -10,23 +10,26 @@ from typing import Annotated, Any, Literal
 
 import numpy as np
 from fastapi import APIRouter, Depends, Request
+from fastapi.responses import JSONResponse
 from pydantic import Field
 
 from mlcpipe.runtime.embedder import Embedder
 from mlcpipe.runtime.text.text_pairs import EncodedText
-from mlcpipe.server.bodies import Body, body_schema, parsed
+from mlcpipe.server.bodies import MAX_IDS, Body, body_schema, parsed
 from mlcpipe.server.embedding_service import EmbeddingService
 from mlcpipe.server.errors import ApiError
 from mlcpipe.server.sse import unless_left
 
 router = APIRouter()
 MAX_TEXTS = 2048  # of a request, as OpenAI
+MAX_CHARS = 32 << 20  # of the texts to score
 Truncation = Annotated[int | None, Field(ge=-1)]
 
 
 class EmbeddingBody(Body):
     """The body of a request. `truncate_prompt_tokens` is vLLM's: -1 cuts at what the model takes."""
 
+    most_values = MAX_IDS
     input: str | list[str] | list[int] | list[list[int]]
     model: str | None = None
     encoding_format: Literal["float", "base64"] | None = None
@@ -53,10 +56,8 @@ class RerankBody(Body):
     truncate_prompt_tokens: Truncation = None
 
 
-@router.post("/v1/embeddings", openapi_extra=body_schema(EmbeddingBody))
-async def embeddings(
-    request: Request, body: Annotated[EmbeddingBody, Depends(parsed(EmbeddingBody))]
-) -> dict[str, Any]:
+@router.post("/v1/embeddings", openapi_extra=body_schema(EmbeddingBody), response_model=None)
+async def embeddings(request: Request, body: Annotated[EmbeddingBody, Depends(parsed(EmbeddingBody))]) -> JSONResponse:
     """An embedding for each text."""
     service: EmbeddingService = request.app.state.service
     service.check_model(body.model)
@@ -71,15 +72,20 @@ async def embeddings(
         raise ApiError(400, f"dimensions: expected from 1 to {whole}", param="dimensions")
     limit = _limit(embedder, body.truncate_prompt_tokens)
 
-    def encode() -> list[EncodedText]:
-        return [embedder.encode(text, prompt_name=body.prompt_name, truncate=limit) for text in texts]
+    def encode(text: str | list[int]) -> EncodedText:
+        text = _cut(service, text, limit) if isinstance(text, str) else text
+        return embedder.encode(text, prompt_name=body.prompt_name, truncate=limit)
 
-    work = service.rows(encode, partial(embedder.finished, dimensions=body.dimensions))
+    work = service.rows(texts, encode, partial(embedder.finished, dimensions=body.dimensions))
     rows, tokens = await unless_left(request, work, lambda: None)
-    made = [_numbers(row, body.encoding_format) for row in rows]
-    data = [{"object": "embedding", "index": index, "embedding": one} for index, one in enumerate(made)]
-    usage = {"prompt_tokens": tokens, "total_tokens": tokens}
-    return {"object": "list", "data": data, "model": service.name, "usage": usage}
+
+    def respond() -> JSONResponse:
+        made = [_numbers(row, body.encoding_format) for row in rows]
+        data = [{"object": "embedding", "index": index, "embedding": one} for index, one in enumerate(made)]
+        usage = {"prompt_tokens": tokens, "total_tokens": tokens}
+        return JSONResponse({"object": "list", "data": data, "model": service.name, "usage": usage})
+
+    return await service.apart(respond, rows.nbytes)
 
 
 @router.post("/v1/rerank", openapi_extra=body_schema(RerankBody))
@@ -93,8 +99,15 @@ async def rerank(request: Request, body: Annotated[RerankBody, Depends(parsed(Re
     if embedder.info.task != "rerank":
         raise ApiError(400, f"{service.name} scores no documents; ask /v1/embeddings", code="unsupported_task")
     limit = _limit(embedder, body.truncate_prompt_tokens)
-    encode = partial(embedder.encode_pairs, body.query, documents, truncate=limit)
-    scores, tokens = await unless_left(request, service.rows(encode, embedder.scores), lambda: None)
+    if (chars := len(body.query) * len(documents) + sum(map(len, documents))) > MAX_CHARS:
+        message = f"query, documents: expected at most {MAX_CHARS} characters, the query with each, found {chars}"
+        raise ApiError(400, message, param="query")
+
+    def encode(document: str) -> EncodedText:
+        query = _cut(service, body.query, limit)
+        return embedder.encode_pairs(query, [_cut(service, document, limit)], truncate=limit)[0]
+
+    scores, tokens = await unless_left(request, service.rows(documents, encode, embedder.scores), lambda: None)
     best = sorted(range(len(scores)), key=lambda index: (-scores[index], index))[: body.top_n]
     results: list[dict[str, Any]] = [{"index": index, "relevance_score": float(scores[index])} for index in best]
     if body.return_documents:
@@ -106,6 +119,11 @@ async def rerank(request: Request, body: Annotated[RerankBody, Depends(parsed(Re
 def _check_count(count: int, param: str) -> None:
     if not 0 < count <= MAX_TEXTS:
         raise ApiError(400, f"{param}: expected 1 to {MAX_TEXTS} texts, found {count}", param=param)
+
+
+def _cut(service: EmbeddingService, text: str, limit: int | None) -> str:
+    """A text that is to be cut loses what is beyond the characters that are encoded at all."""
+    return text if limit is None else text[: service.tokenizer.most_chars]
 
 
 def _limit(embedder: Embedder, wanted: int | None) -> int | None:

@@ -5,33 +5,54 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import hmac
+import ipaddress
 import json
 import logging
 from collections import Counter
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
 from mlcpipe.server.errors import ApiError
+from mlcpipe.server.off_loop import LONG_BYTES
 
 Scope = dict[str, Any]
 OPEN_PATHS = ("/health", "/v1/health")
 MAX_BODY_BYTES = 32 << 20
-BODY_S = 60.0  # for a body to come
-_LOOPBACK = ("127.0.0.1", "localhost", "::1")
+MAX_HELD_BYTES = 8 * MAX_BODY_BYTES  # of the bodies of all requests that are not answered yet
+READ_S = 30.0  # for a head to come, and for a body
 _log = logging.getLogger("mlcpipe.server")
 
 
 @dataclass(frozen=True)
 class Rules:
-    """keys: of the API, none for everybody; host: that the server listens on; per_key: requests at once, None for any
-    number."""
+    """Who may ask, and how much.
+
+    keys             of the API, none for everybody
+    host             that the server listens on, as its user wrote it
+    loopback         whether only programs of this machine reach it
+    per_key          requests at once, None for any number
+    shares_prompts   whether computed and saved prompts of one key are there for the others
+    adapter_folders  whose adapters clients may load, None for all folders
+    """
 
     keys: Collection[str] = ()
     host: str = "127.0.0.1"
+    loopback: bool = True
     per_key: int | None = None
     max_body_bytes: int = MAX_BODY_BYTES
+    shares_prompts: bool = False
+    adapter_folders: Collection[Path] | None = None
+
+    @cached_property
+    def owners(self) -> dict[bytes, str]:
+        """By the digest of each key, whose prompts its requests share: "" is everybody."""
+        digests = {_digest(key) for key in self.keys}
+        walls = len(digests) > 1 and not self.shares_prompts
+        return {digest: digest.hex()[:32] if walls else "" for digest in digests}
 
 
 class Guard:
@@ -45,10 +66,10 @@ class Guard:
     ) -> None:
         self._app = app
         self._open_paths = open_paths
-        self._refused = refused
+        self.refused = refused
         self._rules = rules
-        self._digests = [_digest(key) for key in rules.keys]
         self._active: Counter[bytes] = Counter()
+        self._held: dict[object, int] = {}  # bytes of long bodies, by request
 
     async def __call__(self, scope: Scope, receive: Any, send: Any) -> None:
         if scope["type"] != "http":
@@ -64,7 +85,7 @@ class Guard:
         try:
             await self._admit(scope, receive, watched)
         except ApiError as error:
-            self._refused(error)
+            self.refused(error)
             if not started:
                 await _respond(error, scope, send)
         except Exception:
@@ -80,26 +101,34 @@ class Guard:
             await self._app(scope, receive, send)
             return
         key = self._key(headers)
-        same = [hmac.compare_digest(digest, key) for digest in self._digests]  # each of them, whatever the first says
+        owners = self._rules.owners
+        same = [hmac.compare_digest(digest, key) for digest in owners]  # each of them, whatever the first says
         if same and not any(same):
             raise ApiError(401, "the API key is missing or wrong", code="invalid_api_key")
+        scope.setdefault("state", {})["owner"] = owners.get(key, "")
         per_key = self._rules.per_key
         if per_key is not None and scope["method"] == "POST" and self._active[key] >= per_key:
             message = f"{per_key} requests of this key are running already"
             raise ApiError(429, message, code="rate_limit_exceeded", retry_after_s=1.0)
         self._active[key] += 1
+        this = object()
         try:
-            await self._app(scope, await self._whole_body(headers, receive), send)
+            await self._app(scope, await self._whole_body(headers, receive, this), send)
         finally:
+            self._held.pop(this, None)
             self._active[key] -= 1
             self._active += Counter()  # drops keys without requests
 
     def _check_host(self, headers: dict[bytes, bytes]) -> None:
-        """On loopback, refuse what a page of another site makes a browser send: other hosts' names and origins."""
-        if self._rules.host not in _LOOPBACK:
+        """Refuse what a page of another site makes a browser send: its origin, where no key is asked for or the server
+        is for this machine alone; and there other hosts' names.
+        """
+        rules = self._rules
+        if rules.keys and not rules.loopback:
             return
         host = headers.get(b"host", b"").decode("latin-1")
-        if _name(f"//{host}") not in _LOOPBACK:
+        name = _name(f"//{host}") or ""
+        if rules.loopback and name not in ("localhost", rules.host.lower()) and not is_loopback(name):
             raise ApiError(421, "this server answers to 127.0.0.1 and localhost alone", code="wrong_host")
         origin = headers.get(b"origin")
         if origin is not None and origin.decode("latin-1").partition("://")[2] != host:
@@ -112,16 +141,16 @@ class Guard:
             given = token.strip()
         return hashlib.sha256(given).digest()
 
-    async def _whole_body(self, headers: dict[bytes, bytes], receive: Any) -> Any:
+    async def _whole_body(self, headers: dict[bytes, bytes], receive: Any, this: object) -> Any:
         """A `receive` that gives the body at once. Raises ApiError for one that is too large, too slow or cut off."""
         most = self._rules.max_body_bytes
         length = headers.get(b"content-length", b"0")
         if length.isdigit() and int(length[:20]) > most:
             raise _too_large(most)
         try:
-            body = await asyncio.wait_for(_body(receive, most), BODY_S)
+            body = await asyncio.wait_for(self._body(receive, this), READ_S)
         except asyncio.TimeoutError:
-            raise ApiError(408, f"the body did not come within {BODY_S:.0f} s") from None
+            raise ApiError(408, f"the body did not come within {READ_S:.0f} s") from None
         if body is None:
             raise ApiError(499, "the client left before the end of its body")
         messages = [{"type": "http.request", "body": body}]
@@ -131,20 +160,39 @@ class Guard:
 
         return again
 
+    async def _body(self, receive: Any, this: object) -> bytes | None:
+        """All of the body; None where the client left before its end."""
+        parts, size, most = [], 0, self._rules.max_body_bytes
+        while True:
+            message = await receive()
+            if message["type"] != "http.request":
+                return None
+            parts.append(message.get("body", b""))
+            size += len(parts[-1])
+            if size > most:
+                raise _too_large(most)
+            if size > LONG_BYTES:
+                self._held[this] = size
+                if sum(self._held.values()) > MAX_HELD_BYTES:
+                    raise ApiError(503, "there are too many long bodies", code="overloaded", retry_after_s=1.0)
+            if not message.get("more_body", False):
+                return b"".join(parts)
 
-async def _body(receive: Any, most: int) -> bytes | None:
-    """All of the body; None where the client left before its end."""
-    parts, size = [], 0
-    while True:
-        message = await receive()
-        if message["type"] != "http.request":
-            return None
-        parts.append(message.get("body", b""))
-        size += len(parts[-1])
-        if size > most:
-            raise _too_large(most)
-        if not message.get("more_body", False):
-            return b"".join(parts)
+
+def namespace_of(owner: str, salt: str = "") -> str:
+    """Where the prompts of a key's requests with this salt are kept; "" for those of nobody's own without one."""
+    whole = f"{owner}:{salt}" if owner or salt else ""
+    return hashlib.sha256(whole.encode("utf-8", "surrogatepass")).hexdigest() if whole else ""
+
+
+def is_loopback(address: str) -> bool:
+    """Whether an IP address is one of this machine alone; a name is none."""
+    try:
+        found = ipaddress.ip_address(address.partition("%")[0])
+    except ValueError:
+        return False
+    mapped = found.ipv4_mapped if isinstance(found, ipaddress.IPv6Address) else None
+    return (mapped or found).is_loopback
 
 
 def _digest(key: str) -> bytes:

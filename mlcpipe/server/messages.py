@@ -16,7 +16,7 @@ from mlcpipe.server.blocks import Block, BlockEvent, Blocks
 from mlcpipe.server.bodies import JsonSchemaFormat, ResponseFormat, SamplingFields, body_schema, parsed
 from mlcpipe.server.conversation import Conversation, ToolChoice, answers_to, choose, prompt_of, tool_of
 from mlcpipe.server.errors import ANTHROPIC_PATH, ApiError
-from mlcpipe.server.prompts import text_of, without_billing
+from mlcpipe.server.prompts import listed, text_of, without_billing
 from mlcpipe.server.service import Service
 from mlcpipe.server.sse import EventStream, encoded, event, unless_left
 
@@ -51,7 +51,7 @@ async def messages(
 ) -> EventStream | JSONResponse:
     """Answer a conversation."""
     service: Service = request.app.state.service
-    answers = await answers_to(service, body, _conversation(body))
+    answers = await answers_to(service, body, await service.aside(lambda: _conversation(body), body.nbytes))
     frame = {"id": f"msg_{secrets.token_hex(12)}", "type": "message", "role": "assistant",
              "model": service.name_of(body.model)}  # fmt: skip
     if body.stream:
@@ -67,7 +67,8 @@ async def count_tokens(request: Request, body: Annotated[CountBody, Depends(pars
     """The tokens of a conversation."""
     service: Service = request.app.state.service
     service.check_model(body.model)
-    return {"input_tokens": len((await prompt_of(service, _conversation(body))).tokens)}
+    conversation = await service.aside(lambda: _conversation(body), body.nbytes)
+    return {"input_tokens": len((await prompt_of(service, conversation, body.nbytes)).tokens)}
 
 
 def _conversation(body: CountBody) -> Conversation:
@@ -108,10 +109,8 @@ def _message(message: Mapping[str, Any], where: str) -> list[dict[str, Any]]:
         raise ApiError(400, f"{where}.role: expected user or assistant", param=f"{where}.role")
     if isinstance(content, str):
         return [{"role": role, "content": content}]
-    if not isinstance(content, list):
-        raise ApiError(400, f"{where}.content: expected text or blocks", param=f"{where}.content")
     results, texts, calls, thoughts = [], [], [], []
-    for index, block in enumerate(content):
+    for index, block in enumerate(listed(content, f"{where}.content")):
         kind = block.get("type") if isinstance(block, Mapping) else None
         place = f"{where}.content[{index}]"
         if kind == "tool_result":

@@ -6,13 +6,14 @@ import hashlib
 import hmac
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
 from mlcpipe.bundle import Manifest
+from mlcpipe.private import private_folder
 from mlcpipe.runtime.chat_file import SavedChat, read_chat, write_chat
 from mlcpipe.server.errors import ApiError
 
@@ -29,12 +30,17 @@ class PrefixStore:
     manifest: Manifest
     context_length: int
 
+    def of(self, owner: str) -> PrefixStore:
+        """The files of one key alone, in a folder of their own; "" is what is there for all."""
+        return replace(self, folder=self.folder / owner) if owner else self
+
     def write(self, name: str, tokens: Sequence[int], layers: Sequence[NDArray[np.int8]], salt: str) -> int:
         """Write the pages of a prompt's tokens -> bytes of the file."""
         path = self.path(name)
+        private_folder(self.folder)
         if not path.exists() and len(self.names()) >= MOST:
             raise ApiError(400, f"there are {MOST} saved prefixes: delete one", code="too_many_prefixes")
-        write_chat(path, self.manifest, tokens, len(tokens), layers, {"salt": _digest(salt)})
+        write_chat(path, self.manifest, tokens, len(tokens), layers, {"salt": _digest(salt)}, mode=0o600)
         return path.stat().st_size
 
     def read(self, name: str, salt: str) -> SavedChat:
@@ -48,7 +54,7 @@ class PrefixStore:
 
     def names(self) -> dict[str, int]:
         """Names in order, with the bytes of their files."""
-        paths = sorted(path for path in self.folder.iterdir() if path.suffix == _SUFFIX and path.is_file())
+        paths = sorted(path for path in self.folder.glob(f"*{_SUFFIX}") if path.is_file())
         return {path.stem: path.stat().st_size for path in paths if _NAME.fullmatch(path.stem)}
 
     def delete(self, name: str) -> None:

@@ -12,7 +12,7 @@ from mlcpipe.errors import MlcpipeError
 from mlcpipe.runtime.sampling_params import SamplingParams
 from mlcpipe.runtime.serving import interface
 from mlcpipe.server.answers import Answers, Reading
-from mlcpipe.server.bodies import Body, body_schema, parsed
+from mlcpipe.server.bodies import Body, body_schema, owner_of, parsed
 from mlcpipe.server.errors import ApiError, refused
 from mlcpipe.server.prefix_store import PrefixStore
 from mlcpipe.server.service import Service
@@ -51,10 +51,10 @@ async def save(request: Request, body: Annotated[SaveBody, Depends(parsed(SaveBo
     count = len(tokens) // PAGE * PAGE
     if not count:
         raise ApiError(400, f"the prompt has {len(tokens)} tokens; expected at least {PAGE}")
-    answers = _computed(service, tokens, salt)
+    answers = _computed(service, tokens, body.namespace)
     await unless_left(request, answers.whole(), answers.close)
     try:
-        layers = await asyncio.wrap_future(service.engine.copy_prefix(tokens[:count], salt))
+        layers = await asyncio.wrap_future(service.engine.copy_prefix(tokens[:count], body.namespace))
     except MlcpipeError as error:
         raise refused(error) from None
     if len(layers[0]) * PAGE < count:
@@ -63,14 +63,14 @@ async def save(request: Request, body: Annotated[SaveBody, Depends(parsed(SaveBo
     return _about(body.name, nbytes) | {"tokens": count, "seconds": time.monotonic() - began}
 
 
-def _computed(service: Service, tokens: list[int], salt: str) -> Answers:
+def _computed(service: Service, tokens: list[int], namespace: str) -> Answers:
     """An answer of one token, which leaves the pages of its prompt. Raises ApiError."""
     room = service.engine.context_length
     if len(tokens) >= room:
         message = f"the prompt has {len(tokens)} tokens; expected less than {room}"
         raise ApiError(400, message, code="context_length_exceeded")
     greedy = SamplingParams(temperature=0.0)
-    request = interface.Request(tokens, 1, greedy, namespace=salt, deterministic=True)
+    request = interface.Request(tokens, 1, greedy, namespace=namespace, deterministic=True)
     return service.start([(request, Reading())])
 
 
@@ -81,7 +81,7 @@ async def restore(request: Request, body: Annotated[RestoreBody, Depends(parsed(
     began, salt = time.monotonic(), body.cache_salt or ""
     saved = await service.apart(lambda: store.read(body.name, salt))
     try:
-        await asyncio.wrap_future(service.engine.restore_prefix(saved, salt))
+        await asyncio.wrap_future(service.engine.restore_prefix(saved, body.namespace))
     except MlcpipeError as error:
         raise refused(error) from None
     return _about(body.name, saved.pages.nbytes) | {"tokens": len(saved.tokens), "seconds": time.monotonic() - began}
@@ -104,10 +104,11 @@ async def delete(request: Request, name: str) -> dict[str, Any]:
 
 
 def _service(request: Request) -> tuple[Service, PrefixStore]:
+    """The service, and the store of who asks."""
     service: Service = request.app.state.service
     if service.prefixes is None:
         raise ApiError(404, "no prefixes are saved here: start the server with --prefixes FOLDER", code="not_enabled")
-    return service, service.prefixes
+    return service, service.prefixes.of(owner_of(request))
 
 
 def _about(name: str, nbytes: int) -> dict[str, Any]:

@@ -11,6 +11,7 @@ from typing import Any
 from mlcpipe.errors import UsageError
 from mlcpipe.runtime.serving.grammar import Thinking
 from mlcpipe.runtime.text.tokenizer import Tokenizer
+from mlcpipe.server.bodies import MAX_ITEMS
 from mlcpipe.server.errors import ApiError
 from mlcpipe.server.reasoning import BEGIN, END
 from mlcpipe.server.tool_formats import format_for
@@ -39,7 +40,10 @@ def render(
     variables: Mapping[str, Any],
 ) -> Prompt:
     """The prompt of a conversation. Raises UsageError, TemplateError or TokenizerError."""
-    prepared, extras = style.prepare(plain_messages(messages), tools)
+    plain = plain_messages(messages)
+    # Before it is rendered, which may take 100 times the memory.
+    tokenizer.check_length(_chars([plain, [[tool.description, tool.parameters] for tool in tools], variables]))
+    prepared, extras = style.prepare(plain, tools)
     clash = {"messages", "tools", "add_generation_prompt", "allow_control_tokens"} & set(variables)
     if clash:
         raise UsageError("chat_template_kwargs", expected="variables of the template", found=", ".join(sorted(clash)))
@@ -106,10 +110,25 @@ def without_billing(texts: Sequence[str]) -> list[str]:
 
 
 def listed(value: Any, where: str) -> Sequence[Any]:
-    """The value, which is a list. Raises ApiError."""
-    if not isinstance(value, list):
-        raise ApiError(400, f"{where}: expected a list", param=where)
+    """The value, which is a list of at most `MAX_ITEMS`. Raises ApiError."""
+    if not isinstance(value, list) or len(value) > MAX_ITEMS:
+        raise ApiError(400, f"{where}: expected a list of at most {MAX_ITEMS}", param=where)
     return value
+
+
+def _chars(value: Any) -> int:
+    """Characters of all texts in plain JSON data."""
+    chars, left = 0, [value]
+    while left:
+        part = left.pop()
+        if isinstance(part, str):
+            chars += len(part)
+        elif isinstance(part, Mapping):
+            left += part.keys()
+            left += part.values()
+        elif isinstance(part, (list, tuple)):
+            left += part
+    return chars
 
 
 def _call(call: Any, where: str) -> dict[str, Any]:

@@ -31,10 +31,12 @@ from ray.serve.schema import LoggingConfig
 
 from mlcpipe.errors import ResourceError, last_line
 from mlcpipe.server.app import create_app
+from mlcpipe.server.bodies import Body, check_values
 from mlcpipe.server.errors import ANTHROPIC_PATH, ApiError
 from mlcpipe.server.guard import OPEN_PATHS, Guard, Rules
 from mlcpipe.server.health import LOADING
 from mlcpipe.server.metrics import CONTENT_TYPE, merged
+from mlcpipe.server.off_loop import OffLoop
 from mlcpipe.server.page import built_page, page_router
 from mlcpipe.server.sse import DONE, SLOW_READER_S, event
 
@@ -61,6 +63,7 @@ _SCOPE = (
     "root_path",
     "scheme",
     "headers",
+    "state",
 )
 
 
@@ -269,7 +272,7 @@ class Front:
     """The application that forwards; `state.service` is None until the replicas run."""
 
     def __init__(self) -> None:
-        self.state = SimpleNamespace(service=None)
+        self.state, self._threads = SimpleNamespace(service=None), OffLoop()
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         """Answer for all replicas, or have one answer."""
@@ -291,7 +294,8 @@ class Front:
         else:
             body = (await receive()).get("body", b"")
             kept = {key: scope[key] for key in _SCOPE if key in scope}
-            await replicas.forward(Asked(kept, body, _prompt(body) or path), receive, send)
+            prompt = await self._threads.aside(lambda: _prompt(body), len(body))
+            await replicas.forward(Asked(kept, body, prompt or path), receive, send)
 
 
 def create_front(rules: Rules, page: Path | None) -> tuple[Front, Guard]:
@@ -310,7 +314,8 @@ def _reason(error: RuntimeError) -> str:
 
 def _prompt(body: bytes) -> str:
     """The text of a request's messages, "" where it has none: names of fields would make all prompts alike."""
-    with suppress(ValueError, RecursionError):
+    with suppress(ValueError, RecursionError, ApiError):
+        check_values(body, Body.most_values)  # with more of them, it is refused or has token ids
         fields = json.loads(body or b"{}")
         if isinstance(fields, dict):
             return _text([fields.get(key) for key in ("system", "instructions", "messages", "prompt", "input")])

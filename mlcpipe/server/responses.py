@@ -21,6 +21,7 @@ from mlcpipe.server.service import Service
 from mlcpipe.server.sse import EventStream, encoded, event, unless_left
 
 router = APIRouter()
+MAX_ECHO = 4 << 20  # characters of a request that events of its answer repeat
 
 
 class TextFormat(Body):
@@ -72,12 +73,9 @@ async def responses(
 ) -> EventStream | JSONResponse:
     """Answer a conversation."""
     service: Service = request.app.state.service
-    frame = _frame(body, service)
-    try:
-        encoded(frame)
-    except ValueError:
-        raise ApiError(400, "metadata, tools, tool_choice: expected finite numbers", code="invalid_body") from None
-    answers = await answers_to(service, body, _conversation(body))
+    service.check(body)
+    frame, conversation = await service.aside(lambda: (_frame(body, service), _conversation(body)), body.nbytes)
+    answers = await answers_to(service, body, conversation)
     if body.stream:
         return EventStream(stream(answers, frame), answers.close, lambda error: _failed(error, frame))
     blocks = Blocks()
@@ -129,10 +127,10 @@ def _tool_choice(body: ResponsesBody) -> ToolChoice:
 
 
 def _frame(body: ResponsesBody, service: Service) -> dict[str, Any]:
-    """The fields of a response that do not depend on the answer."""
+    """The fields of a response that do not depend on the answer. Raises ApiError for what cannot be said again."""
     form = body.text.format if body.text is not None and body.text.format is not None else TextFormat(schema=None)
     sampling = service.sampling(body)
-    return {
+    frame = {
         "id": f"resp_{secrets.token_hex(16)}",
         "object": "response",
         "created_at": int(time.time()),
@@ -159,6 +157,14 @@ def _frame(body: ResponsesBody, service: Service) -> dict[str, Any]:
         "usage": None,
         "user": body.user,
     }  # fmt: skip
+    try:
+        length = len(encoded(frame))
+    except ValueError:
+        raise ApiError(400, "metadata, tools, tool_choice: expected finite numbers", code="invalid_body") from None
+    if length > MAX_ECHO:
+        message = f"instructions, metadata, tools: expected at most {MAX_ECHO} characters, which each answer repeats"
+        raise ApiError(400, message, code="invalid_body")
+    return frame
 
 
 def _failed(error: ApiError, frame: dict[str, Any]) -> str:

@@ -10,6 +10,7 @@ import socket
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
@@ -20,6 +21,7 @@ from mlcpipe.runtime.serving.adapters import Adapter
 from mlcpipe.runtime.serving.interface import ServingEngine
 from mlcpipe.runtime.text.tokenizer import Tokenizer
 from mlcpipe.server.app import create_app
+from mlcpipe.server.connections import ACCEPTED_AT_ONCE, Connection, most_connections
 from mlcpipe.server.embedding_service import EmbeddingEngine, EmbeddingService
 from mlcpipe.server.guard import Guard, Rules
 from mlcpipe.server.page import built_page
@@ -28,6 +30,7 @@ from mlcpipe.server.semantic_cache import SemanticCache
 from mlcpipe.server.service import Facts, Service
 
 _KEEP_ALIVE_S = 75
+_WAITING = 2048  # connections to accept
 _LAST_S = 5  # after draining, for the last events to go out
 
 
@@ -107,6 +110,8 @@ def serve(
     app, guard = create(rules, built_page())
     config = uvicorn.Config(
         guard,
+        http=partial(Connection, most=most_connections(), refused=guard.refused),  # type: ignore[arg-type]
+        backlog=ACCEPTED_AT_ONCE,
         lifespan="off",
         log_level="critical",
         access_log=False,
@@ -117,6 +122,11 @@ def serve(
     )
 
     class Draining(uvicorn.Server):
+        async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+            """More than are accepted at once may wait in the system."""
+            await super().startup(sockets)
+            bound.listen(_WAITING)
+
         async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
             """The engine ends what runs too long, so that its clients are told before they are cut off."""
             if app.state.service is not None:

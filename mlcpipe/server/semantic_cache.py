@@ -29,7 +29,7 @@ from mlcpipe.server.service import Facts
 
 _MAX_QUEUE = 64  # questions whose vectors are waited for; one more is answered without looking
 # How an answer is sent, and what clients note about it.
-_NOT_COMPARED = {"messages", "stream", "stream_options", "user", "store", "metadata", "prediction"}
+_NOT_COMPARED = {"messages", "stream", "stream_options", "store", "metadata", "prediction"}
 
 
 @dataclass(frozen=True)
@@ -84,9 +84,10 @@ class SemanticCache:
         text = last["content"]
         who = [request.headers.get(name, "") for name in ("authorization", "x-api-key")]
         serial = None if adapter is None else adapter.serial
-        rest = (who, serial, *messages[:-1], {**last, "content": ""})
+        user = (getattr(body, "metadata", None) or {}).get("user_id")  # as Anthropic's clients say it
+        rest = (who, user, serial, *messages[:-1], {**last, "content": ""})
         try:
-            rows, _ = await self._service.rows(lambda: [self._embedder.encode(text)], self._embedder.finished)
+            rows, _ = await self._service.rows([text], self._embedder.encode, self._embedder.finished)
             space = await self._service.apart(partial(_digest, body, rest))
         except ApiError:  # too long, or too many at once
             return None

@@ -6,10 +6,9 @@ import asyncio
 import hashlib
 import json
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 from mlcpipe.errors import MlcpipeError
 from mlcpipe.runtime.sampling_params import MAX_SEED, SamplingParams
@@ -21,6 +20,7 @@ from mlcpipe.server.answers import Answers, Reading, Waker
 from mlcpipe.server.bodies import ResponseFormat, SamplingFields
 from mlcpipe.server.errors import ApiError, refused
 from mlcpipe.server.metrics import Metrics
+from mlcpipe.server.off_loop import OffLoop
 from mlcpipe.server.prefix_store import PrefixStore
 from mlcpipe.server.tool_formats import format_for
 from mlcpipe.server.tool_formats.style import ANY_OBJECT, Tool, call_schemas
@@ -28,12 +28,11 @@ from mlcpipe.server.tool_formats.style import ANY_OBJECT, Tool, call_schemas
 if TYPE_CHECKING:
     from mlcpipe.server.semantic_cache import SemanticCache
 
-_T = TypeVar("_T")
 _TIERS = {"flex": 1, "auto": 0, "default": 0, "priority": -1}
 _MAX_PRIORITY = 1000
 _MAX_NAME = 200  # characters of an adapter's
 _MOST_REFUSED = 4096  # schemas
-_WORKERS = 2  # threads that render, tokenize and compile grammars
+_COMPILING = 8  # times the bytes of a schema or grammar: it takes longer than other work on them
 # To encode a text takes some 200 bytes a character: one that no context holds is refused before.
 _CHARS_A_TOKEN, _MORE_CHARS = 16, 1 << 20
 _DRAWN = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
@@ -60,7 +59,12 @@ class Facts:
             raise ApiError(404, message, code="model_not_found", param="model")
 
 
-class Service:
+def limit_chars(tokenizer: Tokenizer, context_length: int) -> None:
+    """Have a tokenizer refuse texts that no context of this length holds."""
+    tokenizer.most_chars = min(tokenizer.most_chars, _CHARS_A_TOKEN * context_length + _MORE_CHARS)
+
+
+class Service(OffLoop):
     """A model that answers. Made inside the loop that serves; it limits the texts that the tokenizer takes."""
 
     def __init__(
@@ -72,11 +76,12 @@ class Service:
         adapters: Mapping[str, Adapter] | None = None,
         semantic_cache: SemanticCache | None = None,
     ) -> None:
+        super().__init__()
         self.engine = engine
         self.adapters = dict(adapters or {})  # by the model's name that chooses it
         self.loading: set[str] = set()  # names of adapters on their way
         self.tokenizer = tokenizer
-        tokenizer.most_chars = min(tokenizer.most_chars, _CHARS_A_TOKEN * engine.context_length + _MORE_CHARS)
+        limit_chars(tokenizer, engine.context_length)
         self.facts = facts
         self.prefixes = prefixes
         self.semantic_cache = semantic_cache
@@ -85,7 +90,6 @@ class Service:
         self.style = format_for(tokenizer.chat_templates)
         self._grammars = GrammarCompiler(tokenizer, engine.vocab_size)
         self._waker = Waker(asyncio.get_running_loop())
-        self._pool = ThreadPoolExecutor(_WORKERS, thread_name_prefix="mlcpipe-prompts")
         self._literals = {
             tokenizer.token_bytes(index).decode(errors="replace"): index for index in tokenizer.control_token_ids
         }
@@ -107,14 +111,7 @@ class Service:
         self.engine.close()
         if self.semantic_cache is not None:
             self.semantic_cache.close()
-        self._pool.shutdown(wait=False, cancel_futures=True)
-
-    async def apart(self, work: Callable[[], _T]) -> _T:
-        """Do work in a thread of the pool. Raises ApiError for the errors of mlcpipe."""
-        try:
-            return await asyncio.get_running_loop().run_in_executor(self._pool, work)
-        except MlcpipeError as error:
-            raise refused(error) from None
+        super().close()
 
     def check_model(self, name: str | None) -> None:
         """Raises ApiError for a model that is not served here."""
@@ -157,6 +154,17 @@ class Service:
         except MlcpipeError as error:
             raise refused(error) from None
 
+    def check(self, body: SamplingFields) -> None:
+        """Raises ApiError for what is refused whatever the prompt is, before the work of making one."""
+        self.check_model(body.model)
+        self.sampling(body)
+        if body.priority is not None and abs(body.priority) > _MAX_PRIORITY:
+            raise ApiError(400, f"priority: expected from -{_MAX_PRIORITY} to {_MAX_PRIORITY}", param="priority")
+        try:
+            self.engine.check_queue()
+        except MlcpipeError as error:
+            raise refused(error) from None
+
     def request(self, body: SamplingFields, tokens: list[int], max_tokens: int | None) -> Request:
         """The engine's request for one prompt. Raises ApiError where the context has no room or the adapter is gone."""
         length, shifts = self.engine.context_length, self.engine.context_shift
@@ -165,8 +173,6 @@ class Service:
                 f"This model's maximum context length is {length} tokens, and the prompt has {len(tokens)}; shorten it"
             )
             raise ApiError(400, message, code="context_length_exceeded")
-        if body.priority is not None and abs(body.priority) > _MAX_PRIORITY:
-            raise ApiError(400, f"priority: expected from -{_MAX_PRIORITY} to {_MAX_PRIORITY}", param="priority")
         return Request(
             tokens,
             max_tokens or length if shifts else min(max_tokens or length, length - len(tokens)),
@@ -174,7 +180,7 @@ class Service:
             frozenset() if body.ignore_eos else self.tokenizer.eos_token_ids,
             priority=body.priority if body.priority is not None else _TIERS.get(body.service_tier or "auto", 0),
             deadline_s=None if body.timeout is None else time.monotonic() + body.timeout,
-            namespace=body.cache_salt or "",
+            namespace=body.namespace,
             deterministic=bool(body.deterministic),
             adapter=self.adapter_of(body.model),
         )
@@ -201,7 +207,8 @@ class Service:
         """The request with a compiled grammar. Raises ApiError for one that cannot be honoured."""
         if source is None:
             return request
-        return replace(request, grammar=await self.apart(lambda: self._grammars.compile(source)))
+        nbytes = _COMPILING * (len(source.text) + sum(len(text) for _, text in source.parts))
+        return replace(request, grammar=await self.apart(lambda: self._grammars.compile(source), nbytes))
 
     async def with_tools(
         self,
@@ -212,10 +219,12 @@ class Service:
         forced: bool,
         parallel: bool,
         thinking: Thinking,
+        nbytes: int,
     ) -> Request:
         """The request with the grammar of its tools, or else of `form`, the answer without a call.
 
-        A schema that cannot be honoured is replaced by any object, unless its tool is strict. Raises ApiError.
+        A schema that cannot be honoured is replaced by any object, unless its tool is strict. `nbytes` is the length
+        of the request's body. Raises ApiError.
         """
 
         def source(some: Sequence[Tool]) -> GrammarSource | None:
@@ -227,10 +236,12 @@ class Service:
             return None if made is None else replace(made, thinking=thinking)
 
         try:
-            return await self.constrained(request, source(self._loosened(tools, self._refused)))
+            found = await self.aside(lambda: source(self._loosened(tools, self._refused)), nbytes)
+            return await self.constrained(request, found)
         except ApiError:
-            refused = await self.apart(lambda: self._find_refused(tools))
-            return await self.constrained(request, source(self._loosened(tools, refused)))
+            refused = await self.apart(lambda: self._find_refused(tools), _COMPILING * nbytes)
+            found = await self.aside(lambda: source(self._loosened(tools, refused)), nbytes)
+            return await self.constrained(request, found)
 
     def _loosened(self, tools: Sequence[Tool], refused: Collection[bytes]) -> list[Tool]:
         return [

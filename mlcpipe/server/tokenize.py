@@ -5,8 +5,9 @@ from __future__ import annotations
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, Request
+from fastapi.responses import JSONResponse
 
-from mlcpipe.server.bodies import Body, body_schema, parsed
+from mlcpipe.server.bodies import MAX_IDS, Body, body_schema, parsed
 from mlcpipe.server.conversation import Conversation, ToolChoice, prompt_of, tool_of
 from mlcpipe.server.errors import ApiError
 from mlcpipe.server.service import Service
@@ -34,19 +35,25 @@ class TokenizeBody(PromptFields):
 class DetokenizeBody(Body):
     """Tokens."""
 
+    most_values = MAX_IDS
     tokens: list[int]
 
 
-@router.post("/tokenize", openapi_extra=body_schema(TokenizeBody))
-async def tokenize(request: Request, body: Annotated[TokenizeBody, Depends(parsed(TokenizeBody))]) -> dict[str, Any]:
+@router.post("/tokenize", openapi_extra=body_schema(TokenizeBody), response_model=None)
+async def tokenize(request: Request, body: Annotated[TokenizeBody, Depends(parsed(TokenizeBody))]) -> JSONResponse:
     """The tokens of a text or of a conversation."""
     service: Service = request.app.state.service
     tokens = await tokens_of(service, body)
-    answer = {"count": len(tokens), "max_model_len": service.engine.context_length, "tokens": tokens}
-    if body.return_token_strs:
-        names = service.tokenizer.token_bytes
-        answer["token_strs"] = await service.apart(lambda: [names(one).decode("utf-8", "replace") for one in tokens])
-    return answer
+    answer: dict[str, Any] = {
+        "count": len(tokens), "max_model_len": service.engine.context_length, "tokens": tokens
+    }  # fmt: skip
+
+    def respond() -> JSONResponse:
+        if body.return_token_strs:
+            answer["token_strs"] = [service.tokenizer.token_bytes(one).decode("utf-8", "replace") for one in tokens]
+        return JSONResponse(answer)
+
+    return await service.apart(respond, body.nbytes)
 
 
 async def tokens_of(service: Service, body: PromptFields) -> list[int]:
@@ -56,25 +63,33 @@ async def tokens_of(service: Service, body: PromptFields) -> list[int]:
         raise ApiError(400, "expected prompt or messages")
     if text is not None:
         around = body.add_special_tokens if body.add_special_tokens is not None else body.content is None
-        return await service.apart(lambda: service.tokenizer.encode(text, add_special_tokens=around))
+        return await service.apart(lambda: service.tokenizer.encode(text, add_special_tokens=around), body.nbytes)
+    conversation = await service.aside(lambda: _conversation(body), body.nbytes)
+    return (await prompt_of(service, conversation, body.nbytes)).tokens
+
+
+def _conversation(body: PromptFields) -> Conversation:
     functions = [tool.get("function") for tool in body.tools or ()]
     tools = [
         tool_of(one.get("name"), one.get("description"), one.get("parameters"), None, "tools")
         for one in functions
         if isinstance(one, dict)
     ]
-    conversation = Conversation(body.messages or [], ToolChoice(tools), body.chat_template_kwargs or {})
-    return (await prompt_of(service, conversation)).tokens
+    return Conversation(body.messages or [], ToolChoice(tools), body.chat_template_kwargs or {})
 
 
-@router.post("/detokenize", openapi_extra=body_schema(DetokenizeBody))
+@router.post("/detokenize", openapi_extra=body_schema(DetokenizeBody), response_model=None)
 async def detokenize(
     request: Request, body: Annotated[DetokenizeBody, Depends(parsed(DetokenizeBody))]
-) -> dict[str, str]:
+) -> JSONResponse:
     """The text of tokens, control tokens by name."""
     service: Service = request.app.state.service
     most = service.engine.vocab_size - 1
-    if not all(0 <= token <= most for token in body.tokens):
-        raise ApiError(400, f"tokens: expected ids from 0 to {most}", param="tokens")
-    text = await service.apart(lambda: service.tokenizer.decode(body.tokens, skip_special_tokens=False))
-    return {"prompt": text, "content": text}
+
+    def respond() -> JSONResponse:
+        if body.tokens and not 0 <= min(body.tokens) <= max(body.tokens) <= most:
+            raise ApiError(400, f"tokens: expected ids from 0 to {most}", param="tokens")
+        text = service.tokenizer.decode(body.tokens, skip_special_tokens=False)
+        return JSONResponse({"prompt": text, "content": text})
+
+    return await service.apart(respond, body.nbytes)

@@ -109,6 +109,7 @@ HOSTILE: dict[str, tuple[bytes, int]] = {
     "a huge number": (posted(b'{"messages": [], "seed": 99999999999999999999}'), 400),
     "another host": (b"GET /health HTTP/1.1\r\nHost: evil.example\r\n\r\n", 421),
     "a host that begins like ours": (b"GET /health HTTP/1.1\r\nHost: 127.0.0.1.evil.example\r\n\r\n", 421),
+    "4097 messages": (posted(json.dumps({**SHORT, "messages": HELLO * 4097}).encode()), 400),
     "another site's page": (f"{HEAD}Origin: http://evil.example\r\n\r\n".encode(), 403),
     "a method that it does not know": (b"BREW /health HTTP/1.1\r\nHost: localhost\r\n\r\n", 405),
 }
@@ -298,6 +299,9 @@ def test_answers_that_take_too_long_are_told(program: Path, demo_bundles: Bundle
             found, "everybody"
         )
         server = Running(found.url.replace("0.0.0.0", "127.0.0.1"), found.process, found.lines)
+        for origin, status in (("http://evil.example", b"403"), ("http://any.example", b"200")):
+            asked = f"GET /health HTTP/1.1\r\nHost: any.example\r\nOrigin: {origin}\r\n\r\n".encode()
+            assert sent(server, asked).startswith(b"HTTP/1.1 " + status)
         with streaming(server) as made, connected(server) as waits:
             waits.sendall(posted(json.dumps({**LONG, "stream": False}).encode()))
             time.sleep(0.2)

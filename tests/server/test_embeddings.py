@@ -97,6 +97,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"input": "a", "dimensions": 0}, "dimensions"),
     ({"input": "a", "dimensions": 65}, "from 1 to 64"),
     ({"input": "cat " * 500}, "expected at most 160 tokens; found 502"),
+    ({"input": "cat " * 500_000}, "the text is too long; expected at most 1051136 characters"),
     ({"input": "a", "truncate_prompt_tokens": 0}, "truncate_prompt_tokens"),
     ({"input": "a", "truncate_prompt_tokens": 161}, "from 1 to 160"),
     ({"input": "a", "prompt_name": "query"}, "prompt"),
@@ -110,7 +111,7 @@ def test_bad_bodies_get_400_and_the_reason(client: httpx2.Client, body: dict[str
     assert message in answer.json()["error"]["message"]
 
 
-@pytest.mark.parametrize("text", ["cat " * 500, [5] * 500])
+@pytest.mark.parametrize("text", ["cat " * 500_000, [5] * 500])
 def test_long_texts_are_cut_where_asked(text: Any, client: httpx2.Client, embedder: mlcpipe.Embedder) -> None:
     cut = embedder.embed([text], truncate=160)
     np.testing.assert_array_equal(numbers(client, input=text, truncate_prompt_tokens=-1), cut)
@@ -151,6 +152,7 @@ def test_documents_come_best_first(tmp_path: Path) -> None:
         assert [one["document"]["text"] for one in body["results"]] == [TEXTS[i] for i in order[:2]]
         found = np.array([one["relevance_score"] for one in body["results"]], np.float32)
         np.testing.assert_array_equal(found, scores[order[:2]])
-        for wrong in ({"documents": []}, {"documents": "a"}, {"query": 1}, {"top_n": 0}):
+        long = {"query": "cat " * 9000, "documents": ["a"] * 1000, "truncate_prompt_tokens": -1}
+        for wrong in ({"documents": []}, {"documents": "a"}, {"query": 1}, {"top_n": 0}, long):
             assert client.post("/v1/rerank", json={**asked, **wrong}).status_code == 400
         assert client.post("/v1/embeddings", json={"input": "a"}).status_code == 400

@@ -35,8 +35,10 @@ def guarded(demo_bundle: Path) -> Iterator[Running]:
 
 
 def test_what_fits_is_said(demo_bundle: Path) -> None:
-    with running_server(demo_bundle, "--sequences", 3, "--context", 512) as server:
-        assert "the KV cache holds 3 x 512 tokens" in "".join(server.lines)
+    with running_server(demo_bundle, "--sequences", 3, "--context", 512, "--host", "0.0.0.0") as server:
+        said = "".join(server.lines)
+        assert "the KV cache holds 3 x 512 tokens" in said
+        assert "warning: everybody who reaches 0.0.0.0 may use the model: set --api-key" in said
 
 
 def metric(client: httpx2.Client, name: str) -> float:

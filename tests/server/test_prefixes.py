@@ -42,12 +42,43 @@ def answer(server: Running, **more: Any) -> tuple[str, int]:
     return found["choices"][0]["text"], found["usage"]["prompt_tokens_details"]["cached_tokens"]
 
 
+def test_keys_are_walls(demo_bundle: Path, tmp_path: Path) -> None:
+    """One key learns nothing of another one's prompts, and what is saved is for the server's user alone."""
+    keys, warm = ("--api-key", "A", "--api-key", "B"), tmp_path / "system.txt"
+    warm.write_text(TEXT)
+    tmp_path.chmod(0o755)
+    with running_server(demo_bundle, "--prefixes", tmp_path, *keys, "--warm", warm, "--threads", 1) as running:
+
+        def ask(key: str, path: str, *, method: str = "POST", **body: Any) -> Any:
+            headers = {"Authorization": f"Bearer {key}"}
+            return httpx2.request(method, running.url + path, json=body or None, headers=headers, timeout=60)
+
+        def cached(key: str, **body: Any) -> int:
+            usage = ask(key, "/v1/chat/completions", max_tokens=1, **body).json()["usage"]
+            return int(usage["prompt_tokens_details"]["cached_tokens"])
+
+        system = [{"role": "system", "content": TEXT}, {"role": "user", "content": "Hello"}]
+        assert cached("A", messages=system) == cached("B", messages=system) > 0
+        asked = [{"role": "user", "content": TEXT[::-1]}]
+        assert [cached(key, messages=asked) > 16 for key in "ABAB"] == [False, False, True, True]
+        assert ask("A", KV + "/save", name="first", prompt=TEXT).status_code == 200
+        (saved,) = tmp_path.rglob("*.prefix")
+        assert saved.stat().st_mode & 0o77 == saved.parent.stat().st_mode & 0o77 == 0
+        assert ask("B", KV, method="GET").json()["data"] == []
+        assert ask("B", KV + "/restore", name="first").status_code == 404
+        assert ask("B", KV + "/save", name="first", prompt=TEXT[::-1]).status_code == 200
+        assert ask("B", KV + "/first", method="DELETE").status_code == 200
+        assert ask("A", KV + "/restore", name="first").status_code == 200
+        assert [one["id"] for one in ask("A", KV, method="GET").json()["data"]] == ["first"]
+
+
 def test_a_saved_prompt_is_not_computed_again(server: Running, demo_bundle: Path, folder: Path, demo: Engine) -> None:
     """Not even by another server, after this one was killed; Python's engine reads the file too."""
     saved = post(server, KV + "/save", name="notes", prompt=TEXT)
     assert saved.status_code == 200, saved.text
     tokens, nbytes = saved.json()["tokens"], saved.json()["bytes"]
     assert tokens % 16 == 0 and (folder / "notes.prefix").stat().st_size == nbytes
+    assert (folder / "notes.prefix").stat().st_mode & 0o77 == 0
     assert (folder.stat().st_mode & 0o77) == 0
     expected, cached = answer(server)
     assert cached == tokens

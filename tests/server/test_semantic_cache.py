@@ -67,6 +67,8 @@ def test_similar_questions_get_the_kept_answer(server: Running) -> None:
         {"temperature": 0.5, "seed": 1},
         {"before": [{"role": "system", "content": "Be brief."}]},
         {"stop": ["zzz"]},
+        {"user": "b"},
+        {"metadata": {"user_id": "b"}},
     ],
 )
 def test_what_else_differs_is_another_question(server: Running, fields: dict[str, Any]) -> None:

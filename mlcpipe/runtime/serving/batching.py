@@ -152,12 +152,16 @@ class Batching:
         """As `ServingEngine.fault`."""
         return self._fault
 
-    def submit(self, request: Request, wake: Wake | None = None) -> Stream:
-        """As `ServingEngine.submit`."""
-        check_request(request, self.context_length, self.vocab_size, shifts=self.context_shift)
+    def check_queue(self) -> None:
+        """As `ServingEngine.check_queue`."""
         waiting = len(self._scheduler.residency.waiting) + self._commands.qsize()
         if waiting >= self._limits.queue:
             raise OverloadedError(f"{waiting} requests are waiting already", self._scheduler.retry_after_s())
+
+    def submit(self, request: Request, wake: Wake | None = None) -> Stream:
+        """As `ServingEngine.submit`."""
+        check_request(request, self.context_length, self.vocab_size, shifts=self.context_shift)
+        self.check_queue()
         stream = Stream(next(self._numbers), request, wake)
         matcher = None if request.grammar is None else request.grammar.matcher()
         row = Row(request.sampling, request.tokens, matcher)
@@ -187,10 +191,13 @@ class Batching:
         """As `ServingEngine.restore_prefix`."""
         return self._between_steps(restore_prefix(self._core, saved, namespace))
 
-    def read_adapter(self, folder: Path, name: str) -> PackedAdapter:
-        """As `ServingEngine.read_adapter`."""
+    def check_adapters(self) -> None:
+        """As `ServingEngine.check_adapters`."""
         if self._core.executor.adapters is None:
             raise UsageError("the engine takes no adapters", next_step="start it with room for them: --adapter-ranks")
+
+    def read_adapter(self, folder: Path, name: str) -> PackedAdapter:
+        """As `ServingEngine.read_adapter`."""
         return read_packed(folder, name, self._core.bundle.manifest.model)
 
     def load_adapter(self, packed: PackedAdapter) -> Future[Adapter]:

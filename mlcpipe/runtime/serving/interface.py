@@ -205,6 +205,10 @@ class ServingEngine(Protocol):
         """Why nothing is computed any more, "" while all is well."""
         ...
 
+    def check_queue(self) -> None:
+        """Raises OverloadedError when the queue is full."""
+        ...
+
     def submit(self, request: Request, wake: Wake | None = None) -> Stream:
         """Queue a request; the engine's thread calls `wake` after a step, with all streams of it that have news.
 
@@ -231,8 +235,12 @@ class ServingEngine(Protocol):
         """
         ...
 
+    def check_adapters(self) -> None:
+        """Raises UsageError where the engine takes no adapters."""
+        ...
+
     def read_adapter(self, folder: Path, name: str) -> PackedAdapter:
-        """A checked adapter of PEFT's. Raises CheckpointError, and UsageError where the engine takes none."""
+        """A checked adapter of PEFT's, after `check_adapters`. Raises CheckpointError."""
         ...
 
     def load_adapter(self, packed: PackedAdapter) -> Future[Adapter]:

@@ -115,6 +115,12 @@ class Tokenizer:
         marked, stand_ins = template.render_marked(messages, self.marks, **extras)
         return self.with_rows(self.apart.encode(marked, stand_ins))
 
+    def check_length(self, chars: int) -> None:
+        """Raises LongTextError for a text of more characters than `encode` takes."""
+        if chars > self.most_chars:
+            expected = f"at most {self.most_chars} characters"
+            raise LongTextError("the text is too long", expected=expected, found=chars)
+
     def encoding(self, text: str) -> tokenizers.Encoding:
         """A text as the library encodes it, without special tokens around it. Raises what `encode` raises."""
         return self._encoding(self.library, text)
@@ -218,9 +224,7 @@ class Tokenizer:
 
     def _encoding(self, library: tokenizers.Tokenizer, text: str, around: bool = False) -> tokenizers.Encoding:
         """`around` adds the special tokens around a text."""
-        if len(text) > self.most_chars:
-            expected = f"at most {self.most_chars} characters"
-            raise LongTextError("the text is too long", expected=expected, found=len(text))
+        self.check_length(len(text))
 
         def encode() -> tokenizers.Encoding:
             # Only the call for many texts lets go of the interpreter.

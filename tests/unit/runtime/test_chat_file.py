@@ -257,9 +257,7 @@ def test_a_full_disk(file: Path, tiny: Engine, monkeypatch: pytest.MonkeyPatch) 
         tiny.save(file)
     monkeypatch.undo()
     real = Path.open
-    monkeypatch.setattr(
-        Path, "open", lambda path, mode: real(Path("/dev/full") if mode == "xb" else path, mode.replace("xb", "wb"))
-    )
+    monkeypatch.setattr(Path, "open", lambda path, mode: real(Path("/dev/full") if mode == "wb" else path, mode))
     with pytest.raises(ResourceError, match="the disk is full"):
         tiny.save(file)
     assert [path.name for path in file.parent.iterdir()] == [file.name] and file.read_bytes() == before

@@ -11,21 +11,30 @@ from typing import Any
 
 import httpx2
 
-from mlcpipe.runtime.serving.interface import EngineStats, Request, Stream, TokenEvent, Wake
+from mlcpipe.runtime.serving.interface import EngineStats, OverloadedError, Request, Stream, TokenEvent, Wake
 from mlcpipe.runtime.text.tokenizer import Tokenizer
 from mlcpipe.server.app import create_app
+from mlcpipe.server.guard import Rules
 from mlcpipe.server.service import Facts, Service
 from tests.conftest import DEMO
 
 
 class FakeEngine:
-    """Answers every request with `text`, and `ends` or not, or raises `error`; keeps what it was asked."""
+    """Answers every request with `text`, and `ends` or not, or raises `error`; keeps what it was asked. One that is
+    `full` has no place in its queue.
+    """
 
     context_length = kv_tokens = 2048
     fault = ""
 
     def __init__(
-        self, text: str = "Hello", error: Exception | None = None, *, ends: bool = True, dropped: int | None = None
+        self,
+        text: str = "Hello",
+        error: Exception | None = None,
+        *,
+        ends: bool = True,
+        dropped: int | None = None,
+        full: bool = False,
     ) -> None:
         config = json.loads((DEMO / "config.json").read_text())
         self.tokenizer = Tokenizer.load(Path(DEMO), generation_config={}, config=config)
@@ -33,8 +42,12 @@ class FakeEngine:
         self.together = contextlib.nullcontext()
         self.asked: list[Request] = []
         self.cancelled: list[str] = []
-        self._text, self._error, self._ends = text, error, ends
+        self._text, self._error, self._ends, self._full = text, error, ends, full
         self.context_shift, self._dropped = dropped is not None, dropped or 0
+
+    def check_queue(self) -> None:
+        if self._full:
+            raise OverloadedError("the queue is full", 1.0)
 
     def submit(self, request: Request, wake: Wake | None = None) -> Stream:
         if self._error is not None:
@@ -59,11 +72,13 @@ class FakeEngine:
         pass
 
 
-def answers(engine: FakeEngine, *requests: tuple[str, Any], headers: dict[str, str] | None = None) -> Sequence[Any]:
+def answers(
+    engine: FakeEngine, *requests: tuple[str, Any], headers: dict[str, str] | None = None, rules: Rules = Rules()
+) -> Sequence[Any]:
     """The responses to bodies (bytes, or what becomes JSON) that are posted, one after the other; None gets."""
 
     async def ask() -> list[Any]:
-        app, guard = create_app()
+        app, guard = create_app(rules)
         app.state.service = service = Service(engine, engine.tokenizer, Facts(("demo",)))
         async with httpx2.AsyncClient(
             transport=httpx2.ASGITransport(app=guard), base_url="http://127.0.0.1", headers=headers

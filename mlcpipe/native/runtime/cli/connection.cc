@@ -1,5 +1,6 @@
 #include "cli/connection.h"
 
+#include <arpa/inet.h>
 #include <poll.h>
 #include <sys/eventfd.h>
 #include <sys/socket.h>
@@ -18,7 +19,6 @@ namespace {
 
 constexpr double kSendS = 30, kLingerS = 2;
 constexpr size_t kLingerBytes = 8 << 20;
-constexpr const char* kLoopback[] = {"127.0.0.1", "localhost", "[::1]"};
 
 int Milliseconds(std::chrono::steady_clock::duration left) {
   return static_cast<int>(std::max<int64_t>(0, std::chrono::ceil<std::chrono::milliseconds>(left).count()));
@@ -47,6 +47,13 @@ const char* Reason(int status) {
 
 std::string Head(int status, const char* type) {
   return "HTTP/1.1 " + std::to_string(status) + " " + Reason(status) + "\r\ncontent-type: " + type + "\r\n";
+}
+
+// Whether a header Host names this machine: an address of 127.0.0.0/8 or ::1, "localhost", or `own`.
+bool IsOwnName(const std::string& name, const std::string& own) {
+  in_addr address;
+  if (inet_pton(AF_INET, name.c_str(), &address) == 1) return ntohl(address.s_addr) >> 24 == 127;
+  return EqualWords(name, "localhost") || name == "[::1]" || EqualWords(name, own);
 }
 
 bool IsOpen(const std::string& path) { return path == "/health" || path == "/v1/health"; }
@@ -175,7 +182,7 @@ void Connection::Log(const HttpRequest& request) const {
 }
 
 void Connection::Admit(const HttpRequest& request) const {
-  if (site_.loopback) CheckHost(request);
+  if (site_.loopback || site_.key_digests.empty()) CheckHost(request);
   if (site_.key_digests.empty() || IsOpen(request.path)) return;
   const std::string* given = request.Header("x-api-key");
   std::string key = given ? *given : "";
@@ -196,15 +203,15 @@ void Connection::Admit(const HttpRequest& request) const {
   if (!equal) throw ApiError{401, "the API key is missing or wrong", "invalid_api_key", ""};
 }
 
-// Refuses what a page of another site makes a browser send: other hosts' names and origins.
+// Refuses what a page of another site makes a browser send: other origins, and on loopback other hosts' names.
 void Connection::CheckHost(const HttpRequest& request) const {
   const std::string* header = request.Header("host");
   const std::string host = header ? *header : "";
   const size_t port = host.find(':', host[0] == '[' ? std::min(host.find(']'), host.size()) : 0);
   const std::string name = host.substr(0, port);
-  const bool known = std::any_of(std::begin(kLoopback), std::end(kLoopback),
-                                 [&](const char* one) { return EqualWords(name, one); });
-  if (!known) throw ApiError{421, "this server answers to 127.0.0.1 and localhost alone", "wrong_host", ""};
+  if (site_.loopback && !IsOwnName(name, site_.host)) {
+    throw ApiError{421, "this server answers to 127.0.0.1 and localhost alone", "wrong_host", ""};
+  }
   const std::string* origin = request.Header("origin");
   if (!origin) return;
   const size_t scheme = origin->find("://");

@@ -20,6 +20,7 @@ struct Site {
   mlcpipe_engine engine = 0;
   AnswerQueue* queue = nullptr;
   std::vector<std::string> key_digests;  // of the keys that clients may send; none: everybody may ask
+  std::string host;                      // that the server listens on, in lower case, as its user wrote it
   bool loopback = true;                  // whether the server listens to this machine alone
   double read_timeout_s = 0;             // for a request to come, and between requests
   bool json_log = false;

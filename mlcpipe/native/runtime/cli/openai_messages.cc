@@ -11,15 +11,18 @@ using chat::Value;
 
 namespace {
 
+constexpr size_t kMaxItems = 4096;  // messages, parts of one, calls
 constexpr const char* kRoles[] = {"system", "developer", "user", "assistant", "tool"};
 constexpr const char* kKept[] = {"name", "tool_call_id", "reasoning_content", "reasoning", "thinking"};
 constexpr const char* kPartTypes[] = {"text", "input_text", "output_text", "refusal"};
+
+ApiError WrongList(const std::string& where) { return Wrong(where, "a list of at most " + std::to_string(kMaxItems)); }
 
 // Text, or the texts of a list of parts; no content is "".
 std::string TextOf(Heap* heap, const Value* content, const std::string& where) {
   if (!content) return "";
   if (content->is(Kind::kString)) return std::string(content->text());
-  if (!content->is(Kind::kList)) throw Wrong(where, "a list");
+  if (!content->is(Kind::kList) || content->list->span.size > kMaxItems) throw WrongList(where);
   std::string text;
   for (const Value& part : content->list->span) {
     std::string type = chat::TypeName(part.kind);
@@ -52,7 +55,7 @@ Value ArgumentsOf(Heap* heap, const Value* given) {
 }
 
 Value CallsOf(Heap* heap, const Value& calls, const std::string& where) {
-  if (!calls.is(Kind::kList)) throw Wrong(where, "a list");
+  if (!calls.is(Kind::kList) || calls.list->span.size > kMaxItems) throw WrongList(where);
   std::vector<Value> made;
   for (const Value& call : calls.list->span) {
     const Value* function = call.is(Kind::kDict) ? Fields(heap, call).Find("function") : nullptr;
@@ -96,6 +99,7 @@ std::string MessagesOf(Heap* heap, const Fields& fields) {
   const Value* given = fields.Find("messages", Kind::kList, "a list");
   if (!given) throw WrongType("messages", "a list");
   if (!given->list->span.size) throw Wrong("messages", "at least one");
+  if (given->list->span.size > kMaxItems) throw Wrong("messages", "at most " + std::to_string(kMaxItems));
   std::vector<Value> out;
   std::string first;
   for (const Value& message : given->list->span) {

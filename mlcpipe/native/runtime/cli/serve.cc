@@ -11,11 +11,13 @@
 
 #include <algorithm>
 #include <atomic>
+#include <cctype>
 #include <cerrno>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
 #include <fstream>
+#include <iterator>
 #include <list>
 
 #include "bundle/files.h"
@@ -62,10 +64,22 @@ int Listen(const ServeArguments& arguments) {
   return made;
 }
 
-std::string AddressOf(int socket, const std::string& host) {
+sockaddr_storage BoundTo(int socket) {
   sockaddr_storage name{};
   socklen_t bytes = sizeof name;
   getsockname(socket, reinterpret_cast<sockaddr*>(&name), &bytes);
+  return name;
+}
+
+// Whether only programs of this machine reach the socket, however the host was written.
+bool IsLoopback(int socket) {
+  const sockaddr_storage name = BoundTo(socket);
+  if (name.ss_family == AF_INET6) return IN6_IS_ADDR_LOOPBACK(&reinterpret_cast<const sockaddr_in6*>(&name)->sin6_addr);
+  return ntohl(reinterpret_cast<const sockaddr_in*>(&name)->sin_addr.s_addr) >> 24 == 127;
+}
+
+std::string AddressOf(int socket, const std::string& host) {
+  sockaddr_storage name = BoundTo(socket);
   const bool v6 = name.ss_family == AF_INET6;
   const uint16_t port = v6 ? reinterpret_cast<sockaddr_in6*>(&name)->sin6_port
                            : reinterpret_cast<sockaddr_in*>(&name)->sin_port;
@@ -177,7 +191,8 @@ int Serve(const Arguments& arguments) {
   Site site;
   site.key_digests = KeyDigests(arguments.serve.api_key_file);
   const std::string& host = arguments.serve.host;
-  site.loopback = host == "127.0.0.1" || host == "localhost" || host == "::1";
+  site.loopback = IsLoopback(listener);
+  std::transform(host.begin(), host.end(), std::back_inserter(site.host), [](unsigned char c) { return std::tolower(c); });
   site.read_timeout_s = arguments.serve.read_timeout_s;
   site.json_log = arguments.json;
   site.stop = eventfd(0, EFD_CLOEXEC);

@@ -1,0 +1,212 @@
+"""Connections of clients: heads are read strictly, each part of a request comes in time, and there are only so many.
+
+Where there are as many as may be, the client that has sent nothing complete for the longest gives way to a new one. So
+those who send slowly, or nothing, hold up nobody; a new one is refused where all others wait for answers.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import http
+import ipaddress
+import json
+import re
+import sys
+from collections.abc import Callable
+from typing import Any, Literal
+
+import h11
+from uvicorn.config import Config
+from uvicorn.protocols.http.h11_impl import H11Protocol
+from uvicorn.server import ServerState
+
+from mlcpipe.server.errors import ApiError
+from mlcpipe.server.guard import READ_S, is_loopback
+from mlcpipe.server.sse import SLOW_READER_S
+
+MOST = 4096  # connections
+_LINGER_S = 2.0  # for a client to read a refusal, before the system forgets it because of what else comes
+_MOST_LINGERING = 32
+ACCEPTED_AT_ONCE = 16
+_TURNS = 4  # of the loop from accepting a connection until the one that gives way to it is closed
+_OWN_FILES = 64  # descriptors for what else is open
+_NOT_STRICT = re.compile(rb"(?<!\r)\n|\r\n[ \t]")  # the end of a line by LF alone, a line that goes on in the next one
+
+
+def most_connections() -> int:
+    """How many connections there may be, beside those that are refused: the process has descriptors for them."""
+    if sys.platform == "win32":
+        return MOST
+    import resource
+
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft == resource.RLIM_INFINITY:
+        return MOST
+    return max(8, min(MOST, soft - _OWN_FILES - _MOST_LINGERING - _TURNS * ACCEPTED_AT_ONCE))
+
+
+def _network(host: str) -> str:
+    """The address of another machine, of IPv6 its network of 64 bits, which one client may have alone; "" for this
+    machine, whose proxy speaks for many.
+    """
+    address = ipaddress.ip_address(host.partition("%")[0])
+    if is_loopback(host):
+        return ""
+    mapped = address.ipv4_mapped if isinstance(address, ipaddress.IPv6Address) else address
+    return str(mapped or ipaddress.ip_network(f"{address}/64", strict=False))
+
+
+class _StrictReader(h11.Connection):
+    """Refuses what proxies may read otherwise (RFC 9112, 2.2, 5.2 and 6.1), so that nobody hides a second request."""
+
+    def next_event(self) -> Any:
+        if self.their_state is h11.IDLE:
+            head, mark, _ = self.trailing_data[0].partition(b"\r\n\r\n")
+            if _NOT_STRICT.search(head + mark):
+                raise h11.RemoteProtocolError("a line of the head does not end with CR LF, or goes on in the next")
+        event = super().next_event()
+        if isinstance(event, h11.Request):
+            names = {name for name, _ in event.headers}
+            if b"transfer-encoding" in names and (b"content-length" in names or event.http_version < b"1.1"):
+                raise h11.RemoteProtocolError("Transfer-Encoding with Content-Length, or in HTTP/1.0")
+        return event
+
+
+class Connection(H11Protocol):
+    """One connection, of at most `most`, and half as many of one address of another machine.
+
+    `refused` is told of each refusal.
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        server_state: ServerState,
+        app_state: dict[str, Any],
+        _loop: asyncio.AbstractEventLoop | None = None,
+        *,
+        most: int,
+        refused: Callable[[ApiError], None],
+        read_s: float = READ_S,
+    ) -> None:
+        super().__init__(config, server_state, app_state, _loop)
+        self.conn = _StrictReader(h11.SERVER, config.h11_max_incomplete_event_size or 16 << 10)
+        self._most, self._told, self._read_s = most, refused, read_s
+        self._phase: Literal["idle", "head", "body", "answer"] = "answer"
+        self.address = ""
+        self.since = 0.0  # when the client began what it has not completed
+        self.lingers = False  # whether it was refused
+        self._late: asyncio.TimerHandle | None = None
+        self._stuck: asyncio.TimerHandle | None = None
+
+    @property
+    def owes(self) -> bool:
+        """Whether the client is to send something."""
+        return self._phase != "answer" and not self.lingers
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as uvicorn
+        others = [one for one in self.connections if isinstance(one, Connection) and not one.transport.is_closing()]
+        super().connection_made(transport)
+        self.address = "" if self.client is None else _network(self.client[0])
+        if self._find_place(others):
+            self._watch()
+        elif sum(one.lingers for one in others) < _MOST_LINGERING:
+            self._refuse(ApiError(503, "there are too many connections", code="overloaded", retry_after_s=1.0))
+        else:
+            transport.abort()
+
+    def _find_place(self, others: list[Connection]) -> bool:
+        """Whether there is room, where need be that of a client which owes the most."""
+        others = [one for one in others if not one.lingers]
+        same = [one for one in others if one.address == self.address != ""]
+        full = same if len(same) >= self._most // 2 else others
+        if full is others and len(others) < self._most:
+            return True
+        oldest = min((one for one in full if one.owes), key=lambda one: one.since, default=None)
+        if oldest is not None:
+            oldest.transport.abort()
+        return oldest is not None
+
+    def data_received(self, data: bytes) -> None:
+        if not self.lingers:
+            super().data_received(data)
+            self._watch()
+
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        self._watch()
+        if self.transport.is_closing():  # once all is sent
+            self._set_stuck()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        super().connection_lost(exc)
+        for timer in (self._late, self._stuck):
+            if timer is not None:
+                timer.cancel()
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self._set_stuck()
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        if self._stuck is not None and not self.transport.is_closing():
+            self._stuck.cancel()
+
+    def send_400_response(self, msg: str) -> None:
+        """Refuse what cannot be read; where an answer has begun, it is cut off."""
+        cycle = self.cycle
+        if cycle is None or cycle.response_complete or not cycle.response_started:
+            if cycle is not None:
+                cycle.disconnected = True
+                cycle.message_event.set()
+            self._refuse(ApiError(400, "the request is no HTTP/1.1, or not strictly", code="invalid_request"))
+        else:
+            self.transport.abort()
+
+    def _refuse(self, error: ApiError) -> None:
+        """Answer in place of the application, and close once the client has."""
+        self.lingers = True
+        self._told(error)
+        content = json.dumps(error.body("")).encode()
+        headers = {"content-type": "application/json", "content-length": len(content), "connection": "close"}
+        lines = [f"{name}: {value}" for name, value in {**headers, **error.headers}.items()]
+        lines.insert(0, f"HTTP/1.1 {error.status} {http.HTTPStatus(error.status).phrase}")
+        self.transport.write("\r\n".join([*lines, "", ""]).encode() + content)
+        if self.transport.can_write_eof():
+            self.transport.write_eof()
+        self._set_late(_LINGER_S)
+
+    def _watch(self) -> None:
+        """Have an eye on what the client has to send now."""
+        if self.lingers or self.transport.is_closing():
+            return
+        state, before = self.conn.their_state, self._phase
+        if state is h11.SEND_BODY:
+            self._phase = "body"
+        elif state is h11.IDLE:
+            self._phase = "head" if self.cycle is None or self.conn.trailing_data[0] else "idle"
+        else:
+            self._phase = "answer"
+        if self._phase == before:
+            return
+        if self._phase != "body":
+            self.since = self.loop.time()
+        times = {"head": self._read_s, "body": self._read_s, "idle": float(self.timeout_keep_alive)}
+        self._set_late(times.get(self._phase))
+
+    def _set_late(self, seconds: float | None) -> None:
+        if self._late is not None:
+            self._late.cancel()
+        self._late = None if seconds is None else self.loop.call_later(seconds, self._end_late)
+
+    def _end_late(self) -> None:
+        """The client has not sent in time. For a body that is waited for, the guard says so."""
+        if self._phase != "body" or self.lingers or self.cycle.response_complete:
+            self.transport.abort()
+
+    def _set_stuck(self) -> None:
+        """From now on the client has a time to read what was sent."""
+        if self._stuck is not None:
+            self._stuck.cancel()
+        self._stuck = self.loop.call_later(SLOW_READER_S, self.transport.abort)

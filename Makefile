@@ -4,13 +4,20 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check -q
 
+# With LOCKED=1 an environment has the versions of LOCK, whose hashes pip compares, and not the newest. LOCK leaves out
+# torch, whose build for CPUs is another file: pyproject.toml pins it, and its metadata what it brings along for GPUs.
+LOCK := .ci/requirements.lock
+LOCK_FLAGS := --universal --python-version 3.11 --generate-hashes --no-annotate --no-header --no-emit-package torch
+FIRST := pyproject.toml $(if $(LOCKED),$(VENV)/locked)
+INSTALL := $(PIP) install $(if $(LOCKED),--no-build-isolation) -e
+
 # A machine without a C compiler links with PyPI's ziglang.
 LINKER := $(if $(shell command -v cc || command -v clang || command -v gcc),,[zig])
 
 # Tests start Python hundreds of times: where this is set, each start compiles what it imports.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: chat test test-full test-everything bench-check lint check check-gpu docs page bench bench-peers bench-native bench-web quality clean
+.PHONY: chat test test-full test-everything bench-check lint check check-gpu docs page wheel lock bench bench-peers bench-native bench-web quality clean
 
 chat: $(VENV)/installed  ## compile the embedded model for this CPU and talk to it (ARGS="--prompt ...")
 	$(BIN)/mlcpipe chat $(ARGS)
@@ -47,6 +54,15 @@ docs: $(VENV)/installed-docs  ## build the documentation into build/site; a brok
 page:  ## build the chat page (needs Node 20.19 or later); a wheel made afterwards has it in it
 	cd apps/chat-web && npm ci --no-audit --no-fund && npm run build
 
+wheel: page $(VENV)/installed-dev  ## the release, in dist/ (LOCKED=1)
+	$(PIP) wheel --no-deps --no-build-isolation -w dist .
+
+lock:  ## write .ci/requirements.lock: versions stay where pyproject.toml allows them (ARGS=--upgrade: the newest)
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(PIP) install uv
+	mkdir -p build && echo 'torch; sys_platform == "never"' > build/override.txt
+	$(BIN)/uv pip compile -q pyproject.toml .ci/lock.in --extra dev --extra docs --override build/override.txt $(LOCK_FLAGS) -o $(LOCK) $(ARGS)
+
 bench: $(VENV)/installed  ## measure the embedded model, or MODEL=path
 	$(BIN)/mlcpipe bench $(MODEL) $(ARGS)
 
@@ -64,26 +80,31 @@ bench-web: $(VENV)/installed-dev  ## the same in Chromium, with transformers.js 
 quality: $(VENV)/installed-dev  ## methods of quantization side by side on the ruler, RULER=folder (apps/demo_model/ruler.py)
 	$(BIN)/python -m bench.bench_quality $(or $(RULER),ruler) $(ARGS)
 
-$(VENV)/installed: pyproject.toml
+$(VENV)/locked: $(LOCK)
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(PIP) install -e ".$(LINKER)"
+	$(PIP) install --require-hashes --no-deps -r $(LOCK)
 	touch $@
 
-$(VENV)/installed-dev: pyproject.toml
+$(VENV)/installed: $(FIRST)
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(PIP) install -e ".$(LINKER)"
-	$(PIP) install -e ".[dev]"
+	$(INSTALL) ".$(LINKER)"
+	touch $@
+
+$(VENV)/installed-dev: $(FIRST)
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(INSTALL) ".$(LINKER)"
+	$(INSTALL) ".[dev]"
 	touch $@ $(VENV)/installed
 
-$(VENV)/installed-gpu: pyproject.toml
+$(VENV)/installed-gpu: $(FIRST)
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(PIP) install -e ".$(LINKER)"
-	$(PIP) install -e ".[cuda]"
+	$(INSTALL) ".$(LINKER)"
+	$(INSTALL) ".[cuda]"
 	touch $@
 
-$(VENV)/installed-docs: pyproject.toml
+$(VENV)/installed-docs: $(FIRST)
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(PIP) install -e ".[docs]"
+	$(INSTALL) ".[docs]"
 	touch $@
 
 clean:

@@ -1,13 +1,23 @@
-"""Puts into packages the commit that they are built from, and the chat page where `make page` has built it."""
+"""Puts into packages the commit that they are built from, the chat page where `make page` has built it, and an SBOM."""
 
 from __future__ import annotations
 
+import base64
+import hashlib
+import json
 import subprocess
 import tempfile
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 from hatchling.builders.hooks.plugin.interface import BuildHookInterface
+from packaging.requirements import Requirement
+
+_DEMO = "apps/demo_model/checkpoint/model.safetensors"
+_LICENSE = "Apache-2.0"
+_OF_DEVELOPERS = ("dev", "docs")  # extras that no code of the wheel asks for
 
 
 class Build(BuildHookInterface[Any]):
@@ -16,19 +26,94 @@ class Build(BuildHookInterface[Any]):
     PLUGIN_NAME = "custom"
 
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
-        """An editable installation asks the source tree for both."""
+        """An editable installation asks the source tree for both, and has no SBOM."""
+        self._folder = tempfile.TemporaryDirectory()
         if version == "editable":
             return
         root = Path(self.root)
         # A wheel made from an sdist has the file that the sdist got.
         if commit := _commit(root):
-            self._folder = tempfile.TemporaryDirectory()
             file = Path(self._folder.name, "commit.txt")
             file.write_text(f"{commit}\n", encoding="ascii")
             build_data["force_include"][str(file)] = "mlcpipe/data/commit.txt"
-        page = root / "apps" / "chat-web" / "dist"
-        if self.target_name == "wheel" and (page / "index.html").is_file():
+        if self.target_name != "wheel":
+            return
+        page, core = root / "apps" / "chat-web" / "dist", self.metadata.core
+        with_page = (page / "index.html").is_file()
+        if with_page:
             build_data["force_include"][str(page)] = "mlcpipe/data/chat_page"
+        bill = Path(self._folder.name, "mlcpipe.cdx.json")
+        parts = sbom(root, self.metadata.version, core.dependencies, core.optional_dependencies, with_page)
+        bill.write_text(f"{json.dumps(parts, indent=1)}\n", encoding="ascii")
+        build_data["sbom_files"].append(str(bill))
+
+    def finalize(self, version: str, build_data: dict[str, Any], artifact_path: str) -> None:
+        """The package has its files."""
+        self._folder.cleanup()
+
+
+def sbom(
+    root: Path, version: str, required: Sequence[str], extras: Mapping[str, Sequence[str]], with_page: bool
+) -> dict[str, Any]:
+    """What a wheel contains and what it asks for, as CycloneDX 1.6 (ECMA-424). PEP 770 says where it lies.
+
+    No time and no random number is in it: the same tree has the same.
+    """
+    optional = [text for extra, texts in extras.items() if extra not in _OF_DEVELOPERS for text in texts]
+    parts = [
+        *(_requirement(text, "optional") for text in optional),
+        *(_requirement(text, "required") for text in required),
+        *(_npm(root) if with_page else ()),
+        _demo_model(root, version),
+    ]
+    components = {part["bom-ref"]: part for part in parts}
+    own = _component("application", f"pkg:pypi/mlcpipe@{version}", "mlcpipe", version, _LICENSE)
+    return {
+        "bomFormat": "CycloneDX",
+        "specVersion": "1.6",
+        "version": 1,
+        "metadata": {"component": own},
+        "components": [components[ref] for ref in sorted(components)],
+        "dependencies": [{"ref": own["bom-ref"], "dependsOn": sorted(components)}],
+    }
+
+
+def _component(kind: str, purl: str, name: str, version: str, licence: str, *hashes: tuple[str, str]) -> dict[str, Any]:
+    part: dict[str, Any] = {"type": kind, "bom-ref": purl, "name": name, "purl": purl}
+    if version:
+        part["version"] = version
+    if licence:
+        part["licenses"] = [{"expression": licence.removeprefix("(").removesuffix(")")}]
+    if hashes:
+        part["hashes"] = [{"alg": name, "content": digits} for name, digits in hashes]
+    return part
+
+
+def _requirement(text: str, scope: str) -> dict[str, Any]:
+    """A distribution that pip installs beside the wheel; its version is known where it is exact."""
+    asked = Requirement(text)
+    exact = [one.version for one in asked.specifier if one.operator == "=="]
+    purl = f"pkg:pypi/{asked.name.lower().replace('_', '-')}{f'@{exact[0]}' if exact else ''}"
+    part = _component("library", purl, asked.name, exact[0] if exact else "", "")
+    return {**part, "scope": scope, "properties": [{"name": "mlcpipe:requirement", "value": text}]}
+
+
+def _npm(root: Path) -> Iterator[dict[str, Any]]:
+    """The packages that the chat page is made of: those of the lock file that building and types alone do not need."""
+    lock = json.loads((root / "apps" / "chat-web" / "package-lock.json").read_text(encoding="utf-8"))
+    for place, facts in lock["packages"].items():
+        if place and not facts.get("dev") and not facts.get("optional"):
+            name, version = place.rpartition("node_modules/")[2], facts["version"]
+            digits = base64.b64decode(facts["integrity"].removeprefix("sha512-")).hex()
+            purl = f"pkg:npm/{quote(name)}@{version}"
+            yield _component("library", purl, name, version, facts["license"], ("SHA-512", digits))
+
+
+def _demo_model(root: Path, version: str) -> dict[str, Any]:
+    """The model that `mlcpipe chat` talks to where none is named; it is made here (apps/demo_model/README.md)."""
+    digits = hashlib.sha256((root / _DEMO).read_bytes()).hexdigest()
+    purl = f"pkg:generic/mlcpipe-demo-model@{version}"
+    return _component("machine-learning-model", purl, "mlcpipe-demo-model", version, _LICENSE, ("SHA-256", digits))
 
 
 def _commit(root: Path) -> str:

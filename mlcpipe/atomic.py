@@ -6,6 +6,7 @@ import contextlib
 import ctypes
 import errno
 import os
+import re
 import secrets
 import shutil
 import sys
@@ -20,6 +21,7 @@ from mlcpipe.disk import check_disk_space, full_disk_named
 from mlcpipe.errors import MlcpipeError, UsageError
 
 _WRITER_S = 60  # of a file: more than a busy disk needs
+_OWN = "mlcpipe-"  # what temporary names beside an output have, and files of users have not
 
 
 @contextmanager
@@ -66,7 +68,7 @@ def atomic_file(path: Path, needed_bytes: int, mode: int = 0o666) -> Iterator[Bi
     too long, and OSError for any other failure.
     """
     path = Path(os.path.realpath(path))
-    partial = path.with_name(f".{path.name}.partial")
+    partial = path.with_name(f".{path.name}.{_OWN}partial")
     path.parent.stat()  # the lock would make the folder
     check_disk_space(path.parent, needed_bytes)
     busy = UsageError("another run is writing this file", where=path, next_step="wait for it or stop it")
@@ -131,7 +133,7 @@ def only_writer(dest: Path, busy: MlcpipeError, wait_s: float = 0) -> Iterator[N
 
 
 def _lock_file(dest: Path) -> Path:
-    return dest.with_name(f".{dest.name}.lock")
+    return dest.with_name(f".{dest.name}.{_OWN}lock")
 
 
 def _busy(dest: Path) -> UsageError:
@@ -139,19 +141,18 @@ def _busy(dest: Path) -> UsageError:
 
 
 def _sibling(path: Path, purpose: str) -> Path:
-    return path.with_name(f".{path.name}.{purpose}-{secrets.token_hex(4)}")
+    return path.with_name(f".{path.name}.{_OWN}{purpose}-{secrets.token_hex(4)}")
 
 
 def _clear(dest: Path) -> None:
     """Removes what killed runs left beside `dest`; where it is missing, the old folder that was moved away returns."""
-    prefix = f".{dest.name}."
+    ours = re.compile(rf"\.{re.escape(dest.name)}\.{_OWN}(partial|replaced)-[0-9a-f]{{8}}")
     with os.scandir(dest.parent) as entries:
-        folders = [entry for entry in entries if entry.name.startswith(prefix) and entry.is_dir(follow_symlinks=False)]
-    for folder in folders:
-        purpose = folder.name[len(prefix) :].partition("-")[0]
-        if purpose == "replaced" and not dest.exists():
+        found = [(entry, ours.fullmatch(entry.name)) for entry in entries if entry.is_dir(follow_symlinks=False)]
+    for folder, name in found:
+        if name and name[1] == "replaced" and not dest.exists():
             os.rename(folder.path, dest)
-        elif purpose in ("partial", "replaced"):
+        elif name:
             shutil.rmtree(folder.path, ignore_errors=True)
 
 

@@ -82,7 +82,7 @@ class CheckpointWarning(UserWarning):
 
 
 class ForeignBundleWarning(UserWarning):
-    """A bundle that is about to run was neither compiled here nor accepted, nor signed by a trusted publisher."""
+    """A bundle to run or to package was neither compiled here nor accepted, nor signed by a trusted publisher."""
 
 
 class ResourceError(MlcpipeError):

@@ -5,10 +5,19 @@ from __future__ import annotations
 import json
 import re
 from collections import Counter
+from dataclasses import fields
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
-from pydantic import BaseModel, BeforeValidator, FailFast, ValidationError
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    FailFast,
+    ValidationError,
+    ValidatorFunctionWrapHandler,
+    WrapValidator,
+    model_validator,
+)
 
 from mlcpipe.errors import MlcpipeError
 from mlcpipe.files import read_bounded
@@ -20,12 +29,40 @@ MAX_VALUES = 1_000_000
 Error = TypeVar("Error", bound=MlcpipeError)
 Model = TypeVar("Model", bound=BaseModel)
 Item = TypeVar("Item")
+Key = TypeVar("Key")
 # A JSON array as a tuple, also in strict mode. The first bad item ends it: pydantic would collect an error for each.
 Items = Annotated[
     tuple[Item, ...],
     FailFast(),
     BeforeValidator(lambda value: tuple(value) if isinstance(value, list) else value),
 ]
+
+
+def _entry_by_entry(value: Any, validate: ValidatorFunctionWrapHandler) -> Any:
+    if not isinstance(value, dict):
+        return validate(value)
+    return {name: item for entry in value.items() for name, item in validate(dict([entry])).items()}
+
+
+# A JSON object of any names, which its first bad entry ends, too.
+Table = Annotated[dict[Key, Item], WrapValidator(_entry_by_entry)]
+
+
+class OnlyKnown:
+    """The base of models and dataclasses without unknown fields: the first ends the check, however many there are."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _only_known(cls, value: Any) -> Any:
+        known = cls.model_fields if issubclass(cls, BaseModel) else {field.name for field in fields(cls)}  # type: ignore[arg-type]
+        unknown = next((name for name in value if name not in known), None) if isinstance(value, dict) else None
+        if unknown is not None:
+            raise ValidationError.from_exception_data(
+                cls.__name__, [{"type": "extra_forbidden", "loc": (unknown,), "input": value[unknown]}]
+            )
+        return value
+
+
 # For pydantic's messages that do not say what the input should be.
 _EXPECTED = {"missing": "a value", "extra_forbidden": "no such field", "unexpected_keyword_argument": "no such field"}
 

@@ -13,7 +13,7 @@ from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field, TypeAda
 
 from mlcpipe.errors import TargetError, last_line
 from mlcpipe.host import cpu_features
-from mlcpipe.json_files import Items, invalid
+from mlcpipe.json_files import Items, OnlyKnown, Table, invalid
 from mlcpipe.resources import targets_path
 
 if sys.version_info >= (3, 11):
@@ -44,13 +44,13 @@ _Words = Items[_Word]
 _VariantName = Annotated[str, Field(pattern=r"^[a-z][a-z0-9_]{0,39}$")]
 _Attributes = Items[Annotated[str, Field(pattern=r"^[+-]")]]
 _Arch = Annotated[str, AfterValidator(_arch)]
-_Knobs = Mapping[str, Annotated[int | str, BeforeValidator(_knob)]]
-_Limits = Mapping[str, Annotated[int, Field(ge=1, strict=True)]]
+_Knobs = Table[str, Annotated[int | str, BeforeValidator(_knob)]]
+_Limits = Table[str, Annotated[int, Field(ge=1, strict=True)]]
 _CONFIG = ConfigDict(extra="forbid")  # not strict, which rejects a dict for a dataclass
 
 
 @dataclass(frozen=True)
-class Variant:
+class Variant(OnlyKnown):
     """One level of instructions that the kernels are compiled for.
 
     `features` are Linux's names of all instruction sets beyond the architecture's base that the code may use
@@ -68,7 +68,7 @@ class Variant:
 
 
 @dataclass(frozen=True)
-class Target:
+class Target(OnlyKnown):
     """One target file with `base` merged in. `variants` cover all architectures, best first.
 
     `backend` is a module of `mlcpipe/compiler/backends`, `kernels` a folder of `tir_schedules`. `features` are required

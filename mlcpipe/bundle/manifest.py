@@ -18,7 +18,8 @@ from mlcpipe.bundle.quality import QualityInfo
 from mlcpipe.bundle.schema import Count, Frozen, Name, Positive
 from mlcpipe.bundle.tensor_cache import RECOMPILE
 from mlcpipe.errors import BundleError
-from mlcpipe.json_files import Items, read_json_object, validated
+from mlcpipe.generated import shell_word
+from mlcpipe.json_files import Items, Table, read_json_object, validated
 from tir_schedules.sampling import SIGNATURES, sampling_names
 
 MANIFEST = "mlcpipe.json"
@@ -89,13 +90,13 @@ def _power_of_two(number: int) -> int:
     return number
 
 
-def _json_object(text: str) -> str:
+def _tvm_target(text: str) -> str:
     try:
-        found = json.loads(text)
-    except (ValueError, RecursionError):
-        found = None
-    if not isinstance(found, dict):
-        raise ValueError("an object of JSON")
+        kind = json.loads(text)["kind"]
+    except (ValueError, RecursionError, TypeError, KeyError):
+        kind = None
+    if not isinstance(kind, str) or not re.fullmatch("[a-z]{1,20}", kind):
+        raise ValueError("an object of JSON whose kind is one of TVM's, such as llvm")
     return text
 
 
@@ -123,7 +124,7 @@ class MemoryPlan(Frozen):
     weights_bytes: Count
     decode_weights_bytes: Count | None = None
     kv_bytes_per_token: Count
-    workspace_bytes: dict[Name, Count]
+    workspace_bytes: Table[Name, Count]
 
     @property
     def weights_read(self) -> int:
@@ -161,9 +162,7 @@ class VariantInfo(Frozen):
     subgroup_size: SubgroupSize | None = Field(
         default=None, description="lanes in every subgroup: WebGPU's smallest and largest size must both equal it"
     )
-    tvm_target: Annotated[str, AfterValidator(_json_object)] = Field(
-        max_length=10_000, description="TVM target as JSON"
-    )
+    tvm_target: Annotated[str, AfterValidator(_tvm_target)] = Field(max_length=10_000, description="TVM target as JSON")
     bytes: Count = Field(description="size of its object code")
     scratch: ScratchInfo | None = Field(default=None, description="of a CPU's kernels")
     library: LibraryInfo | None = None
@@ -179,7 +178,9 @@ class TargetInfo(Frozen):
     """What the library was compiled for."""
 
     name: Name
-    triple: Name = Field(description="operating system and architecture, as LLVM writes it")
+    triple: Annotated[str, Field(pattern=r"^[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}$")] = Field(
+        description="operating system and architecture, as LLVM writes it"
+    )
     variants: Annotated[Items[VariantInfo], Field(min_length=1)]
 
 
@@ -205,7 +206,7 @@ class EmbeddingInfo(Frozen):
     dimensions: Positive = Field(description="numbers of a row of the library's result")
     token_types: bool = Field(default=False, description="the second text of a pair has token type 1")
     include_prompt: bool = Field(default=True, description="the mean is also of the prompt's tokens")
-    prompts: dict[Name, Annotated[str, Field(max_length=10_000)]] = Field(
+    prompts: Table[Name, Annotated[str, Field(max_length=10_000)]] = Field(
         default={}, description="what stands before a text, by its purpose"
     )
     default_prompt: Name | None = None
@@ -322,7 +323,7 @@ class Manifest(Frozen):
         default=(), description="`text_hash` of the texts that weights or their bits were fitted to"
     )
     quality: QualityInfo | None = Field(default=None, description="what `mlcpipe quality` measured, if it was run")
-    files: dict[RelativePath, FileInfo] = Field(description="every file but this one, by path in the bundle")
+    files: Table[RelativePath, FileInfo] = Field(description="every file but this one, by path in the bundle")
 
     @property
     def page_bytes(self) -> int:
@@ -429,4 +430,4 @@ def _summary(data: dict[str, Any]) -> dict[str, str]:
 
 def _command(directory: Path, summary: dict[str, str]) -> str:
     options = "".join(f" --{key} {value}" for key, value in summary.items())
-    return f"mlcpipe compile CHECKPOINT{options} --output {directory}"
+    return f"mlcpipe compile CHECKPOINT{options} --output {shell_word(directory)}"

@@ -9,14 +9,17 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import warnings
 from dataclasses import dataclass
 from pathlib import Path
 
-from mlcpipe.bundle.manifest import MANIFEST, MAX_MANIFEST_BYTES
+from mlcpipe.bundle.manifest import MANIFEST, MAX_MANIFEST_BYTES, TargetInfo
 from mlcpipe.bundle.minisign import MAX_BYTES, PublicKey, Signature, parse_public_key
 from mlcpipe.env import env
-from mlcpipe.errors import BundleError, SignatureError
+from mlcpipe.errors import BundleError, ForeignBundleWarning, SignatureError
 from mlcpipe.files import read_bounded
+from mlcpipe.generated import shell_word
+from mlcpipe.json_files import shown
 from mlcpipe.private import check_private, private_folder
 
 SIGNATURE = f"{MANIFEST}.minisig"
@@ -24,7 +27,7 @@ SIGNATURE = f"{MANIFEST}.minisig"
 
 @dataclass(frozen=True)
 class Origin:
-    """`publisher` is the trusted one whose signature holds, `signer` the key's number in any signature."""
+    """`publisher` is the trusted one whose signature holds, `signer` the number that any signature says of its key."""
 
     accepted: bool
     publisher: str | None = None
@@ -38,7 +41,7 @@ class Origin:
     def __str__(self) -> str:
         if self.publisher is not None:
             return f"signed by {self.publisher} ({self.signer})"
-        signed = "not signed" if self.signer is None else f"signed by the unknown key {self.signer}"
+        signed = "not signed" if self.signer is None else f"claims the unknown key {self.signer} (not checked)"
         return f"{signed}, compiled or accepted here" if self.accepted else signed
 
 
@@ -65,6 +68,15 @@ def origin_of(directory: Path) -> Origin:
             next_step=error.next_step or "do not use this bundle",
         ) from error  # fmt: skip
     return Origin(accepted, signer=signer.identity)
+
+
+def note_foreign(directory: Path, target: TargetInfo, use: str, stacklevel: int = 1) -> None:
+    """Warn of a bundle that nobody vouches for, before the `use` of its code. Raises the errors of `origin_of`."""
+    origin = origin_of(directory)
+    if not origin.known:
+        what, accepts = f"{shown(target.name)} on {shown(target.triple)}", f"mlcpipe trust {shell_word(directory)}"
+        line = f"this {use} the native code of {directory}, for {what}, {origin}; `{accepts}` accepts it"
+        warnings.warn(ForeignBundleWarning(line), stacklevel=stacklevel)
 
 
 def accept(directory: Path) -> bool:

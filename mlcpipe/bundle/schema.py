@@ -6,12 +6,14 @@ from typing import Annotated
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from mlcpipe.json_files import OnlyKnown
+
 Count = Annotated[int, Field(ge=0)]
 Positive = Annotated[int, Field(gt=0)]
 Name = Annotated[str, Field(min_length=1, max_length=1000)]
 
 
-class Frozen(BaseModel):
+class Frozen(OnlyKnown, BaseModel):
     """The base of all parts of a manifest."""
 
     model_config = ConfigDict(frozen=True, strict=True, extra="forbid", protected_namespaces=(), allow_inf_nan=False)

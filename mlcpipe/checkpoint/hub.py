@@ -14,7 +14,8 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
+from urllib.parse import quote
 
 from mlcpipe.atomic import atomic_write
 from mlcpipe.checkpoint.checkpoint import (
@@ -31,16 +32,13 @@ from mlcpipe.checkpoint.checkpoint import (
 from mlcpipe.checkpoint.content_hash import file_digest
 from mlcpipe.checkpoint.gguf.choice import TAG, gguf_models
 from mlcpipe.checkpoint.ollama import resolve_ollama
-from mlcpipe.checkpoint.transfer import TIMEOUT_SECONDS, RemoteFile, fetch_file
+from mlcpipe.checkpoint.transfer import RemoteFile, fetch_file, read_answer
 from mlcpipe.disk import FULL_DISK, check_disk_space
 from mlcpipe.env import env, expanded
 from mlcpipe.errors import CheckpointError, DownloadError, ResourceError
 from mlcpipe.files import HUB_SCHEME, OLLAMA_SCHEME, local_path, read_bounded
-from mlcpipe.json_files import shown, shown_path
+from mlcpipe.json_files import parse_json_object, shown, shown_path
 from mlcpipe.progress import Progress
-
-if TYPE_CHECKING:
-    from huggingface_hub.hf_api import ModelInfo
 
 PART = r"[A-Za-z0-9](?:[A-Za-z0-9_]|[.-](?![.-]))*(?<![.-])"  # no `..` or `--`, which the cache folder uses
 SPEC = re.compile(
@@ -50,6 +48,7 @@ COMMIT = re.compile(r"[0-9a-f]{40}")
 DIGEST = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")
 MAX_PART = 96
 MAX_GIT_BYTES = 1 << 30  # of a file that is stored in git itself
+MAX_LISTING_BYTES, MAX_LISTING_S = 32 << 20, 60  # 100,000 files
 
 
 @dataclass(frozen=True)
@@ -102,8 +101,7 @@ def resolve(
         return resolve_ollama(str(spec))
     model = parse_spec(str(spec))
     try:
-        import huggingface_hub
-        from huggingface_hub.constants import HF_HUB_CACHE
+        from huggingface_hub.constants import ENDPOINT, HF_HUB_CACHE
     except ImportError as error:
         raise DownloadError(
             f"cannot download {model}",
@@ -115,9 +113,7 @@ def resolve(
     repo_folder = cache / f"models--{model.repo.replace('/', '--')}"
     with _translated(model, cache):
         try:
-            info = huggingface_hub.HfApi(endpoint=endpoint, library_name="mlcpipe").model_info(
-                model.repo, revision=model.revision, files_metadata=True, timeout=TIMEOUT_SECONDS
-            )
+            listing = _listing(model, endpoint or ENDPOINT)
         except _unreachable() as error:
             copy = _complete_copy(repo_folder, model)
             if copy is None:
@@ -129,23 +125,40 @@ def resolve(
                 ) from error
             progress.stage(f"cannot reach the hub, using the cached copy of {model}")
             return copy
-        except (KeyError, TypeError, AttributeError) as error:  # from parsing an unexpected JSON
-            raise _invalid_response(model, f"{type(error).__name__}: {error}") from error
-        return _Snapshot(model, info, cache, repo_folder, endpoint).download(progress)
+        return _Snapshot(model, listing, cache, repo_folder, endpoint).download(progress)
+
+
+def _listing(model: HubModel, endpoint: str) -> dict[str, Any]:
+    """What the hub says of a revision: its commit and files. Raises DownloadError for an answer that is none."""
+    url = f"{endpoint}/api/models/{model.repo}/revision/{quote(model.revision, safe='')}?blobs=true"
+    content = read_answer(url, MAX_LISTING_BYTES, MAX_LISTING_S)
+    if content is None:
+        raise _invalid_response(model, f"more than {MAX_LISTING_BYTES} bytes")
+    try:
+        return parse_json_object(content, where=url, error=DownloadError)
+    except DownloadError as error:
+        raise _invalid_response(model, error.what) from error
 
 
 class _Snapshot:
     """One commit of a model: the hub's file list and its folder in the cache."""
 
-    def __init__(self, model: HubModel, info: ModelInfo, cache: Path, repo_folder: Path, endpoint: str | None) -> None:
+    def __init__(
+        self, model: HubModel, listing: dict[str, Any], cache: Path, repo_folder: Path, endpoint: str | None
+    ) -> None:
         self._model = model
         self._cache = cache
         self._repo_folder = repo_folder
         self._endpoint = endpoint
-        if not info.sha or not COMMIT.fullmatch(info.sha):
-            raise _invalid_response(model, f"commit {shown(info.sha)}")
-        self._commit = info.sha
-        self._listed: dict[str, Any] = {sibling.rfilename: sibling for sibling in info.siblings or ()}
+        commit, siblings = listing.get("sha"), listing.get("siblings") or []
+        if not isinstance(commit, str) or not COMMIT.fullmatch(commit):
+            raise _invalid_response(model, f"commit {shown(commit)}")
+        self._commit = commit
+        self._listed: dict[str, dict[str, Any]] = {}
+        for sibling in siblings if isinstance(siblings, list) else [siblings]:
+            if not isinstance(sibling, dict) or not isinstance(sibling.get("rfilename"), str):
+                raise _invalid_response(model, f"file {shown(sibling)}")
+            self._listed[sibling["rfilename"]] = sibling
 
     def download(self, progress: Progress) -> Path:
         """Fetches what is missing, small files first, and returns the snapshot's folder, or its GGUF file."""
@@ -220,8 +233,10 @@ class _Snapshot:
                 found=f"{len(self._listed)} other files",
                 next_step="choose another model or revision",
             )
-        size = sibling.lfs.size if sibling.lfs else sibling.size
-        digest = sibling.lfs.sha256 if sibling.lfs else sibling.blob_id
+        lfs = sibling.get("lfs")
+        if lfs and not isinstance(lfs, dict):
+            raise _invalid_response(self._model, f"{shown(lfs)} of {shown(name)}")
+        size, digest = (lfs.get("size"), lfs.get("sha256")) if lfs else (sibling.get("size"), sibling.get("blobId"))
         if type(size) is not int or size < 0 or not isinstance(digest, str) or not DIGEST.fullmatch(digest):
             raise _invalid_response(self._model, f"size {shown(size)} and hash {shown(digest)} of {shown(name)}")
         url = huggingface_hub.hf_hub_url(self._model.repo, name, revision=self._commit, endpoint=self._endpoint)

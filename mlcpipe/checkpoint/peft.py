@@ -25,6 +25,7 @@ CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 MAX_RANK = 1024
 _MAX_CONFIG_BYTES = 1 << 20
 _MAX_SCALE = 1e4
+_MAX_NAMES = 10_000  # of a pattern: each module is looked for among them
 _TENSOR = re.compile(r"base_model\.model\.(.+)\.lora_([AB])\.weight")
 _MODULE = re.compile(r"[A-Za-z0-9_.]+")
 _LIBRARY = re.compile(r"transformers\.models\.(\w+)\..*")
@@ -217,3 +218,5 @@ def _check_numbers(config: Mapping[str, Any], refusal: Any) -> None:
         values = config.get(field) or {}
         if not isinstance(values, dict) or not all(_MODULE.fullmatch(k) and good(v) for k, v in values.items()):
             raise refusal(field, "numbers by names of modules; patterns are not supported")
+        if len(values) > _MAX_NAMES:
+            raise refusal(field, f"at most {_MAX_NAMES} names")

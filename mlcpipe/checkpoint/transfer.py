@@ -14,9 +14,14 @@ So this loop stays, at more than the speed of most lines. It uses huggingface_hu
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
+import queue
+import threading
 import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -33,6 +38,7 @@ if TYPE_CHECKING:
 CHUNK_BYTES = 1 << 20
 TIMEOUT_SECONDS = 30.0
 MAX_FRUITLESS_ATTEMPTS = 5  # in a row without a new byte
+MAX_REDIRECTS = 10
 RETRIED_STATUSES = (408, 429, 500, 502, 503, 504)
 
 
@@ -64,9 +70,8 @@ def fetch_file(remote: RemoteFile, blob: Path, progress: Progress, *, pause_seco
     )
     with only_writer(path, busy), _Partial(path, remote) as partial:
         progress.advance(partial.size)
-        fruitless = 0
+        fruitless, most = 0, partial.size
         while partial.size < remote.size:
-            before = partial.size
             problem: object = "the connection ended early"
             try:
                 _stream(remote, partial, progress)
@@ -76,7 +81,7 @@ def fetch_file(remote: RemoteFile, blob: Path, progress: Progress, *, pause_seco
                 if error.response.status_code not in RETRIED_STATUSES:
                     raise
                 problem = f"HTTP status {error.response.status_code}"
-            fruitless = 0 if partial.size > before else fruitless + 1
+            fruitless, most = (0, partial.size) if partial.size > most else (fruitless + 1, most)
             if fruitless >= MAX_FRUITLESS_ATTEMPTS:
                 raise DownloadError(
                     f"the download of {shown(remote.name)} stalled",
@@ -151,16 +156,73 @@ class _Partial:
         )
 
 
-def _stream(remote: RemoteFile, partial: _Partial, progress: Progress) -> None:
-    from huggingface_hub import get_session, hf_raise_for_status
+def read_answer(url: str, max_bytes: int, max_s: float) -> bytes | None:
+    """The body of a hub's answer, None if it is longer. It takes `max_s`, from the first byte asked to the last.
+
+    Raises httpx2's TransportError, also for an answer that takes longer, and huggingface_hub's HfHubHTTPError.
+    """
+    import httpx2
+
+    found: queue.SimpleQueue[bytes | BaseException | None] = queue.SimpleQueue()
+
+    def read() -> None:
+        content = bytearray()
+        try:
+            with _answer(url, {}) as response:
+                _check_status(response)
+                for chunk in response.iter_bytes(CHUNK_BYTES):
+                    content += chunk
+                    if len(content) > max_bytes:
+                        return found.put(None)
+            found.put(bytes(content))
+        except BaseException as error:
+            found.put(error)
+
+    # A read has a limit of its own, which each byte starts again: of all of them only another thread can see the end.
+    threading.Thread(target=read, daemon=True).start()
+    try:
+        answer = found.get(timeout=max_s)
+    except queue.Empty:
+        raise httpx2.ReadTimeout(f"no whole answer in {max_s:g} s") from None
+    if isinstance(answer, BaseException):
+        raise answer
+    return answer
+
+
+@contextmanager
+def _answer(url: str, headers: Mapping[str, str]) -> Iterator[httpx2.Response]:
+    """A hub's answer, whose body is not read yet; that of a redirect never is: it may have no end.
+
+    Raises httpx2's HTTPError.
+    """
+    import httpx2
+    from huggingface_hub import get_session
     from huggingface_hub.utils import build_hf_headers  # type: ignore[attr-defined]  # documented, but lazy
 
-    # Sizes and offsets of a compressed response differ from the file's.
-    headers = {**build_hf_headers(library_name="mlcpipe"), "Accept-Encoding": "identity"}
-    if partial.size:
-        headers["Range"] = f"bytes={partial.size}-"
     session: httpx2.Client = get_session()
-    with session.stream("GET", remote.url, headers=headers, timeout=TIMEOUT_SECONDS) as response:
+    # Sizes and offsets of a compressed response differ from the file's.
+    headers = {**build_hf_headers(library_name="mlcpipe"), "Accept-Encoding": "identity", **headers}
+    request = session.build_request("GET", url, headers=headers, timeout=TIMEOUT_SECONDS)
+    for _ in range(MAX_REDIRECTS):
+        response = session.send(request, stream=True, follow_redirects=False)
+        with contextlib.closing(response):
+            if response.next_request is None:
+                yield response
+                return
+        request = response.next_request
+    raise httpx2.TooManyRedirects(f"more than {MAX_REDIRECTS} redirects", request=request)
+
+
+def _check_status(response: httpx2.Response) -> None:
+    """Raise huggingface_hub's HfHubHTTPError for a refusal. Its body is not read: it may have no end."""
+    import httpx2
+    from huggingface_hub import hf_raise_for_status
+
+    hf_raise_for_status(httpx2.Response(response.status_code, headers=response.headers, request=response.request))
+
+
+def _stream(remote: RemoteFile, partial: _Partial, progress: Progress) -> None:
+    with _answer(remote.url, {"Range": f"bytes={partial.size}-"} if partial.size else {}) as response:
         misplaced = response.status_code == 206 and not response.headers.get("Content-Range", "").startswith(
             f"bytes {partial.size}-"
         )
@@ -168,7 +230,7 @@ def _stream(remote: RemoteFile, partial: _Partial, progress: Progress) -> None:
             progress.advance(-partial.size)
             partial.reset()
             return  # the next attempt requests the whole file
-        hf_raise_for_status(response)
+        _check_status(response)
         if response.status_code != 206:  # the whole file, requested or not
             progress.advance(-partial.size)
             partial.reset()

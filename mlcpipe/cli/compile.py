@@ -30,6 +30,7 @@ from mlcpipe.cli.quality import REQUIRE_HELP, TextOption, quality_lines
 from mlcpipe.cli.terminal import print_json, print_rows, say, stderr_console, stdout_console
 from mlcpipe.defaults import AUTO, DEFAULT_QUANTIZATION, DEFAULT_TARGET, NO_CALIBRATION, QUALITY_TOKENS
 from mlcpipe.errors import UsageError
+from mlcpipe.generated import shell_word
 from mlcpipe.host.cpu_features import architecture, architecture_of
 from mlcpipe.host.finding import byte_size
 from mlcpipe.loading import check_names, check_runs_here
@@ -231,12 +232,12 @@ def _show(bundle: Path, manifest: Manifest, bits: float, progress: ConsoleProgre
 
 def _next_command(bundle: Path, manifest: Manifest) -> str:
     """What runs a bundle, here or on the machine that it was compiled for."""
-    triple = manifest.target.triple
-    if "ios" in triple:
-        return f"mlcpipe package {bundle} --app ios -o Chat"
+    triple, word = manifest.target.triple, shell_word(bundle)
+    if app := next((system for system in ("ios", "android") if system in triple), None):
+        return f"mlcpipe package {word} --app {app} -o Chat"
     if "linux" in triple and architecture_of(triple) != architecture():
-        return f"mlcpipe package {bundle} --app cli -o chat"
+        return f"mlcpipe package {word} --app cli -o chat"
     embedding = manifest.model.embedding
     if embedding is None:
-        return f"mlcpipe chat {bundle}"
-    return f'mlcpipe embed {bundle} {"--query QUESTION " if embedding.task == "rerank" else ""}"a text"'
+        return f"mlcpipe chat {word}"
+    return f'mlcpipe embed {word} {"--query QUESTION " if embedding.task == "rerank" else ""}"a text"'

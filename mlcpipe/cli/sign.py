@@ -88,7 +88,7 @@ def trust_command(
     """Trust a publisher's key: bundles that it signed load without a word. Alone it lists the trusted keys.
 
     A bundle is a program: loading it runs its native code. Bundles that you compiled are known. Of others `chat` says
-    on stderr what it runs and who signed it; with a bundle in the place of a key, this one is accepted as it is now.
+    on stderr what it runs and whose key it names; with a bundle in the place of a key, this one is accepted as it is.
 
     Examples:
 

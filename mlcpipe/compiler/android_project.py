@@ -12,8 +12,9 @@ from mlcpipe.bundle import Manifest, read_manifest
 from mlcpipe.compiler.container import checked_manifest, data_files, write_container, write_parts
 from mlcpipe.compiler.licenses import kotlin_licenses, source_licenses
 from mlcpipe.compiler.link import ANDROID
-from mlcpipe.compiler.sdk import named_models, write_runtime, write_templates
+from mlcpipe.compiler.sdk import named_models, write_runtime
 from mlcpipe.errors import UsageError
+from mlcpipe.generated import write_templates
 from mlcpipe.host.cpu_features import architecture_of
 from mlcpipe.progress import Progress
 from mlcpipe.resources import native_path
@@ -38,9 +39,8 @@ def write_android_project(
     abis = list(next(iter(models.values())))
     with atomic_directory(output, replaces=_MARK if overwrite else "") as folder:
         values = {
-            "ABIS": ", ".join(f'"{abi}"' for abi in abis),
-            "MACHINES": " and ".join(abis),
-            "MODELS": ", ".join(models),
+            "ABIS": abis,
+            "MODELS": list(models),
             "MODEL": next(iter(models)),
         }
         write_templates(_TEMPLATES, folder, values)

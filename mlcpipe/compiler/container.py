@@ -25,7 +25,7 @@ import numpy as np
 
 from mlcpipe.atomic import atomic_file
 from mlcpipe.bundle import MANIFEST, Manifest, read_manifest, verify
-from mlcpipe.bundle.origin import origin_of
+from mlcpipe.bundle.origin import note_foreign
 from mlcpipe.bundle.params_writer import BLOCK_BYTES
 from mlcpipe.compiler.text.tables import strings, tables
 from mlcpipe.host.cpu_features import architecture_of
@@ -50,11 +50,12 @@ class Place:
 def checked_manifest(bundle: Path, *, deep: bool = False) -> Manifest:
     """The manifest of a bundle that is fit to be packaged: its files are the manifest's; weights are read with `deep`.
 
-    Raises BundleError for a bundle that is damaged, SignatureError for a signature that does not hold.
+    Raises BundleError for a bundle that is damaged, SignatureError for a signature that does not hold. A
+    ForeignBundleWarning says, as loading does, whose bundle nobody vouches for.
     """
     manifest = read_manifest(bundle)
     verify(bundle, manifest, deep=deep)
-    origin_of(bundle)
+    note_foreign(bundle, manifest.target, "packages")
     return manifest
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from mlcpipe.bundle.manifest import FORMAT_VERSION, abi_hash
 from mlcpipe.compiler.link import POOL, Linker
 from mlcpipe.compiler.tvm_sources import INCLUDES, SourceTree, built_once, source_tree
+from mlcpipe.generated import filled
 from mlcpipe.resources import native_path
 
 LIBRARY = "libmlcpipe.so"
@@ -32,7 +33,7 @@ _TVM = (
 _CXX = ("-std=c++17", "-Os", "-DNDEBUG", "-g0", "-fPIC", *_SECTIONS, "-fvisibility-inlines-hidden", *_TVM, "-c")
 _LICENSES = """.section .rodata
 .globl mlcpipe_licenses
-mlcpipe_licenses: .incbin "{path}"
+mlcpipe_licenses: .incbin "@NAME@"
 .byte 0
 .section .note.GNU-stack,"",%progbits
 """
@@ -76,6 +77,12 @@ def definitions() -> list[str]:
     return [*_TVM, f'-DMLCPIPE_ABI="{abi_hash()}"', f"-DMLCPIPE_FORMAT_VERSION={FORMAT_VERSION}"]
 
 
+def macros() -> dict[str, str]:
+    """`definitions` by name, with values as `generated.Value` has them."""
+    options = (option.removeprefix("-D").partition("=") for option in definitions())
+    return {name: value.strip('"') for name, _, value in options}
+
+
 def compile_core(compiler: Linker, tree: Path, source: Path, output: str, *flags: str) -> None:
     """Compile runtime.cc, or what includes it, in a copy of TVM's sources. Raises CompileError."""
     system = (word.replace("-I", "-isystem") for word in _includes(tree))
@@ -110,11 +117,11 @@ def write_program(
     that it shows for --licenses. Raises CompileError.
     """
     tvm, own = _objects(compiler, cache, plugin)
+    words = ["-rdynamic", "-ldl"] if code is None else ["-static", "-Wl,-u,mlcpipe_library_symbols", str(code), "-lm"]
     if licenses is not None:
         source = licenses.with_suffix(".S")
-        source.write_text(_LICENSES.format(path=licenses), encoding="utf-8")
-        own = [*own, source]
-    words = ["-rdynamic", "-ldl"] if code is None else ["-static", "-Wl,-u,mlcpipe_library_symbols", str(code), "-lm"]
+        source.write_text(filled(_LICENSES, {"NAME": licenses.name}, source.suffix), encoding="utf-8")
+        own, words = [*own, source], [*words, f"-I{licenses.parent}"]
     compiler.run([*_STRIPPED, str(tvm), *map(str, own), *words, "-o", str(output)])
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 import shutil
 from collections.abc import Iterable, Mapping, Sequence
@@ -14,11 +13,12 @@ from mlcpipe.compiler.backends import native_sources
 from mlcpipe.compiler.container import checked_manifest, write_container
 from mlcpipe.compiler.licenses import source_licenses
 from mlcpipe.compiler.link import POOL
-from mlcpipe.compiler.native_runtime import RUNTIME_SOURCES, definitions, library_sources
+from mlcpipe.compiler.native_runtime import RUNTIME_SOURCES, library_sources, macros
 from mlcpipe.compiler.program import static_library
 from mlcpipe.compiler.static_library import own_table
 from mlcpipe.compiler.tvm_sources import INCLUDES, source_tree
 from mlcpipe.errors import UsageError
+from mlcpipe.generated import Value, filled, write_templates
 from mlcpipe.progress import Progress
 from mlcpipe.resources import native_path
 from mlcpipe.version import __version__
@@ -43,7 +43,7 @@ extern "C" {{
 
 #endif /* MLCPIPE_MODELS_H_ */
 """
-_DECLARATION = "extern const mlcpipe_symbol {table}[];\n#define {macro} {table}\n"
+_DECLARATION = "extern const mlcpipe_symbol @TABLE@[];\n#define @MACRO@ @TABLE@\n"
 
 
 def write_sdk(bundles: Sequence[Path], output: Path, progress: Progress, *, overwrite: bool = False) -> None:
@@ -105,43 +105,34 @@ def write_runtime(folder: Path, manifests: Iterable[Manifest]) -> None:
     """Write the runtime alone, without models, for a project that CMake adds it to, with bundles of these manifests."""
     folder.mkdir(parents=True)
     write_sources(folder / "src", folder / "include", "android")
-    values = {"VERSION": __version__, "MODELS": "", "MODEL": "", **_runtime_values(manifests)}
+    values = {"VERSION": __version__, "MODELS": [], "MODEL": "none", **_runtime_values(manifests)}
     for name in ("CMakeLists.txt", _MARK):
         write_templates(_TEMPLATES, folder, values, name)
 
 
-def write_templates(source: Path, folder: Path, values: Mapping[str, str], pattern: str = "*") -> None:
-    """Copy the files of `source` whose names match to the same places of `folder`, with `values[NAME]` for @NAME@."""
-    for path in source.rglob(pattern):
-        if path.is_file():
-            target = folder / path.relative_to(source)
-            target.parent.mkdir(parents=True, exist_ok=True)
-            text = re.sub(r"@([A-Z]+)@", lambda found: values[found[1]], path.read_text(encoding="utf-8"))
-            target.write_text(text, encoding="utf-8")
-
-
-def _runtime_values(manifests: Iterable[Manifest]) -> dict[str, str]:
+def _runtime_values(manifests: Iterable[Manifest]) -> dict[str, Value]:
     variants = (variant for manifest in manifests for variant in manifest.target.variants)
     return {
-        "KINDS": " ".join(sorted({json.loads(variant.tvm_target)["kind"] for variant in variants})),
-        "INCLUDES": " ".join(f"src/tvm/{name}" for name in INCLUDES),
-        "DEFINITIONS": " ".join(f"[[{word.removeprefix('-D')}]]" for word in definitions()),
+        "KINDS": sorted({variant.tvm_facts["kind"] for variant in variants}),
+        "INCLUDES": [Path("src/tvm", name).as_posix() for name in INCLUDES],
+        "DEFINITIONS": macros(),
     }
 
 
 def _write_models(folder: Path, codes: Mapping[str, Path], triple: str, manifests: Iterable[Manifest]) -> None:
-    macros = {name: f"MLCPIPE_CODE_{name.upper()}" for name in codes}
+    codes_of = {name: f"MLCPIPE_CODE_{name.upper()}" for name in codes}
     first = next(iter(codes))
     values = {
         "VERSION": __version__,
         "TRIPLE": triple,
-        "MODELS": " ".join(codes),
+        "MODELS": list(codes),
         "MODEL": first,
-        "CODE": macros[first],
+        "CODE": codes_of[first],
         **_runtime_values(manifests),
     }
     write_templates(_TEMPLATES, folder, values)
-    declared = [_DECLARATION.format(table=own_table(code), macro=macros[name]) for name, code in codes.items()]
+    tables = [{"TABLE": own_table(code), "MACRO": codes_of[name]} for name, code in codes.items()]
     header = folder / "include" / "mlcpipe_models.h"
-    header.write_text(_MODELS_HEADER.format(declarations="\n".join(declared)), encoding="utf-8")
+    declared = "\n".join(filled(_DECLARATION, table, header.suffix) for table in tables)
+    header.write_text(_MODELS_HEADER.format(declarations=declared), encoding="utf-8")
     (folder / "THIRD_PARTY.txt").write_text(source_licenses(), encoding="utf-8")

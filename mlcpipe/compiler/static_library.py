@@ -19,6 +19,7 @@ from mlcpipe.compiler.build import BuiltVariant
 from mlcpipe.compiler.link import Linker, export_objects, imports_object
 from mlcpipe.compiler.object_symbols import defined_symbols, is_riscv, write_renamed
 from mlcpipe.errors import CompileError
+from mlcpipe.generated import word
 from mlcpipe.resources import native_path
 
 TABLE = "mlcpipe_library_symbols"
@@ -116,7 +117,7 @@ def table_source(symbols: Iterable[str], prefix: str) -> str:
 
     It has names without the prefix and addresses, in the order of the names' bytes, then two null pointers.
     """
-    names, own = sorted({_BINARY, *symbols}), f"{prefix}code"
+    names, own = sorted(word(name, ".c") for name in {_BINARY, *symbols}), f"{prefix}code"
     declared = (f"extern char {prefix}{name}[];" for name in names)
     rows = (f'  {{"{name}", {prefix}{name}}},' for name in names)
     struct = f"const struct symbol {{ const char* name; void* address; }} {own}[] = {{"

@@ -9,11 +9,12 @@ from mlcpipe.atomic import atomic_directory
 from mlcpipe.compiler.container import checked_manifest, write_container, write_parts
 from mlcpipe.compiler.licenses import source_licenses
 from mlcpipe.compiler.macho import for_simulator
-from mlcpipe.compiler.native_runtime import definitions
+from mlcpipe.compiler.native_runtime import macros
 from mlcpipe.compiler.program import static_library
-from mlcpipe.compiler.sdk import write_sources, write_templates
+from mlcpipe.compiler.sdk import write_sources
 from mlcpipe.compiler.static_library import own_table
 from mlcpipe.compiler.tvm_sources import INCLUDES
+from mlcpipe.generated import Value, write_templates
 from mlcpipe.progress import Progress
 from mlcpipe.resources import native_path
 from mlcpipe.version import __version__
@@ -31,7 +32,7 @@ def write_swift_package(bundle: Path, output: Path, progress: Progress, *, overw
     """
     manifest = checked_manifest(bundle)
     code = static_library(bundle, manifest, "iOS", ["ios"])
-    on_gpu = manifest.target.variants[0].tvm_facts.get("kind") != "llvm"
+    on_gpu = manifest.target.variants[0].tvm_facts["kind"] != "llvm"
     with atomic_directory(output, replaces=_MARK if overwrite else "") as folder:
         write_package_sources(folder, own_table(code), on_gpu=on_gpu)
         _write_xcframework(code.read_bytes(), folder / _MARK)
@@ -43,22 +44,16 @@ def write_package_sources(folder: Path, table: str, *, on_gpu: bool = False) -> 
     sources = folder / "Sources" / "CMlcpipe"
     write_sources(sources, sources / "include", "ios")
     (sources / "runtime" / "exports.map").unlink()  # of a shared library
-    included = (f"tvm/{name}" for name in INCLUDES if (sources / "tvm" / name).is_dir())
-    values = {
+    included = (Path("tvm", name).as_posix() for name in INCLUDES if (sources / "tvm" / name).is_dir())
+    values: dict[str, Value] = {
         "VERSION": __version__,
         "TABLE": table,
         "GPU": str(on_gpu).lower(),
-        "INCLUDES": ", ".join(f'"{name}"' for name in ("runtime", *included)),
-        "DEFINITIONS": "\n".join(_macro(option) for option in definitions()),
+        "INCLUDES": ["runtime", *included],
+        "DEFINITIONS": macros(),
     }
     write_templates(_TEMPLATES, folder, values)
     (folder / "THIRD_PARTY.txt").write_text(source_licenses(), encoding="utf-8")
-
-
-def _macro(option: str) -> str:
-    """A compiler's option -DNAME=VALUE as a line of C."""
-    name, _, value = option.removeprefix("-D").partition("=")
-    return f"#define {name} {value}".rstrip()
 
 
 def _write_xcframework(library: bytes, folder: Path) -> None:

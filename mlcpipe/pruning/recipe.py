@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
@@ -11,6 +10,7 @@ from typing import Any
 from mlcpipe.defaults import DISTILL_RECIPE, OWN_CALIBRATION
 from mlcpipe.errors import UsageError
 from mlcpipe.files import read_bounded
+from mlcpipe.generated import toml_value
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -48,10 +48,10 @@ class Recipe:
 
     def write(self, folder: Path) -> None:
         """Write `distill.toml`."""
-        lines = [f"# {DISTILL_RECIPE}: python apps/distill/distill.py {folder.name} -o FOLDER"]
+        lines = [f"# {DISTILL_RECIPE}: python apps/distill/distill.py PRUNED -o FOLDER"]
         for name, value in asdict(self).items():
             comment = f"  # {_COMMENTS[name]}" if name in _COMMENTS else ""
-            lines.append(f"{name} = {json.dumps(value)}{comment}")
+            lines.append(f"{name} = {toml_value(value)}{comment}")
         (folder / DISTILL_RECIPE).write_text("\n".join(lines) + "\n", encoding="utf-8")
 
 

@@ -23,6 +23,7 @@ from pathlib import Path
 from mlcpipe.defaults import AUTO, AUTO_QUANTIZATION, KEEP
 from mlcpipe.errors import ConfigError
 from mlcpipe.files import read_bounded
+from mlcpipe.generated import toml_value
 from mlcpipe.json_files import shown, shown_path
 from mlcpipe.quantization.kept import SCHEMES
 from mlcpipe.quantization.scheme import Scheme, load_scheme, scheme_names
@@ -156,8 +157,8 @@ def read_plan(path: Path) -> QuantizationPlan:
 
 def plan_text(default: str, tensors: Iterable[tuple[str, str]], comment: str = "", text_sha256: str = "") -> str:
     """The TOML of a plan."""
-    lines = [f"# {line}" for line in comment.splitlines()]
-    lines += [f"default = {json.dumps(default)}"]
-    lines += [f"text_sha256 = {json.dumps(text_sha256)}"] if text_sha256 else []
+    lines = [f"# {''.join(filter(str.isprintable, line))}" for line in comment.splitlines()]
+    lines += [f"default = {toml_value(default)}"]
+    lines += [f"text_sha256 = {toml_value(text_sha256)}"] if text_sha256 else []
     lines += ["", "[tensors]"]
-    return "\n".join([*lines, *(f"{json.dumps(name)} = {json.dumps(scheme)}" for name, scheme in tensors)]) + "\n"
+    return "\n".join([*lines, *(f"{toml_value(name)} = {toml_value(scheme)}" for name, scheme in tensors)]) + "\n"

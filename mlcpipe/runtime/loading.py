@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import sys
-import warnings
 import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -16,24 +15,15 @@ import tvm_ffi
 
 from mlcpipe.bundle import MANIFEST, Manifest, open_params, read_manifest, verify
 from mlcpipe.bundle.manifest import VariantInfo
-from mlcpipe.bundle.origin import origin_of
+from mlcpipe.bundle.origin import note_foreign, origin_of
 from mlcpipe.bundle.tensor_cache import TENSOR_CACHE
 from mlcpipe.devices import open_device
 from mlcpipe.devices.base import Device
 from mlcpipe.devices.support import tvm_runtime
 from mlcpipe.devices.support.threads import own_threads, use_threads
 from mlcpipe.env import env
-from mlcpipe.errors import (
-    BundleError,
-    ForeignBundleWarning,
-    ResourceError,
-    TargetError,
-    UsageError,
-    last_line,
-    no_memory,
-)
+from mlcpipe.errors import BundleError, ResourceError, TargetError, UsageError, last_line, no_memory
 from mlcpipe.host import cpu_features
-from mlcpipe.json_files import shown
 from mlcpipe.private import check_private
 from mlcpipe.progress import Progress, SilentProgress
 from mlcpipe.runtime.text.tokenizer_files import FILE_NAMES
@@ -125,15 +115,13 @@ def _check_origin(path: Path, manifest: Manifest) -> None:
     unlisted = [name for name in _PARSED if name not in manifest.files and os.path.lexists(path / name)]
     if unlisted:
         raise BundleError(f"the manifest lacks the bundle's {unlisted[0]}", where=path, next_step="delete this file")
-    origin = origin_of(path)
     cache, folder = env().cache, path.resolve()
     if cache is not None and folder.is_relative_to(cache.resolve()):
         for name in (MANIFEST, *manifest.files):
             check_private(folder / name, cache.resolve(), BundleError)
-    elif not origin.known:
-        what = f"{shown(manifest.target.name)} on {shown(manifest.target.triple)}"
-        line = f"this runs the native code of {path}, for {what}, {origin}; `mlcpipe trust {path}` accepts it"
-        warnings.warn(ForeignBundleWarning(line), stacklevel=4)
+        origin_of(path)
+    else:
+        note_foreign(path, manifest.target, "runs", stacklevel=5)
 
 
 def _check_system(manifest: Manifest) -> None:

@@ -18,7 +18,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
 from mlcpipe.atomic import atomic_write
 from mlcpipe.errors import ConfigError
-from mlcpipe.json_files import Items, read_json_object, validated
+from mlcpipe.json_files import Items, OnlyKnown, Table, read_json_object, validated
 from mlcpipe.resources import tuned_path
 from mlcpipe.targets import Target
 
@@ -38,7 +38,7 @@ Positive = Annotated[float, Field(gt=0, lt=1e12, allow_inf_nan=False)]
 Value = Annotated[int, Field(ge=0, le=1 << 30)]
 
 
-class Record(BaseModel):
+class Record(OnlyKnown, BaseModel):
     """Knobs that won for one row range (`bucket`) of one kernel on one device; times in microseconds.
 
     `kernel` is its hash (`kernels.kernel_hash`), `name` is readable. `quartile` is the lower quartile of the
@@ -53,7 +53,7 @@ class Record(BaseModel):
     bucket: Word
     variant: Word
     device: Text
-    knobs: Annotated[dict[Word, Value], Field(min_length=1, max_length=32)]
+    knobs: Annotated[Table[Word, Value], Field(min_length=1, max_length=32)]
     default_us: Positive
     tuned_us: Positive
     quartile: Positive
@@ -71,7 +71,7 @@ class Record(BaseModel):
         return f"{self.bucket} {self.default_us / self.tuned_us:.2f}x on {self.device}, {self.date}"
 
 
-class RecordFile(BaseModel):
+class RecordFile(OnlyKnown, BaseModel):
     """All records of a target."""
 
     model_config = ConfigDict(frozen=True, strict=True, extra="forbid")

@@ -15,13 +15,14 @@ from typing import Annotated, Any
 
 import numpy as np
 import tvm_ffi
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, FailFast, Field, Strict, ValidationError
 from tvm import tirx
 
 from mlcpipe.compiler.backends.cpu import kernel_module
 from mlcpipe.compiler.link import POOL, find_linux_linker
 from mlcpipe.errors import CompileError, TargetError
 from mlcpipe.host.cpu_features import architecture_of
+from mlcpipe.json_files import OnlyKnown
 from mlcpipe.resources import native_path
 from mlcpipe.targets import Target, Variant, triple
 from mlcpipe.tuning import ssh
@@ -42,13 +43,13 @@ _Seconds = Annotated[float, Field(gt=0, le=_RUN_S, allow_inf_nan=False)]
 _Number = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 
 
-class Answer(BaseModel):
+class Answer(OnlyKnown, BaseModel):
     """What the program prints: how far each output is apart, with its largest number; seconds of each pair."""
 
     model_config = ConfigDict(strict=True, extra="forbid")
 
-    apart: list[tuple[_Number, _Number]]
-    pairs: list[tuple[_Seconds, _Seconds]]
+    apart: Annotated[list[Annotated[tuple[_Number, _Number], Strict(False)]], FailFast()]  # JSON has no tuples
+    pairs: Annotated[list[Annotated[tuple[_Seconds, _Seconds], Strict(False)]], FailFast()]
 
 
 class Bench:

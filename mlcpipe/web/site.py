@@ -13,7 +13,7 @@ from typing import Any
 from mlcpipe.atomic import atomic_directory
 from mlcpipe.bundle import Manifest, read_manifest, verify
 from mlcpipe.bundle.manifest import MANIFEST
-from mlcpipe.bundle.origin import origin_of
+from mlcpipe.bundle.origin import note_foreign
 from mlcpipe.compiler.licenses import tvm_licenses
 from mlcpipe.errors import BundleError, UsageError
 
@@ -75,7 +75,7 @@ def assemble_site(page: Path, bundles: Sequence[Path], *, title: str, autostart:
     choices = _choices(bundles)
     for bundle, manifest in {choice.bundle: choice.manifest for choice in choices}.items():
         verify(bundle, manifest, deep=True)
-        origin_of(bundle)
+        note_foreign(bundle, manifest.target, "packages or serves")
     files: dict[str, Path | bytes] = {
         path.relative_to(page).as_posix(): path for path in sorted(page.rglob("*")) if path.is_file()
     }
@@ -90,7 +90,7 @@ def assemble_site(page: Path, bundles: Sequence[Path], *, title: str, autostart:
         "choices": [choice.facts for choice in choices],
     }
     files[LICENSES] = _licenses()
-    files[SITE_JSON] = (json.dumps(facts, indent=2, ensure_ascii=False) + "\n").encode()
+    files[SITE_JSON] = f"{json.dumps(facts, indent=2)}\n".encode()
     return Site(files)
 
 

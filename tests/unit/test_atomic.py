@@ -151,11 +151,28 @@ def test_a_killed_process_leaves_no_folder_and_the_next_call_cleans_up(tmp_path:
     assert child.returncode == -signal.SIGKILL, child.stderr
     left = Path(child.stdout.strip())
     assert not dest.exists() and names(left) == ["half"]
-    (tmp_path / ".bundle.partial-notes").write_text("a file of somebody")
-    (tmp_path / ".bundle2.partial-1").mkdir()
     with atomic_directory(dest):
         assert not left.exists()
-    assert names(tmp_path) == [".bundle.partial-notes", ".bundle2.partial-1", "bundle"]
+    assert names(tmp_path) == ["bundle"]
+
+
+@pytest.mark.parametrize("exists", [False, True])
+def test_folders_and_files_of_the_user_beside_an_output_stay(tmp_path: Path, exists: bool) -> None:
+    ours = [f".{name}.mlcpipe-{purpose}-" for name in ("bundle", "file") for purpose in ("partial", "replaced")]
+    digits = ("", "notes", "1234567", "123456789", "1234567g", "1234567\n", "DEADBEEF", "12345678.bak")
+    theirs = {f"{begin}{end}" for begin in ours for end in digits} | {".bundle2.mlcpipe-partial-12345678"}
+    theirs |= {f".bundle.{purpose}-20261127" for purpose in ("partial", "replaced")} | {"mlcpipe-partial-12345678"}
+    theirs |= {f".{name}.{ending}" for name in ("bundle", "file") for ending in ("lock", "partial", "replaced")}
+    for name in theirs:
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "precious").write_text(name)
+    if exists:
+        (tmp_path / "bundle").mkdir()
+    with atomic_directory(tmp_path / "bundle"):
+        pass
+    atomic_write(tmp_path / "file", b"")
+    assert names(tmp_path) == sorted([*theirs, "bundle", "file"])
+    assert all((tmp_path / name / "precious").read_text() == name for name in theirs)
 
 
 WRITER = """
@@ -235,7 +252,7 @@ def test_two_runs_in_one_process(tmp_path: Path) -> None:
 def test_a_link_disguised_as_a_leftover_is_not_followed(tmp_path: Path) -> None:
     (tmp_path / "precious").mkdir()
     (tmp_path / "precious" / "a").write_text("a")
-    (tmp_path / ".bundle.partial-12345678").symlink_to("precious")
+    (tmp_path / ".bundle.mlcpipe-partial-12345678").symlink_to("precious")
     with atomic_directory(tmp_path / "bundle"):
         pass
     assert names(tmp_path / "precious") == ["a"]
@@ -391,7 +408,7 @@ def test_atomic_write_into_an_absent_folder(tmp_path: Path) -> None:
 
 
 def test_the_lock_of_a_run_that_was_killed_when_all_was_written_goes(tmp_path: Path) -> None:
-    place, lock = tmp_path / "out", tmp_path / ".out.lock"
+    place, lock = tmp_path / "out", tmp_path / ".out.mlcpipe-lock"
     place.mkdir()
     (place / "file").touch()
     lock.touch()

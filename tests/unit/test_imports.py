@@ -24,7 +24,7 @@ ROOT = Path(__file__).parents[2]
 FORBIDDEN = {"tir_schedules": {"mlcpipe", "apps", "tests"}, "mlcpipe": {"apps", "tests"}, "apps": {"tests"}}
 # Parts of mlcpipe that serve hosts without TVM, or before it is checked: nothing at their top level may load it.
 LIGHT = ("checkpoint", "bundle", "cli", "env.py", "errors.py", "progress.py", "loading.py", "defaults.py", "targets.py", "atomic.py", "disk.py", "version.py",
-         "host", "files.py", "json_files.py", "resources.py", "__init__.py", "__main__.py")  # fmt: skip
+         "host", "files.py", "generated.py", "json_files.py", "resources.py", "__init__.py", "__main__.py")  # fmt: skip
 
 TABLE = "tir_schedules.sampling"  # of signatures, which needs no TVM
 
@@ -77,6 +77,7 @@ LAYERS = (
     ("errors",),
     ("disk", "env", "files", "private", "progress", "resources", "defaults"),
     ("debug", "atomic", "version", "json_files"),
+    ("generated",),
     ("host",),
     ("targets",),
     ("bundle", "checkpoint", "quantization"),
@@ -178,7 +179,11 @@ def _declared(*extras: str) -> dict[str, set[str]]:
 
 def _foreign(*folders: str) -> set[str]:
     names: set[str] = set().union(*(tops(imports_of(path)) for folder in folders for path in modules(folder)))
-    return names - {"mlcpipe", "tir_schedules", "tests", "bench", "apps"} - {"tomllib", *sys.stdlib_module_names}
+    return (
+        names
+        - {"mlcpipe", "tir_schedules", "tests", "bench", "apps", "hatch_build"}
+        - {"tomllib", *sys.stdlib_module_names}
+    )
 
 
 def test_what_is_imported_is_declared() -> None:

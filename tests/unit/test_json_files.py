@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import importlib
 import json
+import re
 import struct
 import subprocess
 import sys
@@ -10,9 +12,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from pydantic import BaseModel, TypeAdapter, ValidationError
 
 from mlcpipe.errors import MlcpipeError
-from mlcpipe.json_files import parse_json_object
+from mlcpipe.json_files import OnlyKnown, parse_json_object
 
 ROOT = Path(__file__).parents[2]
 # Prints the error and by how many MiB reading made the process grow.
@@ -59,6 +62,7 @@ CASES: dict[str, tuple[str, str, Callable[[int], bytes], int]] = {
     "records": ("read_records", "records.json", repeated('{"version": 1, "records": [', "[],"), 1 << 20),
     "messages": ("load_transcript", "chat.json", repeated('{"messages": [', "[],"), FULL),
     "messages, as many as may be": ("load_transcript", "chat.json", repeated('{"messages": [', "[],"), 3_000_000),
+    "fields of a message": ("load_transcript", "chat.json", keys('{"messages": [{', "}]}"), 15 << 20),
     "names": ("read_header", "model.safetensors", keys("{"), 65 << 20),
     "names, as many as may be": ("read_header", "model.safetensors", keys("{"), 8_700_000),
 }  # fmt: skip
@@ -78,6 +82,38 @@ def test_a_hostile_file_costs_little_memory(case: str, tmp_path: Path) -> None:
     grown, _, line = done.stdout.partition(" ")
     assert int(grown) < MAX_GROWN_MIB, done.stdout
     assert line.count("\n") == 1 and len(line) < 700, line
+
+
+def models() -> dict[type, list[str]]:
+    """What checks files, with its fields: models of pydantic and dataclasses, those of the server's bodies aside."""
+    found: dict[type, list[str]] = {}
+    for path in sorted((ROOT / "mlcpipe").rglob("*.py")):
+        if re.search(r"^class \w+\(.*(BaseModel|OnlyKnown|Frozen|_Strict)\):$", path.read_text("utf-8"), re.M):
+            module = importlib.import_module(".".join(path.relative_to(ROOT).with_suffix("").parts))
+            for one in vars(module).values():
+                if isinstance(one, type) and issubclass(one, (BaseModel, OnlyKnown)) and "server" not in path.parts:
+                    found[one] = list(one.model_fields if issubclass(one, BaseModel) else one.__annotations__)
+    return found
+
+
+def test_the_first_bad_entry_of_a_list_or_object_ends_the_check() -> None:
+    """However many there are, there are no more errors than fields."""
+    found = {model: names for model, names in models().items() if names}
+    wanted = {"Manifest", "RecordFile", "TensorCache", "_SavedChat", "Target", "Answer"}
+    assert wanted <= {model.__name__ for model in found}
+    entries: list[object] = [None, {}, [], "", -1]
+    values = [
+        entries * 200,
+        {f"{i}\n": None for i in range(1000)},
+        {"a": [None] * 1000},
+        [{f"no {i}": 0 for i in range(1000)}],
+    ]
+    for model, names in found.items():
+        documents = [*(dict.fromkeys(names, value) for value in values), {f"no {i}": 0 for i in range(1000)}]
+        for document in documents:
+            with pytest.raises(ValidationError) as caught:
+                TypeAdapter(model).validate_python(document)
+            assert caught.value.error_count() < 60, (model, document)
 
 
 @pytest.mark.parametrize("text", [r'"\ud800"', r'["\uDBFF "]', r'{"\udc00": 1}', r'"\ud83d\ud83d\ude00"'])

@@ -18,7 +18,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, FailFast
 from mlcpipe.atomic import atomic_write
 from mlcpipe.cli.chat.settings import Settings
 from mlcpipe.errors import UsageError
-from mlcpipe.json_files import read_json_object, validated
+from mlcpipe.json_files import OnlyKnown, read_json_object, validated
 
 MAX_BYTES = 16 << 20  # a million tokens take a quarter of this
 _WHAT = "the saved chat"
@@ -45,7 +45,7 @@ class Transcript:
         }
 
 
-class _Message(BaseModel):
+class _Message(OnlyKnown, BaseModel):
     model_config = ConfigDict(strict=True, extra="forbid")
 
     role: Literal["system", "user", "assistant"]

@@ -155,13 +155,19 @@ def write_fake_bundle(folder: Path, features: list[str], seed: int, *, companion
 
 def fake_variants(features: list[str], *, companion: bool) -> list[dict[str, Any]]:
     """The variants of a target: one, or two libraries, best first."""
-    plain = {"name": "webgpu", "features": features, "tvm_target": "{}", "bytes": 60_000}
+    plain = {"name": "webgpu", "features": features, "tvm_target": '{"kind": "webgpu"}', "bytes": 60_000}
     if not companion:
         return [plain]
     plan = {"weights_bytes": 1_200_000, "kv_bytes_per_token": 2048, "workspace_bytes": {"prefill": 4_000_000}}
     half = {"path": "lib/model-f16.wasm", "dtype": "float16", "kv_dtype": "float16", "memory_plan": plan}
     whole = {"path": "lib/model.wasm", "dtype": "float32", "kv_dtype": "float32", "memory_plan": plan}
-    first = {"name": "webgpu-f16", "features": ["shader-f16"], "tvm_target": "{}", "bytes": 50_000, "library": half}
+    first = {
+        "name": "webgpu-f16",
+        "features": ["shader-f16"],
+        "tvm_target": '{"kind": "webgpu"}',
+        "bytes": 50_000,
+        "library": half,
+    }
     return [first, plain | {"library": whole}]
 
 

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from mlcpipe.cli import main
-from mlcpipe.errors import BundleError, CompileError, UsageError
+from mlcpipe.errors import BundleError, CompileError, ForeignBundleWarning, UsageError
 from mlcpipe.web import Site, SiteServer, assemble_site, page, page_folder, write_site
 from mlcpipe.web.server import MAX_CONNECTIONS, SiteHandler, parse_range
 from tests.conftest import DEMO
@@ -60,7 +60,8 @@ def request(
 
 
 def test_the_best_version_stands_first(pages: Path, bundles: list[Path]) -> None:
-    site = assemble_site(pages, bundles, title="A model")
+    with pytest.warns(ForeignBundleWarning, match="packages or serves the native code of .*not signed"):
+        site = assemble_site(pages, bundles, title="A model")
     content = site.files["site.json"]
     assert isinstance(content, bytes)
     facts = json.loads(content)

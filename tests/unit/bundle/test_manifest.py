@@ -151,9 +151,14 @@ def test_abi_without_tvm_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -
         (lambda m: m["files"]["lib/model.so"].update(sha256="xyz"), "files.lib/model.so.sha256"),
         (lambda m: m["files"]["lib/model.so"].update(sha256=HASH + "\n"), "files.lib/model.so.sha256"),
         (lambda m: m["files"]["lib/model.so"].update(bytes=-1), "files.lib/model.so.bytes"),
-        (lambda m: m["target"]["variants"][0].update(tvm_target="llvm"), "target.variants.0.tvm_target"),
-        (lambda m: m["target"]["variants"][0].update(tvm_target="[1]"), "target.variants.0.tvm_target"),
-        (lambda m: m["target"]["variants"][0].update(tvm_target="[" * 9999), "target.variants.0.tvm_target"),
+        *(
+            (lambda m, text=text: m["target"]["variants"][0].update(tvm_target=text), "target.variants.0.tvm_target")
+            for text in ("llvm", "[1]", "[" * 9999, "{}", '{"kind": 1}', '{"kind": ""}', '{"kind": "llvm\\n)"}')
+        ),
+        *(
+            (lambda m, text=text: m["target"].update(triple=text), "target.triple")
+            for text in ("", "x86_64-linux\n", "x86_64-linux)", "-linux", "x" * 101, "x86 linux", "\u2028")
+        ),
     ],
 )
 def test_schema_is_strict(bundle: Path, edit: Callable[[dict[str, Any]], None], field: str) -> None:

@@ -88,7 +88,7 @@ def test_a_trusted_signature_is_accepted_without_a_word(
 ) -> None:
     assert cli.main(["sign", str(foreign), "--key", str(key)]) == 0
     number = parse_public_key(key.with_suffix(".key.pub").read_bytes()).identity
-    with pytest.warns(ForeignBundleWarning, match=f"signed by the unknown key {number};"):
+    with pytest.warns(ForeignBundleWarning, match=f"claims the unknown key {number} \\(not checked\\);"):
         mlcpipe.Engine(foreign)
     assert cli.main(["trust", f"{key}.pub", "--name", "Example"]) == 0
     assert loads_in_silence(foreign) and str(origin_of(foreign)) == f"signed by Example ({number})"
@@ -145,6 +145,22 @@ def test_a_bad_signature_is_not_packaged(
     capsys.readouterr()
     assert cli.main(["package", str(foreign), "--app", app, "-o", str(tmp_path / "out")]) == 2
     assert "the signature does not hold" in capsys.readouterr().err and not (tmp_path / "out").exists()
+
+
+def test_packaging_a_bundle_says_whose_it_is(foreign: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """In one line, as loading does; the command in it is safe to paste."""
+    bundle = foreign.rename(tmp_path / "of; id")
+    for trusted in (False, True):
+        words = ["package", str(bundle), "--app", "weights", "-o", str(tmp_path / f"{trusted}.mlcp")]
+        with warnings.catch_warnings():
+            warnings.simplefilter("default", ForeignBundleWarning)
+            assert cli.main(words) == 0
+        notes = [line for line in capsys.readouterr().err.splitlines() if line.startswith("note: ")]
+        assert len(notes) == (not trusted)
+        for line in notes:
+            assert f"this packages the native code of {bundle}, for 'cpu-native' on " in line
+            assert f", not signed; `mlcpipe trust '{bundle}'` accepts it" in line
+        assert cli.main(["trust", str(bundle)]) == 0
 
 
 def test_an_unlisted_file_is_not_read(foreign: Path) -> None:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import hashlib
 import json
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from urllib.parse import unquote, urlsplit
@@ -31,6 +31,8 @@ class Hub:
     statuses: dict[str, list[int]] = field(default_factory=dict)  # per request, 0 or after the last: as it should be
     info_error: tuple[int, str] | None = None
     info_body: bytes | None = None
+    info_raw: Iterable[bytes] = ()  # the whole answer in pieces, until the client leaves
+    sent: int = 0  # pieces of it
     requests: list[tuple[str, str, str | None]] = field(default_factory=list)  # method, file, Range
 
     def gets(self, name: str) -> list[str | None]:
@@ -75,7 +77,9 @@ class Handler(BaseHTTPRequestHandler):
         prefix = next((prefix for prefix in prefixes if path.startswith(prefix)), None)
         if path == f"/api/models/{self.hub.repo}/revision/{self.hub.revision}":
             self.hub.requests.append((self.command, "info", None))
-            if self.hub.info_error:
+            if self.hub.info_raw:
+                self.pieces(self.hub.info_raw)
+            elif self.hub.info_error:
                 self.refuse(*self.hub.info_error)
             else:
                 self.reply(200, {}, self.hub.info() if self.hub.info_body is None else self.hub.info_body)
@@ -108,6 +112,13 @@ class Handler(BaseHTTPRequestHandler):
         keep = cuts.pop(0) if cuts else len(content)
         headers["Content-Length"] = str(len(content) - start)
         self.reply(status, headers, content[start : start + keep])
+
+    def pieces(self, pieces: Iterable[bytes]) -> None:
+        self.close_connection = True
+        with suppress(OSError):
+            for piece in pieces:
+                self.wfile.write(piece)
+                self.hub.sent += 1
 
     def refuse(self, status: int, code: str) -> None:
         self.reply(status, {"X-Error-Code": code, "X-Error-Message": code, "Content-Length": "0"}, b"")

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import builtins
 import errno
+import gzip
 import json
 import os
 import shutil
 import subprocess
 import sys
+import threading
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -82,6 +85,12 @@ def test_an_index_that_points_elsewhere(hub: Hub, tmp_path: Path) -> None:
         {"siblings": [{"rfilename": n, "size": 2, "blobId": "../x"} for n in ("config.json", "model.safetensors")]},
         {"siblings": [{"rfilename": n, "size": -2, "blobId": "0" * 40} for n in ("config.json", "model.safetensors")]},
         {"siblings": [{"rfilename": n, "size": "2", "blobId": "0" * 40} for n in ("config.json", "model.safetensors")]},
+        {"siblings": [{"rfilename": n, "lfs": [2]} for n in ("config.json", "model.safetensors")]},
+        {"siblings": [{"rfilename": n, "lfs": {"size": 2}} for n in ("config.json", "model.safetensors")]},
+        {"siblings": [7]},
+        {"siblings": {"rfilename": 7}},
+        {"siblings": "config.json"},
+        {"sha": 7},
     ],
 )
 def test_invalid_responses(hub: Hub, tmp_path: Path, change: dict[str, Any]) -> None:
@@ -90,10 +99,63 @@ def test_invalid_responses(hub: Hub, tmp_path: Path, change: dict[str, Any]) -> 
     assert not (tmp_path / "x").exists()
 
 
-@pytest.mark.parametrize("body", [b"", b"<html>", b"[]", b"7"])
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"",
+        b"<html>",
+        b"[]",
+        b"7",
+        b"[" * 200_000,
+        b'{"a":' * 200_000,
+        b"[" + b"1," * 1_000_000 + b"1]",
+        b"\xff",
+        b"1" * 9999,
+    ],
+)
 def test_answers_that_are_no_listing(hub: Hub, tmp_path: Path, body: bytes) -> None:
     hub.info_body = body
-    refused(hub, tmp_path, "invalid response|cannot download")
+    refused(hub, tmp_path, "invalid response from the hub for hf://org/tiny-model@main.*check HF_ENDPOINT")
+
+
+def pieces(begin: str, body: bytes | None) -> Iterator[bytes]:
+    """An answer whose body comes 4000 times, or a header line at a time in ten seconds."""
+    yield f"HTTP/1.1 {begin}\r\n".encode()
+    for _ in range(4000 if body else 100):
+        threading.Event().wait(0 if body else 0.1)
+        yield body or b"X: 1\r\n"
+
+
+@pytest.mark.parametrize(
+    ("begin", "body", "words"),
+    [
+        ("200 OK\r\n", bytes(1 << 16), "invalid response.*more than 1048576 bytes"),
+        ("200 OK\r\nContent-Encoding: gzip\r\n", gzip.compress(bytes(8 << 20)), "more than 1048576 bytes"),
+        ("200 OK\r\n", None, "cannot reach the hub.*no whole answer in 0.5 s"),
+        ("200 OK", None, "cannot reach the hub.*no whole answer in 0.5 s"),
+        ("404 No\r\nX-Error-Code: RepoNotFound\r\n", bytes(1 << 16), "the hub has no model org/tiny-model"),
+        ("500 No\r\n", b"[" * (1 << 16), "cannot download.*500"),
+        ("307 No\r\nLocation: /org/other\r\n", bytes(1 << 16), "the hub has no model org/tiny-model"),
+    ],
+)
+def test_answers_without_end(
+    hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, begin: str, body: bytes | None, words: str
+) -> None:
+    """Nothing is read to its end, whatever the hub says that it is."""
+    monkeypatch.setattr(hub_module, "MAX_LISTING_BYTES", 1 << 20)
+    if body is None:
+        monkeypatch.setattr(hub_module, "MAX_LISTING_S", 0.5)
+    hub.info_raw = pieces(begin, body)
+    refused(hub, tmp_path, words)
+    assert hub.sent < 1000
+
+
+def test_redirects_that_lead_nowhere(hub: Hub, tmp_path: Path) -> None:
+    hub.info_raw = [
+        b"HTTP/1.1 307 No\r\nLocation: /api/models/org/tiny-model/revision/main\r\nContent-Length: 0\r\n\r\n"
+    ]
+    refused(hub, tmp_path, "more than 10 redirects")
+    assert hub.requests == [("GET", "info", None)] * 10
 
 
 def test_a_hub_that_cannot_be_reached(hub: Hub, tmp_path: Path) -> None:

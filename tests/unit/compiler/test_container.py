@@ -92,7 +92,6 @@ def test_a_manifest_that_does_not_tell_the_truth(
     manifest = json.loads((bundle / "mlcpipe.json").read_text())
     manifest["files"][library] = manifest["files"].pop(f"lib/{code.name}")
     manifest["target"]["triple"] = triple
-    manifest["target"]["variants"][0]["tvm_target"] = "{}"
     (bundle / "mlcpipe.json").write_text(json.dumps(manifest))
     assert main(["package", str(bundle), "--app", app, "-o", str(tmp_path / "out")]) == 2
     assert words in capsys.readouterr().err and not (tmp_path / "out").exists()

@@ -87,7 +87,7 @@ def test_killed_half_way(tiny_bundles: Bundles, tmp_path: Path) -> None:
         process.send_signal(signal.SIGKILL)
         process.communicate()
     lock, partial = sorted(entry.name for entry in tmp_path.iterdir())
-    assert lock == ".bundle.lock" and partial.startswith(".bundle.partial-")
+    assert lock == ".bundle.mlcpipe-lock" and partial.startswith(".bundle.mlcpipe-partial-")
     mlcpipe.convert(tiny_bundles.checkpoint, quantization="q0f32", output=output)
     assert [entry.name for entry in tmp_path.iterdir()] == ["bundle"]
     index = json.loads((output / "tensor-cache.json").read_text())

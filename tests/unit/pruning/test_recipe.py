@@ -10,7 +10,7 @@ from mlcpipe.defaults import DISTILL_RECIPE
 from mlcpipe.errors import UsageError
 from mlcpipe.pruning.recipe import Recipe, read_recipe
 
-RECIPE = Recipe('a "folder"\\with é', "wanda", "2:4", steps=7, peak_rate=1e-5)
+RECIPE = Recipe('a "folder"\\with é🦙\n\x7f', "wanda", "2:4", steps=7, peak_rate=1e-5)
 
 
 def test_a_recipe_is_read_as_it_was_written(tmp_path: Path) -> None:

@@ -125,6 +125,10 @@ SIGNATURES: Mapping[str, Signature] = {
     )
 }
 
+# What `sample` and `softmax_with_temperature` of a library begin with where the tokenizer lacks ids of the vocabulary:
+# no host draws them. Logits of rows in between, such as padding, become -3.4e38.
+FORBID = Signature("forbid_inplace", (_f32("logits", "b", 1, "V"),))
+
 
 def sampling_names(own_pages: bool) -> tuple[str, ...]:
     """The functions that a library's host calls: our runtime, which owns pages, has one to draw, MLC's have three."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import tvm
@@ -25,11 +25,12 @@ from mlcpipe.quantization.scheme import Scheme, kv_dtype
 from mlcpipe.targets import Target, Variant, compiled_variants
 from mlcpipe.weights.table import weight_table
 from tir_schedules.paged import PAGE
-from tir_schedules.sampling import SIGNATURES, Signature, TensorType, dimensions, sampling_names
+from tir_schedules.sampling import FORBID, SIGNATURES, Signature, TensorType, dimensions, sampling_names
 
 MAX_BATCH = 64  # sequences of a batched call; the workspace of 64 is an eighth of that of a prompt's chunk
 LOGITS_BYTES = 64 << 20  # of a prompt's rows whose logits one call gives, where they are more than MAX_BATCH
 
+_RANGES = 64  # of ids that one kernel forbids: each is a part of its code
 OUTPUT_NAMES = ("lm_head.weight", "model.embed_tokens.weight")  # the matrix of the logits: its own, or the embedding
 
 
@@ -134,10 +135,11 @@ def export(
     scheme: Scheme,
     chunk: int,
     variant: Variant | None = None,
+    no_tokens: Sequence[tuple[int, int]] = (),
 ) -> Lowering:
     """The IRModule with all entry points and the weight table, before any pass.
 
-    `variant` None is the target's best.
+    `variant` None is the target's best. Ids in the ranges [begin, end) of `no_tokens` are never drawn.
     """
     vocab = model.facts.vocab_size
     mod, params = model.export_tvm(spec=model.spec())
@@ -145,7 +147,7 @@ def export(
     if isinstance(model, TextEncoder):
         rows = chunk
     else:
-        mod = _with_sampling(mod, target, vocab)
+        mod = _with_sampling(mod, target, vocab, no_tokens)
     return Lowering(
         mod,
         tuple(weight_table(params)),
@@ -157,21 +159,40 @@ def export(
     )
 
 
-def _with_sampling(mod: tvm.IRModule, target: Target, vocab_size: int) -> tvm.IRModule:
+def _with_sampling(
+    mod: tvm.IRModule, target: Target, vocab_size: int, no_tokens: Sequence[tuple[int, int]]
+) -> tvm.IRModule:
     """Add the sampling functions: in-place kernels as they are, the others wrapped to return their outputs."""
-    functions = importlib.import_module(f"tir_schedules.{target.kernels}.sampling").sampling_functions(vocab_size)
+    kernels = importlib.import_module(f"tir_schedules.{target.kernels}.sampling")
+    functions = kernels.sampling_functions(vocab_size)
     bb = relax.BlockBuilder(mod)
+    forbid = [
+        bb.add_func(kernels.forbid_inplace(vocab_size, no_tokens[at : at + _RANGES]), f"{FORBID.name}_kernel")
+        for at in range(0, len(no_tokens), _RANGES)
+    ]
     for name in sampling_names(target.own_pages):
         func = functions[name]
         if name.endswith("_inplace"):
             bb.update_func(bb.add_func(func, name), func.with_attr("global_symbol", name))
             continue
-        _emit_sampling(bb, SIGNATURES[name], bb.add_func(func, f"{name}_kernel"), vocab_size)
+        takes_logits = SIGNATURES[name].inputs[0] == FORBID.inputs[0]
+        _emit_sampling(
+            bb, SIGNATURES[name], bb.add_func(func, f"{name}_kernel"), vocab_size, forbid if takes_logits else ()
+        )
     return bb.get()
 
 
-def _emit_sampling(bb: relax.BlockBuilder, signature: Signature, kernel: tvm.ir.GlobalVar, vocab: int) -> None:
-    """Add a Relax function that calls a sampling kernel and returns its last buffers."""
+def _emit_sampling(
+    bb: relax.BlockBuilder,
+    signature: Signature,
+    kernel: tvm.ir.GlobalVar,
+    vocab: int,
+    before: Sequence[tvm.ir.GlobalVar],
+) -> None:
+    """Add a Relax function that calls a sampling kernel and returns its last buffers.
+
+    The kernels `before` change its first argument in place.
+    """
     sizes: dict[str, Any] = dict(dimensions(vocab))
 
     def types(tensors: tuple[TensorType, ...]) -> list[relax.TensorType]:
@@ -186,7 +207,11 @@ def _emit_sampling(bb: relax.BlockBuilder, signature: Signature, kernel: tvm.ir.
     outputs = types(signature.outputs)
     with bb.function(signature.name, params, attrs={"num_input": len(params)}):
         with bb.dataflow():
-            result = bb.emit_output(relax.call_tir(kernel, params, outputs if len(outputs) > 1 else outputs[0]))
+            first, *others = params
+            for change in before:
+                first = bb.emit(relax.op.call_tir_inplace(change, [first], [0], params[0].ty))
+            call = relax.call_tir(kernel, [first, *others], outputs if len(outputs) > 1 else outputs[0])
+            result = bb.emit_output(call)
         bb.emit_func_output(result)
 
 

@@ -92,7 +92,8 @@ def lower(
     context, chunk = _lengths(model, target, checkpoint, context)
     tokenizer = _tokenizer(checkpoint, encoder) if like is None else like.tokenizer
     variants = compiled_variants(target)
-    state = export(model, target, scheme, chunk, variants[0])
+    no_tokens = () if tokenizer is None else tokenizer.missing_ids(model.facts.vocab_size)
+    state = export(model, target, scheme, chunk, variants[0], no_tokens)
     state = replace(state, weights=_from_checkpoint(state.weights, model, checkpoint, target, plan))
     settings = environment.env()
     state = replace(state, tuned=tuned_here(target, settings.cache), dump=settings.dump, adapters=adapters)

@@ -31,8 +31,6 @@ from mlcpipe.quality.reference import SCHEMES
 from mlcpipe.quality.statistics import Scores, compare, score
 from mlcpipe.runtime.engine import Engine
 from mlcpipe.runtime.model import LoadedModel
-from mlcpipe.runtime.sampler import Row
-from mlcpipe.runtime.sampling_params import SamplingParams
 
 OWN_TEXT = Path(__file__).with_name("text.txt")
 """The text that is measured on where no other is given: prose of mlcpipe's documentation of 2026-11-23."""
@@ -163,16 +161,17 @@ class _Pair:
 
     def decode(self, tokens: list[int]) -> Iterator[Scores]:
         """The same, where the bundle computes token by token."""
-        at, row = len(tokens) // 2, Row(SamplingParams(temperature=0.0))
+        at = len(tokens) // 2
         self._model.reset()
-        self._model.prefill(tokens[:at], row)
+        self._model.prefill(tokens[:at], None)
         for expected in self._reference.logit_parts(tokens[:-1], at, self._rows):
             for own_expected in expected:
                 began = time.perf_counter()
-                self._model.step(tokens[at], row)
+                self._model.step(tokens[at], None)
+                logits = self._model.read_logits()  # waits for the device
                 self.step_s.append(time.perf_counter() - began)
                 at += 1
-                yield _score(self._model.read_logits()[None], own_expected[None], [tokens[at]])
+                yield _score(logits[None], own_expected[None], [tokens[at]])
 
 
 def _score(logits: NDArray[np.float32], expected: NDArray[np.float32], following: list[int]) -> Scores:

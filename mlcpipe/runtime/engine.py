@@ -266,10 +266,10 @@ class Engine:
         model = self._model
         with model.exclusive():
             model.reset()
-            model.prefill(tokens[:prefill_tokens], self._greedy)
+            model.prefill(tokens[:prefill_tokens], None)
             rows = [model.read_logits().copy()]
             for token in tokens[prefill_tokens:]:
-                model.step(token, self._greedy)
+                model.step(token, None)
                 rows.append(model.read_logits().copy())
             model.reset()
         return np.stack(rows)

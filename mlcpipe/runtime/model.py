@@ -131,9 +131,10 @@ class LoadedModel:
         self._rope = self._rope_of(saved.prompt_tokens)
         self._sequence.computed = len(saved.tokens)
 
-    def prefill(self, tokens: Many[int], row: Row, dropped: int = 0) -> int:
+    def prefill(self, tokens: Many[int], row: Row | None, dropped: int = 0) -> int:
         """Make `tokens` the sequence, computing only what the cache lacks -> the next token, drawn as `row` says.
 
+        Without a row none is drawn, and `read_logits` gives what the model computed.
         `dropped` tokens are left out of a shifted context, and count where random numbers are drawn by position.
         Raises UsageError for ids outside the vocabulary, and when the context is full; ComputeError, which names the
         layer, where the logits are not finite.
@@ -152,7 +153,7 @@ class LoadedModel:
             self._append(len(chunk), self._executor.many([self._next(chunk)]).launch)
         return self._append_and_sample(len(last), self._executor.many([self._next(last, draws=True)]), row)
 
-    def step(self, token: int, row: Row) -> int:
+    def step(self, token: int, row: Row | None) -> int:
         """Append one token of the vocabulary -> the next one. Raises what `prefill` raises."""
         if not self.length or self.length == self._info.recompute_above:
             return self.prefill([*self.tokens, token], row, self._sequence.dropped)
@@ -160,7 +161,7 @@ class LoadedModel:
         return self._step(token, row)
 
     def read_logits(self) -> NDArray[np.float32]:
-        """Logits f32[V] of the last token, changed by penalties and bias; valid until the next call."""
+        """Logits f32[V] of the last token, changed by what drew from them; valid until the next call."""
         flat: NDArray[np.float32] = self._read(self._logits).reshape(-1)
         return flat
 
@@ -243,12 +244,15 @@ class LoadedModel:
         """The rows of the next tokens of the prompt."""
         return ManyRows(self._sequence, self.length, len(chunk), (self._sequence,) * draws)
 
-    def _step(self, token: int, row: Row) -> int:
+    def _step(self, token: int, row: Row | None) -> int:
         self._sequence.tokens[self.length :] = [token]
         return self._append_and_sample(1, self._executor.few([FewRows(self._sequence, [token], 1)]), row)
 
-    def _append_and_sample(self, count: int, forward: Forward, row: Row) -> int:
-        """Append so many tokens -> the next one. Raises ComputeError."""
+    def _append_and_sample(self, count: int, forward: Forward, row: Row | None) -> int:
+        """Append so many tokens -> the next one, -1 without a row. Raises ComputeError."""
+        if row is None:
+            self._logits = self._append(count, forward.launch, forward.key)
+            return -1
 
         def forward_and_sample() -> tuple[Any, Any]:
             logits = forward.launch()

@@ -6,8 +6,11 @@ A row's token follows from its logits, its settings and its position alone: it i
 from __future__ import annotations
 
 import secrets
+import threading
 from collections.abc import Hashable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Executor, ThreadPoolExecutor
+from concurrent.futures import TimeoutError as LateError
+from contextlib import suppress
 from copy import copy
 from typing import Any
 
@@ -25,8 +28,9 @@ from mlcpipe.runtime.text.tokenizer import Tokenizer
 
 _MIN_TEMPERATURE = 1e-6  # as the compiled softmax
 _MIN_ENTRIES = 256  # of counts: most steps launch the same kernels, however many tokens there are
+_THREAD = "mlcpipe-masks"
 _DTYPES = {"f": "float32", "i": "int32"}
-Masks = Future[tuple[list[int], NDArray[np.int32]]]  # (rows that have one, words int32[r, ceil(V / 32)] of all)
+PATIENCE_S = 0.02  # that all rows of a step wait for masks
 
 
 class Row:
@@ -59,6 +63,10 @@ class Row:
             None if counts is None else counts.after(draft) for counts in (self.repetition, self.presence)
         )
         return row
+
+    def ready(self) -> bool:
+        """Whether the next token can be drawn without others waiting for this row."""
+        return self.matcher is None or self.matcher.ready()
 
     def allowed(self, draft: list[int]) -> int:
         """How many tokens of a draft may be drawn; not the one that ends a grammar, after which none is."""
@@ -113,6 +121,49 @@ class _Counts:
         return self._spare
 
 
+class Masks:
+    """The masks of the rows that have a grammar, computed one after the other by another thread.
+
+    Rows whose masks are `late` are drawn from without, so that the others need not wait: their tokens do not count.
+    """
+
+    def __init__(self, rows: Sequence[Row], vocab: int, thread: Executor) -> None:
+        self.late: set[int] = set()
+        self._rows = {index: row for index, row in enumerate(rows) if row.matcher is not None}
+        self._words = np.full((len(rows), -(-vocab // 32)), -1, np.int32)
+        self._done: set[int] = set()
+        self._current: Matcher | None = None
+        self._lock, self._closed = threading.Lock(), False
+        self._job = thread.submit(self._fill)
+
+    def _fill(self) -> None:
+        for index, row in self._rows.items():
+            with self._lock:
+                if self._closed:
+                    return
+                self._current = row.matcher
+            words = self._words[index].copy()
+            error = _filled(row, words)
+            with self._lock:
+                if self._closed:
+                    return
+                self._words[index], row.mask_error, self._current = words, error, None
+                self._done.add(index)
+
+    def taken(self) -> tuple[list[int], NDArray[np.int32]]:
+        """The rows that have one, and words int32[r, ceil(V / 32)] of all, after a bounded wait."""
+        with suppress(LateError):
+            self._job.result(PATIENCE_S)
+        with self._lock:
+            self._closed = True
+            behind = {row.matcher for index, row in self._rows.items() if row.matcher and index not in self._done}
+            for matcher in behind:
+                matcher.late(self._job if matcher is self._current else None)
+        self.late = {index for index, row in self._rows.items() if row.matcher in behind}
+        self._words[sorted(self.late)] = -1
+        return list(self._rows), self._words
+
+
 class Sampler:
     """The compiled sampling functions over rows of logits.
 
@@ -135,13 +186,13 @@ class Sampler:
         self._calls: list[tuple[Any, ...]] = []
         self._bias_calls: list[tuple[Any, ...]] = []
         self._arguments: list[Any] = []  # of `sample`
-        self._thread = ThreadPoolExecutor(1, "mlcpipe-masks")
+        self._thread = ThreadPoolExecutor(1, _THREAD)
 
     def masks(self, rows: Sequence[Row]) -> Masks | None:
         """The masks of the rows that have a grammar, which another thread computes from now on."""
         if all(row.matcher is None for row in rows):
             return None
-        return self._thread.submit(_filled, rows, np.empty((len(rows), -(-self._vocab // 32)), np.int32))
+        return Masks(rows, self._vocab, self._thread)
 
     def prepare(self, rows: list[Row], positions: Sequence[int]) -> Hashable:
         """Copy what the tokens at these positions of the rows are drawn with; equal keys mean equal launches."""
@@ -163,7 +214,10 @@ class Sampler:
         for change, *arguments in self._calls:
             change(logits, *arguments)
         if masks is not None:
-            self._apply_mask(logits, *_put(self._mask, *masks.result()))
+            self._apply_mask(logits, *_put(self._mask, *masks.taken()))
+            if masks.late:  # the thread is busy for longer
+                self._thread.shutdown(wait=False)
+                self._thread = ThreadPoolExecutor(1, _THREAD)
         return self._sample(tvm_runtime.view(logits, (logits.shape[0], 1, self._vocab)), *self._arguments)
 
     def _put_penalties(self, rows: Sequence[Row]) -> Iterator[tuple[Any, ...]]:
@@ -204,18 +258,16 @@ def _penalties(chosen: Sequence[tuple[int, _Counts]], vocab: int) -> tuple[Any, 
     return (*rows, rows[0]), *entries, [*(one.strengths for one in counts), (0.0, 0.0, 1.0)]
 
 
-def _filled(rows: Sequence[Row], words: NDArray[np.int32]) -> tuple[list[int], NDArray[np.int32]]:
-    """The rows that have a grammar, and `words` with their masks; one that fails allows all and ends its row later."""
-    masked = {index: row.matcher for index, row in enumerate(rows) if row.matcher is not None}
-    for index, matcher in masked.items():
-        try:
-            matcher.fill(words[index], rows[index].ahead)
-        except Exception as error:
-            ours = (
-                error if isinstance(error, MlcpipeError) else ComputeError("the grammar failed", found=last_line(error))
-            )
-            rows[index].mask_error, words[index] = ours, -1
-    return list(masked), words
+def _filled(row: Row, words: NDArray[np.int32]) -> MlcpipeError | None:
+    """Write the mask of a row; one that fails allows all, and its error ends the answer."""
+    assert row.matcher is not None
+    try:
+        row.matcher.fill(words, row.ahead)
+        return None
+    except MlcpipeError as error:
+        return error
+    except Exception as error:
+        return ComputeError("the grammar failed", found=last_line(error))
 
 
 def log_probabilities(

@@ -7,14 +7,25 @@ from collections.abc import Callable, Coroutine, Sequence
 from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
 from fastapi import Request
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, GetCoreSchemaHandler, PrivateAttr, ValidationError
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    GetCoreSchemaHandler,
+    PrivateAttr,
+    ValidationError,
+    model_validator,
+)
 
 from mlcpipe.server.errors import ApiError, invalid
+from mlcpipe.server.foreign_fields import check_foreign
 from mlcpipe.server.guard import namespace_of
 
 _B = TypeVar("_B", bound="Body")
 MAX_STOPS = 16
 MAX_STOP_CHARS = 1024
+MAX_STOP_IDS = 1024
 MAX_CHOICES = 64
 MAX_ITEMS = 4096  # of a list: messages, parts of a message, tools
 MAX_BIASES = 16384
@@ -75,6 +86,24 @@ class Body(BaseModel):
         return namespace_of(self._owner, getattr(self, "cache_salt", None) or "")
 
 
+class StructuredOutputs(Body):
+    """vLLM's `structured_outputs`: one of these."""
+
+    json_: dict[str, Any] | str | None = Field(None, alias="json")
+    regex_: str | None = Field(None, alias="regex")
+    choice_: list[str] | None = Field(None, alias="choice")
+    grammar_: str | None = Field(None, alias="grammar")
+    json_object: bool | None = None
+
+    @model_validator(mode="after")
+    def _no_others(self) -> StructuredOutputs:
+        for name, value in (self.model_extra or {}).items():
+            if value not in (None, False):
+                message = f"structured_outputs.{name}: not offered here; leave it out"
+                raise ApiError(400, message, param="structured_outputs", code="unsupported_parameter")
+        return self
+
+
 class SamplingFields(Body):
     """How tokens are drawn and when an answer ends, as all APIs name it."""
 
@@ -94,11 +123,28 @@ class SamplingFields(Body):
     repetition_penalty: float | None = None
     grammar: str | None = None
     regex: str | None = None
+    stop_token_ids: list[int] | None = Field(None, max_length=MAX_STOP_IDS)
     priority: int | None = None
     ignore_eos: bool | None = None
     cache_salt: str | None = None
     timeout: float | None = Field(None, gt=0)
     deterministic: bool | None = None  # reuse keys and values of prompts only; nothing else makes a difference
+    # As other servers name what is above.
+    repeat_penalty: float | None = None
+    json_schema: dict[str, Any] | str | None = None
+    ebnf: str | None = None
+    guided_json: dict[str, Any] | str | None = None
+    guided_regex: str | None = None
+    guided_choice: list[str] | None = None
+    guided_grammar: str | None = None
+    structured_outputs: StructuredOutputs | None = None
+
+    adds_special_tokens: ClassVar[bool] = False
+
+    @model_validator(mode="after")
+    def _check_foreign(self) -> SamplingFields:
+        check_foreign(self, adds_special_tokens=self.adds_special_tokens)
+        return self
 
 
 class StreamOptions(Body):
@@ -141,6 +187,14 @@ class ResponseFormat(Body):
 
     type: Literal["text", "json_object", "json_schema"]
     json_schema: JsonSchemaFormat | None = None
+    schema_: dict[str, Any] | None = Field(default=None, alias="schema")  # where others have it
+
+
+class EndingFields(Body):
+    """How the prompt of a conversation ends."""
+
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
 
 
 class TextPart(Body):

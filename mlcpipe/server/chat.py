@@ -13,8 +13,23 @@ from pydantic import Field
 
 from mlcpipe.runtime.sampling_params import MAX_LOGPROBS, TokenLogprob
 from mlcpipe.server.answers import Answer, Delta, DeltaSource, Usage
-from mlcpipe.server.bodies import CompletionFields, Prediction, ResponseFormat, body_schema, parsed
-from mlcpipe.server.conversation import Conversation, ToolChoice, answers_to, choose, thinking_variables, tool_of
+from mlcpipe.server.bodies import (
+    CompletionFields,
+    EndingFields,
+    Prediction,
+    ResponseFormat,
+    body_schema,
+    parsed,
+)
+from mlcpipe.server.conversation import (
+    Conversation,
+    ToolChoice,
+    answers_to,
+    choose,
+    ending_of,
+    thinking_variables,
+    tool_of,
+)
 from mlcpipe.server.errors import ApiError
 from mlcpipe.server.semantic_cache import Keeping
 from mlcpipe.server.service import Service
@@ -24,7 +39,7 @@ from mlcpipe.server.tool_formats.style import CallPiece
 router = APIRouter()
 
 
-class ChatBody(CompletionFields):
+class ChatBody(CompletionFields, EndingFields):
     """The body of a request."""
 
     messages: list[dict[str, Any]]
@@ -106,6 +121,7 @@ def _conversation(body: ChatBody) -> Conversation:
         body.stops,
         body.n or 1,
         None if body.prediction is None else body.prediction.text,
+        ending_of(body, body.messages),
     )
 
 

@@ -37,6 +37,7 @@ class CompletionBody(CompletionFields):
     """The body of a request."""
 
     most_values = MAX_IDS
+    adds_special_tokens = True
     prompt: str | list[str] | list[int] | list[list[int]]
     suffix: str | None = None
     echo: bool | None = None
@@ -93,9 +94,11 @@ async def _begin(service: Service, body: CompletionBody) -> tuple[Answers, list[
         return asked, heads, service.source(body, body.response_format, "none")
 
     asked, heads, source = await service.apart(prepare, body.nbytes)
+    # One grammar, whose time all answers share.
+    grammar = (await service.constrained(asked[0], source)).grammar
     requests = []
     for one in asked:
-        request = await service.constrained(replace(one, logprobs=body.logprobs), source)
+        request = replace(one, grammar=grammar, logprobs=body.logprobs)
         requests += [(each, reading) for each in repeated(request, n)]
     return service.start(requests), [head for head in heads for _ in range(n)]
 

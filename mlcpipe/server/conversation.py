@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from mlcpipe.server.answers import Answers, Reading
-from mlcpipe.server.bodies import ResponseFormat, SamplingFields, checked_stops
+from mlcpipe.server.bodies import EndingFields, ResponseFormat, SamplingFields, checked_stops
 from mlcpipe.server.errors import ApiError
-from mlcpipe.server.prompts import Prompt, render
+from mlcpipe.server.prompts import Ending, Prompt, render
 from mlcpipe.server.service import Service, repeated
 from mlcpipe.server.tool_formats.style import Tool
 
 MAX_TOOLS = 512
+_NAME = re.compile(r"[^\s<>\"\\]{1,256}")  # what every style of calls can write
 _EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
 
 
@@ -39,12 +41,25 @@ class Conversation:
     stops: Sequence[str] = ()
     n: int = 1
     prediction: str | None = None
+    ending: Ending = "header"
+
+
+def ending_of(body: EndingFields, messages: Sequence[Mapping[str, Any]]) -> Ending:
+    """How the prompt ends. Raises ApiError for what cannot be."""
+    if not body.continue_final_message:
+        return "nothing" if body.add_generation_prompt is False else "header"
+    where, last = "continue_final_message", messages[-1] if messages else {}
+    if body.add_generation_prompt:
+        raise ApiError(400, f"{where}: not together with add_generation_prompt", param=where)
+    if last.get("role") != "assistant" or last.get("content") is None:
+        raise ApiError(400, f"{where}: expected a message of the assistant with content at the end", param=where)
+    return "continued"
 
 
 def tool_of(name: object, description: object, parameters: object, strict: object, where: str) -> Tool:
     """A checked tool. Raises ApiError."""
-    if not isinstance(name, str) or not 0 < len(name) <= 256:
-        raise ApiError(400, f"{where}.name: expected a name", param=f"{where}.name")
+    if not isinstance(name, str) or not _NAME.fullmatch(name):
+        raise ApiError(400, f"{where}.name: expected up to 256 characters, no space or tags", param=f"{where}.name")
     if parameters is None:
         parameters = {"type": "object", "properties": {}}
     if not isinstance(parameters, dict):
@@ -81,7 +96,10 @@ async def prompt_of(service: Service, conversation: Conversation, nbytes: int) -
     """The tokens of a conversation, whose request has a body of so many bytes. Raises ApiError."""
     style, tools = service.style, conversation.choice.tools
     return await service.apart(
-        lambda: render(service.tokenizer, conversation.messages, tools, style, conversation.variables), nbytes
+        lambda: render(
+            service.tokenizer, conversation.messages, tools, style, conversation.variables, conversation.ending
+        ),
+        nbytes,
     )
 
 
@@ -106,7 +124,7 @@ async def answers_to(service: Service, body: SamplingFields, conversation: Conve
         raise ApiError(400, "regex and grammar: not together with a tool that must be called", param="tool_choice")
     else:
         request = await service.constrained(request, form)
-    reading = Reading(stops, thinking=prompt.thinking)
+    reading = Reading(stops, continues=conversation.ending == "continued", thinking=prompt.thinking)
     if choice.tools or service.style.channels:
         reading = replace(
             reading, style=service.style, tools=choice.tools, shown=service.shown, one_call=not choice.parallel

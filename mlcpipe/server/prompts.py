@@ -6,7 +6,7 @@ import itertools
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 from mlcpipe.errors import UsageError
 from mlcpipe.runtime.serving.grammar import Thinking
@@ -21,7 +21,9 @@ from mlcpipe.server.tool_formats.style import Messages, Tool, ToolFormat
 BILLING = "x-anthropic-billing-header:"
 _ROLES = ("system", "developer", "user", "assistant", "tool")
 _KEPT = ("role", "content", "name", "tool_calls", "tool_call_id", "reasoning_content", "reasoning", "thinking")
+_OURS = {"messages", "tools", "add_generation_prompt", "continue_final_message", "allow_control_tokens"}
 _LAST_TOKENS = 16  # of a prompt, where an opened `<think>` would be
+Ending = Literal["header", "nothing", "continued"]
 
 
 @dataclass(frozen=True)
@@ -38,16 +40,26 @@ def render(
     tools: Sequence[Tool],
     style: ToolFormat,
     variables: Mapping[str, Any],
+    ending: Ending = "header",
 ) -> Prompt:
-    """The prompt of a conversation. Raises UsageError, TemplateError or TokenizerError."""
+    """The prompt of a conversation, with the header of an answer at its end, without, or inside the last message.
+
+    Raises UsageError, TemplateError or TokenizerError.
+    """
+    if ending == "continued" and style.channels:
+        raise UsageError("continue_final_message", expected="a model whose answers have no channels")
     plain = plain_messages(messages)
     # Before it is rendered, which may take 100 times the memory.
     tokenizer.check_length(_chars([plain, [[tool.description, tool.parameters] for tool in tools], variables]))
     prepared, extras = style.prepare(plain, tools)
-    clash = {"messages", "tools", "add_generation_prompt", "allow_control_tokens"} & set(variables)
+    clash = _OURS & set(variables)
     if clash:
         raise UsageError("chat_template_kwargs", expected="variables of the template", found=", ".join(sorted(clash)))
-    tokens = tokenizer.encode_chat(prepared, **{**variables, **extras})
+    ends = {"add_generation_prompt": ending == "header", "continue_final_message": ending == "continued"}
+    tokens = tokenizer.encode_chat(prepared, **{**variables, **extras, **ends})
+    if ending == "continued":
+        content = prepared[-1]["content"]
+        return Prompt(tokens, "open" if content.rfind(BEGIN) > content.rfind(END) else "none")
     end = tokenizer.decode(tokens[-_LAST_TOKENS:], skip_special_tokens=False).rstrip()
     thinks = END in tokenizer.chat_templates.get(tokenizer.template_name(extras.get("tools")), "")
     return Prompt(tokens, "open" if thinks and end.endswith(BEGIN) else "may" if thinks else "none")

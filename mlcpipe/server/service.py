@@ -19,11 +19,12 @@ from mlcpipe.runtime.text.tokenizer import Tokenizer
 from mlcpipe.server.answers import Answers, Reading, Waker
 from mlcpipe.server.bodies import ResponseFormat, SamplingFields
 from mlcpipe.server.errors import ApiError, refused
+from mlcpipe.server.foreign_fields import constraint
 from mlcpipe.server.metrics import Metrics
 from mlcpipe.server.off_loop import OffLoop
 from mlcpipe.server.prefix_store import PrefixStore
 from mlcpipe.server.tool_formats import format_for
-from mlcpipe.server.tool_formats.style import ANY_OBJECT, Tool, call_schemas
+from mlcpipe.server.tool_formats.style import ANY_OBJECT, Tool
 
 if TYPE_CHECKING:
     from mlcpipe.server.semantic_cache import SemanticCache
@@ -91,7 +92,9 @@ class Service(OffLoop):
         self._grammars = GrammarCompiler(tokenizer, engine.vocab_size)
         self._waker = Waker(asyncio.get_running_loop())
         self._literals = {
-            tokenizer.token_bytes(index).decode(errors="replace"): index for index in tokenizer.control_token_ids
+            tokenizer.token_bytes(index).decode(errors="replace"): index
+            for index in tokenizer.control_token_ids
+            if index < engine.vocab_size
         }
         self.shown = [self._literals[text] for text in self.style.shown if text in self._literals]
         self._refused: set[bytes] = set()  # digests of tools' schemas that cannot be honoured
@@ -141,6 +144,8 @@ class Service(OffLoop):
         for key in ("presence_penalty", "frequency_penalty"):
             if (value := getattr(body, key)) is not None:
                 given[key] = value
+        if body.repeat_penalty is not None:
+            given.setdefault("repetition_penalty", body.repeat_penalty)
         if given.get("top_k") == -1:
             given["top_k"] = 0
         if body.seed is not None:
@@ -177,7 +182,7 @@ class Service(OffLoop):
             tokens,
             max_tokens or length if shifts else min(max_tokens or length, length - len(tokens)),
             self.sampling(body),
-            frozenset() if body.ignore_eos else self.tokenizer.eos_token_ids,
+            (frozenset() if body.ignore_eos else self.tokenizer.eos_token_ids) | {*(body.stop_token_ids or ())},
             priority=body.priority if body.priority is not None else _TIERS.get(body.service_tier or "auto", 0),
             deadline_s=None if body.timeout is None else time.monotonic() + body.timeout,
             namespace=body.namespace,
@@ -187,21 +192,10 @@ class Service(OffLoop):
 
     def source(self, body: SamplingFields, form: ResponseFormat | None, thinking: Thinking) -> GrammarSource | None:
         """What the answer must match, None for anything. Raises ApiError for two of them."""
-        sources = []
-        if form is not None and form.type == "json_object":
-            sources.append(GrammarSource("json_schema", json.dumps(ANY_OBJECT), thinking=thinking))
-        if form is not None and form.type == "json_schema":
-            schema = None if form.json_schema is None else form.json_schema.schema_
-            if schema is None:
-                raise ApiError(400, "response_format.json_schema.schema: expected a schema", param="response_format")
-            sources.append(GrammarSource("json_schema", json.dumps(schema), thinking=thinking))
-        if body.regex is not None:
-            sources.append(GrammarSource("regex", body.regex, thinking=thinking))
-        if body.grammar is not None:
-            sources.append(GrammarSource("lark", body.grammar, thinking=thinking))
-        if len(sources) > 1:
-            raise ApiError(400, "response_format, regex and grammar: expected one of them")
-        return replace(sources[0], before=self.style.before_answer(self.literal)) if sources else None
+        found = constraint(body, form)
+        if found is None:
+            return None
+        return replace(found, thinking=thinking, before=self.style.before_answer(self.literal))
 
     async def constrained(self, request: Request, source: GrammarSource | None) -> Request:
         """The request with a compiled grammar. Raises ApiError for one that cannot be honoured."""
@@ -228,7 +222,10 @@ class Service(OffLoop):
         """
 
         def source(some: Sequence[Tool]) -> GrammarSource | None:
-            made = self.style.grammar(some, self.literal, forced=forced or form is not None, parallel=parallel)
+            try:
+                made = self.style.grammar(some, self.literal, forced=forced or form is not None, parallel=parallel)
+            except MlcpipeError as error:
+                raise refused(error) from None
             if made is not None and form is not None and not forced:
                 text = f"start: calls | {'before ' * self.style.channels}@form\n"
                 text += made.text.replace("start:", "calls:", 1)
@@ -239,8 +236,8 @@ class Service(OffLoop):
             found = await self.aside(lambda: source(self._loosened(tools, self._refused)), nbytes)
             return await self.constrained(request, found)
         except ApiError:
-            refused = await self.apart(lambda: self._find_refused(tools), _COMPILING * nbytes)
-            found = await self.aside(lambda: source(self._loosened(tools, refused)), nbytes)
+            wrong = await self.apart(lambda: self._find_refused(tools), _COMPILING * nbytes)
+            found = await self.aside(lambda: source(self._loosened(tools, wrong)), nbytes)
             return await self.constrained(request, found)
 
     def _loosened(self, tools: Sequence[Tool], refused: Collection[bytes]) -> list[Tool]:
@@ -251,16 +248,18 @@ class Service(OffLoop):
 
     def _find_refused(self, tools: Sequence[Tool]) -> set[bytes]:
         """Tools whose schemas cannot be honoured; all of them where only together they cannot."""
-        refused = set()
+        found = set()
         for tool in tools:
             try:
-                self._grammars.compile(GrammarSource("json_schema", call_schemas([tool])[0][1]))
+                made = self.style.grammar([tool], self.literal, forced=True, parallel=False)
+                if made is not None:
+                    self._grammars.compile(made)
             except MlcpipeError:
-                refused.add(_digest(tool))
+                found.add(_digest(tool))
         if len(self._refused) > _MOST_REFUSED:
             self._refused.clear()
-        self._refused |= refused
-        return refused or {_digest(tool) for tool in tools}
+        self._refused |= found
+        return found or {_digest(tool) for tool in tools}
 
     def literal(self, text: str) -> str:
         """A marker as a Lark grammar writes it: a control token by its id, other text in quotes."""

@@ -7,15 +7,15 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Depends, Request
 from fastapi.responses import JSONResponse
 
-from mlcpipe.server.bodies import MAX_IDS, Body, body_schema, parsed
-from mlcpipe.server.conversation import Conversation, ToolChoice, prompt_of, tool_of
+from mlcpipe.server.bodies import MAX_IDS, Body, EndingFields, body_schema, parsed
+from mlcpipe.server.conversation import Conversation, ToolChoice, ending_of, prompt_of, tool_of
 from mlcpipe.server.errors import ApiError
 from mlcpipe.server.service import Service
 
 router = APIRouter()
 
 
-class PromptFields(Body):
+class PromptFields(EndingFields):
     """A text as `prompt` (vLLM) or `content` (llama-server), or a conversation."""
 
     prompt: str | None = None
@@ -75,7 +75,8 @@ def _conversation(body: PromptFields) -> Conversation:
         for one in functions
         if isinstance(one, dict)
     ]
-    return Conversation(body.messages or [], ToolChoice(tools), body.chat_template_kwargs or {})
+    messages = body.messages or []
+    return Conversation(messages, ToolChoice(tools), body.chat_template_kwargs or {}, ending=ending_of(body, messages))
 
 
 @router.post("/detokenize", openapi_extra=body_schema(DetokenizeBody), response_model=None)

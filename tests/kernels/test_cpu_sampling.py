@@ -22,9 +22,11 @@ SHARED = [name for name in CASES if not name.startswith(("draws", "rows"))]
 
 @cache
 def functions(vocab: int) -> Mapping[str, Any]:
-    from tir_schedules.cpu.sampling import sampling_functions
+    from tir_schedules.cpu.sampling import forbid_inplace, sampling_functions
 
-    return compile_together(sampling_functions(vocab))
+    forbidding = CASES["ids without tokens"]
+    more = {"forbid_inplace": forbid_inplace(vocab, forbidding.ranges)} if vocab == forbidding.vocab else {}
+    return compile_together({**sampling_functions(vocab), **more})
 
 
 def drawn(logits: Array, settings: list[Settings], draws: Array) -> Array:

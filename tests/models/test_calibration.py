@@ -96,7 +96,7 @@ def test_an_expert_has_the_rows_that_are_routed_to_it() -> None:
     assert rows_of_expert(0, chosen, 6).tolist() == [True, False, False, True, False, False]
 
 
-WORDS = " ".join(f"w{i % 150 + 3}" for i in range(1500))
+WORDS = " ".join(f"w{i % 110 + 3}" for i in range(1500))
 
 
 @pytest.fixture(scope="module")

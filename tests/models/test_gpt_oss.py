@@ -20,7 +20,7 @@ from tests.conftest import exact_target
 from tests.models import tiny
 from tests.unit.checkpoint.mxfp4_files import PLAIN, random_stack, values
 
-CASE = tiny.TinyCase("gpt_oss", "default", {"vocab_size": 96})
+CASE = tiny.TinyCase("gpt_oss", "default", {"vocab_size": 130})
 
 
 def quantized(source: Path, folder: Path) -> Path:

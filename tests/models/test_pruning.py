@@ -36,7 +36,7 @@ IDS = tiny.prompt_tokens(tiny.TinyCase("llama", "default"), 40)
 def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Words of the tiny tokenizer, of which some are frequent, as a file."""
     path = tmp_path_factory.mktemp("text") / "text.txt"
-    numbers = np.random.default_rng(3).zipf(1.3, 6000) % 157 + 3
+    numbers = np.random.default_rng(3).zipf(1.3, 6000) % 114 + 3
     path.write_text(" ".join(f"w{number}" for number in numbers), encoding="utf-8")
     return path
 

@@ -9,7 +9,7 @@ Three references, all float32, eager attention, eager experts (transformers 5.x)
 - `reference_logits`: one forward pass over all tokens. What a prefill in one chunk must equal.
 - `reference_stepwise`: prefill of a prefix, then one token at a time through transformers' own `generate` with its KV
   cache. What decoding must equal.
-- `reference_greedy`: greedy tokens of `generate`.
+- `reference_greedy`: greedy tokens of `generate`, which are those of the tokenizer.
 
 The first two differ only where rotary frequencies depend on the length so far (`TinyCase.length_dependent`):
 
@@ -46,6 +46,9 @@ GREEDY_PROMPT = 20
 GREEDY_MARGIN = 1e-3
 # Smallest distance of the last chosen router logit to the next one: below it, rounding may pick another expert.
 ROUTER_MARGIN = 1e-4
+
+# Of the tokenizer: as in most published models there are more rows of logits, which no host draws from.
+TOKENS = 117
 
 # Applied to the fields that a family's configuration has.
 SIZES: Mapping[str, Any] = {
@@ -155,13 +158,14 @@ def build_model(case: TinyCase, seed: int) -> Any:
                 parameter.sub_(2.0 * (torch.rand(parameter.shape, generator=generator) < 0.5))
     # Runs have a fixed length: no token ends them.
     model.generation_config.eos_token_id = None
+    model.generation_config.suppress_tokens = list(range(TOKENS, model.config.vocab_size))
     model.generation_config.pad_token_id = 0
     return model.eval()
 
 
 def prompt_tokens(case: TinyCase, count: int) -> list[int]:
     """`count` fixed token ids, without the special ones (0, 1, 2)."""
-    ids = np.random.default_rng(7).integers(3, tiny_config(case).vocab_size, count)
+    ids = np.random.default_rng(7).integers(3, TOKENS, count)
     return [int(token) for token in ids]
 
 
@@ -169,12 +173,12 @@ def write_tiny(case: TinyCase, folder: Path, dtype: str = "float32", seed: int |
     """Writes config.json, safetensors and a word tokenizer to `folder`. Without `seed`, the references' seed."""
     model = build_model(case, settled_seed(case) if seed is None else seed)
     model.generation_config.eos_token_id = model.config.eos_token_id
-    model.generation_config.pad_token_id = None
+    model.generation_config.pad_token_id = model.generation_config.suppress_tokens = None
     model.to(getattr(torch, dtype)).save_pretrained(folder)
     if case.hub:
         path = folder / "config.json"
         path.write_text(json.dumps(hub_config(json.loads(path.read_text())), indent=2))
-    _write_tokenizer(folder, model.config.vocab_size)
+    _write_tokenizer(folder)
     return folder
 
 
@@ -207,7 +211,7 @@ def settled_seed(case: TinyCase) -> int:
     for seed in range(64):
         model = build_model(case, seed)
         tokens, logits = _generate(model, prompt, GREEDY_TOKENS)
-        best = np.sort(logits, axis=-1)
+        best = np.sort(logits[:, :TOKENS], axis=-1)
         greedy_margin = (best[:, -1] - best[:, -2]).min()
         # A run that repeats a few tokens would hide a stale cache.
         varied = len(set(tokens)) >= 8
@@ -262,9 +266,9 @@ def _router_margin(model: Any, tokens: Sequence[int]) -> float:
     return min(gaps)
 
 
-def _write_tokenizer(folder: Path, vocab_size: int) -> None:
+def _write_tokenizer(folder: Path) -> None:
     """A tokenizer.json whose words are `w0`, `w1`, ...: token i is the word `w<i>`."""
-    tokenizer = Tokenizer(models.WordLevel({f"w{i}": i for i in range(vocab_size)}, unk_token="w0"))
+    tokenizer = Tokenizer(models.WordLevel({f"w{i}": i for i in range(TOKENS)}, unk_token="w0"))
     tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
     tokenizer.save(str(folder / "tokenizer.json"))
     settings = {"tokenizer_class": "PreTrainedTokenizerFast", "bos_token": "w1", "eos_token": "w2", "unk_token": "w0"}

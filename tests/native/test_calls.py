@@ -234,11 +234,11 @@ def test_requests_out_of_range_are_refused(native: NativeEngine) -> None:
     params = SamplingParams()
     wrong: list[tuple[list[int], dict[str, Any], str]] = [
         ([], {}, "token ids"),
-        ([0, native.vocab_size], {}, "token ids; expected .* to 271; found 272"),
+        ([0, native.vocab_size], {}, "token ids; expected .* to 303; found 304"),
         ([-1], {}, "token ids"),
         ([1] * native.context_length, {}, "the context is full"),
         (PROMPT, {"max_tokens": -1}, "max_tokens"),
-        (PROMPT, {"params": SamplingParams(logit_bias={272: 1.0})}, "logit_bias"),
+        (PROMPT, {"params": SamplingParams(logit_bias={304: 1.0})}, "logit_bias"),
     ]
     for name, value in [("temperature", np.nan), ("top_p", 0.0), ("min_p", 2.0), ("top_k", -1), ("seed", 0)]:
         changed = SamplingParams()

@@ -155,6 +155,8 @@ BODIES: list[tuple[str, Any]] = [
     (CHAT, {"messages": HELLO, "logit_bias": {"x": 1}}),
     (CHAT, {"messages": HELLO, "logit_bias": {"5": 1000}}),
     (CHAT, {"messages": HELLO, "logit_bias": {"999999": 1}}),
+    (CHAT, {"messages": HELLO, "min_tokens": 3}),
+    (CHAT, {"messages": HELLO, "typical_p": 1, "min_tokens": 0, "repeat_penalty": 1.1, "max_tokens": 3}),
     (CHAT, {"messages": HELLO, "stop": ""}),
     (CHAT, {"messages": HELLO, "stop": ["x"] * 17}),
     (CHAT, {"messages": HELLO, "stream": "yes"}),

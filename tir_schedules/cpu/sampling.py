@@ -7,6 +7,7 @@ Logits and probabilities are float32, sums float64 (in float32 those over 150 00
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from tvm import tirx
@@ -15,7 +16,7 @@ from tvm.script.ir_builder import tirx as I
 from tir_schedules.builder import Buffer, Expr, add, function_of, put
 from tir_schedules.cpu.vectors import read, scratch, splat, store
 from tir_schedules.op import by_hand
-from tir_schedules.sampling import SIGNATURES, dimensions
+from tir_schedules.sampling import FORBID, SIGNATURES, dimensions
 
 # Weights lie in (0, 1]; a bucket is their exponent and 4 bits of mantissa: the float's bits shifted by 19.
 _SHIFT = 19
@@ -299,6 +300,18 @@ def apply_bitmask_inplace(vocab: int) -> tirx.PrimFunc:
                 masked(row, v, I.shift_right(mask[row, v // 32], I.cast(v % 32, "int32")), 1)
 
     return function_of(SIGNATURES["apply_bitmask_inplace"], dimensions(vocab), body)
+
+
+def forbid_inplace(vocab: int, ranges: Sequence[tuple[int, int]]) -> tirx.PrimFunc:
+    """Logits of the tokens in these ranges [begin, end) become the lowest."""
+
+    def body(logits: Buffer) -> None:
+        with I.serial(logits.shape[0]) as row:
+            for begin, end in ranges:
+                with I.serial(end - begin) as i:
+                    put(logits, (row, 0, begin + i), _LOWEST)
+
+    return by_hand({FORBID.name: function_of(FORBID, dimensions(vocab), body)})[FORBID.name]
 
 
 _MAKERS = (

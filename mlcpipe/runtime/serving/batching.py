@@ -55,6 +55,7 @@ _REASONS: dict[Finish, FinishReason] = {
     Finish.ERROR: "error",
 }
 _IDLE_S = 0.05  # until a plan is tried again where nobody can go on
+_HELD_S = 0.002  # or where a mask is awaited
 
 
 @dataclass(eq=False)
@@ -297,7 +298,7 @@ class Batching:
                 if self._scheduler.has_work:  # until something changes, or a deadline comes
                     self._wake()
                     with contextlib.suppress(queue.Empty):
-                        self._commands.get(timeout=_IDLE_S)()
+                        self._commands.get(timeout=_HELD_S if self._scheduler.held else _IDLE_S)()
                 elif self._closing.is_set() and self._commands.empty():
                     return
                 continue
@@ -349,6 +350,7 @@ class Batching:
                     adapter=adapter,
                     arrival=answer.came_s,
                     shifts=self.context_shift,
+                    ready=answer.row.ready,
                 )
             )
         except MlcpipeError as error:

@@ -17,7 +17,7 @@ from mlcpipe.devices.support import tvm_runtime
 from mlcpipe.errors import ComputeError
 from mlcpipe.runtime.loading import LoadedBundle
 from mlcpipe.runtime.not_finite import compute_error, of_pages
-from mlcpipe.runtime.sampler import Row, Sampler
+from mlcpipe.runtime.sampler import Masks, Row, Sampler
 from mlcpipe.runtime.sampling_params import SamplingParams
 from mlcpipe.runtime.serving.cost_model import CostModel
 from mlcpipe.runtime.serving.executor import MAX_FEW_ROWS, Executor, Forward, layer_pages, model_groups, page_groups
@@ -26,7 +26,7 @@ from mlcpipe.runtime.serving.page_pool import PagePool
 from mlcpipe.runtime.serving.prefix_tree import PrefixTree
 from mlcpipe.runtime.serving.scheduler import Scheduler
 from mlcpipe.runtime.serving.sequence import Sequence, State
-from mlcpipe.runtime.serving.step import Step
+from mlcpipe.runtime.serving.step import NOT_DRAWN, Step
 from mlcpipe.runtime.serving.swap import Swap
 
 GREEDY = Row(SamplingParams(temperature=0.0))
@@ -108,7 +108,7 @@ class Core:
 
     def _launch(
         self, rows: Many[_Row], forward: Forward, waits: Callable[[], None]
-    ) -> tuple[Many[_Row], Many[Row], Any, Any]:
+    ) -> tuple[Many[_Row], Many[Row], Masks | None, Any, Any]:
         """The rows, how they are drawn, and their logits f32[r, V] and tokens i32[r], as the device computes them."""
         settings = [row.sequence.request.params.after(row.draft) if row.wanted else GREEDY for row in rows]
         masks = self._sampler.masks(settings)
@@ -123,21 +123,31 @@ class Core:
         recorded = forward.key is not None and masks is None
         if self.bundle.device.on_host:  # where to launch is to wait
             waits()
-        return rows, settings, *self._recorder.run(work, (forward.key, key) if recorded else None)
+        return rows, settings, masks, *self._recorder.run(work, (forward.key, key) if recorded else None)
 
     def _finish(
-        self, rows: Many[_Row], settings: Many[Row], logits: Any, drawn: Any, take: Callable[[Drawn], None]
+        self,
+        rows: Many[_Row],
+        settings: Many[Row],
+        masks: Masks | None,
+        logits: Any,
+        drawn: Any,
+        take: Callable[[Drawn], None],
     ) -> list[int]:
         """The tokens of the wanted ones of these rows; those that stand are told to `take` before."""
         if not rows:
             return []
+        late = set() if masks is None else masks.late
         read = self.bundle.device.read
         found = tvm_runtime.array(read(drawn)).tolist()
         on_host = functools.cache(lambda: tvm_runtime.array(read(logits)))
         tokens: list[int] = []
         stands = True
         for index, row in enumerate(rows):
-            if row.wanted:
+            if row.wanted and index in late:
+                tokens.append(NOT_DRAWN)
+                stands = False
+            elif row.wanted:
                 stands = not row.draft or (stands and tokens[-1] == row.draft[-1])
                 tokens.append(max(found[index], 0))
                 if stands and row.of.state is not State.ENDED:

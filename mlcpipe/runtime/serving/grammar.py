@@ -8,8 +8,11 @@ from __future__ import annotations
 
 import json
 import threading
+import time
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Literal
@@ -23,6 +26,11 @@ from mlcpipe.runtime.text.tokenizer import Tokenizer
 MAX_SOURCE = 512 << 10  # characters of a schema or grammar
 _KEPT = 64  # compiled grammars
 _FUEL = 1_000_000  # llguidance's unit for building a lexer; 50,000 take about a millisecond
+_OPTIONAL = 500  # properties of an object: its parser has no room for more, and takes seconds to say so
+_DATA = ("const", "enum", "default", "examples")  # keywords whose values are no schemas
+_STEP_ITEMS = 30_000  # of its parser, for a token: a language needs 20,000, and 50,000 can take half a second
+# Processor time of a token's mask: for which others wait, that is free, and what a request may take beyond.
+_SLOW_S, _TOKEN_S, _REQUEST_S = 0.002, 0.005, 1.0
 # A model that thinks first does so before the part of its answer that must match.
 _MAY_THINK = "start: thinking? @answer\nthinking[lazy]: /<think>(.|\\n)*<\\/think>\\s*/\n"
 _THINKS = "start: thinking @answer\nthinking[lazy]: /(.|\\n)*<\\/think>\\s*/\n"
@@ -35,13 +43,13 @@ Thinking = Literal["none", "may", "open"]
 class GrammarSource:
     """What an answer must match.
 
-    kind      "json_schema" (`text` is the schema as JSON), "regex" or "lark" (llguidance's dialect)
+    kind      "json_schema" (`text` is the schema as JSON), "regex", "lark" (llguidance's dialect), "gbnf" (llama.cpp's)
     parts     more JSON schemas that a Lark grammar names as `@name`, as pairs of name and JSON
     before    rules in Lark of what comes before, the first one named `before`; "" for nothing
     thinking  "may": a `<think>…</think>` may come first; "open": the prompt has begun one, which must end first
     """
 
-    kind: Literal["json_schema", "regex", "lark"]
+    kind: Literal["json_schema", "regex", "lark", "gbnf"]
     text: str
     parts: tuple[tuple[str, str], ...] = field(default=())
     thinking: Thinking = "none"
@@ -49,56 +57,112 @@ class GrammarSource:
 
 
 class Grammar:
-    """A compiled grammar; every answer takes a matcher of its own."""
+    """A compiled grammar for one request: its answers, each with a matcher of its own, share the time that is left."""
 
-    def __init__(self, prototype: Any, vocab_size: int) -> None:
-        self._prototype = prototype
-        self._vocab_size = vocab_size
+    def __init__(self, prototype: Any, first: NDArray[np.int32], beside: Executor) -> None:
+        self._prototype, self.first, self.beside = prototype, first, beside
+        self.left_s = _REQUEST_S
 
     def matcher(self) -> Matcher:
         """A matcher at the beginning of an answer."""
-        return Matcher(self._prototype.deep_copy(), self._vocab_size)
+        return Matcher(self._prototype.deep_copy(), self)
 
 
 class Matcher:
-    """Where one answer is in its grammar."""
+    """Where one answer is in its grammar.
 
-    def __init__(self, matcher: Any, vocab_size: int) -> None:
-        self._matcher = matcher
-        self.words = (vocab_size + 31) // 32
+    Others do not wait for one that is slow: its mask is computed beside their steps, and it is not `ready` before.
+    """
+
+    def __init__(self, matcher: Any, grammar: Grammar) -> None:
+        self._matcher, self._grammar = matcher, grammar
+        self._mask: NDArray[np.int32] | None = grammar.first  # of the next token, once it is known
+        self._spent_s = 0.0  # since the last token
+        self._slow = False
+        self._job: Future[Any] | None = None  # which computes the mask; nothing else uses the matcher meanwhile
 
     @property
     def ended(self) -> bool:
         """Whether nothing may follow but the end of the answer."""
         return bool(self._matcher.is_stopped())
 
+    def ready(self) -> bool:
+        """Whether the next token can be drawn without others waiting for this answer."""
+        if self._job is not None and self._job.done():
+            self._slow = self._slow and self._job.exception() is None  # which `fill` raises again
+            self._job = None
+        if self._job is None and self._slow and self._mask is None:
+            self._job = self._grammar.beside.submit(self._compute)
+        return self._job is None
+
+    def late(self, job: Future[Any] | None) -> None:
+        """Others waited for the mask for too long; `job` may be computing it."""
+        self._slow, self._job = True, job
+
     def fill(self, words: NDArray[np.int32], ahead: Sequence[int] = ()) -> None:
-        """Write the mask of the token after the `allowed` tokens `ahead` to int32[words].
+        """Write the mask of the token after the `allowed` tokens `ahead` to int32[n], n no more than the library's.
 
         Raises UsageError for a grammar that takes too much.
         """
-        if ahead:
+        if not ahead:
+            words[:] = self._compute()[: len(words)]
+            return
+        with self._spending():
             self._matcher.consume_tokens(list(ahead))
-        self._matcher.unsafe_compute_mask_ptr(words.ctypes.data, words.nbytes)
-        if self._matcher.is_error():
-            raise self._too_much()
-        if ahead:
+        try:
+            words[:] = self._fresh()[: len(words)]
+        finally:
             self._matcher.rollback(len(ahead))
 
     def allowed(self, draft: list[int]) -> int:
         """How many of these tokens may come one after the other, and another one behind them."""
-        count = self._matcher.validate_tokens(draft)
-        if count:
-            self._matcher.consume_tokens(draft[:count])
-            ended = self.ended
-            self._matcher.rollback(count)
-            count -= ended
+        if self._slow or not self.ready():
+            return 0
+        with self._spending():
+            count = self._matcher.validate_tokens(draft)
+            if count:
+                self._matcher.consume_tokens(draft[:count])
+                ended = self.ended
+                self._matcher.rollback(count)
+                count -= ended
         return int(count)
 
     def accept(self, token: int) -> None:
         """Go on behind a token that the mask allowed. Raises UsageError for a grammar that takes too much."""
-        if not self._matcher.consume_token(token):
+        self._slow = self._spent_s > _SLOW_S
+        self._spent_s, self._mask = 0.0, None
+        with self._spending():
+            accepted = self._matcher.consume_token(token)
+        if not accepted:
             raise self._too_much()
+
+    def _compute(self) -> NDArray[np.int32]:
+        if self._mask is None:
+            self._mask = self._fresh()
+        return self._mask
+
+    def _fresh(self) -> NDArray[np.int32]:
+        """The mask int32[words] of the library. Raises UsageError."""
+        if self._grammar.left_s < 0:
+            raise UsageError(
+                "the grammar takes too long",
+                expected=f"{1000 * _TOKEN_S:g} ms of processor time a token, and {_REQUEST_S:g} s more for a request",
+                next_step="use a simpler one",
+            )
+        words = np.empty_like(self._grammar.first)
+        with self._spending():
+            self._matcher.unsafe_compute_mask_ptr(words.ctypes.data, words.nbytes)
+        if self._matcher.is_error():
+            raise self._too_much()
+        return words
+
+    @contextmanager
+    def _spending(self) -> Iterator[None]:
+        began = time.thread_time()
+        yield
+        charged = max(0.0, self._spent_s - _TOKEN_S)
+        self._spent_s += time.thread_time() - began
+        self._grammar.left_s -= max(0.0, self._spent_s - _TOKEN_S) - charged
 
     def _too_much(self) -> UsageError:
         found = self._matcher.get_error().partition("\n")[0]
@@ -106,70 +170,82 @@ class Matcher:
 
 
 class GrammarCompiler:
-    """Compiles grammars for one tokenizer and keeps the last ones; safe to share between threads."""
+    """Compiles grammars for one tokenizer and logits of `vocab_size` rows, and keeps the last ones.
+
+    Threads may share it.
+    """
 
     def __init__(self, tokenizer: Tokenizer, vocab_size: int) -> None:
         self._tokenizer = tokenizer
         self._vocab_size = vocab_size
-        self._kept: OrderedDict[GrammarSource, Grammar] = OrderedDict()
+        self._kept: OrderedDict[GrammarSource, tuple[Any, NDArray[np.int32]]] = OrderedDict()
         self._lock = threading.Lock()
+        self._beside = ThreadPoolExecutor(1, "mlcpipe-slow-masks")
 
     def compile(self, source: GrammarSource) -> Grammar:
-        """Raises UsageError for a grammar that is wrong, too large, or needs what llguidance does not know."""
+        """The grammar for one request.
+
+        Raises UsageError for one that is wrong, too large, or needs what llguidance does not know.
+        """
         with self._lock:
             if (kept := self._kept.get(source)) is not None:
                 self._kept.move_to_end(source)
-                return kept
+                return Grammar(*kept, self._beside)
         size = len(source.text) + sum(len(text) for _, text in source.parts)
         if size > MAX_SOURCE:
             raise UsageError("the grammar is too long", expected=f"at most {MAX_SOURCE} characters", found=size)
-        grammar = self._compiled(source)
+        compiled = self._compiled(source)
         with self._lock:
-            self._kept[source] = grammar
+            self._kept[source] = compiled
             while len(self._kept) > _KEPT:
                 self._kept.popitem(last=False)
-        return grammar
+        return Grammar(*compiled, self._beside)
 
-    def _compiled(self, source: GrammarSource) -> Grammar:
+    def _compiled(self, source: GrammarSource) -> tuple[Any, NDArray[np.int32]]:
+        """The matcher at the beginning, and the mask of the first token."""
         library, tokenizer, name = _llguidance(), self._library_tokenizer, _NAMES[source.kind]
-        limits = library.LLParserLimits(initial_lexer_fuel=_FUEL, verbose_errors=False)
+        limits = library.LLParserLimits(initial_lexer_fuel=_FUEL, step_max_items=_STEP_ITEMS, verbose_errors=False)
         try:
             text = _grammars(source)
         except ValueError as error:
             raise UsageError(f"the {name} cannot be honoured", found=error) from None
-        wrong, messages = library.LLMatcher.validate_grammar_with_warnings(text, tokenizer, limits=limits)
-        if wrong:
-            raise UsageError(f"the {name} cannot be honoured", found=messages[0])
         prototype = library.LLMatcher(tokenizer, text, limits=limits, log_level=0)
-        grammar = Grammar(prototype, self._vocab_size)
-        first = grammar.matcher()
-        first.fill(np.zeros(first.words, np.int32))  # what takes too much mostly does so at once
-        return grammar
+        words = np.zeros(-(-tokenizer.vocab_size // 32), np.int32)
+        if not prototype.is_error():  # what takes too much mostly does so at once
+            prototype.unsafe_compute_mask_ptr(words.ctypes.data, words.nbytes)
+        if prototype.is_error():
+            raise UsageError(f"the {name} cannot be honoured", found=prototype.get_error().partition("\n")[0])
+        return prototype, words
 
     @cached_property
     def _library_tokenizer(self) -> Any:
-        tokens = _TokenTable(self._tokenizer)
-        ends = sorted(index for index in self._tokenizer.eos_token_ids if index < self._vocab_size)
-        return _llguidance().LLTokenizer(tokens, n_vocab=self._vocab_size, eos_token=ends)
+        table = _TokenTable(self._tokenizer, self._vocab_size)
+        return _llguidance().LLTokenizer(table, eos_token=table.ends)
 
 
-_NAMES = {"json_schema": "JSON schema", "regex": "regular expression", "lark": "grammar"}
+_NAMES = {"json_schema": "JSON schema", "regex": "regular expression", "lark": "grammar", "gbnf": "grammar"}
 
 
 class _TokenTable:
-    """The tokenizer as llguidance takes it: the bytes of every token, and which are control tokens."""
+    """The tokens of each row of logits as llguidance takes them: their bytes, and which are control tokens.
+
+    Rows without a token have no bytes, which no grammar allows. Where no row ends an answer, one behind them does.
+    """
 
     is_tokenizer_wrapper = True
 
-    def __init__(self, tokenizer: Tokenizer) -> None:
-        self._tokenizer = tokenizer
-        self.eos_token_id = min(tokenizer.eos_token_ids, default=0)
-        self.bos_token_id = tokenizer.bos_token_id
-        self.tokens = [tokenizer.token_bytes(index) for index in range(tokenizer.vocab_size)]
-        self.special_token_ids = sorted(tokenizer.control_token_ids)
+    def __init__(self, tokenizer: Tokenizer, rows: int) -> None:
+        self._tokenizer, self._rows = tokenizer, rows
+        self.ends = sorted(index for index in tokenizer.eos_token_ids if index < rows) or [rows]
+        self.tokens = [tokenizer.token_bytes(index) for index in range(max(rows, self.ends[0] + 1))]
+        for end in self.ends:
+            self.tokens[end] = self.tokens[end] or b"<end>"
+        self.eos_token_id, self.bos_token_id = self.ends[0], tokenizer.bos_token_id
+        self.special_token_ids = sorted({*filter(rows.__gt__, tokenizer.control_token_ids), *self.ends})
 
     def __call__(self, text: str | bytes) -> list[int]:
-        return self._tokenizer.encode(text if isinstance(text, str) else text.decode("utf-8", errors="replace"))
+        ids = self._tokenizer.encode(text if isinstance(text, str) else text.decode("utf-8", errors="replace"))
+        return [index for index in ids if index < self._rows]
 
 
 def _grammars(source: GrammarSource) -> str:
@@ -180,7 +256,7 @@ def _grammars(source: GrammarSource) -> str:
     elif source.kind == "regex":
         body = json.loads(_llguidance().LLMatcher.grammar_from_regex(source.text))["grammars"][0]
     else:
-        body = {"lark_grammar": source.text}
+        body = {"lark_grammar": _lark_of(source.text) if source.kind == "gbnf" else source.text}
     grammars = [{**body, "name": "answer"}, *({**_json_grammar(text), "name": name} for name, text in source.parts)]
     if source.before:
         grammars.insert(0, {"name": "main", "lark_grammar": f"start: before @answer\n{source.before}"})
@@ -190,7 +266,30 @@ def _grammars(source: GrammarSource) -> str:
     return json.dumps({"grammars": grammars})
 
 
+def _lark_of(gbnf: str) -> str:
+    """Raises ValueError."""
+    from llguidance.gbnf_to_lark import GbnfToLarkError, gbnf_to_lark
+
+    try:
+        return str(gbnf_to_lark(gbnf))
+    except (GbnfToLarkError, LookupError, RecursionError) as error:
+        raise ValueError(str(error)) from None
+
+
 def _json_grammar(schema: str) -> dict[str, Any]:
+    """Raises ValueError."""
+    pending = [json.loads(schema)]
+    while pending:
+        one = pending.pop()
+        if isinstance(one, dict):
+            properties, required = one.get("properties"), one.get("required")
+            needed = [key for key in required if isinstance(key, str)] if isinstance(required, list) else []
+            optional = set(properties if isinstance(properties, dict) else ()).difference(needed)
+            if len(optional) > _OPTIONAL:
+                raise ValueError(f"an object of {len(optional)} optional properties, expected at most {_OPTIONAL}")
+            pending += [value for key, value in one.items() if key not in _DATA]
+        elif isinstance(one, list):
+            pending += one
     grammars = json.loads(_llguidance().LLMatcher.grammar_from_json_schema(schema, defaults=_JSON))["grammars"]
     return dict(grammars[0])
 

@@ -158,8 +158,10 @@ class EngineStats:
 def check_request(request: Request, context_length: int, vocab_size: int, *, shifts: bool = False) -> None:
     """Raises UsageError for a request that cannot be computed; a context that `shifts` takes any prompt."""
     ids = request.tokens
-    if not ids or not all(isinstance(token, int) and 0 <= token < vocab_size for token in ids):
-        raise UsageError("token ids", expected=f"one or more integers from 0 to {vocab_size - 1}", found=len(ids))
+    wrong = [token for token in ids if not isinstance(token, int) or not 0 <= token < vocab_size]
+    if wrong or not ids:
+        expected = f"one or more integers from 0 to {vocab_size - 1}"
+        raise UsageError("token ids", expected=expected, found=wrong[0] if wrong else "none")
     if len(ids) >= context_length and not shifts:
         raise UsageError(
             "the context is full",

@@ -21,7 +21,7 @@ from mlcpipe.runtime.serving.page_pool import PagePool
 from mlcpipe.runtime.serving.prefix_tree import PrefixTree
 from mlcpipe.runtime.serving.residency import Residency
 from mlcpipe.runtime.serving.sequence import Finish, Request, Sequence, State
-from mlcpipe.runtime.serving.step import Event, FewRows, ManyRows, Step, accepted
+from mlcpipe.runtime.serving.step import NOT_DRAWN, Event, FewRows, ManyRows, Step, accepted
 from mlcpipe.runtime.serving.waiting import level
 from tir_schedules.step_layout import PAGE
 
@@ -52,6 +52,7 @@ class Scheduler:
         self._step = Step(0.0)  # the one being planned
         self._search, self._searched_s = Search(), 0.0
         self.searches = True  # for drafts, in the next step
+        self.held: list[Sequence] = []  # who was left out of the last plan for not being ready
 
     @property
     def has_work(self) -> bool:
@@ -113,13 +114,14 @@ class Scheduler:
         """The next step, or None where nobody can go on."""
         self._age_head(now)
         self._step = step = Step(now)
-        self.residency.forking = 0
+        self.residency.forking, self.held = 0, []
         self._searched_s = 0.0
         if self.searches:
             began = time.perf_counter()
             if self._draft():
                 self._searched_s = time.perf_counter() - began
         self._plan_answers(step)
+        self._make_place()
         self._plan_prompts(step, now)
         step.copies = self.pool.take_copies()
         return step if step.few or step.many else None
@@ -165,7 +167,7 @@ class Scheduler:
     def _plan_answers(self, step: Step) -> None:
         """A row, and a draft, of each who answers."""
         limit = self.limits.recompute_above
-        for sequence in list(self.residency.running):
+        for sequence in filter(self._ready, list(self.residency.running)):
             if limit is not None and len(sequence.tokens) + len(sequence.draft) > limit >= sequence.few_from:
                 sequence.draft = []  # whose rows would be of other frequencies
             while sequence.state is State.RUNNING and not self.residency.reserve(sequence, 1 + len(sequence.draft)):
@@ -176,6 +178,18 @@ class Scheduler:
             if sequence.state is State.RUNNING:
                 tokens = [sequence.tokens[-1], *sequence.draft]
                 step.few.append(FewRows(sequence, tokens, len(tokens)))
+
+    def _make_place(self) -> None:
+        """Who is not ready gives way where somebody waits for a place who has not begun to answer."""
+        held = [one for one in self.held if one.state is State.RUNNING]
+        if held and self.residency.places <= 0 and any(not one.answer for one in self.residency.waiting):
+            self.residency.preempt(held[-1])
+
+    def _ready(self, sequence: Sequence) -> bool:
+        ready = sequence.request.ready()
+        if not ready:
+            self.held.append(sequence)
+        return ready
 
     def _plan_prompts(self, step: Step, now: float) -> None:
         """What else fits: prompts, and answers of who was preempted."""
@@ -190,7 +204,7 @@ class Scheduler:
         ordered = self._shorter_first(ordered, rows, now)
         few_rows = self.limits.few_rows - load.few
         full = False  # nobody passes a request for which there is no room
-        for sequence in ordered:
+        for sequence in filter(self._ready, ordered):
             if rows <= 0:
                 break
             if sequence.state is State.WAITING and (full or not self.residency.admit(sequence)):
@@ -283,7 +297,10 @@ class Scheduler:
                 sequence.draft = []
                 sequence.computed += len(tokens) - len(draft)
                 kept = accepted(draft, got) if draft else got
-                if draft:
+                if kept[:1] == [NOT_DRAWN]:
+                    kept = []
+                    sequence.computed -= 1
+                elif draft:
                     self._count_draft(sequence, len(draft), len(kept) - 1)
                 self._got(sequence, kept, events, now)
                 if draft:
@@ -303,9 +320,12 @@ class Scheduler:
             sequence.computed += count
             if not drawing:
                 self._got(sequence, (), events, now)
-            started = [one is sequence or self.residency.fork(sequence, one) for one in drawing]
-            for one, token in itertools.compress(zip(drawing, got), started):
-                self._got(one, (token,), events, now)
+            for one, token in zip(drawing, got):
+                if token != NOT_DRAWN and (one is sequence or self.residency.fork(sequence, one)):
+                    self._got(one, (token,), events, now)
+            if drawing and got[0] == NOT_DRAWN:
+                sequence.computed -= 1
+                self._got(sequence, (), events, now)
         return events
 
     def _count_draft(self, sequence: Sequence, drafted: int, right: int) -> None:

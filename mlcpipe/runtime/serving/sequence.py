@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import enum
 from array import array
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -39,6 +39,7 @@ class Request:
     drafter        proposes the next tokens of the answer, for this request alone
     adapter        of the model's projections, or None
     shifts         the answer goes on where the context is full, without what is dropped
+    ready          whether its next token can be drawn; it is left out of steps before
 
     Raises UsageError.
     """
@@ -56,6 +57,7 @@ class Request:
     drafter: Drafter | None = None
     adapter: Adapter | None = None
     shifts: bool = False
+    ready: Callable[[], bool] = lambda: True
 
     def __post_init__(self) -> None:
         if not self.tokens:

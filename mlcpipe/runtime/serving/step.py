@@ -10,6 +10,8 @@ from mlcpipe.runtime.serving.cost_model import Load
 from mlcpipe.runtime.serving.page_pool import PageCopy
 from mlcpipe.runtime.serving.sequence import Finish, Sequence
 
+NOT_DRAWN = -1  # in the place of a token: the row is computed again
+
 
 class FewRows(NamedTuple):
     """Rows with decode's arithmetic: the token drawn last and a draft, or tokens of an answer that is computed anew.
@@ -47,7 +49,7 @@ class Event(NamedTuple):
 class Step:
     """First `copies`, then the forward of `few`, then that of `many`; then a token is drawn for each row with logits.
 
-    The tokens go to `Scheduler.settle` in the order of rows: few, many.
+    The tokens, or NOT_DRAWN, go to `Scheduler.settle` in the order of rows: few, many.
     """
 
     planned: float

@@ -23,6 +23,7 @@ from mlcpipe.runtime.text.template_sandbox import LimitError, Sandbox
 
 MAX_SOURCE = 256 << 10  # characters; templates with tools and reasoning have about 3000
 _MAX_STRFTIME = 256  # characters of a date format
+_HERE = "the message goes on from here "
 _REASONING = ("reasoning_content", "thinking", "reasoning")
 
 # All that a template's code can raise. KeyboardInterrupt goes through.
@@ -89,15 +90,21 @@ class ChatTemplate:
             raise _failure(error, "the chat template does not compile") from error
 
     def render(
-        self, messages: Sequence[Mapping[str, Any]], *, add_generation_prompt: bool = True, **extras: Any
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        **extras: Any,
     ) -> str:
         """The prompt for `messages`, each with a `role` and a `content`: text, None, or a list of text parts.
 
+        `continue_final_message` ends it inside the last message, whose content is a text, as transformers does.
         `extras` are variables of the template (`tools`, `documents`, `enable_thinking`, …), as plain JSON data.
         Raises UsageError for messages of another form, TemplateError where the template refuses them or fails.
         """
         given = self._given(messages, extras)
-        return self._render(given, add_generation_prompt, {})
+        return self._render(given, add_generation_prompt, {}, continue_final_message)
 
     def render_marked(
         self,
@@ -105,11 +112,12 @@ class ChatTemplate:
         marks: ContentMarks,
         *,
         add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
         **extras: Any,
     ) -> tuple[str, dict[int, str]]:
         """As `render`, with stand-ins for characters of `messages` and `extras`, and what each stands for."""
         given, stand_ins = marks.mark(self._given(messages, extras), self._words)
-        return self._render(given, add_generation_prompt, stand_ins), stand_ins
+        return self._render(given, add_generation_prompt, stand_ins, continue_final_message), stand_ins
 
     def syntax(self) -> nodes.Template:
         """The tree that the template is compiled from, with the sandbox's filters (`mlcpipe.…`) in between."""
@@ -122,13 +130,19 @@ class ChatTemplate:
             "messages": [_with_reasoning(_without_nothing(_plain(message, "messages"))) for message in messages],
         }
 
-    def _render(self, given: Mapping[str, Any], add_generation_prompt: bool, stand_ins: Mapping[int, str]) -> str:
+    def _render(
+        self, given: Mapping[str, Any], add_generation_prompt: bool, stand_ins: Mapping[int, str], continues: bool
+    ) -> str:
         variables = {"tools": None, "documents": None, **self._tokens, **given}
         variables["add_generation_prompt"] = add_generation_prompt
+        *before, last = given["messages"]
+        if continues:
+            variables["messages"] = [*before, {**last, "content": f"{last.get('content') or ''}{_HERE}"}]
         try:
-            return self.sandbox.render(self._template, variables, stand_ins)
+            text = self.sandbox.render(self._template, variables, stand_ins)
         except _FAILURES as error:
             raise _failure(error, "the chat template failed") from error
+        return _up_to_here(text, last.get("content") or "") if continues else text
 
     def words(self) -> set[str]:
         """The texts that the template calculates with, apart from what it only writes."""
@@ -195,6 +209,18 @@ def _with_reasoning(message: dict[str, Any]) -> dict[str, Any]:
     if reasoning is None:
         return message
     return {"thinking": reasoning, **message, "reasoning_content": reasoning}
+
+
+def _up_to_here(text: str, content: str) -> str:
+    """A prompt up to the end of its last message, of this content, which `_HERE` follows."""
+    end = text.rfind(_HERE.strip())
+    if end < 0 or content.strip() not in text:
+        raise TemplateError(
+            "the chat template does not write the end of the last message",
+            next_step="leave out continue_final_message",
+        )
+    # Without its space, the template cuts spaces at the ends of messages: also those of the content.
+    return text[:end] if text.startswith(_HERE, end) else text[:end].rstrip()
 
 
 def _raise_exception(message: object = "") -> str:

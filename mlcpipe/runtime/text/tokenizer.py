@@ -176,6 +176,17 @@ class Tokenizer:
         token = self._token(token_id)
         return b"" if token is None else self.rules.piece(token).data
 
+    def missing_ids(self, rows: int) -> list[tuple[int, int]]:
+        """Ids below `rows` that stand for no text and end no answer, such as padding, as ranges [begin, end)."""
+        known = {index for text, index in self.library.get_vocab(with_added_tokens=True).items() if text}
+        ranges: list[tuple[int, int]] = []
+        for index in sorted(set(range(rows)) - known - self.eos_token_ids):
+            if self.token_bytes(index):  # a second token of one text
+                continue
+            begin = ranges.pop()[0] if ranges and ranges[-1][1] == index else index
+            ranges.append((begin, index + 1))
+        return ranges
+
     def piece(self, token_id: int, *, first: bool = False) -> Piece | None:
         """The share of a token in decoded text; None for a token that decoding skips (special or unknown)."""
         if not first and (cached := self._pieces.get(token_id)) is not None:

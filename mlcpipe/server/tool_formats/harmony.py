@@ -25,8 +25,6 @@ from mlcpipe.runtime.text.harmony import (
     is_harmony,
 )
 from mlcpipe.server.tool_formats.style import (
-    ANY_OBJECT,
-    ROOT,
     CallPiece,
     Literal,
     Messages,
@@ -35,6 +33,7 @@ from mlcpipe.server.tool_formats.style import (
     Thought,
     Tool,
     ToolParser,
+    arguments_schema,
     call_id,
     to_template,
 )
@@ -73,7 +72,8 @@ class Harmony(Style):
     def grammar(self, tools: Sequence[Tool], literal: Literal, *, forced: bool, parallel: bool) -> GrammarSource | None:
         """Messages, and last a call of a tool or, unless forced, an answer."""
         channel, message = literal(CHANNEL), literal(MESSAGE)
-        kind = f'" "? ({literal(CONSTRAIN)}? "json")? {message}'
+        # Without a space or token between, "json" would be a part of the name.
+        kind = f'(" "? {literal(CONSTRAIN)} "json" | " json" | " ")? {message}'
         rules = [
             f"start: (thought | said)* ({'call' if forced else 'call | before TEXT'})",
             f'said: {channel} "{COMMENTARY}" {message} until',
@@ -84,7 +84,7 @@ class Harmony(Style):
             to = f" to={_FUNCTIONS}{tool.name}"
             header = f"{channel} {json.dumps(COMMENTARY + to)} | {json.dumps(to)} {channel} {json.dumps(COMMENTARY)}"
             rules.append(f"call_{index}: ({header}) {kind} @tool_{index}")
-            parts.append((f"tool_{index}", json.dumps({**ROOT, **(tool.parameters or ANY_OBJECT)})))
+            parts.append((f"tool_{index}", json.dumps(arguments_schema(tool))))
         text = "\n".join(rules) + "\n" + self.before_answer(literal)
         return GrammarSource("lark", text, tuple(parts))
 

@@ -18,6 +18,7 @@ from mlcpipe.server.tool_formats.style import (
     ToolParser,
     any_tool,
     call_schemas,
+    in_tags,
     to_template,
 )
 
@@ -40,16 +41,8 @@ class Hermes(Style):
 
     def grammar(self, tools: Sequence[Tool], literal: Literal, *, forced: bool, parallel: bool) -> GrammarSource | None:
         """From the tag on, the JSON of a tool; before it any text, unless forced."""
-        begin, end, one = literal(BEGIN), literal(END), any_tool(tools)
-        call = f'{begin} "\\n"? {one} "\\n"? {end}\n'
-        if forced:
-            more = '("\\n"? call)*' if parallel else ""
-            text = f"start: call {more}\ncall: {call}"
-        elif begin.startswith("<"):  # a control token is no text: what is before it ends by itself
-            text = f"start: (TEXT call){'*' if parallel else '?'} TEXT\ncall: {call}TEXT: /(.|\\n)*/\n"
-        else:
-            body = call.removeprefix(begin)
-            text = f"start: (head {body.rstrip()})* tail\nhead[lazy]: TEXT {begin}\ntail: TEXT\nTEXT: /(.|\\n)*/\n"
+        rest = f'"\\n"? {any_tool(tools)} "\\n"? {literal(END)}'
+        text = in_tags(literal(BEGIN), rest, forced=forced, parallel=parallel)
         return GrammarSource("lark", text, call_schemas(tools))
 
     def parser(self, tools: Sequence[Tool]) -> ToolParser:

@@ -11,6 +11,7 @@ from typing import Any
 from mlcpipe.runtime.serving.grammar import GrammarSource
 from mlcpipe.server.tool_formats.json_call import JsonCallParser
 from mlcpipe.server.tool_formats.style import (
+    TEXT,
     Literal,
     Messages,
     Style,
@@ -22,6 +23,7 @@ from mlcpipe.server.tool_formats.style import (
 )
 
 TAG = "<|python_tag|>"
+_PLAIN = "PLAIN: /\\s*[^\\s{](.|\\n)*/ & ~/(.|\\n)*<\\|python_tag\\|>(.|\\n)*/\n"
 
 
 class Llama3Json(Style):
@@ -39,12 +41,22 @@ class Llama3Json(Style):
         return to_template(messages, tools)
 
     def grammar(self, tools: Sequence[Tool], literal: Literal, *, forced: bool, parallel: bool) -> GrammarSource | None:
-        """One call, or several with semicolons; none unless forced, since text may begin with a brace too."""
-        if not forced:
+        """One call, or several with semicolons; unless forced, with text around it.
+
+        Text may begin with a brace, too: only those calls are held to their schemas that come behind the tag, or
+        all where a tool is strict; then no text does.
+        """
+        one, tag = any_tool(tools), literal(TAG)
+        calls = f'{one} ("; " {one})*' if parallel else one
+        if forced:
+            text = f"start: {calls}\n"
+        elif any(tool.strict for tool in tools):
+            text = f"start: {tag}? {calls} | (PLAIN ({tag} {calls})?)?\n{_PLAIN}"
+        elif tag.startswith("<"):
+            text = f"start: TEXT ({tag} {calls})?\n{TEXT}"
+        else:
             return None
-        one = any_tool(tools)
-        more = f'("; " {one})*' if parallel else ""
-        return GrammarSource("lark", f"start: {one} {more}\n", call_schemas(tools, "parameters"))
+        return GrammarSource("lark", text, call_schemas(tools, "parameters"))
 
     def parser(self, tools: Sequence[Tool]) -> ToolParser:
         """For an answer that begins with a call of a tool, or has the tag."""

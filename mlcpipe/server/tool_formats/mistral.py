@@ -12,6 +12,7 @@ from typing import Any
 from mlcpipe.runtime.serving.grammar import GrammarSource
 from mlcpipe.server.tool_formats.json_call import JsonCallParser
 from mlcpipe.server.tool_formats.style import (
+    TEXT,
     Literal,
     Messages,
     Style,
@@ -48,9 +49,9 @@ class Mistral(Style):
         if forced:
             text = f"start: {begin} {body}\n"
         elif begin.startswith("<"):
-            text = f"start: TEXT ({begin} {body})?\nTEXT: /(.|\\n)*/\n"
+            text = f"start: TEXT ({begin} {body})?\n{TEXT}"
         else:
-            text = f"start: head {body} | TEXT\nhead[lazy]: TEXT {begin}\nTEXT: /(.|\\n)*/\n"
+            text = f"start: head {body} | TEXT\nhead[lazy]: TEXT {begin}\n{TEXT}"
         return GrammarSource("lark", text, call_schemas(tools))
 
     def parser(self, tools: Sequence[Tool]) -> ToolParser:

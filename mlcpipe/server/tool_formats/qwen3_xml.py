@@ -6,14 +6,14 @@ Qwen/Qwen3-Coder-30B-A3B-Instruct.
 
 from __future__ import annotations
 
-import json
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 from mlcpipe.runtime.serving.grammar import GrammarSource
 from mlcpipe.runtime.text.streaming import StopMatcher
 from mlcpipe.server.tool_formats.style import (
+    ANY_OBJECT,
     CallPiece,
     Literal,
     Messages,
@@ -22,8 +22,11 @@ from mlcpipe.server.tool_formats.style import (
     Tool,
     ToolParser,
     call_id,
+    in_tags,
+    quoted,
     to_template,
 )
+from mlcpipe.server.tool_formats.xml_values import Rules, Values
 
 BEGIN, END = "<tool_call>", "</tool_call>"
 _FUNCTION = re.compile(r"\s*<function=([^>\n]+)>(.*?)(?:</function>\s*|$)", re.DOTALL)
@@ -45,18 +48,15 @@ class Qwen3Xml(Style):
         return to_template(messages, tools)
 
     def grammar(self, tools: Sequence[Tool], literal: Literal, *, forced: bool, parallel: bool) -> GrammarSource | None:
-        """Names of tools and of their parameters; values are free text. None unless forced."""
-        if not forced:
-            return None
-        more = '("\\n"? call)*' if parallel else ""
-        rules = [f"start: call {more}", f"call: {literal(BEGIN)} ({' | '.join(f'f{i}' for i in range(len(tools)))})"]
+        """From the tag on, a tool's name and its parameters in their order; before it any text, unless forced."""
+        rules = Rules()
         for index, tool in enumerate(tools):
-            keys = [str(key) for key in (tool.parameters.get("properties") or ())]
-            values = " | ".join(json.dumps(f"<parameter={key}>\n") + " value" for key in keys)
-            begin, end = json.dumps(f"\n<function={tool.name}>\n"), json.dumps("</function>\n")
-            rules.append(f"f{index}: {begin} {f'({values})*' if keys else ''} {end} {literal(END)}")
-        rules.append("value[lazy]: /(.|\\n)*\\n<\\/parameter>\\n/")
-        return GrammarSource("lark", "\n".join(rules) + "\n")
+            begin = quoted(f"<function={tool.name}>\n")
+            rules.lines.append(f'tool_{index}: {begin} {rules.arguments(tool)} "</function>\\n"')
+        some = " | ".join(f"tool_{index}" for index in range(len(tools)))
+        text = in_tags(literal(BEGIN), f'"\\n" ({some}) {literal(END)}', forced=forced, parallel=parallel)
+        parts = tuple((name, schema) for schema, name in rules.parts.items())
+        return GrammarSource("lark", "\n".join([text, *rules.lines, ""]), parts)
 
     def parser(self, tools: Sequence[Tool]) -> ToolParser:
         """For the tags; a call comes in one piece at its end."""
@@ -67,7 +67,7 @@ class _XmlParser:
     inside = False
 
     def __init__(self, tools: Sequence[Tool]) -> None:
-        self._texts = {tool.name: _text_parameters(tool.parameters) for tool in tools}
+        self._values = {tool.name: Values(tool) for tool in tools}
         self._matcher = StopMatcher([BEGIN])
         self._inside = False
         self._count = 0
@@ -101,26 +101,12 @@ class _XmlParser:
         if found is None:
             return [f"{BEGIN}{text}{END}"]
         name = found[1].strip()
-        texts = self._texts.get(name, ())
-        arguments = {key: text if key in texts else _value(text) for key, text in _PARAMETER.findall(found[2])}
-        piece = CallPiece(self._count, call_id(), name, json.dumps(arguments, ensure_ascii=False))
+        values = self._values.get(name) or Values(Tool(name, parameters=ANY_OBJECT))
+        texts = dict(_PARAMETER.findall(found[2]))
+        arguments = ", ".join(f"{quoted(key)}: {values.written(key, texts[key])}" for key in texts)
+        piece = CallPiece(self._count, call_id(), name, f"{{{arguments}}}")
         self._count += 1
         return [piece]
-
-
-def _text_parameters(schema: Mapping[str, Any]) -> set[str]:
-    properties = schema.get("properties")
-    pairs = properties.items() if isinstance(properties, Mapping) else ()
-    return {key for key, value in pairs if isinstance(value, Mapping) and value.get("type") == "string"}
-
-
-def _value(text: str) -> Any:
-    """Numbers, true, false, null, lists and objects are JSON; everything else is text."""
-    try:
-        value = json.loads(text)
-    except (ValueError, RecursionError):
-        return text
-    return value if not isinstance(value, str) else text
 
 
 QWEN3_XML = Qwen3Xml()

@@ -15,6 +15,8 @@ Messages = list[dict[str, Any]]
 _ID_CHARS = string.ascii_letters + string.digits
 ANY_OBJECT = {"type": "object"}
 ROOT = {"$id": "tool:/"}  # references like "#/$defs/A" begin here
+TEXT = "TEXT: /(.|\\n)*/\n"
+_OPENS = {"additionalProperties", "patternProperties", "anyOf", "oneOf", "allOf", "$ref"}  # may allow more
 
 
 @dataclass(frozen=True)
@@ -114,6 +116,13 @@ def to_template(messages: Messages, tools: Sequence[Tool]) -> tuple[Messages, di
     return messages, {"tools": [tool.described() for tool in tools]} if tools else {}
 
 
+def arguments_schema(tool: Tool) -> Mapping[str, Any]:
+    """The schema of a tool's arguments: an object, without any where the tool has no parameters."""
+    given = tool.parameters or ANY_OBJECT
+    none = given.get("properties") == {} and not _OPENS & {*given}
+    return {**ROOT, **given, "type": "object", **({"additionalProperties": False} if none else {})}
+
+
 def call_schemas(tools: Sequence[Tool], arguments: str = "arguments") -> tuple[tuple[str, str], ...]:
     """For each tool the schema of `{"name": …, "arguments": …}`, as parts of a grammar named tool_0, tool_1 …"""
     return tuple(
@@ -122,10 +131,7 @@ def call_schemas(tools: Sequence[Tool], arguments: str = "arguments") -> tuple[t
             json.dumps(
                 {
                     "type": "object",
-                    "properties": {
-                        "name": {"const": tool.name},
-                        arguments: {**ROOT, **(tool.parameters or ANY_OBJECT)},
-                    },
+                    "properties": {"name": {"const": tool.name}, arguments: arguments_schema(tool)},
                     "required": ["name", arguments],
                     "additionalProperties": False,
                 }
@@ -135,9 +141,25 @@ def call_schemas(tools: Sequence[Tool], arguments: str = "arguments") -> tuple[t
     )
 
 
+def in_tags(begin: str, rest: str, *, forced: bool, parallel: bool) -> str:
+    """Rules in Lark of calls that are `begin`, a marker, and `rest`; unless forced, with any text around them."""
+    more = "*" if parallel else "?"
+    if forced:
+        repeated = '("\\n"? call)*' if parallel else ""
+        return f"start: call {repeated}\ncall: {begin} {rest}\n"
+    if begin.startswith("<"):  # a control token is no text: what is before it ends by itself
+        return f"start: (TEXT {begin} {rest}){more} TEXT\n{TEXT}"
+    return f"start: (head {rest}){more} tail\nhead[lazy]: TEXT {begin}\ntail: TEXT\n{TEXT}"
+
+
 def any_tool(tools: Sequence[Tool]) -> str:
     """The alternatives of `call_schemas` in Lark."""
     return "(" + " | ".join(f"@tool_{index}" for index in range(len(tools))) + ")"
+
+
+def quoted(text: str) -> str:
+    """A text as Lark writes it."""
+    return json.dumps(text, ensure_ascii=False)
 
 
 def call_id(length: int = 24, prefix: str = "call_") -> str:

@@ -44,7 +44,7 @@ def test_both_forms_are_read(blocks: int, checkpoint: Checkpoint, tmp_path: Path
     ("heads", "said"),
     [
         (random_heads(VOCAB, 32), r"0\.0\.linear\.weight' of.*another model.*\[64, 64\].*\[32, 32\]"),
-        (random_heads(32), r"0\.1\.weight' of.*another model.*\[272, 64\].*\[32, 64\]"),
+        (random_heads(32), r"0\.1\.weight' of.*another model.*\[304, 64\].*\[32, 64\]"),
         (GOOD | {"2.0.linear.bias": np.zeros((1, 64), np.float32)}, r"2\.0\.linear\.bias' of.*\[64\].*\[1, 64\]"),
         (GOOD | {"1.1.weight": np.zeros((VOCAB, 64), np.int32)}, r"1\.1\.weight' of.*found .* of int32"),
         (GOOD | {"7.1.weight": np.zeros((VOCAB, 64), np.float32)}, r"7\.1\.weight' .*would not be used"),

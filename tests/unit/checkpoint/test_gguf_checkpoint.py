@@ -45,7 +45,7 @@ def changed(source: Checkpoint, path: Path, arch: str = "llama", drop: str = "",
         if key != drop:
             writer.add_uint32(f"{arch}.{key}", value)
     writer.add_layer_norm_rms_eps(1e-5)
-    add_vocabulary(writer, 272)
+    add_vocabulary(writer, MODEL.vocab_size)
     for name, value in values.items():
         if value is not None:
             writer.add_tensor(name, value)

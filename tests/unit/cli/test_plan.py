@@ -27,7 +27,7 @@ def test_a_plan_is_written_edited_and_compiled(mlcpipe_run: Run, checkpoint: Pat
     shown = mlcpipe_run("inspect", checkpoint, "--quantization", "q4f16_m", "-o", plan, env={"COLUMNS": "200"})
     assert shown.returncode == 0, shown.stderr
     row = next(line.split() for line in shown.stdout.splitlines() if line.startswith(EMBEDDING))
-    assert row[:5] == [EMBEDDING, "272", "x", "256", "Q6_K"] and "6.56" in row and float(row[-1]) < 0.03
+    assert row[:5] == [EMBEDDING, "304", "x", "256", "Q6_K"] and "6.56" in row and float(row[-1]) < 0.03
     assert "8 matrices" in shown.stdout and f"--quantization {plan}" in shown.stdout
     text = plan.read_text()
     assert f'"{EMBEDDING}" = "Q6_K"' in text and text.count("Q4_K") == 7

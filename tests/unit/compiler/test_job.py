@@ -12,6 +12,7 @@ from mlcpipe.checkpoint import open_checkpoint
 from mlcpipe.compiler import compile as compiler
 from mlcpipe.compiler.job import lower, lower_companion
 from mlcpipe.compiler.manifest import library_metadata
+from mlcpipe.runtime.text.tokenizer import Tokenizer
 from mlcpipe.targets import load_target
 from tests.conftest import TinyLlama, write_llama
 from tir_schedules.paged import PAGE
@@ -28,6 +29,22 @@ def test_libraries_are_named_after_companions(checkpoint: Path) -> None:
     assert (job.library, companion.library) == ("model", "model-f16")
     assert companion.tokenizer is job.tokenizer
     assert library_metadata(companion)["model"]["page_size"] == PAGE
+
+
+@pytest.mark.parametrize(("name", "function"), [("webgpu", "softmax_with_temperature"), ("cpu-native", "sample")])
+@pytest.mark.parametrize("gaps", [None, 0, 70])
+def test_hosts_draw_from_functions_that_forbid_ids_without_tokens(
+    checkpoint: Path, name: str, function: str, gaps: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However many gaps there are, 64 in a kernel; where there is none, nothing is forbidden."""
+    if gaps is not None:
+        monkeypatch.setattr(Tokenizer, "missing_ids", lambda self, rows: [(2 * i, 2 * i + 1) for i in range(gaps)])
+    mod = lower(open_checkpoint(checkpoint), load_target(name), "q0f32").state.mod
+    calls = [line.strip() for line in mod[function].script().splitlines() if "_kernel" in line and "(" in line]
+    assert [call.split("(")[0].rpartition(".")[2].rstrip("_1") for call in calls if "forbid" in call] == [
+        "forbid_inplace_kernel"
+    ] * {None: 1, 0: 0, 70: 2}[gaps]
+    assert f"{function}_kernel" in calls[-1] and ("forbid" in calls[0]) == (gaps != 0)
 
 
 @pytest.mark.parametrize("name", ["vulkan", "webgpu"])

@@ -16,6 +16,7 @@ from mlcpipe import Engine, SamplingParams
 from mlcpipe.errors import TokenizerError, UsageError
 from mlcpipe.runtime.loading import LoadedBundle, load_bundle
 from mlcpipe.runtime.sampler import Row, Sampler
+from tests.conftest import TOKENS
 
 if TYPE_CHECKING:
     from tests.conftest import Bundles
@@ -46,6 +47,13 @@ class Draws:
 
 def random_logits(vocab: int, seed: int = 0) -> Array:
     return (np.random.default_rng(seed).standard_normal(vocab) * 2.5).astype(np.float32)
+
+
+def drawn_from(logits: NDArray[Any]) -> NDArray[Any]:
+    """What is left of logits: rows without a token have the lowest."""
+    left = logits.copy()
+    left[..., TOKENS:] = np.float32(-3.4e38)
+    return left
 
 
 def on_device(logits: Array) -> Any:
@@ -91,7 +99,7 @@ def warped(logits: Array, params: SamplingParams) -> NDArray[np.float64]:
 )
 def test_draws_have_the_distribution_of_the_warpers(bundle: LoadedBundle, params: SamplingParams) -> None:
     logits = random_logits(bundle.manifest.model.vocab_size)
-    expected = warped(logits, params)
+    expected = warped(drawn_from(logits), params)
     draws_of, device = Draws(bundle, params), on_device(logits)
     draws = 20_000
     counts = np.zeros(len(logits))
@@ -117,12 +125,12 @@ def test_huge_settings_are_no_limits(bundle: LoadedBundle) -> None:
 def test_coldest_temperatures_are_greedy(bundle: LoadedBundle, temperature: float) -> None:
     logits = random_logits(bundle.manifest.model.vocab_size)
     draws = Draws(bundle, SamplingParams(temperature=temperature, top_p=1.0, seed=0))
-    assert {draws.draw(on_device(logits)) for _ in range(20)} == {int(logits.argmax())}
+    assert {draws.draw(on_device(logits)) for _ in range(20)} == {int(drawn_from(logits).argmax())}
 
 
 def test_greedy_takes_the_lowest_of_equal_logits(bundle: LoadedBundle) -> None:
     logits = random_logits(bundle.manifest.model.vocab_size)
-    logits[[40, 90, 271]] = logits.max() + 1
+    logits[[40, 90, 256]] = logits.max() + 1
     assert Draws(bundle, GREEDY).draw(on_device(logits)) == 40
 
 
@@ -138,6 +146,7 @@ def test_repetition_penalty_is_transformers(bundle: LoadedBundle, penalty: float
         device = on_device(logits)
         token = draws.draw(device)
         expected = processor(torch.tensor([seen]), torch.from_numpy(logits)[None].clone())[0].numpy()
+        expected = drawn_from(expected)
         np.testing.assert_allclose(device.numpy()[0], expected, rtol=1e-6)
         assert token == expected.argmax()
         seen.append(token)
@@ -152,7 +161,7 @@ def test_presence_and_frequency_are_openai(bundle: LoadedBundle) -> None:
     for _ in range(12):
         device = on_device(base)
         token = draws.draw(device)
-        expected = base - counts * np.float32(0.9) - (counts > 0) * np.float32(0.6)
+        expected = drawn_from(base - counts * np.float32(0.9) - (counts > 0) * np.float32(0.6))
         np.testing.assert_allclose(device.numpy()[0], expected, rtol=0, atol=2e-6)
         assert token == expected.argmax()
         counts[token] += 1
@@ -166,16 +175,17 @@ def test_penalties_of_many_tokens(bundle: LoadedBundle) -> None:
     base = random_logits(vocab)
     device = on_device(base)
     draws.draw(device)
-    np.testing.assert_allclose(device.numpy()[0], np.where(base < 0, base * 2, base / 2), rtol=1e-6)
+    expected = drawn_from(np.where(base < 0, base * 2, base / 2))
+    np.testing.assert_allclose(device.numpy()[0], expected, rtol=1e-6)
 
 
 def test_logit_bias(bundle: LoadedBundle) -> None:
     base = random_logits(bundle.manifest.model.vocab_size)
-    best = int(base.argmax())
-    params = SamplingParams(temperature=0, logit_bias={best: -100, 5: 3.5, 6: -0.25})
+    best = int(drawn_from(base).argmax())
+    params = SamplingParams(temperature=0, logit_bias={best: -100, 5: 3.5, 6: -0.25, TOKENS: 100})
     device = on_device(base)
     token = Draws(bundle, params).draw(device)
-    expected = base.copy()
+    expected = drawn_from(base)
     expected[best] -= 100
     expected[5] += 3.5
     expected[6] -= 0.25
@@ -190,7 +200,7 @@ def test_logit_bias_outside_the_vocabulary(tiny: Engine) -> None:
 
 def test_greedy_is_the_largest_logit(tiny: Engine) -> None:
     tokens = tiny.generate(PROMPT, sampling=GREEDY, max_tokens=12, ignore_eos=True).token_ids
-    logits = tiny.logits([*PROMPT, *tokens])
+    logits = drawn_from(tiny.logits([*PROMPT, *tokens]))
     assert tokens == [int(row.argmax()) for row in logits[len(PROMPT) - 1 : -1]]
 
 
@@ -211,7 +221,7 @@ def test_logprobs(tiny: Engine, temperature: float) -> None:
     params = SamplingParams(temperature=temperature, top_p=1.0, seed=5, logprobs=4)
     done = tiny.generate(PROMPT, sampling=params, max_tokens=10, ignore_eos=True)
     assert done.logprobs is not None and len(done.logprobs) == 10
-    rows = tiny.logits([*PROMPT, *done.token_ids])[len(PROMPT) - 1 : -1]
+    rows = drawn_from(tiny.logits([*PROMPT, *done.token_ids])[len(PROMPT) - 1 : -1].astype(np.float64))
     expected = log_softmax(rows / (temperature or 1.0))
     for entry, token, row in zip(done.logprobs, done.token_ids, expected):
         assert entry.token_id == token

@@ -42,6 +42,42 @@ def test_a_text_that_no_context_holds_is_not_encoded(path: str, body: Any) -> No
         assert refused.json()["error"]["code"] == "context_length_exceeded"
 
 
+def test_a_prompt_may_end_inside_the_last_message_or_behind_it() -> None:
+    engine = FakeEngine(" 4")
+    conversation = [*HELLO, {"role": "assistant", "content": "2 + 2 is"}]
+    asked: list[dict[str, Any]] = [
+        {}, {"add_generation_prompt": True}, {"add_generation_prompt": False},
+        {"continue_final_message": True}, {"continue_final_message": True, "add_generation_prompt": False},
+    ]  # fmt: skip
+    found = answers(engine, *((CHAT, {"messages": conversation, **one}) for one in asked))
+    prompts = [engine.tokenizer.decode(one.tokens, skip_special_tokens=False) for one in engine.asked]
+    before = prompts[3].removesuffix("2 + 2 is")
+    ends = [prompt.removeprefix(before) for prompt in prompts]
+    written = "2 + 2 is<|im_end|>\n"
+    assert ends == [written + "<|im_start|>assistant\n"] * 2 + [written] + ["2 + 2 is"] * 2
+    assert all(one.json()["choices"][0]["message"]["content"] == " 4" for one in found)
+    counted = answers(engine, *(("/tokenize", {"messages": conversation, **one}) for one in asked))
+    assert [one.json()["tokens"] for one in counted] == [one.tokens for one in engine.asked]
+
+
+@pytest.mark.parametrize(
+    ("messages", "more"),
+    [
+        ([{"role": "assistant", "content": "a"}], {"add_generation_prompt": True}),
+        (HELLO, {}),
+        ([{"role": "assistant", "content": None, "tool_calls": [{"function": {"name": "f"}}]}], {}),
+        ([{"role": "assistant", "content": "a"}], {"chat_template_kwargs": {"continue_final_message": True}}),
+        ([], {}),
+    ],
+)
+@pytest.mark.parametrize("path", [CHAT, "/tokenize"])
+def test_what_cannot_be_continued(path: str, messages: list[Any], more: dict[str, Any]) -> None:
+    engine = FakeEngine()
+    (answer,) = answers(engine, (path, {"messages": messages, "continue_final_message": True, **more}))
+    assert answer.status_code == 400 and not engine.asked
+    assert "continue_final_message" in answer.json()["error"]["message"]
+
+
 def test_a_long_prediction_is_cut() -> None:
     engine = FakeEngine()
     engine.tokenizer.most_chars = 300

@@ -19,7 +19,7 @@ from mlcpipe.runtime.serving.page_pool import PageCopy, PageGroup, PagePool
 from mlcpipe.runtime.serving.prefix_tree import PrefixTree
 from mlcpipe.runtime.serving.scheduler import Scheduler
 from mlcpipe.runtime.serving.sequence import Finish, Request, Sequence, State
-from mlcpipe.runtime.serving.step import Event, Step
+from mlcpipe.runtime.serving.step import NOT_DRAWN, Event, Step
 from tir_schedules.step_layout import KEYS, PAGE, POSITION, ROW_BEGIN, SEQUENCES, SLOT, TABLE, TABLE_BEGIN, WINDOW_TABLE
 
 VOCAB = 1000
@@ -87,6 +87,7 @@ class Simulation:
     costs: tuple[float, ...] = COSTS
     slower: Callable[[], float] = lambda: 1.0
     checked: bool = True
+    late: Callable[[], bool] = lambda: False  # whether a sequence draws nothing in a step
     now: float = 0.0
     recompute_above: int | None = None
 
@@ -133,20 +134,26 @@ class Simulation:
     def compute(self, step: Step) -> list[int]:
         """The device's part: the tokens that it draws."""
         self.memory.copy(step.copies)
-        digests: list[int] = []
+        tokens_drawn: list[int] = []
+
+        def draw(digests: list[int]) -> None:
+            late = self.late()
+            tokens_drawn.extend(NOT_DRAWN if late else drawn(one) for one in digests)
+
         if step.few:
             tokens = [token for rows in step.few for token in rows.tokens]
             made = self._forward(few_spans(step.few), tokens, few=True)
             for rows in step.few:
                 mine, made = made[: len(rows.tokens)], made[len(rows.tokens) :]
-                digests += mine[len(mine) - rows.logits :]
+                draw(mine[len(mine) - rows.logits :])
         if step.many:
             tokens = [token for s, begin, count, _ in step.many for token in s.tokens[begin : begin + count]]
             made = self._forward(many_spans(step.many), tokens, few=False)
             for rows in step.many:
                 mine, made = made[: rows.rows], made[rows.rows :]
-                digests += mine[-1:] * len(rows.drawing)
-        return [drawn(one) for one in digests]
+                for _ in rows.drawing:
+                    draw(mine[-1:])
+        return tokens_drawn
 
     def _forward(self, spans: list, tokens: list[int], few: bool) -> list[int]:
         limit = self.recompute_above
@@ -174,7 +181,7 @@ class Simulation:
     def run(self, most: int = 100_000) -> None:
         """Until nobody has anything to do."""
         for _ in range(most):
-            if self.step() is None:
+            if self.step() is None and not self.scheduler.held:
                 assert not self.scheduler.has_work
                 break
         else:

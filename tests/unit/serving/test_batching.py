@@ -196,6 +196,9 @@ class _Failing:
     def matcher(self) -> _Failing:
         return self
 
+    def ready(self) -> bool:
+        return True
+
     def allowed(self, draft: list[int]) -> int:
         return 0
 

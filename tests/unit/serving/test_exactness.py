@@ -15,16 +15,23 @@ from tests.unit.serving.simulation import VOCAB, Simulation, alone, words
 LIMITS = Limits(400, prefill_chunk=64, sequences=8)
 
 
-def traffic(groups: tuple[PageGroup, ...], seed: int, requests: int, recompute_above: int | None = None) -> Simulation:
-    """Requests that begin alike, of all classes, some of which are cancelled; `checked` after each step."""
+def traffic(
+    groups: tuple[PageGroup, ...], seed: int, requests: int, recompute_above: int | None = None, late: float = 0.0
+) -> Simulation:
+    """Requests that begin alike, of all classes, some of which are cancelled; `checked` after each step.
+
+    Each is `late` in that part of its draws, and not ready in that part of the steps.
+    """
     rng = random.Random(seed)
-    simulation = Simulation(groups, LIMITS, recompute_above=recompute_above)
+    slow = random.Random(seed)
+    simulation = Simulation(groups, LIMITS, recompute_above=recompute_above, late=lambda: slow.random() < late)
     shared = [words(rng, 100) for _ in range(3)]
     everybody: list[Sequence] = []
     for _ in range(requests):
         prompt = rng.choice(shared)[: rng.randint(0, 100)] + words(rng, rng.randint(1, 120))
         stop = frozenset(rng.randrange(VOCAB) for _ in range(5))
         rest = {"priority": rng.choice((-1, 0, 1)), "namespace": rng.choice(("", "a")), "stop_ids": stop}
+        rest["ready"] = lambda: slow.random() >= late
         for _ in range(rng.choice((1, 1, 1, 3))):
             everybody.append(simulation.submit(prompt, rng.randint(1, 60), deterministic=True, **rest))
         if rng.random() < 0.2:
@@ -33,7 +40,7 @@ def traffic(groups: tuple[PageGroup, ...], seed: int, requests: int, recompute_a
             simulation.step()
     simulation.run()
     for sequence in everybody:
-        expected = alone(sequence.request, groups, recompute_above)
+        expected = alone(replace(sequence.request, ready=lambda: True), groups, recompute_above)
         whole = simulation.ends[sequence][0] is not Finish.CANCELLED
         assert sequence.tokens == (expected if whole else expected[: len(sequence.tokens)]), (seed, sequence.id)
     assert all(counts.used == 0 for counts in simulation.pool.counts())
@@ -56,6 +63,13 @@ def test_the_same_request_gives_the_same_answer(case: str, seed: int) -> None:
     simulation = traffic(groups, seed, 25, recompute_above)
     totals = simulation.scheduler.totals
     assert totals.prefix_hits > 0 and (totals.preemptions > 0 or case == "room"), "nothing of interest happened"
+
+
+@pytest.mark.parametrize("case", ["few-pages", "windows", "longrope"])
+def test_late_draws_change_no_answer(case: str) -> None:
+    groups, recompute_above = CASES[case]
+    simulation = traffic(groups, 3, 8, recompute_above, late=0.3)
+    assert simulation.scheduler.totals.preemptions > 0, "nothing of interest happened"
 
 
 @pytest.mark.parametrize("length", [1, 16, 40, 150])

@@ -49,8 +49,14 @@ CHATS: dict[str, list[dict[str, Any]]] = {
 }
 
 
-@pytest.fixture(scope="module")
-def reference() -> PreTrainedTokenizerFast:
+@pytest.fixture
+def reference(monkeypatch: pytest.MonkeyPatch) -> PreTrainedTokenizerFast:
+    class Today(datetime):
+        @classmethod
+        def now(cls, tz: Any = None) -> Any:
+            return TODAY
+
+    monkeypatch.setattr(chat_template_utils, "datetime", Today)
     library = LibraryTokenizer(models.BPE({"<s>": 0, "</s>": 1}, []))
     return PreTrainedTokenizerFast(tokenizer_object=library, bos_token="<s>", eos_token="</s>")
 
@@ -61,15 +67,7 @@ def ours(source: str) -> ChatTemplate:
 
 @pytest.mark.parametrize("chat", CHATS)
 @pytest.mark.parametrize("name", NAMES)
-def test_text_equals_transformers(
-    name: str, chat: str, reference: PreTrainedTokenizerFast, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    class Today(datetime):
-        @classmethod
-        def now(cls, tz: Any = None) -> Any:
-            return TODAY
-
-    monkeypatch.setattr(chat_template_utils, "datetime", Today)
+def test_text_equals_transformers(name: str, chat: str, reference: PreTrainedTokenizerFast) -> None:
     source = (TEMPLATES / f"{name}.jinja").read_text(encoding="utf-8")
     template = ours(source)
     compared = 0
@@ -91,6 +89,26 @@ def test_text_equals_transformers(
     refused_anyway = {("inst", "two-users"), ("turns", "two-users"), ("turns", "tool")}
     cannot_take_parts = {("header", "parts"), ("inst", "parts"), ("end", "parts")}
     assert compared or (name, chat) in refused_anyway | cannot_take_parts
+
+
+@pytest.mark.parametrize(
+    "content", ["The answer is", " a  ", "a\n\n", "", "<think>\nhm", "<think>hm</think>so </s> it"]
+)
+@pytest.mark.parametrize("name", NAMES)
+def test_a_message_that_goes_on_equals_transformers(
+    name: str, content: str, reference: PreTrainedTokenizerFast
+) -> None:
+    source = (TEMPLATES / f"{name}.jinja").read_text(encoding="utf-8")
+    for chat in ([ASK], [SYSTEM, ASK, ANSWER, ASK]):
+        messages = [*chat, {"role": "assistant", "content": content}]
+        arguments: dict[str, Any] = {"add_generation_prompt": False, "continue_final_message": True}
+        try:
+            expected = reference.apply_chat_template(messages, chat_template=source, tokenize=False, **arguments)
+        except ValueError:
+            with pytest.raises(TemplateError, match="does not write the end of the last message"):
+                ours(source).render(messages, **arguments)
+        else:
+            assert ours(source).render(messages, **arguments) == expected
 
 
 def test_every_test_template_renders_something() -> None:

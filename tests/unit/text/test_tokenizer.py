@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from tokenizers import Tokenizer as LibraryTokenizer
-from tokenizers import decoders
+from tokenizers import decoders, models
 from transformers import PreTrainedTokenizerFast
 
 from mlcpipe.errors import CheckpointWarning, TemplateError, TokenizerError
@@ -212,6 +212,17 @@ def test_an_added_token_past_the_rows_is_refused_only_when_used(folder: Path) ->
     assert tokenizer.decode(tokenizer.encode("fox")) == "fox"
     with pytest.raises(TokenizerError, match=rf"'žluť' has no row .*below {size - 1}; found {size - 1}"):
         tokenizer.encode("žluť")
+
+
+@pytest.mark.parametrize(
+    ("ends", "missing"), [([], [(1, 3), (5, 9)]), ([7], [(1, 3), (5, 7), (8, 9)]), ([1, 20], [(2, 3), (5, 9)])]
+)
+def test_ids_that_stand_for_no_text(tmp_path: Path, ends: list[int], missing: list[tuple[int, int]]) -> None:
+    """Gaps, a token without a text, and rows behind the last one; what ends an answer may stand for nothing."""
+    LibraryTokenizer(models.WordLevel({"a": 0, "b": 3, "c": 4, "": 6}, "a")).save(str(tmp_path / "tokenizer.json"))
+    tokenizer = load(tmp_path, {"eos_token_id": ends, "vocab_size": 9})
+    assert tokenizer.missing_ids(9) == missing
+    assert tokenizer.missing_ids(4) == [(begin, min(end, 4)) for begin, end in missing if begin < 4]
 
 
 BROKEN = {

@@ -6,4 +6,5 @@ mlc_contract.py  the functions that MLC's hosts call: softmax, top-p, bias, pena
 sort.py          MLC's `argsort_probs`: a stable radix sort
 """
 
+from tir_schedules.gpu.sampling.mlc_contract import forbid_inplace as forbid_inplace
 from tir_schedules.gpu.sampling.mlc_contract import sampling_functions as sampling_functions

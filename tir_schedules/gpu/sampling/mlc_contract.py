@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 from tvm import tirx
 from tvm.script.ir_builder import tirx as I
@@ -16,7 +16,7 @@ from tir_schedules.gpu.sampling.sample import sample
 from tir_schedules.gpu.sampling.sort import argsort_probs, sort_tile
 from tir_schedules.op import Op, by_hand
 from tir_schedules.rule import Knobs, NamedRule, hand_written
-from tir_schedules.sampling import SIGNATURES, dimensions
+from tir_schedules.sampling import FORBID, SIGNATURES, dimensions
 
 _THREADS = 256
 MASKED = -3.4e38  # a logit that is never drawn
@@ -160,6 +160,23 @@ def apply_bitmask_inplace(vocab: int) -> tirx.PrimFunc:
                     put(logits, (row, v), MASKED)
 
     return function_of(SIGNATURES["apply_bitmask_inplace"], dimensions(vocab), body)
+
+
+def forbid_inplace(vocab: int, ranges: Sequence[tuple[int, int]]) -> tirx.PrimFunc:
+    """Logits of the tokens in these ranges [begin, end) become the lowest, by one invocation for each."""
+    count = sum(end - begin for begin, end in ranges)
+
+    def body(logits: Buffer) -> None:
+        with launch(64, ceildiv(count, 64), logits.shape[0]) as (bx, row, tx):
+            i = keep(bx * 64 + tx)
+            token, before = i, 0
+            for begin, end in ranges:
+                token = I.if_then_else(i >= before, i + (begin - before), token)
+                before += end - begin
+            with I.If(i < count), I.Then():
+                put(logits, (row, 0, keep(token)), MASKED)
+
+    return by_hand({FORBID.name: function_of(FORBID, dimensions(vocab), body)})[FORBID.name]
 
 
 def sampling_functions(vocab: int) -> dict[str, tirx.PrimFunc]:

@@ -17,7 +17,15 @@ constexpr double kMaxTimeoutS = 1e9;
 constexpr size_t kMaxStops = 16, kMaxStopChars = 1024, kMaxTools = 512;
 constexpr int64_t kDefaultTokens = 16;  // of a completion, as OpenAI
 constexpr const char* kEfforts[] = {"none", "minimal", "low", "medium", "high", "xhigh", "max"};
-constexpr const char* kOwnVariables[] = {"messages", "tools", "add_generation_prompt", "allow_control_tokens"};
+constexpr const char* kOwnVariables[] = {"messages", "tools", "add_generation_prompt", "continue_final_message",
+                                         "allow_control_tokens"};
+// What other servers have and this one does not: constraints of answers, and numbers with the value that changes nothing.
+constexpr const char* kConstraints[] = {
+    "grammar", "regex", "ebnf", "json_schema", "structured_outputs", "guided_json", "guided_regex", "guided_choice",
+    "guided_grammar", "allowed_token_ids", "stop_token_ids", "chat_template", "cache_salt"};
+constexpr std::pair<const char*, double> kNeutral[] = {
+    {"min_tokens", 0}, {"typical_p", 1}, {"mirostat", 0}, {"xtc_probability", 0}, {"dry_multiplier", 0},
+    {"dynatemp_range", 0}, {"top_n_sigma", -1}, {"n_predict", -1}};
 
 // The tools for the template, unless the request wants none of them called.
 std::vector<Value> ToolsOf(Heap* heap, const Fields& fields) {
@@ -90,6 +98,7 @@ void ReadSampling(const Fields& fields, Body* body) {
   fields.Number("temperature", &sampling->temperature);
   fields.Number("top_p", &sampling->top_p);
   fields.Number("min_p", &sampling->min_p);
+  fields.Number("repeat_penalty", &sampling->repetition_penalty);
   fields.Number("repetition_penalty", &sampling->repetition_penalty);
   fields.Number("presence_penalty", &sampling->presence_penalty);
   fields.Number("frequency_penalty", &sampling->frequency_penalty);
@@ -121,7 +130,12 @@ Body ReadShared(Heap* heap, const Fields& fields, const Served& served) {
   Body body;
   body.sampling = served.sampling;
   if (const auto model = fields.Text("model")) CheckModel(*model, served);
-  for (const char* name : {"grammar", "regex", "cache_salt"}) fields.Refuse(name);
+  for (const char* name : kConstraints) fields.Refuse(name);
+  for (const auto& [name, neutral] : kNeutral) {
+    double value = neutral;
+    fields.Number(name, &value);
+    if (value != neutral) throw Unsupported(name);
+  }
   if (fields.Integer("n", 1).value_or(1) != 1) throw Unsupported("n", "expected 1");
   const Value* format = fields.Find("response_format");
   const Value* type = format && format->is(Kind::kDict) ? Fields(heap, *format).Find("type") : nullptr;
@@ -170,6 +184,10 @@ Body ReadChatBody(std::string_view json, const Served& served) {
     Body body = ReadShared(heap, fields, served);
     body.chat = true;
     ReadStreamOptions(heap, fields, &body);
+    if (fields.Flag("continue_final_message")) throw Unsupported("continue_final_message");
+    if (fields.Find("add_generation_prompt") && !fields.Flag("add_generation_prompt")) {
+      throw Unsupported("add_generation_prompt", "expected true");
+    }
     for (const char* name : {"audio", "functions", "function_call", "web_search_options", "top_logprobs"}) {
       fields.Refuse(name);
     }

@@ -10,7 +10,7 @@ from tvm import tirx
 
 from tests.kernels.cases.cpu.sampling import Settings, edges, sample_args, some_logits, some_settings, survivors
 from tests.kernels.cases.gpu.case import Array, Call, Knobs, by_rules
-from tir_schedules.gpu.sampling.mlc_contract import sampling_functions
+from tir_schedules.gpu.sampling.mlc_contract import forbid_inplace, sampling_functions
 
 OFF, GREEDY = Settings(1.0, 0, 1.0, 0.0), Settings(0.0, 3, 0.5, 0.1)
 MEDIUM = 5003  # three slices of the vocabulary; 16 is one, 1 the least
@@ -31,6 +31,24 @@ class Sampling:
 
     def calls(self) -> Sequence[Call]:
         return list(self.make(self.vocab))
+
+
+@dataclass(frozen=True)
+class Forbidding:
+    """Three rows lose what stands for no token: one, some, and all from one on."""
+
+    vocab: int = MEDIUM
+    ranges: tuple[tuple[int, int], ...] = ((0, 1), (70, 141), (MEDIUM - 99, MEDIUM))
+
+    def functions(self, knobs: Knobs) -> Mapping[str, tirx.PrimFunc]:
+        return {"forbid_inplace": by_rules(forbid_inplace(self.vocab, self.ranges), knobs)}
+
+    def calls(self) -> Sequence[Call]:
+        logits = np.random.default_rng(4).standard_normal((3, 1, self.vocab)).astype(np.float32)
+        expected = logits.copy()
+        for begin, end in self.ranges:
+            expected[:, :, begin:end] = np.float32(-3.4e38)
+        return [Call((logits,), lambda found: np.testing.assert_array_equal(found[0], expected), "forbid_inplace")]
 
 
 def _draw(logits: Array, settings: list[Settings], draws: Array, check: Callable[[Array], None]) -> Call:
@@ -188,4 +206,5 @@ CASES = {
     "masked tokens": Sampling(MEDIUM, masked),
     "logits that are no numbers": Sampling(MEDIUM, no_numbers),
     "penalties and bias": Sampling(MEDIUM, penalties),
+    "ids without tokens": Forbidding(),
 }

@@ -1,0 +1,241 @@
+"""Arguments in tags of their own: what a tool's JSON schema says of the text between them.
+
+Texts stand there as they are, all other values as JSON.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from mlcpipe.errors import UsageError
+from mlcpipe.server.tool_formats.style import Tool, arguments_schema, quoted
+
+Schema = Mapping[str, Any]
+Text = str | tuple[str, ...]  # a literal, or regular expressions that a text must match
+_TYPES = frozenset({"string", "integer", "number", "boolean", "null", "array", "object"})
+_DEFS = ("$defs", "definitions")
+_ANY: Schema = {}
+_NOTHING: Schema = {"enum": []}
+_MOST_DEPTH, _MOST_FORMS = 8, 64
+# Keywords that are honoured, and those that say nothing of values.
+_SAID = {"title", "description", "default", "examples", "deprecated", "readOnly", "writeOnly", "$schema", "$id"}
+_ALWAYS = {"type", "$ref", "anyOf", "oneOf", "allOf", *_DEFS, *_SAID}
+_OF_OBJECTS = {"properties", "required", "additionalProperties", *_ALWAYS}
+_OF_TEXTS = {"enum", "const", "minLength", "maxLength", "pattern", *_ALWAYS}
+# No text has a tag inside, at which the reader would stop, and its own one begins a line.
+_TEXT = "/{}\\n<\\/parameter>\\n/"
+_NO_TAGS = "~/(.|\\n)*([^\\n]<\\/parameter>|<\\/(function|tool_call)>)(.|\\n)*/"
+_NO_JSON = "~/\\s*[\\[{](.|\\n)*/"  # which would be read as such
+_WRITABLE = re.compile(r"[^>\n]+")
+
+
+@dataclass(frozen=True)
+class Form:
+    """One of the forms that a tool's arguments may have: `more` is the schema of those without a name, if any."""
+
+    properties: Mapping[str, Schema]
+    required: Collection[str]
+    more: Schema | None
+
+
+class Values:
+    """What the schema of a tool says; whether all of it is `known` here."""
+
+    def __init__(self, tool: Tool) -> None:
+        self._schema, self.known = arguments_schema(tool), True
+        self._defs = {key: self._schema[key] for key in _DEFS if isinstance(self._schema.get(key), Mapping)}
+        self._types: dict[int, frozenset[str]] = {}  # by the identity of a schema
+        self._texts: dict[int, list[Text]] = {}
+        self.forms = self._forms(self._schema, 0)
+
+    def _forms(self, schema: Schema, depth: int) -> list[Form]:
+        """The alternatives of an object."""
+        self.known = self.known and depth < _MOST_DEPTH and _OF_OBJECTS.issuperset(schema)
+        forms = [_own(schema)]
+        for several in self._parts(schema) if depth < _MOST_DEPTH else ():
+            others = [form for one in several for form in self._forms(one, depth + 1)]
+            forms = [_both(one, other) for one in forms for other in others]
+            self.known = self.known and len(forms) <= _MOST_FORMS
+            forms = forms[:_MOST_FORMS]
+        return forms
+
+    def _parts(self, schema: Schema) -> Iterable[Sequence[Schema]]:
+        """What a schema says besides its own keywords: of each group of schemas one must hold."""
+        if isinstance(schema.get("$ref"), str):
+            yield [self._resolved(schema["$ref"])]
+        for key in ("anyOf", "oneOf"):
+            if isinstance(schema.get(key), list):
+                yield [_as_schema(one) for one in schema[key]]
+        for one in schema["allOf"] if isinstance(schema.get("allOf"), list) else ():
+            yield [_as_schema(one)]
+
+    def _resolved(self, reference: str) -> Schema:
+        """What is at "#/$defs/NAME"; of other references nothing is known here."""
+        where, _, name = reference.removeprefix("#/").partition("/")
+        found = self._defs.get(where, {}).get(name.replace("~1", "/").replace("~0", "~"))
+        self.known = self.known and isinstance(found, Mapping)
+        return _as_schema(found)
+
+    def types(self, schema: Schema) -> frozenset[str]:
+        """The JSON types that a value may have; integers are numbers, too."""
+        if (kept := self._types.get(id(schema))) is not None:
+            return kept
+        self._types[id(schema)] = _TYPES  # for a schema inside itself
+        given, values = schema.get("type"), _values(schema)
+        found = frozenset([given] if isinstance(given, str) else given if isinstance(given, list) else _TYPES)
+        if values is not None:
+            found &= {name for value in values for name in _types_of(value)}
+        for several in self._parts(schema):
+            found &= frozenset().union(*map(self.types, several))
+        self._types[id(schema)] = found | {"integer"} if "number" in found else found
+        return self._types[id(schema)]
+
+    def texts(self, schema: Schema) -> list[Text]:
+        """The texts that a value may be."""
+        if (kept := self._texts.get(id(schema))) is not None:
+            return kept
+        self._texts[id(schema)] = [()]
+        values, found = _values(schema), list[Text]()
+        if values is not None:
+            found += [value for value in values if isinstance(value, str)]
+        elif "string" in self.types(schema):
+            self.known = self.known and (self.types(schema) != {"string"} or _OF_TEXTS.issuperset(schema))
+            found.append(_expressions(schema))
+            for several in self._parts(schema):
+                others = [text for one in several for text in self.texts(one)]
+                found = [_and(one, other) for one in found for other in others]
+        self._texts[id(schema)] = found
+        return found
+
+    def json(self, schema: Schema) -> str:
+        """The schema of the values that are no text, for a part of a grammar; "" where all are."""
+        types = self.types(schema)
+        if not (others := types - {"string"}):
+            return ""
+        return json.dumps(
+            {**self._defs, **(schema if types == others else {"allOf": [schema, {"type": sorted(others)}]})}
+        )
+
+    def written(self, key: str, text: str) -> str:
+        """The JSON of what stands between the tags of a parameter."""
+        known = [form.properties[key] for form in self.forms if key in form.properties]
+        schemas = known or [form.more for form in self.forms if form.more is not None] or [_ANY]
+        types = frozenset().union(*map(self.types, schemas))
+        try:
+            # NaN and infinity are no numbers of JSON, nor integers.
+            found = set(_types_of(json.loads(text, parse_constant=int)))
+        except (ValueError, RecursionError):
+            found = {"string"}
+        is_json = "string" not in found and (found & types or "string" not in types)
+        return text.strip() if is_json else json.dumps(text, ensure_ascii=False)
+
+
+@dataclass
+class Rules:
+    """Rules in Lark of all tools' parameters, and the JSON schemas that they name; equal ones are there once."""
+
+    lines: list[str] = field(default_factory=list)
+    parts: dict[str, str] = field(default_factory=dict)  # schema -> name
+    _names: dict[str, str] = field(default_factory=dict)
+
+    def arguments(self, tool: Tool) -> str:
+        """An expression of the parameters of a tool, in the order of its schema.
+
+        Raises UsageError for parameters without a value, and for a strict tool that says more than is known here.
+        """
+        values = Values(tool)
+        forms = [" ".join(self._parameters(form, values)) or '""' for form in values.forms]
+        if tool.strict and not values.known:
+            raise UsageError(f"the strict tool {tool.name}", expected="keywords that texts in tags can be held to")
+        return f"({' | '.join(dict.fromkeys(forms))})"
+
+    def _parameters(self, form: Form, values: Values) -> Iterable[str]:
+        names = [key for key in form.properties if _WRITABLE.fullmatch(key)]
+        for key in names:
+            value = self._value(form.properties[key], values)
+            yield f"({quoted(f'<parameter={key}>')} {value}){'' if key in form.required else '?'}"
+        if form.more is not None:
+            known = "|".join("".join(f"\\x{{{ord(char):x}}}" for char in key) for key in names)
+            name = self._named("NAME", f"/[^>\\n]+/ & ~/({known})/" if known else "/[^>\\n]+/")
+            yield f'("<parameter=" {name} ">" {self._value(form.more, values)})*'
+
+    def _value(self, schema: Schema, values: Values) -> str:
+        """A value and the tag that ends it."""
+        found = []
+        if part := values.json(schema):
+            found.append(f'@{self.parts.setdefault(part, f"json_{len(self.parts)}")} "\\n</parameter>\\n"')
+        for text in values.texts(schema):
+            if isinstance(text, str):
+                found.append(quoted(f"{text}\n</parameter>\n"))
+                continue
+            limits = [_NO_TAGS, *([_NO_JSON] if values.types(schema) & {"array", "object"} else ())]
+            body = " & ".join([*map(_TEXT.format, text or ("(.|\\n)*",)), *limits])
+            found.append(self._named("text[lazy]", self._named("TEXT", body)))
+        if not found:
+            raise UsageError("a tool's parameter", expected="a schema that some value fits", found=dict(schema))
+        return self._named("value", f'"\\n" ({" | ".join(found)})')
+
+    def _named(self, kind: str, body: str) -> str:
+        """The name of a rule or terminal; equal ones have one."""
+        name = self._names.get(kind + body)
+        if name is None:
+            kind, lazy, _ = kind.partition("[lazy]")
+            name = self._names[kind + lazy + body] = f"{kind}_{len(self._names)}"
+            self.lines.append(f"{name}{lazy}: {body}")
+        return name
+
+
+def _own(schema: Schema) -> Form:
+    """What an object's own keywords say."""
+    given, required = schema.get("properties"), schema.get("required")
+    properties = given if isinstance(given, Mapping) else {}
+    more = schema.get("additionalProperties", not properties)
+    return Form(
+        {key: _as_schema(one) for key, one in properties.items()},
+        required if isinstance(required, list) else [],
+        None if more is False else _as_schema(more),
+    )
+
+
+def _both(one: Form, other: Form) -> Form:
+    """What both say."""
+    more = one.more if other.more == _ANY and not other.properties else other.more
+    return Form({**one.properties, **other.properties}, [*one.required, *other.required], more)
+
+
+def _as_schema(value: Any) -> Schema:
+    return value if isinstance(value, Mapping) else _NOTHING if value is False else _ANY
+
+
+def _values(schema: Schema) -> list[Any] | None:
+    """The only values that there are."""
+    values = [schema["const"]] if "const" in schema else schema.get("enum")
+    return values if isinstance(values, list) else None
+
+
+def _and(one: Text, other: Text) -> Text:
+    """What is both; a literal is taken to match the expressions beside it."""
+    return one if isinstance(one, str) else other if isinstance(other, str) else (*one, *other)
+
+
+def _expressions(schema: Schema) -> tuple[str, ...]:
+    """What a string's keywords say, as expressions that match a whole text."""
+    from llguidance import regex_to_lark
+
+    found = []
+    least, most, pattern = (schema.get(key) for key in ("minLength", "maxLength", "pattern"))
+    if isinstance(least, int) or isinstance(most, int):
+        found.append(f"(.|\\n){{{least or 0},{'' if most is None else most}}}")
+    if isinstance(pattern, str):
+        begin, end = ("" if there else "(.|\\n)*" for there in (pattern.startswith("^"), pattern.endswith("$")))
+        found.append(f"{begin}({regex_to_lark(pattern.removeprefix('^').removesuffix('$'), 'dw')}){end}")
+    return tuple(found)
+
+
+def _types_of(value: Any) -> tuple[str, ...]:
+    names = {str: "string", bool: "boolean", float: "number", type(None): "null", list: "array", dict: "object"}
+    return ("integer", "number") if type(value) is int else (names[type(value)],)

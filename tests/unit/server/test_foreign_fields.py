@@ -1,0 +1,143 @@
+"""Fields of other servers are honoured as ours, or refused by name; none that changes an answer is ignored."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+pytest.importorskip("fastapi")
+pytest.importorskip("llguidance")
+
+from mlcpipe.runtime.serving.grammar import GrammarCompiler, GrammarSource
+from mlcpipe.server.chat import ChatBody
+from mlcpipe.server.foreign_fields import constraint
+from tests.unit.server.fake_engine import FakeEngine, answers
+
+CHAT = "/v1/chat/completions"
+HELLO = [{"role": "user", "content": "Hello"}]
+SCHEMA = {"type": "object", "properties": {"a": {"enum": [1]}}}
+JSON = GrammarSource("json_schema", json.dumps(SCHEMA))
+ANY = GrammarSource("json_schema", '{"type": "object"}')
+GBNF = 'root ::= "yes" | no\nno ::= [n] "o"{1,2}\n'
+PATHS = {
+    CHAT: {"messages": HELLO},
+    "/v1/completions": {"prompt": "a"},
+    "/v1/responses": {"input": "a"},
+    "/v1/messages": {"messages": HELLO, "max_tokens": 5},
+}
+
+
+@pytest.mark.parametrize(
+    ("fields", "source"),
+    [
+        ({"response_format": {"type": "json_object"}}, ANY),
+        ({"response_format": {"type": "json_object", "schema": SCHEMA}}, JSON),
+        ({"response_format": {"type": "json_schema", "schema": SCHEMA}}, JSON),
+        ({"response_format": {"type": "json_schema", "json_schema": {"schema": SCHEMA}}}, JSON),
+        ({"response_format": {"type": "text"}}, None),
+        ({"json_schema": SCHEMA}, JSON),
+        ({"json_schema": json.dumps(SCHEMA)}, JSON),
+        ({"guided_json": SCHEMA}, JSON),
+        ({"guided_json": json.dumps(SCHEMA)}, JSON),
+        ({"guided_regex": "a+"}, GrammarSource("regex", "a+")),
+        ({"guided_choice": ["a", 'b"']}, GrammarSource("lark", 'start: "a" | "b\\""')),
+        ({"guided_grammar": 'start: "a"'}, GrammarSource("lark", 'start: "a"')),
+        ({"guided_grammar": GBNF}, GrammarSource("gbnf", GBNF)),
+        ({"grammar": GBNF}, GrammarSource("gbnf", GBNF)),
+        ({"ebnf": GBNF}, GrammarSource("gbnf", GBNF)),
+        ({"grammar": '?start: "a::="'}, GrammarSource("lark", '?start: "a::="')),
+        ({"structured_outputs": {"json": SCHEMA}}, JSON),
+        ({"structured_outputs": {"json_object": True}}, ANY),
+        ({"structured_outputs": {"regex": "a+"}}, GrammarSource("regex", "a+")),
+        ({"structured_outputs": {"choice": ["a"]}}, GrammarSource("lark", 'start: "a"')),
+        ({"structured_outputs": {"grammar": GBNF}}, GrammarSource("gbnf", GBNF)),
+        ({"structured_outputs": {}, "guided_json": None}, None),
+    ],
+)
+def test_what_an_answer_must_match(fields: dict[str, Any], source: GrammarSource | None) -> None:
+    body = ChatBody.model_validate({"messages": HELLO, **fields})
+    assert constraint(body, body.response_format) == source
+
+
+@pytest.mark.parametrize(
+    ("fields", "word"),
+    [
+        ({"response_format": {"type": "json_object", "schema": {"type": "hiccup"}}}, "hiccup"),
+        ({"response_format": {"type": "json_object", "schema": 5}}, "schema"),
+        ({"response_format": {"type": "text", "schema": SCHEMA}}, "json_schema"),
+        ({"response_format": {"type": "json_schema"}}, "schema"),
+        ({"json_schema": "{"}, "json_schema"),
+        ({"guided_json": "5"}, "guided_json"),
+        ({"guided_choice": []}, "guided_choice"),
+        ({"guided_grammar": "root ::= ("}, "grammar"),
+        ({"grammar": "root ::= " + "(" * 5000}, "grammar"),
+        ({"structured_outputs": {"structural_tag": "{}"}}, "structural_tag"),
+        ({"structured_outputs": {"regex": "a", "whitespace_pattern": " "}}, "whitespace_pattern"),
+        ({"guided_regex": "a", "json_schema": SCHEMA}, "json_schema, guided_regex"),
+        ({"structured_outputs": {"regex": "a", "choice": ["a"]}}, "structured_outputs.choice"),
+    ],
+)
+def test_what_it_cannot_be_held_to(fields: dict[str, Any], word: str) -> None:
+    engine = FakeEngine()
+    (answer,) = answers(engine, (CHAT, {"messages": HELLO, **fields}))
+    assert (answer.status_code, engine.asked) == (400, []) and word in answer.json()["error"]["message"]
+
+
+@pytest.mark.parametrize("path", PATHS)
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("min_tokens", 5), ("allowed_token_ids", [1]), ("bad_words", ["a"]), ("typical_p", 0.5), ("mirostat", 2),
+        ("xtc_probability", 0.1), ("dry_multiplier", 0.8), ("top_n_sigma", 1.5), ("lora", [{"id": 0, "scale": 0.5}]),
+        ("n_predict", 4), ("skip_special_tokens", False), ("chat_template", "a"), ("thinking_budget_tokens", 20),
+        ("include_reasoning", False), ("reasoning_format", "none"), ("samplers", ["top_k"]), ("guided_whitespace_pattern", "a"),
+    ],
+)  # fmt: skip
+def test_what_would_change_the_answer_is_refused_by_name(path: str, name: str, value: Any) -> None:
+    engine = FakeEngine()
+    (answer,) = answers(engine, (path, {**PATHS[path], name: value}))
+    assert answer.status_code == 400 and not engine.asked and answer.json()["error"]["message"].startswith(f"{name}: ")
+
+
+def test_what_changes_nothing_is_taken() -> None:
+    fields = {"min_tokens": 0, "typical_p": 1.0, "mirostat": 0, "top_n_sigma": -1, "lora": [], "n_predict": -1}
+    fields |= {"bad_words": None, "skip_special_tokens": True, "reasoning_format": "auto", "cache_prompt": True}
+    fields |= {"repeat_last_n": 64, "repeat_penalty": 1.0}
+    engine = FakeEngine()
+    bodies = [(path, {**body, **fields}) for path, body in PATHS.items()]
+    assert [one.status_code for one in answers(engine, *bodies)] == [200] * len(PATHS)
+    refused = (CHAT, {"messages": HELLO, **fields, "repeat_penalty": 1.1})
+    around = [
+        ("/v1/completions", {"prompt": "a", "add_special_tokens": True}),
+        (CHAT, {"messages": HELLO, "add_special_tokens": True}),
+    ]
+    assert [one.status_code for one in answers(engine, refused, *around)] == [400, 200, 400]
+
+
+def test_other_names_of_what_is_offered() -> None:
+    engine = FakeEngine()
+    body = {"messages": HELLO, "repeat_penalty": 1.25, "stop_token_ids": [7, 9]}
+    asked = [(CHAT, body), (CHAT, {**body, "repetition_penalty": 1.5, "ignore_eos": True})]
+    assert [one.status_code for one in answers(engine, *asked)] == [200, 200]
+    assert [one.sampling.repetition_penalty for one in engine.asked] == [1.25, 1.5]
+    assert [one.stop_ids for one in engine.asked] == [engine.tokenizer.eos_token_ids | {7, 9}, {7, 9}]
+
+
+def test_answers_to_all_prompts_share_one_grammar() -> None:
+    engine = FakeEngine()
+    asked = {"prompt": ["a", "b"], "n": 2, "regex": "a+"}
+    assert [one.status_code for one in answers(engine, ("/v1/completions", asked))] == [200]
+    assert len(engine.asked) == 4 and len({id(one.grammar) for one in engine.asked}) == 1
+    answers(engine, ("/v1/completions", asked))
+    assert engine.asked[4].grammar is not engine.asked[0].grammar is not None
+
+
+def test_llama_cpp_s_grammars() -> None:
+    engine = FakeEngine()
+    compiler = GrammarCompiler(engine.tokenizer, engine.vocab_size)
+    matcher = compiler.compile(GrammarSource("gbnf", GBNF)).matcher()
+    for token in engine.tokenizer.encode("noo"):
+        matcher.accept(token)
+    assert matcher.ended

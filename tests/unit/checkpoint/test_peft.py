@@ -57,9 +57,9 @@ def test_fields_that_would_change_the_answers_are_refused(field: str, tmp_path: 
 def test_a_pattern_has_so_many_names(tmp_path: Path) -> None:
     """Each module is looked for among them."""
     names = dict.fromkeys(map(str, range(10_000)), 1)
-    read_adapter(write(tmp_path, config(alpha_pattern=names), tensors()), MODULES)
+    read_adapter(write(tmp_path, config(alpha_pattern=names), tensors()), MODULES, "llama")
     with pytest.raises(CheckpointError, match="the adapter's 'alpha_pattern'.*at most 10000 names"):
-        read_adapter(write(tmp_path, config(alpha_pattern={**names, "a": 1}), tensors()), MODULES)
+        read_adapter(write(tmp_path, config(alpha_pattern={**names, "a": 1}), tensors()), MODULES, "llama")
 
 
 @pytest.mark.parametrize("value", [None, True, 4.0, 1025, 10**30, "4", [4]])

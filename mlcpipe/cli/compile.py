@@ -30,7 +30,6 @@ from mlcpipe.cli.quality import REQUIRE_HELP, TextOption, quality_lines
 from mlcpipe.cli.terminal import print_json, print_rows, say, stderr_console, stdout_console
 from mlcpipe.defaults import AUTO, DEFAULT_QUANTIZATION, DEFAULT_TARGET, NO_CALIBRATION, QUALITY_TOKENS
 from mlcpipe.errors import UsageError
-from mlcpipe.generated import shell_word
 from mlcpipe.host.cpu_features import architecture, architecture_of
 from mlcpipe.host.finding import byte_size
 from mlcpipe.loading import check_names, check_runs_here
@@ -232,6 +231,8 @@ def _show(bundle: Path, manifest: Manifest, bits: float, progress: ConsoleProgre
 
 def _next_command(bundle: Path, manifest: Manifest) -> str:
     """What runs a bundle, here or on the machine that it was compiled for."""
+    from mlcpipe.generated import shell_word
+
     triple, word = manifest.target.triple, shell_word(bundle)
     if app := next((system for system in ("ios", "android") if system in triple), None):
         return f"mlcpipe package {word} --app {app} -o Chat"

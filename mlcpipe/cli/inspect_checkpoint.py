@@ -13,7 +13,6 @@ from mlcpipe.cli.bits import check_bits, plan_of_bits
 from mlcpipe.cli.terminal import cell, new_table, print_json, say, stderr_console, stdout_console
 from mlcpipe.defaults import DEFAULT_QUANTIZATION, DEFAULT_TARGET, KEEP
 from mlcpipe.errors import UsageError
-from mlcpipe.generated import shell_word
 from mlcpipe.host.finding import byte_size
 from mlcpipe.loading import check_names
 from mlcpipe.progress import console_progress
@@ -99,4 +98,6 @@ def _show(matrices: Sequence[StoredMatrix], how: str, plan: Path | None) -> None
     if how:
         say(console, how)
     if plan is not None:
+        from mlcpipe.generated import shell_word
+
         say(console, f"\nNow type:  mlcpipe compile CHECKPOINT --quantization {shell_word(plan)} -o BUNDLE")

@@ -45,7 +45,9 @@ def check_foreign(body: SamplingFields, *, adds_special_tokens: bool) -> None:
 
 
 def constraint(body: SamplingFields, form: ResponseFormat | None) -> GrammarSource | None:
-    """What the whole answer must match, None for anything. Raises ApiError for what is no schema, and for two."""
+    """What the whole answer must match, None for anything. Raises ApiError for what is no schema, and for two
+    that differ: clients name one in the words of several servers.
+    """
     given: list[tuple[str, str, Any]] = [
         ("response_format", "json", None if form is None else _schema_of(form)),
         ("json_schema", "json", body.json_schema),
@@ -57,10 +59,10 @@ def constraint(body: SamplingFields, form: ResponseFormat | None) -> GrammarSour
     if (structured := body.structured_outputs) is not None:
         given += [(f"structured_outputs.{kind}", kind, getattr(structured, f"{kind}_")) for kind in _MADE]
         given.append(("structured_outputs.json_object", "json", ANY_OBJECT if structured.json_object else None))
-    given = [one for one in given if one[2] is not None]
-    if len(given) > 1:
-        raise ApiError(400, f"{', '.join(name for name, *_ in given)}: expected one of them", param=given[1][0])
-    return _MADE[given[0][1]](given[0][2], given[0][0]) if given else None
+    made = {name: _MADE[kind](value, name) for name, kind, value in given if value is not None}
+    if len({*made.values()}) > 1:
+        raise ApiError(400, f"{', '.join(made)}: expected one of them", param=[*made][1])
+    return next(iter(made.values()), None)
 
 
 def _schema_of(form: ResponseFormat) -> Any:

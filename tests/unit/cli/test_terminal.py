@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 import mlcpipe
-from tests.conftest import QUICK, TinyLlama, write_llama
+from tests.conftest import CHAT_TEMPLATE, QUICK, TinyLlama, write_llama
 
 pexpect = pytest.importorskip("pexpect")
 if sys.platform == "win32":
@@ -144,6 +144,7 @@ def test_a_resized_terminal(cli_environment: dict[str, str], tmp_path: Path) -> 
 
 def test_ctrl_c_stops_an_answer_of_the_real_engine(cli_environment: dict[str, str], tmp_path: Path) -> None:
     checkpoint = write_llama(tmp_path / "endless", TinyLlama(positions=50_000, config={"eos_token_id": None}))
+    (checkpoint / "tokenizer_config.json").write_text(json.dumps({"chat_template": CHAT_TEMPLATE}))
     bundle = mlcpipe.compile(checkpoint, target=QUICK, quantization="q0f32", output=tmp_path / "bundle")
     with terminal(["-m", "mlcpipe", "chat", str(bundle), "--temperature", "0"], cli_environment) as child:
         for question in ("one", "two"):  # the engine answers again after it was stopped

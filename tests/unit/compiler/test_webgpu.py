@@ -182,7 +182,7 @@ def test_a_workspace_that_does_not_fit_is_refused(tmp_path: Path) -> None:
     board = tmp_path / "board.toml"
     board.write_text('base = "webgpu"\n[limits]\nmax_binding_bytes = 10000\n', encoding="utf-8")
     with pytest.raises(TargetError, match="the workspace of prefill does not fit.*10,000.*found 32,768.*prefill_chunk"):
-        _scheduled(tmp_path, load_target(str(board)), "q4f16_1")
+        _scheduled(tmp_path, load_target(str(board)), "q4f16_1", TinyLlama(vocab_size=272))
 
 
 @pytest.mark.parametrize("base", ["cpu", "vulkan"])

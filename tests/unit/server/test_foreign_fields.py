@@ -40,6 +40,7 @@ PATHS = {
         ({"json_schema": SCHEMA}, JSON),
         ({"json_schema": json.dumps(SCHEMA)}, JSON),
         ({"guided_json": SCHEMA}, JSON),
+        ({"response_format": {"type": "json_schema", "schema": SCHEMA}, "json_schema": SCHEMA}, JSON),
         ({"guided_json": json.dumps(SCHEMA)}, JSON),
         ({"guided_regex": "a+"}, GrammarSource("regex", "a+")),
         ({"guided_choice": ["a", 'b"']}, GrammarSource("lark", 'start: "a" | "b\\""')),

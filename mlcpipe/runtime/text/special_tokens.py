@@ -56,10 +56,13 @@ class SpecialTokens:
         """The named tokens that there are, as templates see them."""
         return {name: token.content for name, token in self.named.items() if token is not None}
 
-    def add_to(self, library: tokenizers.Tokenizer, *, plain: bool = False) -> tokenizers.Tokenizer:
+    def add_to(
+        self, library: tokenizers.Tokenizer, *, plain: bool = False, rebuilt: bool = False
+    ) -> tokenizers.Tokenizer:
         """The library's tokenizer that splits them out of texts; `plain` takes the flags of those that are special.
 
-        Raises TokenizerError.
+        `rebuilt` is for a class that makes its tokenizer without the list of tokenizer.json: a token which only that
+        has as special is not. Raises TokenizerError.
         """
         special = [token for token in (*self.named.values(), *self.extra) if token is not None]
         names = set(self.texts().values())
@@ -72,7 +75,7 @@ class SpecialTokens:
                 token.special = True
         if plain:
             tokens += [AddedToken(token.content, special=True) for token in special]
-        made = _with(library, tokens)
+        made = _with(library, tokens, rebuilt)
         for index, token in self.added.items():
             if (found := made.token_to_id(token.content)) != index and token.content:
                 line = f"the token {shown(token.content)} has the id {found}, where a list of added tokens says {index}"
@@ -198,13 +201,14 @@ def _added_tokens(folder: Path, special: set[str]) -> dict[int, AddedToken]:
     return made
 
 
-def _with(library: tokenizers.Tokenizer, tokens: Iterable[AddedToken]) -> tokenizers.Tokenizer:
+def _with(library: tokenizers.Tokenizer, tokens: Iterable[AddedToken], rebuilt: bool) -> tokenizers.Tokenizer:
     """The library with these tokens; what it skips once it skips for good, whatever a later flag says."""
     present = {token.content: token.__getstate__() for token in library.get_added_tokens_decoder().values()}
     flags: dict[str, dict[str, Any]] = {}
     for token in tokens:
         state = token.__getstate__()
-        state["special"] = state["special"] or flags.get(token.content, present.get(token.content, state))["special"]
+        before = flags.get(token.content, state if rebuilt else present.get(token.content, state))
+        state["special"] = state["special"] or before["special"]
         flags[token.content] = state
     new = [AddedToken(**state) for content, state in flags.items() if content and present.get(content) != state]
     if not new:

@@ -6,17 +6,19 @@ classes build others in their place (`GPT2Tokenizer` drops the `Digits` of SmolL
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import tokenizers
-from tokenizers import pre_tokenizers, processors
+from tokenizers import decoders, pre_tokenizers, processors
 
+from mlcpipe.errors import CheckpointWarning
 from mlcpipe.runtime.text.special_tokens import SpecialTokens, read_special_tokens
-from mlcpipe.runtime.text.tokenizer_files import BERT, GPT2, TOKENIZER, open_library
+from mlcpipe.runtime.text.tokenizer_files import BERT, GPT2, SETTINGS, TOKENIZER, open_library
 
-GEMMA, QWEN2 = "GemmaTokenizer", "Qwen2Tokenizer"
+GEMMA, LLAMA, QWEN2 = "GemmaTokenizer", "LlamaTokenizer", "Qwen2Tokenizer"
 # Model types with a class; with "" they have none, whatever the files say.
 _REGISTERED = {
     **dict.fromkeys(("bert", "nomic_bert"), BERT),
@@ -33,7 +35,7 @@ _NAMED = {
             "mask_token": "<mask>"},
     GPT2: {"unk_token": _END, "bos_token": _END, "eos_token": _END},
     QWEN2: {"unk_token": _END, "eos_token": _END, "pad_token": _END},
-    "LlamaTokenizer": {"unk_token": "<unk>", "bos_token": "<s>", "eos_token": "</s>"},
+    LLAMA: {"unk_token": "<unk>", "bos_token": "<s>", "eos_token": "</s>"},
 }  # fmt: skip
 # Options of BertTokenizer in tokenizer_config.json -> those of its normalizer.
 _BERT_OPTIONS = {
@@ -52,9 +54,16 @@ def read_library(
     """
     kind = _class_of(settings, config)
     library = open_library(folder, kind)
+    if kind == LLAMA and isinstance(library.decoder, decoders.ByteLevel):  # a wrong name, as of DeepSeek's
+        kind = ""
     _set_options(library, settings, kind)
-    special = read_special_tokens(folder, settings, _NAMED.get(kind, {}), library)
-    library = special.add_to(library, plain=kind == QWEN2)
+    if settings.get("split_special_tokens") is True:
+        warnings.warn(CheckpointWarning(f"{SETTINGS}: split_special_tokens; not honoured"), stacklevel=2)
+    # A saved padding is about batches, too: only its token counts.
+    padding = {"pad_token": library.padding["pad_token"]} if library.padding else {}
+    library.no_padding()
+    special = read_special_tokens(folder, settings, padding | _NAMED.get(kind, {}), library)
+    library = special.add_to(library, plain=kind == QWEN2, rebuilt=kind in _NAMED)
     if not (folder / TOKENIZER).exists():
         if kind == BERT:
             library.model.unk_token = special.texts().get("unk_token", "[UNK]")

@@ -120,9 +120,8 @@ def open_library(folder: Path, kind: str) -> tokenizers.Tokenizer:
         raise TokenizerError(
             "no tokenizer", where=folder, expected="tokenizer.json", next_step="copy it from the checkpoint"
         )
-    # A saved truncation or padding is about training batches; here it would silently cut prompts.
+    # A saved truncation is about training batches; here it would silently cut prompts.
     library.no_truncation()
-    library.no_padding()
     return library
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tokenizers import Tokenizer as Tokenizers
 from tokenizers import normalizers
 from transformers import AutoTokenizer
 
@@ -50,6 +51,11 @@ def decoder(**tokens: dict[str, Any]) -> dict[str, Any]:
 
 def templates(*names: str) -> list[dict[str, str]]:
     return [{"name": name, "template": f"{name} {TEMPLATE}"} for name in names]
+
+
+def padded(made: Tokenizers, token: str) -> Tokenizers:
+    made.enable_padding(pad_token=token, pad_id=made.token_to_id(token))
+    return made
 
 
 # Name -> the tokenizer, and the files beside it.
@@ -104,6 +110,8 @@ TOKENS: dict[str, tuple[Any, Files]] = {
     ),
     "add_prefix_space": (byte_level([END, *MARKS]), {CONFIG: {"tokenizer_class": "GPT2Tokenizer", "add_prefix_space": True}}),
     "add_prefix_space without the class": (byte_level(), {CONFIG: {"add_prefix_space": True}}),
+    "a padding of tokenizer.json": (padded(byte_level(), "<|a|>"), {CONFIG: {"eos_token": "</s>"}}),
+    "a padding, and another name": (padded(byte_level(), "<|a|>"), {CONFIG: {"pad_token": None}}),
     # special_tokens_map.json
     "the map wins": (byte_level(), {CONFIG: {"eos_token": "</s>", "pad_token": "<unk>"}, MAP: {"eos_token": "<|b|>"}}),
     "the map says null": (byte_level(), {CONFIG: {"eos_token": "</s>"}, MAP: {"eos_token": None}}),
@@ -142,6 +150,12 @@ CLASSES: dict[str, tuple[Any, str, Files]] = {
                    normalizer=normalizers.NFC()),
         "qwen2", {CONFIG: {"tokenizer_class": "Qwen2Tokenizer", "additional_special_tokens": ["<|b|>"]}},
     ),
+    "qwen2 drops what only tokenizer.json has as special": (
+        byte_level(["<|endoftext|>", *MARKS], ["<|a|>", "<|b|>"], normalizer=normalizers.NFC()), "qwen2",
+        {CONFIG: {"tokenizer_class": "Qwen2Tokenizer", "eos_token": "<|b|>", "added_tokens_decoder": {
+            "4": {"content": "<|a|>", "special": False}, "5": {"content": "<|b|>", "special": False}}}},
+    ),
+    "llama's name of bytes": (byte_level(), "llama", {CONFIG: {"tokenizer_class": "LlamaTokenizerFast"}}),
     "llama names without files": (pieces(added=["<s>"]), "llama", {CONFIG: {"tokenizer_class": "LlamaTokenizerFast"}}),
     "no class, whatever the file says": (byte_level(), "phi3", {CONFIG: {"tokenizer_class": "LlamaTokenizer"}}),
     "bert keeps capitals": (words(), "bert", {CONFIG: {"tokenizer_class": "BertTokenizer", "do_lower_case": False}}),
@@ -256,8 +270,8 @@ def test_flags_that_change_are_forgotten(tmp_path: Path) -> None:
 
 def test_a_class_adds_no_tokens_of_its_own(tmp_path: Path) -> None:
     """Transformers gives them ids past the vocabulary, for which no model was trained."""
-    made = load(write(tmp_path, byte_level(["</s>"]), {CONFIG: {"tokenizer_class": "LlamaTokenizer"}}))
-    assert made.special_tokens == {"eos_token": "</s>"} and len(made.encode("<s>")) == 3
+    made = load(write(tmp_path, pieces(["</s>"]), {CONFIG: {"tokenizer_class": "LlamaTokenizer"}}))
+    assert made.special_tokens == {"unk_token": "<unk>", "eos_token": "</s>"} and 0 < made.encode("<s>")[0] < 260
 
 
 def test_a_template_of_processors_is_read_last(tmp_path: Path) -> None:
@@ -274,6 +288,12 @@ def test_a_token_elsewhere_than_its_list_says_is_named(tmp_path: Path) -> None:
     with pytest.warns(
         CheckpointWarning, match=rf"'<\|new\|>' has the id {SIZE}, where a list of added tokens says 999"
     ):
+        Tokenizer.load(folder, generation_config={}, config={})
+
+
+def test_special_tokens_that_are_to_be_text_are_named(tmp_path: Path) -> None:
+    folder = write(tmp_path, byte_level(added=MARKS), {CONFIG: {"split_special_tokens": True}})
+    with pytest.warns(CheckpointWarning, match="split_special_tokens; not honoured"):
         Tokenizer.load(folder, generation_config={}, config={})
 
 

@@ -99,7 +99,7 @@ class ChatTemplate:
     ) -> str:
         """The prompt for `messages`, each with a `role` and a `content`: text, None, or a list of text parts.
 
-        `continue_final_message` ends it inside the last message, whose content is a text, as transformers does.
+        `continue_final_message` ends it inside the last message, which has content, as transformers does.
         `extras` are variables of the template (`tools`, `documents`, `enable_thinking`, …), as plain JSON data.
         Raises UsageError for messages of another form, TemplateError where the template refuses them or fails.
         """
@@ -135,14 +135,16 @@ class ChatTemplate:
     ) -> str:
         variables = {"tools": None, "documents": None, **self._tokens, **given}
         variables["add_generation_prompt"] = add_generation_prompt
-        *before, last = given["messages"]
+        said = ""
         if continues:
-            variables["messages"] = [*before, {**last, "content": f"{last.get('content') or ''}{_HERE}"}]
+            *before, last = given["messages"]
+            content, said = _unfinished(last.get("content"))
+            variables["messages"] = [*before, {**last, "content": content}]
         try:
             text = self.sandbox.render(self._template, variables, stand_ins)
         except _FAILURES as error:
             raise _failure(error, "the chat template failed") from error
-        return _up_to_here(text, last.get("content") or "") if continues else text
+        return _up_to_here(text, said) if continues else text
 
     def words(self) -> set[str]:
         """The texts that the template calculates with, apart from what it only writes."""
@@ -209,6 +211,16 @@ def _with_reasoning(message: dict[str, Any]) -> dict[str, Any]:
     if reasoning is None:
         return message
     return {"thinking": reasoning, **message, "reasoning_content": reasoning}
+
+
+def _unfinished(content: str | list[dict[str, Any]] | None) -> tuple[str | list[dict[str, Any]], str]:
+    """The content with `_HERE` after its text, or after that of its last part, and that text. Raises UsageError."""
+    if not content and content != "":
+        raise UsageError("continue_final_message", expected="a last message with content", found=repr(content))
+    if isinstance(content, str):
+        return content + _HERE, content
+    *parts, end = content
+    return [*parts, {**end, "text": end["text"] + _HERE}], end["text"]
 
 
 def _up_to_here(text: str, content: str) -> str:

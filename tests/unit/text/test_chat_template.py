@@ -111,6 +111,23 @@ def test_a_message_that_goes_on_equals_transformers(
             assert ours(source).render(messages, **arguments) == expected
 
 
+PARTED = "{% for m in messages %}{% for p in m.content %}[{{ p.text }}]{% endfor %}{% endfor %}"
+
+
+@pytest.mark.parametrize("texts", [["a"], ["a", " b "], ["a", ""], ["</s>", "x\n"]])
+def test_the_last_part_goes_on_as_in_transformers(texts: list[str], reference: PreTrainedTokenizerFast) -> None:
+    messages = [{"role": "assistant", "content": [{"type": "text", "text": text} for text in texts]}]
+    arguments: dict[str, Any] = {"add_generation_prompt": False, "continue_final_message": True}
+    expected = reference.apply_chat_template(messages, chat_template=PARTED, tokenize=False, **arguments)
+    assert ours(PARTED).render(messages, **arguments) == expected
+
+
+@pytest.mark.parametrize("content", [[], None])
+def test_nothing_cannot_go_on(content: Any) -> None:
+    with pytest.raises(UsageError, match="continue_final_message; expected a last message with content"):
+        ours(PARTED).render([{"role": "assistant", "content": content}], continue_final_message=True)
+
+
 def test_every_test_template_renders_something() -> None:
     assert NAMES == ["chatml", "end", "features", "header", "inst", "turns"]
 

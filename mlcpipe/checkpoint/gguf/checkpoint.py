@@ -30,6 +30,7 @@ from mlcpipe.checkpoint.safetensors_reader import read_chunks, read_float32
 from mlcpipe.errors import CheckpointError
 from mlcpipe.json_files import shown, shown_path
 
+_RECOMMENDED = "general.sampling."
 # Name in generation_config.json -> name in the file.
 _SAMPLING = {
     **{name: name for name in ("top_k", "top_p", "min_p")},
@@ -125,12 +126,17 @@ def open_gguf(path: Path) -> GgufCheckpoint:
 
 
 def generation_of(metadata: Metadata) -> dict[str, Any]:
-    """generation_config.json: what ends an answer, and the sampling that the file recommends."""
+    """generation_config.json: what ends an answer, and the sampling that the file recommends.
+
+    What has no name there keeps its own, to be named as not honoured.
+    """
     ends = end_ids(metadata)
     found: dict[str, Any] = {"eos_token_id": ends} if ends else {}
     for name, stored in _SAMPLING.items():
-        key = f"general.sampling.{stored}"
+        key = f"{_RECOMMENDED}{stored}"
         if key in metadata.values:
             value = metadata.number(key)
-            found[name] = int(value) if name == "top_k" else value
-    return found
+            found[name] = int(value) if name == "top_k" and value.is_integer() else value
+    others = {key.removeprefix(_RECOMMENDED): key for key in metadata.values if key.startswith(_RECOMMENDED)}
+    values = {name: metadata.values[key] for name, key in others.items() if name not in _SAMPLING.values()}
+    return found | {name: value for name, value in values.items() if isinstance(value, int | float | str) and value}

@@ -33,6 +33,7 @@ _END_IDS = {
 }
 # Of SentencePiece's vocabularies, where the file does not name them: the ids, and the type that such a token has.
 _DEFAULTS = {"bos": (1, CONTROL), "eos": (2, CONTROL), "unknown": (0, UNKNOWN)}
+_TYPES = {"<unk>": UNKNOWN, "<s>": CONTROL, "</s>": CONTROL}
 _PHI_UNSTRIPPED = ("<unk>", "<s>", "<|endoftext|>", "<|endofprompt|>")
 
 
@@ -42,14 +43,16 @@ def tokens_of(metadata: Metadata) -> list[str]:
 
 
 def types_of(metadata: Metadata) -> list[int]:
-    """The type of each token, normal where the file has none. Raises TokenizerError for one that does not exist.
+    """The type of each token. Raises TokenizerError for one that does not exist.
 
+    Where the file has none they are normal, but for the three that SentencePiece begins with.
     One token stands for what is unknown. In Phi-3's first files padding has that type, too; here it is unused.
     """
-    count, key = len(tokens_of(metadata)), f"{PREFIX}token_type"
+    tokens, key = tokens_of(metadata), f"{PREFIX}token_type"
     if key not in metadata.values:
-        return [1] * count
-    types = metadata.numbers(key, count)
+        known = _TYPES if metadata.values.get(f"{PREFIX}model") == "llama" else {}
+        return [known.get(token, 1) for token in tokens]
+    types = metadata.numbers(key, len(tokens))
     if bad := types[~np.isin(types, range(BYTE + 1))].tolist():
         raise TokenizerError("unknown type of a token", where=metadata.where, expected=f"0 to {BYTE}", found=bad[0])
     unknown = np.flatnonzero(types == UNKNOWN)
@@ -61,13 +64,17 @@ def types_of(metadata: Metadata) -> list[int]:
 
 
 def token_id(metadata: Metadata, name: str) -> int | None:
-    """The id of `bos`, `eos`, `unknown`, ...; None where the file has none. Raises ConfigError for one past the end."""
+    """The id of `bos`, `eos`, `unknown`, ...; None where the file has none. Raises ConfigError for one past the end.
+
+    Of padding, which changes no answer, such an id is none.
+    """
     key, count = f"{PREFIX}{name}_token_id", len(tokens_of(metadata))
     if key in metadata.values:
         index = metadata.integer(key)
-        if index >= count:
+        if index < count:
+            return index
+        if name != "padding":
             raise metadata.error(key, f"an id below {count}, the size of the vocabulary", index)
-        return index
     if name not in _DEFAULTS or metadata.values.get(f"{PREFIX}model") != "llama":
         return None
     index, kind = _DEFAULTS[name]

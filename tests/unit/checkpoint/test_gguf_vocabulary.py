@@ -166,6 +166,10 @@ def test_ids_that_sentence_piece_implies(tmp_path: Path) -> None:
     assert generation_of(metadata) == {"eos_token_id": [2]} and found.bos_token_id == 1
     assert found.special_tokens == {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"}
     assert generation_of(small({}, "llama")) == {}  # `c` is a letter
+    del metadata.values["tokenizer.ggml.token_type"]  # type: ignore[attr-defined]
+    assert json.loads(tokenizer_files(metadata)[TOKENIZER])["added_tokens"] and generation_of(metadata) == {
+        "eos_token_id": [2]
+    }
 
 
 PHI3 = {"<unk>": UNKNOWN, "<s>": CONTROL, "</s>": CONTROL, "<|endoftext|>": CONTROL, "<|user|>": CONTROL, "<|end|>": CONTROL,
@@ -228,6 +232,9 @@ def test_recommended_sampling() -> None:
     found = generation_of(Metadata({**small({}).values, **sampling}, "m.gguf"))
     expected = {"temperature": 0.7, "top_k": 20, "top_p": 0.8, "min_p": 0.05, "repetition_penalty": 1.1}
     assert found == expected and type(found["top_k"]) is int
+    more = {"general.sampling.xtc_probability": 0.5, "general.sampling.sequence": "temp", "general.sampling.top_k": 0.5}
+    others = {"xtc_probability": 0.5, "sequence": "temp"}  # for stated_sampling to name
+    assert generation_of(Metadata({**small({}).values, **more}, "m.gguf")) == {"top_k": 0.5, **others}
     with pytest.raises(ConfigError, match="key general.sampling.temp"):
         generation_of(Metadata({**small({}).values, "general.sampling.temp": "hot"}, "m.gguf"))
 
@@ -260,6 +267,8 @@ def test_special_tokens() -> None:
     settings = json.loads(tokenizer_files(metadata)[SETTINGS])
     assert (settings["bos_token"], settings["eos_token"], settings["pad_token"]) == ("<s>", "</s>", "<unk>")
     assert settings["unk_token"] is None
+    metadata = metadata_of(PIPELINES["gpt2"](), "gpt2", pre="gpt-2", padding_token_id=2**32 - 1)
+    assert json.loads(tokenizer_files(metadata)[SETTINGS])["pad_token"] is None  # as llama.cpp has it
 
 
 @pytest.mark.parametrize(

@@ -20,13 +20,21 @@ FIELDS = (
     "temperature", "top_p", "top_k", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty",
 )  # fmt: skip
 _MAX_BYTES = 16 << 20
-# What changes an answer too and is not honoured, with the value that changes nothing besides null.
-_OTHERS: Mapping[str, Any] = {
-    "typical_p": 1, "epsilon_cutoff": 0, "eta_cutoff": 0, "top_h": None, "penalty_alpha": 0, "num_beams": 1,
-    "no_repeat_ngram_size": 0, "encoder_repetition_penalty": 1, "encoder_no_repeat_ngram_size": 0, "bad_words_ids": [],
-    "suppress_tokens": [], "begin_suppress_tokens": [], "sequence_bias": {}, "forced_bos_token_id": None,
-    "forced_eos_token_id": None, "exponential_decay_length_penalty": None, "guidance_scale": 1, "stop_strings": [],
-    "min_length": 0, "min_new_tokens": 0, "max_new_tokens": None,
+_MOST_NAMED = 20  # fields of a line
+# What is honoured or does not change the tokens of an answer: ids, caches, outputs, speed, and details of `num_beams`.
+_SILENT = frozenset((
+    *FIELDS, "do_sample", "eos_token_id", "bos_token_id", "pad_token_id", "decoder_start_token_id",
+    "transformers_version", "_from_model_config", "use_cache", "cache_implementation", "cache_config", "max_cache_len",
+    "output_attentions", "output_hidden_states", "output_scores", "output_logits", "return_dict_in_generate",
+    "low_memory", "compile_config", "disable_compile", "continuous_batching_config", "prefill_chunk_size",
+    "renormalize_logits", "remove_invalid_values", "length_penalty", "early_stopping", "num_beam_groups",
+    "diversity_penalty", "use_mtp", "is_assistant", "num_assistant_tokens", "num_assistant_tokens_schedule",
+    "assistant_confidence_threshold", "prompt_lookup_num_tokens", "max_matching_ngram_size", "speculation_type",
+))  # fmt: skip
+# Of other fields these values change nothing, besides null; where none is here, zero, false and what is empty.
+_NEUTRAL: Mapping[str, Any] = {
+    **dict.fromkeys(("typical_p", "num_beams", "num_return_sequences", "encoder_repetition_penalty"), 1),
+    "guidance_scale": 1, "forced_bos_token_id": None, "forced_eos_token_id": None,
 }  # fmt: skip
 
 
@@ -59,10 +67,15 @@ def stated_sampling(config: Mapping[str, Any], otherwise: SamplingParams) -> Sam
         made = replace(made, temperature=0.0)
     elif samples not in (None, True):
         _warn(f"do_sample; expected true or false; found {shown(samples)}; it is left out")
-    others = [name for name, neutral in _OTHERS.items() if config.get(name, neutral) not in (None, neutral)]
+    others = [name for name, value in config.items() if name not in _SILENT and _counts(name, value)]
     if others:
-        _warn(f"{', '.join(others)}; not honoured")
+        listed = ", ".join(shown(name).strip("'") for name in others[:_MOST_NAMED])
+        _warn(f"{listed}{', ...' if len(others) > _MOST_NAMED else ''}; not honoured")
     return made
+
+
+def _counts(name: str, value: object) -> bool:
+    return value is not None and (value != _NEUTRAL[name] if name in _NEUTRAL else bool(value))
 
 
 def _warn(line: str) -> None:

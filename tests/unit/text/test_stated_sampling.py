@@ -52,6 +52,7 @@ def test_what_is_honoured(config: dict[str, Any], expected: dict[str, Any]) -> N
         *(("do_sample", value) for value in ("false", 2, [])),
         *(("typical_p", 0.9), ("num_beams", 4), ("no_repeat_ngram_size", 3), ("bad_words_ids", [[1]])),
         *(("max_new_tokens", 512), ("stop_strings", ["x"]), ("suppress_tokens", [1]), ("penalty_alpha", 0.6)),
+        *(("max_length", 4096), ("token_healing", True), ("mirostat", 2), ("forced_eos_token_id", 0), ("sampling", {"top_k": 1})),
     ],
 )  # fmt: skip
 def test_what_is_said(field: str, value: Any) -> None:
@@ -61,6 +62,26 @@ def test_what_is_said(field: str, value: Any) -> None:
     assert len(said) == 1 and "\n" not in str(said[0].message) and len(str(said[0].message)) < 700
     good = {"temperature": 0.5, "top_p": 0.5, "min_p": 0.25}
     assert made == SamplingParams(**{**good, **({field: DRAWN[field]} if field in good else {})})
+
+
+def test_what_changes_nothing_is_not_said() -> None:
+    config = {
+        "eos_token_id": [1],
+        "use_cache": False,
+        "bad_words_ids": [],
+        "guidance_scale": 1.0,
+        "mirostat": 0,
+        "x": None,
+    }
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert stated_sampling(config, OTHERWISE) == OTHERWISE
+
+
+def test_a_line_about_many_names_is_short() -> None:
+    with pytest.warns(CheckpointWarning) as said:
+        stated_sampling({f"\n{index}{'x' * 1000}": 1 for index in range(1000)}, OTHERWISE)
+    assert len(said) == 1 and "\n" not in str(said[0].message) and len(str(said[0].message)) < 3000
 
 
 @pytest.mark.parametrize("name", [name for name, shape in SHAPES.items() if shape.generation])

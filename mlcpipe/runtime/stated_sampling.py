@@ -65,7 +65,7 @@ def stated_sampling(config: Mapping[str, Any], otherwise: SamplingParams) -> Sam
             _warn(f"{error}; it is left out")
     if samples is False:
         made = replace(made, temperature=0.0)
-    elif samples not in (None, True):
+    elif samples is not None and samples is not True:
         _warn(f"do_sample; expected true or false; found {shown(samples)}; it is left out")
     others = [name for name, value in config.items() if name not in _SILENT and _counts(name, value)]
     if others:

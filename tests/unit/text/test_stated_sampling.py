@@ -49,7 +49,7 @@ def test_what_is_honoured(config: dict[str, Any], expected: dict[str, Any]) -> N
         *(("top_p", value) for value in (0, 1.5, -0.1, {})),
         *(("top_k", value) for value in (-2, 1.5, "5", False, [-1])),
         *(("min_p", value) for value in (2, "x")), ("repetition_penalty", 0), ("presence_penalty", 9),
-        *(("do_sample", value) for value in ("false", 2, [])),
+        *(("do_sample", value) for value in ("false", 1, [])),
         *(("typical_p", 0.9), ("num_beams", 4), ("no_repeat_ngram_size", 3), ("bad_words_ids", [[1]])),
         *(("max_new_tokens", 512), ("stop_strings", ["x"]), ("suppress_tokens", [1]), ("penalty_alpha", 0.6)),
         *(("max_length", 4096), ("token_healing", True), ("mirostat", 2), ("forced_eos_token_id", 0), ("sampling", {"top_k": 1})),

@@ -127,8 +127,9 @@ mlcpipe_sampling StatedSampling(const std::string& model, const mlcpipe_sampling
     const Value config = chat::ReadJson(&heap, files->Open(kFile, kMaxBytes).text(), kFile);
     if (config.is(Kind::kDict)) NameOthers(config);
     return Stated(&heap, config, otherwise);
-  } catch (const Error& error) {
-    Fail(error.what());
+  } catch (const Error& error) {  // as of NaN or of an integer of 80 bits, which Python reads
+    std::fprintf(stderr, "note: %s; it is left out\n", error.what());
+    return otherwise;
   }
 }
 

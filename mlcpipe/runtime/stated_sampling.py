@@ -21,7 +21,7 @@ FIELDS = (
 )  # fmt: skip
 _MAX_BYTES = 16 << 20
 _MOST_NAMED = 20  # fields of a line
-# What is honoured or does not change the tokens of an answer: ids, caches, outputs, speed, and details of `num_beams`.
+# What is honoured, or does not change the tokens of an answer: ids, caches, outputs, speed, and details of `num_beams`.
 _SILENT = frozenset((
     *FIELDS, "do_sample", "eos_token_id", "bos_token_id", "pad_token_id", "decoder_start_token_id",
     "transformers_version", "_from_model_config", "use_cache", "cache_implementation", "cache_config", "max_cache_len",
@@ -31,7 +31,7 @@ _SILENT = frozenset((
     "diversity_penalty", "use_mtp", "is_assistant", "num_assistant_tokens", "num_assistant_tokens_schedule",
     "assistant_confidence_threshold", "prompt_lookup_num_tokens", "max_matching_ngram_size", "speculation_type",
 ))  # fmt: skip
-# Of other fields these values change nothing, besides null; where none is here, zero, false and what is empty.
+# Values of other fields that change nothing, as null does; where none is here, zero, false and what is empty.
 _NEUTRAL: Mapping[str, Any] = {
     **dict.fromkeys(("typical_p", "num_beams", "num_return_sequences", "encoder_repetition_penalty"), 1),
     "guidance_scale": 1, "forced_bos_token_id": None, "forced_eos_token_id": None,

@@ -9,9 +9,11 @@ The rules are those of transformers 5.23 (`_from_pretrained` in `tokenization_ut
   the tokens of added_tokens.json, unless tokenizer.json has another one with their id.
 * A token that is named is special, whatever its list says. Named and extra tokens that no list has become special.
 * A token has the id of the vocabulary; one that is not there gets the next free id, in the order of the stated ids.
+* What tokenizer.json has as special stays so, except in classes that build a new tokenizer of its vocabulary
+  (LlamaTokenizer, Qwen2Tokenizer, …).
 
-Not so here: of a class that builds its tokenizer anew (LlamaTokenizer, Qwen2Tokenizer, …) transformers drops tokens
-that only tokenizer.json has, and adds the class's own named tokens to a vocabulary without them.
+Not so here: such a class drops tokens that only tokenizer.json has, and adds its own named tokens to a vocabulary
+without them.
 """
 
 from __future__ import annotations
@@ -61,8 +63,7 @@ class SpecialTokens:
     ) -> tokenizers.Tokenizer:
         """The library's tokenizer that splits them out of texts; `plain` takes the flags of those that are special.
 
-        `rebuilt` is for a class that makes its tokenizer without the list of tokenizer.json: a token which only that
-        has as special is not. Raises TokenizerError.
+        `rebuilt` is for a class that builds a new tokenizer. Raises TokenizerError.
         """
         special = [token for token in (*self.named.values(), *self.extra) if token is not None]
         names = set(self.texts().values())

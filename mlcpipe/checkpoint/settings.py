@@ -21,11 +21,11 @@ BOOKKEEPING = frozenset({
     "max_calib_samples", "max_calib_seq_len", "max_input_length", "meta", "minmax_lr", "mock_quantization",
     "model_file_base_name", "model_free", "model_name_or_path", "model_seqlen", "module_name_preceding_first_block",
     "modules_in_block_to_quantize", "modules_to_convert", "modules_to_fuse", "modules_to_not_convert", "moe",
-    "momentum", "mse", "n_parallel_calib_samples", "nblocks", "not_use_best_mse", "nsamples", "observer",
+    "momentum", "mse", "n_parallel_calib_samples", "n_samples", "nblocks", "not_use_best_mse", "nsamples", "observer",
     "observer_kwargs", "offload_to_disk", "offload_to_disk_path", "pack_impl", "pad_token_id", "parallel_packing",
     "provider", "quant_block_list", "quantizer", "run_compressed", "sampler", "scale_dtype", "seed", "seqlen",
     "static_attention_granularity", "static_groups", "static_kv_granularity", "supported_types",
-    "to_quant_block_names", "tokenizer", "true_sequential", "uri", "use_cuda_fp16", "use_exllama",
+    "to_quant_block_names", "tokenizer", "train_bs", "true_sequential", "uri", "use_cuda_fp16", "use_exllama",
     "use_optimized_inference", "v2", "v2_alpha", "zp_dtype",
 })  # fmt: skip
 

@@ -59,8 +59,12 @@ def _int8(tensors: Mapping[str, TensorInfo], module: str) -> Matrix:
     n, k = codes.shape if len(codes.shape) == 2 else (0, 0)
     check_tensor(codes, ("int8",), (n, -(-k // 32) * 32))
     check_tensor(scales, ("float32",), (n,))
+    order = tensors.get(f"{module}.weight_format")
 
     def parts() -> Parts:
+        if order is not None and (order.nbytes > 8 or any(read_bytes(order))):
+            raise CheckpointError(f"the codes of {shown(module)} are in the order of a kernel",
+                                  where=shown_path(order.file), expected="0 in weight_format: rows")  # fmt: skip
         steps = np.frombuffer(read_bytes(scales), "<f4") / np.float32(127)
         return Parts(np.frombuffer(read_bytes(codes), np.uint8).reshape(n, k) ^ np.uint8(128), steps[:, None])
 

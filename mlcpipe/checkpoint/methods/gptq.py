@@ -79,7 +79,8 @@ def group_of(settings: Settings) -> tuple[int, bool]:
     settings.choice("data_type", ("int",), "int")
     settings.integer("act_bits", 16, 64, 16)
     settings.ignore(*SHOWN)
-    return size, any([settings.take("dynamic"), settings.take("extra_config")])
+    of_modules = [settings.take(field) for field in ("dynamic", "extra_config", "regex_config")]
+    return size, any(of_modules)
 
 
 @dataclass(frozen=True)

@@ -39,6 +39,8 @@ def test_eight_bits(tmp_path: Path) -> None:
     expected = weight * (scales / np.float32(127))[:, None]
     np.testing.assert_array_equal(found.read(NAME), expected)
     assert list(found.tensors) == [NAME] and found.info(NAME).dtype == "int8_row_f32" and found.keeps_all
+    write(tmp_path, tensors | {"m.q_proj.weight_format": np.array([2], np.int8)}, load_in_4bit=False, load_in_8bit=True)
+    assert "in the order of a kernel" in refused(tmp_path)
 
 
 @pytest.mark.parametrize("linear_class", (None, "autobitlinear"))

@@ -140,7 +140,7 @@ def _index(value: int) -> Any:
         ("awq", {"act_bits": 8}, "act_bits"),
         ("awq", {"method": "gptq"}, "method"),
         ("gptq", {"quant_method": "auto-round", "packing_format": "auto_round:llm_compressor"}, "packing_format"),
-        ("gptq", {"quant_method": "intel/auto-round", "backend": "auto_round:exllamav2"}, "packing_format"),
+        ("gptq", {"quant_method": "intel/auto-round", "backend": "auto_round:qbits_zp"}, "packing_format"),
         ("gptq", {"quant_method": "auto-round", "data_type": "nv_fp"}, "data_type"),
         ("mlx", {"bits": 7}, "bits"),
         ("mlx", {"mode": "mxfp6"}, "mode"),
@@ -198,14 +198,18 @@ NAMES: Mapping[str, Sequence[Mapping[str, Any]]] = {
         {"group_size": None, "groupsize": 32},
         *({"quant_method": "auto-round", "packing_format": f"auto_round:{name}"} for name in ("auto_gptq", "gptq")),
         {"quant_method": "auto-round"}, {"quant_method": "intel/auto-round", "backend": "auto_round:gptq:exllamav2"},
+        {"quant_method": "intel/auto-round", "backend": "gptq:exllamav2", "regex_config": {".*o_proj": {"bits": 16}}},
     ),
     "gptq_v2": (
         {"checkpoint_format": "gptq_v2"}, {"format": "GPTQ_V2"},
         *({"quant_method": "auto-round", "packing_format": name} for name in ("auto_round", "auto_round:gptqmodel")),
+        {"quant_method": "intel/auto-round", "backend": "autoround:exllamav2"},
+        {"quant_method": "intel/auto-round", "backend": "auto_round:tritonv2", "train_bs": 8, "n_samples": 512},
     ),
     "awq": (
         {}, {"version": "GEMM", "format": "gemm", "method": "awq"}, {"version": None, "checkpoint_format": "gemm"},
         *({"quant_method": "auto-round", "packing_format": f"auto_round:{name}"} for name in ("auto_awq", "awq")),
+        {"quant_method": "intel/auto-round", "backend": "auto_round:awq:gemm"},
     ),
 }  # fmt: skip
 

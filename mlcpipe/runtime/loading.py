@@ -144,7 +144,7 @@ def _load_library(path: Path, manifest: Manifest, variant: str, device: Device) 
     if len(names) != 1:
         raise BundleError("bundle has no single library", where=path, expected="one file in lib/", found=names)
     try:
-        module = tvm_runtime.load_module(path / names[0])
+        module = tvm_runtime.load_module(path / names[0], manifest.files[names[0]].sha256)
         executable = executable_of(module, variant)
         vm = device.virtual_machine(executable)
         stated = json.loads(str(vm["_metadata"]()))

@@ -25,11 +25,12 @@ from numpy.typing import NDArray
 from tvm_ffi.libinfo import load_lib_ctypes
 
 from mlcpipe.devices.support.cuda_graph import foreign_allocation
+from mlcpipe.disk import full_disk_named
 from mlcpipe.errors import TargetError, first_line
 
 _CPU = 1  # DLPack's kDLCPU
 _POOLED = 2  # AllocatorType::kPooled of TVM's memory_manager.h
-_modules: dict[tuple[Path, bytes], Any] = {}
+_modules: dict[tuple[Path, str], Any] = {}
 _loading = threading.Lock()
 
 
@@ -62,16 +63,21 @@ def function(name: str) -> Any:
     return tvm_ffi.get_global_func(name)
 
 
-def load_module(path: Path) -> Any:
+def load_module(path: Path, sha256: str | None = None) -> Any:
     """A compiled library as a module, the same one for the same bytes at the same path; it is never closed.
+
+    With `sha256` (hex) nothing else is run than what was checked to have it, whatever the file holds since.
 
     The system takes a file for a library that it has if the path or the inode is that one's, whatever the file holds
     by now (dlopen, dyld, LoadLibrary). So it gets a copy: a bundle may be compiled again, or its file written over,
-    while its code runs. Raises RuntimeError for a file that is none, OSError for one that cannot be read.
+    while its code runs. Raises RuntimeError for a file that is none, OSError for one that cannot be read, ResourceError
+    where there is no room for the copy.
     """
     load()
     library = path.read_bytes()
-    key = (path.resolve(), hashlib.sha256(library).digest())
+    key = (path.resolve(), hashlib.sha256(library).hexdigest())
+    if sha256 not in (None, key[1]):
+        raise RuntimeError("the file was changed after it was checked")
     with _loading:
         if key not in _modules:
             _modules[key] = _load_copy(library)
@@ -94,7 +100,8 @@ def _load_copy(library: bytes) -> Any:
 
 
 def _load_file(path: Path, library: bytes) -> Any:
-    path.write_bytes(library)
+    with full_disk_named(path, len(library)):
+        path.write_bytes(library)
     module = function("ffi.Module.load_from_file.so")(str(path), "so")
     function("ffi.ModuleGlobalsAdd")(module)  # else Python closes it at exit, before what uses it
     return module

@@ -80,7 +80,9 @@ Module LoadOnce(const Manifest& manifest, const mlcpipe_symbol* code) {
   std::string library, key;
   if (!code) {
     library = manifest.source.Open(manifest.library).text();
-    key = manifest.source.where() + " " + Sha256(library);
+    const std::string hash = Sha256(library), &checked = manifest.files.at(manifest.library).sha256;
+    if (hash != checked) throw manifest.source.Changed(manifest.library, "sha256 " + checked, hash);
+    key = manifest.source.where() + " " + hash;
   }
   const std::lock_guard<std::mutex> lock(*mutex);
   auto found = loaded->find({code, key});

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import shutil
 from collections.abc import Callable, Sequence
@@ -12,6 +13,7 @@ import pytest
 from mlcpipe import Engine, SamplingParams
 from mlcpipe.compiler.link import find_linker
 from mlcpipe.devices.support import tvm_runtime
+from mlcpipe.errors import ResourceError
 from tests.conftest import Bundles
 
 # A function of TVM's calling convention (tvm/ffi/c_api.h): its result has a type, 1 for integers, and a value.
@@ -69,6 +71,33 @@ def test_a_library_is_the_one_that_its_file_holds(
     assert [module["number"]() for module in modules] == [0, 1, 2, 1]
     modules.append(tvm_runtime.load_module(tmp_path / "lib" / ".." / "lib" / path.name))
     assert all(module.same_as(modules[1]) for module in modules[3:])
+
+
+def test_what_was_not_checked_is_not_run(libraries: Sequence[Path], tmp_path: Path) -> None:
+    path = Path(shutil.copy(libraries[0], tmp_path / "model.so"))
+    checked = hashlib.sha256(path.read_bytes()).hexdigest()
+    assert tvm_runtime.load_module(path, checked)["number"]() == 0
+    for changed in (libraries[1].read_bytes(), libraries[0].read_bytes()[:4096]):  # half a file would kill the process
+        path.write_bytes(changed)
+        with pytest.raises(RuntimeError, match="changed after it was checked"):
+            tvm_runtime.load_module(path, checked)
+
+
+@pytest.mark.parametrize("in_memory", [True, False])
+def test_a_copy_without_room_is_named(
+    in_memory: bool, libraries: Sequence[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not in_memory:
+        monkeypatch.delattr(os, "memfd_create", raising=False)
+    path = Path(shutil.copy(libraries[0], tmp_path / "model.so"))
+    resource = pytest.importorskip("resource", reason="POSIX limits")
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1000, limits[1]))
+    try:
+        with pytest.raises(ResourceError, match="refuses a file of this size"):
+            tvm_runtime.load_module(path)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
 
 
 def test_what_is_no_library_keeps_nothing_open(tmp_path: Path) -> None:

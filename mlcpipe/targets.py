@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -15,11 +14,7 @@ from mlcpipe.errors import TargetError, last_line
 from mlcpipe.host import cpu_features
 from mlcpipe.json_files import Items, OnlyKnown, Table, invalid
 from mlcpipe.resources import targets_path
-
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
+from mlcpipe.toml_files import read_toml
 
 MAX_BYTES = 1 << 16
 _NAME = re.compile(r"[a-z0-9][a-z0-9_.-]*")
@@ -138,12 +133,7 @@ def load_target(name: str) -> Target:
 
 
 def _merged(path: Path, depth: int) -> dict[str, Any]:
-    try:
-        if path.stat().st_size > MAX_BYTES:
-            raise TargetError("target file is too large", where=path, expected=f"at most {MAX_BYTES} bytes")
-        values: dict[str, Any] = tomllib.loads(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
-        raise TargetError("target file cannot be read", where=path, found=error) from error
+    values = read_toml(path, MAX_BYTES, TargetError, "target file")
     base = values.pop("base", None)
     if base is None:
         return values

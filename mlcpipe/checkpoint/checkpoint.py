@@ -190,7 +190,7 @@ def printable_name(name: str) -> str | None:
 def open_checkpoint(path: Path) -> Checkpoint:
     """Opens a checkpoint folder or a GGUF file, and checks its configuration, index and every header.
 
-    No weight is read but the zero points of GPTQ: the cost is a few reads per file. `model.safetensors` takes
+    No weight is read but the zero points of GPTQ, and a head that may be the embedding. `model.safetensors` takes
     precedence over an index, as in transformers. Raises CheckpointError for the folder and the weights, ConfigError for
     config.json, generation_config.json and GGUF's metadata.
     """

@@ -2,20 +2,14 @@
 
 from __future__ import annotations
 
-import sys
+import math
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
-from typing import Any
 
 from mlcpipe.defaults import DISTILL_RECIPE, OWN_CALIBRATION
 from mlcpipe.errors import UsageError
-from mlcpipe.files import read_bounded
 from mlcpipe.generated import toml_value
-
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
+from mlcpipe.toml_files import read_toml
 
 _MAX_BYTES = 1 << 16
 _COMMENTS = {
@@ -58,11 +52,7 @@ class Recipe:
 def read_recipe(folder: Path) -> Recipe:
     """The recipe of a pruned checkpoint. Raises UsageError for a file that is absent, or a field that is wrong."""
     path = folder / DISTILL_RECIPE
-    raw = read_bounded(path, _MAX_BYTES, UsageError, "recipe", "`mlcpipe prune` writes one")
-    try:
-        values: dict[str, Any] = tomllib.loads(raw.decode("utf-8"))
-    except (UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
-        raise UsageError("the recipe is not TOML", where=path, found=error) from None
+    values = read_toml(path, _MAX_BYTES, UsageError, "recipe", "`mlcpipe prune` writes one")
     known = {field.name: field.type for field in fields(Recipe)}
     for name in [*values, "teacher", "method", "pattern"]:
         kind = known.get(name)
@@ -71,7 +61,7 @@ def read_recipe(folder: Path) -> Recipe:
             raise UsageError(f"field {name} of the recipe", where=path, expected=expected, found=repr(values.get(name)))
     recipe = Recipe(**values)
     for name in ("window", "rows", "steps", "peak_rate", "temperature"):
-        if not getattr(recipe, name) > 0:
+        if not 0 < getattr(recipe, name) < math.inf:
             raise UsageError(f"field {name} of the recipe", where=path, expected="more than 0", found=values[name])
     if recipe.pattern not in ("", "2:4"):
         raise UsageError("field pattern of the recipe", where=path, expected='2:4 or ""', found=repr(recipe.pattern))

@@ -14,7 +14,6 @@ import functools
 import hashlib
 import json
 import re
-import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from fnmatch import translate
@@ -22,16 +21,11 @@ from pathlib import Path
 
 from mlcpipe.defaults import AUTO, AUTO_QUANTIZATION, KEEP
 from mlcpipe.errors import ConfigError
-from mlcpipe.files import read_bounded
 from mlcpipe.generated import toml_value
 from mlcpipe.json_files import shown, shown_path
 from mlcpipe.quantization.kept import SCHEMES
 from mlcpipe.quantization.scheme import Scheme, load_scheme, scheme_names
-
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
+from mlcpipe.toml_files import read_toml
 
 SUFFIX = ".toml"
 MIXED = "mixed-"  # how names of plans from files begin; then comes a hash of their content
@@ -132,11 +126,7 @@ def make_plan(default: str, tensors: Mapping[str, str], source: str) -> Quantiza
 def read_plan(path: Path) -> QuantizationPlan:
     """The plan in a file. Raises ConfigError for one that is not as this module says."""
     where = shown_path(path)
-    raw = read_bounded(path, MAX_BYTES, ConfigError, "plan")
-    try:
-        values = tomllib.loads(raw.decode("utf-8"))
-    except (UnicodeDecodeError, tomllib.TOMLDecodeError, RecursionError) as error:
-        raise ConfigError("the plan is not TOML", where=where, found=str(error) or "tables too deep") from None
+    values = read_toml(path, MAX_BYTES, ConfigError, "plan")
     default, tensors = values.get("default"), values.get("tensors", {})
     unknown = next((key for key in values if key not in ("default", "tensors", "text_sha256")), None)
     if unknown is not None:

@@ -24,7 +24,7 @@ ROOT = Path(__file__).parents[2]
 FORBIDDEN = {"tir_schedules": {"mlcpipe", "apps", "tests"}, "mlcpipe": {"apps", "tests"}, "apps": {"tests"}}
 # Parts of mlcpipe that serve hosts without TVM, or before it is checked: nothing at their top level may load it.
 LIGHT = ("checkpoint", "bundle", "cli", "env.py", "errors.py", "progress.py", "loading.py", "defaults.py", "targets.py", "atomic.py", "disk.py", "version.py",
-         "host", "files.py", "generated.py", "json_files.py", "resources.py", "__init__.py", "__main__.py")  # fmt: skip
+         "host", "files.py", "generated.py", "json_files.py", "resources.py", "toml_files.py", "__init__.py", "__main__.py")  # fmt: skip
 
 TABLE = "tir_schedules.sampling"  # of signatures, which needs no TVM
 
@@ -77,7 +77,7 @@ LAYERS = (
     ("errors",),
     ("disk", "env", "files", "private", "progress", "resources", "defaults"),
     ("debug", "atomic", "version", "json_files"),
-    ("generated",),
+    ("generated", "toml_files"),
     ("host",),
     ("targets",),
     ("bundle", "checkpoint", "quantization"),

@@ -84,7 +84,7 @@ def edit_tensors(checkpoint: Path, change: Callable[[dict[str, Any]], None]) -> 
 def test_unknown_names(checkpoint: Path, output: Path) -> None:
     assert "q4f16_1" in refused(checkpoint, output, ConfigError, "unknown quantization", quantization="q5_k")
     assert "cpu" in refused(checkpoint, output, TargetError, "unknown target", target="tpu")
-    refused(checkpoint, output, TargetError, "target file cannot be read", target="./absent.toml")
+    refused(checkpoint, output, TargetError, "missing target file", target="./absent.toml")
     edit_config(checkpoint, model_type="mamba")
     assert "llama" in refused(checkpoint, output, ConfigError, "unknown architecture")
 

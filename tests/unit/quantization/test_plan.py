@@ -80,6 +80,8 @@ def test_a_file_says_what_it_was_written_from(tmp_path: Path) -> None:
         ('default = "q4f16_1"\n[tensors]\n"*" = "Q6_K"', "down_proj.weight does not fit Q6_K .* of 256 .* found 96"),
         ('default = "q4f16_1"\n[tensors]\n"' + "a*" * 5000 + '" = "Q6_K"', "names no matrix"),
         ("a = " + "[" * 5000, "the plan is not TOML"),
+        ("a = " + "1" * 5000, "the plan is not TOML"),
+        ("a" + ".a" * 5000 + " = 1", "the plan is not TOML .* a line with 5000 dots"),
     ],
 )
 def test_bad_plans_are_one_line(tmp_path: Path, text: str, words: str) -> None:

@@ -1,7 +1,8 @@
 """Connections of clients: heads are read strictly, each part of a request comes in time, and there are only so many.
 
-Where there are as many as may be, the client that has sent nothing complete for the longest gives way to a new one. So
-those who send slowly, or nothing, hold up nobody; a new one is refused where all others wait for answers.
+Where there are as many as may be, the client that has sent nothing complete for the longest gives way to a new one,
+then the one that has not read for the longest. So those who send or read slowly, or not at all, hold up nobody; a new
+one is refused where all others wait for answers.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from collections.abc import Callable
 from typing import Any, Literal
 
 import h11
+from h11._readers import ChunkedReader
 from uvicorn.config import Config
 from uvicorn.protocols.http.h11_impl import H11Protocol
 from uvicorn.server import ServerState
@@ -30,6 +32,8 @@ _MOST_LINGERING = 32
 ACCEPTED_AT_ONCE = 16
 _TURNS = 4  # of the loop from accepting a connection until the one that gives way to it is closed
 _OWN_FILES = 64  # descriptors for what else is open
+_READ_BYTES = 16 << 10  # of a connection at a time: what is read in one go holds up the others
+_MOST_CHUNKS = 1 << 18  # of a body, as it has values
 _NOT_STRICT = re.compile(rb"(?<!\r)\n|\r\n[ \t]")  # the end of a line by LF alone, a line that goes on in the next one
 
 
@@ -56,19 +60,43 @@ def _network(host: str) -> str:
     return str(mapped or ipaddress.ip_network(f"{address}/64", strict=False))
 
 
+def _check_lines(data: bytes) -> None:
+    """Raises RemoteProtocolError for lines, up to an empty one, that do not end with CR LF, or go on in the next."""
+    lines, mark, _ = data.partition(b"\r\n\r\n")
+    if _NOT_STRICT.search(lines + mark):
+        raise h11.RemoteProtocolError("a line does not end with CR LF, or goes on in the next")
+
+
+class _StrictChunks(ChunkedReader):
+    """Refuses trailers as `_StrictReader` refuses heads, and bodies in very many chunks, each of which takes time."""
+
+    chunks = 0
+
+    def __call__(self, buf: Any) -> Any:
+        if self._reading_trailer:
+            _check_lines(b"\r\n" + bytes(buf))  # behind the line of the last chunk
+        event = super().__call__(buf)
+        self.chunks += isinstance(event, h11.Data) and event.chunk_start
+        if self.chunks > _MOST_CHUNKS:
+            raise h11.RemoteProtocolError(f"more than {_MOST_CHUNKS} chunks")
+        return event
+
+
 class _StrictReader(h11.Connection):
-    """Refuses what proxies may read otherwise (RFC 9112, 2.2, 5.2 and 6.1), so that nobody hides a second request."""
+    """Refuses what proxies may read otherwise (RFC 9112, 2.2, 5.2, 6.1 and 7.1), so that nobody hides a second
+    request.
+    """
 
     def next_event(self) -> Any:
         if self.their_state is h11.IDLE:
-            head, mark, _ = self.trailing_data[0].partition(b"\r\n\r\n")
-            if _NOT_STRICT.search(head + mark):
-                raise h11.RemoteProtocolError("a line of the head does not end with CR LF, or goes on in the next")
+            _check_lines(self.trailing_data[0])
         event = super().next_event()
         if isinstance(event, h11.Request):
             names = {name for name, _ in event.headers}
-            if b"transfer-encoding" in names and (b"content-length" in names or event.http_version < b"1.1"):
-                raise h11.RemoteProtocolError("Transfer-Encoding with Content-Length, or in HTTP/1.0")
+            if b"transfer-encoding" in names:
+                if b"content-length" in names or event.http_version < b"1.1":
+                    raise h11.RemoteProtocolError("Transfer-Encoding with Content-Length, or in HTTP/1.0")
+                self._reader = _StrictChunks()
         return event
 
 
@@ -94,19 +122,20 @@ class Connection(H11Protocol):
         self._most, self._told, self._read_s = most, refused, read_s
         self._phase: Literal["idle", "head", "body", "answer"] = "answer"
         self.address = ""
-        self.since = 0.0  # when the client began what it has not completed
+        self.since = 0.0  # when the client began what it has not completed, or stopped reading
         self.lingers = False  # whether it was refused
         self._late: asyncio.TimerHandle | None = None
         self._stuck: asyncio.TimerHandle | None = None
 
     @property
     def owes(self) -> bool:
-        """Whether the client is to send something."""
-        return self._phase != "answer" and not self.lingers
+        """Whether the client is to send something, or to read."""
+        return (self._phase != "answer" or self.flow.write_paused) and not self.lingers
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as uvicorn
         others = [one for one in self.connections if isinstance(one, Connection) and not one.transport.is_closing()]
         super().connection_made(transport)
+        transport.max_size = _READ_BYTES  # type: ignore[attr-defined]  # of asyncio's selectors
         self.address = "" if self.client is None else _network(self.client[0])
         if self._find_place(others):
             self._watch()
@@ -122,7 +151,9 @@ class Connection(H11Protocol):
         full = same if len(same) >= self._most // 2 else others
         if full is others and len(others) < self._most:
             return True
-        oldest = min((one for one in full if one.owes), key=lambda one: one.since, default=None)
+        # Who does not read may be slow alone: first those who send nothing.
+        owing = ((one._phase == "answer", one.since, one) for one in full if one.owes)
+        *_, oldest = min(owing, key=lambda each: each[:2], default=(None,))
         if oldest is not None:
             oldest.transport.abort()
         return oldest is not None
@@ -146,6 +177,8 @@ class Connection(H11Protocol):
 
     def pause_writing(self) -> None:
         super().pause_writing()
+        if self._phase == "answer":
+            self.since = self.loop.time()
         self._set_stuck()
 
     def resume_writing(self) -> None:

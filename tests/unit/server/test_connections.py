@@ -21,6 +21,7 @@ from mlcpipe.server.guard import Guard, Rules
 MOST = 4
 HEAD = b" HTTP/1.1\r\nHost: 127.0.0.1\r\n"
 GET, LAST = b"GET /" + HEAD + b"\r\n", b"GET /" + HEAD + b"Connection: close\r\n\r\n"
+LONG = b"GET /long" + HEAD + b"\r\n"
 CHUNKED = b"Transfer-Encoding: chunked\r\n"
 
 
@@ -98,6 +99,10 @@ def told(made: socket.socket) -> list[int]:
         (b"POST /" + HEAD + CHUNKED + b"Content-Length: 0\r\n\r\n0\r\n\r\n" + LAST, [400]),
         (b"POST / HTTP/1.0\r\nHost: 127.0.0.1\r\n" + CHUNKED + b"\r\n0\r\n\r\n" + LAST, [400]),
         (b"POST /" + HEAD + CHUNKED + b"\r\nzz\r\n" + LAST, [400]),
+        (b"POST /" + HEAD + CHUNKED + b"\r\n2;a=b\r\nab\r\n0;c\r\nx-a: b\r\n\r\n" + LAST, [200, 200]),
+        (b"POST /" + HEAD + CHUNKED + b"\r\n0\r\n\n" + LAST, [400]),
+        (b"POST /" + HEAD + CHUNKED + b"\r\n0\r\nx-a: b\n\n" + LAST, [400]),
+        (b"POST /" + HEAD + CHUNKED + b"\r\n0\r\nx-a: b\r\n c\r\n\r\n" + LAST, [400]),
         (b"GET / HTTP/1.1\r\nHost : 127.0.0.1\r\n\r\n" + LAST, [400]),
     ],
     ids=str,
@@ -107,13 +112,23 @@ def test_what_is_late_or_ambiguous_ends_the_connection(data: bytes, statuses: li
         assert told(connected(stack, address, data)) == statuses
 
 
-@pytest.mark.parametrize("data", [b"", b"GET /", GET, b"POST /" + HEAD + b"Content-Length: 9\r\n\r\nab"], ids=str)
+@pytest.mark.parametrize(("chunks", "statuses"), [(3, [200, 200]), (4, [400])])
+def test_a_body_has_only_so_many_chunks(chunks: int, statuses: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connections, "_MOST_CHUNKS", 3)
+    with server() as (address, *_), ExitStack() as stack:
+        body = b"\r\n" + chunks * b"1\r\na\r\n" + b"0\r\n\r\n"
+        assert told(connected(stack, address, b"POST /" + HEAD + CHUNKED + body + LAST)) == statuses
+
+
+@pytest.mark.parametrize("data", [b"", b"GET /", GET, b"POST /" + HEAD + b"Content-Length: 9\r\n\r\nab", LONG], ids=str)
 def test_those_who_owe_something_give_way(data: bytes) -> None:
-    """Whether they have sent nothing, a part of a head or of a body, or have an answer already."""
+    """Whether they have sent nothing, a part of a head or of a body, have an answer already, or do not read it."""
+    slow: list[socket.socket] = []
     with server(read_s=60) as (address, *_), ExitStack() as stack:
-        slow = [connected(stack, address, data) for _ in range(3 * MOST)]
-        if data == GET:
-            assert slow[-1].recv(12) == b"HTTP/1.1 200"
+        for index in range(3 * MOST):
+            slow.append(connected(stack, address, data))
+            if data == LONG or (data == GET and index == 3 * MOST - 1):
+                assert slow[-1].recv(12) == b"HTTP/1.1 200"
         assert told(connected(stack, address, LAST)) == [200]
         assert all(told(one) in ([], [200]) for one in slow[: 2 * MOST])
 
@@ -139,7 +154,7 @@ def test_where_all_wait_for_answers_a_new_one_is_refused(
 def test_a_client_that_does_not_read_is_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(connections, "SLOW_READER_S", 0.2)
     with server() as (address, asked, _), ExitStack() as stack:
-        connected(stack, address, b"GET /long" + HEAD + b"\r\n")
+        connected(stack, address, LONG)
         assert asked.acquire(timeout=20)
 
 

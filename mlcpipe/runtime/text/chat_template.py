@@ -92,6 +92,7 @@ class ChatTemplate:
     def render(
         self,
         messages: Sequence[Mapping[str, Any]],
+        /,
         *,
         add_generation_prompt: bool = True,
         continue_final_message: bool = False,
@@ -110,6 +111,7 @@ class ChatTemplate:
         self,
         messages: Sequence[Mapping[str, Any]],
         marks: ContentMarks,
+        /,
         *,
         add_generation_prompt: bool = True,
         continue_final_message: bool = False,

@@ -101,7 +101,7 @@ class Tokenizer:
         return self.with_rows(self._encoding(self.library, text, add_special_tokens).ids)
 
     def encode_chat(
-        self, messages: Sequence[Mapping[str, Any]], *, allow_control_tokens: bool = False, **extras: Any
+        self, messages: Sequence[Mapping[str, Any]], /, *, allow_control_tokens: bool = False, **extras: Any
     ) -> list[int]:
         """Token ids of a conversation: `extras` go to the chat template, as in `ChatTemplate.render`.
 

@@ -21,6 +21,7 @@ from pydantic import (
 from mlcpipe.server.errors import ApiError, invalid
 from mlcpipe.server.foreign_fields import check_foreign
 from mlcpipe.server.guard import namespace_of
+from mlcpipe.server.json_values import MAX_VALUES, check_values
 
 _B = TypeVar("_B", bound="Body")
 MAX_STOPS = 16
@@ -31,8 +32,6 @@ MAX_ITEMS = 4096  # of a list: messages, parts of a message, tools
 MAX_BIASES = 16384
 MAX_UNKNOWN = 256  # fields that are ignored
 MAX_IDS = 1 << 20  # values of a body that may have lists of token ids
-_STRUCTURE = b'"[{:,'
-_TEXT = bytes(set(range(256)) - set(_STRUCTURE))
 
 
 def _shorten(schema: Any, most: int) -> None:
@@ -65,7 +64,7 @@ class Body(BaseModel):
     """
 
     model_config = ConfigDict(strict=True, extra="allow", allow_inf_nan=False, protected_namespaces=())
-    most_values: ClassVar[int] = 1 << 18
+    most_values: ClassVar[int] = MAX_VALUES
     _nbytes: int = PrivateAttr(0)
     _owner: str = PrivateAttr("")
 
@@ -247,20 +246,6 @@ def _read(model: type[_B], data: bytes) -> _B:
         message = f"the body has {len(body.model_extra or ())} unknown fields; expected at most {MAX_UNKNOWN}"
         raise ApiError(400, message, code="invalid_body")
     return body
-
-
-def check_values(data: bytes, most: int) -> None:
-    """Raises ApiError for JSON of more values than so many, before it takes the memory: some 100 bytes for each.
-
-    A value follows one of `[{:,`, of which only those outside of strings count. In what is no JSON, that is so up to
-    the place where a parser stops.
-    """
-    if sum(map(data.count, (b"[", b"{", b":", b","))) <= most:
-        return
-    bare = data.replace(rb"\\", b"").replace(rb"\"", b"").translate(None, _TEXT)
-    # Each string is a value or the name of one.
-    if bare.count(b'"') > 4 * most or len(b"".join(bare.split(b'"')[::2])) > most:
-        raise ApiError(400, f"the body has too many values; expected at most {most}", code="invalid_body")
 
 
 def body_schema(model: type[BaseModel]) -> dict[str, Any]:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from mlcpipe.runtime.serving.grammar import GrammarSource
 from mlcpipe.server.errors import ApiError
+from mlcpipe.server.json_values import value_in
 from mlcpipe.server.tool_formats.style import ANY_OBJECT, quoted
 
 if TYPE_CHECKING:
@@ -77,8 +78,8 @@ def _schema_of(form: ResponseFormat) -> Any:
 def _json(schema: Any, name: str) -> GrammarSource:
     if isinstance(schema, str):
         try:
-            schema = json.loads(schema)
-        except (ValueError, RecursionError):
+            schema = value_in(schema)
+        except ValueError:
             schema = None
     if not isinstance(schema, (dict, bool)):
         raise ApiError(400, f"{name}: expected a JSON schema", param=name)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import itertools
-import json
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -13,6 +13,7 @@ from mlcpipe.runtime.serving.grammar import Thinking
 from mlcpipe.runtime.text.tokenizer import Tokenizer
 from mlcpipe.server.bodies import MAX_ITEMS
 from mlcpipe.server.errors import ApiError
+from mlcpipe.server.json_values import value_in
 from mlcpipe.server.reasoning import BEGIN, END
 from mlcpipe.server.tool_formats import format_for
 from mlcpipe.server.tool_formats.style import Messages, Tool, ToolFormat
@@ -49,9 +50,9 @@ def render(
     if ending == "continued" and style.channels:
         raise UsageError("continue_final_message", expected="a model whose answers have no channels")
     plain = plain_messages(messages)
-    # Before it is rendered, which may take 100 times the memory.
+    # Before it is parsed and rendered, which may take 100 times the memory.
     tokenizer.check_length(_chars([plain, [[tool.description, tool.parameters] for tool in tools], variables]))
-    prepared, extras = style.prepare(plain, tools)
+    prepared, extras = style.prepare(list(map(_with_arguments, plain)), tools)
     clash = _OURS & set(variables)
     if clash:
         raise UsageError("chat_template_kwargs", expected="variables of the template", found=", ".join(sorted(clash)))
@@ -78,8 +79,8 @@ def system_tokens(tokenizer: Tokenizer, text: str) -> list[int]:
 def plain_messages(messages: Sequence[Mapping[str, Any]]) -> Messages:
     """Messages of the OpenAI API as templates take them.
 
-    Content is text, arguments of calls are objects, `developer` is `system`, and system messages at the beginning are
-    one. Raises ApiError for what is no text.
+    Content is text, `developer` is `system`, and system messages at the beginning are one. Raises ApiError for what is
+    no text.
     """
     if not messages:
         raise ApiError(400, "messages: expected at least one", param="messages")
@@ -147,15 +148,19 @@ def _call(call: Any, where: str) -> dict[str, Any]:
     function = call.get("function") if isinstance(call, Mapping) else None
     if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
         raise ApiError(400, f"{where}: expected calls of functions with a name", param=where)
-    arguments = function.get("arguments") or "{}"
-    if isinstance(arguments, str):
-        try:
-            parsed = json.loads(arguments)
-        except (ValueError, RecursionError):
-            parsed = arguments
-        arguments = parsed if isinstance(parsed, dict) else arguments
     return {
         "id": str(call.get("id") or ""),
         "type": "function",
-        "function": {"name": function["name"], "arguments": arguments},
+        "function": {"name": function["name"], "arguments": function.get("arguments") or "{}"},
     }
+
+
+def _with_arguments(message: dict[str, Any]) -> dict[str, Any]:
+    """The message with the arguments of its calls as objects, where they are texts of such. Raises ApiError."""
+    for call in message.get("tool_calls") or ():
+        function = call["function"]
+        if isinstance(function["arguments"], str):
+            with suppress(ValueError):
+                parsed = value_in(function["arguments"])
+                function["arguments"] = parsed if isinstance(parsed, dict) else function["arguments"]
+    return message

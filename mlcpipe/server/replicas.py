@@ -31,10 +31,10 @@ from ray.serve.schema import LoggingConfig
 
 from mlcpipe.errors import ResourceError, last_line
 from mlcpipe.server.app import create_app
-from mlcpipe.server.bodies import Body, check_values
 from mlcpipe.server.errors import ANTHROPIC_PATH, ApiError
 from mlcpipe.server.guard import OPEN_PATHS, Guard, Rules
 from mlcpipe.server.health import LOADING
+from mlcpipe.server.json_values import MAX_VALUES, check_values
 from mlcpipe.server.metrics import CONTENT_TYPE, merged
 from mlcpipe.server.off_loop import OffLoop
 from mlcpipe.server.page import built_page, page_router
@@ -315,7 +315,7 @@ def _reason(error: RuntimeError) -> str:
 def _prompt(body: bytes) -> str:
     """The text of a request's messages, "" where it has none: names of fields would make all prompts alike."""
     with suppress(ValueError, RecursionError, ApiError):
-        check_values(body, Body.most_values)  # with more of them, it is refused or has token ids
+        check_values(body, MAX_VALUES)  # with more of them, it is refused or has token ids
         fields = json.loads(body or b"{}")
         if isinstance(fields, dict):
             return _text([fields.get(key) for key in ("system", "instructions", "messages", "prompt", "input")])

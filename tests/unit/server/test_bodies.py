@@ -16,8 +16,9 @@ from pydantic import ValidationError
 
 from mlcpipe.runtime.serving.interface import EngineStats
 from mlcpipe.server import app
-from mlcpipe.server.bodies import MAX_IDS, MAX_ITEMS, Body, check_values
+from mlcpipe.server.bodies import MAX_IDS, MAX_ITEMS, Body
 from mlcpipe.server.errors import ApiError
+from mlcpipe.server.json_values import check_values
 from mlcpipe.server.metrics import Metrics
 from mlcpipe.server.off_loop import LONG_BYTES, OffLoop
 from tests.unit.server.fake_engine import FakeEngine, answers
@@ -100,6 +101,11 @@ def test_values_are_counted_outside_of_texts(data: str, fits: bool) -> None:
             check_values(data.encode(), MANY)
 
 
+def calling(arguments: str) -> dict[str, Any]:
+    """A message with a call."""
+    return {"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": arguments}}]}
+
+
 @pytest.mark.parametrize(
     ("path", "body", "words"),
     [
@@ -112,8 +118,11 @@ def test_values_are_counted_outside_of_texts(data: str, fits: bool) -> None:
         (CHAT, {"messages": [{"role": "user", "content": [{"type": "text", "text": "a"}] * 4097}]}, "at most 4096"),
         ("/v1/messages", {"max_tokens": 1, "messages": [{"role": "user", "content": [{}] * 4097}]}, "at most 4096"),
         ("/v1/responses", {"input": "a", "metadata": {"a": "b" * (4 << 20)}}, "each answer repeats"),
+        (CHAT, {"messages": [*HELLO, calling('{"a": [' + "1," * 300_000 + "1]}")]}, "too many values"),
+        (CHAT, {"messages": [*HELLO, calling('{"a": ' * 2), calling("[" * (2 << 20))]}, "the text is too long"),
+        (CHAT, {"messages": HELLO, "json_schema": '{"enum": [' + "1," * 300_000 + "1]}"}, "too many values"),
     ],
-    ids=range(9),
+    ids=range(12),
 )
 def test_what_would_take_long_is_refused(path: str, body: Any, words: str) -> None:
     engine = FakeEngine()

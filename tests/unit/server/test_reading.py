@@ -13,6 +13,7 @@ pytest.importorskip("fastapi")
 from pydantic import ValidationError
 
 from mlcpipe.runtime.text.tokenizer import Tokenizer
+from mlcpipe.server import prompts
 from mlcpipe.server.bodies import CompletionFields, SamplingFields
 from mlcpipe.server.errors import ApiError
 from mlcpipe.server.prompts import plain_messages, render, without_billing
@@ -60,10 +61,11 @@ def test_messages_become_what_templates_take() -> None:
         {
             "role": "assistant",
             "content": "",
-            "tool_calls": [{**call, "function": {"name": "f", "arguments": {"a": 1}}}],
+            "tool_calls": [call],
         },
         {"role": "tool", "tool_call_id": "c1", "content": "e"},
     ]
+    assert prompts._with_arguments(made[2])["tool_calls"][0]["function"]["arguments"] == {"a": 1}
 
 
 @pytest.mark.parametrize(
@@ -97,7 +99,7 @@ def test_templates_get_tools_and_tell_whether_an_answer_begins_with_reasoning() 
     thinking = tools.HERMES + "{%- if enable_thinking %}<think>\n{% endif %}{#</think>#}"
     for template, variables, expected in (
         (tools.HERMES, {}, "none"),
-        (thinking, {"enable_thinking": True}, "open"),
+        (thinking, {"enable_thinking": True, "self": 1, "marks": 2, "given": 3}, "open"),
         (thinking, {}, "may"),
     ):
         tokenizer.chat_templates["default"] = template

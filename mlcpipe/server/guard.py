@@ -8,13 +8,13 @@ import hmac
 import ipaddress
 import json
 import logging
+import re
 from collections import Counter
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
 
 from mlcpipe.server.errors import ApiError
 from mlcpipe.server.off_loop import LONG_BYTES
@@ -24,6 +24,7 @@ OPEN_PATHS = ("/health", "/v1/health")
 MAX_BODY_BYTES = 32 << 20
 MAX_HELD_BYTES = 8 * MAX_BODY_BYTES  # of the bodies of all requests that are not answered yet
 READ_S = 30.0  # for a head to come, and for a body
+_HOST = re.compile(r"(?:\[([^\[\]]+)\]|([^\[\]:/?#@]+))(?::[0-9]*)?")  # an address or name, and a port
 _log = logging.getLogger("mlcpipe.server")
 
 
@@ -96,7 +97,7 @@ class Guard:
 
     async def _admit(self, scope: Scope, receive: Any, send: Any) -> None:
         headers = {name.lower(): value for name, value in scope["headers"]}
-        self._check_host(headers)
+        self._check_host(headers, [value for name, value in scope["headers"] if name.lower() == b"origin"])
         if scope["path"] in self._open_paths:
             await self._app(scope, receive, send)
             return
@@ -119,7 +120,7 @@ class Guard:
             self._active[key] -= 1
             self._active += Counter()  # drops keys without requests
 
-    def _check_host(self, headers: dict[bytes, bytes]) -> None:
+    def _check_host(self, headers: dict[bytes, bytes], origins: list[bytes]) -> None:
         """Refuse what a page of another site makes a browser send: its origin, where no key is asked for or the server
         is for this machine alone; and there other hosts' names.
         """
@@ -127,11 +128,11 @@ class Guard:
         if rules.keys and not rules.loopback:
             return
         host = headers.get(b"host", b"").decode("latin-1")
-        name = _name(f"//{host}") or ""
+        parts = _HOST.fullmatch(host)
+        name = (parts[1] or parts[2]).lower() if parts is not None else ""
         if rules.loopback and name not in ("localhost", rules.host.lower()) and not is_loopback(name):
             raise ApiError(421, "this server answers to 127.0.0.1 and localhost alone", code="wrong_host")
-        origin = headers.get(b"origin")
-        if origin is not None and origin.decode("latin-1").partition("://")[2] != host:
+        if any(origin.decode("latin-1").partition("://")[2] != host for origin in origins):
             raise ApiError(403, "pages of other sites may not ask", code="wrong_origin")
 
     def _key(self, headers: dict[bytes, bytes]) -> bytes:
@@ -197,13 +198,6 @@ def is_loopback(address: str) -> bool:
 
 def _digest(key: str) -> bytes:
     return hashlib.sha256(key.encode("utf-8", errors="surrogateescape")).digest()
-
-
-def _name(address: str) -> str | None:
-    try:
-        return urlsplit(address).hostname
-    except ValueError:
-        return None
 
 
 def _too_large(most: int) -> ApiError:

@@ -111,7 +111,7 @@ HOSTILE: dict[str, tuple[bytes, int]] = {
     "a host that begins like ours": (b"GET /health HTTP/1.1\r\nHost: 127.0.0.1.evil.example\r\n\r\n", 421),
     "4097 messages": (posted(json.dumps({**SHORT, "messages": HELLO * 4097}).encode()), 400),
     "another site's page": (f"{HEAD}Origin: http://evil.example\r\n\r\n".encode(), 403),
-    "a method that it does not know": (b"BREW /health HTTP/1.1\r\nHost: localhost\r\n\r\n", 405),
+    "a method that it does not know": (b"BREW /health HTTP/1.1\r\nHost: [::ffff:7f00:1]:80\r\n\r\n", 405),
 }
 
 

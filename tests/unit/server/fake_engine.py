@@ -73,7 +73,10 @@ class FakeEngine:
 
 
 def answers(
-    engine: FakeEngine, *requests: tuple[str, Any], headers: dict[str, str] | None = None, rules: Rules = Rules()
+    engine: FakeEngine,
+    *requests: tuple[str, Any],
+    headers: dict[str, str] | list[tuple[str, str]] | None = None,
+    rules: Rules = Rules(),
 ) -> Sequence[Any]:
     """The responses to bodies (bytes, or what becomes JSON) that are posted, one after the other; None gets."""
 

@@ -55,6 +55,11 @@ LOCAL, NETWORK = Rules(host="127.0.0.2"), Rules(host="0", loopback=False)
         (LOCAL, "evil.example", None, 421),
         (LOCAL, "127.0.0.2.evil.example", None, 421),
         (LOCAL, "0.0.0.0", None, 421),
+        (LOCAL, "evil.example@127.0.0.2", None, 421),
+        (LOCAL, "127.0.0.2#evil.example", None, 421),
+        (LOCAL, "[::1]evil.example", None, 421),
+        (LOCAL, "[::FFFF:127.0.0.1]:8000", None, 200),
+        (LOCAL, "127.0.0.2", "https://evil.example http://127.0.0.2", 403),
         (LOCAL, "127.0.0.2:8000", "https://evil.example", 403),
         (LOCAL, "127.0.0.2:8000", "null", 403),
         (LOCAL, "127.0.0.2:8000", "http://127.0.0.2:8001", 403),
@@ -69,7 +74,8 @@ LOCAL, NETWORK = Rules(host="127.0.0.2"), Rules(host="0", loopback=False)
 )
 @pytest.mark.parametrize("path", ["/health", CHAT])
 def test_pages_of_other_sites_are_refused(rules: Rules, host: str, origin: str | None, status: int, path: str) -> None:
-    headers = {"host": host, "x-api-key": "k", "content-type": "text/plain"} | ({"origin": origin} if origin else {})
+    headers = [("host", host), ("x-api-key", "k"), ("content-type", "text/plain")]
+    headers += [("origin", one) for one in (origin or "").split()]
     (answer,) = answers(FakeEngine(), (path, None if path == "/health" else SHORT), headers=headers, rules=rules)
     assert answer.status_code == status
 

@@ -49,16 +49,24 @@ std::string Head(int status, const char* type) {
   return "HTTP/1.1 " + std::to_string(status) + " " + Reason(status) + "\r\ncontent-type: " + type + "\r\n";
 }
 
-// Whether a header Host names this machine: an address of 127.0.0.0/8 or ::1, "localhost", or `own`.
+// Whether a header Host names this machine: an address of its loopback, "localhost", or `own`.
 bool IsOwnName(const std::string& name, const std::string& own) {
-  in_addr address;
-  if (inet_pton(AF_INET, name.c_str(), &address) == 1) return ntohl(address.s_addr) >> 24 == 127;
-  return EqualWords(name, "localhost") || name == "[::1]" || EqualWords(name, own);
+  in_addr v4;
+  if (inet_pton(AF_INET, name.c_str(), &v4) == 1) return ntohl(v4.s_addr) >> 24 == 127;
+  if (name.size() > 2 && name.front() == '[' && name.back() == ']') {
+    in6_addr v6;
+    return inet_pton(AF_INET6, name.substr(1, name.size() - 2).c_str(), &v6) == 1 && IsLoopback(v6);
+  }
+  return EqualWords(name, "localhost") || EqualWords(name, own);
 }
 
 bool IsOpen(const std::string& path) { return path == "/health" || path == "/v1/health"; }
 
 }  // namespace
+
+bool IsLoopback(const in6_addr& address) {
+  return IN6_IS_ADDR_LOOPBACK(&address) || (IN6_IS_ADDR_V4MAPPED(&address) && address.s6_addr[12] == 127);
+}
 
 Connection::Connection(const Site& site, int socket)
     : site_(site),

@@ -2,6 +2,8 @@
 #ifndef MLCPIPE_RUNTIME_CLI_CONNECTION_H_
 #define MLCPIPE_RUNTIME_CLI_CONNECTION_H_
 
+#include <netinet/in.h>
+
 #include <chrono>
 #include <optional>
 #include <string>
@@ -13,6 +15,9 @@
 #include "cli/openai.h"
 
 namespace mlcpipe::cli {
+
+// ::1, or one of 127.0.0.0/8 that is written as IPv6.
+bool IsLoopback(const in6_addr& address);
 
 // What all connections share.
 struct Site {

@@ -188,17 +188,24 @@ class Connection(H11Protocol):
 
     def send_400_response(self, msg: str) -> None:
         """Refuse what cannot be read; where an answer has begun, it is cut off."""
-        cycle = self.cycle
-        if cycle is None or cycle.response_complete or not cycle.response_started:
-            if cycle is not None:
-                cycle.disconnected = True
-                cycle.message_event.set()
+        if self.cycle is None or self.cycle.response_complete or not self.cycle.response_started:
             self._refuse(ApiError(400, "the request is no HTTP/1.1, or not strictly", code="invalid_request"))
         else:
             self.transport.abort()
 
+    def shutdown(self) -> None:
+        """The server ends: it takes no request whose body has not come yet."""
+        if self._phase == "body" and not self.lingers and not self.cycle.response_started:
+            self._refuse(ApiError(503, "the server ends", code="cancelled", retry_after_s=5.0))
+            self.transport.close()
+        else:
+            super().shutdown()
+
     def _refuse(self, error: ApiError) -> None:
         """Answer in place of the application, and close once the client has."""
+        if self.cycle is not None:
+            self.cycle.disconnected = True
+            self.cycle.message_event.set()
         self.lingers = True
         self._told(error)
         content = json.dumps(error.body("")).encode()

@@ -151,6 +151,15 @@ def test_where_all_wait_for_answers_a_new_one_is_refused(
         assert told(connected(stack, address, LAST)) == [200]
 
 
+def test_a_server_that_ends_waits_for_no_body() -> None:
+    with ExitStack() as stack:
+        with server(read_s=60) as (address, *_):
+            part = connected(stack, address, b"POST /" + HEAD + b"Content-Length: 9\r\nExpect: 100-continue\r\n\r\n")
+            assert part.recv(12) == b"HTTP/1.1 100"  # its body is waited for
+            part.sendall(b"ab")
+        assert told(part) == [503]
+
+
 def test_a_client_that_does_not_read_is_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(connections, "SLOW_READER_S", 0.2)
     with server() as (address, asked, _), ExitStack() as stack:

@@ -55,7 +55,7 @@ bool IsOwnName(const std::string& name, const std::string& own) {
   if (inet_pton(AF_INET, name.c_str(), &v4) == 1) return ntohl(v4.s_addr) >> 24 == 127;
   if (name.size() > 2 && name.front() == '[' && name.back() == ']') {
     in6_addr v6;
-    return inet_pton(AF_INET6, name.substr(1, name.size() - 2).c_str(), &v6) == 1 && IsLoopback(v6);
+    return inet_pton(AF_INET6, name.substr(1, name.size() - 2).c_str(), &v6) == 1 && IsLoopbackAddress(v6);
   }
   return EqualWords(name, "localhost") || EqualWords(name, own);
 }
@@ -64,7 +64,7 @@ bool IsOpen(const std::string& path) { return path == "/health" || path == "/v1/
 
 }  // namespace
 
-bool IsLoopback(const in6_addr& address) {
+bool IsLoopbackAddress(const in6_addr& address) {
   return IN6_IS_ADDR_LOOPBACK(&address) || (IN6_IS_ADDR_V4MAPPED(&address) && address.s6_addr[12] == 127);
 }
 

@@ -17,7 +17,7 @@
 namespace mlcpipe::cli {
 
 // ::1, or one of 127.0.0.0/8 that is written as IPv6.
-bool IsLoopback(const in6_addr& address);
+bool IsLoopbackAddress(const in6_addr& address);
 
 // What all connections share.
 struct Site {

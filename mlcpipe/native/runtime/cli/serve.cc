@@ -74,7 +74,7 @@ sockaddr_storage BoundTo(int socket) {
 // Whether only programs of this machine reach the socket, however the host was written.
 bool IsLoopback(int socket) {
   const sockaddr_storage name = BoundTo(socket);
-  if (name.ss_family == AF_INET6) return IsLoopback(reinterpret_cast<const sockaddr_in6*>(&name)->sin6_addr);
+  if (name.ss_family == AF_INET6) return IsLoopbackAddress(reinterpret_cast<const sockaddr_in6*>(&name)->sin6_addr);
   return ntohl(reinterpret_cast<const sockaddr_in*>(&name)->sin_addr.s_addr) >> 24 == 127;
 }
 

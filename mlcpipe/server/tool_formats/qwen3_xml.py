@@ -6,8 +6,10 @@ Qwen/Qwen3-Coder-30B-A3B-Instruct.
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Collection, Sequence
+from contextlib import suppress
 from typing import Any
 
 from mlcpipe.runtime.serving.grammar import GrammarSource
@@ -30,7 +32,10 @@ from mlcpipe.server.tool_formats.xml_values import Rules, Values
 
 BEGIN, END = "<tool_call>", "</tool_call>"
 _FUNCTION = re.compile(r"\s*<function=([^>\n]+)>(.*?)(?:</function>\s*|$)", re.DOTALL)
-_PARAMETER = re.compile(r"<parameter=([^>\n]+)>\n?(.*?)\n?</parameter>", re.DOTALL)
+_BEGIN = re.compile(r"<parameter=([^>\n]+)>\n?")
+_END = re.compile(r"\n?</parameter>")
+_NESTED = re.compile(r"\s*(?=[\[{])")
+_DECODER = json.JSONDecoder()
 
 
 class Qwen3Xml(Style):
@@ -71,7 +76,9 @@ class _XmlParser:
         self._matcher = StopMatcher([BEGIN])
         self._inside = False
         self._count = 0
-        self._text: list[str] = []
+        self._text: list[str] = []  # of a call
+        self._seen = 0  # parts of it that `_in_value` has read
+        self._open = False  # whether a parameter has begun there that has not ended
 
     def push(self, text: str) -> list[Piece]:
         out: list[Piece] = []
@@ -82,7 +89,10 @@ class _XmlParser:
                 self._text.append(shown)
             elif shown:
                 out.append(shown)
-            if found:
+            if found and self._inside and self._in_value():
+                self._text.append(END)
+                self._matcher = StopMatcher([END])
+            elif found:
                 out += self._called() if self._inside else []
                 self._inside = not self._inside
                 self._matcher = StopMatcher([END if self._inside else BEGIN])
@@ -95,18 +105,40 @@ class _XmlParser:
         self._text.append(rest)
         return self._called()
 
+    def _in_value(self) -> bool:
+        """Whether the end of a call that came now stands inside a value, as it may in JSON."""
+        new, self._seen = "".join(self._text[self._seen :]), len(self._text)
+        begin, end = new.rfind("<parameter="), max(map(new.rfind, ("</parameter>", "</function>\n")))
+        self._open = begin > end or (self._open and begin == end)
+        return self._open
+
     def _called(self) -> list[Piece]:
-        text, self._text = "".join(self._text), []
+        text, self._text, self._seen, self._open = "".join(self._text), [], 0, False
         found = _FUNCTION.fullmatch(text)
         if found is None:
             return [f"{BEGIN}{text}{END}"]
         name = found[1].strip()
         values = self._values.get(name) or Values(Tool(name, parameters=ANY_OBJECT))
-        texts = dict(_PARAMETER.findall(found[2]))
+        texts = _parameters(found[2])
         arguments = ", ".join(f"{quoted(key)}: {values.written(key, texts[key])}" for key in texts)
         piece = CallPiece(self._count, call_id(), name, f"{{{arguments}}}")
         self._count += 1
         return [piece]
+
+
+def _parameters(text: str) -> dict[str, str]:
+    """The texts between tags; an end inside of JSON is none."""
+    found: dict[str, str] = {}
+    at = 0
+    while begin := _BEGIN.search(text, at):
+        at = begin.end()
+        if nested := _NESTED.match(text, at):
+            with suppress(ValueError, RecursionError):
+                at = _DECODER.raw_decode(text, nested.end())[1]
+        if (end := _END.search(text, at)) is None:
+            break
+        found[begin[1]], at = text[begin.end() : end.start()], end.end()
+    return found
 
 
 QWEN3_XML = Qwen3Xml()

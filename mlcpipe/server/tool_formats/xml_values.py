@@ -6,6 +6,7 @@ Texts stand there as they are, all other values as JSON.
 from __future__ import annotations
 
 import json
+import operator
 import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -28,8 +29,15 @@ _OF_OBJECTS = {"properties", "required", "additionalProperties", *_ALWAYS}
 _OF_TEXTS = {"enum", "const", "minLength", "maxLength", "pattern", *_ALWAYS}
 # No text has a tag inside, at which the reader would stop, and its own one begins a line.
 _TEXT = "/{}\\n<\\/parameter>\\n/"
-_NO_TAGS = "~/(.|\\n)*([^\\n]<\\/parameter>|<\\/(function|tool_call)>)(.|\\n)*/"
+_NO_TAGS = "~/(.|\\n)*([^\\n]<\\/parameter>|<\\/(parameter>(.|\\n)*<\\/parameter|function|tool_call)>)(.|\\n)*/"
+_TAGS = ("</parameter>", "</function>", "</tool_call>")
 _NO_JSON = "~/\\s*[\\[{](.|\\n)*/"  # which would be read as such
+_BOUNDS = {
+    "minimum": operator.ge,
+    "maximum": operator.le,
+    "exclusiveMinimum": operator.gt,
+    "exclusiveMaximum": operator.lt,
+}
 _WRITABLE = re.compile(r"[^>\n]+")
 
 
@@ -100,14 +108,17 @@ class Values:
             return kept
         self._texts[id(schema)] = [()]
         values, found = _values(schema), list[Text]()
-        if values is not None:
+        if "string" not in self.types(schema):
+            pass
+        elif values is not None:
             found += [value for value in values if isinstance(value, str)]
-        elif "string" in self.types(schema):
+        else:
             self.known = self.known and (self.types(schema) != {"string"} or _OF_TEXTS.issuperset(schema))
             found.append(_expressions(schema))
             for several in self._parts(schema):
                 others = [text for one in several for text in self.texts(one)]
-                found = [_and(one, other) for one in found for other in others]
+                pairs = [_and(one, other) for one in found for other in others]
+                found = [text for text in pairs if text is not None]
         self._texts[id(schema)] = found
         return found
 
@@ -120,18 +131,36 @@ class Values:
             {**self._defs, **(schema if types == others else {"allOf": [schema, {"type": sorted(others)}]})}
         )
 
-    def written(self, key: str, text: str) -> str:
-        """The JSON of what stands between the tags of a parameter."""
+    def fits(self, schema: Schema, value: Any, seen: dict[int, bool]) -> bool:
+        """Whether a value may be one of a schema, by its type, values and bounds; `seen` is of this value."""
+        if id(schema) in seen:
+            return seen[id(schema)]
+        seen[id(schema)] = True  # for a schema inside itself
+        values = _values(schema)
+        bounds = [(holds, schema[key]) for key, holds in _BOUNDS.items() if _is_number(schema.get(key))]
+        seen[id(schema)] = (
+            not self.types(schema).isdisjoint(_types_of(value))
+            and (values is None or any(one == value and _types_of(one) == _types_of(value) for one in values))
+            and (not _is_number(value) or all(holds(value, bound) for holds, bound in bounds))
+            and all(any(self.fits(one, value, seen) for one in several) for several in self._parts(schema))
+        )
+        return seen[id(schema)]
+
+    def schemas(self, key: str) -> list[Schema]:
+        """Those of a parameter in all forms."""
         known = [form.properties[key] for form in self.forms if key in form.properties]
-        schemas = known or [form.more for form in self.forms if form.more is not None] or [_ANY]
-        types = frozenset().union(*map(self.types, schemas))
+        return known or [form.more for form in self.forms if form.more is not None] or [_ANY]
+
+    def written(self, key: str, text: str) -> str:
+        """The JSON of what stands between the tags of a parameter: of a text where it is no other value that fits."""
+        schemas, as_text = self.schemas(key), json.dumps(text, ensure_ascii=False)
         try:
-            # NaN and infinity are no numbers of JSON, nor integers.
-            found = set(_types_of(json.loads(text, parse_constant=int)))
+            value = json.loads(text, parse_constant=int)  # NaN and infinity are no numbers of JSON, nor integers
         except (ValueError, RecursionError):
-            found = {"string"}
-        is_json = "string" not in found and (found & types or "string" not in types)
-        return text.strip() if is_json else json.dumps(text, ensure_ascii=False)
+            return as_text
+        text_fits = any("string" in self.types(schema) for schema in schemas)
+        is_json = not isinstance(value, str) and (not text_fits or any(self.fits(one, value, {}) for one in schemas))
+        return text.strip() if is_json else as_text
 
 
 @dataclass
@@ -154,23 +183,26 @@ class Rules:
         return f"({' | '.join(dict.fromkeys(forms))})"
 
     def _parameters(self, form: Form, values: Values) -> Iterable[str]:
+        possible = {key: one for key, one in form.properties.items() if one != _NOTHING or key in form.required}
         names = [key for key in form.properties if _WRITABLE.fullmatch(key)]
-        for key in names:
-            value = self._value(form.properties[key], values)
+        for key in filter(possible.__contains__, names):
+            value = self._value(possible[key], key, values)
             yield f"({quoted(f'<parameter={key}>')} {value}){'' if key in form.required else '?'}"
         if form.more is not None:
             known = "|".join("".join(f"\\x{{{ord(char):x}}}" for char in key) for key in names)
             name = self._named("NAME", f"/[^>\\n]+/ & ~/({known})/" if known else "/[^>\\n]+/")
-            yield f'("<parameter=" {name} ">" {self._value(form.more, values)})*'
+            yield f'("<parameter=" {name} ">" {self._value(form.more, None, values)})*'
 
-    def _value(self, schema: Schema, values: Values) -> str:
-        """A value and the tag that ends it."""
+    def _value(self, schema: Schema, key: str | None, values: Values) -> str:
+        """A value of a parameter and the tag that ends it."""
         found = []
         if part := values.json(schema):
             found.append(f'@{self.parts.setdefault(part, f"json_{len(self.parts)}")} "\\n</parameter>\\n"')
         for text in values.texts(schema):
             if isinstance(text, str):
-                found.append(quoted(f"{text}\n</parameter>\n"))
+                read_back = key is None or values.written(key, text).startswith('"')
+                if read_back and not any(tag in text for tag in _TAGS):
+                    found.append(quoted(f"{text}\n</parameter>\n"))
                 continue
             limits = [_NO_TAGS, *([_NO_JSON] if values.types(schema) & {"array", "object"} else ())]
             body = " & ".join([*map(_TEXT.format, text or ("(.|\\n)*",)), *limits])
@@ -192,11 +224,13 @@ class Rules:
 def _own(schema: Schema) -> Form:
     """What an object's own keywords say."""
     given, required = schema.get("properties"), schema.get("required")
-    properties = given if isinstance(given, Mapping) else {}
+    properties = {key: _as_schema(one) for key, one in given.items()} if isinstance(given, Mapping) else {}
+    required = [key for key in required if isinstance(key, str)] if isinstance(required, list) else []
+    other = _as_schema(schema.get("additionalProperties"))  # of those that are required without a schema of their own
     more = schema.get("additionalProperties", not properties)
     return Form(
-        {key: _as_schema(one) for key, one in properties.items()},
-        required if isinstance(required, list) else [],
+        properties | {key: other for key in required if key not in properties},
+        required,
         None if more is False else _as_schema(more),
     )
 
@@ -204,7 +238,12 @@ def _own(schema: Schema) -> Form:
 def _both(one: Form, other: Form) -> Form:
     """What both say."""
     more = one.more if other.more == _ANY and not other.properties else other.more
-    return Form({**one.properties, **other.properties}, [*one.required, *other.required], more)
+    properties = {**one.properties, **other.properties}
+    for key in one.properties.keys() & other.properties.keys():
+        first, second = one.properties[key], other.properties[key]
+        several = first["allOf"] if first.keys() == {"allOf"} else [first]
+        properties[key] = first if first == second else {"allOf": [*several, second]}
+    return Form(properties, [*one.required, *other.required], more)
 
 
 def _as_schema(value: Any) -> Schema:
@@ -217,9 +256,11 @@ def _values(schema: Schema) -> list[Any] | None:
     return values if isinstance(values, list) else None
 
 
-def _and(one: Text, other: Text) -> Text:
-    """What is both; a literal is taken to match the expressions beside it."""
-    return one if isinstance(one, str) else other if isinstance(other, str) else (*one, *other)
+def _and(one: Text, other: Text) -> Text | None:
+    """What is both, if anything; a literal is taken to match the expressions beside it."""
+    if isinstance(one, str):
+        return None if isinstance(other, str) and other != one else one
+    return other if isinstance(other, str) else (*one, *other)
 
 
 def _expressions(schema: Schema) -> tuple[str, ...]:
@@ -231,9 +272,15 @@ def _expressions(schema: Schema) -> tuple[str, ...]:
     if isinstance(least, int) or isinstance(most, int):
         found.append(f"(.|\\n){{{least or 0},{'' if most is None else most}}}")
     if isinstance(pattern, str):
-        begin, end = ("" if there else "(.|\\n)*" for there in (pattern.startswith("^"), pattern.endswith("$")))
-        found.append(f"{begin}({regex_to_lark(pattern.removeprefix('^').removesuffix('$'), 'dw')}){end}")
+        ends = re.search(r"(?<!\\)(\\\\)*\$$", pattern) is not None  # not in "\$"
+        inner = pattern.removeprefix("^")[: -1 if ends else None]
+        begin, end = ("" if there else "(.|\\n)*" for there in (pattern.startswith("^"), ends))
+        found.append(f"{begin}({regex_to_lark(inner, 'dw')}){end}")
     return tuple(found)
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
 
 
 def _types_of(value: Any) -> tuple[str, ...]:

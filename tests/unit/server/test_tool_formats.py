@@ -64,6 +64,13 @@ CASES = [
     ),
     ("qwen3_xml", "a<tool_call>\n<function=clock>\n</function>\n</tool_call>b", "ab", [("clock", {})]),
     ("qwen3_xml", "<tool_call>what</tool_call>", "<tool_call>what</tool_call>", []),
+    (
+        "qwen3_xml",
+        "<tool_call>\n<function=weather>\n<parameter=days>\n"
+        '{"a": "</tool_call>", "b": "</parameter>"}\n</parameter>\n</function>\n</tool_call>.',
+        ".",
+        [("weather", {"days": {"a": "</tool_call>", "b": "</parameter>"}})],
+    ),
 ]
 
 
@@ -303,6 +310,18 @@ FITS: Mapping[str, tuple[Any, list[Any], list[Any]]] = {
         an_object(["p", "s"], p={"type": "string", "pattern": "^[A-Z]{2}-\\d+$"}, s={"type": "string", "maxLength": 3}),
         [{"p": "AB-1", "s": "a/b"}],
         [{"p": "ab-1", "s": ""}, {"p": "AB-", "s": ""}, {"p": "AB-1", "s": "abcd"}],
+    ),
+    "texts in and beside values": (
+        an_object(["p", "t", "n"], p={"type": "string", "pattern": "[ab]\\$"}, t={"enum": ["x", "</parameter>", "5", 5]},
+                  n={"anyOf": [TEXT, {"type": "integer", "maximum": 5}]}) | CLOSED,
+        [{"p": "1a$", "t": "x", "n": "6"}, {"p": "b$", "t": 5, "n": 5}, {"p": "b$", "t": "x", "n": "<p>\n"}],
+        [{"p": "a", "t": "x", "n": ""}, {"p": "a$", "t": "y", "n": ""}],
+    ),
+    "required alone": (an_object(["a", "b"], a=INTEGER), [{"a": 1, "b": 2}, {"a": 1, "b": "c"}], [{"a": 1}]),
+    "of both": (
+        {"allOf": [an_object(["a"], a={"enum": ["x", "y"]}), an_object(["a"], a={"enum": ["y", "z"]})]},
+        [{"a": "y"}],
+        [{"a": "x"}, {"a": "z"}, {}],
     ),
     "more": (
         an_object(["a"], a=INTEGER) | {"additionalProperties": {"type": "boolean"}},

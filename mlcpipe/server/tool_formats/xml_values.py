@@ -94,7 +94,8 @@ class Values:
             return kept
         self._types[id(schema)] = _TYPES  # for a schema inside itself
         given, values = schema.get("type"), _values(schema)
-        found = frozenset([given] if isinstance(given, str) else given if isinstance(given, list) else _TYPES)
+        names = [given] if isinstance(given, str) else given if isinstance(given, list) else _TYPES
+        found = _TYPES.intersection(name for name in names if isinstance(name, str))
         if values is not None:
             found &= {name for value in values for name in _types_of(value)}
         for several in self._parts(schema):

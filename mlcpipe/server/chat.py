@@ -26,6 +26,7 @@ from mlcpipe.server.conversation import (
     ToolChoice,
     answers_to,
     choose,
+    choose_allowed,
     ending_of,
     thinking_variables,
     tool_of,
@@ -137,6 +138,8 @@ def _tool_choice(body: ChatBody) -> ToolChoice:
     parallel = body.parallel_tool_calls is not False
     if not isinstance(body.tool_choice, dict):
         return choose(tools, body.tool_choice, parallel=parallel)
+    if body.tool_choice.get("type") == "allowed_tools":
+        return choose_allowed(tools, body.tool_choice.get("allowed_tools"), parallel=parallel)
     named = body.tool_choice.get("function")
     name = named.get("name") if isinstance(named, dict) else None
     return choose(tools, None, named=name if isinstance(name, str) else "", parallel=parallel)

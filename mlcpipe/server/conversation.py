@@ -10,7 +10,7 @@ from typing import Any
 from mlcpipe.server.answers import Answers, Reading
 from mlcpipe.server.bodies import EndingFields, ResponseFormat, SamplingFields, checked_stops
 from mlcpipe.server.errors import ApiError
-from mlcpipe.server.prompts import Ending, Prompt, render
+from mlcpipe.server.prompts import Ending, Prompt, listed, render
 from mlcpipe.server.service import Service, repeated
 from mlcpipe.server.tool_formats.style import Tool
 
@@ -81,6 +81,17 @@ def choose(tools: Sequence[Tool], choice: str | None, *, named: str | None = Non
     if choice == "required" and not tools:
         raise ApiError(400, "tool_choice: required, but there are no tools", param="tool_choice")
     return ToolChoice() if choice == "none" else ToolChoice(tools, choice == "required", parallel)
+
+
+def choose_allowed(tools: Sequence[Tool], allowed: Any, *, parallel: bool) -> ToolChoice:
+    """The tools that a choice of OpenAI's kind `allowed_tools` leaves. Raises ApiError."""
+    where = "tool_choice.tools"
+    if not isinstance(allowed, Mapping):
+        raise ApiError(400, "tool_choice.allowed_tools: expected a mode and tools", param="tool_choice")
+    functions = [one.get("function", one) for one in listed(allowed.get("tools"), where) if isinstance(one, Mapping)]
+    names = [one.get("name") for one in functions if isinstance(one, Mapping)]
+    kept = [tool for tool in tools if tool.name in names]
+    return choose(kept, str(allowed.get("mode", "auto")), parallel=parallel)
 
 
 def thinking_variables(effort: str | None) -> dict[str, Any]:

@@ -1,6 +1,7 @@
 """Fields of other servers' APIs that change an answer: honoured as one of ours, or refused by name.
 
-Sources: the request parameters of vLLM's OpenAI-compatible server, of SGLang and of llama-server.
+Sources: the request parameters of vLLM's OpenAI-compatible server, of SGLang, llama-server, TGI and Ollama. What only
+another one of our own APIs has is treated alike.
 """
 
 from __future__ import annotations
@@ -29,7 +30,17 @@ _NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     "guided_whitespace_pattern": (), "structural_tag": (), "echo": (False,), "prompt_logprobs": (),
     "truncate_prompt_tokens": (-1,), "skip_special_tokens": (True,), "include_stop_str_in_output": (False,),
     "chat_template": (), "documents": ([],), "include_reasoning": (True,), "thinking_budget_tokens": (-1,),
-    "reasoning_budget": (-1,), "reasoning_format": ("auto", "deepseek"),
+    "reasoning_budget": (-1,), "reasoning_format": ("auto", "deepseek"), "thinking_token_budget": (-1,),
+    "thinking_budget": (-1,), "enable_thinking": (True,), "thinking": (), "think": (), "reasoning": ({},),
+    "reasoning_effort": (), "verbosity": ("medium",), "separate_reasoning": (True,), "reasoning_in_content": (False,),
+    "stop_regex": ([], ""), "no_stop_trim": (False,), "custom_logit_processor": ("",), "lora_path": ("",),
+    "sampling_seed": (), "random_seed": (), "do_sample": (True,), "num_beams": (1,), "min_keep": (0, 1),
+    "parse_tool_calls": (True,), "tool_prompt": ("",), "guideline": ("",), "safe_prompt": (False,),
+    "watermark": (False,), "truncate": (), "return_full_text": (False,), "prompt_embeds": (), "input_ids": (),
+    "images": ([],), "max_completion_tokens": (), "max_output_tokens": (),
+    "options": ({},), "format": ("",), "system": ("",), "template": ("",), "instructions": ("",), "tools": ([],),
+    "response_format": ({"type": "text"},), "chat_template_kwargs": ({},), "continue_final_message": (False,),
+    "add_generation_prompt": (True,),
 }  # fmt: skip
 _NO_PENALTY = {"repetition_penalty": 1, "repeat_penalty": 1, "presence_penalty": 0, "frequency_penalty": 0}
 _GBNF = re.compile(r"^\s*[\w-]+\s*::=", re.MULTILINE)
@@ -60,7 +71,7 @@ def constraint(body: SamplingFields, form: ResponseFormat | None) -> GrammarSour
     if (structured := body.structured_outputs) is not None:
         given += [(f"structured_outputs.{kind}", kind, getattr(structured, f"{kind}_")) for kind in _MADE]
         given.append(("structured_outputs.json_object", "json", ANY_OBJECT if structured.json_object else None))
-    made = {name: _MADE[kind](value, name) for name, kind, value in given if value is not None}
+    made = {name: _MADE[kind](value, name) for name, kind, value in given if value not in (None, "")}
     if len({*made.values()}) > 1:
         raise ApiError(400, f"{', '.join(made)}: expected one of them", param=[*made][1])
     return next(iter(made.values()), None)

@@ -12,9 +12,16 @@ from pydantic import Field
 
 from mlcpipe.server.blocks import Blocks
 from mlcpipe.server.bodies import Body, JsonSchemaFormat, ResponseFormat, SamplingFields, body_schema, parsed
-from mlcpipe.server.conversation import Conversation, ToolChoice, answers_to, choose, thinking_variables, tool_of
+from mlcpipe.server.conversation import (
+    Conversation,
+    ToolChoice,
+    answers_to,
+    choose,
+    choose_allowed,
+    thinking_variables,
+    tool_of,
+)
 from mlcpipe.server.errors import ApiError
-from mlcpipe.server.prompts import listed
 from mlcpipe.server.response_events import ended, stream, usage_json
 from mlcpipe.server.response_items import messages_of
 from mlcpipe.server.service import Service
@@ -37,6 +44,7 @@ class TextOptions(Body):
     """`text` of a request."""
 
     format: TextFormat | None = None
+    verbosity: Literal["medium"] | None = None  # no other one is offered
 
 
 class Reasoning(Body):
@@ -119,10 +127,7 @@ def _tool_choice(body: ResponsesBody) -> ToolChoice:
     if not isinstance(body.tool_choice, dict):
         return choose(tools, body.tool_choice, parallel=parallel)
     if body.tool_choice.get("type") == "allowed_tools":
-        given = listed(body.tool_choice.get("tools"), "tool_choice.tools")
-        allowed = [one.get("name") for one in given if isinstance(one, dict)]
-        kept = [tool for tool in tools if tool.name in allowed]
-        return choose(kept, str(body.tool_choice.get("mode", "auto")), parallel=parallel)
+        return choose_allowed(tools, body.tool_choice, parallel=parallel)
     return choose(tools, None, named=str(body.tool_choice.get("name")), parallel=parallel)
 
 

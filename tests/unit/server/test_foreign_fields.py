@@ -11,7 +11,7 @@ pytest.importorskip("fastapi")
 pytest.importorskip("llguidance")
 
 from mlcpipe.runtime.serving.grammar import GrammarCompiler, GrammarSource
-from mlcpipe.server.chat import ChatBody
+from mlcpipe.server.chat import ChatBody, _tool_choice
 from mlcpipe.server.foreign_fields import constraint
 from tests.unit.server.fake_engine import FakeEngine, answers
 
@@ -94,6 +94,9 @@ def test_what_it_cannot_be_held_to(fields: dict[str, Any], word: str) -> None:
         ("xtc_probability", 0.1), ("dry_multiplier", 0.8), ("top_n_sigma", 1.5), ("lora", [{"id": 0, "scale": 0.5}]),
         ("n_predict", 4), ("skip_special_tokens", False), ("chat_template", "a"), ("thinking_budget_tokens", 20),
         ("include_reasoning", False), ("reasoning_format", "none"), ("samplers", ["top_k"]), ("guided_whitespace_pattern", "a"),
+        ("stop_regex", "a"), ("lora_path", "a"), ("options", {"temperature": 0}), ("format", "json"), ("think", True),
+        ("enable_thinking", False), ("do_sample", False), ("separate_reasoning", False), ("tool_prompt", "a"),
+        ("verbosity", "low"), ("sampling_seed", 1), ("input_ids", [1]), ("parse_tool_calls", False),
     ],
 )  # fmt: skip
 def test_what_would_change_the_answer_is_refused_by_name(path: str, name: str, value: Any) -> None:
@@ -105,7 +108,7 @@ def test_what_would_change_the_answer_is_refused_by_name(path: str, name: str, v
 def test_what_changes_nothing_is_taken() -> None:
     fields = {"min_tokens": 0, "typical_p": 1.0, "mirostat": 0, "top_n_sigma": -1, "lora": [], "n_predict": -1}
     fields |= {"bad_words": None, "skip_special_tokens": True, "reasoning_format": "auto", "cache_prompt": True}
-    fields |= {"repeat_last_n": 64, "repeat_penalty": 1.0}
+    fields |= {"repeat_last_n": 64, "repeat_penalty": 1.0, "options": {}, "do_sample": True, "grammar": "", "regex": ""}
     engine = FakeEngine()
     bodies = [(path, {**body, **fields}) for path, body in PATHS.items()]
     assert [one.status_code for one in answers(engine, *bodies)] == [200] * len(PATHS)
@@ -117,6 +120,21 @@ def test_what_changes_nothing_is_taken() -> None:
     assert [one.status_code for one in answers(engine, refused, *around)] == [400, 200, 400]
 
 
+def test_what_another_of_our_apis_has_is_not_ignored() -> None:
+    fields = {
+        "response_format": {"type": "json_object"},
+        "continue_final_message": True,
+        "reasoning_effort": "low",
+    }
+    asked = [
+        (path, {**PATHS[path], name: value})
+        for path in ("/v1/responses", "/v1/messages")
+        for name, value in fields.items()
+    ]
+    found = [one.json()["error"]["message"].partition(":")[0] for one in answers(FakeEngine(), *asked)]
+    assert found == 2 * [*fields]
+
+
 def test_other_names_of_what_is_offered() -> None:
     engine = FakeEngine()
     body = {"messages": HELLO, "repeat_penalty": 1.25, "stop_token_ids": [7, 9]}
@@ -124,6 +142,15 @@ def test_other_names_of_what_is_offered() -> None:
     assert [one.status_code for one in answers(engine, *asked)] == [200, 200]
     assert [one.sampling.repetition_penalty for one in engine.asked] == [1.25, 1.5]
     assert [one.stop_ids for one in engine.asked] == [engine.tokenizer.eos_token_ids | {7, 9}, {7, 9}]
+
+
+def test_allowed_tools_leave_some() -> None:
+    tools = [{"function": {"name": name}} for name in ("f", "g", "h")]
+    for mode, named in (("auto", tools[:2]), ("required", tools[1:])):
+        choice = {"type": "allowed_tools", "allowed_tools": {"mode": mode, "tools": named}}
+        found = _tool_choice(ChatBody.model_validate({"messages": HELLO, "tools": tools, "tool_choice": choice}))
+        assert [tool.name for tool in found.tools] == [one["function"]["name"] for one in named]
+        assert found.forced == (mode == "required")
 
 
 def test_answers_to_all_prompts_share_one_grammar() -> None:

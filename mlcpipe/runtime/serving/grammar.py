@@ -12,7 +12,7 @@ import time
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Literal
@@ -20,7 +20,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from mlcpipe.errors import UsageError
+from mlcpipe.errors import MlcpipeError, UsageError
 from mlcpipe.runtime.text.tokenizer import Tokenizer
 
 MAX_SOURCE = 512 << 10  # characters of a schema or grammar
@@ -242,10 +242,31 @@ class _TokenTable:
             self.tokens[end] = self.tokens[end] or b"<end>"
         self.eos_token_id, self.bos_token_id = self.ends[0], tokenizer.bos_token_id
         self.special_token_ids = sorted({*filter(rows.__gt__, tokenizer.control_token_ids), *self.ends})
+        special = {*self.special_token_ids}
+        self._texts = {token: index for index, token in enumerate(self.tokens) if token and index not in special}
+        self._longest = max(map(len, self._texts), default=0)
 
     def __call__(self, text: str | bytes) -> list[int]:
-        ids = self._tokenizer.encode(text if isinstance(text, str) else text.decode("utf-8", errors="replace"))
-        return [index for index in ids if index < self._rows]
+        """The tokens of what a grammar writes next: text even where it reads like a control token."""
+        data = text.encode() if isinstance(text, str) else text
+        with suppress(UnicodeDecodeError, MlcpipeError):
+            ids = self._tokenizer.apart.plain_ids(data.decode())
+            written = [self.tokens[index] for index in ids if index < self._rows]
+            if b"".join(written) == data and self._texts.keys() >= {*written}:
+                return ids
+        return self._longest_tokens(data)
+
+    def _longest_tokens(self, data: bytes) -> list[int]:
+        """For what the tokenizer spells otherwise: a normalized text, one with a space before it, or a part of one."""
+        ids: list[int] = []
+        while data:
+            found = (data[:end] for end in range(min(len(data), self._longest), 0, -1))
+            token = next(filter(self._texts.__contains__, found), None)
+            if token is None:
+                break
+            ids.append(self._texts[token])
+            data = data[len(token) :]
+        return ids
 
 
 def _grammars(source: GrammarSource) -> str:

@@ -47,7 +47,7 @@ class ApartEncoder:
         ours = self._spans(self._encode(self._library, marked))
         for start, end in [*((a, b) for a, b, token in ours if token in marked[a:b]), (len(text), len(text))]:
             if any(after <= first < start for first, _ in forged):
-                ids += self._ids(text[done:after]) + self._plain_ids(text[after:start])
+                ids += self._ids(text[done:after]) + self.plain_ids(text[after:start])
                 done = start
             after = end
         return ids + self._ids(text[done:])
@@ -61,7 +61,7 @@ class ApartEncoder:
     def _ids(self, text: str) -> list[int]:
         return list(self._encode(self._library, text).ids) if text else []
 
-    def _plain_ids(self, text: str) -> list[int]:
+    def plain_ids(self, text: str) -> list[int]:
         """Ids of `text` without control tokens. One that is a piece of the vocabulary too is cut in two."""
         if not text:
             return []
@@ -73,7 +73,7 @@ class ApartEncoder:
         begin = 0
         for start, end in [*cuts, (len(text), len(text) + 2)]:
             # A control token of one character has no other spelling: it is left out.
-            ids += self._plain_ids(text[begin : start + (end - start > 1)])
+            ids += self.plain_ids(text[begin : start + (end - start > 1)])
             begin = start + 1
         return ids
 

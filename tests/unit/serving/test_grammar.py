@@ -79,6 +79,16 @@ def test_masks_have_the_rows_of_the_logits(
     assert matcher.ended
 
 
+@pytest.mark.parametrize("rows", [304, 256])  # with and without a row of <end>
+def test_a_text_may_read_like_a_control_token(rows: int, tokenizer: Tokenizer) -> None:
+    matcher = GrammarCompiler(tokenizer, rows).compile(GrammarSource("regex", "a<end>b")).matcher()
+    for char in "a<end>b":
+        (token,) = tokenizer.encode(char)
+        assert allowed(matcher, rows) == {token}
+        matcher.accept(token)
+    assert matcher.ended
+
+
 @pytest.fixture(scope="module")
 def engine(tiny_bundles: Bundles) -> Iterator[Batching]:
     engine = Batching(load_bundle(Path(tiny_bundles["q0f32"]), None, 2), kv_tokens=1024)

@@ -14,7 +14,7 @@ import pytest
 
 from tests.conftest import Bundles
 from tests.fuzz import attacks, bundles, checkpoints
-from tests.fuzz.child import LIMIT_S, MAX_RESIDENT_BYTES, Outcome
+from tests.fuzz.child import HANGS_S, LIMIT_S, MAX_RESIDENT_BYTES, Outcome
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the fuzzers need Linux: fork, wait4 and RLIMIT_AS")
 ROOT = Path(__file__).parents[2]
@@ -26,7 +26,7 @@ def fuzz(kind: str, sources: Bundles, *options: str, seconds: float = 600) -> st
     """The harness's report; it must have no findings."""
     source = sources["q4f16_1"] if kind.startswith("bundle") else sources.checkpoint
     command = [sys.executable, "-m", "tests.fuzz", kind, str(source), "--seconds", str(seconds), *options]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=seconds + 4 * LIMIT_S)
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=seconds + 2 * HANGS_S)
     assert done.returncode == 0, (done.stdout + done.stderr)[-4000:]
     assert " 0 findings" in done.stdout
     return done.stdout

@@ -208,7 +208,7 @@ def reference_greedy(case: TinyCase, tokens: Sequence[int], n: int = GREEDY_TOKE
 def settled_seed(case: TinyCase) -> int:
     """The first seed whose greedy run from `prompt_tokens(case, GREEDY_PROMPT)` has no near tie."""
     prompt = prompt_tokens(case, GREEDY_PROMPT)
-    for seed in range(64):
+    for seed in range(128):
         model = build_model(case, seed)
         tokens, logits = _generate(model, prompt, GREEDY_TOKENS)
         best = np.sort(logits[:, :TOKENS], axis=-1)
@@ -217,7 +217,7 @@ def settled_seed(case: TinyCase) -> int:
         varied = len(set(tokens)) >= 8
         if varied and greedy_margin >= GREEDY_MARGIN and _router_margin(model, prompt + tokens) >= ROUTER_MARGIN:
             return seed
-    raise RuntimeError(f"{case.id}: no seed below 64 gives a varied greedy run without near ties")
+    raise RuntimeError(f"{case.id}: no seed below 128 gives a varied greedy run without near ties")
 
 
 class _Forced(LogitsProcessor):

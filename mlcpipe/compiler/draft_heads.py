@@ -8,6 +8,7 @@ from mlcpipe.models.llama import DEFAULTS
 from mlcpipe.nn import draft_head, eagle, medusa
 from mlcpipe.nn.base_config import read_base
 from mlcpipe.nn.causal_lm import CausalLM, LanguageModel, ModelFacts
+from mlcpipe.nn.config import build_from
 
 
 def build_draft_head(head: DraftHead, facts: ModelFacts) -> draft_head.DraftHead:
@@ -16,7 +17,7 @@ def build_draft_head(head: DraftHead, facts: ModelFacts) -> draft_head.DraftHead
         return medusa.MedusaHeads(facts.hidden_size, facts.vocab_size, head.heads, head.blocks)
     assert isinstance(head, EagleHead)
     config = {name: value for name, value in head.config.items() if name not in ("architectures", "layer_types")}
-    base = read_base(config | {"vocab_size": facts.vocab_size}, DEFAULTS)
+    base = build_from(config | {"vocab_size": facts.vocab_size}, lambda fields: read_base(fields, DEFAULTS))
     return eagle.EagleHead(
         base, head.layers, facts.hidden_size, head.vocab, head.places,
         norm_before_residual=head.norm_before_residual, embeds=head.embeds,

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from mlcpipe.models import build_model
+from mlcpipe.nn.config import build_from
 from mlcpipe.nn.text_encoder import DecoderEncoder, TextEncoder
 
 
@@ -25,7 +26,7 @@ def build_encoder(config: Mapping[str, Any]) -> TextEncoder:
     model_type = config.get("model_type")
     if model_type not in encoder_types():
         return DecoderEncoder(build_model(_with_head(config)))
-    model = importlib.import_module(f"mlcpipe.encoders.{model_type}").build(config)
+    model = build_from(config, importlib.import_module(f"mlcpipe.encoders.{model_type}").build)
     assert isinstance(model, TextEncoder)
     return model
 

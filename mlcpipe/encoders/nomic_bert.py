@@ -51,8 +51,8 @@ _FIXED: Mapping[str, list[Any]] = {
 
 def build(config: Mapping[str, Any]) -> TextEncoder:
     """The encoder for a Nomic BERT config.json. Raises ConfigError for unsupported fields."""
+    check_encoder(Fields(config), ARCHITECTURES, **_FIXED)
     fields = Fields({_OLD_NAMES.get(name, name): value for name, value in config.items()})
-    check_encoder(fields, ARCHITECTURES, **_FIXED)
     hidden, heads = fields.integer("hidden_size", 768), fields.integer("num_attention_heads", 12, high=4096)
     spec = EncoderSpec(
         hidden_size=hidden,

@@ -11,6 +11,7 @@ from typing import Any
 
 from mlcpipe.errors import ConfigError
 from mlcpipe.nn.causal_lm import CausalLM
+from mlcpipe.nn.config import build_from
 
 _NAME = re.compile(r"[a-z][a-z0-9_]*")
 
@@ -29,8 +30,8 @@ def build_model(config: Mapping[str, Any]) -> CausalLM:
             where="config.json model_type",
             expected=", ".join(model_types()),
             found=repr(model_type),
-            next_step="add mlcpipe/models/<model_type>.py (README: add a model)",
+            next_step="add mlcpipe/models/<model_type>.py (CONTRIBUTING.md: add a model)",
         )
-    model = importlib.import_module(f"mlcpipe.models.{model_type}").build(config)
+    model = build_from(config, importlib.import_module(f"mlcpipe.models.{model_type}").build)
     assert isinstance(model, CausalLM)
     return model

@@ -7,6 +7,8 @@ from typing import Any
 
 import numpy as np
 
+from mlcpipe.checkpoint.gguf.family import ATTENTION, MLP, POST_NORMS, Config, GgufFamily, Tensors, full_rope
+from mlcpipe.checkpoint.gguf.metadata import Metadata
 from mlcpipe.nn.attention import Attention
 from mlcpipe.nn.base_config import BaseConfig, Defaults, read_base
 from mlcpipe.nn.causal_lm import CausalLM
@@ -57,3 +59,31 @@ def sandwich_layers(base: BaseConfig, norm: str = "") -> list[SandwichNormLayer]
         SandwichNormLayer(Attention(spec, i), base.mlp(), base.hidden_size, base.eps, NORM_OFFSET)
         for i in range(base.num_layers)
     ]
+
+
+def complete_gguf(
+    metadata: Metadata, arch: str, tensors: Tensors, config: Config, *, period: int, window: int, largest_layers: int
+) -> None:
+    """What Gemma 2 and 3 share; llama.cpp tells the 27B model, which scales queries otherwise, by its layers."""
+    full_rope(metadata, arch, tensors, config)
+    layers, width = config["num_hidden_layers"], config["hidden_size"] // config["num_attention_heads"]
+    config["hidden_activation"] = "gelu_pytorch_tanh"
+    config["query_pre_attn_scalar"] = width if layers == largest_layers else config["head_dim"]
+    window = metadata.integer(f"{arch}.attention.sliding_window", window)
+    stated = metadata.values.get(f"{arch}.attention.sliding_window_pattern", period)
+    if type(stated) is int and stated > 0:
+        slides = [(i + 1) % stated != 0 for i in range(min(layers, 1024))]
+    else:
+        slides = metadata.numbers(f"{arch}.attention.sliding_window_pattern", layers).astype(bool).tolist()
+    config["sliding_window"] = window or None
+    config["layer_types"] = [f"{'sliding' if slide and window else 'full'}_attention" for slide in slides]
+
+
+def _complete_gguf(metadata: Metadata, arch: str, tensors: Tensors, config: Config) -> None:
+    complete_gguf(metadata, arch, tensors, config, period=2, window=4096, largest_layers=46)
+    for key, default in (("attn_logit_softcapping", 50.0), ("final_logit_softcapping", 30.0)):
+        config[key] = metadata.number(f"{arch}.{key}", default)
+
+
+GGUF_NAMES = {**ATTENTION, **MLP, **POST_NORMS, "ffn_norm": "pre_feedforward_layernorm"}
+GGUF = GgufFamily("gemma2", _complete_gguf, GGUF_NAMES, norm_offset=NORM_OFFSET)

@@ -6,9 +6,11 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
+from mlcpipe.checkpoint.gguf.family import Config, GgufFamily, Tensors
+from mlcpipe.checkpoint.gguf.metadata import Metadata
 from mlcpipe.errors import ConfigError
 from mlcpipe.models.gemma2 import DEFAULTS as GEMMA2_DEFAULTS
-from mlcpipe.models.gemma2 import NORM_OFFSET, embedding_scale, sandwich_layers
+from mlcpipe.models.gemma2 import GGUF_NAMES, NORM_OFFSET, complete_gguf, embedding_scale, sandwich_layers
 from mlcpipe.nn.base_config import BaseConfig, read_base
 from mlcpipe.nn.causal_lm import CausalLM
 from mlcpipe.nn.config import Fields, layer_windows
@@ -70,3 +72,12 @@ def _ropes(base: BaseConfig) -> tuple[Rope, Rope]:
     Fields(full, tables.where).refuse(truncate=[None, True])
     sliding_theta = base.fields.number("rope_local_base_freq", DEFAULT_SLIDING_THETA, low=1.0)
     return base.read_rope(full, base.theta), base.read_rope(tables.table("sliding_attention"), sliding_theta)
+
+
+def _complete_gguf(metadata: Metadata, arch: str, tensors: Tensors, config: Config) -> None:
+    complete_gguf(metadata, arch, tensors, config, period=DEFAULT_PATTERN, window=0, largest_layers=62)
+    config["rope_local_base_freq"] = metadata.number(f"{arch}.rope.freq_base_swa", DEFAULT_SLIDING_THETA)
+    config["final_logit_softcapping"] = metadata.number(f"{arch}.final_logit_softcapping", 0.0) or None
+
+
+GGUF = GgufFamily("gemma3", _complete_gguf, GGUF_NAMES, norm_offset=NORM_OFFSET)

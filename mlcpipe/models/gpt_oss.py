@@ -10,6 +10,8 @@ from tvm import te, tirx
 from tvm.relax.frontend import nn
 from tvm.relax.frontend.nn import Tensor, op
 
+from mlcpipe.checkpoint.gguf.family import ATTENTION, EXPERTS, Config, GgufFamily, Tensors, full_rope, read_experts
+from mlcpipe.checkpoint.gguf.metadata import Metadata
 from mlcpipe.nn.attention import Attention
 from mlcpipe.nn.base_config import Defaults, read_base
 from mlcpipe.nn.causal_lm import CausalLM
@@ -94,3 +96,22 @@ class ClampedMoE(nn.Module):
             return ((up + f32(1.0)) * gate / (f32(1.0) + tirx.exp(gate * f32(-self.alpha)))).astype(h.dtype)
 
         return te.compute((h.shape[0], width), element, name="clamped_gate")
+
+
+def _complete_gguf(metadata: Metadata, arch: str, tensors: Tensors, config: Config) -> None:
+    """The file says neither which layers slide, every second one, nor that the ramp of YaRN is not rounded."""
+    full_rope(metadata, arch, tensors, config)
+    read_experts(metadata, arch, config)
+    config["intermediate_size"] = metadata.integer(f"{arch}.expert_feed_forward_length", config["intermediate_size"])
+    config["sliding_window"] = metadata.integer(f"{arch}.attention.sliding_window")
+    config["attention_bias"] = "blk.0.attn_q.bias" in tensors
+    config["rope_scaling"] = {**(config.get("rope_scaling") or {"rope_type": "default"}), "truncate": False}
+
+
+_NAMES = {
+    **ATTENTION,
+    "attn_sinks": "self_attn.sinks",
+    "post_attention_norm": "post_attention_layernorm",
+    "ffn_gate_inp": "mlp.router",
+}
+GGUF = GgufFamily("gpt-oss", _complete_gguf, _NAMES, EXPERTS)

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from mlcpipe.checkpoint.gguf.family import Config, GgufFamily, Tensors, full_rope
+from mlcpipe.checkpoint.gguf.metadata import Metadata
 from mlcpipe.nn.attention import Attention
 from mlcpipe.nn.base_config import Defaults, read_base
 from mlcpipe.nn.causal_lm import CausalLM
@@ -25,3 +27,15 @@ def build(config: Mapping[str, Any]) -> CausalLM:
         for i in range(base.num_layers)
     ]
     return CausalLM(base.facts(windows, [base.rope()]), layers)
+
+
+def complete_gguf(metadata: Metadata, arch: str, tensors: Tensors, config: Config) -> None:
+    """The fields of config.json that GGUF's `llama` has."""
+    full_rope(metadata, arch, tensors, config)
+    config["attention_bias"] = "blk.0.attn_q.bias" in tensors
+    config["mlp_bias"] = "blk.0.ffn_up.bias" in tensors
+    if window := metadata.integer(f"{arch}.attention.sliding_window", 0):
+        config["sliding_window"] = window
+
+
+GGUF = GgufFamily("llama", complete_gguf, interleaved=True)

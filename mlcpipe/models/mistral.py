@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from mlcpipe.checkpoint.gguf.family import GgufFamily
+from mlcpipe.models.llama import complete_gguf
 from mlcpipe.nn.attention import Attention
 from mlcpipe.nn.base_config import Defaults, read_base
 from mlcpipe.nn.causal_lm import CausalLM
@@ -23,3 +25,13 @@ def build(config: Mapping[str, Any]) -> CausalLM:
     spec = base.attention()
     layers = [PreNormLayer(Attention(spec, i), base.mlp(), base.hidden_size, base.eps) for i in range(base.num_layers)]
     return CausalLM(base.facts(windows, [base.rope()]), layers)
+
+
+GGUF = GgufFamily(
+    "llama",
+    complete_gguf,
+    applies=lambda metadata: (
+        bool(metadata.integer("llama.attention.sliding_window", 0)) and not metadata.integer("llama.expert_count", 0)
+    ),
+    interleaved=True,
+)

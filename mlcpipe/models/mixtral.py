@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from mlcpipe.checkpoint.gguf.family import PRE_NORM, Config, GgufFamily, Tensors, read_experts
+from mlcpipe.checkpoint.gguf.metadata import Metadata
+from mlcpipe.models.llama import complete_gguf
 from mlcpipe.nn.attention import Attention
 from mlcpipe.nn.base_config import Defaults, read_base
 from mlcpipe.nn.causal_lm import CausalLM
@@ -37,3 +40,20 @@ def build(config: Mapping[str, Any]) -> CausalLM:
         return PreNormLayer(Attention(spec, i), moe, base.hidden_size, base.eps, mlp_name="block_sparse_moe")
 
     return CausalLM(base.facts(windows, [base.rope()]), [layer(i) for i in range(base.num_layers)])
+
+
+def _complete_gguf(metadata: Metadata, arch: str, tensors: Tensors, config: Config) -> None:
+    complete_gguf(metadata, arch, tensors, config)
+    read_experts(metadata, arch, config)
+
+
+_PARTS = {"gate": NAMES.gate, "up": NAMES.up, "down": NAMES.down}
+GGUF = GgufFamily(
+    "llama",
+    _complete_gguf,
+    {**PRE_NORM, "ffn_gate_inp": "block_sparse_moe.gate"}
+    | {f"ffn_{x}.{i}": f"block_sparse_moe.experts.{i}.{w}" for i in range(64) for x, w in _PARTS.items()},
+    {f"ffn_{x}_exps": f"block_sparse_moe.experts.{{}}.{w}" for x, w in _PARTS.items()},
+    applies=lambda metadata: bool(metadata.integer("llama.expert_count", 0)),
+    interleaved=True,
+)

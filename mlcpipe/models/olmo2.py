@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from mlcpipe.checkpoint.gguf.family import ATTENTION, MLP, POST_NORMS, GgufFamily
+from mlcpipe.models.qwen2 import complete_gguf_biased
 from mlcpipe.nn.attention import Attention
 from mlcpipe.nn.base_config import Defaults, read_base
 from mlcpipe.nn.causal_lm import CausalLM
@@ -22,3 +24,6 @@ def build(config: Mapping[str, Any]) -> CausalLM:
     windows = layer_windows(base.fields, None, [False] * base.num_layers, fixed=True)
     layers = [PostNormLayer(Attention(spec, i), base.mlp(), base.hidden_size, base.eps) for i in range(base.num_layers)]
     return CausalLM(base.facts(windows, [base.rope()]), layers)
+
+
+GGUF = GgufFamily("olmo2", complete_gguf_biased, {**ATTENTION, **MLP, **POST_NORMS})

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from mlcpipe.checkpoint.gguf.family import Config, GgufFamily, Tensors, full_rope
+from mlcpipe.checkpoint.gguf.metadata import Metadata
 from mlcpipe.nn.attention import Attention
 from mlcpipe.nn.base_config import BaseConfig, Defaults, read_base
 from mlcpipe.nn.causal_lm import CausalLM
@@ -36,3 +38,19 @@ def window_in_use(base: BaseConfig) -> int | None:
     if not base.fields.flag("use_sliding_window", False):
         return None
     return base.fields.optional_integer("sliding_window", DEFAULT_WINDOW)
+
+
+def complete_gguf(metadata: Metadata, arch: str, tensors: Tensors, config: Config) -> None:
+    """The fields of config.json that GGUF's Qwen 2 and families like it have: no window."""
+    full_rope(metadata, arch, tensors, config)
+    if window := metadata.integer(f"{arch}.attention.sliding_window", 0):
+        raise metadata.error(f"{arch}.attention.sliding_window", "0, or no such key", window)
+
+
+def complete_gguf_biased(metadata: Metadata, arch: str, tensors: Tensors, config: Config) -> None:
+    """As `complete_gguf`, where projections may have biases."""
+    complete_gguf(metadata, arch, tensors, config)
+    config["attention_bias"] = "blk.0.attn_q.bias" in tensors
+
+
+GGUF = GgufFamily("qwen2", complete_gguf)

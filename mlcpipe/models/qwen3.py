@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from mlcpipe.models.qwen2 import upper_windows
+from mlcpipe.checkpoint.gguf.family import GgufFamily
+from mlcpipe.models.qwen2 import complete_gguf_biased, upper_windows
 from mlcpipe.nn.attention import Attention
 from mlcpipe.nn.base_config import Defaults, read_base
 from mlcpipe.nn.causal_lm import CausalLM
@@ -21,3 +22,6 @@ def build(config: Mapping[str, Any]) -> CausalLM:
     spec = base.attention(qkv_bias=bias, o_bias=bias, norm="head")
     layers = [PreNormLayer(Attention(spec, i), base.mlp(), base.hidden_size, base.eps) for i in range(base.num_layers)]
     return CausalLM(base.facts(upper_windows(base), [base.rope()]), layers)
+
+
+GGUF = GgufFamily("qwen3", complete_gguf_biased)

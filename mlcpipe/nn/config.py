@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, ItemsView, Iterator, Mapping, Sequence
+from typing import Any, TypeVar
 
 from mlcpipe.errors import ConfigError
 
+_T = TypeVar("_T")
 MAX_SIZE = 1 << 24
 
-# Unsupported fields that change the result, with the neutral values that do not.
-_REFUSED: Mapping[str, tuple[Any, ...]] = {
+# Fields that change the result of families that have them, with the neutral values that do not.
+_CHANGES_RESULT: Mapping[str, tuple[Any, ...]] = {
     "quantization_config": (None,),
     "is_causal": (None, True),
     "use_bidirectional_attention": (None, False),
@@ -115,7 +116,7 @@ class Fields:
 
     def refuse(self, **neutral: Sequence[Any]) -> None:
         """Raise ConfigError for a field without a neutral value: it would change the result."""
-        for name, values in ({k: list(v) for k, v in _REFUSED.items()} | neutral).items():
+        for name, values in neutral.items():
             value = self.values.get(name)
             if name in self.values and not any(value is v or (value == v and type(value) is type(v)) for v in values):
                 raise ConfigError(
@@ -125,6 +126,36 @@ class Fields:
                     found=_short(value),
                     next_step="mlcpipe does not ignore fields that change the result",
                 )
+
+
+class _Read(Mapping[str, Any]):
+    """A config.json that knows which of its fields were read one by one."""
+
+    def __init__(self, values: Mapping[str, Any]) -> None:
+        self._values, self.names = values, set[str]()
+
+    def __getitem__(self, name: str) -> Any:
+        self.names.add(name)
+        return self._values[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._values)
+
+    def __len__(self) -> int:
+        return len(self._values)
+
+    def items(self) -> ItemsView[str, Any]:
+        """All fields; none of them counts as read."""
+        return self._values.items()
+
+
+def build_from(config: Mapping[str, Any], build: Callable[[Mapping[str, Any]], _T]) -> _T:
+    """Call `build` with a config.json. Raises ConfigError for a field that it ignores and that changes the result."""
+    read = _Read(config)
+    made = build(read)
+    ignored = {name: values for name, values in _CHANGES_RESULT.items() if name not in read.names}
+    Fields(config).refuse(**ignored)
+    return made
 
 
 def _short(value: Any) -> str:

@@ -12,6 +12,7 @@ from typing import Any
 from mlcpipe.errors import ConfigError
 from mlcpipe.nn.causal_lm import CausalLM
 from mlcpipe.nn.config import build_from
+from mlcpipe.nn.gguf import GgufFamily
 
 _NAME = re.compile(r"[a-z][a-z0-9_]*")
 
@@ -19,6 +20,11 @@ _NAME = re.compile(r"[a-z][a-z0-9_]*")
 def model_types() -> list[str]:
     """The supported families, sorted."""
     return sorted(module.name for module in pkgutil.iter_modules([str(Path(__file__).parent)]))
+
+
+def gguf_families() -> dict[str, GgufFamily]:
+    """How the families are stored in GGUF, by model type."""
+    return {name: _module(name).GGUF for name in model_types()}
 
 
 def build_model(config: Mapping[str, Any]) -> CausalLM:
@@ -32,6 +38,10 @@ def build_model(config: Mapping[str, Any]) -> CausalLM:
             found=repr(model_type),
             next_step="add mlcpipe/models/<model_type>.py (CONTRIBUTING.md: add a model)",
         )
-    model = build_from(config, importlib.import_module(f"mlcpipe.models.{model_type}").build)
+    model = build_from(config, _module(model_type).build)
     assert isinstance(model, CausalLM)
     return model
+
+
+def _module(model_type: str) -> Any:
+    return importlib.import_module(f"mlcpipe.models.{model_type}")

@@ -7,13 +7,12 @@ from typing import Any
 
 import numpy as np
 
-from mlcpipe.checkpoint.gguf.family import ATTENTION, MLP, POST_NORMS, Config, GgufFamily, Tensors, full_rope
-from mlcpipe.checkpoint.gguf.metadata import Metadata
 from mlcpipe.nn.attention import Attention
 from mlcpipe.nn.base_config import BaseConfig, Defaults, read_base
 from mlcpipe.nn.causal_lm import CausalLM
 from mlcpipe.nn.config import layer_windows
 from mlcpipe.nn.decoder_layer import SandwichNormLayer
+from mlcpipe.nn.gguf import ATTENTION, MLP, POST_NORMS, GgufFamily, GgufFile
 
 DEFAULTS = Defaults(
     positions=8192,
@@ -61,28 +60,25 @@ def sandwich_layers(base: BaseConfig, norm: str = "") -> list[SandwichNormLayer]
     ]
 
 
-def complete_gguf(
-    metadata: Metadata, arch: str, tensors: Tensors, config: Config, *, period: int, window: int, largest_layers: int
-) -> None:
+def complete_gguf(file: GgufFile, config: dict[str, Any], *, period: int, window: int, largest_layers: int) -> None:
     """What Gemma 2 and 3 share; llama.cpp tells the 27B model, which scales queries otherwise, by its layers."""
-    full_rope(metadata, arch, tensors, config)
     layers, width = config["num_hidden_layers"], config["hidden_size"] // config["num_attention_heads"]
     config["hidden_activation"] = "gelu_pytorch_tanh"
     config["query_pre_attn_scalar"] = width if layers == largest_layers else config["head_dim"]
-    window = metadata.integer(f"{arch}.attention.sliding_window", window)
-    stated = metadata.values.get(f"{arch}.attention.sliding_window_pattern", period)
+    window = file.integer("attention.sliding_window", window)
+    stated = file.get("attention.sliding_window_pattern", period)
     if type(stated) is int and stated > 0:
         slides = [(i + 1) % stated != 0 for i in range(min(layers, 1024))]
     else:
-        slides = metadata.numbers(f"{arch}.attention.sliding_window_pattern", layers).astype(bool).tolist()
+        slides = file.numbers("attention.sliding_window_pattern", layers).astype(bool).tolist()
     config["sliding_window"] = window or None
     config["layer_types"] = [f"{'sliding' if slide and window else 'full'}_attention" for slide in slides]
 
 
-def _complete_gguf(metadata: Metadata, arch: str, tensors: Tensors, config: Config) -> None:
-    complete_gguf(metadata, arch, tensors, config, period=2, window=4096, largest_layers=46)
+def _complete_gguf(file: GgufFile, config: dict[str, Any]) -> None:
+    complete_gguf(file, config, period=2, window=4096, largest_layers=46)
     for key, default in (("attn_logit_softcapping", 50.0), ("final_logit_softcapping", 30.0)):
-        config[key] = metadata.number(f"{arch}.{key}", default)
+        config[key] = file.number(key, default)
 
 
 GGUF_NAMES = {**ATTENTION, **MLP, **POST_NORMS, "ffn_norm": "pre_feedforward_layernorm"}

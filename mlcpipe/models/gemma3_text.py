@@ -6,14 +6,13 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
-from mlcpipe.checkpoint.gguf.family import Config, GgufFamily, Tensors
-from mlcpipe.checkpoint.gguf.metadata import Metadata
 from mlcpipe.errors import ConfigError
 from mlcpipe.models.gemma2 import DEFAULTS as GEMMA2_DEFAULTS
 from mlcpipe.models.gemma2 import GGUF_NAMES, NORM_OFFSET, complete_gguf, embedding_scale, sandwich_layers
 from mlcpipe.nn.base_config import BaseConfig, read_base
 from mlcpipe.nn.causal_lm import CausalLM
 from mlcpipe.nn.config import Fields, layer_windows
+from mlcpipe.nn.gguf import GgufFamily, GgufFile
 from mlcpipe.nn.rope import Rope
 
 DEFAULTS = dataclasses.replace(GEMMA2_DEFAULTS, positions=1 << 17, theta=1e6)
@@ -74,10 +73,10 @@ def _ropes(base: BaseConfig) -> tuple[Rope, Rope]:
     return base.read_rope(full, base.theta), base.read_rope(tables.table("sliding_attention"), sliding_theta)
 
 
-def _complete_gguf(metadata: Metadata, arch: str, tensors: Tensors, config: Config) -> None:
-    complete_gguf(metadata, arch, tensors, config, period=DEFAULT_PATTERN, window=0, largest_layers=62)
-    config["rope_local_base_freq"] = metadata.number(f"{arch}.rope.freq_base_swa", DEFAULT_SLIDING_THETA)
-    config["final_logit_softcapping"] = metadata.number(f"{arch}.final_logit_softcapping", 0.0) or None
+def _complete_gguf(file: GgufFile, config: dict[str, Any]) -> None:
+    complete_gguf(file, config, period=DEFAULT_PATTERN, window=0, largest_layers=62)
+    config["rope_local_base_freq"] = file.number("rope.freq_base_swa", DEFAULT_SLIDING_THETA)
+    config["final_logit_softcapping"] = file.number("final_logit_softcapping", 0.0) or None
 
 
 GGUF = GgufFamily("gemma3", _complete_gguf, GGUF_NAMES, norm_offset=NORM_OFFSET)

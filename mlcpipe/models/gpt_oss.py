@@ -10,13 +10,12 @@ from tvm import te, tirx
 from tvm.relax.frontend import nn
 from tvm.relax.frontend.nn import Tensor, op
 
-from mlcpipe.checkpoint.gguf.family import ATTENTION, EXPERTS, Config, GgufFamily, Tensors, full_rope, read_experts
-from mlcpipe.checkpoint.gguf.metadata import Metadata
 from mlcpipe.nn.attention import Attention
 from mlcpipe.nn.base_config import Defaults, read_base
 from mlcpipe.nn.causal_lm import CausalLM
 from mlcpipe.nn.config import layer_windows, rope_table
 from mlcpipe.nn.decoder_layer import PreNormLayer
+from mlcpipe.nn.gguf import ATTENTION, EXPERTS, GgufFamily, GgufFile, read_experts
 from mlcpipe.nn.linear import ExpertLinear, Linear
 from mlcpipe.nn.moe import combine, expert_counts, route
 
@@ -98,13 +97,12 @@ class ClampedMoE(nn.Module):
         return te.compute((h.shape[0], width), element, name="clamped_gate")
 
 
-def _complete_gguf(metadata: Metadata, arch: str, tensors: Tensors, config: Config) -> None:
+def _complete_gguf(file: GgufFile, config: dict[str, Any]) -> None:
     """The file says neither which layers slide, every second one, nor that the ramp of YaRN is not rounded."""
-    full_rope(metadata, arch, tensors, config)
-    read_experts(metadata, arch, config)
-    config["intermediate_size"] = metadata.integer(f"{arch}.expert_feed_forward_length", config["intermediate_size"])
-    config["sliding_window"] = metadata.integer(f"{arch}.attention.sliding_window")
-    config["attention_bias"] = "blk.0.attn_q.bias" in tensors
+    read_experts(file, config)
+    config["intermediate_size"] = file.integer("expert_feed_forward_length", config["intermediate_size"])
+    config["sliding_window"] = file.integer("attention.sliding_window")
+    config["attention_bias"] = "blk.0.attn_q.bias" in file
     config["rope_scaling"] = {**(config.get("rope_scaling") or {"rope_type": "default"}), "truncate": False}
 
 

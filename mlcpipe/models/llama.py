@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from mlcpipe.checkpoint.gguf.family import Config, GgufFamily, Tensors, full_rope
-from mlcpipe.checkpoint.gguf.metadata import Metadata
 from mlcpipe.nn.attention import Attention
 from mlcpipe.nn.base_config import Defaults, read_base
 from mlcpipe.nn.causal_lm import CausalLM
 from mlcpipe.nn.config import layer_windows
 from mlcpipe.nn.decoder_layer import PreNormLayer
+from mlcpipe.nn.gguf import GgufFamily, GgufFile
 
 DEFAULTS = Defaults(positions=2048)
 
@@ -29,12 +28,11 @@ def build(config: Mapping[str, Any]) -> CausalLM:
     return CausalLM(base.facts(windows, [base.rope()]), layers)
 
 
-def complete_gguf(metadata: Metadata, arch: str, tensors: Tensors, config: Config) -> None:
+def complete_gguf(file: GgufFile, config: dict[str, Any]) -> None:
     """The fields of config.json that GGUF's `llama` has."""
-    full_rope(metadata, arch, tensors, config)
-    config["attention_bias"] = "blk.0.attn_q.bias" in tensors
-    config["mlp_bias"] = "blk.0.ffn_up.bias" in tensors
-    if window := metadata.integer(f"{arch}.attention.sliding_window", 0):
+    config["attention_bias"] = "blk.0.attn_q.bias" in file
+    config["mlp_bias"] = "blk.0.ffn_up.bias" in file
+    if window := file.integer("attention.sliding_window", 0):
         config["sliding_window"] = window
 
 

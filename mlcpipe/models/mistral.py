@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from mlcpipe.checkpoint.gguf.family import GgufFamily
 from mlcpipe.models.llama import complete_gguf
 from mlcpipe.nn.attention import Attention
 from mlcpipe.nn.base_config import Defaults, read_base
 from mlcpipe.nn.causal_lm import CausalLM
 from mlcpipe.nn.config import layer_windows
 from mlcpipe.nn.decoder_layer import PreNormLayer
+from mlcpipe.nn.gguf import GgufFamily
 
 DEFAULTS = Defaults(positions=4096 * 32, num_kv_heads=8)
 DEFAULT_WINDOW = 4096
@@ -30,8 +30,6 @@ def build(config: Mapping[str, Any]) -> CausalLM:
 GGUF = GgufFamily(
     "llama",
     complete_gguf,
-    applies=lambda metadata: (
-        bool(metadata.integer("llama.attention.sliding_window", 0)) and not metadata.integer("llama.expert_count", 0)
-    ),
+    applies=lambda file: bool(file.integer("attention.sliding_window", 0)) and not file.integer("expert_count", 0),
     interleaved=True,
 )

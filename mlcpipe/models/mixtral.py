@@ -5,14 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from mlcpipe.checkpoint.gguf.family import PRE_NORM, Config, GgufFamily, Tensors, read_experts
-from mlcpipe.checkpoint.gguf.metadata import Metadata
 from mlcpipe.models.llama import complete_gguf
 from mlcpipe.nn.attention import Attention
 from mlcpipe.nn.base_config import Defaults, read_base
 from mlcpipe.nn.causal_lm import CausalLM
 from mlcpipe.nn.config import layer_windows
 from mlcpipe.nn.decoder_layer import PreNormLayer
+from mlcpipe.nn.gguf import PRE_NORM, GgufFamily, GgufFile, read_experts
 from mlcpipe.nn.moe import ExpertNames, SparseMoE, expert_counts
 
 DEFAULTS = Defaults(positions=4096 * 32, num_kv_heads=8, eps=1e-5, theta=1e6)
@@ -42,9 +41,9 @@ def build(config: Mapping[str, Any]) -> CausalLM:
     return CausalLM(base.facts(windows, [base.rope()]), [layer(i) for i in range(base.num_layers)])
 
 
-def _complete_gguf(metadata: Metadata, arch: str, tensors: Tensors, config: Config) -> None:
-    complete_gguf(metadata, arch, tensors, config)
-    read_experts(metadata, arch, config)
+def _complete_gguf(file: GgufFile, config: dict[str, Any]) -> None:
+    complete_gguf(file, config)
+    read_experts(file, config)
 
 
 _PARTS = {"gate": NAMES.gate, "up": NAMES.up, "down": NAMES.down}
@@ -54,6 +53,6 @@ GGUF = GgufFamily(
     {**PRE_NORM, "ffn_gate_inp": "block_sparse_moe.gate"}
     | {f"ffn_{x}.{i}": f"block_sparse_moe.experts.{i}.{w}" for i in range(64) for x, w in _PARTS.items()},
     {f"ffn_{x}_exps": f"block_sparse_moe.experts.{{}}.{w}" for x, w in _PARTS.items()},
-    applies=lambda metadata: bool(metadata.integer("llama.expert_count", 0)),
+    applies=lambda file: bool(file.integer("expert_count", 0)),
     interleaved=True,
 )

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from mlcpipe.checkpoint.gguf.family import ATTENTION, MLP, POST_NORMS, GgufFamily
-from mlcpipe.models.qwen2 import complete_gguf_biased
+from mlcpipe.models.qwen2 import complete_gguf
 from mlcpipe.nn.attention import Attention
 from mlcpipe.nn.base_config import Defaults, read_base
 from mlcpipe.nn.causal_lm import CausalLM
 from mlcpipe.nn.config import layer_windows
 from mlcpipe.nn.decoder_layer import PostNormLayer
+from mlcpipe.nn.gguf import ATTENTION, MLP, POST_NORMS, GgufFamily
 
 DEFAULTS = Defaults(positions=2048, eps=1e-5)
 
@@ -26,4 +26,4 @@ def build(config: Mapping[str, Any]) -> CausalLM:
     return CausalLM(base.facts(windows, [base.rope()]), layers)
 
 
-GGUF = GgufFamily("olmo2", complete_gguf_biased, {**ATTENTION, **MLP, **POST_NORMS})
+GGUF = GgufFamily("olmo2", complete_gguf, {**ATTENTION, **MLP, **POST_NORMS})

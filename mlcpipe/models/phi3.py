@@ -5,14 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from mlcpipe.checkpoint.gguf.family import PRE_NORM, Config, GgufFamily, Tensors
-from mlcpipe.checkpoint.gguf.metadata import Metadata
-from mlcpipe.checkpoint.gguf.ropes import longrope
 from mlcpipe.nn.attention import FusedAttention
 from mlcpipe.nn.base_config import BaseConfig, Defaults, read_base
 from mlcpipe.nn.causal_lm import CausalLM
 from mlcpipe.nn.config import layer_windows, rope_table
 from mlcpipe.nn.decoder_layer import PreNormLayer
+from mlcpipe.nn.gguf import PRE_NORM, GgufFamily, GgufFile
 from mlcpipe.nn.mlp import FusedGatedMLP
 from mlcpipe.nn.rope import Rope, read_rope
 
@@ -57,14 +55,13 @@ def _rope(base: BaseConfig) -> Rope:
     )
 
 
-def _complete_gguf(metadata: Metadata, arch: str, tensors: Tensors, config: Config) -> None:
-    rotated = metadata.integer(f"{arch}.rope.dimension_count", config["head_dim"])
+def _complete_gguf(file: GgufFile, config: dict[str, Any]) -> None:
+    rotated = file.integer("rope.dimension_count", config["head_dim"])
     config["partial_rotary_factor"] = rotated / config["head_dim"]
-    config["sliding_window"] = metadata.integer(f"{arch}.attention.sliding_window", 0) or None
-    original = metadata.integer(f"{arch}.rope.scaling.original_context_length", config["max_position_embeddings"])
+    config["sliding_window"] = file.integer("attention.sliding_window", 0) or None
+    original = file.integer("rope.scaling.original_context_length", config["max_position_embeddings"])
     config["original_max_position_embeddings"] = original
-    if (table := longrope(metadata, arch, tensors)) is not None:
-        config["rope_scaling"] = table
 
 
-GGUF = GgufFamily("phi3", _complete_gguf, {**PRE_NORM, "attn_qkv": "self_attn.qkv_proj", "ffn_up": "mlp.gate_up_proj"})
+_NAMES = {**PRE_NORM, "attn_qkv": "self_attn.qkv_proj", "ffn_up": "mlp.gate_up_proj"}
+GGUF = GgufFamily("phi3", _complete_gguf, _NAMES, rope="longrope")

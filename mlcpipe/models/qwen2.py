@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from mlcpipe.checkpoint.gguf.family import Config, GgufFamily, Tensors, full_rope
-from mlcpipe.checkpoint.gguf.metadata import Metadata
 from mlcpipe.nn.attention import Attention
 from mlcpipe.nn.base_config import BaseConfig, Defaults, read_base
 from mlcpipe.nn.causal_lm import CausalLM
 from mlcpipe.nn.config import layer_windows
 from mlcpipe.nn.decoder_layer import PreNormLayer
+from mlcpipe.nn.gguf import GgufFamily, GgufFile
 
 DEFAULTS = Defaults(positions=32768, num_kv_heads=32)
 DEFAULT_WINDOW = 4096
@@ -40,17 +39,9 @@ def window_in_use(base: BaseConfig) -> int | None:
     return base.fields.optional_integer("sliding_window", DEFAULT_WINDOW)
 
 
-def complete_gguf(metadata: Metadata, arch: str, tensors: Tensors, config: Config) -> None:
-    """The fields of config.json that GGUF's Qwen 2 and families like it have: no window."""
-    full_rope(metadata, arch, tensors, config)
-    if window := metadata.integer(f"{arch}.attention.sliding_window", 0):
-        raise metadata.error(f"{arch}.attention.sliding_window", "0, or no such key", window)
+def complete_gguf(file: GgufFile, config: dict[str, Any]) -> None:
+    """The fields of GGUF files of families like Qwen 3 and OLMo 2."""
+    config["attention_bias"] = "blk.0.attn_q.bias" in file
 
 
-def complete_gguf_biased(metadata: Metadata, arch: str, tensors: Tensors, config: Config) -> None:
-    """As `complete_gguf`, where projections may have biases."""
-    complete_gguf(metadata, arch, tensors, config)
-    config["attention_bias"] = "blk.0.attn_q.bias" in tensors
-
-
-GGUF = GgufFamily("qwen2", complete_gguf)
+GGUF = GgufFamily("qwen2")

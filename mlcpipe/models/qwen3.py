@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from mlcpipe.checkpoint.gguf.family import GgufFamily
-from mlcpipe.models.qwen2 import complete_gguf_biased, upper_windows
+from mlcpipe.models.qwen2 import complete_gguf, upper_windows
 from mlcpipe.nn.attention import Attention
 from mlcpipe.nn.base_config import Defaults, read_base
 from mlcpipe.nn.causal_lm import CausalLM
 from mlcpipe.nn.decoder_layer import PreNormLayer
+from mlcpipe.nn.gguf import GgufFamily
 
 DEFAULTS = Defaults(positions=32768, num_kv_heads=32, head_dim=128)
 
@@ -24,4 +24,4 @@ def build(config: Mapping[str, Any]) -> CausalLM:
     return CausalLM(base.facts(upper_windows(base), [base.rope()]), layers)
 
 
-GGUF = GgufFamily("qwen3", complete_gguf_biased)
+GGUF = GgufFamily("qwen3", complete_gguf)

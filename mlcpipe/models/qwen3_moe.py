@@ -5,15 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from mlcpipe.checkpoint.gguf.family import EXPERTS, PRE_NORM, Config, GgufFamily, Tensors, read_experts
-from mlcpipe.checkpoint.gguf.metadata import Metadata
 from mlcpipe.errors import ConfigError
-from mlcpipe.models.qwen2 import complete_gguf_biased, window_in_use
+from mlcpipe.models.qwen2 import complete_gguf, window_in_use
 from mlcpipe.nn.attention import Attention
 from mlcpipe.nn.base_config import BaseConfig, Defaults, read_base
 from mlcpipe.nn.causal_lm import CausalLM
 from mlcpipe.nn.config import layer_windows
 from mlcpipe.nn.decoder_layer import PreNormLayer
+from mlcpipe.nn.gguf import EXPERTS, PRE_NORM, GgufFamily, GgufFile, read_experts
 from mlcpipe.nn.moe import ExpertNames, SparseMoE, expert_counts
 
 DEFAULTS = Defaults(positions=32768, num_kv_heads=4)
@@ -52,10 +51,10 @@ def _dense_layers(base: BaseConfig, experts: int) -> set[int]:
     return {i for i in range(base.num_layers) if i in listed or experts == 0 or (i + 1) % step}
 
 
-def _complete_gguf(metadata: Metadata, arch: str, tensors: Tensors, config: Config) -> None:
-    complete_gguf_biased(metadata, arch, tensors, config)
-    read_experts(metadata, arch, config)
-    width = metadata.integer(f"{arch}.expert_feed_forward_length")
+def _complete_gguf(file: GgufFile, config: dict[str, Any]) -> None:
+    complete_gguf(file, config)
+    read_experts(file, config)
+    width = file.integer("expert_feed_forward_length")
     config.update(moe_intermediate_size=width, norm_topk_prob=True, decoder_sparse_step=1, mlp_only_layers=[])
 
 

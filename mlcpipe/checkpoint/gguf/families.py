@@ -7,16 +7,22 @@ norms have 1 added, experts are stacked. The architectures are those of the file
 from __future__ import annotations
 
 import functools
-import importlib
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
+from typing import Any
 
-from mlcpipe.checkpoint.gguf.family import Config, GgufFamily, Tensors
+from numpy.typing import NDArray
+
 from mlcpipe.checkpoint.gguf.metadata import Metadata
+from mlcpipe.checkpoint.gguf.ropes import linear_or_yarn, llama3, longrope
 from mlcpipe.checkpoint.safetensors_reader import TensorInfo
 from mlcpipe.errors import ConfigError
 from mlcpipe.json_files import shown
+from mlcpipe.nn.gguf import GgufFamily
+
+Tensors = Mapping[str, TensorInfo]
+Config = dict[str, Any]
 
 ROPE_FACTORS = ("rope_freqs.weight", "rope_factors_short.weight", "rope_factors_long.weight")
 _BLOCK = re.compile(r"blk\.(\d{1,4})\.(.+)\.(weight|bias)")
@@ -27,6 +33,7 @@ _CHANGES_RESULT: Mapping[str, tuple[object, ...]] = {
     "attention.scale": (0.0,),
     "attention.clamp_kqv": (0.0,),
     "attention.causal": (True,),
+    "attention.sliding_window": (0,),
     "embedding_scale": (0.0, 1.0),
     "expert_shared_count": (0,),
     "expert_weights_scale": (0.0, 1.0),
@@ -48,13 +55,43 @@ class GgufTensor(TensorInfo):
     add: float = 0.0
 
 
+class _File:
+    """The keys of an architecture and the tensors of a file, as `GgufFile`; `read` are the keys that were asked for."""
+
+    def __init__(self, metadata: Metadata, arch: str, tensors: Tensors) -> None:
+        self._metadata, self._arch, self._tensors = metadata, arch, tensors
+        self.read: set[str] = set()
+
+    def __contains__(self, tensor: str) -> bool:
+        return tensor in self._tensors
+
+    def integer(self, key: str, default: int | None = None) -> int:
+        return self._metadata.integer(self._full(key), default)
+
+    def number(self, key: str, default: float | None = None) -> float:
+        return self._metadata.number(self._full(key), default)
+
+    def numbers(self, key: str, count: int) -> NDArray[Any]:
+        return self._metadata.numbers(self._full(key), count)
+
+    def get(self, key: str, default: Any = None) -> Any:
+        return self._metadata.values.get(self._full(key), default)
+
+    def error(self, key: str, expected: object, found: object = None) -> ConfigError:
+        return self._metadata.error(self._full(key), expected, found)
+
+    def _full(self, key: str) -> str:
+        self.read.add(key)
+        return f"{self._arch}.{key}"
+
+
 @functools.cache
 def _families() -> Mapping[str, list[tuple[str, GgufFamily]]]:
     """The families with their model types, by architecture; one that any file of it may be is the last."""
-    models = importlib.import_module("mlcpipe.models")
+    from mlcpipe.models import gguf_families
+
     found: dict[str, list[tuple[str, GgufFamily]]] = {}
-    for name in models.model_types():
-        family = importlib.import_module(f"mlcpipe.models.{name}").GGUF
+    for name, family in gguf_families().items():
         found.setdefault(family.arch, []).append((name, family))
     return {arch: sorted(some, key=lambda one: one[1].applies is None) for arch, some in found.items()}
 
@@ -64,16 +101,25 @@ def family_of(metadata: Metadata, tensors: Tensors) -> tuple[GgufFamily, Config]
     arch = metadata.text("general.architecture")
     if arch not in _families():
         raise metadata.error("general.architecture", ", ".join(sorted(_families())), shown(arch))
-    model_type, family = next(one for one in _families()[arch] if one[1].applies is None or one[1].applies(metadata))
+    model_type, family = next(
+        (name, one)
+        for name, one in _families()[arch]
+        if one.applies is None or one.applies(_File(metadata, arch, tensors))
+    )
     config = _shared_fields(metadata, arch, tensors)
     config["model_type"] = model_type
-    family.complete(metadata, arch, tensors, config)
-    for name, neutral in _CHANGES_RESULT.items():
-        if (key := f"{arch}.{name}") in metadata.read:
-            continue
-        value = metadata.values.get(key, neutral[0])
+    rope = (
+        longrope(metadata, arch, tensors) if family.rope == "longrope" else _full_rope(metadata, arch, tensors, config)
+    )
+    if rope is not None:
+        config["rope_scaling"] = rope
+    file = _File(metadata, arch, tensors)
+    if family.complete is not None:
+        family.complete(file, config)
+    for key, neutral in _CHANGES_RESULT.items():
+        value = neutral[0] if key in file.read else file.get(key, neutral[0])
         if not isinstance(value, (bool, int, float)) or value not in neutral:
-            raise metadata.error(key, f"{neutral[0]}, or no such key", shown(value))
+            raise file.error(key, f"{neutral[0]}, or no such key", shown(value))
     _check_vocabulary(metadata, config["vocab_size"])
     return family, config
 
@@ -153,3 +199,16 @@ def _check_vocabulary(metadata: Metadata, rows: int) -> None:
     tokens = metadata.strings("tokenizer.ggml.tokens")
     if len(tokens) != rows:
         raise metadata.error("tokenizer.ggml.tokens", f"{rows} tokens, the rows of token_embd.weight", len(tokens))
+
+
+def _full_rope(metadata: Metadata, arch: str, tensors: Tensors, config: Config) -> Config | None:
+    """The scaling of rope over whole heads."""
+    rotated = metadata.integer(f"{arch}.rope.dimension_count", config["head_dim"])
+    if rotated != config["head_dim"]:
+        raise metadata.error(f"{arch}.rope.dimension_count", f"{config['head_dim']}, the size of a head", rotated)
+    table = linear_or_yarn(metadata, arch)
+    if "rope_freqs.weight" not in tensors:
+        return table
+    if table is not None:
+        raise metadata.error(f"{arch}.rope.scaling.type", "none beside rope_freqs.weight")
+    return llama3(tensors["rope_freqs.weight"], config["rope_theta"], rotated)

@@ -150,14 +150,10 @@ class HeaderReader:
 
 
 class Metadata:
-    """Typed access to the pairs of a file; every failure is a ConfigError that names the key.
-
-    `read` are the keys that were asked for.
-    """
+    """Typed access to the pairs of a file; every failure is a ConfigError that names the key."""
 
     def __init__(self, values: Mapping[str, Value], where: str) -> None:
         self.values, self.where = values, where
-        self.read: set[str] = set()
 
     def error(self, key: str, expected: object, found: object = None) -> ConfigError:
         """A ConfigError about one key."""
@@ -165,49 +161,45 @@ class Metadata:
 
     def integer(self, key: str, default: int | None = None) -> int:
         """A non-negative integer."""
-        value = self._get(key, default)
+        value = self.values.get(key, default)
         if type(value) is not int or value < 0:
             raise self.error(key, "a non-negative integer", self._shown(key))
         return value
 
     def number(self, key: str, default: float | None = None) -> float:
         """A finite number."""
-        value = self._get(key, default)
+        value = self.values.get(key, default)
         if type(value) not in (int, float) or not np.isfinite(value):  # type: ignore[arg-type]
             raise self.error(key, "a number", self._shown(key))
         return float(value)  # type: ignore[arg-type]
 
     def text(self, key: str, default: str | None = None) -> str:
         """A string."""
-        value = self._get(key, default)
+        value = self.values.get(key, default)
         if not isinstance(value, str):
             raise self.error(key, "a string", self._shown(key))
         return value
 
     def flag(self, key: str, default: bool) -> bool:
         """True or false."""
-        value = self._get(key, default)
+        value = self.values.get(key, default)
         if not isinstance(value, bool):
             raise self.error(key, "true or false", self._shown(key))
         return value
 
     def strings(self, key: str) -> list[str]:
         """An array of strings."""
-        value = self._get(key)
+        value = self.values.get(key)
         if not isinstance(value, list):
             raise self.error(key, "an array of strings", self._shown(key))
         return value
 
     def numbers(self, key: str, count: int) -> NDArray[Any]:
         """An array of `count` numbers."""
-        value = self._get(key)
+        value = self.values.get(key)
         if not isinstance(value, np.ndarray) or len(value) != count:
             raise self.error(key, f"an array of {count} numbers", self._shown(key))
         return value
-
-    def _get(self, key: str, default: Value | None = None) -> Value | None:
-        self.read.add(key)
-        return self.values.get(key, default)
 
     def _shown(self, key: str) -> str:
         value = self.values.get(key)

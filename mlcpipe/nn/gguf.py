@@ -7,15 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal, Protocol
 
-from mlcpipe.checkpoint.gguf.metadata import Metadata
-from mlcpipe.checkpoint.gguf.ropes import linear_or_yarn, llama3
-from mlcpipe.checkpoint.safetensors_reader import TensorInfo
+from numpy.typing import NDArray
 
-Tensors = Mapping[str, TensorInfo]
-Config = dict[str, Any]
-Complete = Callable[[Metadata, str, Tensors, Config], None]
+from mlcpipe.errors import ConfigError
 
 MAX_EXPERTS = 4096
 ATTENTION = {
@@ -30,43 +26,54 @@ POST_NORMS = {"post_attention_norm": "post_attention_layernorm", "post_ffw_norm"
 EXPERTS = {f"ffn_{x}_exps": f"mlp.experts.{{}}.{x}_proj" for x in ("gate", "up", "down")}
 
 
+class GgufFile(Protocol):
+    """Metadata under keys without the architecture, and names of tensors. Raises ConfigError that names the key."""
+
+    def __contains__(self, tensor: str) -> bool:
+        """Whether there is a tensor of this name."""
+
+    def integer(self, key: str, default: int | None = None) -> int:
+        """A non-negative integer."""
+
+    def number(self, key: str, default: float | None = None) -> float:
+        """A finite number."""
+
+    def numbers(self, key: str, count: int) -> NDArray[Any]:
+        """An array of so many numbers."""
+
+    def get(self, key: str, default: Any = None) -> Any:
+        """A value of any type."""
+
+    def error(self, key: str, expected: object, found: object = None) -> ConfigError:
+        """An error about a key."""
+
+
 @dataclass(frozen=True)
 class GgufFamily:
     """A `model_type` as the architecture `arch`.
 
+    complete     adds fields to config.json, which has those of all families and `rope_scaling`
     names        of a block's tensors, by llama.cpp's
     experts      a pattern with the expert's number for each stacked tensor
-    complete     adds fields to config.json
     applies      whether a file is of this family and not of one without, where several share an architecture
+    rope         "full" rotates whole heads, scaled as the file says; "longrope" has tensors of factors, and may be partial
     interleaved  rows of q and k are in pairs, as llama.cpp rotates them
     norm_offset  was added to the weights of norms
     """
 
     arch: str
-    complete: Complete
+    complete: Callable[[GgufFile, dict[str, Any]], None] | None = None
     names: Mapping[str, str] = field(default_factory=lambda: PRE_NORM)
     experts: Mapping[str, str] = field(default_factory=dict)
-    applies: Callable[[Metadata], bool] | None = None
+    applies: Callable[[GgufFile], bool] | None = None
+    rope: Literal["full", "longrope"] = "full"
     interleaved: bool = False
     norm_offset: float = 0.0
 
 
-def full_rope(metadata: Metadata, arch: str, tensors: Tensors, config: Config) -> None:
-    """Rope over whole heads, scaled as the file says."""
-    rotated = metadata.integer(f"{arch}.rope.dimension_count", config["head_dim"])
-    if rotated != config["head_dim"]:
-        raise metadata.error(f"{arch}.rope.dimension_count", f"{config['head_dim']}, the size of a head", rotated)
-    if (table := linear_or_yarn(metadata, arch)) is not None:
-        config["rope_scaling"] = table
-    if "rope_freqs.weight" in tensors:
-        if table is not None:
-            raise metadata.error(f"{arch}.rope.scaling.type", "none beside rope_freqs.weight")
-        config["rope_scaling"] = llama3(tensors["rope_freqs.weight"], config["rope_theta"], rotated)
-
-
-def read_experts(metadata: Metadata, arch: str, config: Config) -> None:
+def read_experts(file: GgufFile, config: dict[str, Any]) -> None:
     """How many experts there are and each token uses."""
-    count, used = (metadata.integer(f"{arch}.{key}") for key in ("expert_count", "expert_used_count"))
+    count, used = file.integer("expert_count"), file.integer("expert_used_count")
     if not 0 < used <= count <= MAX_EXPERTS:
-        raise metadata.error(f"{arch}.expert_count", f"{used} to {MAX_EXPERTS}", count)
+        raise file.error("expert_count", f"{used} to {MAX_EXPERTS}", count)
     config["num_experts"], config["num_experts_per_tok"] = count, used

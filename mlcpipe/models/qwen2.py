@@ -32,11 +32,11 @@ def upper_windows(base: BaseConfig) -> tuple[int | None, ...]:
     return layer_windows(base.fields, window, [window is not None and i >= full for i in range(base.num_layers)])
 
 
-def window_in_use(base: BaseConfig) -> int | None:
+def window_in_use(base: BaseConfig, default: int | None = DEFAULT_WINDOW) -> int | None:
     """`sliding_window` if `use_sliding_window` is true."""
     if not base.fields.flag("use_sliding_window", False):
         return None
-    return base.fields.optional_integer("sliding_window", DEFAULT_WINDOW)
+    return base.fields.optional_integer("sliding_window", default)
 
 
 def complete_gguf(file: GgufFile, config: dict[str, Any]) -> None:

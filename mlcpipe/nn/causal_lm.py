@@ -18,7 +18,7 @@ from mlcpipe.nn.linear import Embedding, Linear
 from mlcpipe.nn.norm import RMSNorm
 from mlcpipe.nn.paged_attention import PagedAttention
 from mlcpipe.nn.rope import Rope, cos_sin
-from mlcpipe.nn.rows import columns, rows_of, write_rows
+from mlcpipe.nn.rows import columns, rows_of, scaled, write_rows
 from tir_schedules.paged import QUANTIZED
 
 
@@ -27,7 +27,8 @@ class ModelFacts:
     """Model properties that the compiler, the manifest and the runtime need.
 
     `windows[i]` is the sliding window of layer i or None, `ropes[rope_of[i]]` its frequencies.
-    `softcap` bounds attention scores, `logit_softcap` logits (0: none). `embedding_scale` multiplies embeddings.
+    `softcap` bounds attention scores, `logit_softcap` logits (0: none). `embedding_scale` multiplies embeddings,
+    `logit_scale` logits.
     `sinks`: attention has them, see `AttentionSpec`.
     """
 
@@ -47,6 +48,7 @@ class ModelFacts:
     softcap: float = 0.0
     logit_softcap: float = 0.0
     embedding_scale: float = 1.0
+    logit_scale: float = 1.0
     sinks: bool = False
 
     @property
@@ -138,6 +140,7 @@ class CausalLM(LanguageModel):
         """hidden [m, hidden] -> f32[m, vocab]."""
         y = self.model.embed_tokens.project(hidden) if self.facts.tied else self.lm_head(hidden)
         y = y if y.dtype == "float32" else op.astype(y, "float32")
+        y = scaled(y, self.facts.logit_scale)
         if self.facts.logit_softcap:
             cap = Tensor.from_scalar(self.facts.logit_softcap, "float32")
             y = op.multiply(op.tanh(op.divide(y, cap)), cap)
@@ -203,9 +206,7 @@ class CausalLM(LanguageModel):
 
     def embed(self, input_ids: Tensor) -> Tensor:
         """input_ids i32[n] -> [n, hidden]."""
-        x = self.model.embed_tokens(input_ids)
-        scale = self.facts.embedding_scale
-        return x if scale == 1.0 else op.multiply(x, Tensor.from_scalar(scale, x.dtype))
+        return scaled(self.model.embed_tokens(input_ids), self.facts.embedding_scale)
 
     def prefill(self, input_embed: Tensor, paged_kv_cache: PagedKVCache) -> tuple[Tensor, PagedKVCache]:
         """[1, n, hidden] -> logits f32[1, 1, vocab] of the last token."""

@@ -9,14 +9,22 @@ from mlcpipe.nn.attention import Attention
 from mlcpipe.nn.kv_cache import PagedKVCache
 from mlcpipe.nn.norm import RMSNorm
 from mlcpipe.nn.paged_attention import PagedAttention
+from mlcpipe.nn.rows import scaled
 
 
 class PreNormLayer(nn.Module):
-    """x += attention(norm(x)); x += mlp(norm(x)). Tensor names as in HF's Llama, except `mlp_name`."""
+    """x += scale * attention(norm(x)); x += scale * mlp(norm(x)). Tensor names as in HF's Llama, except `mlp_name`."""
 
     def __init__(
-        self, attention: Attention, mlp: nn.Module, hidden_size: int, eps: float, mlp_name: str = "mlp"
+        self,
+        attention: Attention,
+        mlp: nn.Module,
+        hidden_size: int,
+        eps: float,
+        mlp_name: str = "mlp",
+        scale: float = 1.0,
     ) -> None:
+        self.scale = scale
         self.input_layernorm = RMSNorm(hidden_size, eps)
         self.self_attn = attention
         self.post_attention_layernorm = RMSNorm(hidden_size, eps)
@@ -25,8 +33,8 @@ class PreNormLayer(nn.Module):
 
     def forward(self, x: Tensor, kv: PagedKVCache | PagedAttention, cos: Tensor, sin: Tensor) -> Tensor:
         """x [m, hidden] -> [m, hidden]."""
-        x = op.add(x, self.self_attn(self.input_layernorm(x), kv, cos, sin))
-        return op.add(x, getattr(self, self.mlp_name)(self.post_attention_layernorm(x)))
+        x = op.add(x, scaled(self.self_attn(self.input_layernorm(x), kv, cos, sin), self.scale))
+        return op.add(x, scaled(getattr(self, self.mlp_name)(self.post_attention_layernorm(x)), self.scale))
 
 
 class PostNormLayer(nn.Module):

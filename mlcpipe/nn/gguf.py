@@ -56,7 +56,7 @@ class GgufFamily:
     names        of a block's tensors, by llama.cpp's
     experts      a pattern with the expert's number for each stacked tensor
     applies      whether a file is of this family and not of one without, where several share an architecture
-    rope         "full" rotates whole heads, scaled as the file says; "longrope" has tensors of factors, and may be partial
+    rope         "full" rotates whole heads, scaled as the file says; "longrope" has tensors of factors
     interleaved  rows of q and k are in pairs, as llama.cpp rotates them
     norm_offset  was added to the weights of norms
     """

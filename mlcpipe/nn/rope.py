@@ -96,6 +96,11 @@ def read_rope(
     return _longrope(fields, dim, theta, power, original, positions)
 
 
+def no_rope(head_dim: int) -> Rope:
+    """The frequencies of layers without rotary positions: cosines of 1 and sines of 0 change nothing."""
+    return Rope(head_dim, 1.0, (0.0,) * (head_dim // 2))
+
+
 def _powers(theta: float, dim: int) -> Floats:
     """theta^(2j / dim) in float32, as torch computes it."""
     exponents = np.arange(0, dim, 2, dtype=np.float32) / np.float32(dim)

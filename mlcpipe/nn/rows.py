@@ -1,4 +1,4 @@
-"""Chooses, joins and cuts rows of hidden states."""
+"""Chooses, joins, cuts and scales rows of hidden states."""
 
 from __future__ import annotations
 
@@ -17,6 +17,11 @@ def rows_of(x: te.Tensor, indices: te.Tensor) -> te.Tensor:
         return tirx.min(tirx.max(indices[i].astype("int64"), tirx.const(0, "int64")), x.shape[0] - 1)
 
     return te.compute((indices.shape[0], x.shape[1]), lambda i, j: x[row(i), j], name="rows")
+
+
+def scaled(x: Tensor, factor: float) -> Tensor:
+    """x times a constant."""
+    return x if factor == 1.0 else op.multiply(x, Tensor.from_scalar(factor, x.dtype))
 
 
 def columns(x: Tensor, begin: int, count: int, dtype: str) -> Tensor:

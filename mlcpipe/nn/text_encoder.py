@@ -14,7 +14,7 @@ from tvm.relax.frontend.nn import Tensor, op
 
 from mlcpipe.nn.causal_lm import CausalLM, LanguageModel, ModelFacts
 from mlcpipe.nn.paged_attention import PagedAttention
-from mlcpipe.nn.rows import rows_of
+from mlcpipe.nn.rows import rows_of, scaled
 
 
 @dataclass(frozen=True)
@@ -87,5 +87,4 @@ class DecoderEncoder(TextEncoder):
 
     def body(self, tokens: Tensor, types: Tensor, kv: PagedAttention) -> Tensor:
         """tokens i32[n] -> hidden states [n, hidden]."""
-        x, scale = self.model.embed_tokens(tokens), self.facts.embedding_scale
-        return self.model(x if scale == 1.0 else op.multiply(x, Tensor.from_scalar(scale, x.dtype)), kv)[-1]
+        return self.model(scaled(self.model.embed_tokens(tokens), self.facts.embedding_scale), kv)[-1]

@@ -1,0 +1,50 @@
+"""Granite 3 and 4 dense models (IBM 2024): Llama with multipliers of embeddings, residuals, scores and logits."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from mlcpipe.models.llama import complete_gguf as complete_llama
+from mlcpipe.nn.attention import Attention
+from mlcpipe.nn.base_config import Defaults, read_base
+from mlcpipe.nn.causal_lm import CausalLM
+from mlcpipe.nn.config import layer_windows
+from mlcpipe.nn.decoder_layer import PreNormLayer
+from mlcpipe.nn.gguf import GgufFamily, GgufFile
+
+DEFAULTS = Defaults(positions=2048)
+
+
+def build(config: Mapping[str, Any]) -> CausalLM:
+    """The module for a Granite config.json. Raises ConfigError for unsupported fields."""
+    base = read_base(config, DEFAULTS, sliding_window=[None])
+    fields = base.fields
+    bias, mlp_bias = fields.flag("attention_bias", False), fields.flag("mlp_bias", False)
+    scale = fields.number("residual_multiplier", 1.0)
+    spec = base.attention(qkv_bias=bias, o_bias=bias, scale=fields.number("attention_multiplier", 1.0, low=1e-6))
+    facts = base.facts(
+        layer_windows(fields, None, [False] * base.num_layers, fixed=True),
+        [base.rope()],
+        embedding_scale=fields.number("embedding_multiplier", 1.0),
+        logit_scale=1.0 / fields.number("logits_scaling", 1.0, low=1e-6),
+    )
+    layers = [
+        PreNormLayer(Attention(spec, i), base.mlp(bias=mlp_bias), base.hidden_size, base.eps, scale=scale)
+        for i in range(base.num_layers)
+    ]
+    return CausalLM(facts, layers)
+
+
+def _complete_gguf(file: GgufFile, config: dict[str, Any]) -> None:
+    complete_llama(file, config)
+    for field, key in (
+        ("attention_multiplier", "attention.scale"),
+        ("embedding_multiplier", "embedding_scale"),
+        ("residual_multiplier", "residual_scale"),
+        ("logits_scaling", "logit_scale"),
+    ):
+        config[field] = file.number(key, 0.0) or (config["head_dim"] ** -0.5 if key == "attention.scale" else 1.0)
+
+
+GGUF = GgufFamily("granite", _complete_gguf, interleaved=True)

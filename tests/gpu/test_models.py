@@ -34,8 +34,8 @@ TOLERANCE = 1e-4  # of the CPU's, in tests/models/test_parity.py
 FLOAT32 = 3e-5  # of the largest logit: sums in another order
 # Activations in float16 have 11 bits: 2**-11 a rounding, and some hundred of them.
 FLOAT16 = 2e-2
-# For `make test-everything`: of the first four the kernels are those of other families.
-SELDOM = ("mistral", "mixtral", "qwen2", "qwen3", "gemma3_text", "olmo2", "phi3")
+# The kernels of the others are theirs; they are for `make test-everything`.
+USUAL = ("llama", "gemma2", "qwen3_moe", "gpt_oss")
 CODES = {"q8": 5e-3, "q4": 8e-2}  # of the largest logit: some codes that are one apart
 
 
@@ -57,7 +57,7 @@ def small(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
 
 
 @pytest.mark.parametrize(
-    "family", [pytest.param(name, marks=pytest.mark.everything if name in SELDOM else ()) for name in model_types()]
+    "family", [pytest.param(name, marks=() if name in USUAL else pytest.mark.everything) for name in model_types()]
 )
 def test_a_family_equals_transformers(family: str, gpu: Gpu, tmp_path: Path) -> None:
     """In float32: chunks of a prompt, each decode step, and greedy tokens."""

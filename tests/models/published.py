@@ -12,7 +12,8 @@ from mlcpipe.quantization.scheme import load_scheme
 from mlcpipe.targets import load_target
 from tests.models import small_configs
 
-# Of each family a model that people run, one layer of it (of gemma and gpt_oss two: with and without a window).
+# Of a family a model that people run, one layer of it (of gemma and gpt_oss two: with and without a window), of the others
+# the layer of an 8B llama.
 SIZES: Mapping[str, Mapping[str, Any]] = {
     "llama": {"hidden_size": 4096, "intermediate_size": 14336, "num_attention_heads": 32, "num_key_value_heads": 8},
     "mistral": {"hidden_size": 4096, "intermediate_size": 14336, "num_attention_heads": 32, "num_key_value_heads": 8},
@@ -32,7 +33,7 @@ def generated(family: str, target_name: str, scheme: str, backend: Backend) -> s
     """The code of a model's kernels."""
     target, quantization = load_target(target_name), load_scheme(scheme)
     layers = 2 if family.startswith(("gemma", "gpt_oss")) else 1
-    sizes = {"head_dim": 128, "vocab_size": 32000, "max_position_embeddings": 4096, **SIZES[family]}
+    sizes = {"head_dim": 128, "vocab_size": 32000, "max_position_embeddings": 4096, **SIZES.get(family, SIZES["llama"])}
     model = prepare_model(small_configs.config(family, num_hidden_layers=layers, **sizes), target, quantization)
     chunk = prefill_chunk(model.facts, target, 4096)
     scheduled = pipeline.run(export(model, target, quantization, chunk), *pipeline.SHARED, pipeline.SCHEDULE)

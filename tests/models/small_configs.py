@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from mlcpipe.models import build_model
+from tvm.relax.frontend import nn
+
+from mlcpipe.models import build_model, gguf_families, model_types
 from mlcpipe.nn.causal_lm import CausalLM
 
 SIZES: Mapping[str, Any] = {
@@ -18,20 +20,8 @@ SIZES: Mapping[str, Any] = {
     "head_dim": 16,
     "max_position_embeddings": 64,
 }
-FAMILIES = (
-    "llama",
-    "mistral",
-    "qwen2",
-    "qwen3",
-    "phi3",
-    "gemma2",
-    "gemma3_text",
-    "olmo2",
-    "mixtral",
-    "qwen3_moe",
-    "gpt_oss",
-)
-EXPERTS = ("mixtral", "qwen3_moe", "gpt_oss")
+FAMILIES = tuple(model_types())
+EXPERTS = tuple(name for name, family in gguf_families().items() if family.experts)
 LONG = {"short_factor": [1.0] * 8, "long_factor": [2.0] * 8}
 YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16}
 
@@ -48,6 +38,21 @@ def build(family: str, **fields: Any) -> CausalLM:
 
 def names(model: CausalLM) -> set[str]:
     return {name for name, _ in model.named_parameters()}
+
+
+def traits(block: Any) -> set[str]:
+    """What a model is made of, as text: its parameters, and what its blocks were built with."""
+    found: set[str] = set()
+    for name, value in vars(block).items():
+        if isinstance(value, nn.Parameter):
+            found.add(f"{name} {value.shape}")
+        elif isinstance(value, nn.Module):
+            found |= {f"{name}.{trait}" for trait in traits(value)}
+        elif isinstance(value, list):
+            found |= {f"{name}.{i}.{trait}" for i, one in enumerate(value) for trait in traits(one)}
+        else:
+            found.add(f"{name}={value}")
+    return found
 
 
 def slides(count: int) -> list[str]:

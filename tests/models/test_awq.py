@@ -22,9 +22,9 @@ from tests.models import tiny
 
 BIASED = {"llama": {"attention_bias": True, "mlp_bias": True}}
 CASES = {name: tiny.TinyCase(name, "default", BIASED.get(name, {})) for name in model_types()}
-# For `make test-everything`: of the first five the layers fold as those of another family.
-SELDOM = ("gemma2", "mistral", "mixtral", "qwen2", "qwen3", "olmo2", "qwen3_moe")
-FAMILIES = [pytest.param(name, marks=pytest.mark.everything if name in SELDOM else ()) for name in CASES]
+# The layers of the others fold as those of one of these; they are for `make test-everything`.
+USUAL = ("llama", "phi3", "gemma3_text", "gpt_oss")
+FAMILIES = [pytest.param(name, marks=() if name in USUAL else pytest.mark.everything) for name in CASES]
 
 
 @pytest.mark.full

@@ -7,20 +7,11 @@ from typing import Any
 
 import pytest
 
+AutoConfig = pytest.importorskip("transformers", reason="it knows the fields of families").AutoConfig
+
 from mlcpipe.errors import ConfigError
-from mlcpipe.models import build_model, model_types
-from tests.models.small_configs import EXPERTS, FAMILIES, LONG, YARN, build, config, names, slides
-
-GEMMA = ("gemma2", "gemma3_text")
-# Families in which transformers honours `layer_types`, and those without windows.
-CHOOSES_LAYERS = ("qwen2", "qwen3", "gemma2", "gemma3_text", "gpt_oss")
-NEVER_SLIDES = ("llama", "olmo2")
-HAS_BIAS_FLAG = ("llama", "qwen3", "gemma2", "gemma3_text", "olmo2", "qwen3_moe", "gpt_oss")
-
-
-def test_the_families_here_are_those_of_the_package() -> None:
-    assert sorted(FAMILIES) == model_types()
-
+from mlcpipe.models import build_model
+from tests.models.small_configs import EXPERTS, FAMILIES, LONG, YARN, build, config, names, slides, traits
 
 # (fields, words that the error must contain): refused in every family.
 REFUSED_EVERYWHERE: list[tuple[dict[str, Any], str]] = [
@@ -49,18 +40,7 @@ REFUSED_EVERYWHERE: list[tuple[dict[str, Any], str]] = [
     ({"vision_config": {}}, "vision_config"),
     ({"per_layer_config": {}}, "per_layer_config"),
     ({"dual_chunk_attention_config": {"chunk_size": 4}}, "dual_chunk_attention_config"),
-    ({"attention_chunk_size": 8}, "attention_chunk_size"),
-    ({"attention_sinks": True}, "attention_sinks"),
-    ({"clip_qkv": 8.0}, "clip_qkv"),
-    ({"logits_scaling": 8.0}, "logits_scaling"),
-    ({"logit_scale": 0.5}, "logit_scale"),
-    ({"embedding_multiplier": 12.0}, "embedding_multiplier"),
-    ({"residual_multiplier": 0.2}, "residual_multiplier"),
-    ({"attention_multiplier": 0.1}, "attention_multiplier"),
-    ({"scale_emb": 12}, "scale_emb"),
-    ({"scale_depth": 1.4}, "scale_depth"),
-    ({"use_mrope": True}, "use_mrope"),
-    ({"lm_head_bias": True}, "lm_head_bias"),
+    ({"layer_types": ["chunked_attention"] * 4}, "layer_types"),
 ]
 
 
@@ -73,48 +53,75 @@ def test_refused_in_every_family(family: str, fields: dict[str, Any], word: str)
     assert "\n" not in str(caught.value)
 
 
-def _refused() -> list[tuple[str, dict[str, Any], str]]:
-    table: list[tuple[str, dict[str, Any], str]] = []
-    for family in FAMILIES:
-        act = "hidden_activation" if family in GEMMA else "hidden_act"
-        table.append((family, {act: "quick_gelu"}, "activation"))
-        table.append((family, {"layer_types": ["chunked_attention"] * 4}, "layer_types"))
-        if family != "llama":
-            table.append((family, {"mlp_bias": True}, "mlp_bias"))
-        if family not in HAS_BIAS_FLAG:
-            table.append((family, {"attention_bias": True}, "attention_bias"))
-        if family not in CHOOSES_LAYERS:
-            table.append((family, {"layer_types": slides(2)}, "layer_types"))
-        if family != "phi3":
-            table.append((family, {"partial_rotary_factor": 0.5}, "partial_rotary_factor"))
-        if family not in ("phi3", "gemma3_text"):
-            rope = {"rope_type": "longrope", **LONG}
-            table.append((family, {"rope_scaling": rope}, "longrope"))
-            partial = {"rope_type": "default", "partial_rotary_factor": 0.5}
-            table.append((family, {"rope_parameters": partial}, "partial_rotary_factor"))
-            nested = {"full_attention": {"rope_type": "default"}}
-            table.append((family, {"rope_parameters": nested}, "full_attention"))
-    for family in NEVER_SLIDES:
-        table.append((family, {"sliding_window": 8}, "sliding_window"))
-    for family in ("qwen2", "qwen3"):
-        # Windows are off, so that a sliding layer would have none.
-        table.append((family, {"layer_types": slides(4), "sliding_window": 8}, "sliding_window"))
-        table.append((family, {"use_sliding_window": 1}, "use_sliding_window"))
-    for family in ("qwen3", *GEMMA):
-        table.append((family, {"head_dim": None}, "head_dim"))
-    for family in GEMMA:
-        table.append((family, {"sliding_window": None}, "sliding_window"))
-        table.append((family, {"query_pre_attn_scalar": 0}, "query_pre_attn_scalar"))
-        table.append((family, {"final_logit_softcapping": 0.0}, "final_logit_softcapping"))
-    for family in EXPERTS:
-        table.append((family, {"num_experts_per_tok": 5}, "num_experts_per_tok"))
-        table.append((family, {"num_experts": 5}, "num_experts"))
-    return table
+# Fields that change the result of the families that have them.
+CHANGING: list[dict[str, Any]] = [
+    {"attention_chunk_size": 8},
+    {"attention_sinks": True},
+    {"clip_qkv": 8.0},
+    {"logits_scaling": 8.0},
+    {"logit_scale": 0.5},
+    {"embedding_multiplier": 12.0},
+    {"residual_multiplier": 0.2},
+    {"attention_multiplier": 0.1},
+    {"scale_emb": 12},
+    {"scale_depth": 1.4},
+    {"use_mrope": True},
+    {"lm_head_bias": True},
+    {"attention_bias": True},
+    {"mlp_bias": True},
+    {"layer_types": slides(2), "sliding_window": 8},
+    {"partial_rotary_factor": 0.5},
+    {"rope_scaling": {"rope_type": "longrope", **LONG}},
+    {"rope_parameters": {"rope_type": "default", "partial_rotary_factor": 0.5}},
+    {"rope_parameters": {"full_attention": {"rope_type": "default", "rope_theta": 5.0}}},
+]
+# Those that others ignore, too.
+OWN: list[dict[str, Any]] = [
+    {"hidden_act": "relu"},
+    {"hidden_activation": "relu"},
+    {"final_logit_softcapping": 3.0},
+    {"attn_logit_softcapping": 3.0},
+    {"query_pre_attn_scalar": 7},
+    {"use_sliding_window": True, "sliding_window": 8, "max_window_layers": 1},
+    {"no_rope_layers": [0, 1, 1, 1]},
+    {"norm_topk_prob": True},
+    {"swiglu_limit": 3.0},
+]
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("fields", [*CHANGING, *OWN], ids=lambda value: str(value)[:40])
+def test_a_field_is_honoured_or_refused(family: str, fields: dict[str, Any]) -> None:
+    defaults = AutoConfig.for_model(family).to_dict()
+    if fields in OWN and not set(fields) & set(defaults) or all(defaults.get(name) == fields[name] for name in fields):
+        return
+    try:
+        found = build(family, **fields)
+    except ConfigError as error:
+        assert any(name in str(error) for name in (*fields, "partial_rotary_factor", "longrope", "full_attention"))
+    else:
+        assert traits(found) != traits(build(family))
 
 
 # (family, fields, words that the error must contain)
 REFUSED: list[tuple[str, dict[str, Any], str]] = [
-    *_refused(),
+    *((family, {"sliding_window": 8}, "sliding_window") for family in ("llama", "olmo2")),
+    *((family, {"mlp_bias": True}, "mlp_bias") for family in ("qwen2", "gemma2", "mixtral", "gpt_oss")),
+    *((family, {"attention_bias": True}, "attention_bias") for family in ("mistral", "phi3", "mixtral", "qwen2")),
+    *((family, {"layer_types": slides(2)}, "layer_types") for family in ("llama", "mistral", "qwen3_moe")),
+    # Windows are off, so that a sliding layer would have none.
+    ("qwen2", {"layer_types": slides(4), "sliding_window": 8}, "sliding_window"),
+    ("qwen3", {"use_sliding_window": 1}, "use_sliding_window"),
+    *((family, {"head_dim": None}, "head_dim") for family in ("qwen3", "gemma2", "gemma3_text")),
+    ("gemma2", {"sliding_window": None}, "sliding_window"),
+    ("gemma2", {"query_pre_attn_scalar": 0}, "query_pre_attn_scalar"),
+    ("gemma3_text", {"final_logit_softcapping": 0.0}, "final_logit_softcapping"),
+    *((family, {"num_experts_per_tok": 5}, "num_experts_per_tok") for family in EXPERTS),
+    *((family, {"num_experts": 5}, "num_experts") for family in EXPERTS),
+    ("granite", {"residual_multiplier": "a"}, "residual_multiplier"),
+    ("granite", {"logits_scaling": 0}, "logits_scaling"),
+    ("smollm3", {"no_rope_layers": [1, 1]}, "no_rope_layers"),
+    ("smollm3", {"no_rope_layers": [1, 1, 1, 2]}, "no_rope_layers"),
     ("qwen2", {"attention_bias": False}, "attention_bias"),
     ("phi3", {"rope_scaling": {"type": "linear", "factor": 2.0}}, "rope_type"),
     ("phi3", {"rope_scaling": {"type": "longrope", **LONG, "long_factor": [2.0] * 7}}, "long_factor"),

@@ -13,22 +13,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mlcpipe.checkpoint import Checkpoint
+from mlcpipe.models import gguf_families
+from mlcpipe.nn.gguf import GgufFamily
 
 F32 = gguf.GGMLQuantizationType.F32
 U32, STRING, ARRAY = 4, 8, 9
-ARCHITECTURES = {
-    "llama": gguf.MODEL_ARCH.LLAMA,
-    "mistral": gguf.MODEL_ARCH.LLAMA,
-    "mixtral": gguf.MODEL_ARCH.LLAMA,
-    "qwen2": gguf.MODEL_ARCH.QWEN2,
-    "qwen3": gguf.MODEL_ARCH.QWEN3,
-    "qwen3_moe": gguf.MODEL_ARCH.QWEN3MOE,
-    "gpt_oss": gguf.MODEL_ARCH.GPT_OSS,
-    "gemma2": gguf.MODEL_ARCH.GEMMA2,
-    "gemma3_text": gguf.MODEL_ARCH.GEMMA3,
-    "phi3": gguf.MODEL_ARCH.PHI3,
-    "olmo2": gguf.MODEL_ARCH.OLMO2,
-}
+ARCHITECTURES = {name: kind for kind, name in gguf.MODEL_ARCH_NAMES.items()}
 
 
 def text(value: str | bytes) -> bytes:
@@ -75,8 +65,8 @@ def write_gguf(
 
     With `pre` the vocabulary is the source's, of byte-level BPE; else a made-up one.
     """
-    config = source.config
-    architecture = ARCHITECTURES[config["model_type"]]
+    config, family = source.config, gguf_families()[source.config["model_type"]]
+    architecture = ARCHITECTURES[family.arch]
     writer = gguf.GGUFWriter(path, gguf.MODEL_ARCH_NAMES[architecture], **split)  # type: ignore[arg-type]
     _add_sizes(writer, config)
     _add_rope(writer, config)
@@ -85,7 +75,7 @@ def write_gguf(
     else:
         add_vocabulary(writer, config["vocab_size"])
     names = gguf.get_tensor_name_map(architecture, config["num_hidden_layers"])
-    for name, values in _stacked(source):
+    for name, values in _stacked(source, family):
         renamed = names.get_name(name, try_suffixes=(".weight", ".bias"))
         assert renamed is not None, name
         renamed += ".weight" if name.endswith("sinks") else ""
@@ -176,9 +166,16 @@ def _add_sizes(writer: gguf.GGUFWriter, config: dict[str, Any]) -> None:
         writer.add_expert_feed_forward_length(config.get("moe_intermediate_size", config["intermediate_size"]))
     if kind in ("gemma2", "gemma3_text", "phi3", "mistral", "mixtral", "gpt_oss"):
         writer.add_sliding_window(config.get("sliding_window") or 0)
-    if kind == "gemma2":
-        writer.add_attn_logit_softcapping(config["attn_logit_softcapping"])
-        writer.add_final_logit_softcapping(config["final_logit_softcapping"])
+    for field, add in (
+        ("attn_logit_softcapping", writer.add_attn_logit_softcapping),
+        ("final_logit_softcapping", writer.add_final_logit_softcapping),
+        ("attention_multiplier", writer.add_attention_scale),
+        ("embedding_multiplier", writer.add_embedding_scale),
+        ("residual_multiplier", writer.add_residual_scale),
+        ("logits_scaling", writer.add_logit_scale),
+    ):
+        if config.get(field) is not None:
+            add(config[field])
 
 
 def _add_rope(writer: gguf.GGUFWriter, config: dict[str, Any]) -> None:
@@ -219,7 +216,7 @@ def _llama3_factors(table: dict[str, Any], theta: float, dim: int) -> NDArray[np
     return np.array(factors, np.float32)
 
 
-def _stacked(source: Checkpoint) -> Iterator[tuple[str, NDArray[np.float32]]]:
+def _stacked(source: Checkpoint, family: GgufFamily) -> Iterator[tuple[str, NDArray[np.float32]]]:
     """Every tensor as the conversion of its family changes it; the experts of a layer as one."""
     config = source.config
     kind, count = config["model_type"], config.get("num_local_experts", config.get("num_experts"))
@@ -240,7 +237,7 @@ def _stacked(source: Checkpoint) -> Iterator[tuple[str, NDArray[np.float32]]]:
                 )
             continue
         values = source.read(name)
-        if ARCHITECTURES[kind] == gguf.MODEL_ARCH.LLAMA and parts[-2] in heads:
+        if family.interleaved and parts[-2] in heads:
             halves = values.reshape(heads[parts[-2]], 2, -1, *values.shape[1:])
             values = np.ascontiguousarray(halves.swapaxes(1, 2)).reshape(values.shape)
         if kind.startswith("gemma") and name.endswith("norm.weight"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,17 @@ else:
     import tomli as tomllib
 
 MAX_DOTS = 32
-"""In a line: tomllib keeps every beginning of a key, so that one of 50,000 parts takes 10 GB."""
+"""Of a key: tomllib keeps every beginning of one, so that 50,000 parts take 10 GB."""
+# Comments, and texts of one and of several lines, which may end with two quotes of their own.
+_NO_CODE = re.compile(
+    rb"""\#[^\n]*
+    | "{3} (?: \\. | "{1,2}(?!") | [^"\\] )* (?: "{3,5} | \\?\Z )
+    | '{3} (?: '{1,2}(?!') | [^'] )* (?: '{3,5} | \Z )
+    | " (?: \\[^\n] | [^"\\\n] )* "
+    | ' [^'\n]* '""",
+    re.DOTALL | re.VERBOSE,
+)
+_NO_KEY = re.compile(rb"[^\w. \t-]")
 
 
 def read_toml(
@@ -28,8 +39,8 @@ def read_toml(
     def refusal(found: object) -> MlcpipeError:
         return error(f"the {what} is not TOML", where=shown_path(path), found=found, next_step=next_step)
 
-    if (dots := max((line.count(b".") for line in raw.splitlines()), default=0)) > MAX_DOTS:
-        raise refusal(f"a line with {dots} dots, more than {MAX_DOTS}")
+    if (dots := max(part.count(b".") for part in _NO_KEY.split(_NO_CODE.sub(b"", raw)))) > MAX_DOTS:
+        raise refusal(f"a key with {dots} dots, more than {MAX_DOTS}")
     try:
         values: dict[str, Any] = tomllib.loads(raw.decode("utf-8"))
     except RecursionError:

@@ -81,7 +81,8 @@ def test_a_file_says_what_it_was_written_from(tmp_path: Path) -> None:
         ('default = "q4f16_1"\n[tensors]\n"' + "a*" * 5000 + '" = "Q6_K"', "names no matrix"),
         ("a = " + "[" * 5000, "the plan is not TOML"),
         ("a = " + "1" * 5000, "the plan is not TOML"),
-        ("a" + ".a" * 5000 + " = 1", "the plan is not TOML .* a line with 5000 dots"),
+        ("a" + ".a" * 5000 + " = 1", "the plan is not TOML .* a key with 5000 dots"),
+        ('a = ["""\n""", {b' + ".b" * 50 + ' = 1, c = "d"}]', "a key with 50 dots"),
     ],
 )
 def test_bad_plans_are_one_line(tmp_path: Path, text: str, words: str) -> None:

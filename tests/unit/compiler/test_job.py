@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import mlcpipe
+from mlcpipe import targets
 from mlcpipe.bundle import ENTRY_POINTS
 from mlcpipe.checkpoint import open_checkpoint
 from mlcpipe.compiler import compile as compiler
@@ -59,16 +61,16 @@ def test_a_library_has_the_functions_that_its_manifest_lists(checkpoint: Path, n
 def test_a_target_file_is_read_once(checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     board = tmp_path / "board.toml"
     board.write_text('base = "cpu-native"\n', encoding="utf-8")
-    read_text, reads = Path.read_text, []
+    read_toml, reads = targets.read_toml, []
 
-    def counted(path: Path, *arguments: str, **options: str) -> str:
+    def counted(path: Path, *arguments: Any) -> dict[str, Any]:
         reads.append(path.name)
-        return read_text(path, *arguments, **options)
+        return read_toml(path, *arguments)
 
     def stop(*arguments: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(Path, "read_text", counted)
+    monkeypatch.setattr(targets, "read_toml", counted)
     monkeypatch.setattr(compiler, "_write_libraries", stop)
     with pytest.raises(KeyboardInterrupt):
         mlcpipe.compile(checkpoint, target=str(board), quantization="auto", output=tmp_path / "bundle")

@@ -32,7 +32,7 @@ _NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     "chat_template": (), "documents": ([],), "include_reasoning": (True,), "thinking_budget_tokens": (-1,),
     "reasoning_budget": (-1,), "reasoning_format": ("auto", "deepseek"), "thinking_token_budget": (-1,),
     "thinking_budget": (-1,), "enable_thinking": (True,), "thinking": (), "think": (), "reasoning": ({},),
-    "reasoning_effort": (), "verbosity": ("medium",), "separate_reasoning": (True,), "reasoning_in_content": (False,),
+    "reasoning_effort": (), "separate_reasoning": (True,), "reasoning_in_content": (False,),
     "stop_regex": ([], ""), "no_stop_trim": (False,), "custom_logit_processor": ("",), "lora_path": ("",),
     "sampling_seed": (), "random_seed": (), "do_sample": (True,), "num_beams": (1,), "min_keep": (0, 1),
     "parse_tool_calls": (True,), "tool_prompt": ("",), "guideline": ("",), "safe_prompt": (False,),

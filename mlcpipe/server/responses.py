@@ -44,7 +44,6 @@ class TextOptions(Body):
     """`text` of a request."""
 
     format: TextFormat | None = None
-    verbosity: Literal["medium"] | None = None  # no other one is offered
 
 
 class Reasoning(Body):

@@ -96,7 +96,7 @@ def test_what_it_cannot_be_held_to(fields: dict[str, Any], word: str) -> None:
         ("include_reasoning", False), ("reasoning_format", "none"), ("samplers", ["top_k"]), ("guided_whitespace_pattern", "a"),
         ("stop_regex", "a"), ("lora_path", "a"), ("options", {"temperature": 0}), ("format", "json"), ("think", True),
         ("enable_thinking", False), ("do_sample", False), ("separate_reasoning", False), ("tool_prompt", "a"),
-        ("verbosity", "low"), ("sampling_seed", 1), ("input_ids", [1]), ("parse_tool_calls", False),
+        ("sampling_seed", 1), ("input_ids", [1]), ("parse_tool_calls", False),
     ],
 )  # fmt: skip
 def test_what_would_change_the_answer_is_refused_by_name(path: str, name: str, value: Any) -> None:

@@ -292,7 +292,7 @@ def _vocab_rows(config: Mapping[str, Any]) -> int | None:
 def _check_vocab(library: tokenizers.Tokenizer, added: set[int], rows: int | None, folder: Path) -> int:
     """Largest id + 1. Added tokens past the rows pass (Gemma 3 has one); `encode` refuses them when used."""
     ids = set(library.get_vocab(with_added_tokens=True).values())
-    if not library.get_vocab(with_added_tokens=False):
+    if not library.get_vocab_size(with_added_tokens=False):
         raise TokenizerError("empty vocabulary", where=folder)
     largest = max(ids - added, default=-1)
     if rows is not None and largest >= rows:

@@ -156,7 +156,7 @@ class Checkpoint:
         return read_bytes(self.info(name))
 
     def text_files(self) -> list[str]:
-        """Names of the files that are there besides config.json and the weights: generation, tokenizer, templates."""
+        """Names of the files beside config.json and the weights: generation, tokenizer, templates."""
         more = sorted(path.relative_to(self.path).as_posix() for path in self.path.glob(f"{TEMPLATES}/*.jinja"))
         names = (GENERATION_CONFIG, *TOKENIZER_FILES, *more)
         return [name for name in names if (self.path / name).is_file()]

@@ -1,7 +1,7 @@
 """Connections of clients: heads are read strictly, each part of a request comes in time, and there are only so many.
 
-Where there are as many as may be, the client that has sent nothing complete for the longest gives way to a new one,
-then the one that has not read for the longest. So those who send or read slowly, or not at all, hold up nobody; a new
+At the limit, a new connection replaces the one that has sent nothing complete for the longest, else the one that has
+not read for the longest. So those who send or read slowly, or not at all, hold up nobody; a new
 one is refused where all others wait for answers.
 """
 
@@ -30,11 +30,11 @@ MOST = 4096  # connections
 _LINGER_S = 2.0  # for a client to read a refusal, before the system forgets it because of what else comes
 _MOST_LINGERING = 32
 ACCEPTED_AT_ONCE = 16
-_TURNS = 4  # of the loop from accepting a connection until the one that gives way to it is closed
+_TURNS = 4  # of the loop from accepting a connection until the one that it replaces is closed
 _OWN_FILES = 64  # descriptors for what else is open
 _READ_BYTES = 16 << 10  # of a connection at a time: what is read in one go holds up the others
 _MOST_CHUNKS = 1 << 18  # of a body, as it has values
-_NOT_STRICT = re.compile(rb"(?<!\r)\n|\r\n[ \t]")  # the end of a line by LF alone, a line that goes on in the next one
+_NOT_STRICT = re.compile(rb"(?<!\r)\n|\r\n[ \t]")  # a line ended by LF alone, a folded line
 
 
 def most_connections() -> int:
@@ -64,7 +64,7 @@ def _check_lines(data: bytes) -> None:
     """Raises RemoteProtocolError for lines, up to an empty one, that do not end with CR LF, or go on in the next."""
     lines, mark, _ = data.partition(b"\r\n\r\n")
     if _NOT_STRICT.search(lines + mark):
-        raise h11.RemoteProtocolError("a line does not end with CR LF, or goes on in the next")
+        raise h11.RemoteProtocolError("a line does not end with CR LF, or is folded")
 
 
 class _StrictChunks(ChunkedReader):

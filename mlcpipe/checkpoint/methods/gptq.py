@@ -72,7 +72,7 @@ def matrices_of(
 def group_of(settings: Settings) -> tuple[int, bool]:
     """Columns of a group, or -1 for a row, and whether single modules have their own, which their shapes show.
 
-    Raises ConfigError for what changes the result besides: codes that are no integers, rounded activations.
+    Raises ConfigError for other settings that change the result: codes that are no integers, rounded activations.
     """
     old = settings.take("q_group_size", settings.take("groupsize"))
     size = settings.integer("group_size", -1, 1 << 16, old)

@@ -180,7 +180,7 @@ class Scheduler:
                 step.few.append(FewRows(sequence, tokens, len(tokens)))
 
     def _make_place(self) -> None:
-        """Who is not ready gives way where somebody waits for a place who has not begun to answer."""
+        """Preempt a sequence that waits for its mask if a request without an answer needs its place."""
         held = [one for one in self.held if one.state is State.RUNNING]
         if held and self.residency.places <= 0 and any(not one.answer for one in self.residency.waiting):
             self.residency.preempt(held[-1])

@@ -72,7 +72,7 @@ class Values:
         return forms
 
     def _parts(self, schema: Schema) -> Iterable[Sequence[Schema]]:
-        """What a schema says besides its own keywords: of each group of schemas one must hold."""
+        """What a schema says beyond its own keywords: of each group of schemas one must hold."""
         if isinstance(schema.get("$ref"), str):
             yield [self._resolved(schema["$ref"])]
         for key in ("anyOf", "oneOf"):

@@ -60,12 +60,15 @@ void PrintEvents(const char* name, const std::vector<Event>& events) {
   });
 }
 
-void PrintTables(const Step& step) {
+// Pages and slots of each sequence.
+void PrintUnits(const Step& step) {
   std::vector<SequencePointer> sequences;
   for (const FewRows& one : step.few) sequences.push_back(one.sequence);
   for (const ManyRows& one : step.many) sequences.push_back(one.sequence);
   std::cout << ",\"tables\":";
   PrintList(sequences, [](const SequencePointer& one) { PrintList(one->tables, PrintNumbers); });
+  std::cout << ",\"slots\":";
+  PrintList(sequences, [](const SequencePointer& one) { PrintNumbers({one->slot, one->next_slot}); });
 }
 
 void PrintPlan(const Step* step) {
@@ -91,7 +94,7 @@ void PrintPlan(const Step* step) {
   PrintList(step->copies, [](const PageCopy& one) {
     std::cout << "[" << one.source << "," << one.target << "," << one.group << "]";
   });
-  PrintTables(*step);
+  PrintUnits(*step);
   std::cout << "}";
 }
 
@@ -118,10 +121,11 @@ Limits ReadLimits() {
 
 void Run() {
   const auto groups = ReadGroups();
+  const int64_t slots = Read();
   const Limits limits = ReadLimits();
   Costs costs;
   for (double& cost : costs) cost = Read<double>();
-  Scheduler scheduler(groups, limits, std::nullopt, CostModel(costs, false));
+  Scheduler scheduler(groups, slots, limits, std::nullopt, CostModel(costs, false));
   std::vector<SequencePointer> sequences;
   for (double now; std::cin >> now;) {
     for (auto count = Read(); count; --count) sequences.push_back(scheduler.Submit(ReadRequest(now)));

@@ -22,10 +22,8 @@ from tests.unit.serving.simulation import words
 
 SOURCES = [
     Path(__file__).with_name("scheduler_trace.cc"),
-    *(
-        RUNTIME / "serving" / f"{name}.cc"
-        for name in ("cost_model", "page_pool", "prefix_tree", "residency", "scheduler")
-    ),
+    *sorted(path for path in (RUNTIME / "serving").glob("*.cc") if path.stem != "batch"),
+    RUNTIME / "units.cc",
 ]
 
 
@@ -44,6 +42,7 @@ def replayed(program: Path, trace: dict[str, Any]) -> list[dict[str, Any]]:
     limits, groups = trace["limits"], trace["groups"]
     above = -1 if limits["recompute_above"] is None else limits["recompute_above"]
     words: list[object] = [len(groups), *(group[name] for group in groups for name in ("pages", "window"))]
+    words.append(trace.get("slots", 0))
     words += [limits[name] for name in ("context", "prefill_chunk", "sequences", "queue", "few_rows", "step_s")]
     words += [above, *trace["costs"]]
     for turn in trace["turns"]:
@@ -71,6 +70,7 @@ def assert_same_plans(program: Path, trace: dict[str, Any]) -> None:
     assert len(found) == len(trace["turns"])
     for number, (expected, one) in enumerate(zip(trace["turns"], found)):
         assert one["cancelled"] == 1, number
+        if expected["plan"] and "slots" not in expected["plan"]: one["plan"].pop("slots")
         for name in ("expired", "plan", "events"):
             assert one.get(name) == expected.get(name), (number, name)
     assert found[-1]["has_work"] == 0

@@ -2,6 +2,7 @@
 #ifndef MLCPIPE_RUNTIME_UNITS_H_
 #define MLCPIPE_RUNTIME_UNITS_H_
 
+#include <cstddef>
 #include <cstdint>
 #include <list>
 #include <vector>

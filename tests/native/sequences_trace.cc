@@ -100,6 +100,7 @@ int main(int, char** arguments) {
     Check(now.length == length, "another length");
     sequences.Reserve(count);
     now.tokens = tokens;
+    sequences.Keep();
     const int64_t border = (count - 1) / kPage * kPage;
     if (border > length) {
       Compute(&sequences, border - length, false);
@@ -107,13 +108,13 @@ int main(int, char** arguments) {
     }
     const bool fails = draw() % 10 == 0;
     Compute(&sequences, count - now.length, fails);
+    if (now.length == count) sequences.Keep();
     CheckAll(sequences, slots != 0);
     if (draw() % 20 == 0) now.shortest = draw() % (now.length + 1);  // as of a restored chat
     while (now.length >= count && now.length < kPages * kPage && draw() % 16) {  // the answer
       now.tokens.push_back(static_cast<int32_t>(draw() % 3));
       sequences.Reserve(now.length + 1);
       Compute(&sequences, 1, false);
-      if (now.length % kPage == 0) sequences.Keep();
     }
     CheckAll(sequences, slots != 0);
     most = std::max(most, sequences.all().size());

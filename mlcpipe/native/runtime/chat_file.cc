@@ -49,7 +49,7 @@ ChatHeader ReadHeader(std::string_view file, const std::string& where) {
 
 // Length of the whole file.
 void CheckLength(const ChatHeader& header, std::string_view file, const std::string& where) {
-  if (header.tokens <= file.size() && header.chat_bytes <= kMaxChatBytes) {
+  if (header.page_tokens == kPage && header.tokens <= file.size() && header.chat_bytes <= kMaxChatBytes) {
     const uint64_t begin = StatesBegin(header) + kDigestBytes;
     if (begin <= file.size() && header.state_bytes == file.size() - begin) return;
   }
@@ -71,22 +71,21 @@ void CheckModel(const ChatHeader& header, const ChatHeader& ours, const std::str
         .Expected("the checkpoint and quantization of this one")
         .Next("load it with the model that it was saved with");
   }
-  const auto other = [&](const char* what) {
-    return Error(Code::kUsage, std::string("the chat was saved with ") + what)
+  const auto check = [&](const char* what, std::string_view expected, std::string_view found) {
+    if (expected == found) return;
+    const auto text = [](std::string_view name) {
+      std::string line(name.substr(0, name.find_last_not_of('\0') + 1));
+      for (char& c : line) c = c < 32 || c > 126 ? '?' : c;
+      return line;
+    };
+    throw Error(Code::kUsage, std::string("the chat was saved with another ") + what)
         .Where(where)
+        .Expected(text(expected))
+        .Found(text(found))
         .Next("load it with the bundle that it was saved with");
   };
-  const auto text = [](const char (&name)[8]) {
-    std::string line(name, strnlen(name, sizeof name));
-    for (char& c : line) c = c < 32 || c > 126 ? '?' : c;
-    return line;
-  };
-  if (const std::string expected = text(ours.kv_dtype), found = text(header.kv_dtype); expected != found) {
-    throw other("another kv_dtype of the KV cache").Expected(expected).Found(found);
-  }
-  if (header.page_tokens != ours.page_tokens || std::memcmp(header.states, ours.states, sizeof ours.states) != 0) {
-    throw other("other states").Expected("the states of this bundle");
-  }
+  check("dtype of the KV cache", {ours.kv_dtype, sizeof ours.kv_dtype}, {header.kv_dtype, sizeof header.kv_dtype});
+  check("layout of its states", {ours.states, sizeof ours.states}, {header.states, sizeof header.states});
 }
 
 void CheckReplaces(const std::string& path) {
@@ -106,7 +105,6 @@ SavedChat::SavedChat(std::string_view file, const std::string& where, const Chat
                      const ChatLimits& limits) {
   const ChatHeader header = ReadHeader(file, where);
   CheckLength(header, file, where);
-  CheckModel(header, ours, where);
   if (header.tokens > static_cast<uint64_t>(limits.context_length)) {
     throw Error(Code::kUsage, "the saved chat is longer than the context")
         .Where(where)
@@ -114,9 +112,10 @@ SavedChat::SavedChat(std::string_view file, const std::string& where, const Chat
         .Found(std::to_string(header.tokens))
         .Next("load the model with a larger context");
   }
-  if (header.state_bytes != static_cast<uint64_t>(table.BytesAfter(static_cast<int64_t>(header.tokens)))) {
-    throw Damaged(where, "the states of " + std::to_string(header.tokens) + " tokens",
-                  std::to_string(header.state_bytes) + " bytes");
+  CheckModel(header, ours, where);
+  const auto state_bytes = static_cast<uint64_t>(table.BytesAfter(static_cast<int64_t>(header.tokens)));
+  if (header.state_bytes != state_bytes) {
+    throw Damaged(where, std::to_string(state_bytes) + " bytes of states", std::to_string(header.state_bytes));
   }
   CheckHash(file, where);  // of no more bytes than this model's context can have
   tokens.resize(header.tokens);

@@ -140,16 +140,17 @@ int32_t Model::Prefill(const std::vector<int32_t>& tokens, Row* drawn) {
   const Sequence& now = Begin(tokens, Nearest(tokens));
   if (now.length && count - now.length == 1) return Decode(tokens.back(), drawn);
   const int64_t chunk = manifest_.model.prefill_chunk, border = (count - 1) / kPage * kPage;
-  // Where the next prompt that begins with this one goes on from.
-  const int64_t checkpoint = manifest_.states.has_slots() && border - now.length >= kCheckpointTokens ? border : 0;
+  // Where a prompt that begins with this one may go on from.
+  const int64_t cut = manifest_.states.has_slots() && border - now.length >= kCheckpointTokens ? border : 0;
+  sequences_.Keep();
   const Tensor row = Empty({1}, kInt32);
   while (now.length < count) {
     CheckCancelled();
-    const int64_t end = now.length < checkpoint ? checkpoint : count, rows = std::min(chunk, end - now.length);
+    const int64_t end = now.length < cut ? cut : count, rows = std::min(chunk, end - now.length);
     const bool last = now.length + rows == count;
     *Data<int32_t>(row) = last ? static_cast<int32_t>(rows - 1) : 0;  // no kernel takes no rows
     ComputePrompt(rows, row, prefill_logits_);
-    if (now.length == checkpoint) sequences_.Keep();
+    if (now.length == end) sequences_.Keep();
   }
   return Draw(prefill_logits_, drawn);
 }
@@ -163,9 +164,7 @@ int32_t Model::Append(int32_t token, Row* drawn) {
     return Prefill(std::vector<int32_t>(now.tokens), drawn);
   }
   sequences_.Reserve(now.length + 1);
-  const int32_t next = Decode(token, drawn);
-  if (now.length % kPage == 0) sequences_.Keep();
-  return next;
+  return Decode(token, drawn);
 }
 
 const Tensor& Model::FillStep(int64_t rows) {

@@ -95,14 +95,9 @@ void Sequences::FailStep() {
 }
 
 void Sequences::Keep() {
-  if (!slots_.count()) return;
   auto& kept = current().checkpoints;
-  const size_t count = kept.size();
-  if (count && kept[count - 1].length - (count > 1 ? kept[count - 2].length : 0) < kCheckpointTokens) {
-    DropCheckpoint(&current(), count - 1);
-  } else if (count == kMostCheckpoints) {
-    DropCheckpoint(&current(), 1);  // the first is the beginning, where other conversations may branch off
-  }
+  if (current().slot == kNoUnit || (!kept.empty() && kept.back().length == current().length)) return;
+  if (kept.size() == kMostCheckpoints) DropCheckpoint(&current(), 0);
   slots_.Use(current().slot);
   kept.push_back({current().length, current().slot});
 }

@@ -70,7 +70,7 @@ class Sequences {
   void EndStep(int64_t tokens);
   // The step failed: of a state that it wrote over, what the last checkpoint has is left.
   void FailStep();
-  // Keeps the slot of the current sequence, so that another one can go on from here.
+  // Keeps the slot of the current sequence, if it has one, in place of its oldest checkpoint: another can go on from here.
   void Keep();
 
   void Clear();

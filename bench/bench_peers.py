@@ -142,7 +142,7 @@ def measure_subject(
     """Every group of rows of one model and one kind of weights -> `content` and what is new."""
     patience = Patience(options.foreign, options.wait, options.timeout)
     cells = [cell_of(row) for row in options.rows or _ROWS[what.bits].split(",")]
-    kv = manifest.memory_plan.kv_bytes_per_token
+    kv = manifest.kv_bytes_per_token
     traffic = Traffic(
         {runner.name: runner.bytes_per_token for runner in runners},
         {runner.name: kv * runner.kv_factor for runner in runners},

@@ -30,7 +30,8 @@ class Heads:
     in a byte, the first one below: of K those of dimensions 2i and 2i + 1, of V those of i and i + scale_dims / 2 of a
     group. q, k, and v are rotated by `rotated_dims` before, and outputs after (Ashkboos et al. 2024, "QuaRot").
 
-    `all_slide`: every layer has the window. `sinks`: each query head has a logit of a key whose value is 0.
+    `sinks`: each query head has a logit of a key whose value is 0. `page_group`: of the pages of this layer.
+    For TVM's cache: `sliding_window` is that of the layers which have one, `all_slide` says that every layer does.
     """
 
     num_heads: int
@@ -42,6 +43,7 @@ class Heads:
     all_slide: bool = False
     activation_dtype: str = "float32"
     sinks: bool = False
+    page_group: int = 0
 
     @property
     def group(self) -> int:
@@ -91,9 +93,14 @@ class Heads:
         return self.num_kv_heads * self.head_bytes
 
     @property
-    def bytes_per_token(self) -> int:
-        """Bytes that one token takes in one layer of the cache."""
-        return 2 * self.num_kv_heads * self.row_bytes
+    def parts(self) -> tuple[tuple[str, str, tuple[int, ...], int], ...]:
+        """What each KV head has in a page, one after another: (name, dtype, shape, axis of the tokens)."""
+        dtype = "int8" if self.dtype in QUANTIZED else self.dtype
+        row, scales = self.head_dim // self.packed, (self.scale_groups, PAGE)
+        codes = ("keys", dtype, (row, PAGE), 1), ("values", dtype, (PAGE, row), 0)
+        if not self.scale_groups:
+            return codes
+        return *codes, ("keys", "float16", scales, 1), ("values", "float16", scales, 1)
 
     @property
     def workspace(self) -> tuple[int, ...]:
@@ -106,8 +113,9 @@ class Heads:
         values = {field.name: getattr(self, field.name) for field in fields(Heads)}
         if self.activation_dtype == "float32":
             del values["activation_dtype"]
-        if not self.sinks:
-            del values["sinks"]
+        for name in ("sinks", "page_group"):
+            if not values[name]:
+                del values[name]
         return {name: int(value) if isinstance(value, bool) else value for name, value in values.items()}
 
 

@@ -10,14 +10,15 @@ from tir_schedules.step_layout import (
     ADAPTER_END,
     KEYS,
     PAGE,
+    PLACE,
     POSITION,
     ROW_BEGIN,
     SEQUENCE,
     SEQUENCES,
-    SLOT,
-    TABLE,
+    SLOT_READ,
+    SLOT_WRITE,
     TABLE_BEGIN,
-    WINDOW_TABLE,
+    TABLES,
 )
 
 # The functions that attend by these integers: a rule may make them again with other knobs.
@@ -26,10 +27,10 @@ ATTEND = ("attend_few", "attend_many")
 
 @dataclass(frozen=True)
 class Step:
-    """The integers as a kernel reads them. `sliding`: the layer has a window, and its pages are in `window_table`."""
+    """The integers as a kernel reads them. `group`: of the pages that the kernel gets."""
 
     integers: Buffer
-    sliding: bool
+    group: int
 
     def _at(self, array: int, i: Expr) -> Expr:
         return self.integers[self.integers[array] + i]
@@ -56,22 +57,30 @@ class Step:
         return self._at(KEYS, s)
 
     def page(self, s: Expr, i: Expr) -> Expr:
-        """The page of tokens 16 i ... 16 i + 15 of sequence s in this layer."""
-        return self._at(WINDOW_TABLE if self.sliding else TABLE, self._at(TABLE_BEGIN, s) + i)
+        """The page of tokens 16 i ... 16 i + 15 of sequence s."""
+        return self._at(TABLES + self.group, self._at(TABLE_BEGIN, s) + i)
 
     def table(self, s: Expr) -> Expr:
-        """Where the page ids of sequence s in this layer begin in the integers."""
-        return self.integers[WINDOW_TABLE if self.sliding else TABLE] + self._at(TABLE_BEGIN, s)
+        """Where the page ids of sequence s begin in the integers."""
+        return self.integers[TABLES + self.group] + self._at(TABLE_BEGIN, s)
 
     def stores(self, row: Expr) -> Expr:
         """Whether the K and V of a row go to a page."""
-        return self._at(SLOT, row) >= 0
+        return self._at(PLACE, row) >= 0
 
-    def slot(self, row: Expr) -> tuple[Expr, Expr]:
-        """The page, in this layer, and the place in it for the K and V of a row that `stores`."""
-        if not self.sliding:
-            return self._at(SLOT, row) // PAGE, self._at(SLOT, row) % PAGE
+    def place(self, row: Expr) -> tuple[Expr, Expr]:
+        """The page and the place in it for the K and V of a row that `stores`."""
+        if not self.group:
+            return self._at(PLACE, row) // PAGE, self._at(PLACE, row) % PAGE
         return self.page(self.sequence(row), self.position(row) // PAGE), self.position(row) % PAGE
+
+    def slot_read(self, s: Expr) -> Expr:
+        """The slot with the states of sequence s before this step, -1: zeros."""
+        return self._at(SLOT_READ, s)
+
+    def slot_write(self, s: Expr) -> Expr:
+        """The slot for the states of sequence s after this step, -1: none."""
+        return self._at(SLOT_WRITE, s)
 
     def adapter_begin(self, row: Expr) -> Expr:
         """The first block of a row's adapter."""
@@ -82,6 +91,6 @@ class Step:
         return self._at(ADAPTER_END, row)
 
 
-def step_argument(size: Expr, sliding: bool = False) -> Tensor:
-    """The tensor i32[size], as `Step`."""
-    return Tensor((size,), "int32", wrap=lambda integers: Step(integers, sliding))
+def step_argument(size: Expr, group: int = 0) -> Tensor:
+    """The tensor i32[size], as `Step` for pages of a group."""
+    return Tensor((size,), "int32", wrap=lambda integers: Step(integers, group))

@@ -1,23 +1,32 @@
 """The integers of one step of a batch, all in one tensor i32[k]: Vulkan and WebGPU take no offsets into buffers.
 
-A header of 16 says how many sequences and rows there are, and where in the tensor each array begins. The runtime fills
+A header of 32 says how many sequences and rows there are, and where in the tensor each array begins. The runtime fills
 it, kernels read it (`step.py`). No TVM is needed to read this module.
+
+States that outlive a step are kept in pages or in slots. Those in pages whose queries see the same window form a group
+and share page ids. All states in slots share slot ids.
 """
 
 PAGE = 16  # tokens of a page
 ITEM_BITS = {"float32": 32, "float16": 16, "q8": 8, "q4": 4}  # of a number of K or V in a page, without scales
 QUANTIZED = ("q8", "q4")
 RANK = 16  # ranks of a block of adapters
-HEADER = 16  # integers of the header; those without a name below are 0
+HEADER = 32  # integers of the header; those without a name below are 0
+MAX_GROUPS = 16  # of pages
 # Numbers in the header.
 SEQUENCES, ROWS = 0, 1
-# Where arrays begin. `position[n]`: the position of each row in its sequence. `slot[n]`: page * 16 + place that the
-# row's K and V go to, -1: nowhere. `row_begin[S + 1]`: the rows of each sequence, which have consecutive positions.
-# `keys[S]`: keys of each sequence with this step's. `table_begin[S + 1]`: where the page ids of each sequence begin in
-# `table`, whose entry i of a sequence has tokens 16 i ... 16 i + 15. `rope_length[n]`: length of the row's whole
-# sequence. `window_table`: page ids for layers with a sliding window; what no row of the step sees may be -1.
-# `sequence[n]`: the sequence of each row.
-POSITION, SLOT, ROW_BEGIN, KEYS, TABLE_BEGIN, TABLE, ROPE_LENGTH, WINDOW_TABLE, SEQUENCE = range(2, 11)
+# Where arrays begin. `position[n]`: the position of each row in its sequence. `place[n]`: page * 16 + place of each row
+# in group 0, -1: its K and V go nowhere. `row_begin[S + 1]`: the rows of each sequence, which have consecutive
+# positions. `keys[S]`: keys of each sequence with this step's. `table_begin[S + 1]`: where page ids of each sequence
+# begin in the table of any group. `rope_length[n]`: length of the row's whole sequence. `sequence[n]`: the sequence of
+# each row.
+POSITION, PLACE, ROW_BEGIN, KEYS, TABLE_BEGIN, ROPE_LENGTH, SEQUENCE = range(2, 9)
 # Only for forwards with adapters: the blocks of each row's adapter are adapter_begin[n] ... adapter_end[n] - 1; a row
 # without one has 0 and 0.
-ADAPTER_BEGIN, ADAPTER_END = range(11, 13)
+ADAPTER_BEGIN, ADAPTER_END = range(9, 11)
+# Only for models with states in slots. `slot_read[S]`: the slot with the states of each sequence before its first row,
+# -1: they are zeros. `slot_write[S]`: the slot that gets those after its last row, -1: none does.
+SLOT_READ, SLOT_WRITE = range(11, 13)
+# TABLES + g: where the table of group g begins. Entry i of a sequence is the page of its tokens 16 i to 16 i + 15; those
+# that no row of the step sees may be -1.
+TABLES = 16

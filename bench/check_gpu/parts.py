@@ -204,7 +204,7 @@ def speed(setup: Setup) -> Result:
     for _ in range(steps):
         token = model.step(token, row)
     decode_tok_s = steps / (time.perf_counter() - began)
-    read = plan.weights_read + plan.kv_bytes_per_token * model.length
+    read = plan.weights_read + bundle.manifest.kv_bytes_per_token * model.length
     copy_gb_s = _copy_gb_s(setup.device)
     gb_s = read * decode_tok_s / 1e9
     return {

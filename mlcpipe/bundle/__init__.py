@@ -29,6 +29,7 @@ from mlcpipe.bundle.manifest import (
 from mlcpipe.bundle.mlc_config import MLC_CONFIG, mlc_chat_config
 from mlcpipe.bundle.params_reader import Params, open_params, to_tvm
 from mlcpipe.bundle.params_writer import ParamsWriter
+from mlcpipe.bundle.states import State
 
 __all__ = [
     "ENTRY_POINTS",
@@ -50,6 +51,7 @@ __all__ = [
     "ParamInfo",
     "Params",
     "ParamsWriter",
+    "State",
     "TargetInfo",
     "VariantInfo",
     "abi_hash",

@@ -16,6 +16,7 @@ from pydantic import AfterValidator, Field
 from mlcpipe.atomic import atomic_write
 from mlcpipe.bundle.quality import QualityInfo
 from mlcpipe.bundle.schema import Count, Frozen, Name, Positive
+from mlcpipe.bundle.states import States, check_states, kv_bytes_per_token
 from mlcpipe.bundle.tensor_cache import RECOMPILE
 from mlcpipe.errors import BundleError
 from mlcpipe.generated import shell_word
@@ -23,7 +24,7 @@ from mlcpipe.json_files import Items, Table, read_json_object, validated
 from tir_schedules.sampling import SIGNATURES, sampling_names
 
 MANIFEST = "mlcpipe.json"
-FORMAT_VERSION = 3
+FORMAT_VERSION = 4
 MAX_MANIFEST_BYTES = 8 << 20
 MAX_MANIFEST_VALUES = 200_000  # a model of 405 billion parameters has 2,000 parameters and 6,400 shards: 60,000
 
@@ -34,13 +35,13 @@ def _common(own_pages: bool) -> tuple[str, ...]:
 
 ENTRY_POINTS: dict[str, tuple[str, ...]] = {
     "pages": (
-        "forward_few(tokens: i32[b], step: i32[k], logits: f32[b, V], pages, params) -> logits",
-        "forward_many(tokens: i32[n], rows: i32[r], step: i32[k], logits: f32[r, V], pages, params) -> logits",
-        "copy_pages(pairs: i32[c, 2], window_pairs: i32[w, 2], pages) -> pages",
+        "decode(tokens: i32[b], step: i32[k], logits: f32[b, V], states, params) -> logits",
+        "prefill(tokens: i32[n], rows: i32[r], step: i32[k], logits: f32[r, V], states, params) -> logits",
+        "copy_pages(pairs: [i32[c, 2] of each group], states) -> states",
         *_common(own_pages=True),
     ),
     "texts": (
-        "embed_texts(tokens: i32[n], types: i32[n], rows: i32[r], step: i32[k], embeddings: f32[r, d], pages, params)"
+        "embed_texts(tokens: i32[n], types: i32[n], rows: i32[r], step: i32[k], embeddings: f32[r, d], states, params)"
         " -> embeddings",
         "_metadata() -> str",
     ),
@@ -118,13 +119,14 @@ class MemoryPlan(Frozen):
     """Memory use of the model in bytes; workspace by library function.
 
     `decode_weights_bytes` counts the weights that a decode step reads: only the chosen experts, and one row of
-    an embedding that is not tied to the output. None (unknown) means all weights.
+    an embedding that is not tied to the output. None (unknown) means all weights. `attention_bytes` bounds what
+    attention keeps of a prompt's chunk where the scratch of kernels is not known.
     """
 
     weights_bytes: Count
     decode_weights_bytes: Count | None = None
-    kv_bytes_per_token: Count
     workspace_bytes: Table[Name, Count]
+    attention_bytes: Count = 0
 
     @property
     def weights_read(self) -> int:
@@ -139,6 +141,7 @@ class LibraryInfo(Frozen):
     dtype: Name = Field(description="dtype of activations")
     kv_dtype: Name
     memory_plan: MemoryPlan
+    states: States
 
 
 class ScratchInfo(Frozen):
@@ -227,19 +230,14 @@ class ModelInfo(Frozen):
     vocab_size: Positive
     hidden_size: Positive
     num_layers: Positive
-    num_attention_heads: Positive
-    num_key_value_heads: Positive
-    head_dim: Positive
     context_length: Positive
-    sliding_window: Positive | None
     dtype: Name = Field(description="dtype of activations")
     kv_dtype: Name
     prefill_chunk: Positive
-    page_size: Positive = Field(description="tokens of a page of the KV cache")
+    max_batch: Positive = Field(description="rows of a decode call that the memory plan is for")
     kv_cache: Literal["pages", "tvm"] = Field(
         default="tvm", description="who owns the KV cache: the runtime (pages), or TVM's object"
     )
-    sliding_layers: Items[Count] = Field(default=(), description="layers that attend no further than the window")
     recompute_above: Positive | None = Field(
         default=None, description="length above which RoPE frequencies change (longrope) and cached keys become invalid"
     )
@@ -255,11 +253,6 @@ class ModelInfo(Frozen):
     eagle: EagleInfo | None = None
     embedding: EmbeddingInfo | None = Field(default=None, description="of models that embed texts and write none")
 
-    @property
-    def cached_layers(self) -> int:
-        """Layers with pages of their own; those of an encoder share one layer's."""
-        return self.num_layers if self.embedding is None else 1
-
 
 class ParamInfo(Frozen):
     """One parameter of the library, in call order, and its source tensors in the checkpoint.
@@ -272,13 +265,6 @@ class ParamInfo(Frozen):
     dtype: Name
     sources: Names
     scheme: Name | None = None
-
-
-# Measured on Linux x86-64, 2026-11: memory of Python and the VM at run time, with a margin; and memory per token of a
-# tokenizer with 128,000 tokens.
-_RUN_BYTES = 16 << 20
-_TOKENIZER_BYTES = 384
-_HELPERS = 7  # threads beside the one that runs the model
 
 
 class KernelInfo(Frozen):
@@ -312,6 +298,9 @@ class Manifest(Frozen):
     entry_points: Names
     params: Items[ParamInfo]
     memory_plan: MemoryPlan
+    states: Annotated[States, AfterValidator(check_states)] = Field(
+        description="in the order of the library's argument"
+    )
     kernels: Items[KernelInfo]
     linker: LinkerInfo
     name: Annotated[Name, AfterValidator(_printable)] | None = Field(
@@ -326,27 +315,9 @@ class Manifest(Frozen):
     files: Table[RelativePath, FileInfo] = Field(description="every file but this one, by path in the bundle")
 
     @property
-    def page_bytes(self) -> int:
-        """Keys and values that a layer has in a page."""
-        return self.memory_plan.kv_bytes_per_token // self.model.cached_layers * self.model.page_size
-
-    @property
-    def running_bytes(self) -> int:
-        """Upper bound of a run's memory besides weights, KV cache and the process that opened the bundle.
-
-        The sum of: the workspaces of all functions, and the scratch of their kernels in up to 8 threads; logits; the
-        tokenizer. Where the scratch is not known, as of GPUs: the largest workspace twice, and a chunk's embeddings,
-        queries, keys and values, which stand for what attention keeps of a step.
-        """
-        model, workspaces = self.model, self.memory_plan.workspace_bytes.values()
-        vocabulary = model.vocab_size * (2 * 4 + _TOKENIZER_BYTES)
-        scratch = [one.scratch.caller + _HELPERS * one.scratch.helper for one in self.target.variants if one.scratch]
-        if scratch:
-            return sum(workspaces) + max(scratch) + vocabulary + _RUN_BYTES
-        workspace = max(workspaces, default=0)
-        heads = 2 * model.num_attention_heads + 2 * model.num_key_value_heads + 16
-        chunk = 4 * model.prefill_chunk * (model.hidden_size + heads * model.head_dim)
-        return 2 * workspace + chunk + vocabulary + _RUN_BYTES
+    def kv_bytes_per_token(self) -> int:
+        """Bytes of a token in the pages of all states."""
+        return kv_bytes_per_token(self.states)
 
 
 def abi_hash(entry_points: Mapping[str, Sequence[str]] = ENTRY_POINTS) -> str:

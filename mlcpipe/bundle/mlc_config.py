@@ -34,13 +34,12 @@ def mlc_chat_config(
     tokenizer_json: Mapping[str, Any],
     conv_template: ConvTemplate | None,
     generation_config: Mapping[str, Any],
-    attention_sink_size: int = 0,
 ) -> dict[str, Any]:
     """The content of `mlc-chat-config.json`.
 
     Args:
-        model: as in the manifest. A `sliding_window` shorter than the context applies to every layer, as in MLC's
-            cache. Exactly one of the two window sizes is not -1.
+        model: as in the manifest. The compiled cache keeps all pages and masks by position, so that MLC's sliding
+            window stays off.
         quantization: the scheme's name.
         model_config: the checkpoint's `config.json`; consumers read a few of its fields.
         tokenizer_files: names in the bundle; the browser needs `tokenizer.json`.
@@ -48,25 +47,22 @@ def mlc_chat_config(
         conv_template: None for a checkpoint without one: the bundle then serves plain text completion.
         generation_config: the checkpoint's `generation_config.json`, `{}` if absent. Missing token ids come
             from `model_config`; an id in neither is left out.
-        attention_sink_size: tokens at the start that a sliding window keeps.
 
     Raises:
         ConfigError: no `tokenizer.json` among the files, or a sampling field or token id of the wrong type.
     """
     if "tokenizer.json" not in tokenizer_files:
         raise ConfigError("no tokenizer.json among the tokenizer files", found=", ".join(tokenizer_files) or "none")
-    sliding = model.sliding_window
-    slides = sliding is not None and sliding < model.context_length
     config: dict[str, Any] = {
         "version": _VERSION,
         "model_type": model.model_type,
         "quantization": quantization,
         "model_config": dict(model_config),
         "vocab_size": model.vocab_size,
-        "context_window_size": -1 if slides else model.context_length,
-        "sliding_window_size": sliding if slides else -1,
+        "context_window_size": model.context_length,
+        "sliding_window_size": -1,
         "prefill_chunk_size": model.prefill_chunk,
-        "attention_sink_size": attention_sink_size if slides else -1,
+        "attention_sink_size": -1,
         "tensor_parallel_shards": 1,
     }
     for key, default in _SAMPLING.items():

@@ -204,13 +204,14 @@ def _summary(bundle: Path, manifest: Manifest, bits: float, progress: ConsolePro
         "quantization": manifest.quantization,
         "bits_per_weight": bits,
         "memory_plan": manifest.memory_plan.model_dump(mode="json"),
+        "kv_bytes_per_token": manifest.kv_bytes_per_token,
         "stages": [{"name": stage.name, "seconds": stage.seconds} for stage in progress.stages],
     }
 
 
 def _show(bundle: Path, manifest: Manifest, bits: float, progress: ConsoleProgress) -> None:
     plan = manifest.memory_plan
-    kv = plan.kv_bytes_per_token
+    kv = manifest.kv_bytes_per_token
     rows = [
         ("bundle", str(bundle)),
         ("size", byte_size(sum(info.bytes for info in manifest.files.values()))),

@@ -24,6 +24,7 @@ from mlcpipe.errors import UsageError
 from mlcpipe.files import local_path
 from mlcpipe.host.finding import byte_size
 from mlcpipe.loading import is_bundle
+from tir_schedules.step_layout import PAGE
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -108,13 +109,11 @@ def _overview(bundle: Path, manifest: Manifest) -> list[tuple[str, str]]:
 
     model, target = manifest.model, manifest.target
     usable = "fits this installation" if manifest.abi == abi_hash() else "made for other versions: compile anew"
-    window = f", sliding window {model.sliding_window}" if model.sliding_window else ""
     return [
         ("bundle", f"{bundle} ({byte_size(sum(info.bytes for info in manifest.files.values()))})"),
         ("model", f"{model.model_type}: {model.num_layers} layers, width {model.hidden_size}, "
-                  f"{model.num_attention_heads} heads ({model.num_key_value_heads} for keys), "
                   f"vocabulary {model.vocab_size}"),
-        ("context", f"{model.context_length} tokens{window}, prefill by {model.prefill_chunk}"),
+        ("context", f"{model.context_length} tokens, prefill by {model.prefill_chunk}"),
         ("quantization", f"{manifest.quantization}{_schemes(manifest)}, layout {manifest.weight_layout}, "
                          f"activations {model.dtype}, KV cache {model.kv_dtype}"),
         *([("embeddings", _embedding(model.embedding))] if model.embedding else []),
@@ -144,7 +143,7 @@ def _draft_head(model: ModelInfo) -> str:
     """What drafts for the server."""
     if model.eagle is None:
         return f"{model.draft_heads} Medusa heads"
-    return f"EAGLE-3, {byte_size(model.eagle.page_bytes // model.page_size)} of KV cache a token"
+    return f"EAGLE-3, {byte_size(model.eagle.page_bytes // PAGE)} of KV cache a token"
 
 
 def _schemes(manifest: Manifest) -> str:
@@ -173,23 +172,36 @@ def _print_variants(console: Console, manifest: Manifest) -> None:
 
 
 def _print_memory(console: Console, manifest: Manifest) -> None:
+    from mlcpipe.bundle.memory import one_sequence, running_bytes
+
     plan, context = manifest.memory_plan, manifest.model.context_length
-    full = plan.kv_bytes_per_token * context
+    states, running = one_sequence(manifest, context).nbytes(manifest.states), running_bytes(manifest)
     largest = sorted(plan.workspace_bytes.items(), key=lambda item: item[1], reverse=True)
     say(console, "\nmemory plan")
     print_rows(
         console,
         [
             ("weights", byte_size(plan.weights_bytes)),
-            (
-                "KV cache",
-                f"{byte_size(plan.kv_bytes_per_token)} a token, {byte_size(full)} when the context is full",
-            ),
+            *((f"{count} layers of {kind}", words) for (kind, words), count in _kinds(manifest).items()),
+            ("states of a full context", byte_size(states)),
             *((f"workspace of {name}", byte_size(size)) for name, size in largest if size >= 1024),
-            ("a run besides, at most", byte_size(manifest.running_bytes)),
-            ("at most", byte_size(plan.weights_bytes + full + manifest.running_bytes)),
+            ("other memory of a run, at most", byte_size(running)),
+            ("at most", byte_size(plan.weights_bytes + states + running)),
         ],
     )
+
+
+def _kinds(manifest: Manifest) -> Counter[tuple[str, str]]:
+    """How many states of each kind there are: (what they keep, how much)."""
+    kinds: Counter[tuple[str, str]] = Counter()
+    for state in manifest.states:
+        names = " and ".join(dict.fromkeys(part.name for part in state.parts))
+        if state.kind == "slot":
+            kinds[names, f"{byte_size(state.unit_bytes)} a sequence"] += len(state.layers)
+        else:
+            window = f" of the last {state.window} tokens" if state.window else ""
+            kinds[names + window, f"{byte_size(state.unit_bytes // PAGE)} a token"] += len(state.layers)
+    return kinds
 
 
 def _print_kernels(console: Console, manifest: Manifest) -> None:

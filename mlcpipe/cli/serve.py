@@ -398,7 +398,6 @@ def _load(
     loaded = {one.name: serving.load_adapter(one).result() for one in packed}
     store = None
     if folder is not None:
-        serving.check_savable()
         store = PrefixStore(folder, manifest, serving.context_length)
     return Loaded(serving, tokenizer, Facts(names, about, defaults), store, loaded)
 

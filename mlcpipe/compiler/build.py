@@ -169,7 +169,7 @@ def build_variants(
 def _scratch(named: _Named, allocations: Mapping[str, Allocations]) -> Scratch:
     """What kernels of a variant take: those of prompts for a whole chunk, the others for `FEW_ROWS` rows."""
     functions = {gv.name_hint: func for gv, func in named.state.mod.functions.items()}
-    of_prompts = ("forward_many", "forward_many_adapted", "embed_texts")
+    of_prompts = ("prefill", "prefill_adapted", "embed_texts")
     many = {gv.name_hint for name in of_prompts if name in functions for gv in all_global_vars(functions[name])}
     chunk = named.state.bounds.get("n", FEW_ROWS)
     return Scratch.most(

@@ -29,5 +29,5 @@ def eagle_info(model: LanguageModel) -> EagleInfo | None:
     head = model.draft_head if isinstance(model, CausalLM) else None
     if not isinstance(head, eagle.EagleHead):
         return None
-    page_bytes = head.attention_shape(model).page_bytes
-    return EagleInfo(hidden_size=head.base.hidden_size, page_bytes=page_bytes, kept=head.kept_size(model))
+    (state,) = head.states(model)
+    return EagleInfo(hidden_size=head.base.hidden_size, page_bytes=state.unit_bytes, kept=head.kept_size(model))

@@ -17,7 +17,7 @@ from mlcpipe.defaults import KEEP
 from mlcpipe.encoders import build_encoder
 from mlcpipe.errors import ConfigError, TargetError
 from mlcpipe.models import build_model
-from mlcpipe.nn.causal_lm import CausalLM, LanguageModel, ModelFacts
+from mlcpipe.nn.causal_lm import CausalLM, LanguageModel
 from mlcpipe.nn.text_encoder import TextEncoder
 from mlcpipe.passes.lowering import Lowering
 from mlcpipe.quantization.layout import load_layout
@@ -58,7 +58,8 @@ def prepare_model(
         raise TargetError(
             "activation dtype", where=target.name, expected=" or ".join(known), found=target.activation_dtype
         )
-    possible = attention.kv_dtypes(target.activation_dtype, model.facts.head_dim, target.own_pages)
+    each = [attention.kv_dtypes(target.activation_dtype, of.head_dim, target.own_pages) for of in model.attentions()]
+    possible = [dtype for dtype in each[0] if all(dtype in one for one in each)] if each else ["float32"]
     if wanted is not None and wanted not in possible:
         raise TargetError("KV cache dtype", where=target.name, expected=", ".join(possible), found=kv_cache_dtype)
     if draft_head is not None:
@@ -75,6 +76,8 @@ def prepare_model(
     usual = target.activation_dtype if encoder else usual
     model.kv_dtype = wanted or (usual if usual in possible else possible[0])
     model.kernels, model.own_pages = target.kernels, target.own_pages
+    if not target.own_pages:
+        model.check_uniform(target.name)
     return model
 
 
@@ -116,17 +119,17 @@ def _cached_tokens(model: LanguageModel, target: Target) -> int:
     limit = target.limits.get("max_binding_bytes")
     if limit is None:
         return 1 << 24
-    page = PAGE * int(model.attention_shape().bytes_per_token)
+    page = max((state.unit_bytes for state in model.states() if state.kind == "pages"), default=1)
     return max(0, limit // page - (not target.own_pages)) * PAGE
 
 
-def prefill_chunk(facts: ModelFacts, target: Target, context: int) -> int:
+def prefill_chunk(model: LanguageModel, target: Target, context: int) -> int:
     """Tokens of one prefill call, bounded by the target, the context and, with TVM's cache, the sliding window.
 
     There, within one window, tokens of a chunk need no window mask between them (gpu/attention/prefill.py).
     """
-    window = None if target.own_pages else facts.window
-    return min(target.limits["max_prefill_chunk"], context, window or context)
+    windows = [of.window for of in model.attentions() if of.window and not target.own_pages]
+    return min(target.limits["max_prefill_chunk"], context, *windows)
 
 
 def export(

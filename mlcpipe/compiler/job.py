@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from mlcpipe import debug
 from mlcpipe import env as environment
-from mlcpipe.bundle import EagleInfo, EmbeddingInfo
+from mlcpipe.bundle import EagleInfo, EmbeddingInfo, State
 from mlcpipe.checkpoint import Checkpoint
 from mlcpipe.compiler.draft_heads import eagle_info
 from mlcpipe.compiler.embedding import embedding_info, longest_text
@@ -43,7 +43,8 @@ class Job:
     context: int
     chunk: int
     kv_dtype: str
-    kv_bytes_per_token: int
+    states: tuple[State, ...]
+    attention_bytes: int
     embedding: EmbeddingInfo | None
     eagle: EagleInfo | None = None
     library: str = "model"
@@ -99,12 +100,16 @@ def lower(
     state = replace(state, tuned=tuned_here(target, settings.cache), dump=settings.dump, adapters=adapters)
     state = pipeline.run(state, *pipeline.SHARED)
     debug.show(debug.IR, lambda: str(state.mod.script(show_meta=False)))
-    layers = model.facts.num_layers if embedding is None else 1
-    kv_bytes = layers * model.attention_shape().bytes_per_token
     return Job(
-        checkpoint, tokenizer, plan, model.facts, state, variants, context, chunk, model.kv_dtype, kv_bytes, embedding,
-        eagle_info(model),
+        checkpoint, tokenizer, plan, model.facts, state, variants, context, chunk, model.kv_dtype,
+        tuple(model.states()), _attention_bytes(model, chunk), embedding, eagle_info(model),
     )  # fmt: skip
+
+
+def _attention_bytes(model: LanguageModel, chunk: int) -> int:
+    """A chunk's embeddings, queries, keys and values, which stand for what attention keeps of a step."""
+    heads = ((2 * of.num_heads + 2 * of.num_kv_heads + 16) * of.head_dim for of in model.attentions())
+    return 4 * chunk * (model.facts.hidden_size + max(heads, default=0))
 
 
 def _from_checkpoint(
@@ -136,7 +141,7 @@ def _lengths(model: LanguageModel, target: Target, checkpoint: Checkpoint, wante
     """Tokens of the context, or of the longest text, and of a chunk."""
     if not isinstance(model, TextEncoder):
         context = context_length(model, target, wanted)
-        return context, prefill_chunk(model.facts, target, context)
+        return context, prefill_chunk(model, target, context)
     context = context_length(model, target, _text_length(model, checkpoint, wanted))
     return context, max(context, target.limits["max_prefill_chunk"])  # a text, whose rows see each other, is one chunk
 

@@ -31,6 +31,7 @@ from mlcpipe.bundle.conv_template import Message, Render
 from mlcpipe.bundle.manifest import FORMAT_VERSION
 from mlcpipe.compiler.backends.base import LibraryWriter
 from mlcpipe.compiler.build import BuiltVariant
+from mlcpipe.compiler.export import MAX_BATCH
 from mlcpipe.compiler.job import Job
 from mlcpipe.errors import TemplateError
 from mlcpipe.passes.lowering import KernelReport, workspace_bytes
@@ -41,7 +42,6 @@ from mlcpipe.runtime.text.tokenizer_files import TOKENIZER
 from mlcpipe.targets import Variant, triple, tvm_target
 from mlcpipe.version import __version__
 from mlcpipe.weights.convert import param_infos
-from tir_schedules.paged import PAGE
 
 PROBE_S = 2.0  # of processor time, for the renderings that find the MLC conversation template
 CONFIG_FILES = ("config.json", "generation_config.json")
@@ -76,9 +76,8 @@ def mlc_config(job: Job, tokenizer: Tokenizer, texts: Mapping[str, str]) -> dict
             )
         except TemplateError:
             conv_template = None  # our engine renders the Jinja template; MLC's hosts get plain completion
-    # The compiled cache keeps all pages and masks by position, so MLC's sliding window stays off.
     return mlc_chat_config(
-        model=model_info(job).model_copy(update={"sliding_window": None}),
+        model=model_info(job),
         quantization=job.plan.name,
         model_config=source.config,
         tokenizer_files=list(texts),
@@ -117,17 +116,12 @@ def model_info(job: Job) -> ModelInfo:
         vocab_size=f.vocab_size,
         hidden_size=f.hidden_size,
         num_layers=f.num_layers,
-        num_attention_heads=f.num_heads,
-        num_key_value_heads=f.num_kv_heads,
-        head_dim=f.head_dim,
         context_length=job.context,
-        sliding_window=f.window,
         dtype=job.target.activation_dtype,
         kv_dtype=job.kv_dtype,
         prefill_chunk=job.chunk,
-        page_size=PAGE,
+        max_batch=MAX_BATCH,
         kv_cache=job.target.kv_cache,
-        sliding_layers=tuple(layer for layer, window in enumerate(f.windows) if window is not None),
         recompute_above=longrope,
         rope_above=dynamic,
         adapted=tuple(
@@ -161,6 +155,7 @@ def library_metadata(job: Job) -> dict[str, Any]:
         "model": model_info(job).model_dump(mode="json"),
         "variants": [{"name": v.name, "features": list(v.features)} for v in job.variants],
         "memory_plan": _memory_plan(job).model_dump(mode="json"),
+        "states": [state.model_dump(mode="json") for state in job.states],
     }
 
 
@@ -168,8 +163,8 @@ def _memory_plan(job: Job) -> MemoryPlan:
     return MemoryPlan(
         weights_bytes=job.weights_bytes,
         decode_weights_bytes=sum(w.decode_nbytes for w in job.state.weights),
-        kv_bytes_per_token=job.kv_bytes_per_token,
         workspace_bytes=workspace_bytes(job.state.mod),
+        attention_bytes=job.attention_bytes,
     )
 
 
@@ -199,7 +194,9 @@ def _scratch(built: BuiltVariant) -> ScratchInfo | None:
 def _library_info(library: BuiltLibrary) -> LibraryInfo:
     job = library.job
     dtype = job.target.activation_dtype
-    return LibraryInfo(path=library.path, dtype=dtype, kv_dtype=job.kv_dtype, memory_plan=_memory_plan(job))
+    return LibraryInfo(
+        path=library.path, dtype=dtype, kv_dtype=job.kv_dtype, memory_plan=_memory_plan(job), states=job.states
+    )
 
 
 def _subgroup_size(variant: Variant) -> int | None:
@@ -236,6 +233,7 @@ def manifest(
         entry_points=ENTRY_POINTS["texts" if job.embedding else job.target.kv_cache],
         params=tuple(param_infos(state.weights)),
         memory_plan=_memory_plan(job),
+        states=job.states,
         kernels=_kernels(libraries),
         linker=LinkerInfo(name=writer.name, version=writer.version),
         name=job.checkpoint.name,

@@ -14,7 +14,7 @@ from mlcpipe.nn.encoder_config import check_encoder, encoder_facts, one_label
 from mlcpipe.nn.encoder_layer import EncoderLayer, EncoderSpec
 from mlcpipe.nn.linear import Embedding, Linear
 from mlcpipe.nn.norm import LayerNorm
-from mlcpipe.nn.paged_attention import PagedAttention
+from mlcpipe.nn.step_states import StepStates
 from mlcpipe.nn.text_encoder import CheckpointNames, TextEncoder
 
 ARCHITECTURES = ("BertModel", "BertForMaskedLM", "BertForSequenceClassification")
@@ -38,7 +38,7 @@ def build(config: Mapping[str, Any]) -> TextEncoder:
         norms=("attention.output.LayerNorm", "output.LayerNorm"),
     )
     layers = fields.integer("num_hidden_layers", 12, high=1024)
-    facts = encoder_facts(fields, spec, windows=[None] * layers, positions=512, vocab_size=30522)
+    facts = encoder_facts(fields, spec, layers=layers, positions=512, vocab_size=30522)
     body = _Bert(facts, spec, fields.integer("type_vocab_size", 2))
     if architecture != "BertForSequenceClassification":
         return TextEncoder(facts, body, NAMES)
@@ -75,7 +75,7 @@ class _Bert(nn.Module):
         self.embeddings = _Embeddings(facts, types)
         self.encoder = _Layers(spec, facts.num_layers)
 
-    def forward(self, tokens: Tensor, types: Tensor, kv: PagedAttention) -> Tensor:
+    def forward(self, tokens: Tensor, types: Tensor, kv: StepStates) -> Tensor:
         """tokens and types i32[n] -> [n, hidden]."""
         x = self.embeddings(tokens, types, kv.positions(tokens.shape[0]))
         for layer in self.encoder.layer:

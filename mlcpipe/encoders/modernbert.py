@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from tvm.relax.frontend import nn
@@ -14,8 +14,8 @@ from mlcpipe.nn.encoder_config import check_encoder, encoder_facts
 from mlcpipe.nn.encoder_layer import EncoderSpec, PreNormEncoderLayer
 from mlcpipe.nn.linear import Embedding
 from mlcpipe.nn.norm import LayerNorm
-from mlcpipe.nn.paged_attention import PagedAttention
 from mlcpipe.nn.rope import Rope, cos_sin, read_rope
+from mlcpipe.nn.step_states import StepStates
 from mlcpipe.nn.text_encoder import CheckpointNames, TextEncoder
 
 ARCHITECTURES = ("ModernBertModel", "ModernBertForMaskedLM")
@@ -51,10 +51,10 @@ def build(config: Mapping[str, Any]) -> TextEncoder:
     positions = fields.integer("max_position_embeddings", 8192, high=1 << 30)
     ropes = [_rope(fields, spec.hidden_size // spec.num_heads, positions, *one) for one in _ROPES]
     facts = encoder_facts(
-        fields, spec, windows=windows, positions=8192, vocab_size=50368, ropes=ropes,
+        fields, spec, layers=len(windows), positions=8192, vocab_size=50368, ropes=ropes,
         rope_of=[int(window is not None) for window in windows],
     )  # fmt: skip
-    return TextEncoder(facts, _ModernBert(facts, spec), NAMES)
+    return TextEncoder(facts, _ModernBert(facts, spec, windows), NAMES)
 
 
 def _rope(fields: Fields, head_dim: int, positions: int, kind: str, old: str, theta: float) -> Rope:
@@ -79,13 +79,13 @@ class _Embeddings(nn.Module):
 class _ModernBert(nn.Module):
     """Embeddings, layers and final norm."""
 
-    def __init__(self, facts: ModelFacts, spec: EncoderSpec) -> None:
+    def __init__(self, facts: ModelFacts, spec: EncoderSpec, windows: Sequence[int | None]) -> None:
         self.facts = facts
         self.embeddings = _Embeddings(facts, spec)
-        self.layers = nn.ModuleList([PreNormEncoderLayer(spec, index) for index in range(facts.num_layers)])
+        self.layers = nn.ModuleList([PreNormEncoderLayer(spec, index, window) for index, window in enumerate(windows)])
         self.final_norm = LayerNorm(facts.hidden_size, facts.norm_eps, spec.norm_bias)
 
-    def forward(self, tokens: Tensor, types: Tensor, kv: PagedAttention) -> Tensor:
+    def forward(self, tokens: Tensor, types: Tensor, kv: StepStates) -> Tensor:
         """tokens i32[n] -> [n, hidden]."""
         x, positions = self.embeddings(tokens), kv.positions(tokens.shape[0])
         tables = [cos_sin(rope, positions, None) for rope in self.facts.ropes]

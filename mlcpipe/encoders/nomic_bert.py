@@ -15,8 +15,8 @@ from mlcpipe.nn.encoder_config import check_encoder, encoder_facts
 from mlcpipe.nn.encoder_layer import EncoderLayer, EncoderSpec
 from mlcpipe.nn.linear import Embedding
 from mlcpipe.nn.norm import LayerNorm
-from mlcpipe.nn.paged_attention import PagedAttention
 from mlcpipe.nn.rope import cos_sin, read_rope
+from mlcpipe.nn.step_states import StepStates
 from mlcpipe.nn.text_encoder import CheckpointNames, TextEncoder
 
 ARCHITECTURES = ("NomicBertModel", "NomicBertForMaskedLM")
@@ -78,7 +78,7 @@ def build(config: Mapping[str, Any]) -> TextEncoder:
     rope = read_rope(rope_table(fields), hidden // heads, positions, theta=theta, kinds=("default",))
     layers = fields.integer("num_hidden_layers", 12, high=1024)
     facts = encoder_facts(
-        fields, spec, windows=[None] * layers, positions=2048, vocab_size=30528, ropes=[rope], rope_of=[0] * layers
+        fields, spec, layers=layers, positions=2048, vocab_size=30528, ropes=[rope], rope_of=[0] * layers
     )
     return TextEncoder(facts, _NomicBert(facts, spec, fields.integer("type_vocab_size", 2)), NAMES)
 
@@ -111,7 +111,7 @@ class _NomicBert(nn.Module):
         self.emb_ln = LayerNorm(facts.hidden_size, facts.norm_eps)
         self.encoder = _Layers(facts, spec)
 
-    def forward(self, tokens: Tensor, types: Tensor, kv: PagedAttention) -> Tensor:
+    def forward(self, tokens: Tensor, types: Tensor, kv: StepStates) -> Tensor:
         """tokens and types i32[n] -> [n, hidden]."""
         x = self.emb_ln(self.embeddings(tokens, types))
         rotation = cos_sin(self.rope, kv.positions(tokens.shape[0]), None)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -33,15 +33,15 @@ def build(config: Mapping[str, Any]) -> CausalLM:
     """The module for a Gemma 2 config.json. Raises ConfigError for unsupported fields."""
     base = read_base(config, DEFAULTS, mlp_bias=[None, False])
     window = base.fields.optional_integer("sliding_window", DEFAULT_WINDOW)
+    windows = layer_windows(base.fields, window, [i % 2 == 0 for i in range(base.num_layers)])
+    softcap = base.fields.optional_number("attn_logit_softcapping", DEFAULT_SOFTCAP, low=1e-6) or 0.0
     facts = base.facts(
-        layer_windows(base.fields, window, [i % 2 == 0 for i in range(base.num_layers)]),
         [base.rope()],
-        softcap=base.fields.optional_number("attn_logit_softcapping", DEFAULT_SOFTCAP, low=1e-6) or 0.0,
         logit_softcap=base.fields.optional_number("final_logit_softcapping", DEFAULT_LOGIT_SOFTCAP, low=1e-6) or 0.0,
         norm_offset=NORM_OFFSET,
         embedding_scale=embedding_scale(base),
     )
-    return CausalLM(facts, sandwich_layers(base))
+    return CausalLM(facts, sandwich_layers(base, windows, softcap=softcap))
 
 
 def embedding_scale(base: BaseConfig) -> float:
@@ -49,14 +49,18 @@ def embedding_scale(base: BaseConfig) -> float:
     return float(np.sqrt(np.float32(base.hidden_size)))
 
 
-def sandwich_layers(base: BaseConfig, norm: str = "") -> list[SandwichNormLayer]:
-    """The decoder layers of Gemma 2 and 3; `norm` is AttentionSpec's."""
+def sandwich_layers(
+    base: BaseConfig, windows: Sequence[int | None], *, norm: str = "", softcap: float = 0.0
+) -> list[SandwichNormLayer]:
+    """The decoder layers of Gemma 2 and 3; `norm` and `softcap` are AttentionSpec's."""
     bias = base.fields.flag("attention_bias", False)
     scale = base.fields.number("query_pre_attn_scalar", 256.0, low=1e-6) ** -0.5
-    spec = base.attention(qkv_bias=bias, o_bias=bias, norm=norm, norm_offset=NORM_OFFSET, scale=scale)
+    specs = base.attentions(
+        windows, qkv_bias=bias, o_bias=bias, norm=norm, norm_offset=NORM_OFFSET, scale=scale, softcap=softcap
+    )
     return [
         SandwichNormLayer(Attention(spec, i), base.mlp(), base.hidden_size, base.eps, NORM_OFFSET)
-        for i in range(base.num_layers)
+        for i, spec in enumerate(specs)
     ]
 
 

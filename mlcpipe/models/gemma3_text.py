@@ -35,14 +35,13 @@ def build(config: Mapping[str, Any]) -> CausalLM:
     pattern = base.fields.integer("sliding_window_pattern", DEFAULT_PATTERN)
     windows = layer_windows(base.fields, window, [(i + 1) % pattern != 0 for i in range(base.num_layers)])
     facts = base.facts(
-        windows,
         _ropes(base),
         [0 if w is None else 1 for w in windows],
         logit_softcap=base.fields.optional_number("final_logit_softcapping", None, low=1e-6) or 0.0,
         norm_offset=NORM_OFFSET,
         embedding_scale=embedding_scale(base),
     )
-    return CausalLM(facts, sandwich_layers(base, norm="head"))
+    return CausalLM(facts, sandwich_layers(base, windows, norm="head"))
 
 
 def _ropes(base: BaseConfig) -> tuple[Rope, Rope]:

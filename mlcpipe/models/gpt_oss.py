@@ -10,7 +10,7 @@ from tvm import te, tirx
 from tvm.relax.frontend import nn
 from tvm.relax.frontend.nn import Tensor, op
 
-from mlcpipe.nn.attention import Attention
+from mlcpipe.nn.attention import Attention, AttentionSpec
 from mlcpipe.nn.base_config import Defaults, read_base
 from mlcpipe.nn.causal_lm import CausalLM
 from mlcpipe.nn.config import layer_windows, rope_table
@@ -43,13 +43,13 @@ def build(config: Mapping[str, Any]) -> CausalLM:
     alpha = fields.number("swiglu_alpha", 1.702)
     limit = fields.number("swiglu_limit", 7.0, low=1e-6)
     bias = fields.flag("attention_bias", True)
-    spec = base.attention(qkv_bias=bias, o_bias=bias, sinks=True)
+    specs = base.attentions(windows, qkv_bias=bias, o_bias=bias, sinks=True)
 
-    def layer(i: int) -> PreNormLayer:
+    def layer(i: int, spec: AttentionSpec) -> PreNormLayer:
         moe = ClampedMoE(base.hidden_size, base.intermediate_size, experts, chosen, alpha=alpha, limit=limit)
         return PreNormLayer(Attention(spec, i), moe, base.hidden_size, base.eps)
 
-    return CausalLM(base.facts(windows, [rope], sinks=True), [layer(i) for i in range(layers)])
+    return CausalLM(base.facts([rope]), [layer(i, spec) for i, spec in enumerate(specs)])
 
 
 class ClampedMoE(nn.Module):

@@ -22,16 +22,17 @@ def build(config: Mapping[str, Any]) -> CausalLM:
     fields = base.fields
     bias, mlp_bias = fields.flag("attention_bias", False), fields.flag("mlp_bias", False)
     scale = fields.number("residual_multiplier", 1.0)
-    spec = base.attention(qkv_bias=bias, o_bias=bias, scale=fields.number("attention_multiplier", 1.0, low=1e-6))
+    attention_scale = fields.number("attention_multiplier", 1.0, low=1e-6)
+    windows = layer_windows(fields, None, [False] * base.num_layers, fixed=True)
+    specs = base.attentions(windows, qkv_bias=bias, o_bias=bias, scale=attention_scale)
     facts = base.facts(
-        layer_windows(fields, None, [False] * base.num_layers, fixed=True),
         [base.rope()],
         embedding_scale=fields.number("embedding_multiplier", 1.0),
         logit_scale=1.0 / fields.number("logits_scaling", 1.0, low=1e-6),
     )
     layers = [
         PreNormLayer(Attention(spec, i), base.mlp(bias=mlp_bias), base.hidden_size, base.eps, scale=scale)
-        for i in range(base.num_layers)
+        for i, spec in enumerate(specs)
     ]
     return CausalLM(facts, layers)
 

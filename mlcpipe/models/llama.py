@@ -19,13 +19,13 @@ def build(config: Mapping[str, Any]) -> CausalLM:
     """The module for a Llama config.json. Raises ConfigError for unsupported fields."""
     base = read_base(config, DEFAULTS, sliding_window=[None])
     bias, mlp_bias = base.fields.flag("attention_bias", False), base.fields.flag("mlp_bias", False)
-    spec = base.attention(qkv_bias=bias, o_bias=bias)
     windows = layer_windows(base.fields, None, [False] * base.num_layers, fixed=True)
+    specs = base.attentions(windows, qkv_bias=bias, o_bias=bias)
     layers = [
         PreNormLayer(Attention(spec, i), base.mlp(bias=mlp_bias), base.hidden_size, base.eps)
-        for i in range(base.num_layers)
+        for i, spec in enumerate(specs)
     ]
-    return CausalLM(base.facts(windows, [base.rope()]), layers)
+    return CausalLM(base.facts([base.rope()]), layers)
 
 
 def complete_gguf(file: GgufFile, config: dict[str, Any]) -> None:

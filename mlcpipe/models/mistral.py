@@ -22,9 +22,9 @@ def build(config: Mapping[str, Any]) -> CausalLM:
     base = read_base(config, DEFAULTS, attention_bias=[None, False], mlp_bias=[None, False])
     window = base.fields.optional_integer("sliding_window", DEFAULT_WINDOW)
     windows = layer_windows(base.fields, window, [window is not None] * base.num_layers, fixed=True)
-    spec = base.attention()
-    layers = [PreNormLayer(Attention(spec, i), base.mlp(), base.hidden_size, base.eps) for i in range(base.num_layers)]
-    return CausalLM(base.facts(windows, [base.rope()]), layers)
+    specs = base.attentions(windows)
+    layers = [PreNormLayer(Attention(spec, i), base.mlp(), base.hidden_size, base.eps) for i, spec in enumerate(specs)]
+    return CausalLM(base.facts([base.rope()]), layers)
 
 
 GGUF = GgufFamily(

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from mlcpipe.models.llama import complete_gguf
-from mlcpipe.nn.attention import Attention
+from mlcpipe.nn.attention import Attention, AttentionSpec
 from mlcpipe.nn.base_config import Defaults, read_base
 from mlcpipe.nn.causal_lm import CausalLM
 from mlcpipe.nn.config import layer_windows
@@ -24,9 +24,9 @@ def build(config: Mapping[str, Any]) -> CausalLM:
     window = base.fields.optional_integer("sliding_window", None)
     windows = layer_windows(base.fields, window, [window is not None] * base.num_layers, fixed=True)
     experts, chosen = expert_counts(base.fields, experts=8, chosen=2)
-    spec = base.attention()
+    specs = base.attentions(windows)
 
-    def layer(i: int) -> PreNormLayer:
+    def layer(i: int, spec: AttentionSpec) -> PreNormLayer:
         moe = SparseMoE(
             base.hidden_size,
             base.intermediate_size,
@@ -38,7 +38,7 @@ def build(config: Mapping[str, Any]) -> CausalLM:
         )
         return PreNormLayer(Attention(spec, i), moe, base.hidden_size, base.eps, mlp_name="block_sparse_moe")
 
-    return CausalLM(base.facts(windows, [base.rope()]), [layer(i) for i in range(base.num_layers)])
+    return CausalLM(base.facts([base.rope()]), [layer(i, spec) for i, spec in enumerate(specs)])
 
 
 def _complete_gguf(file: GgufFile, config: dict[str, Any]) -> None:

@@ -20,10 +20,10 @@ def build(config: Mapping[str, Any]) -> CausalLM:
     """The module for an OLMo 2 config.json. Raises ConfigError for unsupported fields."""
     base = read_base(config, DEFAULTS, sliding_window=[None], mlp_bias=[None, False])
     bias = base.fields.flag("attention_bias", False)
-    spec = base.attention(qkv_bias=bias, o_bias=bias, norm="all")
     windows = layer_windows(base.fields, None, [False] * base.num_layers, fixed=True)
-    layers = [PostNormLayer(Attention(spec, i), base.mlp(), base.hidden_size, base.eps) for i in range(base.num_layers)]
-    return CausalLM(base.facts(windows, [base.rope()]), layers)
+    specs = base.attentions(windows, qkv_bias=bias, o_bias=bias, norm="all")
+    layers = [PostNormLayer(Attention(spec, i), base.mlp(), base.hidden_size, base.eps) for i, spec in enumerate(specs)]
+    return CausalLM(base.facts([base.rope()]), layers)
 
 
 GGUF = GgufFamily("olmo2", complete_gguf, {**ATTENTION, **MLP, **POST_NORMS})

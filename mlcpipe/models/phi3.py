@@ -25,7 +25,7 @@ def build(config: Mapping[str, Any]) -> CausalLM:
     base = read_base(config, DEFAULTS, attention_bias=[None, False], mlp_bias=[None, False])
     window = base.fields.optional_integer("sliding_window", None)
     windows = layer_windows(base.fields, window, [window is not None] * base.num_layers, fixed=True)
-    spec = base.attention()
+    specs = base.attentions(windows)
     layers = [
         PreNormLayer(
             FusedAttention(spec, i),
@@ -33,9 +33,9 @@ def build(config: Mapping[str, Any]) -> CausalLM:
             base.hidden_size,
             base.eps,
         )
-        for i in range(base.num_layers)
+        for i, spec in enumerate(specs)
     ]
-    return CausalLM(base.facts(windows, [_rope(base)]), layers)
+    return CausalLM(base.facts([_rope(base)]), layers)
 
 
 def _rope(base: BaseConfig) -> Rope:

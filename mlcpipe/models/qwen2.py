@@ -20,9 +20,9 @@ DEFAULT_FULL_LAYERS = 28
 def build(config: Mapping[str, Any]) -> CausalLM:
     """The module for a Qwen 2 config.json. Raises ConfigError for unsupported fields."""
     base = read_base(config, DEFAULTS, attention_bias=[None], mlp_bias=[None, False])
-    spec = base.attention(qkv_bias=True)
-    layers = [PreNormLayer(Attention(spec, i), base.mlp(), base.hidden_size, base.eps) for i in range(base.num_layers)]
-    return CausalLM(base.facts(upper_windows(base), [base.rope()]), layers)
+    specs = base.attentions(upper_windows(base), qkv_bias=True)
+    layers = [PreNormLayer(Attention(spec, i), base.mlp(), base.hidden_size, base.eps) for i, spec in enumerate(specs)]
+    return CausalLM(base.facts([base.rope()]), layers)
 
 
 def upper_windows(base: BaseConfig) -> tuple[int | None, ...]:

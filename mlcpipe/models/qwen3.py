@@ -19,9 +19,9 @@ def build(config: Mapping[str, Any]) -> CausalLM:
     """The module for a Qwen 3 config.json. Raises ConfigError for unsupported fields."""
     base = read_base(config, DEFAULTS, mlp_bias=[None, False])
     bias = base.fields.flag("attention_bias", False)
-    spec = base.attention(qkv_bias=bias, o_bias=bias, norm="head")
-    layers = [PreNormLayer(Attention(spec, i), base.mlp(), base.hidden_size, base.eps) for i in range(base.num_layers)]
-    return CausalLM(base.facts(upper_windows(base), [base.rope()]), layers)
+    specs = base.attentions(upper_windows(base), qkv_bias=bias, o_bias=bias, norm="head")
+    layers = [PreNormLayer(Attention(spec, i), base.mlp(), base.hidden_size, base.eps) for i, spec in enumerate(specs)]
+    return CausalLM(base.facts([base.rope()]), layers)
 
 
 GGUF = GgufFamily("qwen3", complete_gguf)

@@ -7,7 +7,7 @@ from typing import Any
 
 from mlcpipe.errors import ConfigError
 from mlcpipe.models.qwen2 import complete_gguf, window_in_use
-from mlcpipe.nn.attention import Attention
+from mlcpipe.nn.attention import Attention, AttentionSpec
 from mlcpipe.nn.base_config import BaseConfig, Defaults, read_base
 from mlcpipe.nn.causal_lm import CausalLM
 from mlcpipe.nn.config import layer_windows
@@ -23,15 +23,15 @@ def build(config: Mapping[str, Any]) -> CausalLM:
     """The module for a Qwen 3 MoE config.json. Raises ConfigError for unsupported fields."""
     base = read_base(config, DEFAULTS, mlp_bias=[None, False])
     bias = base.fields.flag("attention_bias", False)
-    spec = base.attention(qkv_bias=bias, o_bias=bias, norm="head")
     window = window_in_use(base)
     windows = layer_windows(base.fields, window, [window is not None] * base.num_layers, fixed=True)
+    specs = base.attentions(windows, qkv_bias=bias, o_bias=bias, norm="head")
     experts, chosen = expert_counts(base.fields, experts=128, chosen=8, low=0)
     width = base.fields.integer("moe_intermediate_size", 768)
     normalize = base.fields.flag("norm_topk_prob", False)
     dense = _dense_layers(base, experts)
 
-    def layer(i: int) -> PreNormLayer:
+    def layer(i: int, spec: AttentionSpec) -> PreNormLayer:
         mlp = (
             base.mlp()
             if i in dense
@@ -39,7 +39,7 @@ def build(config: Mapping[str, Any]) -> CausalLM:
         )
         return PreNormLayer(Attention(spec, i), mlp, base.hidden_size, base.eps)
 
-    return CausalLM(base.facts(windows, [base.rope()]), [layer(i) for i in range(base.num_layers)])
+    return CausalLM(base.facts([base.rope()]), [layer(i, spec) for i, spec in enumerate(specs)])
 
 
 def _dense_layers(base: BaseConfig, experts: int) -> set[int]:

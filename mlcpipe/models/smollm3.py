@@ -26,15 +26,15 @@ def build(config: Mapping[str, Any]) -> CausalLM:
     fields = base.fields
     bias, mlp_bias = fields.flag("attention_bias", False), fields.flag("mlp_bias", False)
     rotated, window = _rotated(base), window_in_use(base, default=None)
+    windows = layer_windows(fields, window, [window is not None and not one for one in rotated])
     facts = base.facts(
-        layer_windows(fields, window, [window is not None and not one for one in rotated]),
         [base.rope(), no_rope(base.head_dim)],
         [0 if one else 1 for one in rotated],
     )
-    spec = base.attention(qkv_bias=bias, o_bias=bias)
+    specs = base.attentions(windows, qkv_bias=bias, o_bias=bias)
     layers = [
         PreNormLayer(Attention(spec, i), base.mlp(bias=mlp_bias), base.hidden_size, base.eps)
-        for i in range(base.num_layers)
+        for i, spec in enumerate(specs)
     ]
     return CausalLM(facts, layers)
 

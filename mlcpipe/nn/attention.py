@@ -1,25 +1,31 @@
-"""Multi-head attention with grouped KV heads over a paged KV cache."""
+"""Multi-head attention with grouped KV heads, whose keys and values are kept in pages."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from tvm.relax.frontend import nn
 from tvm.relax.frontend.nn import Tensor, op
 
+from mlcpipe.bundle.states import State
 from mlcpipe.nn import definitions
 from mlcpipe.nn.kv_cache import PagedKVCache
 from mlcpipe.nn.linear import Linear
 from mlcpipe.nn.norm import RMSNorm
-from mlcpipe.nn.paged_attention import PagedAttention
+from mlcpipe.nn.step_states import StepStates
+
+if TYPE_CHECKING:
+    from mlcpipe.nn.causal_lm import LanguageModel
 
 
 @dataclass(frozen=True)
 class AttentionSpec:
-    """Static facts of an attention block. `scale` multiplies scores; None is head_dim ** -0.5.
+    """Static facts of an attention block. `scale` multiplies scores, None is head_dim ** -0.5; `softcap` bounds them.
 
-    `input_size` is the width of what q, k and v are projected from; None is hidden_size. `sinks`: each query head has a
-    learned logit that its softmax counts and that has no value.
+    `window`: tokens that a query sees, itself included; None is all. `input_size` is the width of what q, k and v are
+    projected from; None is hidden_size. `sinks`: each query head has a learned logit that its softmax counts and that
+    has no value.
     """
 
     hidden_size: int
@@ -32,6 +38,8 @@ class AttentionSpec:
     norm_eps: float = 1e-6
     norm_offset: float = 0.0
     scale: float | None = None
+    softcap: float = 0.0
+    window: int | None = None
     sinks: bool = False
     input_size: int | None = None
 
@@ -42,6 +50,21 @@ class AttentionSpec:
     @property
     def kv_size(self) -> int:
         return self.num_kv_heads * self.head_dim
+
+    @property
+    def score_scale(self) -> float:
+        return self.head_dim**-0.5 if self.scale is None else self.scale
+
+    def state(self, name: str, model: LanguageModel, *layers: int) -> State:
+        """The keys and values of layers with such attention, as the kernels of the model's target keep them."""
+        parts = [
+            {"name": part, "dtype": dtype, "shape": shape, "token_axis": axis}
+            for part, dtype, shape, axis in model.attention_shape(self).parts
+        ]
+        return State.model_validate(
+            {"name": name, "kind": "pages", "parts": tuple(parts), "copies": self.num_kv_heads,
+             "window": self.window or 0, "layers": layers}
+        )  # fmt: skip
 
 
 class Sinks(nn.Parameter):
@@ -73,6 +96,10 @@ class Attention(nn.Module):
             self.q_norm = RMSNorm(sizes[0], spec.norm_eps, spec.norm_offset)
             self.k_norm = RMSNorm(sizes[1], spec.norm_eps, spec.norm_offset)
 
+    def states(self, model: LanguageModel) -> list[State]:
+        """What the layer keeps."""
+        return [self.spec.state(f"layers.{self.layer}.attention", model, self.layer)]
+
     def add_projections(self, spec: AttentionSpec) -> None:
         """Declare the parameters of q, k and v, named as in the checkpoint."""
         k = spec.input_size or spec.hidden_size
@@ -84,7 +111,7 @@ class Attention(nn.Module):
         """x [m, hidden] -> q [m, q_size], k and v [m, kv_size]."""
         return self.q_proj(x), self.k_proj(x), self.v_proj(x)
 
-    def forward(self, x: Tensor, kv: PagedKVCache | PagedAttention, cos: Tensor, sin: Tensor) -> Tensor:
+    def forward(self, x: Tensor, kv: PagedKVCache | StepStates, cos: Tensor, sin: Tensor) -> Tensor:
         """x [m, input], cos and sin f32[m, rotary_dim / 2] -> [m, hidden]."""
         spec, m = self.spec, x.shape[0]
         q, k, v = self.project(x)
@@ -100,8 +127,7 @@ class Attention(nn.Module):
         )
         out = Tensor.placeholder((m, spec.num_heads + 2 * spec.num_kv_heads, spec.head_dim), x.dtype)
         qkv = op.tensor_ir_op(func, "rope", [q, k, v, cos, sin], out)
-        scale = spec.head_dim**-0.5 if spec.scale is None else spec.scale
-        return self.o_proj(kv.attend(self.layer, qkv, scale, self.sinks if spec.sinks else None))
+        return self.o_proj(kv.attend(self.layer, spec, qkv, self.sinks if spec.sinks else None))
 
     def _norm_heads(self, norm: RMSNorm, x: Tensor) -> Tensor:
         """x [m, heads, D] -> normalized over D, through the 2-D kernel."""

@@ -79,27 +79,22 @@ class BaseConfig:
             **options,
         )
 
+    def attentions(self, windows: Sequence[int | None], **options: Any) -> list[AttentionSpec]:
+        """The attention spec of each layer, by its window."""
+        return [self.attention(window=window, **options) for window in windows]
+
     def mlp(self, *, bias: bool = False) -> GatedMLP:
         """A dense MLP."""
         return GatedMLP(self.hidden_size, self.intermediate_size, self.act, bias)
 
-    def facts(
-        self,
-        windows: Sequence[int | None],
-        ropes: Sequence[Rope],
-        rope_of: Sequence[int] | None = None,
-        **options: Any,
-    ) -> ModelFacts:
+    def facts(self, ropes: Sequence[Rope], rope_of: Sequence[int] | None = None, **options: Any) -> ModelFacts:
         """The model's facts; `options` are passed to ModelFacts. Without `rope_of` all layers use ropes[0]."""
         return ModelFacts(
             model_type=self.model_type,
             vocab_size=self.vocab_size,
             hidden_size=self.hidden_size,
-            num_heads=self.num_heads,
-            num_kv_heads=self.num_kv_heads,
-            head_dim=self.head_dim,
+            num_layers=self.num_layers,
             context_length=max(self.positions, *(rope.reach for rope in ropes)),
-            windows=tuple(windows),
             ropes=tuple(ropes),
             rope_of=(0,) * self.num_layers if rope_of is None else tuple(rope_of),
             norm_eps=self.eps,

@@ -8,8 +8,8 @@ from tvm.relax.frontend.nn import Tensor, op
 from mlcpipe.nn.attention import Attention
 from mlcpipe.nn.kv_cache import PagedKVCache
 from mlcpipe.nn.norm import RMSNorm
-from mlcpipe.nn.paged_attention import PagedAttention
 from mlcpipe.nn.rows import scaled
+from mlcpipe.nn.step_states import StepStates
 
 
 class PreNormLayer(nn.Module):
@@ -31,7 +31,7 @@ class PreNormLayer(nn.Module):
         self.mlp_name = mlp_name
         setattr(self, mlp_name, mlp)
 
-    def forward(self, x: Tensor, kv: PagedKVCache | PagedAttention, cos: Tensor, sin: Tensor) -> Tensor:
+    def forward(self, x: Tensor, kv: PagedKVCache | StepStates, cos: Tensor, sin: Tensor) -> Tensor:
         """x [m, hidden] -> [m, hidden]."""
         x = op.add(x, scaled(self.self_attn(self.input_layernorm(x), kv, cos, sin), self.scale))
         return op.add(x, scaled(getattr(self, self.mlp_name)(self.post_attention_layernorm(x)), self.scale))
@@ -46,7 +46,7 @@ class PostNormLayer(nn.Module):
         self.mlp = mlp
         self.post_feedforward_layernorm = RMSNorm(hidden_size, eps)
 
-    def forward(self, x: Tensor, kv: PagedKVCache | PagedAttention, cos: Tensor, sin: Tensor) -> Tensor:
+    def forward(self, x: Tensor, kv: PagedKVCache | StepStates, cos: Tensor, sin: Tensor) -> Tensor:
         """x [m, hidden] -> [m, hidden]."""
         x = op.add(x, self.post_attention_layernorm(self.self_attn(x, kv, cos, sin)))
         return op.add(x, self.post_feedforward_layernorm(self.mlp(x)))
@@ -64,7 +64,7 @@ class SandwichNormLayer(nn.Module):
         self.mlp = mlp
         self.post_feedforward_layernorm = RMSNorm(hidden_size, eps, offset)
 
-    def forward(self, x: Tensor, kv: PagedKVCache | PagedAttention, cos: Tensor, sin: Tensor) -> Tensor:
+    def forward(self, x: Tensor, kv: PagedKVCache | StepStates, cos: Tensor, sin: Tensor) -> Tensor:
         """x [m, hidden] -> [m, hidden]."""
         attended = self.self_attn(self.input_layernorm(x), kv, cos, sin)
         x = op.add(x, self.post_attention_layernorm(attended))

@@ -20,15 +20,16 @@ from tvm import te, tirx
 from tvm.relax.frontend import nn
 from tvm.relax.frontend.nn import Tensor, op
 
+from mlcpipe.bundle.states import State
 from mlcpipe.errors import ConfigError
 from mlcpipe.nn.attention import Attention
 from mlcpipe.nn.base_config import BaseConfig
 from mlcpipe.nn.draft_head import DraftHead
 from mlcpipe.nn.linear import Embedding, Linear
 from mlcpipe.nn.norm import RMSNorm
-from mlcpipe.nn.paged_attention import PagedAttention
 from mlcpipe.nn.rope import cos_sin
 from mlcpipe.nn.rows import columns, rows_of, write_rows
+from mlcpipe.nn.step_states import StepStates, argument
 
 _NEVER = -1e30  # the logit of a token that the head does not guess
 
@@ -44,7 +45,7 @@ class EagleLayer(nn.Module):
         self.post_attention_layernorm = RMSNorm(base.hidden_size, base.eps)
         self.mlp = base.mlp()
 
-    def attend(self, embedded: Tensor, x: Tensor, kv: PagedAttention, cos: Tensor, sin: Tensor) -> Tensor:
+    def attend(self, embedded: Tensor, x: Tensor, kv: StepStates, cos: Tensor, sin: Tensor) -> Tensor:
         """embedded and x [m, hidden] -> [m, hidden]; keys and values of the rows are added to the pages."""
         normed = self.hidden_norm(x)
         y = self.self_attn(op.concat([self.input_layernorm(embedded), normed], dim=1), kv, cos, sin)
@@ -89,9 +90,10 @@ class EagleHead(DraftHead):
         for param in self.module.parameters():
             param.attrs["reads"] = Fraction(0)
 
-    def attention_shape(self, model: Any) -> Any:
-        """The AttentionShape of the head's layer."""
-        return model.attention_shape((self.base.num_heads, self.base.num_kv_heads, self.base.head_dim))
+    def states(self, model: Any) -> list[State]:
+        """What the head's layer keeps, in pages of its own."""
+        states: list[State] = self.module.midlayer.self_attn.states(model)
+        return states
 
     def functions(self, model: Any) -> Mapping[str, Callable[..., Tensor]]:
         """As `DraftHead.functions`."""
@@ -105,7 +107,7 @@ class EagleHead(DraftHead):
         """tokens i32[n], features f32[n, kept * hidden] of the rows before them -> the pages with their keys."""
         kv = self._cache(model, step, pages, many=True)
         self._attend(model, kv, tokens, self._features(model, features))
-        return kv.pages[0]
+        return kv.tensors[0]
 
     def _first(
         self, model: Any, tokens: Tensor, features: Tensor, rows: Tensor, hidden: Tensor, step: Tensor,
@@ -127,14 +129,14 @@ class EagleHead(DraftHead):
         x = columns(hidden, 0, self.base.hidden_size, model.dtype)
         return self._guess(self._attend(model, kv, tokens, x), hidden)
 
-    def _cache(self, model: Any, step: Tensor, pages: list[Tensor], many: bool) -> PagedAttention:
-        return PagedAttention(model.kernels, self.attention_shape(model), (None,), step, list(pages), many)
+    def _cache(self, model: Any, step: Tensor, pages: list[Tensor], many: bool) -> StepStates:
+        return StepStates(model, self.states(model), step, list(pages), many)
 
     def _features(self, model: Any, features: Tensor) -> Tensor:
         """fc of the kept rows, without those that the model's logits come from."""
         return self.module.fc(columns(features, 0, 3 * model.facts.hidden_size, model.dtype))
 
-    def _attend(self, model: Any, kv: PagedAttention, tokens: Tensor, x: Tensor) -> Tensor:
+    def _attend(self, model: Any, kv: StepStates, tokens: Tensor, x: Tensor) -> Tensor:
         table = getattr(self.module, "embed_tokens", model.model.embed_tokens)
         cos, sin = cos_sin(self.rope, kv.positions(tokens.shape[0]), None)
         return self.module.midlayer.attend(table(tokens), x, kv, cos, sin)
@@ -154,7 +156,7 @@ class EagleHead(DraftHead):
         kept = self.kept_size(model)
         cache = {
             "step": tensor(["k"], "int32"),
-            "pages": [tensor(["P", self.attention_shape(model).page_bytes], "int8")],
+            "pages": argument(self.states(model)),
             "$": {"param_mode": "plain", "effect_mode": "none"},
         }
 

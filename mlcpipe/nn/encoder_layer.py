@@ -8,10 +8,11 @@ from tvm.relax.frontend import nn
 from tvm.relax.frontend.nn import Tensor, op
 
 from mlcpipe.nn import definitions
+from mlcpipe.nn.attention import AttentionSpec
 from mlcpipe.nn.linear import Linear
 from mlcpipe.nn.mlp import activation, gated
 from mlcpipe.nn.norm import LayerNorm
-from mlcpipe.nn.paged_attention import PagedAttention
+from mlcpipe.nn.step_states import StepStates
 
 Rotation = tuple[Tensor, Tensor]  # cos and sin f32[m, head_dim / 2]
 
@@ -42,8 +43,9 @@ class EncoderSpec:
 class EncoderLayer(nn.Module):
     """x = norm(x + attention(x)); x = norm(x + mlp(x)): norms after, as in BERT (Devlin et al. 2019)."""
 
-    def __init__(self, spec: EncoderSpec, layer: int) -> None:
+    def __init__(self, spec: EncoderSpec, layer: int, window: int | None = None) -> None:
         self.spec, self.layer, hidden = spec, layer, spec.hidden_size
+        self.attention = AttentionSpec(hidden, spec.num_heads, spec.num_heads, hidden // spec.num_heads, window=window)
         self.act = activation(spec.act)
         width = spec.intermediate_size * (2 if spec.gated else 1)
         self.qkv = _named(Linear(hidden, 3 * hidden, spec.attention_bias), *spec.qkv)
@@ -54,12 +56,12 @@ class EncoderLayer(nn.Module):
             _named(LayerNorm(hidden, spec.eps, spec.norm_bias), name) for name in spec.norms
         )
 
-    def forward(self, x: Tensor, kv: PagedAttention, rotation: Rotation | None) -> Tensor:
+    def forward(self, x: Tensor, kv: StepStates, rotation: Rotation | None) -> Tensor:
         """x [m, hidden] -> [m, hidden]."""
         _, x = self.attention_norm.of_sum(x, self.attend(x, kv, rotation))
         return self.mlp_norm.of_sum(x, self.feed(x))[1]
 
-    def attend(self, x: Tensor, kv: PagedAttention, rotation: Rotation | None) -> Tensor:
+    def attend(self, x: Tensor, kv: StepStates, rotation: Rotation | None) -> Tensor:
         """out(attention(rope(q, k), v)), without rope where there is no rotation: [m, hidden] -> [m, hidden]."""
         heads, hidden, m = self.spec.num_heads, self.spec.hidden_size, x.shape[0]
         dim = hidden // heads
@@ -71,7 +73,7 @@ class EncoderLayer(nn.Module):
             func = definitions.apply_rope(heads, heads, dim, dim, x.dtype, x.dtype)
             out = Tensor.placeholder((m, 3 * heads, dim), x.dtype)
             joined = op.tensor_ir_op(func, "rope", [*parts, *rotation], out)
-        return self.out(kv.attend(self.layer, joined, dim**-0.5))
+        return self.out(kv.attend(self.layer, self.attention, joined))
 
     def feed(self, x: Tensor) -> Tensor:
         """[m, hidden] -> [m, hidden]."""
@@ -82,12 +84,12 @@ class EncoderLayer(nn.Module):
 class PreNormEncoderLayer(EncoderLayer):
     """x += attention(norm(x)); x += mlp(norm(x)). The first layer's input is normalized (Warner et al. 2024)."""
 
-    def __init__(self, spec: EncoderSpec, layer: int) -> None:
-        super().__init__(spec, layer)
+    def __init__(self, spec: EncoderSpec, layer: int, window: int | None = None) -> None:
+        super().__init__(spec, layer, window)
         if layer == 0:
             self.attention_norm = None
 
-    def forward(self, x: Tensor, kv: PagedAttention, rotation: Rotation | None) -> Tensor:
+    def forward(self, x: Tensor, kv: StepStates, rotation: Rotation | None) -> Tensor:
         """x [m, hidden] -> [m, hidden]."""
         normed = x if self.attention_norm is None else self.attention_norm(x)
         x, normed = self.mlp_norm.of_sum(x, self.attend(normed, kv, rotation))

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import importlib
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tvm import relax, tirx
 from tvm.ir import StringImm
 from tvm.relax.frontend.nn import Object, Tensor, op
 
 from mlcpipe.nn import definitions
+
+if TYPE_CHECKING:
+    from mlcpipe.nn.attention import AttentionSpec
 
 # Layers with a window keep all pages and mask by position, so TVM's own window must never apply.
 _NEVER_SLIDES = 1 << 30
@@ -22,10 +25,10 @@ class PagedKVCache(Object):  # type: ignore[misc]
 
     spec: Any = None
 
-    def attend(self, layer: int, qkv: Tensor, scale: float, sinks: Tensor | None = None) -> Tensor:
+    def attend(self, layer: int, of: AttentionSpec, qkv: Tensor, sinks: Tensor | None = None) -> Tensor:
         """Append k and v of qkv [m, heads + 2 kv_heads, D] and attend: -> [m, heads * D] in the dtype of qkv.
 
-        `sinks` are f32[heads] where `spec` says that heads have them. TVM's cache has no place for these: they are
+        `sinks` are f32[heads] where `of` says that heads have them. TVM's cache has no place for these: they are
         counted after it, by the sums of weights that our kernels write into further heads.
         """
         m, spec, bb = qkv.shape[0], self.spec, relax.BlockBuilder.current()
@@ -36,7 +39,7 @@ class PagedKVCache(Object):  # type: ignore[misc]
             qkv = op.tensor_ir_op(func, "make_room", [qkv], out)
         call = relax.call_dps_packed(
             "vm.builtin.attention_kv_cache_attention_with_fused_qkv",
-            [self._expr, relax.prim_value(layer), relax.prim_value(scale), qkv._expr],
+            [self._expr, relax.prim_value(layer), relax.prim_value(of.score_scale), qkv._expr],
             out_ty=relax.TensorType((m, heads + room, dim), qkv.dtype),
         )
         attended = Tensor(_expr=bb.emit(call))

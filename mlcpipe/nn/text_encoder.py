@@ -6,15 +6,18 @@ time of a layer, so that all layers share them.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from tvm.relax.frontend import nn
 from tvm.relax.frontend.nn import Tensor, op
 
-from mlcpipe.nn.causal_lm import CausalLM, LanguageModel, ModelFacts
-from mlcpipe.nn.paged_attention import PagedAttention
+from mlcpipe.bundle.states import State
+from mlcpipe.nn.attention import AttentionSpec
+from mlcpipe.nn.causal_lm import CausalLM, LanguageModel, ModelFacts, blocks_of
+from mlcpipe.nn.encoder_layer import EncoderLayer
 from mlcpipe.nn.rows import rows_of, scaled
+from mlcpipe.nn.step_states import StepStates, argument
 
 
 @dataclass(frozen=True)
@@ -38,24 +41,32 @@ class TextEncoder(LanguageModel):
         super().__init__(facts)
         self.model, self.names, self.bidirectional = body, names, bidirectional
 
+    def attentions(self) -> list[AttentionSpec]:
+        """As `LanguageModel.attentions`."""
+        return [layer.attention for layer in blocks_of(self.model, EncoderLayer)] or super().attentions()
+
+    def states(self) -> list[State]:
+        """One, of all layers: what a layer keeps is not needed after it."""
+        first = self.attentions()[0]
+        return [replace(first, window=None).state("attention", self, *range(self.facts.num_layers))]
+
     @property
     def width(self) -> int:
         """Numbers of a row of the result."""
         return self.facts.hidden_size
 
     def embed_texts(
-        self, tokens: Tensor, types: Tensor, rows: Tensor, step: Tensor, embeddings: Tensor, pages: list[Tensor]
+        self, tokens: Tensor, types: Tensor, rows: Tensor, step: Tensor, embeddings: Tensor, states: list[Tensor]
     ) -> Tensor:
         """tokens and their token types i32[n], rows i32[r] -> f32[r, width] of those rows, written to `embeddings`.
 
-        `step` and `pages` are those of `PagedAttention`.
+        `step` and `states` are those of `StepStates`.
         """
-        shape, windows = self.attention_shape(), self.facts.windows
-        kv = PagedAttention(self.kernels, shape, windows, step, pages, True, self.bidirectional)
+        kv = StepStates(self, self.states(), step, states, True, self.bidirectional)
         y = self.head(op.tensor_expr_op(rows_of, "rows", [self.body(tokens, types, kv), rows]))
         return y if y.dtype == "float32" else op.astype(y, "float32")
 
-    def body(self, tokens: Tensor, types: Tensor, kv: PagedAttention) -> Tensor:
+    def body(self, tokens: Tensor, types: Tensor, kv: StepStates) -> Tensor:
         """tokens and types i32[n] -> hidden states [n, hidden]."""
         return self.model(tokens, types, kv)
 
@@ -73,7 +84,7 @@ class TextEncoder(LanguageModel):
                 "rows": tensor(["r"], "int32"),
                 "step": tensor(["k"], "int32"),
                 "embeddings": tensor(["r", self.width], "float32"),
-                "pages": [tensor(["P", self.attention_shape().page_bytes], "int8")],
+                "states": argument(self.states()),
                 "$": {"param_mode": "plain", "effect_mode": "none"},
             }
         }
@@ -85,6 +96,6 @@ class DecoderEncoder(TextEncoder):
     def __init__(self, model: CausalLM) -> None:
         super().__init__(model.facts, model.model, CheckpointNames(unused=("lm_head.",)), bidirectional=False)
 
-    def body(self, tokens: Tensor, types: Tensor, kv: PagedAttention) -> Tensor:
+    def body(self, tokens: Tensor, types: Tensor, kv: StepStates) -> Tensor:
         """tokens i32[n] -> hidden states [n, hidden]."""
         return self.model(scaled(self.model.embed_tokens(tokens), self.facts.embedding_scale), kv)[-1]

@@ -19,7 +19,7 @@ from mlcpipe.weights.table import Weight
 from tir_schedules.adapter_shape import AdapterShape
 
 _LAYER = re.compile(r".*\blayers\.\d+\..*")
-_FORWARDS = ("forward_few", "forward_many")
+_FORWARDS = ("decode", "prefill")
 
 
 def add_adapters(state: Lowering) -> Lowering:

@@ -8,10 +8,7 @@ from mlcpipe.errors import TargetError
 from mlcpipe.passes.lowering import Lowering, storage_bytes
 
 # Functions that hosts call with as many tokens as planned for.
-_STEPS = (
-    *("embed", "prefill", "decode"),
-    *("forward_few", "forward_many", "forward_few_adapted", "forward_many_adapted", "embed_texts"),
-)
+_STEPS = ("embed", "prefill", "decode", "decode_adapted", "prefill_adapted", "embed_texts")
 
 
 def check_bindings(state: Lowering) -> Lowering:

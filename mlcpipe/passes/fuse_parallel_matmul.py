@@ -14,7 +14,7 @@ from mlcpipe.passes.lowering import Lowering, Rebuild, is_op, model_functions, r
 from mlcpipe.quantization.scheme import Scheme
 from mlcpipe.weights.table import Weight, join
 
-_DECODE = ("decode", "forward_few", "embed_texts")  # over TVM's cache, over pages, of an encoder
+_DECODE = ("decode", "embed_texts")
 
 
 @dataclass(frozen=True)

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from mlcpipe.atomic import atomic_directory
+from mlcpipe.bundle.states import kv_bytes_per_token
 from mlcpipe.checkpoint import Checkpoint, open_checkpoint, resolve
 from mlcpipe.checkpoint.checkpoint import CONFIG, EMBEDDING_FILES, SINGLE_FILE
 from mlcpipe.checkpoint.safetensors_writer import SafetensorsWriter, narrowed
@@ -192,5 +193,5 @@ def _cost(job: Job) -> Cost:
         sum(math.prod(tensor.shape) for tensor in job.checkpoint.tensors.values()),
         sum(weight.nbytes for weight in weights),
         sum(weight.decode_nbytes for weight in weights),
-        job.kv_bytes_per_token,
+        kv_bytes_per_token(job.states),
     )

@@ -18,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mlcpipe.bundle import Manifest, read_manifest, write_manifest
+from mlcpipe.bundle.memory import one_sequence, running_bytes
 from mlcpipe.bundle.origin import SIGNATURE, accept, origin_of
 from mlcpipe.bundle.quality import QualityInfo
 from mlcpipe.defaults import QUALITY_DECODE_TOKENS, QUALITY_TOKENS
@@ -207,7 +208,7 @@ def _check_pair(own: Manifest, reference: Manifest, window: int) -> None:
     if own.model.vocab_size != reference.model.vocab_size:
         raise _other_vocabulary(f"{own.model.vocab_size} tokens", f"{reference.model.vocab_size}")
     need = _SCRATCH_BYTES + sum(
-        one.memory_plan.weights_bytes + one.running_bytes + window * one.memory_plan.kv_bytes_per_token
+        one.memory_plan.weights_bytes + running_bytes(one) + one_sequence(one, window).nbytes(one.states)
         for one in (own, reference)
     )
     if need > (free := free_memory()).nbytes:
@@ -267,7 +268,7 @@ def _share(engine: Engine, step_s: float, length: int) -> float | None:
     plan = engine.manifest.memory_plan
     if not engine.on_host or plan.weights_read < last_cache_bytes():
         return None
-    moved = plan.weights_read + length * plan.kv_bytes_per_token
+    moved = plan.weights_read + length * engine.manifest.kv_bytes_per_token
     return moved / step_s / 1e9 / read_bandwidth_gb_s(engine.threads)
 
 

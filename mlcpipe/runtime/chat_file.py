@@ -1,19 +1,19 @@
-"""A conversation in a file: its tokens, their keys and values, and what the caller wants back with them.
+"""A conversation in a file: its tokens, its states after them, and what the caller wants back with them.
 
-    header, 128 bytes | tokens, i32[n] | chat | zeros up to a multiple of 64 | pages | sha256 of all before, 64 digits
+    header, 192 bytes | tokens, i32[n] | chat | zeros up to a multiple of 64 | states | sha256 of all before, 64 digits
 
 The header, little-endian:
 
-    0    magic "mlcchat" and 1      24  u32  bytes of a page of a layer     56  KV dtype, 8 bytes with zeros: q8
-    8    u32  version: 1            28  u32  head_dim                       64  model, 64 hexadecimal digits
-    12   u32  tokens of a page: 16  32  u64  tokens n
-    16   u32  layers                40  u64  tokens of the last prompt
-    20   u32  KV heads              48  u64  bytes of the chat
+    0    magic "mlcchat" and 1      24  u64  tokens of the last prompt      112 states, 64 hexadecimal digits
+    8    u32  version: 2            32  u64  bytes of the chat              176 KV dtype, 8 bytes with zeros: q8
+    12   u32  tokens of a page: 16  40  u64  bytes of the states            184 zeros
+    16   u64  tokens n              48  model, 64 hexadecimal digits
 
 The model is the SHA-256 of "<checkpoint_hash> <quantization>" of the manifest, so another target of the same weights
-may read the file. The chat is a JSON object, or nothing. Pages are int8[layers, ceil(n / 16), bytes], each as
-`tir_schedules/cpu/attention/pages.py` says; in the last one the places of no token are 0. RoPE with a dynamic length
-follows the tokens of the last prompt. `mlcpipe/native/runtime/chat_file.cc` reads and writes the same.
+may read the file; `bundle/states.py` has that of the states. The chat is a JSON object, or nothing. The states are in
+the order of the manifest: of pages those that a later token sees, in the last of which the places of no token are 0;
+of a slot its bytes; nothing where there are no tokens. RoPE with a dynamic length follows the tokens of the last
+prompt. `mlcpipe/native/runtime/chat_file.cc` reads and writes the same.
 """
 
 from __future__ import annotations
@@ -32,15 +32,16 @@ from numpy.typing import NDArray
 
 from mlcpipe.atomic import atomic_file
 from mlcpipe.bundle import Manifest
+from mlcpipe.bundle.states import State, first_page, states_hash
 from mlcpipe.errors import UsageError
 from mlcpipe.files import file_size
 from mlcpipe.json_files import parse_json_object, shown_path
-from tir_schedules.step_layout import ITEM_BITS
+from tir_schedules.step_layout import PAGE
 
 MAGIC = b"mlcchat\x01"
-VERSION = 1
+VERSION = 2
 MAX_CHAT_BYTES = 16 << 20
-_HEADER = struct.Struct("<8s6I3Q8s64s")
+_HEADER = struct.Struct("<8s2I4Q64s64s8s8x")
 _ALIGNMENT, _DIGEST_BYTES = 64, 64
 _WHAT = "saved chat"
 
@@ -49,42 +50,46 @@ class _Header(NamedTuple):
     magic: bytes
     version: int
     page_tokens: int
-    layers: int
-    kv_heads: int
-    page_bytes: int
-    head_dim: int
     tokens: int
     prompt_tokens: int
     chat_bytes: int
-    kv_dtype: bytes
+    state_bytes: int
     model: bytes
+    states: bytes
+    kv_dtype: bytes
 
     @property
-    def pages_begin(self) -> int:
-        """Where the pages begin in the file."""
+    def states_begin(self) -> int:
+        """Where the states begin in the file."""
         end = _HEADER.size + 4 * self.tokens + self.chat_bytes
         return end + -end % _ALIGNMENT
 
     @property
-    def pages_shape(self) -> tuple[int, int, int]:
-        """[layers, pages, bytes] of the pages."""
-        return self.layers, -(-self.tokens // self.page_tokens), self.page_bytes
-
-    @property
     def file_bytes(self) -> int:
         """The length of the file."""
-        layers, pages, nbytes = self.pages_shape
-        return self.pages_begin + layers * pages * nbytes + _DIGEST_BYTES
+        return self.states_begin + self.state_bytes + _DIGEST_BYTES
 
 
 @dataclass(frozen=True)
 class SavedChat:
-    """What a file holds: `pages` are int8[layers, pages, bytes], mapped."""
+    """What a file holds: of each state its units int8[n, unit_bytes], mapped."""
 
     tokens: list[int]
     prompt_tokens: int
     chat: dict[str, Any] | None
-    pages: NDArray[np.int8]
+    states: list[NDArray[np.int8]]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the states."""
+        return sum(units.nbytes for units in self.states)
+
+
+def saved_units(state: State, tokens: int) -> int:
+    """How many units of a state a file of so many tokens has."""
+    if state.kind == "slot":
+        return int(tokens > 0)
+    return -(-tokens // PAGE) - first_page(state.window, tokens) if tokens else 0
 
 
 def is_chat_file(path: Path) -> bool:
@@ -102,11 +107,11 @@ def write_chat(
     manifest: Manifest,
     tokens: Sequence[int],
     prompt_tokens: int,
-    layers: Iterable[NDArray[np.int8]],
+    states: Iterable[NDArray[np.int8]],
     chat: Mapping[str, Any] | None,
     mode: int = 0o666,
 ) -> None:
-    """Write a file as a whole or not at all; `layers` are the pages int8[pages, bytes] of each; `mode` is `open(2)`'s.
+    """Write a file as a whole or not at all; `states` are the units int8[n, unit_bytes] of each; `mode` is `open(2)`'s.
 
     Raises UsageError where `path` has another kind of file or cannot be written, and for a chat that is no JSON;
     ResourceError where the disk has no room.
@@ -114,9 +119,9 @@ def write_chat(
     text = _json(chat)
     if path.exists() and not is_chat_file(path):
         raise UsageError("a chat does not overwrite other files", where=path, next_step="give another name")
-    header = _header_of(manifest)._replace(tokens=len(tokens), prompt_tokens=prompt_tokens, chat_bytes=len(text))
+    header = _header_of(manifest, len(tokens))._replace(prompt_tokens=prompt_tokens, chat_bytes=len(text))
     begin = _HEADER.pack(*header) + np.array(tokens, "<i4").tobytes() + text
-    parts: Iterable[Any] = itertools.chain([begin.ljust(header.pages_begin, b"\0")], layers)
+    parts: Iterable[Any] = itertools.chain([begin.ljust(header.states_begin, b"\0")], states)
     digest = hashlib.sha256()
     try:
         with atomic_file(path, header.file_bytes, mode) as file:
@@ -139,8 +144,8 @@ def read_chat(path: Path, manifest: Manifest, context_length: int) -> SavedChat:
     with path.open("rb") as file:
         header = _Header._make(_HEADER.unpack(file.read(_HEADER.size)))
         _check_header(path, header, size)
-        _check_model(path, header, _header_of(manifest))
         _check_tokens(path, header, context_length)
+        _check_model(path, header, _header_of(manifest, header.tokens))
         data = np.memmap(file, np.int8, mode="c")
     if hashlib.sha256(data[:-_DIGEST_BYTES].data).hexdigest().encode() != data[-_DIGEST_BYTES:].tobytes():
         raise _damaged(path, "the content that was written", "other bytes")
@@ -151,35 +156,37 @@ def read_chat(path: Path, manifest: Manifest, context_length: int) -> SavedChat:
     if not bool(header.tokens) <= header.prompt_tokens <= most:
         raise _damaged(path, f"a prompt of 1 to {most} tokens", header.prompt_tokens)
     text = data[_HEADER.size + 4 * header.tokens :][: header.chat_bytes].tobytes()
-    pages = data[header.pages_begin : -_DIGEST_BYTES].reshape(header.pages_shape)
+    states, at = [], header.states_begin
+    for state in manifest.states:
+        count = saved_units(state, header.tokens)
+        states.append(data[at : at + count * state.unit_bytes].reshape(count, state.unit_bytes))
+        at += count * state.unit_bytes
     chat = (
         parse_json_object(text, where=shown_path(path), error=UsageError, max_values=MAX_CHAT_BYTES) if text else None
     )
-    return SavedChat(ids.tolist(), header.prompt_tokens, chat, pages)
+    return SavedChat(ids.tolist(), header.prompt_tokens, chat, states)
 
 
-def clear_unused(pages: NDArray[np.int8], tokens: int, manifest: Manifest) -> None:
-    """Make the places of no token in the last of the pages int8[P, bytes] of `tokens` tokens 0."""
-    model = manifest.model
-    if not (used := tokens % model.page_size):
+def clear_unused(state: State, units: NDArray[np.int8], tokens: int) -> None:
+    """Make the places of no token in the last of the pages int8[n, unit_bytes] of `tokens` tokens 0."""
+    if state.kind == "slot" or not (used := tokens % PAGE):
         return
-    heads = pages[-1].reshape(model.num_key_value_heads, -1)
-    bits = ITEM_BITS[model.kv_dtype]
-    item, half = max(1, bits // 8), model.head_dim * model.page_size * bits // 8
-    keys, values, scales = heads[:, :half], heads[:, half : 2 * half], heads[:, 2 * half :]
-    keys.reshape(len(heads), -1, model.page_size, item)[:, :, used:] = 0
-    values.reshape(len(heads), model.page_size, -1)[:, used:] = 0
-    if scales.size:
-        scales.reshape(len(heads), -1, model.page_size, 2)[:, :, used:] = 0
+    begin, copies = 0, units[-1].reshape(state.copies, -1)
+    for part in state.parts:
+        assert part.token_axis is not None
+        data = copies[:, begin : begin + part.nbytes].reshape(state.copies, *part.shape, -1)  # last an item's bytes
+        np.moveaxis(data, 1 + part.token_axis, 0)[used:] = 0
+        begin += part.nbytes
 
 
-def _header_of(manifest: Manifest) -> _Header:
-    """The header of an empty file for a bundle."""
-    model = manifest.model
+def _header_of(manifest: Manifest, tokens: int) -> _Header:
+    """The header of a file of a bundle, but for the prompt and the chat."""
+    model, states = manifest.model, manifest.states
     identity = hashlib.sha256(f"{manifest.checkpoint_hash} {manifest.quantization}".encode()).hexdigest()
+    nbytes = sum(saved_units(state, tokens) * state.unit_bytes for state in states)
     return _Header(
-        MAGIC, VERSION, model.page_size, model.num_layers, model.num_key_value_heads, manifest.page_bytes,
-        model.head_dim, 0, 0, 0, model.kv_dtype.encode().ljust(8, b"\0"), identity.encode(),
+        MAGIC, VERSION, PAGE, tokens, 0, 0, nbytes, identity.encode(), states_hash(states).encode(),
+        model.kv_dtype.encode().ljust(8, b"\0"),
     )  # fmt: skip
 
 
@@ -201,7 +208,7 @@ def _check_header(path: Path, header: _Header, size: int) -> None:
         raise UsageError(
             f"a {_WHAT} of another version of mlcpipe", where=path, expected=f"version {VERSION}", found=header.version
         )
-    if not header.page_tokens or header.chat_bytes > MAX_CHAT_BYTES or header.file_bytes != size:
+    if header.page_tokens != PAGE or header.chat_bytes > MAX_CHAT_BYTES or header.file_bytes != size:
         raise _damaged(path, "the length that its header states", f"{size} bytes")
 
 
@@ -217,7 +224,7 @@ def _check_tokens(path: Path, header: _Header, context_length: int) -> None:
 
 
 def _check_model(path: Path, header: _Header, ours: _Header) -> None:
-    """The model, and how its keys and values are kept."""
+    """The model, and what its states are."""
     if header.model != ours.model:
         raise UsageError(
             "the chat was saved with another model",
@@ -225,17 +232,18 @@ def _check_model(path: Path, header: _Header, ours: _Header) -> None:
             expected="the checkpoint and quantization of this one",
             next_step="load it with the model that it was saved with",
         )
-    for field in ("kv_dtype", "page_tokens", "layers", "kv_heads", "page_bytes", "head_dim"):
+    for field, what in (("kv_dtype", "dtype of the KV cache"), ("states", "layout of its states")):
         one, other = getattr(ours, field), getattr(header, field)
         if one != other:
-            names = [_printable(v.rstrip(b"\0")) if isinstance(v, bytes) else v for v in (one, other)]
             raise UsageError(
-                f"the chat was saved with another {field} of the KV cache",
+                f"the chat was saved with another {what}",
                 where=path,
-                expected=names[0],
-                found=names[1],
+                expected=_printable(one.rstrip(b"\0")),
+                found=_printable(other.rstrip(b"\0")),
                 next_step="load it with the bundle that it was saved with",
             )
+    if header.state_bytes != ours.state_bytes:
+        raise _damaged(path, f"{ours.state_bytes} bytes of states", header.state_bytes)
 
 
 def _printable(name: bytes) -> str:

@@ -27,6 +27,7 @@ from mlcpipe.runtime.serving.sequence import Sequence as Tokens
 from mlcpipe.runtime.text.open_tokenizer import open_tokenizer
 from mlcpipe.runtime.text.text_pairs import EncodedText, encode_text, too_long
 from mlcpipe.runtime.text.tokenizer import Tokenizer
+from tir_schedules.step_layout import PAGE
 
 Floats = NDArray[np.float32]
 Text = str | Sequence[int]
@@ -60,12 +61,17 @@ class Embedder:
         if model.embedding is None:
             raise UsageError("the model writes text", where=path, next_step="load it with mlcpipe.Engine")
         self.info: EmbeddingInfo = model.embedding
-        self._pages = -(-model.prefill_chunk // model.page_size) + _SHORT_TEXTS
+        self._pages = -(-model.prefill_chunk // PAGE) + _SHORT_TEXTS
         self._lock = threading.Lock()
         self._step = StepBuffer()
         with self._device.errors():
             handle = self._device.handle
-            self._cache = tvm_ffi.convert([tvm_runtime.empty((self._pages, self.manifest.page_bytes), "int8", handle)])
+            self._cache = tvm_ffi.convert(
+                [
+                    tvm_runtime.empty((self._pages, state.unit_items), state.dtype, handle)
+                    for state in self.manifest.states
+                ]
+            )
             self._out = tvm_runtime.empty((model.prefill_chunk, self.info.dimensions), "float32", handle)
         self.load_s = time.perf_counter() - began
 
@@ -215,7 +221,7 @@ class Embedder:
         batch: list[EncodedText] = []
         rows = pages = 0
         for text in texts:
-            own = len(text.ids), -(-len(text.ids) // model.page_size)
+            own = len(text.ids), -(-len(text.ids) // PAGE)
             if batch and (rows + own[0] > model.prefill_chunk or pages + own[1] > self._pages):
                 yield batch
                 batch, rows, pages = [], 0, 0
@@ -242,7 +248,7 @@ class Embedder:
         device, library = self._device, self._bundle.library
         ids, types = (np.concatenate([np.array(part, np.int32) for part in parts]) for parts in
                       ([text.ids for text in batch], [text.types for text in batch]))  # fmt: skip
-        step = self._step.fill(list(_spans(batch, self.manifest.model.page_size)))
+        step = self._step.fill(list(_spans(batch)))
         with device.errors(), interruptible(library.module, len(ids)):
             out = tvm_runtime.view(self._out, (len(rows), self.info.dimensions))
             integers = [device.tensor(values) for values in (ids, types, rows, step)]
@@ -250,11 +256,11 @@ class Embedder:
             return tvm_runtime.array(device.read(out))
 
 
-def _spans(batch: Sequence[EncodedText], page_size: int) -> Iterator[Span]:
+def _spans(batch: Sequence[EncodedText]) -> Iterator[Span]:
     """Each text as a sequence whose pages follow those of the one before."""
     page = 0
     for i, text in enumerate(batch):
-        count = -(-len(text.ids) // page_size)
+        count = -(-len(text.ids) // PAGE)
         tokens = Tokens(i, Request(tuple(text.ids), 1), [array("i", range(page, page + count))], [0])
         page += count
         yield Span(tokens, 0, len(text.ids))

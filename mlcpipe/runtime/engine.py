@@ -140,14 +140,14 @@ class Engine:
     def save(self, path: str | Path, *, chat: Mapping[str, Any] | None = None) -> None:
         """Save the conversation: its tokens with their keys and values, and `chat`, any JSON object, such as messages.
 
-        A file has `manifest.memory_plan.kv_bytes_per_token` for each token. It is written as a whole or not at all, in
+        A file has about `manifest.kv_bytes_per_token` for each token. It is written as a whole or not at all, in
         the place of a chat that was saved before. `load` continues it without a prefill, also in the native runtime.
         Raises UsageError and ResourceError (disk full).
         """
         model = self._model
         model.check_savable()
         with model.exclusive():
-            write_chat(Path(path), self.manifest, model.tokens, model.prompt_tokens, model.pages(), chat)
+            write_chat(Path(path), self.manifest, model.tokens, model.prompt_tokens, model.saved_states(), chat)
 
     def load(self, path: str | Path) -> dict[str, Any] | None:
         """Continue a saved conversation -> the `chat` that was saved with it.

@@ -94,7 +94,7 @@ class Generation:
             prefill_s=seconds[0],
             decode_s=sum(seconds[1:]),
             load_s=load_s,
-            decode_bytes=steps * plan.weights_read + kv_tokens * plan.kv_bytes_per_token,
+            decode_bytes=steps * plan.weights_read + kv_tokens * self.model.bundle.manifest.kv_bytes_per_token,
         )
 
 

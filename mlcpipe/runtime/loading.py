@@ -15,6 +15,7 @@ import tvm_ffi
 
 from mlcpipe.bundle import MANIFEST, Manifest, open_params, read_manifest, verify
 from mlcpipe.bundle.manifest import VariantInfo
+from mlcpipe.bundle.memory import context_that_fits, one_sequence, running_bytes
 from mlcpipe.bundle.origin import note_foreign, origin_of
 from mlcpipe.bundle.tensor_cache import TENSOR_CACHE
 from mlcpipe.devices import open_device
@@ -36,6 +37,7 @@ _PARSED = (TENSOR_CACHE, "config.json", "generation_config.json", *FILE_NAMES)
 # Share of the free memory that the KV cache may take where the user states no context length.
 _MEMORY_SHARE = 0.5
 _MIN_CONTEXT = 512
+_COMPARED = ("params", "variants", "memory_plan", "states")  # of manifest and library, beside the model
 
 
 @dataclass(frozen=True, eq=False)
@@ -148,7 +150,10 @@ def _load_library(path: Path, manifest: Manifest, variant: str, device: Device) 
         executable = executable_of(module, variant)
         vm = device.virtual_machine(executable)
         stated = json.loads(str(vm["_metadata"]()))
-        compiled = {**stated["model"], **{name: stated.get(name) for name in ("params", "variants", "memory_plan")}}
+        compiled = {
+            **stated["model"],
+            **{name: stated.get(name) for name in _COMPARED},
+        }
     except (RuntimeError, OSError, ValueError, KeyError, AttributeError, TypeError) as error:
         if (ours := no_memory(error)) is not None:
             raise ours from error
@@ -172,6 +177,7 @@ def _check_agrees(path: Path, manifest: Manifest, compiled: dict[str, Any]) -> N
     ]
     stated["variants"] = [{"name": v.name, "features": list(v.features)} for v in manifest.target.variants]
     stated["memory_plan"] = manifest.memory_plan.model_dump(mode="json")
+    stated["states"] = [state.model_dump(mode="json") for state in manifest.states]
     wrong = [name for name, value in stated.items() if compiled.get(name) != value]
     if wrong:
         raise BundleError(f"manifest and library differ in {wrong[0]}", where=path, next_step="compile the model again")
@@ -196,17 +202,16 @@ def _choose_context_length(manifest: Manifest, wanted: int | None, device: Devic
 
     Raises UsageError for more than the bundle was compiled for, ResourceError when it does not fit.
     """
-    plan, limit = manifest.memory_plan, manifest.model.context_length
+    plan, states, limit = manifest.memory_plan, manifest.states, manifest.model.context_length
     if wanted is not None and (not isinstance(wanted, int) or not 1 <= wanted <= limit):
         raise UsageError("context length", expected=f"1 to {limit} tokens, as compiled", found=repr(wanted))
-    workspace = manifest.running_bytes
+    workspace = running_bytes(manifest)
     free = device.free_memory()
-    kv = plan.kv_bytes_per_token
     # Mapped weights are shared with the page cache: they need room, but not twice.
     room = free.nbytes - plan.weights_bytes - workspace
     if wanted is None:
-        wanted = min(limit, max(min(limit, _MIN_CONTEXT), int(room * _MEMORY_SHARE) // max(kv, 1)))
-    need = wanted * kv
+        wanted = min(limit, max(min(limit, _MIN_CONTEXT), context_that_fits(manifest, int(room * _MEMORY_SHARE))))
+    need = one_sequence(manifest, wanted).nbytes(states)
     if need > room:
         total = plan.weights_bytes + workspace + need
         raise ResourceError(

@@ -1,37 +1,41 @@
-"""A loaded bundle with one sequence in its pages: which tokens are computed, and the steps that add to them."""
+"""A loaded bundle with one sequence in its states: which tokens are computed, and the steps that add to them."""
 
 from __future__ import annotations
 
 import threading
 import weakref
 from array import array
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Callable, Iterator
 from collections.abc import Sequence as Many
 from contextlib import contextmanager, nullcontext
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from mlcpipe.bundle.memory import one_sequence
+from mlcpipe.bundle.states import first_page, windows_of
 from mlcpipe.devices.support import tvm_runtime
 from mlcpipe.devices.support.threads import interruptible
 from mlcpipe.errors import UsageError
 from mlcpipe.runtime.chat_file import SavedChat, clear_unused
 from mlcpipe.runtime.loading import LoadedBundle
-from mlcpipe.runtime.not_finite import compute_error, of_pages
+from mlcpipe.runtime.not_finite import compute_error, of_states
 from mlcpipe.runtime.sampler import Row, Sampler
 from mlcpipe.runtime.serving.adapters import read_packed
 from mlcpipe.runtime.serving.executor import Executor, Forward
 from mlcpipe.runtime.serving.sequence import Request, Sequence
 from mlcpipe.runtime.serving.step import FewRows, ManyRows
+from mlcpipe.runtime.slot_history import SlotHistory
 
 # Of the logits that one call gives where all are wanted: 512 rows of a vocabulary of 128256 would be 262 MB.
 _LOGITS_BYTES = 64 << 20
 
 
 class LoadedModel:
-    """A loaded bundle with one sequence in its pages.
+    """A loaded bundle with one sequence in its states.
 
     What the pages hold beyond `length` tokens is never read, so an error or Ctrl-C half way leaves the tokens before.
     Who calls it from several threads enters `exclusive`.
@@ -49,15 +53,17 @@ class LoadedModel:
             raise UsageError(
                 "the model embeds texts and writes none", next_step="use mlcpipe embed or mlcpipe.Embedder"
             )
-        pages = -(-bundle.context_length // self._info.page_size)
+        units = one_sequence(bundle.manifest, bundle.context_length)
         packed = None if adapter is None else read_packed(adapter, adapter.name, self._info)
         blocks = 0 if packed is None else packed.blocks
-        self._executor = Executor(bundle, [pages] * self._info.num_layers, few_rows=1, adapter_blocks=blocks)
+        self._executor = Executor(bundle, units, few_rows=1, adapter_blocks=blocks)
         loaded = None
         if packed is not None and self._executor.adapters is not None:
             with self._device.errors():
                 loaded = self._executor.adapters.load(packed)
-        self._sequence = Sequence(0, Request((0,), 1, adapter=loaded), [array("i", range(pages))], [0])
+        tables = [array("i", range(pages)) for pages in units.pages]
+        self._sequence = Sequence(0, Request((0,), 1, adapter=loaded), tables, [0] * len(tables))
+        self._slots = SlotHistory(units.slots)
         self._sampler, self._recorder = Sampler(bundle), self._device.step_recorder()
         weakref.finalize(self, self._recorder.close)
         self._rope = 0  # what `_rope_of` gave for the prompt in the pages
@@ -105,31 +111,40 @@ class LoadedModel:
         """Forget the tokens from this position on."""
         self.revision += 1
         self._sequence.computed = length
+        self._slots.forget_after(length)
 
     @property
     def prompt_tokens(self) -> int:
         """Length of the prompt that the sequence began with; it may be longer than what is computed."""
         return self._sequence.few_from if self.length else 0
 
-    def pages(self) -> Iterator[NDArray[np.int8]]:
-        """Copies int8[ceil(length / page size), bytes] of the pages of each layer; places of no token are 0."""
-        count = -(-self.length // self._info.page_size)
-        for layer in self._executor.pages if count else ():
-            used = self._read(tvm_runtime.view(layer, (count, layer.shape[1]))).copy()
-            clear_unused(used, self.length, self.bundle.manifest)
+    def saved_states(self) -> Iterator[NDArray[np.int8]]:
+        """Copies int8[n, unit_bytes] of the units of each state that go on from here; places of no token are 0."""
+        self._sequence.slot = self._slots.of(self.length)
+        for index, state in enumerate(self.bundle.manifest.states if self.length else ()):
+            with self._device.errors():
+                used = self._executor.read_units(index, self._executor.ids(index, self._sequence))
+            clear_unused(state, used, self.length)
             yield used
 
     def restore(self, saved: SavedChat) -> None:
         """Make a checked chat the sequence. Where a device fails, the sequence is empty."""
         self.reset()
-        with self._device.errors():
-            for layer, pages in zip(self._executor.pages, saved.pages):
-                if len(pages):
-                    self._device.put(tvm_runtime.view(layer, pages.shape), pages)
         self._begin(saved.tokens)
+        end = len(saved.tokens)
+        self._sequence.computed, (_, self._sequence.slot) = end, self._slots.write(0)
+        try:
+            for index, units in enumerate(saved.states):
+                with self._device.errors():
+                    self._executor.write_units(index, self._executor.ids(index, self._sequence), units)
+        except BaseException:
+            self.reset()
+            raise
+        self._slots.written(end, self._sequence.slot)
+        windows = windows_of(self.bundle.manifest.states)
+        self._sequence.kept_from = [first_page(window, end) for window in windows]
         self._sequence.few_from = saved.prompt_tokens
         self._rope = self._rope_of(saved.prompt_tokens)
-        self._sequence.computed = len(saved.tokens)
 
     def prefill(self, tokens: Many[int], row: Row | None, dropped: int = 0) -> int:
         """Make `tokens` the sequence, computing only what the cache lacks -> the next token, drawn as `row` says.
@@ -148,14 +163,20 @@ class LoadedModel:
         self._sequence.dropped = dropped
         if shared and len(ids) == 1:
             return self._step(ids[0], row)
-        *chunks, last = _split(ids, self._info.prefill_chunk)
+        cut = self._slots.cut(shared, len(tokens)) - shared
+        *chunks, last = [*_split(ids[:cut], self._info.prefill_chunk), *_split(ids[cut:], self._info.prefill_chunk)]
+        self._slots.keep(shared)
         for chunk in chunks:
-            self._append(len(chunk), self._executor.many([self._next(chunk)]).launch)
-        return self._append_and_sample(len(last), self._executor.many([self._next(last, draws=True)]), row)
+            self._append(len(chunk), partial(self._many, chunk))
+        self._slots.keep(shared + cut)
+        token = self._append_and_sample(len(last), partial(self._many, last, draws=True), row)
+        self._slots.keep(self.length)
+        return token
 
     def step(self, token: int, row: Row | None) -> int:
         """Append one token of the vocabulary -> the next one. Raises what `prefill` raises."""
-        if not self.length or self.length == self._info.recompute_above:
+        length = self.length
+        if not length or length == self._info.recompute_above or self._slots.usable(length) < length:
             return self.prefill([*self.tokens, token], row, self._sequence.dropped)
         self.check_fits(self.length + 1)
         return self._step(token, row)
@@ -189,11 +210,9 @@ class LoadedModel:
         self._begin(ids)
         try:
             for chunk in _split(ids[:begin], self._info.prefill_chunk):
-                self._append(len(chunk), self._executor.many([self._next(chunk)]).launch)
+                self._append(len(chunk), partial(self._many, chunk))
             for chunk in _split(ids[begin:], min(rows or self.max_logit_rows, self.max_logit_rows)):
-                forward = self._executor.many([self._next(chunk)], all_rows=True)
-                yield self._read(self._append(len(chunk), forward.launch))
-                del forward
+                yield self._read(self._append(len(chunk), partial(self._many, chunk, all_rows=True)))
         finally:
             self.reset()
             tvm_runtime.release_pools()  # which would keep logits of every number of tokens
@@ -205,7 +224,10 @@ class LoadedModel:
             return 0  # RoPE's frequencies are others on the other side of the limit
         if self._rope_of(len(tokens)) != self._rope:
             return 0
-        return max(0, min(_common_prefix(self.tokens, list(tokens)), len(tokens) - 1))
+        shared = self._slots.usable(max(0, min(_common_prefix(self.tokens, list(tokens)), len(tokens) - 1)))
+        windows = windows_of(self.bundle.manifest.states)
+        there = all(first_page(each, shared) >= kept for each, kept in zip(windows, self._sequence.kept_from))
+        return shared if there else 0  # a restored chat has no more of a window than what follows it sees
 
     def _rope_of(self, length: int) -> int:
         """The length that dynamic RoPE's frequencies follow in a prompt of so many tokens; 0 where they are fixed."""
@@ -240,45 +262,52 @@ class LoadedModel:
         """Make `tokens` the prompt, of which the first `length` are computed."""
         self._sequence.tokens, self._sequence.few_from = tokens, len(tokens)
 
-    def _next(self, chunk: list[int], *, draws: bool = False) -> ManyRows:
-        """The rows of the next tokens of the prompt."""
-        return ManyRows(self._sequence, self.length, len(chunk), (self._sequence,) * draws)
+    def _many(self, chunk: list[int], *, draws: bool = False, all_rows: bool = False) -> Forward:
+        """The forward of the next tokens of the prompt."""
+        rows = ManyRows(self._sequence, self.length, len(chunk), (self._sequence,) * draws)
+        return self._executor.many([rows], all_rows=all_rows)
 
     def _step(self, token: int, row: Row | None) -> int:
         self._sequence.tokens[self.length :] = [token]
-        return self._append_and_sample(1, self._executor.few([FewRows(self._sequence, [token], 1)]), row)
+        return self._append_and_sample(1, lambda: self._executor.few([FewRows(self._sequence, [token], 1)]), row)
 
-    def _append_and_sample(self, count: int, forward: Forward, row: Row | None) -> int:
+    def _append_and_sample(self, count: int, prepare: Callable[[], Forward], row: Row | None) -> int:
         """Append so many tokens -> the next one, -1 without a row. Raises ComputeError."""
         if row is None:
-            self._logits = self._append(count, forward.launch, forward.key)
+            self._logits = self._append(count, prepare)
             return -1
 
-        def forward_and_sample() -> tuple[Any, Any]:
-            logits = forward.launch()
-            return logits, self._sampler.sample(logits)
+        def and_sample(forward: Forward) -> Forward:
+            def launch() -> tuple[Any, Any]:
+                logits = forward.launch()
+                return logits, self._sampler.sample(logits)
+
+            return Forward(launch, forward.key and (forward.key, key))
 
         key = self._sampler.prepare([row], [self._sequence.dropped + self.length + count])
-        self._logits, sampled = self._append(count, forward_and_sample, forward.key and (forward.key, key))
+        self._logits, sampled = self._append(count, lambda: and_sample(prepare()))
         token = int(self._read(sampled)[0])
         if token < 0:
-            length = self.length
+            states, self._sequence.tokens = self.bundle.manifest.states, self.tokens
             self.reset()  # nothing to build on
-            tables = self._sequence.tables * self._info.num_layers
-            raise compute_error(self.bundle, lambda: of_pages(self.bundle, self._executor.pages, tables, length))
+            raise compute_error(self.bundle, lambda: of_states(states, self._executor, self._sequence))
         row.accept(token)
         return token
 
-    def _append(self, count: int, compute: Callable[[], Any], key: Hashable = None) -> Any:
-        """The result of `compute`, which writes the keys and values of the next `count` tokens to the pages.
+    def _append(self, count: int, prepare: Callable[[], Forward]) -> Any:
+        """The result of a forward, which adds the next `count` tokens to the states.
 
         Without a key, which a decode step has, it may take long: handlers of signals may stop it.
         """
         self.revision += 1
-        watch = interruptible(self.bundle.library.module, count) if key is None else nullcontext()
+        sequence = self._sequence
+        sequence.slot, sequence.next_slot = self._slots.write(self.length)
+        forward = prepare()
+        watch = interruptible(self.bundle.library.module, count) if forward.key is None else nullcontext()
         with self._device.errors(), watch:
-            result = self._recorder.run(compute, key)
-        self._sequence.computed += count
+            result = self._recorder.run(forward.launch, forward.key)
+        sequence.computed += count
+        self._slots.written(sequence.computed, sequence.next_slot)
         return result
 
     def _read(self, tensor: Any) -> NDArray[Any]:

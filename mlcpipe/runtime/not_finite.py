@@ -1,28 +1,34 @@
 """Where a model first computed NaN or infinity, once the compiled sampler has said that its logits have some.
 
-The keys and values in the cache are the record of the run: a layer writes its own before its attention and MLP, and
-what is not finite stays so in all layers above. So the lowest layer with such keys or values is where to look; where
-no layer has any, it came after the last one's.
+The states are the record of the run: a layer writes its keys and values before its attention and MLP, and what is not
+finite stays so in all layers above. So the lowest layer whose state has such numbers is where to look; where no layer's
+has any, it came after the last one's.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from mlcpipe.bundle.states import State, group_of
 from mlcpipe.devices.support import tvm_runtime
 from mlcpipe.errors import ComputeError
 from mlcpipe.runtime.loading import LoadedBundle
-from tir_schedules.step_layout import ITEM_BITS, QUANTIZED
+from tir_schedules.step_layout import PAGE
 
-Layers = Iterator[dict[str, NDArray[Any]]]  # "keys" and "values" of a layer: where they are quantized, their scales
+if TYPE_CHECKING:
+    from mlcpipe.runtime.serving.executor import Executor
+    from mlcpipe.runtime.serving.sequence import Sequence as Tokens
+
+# Of each state, the parts whose numbers may be NaN: keys and values, or their scales where they are quantized.
+Found = Iterator[tuple[State, Iterator[tuple[str, NDArray[Any]]]]]
 
 
-def compute_error(bundle: LoadedBundle, cached: Callable[[], Layers]) -> ComputeError:
-    """The error for a sequence whose logits are not finite and whose keys and values `cached` gives.
+def compute_error(bundle: LoadedBundle, states: Callable[[], Found]) -> ComputeError:
+    """The error for a sequence whose logits are not finite, and which has these states.
 
     Reads all weights and the whole cache: seconds, where there are gigabytes.
     """
@@ -30,7 +36,7 @@ def compute_error(bundle: LoadedBundle, cached: Callable[[], Layers]) -> Compute
     if (name := _damaged_weight(bundle)) is not None:
         found = f"NaN or infinity in the weight {name}"
         return ComputeError(what, found=found, next_step="get the checkpoint again and compile it")
-    first = next(_bad_layers(cached()), None)
+    first = next(_bad(states()), None)
     if first is None:
         where = f"layer {model.num_layers - 1}, the last, after its keys and values, or in the logits"
         return ComputeError(what, where=where, next_step=_advice(bundle, overflowed=False))
@@ -50,35 +56,40 @@ def _advice(bundle: LoadedBundle, *, overflowed: bool) -> str:
     return damaged if bundle.device.on_host else f"compare with --device cpu: if it fails there too, {damaged}"
 
 
-def _bad_layers(layers: Layers) -> Iterator[tuple[int, bool, str]]:
-    """(layer, whether it has NaN but no infinity, "keys" or "values") of each layer that has any, infinity first."""
-    for layer, parts in enumerate(layers):
-        bad = {kind: numbers for kind, numbers in parts.items() if not np.isfinite(numbers).all()}
+def _bad(found: Found) -> Iterator[tuple[int, bool, str]]:
+    """(layer, whether it has NaN but no infinity, "keys" or the like) of each state that has any, infinity first."""
+    for state, parts in found:
+        bad = {name: numbers for name, numbers in parts if not np.isfinite(numbers).all()}
         if bad:
-            yield min((layer, not np.isinf(numbers).any(), kind) for kind, numbers in bad.items())
+            yield min((state.layers[0], not np.isinf(numbers).any(), name) for name, numbers in bad.items())
 
 
-def of_pages(bundle: LoadedBundle, pages: Sequence[Any], tables: Sequence[Sequence[int]], length: int) -> Layers:
-    """What the pages int8[P, page_bytes] of each layer have of the first `length` tokens of a sequence.
-
-    `tables` have for each layer the page of each 16 tokens, or -1. A page holds for each KV head K [head_dim, 16] and
-    V [16, head_dim]; where they are quantized their codes, and the scales [groups, 16] of K and of V.
-    """
-    model = bundle.manifest.model
-    heads, size, dim = model.num_key_value_heads, model.page_size, model.head_dim
-    count = -(-length // size)
-    for layer, table in zip(pages, tables):
-        ids = np.array(table[:count])
-        data = (tvm_runtime.array(bundle.device.read(layer))[ids] * (ids >= 0)[:, None]).reshape(count, heads, -1)
-        if model.kv_dtype in QUANTIZED:
-            scales = data[..., 2 * size * dim * ITEM_BITS[model.kv_dtype] // 8 :].copy().view(np.float16)
-            keys, values = np.split(scales.reshape(count, heads, -1, size), 2, axis=2)
+def of_states(states: Sequence[State], executor: Executor, sequence: Tokens) -> Found:
+    """What the states have of a sequence, with what the step under way has written."""
+    length = len(sequence.tokens)
+    for index, state in enumerate(states):
+        if state.kind == "slot":
+            slot = sequence.slot if sequence.next_slot < 0 else sequence.next_slot
+            first, ids = 0, [slot] if slot >= 0 else []
         else:
-            keys, values = np.split(data.view(model.kv_dtype), 2, axis=-1)
-            keys = keys.reshape(count, heads, -1, size)
-            values = values.reshape(count, heads, size, -1).swapaxes(2, 3)
-        tokens = ((kind, part.transpose(0, 3, 1, 2)) for kind, part in (("keys", keys), ("values", values)))
-        yield {kind: part.reshape(count * size, -1)[:length] for kind, part in tokens}
+            group = group_of(states, state)
+            first = sequence.kept_from[group]
+            ids = list(sequence.tables[group][first : -(-length // PAGE)])
+        yield state, _floats(state, executor.read_units(index, ids), length - first * PAGE)
+
+
+def _floats(state: State, units: NDArray[np.int8], tokens: int) -> Iterator[tuple[str, NDArray[Any]]]:
+    """(part, its numbers) of units int8[n, unit_bytes], those of the first so many tokens of pages."""
+    begin, copies = 0, units.reshape(len(units), state.copies, -1)
+    for part in state.parts:
+        if part.dtype != "int8":
+            data = copies[:, :, begin : begin + part.nbytes].copy().view(part.dtype)
+            numbers = data.reshape(len(units), state.copies, *part.shape)
+            if part.token_axis is not None:
+                by_token = np.moveaxis(numbers, 2 + part.token_axis, 1)
+                numbers = by_token.reshape(len(units) * PAGE, -1)[:tokens]
+            yield part.name, numbers
+        begin += part.nbytes
 
 
 def _damaged_weight(bundle: LoadedBundle) -> str | None:

@@ -34,13 +34,13 @@ class PrefixStore:
         """The files of one key alone, in a folder of their own; "" is what is there for all."""
         return replace(self, folder=self.folder / owner) if owner else self
 
-    def write(self, name: str, tokens: Sequence[int], layers: Sequence[NDArray[np.int8]], salt: str) -> int:
-        """Write the pages of a prompt's tokens -> bytes of the file."""
+    def write(self, name: str, tokens: Sequence[int], states: Sequence[NDArray[np.int8]], salt: str) -> int:
+        """Write the states after a prompt's tokens -> bytes of the file."""
         path = self.path(name)
         private_folder(self.folder)
         if not path.exists() and len(self.names()) >= MOST:
             raise ApiError(400, f"there are {MOST} saved prefixes: delete one", code="too_many_prefixes")
-        write_chat(path, self.manifest, tokens, len(tokens), layers, {"salt": _digest(salt)}, mode=0o600)
+        write_chat(path, self.manifest, tokens, len(tokens), states, {"salt": _digest(salt)}, mode=0o600)
         return path.stat().st_size
 
     def read(self, name: str, salt: str) -> SavedChat:

@@ -54,13 +54,13 @@ async def save(request: Request, body: Annotated[SaveBody, Depends(parsed(SaveBo
     answers = _computed(service, tokens, body.namespace)
     await unless_left(request, answers.whole(), answers.close)
     try:
-        layers = await asyncio.wrap_future(service.engine.copy_prefix(tokens[:count], body.namespace))
+        kept, states = await asyncio.wrap_future(service.engine.copy_prefix(tokens[:count], body.namespace))
     except MlcpipeError as error:
         raise refused(error) from None
-    if len(layers[0]) * PAGE < count:
+    if not kept:
         raise ApiError(503, "the KV cache had no room to keep the prompt", code="out_of_memory", retry_after_s=5.0)
-    nbytes = await service.apart(lambda: store.write(body.name, tokens[:count], layers, salt))
-    return _about(body.name, nbytes) | {"tokens": count, "seconds": time.monotonic() - began}
+    nbytes = await service.apart(lambda: store.write(body.name, tokens[:kept], states, salt))
+    return _about(body.name, nbytes) | {"tokens": kept, "seconds": time.monotonic() - began}
 
 
 def _computed(service: Service, tokens: list[int], namespace: str) -> Answers:
@@ -84,7 +84,7 @@ async def restore(request: Request, body: Annotated[RestoreBody, Depends(parsed(
         await asyncio.wrap_future(service.engine.restore_prefix(saved, body.namespace))
     except MlcpipeError as error:
         raise refused(error) from None
-    return _about(body.name, saved.pages.nbytes) | {"tokens": len(saved.tokens), "seconds": time.monotonic() - began}
+    return _about(body.name, saved.nbytes) | {"tokens": len(saved.tokens), "seconds": time.monotonic() - began}
 
 
 @router.get("/v1/kv")

@@ -154,18 +154,18 @@ def _step(first: int, rows: int, draw: _Draw) -> Array:
     positions, ids = np.arange(first, end), draw.permutation(-(-end // PAGE))
     arrays: Mapping[int, Any] = {
         step.POSITION: positions,
-        step.SLOT: ids[positions // PAGE] * PAGE + positions % PAGE,
+        step.PLACE: ids[positions // PAGE] * PAGE + positions % PAGE,
         step.ROW_BEGIN: [0, rows],
         step.KEYS: [end],
         step.TABLE_BEGIN: [0, len(ids)],
-        step.TABLE: ids,
+        step.TABLES: ids,
         step.ROPE_LENGTH: [end] * rows,
         step.SEQUENCE: [0] * rows,
     }
     header = np.zeros(step.HEADER, np.int32)
     header[[step.SEQUENCES, step.ROWS]] = 1, rows
     header[list(arrays)] = step.HEADER + np.cumsum([0, *map(len, arrays.values())])[:-1]
-    header[step.WINDOW_TABLE] = header[step.TABLE]
+    header[step.TABLES + 1 :] = header[step.TABLES]  # whatever the group of the kernel
     return np.concatenate([header, *arrays.values()]).astype(np.int32)
 
 

@@ -30,7 +30,6 @@ from tir_schedules.op import Op, op_of
 from tir_schedules.paged import ATTENTION
 from tir_schedules.space import Space
 
-_FEW, _MANY = ("decode", "forward_few"), ("prefill", "forward_many")  # over TVM's cache, over pages
 _ROW_KINDS = ("cpu.int8_matmul", "cpu.matmul")
 _ATTEND = "vm.builtin.attention_kv_cache_attention_with_fused_qkv"
 
@@ -115,7 +114,7 @@ def lower(model: Model, target: Target) -> Lowering:
     plan = load_plan(model.quantization)
     module = prepare_model(model.config, target, plan.scheme, model.kv_cache_dtype)
     context = context_length(module, target, model.context)
-    state = export(module, target, plan.scheme, prefill_chunk(module.facts, target, context))
+    state = export(module, target, plan.scheme, prefill_chunk(module, target, context))
     formats = kept_formats(target)
     if model.checkpoint is not None and model.quantization == KEEP:
         weights = keep(state.weights, model.checkpoint, target, formats)
@@ -136,7 +135,7 @@ def tasks_of(state: Lowering, variant: Variant) -> list[Task]:
         if op is None:
             continue
         for space in spaces_of(state.target, report.rule, op, variant.schedule):
-            caller = calls.get(op.kind) or next(calls[n] for n in _callers(report.rule, op, space) if n in calls)
+            caller = calls.get(op.kind) or calls[_caller(report.rule, op, space)]
             uses = caller[_ATTEND if op.kind in ATTENTION else report.name]
             task = Task(kernel_hash(func, op), kernel_name(op), report.rule, func, space, uses)
             known = tasks.get(task.key)
@@ -144,10 +143,10 @@ def tasks_of(state: Lowering, variant: Variant) -> list[Task]:
     return [task for task in tasks.values() if task.uses]
 
 
-def _callers(rule: str, op: Op, space: Space) -> tuple[str, ...]:
-    """The functions that may call a kernel with a range's rows: on CPUs a matmul's few rows are those of decode."""
+def _caller(rule: str, op: Op, space: Space) -> str:
+    """The function that calls a kernel with a range's rows: on CPUs a matmul's few rows are those of decode."""
     few = rule in _ROW_KINDS and not op.many_rows
-    return _FEW if few or space.rows == 1 else _MANY
+    return "decode" if few or space.rows == 1 else "prefill"
 
 
 def _calls(func: relax.Function) -> Counter[str]:

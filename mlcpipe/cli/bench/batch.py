@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from mlcpipe.cli.bench.run import Plan, Result, Speed
 from mlcpipe.progress import Progress
+from tir_schedules.step_layout import PAGE
 
 if TYPE_CHECKING:
     from mlcpipe.runtime.loading import LoadedBundle
@@ -19,15 +20,13 @@ _WARM_UP = 2  # steps
 
 def measure_batches(bundle: LoadedBundle, plan: Plan, tokens: Sequence[int], progress: Progress) -> list[Result]:
     """Tokens a second of all sequences of each batch of `plan.batches`, greedy, after different prompts."""
-    from mlcpipe.runtime.serving.executor import MAX_FEW_ROWS
-
-    results = []
+    results, most = [], bundle.manifest.model.max_batch
     for batch in plan.batches:
         # While the others' prompts are computed, the first sequences go on by some tokens.
         length = PROMPT + batch + _WARM_UP + plan.repeats * plan.decode_tokens + 1
         reason = ""
-        if batch > MAX_FEW_ROWS:
-            reason = f"at most {MAX_FEW_ROWS} sequences are computed together"
+        if batch > most:
+            reason = f"at most {most} sequences are computed together"
         elif length > bundle.context_length:
             reason = f"a sequence ends at {length}, the context has {bundle.context_length} tokens"
         progress.stage(f"decode a batch of {batch}")
@@ -43,7 +42,7 @@ def _measure(bundle: LoadedBundle, plan: Plan, tokens: Sequence[int], batch: int
     from mlcpipe.runtime.serving.limits import Limits
     from mlcpipe.runtime.serving.sequence import Request
 
-    kv_tokens = batch * (length + bundle.manifest.model.page_size)
+    kv_tokens = batch * (length + PAGE)
     limits = Limits(bundle.context_length, sequences=batch, queue=batch, step_s=float("inf"))
     packed = [read_packed(folder, folder.name, bundle.manifest.model) for folder in plan.adapters]
     core = Core(bundle, kv_tokens, limits, CostModel(learn=False), sum(one.blocks for one in packed))

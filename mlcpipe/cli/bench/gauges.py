@@ -55,4 +55,4 @@ class MemoryGauge:
         private = private_memory_bytes()
         if private is not None and private > (self.private or 0):
             self.private = private
-            self.kv = self._deepest * self._engine.manifest.memory_plan.kv_bytes_per_token
+            self.kv = self._deepest * self._engine.manifest.kv_bytes_per_token

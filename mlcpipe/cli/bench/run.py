@@ -170,7 +170,7 @@ def measure(plan: Plan, progress: Progress) -> Report:
         memory=Memory(resident, gauge.private, gauge.kv, base, planned.weights_bytes),
         weights_bytes=planned.weights_bytes,
         read_bytes=planned.weights_read,
-        kv_bytes_per_token=planned.kv_bytes_per_token,
+        kv_bytes_per_token=engine.manifest.kv_bytes_per_token,
         last_cache_bytes=last_cache_bytes(),
         read_gb_s=tuple(probe.readings),
         threads=engine.threads,

@@ -9,12 +9,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
 import tvm
 import tvm_ffi
 from tvm import relax
 from tvm.relax.frontend import nn
 from tvm.relax.frontend.nn import Tensor
 
+from mlcpipe.bundle.memory import Units
+from mlcpipe.bundle.states import State
 from mlcpipe.checkpoint import Checkpoint
 from mlcpipe.compiler.build import build
 from mlcpipe.compiler.export import prepare_model
@@ -22,8 +25,8 @@ from mlcpipe.defaults import LOCAL_TARGET, RTN
 from mlcpipe.devices.support.threads import use_threads
 from mlcpipe.errors import ConfigError
 from mlcpipe.nn.causal_lm import CausalLM, LanguageModel
-from mlcpipe.nn.paged_attention import PagedAttention
 from mlcpipe.nn.rope import cos_sin
+from mlcpipe.nn.step_states import StepStates, argument
 from mlcpipe.nn.text_encoder import CheckpointNames
 from mlcpipe.passes import pipeline
 from mlcpipe.passes.lowering import Lowering, Observed
@@ -31,6 +34,7 @@ from mlcpipe.quantization.layout import load_layout
 from mlcpipe.quantization.scheme import load_scheme
 from mlcpipe.targets import compiled_variants, load_target
 from mlcpipe.weights.table import Tensors, Weight, as_named, load, weight_table
+from tir_schedules.step_layout import PAGE
 
 RUN = "run_layer"
 
@@ -44,16 +48,16 @@ class _OneLayer(LanguageModel):
             model.dtype, model.kv_dtype, model.kernels, model.own_pages,
         )  # fmt: skip
         self.index, self.is_norm = index, index == model.facts.num_layers
-        self.layer: nn.Module = model.model.norm if self.is_norm else model.model.layers[index]
+        self.model: nn.Module = model.model.norm if self.is_norm else model.model.layers[index]
 
-    def run_layer(self, x: Tensor, step: Tensor, pages: list[Tensor]) -> Tensor:
-        """x f32[n, hidden] -> [n, hidden]; `step` and `pages` are those of `PagedAttention`, one tensor of pages."""
+    def run_layer(self, x: Tensor, step: Tensor, states: list[Tensor]) -> Tensor:
+        """x f32[n, hidden] -> [n, hidden]; `step` and `states` are those of `StepStates`."""
         if self.is_norm:
-            return self.layer(x)
-        kv = PagedAttention(self.kernels, self.attention_shape(), self.facts.windows, step, pages, many=True)
+            return self.model(x)
+        kv = StepStates(self, self.states(), step, states, many=True)
         rows, rope = x.shape[0], self.facts.ropes[self.facts.rope_of[self.index]]
         lengths = kv.rope_lengths(rows) if rope.depends_on_length else None
-        return self.layer(x, kv, *cos_sin(rope, kv.positions(rows), lengths))
+        return self.model(x, kv, *cos_sin(rope, kv.positions(rows), lengths))
 
     def spec(self) -> dict[str, Any]:
         """Argument specifications of the entry point."""
@@ -62,7 +66,7 @@ class _OneLayer(LanguageModel):
             RUN: {
                 "x": tensor(["n", self.facts.hidden_size], self.dtype),
                 "step": tensor(["k"], "int32"),
-                "pages": [tensor(["P", self.attention_shape().page_bytes], "int8")],
+                "states": argument(self.states()),
                 "$": {"param_mode": "plain", "effect_mode": "none"},
             }
         }
@@ -70,11 +74,15 @@ class _OneLayer(LanguageModel):
 
 @dataclass(frozen=True, eq=False)
 class LayerFunction:
-    """A compiled layer. `weights` are those of the layer that it is for, `observed` the inputs it returns too."""
+    """A compiled layer. `weights` are those of the layer that it is for, `observed` the inputs it returns too.
+
+    `states` are what it keeps; a text is computed at once, so that what is in them before does not matter.
+    """
 
     function: Any
     weights: tuple[Weight, ...]
     observed: tuple[Observed, ...]
+    states: Any
 
     def params(self, tensors: Tensors) -> Any:
         """Its weights, as the function takes them."""
@@ -105,14 +113,14 @@ def compile_layers(model: CausalLM, checkpoint: Checkpoint, rows: int) -> list[L
         mod, params = _OneLayer(model, index).export_tvm(spec=_OneLayer(model, index).spec())
         made = next((one for other, one in known if tvm_ffi.structural_equal(mod, other, map_free_vars=True)), None)
         if made is None:
-            made = _compiled(mod, weight_table(params), rows)
+            made = _compiled(mod, weight_table(params), rows, _OneLayer(model, index).states())
             known.append((mod, made))
         prefix = "model.norm." if index == model.facts.num_layers else f"model.layers.{index}."
         found.append(replace(made, weights=_named(made.weights, prefix, checkpoint)))
     return found
 
 
-def _compiled(mod: tvm.IRModule, weights: Sequence[Weight], rows: int) -> LayerFunction:
+def _compiled(mod: tvm.IRModule, weights: Sequence[Weight], rows: int, states: Sequence[State]) -> LayerFunction:
     target = load_target(LOCAL_TARGET)
     state = Lowering(
         mod, tuple(weights), target, compiled_variants(target)[0], load_scheme("q0f32"),
@@ -120,14 +128,16 @@ def _compiled(mod: tvm.IRModule, weights: Sequence[Weight], rows: int) -> LayerF
     )  # fmt: skip
     state = pipeline.run(state, pipeline.LAYER, pipeline.OPERATORS, pipeline.MEMORY, pipeline.SCHEDULE)
     machine = relax.VirtualMachine(build(state).jit(), tvm.cpu())
-    return LayerFunction(machine[RUN], state.weights, state.observed)
+    units = Units((-(-rows // PAGE),), 1)
+    made = [np.zeros((units.of(states, one), one.unit_items), one.dtype) for one in states]
+    return LayerFunction(machine[RUN], state.weights, state.observed, tvm_ffi.convert([*map(tvm.runtime.tensor, made)]))
 
 
 def _named(weights: Sequence[Weight], prefix: str, checkpoint: Checkpoint) -> tuple[Weight, ...]:
     """The weights of a layer with the names of the checkpoint."""
 
     def named(source: str) -> str:
-        return prefix + source.removeprefix("layer.")
+        return prefix + source.removeprefix("model.")
 
     renamed = [replace(w, sources=tuple(tuple(map(named, group)) for group in w.sources)) for w in weights]
     return as_named(renamed, checkpoint, CheckpointNames().prefixes, ())[0]

@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 import tvm
-import tvm_ffi
 from numpy.typing import NDArray
 
+from mlcpipe.bundle.states import slot_bytes
 from mlcpipe.checkpoint import Checkpoint
 from mlcpipe.compiler.calibration.layer import LayerFunction, compile_layers
 from mlcpipe.errors import CheckpointError
@@ -55,9 +55,8 @@ class Stream:
         self.hidden = [table[np.array(ids)] * np.float32(model.facts.embedding_scale) for ids in windows]
         pages = -(-rows // PAGE)
         sequence = Tokens(0, Request(tuple(windows[0]), 1), [array("i", range(pages))], [0])
+        sequence.next_slot = 0 if slot_bytes(model.states()) else -1
         self._step = tvm.runtime.tensor(StepBuffer().fill([Span(sequence, 0, rows)]))
-        page_bytes = model.attention_shape().page_bytes
-        self._pages = tvm_ffi.convert([tvm.runtime.tensor(np.zeros((pages, page_bytes), np.int8))])
 
     def run(self, index: int, tensors: Tensors, *, observe: bool = True, advance: bool = True) -> dict[str, Inputs]:
         """Run a layer, or the norm after the last one, with weights from `tensors`.
@@ -69,7 +68,7 @@ class Stream:
         params = layer.params(tensors)
         sums: dict[tuple[str, ...], _Sums] = {}
         for i, hidden in enumerate(self.hidden):
-            result = layer.function(tvm.runtime.tensor(hidden), self._step, self._pages, params)
+            result = layer.function(tvm.runtime.tensor(hidden), self._step, layer.states, params)
             found, *inputs = (np.from_dlpack(one) for one in result)
             if not np.isfinite(found).all():
                 raise CheckpointError(f"layer {index} of the model computes numbers that are not finite")

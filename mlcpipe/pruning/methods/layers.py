@@ -25,7 +25,7 @@ def pruned(work: Work) -> Iterator[Kept]:
     influence = np.array([_influence(work, index) for index in work.layers()])
     kept = np.flatnonzero(~smallest(influence, len(influence) - work.keep)).tolist()
     work.config["num_hidden_layers"] = work.keep
-    windows = work.model.facts.windows
+    windows = [of.window for of in work.model.attentions()]
     if "layer_types" in work.config or len(set(windows)) > 1:
         kinds = ("full_attention", "sliding_attention")
         work.config["layer_types"] = [kinds[windows[index] is not None] for index in kept]

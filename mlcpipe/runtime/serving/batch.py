@@ -16,16 +16,17 @@ from tir_schedules.step_layout import (
     HEADER,
     KEYS,
     PAGE,
+    PLACE,
     POSITION,
     ROPE_LENGTH,
     ROW_BEGIN,
     ROWS,
     SEQUENCE,
     SEQUENCES,
-    SLOT,
-    TABLE,
+    SLOT_READ,
+    SLOT_WRITE,
     TABLE_BEGIN,
-    WINDOW_TABLE,
+    TABLES,
 )
 
 
@@ -47,7 +48,7 @@ def many_spans(rows: Iterable[ManyRows]) -> list[Span]:
     return [Span(sequence, begin, count) for sequence, begin, count, _ in rows]
 
 
-_NONE = (-1, 0, 0, False, False)
+_NONE = (-1, 0, 0, 0, False, False)
 
 
 class StepBuffer:
@@ -61,8 +62,8 @@ class StepBuffer:
     def fill(self, spans: list[Span]) -> NDArray[np.int32]:
         """The step of these rows, valid until the next call; it grows by powers of two, so that few launches differ."""
         rows, entries = sum(span.rows for span in spans), sum(len(span.sequence.tables[0]) for span in spans)
-        windows = bool(spans) and len(spans[0].sequence.tables) == 2
-        shape = len(spans), rows, entries, windows, any(span.sequence.request.adapter for span in spans)
+        groups, slots = len(spans[0].sequence.tables), spans[0].sequence.next_slot >= 0
+        shape = len(spans), rows, entries, groups, slots, any(span.sequence.request.adapter for span in spans)
         if shape != self._shape:
             self._shape = _NONE  # should Ctrl-C leave what follows half done
             self._lay_out(*shape)
@@ -75,18 +76,21 @@ class StepBuffer:
             entry += len(span.sequence.tables[0])
             parts[ROW_BEGIN][i + 1], parts[TABLE_BEGIN][i + 1] = row, entry
             parts[KEYS][i] = span.begin + span.rows
+            if slots:
+                parts[SLOT_READ][i], parts[SLOT_WRITE][i] = span.sequence.slot, span.sequence.next_slot
         return self._data
 
-    def _lay_out(self, count: int, rows: int, entries: int, windows: bool, adapters: bool) -> None:
-        """Write the header of so many sequences, rows and pages, and find the parts.
+    def _lay_out(self, count: int, rows: int, entries: int, groups: int, slots: bool, adapters: bool) -> None:
+        """Write the header of so many sequences, rows and pages of a group, and find the parts.
 
-        Header, then: position[n], slot[n], rope_length[n], sequence[n], row_begin[S + 1], keys[S], table_begin[S + 1],
-        table[t]; where a second group of layers has a window, its window_table[t]. Its keys and values go to the same
-        places of its own pages. Where a row has an adapter: adapter_begin[n], adapter_end[n].
+        Header, then: position[n], place[n], rope_length[n], sequence[n], row_begin[S + 1], keys[S], table_begin[S + 1],
+        and the table[t] of each group. With states in slots: slot_read[S], slot_write[S]. Where a row has an adapter:
+        adapter_begin[n], adapter_end[n].
         """
-        sizes = {POSITION: rows, SLOT: rows, ROPE_LENGTH: rows, SEQUENCE: rows}
-        sizes |= {ROW_BEGIN: count + 1, KEYS: count, TABLE_BEGIN: count + 1, TABLE: entries}
-        sizes |= {WINDOW_TABLE: entries} if windows else {}
+        sizes = {POSITION: rows, PLACE: rows, ROPE_LENGTH: rows, SEQUENCE: rows}
+        sizes |= {ROW_BEGIN: count + 1, KEYS: count, TABLE_BEGIN: count + 1}
+        sizes |= {TABLES + group: entries for group in range(groups)}
+        sizes |= {SLOT_READ: count, SLOT_WRITE: count} if slots else {}
         sizes |= {ADAPTER_BEGIN: rows, ADAPTER_END: rows} if adapters else {}
         if (size := HEADER + sum(sizes.values())) > len(self._data):
             self._data = np.zeros(1 << (size - 1).bit_length(), np.int32)
@@ -97,8 +101,6 @@ class StepBuffer:
         for name, size in sizes.items():
             header[name], self._parts[name] = at, self._data[at : at + size]
             at += size
-        if not windows:
-            header[WINDOW_TABLE] = header[TABLE]
         self._parts[ROW_BEGIN][0] = self._parts[TABLE_BEGIN][0] = 0
 
 
@@ -109,19 +111,19 @@ def _fill_rows(parts: dict[int, NDArray[np.int32]], span: Span, index: int, row:
         adapter = sequence.request.adapter
         blocks = (0, 0) if adapter is None else (adapter.begin, adapter.end)
         parts[ADAPTER_BEGIN][row : row + count], parts[ADAPTER_END][row : row + count] = blocks
-    for name, table in zip((TABLE, WINDOW_TABLE), sequence.tables):
-        parts[name][entry : entry + len(table)] = table
+    for group, table in enumerate(sequence.tables):
+        parts[TABLES + group][entry : entry + len(table)] = table
     table = sequence.tables[0]
     if count == 1:
         parts[POSITION][row] = begin
         parts[SEQUENCE][row] = index
         parts[ROPE_LENGTH][row] = sequence.rope_length(begin)
-        parts[SLOT][row] = table[begin // PAGE] * PAGE + begin % PAGE
+        parts[PLACE][row] = table[begin // PAGE] * PAGE + begin % PAGE
         return
     end = row + count
     positions = np.arange(begin, begin + count, dtype=np.int32)
     parts[POSITION][row:end] = positions
     parts[SEQUENCE][row:end] = index
     parts[ROPE_LENGTH][row:end] = np.maximum(positions + 1, sequence.few_from)
-    pages = parts[TABLE][entry : entry + len(table)]
-    parts[SLOT][row:end] = pages[positions // PAGE] * PAGE + positions % PAGE
+    pages = parts[TABLES][entry : entry + len(table)]
+    parts[PLACE][row:end] = pages[positions // PAGE] * PAGE + positions % PAGE

@@ -19,6 +19,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from mlcpipe.bundle.states import slot_bytes
 from mlcpipe.errors import ComputeError, MlcpipeError, UsageError, last_line, no_memory
 from mlcpipe.runtime.chat_file import SavedChat
 from mlcpipe.runtime.loading import LoadedBundle
@@ -31,7 +32,6 @@ from mlcpipe.runtime.serving.draft_heads import DraftHeads
 from mlcpipe.runtime.serving.draft_model import DraftModel, DraftSource, ModelDrafter
 from mlcpipe.runtime.serving.drafting import Drafter, Lookup
 from mlcpipe.runtime.serving.eagle import EagleDraft
-from mlcpipe.runtime.serving.executor import MAX_FEW_ROWS
 from mlcpipe.runtime.serving.interface import (
     EngineStats,
     FinishReason,
@@ -43,7 +43,7 @@ from mlcpipe.runtime.serving.interface import (
     check_request,
 )
 from mlcpipe.runtime.serving.limits import Limits
-from mlcpipe.runtime.serving.prefix_pages import check_savable, copy_prefix, restore_prefix
+from mlcpipe.runtime.serving.prefix_pages import copy_prefix, restore_prefix
 from mlcpipe.runtime.serving.sequence import Finish, Sequence
 from mlcpipe.runtime.serving.step import Event, Step
 
@@ -91,7 +91,7 @@ class Batching:
         *,
         kv_tokens: int,
         max_queue: int = 256,
-        max_sequences: int = MAX_FEW_ROWS,
+        max_sequences: int | None = None,
         step_s: float = 0.1,
         drafts: bool = True,
         draft_model: LoadedBundle | None = None,
@@ -102,8 +102,9 @@ class Batching:
         if context_shift:
             check_shiftable(min(bundle.context_length, kv_tokens))
         self._context_shift = context_shift
+        max_sequences = max_sequences or bundle.manifest.model.max_batch
         limits = Limits(bundle.context_length, sequences=max_sequences, queue=max_queue, step_s=step_s)
-        self._drafts = drafts
+        self._drafts = drafts = drafts and not slot_bytes(bundle.manifest.states)  # such states do not go back
         self._core = Core(bundle, kv_tokens, limits, adapter_blocks=adapter_blocks, swap_bytes=swap_bytes)
         self._draft_model: DraftSource | None = None
         if draft_model is not None:
@@ -180,11 +181,7 @@ class Batching:
         """As `ServingEngine.cancel`."""
         self._commands.put(partial(self._cancel, number, Finish(reason)))
 
-    def check_savable(self) -> None:
-        """As `ServingEngine.check_savable`."""
-        check_savable(self._core)
-
-    def copy_prefix(self, tokens: Many[int], namespace: str = "") -> Future[list[NDArray[np.int8]]]:
+    def copy_prefix(self, tokens: Many[int], namespace: str = "") -> Future[tuple[int, list[NDArray[np.int8]]]]:
         """As `ServingEngine.copy_prefix`."""
         return self._between_steps(copy_prefix(self._core, tokens, namespace))
 
@@ -234,6 +231,7 @@ class Batching:
         """As `ServingEngine.stats`."""
         scheduler, swap = self._scheduler, self._scheduler.residency.swap
         counts = scheduler.pool.counts()
+        counts = counts[: len(scheduler.pool.groups)]
         pages = sum(sum(each) for each in counts)
         return EngineStats(
             running=len(scheduler.residency.running) + len(scheduler.residency.prefilling),
@@ -351,6 +349,7 @@ class Batching:
                     arrival=answer.came_s,
                     shifts=self.context_shift,
                     ready=answer.row.ready,
+                    redraws=answer.row.matcher is not None,
                 )
             )
         except MlcpipeError as error:

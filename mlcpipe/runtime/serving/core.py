@@ -13,16 +13,18 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from mlcpipe.bundle.memory import many_sequences
+from mlcpipe.bundle.states import windows_of
 from mlcpipe.devices.support import tvm_runtime
 from mlcpipe.errors import ComputeError
 from mlcpipe.runtime.loading import LoadedBundle
-from mlcpipe.runtime.not_finite import compute_error, of_pages
+from mlcpipe.runtime.not_finite import compute_error, of_states
 from mlcpipe.runtime.sampler import Masks, Row, Sampler
 from mlcpipe.runtime.sampling_params import SamplingParams
 from mlcpipe.runtime.serving.cost_model import CostModel
-from mlcpipe.runtime.serving.executor import MAX_FEW_ROWS, Executor, Forward, layer_pages, model_groups, page_groups
+from mlcpipe.runtime.serving.executor import Executor, Forward
 from mlcpipe.runtime.serving.limits import Limits
-from mlcpipe.runtime.serving.page_pool import PagePool
+from mlcpipe.runtime.serving.page_pool import PageGroup, PagePool
 from mlcpipe.runtime.serving.prefix_tree import PrefixTree
 from mlcpipe.runtime.serving.scheduler import Scheduler
 from mlcpipe.runtime.serving.sequence import Sequence, State
@@ -61,18 +63,20 @@ class Core:
         adapter_blocks: int = 0,
         swap_bytes: int = 0,
     ) -> None:
-        model, groups = bundle.manifest.model, page_groups(bundle, kv_tokens)
+        manifest, model = bundle.manifest, bundle.manifest.model
+        units = many_sequences(manifest, bundle.context_length, kv_tokens)
         self.bundle, self._sampler = bundle, Sampler(bundle)
-        self.executor = Executor(bundle, layer_pages(bundle, kv_tokens), MAX_FEW_ROWS, adapter_blocks)
+        self.executor = Executor(bundle, units, model.max_batch, adapter_blocks)
         self._recorder = bundle.device.step_recorder()
         weakref.finalize(self, self._recorder.close)
-        pool = PagePool(groups)
+        windows = windows_of(manifest.states)
+        pool = PagePool([PageGroup(*each) for each in zip(units.pages, windows)], units.slots)
         limits = replace(
             limits,
             context=min(limits.context, bundle.context_length, kv_tokens),
             prefill_chunk=min(limits.prefill_chunk, model.prefill_chunk),
-            few_rows=min(limits.few_rows, MAX_FEW_ROWS),
-            sequences=min(limits.sequences, MAX_FEW_ROWS),
+            few_rows=min(limits.few_rows, model.max_batch),
+            sequences=min(limits.sequences, model.max_batch),
             recompute_above=model.recompute_above,
         )
         tree = PrefixTree(pool, model.recompute_above, model.rope_above)
@@ -103,8 +107,7 @@ class Core:
 
     def not_finite(self, sequence: Sequence) -> ComputeError:
         """The error for a sequence whose logits are not finite."""
-        tables, length = [sequence.tables[group] for group in model_groups(self.bundle)], len(sequence.tokens)
-        return compute_error(self.bundle, lambda: of_pages(self.bundle, self.executor.pages, tables, length))
+        return compute_error(self.bundle, lambda: of_states(self.bundle.manifest.states, self.executor, sequence))
 
     def _launch(
         self, rows: Many[_Row], forward: Forward, waits: Callable[[], None]

@@ -16,7 +16,6 @@ from mlcpipe.runtime.sampler import Sampler
 from mlcpipe.runtime.serving.core import Core
 from mlcpipe.runtime.serving.cost_model import CostModel, Load
 from mlcpipe.runtime.serving.draft_model import DraftSource, ModelDrafter
-from mlcpipe.runtime.serving.executor import MAX_FEW_ROWS
 from mlcpipe.runtime.serving.sequence import Sequence
 
 
@@ -33,7 +32,7 @@ class DraftHeads(DraftSource):
         core.executor.keep_hidden(model.hidden_size)
         with device.errors():
             self._heads = [core.bundle.library.vm[f"draft_head_{head}"] for head in range(self.most)]
-            self._logits = tvm_runtime.empty((MAX_FEW_ROWS, model.vocab_size), "float32", device.handle)
+            self._logits = tvm_runtime.empty((model.max_batch, model.vocab_size), "float32", device.handle)
 
     def logits(self, head: int, rows: Any) -> Any:
         """Logits f32[r, V] of a head for rows i32[r] of what was kept, valid until the next call."""

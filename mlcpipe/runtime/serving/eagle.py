@@ -24,7 +24,7 @@ from mlcpipe.runtime.serving.batch import Span, StepBuffer
 from mlcpipe.runtime.serving.core import Core
 from mlcpipe.runtime.serving.cost_model import CostModel, Load
 from mlcpipe.runtime.serving.draft_model import DraftSource, ModelDrafter
-from mlcpipe.runtime.serving.executor import MAX_FEW_ROWS, Kept
+from mlcpipe.runtime.serving.executor import Kept
 from mlcpipe.runtime.serving.page_pool import PageGroup, PagePool
 from mlcpipe.runtime.serving.prefix_tree import PrefixTree
 from mlcpipe.runtime.serving.sequence import Request, Sequence, State
@@ -77,8 +77,8 @@ class EagleDraft(DraftSource):
             handle, eagle = bundle.device.handle, model.eagle
             count = self._pool.groups[0].pages
             self._pages = tvm_ffi.convert([tvm_runtime.empty((count, eagle.page_bytes), "int8", handle)])
-            self._hidden = tvm_runtime.empty((MAX_FEW_ROWS, eagle.hidden_size), "float32", handle)
-            self._logits = tvm_runtime.empty((MAX_FEW_ROWS, model.vocab_size), "float32", handle)
+            self._hidden = tvm_runtime.empty((model.max_batch, eagle.hidden_size), "float32", handle)
+            self._logits = tvm_runtime.empty((model.max_batch, model.vocab_size), "float32", handle)
             self._numbers = {name: Reused(bundle.device, "int32") for name in ("tokens", "rows", "step")}
             self._features = Reused(bundle.device, "float32")
 

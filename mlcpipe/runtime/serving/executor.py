@@ -1,10 +1,9 @@
-"""Computes steps: weights, pages and logits on the device. What to compute is the scheduler's matter."""
+"""Computes steps: weights, states and logits on the device. What to compute is the scheduler's matter."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable, Iterator
 from collections.abc import Sequence as Many
-from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -12,43 +11,19 @@ import numpy as np
 import tvm_ffi
 from numpy.typing import NDArray
 
+from mlcpipe.bundle.memory import Units
+from mlcpipe.bundle.states import first_page, group_of, windows_of
 from mlcpipe.devices.base import Reused
 from mlcpipe.devices.support import tvm_runtime
 from mlcpipe.runtime.loading import LoadedBundle
 from mlcpipe.runtime.serving.adapters import AdapterStore
 from mlcpipe.runtime.serving.batch import StepBuffer, few_spans, many_spans
-from mlcpipe.runtime.serving.page_pool import PageCopy, PageGroup
+from mlcpipe.runtime.serving.page_pool import PageCopy
 from mlcpipe.runtime.serving.sequence import Sequence
 from mlcpipe.runtime.serving.step import FewRows, ManyRows
+from tir_schedules.step_layout import PAGE
 
-Pages = NDArray[np.int8]
-MAX_FEW_ROWS = 64  # of a forward: what the library's memory is planned for
-
-
-def page_groups(bundle: LoadedBundle, tokens: int) -> tuple[PageGroup, ...]:
-    """The groups of layers, with pages for so many tokens; layers that slide beside others have their own.
-
-    Those have what as many sequences of the whole context need at once, and a window more of each, for prefixes.
-    """
-    model = bundle.manifest.model
-    all_, slide = (PageGroup(-(-tokens // model.page_size), window) for window in (0, model.sliding_window or 0))
-    if not 0 < len(model.sliding_layers) < model.num_layers:
-        return (slide,)
-    sequences = -(-tokens // bundle.context_length)
-    most = slide.most(bundle.context_length, model.prefill_chunk) + -(-slide.window // model.page_size)
-    return all_, replace(slide, pages=min(slide.pages, sequences * most))
-
-
-def model_groups(bundle: LoadedBundle) -> list[int]:
-    """The group of each layer, -1 for the last one."""
-    model = bundle.manifest.model
-    return [-1 if layer in model.sliding_layers else 0 for layer in range(model.num_layers)]
-
-
-def layer_pages(bundle: LoadedBundle, tokens: int) -> list[int]:
-    """How many pages each layer has, where the KV cache has room for so many tokens."""
-    groups = page_groups(bundle, tokens)
-    return [groups[group].pages for group in model_groups(bundle)]
+UnitBytes = NDArray[np.int8]  # int8[n, unit_bytes] of a state
 
 
 class Forward(NamedTuple):
@@ -73,23 +48,29 @@ class Kept(NamedTuple):
 
 
 class Executor:
-    """Pages of all layers, and the compiled forwards over them. Its caller enters the device's `errors`."""
+    """All states, and the compiled forwards over them. Its caller enters the device's `errors`."""
 
-    def __init__(self, bundle: LoadedBundle, pages: Many[int], few_rows: int, adapter_blocks: int = 0) -> None:
-        """With so many pages for each layer, for forwards of at most `few_rows` few rows.
+    def __init__(self, bundle: LoadedBundle, units: Units, few_rows: int, adapter_blocks: int = 0) -> None:
+        """With so many units of each state, for forwards of at most `few_rows` few rows.
 
         `adapter_blocks`: the room for adapters. Raises UsageError where the bundle has no forwards with them.
         """
         self.bundle, self._device = bundle, bundle.device
         self._vocab, vm = bundle.manifest.model.vocab_size, bundle.library.vm
-        self._few, self._many, self._copy = vm["forward_few"], vm["forward_many"], vm["copy_pages"]
+        self._few, self._many, self._copy = vm["decode"], vm["prefill"], vm["copy_pages"]
+        self._table = bundle.manifest.states
         self.adapters: AdapterStore | None = None
         with self._device.errors():
             if adapter_blocks:
                 self.adapters = AdapterStore(bundle.manifest.model, bundle.device, adapter_blocks)
-                self._few_adapted, self._many_adapted = vm["forward_few_adapted"], vm["forward_many_adapted"]
-            self.pages: Any = tvm_ffi.convert(
-                [tvm_runtime.empty((count, bundle.manifest.page_bytes), "int8", self._device.handle) for count in pages]
+                self._few_adapted, self._many_adapted = vm["decode_adapted"], vm["prefill_adapted"]
+            self.states: Any = tvm_ffi.convert(
+                [
+                    tvm_runtime.empty(
+                        (units.of(self._table, state), state.unit_items), state.dtype, self._device.handle
+                    )
+                    for state in self._table
+                ]
             )
             # The logits of a forward of each kind, written one after the other.
             self._logits = [self._empty(few_rows) for _ in range(2)]
@@ -107,54 +88,66 @@ class Executor:
         """
         vm, handle = self.bundle.library.vm, self._device.handle
         with self._device.errors():
-            self._few_hidden = vm["forward_few_hidden"]
-            self.hidden = tvm_runtime.empty((MAX_FEW_ROWS, width), "float32", handle)
+            self._few_hidden = vm["decode_hidden"]
+            self.hidden = tvm_runtime.empty((self.bundle.manifest.model.max_batch, width), "float32", handle)
             if prompts:
-                self._many_hidden = vm["forward_many_hidden"]
+                self._many_hidden = vm["prefill_hidden"]
                 chunk = self.bundle.manifest.model.prefill_chunk
                 self.hidden_of_prompts = tvm_runtime.empty((chunk, width), "float32", handle)
 
     def release(self) -> None:
-        """Give the memory of the pages back; nothing can be computed any more."""
-        self.pages = None
+        """Give the memory of the states back; nothing can be computed any more."""
+        self.states = None
 
     def copy_pages(self, copies: Many[PageCopy]) -> None:
         """Copy pages, before the forwards of a step."""
         if copies:  # of a group without any a page to itself: a GPU takes no tensor without elements
-            pairs = ([copy[:2] for copy in copies if copy.group == group] or [(0, 0)] for group in (0, 1))
-            self._copy(
-                *(self._device.tensor(np.array(several, np.int32).reshape(-1, 2)) for several in pairs), self.pages
-            )
+            groups = range(len(windows_of(self._table)))
+            pairs = ([copy[:2] for copy in copies if copy.group == group] or [(0, 0)] for group in groups)
+            tensors = [self._device.tensor(np.array(several, np.int32).reshape(-1, 2)) for several in pairs]
+            self._copy(tvm_ffi.convert(tensors), self.states)
 
-    def read_pages(self, layer: int, ids: Many[int]) -> Pages:
-        """A copy int8[n, bytes] of pages of a layer, in the order of their ids, which differ."""
-        pages = np.empty((len(ids), self.bundle.manifest.page_bytes), np.int8)
-        for places, run in self._runs(layer, ids):
-            pages[places] = tvm_runtime.array(self._device.read(run))
-        return pages
+    def ids(self, index: int, sequence: Sequence) -> list[int]:
+        """The units of a state that a sequence goes on from: its pages that later queries see, or its slot."""
+        state = self._table[index]
+        if state.kind == "slot":
+            return [sequence.slot] if sequence.slot >= 0 else []
+        group = group_of(self._table, state)
+        first, end = first_page(state.window, sequence.computed), -(-sequence.computed // PAGE)
+        return list(sequence.tables[group][first:end])
 
-    def write_pages(self, layer: int, ids: Many[int], pages: Pages) -> None:
-        """Replace what `read_pages` gives."""
-        for places, run in self._runs(layer, ids):
-            self._device.put(run, pages[places])
+    def read_units(self, index: int, ids: Many[int]) -> UnitBytes:
+        """A copy of units of a state, in the order of their ids, which differ."""
+        units = np.empty((len(ids), self._table[index].unit_bytes), np.int8)
+        for places, run in self._runs(index, ids):
+            units[places] = tvm_runtime.array(self._device.read(run)).view(np.int8)
+        return units
 
-    def copy_out(self, ids: Many[int]) -> Pages:
-        """A copy int8[n, layers, bytes] of these pages, which differ, of all layers."""
+    def write_units(self, index: int, ids: Many[int], units: UnitBytes) -> None:
+        """Replace what `read_units` gives."""
+        dtype = self._table[index].dtype
+        for places, run in self._runs(index, ids):
+            self._device.put(run, np.ascontiguousarray(units[places]).view(dtype))
+
+    def copy_out(self, ids: Many[int]) -> UnitBytes:
+        """A copy int8[n, bytes] of these pages, which differ, of all states; they are of one group."""
         with self._device.errors():
-            return np.stack([self.read_pages(layer, ids) for layer in range(len(self.pages))], axis=1)
+            return np.concatenate([self.read_units(index, ids) for index in range(len(self._table))], axis=1)
 
-    def copy_in(self, ids: Many[int], pages: Pages) -> None:
+    def copy_in(self, ids: Many[int], pages: UnitBytes) -> None:
         """Replace what `copy_out` gives."""
+        begin = 0
         with self._device.errors():
-            for layer in range(len(self.pages)):
-                self.write_pages(layer, ids, pages[:, layer])
+            for index, state in enumerate(self._table):
+                self.write_units(index, ids, pages[:, begin : begin + state.unit_bytes])
+                begin += state.unit_bytes
 
-    def _runs(self, layer: int, ids: Many[int]) -> Iterator[tuple[NDArray[np.intp], Any]]:
-        """Views of pages that lie side by side, each with their places in `ids`: one copy takes them all."""
-        order, wanted = np.argsort(ids), np.sort(ids)
+    def _runs(self, index: int, ids: Many[int]) -> Iterator[tuple[NDArray[np.intp], Any]]:
+        """Views of units that lie side by side, each with their places in `ids`: one copy takes them all."""
+        order, wanted, state = np.argsort(ids), np.sort(ids), self._table[index]
         for places in np.split(order, np.flatnonzero(np.diff(wanted) != 1) + 1) if len(ids) else ():
-            nbytes = self.bundle.manifest.page_bytes
-            yield places, tvm_runtime.view(self.pages[layer], (len(places), nbytes), int(ids[places[0]]) * nbytes)
+            begin = int(ids[places[0]]) * state.unit_bytes
+            yield places, tvm_runtime.view(self.states[index], (len(places), state.unit_items), begin)
 
     def few(self, rows: Many[FewRows]) -> Forward:
         """The logits of all rows."""
@@ -198,12 +191,12 @@ class Executor:
         return tvm_runtime.empty((rows, self._vocab), "float32", self._device.handle)
 
     def _forward(self, function: Any, ids: tuple[Any, ...], step: Any, logits: Any) -> Any:
-        function(*ids, step, logits, self.pages, self.bundle.params)
+        function(*ids, step, logits, self.states, self.bundle.params)
         return logits
 
     def _adapted(self, function: Any, ids: tuple[Any, ...], step: Any, logits: Any) -> Any:
         assert self.adapters is not None
-        function(*ids, step, logits, self.pages, self.adapters.tensors, self.bundle.params)
+        function(*ids, step, logits, self.states, self.adapters.tensors, self.bundle.params)
         return logits
 
 

@@ -222,16 +222,12 @@ class ServingEngine(Protocol):
         """End the stream with this id at the next token, for this reason; nothing happens if it has ended."""
         ...
 
-    def check_savable(self) -> None:
-        """Raises UsageError for a model whose prefixes cannot be saved."""
-        ...
-
-    def copy_prefix(self, tokens: Many[int], namespace: str = "") -> Future[list[NDArray[np.int8]]]:
-        """Copies int8[pages, bytes] by layer of the full pages that are kept of a prompt; after `check_savable`."""
+    def copy_prefix(self, tokens: Many[int], namespace: str = "") -> Future[tuple[int, list[NDArray[np.int8]]]]:
+        """How many tokens of a prompt are kept, whole pages, and int8[n, unit_bytes] of each state after them."""
         ...
 
     def restore_prefix(self, saved: SavedChat, namespace: str = "") -> Future[None]:
-        """Have prompts that begin with the tokens of a checked file start with its pages; after `check_savable`.
+        """Have prompts that begin with the tokens of a checked file start with its states.
 
         The result is a ResourceError where the KV cache has no room.
         """

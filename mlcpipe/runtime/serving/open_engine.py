@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from mlcpipe.bundle.memory import many_sequences, running_bytes
+from mlcpipe.bundle.states import slot_bytes, windows_of
 from mlcpipe.errors import ResourceError, UsageError
 from mlcpipe.host.finding import byte_size
 from mlcpipe.host.memory import free_memory
@@ -9,8 +11,8 @@ from mlcpipe.runtime.loading import LoadedBundle
 from mlcpipe.runtime.model import LoadedModel
 from mlcpipe.runtime.serving.adapters import block_bytes, blocks_of
 from mlcpipe.runtime.serving.batching import Batching
-from mlcpipe.runtime.serving.executor import MAX_FEW_ROWS, layer_pages
 from mlcpipe.runtime.serving.interface import ServingEngine
+from tir_schedules.step_layout import PAGE
 
 _SWAP_SHARE = 0.25  # of the host's free memory, for pages of those that give way on a GPU
 _MEMORY_SHARE = 0.5  # of the free memory that the KV cache takes where nobody says how many sequences
@@ -43,15 +45,18 @@ def open_engine(
     bundle, bundles = model.bundle, [one.bundle for one in models]
     context, info, free = bundle.context_length, bundle.manifest.model, bundle.device.free_memory()
     # Beside the pages: what a forward needs, and its logits, of rows of each kind and of a draft head.
-    rest = sum(each.manifest.running_bytes + _logits_bytes(each) for each in bundles)
+    rest = sum(running_bytes(each.manifest) + _logits_bytes(each) for each in bundles)
     rest += blocks_of(adapter_ranks) * block_bytes(info)
-    # A tensor has the pages of a layer.
+    # A tensor has the pages of a state.
     most = min(
-        each.device.max_tensor_bytes // each.manifest.page_bytes * each.manifest.model.page_size for each in bundles
+        each.device.max_tensor_bytes // state.unit_bytes * PAGE
+        for each in bundles
+        for state in each.manifest.states
+        if state.kind == "pages"
     )
     if sequences is None:
         room = int((free.nbytes - rest) * _MEMORY_SHARE / replicas) * context // max(1, _kv_bytes(bundles, context))
-        kv_tokens = max(context, min(MAX_FEW_ROWS * context, room, most))
+        kv_tokens = max(context, min(info.max_batch * context, room, most))
     else:
         kv_tokens = sequences * context
         if kv_tokens > most:
@@ -79,9 +84,10 @@ def open_engine(
 def _swap_bytes(bundle: LoadedBundle, asked: int | None, kv_bytes: int) -> int:
     """Bytes of the host for pages, beside the KV cache's, which is in the same memory on many devices."""
     device = bundle.device
-    if device.on_host or bundle.manifest.model.sliding_window:
+    states = bundle.manifest.states
+    if device.on_host or windows_of(states) != (0,) or slot_bytes(states):
         if asked:
-            found = "layers with a sliding window" if not device.on_host else device.description
+            found = "layers that lose tokens" if not device.on_host else device.description
             raise UsageError("--swap-bytes", expected="a model on a GPU whose layers keep all tokens", found=found)
         return 0
     free = free_memory()
@@ -95,13 +101,13 @@ def _swap_bytes(bundle: LoadedBundle, asked: int | None, kv_bytes: int) -> int:
 def _logits_bytes(bundle: LoadedBundle) -> int:
     model = bundle.manifest.model
     drafts = model.draft_heads > 0 or model.eagle is not None
-    kept = 0 if model.eagle is None else model.eagle.kept * (MAX_FEW_ROWS + model.prefill_chunk)
-    return 4 * ((2 + drafts) * MAX_FEW_ROWS * model.vocab_size + kept)
+    kept = 0 if model.eagle is None else model.eagle.kept * (model.max_batch + model.prefill_chunk)
+    return 4 * ((2 + drafts) * model.max_batch * model.vocab_size + kept)
 
 
 def _kv_bytes(bundles: list[LoadedBundle], kv_tokens: int) -> int:
     heads = [each.manifest.model.eagle for each in bundles]
-    pages = -(-kv_tokens // bundles[0].manifest.model.page_size)
-    return sum(sum(layer_pages(each, kv_tokens)) * each.manifest.page_bytes for each in bundles) + sum(
-        pages * head.page_bytes for head in heads if head is not None
-    )
+    pages = -(-kv_tokens // PAGE)
+    return sum(
+        many_sequences(each.manifest, each.context_length, kv_tokens).nbytes(each.manifest.states) for each in bundles
+    ) + sum(pages * head.page_bytes for head in heads if head is not None)

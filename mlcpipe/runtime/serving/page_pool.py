@@ -1,4 +1,4 @@
-"""Who uses which page of keys and values. A page has 16 tokens of one group of layers; this module moves no data."""
+"""Which sequences use which pages and slots of the states. This module moves no data."""
 
 from __future__ import annotations
 
@@ -8,31 +8,26 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from mlcpipe.bundle.memory import pages_at_once
+from mlcpipe.bundle.states import first_page
 from mlcpipe.runtime.serving.sequence import Request, Sequence
 from tir_schedules.step_layout import PAGE
 
 
 @dataclass(frozen=True)
 class PageGroup:
-    """Layers that share page ids: `pages` of them, and `window` tokens that a query sees, itself included; 0 for all.
-
-    A model in which no layer slides, or every layer does, has one group. Else the layers that slide are the second.
-    """
+    """States that share page ids: `pages` of them, and `window` tokens that a query sees, itself included; 0: all."""
 
     pages: int
     window: int = 0
 
     def kept_from(self, position: int) -> int:
-        """The first page that a query at this position, or a later one, needs.
-
-        The last full page is needed in any case: in the prefix tree, what follows hangs on it.
-        """
-        return max(0, position + 1 - max(self.window, 2 * PAGE)) // PAGE if self.window else 0
+        """The first page that a query at this position, or a later one, needs."""
+        return first_page(self.window, position)
 
     def most(self, tokens: int, chunk: int) -> int:
         """Pages that a sequence of so many tokens needs at once, computed in chunks of so many rows."""
-        count = -(-tokens // PAGE)
-        return min(count, -(-(self.window + chunk) // PAGE) + 2) if self.window else count
+        return pages_at_once(self.window, tokens, chunk)
 
 
 class PageCopy(NamedTuple):
@@ -43,21 +38,21 @@ class PageCopy(NamedTuple):
     group: int = 0
 
 
-class PageCounts(NamedTuple):
-    """Pages of a group: free, kept only so that a later prompt may find them, used by sequences."""
+class UnitCounts(NamedTuple):
+    """Pages of a group, or slots: free, kept only so that a later prompt may find them, used by sequences."""
 
     free: int
     idle: int
     used: int
 
 
-class _Pages:
-    """The pages of one group. Each is free, idle (the tree holds it, no sequence uses it), or used."""
+class _Units:
+    """The pages of one group, or the slots. Each is free, idle (the tree holds it, no sequence uses it), or used."""
 
-    def __init__(self, group: PageGroup) -> None:
-        self.uses = [0] * group.pages
-        self.held = bytearray(group.pages)
-        self.free = list(range(group.pages - 1, -1, -1))
+    def __init__(self, count: int) -> None:
+        self.uses = [0] * count
+        self.held = bytearray(count)
+        self.free = list(range(count - 1, -1, -1))
         self.idle: OrderedDict[int, None] = OrderedDict()  # the least recently used first
 
     def new(self) -> int:
@@ -92,16 +87,20 @@ class _Pages:
 
 
 class PagePool:
-    """Pages of all groups, and the uses that sequences make of them.
+    """Pages of all groups, slots if the model has states in them, and the uses that sequences make of both.
 
-    `frees` counts what made pages available, so that who waits for some need not ask again before.
+    `units` are the pages of each group, then the slots, if there are any. `frees` counts releases, so that a blocked
+    request is retried only after one.
+
+    A sequence has the states after its computed tokens in `slot`; a step reads that one and writes `next_slot`. That is
+    another one where others use the slot too, or the tree holds it: so forks and checkpoints copy nothing.
     """
 
-    def __init__(self, groups: Iterable[PageGroup]) -> None:
+    def __init__(self, groups: Iterable[PageGroup], slots: int = 0) -> None:
         self.groups = tuple(groups)
-        if len(self.groups) not in (1, 2) or any(group.window for group in self.groups[:-1]):
-            raise ValueError("one group, or one without a window and one with it")
-        self.pages = tuple(_Pages(group) for group in self.groups)
+        self.pages = tuple(_Units(group.pages) for group in self.groups)
+        self.slots = _Units(slots) if slots else None
+        self.units = (*self.pages, *([self.slots] if self.slots is not None else []))
         self.frees = 0
         self._copies: list[PageCopy] = []
 
@@ -112,8 +111,12 @@ class PagePool:
     def reserve(self, sequence: Sequence, rows: int) -> bool:
         """Pages for so many more tokens, each to be written by this sequence alone; False, and no change, if not free.
 
-        A page that others use too is replaced by a copy; `take_copies` has the pairs.
+        A page that others use too is replaced by a copy; `take_copies` has the pairs. With slots, one for the states.
         """
+        if self.slots is not None and not self._has_next_slot(sequence):
+            if any(missing > 0 for missing in self.missing(sequence, rows)):
+                return False
+            sequence.next_slot = self.slots.new()
         end, (at, place) = sequence.computed + rows, divmod(sequence.computed, PAGE)
         for pages, table in zip(self.pages, sequence.tables):
             if len(table) * PAGE < end or (place and (pages.uses[table[at]] > 1 or pages.held[table[at]])):
@@ -135,10 +138,43 @@ class PagePool:
     def missing(self, sequence: Sequence, rows: int) -> list[int]:
         """By group, how many pages `reserve` would need beyond the free ones; negative where some would be left."""
         wanted = -(-(sequence.computed + rows) // PAGE)
-        return [
+        lacking = [
             max(0, wanted - len(table)) + self._shares_end(group, sequence) - len(self.pages[group].free)
             for group, table in enumerate(sequence.tables)
         ]
+        if self.slots is not None:
+            lacking.append((not self._has_next_slot(sequence)) - len(self.slots.free))
+        return lacking
+
+    def _has_next_slot(self, sequence: Sequence) -> bool:
+        """Whether the next step has a slot to write, if need be the one that it reads."""
+        slots, slot = self.slots, sequence.slot
+        if sequence.next_slot >= 0 or slots is None or slot < 0 or sequence.request.redraws:
+            return sequence.next_slot >= 0
+        own = slots.uses[slot] == 1 and not slots.held[slot]
+        sequence.next_slot = slot if own else -1
+        return own
+
+    def advance(self, sequence: Sequence, rows: int) -> None:
+        """A step has computed so many more tokens of the sequence."""
+        sequence.computed += rows
+        if sequence.next_slot >= 0:
+            before, sequence.slot, sequence.next_slot = sequence.slot, sequence.next_slot, -1
+            if before not in (-1, sequence.slot):
+                self.drop(len(self.groups), before)
+
+    def repeat(self, sequence: Sequence, rows: int) -> int:
+        """The last of so many rows of a step has to be computed again -> how many rows count.
+
+        States in slots cannot go back by a row, so that of these none does; `Request.redraws` kept the ones before.
+        """
+        if self.slots is None:
+            self.advance(sequence, rows - 1)
+            return rows - 1
+        if sequence.next_slot not in (-1, sequence.slot):
+            self.drop(len(self.groups), sequence.next_slot)
+        sequence.next_slot = -1
+        return 0
 
     def _shares_end(self, group: int, sequence: Sequence) -> bool:
         """Whether the page that the next token goes to has tokens already, and is not this sequence's alone."""
@@ -165,6 +201,9 @@ class PagePool:
             for page in child.tables[group][parent.kept_from[group] :]:
                 pages.use(page)
         child.computed, child.node, child.shared = parent.computed, parent.node, parent.shared
+        child.slot = parent.slot
+        if self.slots is not None:
+            self.slots.use(child.slot)
 
     def truncate(self, sequence: Sequence, tokens: int) -> None:
         """Keep the pages of the first so many tokens; what follows in the last one is written again."""
@@ -187,23 +226,27 @@ class PagePool:
                 sequence.kept_from[group] = max(first, sequence.kept_from[group])
 
     def release(self, sequence: Sequence) -> None:
-        """The sequence uses no page; the last one is dropped first, so that a prefix outlives what follows it."""
+        """The sequence uses nothing; its last page is dropped first, so that a prefix outlives what follows it."""
         self.truncate(sequence, 0)
+        for slot in {sequence.slot, sequence.next_slot} - {-1}:
+            self.drop(len(self.groups), slot)
+        sequence.slot = sequence.next_slot = -1
+        sequence.checkpoint = None
         sequence.kept_from = [0] * len(self.groups)
         sequence.node, sequence.shared = None, 0
 
     def available(self, group: int) -> int:
-        """Pages that are free, or would be if the tree gave up the idle ones."""
-        return len(self.pages[group].free) + len(self.pages[group].idle)
+        """Units that are free, or would be if the tree gave up the idle ones."""
+        return len(self.units[group].free) + len(self.units[group].idle)
 
-    def counts(self) -> list[PageCounts]:
-        """By group."""
-        sizes = ((len(pages.free), len(pages.idle), len(pages.uses)) for pages in self.pages)
-        return [PageCounts(free, idle, all_ - free - idle) for free, idle, all_ in sizes]
+    def counts(self) -> list[UnitCounts]:
+        """By group, then of the slots."""
+        sizes = ((len(units.free), len(units.idle), len(units.uses)) for units in self.units)
+        return [UnitCounts(free, idle, all_ - free - idle) for free, idle, all_ in sizes]
 
     def drop(self, group: int, page: int) -> None:
-        """One use of a page less."""
-        if self.pages[group].drop(page):
+        """One use of a page, or a slot, less."""
+        if self.units[group].drop(page):
             self.frees += 1
             # Nobody needs the copy that was to be made here, nor keeps its source.
             for copy in [copy for copy in self._copies if (copy.target, copy.group) == (page, group)]:
@@ -213,8 +256,10 @@ class PagePool:
     def invariants(self, sequences: Iterable[Sequence], pinned: Iterable[tuple[int, int]] = ()) -> None:
         """Raises AssertionError where the accounts of these sequences and of pinned (group, page) do not add up."""
         sequences, pinned = list(sequences), list(pinned)
-        for group, pages in enumerate(self.pages):
-            uses = Counter(page for s in sequences for page in s.tables[group] if page >= 0)
+        slots = ([one for one in {s.slot, s.next_slot} if one >= 0] for s in sequences)
+        tables = [[s.tables[group] for s in sequences] for group in range(len(self.groups))] + [list(slots)]
+        for group, pages in enumerate(self.units):
+            uses = Counter(page for table in tables[group] for page in table if page >= 0)
             uses.update(page for g, page in pinned if g == group)
             uses.update(copy.source for copy in self._copies if copy.group == group)
             assert [uses[page] for page in range(len(pages.uses))] == pages.uses
@@ -222,7 +267,7 @@ class PagePool:
             assert len(free) == len(pages.free)
             assert free == {page for page, n in enumerate(pages.uses) if not n and not pages.held[page]}
             assert idle == {page for page, n in enumerate(pages.uses) if not n and pages.held[page]}
-            for s in sequences:
+            for s in sequences if group < len(self.groups) else ():
                 table, kept = s.tables[group], s.kept_from[group]
                 assert all(page < 0 for page in table[:kept]) and all(page >= 0 for page in table[kept:])
                 assert s.computed <= len(table) * PAGE

@@ -1,4 +1,4 @@
-"""Pages of computed prompts leave the prefix tree and come back, a layer between two steps."""
+"""The states of computed prompts leave the prefix tree and come back, one between two steps."""
 
 from __future__ import annotations
 
@@ -8,27 +8,21 @@ from collections.abc import Sequence as Many
 from mlcpipe.errors import ResourceError, UsageError
 from mlcpipe.runtime.chat_file import SavedChat
 from mlcpipe.runtime.serving.core import Core
-from mlcpipe.runtime.serving.executor import Pages
+from mlcpipe.runtime.serving.executor import UnitBytes
 from mlcpipe.runtime.serving.sequence import Request, Sequence
 from tir_schedules.step_layout import PAGE
 
 
-def check_savable(core: Core) -> None:
-    """Raises UsageError for a model whose prefixes cannot be saved."""
-    if any(group.window for group in core.scheduler.pool.groups):
-        raise UsageError("saved prefixes", expected="a model whose layers keep all tokens", found="a sliding window")
-
-
-def copy_prefix(core: Core, tokens: Many[int], namespace: str) -> Generator[None, None, list[Pages]]:
-    """Copies int8[pages, bytes] by layer: the full pages of a prompt, as far as they are kept."""
+def copy_prefix(core: Core, tokens: Many[int], namespace: str) -> Generator[None, None, tuple[int, list[UnitBytes]]]:
+    """How many tokens of a prompt are kept, whole pages, and copies int8[n, unit_bytes] of each state after them."""
     sequence = _begun(core, tokens, namespace)
     try:
-        layers = []
-        for layer in range(len(core.executor.pages)):
+        states = []
+        for index in range(len(core.executor.states)):
             with core.bundle.device.errors():
-                layers.append(core.executor.read_pages(layer, sequence.tables[0]))
+                states.append(core.executor.read_units(index, core.executor.ids(index, sequence)))
             yield
-        return layers
+        return sequence.computed, states
     finally:
         core.scheduler.tree.give_back(sequence)
 
@@ -36,17 +30,25 @@ def copy_prefix(core: Core, tokens: Many[int], namespace: str) -> Generator[None
 def restore_prefix(core: Core, saved: SavedChat, namespace: str) -> Generator[None, None, None]:
     """Make the full pages of a checked file findable. Raises ResourceError where the KV cache has no room."""
     scheduler, end = core.scheduler, len(saved.tokens) // PAGE * PAGE
-    sequence = _begun(core, saved.tokens[:end], namespace)
+    if end != len(saved.tokens):
+        raise UsageError("a saved prefix", expected=f"a multiple of {PAGE} tokens", found=len(saved.tokens))
+    sequence = _begun(core, saved.tokens, namespace)
     try:
-        known = sequence.shared
-        if not scheduler.residency.reserve(sequence, end - sequence.computed):
+        known = sequence.computed
+        if known == end:
+            return
+        if not scheduler.residency.reserve(sequence, end - known):
             raise ResourceError("the KV cache has no room for the prefix", expected=f"{end} tokens that nobody uses")
-        for layer, pages in enumerate(saved.pages):
+        scheduler.pool.advance(sequence, end - known)
+        for index, units in enumerate(saved.states):
+            ids = core.executor.ids(index, sequence)
+            new = len(ids) if core.bundle.manifest.states[index].kind == "slot" else (end - known) // PAGE
             with core.bundle.device.errors():
-                core.executor.write_pages(layer, sequence.tables[0][known:], pages[known : end // PAGE])
+                core.executor.write_units(index, ids[-new:], units[-new:])
             yield
-        sequence.computed = end
+        scheduler.pool.slide(sequence)
         scheduler.tree.add(sequence)
+        scheduler.tree.checkpoint(sequence)
     finally:
         scheduler.tree.give_back(sequence)
 

@@ -2,22 +2,29 @@
 
 A node is a page: its 16 tokens, after those of its ancestors, compared one by one. The root is chosen by the namespace,
 and by what RoPE's frequencies depend on beside the position. A node also says which of its tokens were computed with
-decode's arithmetic, so that pages which differ in bits are never taken for each other by who minds.
+decode's arithmetic, so that pages which differ in bits are never confused when a request asks for deterministic reuse.
+
+States in slots are what they are after one token: a node may have the slot of those after its last one, a checkpoint,
+and a prompt can start only after such a node.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable, Iterator
+from typing import NamedTuple
 
 from mlcpipe.runtime.serving.page_pool import PagePool
 from mlcpipe.runtime.serving.sequence import Sequence
 from tir_schedules.step_layout import PAGE
 
 _NONE = -1
+MIN_CHECKPOINT_TOKENS = 64  # between checkpoints that stay: what computing again must cost to be worth a slot
 
 
 class Node:
-    """A full page. `children`: tokens -> few mask (`Sequence.few_mask`) -> node. `pages`: by group, -1 where evicted.
+    """A full page. `children`: tokens -> few mask (`Sequence.few_mask`) -> node.
+
+    `pages`: by group, and last the slot of a checkpoint; -1 where there is none, or none any more.
 
     Below the root is a node without pages for each namespace, which has it for tokens.
     """
@@ -36,8 +43,17 @@ class Node:
         return variants[few_mask]
 
 
+class Checkpoint(NamedTuple):
+    """A slot that a sequence left in a node, after so many tokens, and after how many the one before it is."""
+
+    node: Node
+    slot: int
+    tokens: int
+    before: int
+
+
 class Pin:
-    """A prefix that stays; for `PrefixTree.unpin`. `pages`: (group, page) of each use."""
+    """A prefix that stays; for `PrefixTree.unpin`. `pages`: (group, page) of each use, also of a slot."""
 
     def __init__(self, pages: list[tuple[int, int]]) -> None:
         self.pages = pages
@@ -60,8 +76,10 @@ class PrefixTree:
         # Called with nodes and their pages of the first group, before anybody else writes to these.
         self.on_eviction: Callable[[list[tuple[Node, int]]], None] = lambda evicted: None
         self._recompute_above, self._rope_above = recompute_above, rope_above
-        self._root = Node(None, (), 0, [_NONE] * len(pool.groups))
-        self._owners: list[dict[int, Node]] = [{} for _ in pool.groups]  # by group, page -> node
+        self._root = Node(None, (), 0, [_NONE] * len(pool.units))
+        self._owners: list[dict[int, Node]] = [{} for _ in pool.units]  # by group, page -> node; last of the slots
+        # Groups whose pages a node loses alone: the others' are needed by all that is below.
+        self._sheds = [bool(group.window) for group in pool.groups] + [True] * (pool.slots is not None)
 
     def match(self, sequence: Sequence) -> list[Node]:
         """Nodes with which the sequence could start: not its last token, which has to be computed to draw the next."""
@@ -84,14 +102,14 @@ class PrefixTree:
         return found[: self._usable(found)]
 
     def _usable(self, nodes: list[Node]) -> int:
-        """With how many of these nodes a sequence can start: every page that a query after them sees is there."""
-        group, about = len(self.pool.groups) - 1, self.pool.groups[-1]
-        if not about.window:
+        """With how many of these nodes a sequence can start: all that the token after them needs is there."""
+        if not any(self._sheds):
             return len(nodes)
-        run, usable = 0, 0  # `run`: pages in a row that are there
+        usable, runs = 0, [0] * len(self.pool.groups)  # pages in a row that are there
         for count, node in enumerate(nodes, 1):
-            run = run + 1 if node.pages[group] != _NONE else 0
-            if run >= count - about.kept_from(count * PAGE):
+            runs = [run + 1 if page != _NONE else 0 for run, page in zip(runs, node.pages)]
+            there = all(run >= count - about.kept_from(count * PAGE) for run, about in zip(runs, self.pool.groups))
+            if there and (self.pool.slots is None or node.pages[-1] != _NONE):
                 usable = count
         return usable
 
@@ -99,7 +117,10 @@ class PrefixTree:
         """The sequence, which has no pages, starts with those that are found -> how many tokens."""
         nodes = self.match(sequence)
         for group, page, at in self._pages_of(nodes):
-            self.pool.pages[group].use(page)
+            self.pool.units[group].use(page)
+            if group == len(sequence.tables):
+                sequence.slot = page
+                continue
             table = sequence.tables[group]
             table.extend([_NONE] * (at - len(table)))
             table.append(page)
@@ -109,10 +130,15 @@ class PrefixTree:
         return sequence.computed
 
     def _pages_of(self, nodes: list[Node]) -> Iterator[tuple[int, int, int]]:
-        """(group, page, its place in the sequence) of what a sequence that starts with these nodes needs."""
+        """(group, page, its place in the sequence) of what a sequence that starts with these nodes needs.
+
+        Last the slot, if there are any.
+        """
         for group, about in enumerate(self.pool.groups):
             for at in range(about.kept_from(len(nodes) * PAGE), len(nodes)):
                 yield group, nodes[at].pages[group], at
+        if self.pool.slots is not None and nodes:
+            yield len(self.pool.groups), nodes[-1].pages[-1], len(nodes) - 1
 
     def give_back(self, sequence: Sequence) -> None:
         """Undo `take`."""
@@ -145,14 +171,40 @@ class PrefixTree:
                 table[at] = known
                 self.pool.drop(group, own)
 
+    def checkpoint(self, sequence: Sequence) -> None:
+        """Where the sequence is at the end of a page, a prompt may start after it: its slot is the node's from now on.
+
+        Its checkpoint before goes where it is too close to the one before that, so that a long answer leaves few.
+        """
+        node, slots = sequence.node, self.pool.slots
+        if slots is None or node is None or sequence.computed != sequence.shared * PAGE:
+            return
+        known, own, group = node.pages[-1], sequence.slot, len(self.pool.groups)
+        if known == _NONE:
+            node.pages[-1] = own
+            self._owners[-1][own] = node
+            slots.hold(own)
+        elif known != own:
+            slots.use(known)
+            sequence.slot = known
+            self.pool.drop(group, own)
+        last, before = sequence.checkpoint, 0
+        if last is not None and last.node is not node:
+            before = last.tokens
+            if last.tokens - last.before < MIN_CHECKPOINT_TOKENS:
+                before = last.before
+                if last.node.pages[-1] == last.slot and not slots.uses[last.slot]:
+                    self._forget(last.node, group)
+        sequence.checkpoint = Checkpoint(node, sequence.slot, sequence.computed, before)
+
     def evict(self, counts: Iterable[int]) -> bool:
         """Free so many idle pages of each group, the least recently used first; False, and no change, if too few."""
-        wanted = [(pages, len(pages.free) + count) for pages, count in zip(self.pool.pages, counts)]
+        wanted = [(units, len(units.free) + count) for units, count in zip(self.pool.units, counts)]
         if any(free > len(pages.free) + len(pages.idle) for pages, free in wanted):
             return False
         evicted = []
         for group, (pages, free) in enumerate(wanted):
-            while len(pages.free) < free:  # a page of the first group takes that of the second along
+            while len(pages.free) < free:  # a page of a group without a window takes those of others along
                 page = next(iter(pages.idle))
                 node = self._owners[group][page]
                 evicted += [(node, page)] if not group else []
@@ -161,12 +213,12 @@ class PrefixTree:
         return True
 
     def _forget(self, node: Node, group: int) -> None:
-        """A page leaves the tree; a page without a window takes its node, a leaf, along."""
-        leaf = not self.pool.groups[group].window
+        """A page leaves the tree; one of a group without a window takes its node, a leaf, along."""
+        leaf = not self._sheds[group]
         assert not (leaf and node.children)
         for each, page in enumerate(node.pages):
             if page != _NONE and (leaf or each == group):
-                self.pool.pages[each].let_go(page)
+                self.pool.units[each].let_go(page)
                 del self._owners[each][page]
                 node.pages[each] = _NONE
         while node.parent is not None and not node.children and all(page == _NONE for page in node.pages):
@@ -181,13 +233,13 @@ class PrefixTree:
         node = sequence.node
         for at in reversed(range(sequence.shared)):
             assert node is not None
-            own, below = [table[at] for table in sequence.tables], [node, *self._nodes(node)]
+            own, below = [*(table[at] for table in sequence.tables), sequence.slot], [node, *self._nodes(node)]
             there = [(group, page) for one in below for group, page in enumerate(one.pages) if page != _NONE]
-            if any(self.pool.pages[group].uses[page] > (own[group] == page) for group, page in there):
+            if any(self.pool.units[group].uses[page] > (own[group] == page) for group, page in there):
                 break
             parent = node.parent
             for one in reversed(below):  # leaves first
-                for group in range(len(own)):
+                for group in range(len(one.pages)):
                     if one.pages[group] != _NONE:
                         self._forget(one, group)
             node = parent
@@ -198,7 +250,7 @@ class PrefixTree:
         nodes = self.path(sequence)[: len(sequence.request.tokens) // PAGE]
         pin = Pin([(group, page) for group, page, _ in self._pages_of(nodes[: self._usable(nodes)])])
         for group, page in pin.pages:
-            self.pool.pages[group].use(page)
+            self.pool.units[group].use(page)
         self.pins[pin] = None
         return pin
 
@@ -233,15 +285,15 @@ class PrefixTree:
 
     def invariants(self) -> None:
         """Raises AssertionError where the pool's pages and the tree's do not agree."""
-        held: list[dict[int, Node]] = [{} for _ in self.pool.groups]
+        held: list[dict[int, Node]] = [{} for _ in self.pool.units]
         for node in self._nodes(self._root):
             assert node.parent is not None
             assert node.parent.children[node.tokens][node.few_mask] is node
             assert node.children or any(page != _NONE for page in node.pages)
             for group, page in enumerate(node.pages):
-                assert self.pool.groups[group].window or (page == _NONE) == (node.parent is self._root)
+                assert self._sheds[group] or (page == _NONE) == (node.parent is self._root)
                 if page != _NONE:
                     assert held[group].setdefault(page, node) is node
         assert held == self._owners
-        for pages, owners in zip(self.pool.pages, self._owners):
+        for pages, owners in zip(self.pool.units, self._owners):
             assert {page for page, held_ in enumerate(pages.held) if held_} == set(owners)

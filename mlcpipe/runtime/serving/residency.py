@@ -150,7 +150,7 @@ class Residency:
         """Who waits with the same prompt and will start where this one's ends, as far as there are places and pages."""
         if first.answer:
             return []
-        pages = min(self.pool.available(group) for group in range(len(self.pool.groups)))
+        pages = min(self.pool.available(group) for group in range(len(self.pool.units)))
         room = min(self.places, pages - len(self.running) - len(self.prefilling) - self.forking)
         found: list[Sequence] = []
         for one in self.waiting:
@@ -189,14 +189,16 @@ class Residency:
             return
 
     def _fits(self, sequence: Sequence) -> bool:
-        """Whether there are pages for all its tokens beside what prompts under way and the next tokens will need."""
-        for group in range(len(self.pool.groups)):
+        """Whether there are pages and slots for all its tokens beside what prompts under way and answers will need."""
+        for group in range(len(self.pool.units)):
             promised = sum(self._to_come(group, other) for other in self.prefilling) + len(self.running)
             if self._to_come(group, sequence) + promised > self.pool.available(group):
                 return False
         return True
 
     def _to_come(self, group: int, sequence: Sequence) -> int:
-        """Pages that a sequence needs beyond those it has, to draw its next token."""
+        """Pages, or slots, that a sequence needs beyond those it has, to draw its next token."""
+        if group == len(self.pool.groups):  # one that a step reads, and one that it writes
+            return 2 - len({sequence.slot, sequence.next_slot} - {-1})
         most = self.pool.groups[group].most(len(sequence.tokens) + 1, self.limits.prefill_chunk)
         return max(0, most - len(sequence.tables[group]) + sequence.kept_from[group])

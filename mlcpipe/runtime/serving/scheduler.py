@@ -18,7 +18,7 @@ from mlcpipe.runtime.serving.drafting import MOST_DRAFTED, Draft, Search
 from mlcpipe.runtime.serving.interface import OverloadedError
 from mlcpipe.runtime.serving.limits import Limits, Totals
 from mlcpipe.runtime.serving.page_pool import PagePool
-from mlcpipe.runtime.serving.prefix_tree import PrefixTree
+from mlcpipe.runtime.serving.prefix_tree import MIN_CHECKPOINT_TOKENS, PrefixTree
 from mlcpipe.runtime.serving.residency import Residency
 from mlcpipe.runtime.serving.sequence import Finish, Request, Sequence, State
 from mlcpipe.runtime.serving.step import NOT_DRAWN, Event, FewRows, ManyRows, Step, accepted
@@ -139,7 +139,7 @@ class Scheduler:
         tokens: list[tuple[float, int]] = []  # of each draft the next one: (minus how likely it stands, whose it is)
         for index, one in enumerate(running):
             request, draft = one.request, Draft([], 0.0)
-            if request.drafter is not None:
+            if request.drafter is not None and self.pool.slots is None:  # states in slots do not go back
                 left = min(request.max_tokens - one.answer, self.limits.context - len(one.tokens)) - 1
                 draft = request.drafter.propose(one.tokens)
                 draft = draft if len(draft.tokens) <= left else Draft(draft.tokens[: max(0, left)], draft.rate)
@@ -250,6 +250,9 @@ class Scheduler:
         begin, end = sequence.computed, sequence.few_from
         if end - begin > rows:
             end = max((begin + rows) // PAGE * PAGE, begin + min(rows, PAGE))
+        elif self.pool.slots is not None:  # where a prompt that begins with this one may start
+            last = (end - 1) // PAGE * PAGE
+            end = last if last - begin >= MIN_CHECKPOINT_TOKENS else end
         count = self._reserve_some(step, sequence, end - begin)
         if count:
             ends = begin + count == len(sequence.tokens)
@@ -295,12 +298,13 @@ class Scheduler:
             at += logits
             if sequence.state is not State.ENDED:
                 sequence.draft = []
-                sequence.computed += len(tokens) - len(draft)
                 kept = accepted(draft, got) if draft else got
                 if kept[:1] == [NOT_DRAWN]:
                     kept = []
-                    sequence.computed -= 1
-                elif draft:
+                    self.pool.repeat(sequence, len(tokens) - len(draft))
+                else:
+                    self.pool.advance(sequence, len(tokens) - len(draft))
+                if draft and kept:
                     self._count_draft(sequence, len(draft), len(kept) - 1)
                 self._got(sequence, kept, events, now)
                 if draft:
@@ -317,13 +321,17 @@ class Scheduler:
             at += len(drawing)
             if sequence.state is State.ENDED:
                 continue
-            sequence.computed += count
+            late = got[:1] == [NOT_DRAWN]
+            if late and self.pool.slots is not None:  # who waits with the same prompt cannot fork, and waits on
+                self.pool.repeat(sequence, count)
+                continue
+            self.pool.advance(sequence, count)
             if not drawing:
                 self._got(sequence, (), events, now)
             for one, token in zip(drawing, got):
                 if token != NOT_DRAWN and (one is sequence or self.residency.fork(sequence, one)):
                     self._got(one, (token,), events, now)
-            if drawing and got[0] == NOT_DRAWN:
+            if late:
                 sequence.computed -= 1
                 self._got(sequence, (), events, now)
         return events
@@ -347,6 +355,7 @@ class Scheduler:
             sequence.computed += len(pushed) - 1
         if sequence.computed // PAGE > sequence.shared:
             self.tree.add(sequence)
+            self.tree.checkpoint(sequence)
         self.pool.slide(sequence)
         if pushed:
             self.totals.answer_tokens += len(pushed)

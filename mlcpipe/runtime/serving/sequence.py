@@ -15,7 +15,7 @@ from tir_schedules.step_layout import PAGE
 
 if TYPE_CHECKING:
     from mlcpipe.runtime.serving.adapters import Adapter
-    from mlcpipe.runtime.serving.prefix_tree import Node
+    from mlcpipe.runtime.serving.prefix_tree import Checkpoint, Node
 
 PRIORITIES = (-1, 0, 1)
 _ALL_FEW = (1 << PAGE) - 1
@@ -40,6 +40,7 @@ class Request:
     adapter        of the model's projections, or None
     shifts         the answer goes on where the context is full, without what is dropped
     ready          whether its next token can be drawn; it is left out of steps before
+    redraws        the row of a token may be computed again, as its mask came late
 
     Raises UsageError.
     """
@@ -58,6 +59,7 @@ class Request:
     adapter: Adapter | None = None
     shifts: bool = False
     ready: Callable[[], bool] = lambda: True
+    redraws: bool = False
 
     def __post_init__(self) -> None:
         if not self.tokens:
@@ -97,8 +99,11 @@ class Sequence:
                 ("few"): the length of the prompt, or of what was computed anew when RoPE's frequencies changed or the
                 context was shifted
     computed    the keys and values of so many tokens are in pages
-    tables      by group of layers, the page of each 16 tokens; -1 where a window has left them behind
+    tables      by group of pages, the page of each 16 tokens; -1 where a window has left them behind
     kept_from   by group, the first page that has not been left behind
+    slot        where the states after the computed tokens are, -1: before the first token, or a model without slots
+    next_slot   where the step under way writes them, -1: there is none
+    checkpoint  the last one that this sequence left in the prefix tree
     node        the deepest node of the prefix tree that this sequence uses, and `shared`, how deep it is
     cached      tokens of the prompt that were found when the request was first admitted
     draft       proposed tokens after the last one
@@ -114,6 +119,9 @@ class Sequence:
     few_from: int = field(init=False)
     state: State = State.WAITING
     computed: int = 0
+    slot: int = -1
+    next_slot: int = -1
+    checkpoint: Checkpoint | None = None
     node: Node | None = None
     shared: int = 0
     cached: int | None = None

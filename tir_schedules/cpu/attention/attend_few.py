@@ -31,7 +31,7 @@ def attend_few(shape: AttentionShape, scale: float, window: int, tiles: Tiles) -
     n = tirx.Var("n", "int64")
     arguments = {
         "qkv": qkv_argument(shape, n),
-        "step": step_argument(tirx.Var("k", "int64"), window > 0),
+        "step": step_argument(tirx.Var("k", "int64"), shape.page_group),
         "pages": pages_tensor(shape),
         **sinks_argument(shape),
         "out": out_argument(shape, n),

@@ -14,7 +14,6 @@ from tir_schedules.cpu.attention.attend_few import attend_few
 from tir_schedules.cpu.attention.attend_many import attend_many
 from tir_schedules.cpu.attention.flash import Tiles, chosen
 from tir_schedules.cpu.attention.keys import BLOCK_PAGES
-from tir_schedules.cpu.attention.move_pages import copy_pages
 from tir_schedules.cpu.attention.pages import AttentionShape
 from tir_schedules.cpu.attention.rotate import rotate
 from tir_schedules.cpu.attention.store_pages import store_pages
@@ -34,23 +33,22 @@ def page_functions(
 ) -> dict[str, tirx.PrimFunc]:
     """Role -> tagged function, for layers whose scores are times `scale` and that have a `window` (0: none).
 
-    store_pages(qkv, step, pages)       K and V of all rows to their slots, before attention
+    store_pages(qkv, step, pages)       K and V of all rows to their places, before attention
     attend_few(qkv, step, pages, out)   rows with decode's numerics
     attend_many(qkv, step, pages, out)  rows of prompts; with `bidirectional`, of texts whose rows see all of them
-    copy_pages(pairs, pages)
     rotate_qkv(qkv), rotate_out(out)    where `rotated_dims`: before `store_pages` and after attention, in place
     """
     attending = {
-        "store_pages": store_pages(shape, window),
+        "store_pages": store_pages(shape),
         "attend_few": attend_few(shape, scale, window, FEW),
         "attend_many": attend_many(shape, scale, window, MANY, bidirectional),
     }
-    moving = {"copy_pages": copy_pages(shape)}
+    rotating = {}
     if shape.rotated_dims:
-        moving["rotate_qkv"] = rotate(shape, "rotate_qkv", shape.num_heads + 2 * shape.num_kv_heads)
-        moving["rotate_out"] = rotate(shape, "rotate_out", shape.num_heads)
+        rotating["rotate_qkv"] = rotate(shape, "rotate_qkv", shape.num_heads + 2 * shape.num_kv_heads)
+        rotating["rotate_out"] = rotate(shape, "rotate_out", shape.num_heads)
     facts = {**shape.facts, "scale": scale, "window": window} | ({"bidirectional": 1} if bidirectional else {})
-    return by_hand(attending, "", **facts) | by_hand(moving, "", **shape.facts)
+    return by_hand(attending, "", **facts) | by_hand(rotating, "", **shape.facts)
 
 
 def attention_tiles(op: Op, knobs: Knobs) -> Tiles:

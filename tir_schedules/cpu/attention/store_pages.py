@@ -17,20 +17,20 @@ from tir_schedules.step import Step, step_argument
 _MANY_TOKENS = 16
 
 
-def store_pages(shape: AttentionShape, window: int) -> tirx.PrimFunc:
-    """qkv f32[n, heads + 2 kv_heads, D], step i32[k]: K and V of every row to its slot of pages int8[P, page_bytes]."""
+def store_pages(shape: AttentionShape) -> tirx.PrimFunc:
+    """qkv f32[n, heads + 2 kv_heads, D], step i32[k]: K and V of all rows to pages int8[P, page_bytes]."""
     heads, kv_heads, dim = shape.num_heads, shape.num_kv_heads, shape.head_dim
     n = tirx.Var("n", "int64")
     arguments = {
         "qkv": qkv_argument(shape, n),
-        "step": step_argument(tirx.Var("k", "int64"), window > 0),
+        "step": step_argument(tirx.Var("k", "int64"), shape.page_group),
         "pages": pages_tensor(shape),
     }
 
     def body(qkv: Buffer, step: Step, pages: Pages) -> None:
         def token(t: Expr) -> None:
             with I.If(step.stores(t)), I.Then():
-                page, slot = (value(x) for x in step.slot(t))
+                page, slot = (value(x) for x in step.place(t))
                 with I.serial(0, kv_heads) as h:
                     k = value((t * (heads + 2 * kv_heads) + heads + h) * dim)
                     _store_k(shape, qkv, k, pages, page, slot, h)

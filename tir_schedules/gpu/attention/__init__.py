@@ -24,6 +24,7 @@ scores.py           scores and masks; arguments of TVM's cache
 
 from tir_schedules.gpu.attention.cache import kv_cache_functions as kv_cache_functions
 from tir_schedules.gpu.attention.functions import page_functions as page_functions
+from tir_schedules.gpu.attention.move_pages import copy_pages as copy_pages
 from tir_schedules.gpu.attention.pages import ACTIVATION_DTYPES as ACTIVATION_DTYPES
 from tir_schedules.gpu.attention.pages import AttentionShape as AttentionShape
 from tir_schedules.gpu.attention.pages import kv_dtypes as kv_dtypes

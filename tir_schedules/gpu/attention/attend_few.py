@@ -49,7 +49,7 @@ def attend_few(shape: AttentionShape, scale: float, window: int, tile: DecodeTil
     n, k = tirx.Var("n", "int64"), tirx.Var("k", "int64")
     arguments: dict[str, Argument] = {
         "qkv": qkv_argument(shape, n),
-        "step": step_argument(k, window > 0),
+        "step": step_argument(k, shape.page_group),
         "pages": byte_pages_argument(shape),
         **sinks_argument(shape),
         "out": heads_argument(shape, n),

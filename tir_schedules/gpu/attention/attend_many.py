@@ -44,7 +44,7 @@ def attend_many(
     n = tirx.Var("n", "int64")
     arguments: dict[str, Argument] = {
         "qkv": qkv_argument(shape, n),
-        "step": step_argument(tirx.Var("k", "int64"), window > 0),
+        "step": step_argument(tirx.Var("k", "int64"), shape.page_group),
         "pages": byte_pages_argument(shape),
         **sinks_argument(shape),
         "out": heads_argument(shape, n),

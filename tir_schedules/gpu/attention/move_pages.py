@@ -8,19 +8,20 @@ from tvm.script.ir_builder import tirx as I
 from tir_schedules.builder import Argument, Buffer, Expr, Tensor, f32, function, put
 from tir_schedules.gpu.attention.pages import AttentionShape, Pages, byte_pages_argument, for_each, qkv_argument
 from tir_schedules.gpu.kernel import float_to_half, half_to_float, keep, local, nearest, pin
+from tir_schedules.op import by_hand
 from tir_schedules.paged import PAGE, QUANTIZED
 from tir_schedules.step import Step, step_argument
 
 INFINITY_BITS = 0x7F800000
 
 
-def store_pages(shape: AttentionShape, window: int) -> tirx.PrimFunc:
+def store_pages(shape: AttentionShape) -> tirx.PrimFunc:
     """qkv [n, heads + 2 kv_heads, D], step i32[k]: K and V of every row to its slot of pages int8[P, page_bytes]."""
     heads, kv_heads, dim = shape.num_heads, shape.num_kv_heads, shape.head_dim
     n = tirx.Var("n", "int64")
     arguments: dict[str, Argument] = {
         "qkv": qkv_argument(shape, n),
-        "step": step_argument(tirx.Var("k", "int64"), window > 0),
+        "step": step_argument(tirx.Var("k", "int64"), shape.page_group),
         "pages": byte_pages_argument(shape),
     }
 
@@ -32,7 +33,7 @@ def store_pages(shape: AttentionShape, window: int) -> tirx.PrimFunc:
         def element(i: Expr) -> None:
             t, head, d = keep(i // (kv_heads * dim)), keep(i // dim % kv_heads), keep(i % dim)
             with I.If(step.stores(t)), I.Then():
-                page, slot = (keep(x) for x in step.slot(t))
+                page, slot = (keep(x) for x in step.place(t))
                 put(pages.data, pages.k(page, head, slot, d), qkv[t, heads + head, d])
                 put(pages.data, pages.v(page, head, slot, d), qkv[t, heads + kv_heads + head, d])
 
@@ -47,7 +48,7 @@ def _quantize(shape: AttentionShape, qkv: Buffer, step: Step, pages: Pages, n: E
 
     def word(t: Expr) -> Expr:
         """What rows have in common that share words; -1 of a row that goes nowhere."""
-        page, slot = step.slot(t)
+        page, slot = step.place(t)
         return keep(I.if_then_else(step.stores(t), page * (PAGE // 4) + slot // 4, -1))
 
     def group(i: Expr) -> None:
@@ -59,7 +60,7 @@ def _quantize(shape: AttentionShape, qkv: Buffer, step: Step, pages: Pages, n: E
             mine = I.And(mine, I.Or(t < j, word(I.max(t - j, 0)) != own))
         count = I.min(4, I.cast(n, "int32") - t)
         with I.If(mine), I.Then(), I.serial(0, count) as j, I.If(word(t + j) == own), I.Then():
-            _quantize_row(pages, qkv, (t + j, heads + of_v * kv_heads + head), step.slot(t + j), (head, g), of_v)
+            _quantize_row(pages, qkv, (t + j, heads + of_v * kv_heads + head), step.place(t + j), (head, g), of_v)
 
     for_each(n * (2 * kv_heads * groups), group)
 
@@ -108,12 +109,12 @@ def _replace(words: Buffer, index: Expr, shift: Expr, value: Expr, mask: int) ->
     put(words, index, I.bitwise_or(others, I.shift_left(I.bitwise_and(value, mask), shift)))
 
 
-def copy_pages(shape: AttentionShape) -> tirx.PrimFunc:
+def copy_pages(page_bytes: int) -> tirx.PrimFunc:
     """pairs i32[c, 2], pages int8[P, page_bytes]: page pairs[i, 1] = page pairs[i, 0], one pair after the other."""
-    count, words = tirx.Var("num_pages", "int64"), shape.page_bytes // 4
+    count, words = tirx.Var("num_pages", "int64"), page_bytes // 4
     arguments: dict[str, Argument] = {
         "pairs": Tensor((tirx.Var("c", "int64"), 2), "int32"),
-        "pages": Tensor((count, shape.page_bytes), "int8", [(count * words, "uint32")]),
+        "pages": Tensor((count, page_bytes), "int8", [(count * words, "uint32")]),
     }
 
     def body(pairs: Buffer, data: Buffer) -> None:
@@ -123,4 +124,4 @@ def copy_pages(shape: AttentionShape) -> tirx.PrimFunc:
 
         for_each(words, word)
 
-    return function("copy_pages", arguments, body)
+    return by_hand({"copy_pages": function("copy_pages", arguments, body)}, page_bytes=page_bytes)["copy_pages"]

@@ -1,0 +1,88 @@
+"""The memory plan: what a bundle takes to run, before anything is loaded."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from mlcpipe.bundle.manifest import Manifest
+from mlcpipe.bundle.states import State, group_of, kv_bytes_per_token, slot_bytes, windows_of
+from tir_schedules.step_layout import PAGE
+
+# Measured on Linux x86-64, 2026-11: memory of Python and the VM at run time, with a margin; and memory per token of a
+# tokenizer with 128,000 tokens.
+_RUN_BYTES = 16 << 20
+_TOKENIZER_BYTES = 384
+_HELPERS = 7  # threads beside the one that runs the model
+_CHECKPOINT_SHARE = 4  # a quarter of what the pages take may go to slots
+ONE_SEQUENCE_SLOTS = 4  # of a single conversation: the current one, and three that an earlier end can go on from
+
+
+@dataclass(frozen=True)
+class Units:
+    """How many pages each group has, and how many slots there are."""
+
+    pages: tuple[int, ...]
+    slots: int = 0
+
+    def of(self, states: Sequence[State], state: State) -> int:
+        """Units of a state."""
+        return self.slots if state.kind == "slot" else self.pages[group_of(states, state)]
+
+    def nbytes(self, states: Sequence[State]) -> int:
+        """Bytes of all states."""
+        return sum(self.of(states, state) * state.unit_bytes for state in states)
+
+
+def pages_at_once(window: int, tokens: int, chunk: int) -> int:
+    """Pages that a sequence of so many tokens needs at once, computed in chunks of so many rows."""
+    count = -(-tokens // PAGE)
+    return min(count, -(-(window + chunk) // PAGE) + 2) if window else count
+
+
+def one_sequence(manifest: Manifest, context: int) -> Units:
+    """The units of a single conversation of so many tokens, whose windows are kept whole."""
+    pages = -(-context // PAGE)
+    slots = ONE_SEQUENCE_SLOTS if slot_bytes(manifest.states) else 0
+    return Units((pages,) * len(windows_of(manifest.states)), slots)
+
+
+def many_sequences(manifest: Manifest, context: int, tokens: int) -> Units:
+    """The units of many sequences of up to `context` tokens each, and `tokens` together.
+
+    Groups with a window beside others have what as many sequences of the whole context need at once, and a window more
+    of each, for prefixes. Slots are two for each of these sequences, which a step reads and writes, and as many for
+    checkpoints as a share of the pages' memory holds.
+    """
+    model, states = manifest.model, manifest.states
+    pages, sequences = -(-tokens // PAGE), -(-tokens // context)
+    groups = []
+    for group, window in enumerate(windows_of(states)):
+        most = pages_at_once(window, context, model.prefill_chunk) + -(-window // PAGE)
+        groups.append(min(pages, sequences * most) if group else pages)
+    slots, each = 0, slot_bytes(states)
+    if each:
+        share = Units(tuple(groups)).nbytes(states) // _CHECKPOINT_SHARE // each
+        slots = min(3 * model.max_batch, max(2 * sequences + 2, share))
+    return Units(tuple(groups), slots)
+
+
+def context_that_fits(manifest: Manifest, room: int) -> int:
+    """Tokens of a single conversation whose states take at most so many bytes; 0 or less where none do."""
+    fixed = one_sequence(manifest, 0).nbytes(manifest.states)
+    return (room - fixed) // max(1, kv_bytes_per_token(manifest.states))
+
+
+def running_bytes(manifest: Manifest) -> int:
+    """Upper bound of a run's memory besides weights, states and the process that opened the bundle.
+
+    The sum of: the workspaces of all functions, and the scratch of their kernels in up to 8 threads; logits; the
+    tokenizer. Where the scratch is not known, as of GPUs: the largest workspace twice, and what attention keeps.
+    """
+    model, plan = manifest.model, manifest.memory_plan
+    workspaces = plan.workspace_bytes.values()
+    vocabulary = model.vocab_size * (2 * 4 + _TOKENIZER_BYTES)
+    scratch = [one.scratch.caller + _HELPERS * one.scratch.helper for one in manifest.target.variants if one.scratch]
+    if scratch:
+        return sum(workspaces) + max(scratch) + vocabulary + _RUN_BYTES
+    return 2 * max(workspaces, default=0) + plan.attention_bytes + vocabulary + _RUN_BYTES

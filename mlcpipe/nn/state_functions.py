@@ -1,0 +1,108 @@
+"""The functions of a language model over states that the runtime owns: `prefill`, `decode`, `copy_pages`.
+
+`step` and `states` are those of `StepStates`; after a forward the states have its tokens, too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from tvm.relax.frontend import nn
+from tvm.relax.frontend.nn import Tensor, op
+
+from mlcpipe.nn import step_states
+from mlcpipe.nn.rows import columns, rows_of, write_rows
+
+if TYPE_CHECKING:
+    from mlcpipe.nn.causal_lm import CausalLM
+
+
+def functions(model: CausalLM) -> dict[str, Callable[..., Any]]:
+    """The functions by name, those of its draft head aside."""
+    return {function.__name__: partial(function, model) for function in _FUNCTIONS}
+
+
+def decode(model: CausalLM, tokens: Tensor, step: Tensor, logits: Tensor, states: list[Tensor]) -> Tensor:
+    """tokens i32[b], with the numerics of decode -> logits f32[b, vocab], which are written to `logits`."""
+    return model.logits(_hidden(model, tokens, step, states, many=False)[-1])
+
+
+def prefill(
+    model: CausalLM, tokens: Tensor, rows: Tensor, step: Tensor, logits: Tensor, states: list[Tensor]
+) -> Tensor:
+    """tokens i32[n] of prompts -> logits f32[r, vocab] of the rows i32[r], which are written to `logits`."""
+    return _of_rows(model, _hidden(model, tokens, step, states, many=True)[-1], rows)
+
+
+def decode_hidden(
+    model: CausalLM, tokens: Tensor, hidden: Tensor, step: Tensor, logits: Tensor, states: list[Tensor]
+) -> Tensor:
+    """As `decode`; what the draft head reads of each row is written to `hidden` f32[b, kept * hidden]."""
+    return model.logits(_kept(model, tokens, hidden, step, states, many=False))
+
+
+def prefill_hidden(
+    model: CausalLM, tokens: Tensor, rows: Tensor, hidden: Tensor, step: Tensor, logits: Tensor, states: list[Tensor]
+) -> Tensor:
+    """As `prefill`; what the draft head reads of each row is written to `hidden` f32[n, kept * hidden]."""
+    return _of_rows(model, _kept(model, tokens, hidden, step, states, many=True), rows)
+
+
+def copy_pages(model: CausalLM, pairs: list[Tensor], states: list[Tensor]) -> list[Tensor]:
+    """In the states of group g, page pairs[g][i, 1] = page pairs[g][i, 0]."""
+    return step_states.copy_pages(model, pairs, states)
+
+
+_FUNCTIONS = (decode, prefill, decode_hidden, prefill_hidden, copy_pages)
+
+
+def _of_rows(model: CausalLM, hidden: Tensor, rows: Tensor) -> Tensor:
+    return model.logits(op.tensor_expr_op(rows_of, "rows", [hidden, rows]))
+
+
+def _kept(model: CausalLM, tokens: Tensor, hidden: Tensor, step: Tensor, states: list[Tensor], many: bool) -> Tensor:
+    """The rows [m, hidden] that logits are computed from, once they are in `hidden` with the others."""
+    assert model.draft_head is not None
+    rows = _hidden(model, tokens, step, states, many, model.draft_head.layers)
+    written, d = write_rows(rows, hidden), model.facts.hidden_size
+    return columns(written, (len(rows) - 1) * d, d, rows[-1].dtype)
+
+
+def _hidden(
+    model: CausalLM, tokens: Tensor, step: Tensor, states: list[Tensor], many: bool, kept: Sequence[int] = ()
+) -> list[Tensor]:
+    kv = step_states.StepStates(model, model.states(), step, states, many)
+    rows: list[Tensor] = model.model(model.embed(tokens), kv, kept)
+    return rows
+
+
+def specs(model: CausalLM) -> dict[str, Any]:
+    """Argument specifications of the functions, for `nn.Module.export_tvm`."""
+    tensor, vocab, table = nn.spec.Tensor, model.facts.vocab_size, model.states()
+    states = step_states.argument(table)
+    cache = {"step": tensor(["k"], "int32"), "states": states, "$": {"param_mode": "plain", "effect_mode": "none"}}
+    forwards = {
+        "decode": {"tokens": tensor(["b"], "int32"), "logits": tensor(["b", vocab], "float32"), **cache},
+        "prefill": {
+            "tokens": tensor(["n"], "int32"),
+            "rows": tensor(["r"], "int32"),
+            "logits": tensor(["r", vocab], "float32"),
+            **cache,
+        },
+        "copy_pages": {
+            "pairs": step_states.pairs_argument(table),
+            "states": states,
+            "$": {"param_mode": "none", "effect_mode": "none"},
+        },
+    }
+    head = model.draft_head
+    if head is None:
+        return forwards
+    kinds = {"decode": "b", "prefill": "n"} if head.prompts else {"decode": "b"}
+    hidden = {
+        f"{kind}_hidden": {**forwards[kind], "hidden": tensor([rows, head.kept_size(model)], "float32")}
+        for kind, rows in kinds.items()
+    }
+    return hidden | head.spec(model) | forwards

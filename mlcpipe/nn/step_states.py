@@ -1,0 +1,120 @@
+"""What layers see of a step: its integers, and the states that the runtime owns, as plain tensors.
+
+`tir_schedules/step_layout.py` describes the integers; TVM's cache object, for hosts that bring it along, is in
+`kv_cache.py`.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from tvm import te, tirx
+from tvm.relax.frontend.nn import Tensor, op, spec
+
+from mlcpipe.bundle.states import State, group_of, windows_of
+from tir_schedules import step_layout as layout
+
+if TYPE_CHECKING:
+    from mlcpipe.nn.attention import AttentionSpec
+    from mlcpipe.nn.causal_lm import LanguageModel
+
+
+class StepStates:
+    """The states inside a model function. Layers replace those that they change by what they are after the step.
+
+    `step` is i32[k], `tensors[i]` the one of table[i]. `many`: the rows are those of prompts, else each has decode's
+    numerics. `bidirectional`: rows see the keys after them, too.
+    """
+
+    def __init__(
+        self,
+        model: LanguageModel,
+        table: Sequence[State],
+        step: Tensor,
+        tensors: list[Tensor],
+        many: bool,
+        bidirectional: bool = False,
+    ) -> None:
+        self.step, self.tensors = step, tensors
+        self._model, self._table, self._many, self._bidirectional = model, table, many, bidirectional
+
+    def place(self, name: str) -> int:
+        """Where a state is in `tensors`."""
+        return next(index for index, state in enumerate(self._table) if state.name == name)
+
+    def attend(self, layer: int, of: AttentionSpec, qkv: Tensor, sinks: Tensor | None = None) -> Tensor:
+        """Store k and v of qkv [m, heads + 2 kv_heads, D] in the layer's pages and attend: -> [m, heads * D].
+
+        `sinks` are f32[heads] where `of` says that heads have them.
+        """
+        own = next(i for i, state in enumerate(self._table) if state.kind == "pages" and layer in state.layers)
+        shape = self._model.attention_shape(of, group_of(self._table, self._table[own]))
+        functions = _functions(self._model.kernels, shape, of.score_scale, of.window or 0, self._bidirectional)
+        m, pages = qkv.shape[0], self.tensors[own]
+        if "rotate_qkv" in functions:
+            qkv = op.tensor_ir_inplace_op(functions["rotate_qkv"], "rotate_qkv", [qkv], 0, qkv)
+        pages = op.tensor_ir_inplace_op(
+            functions["store_pages"], "store_pages", [qkv, self.step, pages], 2, Tensor.placeholder(pages.shape, "int8")
+        )
+        self.tensors[own] = pages
+        name = "attend_many" if self._many else "attend_few"
+        out = Tensor.placeholder((m, of.num_heads, of.head_dim), qkv.dtype)
+        workspace = () if self._many else shape.workspace
+        outputs = [out, *(Tensor.placeholder((size,), "float32") for size in workspace)]
+        attended = op.tensor_ir_op(
+            functions[name], name, [qkv, self.step, pages, *([] if sinks is None else [sinks])], outputs
+        )
+        attended = attended if isinstance(attended, Tensor) else attended[0]
+        if "rotate_out" in functions:
+            attended = op.tensor_ir_inplace_op(functions["rotate_out"], "rotate_out", [attended], 0, out)
+        return op.reshape(attended, (m, of.num_heads * of.head_dim))
+
+    def positions(self, rows: tirx.Expr) -> Tensor:
+        """Positions i32[rows] of this forward's tokens in their sequences."""
+        return self._of_rows(layout.POSITION, rows, "positions")
+
+    def rope_lengths(self, rows: tirx.Expr) -> Tensor:
+        """For each row the length i32[rows] of its whole sequence."""
+        return self._of_rows(layout.ROPE_LENGTH, rows, "rope_lengths")
+
+    def _of_rows(self, field: int, rows: tirx.Expr, name: str) -> Tensor:
+        def values(step: te.Tensor) -> te.Tensor:
+            return te.compute((rows,), lambda i: step[step[field].astype("int64") + i], name=name)
+
+        return op.tensor_expr_op(values, name, [self.step])
+
+
+def argument(table: Sequence[State]) -> list[spec.Tensor]:
+    """The argument `states` of functions: units of a kind and group have one symbol."""
+    return [
+        spec.Tensor(["Z" if s.kind == "slot" else f"P{group_of(table, s) or ''}", s.unit_items], s.dtype) for s in table
+    ]
+
+
+def copy_pages(model: LanguageModel, pairs: list[Tensor], states: list[Tensor]) -> list[Tensor]:
+    """In all states of group g, page pairs[g][i, 1] = page pairs[g][i, 0] (i32[c, 2])."""
+    table, copied = model.states(), []
+    for state, tensor in zip(table, states):
+        if state.kind == "pages":
+            func = importlib.import_module(f"tir_schedules.{model.kernels}.attention").copy_pages(state.unit_bytes)
+            of, out = pairs[group_of(table, state)], Tensor.placeholder(tensor.shape, "int8")
+            tensor = op.tensor_ir_inplace_op(func, "copy_pages", [of, tensor], 1, out)
+        copied.append(tensor)
+    return copied
+
+
+def pairs_argument(table: Sequence[State]) -> list[spec.Tensor]:
+    """The argument `pairs` of `copy_pages`, one tensor for each group."""
+    return [spec.Tensor([f"c{group or ''}", 2], "int32") for group in range(len(windows_of(table)))]
+
+
+def _functions(
+    kernels: str, shape: Any, scale: float, window: int, bidirectional: bool = False
+) -> dict[str, tirx.PrimFunc]:
+    """Every function over pages of the kernels' folder, by its role."""
+    made: dict[str, tirx.PrimFunc] = importlib.import_module(f"tir_schedules.{kernels}.attention").page_functions(
+        shape, scale, window, bidirectional
+    )
+    return made

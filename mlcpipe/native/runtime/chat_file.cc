@@ -156,7 +156,7 @@ void WriteChat(const std::string& path, ChatHeader header, const StateTable& tab
     const State& state = table.all()[at];
     const auto bytes = static_cast<size_t>(state.unit_bytes);
     const UnitsOfState of = units(at);
-    for (const int32_t number : of.numbers) {
+    for (const int32_t& number : of.numbers) {
       const uint8_t* const unit = of.data + static_cast<size_t>(number) * bytes;
       if (&number != &of.numbers.back()) {
         file.Write(unit, bytes);

@@ -42,7 +42,7 @@ def replayed(program: Path, trace: dict[str, Any]) -> list[dict[str, Any]]:
     limits, groups = trace["limits"], trace["groups"]
     above = -1 if limits["recompute_above"] is None else limits["recompute_above"]
     words: list[object] = [len(groups), *(group[name] for group in groups for name in ("pages", "window"))]
-    words.append(trace.get("slots", 0))
+    words.append(trace["slots"])
     words += [limits[name] for name in ("context", "prefill_chunk", "sequences", "queue", "few_rows", "step_s")]
     words += [above, *trace["costs"]]
     for turn in trace["turns"]:
@@ -70,7 +70,8 @@ def assert_same_plans(program: Path, trace: dict[str, Any]) -> None:
     assert len(found) == len(trace["turns"])
     for number, (expected, one) in enumerate(zip(trace["turns"], found)):
         assert one["cancelled"] == 1, number
-        if expected["plan"] and "slots" not in expected["plan"]: one["plan"].pop("slots")
+        if expected["plan"] and "slots" not in expected["plan"]:
+            one["plan"].pop("slots")
         for name in ("expired", "plan", "events"):
             assert one.get(name) == expected.get(name), (number, name)
     assert found[-1]["has_work"] == 0
@@ -101,17 +102,18 @@ class Failing(Recording):
 
 
 def random_trace(seed: int) -> Failing:
-    """Up to eight sequences over few pages: all that requests may say, prompts that begin alike, cancels."""
+    """Up to eight sequences over few pages and slots: all that requests may say, prompts that begin alike, cancels."""
     rng = random.Random(seed)
     context = rng.choice((96, 160, 300))
     pages = -(-context // 16) + rng.choice((2, 8, 40))
-    groups = rng.choice(([PageGroup(pages)], [PageGroup(pages, 40)], [PageGroup(pages), PageGroup(pages, 33)]))
+    windows = rng.choice(((0,), (40,), (0, 33), (0, 64, 33), (64, 33)))
+    groups, slots = [PageGroup(pages, window) for window in windows], rng.choice((0, 0, 4, 9, 30))
     above = rng.choice((None, None, 70))
     limits = Limits(
         context, prefill_chunk=rng.choice((16, 48, 64)), sequences=rng.randint(1, 8), few_rows=rng.choice((8, 64)),
         step_s=rng.choice((0.03, 0.06, 0.1)),
     )  # fmt: skip
-    simulation = Failing(tuple(groups), limits, recompute_above=above)
+    simulation = Failing(tuple(groups), limits, recompute_above=above, slots=slots, redraws=False)
     shared = [words(rng, 80) for _ in range(2)]
     everybody: list[Any] = []
     for turn in range(40):

@@ -30,15 +30,11 @@ MODEL = ModelInfo(
     vocab_size=320,
     hidden_size=128,
     num_layers=2,
-    num_attention_heads=4,
-    num_key_value_heads=2,
-    head_dim=32,
     context_length=256,
-    sliding_window=None,
     dtype="float32",
     kv_dtype="float32",
     prefill_chunk=64,
-    page_size=16,
+    max_batch=64,
 )
 
 
@@ -71,7 +67,8 @@ def small_manifest(params: tuple[ParamInfo, ...], files: dict[str, FileInfo]) ->
         weight_layout="row",
         entry_points=("prefill", "decode"),
         params=params,
-        memory_plan=MemoryPlan(weights_bytes=1000, kv_bytes_per_token=64, workspace_bytes={"decode": 4096}),
+        memory_plan=MemoryPlan(weights_bytes=1000, workspace_bytes={"decode": 4096}),
+        states=(),
         kernels=(KernelInfo(variants=("avx2",), name="matmul", op="matmul", rule="gemv", reason="one row"),),
         linker=LinkerInfo(name="cc", version="14.2"),
         checkpoint_hash="ab" * 32,

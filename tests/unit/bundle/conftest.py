@@ -24,6 +24,7 @@ from mlcpipe.bundle import (
     abi_hash,
     write_manifest,
 )
+from mlcpipe.bundle.states import Part, State
 
 MODEL = ModelInfo(
     model_type="llama",
@@ -35,6 +36,15 @@ MODEL = ModelInfo(
     kv_dtype="float32",
     prefill_chunk=64,
     max_batch=64,
+)
+
+
+_PARTS = (
+    Part(name="keys", dtype="float32", shape=(32, 16), token_axis=1),
+    Part(name="values", dtype="float32", shape=(16, 32), token_axis=0),
+)
+STATES = tuple(
+    State(name=f"layers.{layer}.attention", kind="pages", copies=2, parts=_PARTS, layers=(layer,)) for layer in range(2)
 )
 
 
@@ -68,7 +78,7 @@ def small_manifest(params: tuple[ParamInfo, ...], files: dict[str, FileInfo]) ->
         entry_points=("prefill", "decode"),
         params=params,
         memory_plan=MemoryPlan(weights_bytes=1000, workspace_bytes={"decode": 4096}),
-        states=(),
+        states=STATES,
         kernels=(KernelInfo(variants=("avx2",), name="matmul", op="matmul", rule="gemv", reason="one row"),),
         linker=LinkerInfo(name="cc", version="14.2"),
         checkpoint_hash="ab" * 32,

@@ -21,8 +21,17 @@ from mlcpipe.runtime.serving.scheduler import Scheduler
 from mlcpipe.runtime.serving.sequence import Finish, Request, Sequence, State
 from mlcpipe.runtime.serving.step import NOT_DRAWN, Event, Step
 from tir_schedules.step_layout import (
-    KEYS, PAGE, PLACE, POSITION, ROW_BEGIN, SEQUENCES, SLOT_READ, SLOT_WRITE, TABLE_BEGIN, TABLES,
-)  # fmt: skip
+    KEYS,
+    PAGE,
+    PLACE,
+    POSITION,
+    ROW_BEGIN,
+    SEQUENCES,
+    SLOT_READ,
+    SLOT_WRITE,
+    TABLE_BEGIN,
+    TABLES,
+)
 
 VOCAB = 1000
 COSTS = (20e-3, 2e-3, 20e-3, 1e-3, 1e-6, 0.2e-6)

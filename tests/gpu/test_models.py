@@ -121,7 +121,7 @@ def test_a_cache_of_codes_equals_the_cpus(family: str, dtype: str, target: str, 
         for name, folder in ((CHUNKS.format(getattr(gpu, target)), "gpu"), (EXACT, "cpu"))
     )
     assert on_gpu.manifest.model.kv_dtype == dtype
-    assert on_gpu.manifest.memory_plan.kv_bytes_per_token == on_cpu.manifest.memory_plan.kv_bytes_per_token
+    assert on_gpu.manifest.kv_bytes_per_token == on_cpu.manifest.kv_bytes_per_token
     tokens = tiny.prompt_tokens(case, TOKENS)
     expected, exact = on_cpu.logits(tokens), tiny.reference_logits(case, tokens)
     steps = on_gpu.logits_stepwise(tokens, prefill_tokens=PREFILL)

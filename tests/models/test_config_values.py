@@ -45,7 +45,7 @@ WINDOWS: list[tuple[str, dict[str, Any], tuple[int | None, ...]]] = [
 
 @pytest.mark.parametrize(("family", "fields", "expected"), WINDOWS, ids=lambda value: str(value)[:50])
 def test_windows(family: str, fields: dict[str, Any], expected: tuple[int | None, ...]) -> None:
-    assert build(family, **fields).facts.windows == expected
+    assert tuple(of.window for of in build(family, **fields).attentions()) == expected
 
 
 # (family, fields, attribute of ModelFacts, its value)
@@ -95,7 +95,7 @@ def test_facts(family: str, fields: dict[str, Any], name: str, value: Any) -> No
 def test_an_absent_head_dim_is_the_family_s(family: str, head_dim: int) -> None:
     fields = config(family)
     del fields["head_dim"]
-    assert build_model(fields).facts.head_dim == head_dim
+    assert build_model(fields).attentions()[0].head_dim == head_dim
 
 
 @pytest.mark.parametrize(
@@ -105,7 +105,7 @@ def test_an_absent_head_dim_is_the_family_s(family: str, head_dim: int) -> None:
 def test_absent_kv_heads_are_the_family_s(family: str, kv_heads: int) -> None:
     fields = config(family, num_attention_heads=16)
     del fields["num_key_value_heads"]
-    assert build_model(fields).facts.num_kv_heads == kv_heads
+    assert build_model(fields).attentions()[0].num_kv_heads == kv_heads
 
 
 # (family, fields, index of the rope, its theta)

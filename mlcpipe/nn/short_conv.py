@@ -7,6 +7,7 @@ from tvm.relax.frontend.nn import Tensor, op
 
 from mlcpipe.nn.linear import Float32, Linear
 from mlcpipe.nn.paged_attention import PagedAttention
+from mlcpipe.nn.rows import columns
 
 
 class Taps(nn.Module):
@@ -31,7 +32,8 @@ class ShortConv(nn.Module):
 
     def forward(self, x: Tensor, kv: PagedAttention, cos: Tensor, sin: Tensor) -> Tensor:
         """x [m, hidden] -> [m, hidden]; a convolution knows the order of tokens without `cos` and `sin`."""
-        b, c, x = op.split(self.in_proj(x), 3, axis=1)
+        bcx, hidden = self.in_proj(x), int(x.shape[1])
+        b, c, x = (columns(bcx, part * hidden, hidden, bcx.dtype) for part in range(3))
         y = kv.convolve(self.layer, op.multiply(b, x), self.conv.weight)
         y = y if self.conv.bias is None else op.add(y, self.conv.bias)
         return self.out_proj(op.multiply(c, y))

@@ -39,9 +39,9 @@ class Weight:
     vector, or the taps of a convolution, that no scheme rounds). `add` is added after joining. The packing pass sets
     `scheme` and `layout`. `reads` is the fraction that one token reads: 1, the chosen experts' share, or one row.
     `rows` is the half-open row range that it takes of the joined sources (of each expert); None is all. `part_rows`
-    are the rows of each source of a joined matrix. `columns`, int32[K] or [experts, K] as bytes, is the order in which columns are stored if
-    it is not their own: an array of the weight, too. `parts` are the weights that a pass puts in its place, in
-    order of its rows, where its sources are in several formats.
+    are the rows of each source of a joined matrix. `columns`, int32[K] or [experts, K] as bytes, is the order in which
+    columns are stored if it is not their own: an array of the weight, too. `parts` are the weights that a pass puts
+    in its place, in order of its rows, where its sources are in several formats.
     """
 
     name: str

@@ -10,14 +10,14 @@ import pytest
 from tests.kernels.cases.short_conv import Part, numbers_of, step_of
 from tests.kernels.harness import Array, compile_together, tensors
 from tir_schedules.conv_shape import ConvShape
-from tir_schedules.cpu.short_conv import conv_functions
+from tir_schedules.cpu.short_conv import short_conv
 
 SHAPE, ROWS = ConvShape(64, 4, "float32"), 9
 
 
 @pytest.fixture(scope="module")
 def kernels() -> Any:
-    return compile_together(conv_functions(SHAPE))
+    return compile_together({"short_conv": short_conv(SHAPE)})
 
 
 def outputs(kernels: Any, cuts: list[int]) -> tuple[Array, Array]:
@@ -29,7 +29,6 @@ def outputs(kernels: Any, cuts: list[int]) -> tuple[Array, Array]:
         step = step_of([other, Part(rows, read, 1)])
         arguments = tensors((inputs, weight, step, state, np.empty_like(inputs)))
         kernels["short_conv"](*arguments)
-        kernels["store_conv"](arguments[0], *arguments[2:4])
         state = arguments[3].numpy()
         found.append(arguments[4].numpy()[2:])
         begin, read = begin + rows, 1

@@ -3,60 +3,58 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 from tvm import tirx
 from tvm.script.ir_builder import tirx as I
 
-from tir_schedules.builder import Buffer, Expr, function
+from tir_schedules.builder import Buffer, Expr
 from tir_schedules.conv_shape import ConvShape, Inputs
 from tir_schedules.cpu.vectors import Registers, load, splat, store, value
-from tir_schedules.op import by_hand
-from tir_schedules.step import Step
 
 _SERIAL = 8192  # numbers; waking threads for fewer costs more than the work
 
 
-def conv_functions(shape: ConvShape) -> dict[str, tirx.PrimFunc]:
-    """`short_conv` and `store_conv`."""
+def short_conv(shape: ConvShape) -> tirx.PrimFunc:
+    """The kernel that `ConvShape` describes."""
     lanes = next(n for n in (16, 8, 4, 2, 1) if shape.channels % n == 0)
-    arguments, m = shape.arguments()
 
-    def convolve(x: Buffer, weight: Buffer, step: Step, state: Buffer, y: Buffer) -> None:
-        def of_row(row: Expr) -> None:
-            inputs = Inputs.of(shape, x, step, state, step.sequence(row), value)
-            total = Registers(1, lanes)
-            with I.serial(shape.channels // lanes) as vector:
-                channel = vector * lanes
-                total[0] = splat(0.0, lanes)
-                for tap in range(shape.taps):
-                    number = inputs.at(row - shape.kept + tap, channel, of_vector, splat(0.0, lanes))
-                    at = channel * shape.taps + tap
-                    factor = weight[at if lanes == 1 else I.ramp(at, shape.taps, lanes)]
-                    total[0] = total[0] + factor * number
-                store(y, (row, channel), total[0], lanes)
+    def body(inputs: Inputs, weight: Buffer, y: Buffer, m: Expr) -> None:
+        _each(m, shape, partial(_convolve, inputs, weight, y, lanes))
+        _each(I.cast(inputs.step.sequences, "int64"), shape, partial(_keep, inputs, lanes))
 
-        _each(m, shape, of_row)
+    return shape.function(body)
 
-    def keep_inputs(x: Buffer, step: Step, state: Buffer) -> None:
-        def of_sequence(s: Expr) -> None:
-            inputs, slot = Inputs.of(shape, x, step, state, s, value), value(step.slot_write(s))
-            first = value(step.row_begin(s + 1) - shape.kept)
-            # In place: what is still to be read lies behind what is written.
-            with I.If(slot >= 0), I.Then(), I.serial(shape.kept) as i, I.serial(shape.channels // lanes) as vector:
-                number = inputs.at(first + i, vector * lanes, of_vector, splat(0.0, lanes))
-                store(state, (slot, i * shape.channels + vector * lanes), number, lanes)
 
-        _each(I.cast(step.sequences, "int64"), shape, of_sequence)
+def _convolve(inputs: Inputs, weight: Buffer, y: Buffer, lanes: int, row: Expr) -> None:
+    """A row of y."""
+    shape, step, total = inputs.shape, inputs.step, Registers(1, lanes)
+    s = value(step.sequence(row))
+    begin, slot = value(step.row_begin(s)), value(step.slot_read(s))
+    with I.serial(shape.channels // lanes) as vector:
+        total[0] = splat(0.0, lanes)
+        for tap in range(shape.taps):
+            at = vector * (lanes * shape.taps) + tap
+            factor = weight[at if lanes == 1 else I.ramp(at, shape.taps, lanes)]
+            total[0] = total[0] + factor * _input(inputs, row - shape.kept + tap, vector, begin, slot, lanes)
+        store(y, (row, vector * lanes), total[0], lanes)
 
-    def of_vector(buffer: Buffer, at: tuple[Expr, Expr]) -> Expr:
+
+def _keep(inputs: Inputs, lanes: int, s: Expr) -> None:
+    """The last inputs of a sequence to its slot; where it is the old one, what is still to be read lies behind."""
+    shape, step = inputs.shape, inputs.step
+    begin, slot, target = value(step.row_begin(s)), value(step.slot_read(s)), value(step.slot_write(s))
+    first = value(step.row_begin(s + 1) - shape.kept)
+    with I.If(target >= 0), I.Then(), I.serial(shape.kept) as i, I.serial(shape.channels // lanes) as vector:
+        number = _input(inputs, first + i, vector, begin, slot, lanes)
+        store(inputs.state, (target, i * shape.channels + vector * lanes), number, lanes)
+
+
+def _input(inputs: Inputs, row: Expr, vector: Expr, begin: Expr, slot: Expr, lanes: int) -> Expr:
+    def numbers(buffer: Buffer, at: tuple[Expr, Expr]) -> Expr:
         return load(buffer, at, lanes)
 
-    stored = {name: arguments[name] for name in ("x", "step", "state")}
-    functions = {
-        "short_conv": function("short_conv", arguments, convolve),
-        "store_conv": function("store_conv", stored, keep_inputs),
-    }
-    return by_hand(functions, "", **shape.facts)
+    return inputs.at(row, vector * lanes, begin, slot, numbers, splat(0.0, lanes))
 
 
 def _each(count: Expr, shape: ConvShape, emit: Callable[[Expr], None]) -> None:

@@ -1,53 +1,50 @@
-"""Short convolutions for GPUs: an invocation for each number; see `conv_shape.py`."""
+"""Short convolutions for GPUs: an invocation for each number, in two kernels; see `conv_shape.py`."""
 
 from __future__ import annotations
 
 from tvm import tirx
 from tvm.script.ir_builder import tirx as I
 
-from tir_schedules.builder import Buffer, Expr, add, f32, function, put
+from tir_schedules.builder import Buffer, Expr, add, f32, put
 from tir_schedules.conv_shape import ConvShape, Inputs
 from tir_schedules.gpu.attention.pages import for_each
 from tir_schedules.gpu.kernel import keep, local, pin
-from tir_schedules.op import by_hand
-from tir_schedules.step import Step
 
 
-def conv_functions(shape: ConvShape) -> dict[str, tirx.PrimFunc]:
-    """`short_conv` and `store_conv`."""
-    channels, (arguments, m) = shape.channels, shape.arguments()
+def short_conv(shape: ConvShape) -> tirx.PrimFunc:
+    """The kernels that `ConvShape` describes."""
 
-    def convolve(x: Buffer, weight: Buffer, step: Step, state: Buffer, y: Buffer) -> None:
-        def number(i: Expr) -> None:
-            row, channel = keep(i // channels), keep(i % channels)
-            inputs, total = Inputs.of(shape, x, step, state, pin(step.sequence(row)), pin), local(1)
-            put(total, 0, I.float32(0))
-            for tap in range(shape.taps):
-                one = inputs.at(row - shape.kept + tap, channel, _load, I.float32(0))
-                add(total, 0, weight[channel * shape.taps + tap] * one)
-            put(y, (row, channel), total[0])
+    def body(inputs: Inputs, weight: Buffer, y: Buffer, m: Expr) -> None:
+        for_each(m * shape.channels, lambda i: _convolve(inputs, weight, y, i))
+        for_each(m * shape.channels, lambda i: _keep(inputs, i))
 
-        for_each(m * channels, number)
+    return shape.function(body)
 
-    def keep_inputs(x: Buffer, step: Step, state: Buffer) -> None:
-        def number(i: Expr) -> None:
-            """What the last row of a sequence has to keep of a channel."""
-            row, channel = keep(i // channels), keep(i % channels)
-            s = pin(step.sequence(row))
-            inputs, slot = Inputs.of(shape, x, step, state, s, pin), pin(step.slot_write(s))
-            # In place: what is still to be read lies behind what is written.
-            with I.If(I.And(slot >= 0, row + 1 == step.row_begin(s + 1))), I.Then(), I.serial(0, shape.kept) as at:
-                one = inputs.at(row - shape.kept + 1 + at, channel, _load, I.float32(0))
-                put(state, (slot, at * channels + channel), one)
 
-        for_each(m * channels, number)
+def _convolve(inputs: Inputs, weight: Buffer, y: Buffer, i: Expr) -> None:
+    """The i-th number of y."""
+    shape, step, total = inputs.shape, inputs.step, local(1)
+    row, channel = keep(i // shape.channels), keep(i % shape.channels)
+    s = pin(step.sequence(row))
+    begin, slot = pin(step.row_begin(s)), pin(step.slot_read(s))
+    put(total, 0, I.float32(0))
+    for tap in range(shape.taps):
+        number = inputs.at(row - shape.kept + tap, channel, begin, slot, _load, I.float32(0))
+        add(total, 0, weight[channel * shape.taps + tap] * number)
+    put(y, (row, channel), total[0])
 
-    stored = {name: arguments[name] for name in ("x", "step", "state")}
-    functions = {
-        "short_conv": function("short_conv", arguments, convolve),
-        "store_conv": function("store_conv", stored, keep_inputs),
-    }
-    return by_hand(functions, "", **shape.facts)
+
+def _keep(inputs: Inputs, i: Expr) -> None:
+    """From the last row of a sequence: a channel's last inputs to its slot; where it is the old one, what is still to be
+    read lies behind.
+    """
+    shape, step = inputs.shape, inputs.step
+    row, channel = keep(i // shape.channels), keep(i % shape.channels)
+    s = pin(step.sequence(row))
+    begin, slot, target = pin(step.row_begin(s)), pin(step.slot_read(s)), pin(step.slot_write(s))
+    with I.If(I.And(target >= 0, row + 1 == step.row_begin(s + 1))), I.Then(), I.serial(0, shape.kept) as at:
+        number = inputs.at(row - shape.kept + 1 + at, channel, begin, slot, _load, I.float32(0))
+        put(inputs.state, (target, at * shape.channels + channel), number)
 
 
 def _load(buffer: Buffer, at: tuple[Expr, Expr]) -> Expr:

@@ -57,7 +57,7 @@ class Expected(NamedTuple):
 
 
 def convolved(shape: ConvShape, parts: list[Part], x: Array, weight: Array, state: Array) -> Expected:
-    """What both kernels leave."""
+    """What a step leaves."""
     after, outputs, sizes, begin = state.copy(), [], [], 0
     slots = state.reshape(SLOTS, shape.kept, shape.channels)
     for part in parts:
@@ -81,14 +81,8 @@ def numbers_of(shape: ConvShape, parts: list[Part]) -> tuple[Array, Array, Array
 
 
 def conv_call(shape: ConvShape, parts: list[Part]) -> Call:
-    """x, weight, step, state, y -> y."""
+    """x, weight, step, state, y -> the state in place, and y."""
     x, weight, state = numbers_of(shape, parts)
-    y, size, _ = convolved(shape, parts, x, weight, state)
+    y, size, after = convolved(shape, parts, x, weight, state)
     bound = shape.taps * EPS * size + (2.0**-11 * np.abs(y) if shape.dtype == "float16" else 0)
-    return Call((x, weight, step_of(parts), state, unwritten(x.shape, shape.dtype)), {4: (y, bound)})
-
-
-def store_call(shape: ConvShape, parts: list[Part]) -> Call:
-    """x, step, state -> the state in place."""
-    x, weight, state = numbers_of(shape, parts)
-    return Call((x, step_of(parts), state), {2: (convolved(shape, parts, x, weight, state).state, 0)})
+    return Call((x, weight, step_of(parts), state, unwritten(x.shape, shape.dtype)), {3: (after, 0), 4: (y, bound)})

@@ -2,40 +2,38 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from tvm import tirx
 
-from tests.kernels.cases import short_conv
 from tests.kernels.cases.gpu.case import Array, Call, Knobs
+from tests.kernels.cases.short_conv import STEPS, Part, conv_call
 from tests.kernels.harness import assert_within
 from tir_schedules.conv_shape import ConvShape
-from tir_schedules.gpu.short_conv import conv_functions
+from tir_schedules.gpu.short_conv import short_conv
 
 
 @dataclass(frozen=True)
 class ShortConv:
-    """Both functions in all steps."""
+    """All steps."""
 
     shape: ConvShape
 
     def functions(self, knobs: Knobs) -> Mapping[str, tirx.PrimFunc]:
-        return conv_functions(self.shape)
+        return {"main": short_conv(self.shape)}
 
     def calls(self) -> Sequence[Call]:
-        calls = {"short_conv": short_conv.conv_call, "store_conv": short_conv.store_call}
-        steps = short_conv.STEPS.values()
-        return [self._call(name, call, parts) for name, call in calls.items() for parts in steps]
+        return [self._call(parts) for parts in STEPS.values()]
 
-    def _call(self, function: str, make: Callable[..., short_conv.Call], parts: list[short_conv.Part]) -> Call:
-        call = make(self.shape, parts)
-        ((index, (expected, bound)),) = call.expected.items()
+    def _call(self, parts: list[Part]) -> Call:
+        call = conv_call(self.shape, parts)
 
         def check(found: list[Array]) -> None:
-            assert_within(found[index].astype("float64"), expected, bound)
+            for index, (expected, bound) in call.expected.items():
+                assert_within(found[index].astype("float64"), expected, bound, f"argument {index}")
 
-        return Call(call.args, check, function)
+        return Call(call.args, check)
 
 
 CASES = {

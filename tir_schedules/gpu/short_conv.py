@@ -35,9 +35,7 @@ def _convolve(inputs: Inputs, weight: Buffer, y: Buffer, i: Expr) -> None:
 
 
 def _keep(inputs: Inputs, i: Expr) -> None:
-    """From the last row of a sequence: a channel's last inputs to its slot; where it is the old one, what is still to be
-    read lies behind.
-    """
+    """Should the row be a sequence's last: the last inputs to its slot; in an old one, what is yet to be read is behind."""
     shape, step = inputs.shape, inputs.step
     row, channel = keep(i // shape.channels), keep(i % shape.channels)
     s = pin(step.sequence(row))

@@ -50,8 +50,8 @@ def build(config: Mapping[str, Any]) -> CausalLM:
         names = ("operator_norm", BLOCKS[kind], "ffn_norm", "feed_forward")
         return PreNormLayer(block, base.mlp(names=("w1", "w3", "w2")), hidden, base.eps, names=names)
 
-    facts = base.facts([None] * base.num_layers, [base.rope()])
-    return CausalLM(facts, [layer(i, kind) for i, kind in enumerate(_layer_types(base))], norm="embedding_norm")
+    layers = [layer(i, kind) for i, kind in enumerate(_layer_types(base))]
+    return CausalLM(base.facts([base.rope()]), layers, norm="embedding_norm")
 
 
 def _mlp_width(base: BaseConfig) -> int:

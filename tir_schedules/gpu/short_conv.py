@@ -35,7 +35,7 @@ def _convolve(inputs: Inputs, weight: Buffer, y: Buffer, i: Expr) -> None:
 
 
 def _keep(inputs: Inputs, i: Expr) -> None:
-    """Should the row be a sequence's last: the last inputs to its slot; in an old one, what is yet to be read is behind."""
+    """Of a sequence's last row: the last inputs to its slot; in place, what is yet to be read lies behind."""
     shape, step = inputs.shape, inputs.step
     row, channel = keep(i // shape.channels), keep(i % shape.channels)
     s = pin(step.sequence(row))

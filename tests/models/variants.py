@@ -116,7 +116,8 @@ VARIANTS: Mapping[str, Mapping[str, Mapping[str, Any]]] = {
         "biases": {
             "full_attn_idxs": [0, 3],
             "num_hidden_layers": 4,
-            "conv_L_cache": 5,
+            "conv_L_cache": 4,
+            "num_key_value_heads": 4,
             "conv_bias": True,
             "block_ffn_dim_multiplier": 1.3,
             "tie_word_embeddings": False,

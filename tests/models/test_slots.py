@@ -25,11 +25,13 @@ PROMPT, ANSWER = 100, 20  # the last token of the answer is not computed
 LAST_BORDER = (PROMPT - 1) // 16 * 16
 
 
-@pytest.fixture(scope="module")
-def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+@pytest.fixture(scope="module", params=["cpu-native", pytest.param("vulkan", marks=pytest.mark.full)])
+def path(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    if request.param == "vulkan":
+        request.getfixturevalue("gpu")
     folder = tmp_path_factory.mktemp("slots")
     return mlcpipe.compile(
-        tiny.write_tiny(CASE, folder / "checkpoint"), target="cpu-native", quantization="q0f32", kv_cache_dtype="f32",
+        tiny.write_tiny(CASE, folder / "checkpoint"), target=request.param, quantization="q0f32", kv_cache_dtype="f32",
         output=folder / "bundle", context_length=256,
     )  # fmt: skip
 

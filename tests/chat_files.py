@@ -12,15 +12,16 @@ from pathlib import Path
 import numpy as np
 
 from mlcpipe.bundle import Manifest
+from mlcpipe.bundle.states import states_hash
 
 CHAT = {"messages": [{"role": "user", "content": "¿Qué? 👋"}]}
 # Offsets in the header and how their numbers are packed.
 FIELDS = {
-    "version": (8, "<I"), "page_tokens": (12, "<I"), "layers": (16, "<I"), "kv_heads": (20, "<I"),
-    "page_bytes": (24, "<I"), "head_dim": (28, "<I"), "tokens": (32, "<Q"), "prompt_tokens": (40, "<Q"),
-    "chat_bytes": (48, "<Q"), "kv_dtype": (56, "<8s"), "model": (64, "<64s"),
+    "version": (8, "<I"), "page_tokens": (12, "<I"), "tokens": (16, "<Q"), "prompt_tokens": (24, "<Q"),
+    "chat_bytes": (32, "<Q"), "state_bytes": (40, "<Q"), "model": (48, "<64s"), "states": (112, "<64s"),
+    "kv_dtype": (176, "<8s"),
 }  # fmt: skip
-HEADER, DIGEST = 128, 64
+HEADER, DIGEST = 192, 64
 
 
 def sealed(content: bytes) -> bytes:
@@ -36,54 +37,45 @@ def changed(data: bytes, field: str, value: object) -> bytes:
     return sealed(bytes(content))
 
 
-def hollow(path: Path, page_bytes: int) -> None:
-    """Make a file of 48 tokens, two layers and such pages state many larger ones: 48 GiB, of which the disk has none."""
-    layers, grown = 1 << 16, 1 << 18
-    data = changed(changed(path.read_bytes(), "layers", layers), "page_bytes", grown)
-    begin = len(data) - DIGEST - 3 * 2 * page_bytes
+def hollow(path: Path, state_bytes: int) -> None:
+    """Make a file with so many bytes of states state many more: 48 GiB, of which the disk has none."""
+    data = changed(path.read_bytes(), "state_bytes", 48 << 30)
+    begin = len(data) - DIGEST - state_bytes
     path.write_bytes(data[:begin])
-    os.truncate(path, begin + 3 * layers * grown + DIGEST)
+    os.truncate(path, begin + (48 << 30) + DIGEST)
 
 
 def by_hand(manifest: Manifest, tokens: int = 32, chat: object = CHAT) -> bytes:
     """`made_file` for a bundle."""
-    model = manifest.model
     identity = hashlib.sha256(f"{manifest.checkpoint_hash} {manifest.quantization}".encode()).hexdigest()
-    numbers = (16, model.num_layers, model.num_key_value_heads, manifest.page_bytes, model.head_dim)
-    return made_file(numbers, model.kv_dtype, identity, tokens, chat)
+    nbytes = -(-tokens // 16) * sum(state.unit_bytes for state in manifest.states)
+    return made_file(nbytes, states_hash(manifest.states), manifest.model.kv_dtype, identity, tokens, chat)
 
 
-def made_file(
-    numbers: tuple[int, int, int, int, int], kv_dtype: str, model: str, tokens: int = 32, chat: object = CHAT
-) -> bytes:
-    """A file of version 1 by the words of `mlcpipe/runtime/chat_file.py`, with ids from 100 on and any keys and values.
-
-    `numbers` are tokens of a page, layers, KV heads, bytes of a page, and head_dim.
-    """
+def made_file(state_bytes: int, states: str, kv_dtype: str, model: str, tokens: int = 32, chat: object = CHAT) -> bytes:
+    """A file of version 2 by the words of `mlcpipe/runtime/chat_file.py`, with ids from 100 on and any states."""
     text = json.dumps(chat, ensure_ascii=False).encode()
-    sizes = (tokens, tokens - 2, len(text))
-    content = struct.pack("<8sIIIIIIQQQ8s64s", b"mlcchat\x01", 1, *numbers, *sizes, kv_dtype.encode(), model.encode())
+    numbers = (b"mlcchat\x01", 2, 16, tokens, tokens - 2, len(text), state_bytes)
+    content = struct.pack("<8s2I4Q64s64s8s8x", *numbers, model.encode(), states.encode(), kv_dtype.encode())
     content += np.arange(100, 100 + tokens, dtype="<i4").tobytes() + text
     content += bytes(-len(content) % 64)
-    return sealed(content + random.Random(5).randbytes(-(-tokens // 16) * numbers[1] * numbers[3]))
+    return sealed(content + random.Random(5).randbytes(state_bytes))
 
 
 # Of a file of 48 tokens: field, value, words of the refusal.
 HEADERS: dict[str, tuple[str, object, str]] = {
-    "another version": ("version", 2, "another version of mlcpipe.*expected version 1; found 2"),
+    "version 1": ("version", 1, "another version of mlcpipe.*expected version 2; found 1"),
     "no tokens in a page": ("page_tokens", 0, "the length that its header states"),
-    "larger pages": ("page_tokens", 17, "another page_tokens of the KV cache.*expected 16; found 17"),
-    "more layers": ("layers", 3, "the length that its header states"),
-    "all layers": ("layers", 2**32 - 1, "the length that its header states"),
-    "heads": ("kv_heads", 4, "another kv_heads of the KV cache.*expected 2; found 4"),
-    "bytes of a page": ("page_bytes", 2**32 - 1, "the length that its header states"),
-    "head_dim": ("head_dim", 32, "another head_dim of the KV cache.*expected 16; found 32"),
-    "more tokens": ("tokens", 49, "the length that its header states"),
+    "larger pages": ("page_tokens", 17, "the length that its header states"),
+    "fewer bytes of states": ("state_bytes", 1, "the length that its header states"),
+    "all bytes of states": ("state_bytes", 2**64 - 1, "the length that its header states"),
+    "states": ("states", b"1" * 64, "another layout of its states.*found 1111"),
+    "more tokens": ("tokens", 49, "is damaged"),
     "all tokens": ("tokens", 2**64 - 1, "the length that its header states"),
     "no prompt": ("prompt_tokens", 0, "a prompt of 1 to 256 tokens; found 0"),
     "a long prompt": ("prompt_tokens", 257, "a prompt of 1 to 256 tokens; found 257"),
     "a long chat": ("chat_bytes", 2**64 - 1, "the length that its header states"),
-    "KV dtype": ("kv_dtype", b"q8", "another kv_dtype of the KV cache.*found q8"),
-    "controls": ("kv_dtype", b"q8\n\x1b[2J\xff", r"another kv_dtype of the KV cache.*found q8\?\?\[2J\?;"),
+    "KV dtype": ("kv_dtype", b"q8", "another dtype of the KV cache.*found q8"),
+    "controls": ("kv_dtype", b"q8\n\x1b[2J\xff", r"another dtype of the KV cache.*found q8\?\?\[2J\?;"),
     "model": ("model", b"0" * 64, "saved with another model.*load it with the model"),
 }

@@ -27,6 +27,6 @@ ADAPTER_BEGIN, ADAPTER_END = range(9, 11)
 # Only for models with states in slots. `slot_read[S]`: the slot with the states of each sequence before its first row,
 # -1: they are zeros. `slot_write[S]`: the slot that gets those after its last row, -1: none does.
 SLOT_READ, SLOT_WRITE = range(11, 13)
-# TABLES + g: where the table of group g begins. Entry i of a sequence is the page of its tokens 16 i to 16 i + 15; those
-# that no row of the step sees may be -1.
+# TABLES + g: where the table of group g begins. Entry i of a sequence is the page of its tokens 16 i to 16 i + 15; -1
+# where no row of the step sees them.
 TABLES = 16

@@ -36,7 +36,8 @@ def build(config: Mapping[str, Any]) -> CausalLM:
             act=base.act,
             names=NAMES,
         )
-        return PreNormLayer(Attention(spec, i), moe, base.hidden_size, base.eps, mlp_name="block_sparse_moe")
+        names = (*PreNormLayer.NAMES[:-1], "block_sparse_moe")
+        return PreNormLayer(Attention(spec, i), moe, base.hidden_size, base.eps, names=names)
 
     return CausalLM(base.facts([base.rope()]), [layer(i, spec) for i, spec in enumerate(specs)])
 

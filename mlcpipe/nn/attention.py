@@ -11,7 +11,7 @@ from tvm.relax.frontend.nn import Tensor, op
 from mlcpipe.bundle.states import State
 from mlcpipe.nn import definitions
 from mlcpipe.nn.kv_cache import PagedKVCache
-from mlcpipe.nn.linear import Linear
+from mlcpipe.nn.linear import Float32, Linear
 from mlcpipe.nn.norm import RMSNorm
 from mlcpipe.nn.step_states import StepStates
 
@@ -25,7 +25,7 @@ class AttentionSpec:
 
     `window`: tokens that a query sees, itself included; None is all. `input_size` is the width of what q, k and v are
     projected from; None is hidden_size. `sinks`: each query head has a learned logit that its softmax counts and that
-    has no value.
+    has no value. `names` are those of the norms of q and k, and of o.
     """
 
     hidden_size: int
@@ -42,6 +42,7 @@ class AttentionSpec:
     window: int | None = None
     sinks: bool = False
     input_size: int | None = None
+    names: tuple[str, str, str] = ("q_norm", "k_norm", "o_proj")
 
     @property
     def q_size(self) -> int:
@@ -67,17 +68,6 @@ class AttentionSpec:
         )  # fmt: skip
 
 
-class Sinks(nn.Parameter):
-    """Logits [heads] that attention reads in float32, whatever the model's dtype."""
-
-    def __init__(self, heads: int) -> None:
-        super().__init__((heads,), "float32")
-        self.attrs["pack"] = "float32"
-
-    def to(self, dtype: str | None = None) -> None:
-        """Stays float32."""
-
-
 class Attention(nn.Module):
     """o(attend(rope(norm(q)), rope(norm(k)), v)): x [m, hidden] -> [m, hidden].
 
@@ -88,13 +78,14 @@ class Attention(nn.Module):
     def __init__(self, spec: AttentionSpec, layer: int) -> None:
         self.spec, self.layer = spec, layer
         self.add_projections(spec)
-        self.o_proj = Linear(spec.q_size, spec.hidden_size, spec.o_bias)
+        *norms, output = spec.names
+        setattr(self, output, Linear(spec.q_size, spec.hidden_size, spec.o_bias))
         if spec.sinks:
-            self.sinks = Sinks(spec.num_heads)
+            self.sinks = Float32((spec.num_heads,))
         if spec.norm:
             sizes = (spec.q_size, spec.kv_size) if spec.norm == "all" else (spec.head_dim, spec.head_dim)
-            self.q_norm = RMSNorm(sizes[0], spec.norm_eps, spec.norm_offset)
-            self.k_norm = RMSNorm(sizes[1], spec.norm_eps, spec.norm_offset)
+            for name, size in zip(norms, sizes):
+                setattr(self, name, RMSNorm(size, spec.norm_eps, spec.norm_offset))
 
     def states(self, model: LanguageModel) -> list[State]:
         """What the layer keeps."""
@@ -115,19 +106,21 @@ class Attention(nn.Module):
         """x [m, input], cos and sin f32[m, rotary_dim / 2] -> [m, hidden]."""
         spec, m = self.spec, x.shape[0]
         q, k, v = self.project(x)
+        norms = [getattr(self, name) for name in spec.names[:2]] if spec.norm else []
         if spec.norm == "all":
-            q, k = self.q_norm(q), self.k_norm(k)
+            q, k = (norm(one) for norm, one in zip(norms, (q, k)))
         q = op.reshape(q, (m, spec.num_heads, spec.head_dim))
         k = op.reshape(k, (m, spec.num_kv_heads, spec.head_dim))
         v = op.reshape(v, (m, spec.num_kv_heads, spec.head_dim))
         if spec.norm == "head":
-            q, k = self._norm_heads(self.q_norm, q), self._norm_heads(self.k_norm, k)
+            q, k = (self._norm_heads(norm, one) for norm, one in zip(norms, (q, k)))
         func = definitions.apply_rope(
             spec.num_heads, spec.num_kv_heads, spec.head_dim, 2 * int(cos.shape[1]), x.dtype, x.dtype
         )
         out = Tensor.placeholder((m, spec.num_heads + 2 * spec.num_kv_heads, spec.head_dim), x.dtype)
         qkv = op.tensor_ir_op(func, "rope", [q, k, v, cos, sin], out)
-        return self.o_proj(kv.attend(self.layer, spec, qkv, self.sinks if spec.sinks else None))
+        output = getattr(self, spec.names[-1])
+        return output(kv.attend(self.layer, spec, qkv, self.sinks if spec.sinks else None))
 
     def _norm_heads(self, norm: RMSNorm, x: Tensor) -> Tensor:
         """x [m, heads, D] -> normalized over D, through the 2-D kernel."""

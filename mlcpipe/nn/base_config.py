@@ -22,7 +22,7 @@ class Defaults:
     """A family's defaults in transformers, for fields that config.json omits.
 
     `num_kv_heads` None means as many as query heads, `head_dim` None means hidden_size / num_attention_heads.
-    `act_field` is the name of the activation field.
+    `act_field` is the name of the activation field, `eps_field` that of the norms' epsilon.
     """
 
     positions: int
@@ -33,6 +33,8 @@ class Defaults:
     tied: bool = False
     act: str = "silu"
     act_field: str = "hidden_act"
+    eps_field: str = "rms_norm_eps"
+    intermediate_size: int | None = None
 
 
 @dataclass(frozen=True)
@@ -83,9 +85,9 @@ class BaseConfig:
         """The attention spec of each layer, by its window."""
         return [self.attention(window=window, **options) for window in windows]
 
-    def mlp(self, *, bias: bool = False) -> GatedMLP:
-        """A dense MLP."""
-        return GatedMLP(self.hidden_size, self.intermediate_size, self.act, bias)
+    def mlp(self, **options: Any) -> GatedMLP:
+        """A dense MLP; `options` are passed to GatedMLP."""
+        return GatedMLP(self.hidden_size, self.intermediate_size, self.act, **options)
 
     def facts(self, ropes: Sequence[Rope], rope_of: Sequence[int] | None = None, **options: Any) -> ModelFacts:
         """The model's facts; `options` are passed to ModelFacts. Without `rope_of` all layers use ropes[0]."""
@@ -125,13 +127,13 @@ def read_base(config: Mapping[str, Any], defaults: Defaults, **neutral: Sequence
         model_type=str(config["model_type"]),
         vocab_size=fields.integer("vocab_size"),
         hidden_size=hidden,
-        intermediate_size=fields.integer("intermediate_size"),
+        intermediate_size=fields.integer("intermediate_size", defaults.intermediate_size),
         num_layers=fields.integer("num_hidden_layers", high=1024),
         num_heads=heads,
         num_kv_heads=kv_heads,
         head_dim=_head_dim(fields, defaults, hidden // heads),
         positions=fields.integer("max_position_embeddings", defaults.positions, high=1 << 30),
-        eps=fields.number("rms_norm_eps", defaults.eps, low=0.0, high=1.0),
+        eps=fields.number(defaults.eps_field, defaults.eps, low=0.0, high=1.0),
         theta=fields.number("rope_theta", defaults.theta, low=1.0),
         act=act,
         tied=fields.flag("tie_word_embeddings", defaults.tied),

@@ -69,13 +69,19 @@ class Stateful(Protocol):
 
 
 class Decoder(nn.Module):
-    """Embedding, layers and final norm, named as in Hugging Face's `model`."""
+    """Embedding, layers and final norm, named as in Hugging Face's `model`; families have names of their own for it."""
 
-    def __init__(self, facts: ModelFacts, layers: Sequence[nn.Module]) -> None:
-        self.facts = facts
+    def __init__(self, facts: ModelFacts, layers: Sequence[nn.Module], norm: str) -> None:
+        self.facts, self.norm_name = facts, norm
         self.embed_tokens = Embedding(facts.vocab_size, facts.hidden_size)
         self.layers = nn.ModuleList(list(layers))
-        self.norm = RMSNorm(facts.hidden_size, facts.norm_eps, facts.norm_offset)
+        setattr(self, norm, RMSNorm(facts.hidden_size, facts.norm_eps, facts.norm_offset))
+
+    @property
+    def final_norm(self) -> RMSNorm:
+        """The norm after all layers."""
+        found: RMSNorm = getattr(self, self.norm_name)
+        return found
 
     def forward(self, x: Tensor, kv: PagedKVCache | StepStates, kept: Sequence[int] = ()) -> list[Tensor]:
         """x [m, hidden] -> the inputs [m, hidden] of the layers `kept`, and the normalized hidden states."""
@@ -87,7 +93,7 @@ class Decoder(nn.Module):
         for index, (layer, rope) in enumerate(zip(self.layers, self.facts.rope_of)):
             inputs += [x] if index in kept else []
             x = layer(x, kv, *tables[rope])
-        return [*inputs, self.norm(x)]
+        return [*inputs, self.final_norm(x)]
 
 
 class LanguageModel(nn.Module):
@@ -140,10 +146,10 @@ class CausalLM(LanguageModel):
     tokens of all sequences.
     """
 
-    def __init__(self, facts: ModelFacts, layers: Sequence[nn.Module]) -> None:
+    def __init__(self, facts: ModelFacts, layers: Sequence[nn.Module], norm: str = "norm") -> None:
         super().__init__(facts)
         self.draft_head: DraftHead | None = None
-        self.model = Decoder(facts, layers)
+        self.model = Decoder(facts, layers, norm)
         if not facts.tied:
             self.lm_head = Linear(facts.hidden_size, facts.vocab_size)
             self.model.embed_tokens.weight.attrs["reads"] = Fraction(1, facts.vocab_size)

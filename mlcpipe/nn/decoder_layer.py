@@ -1,4 +1,7 @@
-"""The three decoder layers: norms before, after, or around attention and MLP."""
+"""The three decoder layers: norms before, after, or around attention and MLP.
+
+`names` are those of the norm before attention, attention, the norm before the MLP, and the MLP; "" where there is none.
+"""
 
 from __future__ import annotations
 
@@ -13,32 +16,34 @@ from mlcpipe.nn.step_states import StepStates
 
 
 class PreNormLayer(nn.Module):
-    """x += scale * attention(norm(x)); x += scale * mlp(norm(x)). Tensor names as in HF's Llama, except `mlp_name`."""
+    """x += scale * attention(norm(x)); x += scale * mlp(norm(x)). Tensor names as in HF's Llama, or `names`."""
+
+    NAMES = ("input_layernorm", "self_attn", "post_attention_layernorm", "mlp")
 
     def __init__(
         self,
-        attention: Attention,
+        attention: nn.Module,
         mlp: nn.Module,
         hidden_size: int,
         eps: float,
-        mlp_name: str = "mlp",
         scale: float = 1.0,
+        names: tuple[str, str, str, str] = NAMES,
     ) -> None:
-        self.scale = scale
-        self.input_layernorm = RMSNorm(hidden_size, eps)
-        self.self_attn = attention
-        self.post_attention_layernorm = RMSNorm(hidden_size, eps)
-        self.mlp_name = mlp_name
-        setattr(self, mlp_name, mlp)
+        self.scale, self.names = scale, names
+        for name, block in zip(names, (RMSNorm(hidden_size, eps), attention, RMSNorm(hidden_size, eps), mlp)):
+            setattr(self, name, block)
 
     def forward(self, x: Tensor, kv: PagedKVCache | StepStates, cos: Tensor, sin: Tensor) -> Tensor:
         """x [m, hidden] -> [m, hidden]."""
-        x = op.add(x, scaled(self.self_attn(self.input_layernorm(x), kv, cos, sin), self.scale))
-        return op.add(x, scaled(getattr(self, self.mlp_name)(self.post_attention_layernorm(x)), self.scale))
+        norm, attention, mlp_norm, mlp = (getattr(self, name) for name in self.names)
+        x = op.add(x, scaled(attention(norm(x), kv, cos, sin), self.scale))
+        return op.add(x, scaled(mlp(mlp_norm(x)), self.scale))
 
 
 class PostNormLayer(nn.Module):
     """x += norm(attention(x)); x += norm(mlp(x)). Tensor names as in Hugging Face's OLMo 2."""
+
+    names = ("", "self_attn", "", "mlp")
 
     def __init__(self, attention: Attention, mlp: nn.Module, hidden_size: int, eps: float) -> None:
         self.self_attn = attention
@@ -54,6 +59,8 @@ class PostNormLayer(nn.Module):
 
 class SandwichNormLayer(nn.Module):
     """x += norm(attention(norm(x))); x += norm(mlp(norm(x))). Tensor names as in Hugging Face's Gemma 2."""
+
+    names = ("input_layernorm", "self_attn", "pre_feedforward_layernorm", "mlp")
 
     def __init__(self, attention: Attention, mlp: nn.Module, hidden_size: int, eps: float, offset: float) -> None:
         """`offset` is added to the weight of every norm."""

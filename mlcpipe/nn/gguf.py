@@ -53,12 +53,13 @@ class GgufFamily:
     """A `model_type` as the architecture `arch`.
 
     complete     adds fields to config.json, which has those of all families and `rope_scaling`
-    names        of a block's tensors, by llama.cpp's
+    names        of tensors, by llama.cpp's, without the part that all families share
     experts      a pattern with the expert's number for each stacked tensor
     applies      whether a file is of this family and not of one without, where several share an architecture
     rope         "full" rotates whole heads, scaled as the file says; "longrope" has tensors of factors
     interleaved  rows of q and k are in pairs, as llama.cpp rotates them
     norm_offset  was added to the weights of norms
+    some_attend  the number of KV heads is that of each layer, 0 where it does not attend, which `complete` reads
     """
 
     arch: str
@@ -69,6 +70,7 @@ class GgufFamily:
     rope: Literal["full", "longrope"] = "full"
     interleaved: bool = False
     norm_offset: float = 0.0
+    some_attend: bool = False
 
 
 def read_experts(file: GgufFile, config: dict[str, Any]) -> None:

@@ -7,12 +7,25 @@ is a constant that the converter adds (Gemma's 1 + w), `sources` are checkpoint 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from tvm.relax.frontend import nn
 from tvm.relax.frontend.nn import Tensor, op
 
 from mlcpipe.nn import definitions
 from mlcpipe.quantization.layout import load_layout
 from mlcpipe.quantization.scheme import plain_scheme
+
+
+class Float32(nn.Parameter):
+    """Numbers that a kernel reads in float32, whatever the model's dtype."""
+
+    def __init__(self, shape: Sequence[int]) -> None:
+        super().__init__(shape, "float32")
+        self.attrs["pack"] = "float32"
+
+    def to(self, dtype: str | None = None) -> None:
+        """Stays float32."""
 
 
 class Linear(nn.Module):

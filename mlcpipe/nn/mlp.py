@@ -38,21 +38,34 @@ def gated(act: Activation, gate_up: Tensor) -> Tensor:
 
 
 class GatedMLP(nn.Module):
-    """down(act(gate(x)) * up(x)): x [m, hidden] -> [m, hidden]."""
+    """down(act(gate(x)) * up(x)): x [m, hidden] -> [m, hidden]. `names` are those of gate, up and down."""
 
-    def __init__(self, hidden_size: int, intermediate_size: int, act: str, bias: bool = False) -> None:
-        self.act = activation(act)
-        self.gate_proj = Linear(hidden_size, intermediate_size, bias)
-        self.up_proj = Linear(hidden_size, intermediate_size, bias)
-        self.down_proj = Linear(intermediate_size, hidden_size, bias)
+    NAMES = ("gate_proj", "up_proj", "down_proj")
+
+    def __init__(
+        self,
+        hidden_size: int,
+        intermediate_size: int,
+        act: str,
+        bias: bool = False,
+        names: tuple[str, str, str] = NAMES,
+    ) -> None:
+        self.act, self.names = activation(act), names
+        *inner, down = names
+        for name in inner:
+            setattr(self, name, Linear(hidden_size, intermediate_size, bias))
+        setattr(self, down, Linear(intermediate_size, hidden_size, bias))
 
     def forward(self, x: Tensor) -> Tensor:
         """x [m, hidden] -> [m, hidden]."""
-        return self.down_proj(op.multiply(self.act(self.gate_proj(x)), self.up_proj(x)))
+        gate, up, down = (getattr(self, name) for name in self.names)
+        return down(op.multiply(self.act(gate(x)), up(x)))
 
 
 class FusedGatedMLP(nn.Module):
     """GatedMLP with gate and up in one matrix, gate rows first: x [m, hidden] -> [m, hidden]."""
+
+    names = ("gate_up_proj", "down_proj")
 
     def __init__(self, hidden_size: int, intermediate_size: int, act: str) -> None:
         self.act = activation(act)

@@ -40,6 +40,11 @@ class StepStates:
         self.step, self.tensors = step, tensors
         self._model, self._table, self._many, self._bidirectional = model, table, many, bidirectional
 
+    @property
+    def kernels(self) -> str:
+        """The folder of tir_schedules with the kernels."""
+        return self._model.kernels
+
     def place(self, name: str) -> int:
         """Where a state is in `tensors`."""
         return next(index for index, state in enumerate(self._table) if state.name == name)
@@ -51,7 +56,7 @@ class StepStates:
         """
         own = next(i for i, state in enumerate(self._table) if state.kind == "pages" and layer in state.layers)
         shape = self._model.attention_shape(of, group_of(self._table, self._table[own]))
-        functions = _functions(self._model.kernels, shape, of.score_scale, of.window or 0, self._bidirectional)
+        functions = _functions(self.kernels, shape, of.score_scale, of.window or 0, self._bidirectional)
         m, pages = qkv.shape[0], self.tensors[own]
         if "rotate_qkv" in functions:
             qkv = op.tensor_ir_inplace_op(functions["rotate_qkv"], "rotate_qkv", [qkv], 0, qkv)

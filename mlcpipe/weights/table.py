@@ -36,12 +36,12 @@ class Weight:
 
     `sources`: for a matrix or vector one tuple of checkpoint tensors, joined along axis 0; for [experts, N, K] one
     such tuple per expert. `kind`: "scheme" (packed), "plain" (packed without quantization), "vector" or "float32" (a
-    vector that no scheme rounds). `add` is added after joining. The packing pass sets `scheme` and `layout`.
-    `reads` is the fraction that one token reads: 1, the chosen experts' share, or one row. `rows` is the half-open
-    row range that it takes of the joined sources (of each expert); None is all. `part_rows` are the rows of each
-    source of a joined matrix. `columns`, int32[K] or [experts, K] as bytes, is the order in which columns are stored if
-    it is not their own: an array of the weight, too. `parts` are the weights that a pass puts in its place, in
-    order of its rows, where its sources are in several formats.
+    vector, or the taps of a convolution, that no scheme rounds). `add` is added after joining. The packing pass sets
+    `scheme` and `layout`. `reads` is the fraction that one token reads: 1, the chosen experts' share, or one row.
+    `rows` is the half-open row range that it takes of the joined sources (of each expert); None is all. `part_rows`
+    are the rows of each source of a joined matrix. `columns`, int32[K] or [experts, K] as bytes, is the order in which
+    columns are stored if it is not their own: an array of the weight, too. `parts` are the weights that a pass puts
+    in its place, in order of its rows, where its sources are in several formats.
     """
 
     name: str
@@ -178,6 +178,8 @@ def _check_shape(weight: Weight, group: tuple[str, ...], checkpoint: Checkpoint)
     """Check that a group, joined along axis 0, has the shape of the weight (or of one expert)."""
     shape = weight.shape if weight.experts is None else weight.shape[1:]
     shapes = [checkpoint.tensors[name].shape for name in group]
+    if weight.kind == "float32" and len(shape) > 1:  # files have convolutions as [channels, 1, taps], or without the 1
+        shapes = [tuple(extent for extent in part if extent != 1) for part in shapes]
     rows = sum(part[0] if part else 0 for part in shapes)
     if any(len(part) != len(shape) or part[1:] != shape[1:] for part in shapes) or rows != shape[0]:
         raise CheckpointError(
@@ -263,7 +265,7 @@ def _stored(weight: Weight, full: Array, method: str, inputs: Inputs | None) -> 
     """Array as read -> arrays as stored: packed and laid out, or cast."""
     if weight.scheme is None or weight.layout is None:
         with np.errstate(over="ignore"):
-            cast = full.astype(weight.dtype)
+            cast = full.astype(weight.dtype).reshape(weight.shape)
         if not np.isfinite(cast).all():
             raise CheckpointError(
                 f"weight {weight.name} does not fit {weight.dtype}", found=f"{float(np.abs(full).max()):g}"

@@ -82,7 +82,7 @@ BUNDLES: dict[str, Attack] = {
     "errors of a manifest": _many("mlcpipe.json", '"kernels": [', "[],", 58 * _MIB),
     "errors of a small manifest": _many("mlcpipe.json", '"kernels": [', "[],", 1_200_000),
     "errors of an index": _many("tensor-cache.json", '"records": [', "[],", 58 * _MIB),
-    "no memory for keys and values": _edit("mlcpipe.json", lambda m: m["memory_plan"].update(kv_bytes_per_token=0)),
+    "no memory for keys and values": _edit("mlcpipe.json", lambda m: m["states"][0]["parts"].clear()),
     "half a surrogate": _edit("generation_config.json", lambda content: content.update(a="\ud800")),
 }
 CHECKPOINTS: dict[str, Attack] = {

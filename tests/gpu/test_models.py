@@ -35,7 +35,7 @@ FLOAT32 = 3e-5  # of the largest logit: sums in another order
 # Activations in float16 have 11 bits: 2**-11 a rounding, and some hundred of them.
 FLOAT16 = 2e-2
 # The kernels of the others are theirs; they are for `make test-everything`.
-USUAL = ("llama", "gemma2", "qwen3_moe", "gpt_oss")
+USUAL = ("llama", "gemma2", "qwen3_moe", "gpt_oss", "lfm2")
 CODES = {"q8": 5e-3, "q4": 8e-2}  # of the largest logit: some codes that are one apart
 
 
@@ -121,7 +121,7 @@ def test_a_cache_of_codes_equals_the_cpus(family: str, dtype: str, target: str, 
         for name, folder in ((CHUNKS.format(getattr(gpu, target)), "gpu"), (EXACT, "cpu"))
     )
     assert on_gpu.manifest.model.kv_dtype == dtype
-    assert on_gpu.manifest.memory_plan.kv_bytes_per_token == on_cpu.manifest.memory_plan.kv_bytes_per_token
+    assert on_gpu.manifest.kv_bytes_per_token == on_cpu.manifest.kv_bytes_per_token
     tokens = tiny.prompt_tokens(case, TOKENS)
     expected, exact = on_cpu.logits(tokens), tiny.reference_logits(case, tokens)
     steps = on_gpu.logits_stepwise(tokens, prefill_tokens=PREFILL)

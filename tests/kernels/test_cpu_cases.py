@@ -28,6 +28,7 @@ FAST_LIBRARIES = (
     "pages_h4_kv4_d80_q8_c5",
     "timed-sampling",
     "adapters",
+    "short_conv",
 )
 FAST = {case.kernel.symbol: case for case in reversed(CASES) if case.library in FAST_LIBRARIES}
 # Of integer dot products all kernels of the best one; test_qemu.py runs some of the others.

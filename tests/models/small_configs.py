@@ -19,6 +19,8 @@ SIZES: Mapping[str, Any] = {
     "num_key_value_heads": 2,
     "head_dim": 16,
     "max_position_embeddings": 64,
+    "full_attn_idxs": [1, 3],
+    "block_multiple_of": 16,
 }
 FAMILIES = tuple(model_types())
 EXPERTS = tuple(name for name, family in gguf_families().items() if family.experts)

@@ -13,6 +13,7 @@ pytest.importorskip("torch", reason="the checkpoints are written by torch")
 pytest.importorskip("transformers", reason="the checkpoints are transformers models")
 
 import mlcpipe
+from mlcpipe.bundle.states import slot_bytes
 from mlcpipe.runtime.loading import load_bundle
 from mlcpipe.runtime.model import LoadedModel
 from mlcpipe.runtime.sampler import Row
@@ -21,10 +22,10 @@ from tests.models import tiny
 from tests.models.stepping import Alone, Steps
 
 CASES = {case.id: case for cases in tiny.tiny_checkpoints().values() for case in cases}
-# One family for each kind of block: plain, sliding layers beside others, RoPE by length, experts.
+# One family for each kind of block: plain, sliding layers beside others, RoPE by length, experts, states in slots.
 FAMILIES = (
     "llama-default", "llama-dynamic", "gemma2-softcaps", "gemma3_text-default", "mistral-default", "phi3-longrope",
-    "qwen3_moe-default",
+    "qwen3_moe-default", "lfm2-biases",
 )  # fmt: skip
 FORMATS = ("q4f16_1-f16", "q8f16_1-q8", "q0f32-f32")
 ONE_FORMAT = (
@@ -64,7 +65,8 @@ def test_in_a_batch(alone: Alone) -> None:
 def test_beside_prompts_that_come_later_in_other_chunks(alone: Alone) -> None:
     steps = Steps(alone.bundle, limits=replace(Steps(alone.bundle).limits, prefill_chunk=48, step_s=0.05))
     alone.check(steps, stagger=2)
-    if alone.bundle.manifest.model.rope_above is None:
+    manifest = alone.bundle.manifest
+    if manifest.model.rope_above is None and not slot_bytes(manifest.states):
         assert steps.scheduler.totals.prefix_hits > 0  # prompts that begin alike shared pages
 
 

@@ -45,7 +45,7 @@ WINDOWS: list[tuple[str, dict[str, Any], tuple[int | None, ...]]] = [
 
 @pytest.mark.parametrize(("family", "fields", "expected"), WINDOWS, ids=lambda value: str(value)[:50])
 def test_windows(family: str, fields: dict[str, Any], expected: tuple[int | None, ...]) -> None:
-    assert build(family, **fields).facts.windows == expected
+    assert tuple(of.window for of in build(family, **fields).attentions()) == expected
 
 
 # (family, fields, attribute of ModelFacts, its value)
@@ -81,6 +81,9 @@ FACTS: list[tuple[str, dict[str, Any], str, Any]] = [
     ("gemma3_text", {}, "softcap", 0.0),
     ("gemma3_text", {"final_logit_softcapping": 5.0}, "logit_softcap", 5.0),
     ("gemma3_text", {"sliding_window_pattern": 2}, "rope_of", (1, 0, 1, 0)),
+    ("lfm2", {}, "norm_eps", 1e-5),
+    ("lfm2", {"norm_eps": 1e-6}, "norm_eps", 1e-6),
+    ("lfm2", {"tie_embedding": False}, "tied", False),
 ]
 
 
@@ -95,7 +98,7 @@ def test_facts(family: str, fields: dict[str, Any], name: str, value: Any) -> No
 def test_an_absent_head_dim_is_the_family_s(family: str, head_dim: int) -> None:
     fields = config(family)
     del fields["head_dim"]
-    assert build_model(fields).facts.head_dim == head_dim
+    assert build_model(fields).attentions()[0].head_dim == head_dim
 
 
 @pytest.mark.parametrize(
@@ -105,7 +108,7 @@ def test_an_absent_head_dim_is_the_family_s(family: str, head_dim: int) -> None:
 def test_absent_kv_heads_are_the_family_s(family: str, kv_heads: int) -> None:
     fields = config(family, num_attention_heads=16)
     del fields["num_key_value_heads"]
-    assert build_model(fields).facts.num_kv_heads == kv_heads
+    assert build_model(fields).attentions()[0].num_kv_heads == kv_heads
 
 
 # (family, fields, index of the rope, its theta)
@@ -198,6 +201,12 @@ NAMES: list[tuple[str, dict[str, Any], tuple[str, ...], tuple[str, ...]]] = [
     ("gpt_oss", {}, (ATTENTION + "sinks", ATTENTION + "o_proj.bias", "model.layers.0.mlp.router.bias"), ()),
     ("gpt_oss", {"attention_bias": False}, (ATTENTION + "sinks",), (ATTENTION + "q_proj.bias",)),
     ("olmo2", {}, ("model.layers.0.post_feedforward_layernorm.weight",), ("model.layers.0.input_layernorm.weight",)),
+    (
+        "lfm2",
+        {"layer_types": ["full_attention", "conv"] * 2, "conv_bias": True},
+        (ATTENTION + "q_layernorm.weight", "model.layers.1.conv.in_proj.bias", "model.embedding_norm.weight"),
+        (ATTENTION + "out_proj.bias", "model.layers.0.conv.conv.weight", "model.norm.weight", "lm_head.weight"),
+    ),
     ("mixtral", {}, ("model.layers.0.block_sparse_moe.gate.weight",), ("model.layers.0.mlp.gate_proj.weight",)),
     (
         "qwen3_moe",
@@ -225,6 +234,22 @@ def test_parameter_names(family: str, fields: dict[str, Any], there: tuple[str, 
     found = names(build(family, **fields))
     assert found.issuperset(there)
     assert found.isdisjoint(absent)
+
+
+# (fields, rows of the first matrix): the width of LFM2's MLP follows from another number.
+WIDTHS: list[tuple[dict[str, Any], int]] = [
+    ({"intermediate_size": 12288, "block_multiple_of": 256}, 8192),
+    ({"block_ff_dim": 12288, "block_multiple_of": None}, 8192),
+    ({"intermediate_size": 100, "block_ffn_dim_multiplier": 1.3}, 96),
+    ({"intermediate_size": 100, "block_ffn_dim_multiplier": None}, 66),
+    ({"intermediate_size": 100, "block_auto_adjust_ff_dim": False}, 100),
+    ({"intermediate_size": None, "block_auto_adjust_ff_dim": False}, 12288),
+]
+
+
+@pytest.mark.parametrize(("fields", "width"), WIDTHS, ids=str)
+def test_width_of_lfm2(fields: dict[str, Any], width: int) -> None:
+    assert build("lfm2", **fields).model.layers[0].feed_forward.w1.weight.shape[0] == width
 
 
 def test_a_fused_expert_matrix_names_its_tensors() -> None:

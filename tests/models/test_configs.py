@@ -86,6 +86,13 @@ OWN: list[dict[str, Any]] = [
     {"no_rope_layers": [0, 1, 1, 1]},
     {"norm_topk_prob": True},
     {"swiglu_limit": 3.0},
+    {"full_attn_idxs": [0]},
+    {"conv_bias": True},
+    {"conv_L_cache": 4},
+    {"block_auto_adjust_ff_dim": False},
+    {"block_multiple_of": 64},
+    {"block_ffn_dim_multiplier": 2.0},
+    {"norm_eps": 1e-6},
 ]
 
 
@@ -129,6 +136,14 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("granite", {"residual_multiplier": "a"}, "residual_multiplier"),
     ("granite", {"logits_scaling": 0}, "logits_scaling"),
     ("smollm3", {"no_rope_layers": [1, 1]}, "no_rope_layers"),
+    *(("lfm2", {"layer_types": types}, "layer_types") for types in (["conv"], ["conv"] * 3 + ["mamba"], "conv")),
+    *(("lfm2", {"full_attn_idxs": layers}, "full_attn_idxs") for layers in ([True], "1")),
+    *(("lfm2", {field: 32}, field) for field in ("block_dim", "conv_dim", "conv_dim_out")),
+    *(("lfm2", {field: False}, field) for field in ("use_pos_enc", "block_use_swiglu")),
+    ("lfm2", {"conv_L_cache": 1}, "conv_L_cache"),
+    ("lfm2", {"conv_bias": 1}, "conv_bias"),
+    ("lfm2", {"norm_eps": -1.0}, "norm_eps"),
+    ("lfm2", {"block_ffn_dim_multiplier": "2"}, "block_ffn_dim_multiplier"),
     ("smollm3", {"no_rope_layers": [1, 1, 1, 2]}, "no_rope_layers"),
     ("qwen2", {"attention_bias": False}, "attention_bias"),
     ("phi3", {"rope_scaling": {"type": "linear", "factor": 2.0}}, "rope_type"),

@@ -67,6 +67,8 @@ SIZES: Mapping[str, Any] = {
     "max_position_embeddings": 128,
     "sliding_window": 8,
     "no_rope_layer_interval": 2,
+    "full_attn_idxs": [1],
+    "block_multiple_of": 16,
     "embedding_multiplier": 6.0,
     "residual_multiplier": 0.5,
     "attention_multiplier": 0.2,

@@ -112,6 +112,21 @@ VARIANTS: Mapping[str, Mapping[str, Mapping[str, Any]]] = {
             "hub": True,
         }
     },
+    "lfm2": {
+        "biases": {
+            "full_attn_idxs": [0, 3],
+            "num_hidden_layers": 4,
+            "conv_L_cache": 4,
+            "num_key_value_heads": 4,
+            "conv_bias": True,
+            "block_ffn_dim_multiplier": 1.3,
+            "tie_word_embeddings": False,
+            "head_dim": 24,
+            "vocab_size": 163,
+            "hub": True,
+        },
+        "no_adjustment": {"layer_types": ["conv", "conv", "full_attention"], "block_auto_adjust_ff_dim": False},
+    },
     "olmo2": {"bias_heads": {"num_key_value_heads": 4, "attention_bias": True, "vocab_size": 163, "hub": True}},
     "mixtral": {
         "window": {"sliding_window": 8, "head_dim": 24, "vocab_size": 163, "num_local_experts": 6, "hub": True}

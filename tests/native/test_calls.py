@@ -15,6 +15,7 @@ import pytest
 
 import mlcpipe
 from mlcpipe import SamplingParams
+from mlcpipe.bundle import read_manifest
 from mlcpipe.host.memory import private_memory_bytes
 from tests.conftest import QUICK, Bundles, TinyLlama, write_llama
 from tests.native.engine import (
@@ -170,7 +171,10 @@ def test_the_plan_says_what_does_not_fit(bundle: Path, runtime: Runtime) -> None
     """The manifest and the library state the same; only the plan is looked at here."""
     plan = runtime.plan(bundle, context_length=100)
     stated = json.loads((bundle / "mlcpipe.json").read_text())["memory_plan"]
-    assert (plan.weights_bytes, plan.kv_bytes) == (stated["weights_bytes"], 7 * 16 * stated["kv_bytes_per_token"])
+    assert (plan.weights_bytes, plan.kv_bytes) == (
+        stated["weights_bytes"],
+        7 * 16 * read_manifest(bundle).kv_bytes_per_token,
+    )
     assert plan.fits == 1 and plan.context_length == 100 and plan.free_bytes > plan.workspace_bytes > 0
     edit(bundle / "mlcpipe.json", lambda m: m["memory_plan"].update(weights_bytes=1 << 45))
     assert runtime.plan(bundle).fits == 0

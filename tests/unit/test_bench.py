@@ -250,7 +250,7 @@ class _Theirs(LlamaBench):
 def _measure(options: argparse.Namespace) -> dict[str, Any]:
     runners = [_Ours(Path("b"), _EFFORT, 1)]
     theirs = [_Theirs(Path("l"), Path("m"), _EFFORT, 1, flash_attention=flash) for flash in (False, True)]
-    manifest = cast("Manifest", SimpleNamespace(memory_plan=SimpleNamespace(kv_bytes_per_token=1)))
+    manifest = cast("Manifest", SimpleNamespace(kv_bytes_per_token=1))
     what = Subject("llama-1b", "q4f16_1", 4)
     empty = document([], {})
     return bench_peers.measure_subject(what, [*runners, *theirs], manifest, options, bench_peers.Log(), empty)

@@ -66,7 +66,7 @@ class OverPages:
 
     def __call__(self, given: Inputs) -> Sequence[Array]:
         qkv, integers, pages = map(np.asarray, given.values[:3])
-        k, v = in_pages(self.shape, pages.view(self.shape.dtype), integers[integers[step.TABLE] :][: len(pages)])
+        k, v = in_pages(self.shape, pages.view(self.shape.dtype), integers[integers[step.TABLES] :][: len(pages)])
         found = []
         for q, i in zip(qkv[:, : self.shape.num_heads], integers[integers[step.POSITION] :]):
             oldest = max(i - self.window + 1, 0) if self.window else 0

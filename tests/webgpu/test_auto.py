@@ -9,6 +9,7 @@ import pytest
 
 import mlcpipe
 from mlcpipe.bundle import read_manifest, verify
+from mlcpipe.bundle.states import kv_bytes_per_token
 from mlcpipe.errors import TargetError
 from tests.conftest import write_llama
 from tests.webgpu import dawn
@@ -31,7 +32,7 @@ def test_both_libraries_stand_in_the_manifest_best_first(tmp_path: Path) -> None
     assert {param.scheme for param in manifest.params if param.scheme} == {"q4f16_m", "Q8_0"}
     # What is said without a library's name is said of the one that every GPU runs.
     assert manifest.memory_plan == plain.library.memory_plan
-    assert 2 * half.library.memory_plan.kv_bytes_per_token == plain.library.memory_plan.kv_bytes_per_token
+    assert 2 * kv_bytes_per_token(half.library.states) == kv_bytes_per_token(plain.library.states)
     assert half.library.memory_plan.weights_bytes == plain.library.memory_plan.weights_bytes
     assert b"enable f16;" in (bundle / "lib" / "model-f16.wasm").read_bytes()
     assert b"enable f16;" not in (bundle / "lib" / "model.wasm").read_bytes()

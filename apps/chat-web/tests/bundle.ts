@@ -22,14 +22,28 @@ function noise(length: number, seed: number): Uint8Array {
 
 export const sha256 = (bytes: Uint8Array): string => createHash("sha256").update(bytes).digest("hex");
 
+/** Of one layer: 64 bytes of keys and of values of each token for each of `dim`. */
+export const states = (dim: number): object[] => [
+  {
+    name: "layers.0.attention",
+    kind: "pages",
+    copies: 8,
+    parts: [
+      { name: "keys", dtype: "float32", shape: [dim * 2, 16] },
+      { name: "values", dtype: "float32", shape: [16, dim * 2] },
+    ],
+  },
+];
+
 export function manifestJson(content = CONTENT): Record<string, unknown> {
   const files = Object.entries(content).map(([path, bytes]) => [path, { sha256: sha256(bytes), bytes: bytes.length }]);
   return {
-    format_version: 3,
+    format_version: 4,
     quantization: "q4f16_1",
     target: { name: "webgpu", variants: [{ name: "webgpu", features: [], library: null }] },
-    model: { model_type: "llama", context_length: 4096, sliding_window: null, vocab_size: 3072, prefill_chunk: 512 },
-    memory_plan: { weights_bytes: 350_000, kv_bytes_per_token: 1024, workspace_bytes: { prefill: 9000, decode: 100 } },
+    model: { model_type: "llama", context_length: 4096, vocab_size: 3072, prefill_chunk: 512 },
+    memory_plan: { weights_bytes: 350_000, workspace_bytes: { prefill: 9000, decode: 100 } },
+    states: states(8),
     params: [
       { name: "a", shape: [3072, 32], dtype: "uint32" },
       { name: "b", shape: [3072, 8], dtype: "float16" },

@@ -7,7 +7,7 @@ import { checkFit, checkStorage, estimateMemory, suggestContext, type Adapter } 
 import { bytes, duration, milliseconds } from "../src/model/format";
 import { ManifestError, parseManifest, parseSite } from "../src/model/manifest";
 import { Rate } from "../src/model/rate";
-import { CONTENT, LIBRARY, manifestJson } from "./bundle";
+import { CONTENT, LIBRARY, manifestJson, states } from "./bundle";
 
 const ADAPTER: Adapter = {
   name: "GPU",
@@ -40,8 +40,8 @@ describe("the manifest", () => {
 
   it("of several libraries is read for one", () => {
     const json = manifestJson({ ...CONTENT, "lib/model-f16.wasm": CONTENT["lib/model.wasm"]!.subarray(0, 50_000) }) as any;
-    const plan = { weights_bytes: 350_000, kv_bytes_per_token: 512, workspace_bytes: { prefill: 5000 } };
-    json.target.variants.unshift({ name: "webgpu-f16", features: ["shader-f16"], library: { path: "lib/model-f16.wasm", memory_plan: plan } });
+    const plan = { weights_bytes: 350_000, workspace_bytes: { prefill: 5000 } };
+    json.target.variants.unshift({ name: "webgpu-f16", features: ["shader-f16"], library: { path: "lib/model-f16.wasm", memory_plan: plan, states: states(4) } });
     const [half, plain] = ["lib/model-f16.wasm", LIBRARY].map((library) => parseManifest(json, library));
     expect(half).toMatchObject({ kvBytesPerToken: 512, workspaceBytes: 5000 });
     expect(plain).toMatchObject({ kvBytesPerToken: 1024, workspaceBytes: 9000 });
@@ -50,7 +50,7 @@ describe("the manifest", () => {
   });
 
   const broken: [string, (m: Record<string, any>) => void, RegExp][] = [
-    ["another format", (m) => (m.format_version = 4), /format 4; this page reads 3/],
+    ["another format", (m) => (m.format_version = 3), /format 3; this page reads 4/],
     ["a path out of the bundle", (m) => (m.files["../x.bin"] = m.files["tokenizer.json"]), /unsafe path/],
     ["an address as a path", (m) => (m.files["https://evil.example/x.bin"] = m.files["tokenizer.json"]), /unsafe path/],
     ["no library", (m) => delete m.files["lib/model.wasm"], /no lib\/model\.wasm/],
@@ -58,6 +58,7 @@ describe("the manifest", () => {
     ["a hash that is none", (m) => (m.files["tokenizer.json"].sha256 = "00"), /no SHA-256/],
     ["a size that is none", (m) => (m.files["tokenizer.json"].bytes = -1), /not a count/],
     ["no memory plan", (m) => delete m.memory_plan, /memory_plan is not an object/],
+    ["no states", (m) => delete m.states, /states is not a list/],
   ];
   it.each(broken)("with %s is refused", (_, change, message) => {
     const json = manifestJson();
@@ -82,7 +83,6 @@ describe("fit", () => {
   const manifest = parseManifest(manifestJson(), LIBRARY);
   it("counts weights, cache and workspace", () => {
     expect(estimateMemory(manifest, 1000)).toEqual({ weights: 350_000, cache: 1_024_000, workspace: 9000, total: 1_383_000 });
-    expect(estimateMemory({ ...manifest, slidingWindow: 512 }, 4096).cache).toBe(512 * 1024);
   });
 
   it("refuses what the engine would fail on, and only that", () => {

@@ -107,6 +107,7 @@ def family_of(metadata: Metadata, tensors: Tensors) -> tuple[GgufFamily, Config]
         if one.applies is None or one.applies(_File(metadata, arch, tensors))
     )
     config = _shared_fields(metadata, arch, tensors)
+    config["num_key_value_heads"] = _kv_heads(metadata, arch, family, config["num_attention_heads"])
     config["model_type"] = model_type
     rope = (
         longrope(metadata, arch, tensors) if family.rope == "longrope" else _full_rope(metadata, arch, tensors, config)
@@ -133,6 +134,8 @@ def renamed(tensors: Tensors, family: GgufFamily, config: Config) -> Iterator[Gg
         match = _BLOCK.fullmatch(name)
         if match is None:
             name = "lm_head.weight" if name == "output.weight" else _TOP.get(name, name)
+            part, _, suffix = name.rpartition(".")
+            name = f"model.{family.names[part]}.{suffix}" if part in family.names else name
             yield _as(tensor, name, add=-family.norm_offset if name.endswith("norm.weight") else 0.0)
             continue
         layer, part, suffix = match.groups()
@@ -185,13 +188,24 @@ def _shared_fields(metadata: Metadata, arch: str, tensors: Tensors) -> Config:
         "intermediate_size": metadata.integer(f"{arch}.feed_forward_length"),
         "num_hidden_layers": metadata.integer(f"{arch}.block_count"),
         "num_attention_heads": heads,
-        "num_key_value_heads": metadata.integer(f"{arch}.attention.head_count_kv", heads),
         "head_dim": head_dim,
         "max_position_embeddings": metadata.integer(f"{arch}.context_length"),
         "rms_norm_eps": metadata.number(f"{arch}.attention.layer_norm_rms_epsilon"),
         "rope_theta": metadata.number(f"{arch}.rope.freq_base", 10_000.0),
         "tie_word_embeddings": "output.weight" not in tensors,
     }
+
+
+def _kv_heads(metadata: Metadata, arch: str, family: GgufFamily, heads: int) -> int:
+    """The KV heads of all layers that attend."""
+    key = f"{arch}.attention.head_count_kv"
+    if not family.some_attend:
+        return metadata.integer(key, heads)
+    counts = metadata.numbers(key, metadata.integer(f"{arch}.block_count"))
+    found = set(counts.tolist()) - {0}
+    if counts.dtype.kind not in "iu" or len(found) != 1:
+        raise metadata.error(key, "one integer for all layers that attend", shown(sorted(found)))
+    return int(found.pop())
 
 
 def _check_vocabulary(metadata: Metadata, rows: int) -> None:

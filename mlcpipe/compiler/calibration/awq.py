@@ -19,7 +19,6 @@ from tvm.relax.frontend import nn
 from mlcpipe.compiler.calibration.changed import Changed
 from mlcpipe.defaults import SEARCH
 from mlcpipe.nn.attention import Attention, FusedAttention
-from mlcpipe.nn.decoder_layer import PreNormLayer, SandwichNormLayer
 from mlcpipe.nn.mlp import FusedGatedMLP, GatedMLP
 from mlcpipe.quantization.inputs import Inputs
 from mlcpipe.quantization.packing import pack, unpack
@@ -50,23 +49,23 @@ class Fold:
 
 def folds_of(layer: nn.Module) -> Iterator[Fold]:
     """What can be folded in a layer, by names of its parameters. Experts stay as they are."""
-    attention, mlp = layer.self_attn, layer.mlp if hasattr(layer, "mlp") else None
+    norm, attention_name, mlp_norm, mlp_name = layer.names
+    attention, mlp = getattr(layer, attention_name), getattr(layer, mlp_name)
     if isinstance(attention, Attention):
         fused, spec = isinstance(attention, FusedAttention), attention.spec
         readers = ["qkv_proj"] if fused else ["q_proj", "k_proj", "v_proj"]
-        if isinstance(layer, PreNormLayer | SandwichNormLayer):
-            yield _of_norm(layer, "input_layernorm", "self_attn", readers)
-        rows = _parameters(attention, "self_attn", readers[-1])
+        if norm:
+            yield _of_norm(layer, norm, attention_name, readers)
+        rows = _parameters(attention, attention_name, readers[-1])
         heads = (spec.num_kv_heads, spec.num_heads // spec.num_kv_heads, spec.head_dim)
         begin = spec.q_size + spec.kv_size if fused else 0
-        yield Fold(("self_attn.o_proj.weight",), rows, begin, heads=heads)
+        yield Fold((f"{attention_name}.{spec.names[-1]}.weight",), rows, begin, heads=heads)
     if isinstance(mlp, GatedMLP | FusedGatedMLP):
-        readers = ["gate_up_proj"] if isinstance(mlp, FusedGatedMLP) else ["gate_proj", "up_proj"]
-        norms = {PreNormLayer: "post_attention_layernorm", SandwichNormLayer: "pre_feedforward_layernorm"}
-        if (norm := norms.get(type(layer))) is not None:
-            yield _of_norm(layer, norm, "mlp", readers)
+        *inner, down = mlp.names
+        if mlp_norm:
+            yield _of_norm(layer, mlp_norm, mlp_name, inner)
         begin = int(mlp.down_proj.weight.shape[1]) if isinstance(mlp, FusedGatedMLP) else 0
-        yield Fold(("mlp.down_proj.weight",), _parameters(mlp, "mlp", readers[-1]), begin)
+        yield Fold((f"{mlp_name}.{down}.weight",), _parameters(mlp, mlp_name, inner[-1]), begin)
 
 
 def _of_norm(layer: nn.Module, norm: str, block: str, readers: Sequence[str]) -> Fold:

@@ -48,7 +48,7 @@ class _OneLayer(LanguageModel):
             model.dtype, model.kv_dtype, model.kernels, model.own_pages,
         )  # fmt: skip
         self.index, self.is_norm = index, index == model.facts.num_layers
-        self.model: nn.Module = model.model.norm if self.is_norm else model.model.layers[index]
+        self.model: nn.Module = model.model.final_norm if self.is_norm else model.model.layers[index]
 
     def run_layer(self, x: Tensor, step: Tensor, states: list[Tensor]) -> Tensor:
         """x f32[n, hidden] -> [n, hidden]; `step` and `states` are those of `StepStates`."""
@@ -115,8 +115,8 @@ def compile_layers(model: CausalLM, checkpoint: Checkpoint, rows: int) -> list[L
         if made is None:
             made = _compiled(mod, weight_table(params), rows, _OneLayer(model, index).states())
             known.append((mod, made))
-        prefix = "model.norm." if index == model.facts.num_layers else f"model.layers.{index}."
-        found.append(replace(made, weights=_named(made.weights, prefix, checkpoint)))
+        name = model.model.norm_name if index == model.facts.num_layers else f"layers.{index}"
+        found.append(replace(made, weights=_named(made.weights, f"model.{name}.", checkpoint)))
     return found
 
 

@@ -49,7 +49,7 @@ class Stream:
         self._layers = compile_layers(model, checkpoint, rows)
         self.norm = model.facts.num_layers
         (norm,) = self._layers[self.norm].weights
-        self.prefix = norm.sources[0][0].removesuffix("norm.weight")
+        self.prefix = norm.sources[0][0].removesuffix(f"{model.model.norm_name}.weight")
         self.output = f"{self.prefix}embed_tokens.weight" if model.facts.tied else "lm_head.weight"
         table = checkpoint.read(f"{self.prefix}embed_tokens.weight")
         self.hidden = [table[np.array(ids)] * np.float32(model.facts.embedding_scale) for ids in windows]

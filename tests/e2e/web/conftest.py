@@ -153,14 +153,20 @@ def write_fake_bundle(folder: Path, features: list[str], seed: int, *, companion
     return folder
 
 
+def fake_states(dim: int) -> list[dict[str, Any]]:
+    """Keys and values of four layers with two KV heads: 64 bytes of a token for each of `dim`."""
+    parts = [{"name": name, "dtype": "float32", "shape": [16, dim]} for name in ("keys", "values")]
+    return [{"name": f"layers.{i}.attention", "kind": "pages", "copies": 1, "parts": parts} for i in range(4)]
+
+
 def fake_variants(features: list[str], *, companion: bool) -> list[dict[str, Any]]:
     """The variants of a target: one, or two libraries, best first."""
     plain = {"name": "webgpu", "features": features, "tvm_target": '{"kind": "webgpu"}', "bytes": 60_000}
     if not companion:
         return [plain]
-    plan = {"weights_bytes": 1_200_000, "kv_bytes_per_token": 2048, "workspace_bytes": {"prefill": 4_000_000}}
-    half = {"path": "lib/model-f16.wasm", "dtype": "float16", "kv_dtype": "float16", "memory_plan": plan}
-    whole = {"path": "lib/model.wasm", "dtype": "float32", "kv_dtype": "float32", "memory_plan": plan}
+    plan = {"weights_bytes": 1_200_000, "workspace_bytes": {"prefill": 4_000_000}}
+    half = {"path": "lib/model-f16.wasm", "dtype": "float16", "kv_dtype": "float16", "memory_plan": plan, "states": fake_states(64)}
+    whole = {"path": "lib/model.wasm", "dtype": "float32", "kv_dtype": "float32", "memory_plan": plan, "states": fake_states(64)}
     first = {
         "name": "webgpu-f16",
         "features": ["shader-f16"],
@@ -175,7 +181,7 @@ def fake_manifest(features: list[str], files: dict[str, Any], *, companion: bool
     """A manifest of a model of 1.2 MB with 4096 tokens of context."""
     variants = fake_variants(features, companion=companion)
     return {
-        "format_version": 3,
+        "format_version": 4,
         "mlcpipe_version": "0.1.0",
         "abi": "0",
         "target": {"name": "webgpu", "triple": "wasm32-unknown-unknown-wasm", "variants": variants},
@@ -184,15 +190,11 @@ def fake_manifest(features: list[str], files: dict[str, Any], *, companion: bool
             "vocab_size": 3072,
             "hidden_size": 256,
             "num_layers": 4,
-            "num_attention_heads": 4,
-            "num_key_value_heads": 2,
-            "head_dim": 64,
             "context_length": 4096,
-            "sliding_window": None,
             "dtype": "float32",
             "kv_dtype": "float32",
             "prefill_chunk": 512,
-            "page_size": 16,
+            "max_batch": 64,
             "recompute_above": None,
         },
         "quantization": "q4f32_1",
@@ -201,9 +203,9 @@ def fake_manifest(features: list[str], files: dict[str, Any], *, companion: bool
         "params": [{"name": "w", "shape": [3072, 256], "dtype": "float32", "sources": ["w"]}],
         "memory_plan": {
             "weights_bytes": 1_200_000,
-            "kv_bytes_per_token": 4096,
             "workspace_bytes": {"prefill": 8_000_000},
         },
+        "states": fake_states(128),
         "kernels": [],
         "linker": {"name": "none", "version": "0"},
         "checkpoint_hash": "0",

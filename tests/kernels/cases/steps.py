@@ -27,18 +27,18 @@ class Rows(Protocol):
 def step_integers(
     window: int, parts: Sequence[Rows], slots: Array, table_begin: Array, ids: Array, draw: np.random.Generator
 ) -> Array:
-    """The integers of a step, its arrays in any order and with gaps. A layer with a window stores by its own table."""
+    """The integers of a step, its arrays in any order and with gaps. A layer with a window has pages of group 1."""
     row_begin = np.cumsum([0, *(part.end - part.begin for part in parts)])
     nowhere = np.full(len(ids), -1)
     arrays = {
         s.POSITION: np.concatenate([np.arange(part.begin, part.end) for part in parts]),
-        s.SLOT: slots if not window else np.zeros(len(slots)),
+        s.PLACE: slots if not window else np.zeros(len(slots)),
         s.ROW_BEGIN: row_begin,
         s.KEYS: np.array([part.end for part in parts]),
         s.TABLE_BEGIN: table_begin,
-        s.TABLE: nowhere if window else ids,
+        s.TABLES: nowhere if window else ids,
         s.ROPE_LENGTH: np.zeros(row_begin[-1]),
-        s.WINDOW_TABLE: ids if window else nowhere,
+        s.TABLES + 1: ids if window else nowhere,
         s.SEQUENCE: np.repeat(np.arange(len(parts)), np.diff(row_begin)),
     }
     numbers = [np.zeros(s.HEADER)]

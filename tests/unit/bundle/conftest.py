@@ -24,21 +24,27 @@ from mlcpipe.bundle import (
     abi_hash,
     write_manifest,
 )
+from mlcpipe.bundle.states import Part, State
 
 MODEL = ModelInfo(
     model_type="llama",
     vocab_size=320,
     hidden_size=128,
     num_layers=2,
-    num_attention_heads=4,
-    num_key_value_heads=2,
-    head_dim=32,
     context_length=256,
-    sliding_window=None,
     dtype="float32",
     kv_dtype="float32",
     prefill_chunk=64,
-    page_size=16,
+    max_batch=64,
+)
+
+
+_PARTS = (
+    Part(name="keys", dtype="float32", shape=(32, 16), token_axis=1),
+    Part(name="values", dtype="float32", shape=(16, 32), token_axis=0),
+)
+STATES = tuple(
+    State(name=f"layers.{layer}.attention", kind="pages", copies=2, parts=_PARTS, layers=(layer,)) for layer in range(2)
 )
 
 
@@ -71,7 +77,8 @@ def small_manifest(params: tuple[ParamInfo, ...], files: dict[str, FileInfo]) ->
         weight_layout="row",
         entry_points=("prefill", "decode"),
         params=params,
-        memory_plan=MemoryPlan(weights_bytes=1000, kv_bytes_per_token=64, workspace_bytes={"decode": 4096}),
+        memory_plan=MemoryPlan(weights_bytes=1000, workspace_bytes={"decode": 4096}),
+        states=STATES,
         kernels=(KernelInfo(variants=("avx2",), name="matmul", op="matmul", rule="gemv", reason="one row"),),
         linker=LinkerInfo(name="cc", version="14.2"),
         checkpoint_hash="ab" * 32,

@@ -54,7 +54,7 @@ def test_round_trip(tmp_path: Path, make_manifest: MakeManifest) -> None:
 
 def test_file_is_pretty_and_in_the_order_of_the_fields(bundle: Path) -> None:
     text = (bundle / "mlcpipe.json").read_text()
-    assert text.startswith('{\n  "format_version": 3,\n  "mlcpipe_version": "0.1.0",\n  "abi": "')
+    assert text.startswith('{\n  "format_version": 4,\n  "mlcpipe_version": "0.1.0",\n  "abi": "')
     assert text.endswith("}\n")
     assert list(json.loads(text)) == list(Manifest.model_fields)
     manifest = read_manifest(bundle)

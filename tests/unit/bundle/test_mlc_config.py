@@ -70,15 +70,6 @@ def test_fields() -> None:
     assert json.loads(json.dumps(result)) == result
 
 
-@pytest.mark.parametrize(
-    ("sliding", "sizes"), [(None, (256, -1, -1)), (128, (-1, 128, 0)), (256, (256, -1, -1)), (4096, (256, -1, -1))]
-)
-def test_exactly_one_window(sliding: int | None, sizes: tuple[int, int, int]) -> None:
-    result = config(model={"sliding_window": sliding})
-    keys = ("context_window_size", "sliding_window_size", "attention_sink_size")
-    assert tuple(result[key] for key in keys) == sizes
-
-
 def test_checkpoint_without_a_template_serves_plain_text() -> None:
     template = config(conv_template=None)["conv_template"]
     assert assemble(template, [{"role": "user", "content": "Once upon"}], reply_header=True) == "Once upon"

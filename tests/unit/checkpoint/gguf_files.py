@@ -12,7 +12,7 @@ import gguf
 import numpy as np
 from numpy.typing import NDArray
 
-from mlcpipe.checkpoint import Checkpoint
+from mlcpipe.checkpoint import Checkpoint, TensorInfo
 from mlcpipe.models import gguf_families
 from mlcpipe.nn.gguf import GgufFamily
 
@@ -68,7 +68,7 @@ def write_gguf(
     config, family = source.config, gguf_families()[source.config["model_type"]]
     architecture = ARCHITECTURES[family.arch]
     writer = gguf.GGUFWriter(path, gguf.MODEL_ARCH_NAMES[architecture], **split)  # type: ignore[arg-type]
-    _add_sizes(writer, config)
+    _add_sizes(writer, config, source.tensors.get("model.layers.0.feed_forward.w1.weight"))
     _add_rope(writer, config)
     if pre:
         _add_byte_level(writer, source.path, pre)
@@ -146,16 +146,18 @@ def _add_byte_level(writer: gguf.GGUFWriter, folder: Path, pre: str) -> None:
     writer.add_chat_template(settings["chat_template"])
 
 
-def _add_sizes(writer: gguf.GGUFWriter, config: dict[str, Any]) -> None:
+def _add_sizes(writer: gguf.GGUFWriter, config: dict[str, Any], gate: TensorInfo | None) -> None:
+    """`gate`: the matrix of an MLP whose width is not in config.json."""
     heads = config["num_attention_heads"]
     head_dim = config.get("head_dim") or config["hidden_size"] // heads
     writer.add_context_length(config["max_position_embeddings"])
     writer.add_embedding_length(config["hidden_size"])
     writer.add_block_count(config["num_hidden_layers"])
-    writer.add_feed_forward_length(config["intermediate_size"])
+    writer.add_feed_forward_length(config["intermediate_size"] if gate is None else gate.shape[0])
     writer.add_head_count(heads)
-    writer.add_head_count_kv(config["num_key_value_heads"])
-    writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
+    kv_heads, types = config["num_key_value_heads"], config.get("layer_types") or ()
+    writer.add_head_count_kv([kv_heads * (kind != "conv") for kind in types] if "conv" in types else kv_heads)
+    writer.add_layer_norm_rms_eps(config.get("rms_norm_eps", config.get("norm_eps")))
     writer.add_key_length(head_dim)
     writer.add_value_length(head_dim)
     kind = config["model_type"]
@@ -173,6 +175,7 @@ def _add_sizes(writer: gguf.GGUFWriter, config: dict[str, Any]) -> None:
         ("embedding_multiplier", writer.add_embedding_scale),
         ("residual_multiplier", writer.add_residual_scale),
         ("logits_scaling", writer.add_logit_scale),
+        ("conv_L_cache", writer.add_shortconv_l_cache),
     ):
         if config.get(field) is not None:
             add(config[field])
@@ -242,4 +245,6 @@ def _stacked(source: Checkpoint, family: GgufFamily) -> Iterator[tuple[str, NDAr
             values = np.ascontiguousarray(halves.swapaxes(1, 2)).reshape(values.shape)
         if kind.startswith("gemma") and name.endswith("norm.weight"):
             values = values + np.float32(1)
+        if values.ndim == 3:  # a convolution
+            values = values.squeeze(1)
         yield name, values

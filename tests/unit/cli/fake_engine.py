@@ -34,7 +34,8 @@ class FakeEngine:
         return SimpleNamespace(
             quantization="q4f16_1",
             model=SimpleNamespace(model_type="fake"),
-            memory_plan=SimpleNamespace(weights_bytes=10**9, kv_bytes_per_token=1000),
+            memory_plan=SimpleNamespace(weights_bytes=10**9),
+            kv_bytes_per_token=1000,
         )
 
     def chat(

@@ -26,7 +26,7 @@ def test_functions_of_heads(headed: Checkpoint) -> None:
     job = lower(headed, load_target("cuda"), "q4f16_1")
     assert job.target.activation_dtype == "float16" and model_info(job).draft_heads == HEADS
     names = {gv.name_hint for gv in job.state.mod.functions}
-    assert {"forward_few", "forward_few_hidden", *(f"draft_head_{head}" for head in range(HEADS))} <= names
+    assert {"decode", "decode_hidden", *(f"draft_head_{head}" for head in range(HEADS))} <= names
     assert [w.decode_nbytes for w in job.state.weights if w.name.startswith("medusa_head.")] == [0] * 3 * HEADS
 
 
@@ -35,7 +35,7 @@ def test_functions_of_an_eagle_head(tmp_path: Path) -> None:
     headed = with_draft_head(checkpoint, write_eagle(tmp_path / "head", random_eagle(TinyLlama().vocab_size)))
     job = lower(headed, load_target("cuda"), "q4f16_1")
     names = {gv.name_hint for gv in job.state.mod.functions}
-    assert {"forward_few_hidden", "forward_many_hidden", "draft_prompt", "draft_first", "draft_next"} <= names
+    assert {"decode_hidden", "prefill_hidden", "draft_prompt", "draft_first", "draft_next"} <= names
     info = model_info(job)
     assert info.eagle is not None and info.eagle.hidden_size == EAGLE["hidden_size"] and not info.draft_heads
     assert not any(w.decode_nbytes for w in job.state.weights if w.name.startswith("eagle_head."))

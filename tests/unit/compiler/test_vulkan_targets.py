@@ -58,12 +58,12 @@ def test_the_workspace_of_attention_is_planned_and_must_fit_a_binding() -> None:
 
     def planned(target: Target) -> list[int]:
         state = pipeline.run(export(prepare_model(facts, target, scheme), target, scheme, 16), *pipeline.SHARED)
-        return sorted(storage_bytes(state.mod["forward_few"]))[-2:]
+        return sorted(storage_bytes(state.mod["decode"]))[-2:]
 
     values, sums = (4 * 1024 * 32 * numbers for numbers in (128, 2))
     few = planned(GENERIC)
     assert few[1] == values and few[0] >= sums
-    with pytest.raises(TargetError, match=f"workspace of forward_few does not fit.*found {values:,} bytes"):
+    with pytest.raises(TargetError, match=f"workspace of decode does not fit.*found {values:,} bytes"):
         planned(replace(GENERIC, limits={**GENERIC.limits, "max_binding_bytes": values - 1}))
 
 

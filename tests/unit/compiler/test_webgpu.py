@@ -163,7 +163,7 @@ def test_the_context_is_what_a_binding_holds(tmp_path: Path) -> None:
         model = prepare_model(config, target, scheme)
         assert context_length(model, target, None) == most
         # TVM's cache has one page of 16 tokens that nothing is kept in.
-        per_token = model.attention_shape().bytes_per_token
+        per_token = model.states()[0].unit_bytes // 16
         assert (most + 16) * per_token <= target.limits.get("max_binding_bytes", 1 << 40)
     target = load_target("webgpu")
     with pytest.raises(TargetError, match="does not fit a binding.*at most 32752 tokens; found 32768.*--context"):

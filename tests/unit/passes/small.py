@@ -42,7 +42,7 @@ def small_llama(passes: Sequence[pipeline.Pass]) -> Lowering:
 
 def forwards(state: Lowering) -> dict[str, relax.Function]:
     """The functions that a model's tokens go through, by name."""
-    return {name: state.mod[name] for name in ("forward_few", "forward_many")}
+    return {name: state.mod[name] for name in ("decode", "prefill")}
 
 
 def block(name: str, order: str) -> relax.Function:

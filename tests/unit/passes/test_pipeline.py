@@ -86,19 +86,19 @@ def cold(kernels: tuple[KernelReport, ...]) -> list[KernelReport]:
 def assert_planned(state: Lowering) -> None:
     """Workspace is static for every model function, and weights are one tuple."""
     plan = workspace_bytes(state.mod)
-    for name in ("forward_few", "forward_many"):
+    for name in ("decode", "prefill"):
         assert plan[name] > 0
         *_, packed = state.mod[name].params
         assert packed.name == "packed_params"
         assert len(packed.ty.fields) == sum(len(w.arrays()) for w in state.weights)
-    assert plan["forward_few"] < 4 * plan["forward_many"]
+    assert plan["decode"] < 4 * plan["prefill"]
 
 
 def test_the_kind_of_rows_follows_from_the_function() -> None:
     """Tokens of a prompt are many rows; those of decode and verification, and rows with logits, are few."""
     state = pipeline.run(exported("qwen3_moe", "q4f16_1"), pipeline.MODEL)
     products = {}
-    for name in ("forward_few", "forward_many"):
+    for name in ("decode", "prefill"):
         bindings = [binding.value for block in state.mod[name].body.blocks for binding in block.bindings]
         calls = [value.args[0] for value in bindings if is_op(value, "relax.call_tir")]
         tags = [op for op in (op_of(state.mod[call]) for call in calls) if op is not None]
@@ -125,7 +125,7 @@ def of_layer(family: str, scheme: str) -> Lowering:
     same_dtype = next(name for name in SCHEMES if load_scheme(name).model_dtype == load_scheme(scheme).model_dtype)
     state = exported(family, same_dtype)
     keep = {gv: f for gv, f in state.mod.functions.items() if isinstance(f, tirx.PrimFunc)}
-    keep |= {state.mod.get_global_var(name): state.mod[name] for name in ("forward_few",)}
+    keep |= {state.mod.get_global_var(name): state.mod[name] for name in ("decode",)}
     keep = {
         gv: f
         for gv, f in keep.items()
@@ -138,7 +138,7 @@ def test_model_functions_share_one_weight_table() -> None:
     state = apply(exported("llama", "q4f16_1"), *MODEL_PASSES)
     expected = [(name, shape, dtype) for w in state.weights for name, (shape, dtype) in w.arrays().items()]
     found = model_functions(state.mod)
-    assert {gv.name_hint for gv, _ in found} == {"forward_few", "forward_many"}
+    assert {gv.name_hint for gv, _ in found} == {"decode", "prefill"}
     for _, func in found:
         params = weight_params(func)
         assert [(p.name, tuple(int(e) for e in p.ty.shape), str(p.ty.dtype)) for p in params] == expected
@@ -158,7 +158,7 @@ def test_projections_join_with_their_sources() -> None:
 def test_a_residual_of_every_layer_goes_into_a_norm() -> None:
     """Llama: two additions a layer, each followed by a norm; only the first norm of all has none before it."""
     state = apply(exported("llama", "q4f16_1"), *MODEL_PASSES)
-    calls = [b.value.args[0].name_hint for block in state.mod["forward_few"].body.blocks for b in block.bindings
+    calls = [b.value.args[0].name_hint for block in state.mod["decode"].body.blocks for b in block.bindings
              if isinstance(b.value, relax.Call) and b.value.op.name == "relax.call_tir"]  # fmt: skip
     assert sum(name.startswith("add_rms_norm") for name in calls) == 2 * SIZES["num_hidden_layers"]
     assert sum(name.startswith("rms_norm") for name in calls) == 1

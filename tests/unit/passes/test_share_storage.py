@@ -66,16 +66,16 @@ def test_the_plan_is_smaller_and_right(planned: Lowering) -> None:
     relax.analysis.well_formed(state.mod)
     before, after = workspace_bytes(planned.mod), workspace_bytes(state.mod)
     assert after.keys() == before.keys() and all(after[name] <= before[name] for name in after)
-    assert after["forward_many"] < 0.9 * before["forward_many"]
+    assert after["prefill"] < 0.9 * before["prefill"]
     # the gated projection beside the residual: no plan is below that
-    assert after["forward_many"] >= 4 * CHUNK * (CONFIG["intermediate_size"] + CONFIG["hidden_size"])
+    assert after["prefill"] >= 4 * CHUNK * (CONFIG["intermediate_size"] + CONFIG["hidden_size"])
     for name, func in forwards(state).items():
         assert stale_reads(func) == [], name
 
 
 def test_the_check_sees_a_wrong_plan(planned: Lowering) -> None:
     """All tensors of a function in one storage."""
-    func = forwards(planned)["forward_few"]
+    func = forwards(planned)["decode"]
     first = next(b.var for b in func.body.blocks[0].bindings if calls(b, "relax.memory.alloc_storage"))
     bindings = []
     for binding in func.body.blocks[0].bindings:

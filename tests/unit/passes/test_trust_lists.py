@@ -10,7 +10,7 @@ from mlcpipe.passes import pipeline
 from tests.unit.passes.small import apply, passes_through, small_llama
 
 
-@pytest.mark.parametrize("name", ["forward_few", "forward_few_adapted"])
+@pytest.mark.parametrize("name", ["decode", "decode_adapted"])
 def test_no_tensor_of_a_list_is_matched(name: str) -> None:
     state = replace(small_llama(()), adapters=True)
     lowered = pipeline.run(apply(state, *passes_through("check_bindings")), pipeline.VM).mod[name].script()

@@ -13,6 +13,7 @@ import psutil
 import pytest
 
 from mlcpipe import Engine, SamplingParams
+from mlcpipe.bundle.memory import running_bytes
 from mlcpipe.cli import main
 from mlcpipe.errors import BundleError, MlcpipeError, ResourceError, TargetError
 
@@ -76,7 +77,7 @@ def test_a_flipped_bit_in_the_manifest(copied: Path, tiny_bundles: Bundles) -> N
 
 @pytest.mark.parametrize(
     ("field", "value"),
-    [("vocab_size", 300), ("context_length", 4096), ("prefill_chunk", 512), ("page_size", 32), ("kv_dtype", "float16"),
+    [("vocab_size", 300), ("context_length", 4096), ("prefill_chunk", 512), ("max_batch", 32), ("kv_dtype", "float16"),
      ("num_layers", 3), ("recompute_above", 16)],
 )  # fmt: skip
 def test_a_manifest_that_contradicts_the_library(manifest_with: Edit, field: str, value: object) -> None:
@@ -131,7 +132,7 @@ def test_no_bundle(tmp_path: Path) -> None:
         lambda m: m["model"].update(vocab_size=-1),
         lambda m: m["model"].update(context_length=0),
         lambda m: m["memory_plan"].update(weights_bytes=-(2**60)),
-        lambda m: m["memory_plan"].update(kv_bytes_per_token=0),
+        lambda m: m["states"].pop(),
         lambda m: m["memory_plan"].update(weights_bytes=0),
         lambda m: m["memory_plan"].update(decode_weights_bytes=1),
         lambda m: m["memory_plan"]["workspace_bytes"].clear(),
@@ -158,11 +159,11 @@ def little_memory(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[int], N
 
 def test_memory_is_counted_before_it_is_taken(tiny_bundles: Bundles, little_memory: Callable[[int], None]) -> None:
     manifest = Engine(tiny_bundles["q0f32"]).manifest
-    plan, fixed = manifest.memory_plan, manifest.memory_plan.weights_bytes + manifest.running_bytes
-    little_memory(fixed + 100 * plan.kv_bytes_per_token)
-    assert Engine(tiny_bundles["q0f32"], context_length=100).context_length == 100
-    with pytest.raises(ResourceError, match="not enough memory for 101 tokens of context; .*weights .*KV cache"):
-        Engine(tiny_bundles["q0f32"], context_length=101)
+    kv, fixed = manifest.kv_bytes_per_token, manifest.memory_plan.weights_bytes + running_bytes(manifest)
+    little_memory(fixed + 112 * kv)  # whole pages
+    assert Engine(tiny_bundles["q0f32"], context_length=112).context_length == 112
+    with pytest.raises(ResourceError, match="not enough memory for 113 tokens of context; .*weights .*KV cache"):
+        Engine(tiny_bundles["q0f32"], context_length=113)
     little_memory(0)
     with pytest.raises(ResourceError, match="not enough memory"):
         Engine(tiny_bundles["q0f32"])
@@ -172,12 +173,12 @@ def test_memory_is_counted_before_it_is_taken(tiny_bundles: Bundles, little_memo
 def test_the_context_is_what_fits(demo_bundles: Bundles, little_memory: Callable[[int], None]) -> None:
     """Without a wish: as much as fits in half of what is free, at least 512 tokens."""
     manifest = Engine(demo_bundles["q4f16_1"]).manifest
-    plan, fixed = manifest.memory_plan, manifest.memory_plan.weights_bytes + manifest.running_bytes
-    little_memory(fixed + 2000 * plan.kv_bytes_per_token)
+    kv, fixed = manifest.kv_bytes_per_token, manifest.memory_plan.weights_bytes + running_bytes(manifest)
+    little_memory(fixed + 2000 * kv)
     assert Engine(demo_bundles["q4f16_1"]).context_length == 1000
-    little_memory(fixed + 600 * plan.kv_bytes_per_token)
+    little_memory(fixed + 600 * kv)
     assert Engine(demo_bundles["q4f16_1"]).context_length == 512
-    little_memory(fixed + 500 * plan.kv_bytes_per_token)
+    little_memory(fixed + 500 * kv)
     with pytest.raises(ResourceError, match="not enough memory for 512 tokens"):
         Engine(demo_bundles["q4f16_1"])
 

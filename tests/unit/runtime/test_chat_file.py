@@ -99,13 +99,13 @@ def test_what_other_chats_left_is_not_saved(tiny: Engine, tmp_path: Path) -> Non
         tiny.save(tmp_path / str(length))
         files.append((tmp_path / str(length)).read_bytes())
     assert files[0] == files[1]
-    size = tiny.manifest.page_bytes
+    size = tiny.manifest.states[-1].unit_bytes
     last = files[0][-DIGEST - size : -DIGEST]
     assert last.count(0) / size == pytest.approx(11 / 16, abs=0.02)
 
 
 def test_a_file_made_by_hand(tiny: Engine, tmp_path: Path) -> None:
-    """Version 1 stays readable: a file by the docstring's words loads, and is what saving it again writes."""
+    """Version 2 stays readable: a file by the docstring's words loads, and is what saving it again writes."""
     made = by_hand(tiny.manifest)
     (tmp_path / "made").write_bytes(made)
     assert tiny.load(tmp_path / "made") == CHAT
@@ -125,7 +125,7 @@ def test_an_engine_without_tokens(tiny: Engine, tmp_path: Path) -> None:
 def test_the_size_is_known_before(file: Path, tiny: Engine) -> None:
     text = len(json.dumps(CHAT, ensure_ascii=False).encode())
     begin = -(-(HEADER + 4 * 48 + text) // 64) * 64
-    assert file.stat().st_size == begin + 48 * tiny.manifest.memory_plan.kv_bytes_per_token + DIGEST
+    assert file.stat().st_size == begin + 48 * tiny.manifest.kv_bytes_per_token + DIGEST
 
 
 # ---- files that are refused
@@ -146,17 +146,17 @@ def refused(engine: Engine, path: Path, words: str, data: bytes | None = None) -
 
 def test_a_file_that_is_cut_or_longer(file: Path, tiny: Engine) -> None:
     data = file.read_bytes()
-    page = len(data) - DIGEST - 3 * tiny.manifest.page_bytes
-    for length in (0, 7, 8, 127, 128, 191):
+    page = len(data) - DIGEST - 3 * tiny.manifest.states[-1].unit_bytes
+    for length in (0, 7, 8, 191, 192, 255):
         refused(tiny, file, "not a saved chat.*expected a file that /save or Engine.save wrote", data[:length])
-    for length in (192, 320, 400, page, page - 1, len(data) - DIGEST, len(data) - 1):
+    for length in (256, 320, 400, page, page - 1, len(data) - DIGEST, len(data) - 1):
         refused(tiny, file, "damaged.*the length that its header states", data[:length])
     refused(tiny, file, "damaged.*the length that its header states", data + b"0")
 
 
 def test_a_bit_that_flips(file: Path, tiny: Engine) -> None:
     data = file.read_bytes()
-    for place in (130, 330, 1000, len(data) - 1):
+    for place in (194, 330, 1000, len(data) - 1):
         damaged = bytearray(data)
         damaged[place] ^= 1
         refused(tiny, file, "damaged.*expected the content that was written", bytes(damaged))
@@ -168,16 +168,17 @@ def test_a_changed_header(name: str, file: Path, tiny: Engine) -> None:
     refused(tiny, file, words, changed(file.read_bytes(), field, value))
 
 
-def test_a_changed_number_of_layers_with_their_pages(file: Path, tiny: Engine) -> None:
-    data = changed(file.read_bytes(), "layers", 3)[:-DIGEST]
-    refused(tiny, file, "another layers of the KV cache", sealed(data + bytes(3 * tiny.manifest.page_bytes)))
+def test_another_number_of_bytes_of_states_and_all_of_them(file: Path, tiny: Engine) -> None:
+    nbytes = 48 * tiny.manifest.kv_bytes_per_token
+    data = changed(file.read_bytes(), "state_bytes", nbytes + 100)[:-DIGEST]
+    refused(tiny, file, f"expected {nbytes} bytes of states; found {nbytes + 100}", sealed(data + bytes(100)))
 
 
 def test_the_length_is_checked_before_the_content(file: Path, tiny: Engine) -> None:
     """To map so much takes the address space; to hash it takes a minute, in which Ctrl-C waits."""
-    hollow(file, tiny.manifest.page_bytes)
+    hollow(file, 48 * tiny.manifest.kv_bytes_per_token)
     began = time.process_time()
-    refused(tiny, file, "another layers of the KV cache")
+    refused(tiny, file, "bytes of states; found 51539607552")
     assert time.process_time() - began < 10
 
 
@@ -193,7 +194,10 @@ def test_a_chat_that_is_no_json(text: bytes, file: Path, tiny: Engine) -> None:
     data = file.read_bytes()
     begin = HEADER + 4 * 48 + len(text)
     content = (
-        data[: HEADER + 4 * 48] + text + bytes(-begin % 64) + data[-DIGEST - 6 * tiny.manifest.page_bytes : -DIGEST]
+        data[: HEADER + 4 * 48]
+        + text
+        + bytes(-begin % 64)
+        + data[-DIGEST - 48 * tiny.manifest.kv_bytes_per_token : -DIGEST]
     )
     damaged = bytearray(content)
     struct.pack_into("<Q", damaged, FIELDS["chat_bytes"][0], len(text))

@@ -168,13 +168,13 @@ def test_the_kv_cache_dtype_is_what_was_asked_for(tiny_bundles: Bundles, kv_cach
     options = {"target": QUICK, "quantization": "q0f32", "kv_cache_dtype": kv_cache_dtype}
     bundle = mlcpipe.compile(tiny_bundles.checkpoint, output=tmp_path / "bundle", **options)
     engine, exact = Engine(bundle), Engine(tiny_bundles["q0f32"])
-    model, plan = engine.manifest.model, engine.manifest.memory_plan
+    model, config = engine.manifest.model, json.loads((bundle / "config.json").read_text())
     assert model.kv_dtype == {"f32": "float32", "f16": "float16"}.get(kv_cache_dtype, kv_cache_dtype)
-    numbers = 2 * model.num_layers * model.num_key_value_heads * model.head_dim
-    groups = model.head_dim // 32 if model.head_dim % 32 == 0 else 1
-    scales = 2 * numbers // model.head_dim * groups
+    dim = config["hidden_size"] // config["num_attention_heads"]
+    numbers = 2 * model.num_layers * config["num_key_value_heads"] * dim
+    scales = 2 * numbers // dim * (dim // 32 if dim % 32 == 0 else 1)
     nbytes = {"f32": 4 * numbers, "f16": 2 * numbers, "q8": numbers + scales, "q4": numbers // 2 + scales}
-    assert plan.kv_bytes_per_token == nbytes[kv_cache_dtype]
+    assert engine.manifest.kv_bytes_per_token == nbytes[kv_cache_dtype]
     expected = exact.logits(TOKENS)
     limit = {"f32": 5e-5, "f16": 2e-2, "q8": 2e-1, "q4": 2}[kv_cache_dtype]
     rows = engine.logits(TOKENS)

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from mlcpipe import Engine, SamplingParams
+from mlcpipe.bundle.memory import running_bytes
 from mlcpipe.devices.support.tvm_runtime import trim
 from mlcpipe.host.memory import private_memory_bytes
 
@@ -89,8 +90,8 @@ def test_the_estimate_is_above_what_a_run_takes(demo_bundles: Bundles) -> None:
 
     grown = private_growth(run)
     manifest = held[0].manifest
-    kv = 608 * manifest.memory_plan.kv_bytes_per_token
-    assert max(manifest.memory_plan.workspace_bytes.values()) / 2 < grown < manifest.running_bytes + kv
+    kv = 608 * manifest.kv_bytes_per_token
+    assert max(manifest.memory_plan.workspace_bytes.values()) / 2 < grown < running_bytes(manifest) + kv
 
 
 def test_prompts_of_many_lengths_take_no_more_than_one(demo_bundles: Bundles) -> None:

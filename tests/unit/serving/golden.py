@@ -1,7 +1,7 @@
 """Traces of requests and the plans for them, for every runtime that schedules: all have to make the same plans.
 
 `python -m tests.unit.serving.golden` writes `golden/*.json` anew. Each has the limits, the pages, the costs of the cost
-model (which does not learn), and turns. In a turn requests come (`submit`), then some go (`cancel`), both at time `now`;
+model (which does not learn), and turns; `slots` are those of states, if there are any. In a turn requests come (`submit`), then some go (`cancel`), both at time `now`;
 deadlines pass (`expired`); a step is planned or none (null), with the page tables of each of its sequences, few before
 many; the device draws tokens (`drawn`) until `settled`, and the sequences get them (`events`). Sequences are numbered in
 the order of submission. Page ids are part of the plan: free pages are taken from the end of a list to which they return.
@@ -30,7 +30,7 @@ def events_json(events: list[Event]) -> list[Any]:
     return [[one.sequence.id, one.tokens, one.finish.value if one.finish else None] for one in events]
 
 
-def step_json(step: Step | None) -> Any:
+def step_json(step: Step | None, slots: bool) -> Any:
     """Rows, copies and tables; [sequence, tokens, rows with logits], [sequence, begin, rows, [who draws]]."""
     if step is None:
         return None
@@ -40,7 +40,7 @@ def step_json(step: Step | None) -> Any:
         "many": [[rows.sequence.id, rows.begin, rows.rows, [one.id for one in rows.drawing]] for rows in step.many],
         "copies": [list(copy) for copy in step.copies],
         "tables": [[list(table) for table in sequence.tables] for sequence in sequences],
-    }
+    } | ({"slots": [[sequence.slot, sequence.next_slot] for sequence in sequences]} if slots else {})
 
 
 class Recording(Simulation):
@@ -72,7 +72,7 @@ class Recording(Simulation):
         expired = self.scheduler.expire(self.now)
         self.deliver(expired)
         step = self.scheduler.plan(self.now)
-        turn |= {"expired": events_json(expired), "plan": step_json(step)}
+        turn |= {"expired": events_json(expired), "plan": step_json(step, self.slots > 0)}
         self.turns.append(turn)
         if step is None:
             return None
@@ -87,7 +87,8 @@ class Recording(Simulation):
     def trace(self) -> dict[str, Any]:
         """What goes to the file."""
         groups = [asdict(group) for group in self.groups]
-        return {"groups": groups, "limits": asdict(self.limits), "costs": COSTS, "turns": self.turns}
+        slots = {"slots": self.slots} if self.slots else {}
+        return {"groups": groups, **slots, "limits": asdict(self.limits), "costs": COSTS, "turns": self.turns}
 
 
 def classes() -> Recording:
@@ -173,8 +174,30 @@ def same_prompts() -> Recording:
     return simulation
 
 
+def slots() -> Recording:
+    """States in slots: checkpoints of prompts and answers, forks, few slots, answers that outgrow the pages."""
+    rng = random.Random(6)
+    limits = Limits(400, prefill_chunk=64, sequences=4)
+    simulation = Recording((PageGroup(36), PageGroup(30, 40)), limits, slots=9, redraws=False)
+    shared = [words(rng, 150) for _ in range(2)]
+    last: list[Sequence] = []
+    for turn in range(7):
+        prompt = rng.choice(shared)[: rng.randint(20, 150)] + words(rng, rng.randint(1, 90))
+        if last and turn % 3 == 0:  # the next turn of a conversation
+            prompt = [*rng.choice(last).tokens[:300], *words(rng, 5)]
+        for _ in range(1 + 2 * (turn % 4 == 1)):
+            last.append(simulation.submit(prompt, rng.randint(5, 90), priority=rng.choice((0, 0, 1))))
+        if turn % 5 == 4:
+            simulation.cancel(rng.choice(last))
+        for _ in range(rng.randint(0, 12)):
+            simulation.step()
+    simulation.run()
+    assert simulation.scheduler.totals.preemptions and simulation.scheduler.totals.prefix_hits
+    return simulation
+
+
 TRACES: dict[str, Callable[[], Recording]] = {
-    make.__name__: make for make in (classes, few_pages, windows, comings_and_goings, same_prompts)
+    make.__name__: make for make in (classes, few_pages, windows, comings_and_goings, same_prompts, slots)
 }
 
 

@@ -20,7 +20,18 @@ from mlcpipe.runtime.serving.prefix_tree import PrefixTree
 from mlcpipe.runtime.serving.scheduler import Scheduler
 from mlcpipe.runtime.serving.sequence import Finish, Request, Sequence, State
 from mlcpipe.runtime.serving.step import NOT_DRAWN, Event, Step
-from tir_schedules.step_layout import KEYS, PAGE, POSITION, ROW_BEGIN, SEQUENCES, SLOT, TABLE, TABLE_BEGIN, WINDOW_TABLE
+from tir_schedules.step_layout import (
+    KEYS,
+    PAGE,
+    PLACE,
+    POSITION,
+    ROW_BEGIN,
+    SEQUENCES,
+    SLOT_READ,
+    SLOT_WRITE,
+    TABLE_BEGIN,
+    TABLES,
+)
 
 VOCAB = 1000
 COSTS = (20e-3, 2e-3, 20e-3, 1e-3, 1e-6, 0.2e-6)
@@ -37,10 +48,11 @@ def drawn(of: int) -> int:
 
 
 class Memory:
-    """The places of all pages of each group."""
+    """The places of all pages of each group, and the slots, with the digest of the last token of a state."""
 
-    def __init__(self, groups: Iterable[PageGroup]) -> None:
+    def __init__(self, groups: Iterable[PageGroup], slots: int) -> None:
         self.groups = tuple(groups)
+        self.slots: list[int | None] = [None] * slots
         self.places: list[list[int | None]] = [[None] * (PAGE * group.pages) for group in self.groups]
 
     def copy(self, copies: Iterable[PageCopy]) -> None:
@@ -55,19 +67,32 @@ class Memory:
     def forward(self, step: list[int], tokens: list[int], roots: list[int], few: bool) -> list[int]:
         """Store each row after what its tables lead to -> its digest. `roots`: of each sequence, before any token."""
         digests = []
+        reads, writes = (
+            step[step[at] : step[at] + step[SEQUENCES] * bool(self.slots)] for at in (SLOT_READ, SLOT_WRITE)
+        )
+        assert len(set(writes)) == len(writes) and all(0 <= slot < len(self.slots) for slot in writes)
+        assert all(slot not in reads or reads.index(slot) == s == len(reads) - 1 - reads[::-1].index(slot)
+                   for s, slot in enumerate(writes)), "no sequence writes what another one reads"  # fmt: skip
         for s in range(step[SEQUENCES]):
+            first = step[step[POSITION] + step[step[ROW_BEGIN] + s]]
+            assert not reads or (reads[s] < 0) == (first == 0)
+            state = self.slots[reads[s]] if reads and first else roots[s]
             for row in range(step[step[ROW_BEGIN] + s], step[step[ROW_BEGIN] + s + 1]):
                 position = step[step[POSITION] + row]
                 assert position < step[step[KEYS] + s]
-                tables = [step[name] + step[step[TABLE_BEGIN] + s] for name in (TABLE, WINDOW_TABLE)]
+                tables = [step[TABLES + group] + step[step[TABLE_BEGIN] + s] for group in range(len(self.groups))]
                 seen = [self._read(group, step, tables[group], position) for group in range(len(self.groups))]
-                shortest = min(map(len, seen))
-                assert None not in seen[0] and all(one[len(one) - shortest :] == seen[-1] for one in seen)
+                shortest = min(seen, key=len)
+                assert None not in seen[0] and all(one[len(one) - len(shortest) :] == shortest for one in seen)
                 made = digest(seen[0][-1] if position else roots[s], tokens[row], few)
                 for group, places in enumerate(self.places):
                     places[step[tables[group] + position // PAGE] * PAGE + position % PAGE] = made
-                assert step[step[SLOT] + row] == step[tables[0] + position // PAGE] * PAGE + position % PAGE
+                assert step[step[PLACE] + row] == step[tables[0] + position // PAGE] * PAGE + position % PAGE
+                assert not self.slots or state == (seen[0][-1] if position and seen[0] else roots[s])
+                state = made
                 digests.append(made)
+            if writes:
+                self.slots[writes[s]] = state
         return digests
 
     def _read(self, group: int, step: list[int], table: int, position: int) -> list[int | None]:
@@ -90,13 +115,15 @@ class Simulation:
     late: Callable[[], bool] = lambda: False  # whether a sequence draws nothing in a step
     now: float = 0.0
     recompute_above: int | None = None
+    slots: int = 0
+    redraws: bool = True  # requests say that rows may be computed again
 
     def __post_init__(self) -> None:
         self.limits = replace(self.limits, recompute_above=self.recompute_above)
-        self.pool = PagePool(self.groups)
+        self.pool = PagePool(self.groups, self.slots)
         self.tree = PrefixTree(self.pool, self.recompute_above)
         self.scheduler = Scheduler(self.pool, self.tree, self.cost, self.limits)
-        self.memory = Memory(self.groups)
+        self.memory = Memory(self.groups, self.slots)
         self.sequences: list[Sequence] = []
         self.times: dict[Sequence, list[float]] = {}  # when each token came
         self.ends: dict[Sequence, tuple[Finish, float]] = {}
@@ -106,6 +133,7 @@ class Simulation:
 
     def submit(self, tokens: Iterable[int], max_tokens: int = 8, **rest: object) -> Sequence:
         """A request that arrives now."""
+        rest = {"redraws": self.redraws, **rest}
         request = Request(tuple(tokens), max_tokens, arrival=self.now, **rest)  # type: ignore[arg-type]
         sequence = self.scheduler.submit(request)
         self.sequences.append(sequence)
@@ -188,10 +216,12 @@ class Simulation:
             raise AssertionError("it does not end")
 
 
-def alone(request: Request, groups: tuple[PageGroup, ...], recompute_above: int | None = None) -> list[int]:
+def alone(
+    request: Request, groups: tuple[PageGroup, ...], recompute_above: int | None = None, slots: int = 0
+) -> list[int]:
     """The tokens of a request that has an empty device for itself."""
     big = tuple(replace(group, pages=512) for group in groups)
-    simulation = Simulation(big, Limits(4096), recompute_above=recompute_above, checked=False)
+    simulation = Simulation(big, Limits(4096), recompute_above=recompute_above, checked=False, slots=slots)
     sequence = simulation.scheduler.submit(replace(request, arrival=0.0, deadline_s=None))
     simulation.times[sequence] = []
     simulation.run()

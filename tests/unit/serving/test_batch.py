@@ -38,7 +38,11 @@ def array(step: list[int], name: int, size: int) -> list[int]:
     return step[step[name] : step[name] + size]
 
 
-@pytest.mark.parametrize("groups", [(PageGroup(400),), (PageGroup(400), PageGroup(400, 40))], ids=["one", "window"])
+@pytest.mark.parametrize(
+    "groups",
+    [(PageGroup(400),), (PageGroup(400), PageGroup(400, 40)), (PageGroup(400), PageGroup(400, 40), PageGroup(400, 70))],
+    ids=["one", "window", "windows"],
+)
 @pytest.mark.parametrize("rows", [1, 2, 33], ids=str)
 def test_every_integer_is_what_the_layout_says(groups: tuple[PageGroup, ...], rows: int) -> None:
     rng = random.Random(rows)
@@ -48,13 +52,13 @@ def test_every_integer_is_what_the_layout_says(groups: tuple[PageGroup, ...], ro
         spans = [Span(one, rng.randint(0, one.computed), rng.randint(1, rows)) for one in made]
         step = buffer.fill(spans).tolist()
         n = sum(span.rows for span in spans)
-        assert step[header.SEQUENCES : header.ROWS + 1] == [count, n] and step[11 : header.HEADER] == [0] * 5
+        assert step[header.SEQUENCES : header.ROWS + 1] == [count, n] and step[9 : header.TABLES] == [0] * 7
         each = [(s, span, span.begin + i) for s, span in enumerate(spans) for i in range(span.rows)]
         tables = [span.sequence.tables for span in spans]
         assert array(step, header.POSITION, n) == [position for _, _, position in each]
         assert array(step, header.SEQUENCE, n) == [s for s, _, _ in each]
         slots = [tables[s][0][position // PAGE] * PAGE + position % PAGE for s, _, position in each]
-        assert array(step, header.SLOT, n) == slots
+        assert array(step, header.PLACE, n) == slots
         lengths = [max(len(span.sequence.request.tokens), position + 1) for _, span, position in each]
         assert array(step, header.ROPE_LENGTH, n) == lengths
         begins = [sum(span.rows for span in spans[:s]) for s in range(count + 1)]
@@ -62,9 +66,9 @@ def test_every_integer_is_what_the_layout_says(groups: tuple[PageGroup, ...], ro
         assert array(step, header.KEYS, count) == [span.begin + span.rows for span in spans]
         begins = [sum(len(table[0]) for table in tables[:s]) for s in range(count + 1)]
         assert array(step, header.TABLE_BEGIN, count + 1) == begins
-        for name, group in ((header.TABLE, 0), (header.WINDOW_TABLE, -1)):
-            assert array(step, name, begins[-1]) == [page for table in tables for page in table[group]]
-        assert (step[header.TABLE] == step[header.WINDOW_TABLE]) == (len(groups) == 1)
+        for group in range(len(groups)):
+            found = array(step, header.TABLES + group, begins[-1])
+            assert found == [page for table in tables for page in table[group]]
         used = header.HEADER + 4 * n + 3 * count + 2 + begins[-1] * len(groups)
         assert used <= len(step) == 1 << (len(step) - 1).bit_length()
 

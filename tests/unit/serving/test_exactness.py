@@ -16,7 +16,12 @@ LIMITS = Limits(400, prefill_chunk=64, sequences=8)
 
 
 def traffic(
-    groups: tuple[PageGroup, ...], seed: int, requests: int, recompute_above: int | None = None, late: float = 0.0
+    groups: tuple[PageGroup, ...],
+    seed: int,
+    requests: int,
+    recompute_above: int | None = None,
+    late: float = 0.0,
+    slots: int = 0,
 ) -> Simulation:
     """Requests that begin alike, of all classes, some of which are cancelled; `checked` after each step.
 
@@ -24,7 +29,14 @@ def traffic(
     """
     rng = random.Random(seed)
     slow = random.Random(seed)
-    simulation = Simulation(groups, LIMITS, recompute_above=recompute_above, late=lambda: slow.random() < late)
+    simulation = Simulation(
+        groups,
+        LIMITS,
+        recompute_above=recompute_above,
+        late=lambda: slow.random() < late,
+        slots=slots,
+        redraws=late > 0,
+    )
     shared = [words(rng, 100) for _ in range(3)]
     everybody: list[Sequence] = []
     for _ in range(requests):
@@ -40,7 +52,7 @@ def traffic(
             simulation.step()
     simulation.run()
     for sequence in everybody:
-        expected = alone(replace(sequence.request, ready=lambda: True), groups, recompute_above)
+        expected = alone(replace(sequence.request, ready=lambda: True), groups, recompute_above, slots)
         whole = simulation.ends[sequence][0] is not Finish.CANCELLED
         assert sequence.tokens == (expected if whole else expected[: len(sequence.tokens)]), (seed, sequence.id)
     assert all(counts.used == 0 for counts in simulation.pool.counts())
@@ -53,22 +65,26 @@ CASES = {
     "windows": ((PageGroup(100), PageGroup(40, 40)), None),
     "all-slide": ((PageGroup(40, 40),), None),
     "longrope": ((PageGroup(40),), 100),
+    "three-groups": ((PageGroup(60), PageGroup(40, 40), PageGroup(50, 70)), None),
+    "slots": ((PageGroup(60),), None, 20),
+    "few-slots": ((PageGroup(60), PageGroup(40, 40)), None, 7),
+    "slots-longrope": ((PageGroup(40),), 100, 20),
 }
 
 
 @pytest.mark.parametrize("case", CASES)
 @pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.full) for seed in range(1, 6))])
 def test_the_same_request_gives_the_same_answer(case: str, seed: int) -> None:
-    groups, recompute_above = CASES[case]
-    simulation = traffic(groups, seed, 25, recompute_above)
+    groups, recompute_above, *slots = CASES[case]
+    simulation = traffic(groups, seed, 25, recompute_above, slots=sum(slots))
     totals = simulation.scheduler.totals
     assert totals.prefix_hits > 0 and (totals.preemptions > 0 or case == "room"), "nothing of interest happened"
 
 
-@pytest.mark.parametrize("case", ["few-pages", "windows", "longrope"])
+@pytest.mark.parametrize("case", ["few-pages", "windows", "longrope", "slots"])
 def test_late_draws_change_no_answer(case: str) -> None:
-    groups, recompute_above = CASES[case]
-    simulation = traffic(groups, 3, 8, recompute_above, late=0.3)
+    groups, recompute_above, *slots = CASES[case]
+    simulation = traffic(groups, 3, 8, recompute_above, late=0.3, slots=sum(slots))
     assert simulation.scheduler.totals.preemptions > 0, "nothing of interest happened"
 
 

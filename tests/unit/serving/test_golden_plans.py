@@ -31,7 +31,7 @@ def request(fields: dict[str, Any], now: float) -> Request:
 def test_the_plans_are_those_of_the_file(name: str) -> None:
     trace = load(name)
     limits = Limits(**trace["limits"])
-    pool = PagePool(PageGroup(**group) for group in trace["groups"])
+    pool = PagePool([PageGroup(**group) for group in trace["groups"]], trace.get("slots", 0))
     tree = PrefixTree(pool, limits.recompute_above)
     scheduler = Scheduler(pool, tree, CostModel(tuple(trace["costs"]), learn=False), limits)
     sequences = []
@@ -43,7 +43,7 @@ def test_the_plans_are_those_of_the_file(name: str) -> None:
             assert scheduler.cancel(sequences[cancelled]) is not None
         assert events_json(scheduler.expire(now)) == turn["expired"], number
         step = scheduler.plan(now)
-        assert step_json(step) == turn["plan"], number
+        assert step_json(step, pool.slots is not None) == turn["plan"], number
         if step is not None:
             assert events_json(scheduler.settle(step, turn["drawn"], turn["settled"])) == turn["events"], number
     assert not scheduler.has_work

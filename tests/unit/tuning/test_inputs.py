@@ -64,7 +64,7 @@ def test_attention_over_pages_gets_one_sequence(kind: str, rows: int, first: int
     positions = integers[integers[step.POSITION] :][:rows]
     assert list(positions) == list(range(first, first + rows)) and list(integers[:2]) == [1, rows]
     count = -(-(first + rows) // PAGE)
-    for table in (step.TABLE, step.WINDOW_TABLE):
+    for table in (step.TABLES, step.TABLES + 1):
         assert sorted(integers[integers[table] :][:count]) == list(range(count)) and len(pages) == count
     stored = pages.view(np.float16)  # what q8 has for scales
     assert np.isfinite(stored).all() and np.abs(stored).max() < 10

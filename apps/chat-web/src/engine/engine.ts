@@ -23,8 +23,6 @@ export interface LoadRequest {
   modelUrl: string;
   library: Blob;
   contextTokens: number;
-  /** The model slides a window of its own; then there is no context to set. */
-  sliding: boolean;
 }
 
 export interface Finished {

@@ -69,7 +69,7 @@ async function watchTokenizer(loaded: MLCEngine, modelUrl: string): Promise<Cont
 }
 
 function record(request: LoadRequest, library: string) {
-  const overrides = request.sliding ? {} : { context_window_size: request.contextTokens };
+  const overrides = { context_window_size: request.contextTokens };
   return { model: request.modelUrl, model_id: MODEL_ID, model_lib: library, overrides };
 }
 

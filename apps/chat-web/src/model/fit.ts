@@ -41,8 +41,7 @@ const SHARE = 0.6;
 
 /** Bytes on the GPU with a context of so many tokens. */
 export function estimateMemory(manifest: Manifest, contextTokens: number): MemoryEstimate {
-  const kept = Math.min(contextTokens, manifest.slidingWindow ?? Infinity);
-  const cache = kept * manifest.kvBytesPerToken;
+  const cache = contextTokens * manifest.kvBytesPerToken;
   const total = manifest.weightsBytes + cache + manifest.workspaceBytes;
   return { weights: manifest.weightsBytes, cache, workspace: manifest.workspaceBytes, total };
 }

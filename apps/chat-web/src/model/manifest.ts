@@ -11,7 +11,6 @@ export interface Manifest {
   quantization: string;
   /** Tokens. */
   contextLength: number;
-  slidingWindow: number | null;
   vocabSize: number;
   prefillChunk: number;
   weightsBytes: number;
@@ -51,6 +50,7 @@ export class ManifestError extends Error {
 }
 
 const NEEDED = ["mlc-chat-config.json", "tokenizer.json", "tensor-cache.json"];
+const PAGE_TOKENS = 16;
 const ITEM_BYTES: Record<string, number> = { uint32: 4, int32: 4, float32: 4, float16: 2, uint8: 1, int8: 1 };
 
 export function parseSite(value: unknown): Site {
@@ -78,11 +78,12 @@ function subgroupSize(value: unknown): number | null {
 /** What the manifest says of one of the bundle's libraries, and of what it needs. */
 export function parseManifest(value: unknown, library: string): Manifest {
   const manifest = object(value, "mlcpipe.json");
-  if (manifest.format_version !== 3) {
-    throw new ManifestError(`mlcpipe.json has format ${String(manifest.format_version)}; this page reads 3`);
+  if (manifest.format_version !== 4) {
+    throw new ManifestError(`mlcpipe.json has format ${String(manifest.format_version)}; this page reads 4`);
   }
   const model = object(manifest.model, "model");
-  const plan = object(ownPlan(manifest, library) ?? manifest.memory_plan, "memory_plan");
+  const own = ownLibrary(manifest, library) ?? manifest;
+  const plan = object(own.memory_plan, "memory_plan");
   const all = parseFiles(manifest.files);
   const files = all.filter(({ path }) => path === library || NEEDED.includes(path) || path.endsWith(".bin"));
   for (const name of [library, ...NEEDED]) {
@@ -93,11 +94,10 @@ export function parseManifest(value: unknown, library: string): Manifest {
     modelType: text(model.model_type, "model_type"),
     quantization: text(manifest.quantization, "quantization"),
     contextLength: count(model.context_length, "context_length"),
-    slidingWindow: model.sliding_window == null ? null : count(model.sliding_window, "sliding_window"),
     vocabSize: count(model.vocab_size, "vocab_size"),
     prefillChunk: count(model.prefill_chunk, "prefill_chunk"),
     weightsBytes: count(plan.weights_bytes, "weights_bytes"),
-    kvBytesPerToken: count(plan.kv_bytes_per_token, "kv_bytes_per_token"),
+    kvBytesPerToken: pageBytes(array(own.states, "states")) / PAGE_TOKENS,
     workspaceBytes: Math.max(0, ...workspaces),
     largestTensorBytes: largestTensor(array(manifest.params, "params")),
     library: files.find((file) => file.path === library)!,
@@ -106,11 +106,11 @@ export function parseManifest(value: unknown, library: string): Manifest {
   };
 }
 
-/** The memory plan of a library that is one of several; the manifest's own is that of the one that every GPU runs. */
-function ownPlan(manifest: Record<string, unknown>, library: string): unknown {
+/** What is said of a library that is one of several; the manifest speaks of the one that every GPU runs. */
+function ownLibrary(manifest: Record<string, unknown>, library: string): Record<string, unknown> | undefined {
   for (const item of array(object(manifest.target, "target").variants, "variants")) {
     const own = object(item, "variant").library;
-    if (own != null && object(own, "library").path === library) return object(own, "library").memory_plan;
+    if (own != null && object(own, "library").path === library) return object(own, "library");
   }
   return undefined;
 }
@@ -125,13 +125,22 @@ function parseFiles(value: unknown): BundleFile[] {
   });
 }
 
+/** Bytes of a page, PAGE_TOKENS tokens, of all layers' states. */
+function pageBytes(states: unknown[]): number {
+  return states.reduce<number>((sum, item) => {
+    const state = object(item, "state");
+    const parts = array(state.parts, "parts").map((part) => tensorBytes(object(part, "part")));
+    return sum + count(state.copies, "copies") * parts.reduce((all, bytes) => all + bytes, 0);
+  }, 0);
+}
+
 function largestTensor(params: unknown[]): number {
-  const sizes = params.map((item) => {
-    const param = object(item, "param");
-    const items = array(param.shape, "shape").reduce<number>((n, d) => n * count(d, "dimension"), 1);
-    return items * (ITEM_BYTES[text(param.dtype, "dtype")] ?? 4);
-  });
-  return Math.max(0, ...sizes);
+  return Math.max(0, ...params.map((item) => tensorBytes(object(item, "param"))));
+}
+
+function tensorBytes(tensor: Record<string, unknown>): number {
+  const items = array(tensor.shape, "shape").reduce<number>((n, d) => n * count(d, "dimension"), 1);
+  return items * (ITEM_BYTES[text(tensor.dtype, "dtype")] ?? 4);
 }
 
 /** No way out of the bundle's folder, and no second meaning in a URL. */

@@ -202,7 +202,7 @@ function ShorterContext({ state }: { state: ModelState }) {
   const shorter = Math.ceil(state.contextTokens / 2);
   const { manifest, estimate } = state;
   // Not where the weights are what does not fit.
-  const helps = manifest && estimate && manifest.slidingWindow === null && shorter >= 512 && estimate.cache > estimate.total / 10;
+  const helps = manifest && estimate && shorter >= 512 && estimate.cache > estimate.total / 10;
   if (!helps) return null;
   return (
     <button class="plain" onClick={() => void model.setContext(shorter)}>

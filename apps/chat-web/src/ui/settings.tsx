@@ -139,7 +139,7 @@ function ModelPanel() {
     <section>
       <h3>Model and device</h3>
       <Facts state={state} />
-      {manifest.slidingWindow === null && <ContextChoice longest={manifest.contextLength} tokens={state.contextTokens} />}
+      <ContextChoice longest={manifest.contextLength} tokens={state.contextTokens} />
       {storage && (
         <p class="hint">
           This site uses {bytes(storage.usage)} of the {bytes(storage.quota)} that the browser grants.{" "}

@@ -7,7 +7,7 @@ ids of the other kind of layer, and of pages that a window has left, are -1.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache, partial
 
 import numpy as np
@@ -17,7 +17,7 @@ from tests.kernels.cases.cpu.attention import Stored, reference, stored, write_t
 from tests.kernels.cases.steps import sinks_of, step_integers
 from tests.kernels.harness import KINDS, Array, Call, Case, adversarial, unwritten
 from tir_schedules import step_layout as s
-from tir_schedules.cpu.attention import PAGE, AttentionShape, page_functions
+from tir_schedules.cpu.attention import PAGE, AttentionShape, copy_pages, page_functions
 
 # Heads in groups of 1, 2, 3, 4, 5, 7, 8 and 17; head_dim 6 to 256; softcap; windows within, of, and across pages.
 SHAPES = (
@@ -65,6 +65,8 @@ class PageKernel:
         return None
 
     def build(self) -> tirx.PrimFunc:
+        if self.role == "copy_pages":
+            return copy_pages(self.shape.page_bytes)
         return _functions(self.shape, self.scale, self.window, self.bidirectional)[self.role]
 
 
@@ -75,7 +77,7 @@ def library_of(s: AttentionShape) -> str:
 
 @cache
 def _functions(shape: AttentionShape, scale: float, window: int, bidirectional: bool) -> dict[str, tirx.PrimFunc]:
-    return page_functions(shape, scale, window, bidirectional)
+    return page_functions(replace(shape, page_group=int(window > 0)), scale, window, bidirectional)
 
 
 @dataclass(frozen=True)
@@ -194,7 +196,7 @@ def store_call(kernel: PageKernel, spans: Sequence[tuple[int, int]], kind: str =
                 page, slot = divmod(int(given.slots[row]), PAGE)
                 write_token(shape, pages, page, slot, part.of.kept_k, part.of.kept_v, t)
             row += 1
-    integers[integers[s.SLOT] + row - 1] = -1
+    integers[integers[s.PLACE] + row - 1] = -1
     return Call((given.qkv, integers, given.pages), {2: (pages.astype(np.float64), 0.0)})
 
 

@@ -4,7 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from tests.kernels.cases.gpu import adapters, attention, experts, matmul, norm, page_attention, route, sampling
+from tests.kernels.cases.gpu import (
+    adapters,
+    attention,
+    experts,
+    matmul,
+    norm,
+    page_attention,
+    route,
+    sampling,
+    short_conv,
+)
 from tests.kernels.cases.gpu.case import Case
 
 CASES: Mapping[str, Case] = {
@@ -22,4 +32,5 @@ CASES: Mapping[str, Case] = {
     **route.CASES,
     **sampling.CASES,
     **adapters.CASES,
+    **short_conv.CASES,
 }

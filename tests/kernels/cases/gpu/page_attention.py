@@ -6,7 +6,7 @@ A case has steps with rows of the same sequences. Whatever step has a row, it ge
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 from tvm import tirx
@@ -16,6 +16,7 @@ from tests.kernels.cases.gpu.case import Array, Call, Knobs, assert_near, by_rul
 from tests.kernels.cases.steps import sinks_of, step_integers
 from tir_schedules import step_layout
 from tir_schedules.gpu.attention.functions import page_functions
+from tir_schedules.gpu.attention.move_pages import copy_pages
 from tir_schedules.gpu.attention.pages import AttentionShape
 from tir_schedules.paged import PAGE, QUANTIZED
 
@@ -127,6 +128,7 @@ def kept(shape: AttentionShape, x: Array) -> Array:
 def _scheduled(
     shape: AttentionShape, role: str, window: int, knobs: Knobs, own: Mapping[str, int], bidirectional: bool = False
 ) -> Mapping[str, tirx.PrimFunc]:
+    shape = replace(shape, page_group=int(window > 0))
     return {"main": by_rules(page_functions(shape, SCALE, window, bidirectional)[role], {**knobs, **own})}
 
 
@@ -192,7 +194,7 @@ class Store:
         shape, qkv = self.shape, qkv_of(self.shape, self.spans)
         given = step_of(shape, self.window, self.spans, stored=False)
         after, numbers = given.pages.copy(), given.integers.copy()
-        numbers[numbers[step_layout.SLOT] + len(qkv) - 1] = -1
+        numbers[numbers[step_layout.PLACE] + len(qkv) - 1] = -1
         pages = after.reshape(len(after), shape.num_kv_heads, -1)
         for row, slot in zip(qkv[:-1], given.slots):
             k, v = np.split(row[shape.num_heads :], 2)
@@ -225,7 +227,7 @@ class Copy:
     shape: AttentionShape
 
     def functions(self, knobs: Knobs) -> Mapping[str, tirx.PrimFunc]:
-        return _scheduled(self.shape, "copy_pages", 0, knobs, {})
+        return {"main": by_rules(copy_pages(self.shape.page_bytes), knobs)}
 
     def calls(self) -> Sequence[Call]:
         pages = np.random.default_rng(0).integers(-128, 128, (6, self.shape.page_bytes)).astype(np.int8)

@@ -1,0 +1,111 @@
+"""LFM2 (Liquid AI 2025): short convolutions, and attention with normalized heads in some layers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from mlcpipe.errors import ConfigError
+from mlcpipe.nn.attention import Attention
+from mlcpipe.nn.base_config import BaseConfig, Defaults, read_base
+from mlcpipe.nn.causal_lm import CausalLM
+from mlcpipe.nn.decoder_layer import PreNormLayer
+from mlcpipe.nn.gguf import ATTENTION, MLP, GgufFamily, GgufFile
+from mlcpipe.nn.short_conv import ShortConv
+
+DEFAULTS = Defaults(
+    positions=128_000,
+    num_kv_heads=8,
+    eps=1e-5,
+    theta=1e6,
+    tied=True,
+    eps_field="norm_eps",
+    intermediate_size=12288,
+)
+ATTENDS, CONVOLVES = "full_attention", "conv"
+BLOCKS = {ATTENDS: "self_attn", CONVOLVES: "conv"}
+# What published files say and no model of the family does otherwise.
+FIXED: Mapping[str, list[Any]] = {
+    "attention_bias": [None, False],
+    "mlp_bias": [None, False],
+    "hidden_act": [None, "silu"],
+    "rms_norm_eps": [None],
+    "use_pos_enc": [None, True],
+    "block_use_swiglu": [None, True],
+}
+
+
+def build(config: Mapping[str, Any]) -> CausalLM:
+    """The module for an LFM2 config.json. Raises ConfigError for unsupported fields."""
+    base = read_base(config, DEFAULTS, **FIXED)
+    fields, hidden = base.fields, base.hidden_size
+    fields.refuse(**dict.fromkeys(("block_dim", "conv_dim", "conv_dim_out"), [None, hidden]))
+    base = replace(base, intermediate_size=_mlp_width(base), tied=fields.flag("tie_embedding", base.tied))
+    bias, taps = fields.flag("conv_bias", False), fields.integer("conv_L_cache", 3, low=2, high=64)
+    spec = base.attention(norm="head", names=("q_layernorm", "k_layernorm", "out_proj"))
+
+    def layer(i: int, kind: str) -> PreNormLayer:
+        block = Attention(spec, i) if kind == ATTENDS else ShortConv(hidden, taps, i, bias)
+        names = ("operator_norm", BLOCKS[kind], "ffn_norm", "feed_forward")
+        return PreNormLayer(block, base.mlp(names=("w1", "w3", "w2")), hidden, base.eps, names=names)
+
+    layers = [layer(i, kind) for i, kind in enumerate(_layer_types(base))]
+    return CausalLM(base.facts([base.rope()]), layers, norm="embedding_norm")
+
+
+def _mlp_width(base: BaseConfig) -> int:
+    """The rows of w1 and w3, of which config.json says only how they follow from another number."""
+    fields = base.fields
+    width = fields.integer("block_ff_dim", base.intermediate_size)
+    if not fields.flag("block_auto_adjust_ff_dim", True):
+        return width
+    width = 2 * width // 3
+    multiplier = fields.optional_number("block_ffn_dim_multiplier", 1.0, low=1e-3, high=100.0)
+    if multiplier is None:
+        return width
+    multiple = fields.integer("block_multiple_of", 256)
+    return -(-int(multiplier * width) // multiple) * multiple
+
+
+def _layer_types(base: BaseConfig) -> list[str]:
+    """What each layer is, by `layer_types`, else by `full_attn_idxs`; without both all attend."""
+    fields, count = base.fields, base.num_layers
+    types, attending = fields.get("layer_types"), fields.get("full_attn_idxs", list(range(count)))
+    if types is None:
+        if not isinstance(attending, list) or any(type(i) is not int for i in attending):
+            raise ConfigError("field full_attn_idxs", where=fields.where, expected="numbers of layers")
+        return [ATTENDS if i in attending else CONVOLVES for i in range(count)]
+    if not isinstance(types, list) or len(types) != count or any(kind not in list(BLOCKS) for kind in types):
+        raise ConfigError("field layer_types", where=fields.where, expected=f"{count} of {', '.join(BLOCKS)}")
+    return types
+
+
+def _complete_gguf(file: GgufFile, config: dict[str, Any]) -> None:
+    """Layers that convolve have no KV heads; the MLP's width is that of its matrices."""
+    heads = file.numbers("attention.head_count_kv", config["num_hidden_layers"])
+    config["layer_types"] = [ATTENDS if count else CONVOLVES for count in heads]
+    config["conv_L_cache"] = file.integer("shortconv.l_cache")
+    first = config["layer_types"].index(CONVOLVES) if CONVOLVES in config["layer_types"] else 0
+    config["conv_bias"] = f"blk.{first}.shortconv.conv.bias" in file
+    config["block_auto_adjust_ff_dim"] = False
+    config["norm_eps"] = config.pop("rms_norm_eps")
+
+
+_NAMES = {"gate": "w1", "up": "w3", "down": "w2"}
+GGUF = GgufFamily(
+    "lfm2",
+    _complete_gguf,
+    {
+        **ATTENTION,
+        **{name: f"feed_forward.{_NAMES[name.removeprefix('ffn_')]}" for name in MLP},
+        "attn_norm": "operator_norm",
+        "attn_q_norm": "self_attn.q_layernorm",
+        "attn_k_norm": "self_attn.k_layernorm",
+        "attn_output": "self_attn.out_proj",
+        "ffn_norm": "ffn_norm",
+        "token_embd_norm": "embedding_norm",
+        **{f"shortconv.{name}": f"conv.{name}" for name in ("conv", "in_proj", "out_proj")},
+    },
+    some_attend=True,
+)

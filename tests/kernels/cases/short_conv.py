@@ -1,0 +1,88 @@
+"""Steps of short convolutions, and what numpy says of them: for kernels of CPUs and of GPUs."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from tests.kernels.harness import EPS, Array, Call, unwritten
+from tir_schedules import step_layout as s
+from tir_schedules.conv_shape import ConvShape
+
+SLOTS = 6
+
+
+class Part(NamedTuple):
+    """Rows of a sequence in a step, and its slots."""
+
+    rows: int
+    read: int = -1
+    write: int = -1
+
+
+STEPS: dict[str, list[Part]] = {
+    "mixed": [Part(4, 5, 5), Part(1, write=0), Part(2, 1, 2), Part(9), Part(3, 3, 3), Part(1, 4)],
+    "first-row": [Part(1, write=2)],
+    "in-place": [Part(1, 3, 3)],
+    "nowhere": [Part(2, 1)],
+    "decode": [Part(1, 1, 1), Part(1, write=4), Part(1, 0, 5), Part(1, 3, 3)],
+    "many-rows": [Part(37, 2, 4), Part(20, write=0)],
+}
+
+
+def step_of(parts: list[Part]) -> Array:
+    """The integers of a step that these kernels read."""
+    rows = [part.rows for part in parts]
+    arrays = {
+        s.SLOT_WRITE: [part.write for part in parts],
+        s.SEQUENCE: np.repeat(np.arange(len(parts)), rows),
+        s.ROW_BEGIN: np.cumsum([0, *rows]),
+        s.SLOT_READ: [part.read for part in parts],
+    }
+    numbers = [np.zeros(s.HEADER)]
+    numbers[0][[s.SEQUENCES, s.ROWS]] = len(parts), sum(rows)
+    for key, array in arrays.items():
+        numbers[0][key] = sum(map(len, numbers)) + 1
+        numbers += [np.array([10**9]), array]
+    return np.concatenate(numbers).astype(np.int32)
+
+
+class Expected(NamedTuple):
+    """y in float64, the sum of the magnitudes that it is made of, and the state afterwards."""
+
+    y: Array
+    size: Array
+    state: Array
+
+
+def convolved(shape: ConvShape, parts: list[Part], x: Array, weight: Array, state: Array) -> Expected:
+    """What a step leaves."""
+    after, outputs, sizes, begin = state.copy(), [], [], 0
+    slots = state.reshape(SLOTS, shape.kept, shape.channels)
+    for part in parts:
+        before = slots[part.read] if part.read >= 0 else np.zeros_like(slots[0])
+        inputs = np.concatenate([before, x[begin : begin + part.rows]]).astype(np.float64)
+        windows = np.lib.stride_tricks.sliding_window_view(inputs, shape.taps, axis=0)  # [rows, channels, taps]
+        outputs.append((windows * weight).sum(axis=2))
+        sizes.append(np.abs(windows * weight).sum(axis=2))
+        if part.write >= 0:
+            after[part.write] = inputs[part.rows :].ravel()
+        begin += part.rows
+    return Expected(np.concatenate(outputs), np.concatenate(sizes), after)
+
+
+def numbers_of(shape: ConvShape, parts: list[Part]) -> tuple[Array, Array, Array]:
+    """x, weight, state."""
+    rng = np.random.default_rng([shape.channels, shape.taps, len(parts)])
+    sizes = (sum(part.rows for part in parts), shape.channels), (shape.channels, shape.taps)
+    x, weight = (rng.standard_normal(size).astype(np.float32) for size in sizes)
+    return x.astype(shape.dtype), weight, rng.standard_normal((SLOTS, shape.kept * shape.channels)).astype(np.float32)
+
+
+def conv_call(shape: ConvShape, parts: list[Part]) -> Call:
+    """x, weight, step, state, y -> the state in place, and y."""
+    x, weight, state = numbers_of(shape, parts)
+    y, size, after = convolved(shape, parts, x, weight, state)
+    bound = shape.taps * EPS * size + (2.0**-11 * np.abs(y) if shape.dtype == "float16" else 0)
+    return Call((x, weight, step_of(parts), state, unwritten(x.shape, shape.dtype)), {3: (after, 0), 4: (y, bound)})

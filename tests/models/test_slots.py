@@ -1,0 +1,132 @@
+"""States in slots, by a model with short convolutions: checkpoints, forks, preemption and saved chats change no bit."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+pytest.importorskip("torch", reason="the checkpoint is written by torch")
+pytest.importorskip("transformers", reason="the checkpoint is a transformers model")
+
+import mlcpipe
+from mlcpipe import Engine, SamplingParams
+from mlcpipe.runtime.loading import LoadedBundle, load_bundle
+from mlcpipe.runtime.model import LoadedModel
+from mlcpipe.runtime.serving.core import GREEDY
+from mlcpipe.runtime.serving.limits import Limits
+from mlcpipe.runtime.serving.sequence import Request, Sequence
+from tests.models import tiny
+from tests.models.stepping import Steps
+
+CASE = tiny.TinyCase("lfm2", "default", {"num_hidden_layers": 4, "full_attn_idxs": [1, 2]})
+PROMPT, ANSWER = 100, 20  # the last token of the answer is not computed
+LAST_BORDER = (PROMPT - 1) // 16 * 16
+
+
+@pytest.fixture(scope="module", params=["cpu-native", pytest.param("vulkan", marks=pytest.mark.full)])
+def path(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    if request.param == "vulkan":
+        request.getfixturevalue("gpu")
+    folder = tmp_path_factory.mktemp("slots")
+    return mlcpipe.compile(
+        tiny.write_tiny(CASE, folder / "checkpoint"), target=request.param, quantization="q0f32", kv_cache_dtype="f32",
+        output=folder / "bundle", context_length=256,
+    )  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def bundle(path: Path) -> LoadedBundle:
+    return load_bundle(path)
+
+
+def words(count: int, seed: int = 0) -> list[int]:
+    return [int(word) for word in np.random.default_rng([7, seed]).integers(3, tiny.TOKENS, count)]
+
+
+def alone(bundle: LoadedBundle, tokens: list[int], answer: int = ANSWER) -> list[np.ndarray]:
+    """The logits of an answer that nothing was before."""
+    steps = Steps(bundle)
+    sequence = steps.submit(tokens, answer)
+    steps.run()
+    return steps.logits[sequence.id]
+
+
+def answered(steps: Steps, tokens: list[int], *, exact: bool = True) -> Sequence:
+    """A request to its end: its answer is what it is alone; where it is not `exact`, what it finds may be an answer."""
+    sequence = steps.scheduler.submit(Request(tuple(tokens), ANSWER, GREEDY, arrival=steps.now, deterministic=exact))
+    steps.run()
+    atol = 0 if exact else 1e-4
+    np.testing.assert_allclose(steps.logits[sequence.id], alone(steps.bundle, tokens), rtol=0, atol=atol)
+    return sequence
+
+
+def test_a_prompt_cut_at_any_token_has_the_same_bits(bundle: LoadedBundle) -> None:
+    model, tokens = LoadedModel(bundle), words(40)
+    whole = model.all_logits(tokens)
+    for cut in range(1, len(tokens)):
+        (rest,) = model.logit_parts(tokens, begin=cut)
+        np.testing.assert_array_equal(rest, whole[cut:], f"cut after {cut} tokens")
+
+
+def test_a_prompt_starts_where_one_that_begins_like_it_left_a_checkpoint(bundle: LoadedBundle) -> None:
+    steps, prompt = Steps(bundle, limits=Limits(256, prefill_chunk=128, sequences=16)), words(PROMPT)
+    first = answered(steps, prompt)
+    assert (first.cached, answered(steps, [*prompt, *words(30, 1)]).cached) == (0, LAST_BORDER)
+    assert answered(steps, [*first.tokens, 5], exact=False).cached == (PROMPT + ANSWER - 1) // 16 * 16  # its own
+    assert answered(steps, [*prompt[:50], *words(30, 2)]).cached == 0  # pages, but no checkpoint
+
+
+def test_an_evicted_checkpoint_leaves_an_earlier_one(bundle: LoadedBundle) -> None:
+    """A long answer leaves one in 64 tokens, and its last."""
+    steps = Steps(bundle)
+    first = steps.submit(words(20), 150)
+    steps.run()
+    next_turn, tree, slots = [*first.tokens, 5], steps.scheduler.tree, steps.scheduler.pool.slots
+    assert slots is not None and len(slots.idle) == 3
+    assert answered(steps, first.tokens[:70], exact=False).cached == 64  # which is the last to be evicted now
+    found = []
+    for evicted in (0, 1, 1):
+        assert tree.evict([0, evicted])
+        found.append(len(tree.match(steps.scheduler.pool.sequence(0, Request(tuple(next_turn), 1)))) * 16)
+    assert found == [160, 160, 64]
+    assert answered(steps, next_turn, exact=False).cached == 64
+
+
+def test_four_answers_to_one_prompt(bundle: LoadedBundle) -> None:
+    """They fork after it: none computes it again, and each goes on in a slot of its own."""
+    steps, prompt = Steps(bundle), words(PROMPT)
+    sequences = [steps.submit(prompt, ANSWER) for _ in range(4)]
+    steps.run()
+    expected = alone(bundle, prompt)
+    for sequence in sequences:
+        np.testing.assert_array_equal(steps.logits[sequence.id], expected)
+    assert [one.cached for one in sequences] == [0, PROMPT, PROMPT, PROMPT]
+
+
+def test_preempted_in_mid_answer(bundle: LoadedBundle) -> None:
+    """It comes back from its last checkpoint, and computes what came after it again."""
+    steps, prompt = Steps(bundle, kv_tokens=256), words(PROMPT)
+    low = steps.submit(prompt, 60, priority=-1)
+    while low.answer < 40:
+        assert steps.step()
+    high = steps.submit(words(150, 3), 10, priority=1)
+    steps.run()
+    assert (low.preemptions, high.preemptions) == (1, 0)
+    np.testing.assert_array_equal(steps.logits[low.id], alone(bundle, prompt, 60))
+    np.testing.assert_array_equal(steps.logits[high.id], alone(bundle, words(150, 3), 10))
+
+
+@pytest.mark.parametrize("length", [15, 16, 17, 100])
+def test_a_saved_chat_goes_on(path: Path, length: int, tmp_path: Path) -> None:
+    one, other, sampling = Engine(path), Engine(path), SamplingParams(seed=1)
+    tokens = words(length)
+    tokens += one.generate(tokens, max_tokens=12, sampling=sampling, ignore_eos=True).token_ids
+    one.save(tmp_path / "chat")
+    other.load(tmp_path / "chat")
+    turns = [
+        engine.generate([*tokens, 9, 8], max_tokens=20, sampling=sampling, ignore_eos=True) for engine in (one, other)
+    ]
+    assert turns[0].token_ids == turns[1].token_ids
+    assert [turn.stats and turn.stats.cached_tokens for turn in turns] == [len(tokens) - 1] * 2

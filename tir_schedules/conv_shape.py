@@ -1,0 +1,70 @@
+"""A short convolution over the rows of a step, whatever the target: what it computes, and where its inputs are."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from tvm import tirx
+from tvm.script.ir_builder import tirx as I
+
+from tir_schedules.builder import Buffer, Expr, Tensor, function
+from tir_schedules.op import by_hand
+from tir_schedules.step import Step, step_argument
+
+Load = Callable[[Buffer, tuple[Expr, Expr]], Expr]  # the number, or vector, of float32 at an index
+
+
+@dataclass(frozen=True)
+class ConvShape:
+    """A depthwise causal convolution of `channels` with `taps` numbers each, over rows of `dtype`.
+
+    short_conv(x [m, channels], weight f32[channels, taps], step i32[k], state, y [m, channels]): in float32
+    y[i] = w[0] x[i - taps + 1] + ... + w[taps - 1] x[i], added up in this order whatever else is in the step. Then, in
+    place, the state becomes what the next step of each sequence needs.
+
+    `state` f32[Z, (taps - 1) * channels]: a slot has the last inputs of a sequence, one token after the other; before
+    its first token they are 0.
+    """
+
+    channels: int
+    taps: int
+    dtype: str
+
+    @property
+    def kept(self) -> int:
+        """Inputs that a slot has of each channel."""
+        return self.taps - 1
+
+    def function(self, body: Callable[[Inputs, Buffer, Buffer, Expr], None]) -> tirx.PrimFunc:
+        """`short_conv` of body(inputs, weight as a vector, y, m)."""
+        m, size, slots = (tirx.Var(name, "int64") for name in ("m", "size", "slots"))
+        arguments = {
+            "x": Tensor((m, self.channels), self.dtype),
+            "weight": Tensor((self.channels, self.taps), "float32", [(self.channels * self.taps, "float32")]),
+            "step": step_argument(size),
+            "state": Tensor((slots, self.kept * self.channels), "float32"),
+            "y": Tensor((m, self.channels), self.dtype),
+        }
+
+        def emit(x: Buffer, weight: Buffer, step: Step, state: Buffer, y: Buffer) -> None:
+            body(Inputs(self, x, step, state), weight, y, m)
+
+        facts: dict[str, int | float | str] = {"channels": self.channels, "taps": self.taps, "dtype": self.dtype}
+        return by_hand({"short_conv": function("short_conv", arguments, emit)}, "", **facts)["short_conv"]
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """What a convolution reads: the rows of a step, and what sequences kept of the rows before."""
+
+    shape: ConvShape
+    x: Buffer
+    step: Step
+    state: Buffer
+
+    def at(self, row: Expr, channel: Expr, begin: Expr, slot: Expr, load: Load, zero: Expr) -> Expr:
+        """The input of a row, up to taps - 1 before `begin`, the first of its sequence, whose slot was `slot`."""
+        before = self.shape.kept + row - begin  # where it is in the slot
+        kept = I.if_then_else(slot >= 0, load(self.state, (slot, before * self.shape.channels + channel)), zero)
+        return I.if_then_else(row >= begin, load(self.x, (row, channel)), kept)

@@ -14,7 +14,7 @@ namespace {
 
 constexpr size_t kDigestBytes = 64;
 
-// As `STATES` of tests/chat_files.py.
+// As in test_chat_damage.py.
 mlcpipe::StateTable Table() {
   return mlcpipe::StateTable({
       {"0", "int8", true, 0, 2, {{"keys", "float16", {8, 16}, 1, 256}, {"values", "float16", {16, 8}, 0, 256}}, 1, 1024},

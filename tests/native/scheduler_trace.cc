@@ -60,18 +60,19 @@ void PrintEvents(const char* name, const std::vector<Event>& events) {
   });
 }
 
-// Pages and slots of each sequence.
-void PrintUnits(const Step& step) {
+// Pages of each sequence, and slots where there are any.
+void PrintUnits(const Step& step, bool slots) {
   std::vector<SequencePointer> sequences;
   for (const FewRows& one : step.few) sequences.push_back(one.sequence);
   for (const ManyRows& one : step.many) sequences.push_back(one.sequence);
   std::cout << ",\"tables\":";
   PrintList(sequences, [](const SequencePointer& one) { PrintList(one->tables, PrintNumbers); });
+  if (!slots) return;
   std::cout << ",\"slots\":";
   PrintList(sequences, [](const SequencePointer& one) { PrintNumbers({one->slot, one->next_slot}); });
 }
 
-void PrintPlan(const Step* step) {
+void PrintPlan(const Step* step, bool slots) {
   std::cout << ",\"plan\":";
   if (!step) {
     std::cout << "null";
@@ -94,7 +95,7 @@ void PrintPlan(const Step* step) {
   PrintList(step->copies, [](const PageCopy& one) {
     std::cout << "[" << one.source << "," << one.target << "," << one.group << "]";
   });
-  PrintUnits(*step);
+  PrintUnits(*step, slots);
   std::cout << "}";
 }
 
@@ -137,7 +138,7 @@ void Run() {
     std::cout << "{\"cancelled\":" << cancelled;
     PrintEvents("expired", scheduler.Expire(now));
     const Step* const step = scheduler.Plan(now);
-    PrintPlan(step);
+    PrintPlan(step, slots != 0);
     const std::vector<int32_t> drawn = ReadList();
     const auto settled = Read<double>();
     if (step) PrintEvents("events", scheduler.Settle(*step, drawn, settled));

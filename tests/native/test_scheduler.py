@@ -42,7 +42,7 @@ def replayed(program: Path, trace: dict[str, Any]) -> list[dict[str, Any]]:
     limits, groups = trace["limits"], trace["groups"]
     above = -1 if limits["recompute_above"] is None else limits["recompute_above"]
     words: list[object] = [len(groups), *(group[name] for group in groups for name in ("pages", "window"))]
-    words.append(trace["slots"])
+    words.append(trace.get("slots", 0))
     words += [limits[name] for name in ("context", "prefill_chunk", "sequences", "queue", "few_rows", "step_s")]
     words += [above, *trace["costs"]]
     for turn in trace["turns"]:
@@ -70,8 +70,6 @@ def assert_same_plans(program: Path, trace: dict[str, Any]) -> None:
     assert len(found) == len(trace["turns"])
     for number, (expected, one) in enumerate(zip(trace["turns"], found)):
         assert one["cancelled"] == 1, number
-        if expected["plan"] and "slots" not in expected["plan"]:
-            one["plan"].pop("slots")
         for name in ("expired", "plan", "events"):
             assert one.get(name) == expected.get(name), (number, name)
     assert found[-1]["has_work"] == 0
@@ -96,6 +94,14 @@ class Failing(Recording):
             self.failed.add(sequence.id)
             self._turn["cancel"].append(sequence.id)
             self.deliver([event])
+
+    def run(self, most: int = 10_000) -> None:
+        """Until nobody has anything to do: a step that preempts whom it had planned for may be empty."""
+        for _ in range(most):
+            if not self.scheduler.has_work:
+                return
+            self.step()
+        raise AssertionError("it does not end")
 
     def trace(self) -> dict[str, Any]:
         return {**super().trace(), "failed": self.failed}

@@ -60,15 +60,19 @@ void PrintEvents(const char* name, const std::vector<Event>& events) {
   });
 }
 
-void PrintTables(const Step& step) {
+// Pages of each sequence, and slots where there are any.
+void PrintUnits(const Step& step, bool slots) {
   std::vector<SequencePointer> sequences;
   for (const FewRows& one : step.few) sequences.push_back(one.sequence);
   for (const ManyRows& one : step.many) sequences.push_back(one.sequence);
   std::cout << ",\"tables\":";
   PrintList(sequences, [](const SequencePointer& one) { PrintList(one->tables, PrintNumbers); });
+  if (!slots) return;
+  std::cout << ",\"slots\":";
+  PrintList(sequences, [](const SequencePointer& one) { PrintNumbers({one->slot, one->next_slot}); });
 }
 
-void PrintPlan(const Step* step) {
+void PrintPlan(const Step* step, bool slots) {
   std::cout << ",\"plan\":";
   if (!step) {
     std::cout << "null";
@@ -91,7 +95,7 @@ void PrintPlan(const Step* step) {
   PrintList(step->copies, [](const PageCopy& one) {
     std::cout << "[" << one.source << "," << one.target << "," << one.group << "]";
   });
-  PrintTables(*step);
+  PrintUnits(*step, slots);
   std::cout << "}";
 }
 
@@ -118,10 +122,11 @@ Limits ReadLimits() {
 
 void Run() {
   const auto groups = ReadGroups();
+  const int64_t slots = Read();
   const Limits limits = ReadLimits();
   Costs costs;
   for (double& cost : costs) cost = Read<double>();
-  Scheduler scheduler(groups, limits, std::nullopt, CostModel(costs, false));
+  Scheduler scheduler(groups, slots, limits, std::nullopt, CostModel(costs, false));
   std::vector<SequencePointer> sequences;
   for (double now; std::cin >> now;) {
     for (auto count = Read(); count; --count) sequences.push_back(scheduler.Submit(ReadRequest(now)));
@@ -133,7 +138,7 @@ void Run() {
     std::cout << "{\"cancelled\":" << cancelled;
     PrintEvents("expired", scheduler.Expire(now));
     const Step* const step = scheduler.Plan(now);
-    PrintPlan(step);
+    PrintPlan(step, slots != 0);
     const std::vector<int32_t> drawn = ReadList();
     const auto settled = Read<double>();
     if (step) PrintEvents("events", scheduler.Settle(*step, drawn, settled));

@@ -22,10 +22,8 @@ from tests.unit.serving.simulation import words
 
 SOURCES = [
     Path(__file__).with_name("scheduler_trace.cc"),
-    *(
-        RUNTIME / "serving" / f"{name}.cc"
-        for name in ("cost_model", "page_pool", "prefix_tree", "residency", "scheduler")
-    ),
+    *sorted(path for path in (RUNTIME / "serving").glob("*.cc") if path.stem != "batch"),
+    RUNTIME / "units.cc",
 ]
 
 
@@ -44,6 +42,7 @@ def replayed(program: Path, trace: dict[str, Any]) -> list[dict[str, Any]]:
     limits, groups = trace["limits"], trace["groups"]
     above = -1 if limits["recompute_above"] is None else limits["recompute_above"]
     words: list[object] = [len(groups), *(group[name] for group in groups for name in ("pages", "window"))]
+    words.append(trace.get("slots", 0))
     words += [limits[name] for name in ("context", "prefill_chunk", "sequences", "queue", "few_rows", "step_s")]
     words += [above, *trace["costs"]]
     for turn in trace["turns"]:
@@ -96,22 +95,31 @@ class Failing(Recording):
             self._turn["cancel"].append(sequence.id)
             self.deliver([event])
 
+    def run(self, most: int = 10_000) -> None:
+        """Until nobody has anything to do: a step that preempts whom it had planned for may be empty."""
+        for _ in range(most):
+            if not self.scheduler.has_work:
+                return
+            self.step()
+        raise AssertionError("it does not end")
+
     def trace(self) -> dict[str, Any]:
         return {**super().trace(), "failed": self.failed}
 
 
 def random_trace(seed: int) -> Failing:
-    """Up to eight sequences over few pages: all that requests may say, prompts that begin alike, cancels."""
+    """Up to eight sequences over few pages and slots: all that requests may say, prompts that begin alike, cancels."""
     rng = random.Random(seed)
     context = rng.choice((96, 160, 300))
     pages = -(-context // 16) + rng.choice((2, 8, 40))
-    groups = rng.choice(([PageGroup(pages)], [PageGroup(pages, 40)], [PageGroup(pages), PageGroup(pages, 33)]))
+    windows = rng.choice(((0,), (40,), (0, 33), (0, 64, 33), (64, 33)))
+    groups, slots = [PageGroup(pages, window) for window in windows], rng.choice((0, 0, 4, 9, 30))
     above = rng.choice((None, None, 70))
     limits = Limits(
         context, prefill_chunk=rng.choice((16, 48, 64)), sequences=rng.randint(1, 8), few_rows=rng.choice((8, 64)),
         step_s=rng.choice((0.03, 0.06, 0.1)),
     )  # fmt: skip
-    simulation = Failing(tuple(groups), limits, recompute_above=above)
+    simulation = Failing(tuple(groups), limits, recompute_above=above, slots=slots, redraws=False)
     shared = [words(rng, 80) for _ in range(2)]
     everybody: list[Any] = []
     for turn in range(40):

@@ -120,8 +120,8 @@ int32_t mlcpipe_plan(const char* path, const mlcpipe_options* options, mlcpipe_p
     const Engine::Options taken = OptionsOf(options);
     const auto files = mlcpipe::Files::At(Required(path, "path"));
     const mlcpipe::Manifest manifest(*files);
-    const mlcpipe::VariantInfo& variant = mlcpipe::ChooseVariant(manifest, taken.variant);
     const mlcpipe::Device device = mlcpipe::ChooseDevice(manifest, taken.device, taken.cache);
+    const mlcpipe::VariantInfo& variant = mlcpipe::ChooseVariant(manifest, taken.variant);
     const mlcpipe::Plan plan(manifest, variant, taken, device.Free());
     Give({0, plan.weights_bytes, plan.kv_bytes, plan.workspace_bytes, plan.free.bytes, plan.context_length, plan.Fits()},
          result);

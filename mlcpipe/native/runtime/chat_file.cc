@@ -2,7 +2,7 @@
 
 #include <sys/stat.h>
 
-#include <algorithm>
+#include <cstddef>
 #include <cstring>
 
 #include "atomic_file.h"
@@ -11,7 +11,7 @@
 namespace mlcpipe {
 namespace {
 
-constexpr uint64_t kPageAlignment = 64, kDigestBytes = 64, kMaxChatBytes = 16 << 20;
+constexpr uint64_t kStatesAlignment = 64, kDigestBytes = 64, kMaxChatBytes = 16 << 20;
 
 Error Damaged(const std::string& where, std::string expected, std::string found) {
   return Error(Code::kUsage, "the saved chat is damaged")
@@ -21,37 +21,39 @@ Error Damaged(const std::string& where, std::string expected, std::string found)
       .Next("save the chat again");
 }
 
-// Where the pages begin; of sizes that are no larger than a file's.
-uint64_t PagesBegin(const ChatHeader& header) {
+// Where the states begin; of sizes that are no larger than a file's.
+uint64_t StatesBegin(const ChatHeader& header) {
   const uint64_t end = sizeof header + 4 * header.tokens + header.chat_bytes;
-  return (end + kPageAlignment - 1) / kPageAlignment * kPageAlignment;
+  return (end + kStatesAlignment - 1) / kStatesAlignment * kStatesAlignment;
 }
 
 ChatHeader ReadHeader(std::string_view file, const std::string& where) {
-  const ChatHeader ours;
   ChatHeader header;
-  if (file.size() < sizeof header + kDigestBytes || std::memcmp(file.data(), ours.magic, sizeof ours.magic) != 0) {
-    throw Error(Code::kUsage, "not a saved chat").Where(where).Expected("a file that /save or mlcpipe_save wrote");
+  const size_t least = offsetof(ChatHeader, page_tokens);  // what every version has
+  if (file.size() >= least && std::memcmp(file.data(), header.magic, sizeof header.magic) == 0) {
+    uint32_t version;
+    std::memcpy(&version, file.data() + sizeof header.magic, sizeof version);
+    if (version != header.version) {
+      throw Error(Code::kUsage, "a saved chat of another version of mlcpipe")
+          .Where(where)
+          .Expected("version " + std::to_string(header.version))
+          .Found(std::to_string(version));
+    }
+    if (file.size() >= sizeof header + kDigestBytes) {
+      std::memcpy(&header, file.data(), sizeof header);
+      return header;
+    }
   }
-  std::memcpy(&header, file.data(), sizeof header);
-  if (header.version == ours.version) return header;
-  throw Error(Code::kUsage, "a saved chat of another version of mlcpipe")
-      .Where(where)
-      .Expected("version " + std::to_string(ours.version))
-      .Found(std::to_string(header.version));
+  throw Error(Code::kUsage, "not a saved chat").Where(where).Expected("a file that /save or mlcpipe_save wrote");
 }
 
 // Length of the whole file.
 void CheckLength(const ChatHeader& header, std::string_view file, const std::string& where) {
-  const auto wrong_length = [&] {
-    return Damaged(where, "the length that its header states", std::to_string(file.size()) + " bytes");
-  };
-  if (!header.page_tokens || header.tokens > file.size() || header.chat_bytes > kMaxChatBytes) throw wrong_length();
-  const uint64_t begin = PagesBegin(header) + kDigestBytes, pages = header.pages();
-  const uint64_t page = uint64_t{header.layers} * header.page_bytes;
-  if (begin > file.size()) throw wrong_length();
-  const uint64_t left = file.size() - begin;
-  if (pages ? page > left / pages || page * pages != left : left) throw wrong_length();
+  if (header.page_tokens == kPage && header.tokens <= file.size() && header.chat_bytes <= kMaxChatBytes) {
+    const uint64_t begin = StatesBegin(header) + kDigestBytes;
+    if (begin <= file.size() && header.state_bytes == file.size() - begin) return;
+  }
+  throw Damaged(where, "the length that its header states", std::to_string(file.size()) + " bytes");
 }
 
 void CheckHash(std::string_view file, const std::string& where) {
@@ -61,7 +63,7 @@ void CheckHash(std::string_view file, const std::string& where) {
   }
 }
 
-// The model, and how its keys and values are kept.
+// The model, and how it keeps its states.
 void CheckModel(const ChatHeader& header, const ChatHeader& ours, const std::string& where) {
   if (std::memcmp(header.model, ours.model, sizeof ours.model) != 0) {
     throw Error(Code::kUsage, "the chat was saved with another model")
@@ -69,48 +71,21 @@ void CheckModel(const ChatHeader& header, const ChatHeader& ours, const std::str
         .Expected("the checkpoint and quantization of this one")
         .Next("load it with the model that it was saved with");
   }
-  const auto check = [&](const char* field, const std::string& expected, const std::string& found) {
+  const auto check = [&](const char* what, std::string_view expected, std::string_view found) {
     if (expected == found) return;
-    throw Error(Code::kUsage, "the chat was saved with another " + std::string(field) + " of the KV cache")
+    const auto text = [](std::string_view name) {
+      std::string line(name.substr(0, name.find_last_not_of('\0') + 1));
+      for (char& c : line) c = c < 32 || c > 126 ? '?' : c;
+      return line;
+    };
+    throw Error(Code::kUsage, std::string("the chat was saved with another ") + what)
         .Where(where)
-        .Expected(expected)
-        .Found(found)
+        .Expected(text(expected))
+        .Found(text(found))
         .Next("load it with the bundle that it was saved with");
   };
-  const auto text = [](const char (&name)[8]) {
-    std::string line(name, strnlen(name, sizeof name));
-    for (char& c : line) c = c < 32 || c > 126 ? '?' : c;
-    return line;
-  };
-  check("kv_dtype", text(ours.kv_dtype), text(header.kv_dtype));
-  const std::pair<const char*, uint32_t ChatHeader::*> kNumbers[] = {{"page_tokens", &ChatHeader::page_tokens},
-                                                                     {"layers", &ChatHeader::layers},
-                                                                     {"kv_heads", &ChatHeader::kv_heads},
-                                                                     {"page_bytes", &ChatHeader::page_bytes},
-                                                                     {"head_dim", &ChatHeader::head_dim}};
-  for (const auto& [name, field] : kNumbers) check(name, std::to_string(ours.*field), std::to_string(header.*field));
-}
-
-// Makes the places of no token in the last of a layer's pages 0.
-void ClearUnused(const ChatHeader& header, uint8_t* page) {
-  const uint64_t used = header.tokens % header.page_tokens, places = header.page_tokens;
-  const uint64_t head_bytes = header.page_bytes / header.kv_heads;
-  // Of q8 and q4 the scales follow, which are fewer than the codes; q4 has two codes in a byte.
-  const bool two = std::strncmp(header.kv_dtype, "q4", sizeof header.kv_dtype) == 0;
-  const bool codes = two || std::strncmp(header.kv_dtype, "q8", sizeof header.kv_dtype) == 0;
-  const uint64_t width = header.head_dim / (two ? 2 : 1);  // elements of a token
-  const uint64_t item = codes ? 1 : head_bytes / (2 * places * width);
-  const auto clear_columns = [&](uint8_t* rows, uint64_t bytes, uint64_t item_bytes) {
-    for (uint64_t row = 0; row < bytes; row += places * item_bytes) {
-      std::memset(rows + row + used * item_bytes, 0, (places - used) * item_bytes);
-    }
-  };
-  const uint64_t half = places * width * item;
-  for (uint32_t head = 0; head < header.kv_heads; ++head, page += head_bytes) {
-    clear_columns(page, half, item);
-    std::memset(page + half + used * width * item, 0, (places - used) * width * item);
-    clear_columns(page + 2 * half, head_bytes - 2 * half, 2);
-  }
+  check("dtype of the KV cache", {ours.kv_dtype, sizeof ours.kv_dtype}, {header.kv_dtype, sizeof header.kv_dtype});
+  check("layout of its states", {ours.states, sizeof ours.states}, {header.states, sizeof header.states});
 }
 
 void CheckReplaces(const std::string& path) {
@@ -126,17 +101,21 @@ void CheckReplaces(const std::string& path) {
 
 }  // namespace
 
-SavedChat::SavedChat(std::string_view file, const std::string& where, const ChatHeader& ours,
+SavedChat::SavedChat(std::string_view file, const std::string& where, const ChatHeader& ours, const StateTable& table,
                      const ChatLimits& limits) {
   const ChatHeader header = ReadHeader(file, where);
   CheckLength(header, file, where);
-  CheckModel(header, ours, where);
   if (header.tokens > static_cast<uint64_t>(limits.context_length)) {
     throw Error(Code::kUsage, "the saved chat is longer than the context")
         .Where(where)
         .Expected("at most " + std::to_string(limits.context_length) + " tokens")
         .Found(std::to_string(header.tokens))
         .Next("load the model with a larger context");
+  }
+  CheckModel(header, ours, where);
+  const auto state_bytes = static_cast<uint64_t>(table.BytesAfter(static_cast<int64_t>(header.tokens)));
+  if (header.state_bytes != state_bytes) {
+    throw Damaged(where, std::to_string(state_bytes) + " bytes of states", std::to_string(header.state_bytes));
   }
   CheckHash(file, where);  // of no more bytes than this model's context can have
   tokens.resize(header.tokens);
@@ -151,11 +130,11 @@ SavedChat::SavedChat(std::string_view file, const std::string& where, const Chat
   }
   prompt_tokens = static_cast<int64_t>(header.prompt_tokens);
   chat = file.substr(sizeof header + 4 * tokens.size(), header.chat_bytes);
-  pages = reinterpret_cast<const uint8_t*>(file.data()) + PagesBegin(header);
+  states = reinterpret_cast<const uint8_t*>(file.data()) + StatesBegin(header);
 }
 
-void WriteChat(const std::string& path, ChatHeader header, const Sequence& sequence, std::string_view chat,
-               const std::function<PagesOfLayer(size_t)>& layer) {
+void WriteChat(const std::string& path, ChatHeader header, const StateTable& table, const Sequence& sequence,
+               std::string_view chat, const std::function<UnitsOfState(size_t)>& units) {
   if (chat.size() > kMaxChatBytes) {
     throw Error(Code::kUsage, "the chat to save")
         .Expected("at most " + std::to_string(kMaxChatBytes) + " bytes")
@@ -165,23 +144,27 @@ void WriteChat(const std::string& path, ChatHeader header, const Sequence& seque
   header.tokens = static_cast<uint64_t>(sequence.length);
   header.prompt_tokens = static_cast<uint64_t>(sequence.length ? sequence.prompt_length : 0);
   header.chat_bytes = chat.size();
-  const uint64_t begin = PagesBegin(header), pages = header.pages(), bytes = header.page_bytes;
-  AtomicFile file(path, begin + pages * bytes * header.layers + kDigestBytes);
+  header.state_bytes = static_cast<uint64_t>(table.BytesAfter(sequence.length));
+  const uint64_t begin = StatesBegin(header);
+  AtomicFile file(path, begin + header.state_bytes + kDigestBytes);
   file.Write(&header, sizeof header);
   file.Write(sequence.tokens.data(), 4 * header.tokens);
   file.Write(chat.data(), chat.size());
-  const uint8_t zeros[kPageAlignment] = {};
+  const uint8_t zeros[kStatesAlignment] = {};
   file.Write(zeros, begin - sizeof header - 4 * header.tokens - chat.size());
-  std::vector<uint8_t> last(bytes);
-  for (size_t of = 0; pages && of < header.layers; ++of) {
-    const auto [data, numbers] = layer(of);
-    for (uint64_t number = 0; number < pages; ++number) {
-      const uint8_t* page = data + (numbers ? static_cast<uint64_t>(numbers[number]) : number) * bytes;
-      if (number + 1 == pages && header.tokens % header.page_tokens) {
-        page = static_cast<const uint8_t*>(std::memcpy(last.data(), page, bytes));
-        ClearUnused(header, last.data());
+  for (size_t at = 0; sequence.length && at < table.all().size(); ++at) {
+    const State& state = table.all()[at];
+    const auto bytes = static_cast<size_t>(state.unit_bytes);
+    const UnitsOfState of = units(at);
+    for (const int32_t& number : of.numbers) {
+      const uint8_t* const unit = of.data + static_cast<size_t>(number) * bytes;
+      if (&number != &of.numbers.back()) {
+        file.Write(unit, bytes);
+        continue;
       }
-      file.Write(page, bytes);
+      std::vector<uint8_t> last(unit, unit + bytes);
+      state.ClearUnused(sequence.length, last.data());
+      file.Write(last.data(), bytes);
     }
   }
   const std::string digest = Sha256(file.Written().text());

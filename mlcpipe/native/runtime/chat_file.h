@@ -8,6 +8,7 @@
 #include <string_view>
 #include <vector>
 
+#include "bundle/states.h"
 #include "sequences.h"
 
 namespace mlcpipe {
@@ -15,13 +16,11 @@ namespace mlcpipe {
 // The header as it lies in the file. Texts end with zeros where they are shorter.
 struct ChatHeader {
   char magic[8] = {'m', 'l', 'c', 'c', 'h', 'a', 't', 1};
-  uint32_t version = 1, page_tokens = 0, layers = 0, kv_heads = 0, page_bytes = 0, head_dim = 0;
-  uint64_t tokens = 0, prompt_tokens = 0, chat_bytes = 0;
-  char kv_dtype[8] = {}, model[64] = {};
-
-  uint64_t pages() const { return tokens / page_tokens + (tokens % page_tokens != 0); }
+  uint32_t version = 2, page_tokens = kPage;
+  uint64_t tokens = 0, prompt_tokens = 0, chat_bytes = 0, state_bytes = 0;
+  char model[64] = {}, states[64] = {}, kv_dtype[8] = {}, reserved[8] = {};
 };
-static_assert(sizeof(ChatHeader) == 128, "as written");
+static_assert(sizeof(ChatHeader) == 192, "as written");
 
 struct ChatLimits {
   int64_t vocab_size, context_length, prompt_tokens;  // of the model: the longest prompt
@@ -32,22 +31,24 @@ struct SavedChat {
   std::vector<int32_t> tokens;
   int64_t prompt_tokens;
   std::string_view chat;  // the caller's, not checked
-  const uint8_t* pages;   // [layers][pages][page_bytes]
+  const uint8_t* states;  // of each state the units that are needed after the tokens
 
   // Checks all of `file`, which must stay, against the header of an empty file for the model. Throws kUsage.
-  SavedChat(std::string_view file, const std::string& where, const ChatHeader& ours, const ChatLimits& limits);
+  SavedChat(std::string_view file, const std::string& where, const ChatHeader& ours, const StateTable& table,
+            const ChatLimits& limits);
 };
 
-// The pages of a layer: those that `numbers` name, or without them the first ones.
-struct PagesOfLayer {
+// Units of a state, by number.
+struct UnitsOfState {
   const uint8_t* data;
-  const int32_t* numbers;
+  std::vector<int32_t> numbers;
 };
 
-// Writes a file as a whole or not at all; `header` is that of an empty file, `layer` gives the pages of one until its
-// next call. Throws kUsage where `path` has another kind of file or cannot be written, kResource where the disk has no room.
-void WriteChat(const std::string& path, ChatHeader header, const Sequence& sequence, std::string_view chat,
-               const std::function<PagesOfLayer(size_t)>& layer);
+// Writes a file as a whole or not at all; `header` is that of an empty file, `units` gives those of a state that are needed
+// after the sequence's tokens, until its next call. Throws kUsage where `path` has another kind of file or cannot be written,
+// kResource where the disk has no room.
+void WriteChat(const std::string& path, ChatHeader header, const StateTable& table, const Sequence& sequence,
+               std::string_view chat, const std::function<UnitsOfState(size_t)>& units);
 
 }  // namespace mlcpipe
 

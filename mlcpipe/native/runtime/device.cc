@@ -3,6 +3,8 @@
 #include <tvm/ffi/function.h>
 #include <tvm/runtime/device_api.h>
 
+#include <algorithm>
+#include <iterator>
 #include <utility>
 
 #include "gpu_check.h"
@@ -27,12 +29,13 @@ struct Bytes {
 
 constexpr DLDevice kHost{kDLCPU, 0};
 
-// Null for the host and what is no kind.
-const Gpu* GpuOf(std::string_view kind) {
-  if (kind == "vulkan") return &Vulkan();
-  if (kind == "metal") return &Metal();
-  return nullptr;
-}
+struct Kind {
+  const char* name;
+  const Gpu& (*gpu)();
+};
+
+constexpr char kHostKind[] = "cpu";
+constexpr Kind kGpus[] = {{"vulkan", Vulkan}, {"metal", Metal}};
 
 int64_t GpuFreeBytes(DLDevice device) {
   tvm::ffi::Any bytes;
@@ -129,9 +132,26 @@ Error NotBuilt(const std::string& title, const std::string& option) {
       .Next("build it so, or compile the model for a CPU");
 }
 
+std::string Kinds() {
+  std::string names = kHostKind;
+  for (const Kind& one : kGpus) names += std::string(", ") + one.name;
+  return names;
+}
+
+bool IsKind(std::string_view kind) {
+  const auto same = [&](const Kind& one) { return kind == one.name; };
+  return kind == kHostKind || std::any_of(std::begin(kGpus), std::end(kGpus), same);
+}
+
 Device FindDevice(const std::string& kind, const std::string& cache) {
-  const Gpu* gpu = GpuOf(kind);
-  return gpu ? gpu->Find(cache) : Device();
+  for (const Kind& one : kGpus) {
+    if (kind == one.name) return one.gpu().Find(cache);
+  }
+  if (kind == kHostKind) return Device();
+  throw Error(Code::kTarget, "the bundle was made for another kind of device")
+      .Expected("code for one of " + Kinds())
+      .Found(kind)
+      .Next("compile the model with --target cpu");
 }
 
 }  // namespace mlcpipe

@@ -97,11 +97,15 @@ class Reused {
   tvm::runtime::Tensor whole_, view_;
 };
 
+// Kinds of devices that this runtime knows, in words; kernels may be compiled for others.
+std::string Kinds();
+bool IsKind(std::string_view kind);
+
 // The error of a runtime without a kind of GPU, which `option` builds it with.
 Error NotBuilt(const std::string& title, const std::string& option);
 
-// The device that runs a bundle's code of one of the kinds; `cache` is a folder for what is learned of drivers, "": none.
-// Throws kTarget where there is none that can.
+// The device that runs a bundle's code of a kind; `cache` is a folder for what is learned of drivers, "": none. Throws
+// kTarget where there is none that can.
 Device FindDevice(const std::string& kind, const std::string& cache);
 
 }  // namespace mlcpipe

@@ -33,7 +33,7 @@ void ReleasePools() {
 Device ChooseDevice(const Manifest& manifest, const std::string& wanted, const std::string& cache) {
   const std::string& kind = manifest.variants.front().kind;
   if (!wanted.empty() && !IsKind(wanted) && wanted != "auto") {
-    throw Error(Code::kUsage, "device").Expected(std::string(kKinds) + " or auto").Found(wanted);
+    throw Error(Code::kUsage, "device").Expected(Kinds() + " or auto").Found(wanted);
   }
   if (wanted.empty() || wanted == "auto" || wanted == kind) return FindDevice(kind, cache);
   throw Error(Code::kTarget, "the bundle was made for another kind of device")
@@ -59,8 +59,8 @@ class Engine::Turn {
 Engine::Engine(std::unique_ptr<const Files> files, const Options& options)
     : files_(std::move(files)),
       manifest_(*files_),
-      variant_(ChooseVariant(manifest_, options.variant).name),
       device_(ChooseDevice(manifest_, options.device, options.cache)),
+      variant_(ChooseVariant(manifest_, options.variant).name),
       plan_(manifest_, ChooseVariant(manifest_, variant_), options, device_.Free()) {
   plan_.CheckFits();
   const WeightIndex index(manifest_);
@@ -69,10 +69,9 @@ Engine::Engine(std::unique_ptr<const Files> files, const Options& options)
   prepared_.emplace(device_, library_->module(), options.cache);
   auto params = device_.PutAll(index.Map());
   if (options.sequences) {
-    batch_.emplace(manifest_, device_, *library_, std::move(params), plan_.context_length, options.sequences,
-                   plan_.kv_tokens, &cancelled_);
+    batch_.emplace(manifest_, device_, *library_, std::move(params), plan_, options.sequences, &cancelled_);
   } else {
-    model_.emplace(manifest_, device_, *library_, std::move(params), plan_.context_length, &cancelled_);
+    model_.emplace(manifest_, device_, *library_, std::move(params), plan_, &cancelled_);
   }
   SetThreads(options.threads ? options.threads : DefaultThreads());
   load_s_ = Seconds(began_);
@@ -211,7 +210,7 @@ Finish Engine::Generate(const std::function<Request()>& make, const std::functio
     began = Clock::now();
     token = model_->Append(token, &row);
     statistics->decode_s += Seconds(began);
-    statistics->decode_bytes += manifest_.plan.decode_weights_bytes + model_->length() * manifest_.plan.kv_bytes_per_token;
+    statistics->decode_bytes += manifest_.DecodeBytes(model_->length());
   }
 }
 

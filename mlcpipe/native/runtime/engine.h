@@ -98,8 +98,8 @@ class Engine {
   const std::chrono::steady_clock::time_point began_ = std::chrono::steady_clock::now();
   const std::unique_ptr<const Files> files_;
   const Manifest manifest_;
-  const std::string variant_;
   const Device device_;
+  const std::string variant_;
   const Plan plan_;
   int cancelled_ = 0;
   std::atomic<bool> busy_{false}, closed_{false};

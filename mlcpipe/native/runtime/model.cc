@@ -38,43 +38,49 @@ struct Watch {
 
 }  // namespace
 
-tvm::ffi::Array<Tensor> MakePages(const Manifest& manifest, const Device& device, const std::vector<int64_t>& pages) {
+tvm::ffi::Array<Tensor> MakeStates(const StateTable& table, const Device& device, const Units& units) {
   tvm::ffi::Array<Tensor> made;
-  for (const int64_t count : pages) made.push_back(device.Empty({count, manifest.page_bytes()}, kInt8));
+  for (const State& state : table.all()) {
+    const DLDataType dtype = tvm::ffi::StringToDLDataType(state.dtype);
+    made.push_back(device.Empty({units.of(state), state.unit_bytes / state.item_bytes}, dtype));
+  }
   return made;
 }
 
-void CopyPage(const Manifest& manifest, const tvm::ffi::Array<Tensor>& layers, int32_t from, int32_t to) {
-  const auto bytes = static_cast<size_t>(manifest.page_bytes());
-  for (const Tensor& layer : layers) {
-    CopyBytes(layer, static_cast<size_t>(from) * bytes, layer, static_cast<size_t>(to) * bytes, bytes);
+void CopyPage(const StateTable& table, const tvm::ffi::Array<Tensor>& states, std::optional<size_t> group, int32_t from,
+              int32_t to) {
+  for (size_t i = 0; i < table.all().size(); ++i) {
+    const State& state = table.all()[i];
+    if (!state.paged || (group && *group != state.group)) continue;
+    const Tensor& data = states[static_cast<int64_t>(i)];
+    const auto bytes = static_cast<size_t>(state.unit_bytes);
+    CopyBytes(data, static_cast<size_t>(from) * bytes, data, static_cast<size_t>(to) * bytes, bytes);
   }
 }
 
 Model::Model(const Manifest& manifest, const Device& device, const Library& library, tvm::ffi::Array<Tensor> params,
-             int64_t context_length, const int* cancelled)
+             const Plan& plan, const int* cancelled)
     : manifest_(manifest),
       device_(device),
-      context_length_(context_length),
-      few_(library.Get("forward_few")),
-      many_(library.Get("forward_many")),
+      plan_(plan),
+      decode_(library.Get("decode")),
+      prefill_(library.Get("prefill")),
       params_(std::move(params)),
-      pages_(NewPages()),
+      states_(MakeStates(manifest.states, device, plan.units)),
       cancelled_(cancelled),
-      sequences_(PagesOf(context_length)),
+      sequences_(plan.units.pages[0], plan.units.slots),
       sampler_(device, library, manifest.model.vocab_size, 1),
-      few_step_(PagesOf(context_length)),
-      many_step_(PagesOf(context_length)),
-      few_id_(Empty({1}, kInt32)),
-      few_logits_(device.Empty({1, manifest.model.vocab_size}, kFloat32)),
-      many_logits_(device.Empty({1, manifest.model.vocab_size}, kFloat32)),
-      few_ids_on_device_(device),
-      few_step_on_device_(device) {}
+      step_(1, manifest.states.has_slots()),  // no group gives pages back, so all have one table
+      id_(Empty({1}, kInt32)),
+      decode_logits_(device.Empty({1, manifest.model.vocab_size}, kFloat32)),
+      prefill_logits_(device.Empty({1, manifest.model.vocab_size}, kFloat32)),
+      id_on_device_(device),
+      step_on_device_(device) {}
 
 void Model::CheckFits(int64_t count) const {
-  if (count <= context_length_) return;
+  if (count <= plan_.context_length) return;
   throw Error(Code::kUsage, "the context is full")
-      .Expected("at most " + std::to_string(context_length_) + " tokens, prompt and answer")
+      .Expected("at most " + std::to_string(plan_.context_length) + " tokens, prompt and answer")
       .Found(std::to_string(count))
       .Next("shorten the prompt, start a new conversation, or load with a larger context");
 }
@@ -102,25 +108,25 @@ Model::Prefix Model::Nearest(const std::vector<int32_t>& tokens) const {
     if (limit && (count > *limit) != (std::max(sequence.length, sequence.prompt_length) > *limit)) continue;
     if (RopeOf(count) != sequence.rope) continue;
     const auto begin = sequence.tokens.begin(), end = begin + std::min(sequence.length, count - 1);
-    const int64_t same = std::mismatch(begin, end, tokens.begin()).first - begin;
+    const int64_t same = sequences_.Usable(sequence, std::mismatch(begin, end, tokens.begin()).first - begin);
     if (same > nearest.length) nearest = {&sequence, same};
   }
   return nearest;
 }
 
 Sequence& Model::Begin(const std::vector<int32_t>& tokens, const Prefix& prefix) {
-  if (pages_.empty()) pages_ = NewPages();
+  if (states_.empty()) states_ = MakeStates(manifest_.states, device_, plan_.units);
   if (prefix.length) {
     const auto [from, to] = sequences_.Fork(*prefix.of, prefix.length);
-    if (from != to) CopyPage(manifest_, pages_, from, to);
+    if (from != to) CopyPage(manifest_.states, states_, std::nullopt, from, to);
   } else {
     sequences_.Start();
   }
   const auto count = static_cast<int64_t>(tokens.size());
   sequences_.Reserve(count);
   Sequence& now = sequences_.current();
-  now.tokens.reserve(static_cast<size_t>(context_length_));  // so that no token of an answer allocates
-  now.pages.reserve(static_cast<size_t>(PagesOf(context_length_)));
+  now.tokens.reserve(static_cast<size_t>(plan_.context_length));  // so that no token of an answer allocates
+  now.pages.reserve(static_cast<size_t>(PagesOf(plan_.context_length)));
   now.tokens = tokens;
   now.prompt_length = count;
   now.rope = RopeOf(count);
@@ -132,17 +138,21 @@ int32_t Model::Prefill(const std::vector<int32_t>& tokens, Row* drawn) {
   CheckFits(count);
   CheckIds(tokens, manifest_.model.vocab_size);
   const Sequence& now = Begin(tokens, Nearest(tokens));
-  if (now.length && count - now.length == 1) return ForwardFew(tokens.back(), drawn);
-  const int64_t chunk = manifest_.model.prefill_chunk;
+  if (now.length && count - now.length == 1) return Decode(tokens.back(), drawn);
+  const int64_t chunk = manifest_.model.prefill_chunk, border = (count - 1) / kPage * kPage;
+  // Where a prompt that begins with this one may go on from.
+  const int64_t cut = manifest_.states.has_slots() && border - now.length >= kCheckpointTokens ? border : 0;
+  sequences_.Keep();
   const Tensor row = Empty({1}, kInt32);
   while (now.length < count) {
     CheckCancelled();
-    const int64_t rows = std::min(chunk, count - now.length);
+    const int64_t end = now.length < cut ? cut : count, rows = std::min(chunk, end - now.length);
     const bool last = now.length + rows == count;
     *Data<int32_t>(row) = last ? static_cast<int32_t>(rows - 1) : 0;  // no kernel takes no rows
-    ForwardMany(rows, row, many_logits_);
+    ComputePrompt(rows, row, prefill_logits_);
+    if (now.length == end) sequences_.Keep();
   }
-  return Draw(many_logits_, drawn);
+  return Draw(prefill_logits_, drawn);
 }
 
 int32_t Model::Append(int32_t token, Row* drawn) {
@@ -154,34 +164,40 @@ int32_t Model::Append(int32_t token, Row* drawn) {
     return Prefill(std::vector<int32_t>(now.tokens), drawn);
   }
   sequences_.Reserve(now.length + 1);
-  return ForwardFew(token, drawn);
+  return Decode(token, drawn);
 }
 
-void Model::ForwardMany(int64_t count, const Tensor& rows, const Tensor& logits) {
-  Sequence& now = sequences_.current();
+const Tensor& Model::FillStep(int64_t rows) {
+  const Sequence& now = sequences_.current();
+  const auto [read, write] = sequences_.BeginStep();
+  const Span span{now.length, rows, now.prompt_length, &now.pages, read, write};
+  return step_.Fill(&span, 1);
+}
+
+void Model::ComputePrompt(int64_t count, const Tensor& rows, const Tensor& logits) {
+  const Sequence& now = sequences_.current();
   const Tensor ids = Empty({count}, kInt32);
   std::copy_n(now.tokens.begin() + now.length, count, Data<int32_t>(ids));
   const Watch watch(cancelled_, count);
   try {
-    many_(device_.Put(ids), device_.Put(rows), device_.Put(many_step_.Fill(now, count)), logits, pages_, params_);
+    prefill_(device_.Put(ids), device_.Put(rows), device_.Put(FillStep(count)), logits, states_, params_);
     device_.Wait();  // so that a cancel waits for one chunk, not for all
   } catch (const tvm::ffi::Error& error) {
     throw Failed(error);
   }
-  now.length += count;
+  sequences_.EndStep(count);
 }
 
-int32_t Model::ForwardFew(int32_t token, Row* drawn) {
-  Sequence& now = sequences_.current();
-  *Data<int32_t>(few_id_) = token;
+int32_t Model::Decode(int32_t token, Row* drawn) {
+  *Data<int32_t>(id_) = token;
   try {
-    const Tensor& step = few_step_on_device_.Put(few_step_.Fill(now, 1));
-    few_(few_ids_on_device_.Put(few_id_), step, few_logits_, pages_, params_);
+    const Tensor& step = step_on_device_.Put(FillStep(1));
+    decode_(id_on_device_.Put(id_), step, decode_logits_, states_, params_);
   } catch (const tvm::ffi::Error& error) {
     throw Failed(error);
   }
-  ++now.length;
-  return Draw(few_logits_, drawn);
+  sequences_.EndStep(1);
+  return Draw(decode_logits_, drawn);
 }
 
 int32_t Model::Draw(const Tensor& logits, Row* drawn) {
@@ -222,41 +238,44 @@ void Model::AllLogits(const std::vector<int32_t>& tokens, float* logits) {
     const Tensor wanted = Empty({rows}, kInt32), part = device_.Empty({rows, vocab}, kFloat32);
     for (int64_t row = 0; row < rows; ++row) Data<int32_t>(wanted)[row] = static_cast<int32_t>(row);
     CheckCancelled();
-    ForwardMany(rows, wanted, part);
+    ComputePrompt(rows, wanted, part);
     CopyOut(part, 0, logits + begin * vocab, static_cast<size_t>(rows * vocab) * sizeof(float));
   }
 }
 
 ChatHeader Model::Header() const {
-  const ModelInfo& model = manifest_.model;
-  const auto count = [](int64_t number) { return static_cast<uint32_t>(number); };
   ChatHeader header;
-  header.page_tokens = count(kPage);
-  header.layers = count(model.num_layers);
-  header.kv_heads = count(model.num_key_value_heads);
-  header.page_bytes = count(manifest_.page_bytes());
-  header.head_dim = count(model.head_dim);
-  model.kv_dtype.copy(header.kv_dtype, sizeof header.kv_dtype);
+  manifest_.model.kv_dtype.copy(header.kv_dtype, sizeof header.kv_dtype);
   manifest_.identity.copy(header.model, sizeof header.model);
+  manifest_.states.Hash().copy(header.states, sizeof header.states);
   return header;
+}
+
+// What a saved chat has of a state: numbers of units, pages in their order or a slot.
+std::vector<int32_t> Model::SavedUnits(const State& state) const {
+  const Sequence& now = sequences_.current();
+  if (!state.paged) return {now.slot};
+  const auto [first, count] = state.NeededAfter(now.length);
+  return {now.pages.begin() + first, now.pages.begin() + first + count};
 }
 
 void Model::Save(const std::string& path, std::string_view chat) const {
   CheckChat(chat);
-  const Sequence& now = sequences_.current();
-  const int64_t pages = PagesOf(now.length), bytes = manifest_.page_bytes();
   Tensor host;
-  WriteChat(path, Header(), now, chat, [&](size_t number) -> PagesOfLayer {
-    const Tensor& layer = pages_[static_cast<int64_t>(number)];
-    if (device_.on_host()) return {Data<uint8_t>(layer), now.pages.data()};
-    const Tensor packed = device_.Empty({pages, bytes}, kInt8);
-    for (int64_t page = 0; page < pages; ++page) {
-      CopyBytes(layer, static_cast<size_t>(now.pages[static_cast<size_t>(page)] * bytes), packed,
-                static_cast<size_t>(page * bytes), static_cast<size_t>(bytes));
+  WriteChat(path, Header(), manifest_.states, sequences_.current(), chat, [&](size_t number) -> UnitsOfState {
+    const State& state = manifest_.states.all()[number];
+    const Tensor& data = states_[static_cast<int64_t>(number)];
+    std::vector<int32_t> units = SavedUnits(state);
+    if (device_.on_host()) return {Data<uint8_t>(data), std::move(units)};
+    const int64_t bytes = state.unit_bytes, count = static_cast<int64_t>(units.size());
+    const Tensor packed = device_.Empty({count, bytes}, kInt8);
+    for (int64_t at = 0; at < count; ++at) {
+      const auto unit = static_cast<int64_t>(std::exchange(units[static_cast<size_t>(at)], static_cast<int32_t>(at)));
+      CopyBytes(data, static_cast<size_t>(unit * bytes), packed, static_cast<size_t>(at * bytes), static_cast<size_t>(bytes));
     }
-    host = Empty({pages, bytes}, kInt8);
+    host = Empty({count, bytes}, kInt8);
     host.CopyFrom(packed);
-    return {Data<uint8_t>(host), nullptr};
+    return {Data<uint8_t>(host), std::move(units)};
   });
 }
 
@@ -265,53 +284,58 @@ void Model::Restore(const std::string& path, const std::function<void(std::strin
     return Error(Code::kUsage, "cannot read the saved chat").Where(path).Expected(expected).Found(found);
   });
   const ModelInfo& model = manifest_.model;
-  SavedChat saved(file.text(), path, Header(), {model.vocab_size, context_length_, model.context_length});
+  SavedChat saved(file.text(), path, Header(), manifest_.states, {model.vocab_size, plan_.context_length, model.context_length});
   CheckChat(saved.chat);
   on_chat(saved.chat);
-  if (pages_.empty()) pages_ = NewPages();
+  if (states_.empty()) states_ = MakeStates(manifest_.states, device_, plan_.units);
   Sequence& now = sequences_.Start();
-  sequences_.Reserve(static_cast<int64_t>(saved.tokens.size()));
-  const auto bytes = static_cast<size_t>(manifest_.page_bytes());
-  for (const Tensor& layer : pages_) {
-    for (int32_t page : now.pages) {
-      CopyIn(saved.pages, layer, static_cast<size_t>(page) * bytes, bytes);
-      saved.pages += bytes;
+  const auto count = static_cast<int64_t>(saved.tokens.size());
+  if (!count) return;
+  sequences_.Reserve(count);
+  sequences_.BeginStep();
+  sequences_.EndStep(count);
+  for (size_t number = 0; number < manifest_.states.all().size(); ++number) {
+    const State& state = manifest_.states.all()[number];
+    const auto bytes = static_cast<size_t>(state.unit_bytes);
+    for (const int32_t unit : SavedUnits(state)) {
+      CopyIn(saved.states, states_[static_cast<int64_t>(number)], static_cast<size_t>(unit) * bytes, bytes);
+      saved.states += bytes;
     }
+    // Of a window no earlier pages are there.
+    now.shortest = std::max(now.shortest, ShortestAfter(state.window, count));
   }
-  now.length = static_cast<int64_t>(saved.tokens.size());
   now.prompt_length = saved.prompt_tokens;
   now.rope = RopeOf(now.prompt_length);
   now.tokens = std::move(saved.tokens);
 }
 
 void Model::Trim() {
-  std::vector<int32_t> free = sequences_.free();
+  const auto& pages = sequences_.free_pages();
   if (!device_.on_host()) {
-    if (static_cast<int64_t>(free.size()) == PagesOf(context_length_)) pages_ = tvm::ffi::Array<Tensor>();
+    if (static_cast<int64_t>(pages.size()) == PagesOf(plan_.context_length)) states_ = tvm::ffi::Array<Tensor>();
     return;
   }
-  std::sort(free.begin(), free.end());
-  const auto bytes = static_cast<size_t>(manifest_.page_bytes());
-  for (size_t first = 0, end = 0; first < free.size(); first = end) {
-    do ++end;
-    while (end < free.size() && free[end] == free[end - 1] + 1);  // pages that lie together
-    for (const Tensor& layer : pages_) {
-      Discard(Data<char>(layer) + static_cast<size_t>(free[first]) * bytes, (end - first) * bytes);
+  for (size_t number = 0; number < states_.size(); ++number) {
+    const State& state = manifest_.states.all()[number];
+    std::vector<int32_t> free = state.paged ? pages : sequences_.free_slots();
+    std::sort(free.begin(), free.end());
+    const auto bytes = static_cast<size_t>(state.unit_bytes);
+    for (size_t first = 0, end = 0; first < free.size(); first = end) {
+      do ++end;
+      while (end < free.size() && free[end] == free[end - 1] + 1);  // units that lie together
+      Discard(Data<char>(states_[static_cast<int64_t>(number)]) + static_cast<size_t>(free[first]) * bytes,
+              (end - first) * bytes);
     }
   }
-}
-
-tvm::ffi::Array<Tensor> Model::NewPages() const {
-  const auto layers = static_cast<size_t>(manifest_.model.num_layers);
-  return MakePages(manifest_, device_, std::vector<int64_t>(layers, PagesOf(context_length_)));
 }
 
 void Model::CheckCancelled() const {
   if (__atomic_load_n(cancelled_, __ATOMIC_RELAXED)) throw Error(Code::kCancelled, "the answer was cancelled");
 }
 
-Error Model::Failed(const tvm::ffi::Error& error) const {
+Error Model::Failed(const tvm::ffi::Error& error) {
   ReclaimWorkspaces();
+  sequences_.FailStep();
   if (__atomic_load_n(cancelled_, __ATOMIC_RELAXED)) return Error(Code::kCancelled, "the answer was cancelled");
   return FromTvm(error, Code::kInternal, "the compiled library failed");
 }

@@ -1,4 +1,4 @@
-// A loaded bundle with sequences in its pages (mlcpipe/runtime/model.py).
+// A loaded bundle with sequences in its pages and slots.
 #ifndef MLCPIPE_RUNTIME_MODEL_H_
 #define MLCPIPE_RUNTIME_MODEL_H_
 
@@ -6,6 +6,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -13,18 +14,19 @@
 #include "chat_file.h"
 #include "device.h"
 #include "library.h"
+#include "plan.h"
 #include "sampler.h"
 #include "sequences.h"
 #include "step.h"
 
 namespace mlcpipe {
 
-// Memory for so many pages of each layer.
-tvm::ffi::Array<tvm::runtime::Tensor> MakePages(const Manifest& manifest, const Device& device,
-                                                const std::vector<int64_t>& pages);
+// Memory for the states of a model, in the order of its table.
+tvm::ffi::Array<tvm::runtime::Tensor> MakeStates(const StateTable& table, const Device& device, const Units& units);
 
-// Copies a page of each layer.
-void CopyPage(const Manifest& manifest, const tvm::ffi::Array<tvm::runtime::Tensor>& layers, int32_t from, int32_t to);
+// Copies a page of each state of a group, or of all.
+void CopyPage(const StateTable& table, const tvm::ffi::Array<tvm::runtime::Tensor>& states, std::optional<size_t> group,
+              int32_t from, int32_t to);
 
 // Throws kUsage for no tokens, and for ids outside the vocabulary.
 void CheckIds(const std::vector<int32_t>& tokens, int64_t vocab);
@@ -33,9 +35,9 @@ void CheckIds(const std::vector<int32_t>& tokens, int64_t vocab);
 // so an error half way leaves the tokens before.
 class Model {
  public:
-  // Takes memory for pages of so many tokens. A forward ends with kCancelled soon after `*cancelled` is not 0.
+  // Takes the memory that was planned. A forward ends with kCancelled soon after `*cancelled` is not 0.
   Model(const Manifest& manifest, const Device& device, const Library& library,
-        tvm::ffi::Array<tvm::runtime::Tensor> params, int64_t context_length, const int* cancelled);
+        tvm::ffi::Array<tvm::runtime::Tensor> params, const Plan& plan, const int* cancelled);
 
   // Makes `tokens` the current sequence, computing only what the pages lack. Returns the next token. Throws kUsage for ids
   // outside the vocabulary and when the context is full, kCompute where logits are not finite, kCancelled.
@@ -47,7 +49,7 @@ class Model {
   // Logits f32[n, V] after each of n tokens of a new sequence. All sequences are forgotten.
   void AllLogits(const std::vector<int32_t>& tokens, float* logits);
 
-  // How many tokens at the start the pages hold; never all, as the last one gives the logits.
+  // How many tokens at the start are computed already; never all, as the last one gives the logits.
   int64_t Reusable(const std::vector<int32_t>& tokens) const { return Nearest(tokens).length; }
 
   void CheckFits(int64_t count) const;
@@ -61,22 +63,22 @@ class Model {
 
   // Forgets all sequences.
   void Reset() { sequences_.Clear(); }
-  // Gives back the memory of pages that no sequence has; of a device's, where none has any.
+  // Gives back the memory of what no sequence has; of a device's, where none has any.
   void Trim();
   int64_t length() const { return sequences_.current().length; }
 
  private:
   const Manifest& manifest_;
   const Device& device_;
-  int64_t context_length_;
-  tvm::ffi::Function few_, many_;
-  tvm::ffi::Array<tvm::runtime::Tensor> params_, pages_;
+  const Plan& plan_;
+  tvm::ffi::Function decode_, prefill_;
+  tvm::ffi::Array<tvm::runtime::Tensor> params_, states_;
   const int* cancelled_;
   Sequences sequences_;
   Sampler sampler_;
-  StepBuffer few_step_, many_step_;
-  tvm::runtime::Tensor few_id_, few_logits_, many_logits_;
-  Reused few_ids_on_device_, few_step_on_device_;
+  StepBuffer step_;
+  tvm::runtime::Tensor id_, decode_logits_, prefill_logits_;
+  Reused id_on_device_, step_on_device_;
 
   struct Prefix {
     const Sequence* of = nullptr;
@@ -86,19 +88,21 @@ class Model {
   int64_t RopeOf(int64_t length) const;
   // Of a file without tokens.
   ChatHeader Header() const;
+  std::vector<int32_t> SavedUnits(const State& state) const;
   // The longest that a sequence begins with; none: length 0.
   Prefix Nearest(const std::vector<int32_t>& tokens) const;
   // Makes `tokens` the current sequence, with what is computed of a prefix.
   Sequence& Begin(const std::vector<int32_t>& tokens, const Prefix& prefix);
   // The current sequence's next `count` tokens with the arithmetic of prompts; logits of the rows that are named.
-  void ForwardMany(int64_t count, const tvm::runtime::Tensor& rows, const tvm::runtime::Tensor& logits);
-  int32_t ForwardFew(int32_t token, Row* drawn);
+  void ComputePrompt(int64_t count, const tvm::runtime::Tensor& rows, const tvm::runtime::Tensor& logits);
+  int32_t Decode(int32_t token, Row* drawn);
+  // The step i32[k] of the current sequence's next rows.
+  const tvm::runtime::Tensor& FillStep(int64_t rows);
   int32_t Draw(const tvm::runtime::Tensor& logits, Row* drawn);
   // Throws kCancelled where the call was cancelled.
   void CheckCancelled() const;
-  tvm::ffi::Array<tvm::runtime::Tensor> NewPages() const;
-  // Error of a forward.
-  Error Failed(const tvm::ffi::Error& error) const;
+  // Error of a forward, whose rows are not computed.
+  Error Failed(const tvm::ffi::Error& error);
 };
 
 }  // namespace mlcpipe

@@ -1,17 +1,16 @@
 #include "plan.h"
 
 #include <algorithm>
-#include <string>
+#include <cmath>
 #include <utility>
-
-#include "serving/layer_pages.h"
 
 namespace mlcpipe {
 namespace {
 
 constexpr int64_t kMinContext = 512;
-constexpr double kCompiledFewRows = 64;  // MAX_BATCH in mlcpipe/compiler/export.py
-constexpr int64_t kMaxSlots = INT32_MAX;    // of tokens in the pages, which steps number
+constexpr int64_t kMaxKvTokens = INT32_MAX;  // whose places steps number
+constexpr int64_t kOneSequenceSlots = 4;  // the current one, and three that an earlier end can go on from
+constexpr double kCheckpointShare = 4;    // a quarter of what the pages take may go to slots
 constexpr int64_t kHelperBytes = 1 << 20;  // where the manifest says nothing of a variant's scratch
 constexpr double kRunBytes = 1 << 20;
 
@@ -22,41 +21,60 @@ int64_t Checked(int64_t sequences) {
       .Found(std::to_string(sequences));
 }
 
-// Bytes that a run takes besides weights and KV cache: of the two forwards, as many rows as they get; their kernels'
+// Bytes that a run takes besides weights and states: of the two functions, as many rows as they get; their kernels'
 // scratch, which threads keep; logits; and the runtime's own.
 int64_t RunningBytes(const Manifest& manifest, const VariantInfo& variant, const Options& options) {
   const ModelInfo& model = manifest.model;
-  const int64_t sequences = Checked(options.sequences), few_rows = sequences ? kFewRows : 1;
+  const int64_t sequences = Checked(options.sequences), rows = sequences ? kDecodeRows : 1;
   const int64_t context = options.context_length > 0 ? options.context_length : model.context_length;
   const double chunk = static_cast<double>(std::min(model.prefill_chunk, context)) / static_cast<double>(model.prefill_chunk);
-  const ScratchInfo scratch = variant.scratch.value_or(ScratchInfo{manifest.plan.many_bytes, kHelperBytes});
+  const ScratchInfo scratch = variant.scratch.value_or(ScratchInfo{manifest.plan.prefill_bytes, kHelperBytes});
   const int threads = options.threads > 0 ? options.threads : DefaultThreads();
   double bytes = kRunBytes;
-  bytes += chunk * static_cast<double>(manifest.plan.many_bytes + scratch.caller_bytes);
-  bytes += static_cast<double>(few_rows) / kCompiledFewRows * static_cast<double>(manifest.plan.few_bytes);
+  bytes += chunk * static_cast<double>(manifest.plan.prefill_bytes + scratch.caller_bytes);
+  bytes += static_cast<double>(rows) / static_cast<double>(model.max_batch) * static_cast<double>(manifest.plan.decode_bytes);
   bytes += static_cast<double>(threads - 1) * static_cast<double>(scratch.helper_bytes);
-  bytes += 4.0 * static_cast<double>(model.vocab_size) * static_cast<double>(few_rows + std::max<int64_t>(1, sequences));
+  bytes += 4.0 * static_cast<double>(model.vocab_size) * static_cast<double>(rows + std::max<int64_t>(1, sequences));
   return static_cast<int64_t>(std::min(bytes, static_cast<double>(kMaxBytes)));
 }
 
-// Of the pages for so many tokens: of several answers, or of one, in which no layer gives pages back.
-double KvBytes(const Manifest& manifest, int64_t context_length, int64_t kv_tokens, bool several) {
-  const ModelInfo& model = manifest.model;
-  std::vector<serving::PageGroup> groups{{PagesOf(kv_tokens), 0}};
-  if (several) groups = serving::PageGroups(model, context_length, kv_tokens);
-  const auto sliding = groups.size() > 1 ? static_cast<double>(model.sliding_layers.size()) : 0;
-  const double others = static_cast<double>(model.num_layers) - sliding;
-  const double pages = others * static_cast<double>(groups[0].pages);
-  return (pages + sliding * static_cast<double>(groups.back().pages)) * static_cast<double>(manifest.page_bytes());
+// The units of a single conversation of so many tokens, whose windows are kept whole.
+Units OneSequence(const StateTable& states, int64_t context_length) {
+  return {std::vector<int64_t>(states.windows().size(), PagesOf(context_length)),
+          states.has_slots() ? kOneSequenceSlots : 0};
+}
+
+// The units of many sequences of up to `context_length` tokens each, and `kv_tokens` together: groups with a window beside others have
+// what as many sequences of the whole context need at once, and a window more of each, for prefixes. Slots are two for each of
+// these sequences, which a step reads and writes, and as many for checkpoints as a share of the pages' memory holds.
+Units ManySequences(const Manifest& manifest, int64_t context_length, int64_t kv_tokens) {
+  const StateTable& states = manifest.states;
+  const int64_t sequences = (kv_tokens + context_length - 1) / context_length;
+  Units units;
+  for (const int64_t window : states.windows()) {
+    const int64_t most = PagesAtOnce(window, context_length, manifest.model.prefill_chunk) + PagesOf(window);
+    units.pages.push_back(units.pages.empty() ? PagesOf(kv_tokens) : std::min(PagesOf(kv_tokens), sequences * most));
+  }
+  if (!states.has_slots()) return units;
+  const double share = units.Bytes(states) / kCheckpointShare / static_cast<double>(states.slot_bytes());
+  const double slots = std::max(static_cast<double>(2 * sequences + 2), std::floor(share));
+  units.slots = static_cast<int64_t>(std::min(static_cast<double>(3 * manifest.model.max_batch), slots));
+  return units;
 }
 
 }  // namespace
+
+double Units::Bytes(const StateTable& states) const {
+  double bytes = 0;
+  for (const State& state : states.all()) bytes += static_cast<double>(of(state)) * static_cast<double>(state.unit_bytes);
+  return bytes;
+}
 
 Plan::Plan(const Manifest& manifest, const VariantInfo& variant, const Options& options, FreeMemory free_memory)
     : weights_bytes(manifest.plan.weights_bytes),
       workspace_bytes(RunningBytes(manifest, variant, options)),
       free(std::move(free_memory)) {
-  const int64_t limit = manifest.model.context_length, token = manifest.plan.kv_bytes_per_token;
+  const int64_t limit = manifest.model.context_length;
   const int64_t wanted = options.context_length, sequences = options.sequences;
   if (wanted < 0 || wanted > limit) {
     throw Error(Code::kUsage, "context length")
@@ -64,23 +82,26 @@ Plan::Plan(const Manifest& manifest, const VariantInfo& variant, const Options& 
         .Found(std::to_string(wanted));
   }
   const int64_t room = std::max<int64_t>(0, free.bytes - weights_bytes - workspace_bytes);
-  const int64_t fits = std::max(std::min(limit, kMinContext), room / 2 / token);
+  const double pages_room = static_cast<double>(room / 2) - OneSequence(manifest.states, 0).Bytes(manifest.states);
+  const auto fitting = static_cast<int64_t>(pages_room / static_cast<double>(std::max<int64_t>(1, manifest.states.bytes_per_token())));
+  const int64_t fits = std::max(std::min(limit, kMinContext), fitting);
   context_length = wanted ? wanted : std::min(limit, fits);
   kv_tokens = context_length;
   if (sequences > 0) {
-    const double share = static_cast<double>(room) / 2 / KvBytes(manifest, context_length, context_length, true);
+    const double share = static_cast<double>(room) / 2 / ManySequences(manifest, context_length, context_length).Bytes(manifest.states);
     const double most = std::min(static_cast<double>(sequences), share) * static_cast<double>(context_length);
-    kv_tokens = std::max(context_length, std::min(kMaxSlots, static_cast<int64_t>(most)));
+    kv_tokens = std::max(context_length, std::min(kMaxKvTokens, static_cast<int64_t>(most)));
     if (options.kv_tokens) kv_tokens = options.kv_tokens;
   }
-  const int64_t most_kv_tokens = std::min<int64_t>(sequences * context_length, kMaxSlots);
+  const int64_t most_kv_tokens = std::min<int64_t>(sequences * context_length, kMaxKvTokens);
   if (options.kv_tokens && (options.kv_tokens < context_length || options.kv_tokens > most_kv_tokens)) {
     throw Error(Code::kUsage, "kv_tokens")
         .Expected(std::to_string(context_length) + " to " + std::to_string(most_kv_tokens) +
                   ", a context for each sequence")
         .Found(std::to_string(options.kv_tokens));
   }
-  const double bytes = KvBytes(manifest, context_length, kv_tokens, sequences > 0);
+  units = sequences > 0 ? ManySequences(manifest, context_length, kv_tokens) : OneSequence(manifest.states, context_length);
+  const double bytes = units.Bytes(manifest.states);
   kv_bytes = static_cast<int64_t>(std::min(bytes, static_cast<double>(kMaxBytes)));
 }
 

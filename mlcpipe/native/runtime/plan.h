@@ -1,9 +1,10 @@
-// The memory that a bundle takes.
+// The memory that a bundle takes (mlcpipe/bundle/memory.py).
 #ifndef MLCPIPE_RUNTIME_PLAN_H_
 #define MLCPIPE_RUNTIME_PLAN_H_
 
 #include <cstdint>
 #include <string>
+#include <vector>
 
 #include "bundle/manifest.h"
 #include "host.h"
@@ -12,7 +13,7 @@
 namespace mlcpipe {
 
 constexpr int64_t kMaxSequences = 8;
-constexpr int64_t kFewRows = 16;  // of a forward of several answers: the logits of each take memory
+constexpr int64_t kDecodeRows = 16;  // of a decode of several answers: the logits of each take memory
 
 // How an engine is opened.
 struct Options {
@@ -22,16 +23,26 @@ struct Options {
   int64_t sequences = 0;       // 1 to kMaxSequences: so many answers at once; 0: one at a time, by `Generate`
   int64_t kv_tokens = 0;       // of several sequences together; 0: what fits
   const mlcpipe_symbol* code = nullptr;  // of a static library; null: the program's, else the bundle's
-  std::string device;                    // IsKind; "" or "auto": that of the bundle
+  std::string device;                    // a kind; "" or "auto": that of the bundle
   std::string cache;                     // a folder for what is learned of drivers; "": none
   std::string gpu_path;                  // of the same model for a GPU, for "auto": see `OpenFaster`
   const mlcpipe_symbol* gpu_code = nullptr;
+};
+
+// How many pages each group has, and how many slots there are.
+struct Units {
+  std::vector<int64_t> pages;
+  int64_t slots = 0;
+
+  int64_t of(const State& state) const { return state.paged ? pages[state.group] : slots; }
+  double Bytes(const StateTable& states) const;
 };
 
 // What a bundle takes and what there is, in bytes, before anything is loaded.
 struct Plan {
   int64_t weights_bytes, kv_bytes, workspace_bytes, context_length;
   int64_t kv_tokens;  // of all sequences together
+  Units units;
   FreeMemory free;  // of the device
 
   // A context of 0: as many tokens of the bundle's as fit in half of the free memory. Throws kUsage for more than the

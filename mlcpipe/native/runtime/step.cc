@@ -1,46 +1,84 @@
 #include "step.h"
 
 #include <algorithm>
-#include <cstring>
-
-#include "tensors.h"
 
 namespace mlcpipe {
-void StepBuffer::LayOut(int64_t rows) {
-  data_ = Empty({kHeader + 4 * rows + 2 + 1 + 2 + pages_}, kInt32);
-  auto* data = Data<int32_t>(data_);
-  std::memset(data, 0, static_cast<size_t>(data_->shape[0]) * sizeof(int32_t));
+namespace {
+
+// Places in the header: two numbers, then where each array begins.
+enum Header {
+  kSequences,
+  kRows,
+  kPosition,
+  kPlace,
+  kRowBegin,
+  kKeys,
+  kTableBegin,
+  kRopeLength,
+  kSequence,
+  kSlotRead = 11,
+  kSlotWrite,
+  kTables = 16,
+  kHeader = 32
+};
+
+}  // namespace
+
+void StepBuffer::LayOut(int64_t sequences, int64_t rows, int64_t entries) {
+  const std::pair<int, int64_t> parts[] = {
+      {kPosition, rows},          {kPlace, rows},          {kRopeLength, rows},
+      {kSequence, rows},          {kRowBegin, sequences + 1}, {kKeys, sequences},
+      {kTableBegin, sequences + 1}, {kSlotRead, slots_ ? sequences : 0}, {kSlotWrite, slots_ ? sequences : 0}};
+  int64_t size = kHeader + static_cast<int64_t>(tables_) * entries, room = data_->shape[0];
+  for (const auto& [name, part] : parts) size += part;
+  while (room < size) room *= 2;
+  if (room > data_->shape[0]) data_ = Empty({room}, kInt32);
+  auto* const header = Data<int32_t>(data_);
+  std::fill_n(header, kHeader, 0);
+  header[kSequences] = static_cast<int32_t>(sequences);
+  header[kRows] = static_cast<int32_t>(rows);
   int64_t at = kHeader;
-  const auto place = [&](Header name, int64_t size) {
-    data[name] = static_cast<int32_t>(at);
-    at += size;
-    return data + data[name];
-  };
-  data[kSequences] = 1;
-  data[kRows] = static_cast<int32_t>(rows);
-  position_ = place(kPosition, rows);
-  slot_ = place(kSlot, rows);
-  rope_length_ = place(kRopeLength, rows);
-  place(kSequence, rows);
-  place(kRowBegin, 2)[1] = static_cast<int32_t>(rows);
-  keys_ = place(kKeys, 1);
-  place(kTableBegin, 2)[1] = static_cast<int32_t>(pages_);
-  table_ = place(kTable, pages_);
-  data[kWindowTable] = data[kTable];
-  rows_ = rows;
+  for (const auto& [name, part] : parts) {
+    header[name] = static_cast<int32_t>(at);
+    at += part;
+  }
+  for (int group = 0; kTables + group < kHeader; ++group) {
+    const auto table = std::min<int64_t>(group, static_cast<int64_t>(tables_) - 1);
+    header[kTables + group] = static_cast<int32_t>(at + table * entries);
+  }
 }
 
-const tvm::runtime::Tensor& StepBuffer::Fill(const Sequence& sequence, int64_t rows) {
-  if (rows != rows_) LayOut(rows);
-  for (int64_t row = 0; row < rows; ++row) {
-    const int64_t at = sequence.length + row;
-    position_[row] = static_cast<int32_t>(at);
-    slot_[row] = static_cast<int32_t>(sequence.pages[static_cast<size_t>(at / kPage)] * kPage + at % kPage);
-    // RoPE's frequencies follow a prompt's whole length.
-    rope_length_[row] = static_cast<int32_t>(std::max(at + 1, sequence.prompt_length));
+const tvm::runtime::Tensor& StepBuffer::Fill(const Span* spans, size_t count) {
+  int64_t rows = 0, entries = 0;
+  for (const Span* span = spans; span < spans + count; ++span) {
+    rows += span->rows;
+    entries += static_cast<int64_t>(span->tables[0].size());
   }
-  *keys_ = static_cast<int32_t>(sequence.length + rows);
-  std::copy(sequence.pages.begin(), sequence.pages.end(), table_);
+  LayOut(static_cast<int64_t>(count), rows, entries);
+  auto* const data = Data<int32_t>(data_);
+  const auto part = [data](int name) { return data + data[name]; };
+  int32_t row = 0, entry = 0;
+  *part(kRowBegin) = *part(kTableBegin) = 0;
+  for (size_t i = 0; i < count; ++i) {
+    const Span& span = spans[i];
+    const std::vector<int32_t>& first = span.tables[0];
+    for (int64_t at = span.begin; at < span.begin + span.rows; ++at, ++row) {
+      part(kPosition)[row] = static_cast<int32_t>(at);
+      part(kPlace)[row] = static_cast<int32_t>(first[static_cast<size_t>(at / kPage)] * kPage + at % kPage);
+      part(kRopeLength)[row] = static_cast<int32_t>(std::max(at + 1, span.prompt_length));
+      part(kSequence)[row] = static_cast<int32_t>(i);
+    }
+    for (size_t group = 0; group < tables_; ++group) {
+      std::copy(span.tables[group].begin(), span.tables[group].end(), part(kTables + static_cast<int>(group)) + entry);
+    }
+    entry += static_cast<int32_t>(first.size());
+    part(kRowBegin)[i + 1] = row;
+    part(kTableBegin)[i + 1] = entry;
+    part(kKeys)[i] = static_cast<int32_t>(span.begin + span.rows);
+    if (!slots_) continue;
+    part(kSlotRead)[i] = span.slot_read;
+    part(kSlotWrite)[i] = span.slot_write;
+  }
   return data_;
 }
 

@@ -1,45 +1,40 @@
-// The integers of a forward (tir_schedules/step_layout.py) over the pages of one sequence.
+// The integers of a step (tir_schedules/step_layout.py).
 #ifndef MLCPIPE_RUNTIME_STEP_H_
 #define MLCPIPE_RUNTIME_STEP_H_
 
 #include <tvm/runtime/tensor.h>
 
 #include <cstdint>
+#include <vector>
 
-#include "sequences.h"
+#include "page.h"
+#include "tensors.h"
 
 namespace mlcpipe {
 
-// Places in the header: two numbers, then where each array begins.
-enum Header {
-  kSequences,
-  kRows,
-  kPosition,
-  kSlot,
-  kRowBegin,
-  kKeys,
-  kTableBegin,
-  kTable,
-  kRopeLength,
-  kWindowTable,
-  kSequence,
-  kHeader = 16
+// Rows of one sequence in a step, from position `begin` on.
+struct Span {
+  int64_t begin, rows;
+  int64_t prompt_length;               // RoPE's frequencies follow a prompt's whole length
+  const std::vector<int32_t>* tables;  // the pages of each group that has a table of its own
+  int32_t slot_read = kNoUnit, slot_write = kNoUnit;
 };
 
 class StepBuffer {
  public:
-  // For so many pages of a sequence.
-  explicit StepBuffer(int64_t pages) : pages_(pages) {}
+  // `tables`: of how many groups; the others have the pages of the last one.
+  StepBuffer(size_t tables, bool slots) : tables_(tables), slots_(slots) {}
 
-  // The step i32[k] of the next rows of a sequence, which has pages for them; valid until the next call.
-  const tvm::runtime::Tensor& Fill(const Sequence& sequence, int64_t rows);
+  // The step i32[k] of these rows, of one span or more, valid until the next call; it grows by powers of two, so that few
+  // sizes differ.
+  const tvm::runtime::Tensor& Fill(const Span* spans, size_t count);
 
  private:
-  int64_t pages_, rows_ = 0;
-  tvm::runtime::Tensor data_;
-  int32_t *position_ = nullptr, *slot_ = nullptr, *rope_length_ = nullptr, *keys_ = nullptr, *table_ = nullptr;
+  size_t tables_;
+  bool slots_;
+  tvm::runtime::Tensor data_ = Empty({1024}, kInt32);
 
-  void LayOut(int64_t rows);
+  void LayOut(int64_t sequences, int64_t rows, int64_t entries);
 };
 
 }  // namespace mlcpipe

@@ -170,6 +170,4 @@ bool JsonObject::SameField(const char* key, const JsonObject& other) const {
   return Equal(Field(key), other.Field(key));
 }
 
-bool JsonObject::operator==(const JsonObject& other) const { return Equal(fields_, other.fields_); }
-
 }  // namespace mlcpipe

@@ -34,8 +34,6 @@ class JsonObject {
 
   // Whether two fields have equal values.
   bool SameField(const char* key, const JsonObject& other) const;
-  // Whether both have the same fields with equal values.
-  bool operator==(const JsonObject& other) const;
 
   Error Wrong(const std::string& key, std::string expected) const;
 

@@ -2,8 +2,6 @@
 
 #include <algorithm>
 
-#include "sequences.h"
-
 #ifndef MLCPIPE_ABI
 #error "MLCPIPE_ABI and MLCPIPE_FORMAT_VERSION are what mlcpipe/bundle/manifest.py says"
 #endif
@@ -16,6 +14,7 @@ constexpr char kManifest[] = "mlcpipe.json";
 constexpr const char* kRead[] = {"tensor-cache.json", "tokenizer.bin", "template.bin"};
 constexpr uint64_t kMaxManifestBytes = 8 << 20;
 constexpr int64_t kMaxExtent = INT32_MAX;
+constexpr size_t kMaxStates = 10'000, kMaxParts = 64, kMaxGroups = 16;
 // Linux x86-64, 2026-11: what a run takes besides, TVM's objects and the library's code, with a margin.
 #if defined(__x86_64__)
 constexpr const char* kArchitectures[] = {"x86_64", "amd64"};
@@ -50,11 +49,53 @@ JsonObject Read(const Files& source) {
   return json;
 }
 
+int64_t ItemBytes(const JsonObject& json) {
+  constexpr std::pair<const char*, int64_t> kItemBytes[] = {{"float32", 4}, {"float16", 2}, {"int8", 1}, {"uint8", 1}};
+  const std::string dtype = json.Text("dtype");
+  for (const auto& [name, bytes] : kItemBytes) {
+    if (dtype == name) return bytes;
+  }
+  throw json.Wrong("dtype", "float32, float16, int8 or uint8").Found(dtype);
+}
+
+// A product of bytes, which a unit has room for.
+int64_t Times(const JsonObject& json, const char* key, int64_t bytes, int64_t count) {
+  if (bytes > kMaxExtent / count) throw json.Wrong(key, "at most " + std::to_string(kMaxExtent) + " bytes");
+  return bytes * count;
+}
+
+StatePart ReadPart(const JsonObject& json, bool paged) {
+  StatePart part{json.Text("name"), json.Text("dtype"), json.Ints("shape", 1, kMaxExtent), kNoUnit, ItemBytes(json)};
+  for (const int64_t extent : part.shape) part.bytes = Times(json, "shape", part.bytes, extent);
+  if (!paged && json.IsNull("token_axis")) return part;
+  if (!paged || part.shape.empty()) throw json.Wrong(paged ? "shape" : "token_axis", paged ? "an axis of tokens" : "null");
+  part.token_axis = json.Int("token_axis", 0, static_cast<int64_t>(part.shape.size()) - 1);
+  if (part.shape[static_cast<size_t>(part.token_axis)] == kPage) return part;
+  throw json.Wrong("token_axis", "an axis of " + std::to_string(kPage) + " tokens");
+}
+
+State ReadState(const JsonObject& json) {
+  const std::string kind = json.Text("kind");
+  const bool paged = kind == "pages";
+  if (!paged && kind != "slot") throw json.Wrong("kind", "pages or slot").Found(kind);
+  State state{json.Text("name"), json.Text("dtype"), paged, json.Int("window", 0, paged ? kMaxExtent : 0),
+              json.Int("copies", 1, kMaxExtent), {}, ItemBytes(json), 0};
+  for (const JsonObject& part : json.Objects("parts")) {
+    if (state.parts.size() == kMaxParts) throw json.Wrong("parts", "at most " + std::to_string(kMaxParts));
+    state.parts.push_back(ReadPart(part, paged));
+    state.unit_bytes += state.parts.back().bytes;
+  }
+  state.unit_bytes = Times(json, "copies", state.unit_bytes, state.copies);
+  if (state.unit_bytes && state.unit_bytes % state.item_bytes == 0) return state;
+  throw json.Wrong("parts", "arrays of whole elements of " + state.dtype);
+}
+
 }  // namespace
 
 Manifest::Manifest(const Files& source) : source(source), json_(Read(source)) {
   ReadTarget();
   ReadModel();
+  ReadMemoryPlan();
   ReadParams();
   ReadFiles();
 }
@@ -75,11 +116,10 @@ void Manifest::ReadTarget() {
   for (const JsonObject& variant : target.Objects("variants")) {
     const auto compiled = JsonObject::Parse(variant.Text("tvm_target"), source.where() + "/" + kManifest + " tvm_target");
     const std::string compiler = compiled.Text("kind"), kind = compiler == "llvm" ? "cpu" : compiler;
-    if (!IsKind(kind) || !variant.IsNull("library")) {
-      throw Error(Code::kTarget, "the bundle was made for another kind of device")
+    if (!variant.IsNull("library")) {
+      throw Error(Code::kTarget, "the bundle has several libraries")
           .Where(source.where())
-          .Expected(std::string("code for one of ") + kKinds)
-          .Found(kind)
+          .Expected("one")
           .Next("compile the model with --target cpu");
     }
     variants.push_back({variant.Text("name"), kind, variant.Texts("features"), std::nullopt});
@@ -93,35 +133,31 @@ void Manifest::ReadTarget() {
 void Manifest::ReadModel() {
   const JsonObject json = json_.Object("model");
   const auto extent = [&](const char* key) { return json.Int(key, 1, kMaxExtent); };
-  model = {extent("vocab_size"),          extent("hidden_size"),
-           extent("num_layers"),          extent("num_attention_heads"),
-           extent("num_key_value_heads"), extent("head_dim"),
-           extent("context_length"),      extent("prefill_chunk"),
+  model = {extent("vocab_size"),    extent("context_length"),
+           extent("prefill_chunk"), extent("max_batch"),
            json.OptionalInt("recompute_above", 1, kMaxExtent),
            json.OptionalInt("rope_above", 1, kMaxExtent),
-           json.Text("dtype"),            json.Text("kv_dtype"),
-           json.OptionalInt("sliding_window", 1, kMaxExtent),
-           {}};
-  const std::vector<int64_t> sliding = json.Ints("sliding_layers", 0, model.num_layers - 1);
-  model.sliding_layers = {sliding.begin(), sliding.end()};
-  if (!sliding.empty() && !model.sliding_window) throw json.Wrong("sliding_window", "that of the sliding layers");
-  json.Int("page_size", kPage, kPage);
+           json.Text("dtype"),      json.Text("kv_dtype")};
   identity = Sha256(json_.Text("checkpoint_hash") + " " + json_.Text("quantization"));
   if (json.Text("kv_cache") != "pages") {
     throw Error(Code::kTarget, "the bundle's KV cache is TVM's").Where(source.where()).Next("compile the model again");
   }
+  std::vector<State> read;
+  for (const JsonObject& state : json_.Objects("states")) read.push_back(ReadState(state));
+  if (read.empty() || read.size() > kMaxStates) throw json_.Wrong("states", "1 to " + std::to_string(kMaxStates));
+  states = StateTable(std::move(read));
+  if (states.windows().size() > kMaxGroups) throw json_.Wrong("states", std::to_string(kMaxGroups) + " windows or less");
+}
+
+void Manifest::ReadMemoryPlan() {
   const JsonObject memory = json_.Object("memory_plan");
   const auto bytes = [&](const char* key) { return memory.Int(key, 0, kMaxBytes); };
-  plan = {bytes("weights_bytes"), bytes("kv_bytes_per_token"), bytes("weights_bytes"), 0, 0};
+  plan = {bytes("weights_bytes"), bytes("weights_bytes"), 0, 0};
   if (!memory.IsNull("decode_weights_bytes")) plan.decode_weights_bytes = bytes("decode_weights_bytes");
   const JsonObject workspaces = memory.Object("workspace_bytes");
-  const std::pair<const char*, int64_t*> forwards[] = {{"forward_few", &plan.few_bytes},
-                                                       {"forward_many", &plan.many_bytes}};
-  for (const auto& [name, workspace] : forwards) {
+  const std::pair<const char*, int64_t*> functions[] = {{"decode", &plan.decode_bytes}, {"prefill", &plan.prefill_bytes}};
+  for (const auto& [name, workspace] : functions) {
     if (workspaces.Has(name)) *workspace = workspaces.Int(name, 0, kMaxBytes);
-  }
-  if (!plan.kv_bytes_per_token || plan.kv_bytes_per_token % model.num_layers || page_bytes() > kMaxExtent) {
-    throw memory.Wrong("kv_bytes_per_token", "the bytes of a token in all layers");
   }
 }
 
@@ -144,8 +180,6 @@ void Manifest::ReadFiles() {
   }
   if (!source.HasCode()) library.clear();
 }
-
-int64_t Manifest::page_bytes() const { return plan.kv_bytes_per_token / model.num_layers * kPage; }
 
 void Manifest::Verify(const std::vector<std::string>& shards) const {
   for (const auto& [path, info] : files) {
@@ -174,7 +208,9 @@ void Manifest::CheckAgrees(const std::string& metadata) const {
   for (const std::string& key : ours.Keys()) {
     if (!ours.SameField(key.c_str(), theirs)) throw differ(key);
   }
-  if (!(json_.Object("memory_plan") == stated.Object("memory_plan"))) throw differ("memory_plan");
+  for (const char* field : {"memory_plan", "states"}) {
+    if (!json_.SameField(field, stated)) throw differ(field);
+  }
   const std::pair<const char*, std::vector<const char*>> lists[] = {{"params", {"name", "shape", "dtype"}},
                                                                     {"variants", {"name", "features"}}};
   for (const auto& [name, fields] : lists) {

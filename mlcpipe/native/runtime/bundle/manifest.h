@@ -4,31 +4,28 @@
 
 #include <map>
 #include <optional>
-#include <set>
 #include <string>
-#include <string_view>
 #include <vector>
 
 #include "files.h"
 #include "json.h"
+#include "states.h"
 
 namespace mlcpipe {
 
 // Lengths are in tokens.
 struct ModelInfo {
-  int64_t vocab_size, hidden_size, num_layers, num_attention_heads, num_key_value_heads, head_dim;
-  int64_t context_length, prefill_chunk;
+  int64_t vocab_size, context_length, prefill_chunk;
+  int64_t max_batch;  // rows of a decode call that the library's memory is planned for
   // Where RoPE's frequencies change and cached keys become invalid; from where on they follow the length itself.
   std::optional<int64_t> recompute_above, rope_above;
   std::string dtype, kv_dtype;
-  std::optional<int64_t> sliding_window;  // tokens that a query sees in the layers that slide
-  std::set<int64_t> sliding_layers;
 };
 
 struct MemoryPlan {
-  int64_t weights_bytes, kv_bytes_per_token;
-  int64_t decode_weights_bytes;          // that a decode step reads
-  int64_t few_bytes, many_bytes;         // workspaces of the two forwards, of all the rows that they were compiled for
+  int64_t weights_bytes;
+  int64_t decode_weights_bytes;         // that a decode step reads
+  int64_t decode_bytes, prefill_bytes;  // workspaces of the two functions, of all the rows that they were compiled for
 };
 
 // What kernels take for the time of a call, for a whole chunk of a prompt; their threads keep it.
@@ -36,12 +33,8 @@ struct ScratchInfo {
   int64_t caller_bytes, helper_bytes;  // of the thread that runs the model, and of each other one
 };
 
-// Devices that kernels may be compiled for.
-constexpr char kKinds[] = "cpu, vulkan, metal";
-inline bool IsKind(std::string_view kind) { return kind == "cpu" || kind == "vulkan" || kind == "metal"; }
-
 struct VariantInfo {
-  std::string name, kind;  // the kind is of the device: IsKind
+  std::string name, kind;  // the kind is of the device, which the runtime may not know (device.h)
   std::vector<std::string> features;
   std::optional<ScratchInfo> scratch;
 };
@@ -62,8 +55,10 @@ class Manifest {
   // made for another kind of machine. `files` stay as long as this.
   explicit Manifest(const Files& files);
 
-  // Keys and values that a layer has in a page.
-  int64_t page_bytes() const;
+  // That a decode step reads, of a sequence of so many tokens.
+  int64_t DecodeBytes(int64_t tokens) const {
+    return plan.decode_weights_bytes + tokens * states.bytes_per_token() + states.slot_bytes();
+  }
 
   // Checks sizes and hashes of the files that the runtime reads; of the weights, which are large and hold no code, the
   // sizes. Throws kBundle.
@@ -78,6 +73,7 @@ class Manifest {
   std::string library;  // its path in the bundle; "" where the bundle has data only
   ModelInfo model;
   MemoryPlan plan;
+  StateTable states;
   std::vector<VariantInfo> variants;  // best first
   std::vector<ParamInfo> params;      // in the order of the library's arguments
   std::map<std::string, FileInfo> files;
@@ -85,8 +81,9 @@ class Manifest {
  private:
   JsonObject json_;
 
-  void ReadModel();
   void ReadTarget();
+  void ReadModel();
+  void ReadMemoryPlan();
   void ReadParams();
   void ReadFiles();
 };

@@ -3,7 +3,6 @@
 #include "model.h"
 #include "plan.h"
 #include "pool.h"
-#include "serving/layer_pages.h"
 #include "workspace.h"
 
 namespace mlcpipe::serving {
@@ -15,28 +14,39 @@ Limits LimitsOf(const ModelInfo& model, int64_t context_length, int64_t sequence
   Limits limits;
   limits.context = context_length;
   limits.prefill_chunk = model.prefill_chunk;
-  limits.few_rows = kFewRows;
+  limits.few_rows = kDecodeRows;
   limits.sequences = sequences;
   limits.recompute_above = model.recompute_above;
   return limits;
 }
 
+Span SpanOf(const Sequence& sequence, int64_t begin, int64_t rows) {
+  return {begin, rows, sequence.few_from, sequence.tables.data(), sequence.slot, sequence.next_slot};
+}
+
+std::vector<PageGroup> GroupsOf(const StateTable& states, const Units& units) {
+  std::vector<PageGroup> groups;
+  for (size_t group = 0; group < units.pages.size(); ++group) groups.push_back({units.pages[group], states.windows()[group]});
+  return groups;
+}
+
 }  // namespace
 
 Batch::Batch(const Manifest& manifest, const Device& device, const Library& library, tvm::ffi::Array<Tensor> params,
-             int64_t context_length, int64_t sequences, int64_t kv_tokens, const int* cancelled)
+             const Plan& plan, int64_t sequences, const int* cancelled)
     : manifest_(manifest),
       device_(device),
-      few_(library.Get("forward_few")),
-      many_(library.Get("forward_many")),
+      decode_(library.Get("decode")),
+      prefill_(library.Get("prefill")),
       params_(std::move(params)),
-      pages_(MakePages(manifest, device, LayerPages(manifest.model, context_length, kv_tokens))),
+      states_(MakeStates(manifest.states, device, plan.units)),
       cancelled_(cancelled),
-      scheduler_(PageGroups(manifest.model, context_length, kv_tokens),
-                 LimitsOf(manifest.model, context_length, sequences), manifest.model.rope_above, CostModel()),
-      sampler_(device, library, manifest.model.vocab_size, std::max(kFewRows, sequences)),
-      few_logits_(device.Empty({kFewRows, manifest.model.vocab_size}, kFloat32)),
-      many_logits_(device.Empty({sequences, manifest.model.vocab_size}, kFloat32)) {}
+      scheduler_(GroupsOf(manifest.states, plan.units), plan.units.slots,
+                 LimitsOf(manifest.model, plan.context_length, sequences), manifest.model.rope_above, CostModel()),
+      buffer_(plan.units.pages.size(), manifest.states.has_slots()),
+      sampler_(device, library, manifest.model.vocab_size, std::max(kDecodeRows, sequences)),
+      decode_logits_(device.Empty({kDecodeRows, manifest.model.vocab_size}, kFloat32)),
+      prefill_logits_(device.Empty({sequences, manifest.model.vocab_size}, kFloat32)) {}
 
 uint64_t Batch::Submit(Client client) {
   const std::lock_guard<std::mutex> lock(mutex_);
@@ -109,37 +119,29 @@ size_t Batch::Step() {
 }
 
 void Batch::Compute(const serving::Step& step) {
-  const auto bytes = static_cast<size_t>(manifest_.page_bytes());
-  for (const PageCopy& copy : step.copies) {
-    for (size_t layer = 0; layer < pages_.size(); ++layer) {
-      if (GroupOf(manifest_.model, static_cast<int64_t>(layer)) != copy.group) continue;
-      const Tensor& data = pages_[static_cast<int64_t>(layer)];
-      const auto source = static_cast<size_t>(copy.source), target = static_cast<size_t>(copy.target);
-      CopyBytes(data, source * bytes, data, target * bytes, bytes);
-    }
-  }
+  for (const PageCopy& copy : step.copies) CopyPage(manifest_.states, states_, copy.group, copy.source, copy.target);
   drawn_.clear();
-  if (!step.few.empty()) ForwardFew(step);
-  if (!step.many.empty()) ForwardMany(step);
+  if (!step.few.empty()) Decode(step);
+  if (!step.many.empty()) Prefill(step);
 }
 
-void Batch::ForwardFew(const serving::Step& step) {
+void Batch::Decode(const serving::Step& step) {
   ids_.clear();
   spans_.clear();
   rows_.clear();
   for (const auto& [sequence, count, draws] : step.few) {
     const auto begin = sequence->tokens.begin() + sequence->computed;
     ids_.insert(ids_.end(), begin, begin + count);
-    spans_.push_back({sequence.get(), sequence->computed, count});
+    spans_.push_back(SpanOf(*sequence, sequence->computed, count));
     rows_.resize(ids_.size());
     if (draws) rows_.back() = {sequence, sequence->computed + count};
   }
-  SetRows(few_logits_, static_cast<int64_t>(ids_.size()));
-  few_(device_.Put(ids_data_.Fill(ids_)), device_.Put(buffer_.Fill(spans_)), few_logits_, pages_, params_);
-  Draw(few_logits_);
+  SetRows(decode_logits_, static_cast<int64_t>(ids_.size()));
+  decode_(device_.Put(ids_data_.Fill(ids_)), device_.Put(buffer_.Fill(spans_.data(), spans_.size())), decode_logits_, states_, params_);
+  Draw(decode_logits_);
 }
 
-void Batch::ForwardMany(const serving::Step& step) {
+void Batch::Prefill(const serving::Step& step) {
   ids_.clear();
   wanted_.clear();
   spans_.clear();
@@ -147,23 +149,23 @@ void Batch::ForwardMany(const serving::Step& step) {
   for (const auto& [sequence, begin, count, drawing] : step.many) {
     const auto first = sequence->tokens.begin() + begin;
     ids_.insert(ids_.end(), first, first + count);
-    spans_.push_back({sequence.get(), begin, count});
+    spans_.push_back(SpanOf(*sequence, begin, count));
     for (const SequencePointer& one : drawing) {
       rows_.push_back({one, begin + count});
       wanted_.push_back(static_cast<int32_t>(ids_.size()) - 1);
     }
   }
   if (wanted_.empty()) wanted_.push_back(0);  // no kernel takes no rows
-  SetRows(many_logits_, static_cast<int64_t>(wanted_.size()));
+  SetRows(prefill_logits_, static_cast<int64_t>(wanted_.size()));
   {
     mlcpipe_pool_watch(cancelled_, static_cast<int64_t>(ids_.size()));
     const struct Unwatch {
       ~Unwatch() { mlcpipe_pool_watch(nullptr, 0); }
     } unwatch;
-    many_(device_.Put(ids_data_.Fill(ids_)), device_.Put(wanted_data_.Fill(wanted_)), device_.Put(buffer_.Fill(spans_)),
-          many_logits_, pages_, params_);
+    prefill_(device_.Put(ids_data_.Fill(ids_)), device_.Put(wanted_data_.Fill(wanted_)),
+             device_.Put(buffer_.Fill(spans_.data(), spans_.size())), prefill_logits_, states_, params_);
   }
-  if (!rows_.empty()) Draw(many_logits_);
+  if (!rows_.empty()) Draw(prefill_logits_);
 }
 
 // Appends the token of each of `rows_` that has a sequence.
@@ -210,8 +212,7 @@ void Batch::Deliver(const std::vector<Event>& events) {
         statistics.prefill_s = std::chrono::duration<double>(now - answer.came).count();
       } else {
         statistics.decode_s = std::chrono::duration<double>(now - answer.first).count();
-        statistics.decode_bytes += manifest_.plan.decode_weights_bytes +
-                                   (sequence->length() - 1) * manifest_.plan.kv_bytes_per_token;
+        statistics.decode_bytes += manifest_.DecodeBytes(sequence->length() - 1);
       }
       verdict = answer.client.on_token(*token);
     }

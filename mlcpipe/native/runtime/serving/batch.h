@@ -9,7 +9,10 @@
 
 #include "answer_types.h"
 #include "library.h"
-#include "serving/batch_step.h"
+#include "plan.h"
+#include "sampler.h"
+#include "serving/scheduler.h"
+#include "step.h"
 
 namespace mlcpipe::serving {
 
@@ -25,9 +28,9 @@ struct Client {
 
 class Batch {
  public:
-  // Takes memory for pages of so many tokens. A forward ends soon after `*cancelled` is not 0.
+  // Takes the memory that was planned. A forward ends soon after `*cancelled` is not 0.
   Batch(const Manifest& manifest, const Device& device, const Library& library,
-        tvm::ffi::Array<tvm::runtime::Tensor> params, int64_t context_length, int64_t sequences, int64_t kv_tokens, const int* cancelled);
+        tvm::ffi::Array<tvm::runtime::Tensor> params, const Plan& plan, int64_t sequences, const int* cancelled);
 
   // From any thread: the client waits for `Step`. Returns its number.
   uint64_t Submit(Client client);
@@ -53,13 +56,13 @@ class Batch {
 
   const Manifest& manifest_;
   const Device& device_;
-  tvm::ffi::Function few_, many_;
-  tvm::ffi::Array<tvm::runtime::Tensor> params_, pages_;
+  tvm::ffi::Function decode_, prefill_;
+  tvm::ffi::Array<tvm::runtime::Tensor> params_, states_;
   const int* cancelled_;
   Scheduler scheduler_;
-  BatchStep buffer_;
+  StepBuffer buffer_;
   Sampler sampler_;
-  tvm::runtime::Tensor few_logits_, many_logits_;
+  tvm::runtime::Tensor decode_logits_, prefill_logits_;
   // Of a forward, kept for their memory.
   std::vector<int32_t> ids_, wanted_, drawn_;
   std::vector<Span> spans_;
@@ -78,8 +81,8 @@ class Batch {
   void Begin(uint64_t number, Client client);
   // Leaves the tokens in `drawn_`.
   void Compute(const serving::Step& step);
-  void ForwardFew(const serving::Step& step);
-  void ForwardMany(const serving::Step& step);
+  void Decode(const serving::Step& step);
+  void Prefill(const serving::Step& step);
   void Draw(const tvm::runtime::Tensor& logits);
   int32_t Take(const Drawing& row, int32_t token);
   void Deliver(const std::vector<Event>& events);

@@ -1,71 +1,58 @@
 #include "serving/page_pool.h"
 
+#include <utility>
+
 namespace mlcpipe::serving {
 
-Pages::Pages(const PageGroup& group)
-    : uses_(static_cast<size_t>(group.pages)), held_(uses_.size()), place_(uses_.size()) {
-  for (int64_t page = group.pages; page > 0; --page) free_.push_back(static_cast<int32_t>(page - 1));
-}
-
-int32_t Pages::New() {
-  const int32_t page = free_.back();
-  free_.pop_back();
-  uses_[Index(page)] = 1;
-  return page;
-}
-
-void Pages::Use(int32_t page) {
-  if (uses_[Index(page)]++ == 0) idle_.erase(place_[Index(page)]);
-}
-
-bool Pages::Drop(int32_t page) {
-  if (--uses_[Index(page)]) return false;
-  if (held_[Index(page)]) {
-    place_[Index(page)] = idle_.insert(idle_.end(), page);
-  } else {
-    free_.push_back(page);
-  }
-  return true;
-}
-
-void Pages::LetGo(int32_t page) {
-  held_[Index(page)] = false;
-  if (uses_[Index(page)]) return;
-  idle_.erase(place_[Index(page)]);
-  free_.push_back(page);
-}
-
-PagePool::PagePool(std::vector<PageGroup> of) : groups(std::move(of)) {
-  for (const PageGroup& group : groups) pages.emplace_back(group);
+PagePool::PagePool(std::vector<PageGroup> of, int64_t slots) : groups(std::move(of)) {
+  for (const PageGroup& group : groups) units.emplace_back(group.pages);
+  if (slots) units.emplace_back(slots);
 }
 
 bool PagePool::Reserve(Sequence* sequence, int64_t rows) {
-  for (size_t group = 0; group < groups.size(); ++group) {
-    if (MissingOf(group, *sequence, rows) > 0) return false;
+  for (size_t kind = 0; kind < units.size(); ++kind) {
+    if (MissingOf(kind, *sequence, rows) > 0) return false;
+  }
+  if (has_slots() && sequence->next_slot == kNoUnit) {
+    sequence->next_slot = HasNextSlot(*sequence) ? sequence->slot : units.back().New();
   }
   for (size_t group = 0; group < groups.size(); ++group) {
     auto& table = sequence->tables[group];
     if (SharesEnd(group, *sequence)) {
       int32_t& end = table[static_cast<size_t>(sequence->computed / kPage)];
       const int32_t source = end;
-      end = pages[group].New();
+      end = units[group].New();
       copies_.push_back({source, end, group});  // which keeps the use of the source
     }
-    while (static_cast<int64_t>(table.size()) < PagesOf(sequence->computed + rows)) table.push_back(pages[group].New());
+    while (static_cast<int64_t>(table.size()) < PagesOf(sequence->computed + rows)) table.push_back(units[group].New());
   }
   return true;
 }
 
+void PagePool::Advance(Sequence* sequence, int64_t rows) {
+  sequence->computed += rows;
+  if (sequence->next_slot == kNoUnit) return;
+  const int32_t before = std::exchange(sequence->slot, std::exchange(sequence->next_slot, kNoUnit));
+  if (before != kNoUnit && before != sequence->slot) Drop(groups.size(), before);
+}
+
 std::vector<int64_t> PagePool::Missing(const Sequence& sequence, int64_t rows) const {
   std::vector<int64_t> missing;
-  for (size_t group = 0; group < groups.size(); ++group) missing.push_back(MissingOf(group, sequence, rows));
+  for (size_t kind = 0; kind < units.size(); ++kind) missing.push_back(MissingOf(kind, sequence, rows));
   return missing;
 }
 
-int64_t PagePool::MissingOf(size_t group, const Sequence& sequence, int64_t rows) const {
-  const int64_t has = static_cast<int64_t>(sequence.tables[group].size());
+int64_t PagePool::MissingOf(size_t kind, const Sequence& sequence, int64_t rows) const {
+  if (kind == groups.size()) return !HasNextSlot(sequence) - units[kind].free();
+  const int64_t has = static_cast<int64_t>(sequence.tables[kind].size());
   const int64_t wanted = std::max<int64_t>(0, PagesOf(sequence.computed + rows) - has);
-  return wanted + SharesEnd(group, sequence) - pages[group].free();
+  return wanted + SharesEnd(kind, sequence) - units[kind].free();
+}
+
+// Whether the next step has a slot to write, if need be the one that it reads.
+bool PagePool::HasNextSlot(const Sequence& sequence) const {
+  if (sequence.next_slot != kNoUnit || sequence.slot == kNoUnit) return sequence.next_slot != kNoUnit;
+  return units.back().uses(sequence.slot) == 1 && !units.back().held(sequence.slot);
 }
 
 // Whether the page that the next token goes to has tokens already, and is not this sequence's alone.
@@ -76,7 +63,7 @@ bool PagePool::SharesEnd(size_t group, const Sequence& sequence) const {
   const auto copies = std::count_if(copies_.begin(), copies_.end(), [&](const PageCopy& copy) {
     return copy.source == page && copy.group == group;
   });
-  return pages[group].uses(page) - copies > 1 || pages[group].held(page);
+  return units[group].uses(page) - copies > 1 || units[group].held(page);
 }
 
 std::vector<PageCopy> PagePool::TakeCopies() {
@@ -92,22 +79,24 @@ void PagePool::Fork(const Sequence& parent, Sequence* child) {
     const auto& table = parent.tables[group];
     child->tables[group].assign(table.begin(), table.begin() + count);
     child->kept_from[group] = parent.kept_from[group];
-    for (int64_t at = parent.kept_from[group]; at < count; ++at) pages[group].Use(table[static_cast<size_t>(at)]);
+    for (int64_t at = parent.kept_from[group]; at < count; ++at) units[group].Use(table[static_cast<size_t>(at)]);
   }
   child->computed = parent.computed;
   child->node = parent.node;
   child->shared = parent.shared;
+  child->slot = parent.slot;
+  if (has_slots()) units.back().Use(child->slot);
 }
 
 void PagePool::Slide(Sequence* sequence) {
   for (size_t group = 0; group < groups.size(); ++group) {
     if (!groups[group].window) continue;
-    const int64_t first = groups[group].KeptFrom(sequence->computed);
+    const int64_t first = FirstPage(groups[group].window, sequence->computed);
     int64_t& kept_from = sequence->kept_from[group];
     for (; kept_from < first; ++kept_from) {
       int32_t& page = sequence->tables[group][static_cast<size_t>(kept_from)];
       Drop(group, page);
-      page = kNoPage;
+      page = kNoUnit;
     }
   }
 }
@@ -115,26 +104,31 @@ void PagePool::Slide(Sequence* sequence) {
 void PagePool::Release(Sequence* sequence) {
   for (size_t group = 0; group < groups.size(); ++group) {
     for (auto& table = sequence->tables[group]; !table.empty(); table.pop_back()) {
-      if (table.back() != kNoPage) Drop(group, table.back());
+      if (table.back() != kNoUnit) Drop(group, table.back());
     }
     sequence->kept_from[group] = 0;
   }
+  for (const int32_t slot : {sequence->slot, sequence->next_slot == sequence->slot ? kNoUnit : sequence->next_slot}) {
+    if (slot != kNoUnit) Drop(groups.size(), slot);
+  }
+  sequence->slot = sequence->next_slot = kNoUnit;
+  sequence->checkpoint.reset();
   sequence->computed = sequence->shared = 0;
   sequence->node = nullptr;
 }
 
-void PagePool::Drop(size_t group, int32_t page) {
-  if (!pages[group].Drop(page)) return;
+void PagePool::Drop(size_t kind, int32_t unit) {
+  if (!units[kind].Drop(unit)) return;
   ++frees;
   // Nobody needs the copy that was to be made here, nor keeps its source.
   for (size_t at = 0; at < copies_.size();) {
     const PageCopy copy = copies_[at];
-    if (copy.target != page || copy.group != group) {
+    if (copy.target != unit || copy.group != kind) {
       ++at;
       continue;
     }
     copies_.erase(copies_.begin() + static_cast<std::ptrdiff_t>(at));
-    Drop(group, copy.source);
+    Drop(kind, copy.source);
     at = 0;
   }
 }

@@ -1,66 +1,30 @@
-// Who uses which page of keys and values (mlcpipe/runtime/serving/page_pool.py). No data is moved here.
+// Which sequences use which pages and slots (mlcpipe/runtime/serving/page_pool.py). No data is moved here.
 #ifndef MLCPIPE_RUNTIME_SERVING_PAGE_POOL_H_
 #define MLCPIPE_RUNTIME_SERVING_PAGE_POOL_H_
 
-#include <list>
-
 #include "serving/sequence.h"
+#include "units.h"
 
 namespace mlcpipe::serving {
 
-// Layers that share page ids. A model in which some layers slide has two: those that see all, and those with a window.
+// States that share page ids.
 struct PageGroup {
   int64_t pages = 0;
   int64_t window = 0;  // tokens that a query sees, itself included; 0: all
-
-  // The first page that a query at this position, or a later one, needs. The last full page is needed in any case.
-  int64_t KeptFrom(int64_t position) const {
-    return window ? std::max<int64_t>(0, position + 1 - std::max(window, 2 * kPage)) / kPage : 0;
-  }
-  // Pages that a sequence of so many tokens needs at once, computed in chunks of so many rows.
-  int64_t Most(int64_t tokens, int64_t chunk) const {
-    return window ? std::min(PagesOf(tokens), PagesOf(window + chunk) + 2) : PagesOf(tokens);
-  }
 };
 
-// The pages of one group. Each is free, idle (the tree holds it, no sequence uses it), or used.
-class Pages {
- public:
-  explicit Pages(const PageGroup& group);
-
-  int32_t New();
-  void Use(int32_t page);
-  // One use less; true where it was the last.
-  bool Drop(int32_t page);
-  // The tree holds the page, or no longer.
-  void Hold(int32_t page) { held_[Index(page)] = true; }
-  void LetGo(int32_t page);
-
-  int64_t uses(int32_t page) const { return uses_[Index(page)]; }
-  bool held(int32_t page) const { return held_[Index(page)]; }
-  int64_t free() const { return static_cast<int64_t>(free_.size()); }
-  const std::vector<int32_t>& free_pages() const { return free_; }
-  int64_t available() const { return free() + static_cast<int64_t>(idle_.size()); }
-  int32_t oldest_idle() const { return idle_.front(); }
-
- private:
-  std::vector<int32_t> uses_, free_;
-  std::vector<bool> held_;
-  std::list<int32_t> idle_;  // the least recently used first
-  std::vector<std::list<int32_t>::iterator> place_;  // in `idle_`
-
-  static size_t Index(int32_t page) { return static_cast<size_t>(page); }
-};
-
+// A sequence has the states after its computed tokens in `slot`; a step reads that one and writes `next_slot`. That is another
+// one where others use the slot too, or the tree holds it: so forks and checkpoints copy nothing.
 class PagePool {
  public:
-  // One group, or one without a window and one with it.
-  explicit PagePool(std::vector<PageGroup> groups);
+  PagePool(std::vector<PageGroup> groups, int64_t slots);
 
-  // Gives pages for so many more tokens, each to be written by this sequence alone; false, and no change, if not free. A page
-  // that others use too is replaced by a copy.
+  // Gives pages for so many more tokens, each to be written by this sequence alone, and a slot for the states after them;
+  // false, and no change, if not free. A page that others use too is replaced by a copy.
   bool Reserve(Sequence* sequence, int64_t rows);
-  // By group, how many pages `Reserve` would need beyond the free ones; negative where some would be left.
+  // A step has computed so many more tokens of the sequence.
+  void Advance(Sequence* sequence, int64_t rows);
+  // By kind of unit, how many `Reserve` would need beyond the free ones; negative where some would be left.
   std::vector<int64_t> Missing(const Sequence& sequence, int64_t rows) const;
   // The copies that reservations since the last call need before anything is written.
   std::vector<PageCopy> TakeCopies();
@@ -68,20 +32,22 @@ class PagePool {
   void Fork(const Sequence& parent, Sequence* child);
   // Gives back what no later query of the sequence sees.
   void Slide(Sequence* sequence);
-  // The sequence uses no page; the last one is dropped first, so that a prefix outlives what follows it.
+  // The sequence uses nothing; its last page is dropped first, so that a prefix outlives what follows it.
   void Release(Sequence* sequence);
-  // One use of a page less.
-  void Drop(size_t group, int32_t page);
+  // One use of a page, or a slot, less.
+  void Drop(size_t kind, int32_t unit);
+  bool has_slots() const { return units.size() > groups.size(); }
 
   const std::vector<PageGroup> groups;
-  std::vector<Pages> pages;  // by group
-  int64_t frees = 0;         // counts what made pages available, so that who waits for some need not ask again before
+  std::vector<UnitPool> units;  // the pages of each group, then the slots, if there are any
+  int64_t frees = 0;            // counts releases, so that a blocked request is tried again only after one
 
  private:
   std::vector<PageCopy> copies_;
 
   bool SharesEnd(size_t group, const Sequence& sequence) const;
-  int64_t MissingOf(size_t group, const Sequence& sequence, int64_t rows) const;
+  bool HasNextSlot(const Sequence& sequence) const;
+  int64_t MissingOf(size_t kind, const Sequence& sequence, int64_t rows) const;
 };
 
 }  // namespace mlcpipe::serving

@@ -59,27 +59,33 @@ std::vector<Node*> PrefixTree::Match(const Sequence& sequence) {
   return found;
 }
 
-// With how many of these nodes a sequence can start: every page that a query after them sees is there.
+// With how many of these nodes a sequence can start: all that the token after them needs is there.
 size_t PrefixTree::Usable(const std::vector<Node*>& nodes) const {
-  const PageGroup& about = pool_->groups.back();
-  if (!about.window) return nodes.size();
-  int64_t run = 0, usable = 0;  // `run`: pages in a row that are there
+  const auto& groups = pool_->groups;
+  std::vector<int64_t> runs(groups.size());  // pages in a row that are there
+  int64_t usable = 0;
   for (int64_t count = 1; count <= static_cast<int64_t>(nodes.size()); ++count) {
-    run = nodes[static_cast<size_t>(count - 1)]->pages.back() != kNoPage ? run + 1 : 0;
-    if (run >= count - about.KeptFrom(count * kPage)) usable = count;
+    const Node& node = *nodes[static_cast<size_t>(count - 1)];
+    bool there = !pool_->has_slots() || node.units.back() != kNoUnit;
+    for (size_t group = 0; group < groups.size(); ++group) {
+      runs[group] = node.units[group] != kNoUnit ? runs[group] + 1 : 0;
+      there = there && runs[group] >= count - FirstPage(groups[group].window, count * kPage);
+    }
+    if (there) usable = count;
   }
   return static_cast<size_t>(usable);
 }
 
-// What a sequence that starts with these nodes needs.
+// What a sequence that starts with these nodes needs; last the slot, if there are any.
 std::vector<PrefixTree::Place> PrefixTree::PlacesOf(const std::vector<Node*>& nodes) const {
   std::vector<Place> places;
   const auto count = static_cast<int64_t>(nodes.size());
   for (size_t group = 0; group < pool_->groups.size(); ++group) {
-    for (int64_t at = pool_->groups[group].KeptFrom(count * kPage); at < count; ++at) {
-      places.push_back({group, nodes[static_cast<size_t>(at)]->pages[group], at});
+    for (int64_t at = FirstPage(pool_->groups[group].window, count * kPage); at < count; ++at) {
+      places.push_back({group, nodes[static_cast<size_t>(at)]->units[group], at});
     }
   }
+  if (pool_->has_slots() && count) places.push_back({pool_->groups.size(), nodes.back()->units.back(), count - 1});
   return places;
 }
 
@@ -87,13 +93,17 @@ void PrefixTree::Take(Sequence* sequence) {
   const std::vector<Node*> nodes = Match(*sequence);
   const auto count = static_cast<int64_t>(nodes.size());
   for (const Place& place : PlacesOf(nodes)) {
-    pool_->pages[place.group].Use(place.page);
-    auto& table = sequence->tables[place.group];
-    table.resize(static_cast<size_t>(place.at), kNoPage);
-    table.push_back(place.page);
+    pool_->units[place.kind].Use(place.unit);
+    if (place.kind == pool_->groups.size()) {
+      sequence->slot = place.unit;
+      continue;
+    }
+    auto& table = sequence->tables[place.kind];
+    table.resize(static_cast<size_t>(place.at), kNoUnit);
+    table.push_back(place.unit);
   }
   for (size_t group = 0; group < pool_->groups.size(); ++group) {
-    sequence->kept_from[group] = pool_->groups[group].KeptFrom(count * kPage);
+    sequence->kept_from[group] = FirstPage(pool_->groups[group].window, count * kPage);
   }
   sequence->computed = count * kPage;
   sequence->node = nodes.empty() ? nullptr : nodes.back();
@@ -105,7 +115,7 @@ Node* PrefixTree::Child(Node* node, const Node::Tokens& tokens, uint32_t few_mas
   for (const auto& one : variants) {
     if (one->few_mask == few_mask) return one.get();
   }
-  return variants.emplace_back(std::make_unique<Node>(node, tokens, few_mask, pool_->groups.size(), next_number_++))
+  return variants.emplace_back(std::make_unique<Node>(node, tokens, few_mask, pool_->units.size(), next_number_++))
       .get();
 }
 
@@ -116,7 +126,7 @@ Node* PrefixTree::RootOf(const Sequence& sequence) {
       one = one->second.children.empty() ? families_.erase(one) : std::next(one);
     }
   }
-  return &families_.try_emplace(family, nullptr, Node::Tokens{}, 0, pool_->groups.size(), next_number_++).first->second;
+  return &families_.try_emplace(family, nullptr, Node::Tokens{}, 0, pool_->units.size(), next_number_++).first->second;
 }
 
 // The numbers of a page that is known are the same: a row's depend on the tokens before it and on their arithmetic alone.
@@ -129,48 +139,70 @@ void PrefixTree::Add(Sequence* sequence) {
   }
 }
 
-// The node and the sequence have one page in each group, the node's if it has one.
 void PrefixTree::Share(Node* node, Sequence* sequence, size_t at) {
   for (size_t group = 0; group < pool_->groups.size(); ++group) {
-    const int32_t known = node->pages[group], own = sequence->tables[group][at];
-    if (own == kNoPage || known == own) continue;
-    if (known == kNoPage) {
-      node->pages[group] = own;
-      owners_[group][own] = node;
-      pool_->pages[group].Hold(own);
-    } else {
-      pool_->pages[group].Use(known);
-      sequence->tables[group][at] = known;
-      pool_->Drop(group, own);
+    int32_t& own = sequence->tables[group][at];
+    if (own != kNoUnit) own = ShareUnit(node, group, own);
+  }
+}
+
+int32_t PrefixTree::ShareUnit(Node* node, size_t kind, int32_t own) {
+  int32_t& known = node->units[kind];
+  if (known == kNoUnit) {
+    known = own;
+    owners_[kind][own] = node;
+    pool_->units[kind].Hold(own);
+  } else if (known != own) {
+    pool_->units[kind].Use(known);
+    pool_->Drop(kind, own);
+  }
+  return known;
+}
+
+void PrefixTree::LeaveCheckpoint(Sequence* sequence) {
+  Node* const node = sequence->node;
+  if (!pool_->has_slots() || !node || sequence->computed != sequence->shared * kPage) return;
+  const size_t kind = pool_->groups.size();
+  sequence->slot = ShareUnit(node, kind, sequence->slot);
+  int64_t before = 0;
+  if (const auto& last = sequence->checkpoint; last && last->node != node->number) {
+    before = last->tokens;
+    if (last->tokens - last->before < kCheckpointTokens) {
+      before = last->before;
+      const auto owner = owners_[kind].find(last->slot);  // another node, where the slot was evicted
+      const bool still = owner != owners_[kind].end() && owner->second->number == last->node;
+      if (still && !pool_->units[kind].uses(last->slot)) Forget(owner->second, kind);
+      removed_.clear();
     }
   }
+  sequence->checkpoint = {node->number, sequence->slot, sequence->computed, before};
 }
 
 bool PrefixTree::Evict(const std::vector<int64_t>& counts) {
   std::vector<int64_t> free;
-  for (size_t group = 0; group < counts.size(); ++group) {
-    free.push_back(pool_->pages[group].free() + counts[group]);
-    if (free.back() > pool_->pages[group].available()) return false;
+  for (size_t kind = 0; kind < counts.size(); ++kind) {
+    free.push_back(pool_->units[kind].free() + counts[kind]);
+    if (free.back() > pool_->units[kind].available()) return false;
   }
-  for (size_t group = 0; group < counts.size(); ++group) {  // a page of the first group takes that of the second along
-    const Pages& pages = pool_->pages[group];
-    while (pages.free() < free[group]) Forget(owners_[group].at(pages.oldest_idle()), group);
+  for (size_t kind = 0; kind < counts.size(); ++kind) {  // a page without a window takes the other units along
+    const UnitPool& units = pool_->units[kind];
+    while (units.free() < free[kind]) Forget(owners_[kind].at(units.oldest_idle()), kind);
   }
   removed_.clear();
   return true;
 }
 
-// A page leaves the tree; a page without a window takes its node, a leaf, along.
-void PrefixTree::Forget(Node* node, size_t group) {
-  const bool leaf = !pool_->groups[group].window;
-  for (size_t each = 0; each < node->pages.size(); ++each) {
-    int32_t& page = node->pages[each];
-    if (page == kNoPage || !(leaf || each == group)) continue;
-    pool_->pages[each].LetGo(page);
-    owners_[each].erase(page);
-    page = kNoPage;
+// A unit leaves the tree; a page without a window takes its node, a leaf, along.
+void PrefixTree::Forget(Node* node, size_t kind) {
+  const bool leaf = !Sheds(kind);
+  for (size_t each = 0; each < node->units.size(); ++each) {
+    int32_t& unit = node->units[each];
+    if (unit == kNoUnit || !(leaf || each == kind)) continue;
+    pool_->units[each].LetGo(unit);
+    owners_[each].erase(unit);
+    unit = kNoUnit;
   }
-  while (node->parent && node->children.empty() && !node->has_pages()) {
+  while (node->parent && node->children.empty() && !node->has_units()) {
     Node* const parent = node->parent;
     const auto variants = parent->children.find(node->tokens);
     auto& all = variants->second;
@@ -187,16 +219,17 @@ void PrefixTree::Discard(Sequence* sequence) {
   for (size_t at = static_cast<size_t>(sequence->shared); at-- > 0;) {
     const std::vector<Node*> below = Below(node);
     for (const Node* one : below) {
-      for (size_t group = 0; group < one->pages.size(); ++group) {
-        const int32_t page = one->pages[group];
-        if (page != kNoPage && pool_->pages[group].uses(page) > (sequence->tables[group][at] == page)) node = nullptr;
+      for (size_t kind = 0; kind < one->units.size(); ++kind) {
+        const int32_t unit = one->units[kind];
+        const int32_t own = kind < pool_->groups.size() ? sequence->tables[kind][at] : sequence->slot;
+        if (unit != kNoUnit && pool_->units[kind].uses(unit) > (own == unit)) node = nullptr;
       }
     }
     if (!node) break;  // others use it
     Node* const parent = node->parent;
     for (auto one = below.rbegin(); one != below.rend(); ++one) {
-      for (size_t group = 0; group < (*one)->pages.size(); ++group) {
-        if ((*one)->pages[group] != kNoPage) Forget(*one, group);
+      for (size_t kind = 0; kind < (*one)->units.size(); ++kind) {
+        if ((*one)->units[kind] != kNoUnit) Forget(*one, kind);
       }
     }
     node = parent;
@@ -212,13 +245,13 @@ void PrefixTree::Pin(const Sequence& sequence) {
   nodes.resize(std::min<size_t>(nodes.size(), sequence.request.tokens.size() / kPage));
   nodes.resize(Usable(nodes));
   pins_.push_back(PlacesOf(nodes));
-  for (const Place& place : pins_.back()) pool_->pages[place.group].Use(place.page);
+  for (const Place& place : pins_.back()) pool_->units[place.kind].Use(place.unit);
 }
 
 void PrefixTree::Unpin() {
   const std::vector<Place> places = std::move(pins_.front());
   pins_.pop_front();
-  for (auto place = places.rbegin(); place != places.rend(); ++place) pool_->Drop(place->group, place->page);
+  for (auto place = places.rbegin(); place != places.rend(); ++place) pool_->Drop(place->kind, place->unit);
 }
 
 }  // namespace mlcpipe::serving

@@ -11,23 +11,24 @@
 namespace mlcpipe::serving {
 
 // A full page, or below the root one for each family. It says which of its tokens were computed with the arithmetic of
-// answers: pages that differ in it differ in bits.
+// answers: pages that differ in it differ in bits. States in slots are what they are after one token: a node may have the slot
+// of those after its last one, a checkpoint, and a prompt can start only after such a node.
 class Node {
  public:
   using Tokens = std::array<int32_t, kPage>;
 
-  Node(Node* parent, const Tokens& tokens, uint32_t few_mask, size_t groups, int64_t number)
-      : parent(parent), tokens(tokens), few_mask(few_mask), number(number), pages(groups, kNoPage) {}
+  Node(Node* parent, const Tokens& tokens, uint32_t few_mask, size_t kinds, int64_t number)
+      : parent(parent), tokens(tokens), few_mask(few_mask), number(number), units(kinds, kNoUnit) {}
 
   Node* const parent;  // null: of a family
   const Tokens tokens;
   const uint32_t few_mask;
   const int64_t number;        // older ones have lower numbers
-  std::vector<int32_t> pages;  // by group, kNoPage where evicted
+  std::vector<int32_t> units;  // by kind as of the pool: a page of each group, the slot; kNoUnit where there is none
   std::map<Tokens, std::vector<std::unique_ptr<Node>>> children;
 
-  bool has_pages() const {
-    return std::any_of(pages.begin(), pages.end(), [](int32_t page) { return page != kNoPage; });
+  bool has_units() const {
+    return std::any_of(units.begin(), units.end(), [](int32_t unit) { return unit != kNoUnit; });
   }
 };
 
@@ -38,13 +39,16 @@ class PrefixTree {
   // Prompts longer than `recompute_above` have other frequencies of RoPE; those of prompts longer than `rope_above` depend on
   // the length itself.
   PrefixTree(PagePool* pool, std::optional<int64_t> recompute_above, std::optional<int64_t> rope_above)
-      : pool_(pool), recompute_above_(recompute_above), rope_above_(rope_above) {}
+      : pool_(pool), recompute_above_(recompute_above), rope_above_(rope_above), owners_(pool->units.size()) {}
 
   // The sequence, which has no pages, starts with those that are found; `PagePool::Release` undoes it.
   void Take(Sequence* sequence);
   // Full pages of the sequence become findable. Where one is known already, the sequence goes on with that one.
   void Add(Sequence* sequence);
-  // Frees so many idle pages of each group, the least recently used first; false, and no change, if too few.
+  // Where the sequence is at the end of a page, a prompt may start after it: its slot is the node's from now on. Its
+  // checkpoint before goes where it is too close to the one before that, so that a long answer leaves few.
+  void LeaveCheckpoint(Sequence* sequence);
+  // Frees so many idle units of each kind, the least recently used first; false, and no change, if too few.
   bool Evict(const std::vector<int64_t>& counts);
   // What only this sequence uses is not found any more, nor what follows it: its numbers are not finite.
   void Discard(Sequence* sequence);
@@ -60,8 +64,8 @@ class PrefixTree {
 
  private:
   struct Place {
-    size_t group;
-    int32_t page;
+    size_t kind;
+    int32_t unit;
     int64_t at;  // in the sequence's table
   };
 
@@ -69,7 +73,7 @@ class PrefixTree {
   std::optional<int64_t> recompute_above_, rope_above_;
   int64_t next_number_ = 0;
   std::map<Family, Node> families_;
-  std::unordered_map<int32_t, Node*> owners_[2];  // by group, of each page
+  std::vector<std::unordered_map<int32_t, Node*>> owners_;  // by kind, of each unit
   std::list<std::vector<Place>> pins_;
   std::vector<std::unique_ptr<Node>> removed_;  // that the call under way may still look at
 
@@ -80,7 +84,11 @@ class PrefixTree {
   Node* RootOf(const Sequence& sequence);
   Node* Child(Node* node, const Node::Tokens& tokens, uint32_t few_mask);
   void Share(Node* node, Sequence* sequence, size_t at);
-  void Forget(Node* node, size_t group);
+  // Whether a node loses its units of this kind alone: the others are needed by all that is below.
+  bool Sheds(size_t kind) const { return kind == pool_->groups.size() || pool_->groups[kind].window; }
+  // The node and the sequence have one unit: the node's, or `own` where it has none. Returns it.
+  int32_t ShareUnit(Node* node, size_t kind, int32_t own);
+  void Forget(Node* node, size_t kind);
 };
 
 }  // namespace mlcpipe::serving

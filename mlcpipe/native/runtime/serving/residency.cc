@@ -136,7 +136,7 @@ std::vector<SequencePointer> Residency::Alike(const SequencePointer& first) {
   if (first->answer()) return {};
   int64_t room = places();
   const int64_t taken = static_cast<int64_t>(running.size() + prefilling.size()) + forking;
-  for (const Pages& pages : pool_->pages) room = std::min(room, pages.available() - taken);
+  for (const UnitPool& units : pool_->units) room = std::min(room, units.available() - taken);
   std::vector<SequencePointer> found;
   for (const Ordered& sequences : waiting) {
     for (const SequencePointer& one : sequences) {
@@ -176,20 +176,24 @@ void Residency::LookBehind(Sequence* sequence) const {
   }
 }
 
-// Whether there are pages for all its tokens beside what prompts under way and the next tokens will need.
+// Whether there are pages for all its tokens, and slots, beside what prompts under way and answers will need.
 bool Residency::Fits(const Sequence& sequence) const {
-  for (size_t group = 0; group < pool_->groups.size(); ++group) {
-    auto needed = ToCome(group, sequence) + static_cast<int64_t>(running.size());
-    for (const SequencePointer& other : prefilling) needed += ToCome(group, *other);
-    if (needed > pool_->pages[group].available()) return false;
+  for (size_t kind = 0; kind < pool_->units.size(); ++kind) {
+    auto needed = ToCome(kind, sequence) + static_cast<int64_t>(running.size());
+    for (const SequencePointer& other : prefilling) needed += ToCome(kind, *other);
+    if (needed > pool_->units[kind].available()) return false;
   }
   return true;
 }
 
-// Pages that a sequence needs beyond those it has, to draw its next token.
-int64_t Residency::ToCome(size_t group, const Sequence& sequence) const {
-  const int64_t most = pool_->groups[group].Most(sequence.length() + 1, limits_.prefill_chunk);
-  const int64_t has = static_cast<int64_t>(sequence.tables[group].size()) - sequence.kept_from[group];
+// Units that a sequence needs beyond those it has, to draw its next token.
+int64_t Residency::ToCome(size_t kind, const Sequence& sequence) const {
+  if (kind == pool_->groups.size()) {  // one that a step reads, and one that it writes
+    const bool same = sequence.slot == sequence.next_slot;
+    return 2 - (sequence.slot != kNoUnit) - (sequence.next_slot != kNoUnit && !same);
+  }
+  const int64_t most = PagesAtOnce(pool_->groups[kind].window, sequence.length() + 1, limits_.prefill_chunk);
+  const int64_t has = static_cast<int64_t>(sequence.tables[kind].size()) - sequence.kept_from[kind];
   return std::max<int64_t>(0, most - has);
 }
 

@@ -71,7 +71,7 @@ class Residency {
   void LookBehind(Sequence* sequence) const;
   bool MakeRoom(const Sequence& sequence);
   bool Fits(const Sequence& sequence) const;
-  int64_t ToCome(size_t group, const Sequence& sequence) const;
+  int64_t ToCome(size_t kind, const Sequence& sequence) const;
 };
 
 }  // namespace mlcpipe::serving

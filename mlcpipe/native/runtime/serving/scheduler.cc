@@ -36,10 +36,10 @@ Load Step::load() const {
   return load;
 }
 
-Scheduler::Scheduler(std::vector<PageGroup> groups, const Limits& limits, std::optional<int64_t> rope_above,
-                     const CostModel& cost)
+Scheduler::Scheduler(std::vector<PageGroup> groups, int64_t slots, const Limits& limits,
+                     std::optional<int64_t> rope_above, const CostModel& cost)
     : limits(limits),
-      pool_(std::move(groups)),
+      pool_(std::move(groups), slots),
       tree_(&pool_, limits.recompute_above, rope_above),
       cost_(cost),
       residency_(&pool_, &tree_, this->limits) {
@@ -56,7 +56,7 @@ SequencePointer Scheduler::Submit(Request request) {
   }
   const int64_t most = request.max_tokens < limits.context - tokens ? tokens + request.max_tokens : limits.context;
   for (const PageGroup& group : pool_.groups) {
-    if (group.Most(most, limits.prefill_chunk) <= group.pages) continue;
+    if (PagesAtOnce(group.window, most, limits.prefill_chunk) <= group.pages) continue;
     throw Error(Code::kUsage, "prompt and answer")
         .Expected("at most " + std::to_string(group.pages * kPage) + " tokens")
         .Found(std::to_string(most));
@@ -187,7 +187,11 @@ void Scheduler::AgeHead(double now) {
 int64_t Scheduler::PlanMany(const SequencePointer& sequence, int64_t rows) {
   const int64_t begin = sequence->computed;
   int64_t end = sequence->few_from;
-  if (end - begin > rows) end = std::max((begin + rows) / kPage * kPage, begin + std::min(rows, kPage));
+  if (end - begin > rows) {
+    end = std::max((begin + rows) / kPage * kPage, begin + std::min(rows, kPage));
+  } else if (const int64_t last = (end - 1) / kPage * kPage; pool_.has_slots() && last - begin >= kCheckpointTokens) {
+    end = last;  // where a prompt that begins with this one may start
+  }
   const int64_t count = ReserveSome(sequence.get(), end - begin);
   if (!count) return 0;
   std::vector<SequencePointer> drawing;
@@ -232,14 +236,14 @@ const std::vector<Event>& Scheduler::Settle(const Step& step, const std::vector<
   for (const FewRows& one : step.few) {
     const std::optional<int32_t> token = one.draws ? std::make_optional(drawn[at++]) : std::nullopt;
     if (one.sequence->state == State::kEnded) continue;
-    one.sequence->computed += one.rows;
+    pool_.Advance(one.sequence.get(), one.rows);
     Got(one.sequence, token);
   }
   for (const ManyRows& one : step.many) {
     const size_t first = at;
     at += one.drawing.size();
     if (one.sequence->state == State::kEnded) continue;
-    one.sequence->computed += one.rows;
+    pool_.Advance(one.sequence.get(), one.rows);
     if (one.drawing.empty()) Got(one.sequence, std::nullopt);
     std::vector<bool> started;
     for (const SequencePointer& each : one.drawing) {
@@ -255,7 +259,10 @@ const std::vector<Event>& Scheduler::Settle(const Step& step, const std::vector<
 // The sequence was computed further.
 void Scheduler::Got(const SequencePointer& sequence, std::optional<int32_t> token) {
   if (token) sequence->Push(*token, limits.context);
-  if (sequence->computed / kPage > sequence->shared) tree_.Add(sequence.get());
+  if (sequence->computed / kPage > sequence->shared) {
+    tree_.Add(sequence.get());
+    tree_.LeaveCheckpoint(sequence.get());
+  }
   pool_.Slide(sequence.get());
   if (token) events_.push_back({sequence, token, sequence->end});
   if (sequence->end) {

@@ -22,7 +22,8 @@ struct Step {
 // is, the youngest of the lowest class gives way. Times are seconds on the caller's clock, that of `Request::arrival`.
 class Scheduler {
  public:
-  Scheduler(std::vector<PageGroup> groups, const Limits& limits, std::optional<int64_t> rope_above, const CostModel& cost);
+  Scheduler(std::vector<PageGroup> groups, int64_t slots, const Limits& limits, std::optional<int64_t> rope_above,
+            const CostModel& cost);
 
   // Whether `Plan` has somebody to plan for.
   bool has_work() const { return residency_.waiting_count() || !residency_.prefilling.empty() || !residency_.running.empty(); }

@@ -12,11 +12,10 @@
 #include <tuple>
 #include <vector>
 
-#include "sequences.h"
+#include "page.h"
 
 namespace mlcpipe::serving {
 
-constexpr int32_t kNoPage = -1;
 constexpr int kMinPriority = -1, kMaxPriority = 1;
 
 // A prompt, and how to go on from it. Times are seconds on the clock that the scheduler is called with.
@@ -41,7 +40,15 @@ class Node;  // of the prefix tree
 struct Sequence;
 using SequencePointer = std::shared_ptr<Sequence>;
 
-// A request under way. `tables` and `kept_from` are by group of layers.
+// A slot that a sequence left in a node of the prefix tree, by its number, after so many tokens, and after how many the one
+// before it is.
+struct LeftSlot {
+  int64_t node;
+  int32_t slot;
+  int64_t tokens, before;
+};
+
+// A request under way. `tables` and `kept_from` are by group of pages.
 struct Sequence {
   Sequence(int64_t id, Request request, size_t groups)
       : id(id), request(std::move(request)), tokens(this->request.tokens), few_from(length()), tables(groups),
@@ -52,10 +59,13 @@ struct Sequence {
   std::vector<int32_t> tokens;  // prompt and answer; the last one drawn is not computed yet
   // Tokens before it are computed with the arithmetic of prompts ("many"), the others with that of answers ("few").
   int64_t few_from;
-  std::vector<std::vector<int32_t>> tables;  // the page of each 16 tokens; kNoPage where a window has left it behind
+  std::vector<std::vector<int32_t>> tables;  // the page of each 16 tokens; kNoUnit where a window has left it behind
   std::vector<int64_t> kept_from;            // the first page that has not been left behind
   State state = State::kWaiting;
-  int64_t computed = 0;  // so many tokens have keys and values in pages
+  int64_t computed = 0;       // so many tokens are in the states
+  int32_t slot = kNoUnit;       // where the states after them are; before the first, and in models without slots: none
+  int32_t next_slot = kNoUnit;  // where the step under way writes them
+  std::optional<LeftSlot> checkpoint;  // the last one that this sequence left in the prefix tree
   Node* node = nullptr;  // the deepest of the prefix tree that this sequence uses,
   int64_t shared = 0;    // and how deep it is
   std::optional<int64_t> cached;  // tokens of the prompt that were found when the request was first admitted

@@ -84,9 +84,9 @@ def test_a_text_streams_through_the_layers(family: str, tmp_path: Path) -> None:
 
 
 def is_quantized(name: str, output: str) -> bool:
-    """Whether a tensor is a matrix of a layer or the output, and no router."""
+    """Whether a tensor is a matrix of a layer or the output, and no router or convolution."""
     return name == output or (name.startswith("model.layers.") and "norm" not in name and not name.endswith(
-        ("bias", ".gate.weight", ".router.weight", ".sinks")
+        ("bias", ".gate.weight", ".router.weight", ".sinks", ".conv.conv.weight")
     ))  # fmt: skip
 
 

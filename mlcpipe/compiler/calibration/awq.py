@@ -20,6 +20,7 @@ from mlcpipe.compiler.calibration.changed import Changed
 from mlcpipe.defaults import SEARCH
 from mlcpipe.nn.attention import Attention, FusedAttention
 from mlcpipe.nn.mlp import FusedGatedMLP, GatedMLP
+from mlcpipe.nn.short_conv import ShortConv
 from mlcpipe.quantization.inputs import Inputs
 from mlcpipe.quantization.packing import pack, unpack
 from mlcpipe.quantization.scheme import Scheme
@@ -60,6 +61,8 @@ def folds_of(layer: nn.Module) -> Iterator[Fold]:
         heads = (spec.num_kv_heads, spec.num_heads // spec.num_kv_heads, spec.head_dim)
         begin = spec.q_size + spec.kv_size if fused else 0
         yield Fold((f"{attention_name}.{spec.names[-1]}.weight",), rows, begin, heads=heads)
+    if isinstance(attention, ShortConv) and norm:
+        yield _of_norm(layer, norm, attention_name, ["in_proj"])
     if isinstance(mlp, GatedMLP | FusedGatedMLP):
         *inner, down = mlp.names
         if mlp_norm:

@@ -1,7 +1,7 @@
 """Libraries with kernels for devices, in the store of compiled code: whole, by a hash of everything that makes them.
 
-Kernels have no entries of their own. Hashing one takes as long as writing its SPIR-V or its source; what takes time are
-passes of whole modules, NVRTC and emcc (docs/benchmarks.md has figures).
+Kernels have no entries of their own: hashing lowered ones takes most of the time that their SPIR-V takes, and more than
+their source. What takes longer are passes, code that launches kernels, NVRTC and emcc (docs/benchmarks.md).
 """
 
 from __future__ import annotations
@@ -17,10 +17,9 @@ from typing import Any
 
 import tvm
 
-import mlcpipe
-import tir_schedules
 from mlcpipe.compiler.kernel_store import kernel_store, key_of
 from mlcpipe.passes.lowering import Lowering
+from mlcpipe.resources import native_path, tuned_path
 
 # Besides Python: the starts of kernels' sources, and C that is linked to a library or writes modules for it.
 _SOURCES = (".py", ".c", ".cc", ".h", ".cuh", ".metal")
@@ -38,7 +37,7 @@ class LibraryFiles:
 
     @classmethod
     def from_entry(cls, facts: Any, code: bytes) -> LibraryFiles:
-        """The same again. Raises ValueError for other facts."""
+        """The same again."""
         contents, at = {}, 0
         for name, nbytes in facts:
             contents[name] = code[at : at + nbytes]
@@ -79,8 +78,8 @@ def key(scheduled: Lowering, stem: str, tools: Sequence[object]) -> str:
 @functools.cache
 def _source() -> bytes:
     """A hash of all source: kernels of the driver check are in no module, and much of it makes them."""
-    folders = [Path(next(iter(package.__path__))) for package in (mlcpipe, tir_schedules)]
+    packages = native_path().parent, tuned_path().parent
     digest = hashlib.sha256()
-    for path in (path for folder in folders for path in sorted(folder.rglob("*")) if path.suffix in _SOURCES):
+    for path in (path for package in packages for path in sorted(package.rglob("*")) if path.suffix in _SOURCES):
         digest.update(hashlib.sha256(path.read_bytes()).digest())
     return digest.digest()

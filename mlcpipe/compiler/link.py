@@ -42,7 +42,9 @@ class Linker:
     def link(self, objects: Sequence[Path], output: Path) -> None:
         """Link `objects` into the shared library `output`. Raises CompileError with the linker's final error line."""
         shared = ["-shared", "-fPIC"] if self.system != "win32" else ["-shared"]
-        system = {"darwin": ["-undefined", "dynamic_lookup", "-Wl,-x"], "win32": []}.get(self.system, ["-Wl,-s"])
+        # No path of this machine gets into a library: zig would keep those of sources, and the output as its name.
+        darwin = ["-undefined", "dynamic_lookup", "-Wl,-x", "-g0", f"-Wl,-install_name,@rpath/{output.name}"]
+        system = {"darwin": darwin, "win32": []}.get(self.system, ["-Wl,-s"])
         pool = [] if self.system == "win32" else ["-O2", "-pthread", str(POOL)]
         self.run([*shared, *system, "-o", str(output), *map(str, objects), *pool])
 

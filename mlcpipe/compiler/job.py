@@ -26,7 +26,7 @@ from mlcpipe.runtime.text.tokenizer_files import VOCABULARIES
 from mlcpipe.targets import Target, Variant, compiled_variants, load_target
 from mlcpipe.tuned.here import tuned_here
 from mlcpipe.weights.convert import param_infos
-from mlcpipe.weights.keep import keep, planned
+from mlcpipe.weights.native_formats import keep, planned
 from mlcpipe.weights.table import Weight, as_named, check_sources, stored, weight_table
 
 

@@ -16,8 +16,8 @@ from tvm import relax
 from tvm.relax.expr import _update_type
 from tvm.relax.expr_functor import PyExprMutator, mutator
 
-from mlcpipe.quantization.kept import kept_scheme
 from mlcpipe.quantization.layout import Layout
+from mlcpipe.quantization.native_formats import native_scheme
 from mlcpipe.quantization.scheme import Scheme, load_scheme, scheme_names
 from mlcpipe.targets import Target, Variant, tvm_target
 from mlcpipe.tuned.records import Tuned
@@ -277,7 +277,7 @@ def tir_op(work: Rebuild, call: relax.Expr) -> Op | None:
 def scheme_of(state: Lowering, op: Op) -> Scheme:
     """The scheme of a packed weight: the model's, a block format, or another that stores such rows."""
     if "scheme" in op.facts:
-        return kept_scheme(op.str("scheme"))
+        return native_scheme(op.str("scheme"))
     wanted = (op.int("bits"), op.str("dtype"), op.int("group_size"))
     named = (load_scheme(name) for name in scheme_names())
     k = op.int("k")

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from mlcpipe.defaults import GPTQ, METHODS, RTN, SEARCH
 from mlcpipe.errors import CheckpointError, UsageError
-from mlcpipe.quantization import block_search, gptq, groups, kept, plain, search, signed_blocks
+from mlcpipe.quantization import block_search, gptq, groups, native_formats, plain, search, signed_blocks
 from mlcpipe.quantization.inputs import Inputs
 from mlcpipe.quantization.scheme import Scheme, check_shapes
 
@@ -80,7 +80,7 @@ def unpack(scheme: Scheme, packed: Mapping[str, Array], k: int) -> Array:
     if scheme.bits == 0:
         return first.astype(np.float32)
     flat = {key: a.reshape(-1, a.shape[-1]) for key, a in packed.items()}
-    unpacked = kept.unpack if scheme.kept else groups.unpack
+    unpacked = native_formats.unpack if scheme.kept else groups.unpack
     return unpacked(scheme, flat, k).reshape(*first.shape[:-1], k)
 
 

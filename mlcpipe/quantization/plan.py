@@ -23,7 +23,7 @@ from mlcpipe.defaults import AUTO, AUTO_QUANTIZATION, KEEP
 from mlcpipe.errors import ConfigError
 from mlcpipe.generated import toml_value
 from mlcpipe.json_files import shown, shown_path
-from mlcpipe.quantization.kept import SCHEMES
+from mlcpipe.quantization.native_formats import SCHEMES
 from mlcpipe.quantization.scheme import Scheme, load_scheme, scheme_names
 from mlcpipe.toml_files import read_toml
 

@@ -39,7 +39,7 @@ class Scheme:
     The format is MLC-LLM's group quantization in NK order (mlc_llm/quantization/group_quantization.py), which
     has no per-row groups.
 
-    A scheme with a `zero` is that of a block format, see `kept.py`: all codes and signs of scales occur. Runs of 32
+    A scheme with a `zero` is a native format (`native_formats.py`): all codes and signs of scales occur. Runs of 32
     codes fill `bits` words in bit planes. With `super_size` a scale of `model_dtype` is for so many columns, and
     `q_sub` int8[N, K / group_size] multiplies it for each group. With `minima` a minimum follows each scale and each
     sub-scale, and is added: (code - zero) * scale * sub + minimum * sub of the minimum. With a `table` of at most 16

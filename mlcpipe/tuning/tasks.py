@@ -25,7 +25,7 @@ from mlcpipe.quantization.plan import MIXED, load_plan
 from mlcpipe.targets import Target, Variant
 from mlcpipe.tuned.kernels import kernel_hash, kernel_name, spaces_of
 from mlcpipe.tuned.records import Record
-from mlcpipe.weights.keep import keep, planned
+from mlcpipe.weights.native_formats import keep, planned
 from tir_schedules.op import Op, op_of
 from tir_schedules.paged import ATTENTION
 from tir_schedules.space import Space

@@ -19,8 +19,8 @@ from mlcpipe.checkpoint import Checkpoint, TensorInfo
 from mlcpipe.checkpoint.parts import Parts, joined
 from mlcpipe.errors import CheckpointError
 from mlcpipe.quantization.inputs import Inputs
-from mlcpipe.quantization.kept import pack_parts
 from mlcpipe.quantization.layout import Layout
+from mlcpipe.quantization.native_formats import pack_parts
 from mlcpipe.quantization.packing import pack, unpack
 from mlcpipe.quantization.scheme import Scheme, plain_scheme
 

@@ -21,7 +21,7 @@ from mlcpipe.checkpoint.content_hash import hash_files
 from mlcpipe.checkpoint.gguf.blocks import FORMATS, chunks
 from mlcpipe.checkpoint.gguf.families import GgufTensor, family_of, renamed
 from mlcpipe.checkpoint.gguf.metadata import Metadata
-from mlcpipe.checkpoint.gguf.packed import PARTS
+from mlcpipe.checkpoint.gguf.native_formats import PARTS
 from mlcpipe.checkpoint.gguf.parts import read_parts
 from mlcpipe.checkpoint.gguf.special_tokens import end_ids, token_id
 from mlcpipe.checkpoint.gguf.vocabulary import tokenizer_files

@@ -8,10 +8,10 @@ import pytest
 
 from mlcpipe.errors import ConfigError, MlcpipeError, TargetError
 from mlcpipe.quantization import load_scheme
-from mlcpipe.quantization.kept import SCHEMES
+from mlcpipe.quantization.native_formats import SCHEMES
 from mlcpipe.quantization.plan import QuantizationPlan, load_plan, make_plan, plan_name, plan_schemes, plan_text
 from mlcpipe.targets import load_target
-from mlcpipe.weights.keep import planned
+from mlcpipe.weights.native_formats import planned
 from mlcpipe.weights.table import Weight
 
 FORMATS = frozenset(SCHEMES)

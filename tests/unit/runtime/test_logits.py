@@ -15,7 +15,7 @@ from mlcpipe import Engine
 from mlcpipe.bundle import Manifest
 from mlcpipe.checkpoint import open_checkpoint
 from mlcpipe.defaults import SEARCH
-from mlcpipe.quantization.kept import SCHEMES
+from mlcpipe.quantization.native_formats import SCHEMES
 from mlcpipe.quantization.packing import pack, unpack
 from mlcpipe.quantization.plan import plan_text
 from mlcpipe.quantization.scheme import load_scheme, scheme_names

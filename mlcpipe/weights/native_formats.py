@@ -11,7 +11,7 @@ from mlcpipe.checkpoint import Checkpoint
 from mlcpipe.defaults import DEFAULT_QUANTIZATION
 from mlcpipe.errors import CheckpointError, ConfigError, TargetError
 from mlcpipe.json_files import shown
-from mlcpipe.quantization.kept import family_of, kept_scheme
+from mlcpipe.quantization.native_formats import family_of, native_scheme
 from mlcpipe.quantization.plan import QuantizationPlan, block_columns, fits
 from mlcpipe.quantization.scheme import Scheme, plain_scheme
 from mlcpipe.targets import Target
@@ -103,7 +103,7 @@ def _scheme(weight: Weight, checkpoint: Checkpoint, target: Target, formats: Col
             where=f"tensor {weight.sources[0][0]}", expected=" ".join(["F32 F16 BF16", *sorted(formats)]),
             next_step=_ROUNDED,
         )  # fmt: skip
-    return kept_scheme(name)
+    return native_scheme(name)
 
 
 def planned(

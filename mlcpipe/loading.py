@@ -115,7 +115,7 @@ def prepare_bundle(
         target = _target_here(device, target)  # before the work: does the device exist?
     from mlcpipe.checkpoint import open_checkpoint, resolve
     from mlcpipe.checkpoint.draft_heads import with_draft_head
-    from mlcpipe.quantization.plan import plan_name
+    from mlcpipe.quantization.recipe import recipe_name
     from mlcpipe.resources import demo_model_path
 
     checkpoint = open_checkpoint(demo_model_path() if model is None else resolve(model, progress))
@@ -124,7 +124,7 @@ def prepare_bundle(
         checkpoint = with_draft_head(checkpoint, head)
     quantization = checkpoint.quantization(quantization)
     cache = env().cache_dir
-    names = (target, plan_name(quantization), kv_cache_dtype, *(["adapters"] if adapters else []))
+    names = (target, recipe_name(quantization), kv_cache_dtype, *(["adapters"] if adapters else []))
     bundle = cache / "bundles" / _cache_key(checkpoint.content_hash(cache / "hashes"), *names)
     if not is_bundle(bundle):
         progress.note(f"compiling {model_title(model)} for {target}, {quantization}; later starts reuse the result")
@@ -178,12 +178,12 @@ def is_bundle(path: Path) -> bool:
 
 def check_names(target: str, quantization: str, kv_cache_dtype: str = AUTO) -> None:
     """Raise TargetError or ConfigError for a name that does not exist, or a bad file, before anything is downloaded."""
-    from mlcpipe.quantization.plan import load_plan
+    from mlcpipe.quantization.recipe import load_recipe
     from mlcpipe.quantization.scheme import kv_dtype
     from mlcpipe.targets import load_target
 
     load_target(target)
-    load_plan(quantization)
+    load_recipe(quantization)
     kv_dtype(kv_cache_dtype)
 
 
@@ -226,7 +226,7 @@ def _check_bundle(
 ) -> None:
     """An argument that would be ignored is an error."""
     from mlcpipe.bundle import read_manifest
-    from mlcpipe.quantization.plan import plan_name
+    from mlcpipe.quantization.recipe import recipe_name
     from mlcpipe.quantization.scheme import kv_dtype
     from mlcpipe.runtime.serving.adapters import check_adaptable
 
@@ -235,7 +235,7 @@ def _check_bundle(
         check_adaptable(manifest.model)
     for name, requested, compiled in (
         ("target", target, manifest.target.name),
-        ("quantization", plan_name(quantization) if quantization else None, manifest.quantization),
+        ("quantization", recipe_name(quantization) if quantization else None, manifest.quantization),
         ("KV cache dtype", kv_dtype(kv_cache_dtype or AUTO), manifest.model.kv_dtype),
     ):
         if requested not in (None, AUTO, compiled):

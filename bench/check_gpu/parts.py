@@ -227,11 +227,11 @@ def no_graphs(setup: Setup) -> Result:
 def batches(setup: Setup) -> Result:
     """Decode steps of 1 to 32 sequences at once, tokens per second in all."""
     from mlcpipe.cli.bench.batch import measure_batches
-    from mlcpipe.cli.bench.run import Plan
+    from mlcpipe.cli.bench.run import BenchOptions
 
     bundle = _large_bundle(setup)
     tokens = np.random.default_rng(7).integers(3, bundle.manifest.model.vocab_size, 256).tolist()
-    plan = Plan(Path(), (), (), 4, 4, None, batches=BATCHES)
+    plan = BenchOptions(Path(), (), (), 4, 4, None, batches=BATCHES)
     results = measure_batches(bundle, plan, tokens, SilentProgress())
     return {"model": setup.large, "tok_s": {str(one.tokens): one.speed and one.speed.median for one in results}}
 

@@ -13,7 +13,7 @@ from mlcpipe.progress import Progress
 
 if TYPE_CHECKING:
     from mlcpipe.checkpoint import Checkpoint
-    from mlcpipe.quantization.plan import QuantizationPlan
+    from mlcpipe.quantization.recipe import QuantizationRecipe
 
 NO_TEXT = "none"
 
@@ -28,16 +28,16 @@ def check_bits(bits: float | None, text: str | None, quantization: str | None) -
         )
 
 
-def plan_of_bits(
+def recipe_of_bits(
     checkpoint: Checkpoint, target: str, bits: float, text: str | None, progress: Progress
-) -> tuple[QuantizationPlan, str]:
-    """The plan of so many bits, and how it was found.
+) -> tuple[QuantizationRecipe, str]:
+    """The recipe of so many bits, and how it was found.
 
-    `text` is a path, NO_TEXT, or None for the text that weights are calibrated on; the plan names it by its hash.
-    Raises UsageError for bits that no plan has, and for a text that does not do.
+    `text` is a path, NO_TEXT, or None for the text that weights are calibrated on; the recipe names it by its hash.
+    Raises UsageError for bits that no recipe has, and for a text that does not do.
     """
     from mlcpipe.compiler.calibration.text import OWN_TEXT
-    from mlcpipe.quality.bits import plan_bits
+    from mlcpipe.quality.bits import choose_bits
     from mlcpipe.quality.measure import read_text
     from mlcpipe.quality.sensitivity import guess, measure_sensitivity
     from mlcpipe.targets import load_target
@@ -50,7 +50,7 @@ def plan_of_bits(
         path = OWN_TEXT if text is None else Path(text)
         sha256 = text_hash(read_text(path))  # what is wrong with it is said before the work
         sensitivity = measure_sensitivity(checkpoint, path, progress)
-    plan, loss = plan_bits(checkpoint, described, bits, sensitivity, progress)
-    plan = replace(plan, text_sha256=sha256)
+    recipe, loss = choose_bits(checkpoint, described, bits, sensitivity, progress)
+    recipe = replace(recipe, text_sha256=sha256)
     how = f"{bits:g} bits a weight; sensitivity {sensitivity.how}"
-    return plan, how if text == NO_TEXT else f"{how}; expected KL divergence {loss:.5f}"
+    return recipe, how if text == NO_TEXT else f"{how}; expected KL divergence {loss:.5f}"

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from mlcpipe.atomic import check_early
-from mlcpipe.cli.bits import check_bits, plan_of_bits
+from mlcpipe.cli.bits import check_bits, recipe_of_bits
 from mlcpipe.cli.options import (
     BitsOption,
     BitsTextOption,
@@ -38,7 +38,7 @@ from mlcpipe.progress import ConsoleProgress, Progress, console_progress
 if TYPE_CHECKING:
     from mlcpipe.bundle import Manifest
     from mlcpipe.quality.requirements import Requirement
-    from mlcpipe.quantization.plan import QuantizationPlan
+    from mlcpipe.quantization.recipe import QuantizationRecipe
 
 
 def compile_command(
@@ -112,7 +112,7 @@ def compile_command(
         bundle = mlcpipe.compile(
             checkpoint,
             target=target,
-            quantization=_plan(checkpoint, target, bits_per_weight, bits_text, progress) or quantization,
+            quantization=_recipe(checkpoint, target, bits_per_weight, bits_text, progress) or quantization,
             output=output,
             method=method,
             calibration=calibration,
@@ -133,17 +133,17 @@ def compile_command(
         _show(bundle, manifest, bits, progress)
 
 
-def _plan(
+def _recipe(
     checkpoint: Path, target: str, bits: float | None, text: str | None, progress: Progress
-) -> QuantizationPlan | None:
-    """The plan of --bits-per-weight, with a note that says how it was found."""
+) -> QuantizationRecipe | None:
+    """The recipe of --bits-per-weight, with a note that says how it was found."""
     if bits is None:
         return None
     from mlcpipe.checkpoint import open_checkpoint
 
-    plan, how = plan_of_bits(open_checkpoint(checkpoint), target, bits, text, progress)
+    recipe, how = recipe_of_bits(open_checkpoint(checkpoint), target, bits, text, progress)
     progress.note(how)
-    return plan
+    return recipe
 
 
 def check_texts(calibration: str | None, bits_text: str | None, text: Path | None) -> None:
@@ -167,7 +167,7 @@ def _quality_check(
 ) -> Callable[[Path], None]:
     """What measures a bundle against its checkpoint, writes the result into it and raises QualityError."""
     from mlcpipe.bundle import read_manifest
-    from mlcpipe.quality.measure import OWN_TEXT, Plan, measure, read_text, record
+    from mlcpipe.quality.measure import OWN_TEXT, QualityOptions, measure, read_text, record
     from mlcpipe.quality.reference import prepare_reference
     from mlcpipe.quality.requirements import check
 
@@ -176,7 +176,7 @@ def _quality_check(
     reference = prepare_reference(checkpoint, 0, progress)
 
     def measured(folder: Path) -> None:
-        quality = measure(Plan(folder, reference, text, tokens), progress).quality
+        quality = measure(QualityOptions(folder, reference, text, tokens), progress).quality
         check(quality, requirements)
         record(folder, read_manifest(folder), quality)
 

@@ -44,7 +44,7 @@ def inspect_command(
     bits_text: BitsTextOption = None,
     target: CompileTargetOption = DEFAULT_TARGET,
     output: Annotated[
-        Path | None, typer.Option("--output", "-o", help="Write the plan for --quantization into this .toml file.")
+        Path | None, typer.Option("--output", "-o", help="Write the recipe for --quantization into this .toml file.")
     ] = None,
     as_json: JsonOption = False,
 ) -> None:
@@ -52,7 +52,7 @@ def inspect_command(
 
     It only reads the manifest, so it also shows bundles of other versions and for other machines. Of a checkpoint it
     shows what a quantization would do: bytes, bits and relative error of each matrix. With --output it writes that as
-    a plan, a file in which you give single matrices other schemes.
+    a recipe, a file in which you give single matrices other schemes.
 
     Examples:
 
@@ -60,7 +60,7 @@ def inspect_command(
 
     `mlcpipe inspect ./my-bundle --kernels`
 
-    `mlcpipe inspect ./Qwen3-0.6B --bits-per-weight 4.8 -o plan.toml`
+    `mlcpipe inspect ./Qwen3-0.6B --bits-per-weight 4.8 -o recipe.toml`
     """
     bundle = local_path(model)
     if bundle is None or not is_bundle(bundle):

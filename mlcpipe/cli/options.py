@@ -32,7 +32,7 @@ CompileTargetOption = Annotated[str, typer.Option(help=TARGET_HELP)]
 QuantizationOption = Annotated[
     str | None,
     typer.Option(
-        help="How to store the weights: q3f16_1, q4f16_1, q4f16_k, q8f16_1, q0f16 and others; a plan.toml that "
+        help="How to store the weights: q3f16_1, q4f16_1, q4f16_k, q8f16_1, q0f16 and others; a recipe.toml that "
         "`mlcpipe inspect` wrote; keep, as the checkpoint has them; or auto: q4f16_m, for webgpu with a library for "
         "GPUs with float16 besides. "
         f"(default: {DEFAULT_QUANTIZATION}; {KEEP} for a quantized checkpoint)"

@@ -85,12 +85,12 @@ def prune_command(
 
 def _measure(made: Pruned, progress: Progress) -> Comparison:
     """The pruned checkpoint against the original, both in float32 if memory has room."""
-    from mlcpipe.quality.measure import Plan, score_prefill
+    from mlcpipe.quality.measure import QualityOptions, score_prefill
     from mlcpipe.quality.reference import prepare_reference
     from mlcpipe.quality.statistics import compare
 
     pruned, original = (prepare_reference(path, 0, progress) for path in (made.output, made.original))
-    return compare(score_prefill(Plan(pruned, original), progress))
+    return compare(score_prefill(QualityOptions(pruned, original), progress))
 
 
 def _show(made: Pruned, measured: Comparison | None) -> None:

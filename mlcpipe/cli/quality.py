@@ -58,7 +58,7 @@ def quality_command(
     """
     check_at_least_one(tokens=tokens, decode_tokens=decode_tokens, threads=threads)
     from mlcpipe.bundle import read_manifest
-    from mlcpipe.quality.measure import OWN_TEXT, Plan, measure, record
+    from mlcpipe.quality.measure import OWN_TEXT, QualityOptions, measure, record
     from mlcpipe.quality.reference import prepare_reference
     from mlcpipe.quality.requirements import check, parse_requirements
 
@@ -66,7 +66,7 @@ def quality_command(
     manifest = read_manifest(bundle)
     with console_progress(stderr_console(), lasting=False) as progress:
         exact = prepare_reference(reference, manifest.memory_plan.weights_bytes, progress)
-        asked = Plan(bundle, exact, text or OWN_TEXT, tokens, decode_tokens, threads, engine_device(device))
+        asked = QualityOptions(bundle, exact, text or OWN_TEXT, tokens, decode_tokens, threads, engine_device(device))
         report = measure(asked, progress)
     unwritten = record(bundle, manifest, report.quality)
     if as_json:

@@ -31,7 +31,7 @@ from mlcpipe.passes import pipeline
 from mlcpipe.passes.lowering import Lowering
 from mlcpipe.progress import Progress, SilentProgress
 from mlcpipe.quantization.packing import method_of
-from mlcpipe.quantization.plan import QuantizationPlan
+from mlcpipe.quantization.recipe import QuantizationRecipe
 from mlcpipe.targets import Variant, load_target
 from mlcpipe.weights.convert import check_memory, convert_weights, quantized
 
@@ -40,7 +40,7 @@ def compile(
     checkpoint: str | Path,
     *,
     target: str = DEFAULT_TARGET,
-    quantization: str | QuantizationPlan | None = None,
+    quantization: str | QuantizationRecipe | None = None,
     output: str | Path,
     context_length: int | None = None,
     method: str | None = None,
@@ -60,7 +60,7 @@ def compile(
             `hf://org/name:TAG` for one of a folder's GGUF files, or `ollama://name[:tag]` for a model of Ollama's.
         target: a target that comes with mlcpipe, or a path to a `.toml` file. `cpu` is for every CPU of this
             architecture: one library with a variant for each instruction set; `cpu-native` for this machine's.
-        quantization: q0f32 q0f16 q4f32_1 q4f16_1 q8f32_1 q8f16_1 q8f32_0 q8f16_0 q4f16_k q4f16_m q3f16_1; a plan, or
+        quantization: q0f32 q0f16 q4f32_1 q4f16_1 q8f32_1 q8f16_1 q8f32_0 q8f16_0 q4f16_k q4f16_m q3f16_1; a recipe, or
             the path of its .toml file, gives each matrix its own; keep stores every matrix as the checkpoint has it;
             auto is q4f16_m, plus one library for each companion of the target (webgpu has one for GPUs with
             float16). None is q4f16_1, and keep for weights that are quantized already.
@@ -140,7 +140,7 @@ def convert(
     checkpoint: str | Path,
     *,
     target: str = DEFAULT_TARGET,
-    quantization: str | QuantizationPlan | None = None,
+    quantization: str | QuantizationRecipe | None = None,
     output: str | Path,
     method: str | None = None,
     calibration: str | Path | None = None,
@@ -185,12 +185,12 @@ def _convert(
 
 
 def _quantization(
-    source: Checkpoint, requested: str | QuantizationPlan | None, progress: Progress
-) -> str | QuantizationPlan:
+    source: Checkpoint, requested: str | QuantizationRecipe | None, progress: Progress
+) -> str | QuantizationRecipe:
     """What to store weights with, and a note if they are rounded a second time. Raises UsageError."""
-    quantization = requested if isinstance(requested, QuantizationPlan) else source.quantization(requested)
+    quantization = requested if isinstance(requested, QuantizationRecipe) else source.quantization(requested)
     if source.quantized_as is not None and quantization not in ("q0f32", KEEP):
-        name = quantization.name if isinstance(quantization, QuantizationPlan) else quantization
+        name = quantization.name if isinstance(quantization, QuantizationRecipe) else quantization
         progress.note(f"weights of {source.quantized_as} are rounded a second time, to {name}")
     elif quantization == KEEP and not source.keeps_all:
         progress.note(f"some weights of {source.quantized_as} are rounded a second time: no kernel reads their form")

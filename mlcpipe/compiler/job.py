@@ -19,7 +19,7 @@ from mlcpipe.nn.text_encoder import CheckpointNames, TextEncoder
 from mlcpipe.passes import pipeline
 from mlcpipe.passes.lowering import Lowering
 from mlcpipe.quantization.layout import load_layout
-from mlcpipe.quantization.plan import QuantizationPlan, load_plan
+from mlcpipe.quantization.recipe import QuantizationRecipe, load_recipe
 from mlcpipe.quantization.scheme import Scheme
 from mlcpipe.runtime.text.tokenizer import Tokenizer
 from mlcpipe.runtime.text.tokenizer_files import VOCABULARIES
@@ -36,7 +36,7 @@ class Job:
 
     checkpoint: Checkpoint
     tokenizer: Tokenizer | None
-    plan: QuantizationPlan
+    plan: QuantizationRecipe
     facts: ModelFacts
     state: Lowering
     variants: tuple[Variant, ...]
@@ -72,7 +72,7 @@ class Job:
 def lower(
     checkpoint: Checkpoint,
     target: Target,
-    quantization: str | QuantizationPlan,
+    quantization: str | QuantizationRecipe,
     context: int | None = None,
     kv_cache_dtype: str = "auto",
     like: Job | None = None,
@@ -82,7 +82,7 @@ def lower(
 
     `like` was lowered from the same checkpoint: its tokenizer is reused. `adapters`: forwards with LoRA adapters, too.
     """
-    plan = load_plan(quantization) if isinstance(quantization, str) else quantization
+    plan = load_recipe(quantization) if isinstance(quantization, str) else quantization
     scheme = plan.scheme
     embedding = embedding_info(checkpoint)
     encoder, head = embedding is not None, checkpoint.draft_head
@@ -108,7 +108,7 @@ def lower(
 
 
 def _from_checkpoint(
-    table: Sequence[Weight], model: LanguageModel, checkpoint: Checkpoint, target: Target, plan: QuantizationPlan
+    table: Sequence[Weight], model: LanguageModel, checkpoint: Checkpoint, target: Target, plan: QuantizationRecipe
 ) -> tuple[Weight, ...]:
     """A model's weights with the checkpoint's tensors, which must be all that it has, and schemes of their own."""
     names = model.names if isinstance(model, TextEncoder) else CheckpointNames()
@@ -120,7 +120,7 @@ def _from_checkpoint(
     return planned(weights, plan, target, formats, output_of(model))
 
 
-def stored_weights(checkpoint: Checkpoint, target: Target, plan: QuantizationPlan) -> tuple[Weight, ...]:
+def stored_weights(checkpoint: Checkpoint, target: Target, plan: QuantizationRecipe) -> tuple[Weight, ...]:
     """The weights as a plan stores them, before any are joined, or split for their size, without compiling anything.
 
     Raises what `lower` raises for a checkpoint and a plan.

@@ -21,11 +21,11 @@ from mlcpipe.errors import UsageError
 from mlcpipe.progress import Progress
 from mlcpipe.quality.matrices import rounding_errors
 from mlcpipe.quality.sensitivity import Sensitivity
-from mlcpipe.quantization.plan import QuantizationPlan, fits, load_plan, make_plan, matrix_scheme
+from mlcpipe.quantization.recipe import QuantizationRecipe, fits, load_recipe, make_recipe, matrix_scheme
 from mlcpipe.targets import Target
 from mlcpipe.weights.table import Weight
 
-# Not Q2_K: its errors are too large for squares of them to tell the divergence, and its plans were worse on the ruler.
+# Not Q2_K: its errors are too large for squares of them to tell the divergence; its recipes were worse on the ruler.
 CANDIDATES = ("Q3_K", DEFAULT_QUANTIZATION, "Q4_K", "Q5_0", "Q5_K", "Q6_K", "Q8_0")
 
 
@@ -40,7 +40,7 @@ class Choice:
 
 @dataclass(frozen=True)
 class Group:
-    """Matrices, by their names in a plan, that are stored alike, and what they can be stored in."""
+    """Matrices, by their names in a recipe, that are stored alike, and what they can be stored in."""
 
     names: tuple[str, ...]
     choices: tuple[Choice, ...]
@@ -85,14 +85,14 @@ def _hull(choices: Sequence[Choice]) -> list[Choice]:
     return hull
 
 
-def plan_bits(
+def choose_bits(
     checkpoint: Checkpoint, target: Target, bits: float, sensitivity: Sensitivity, progress: Progress
-) -> tuple[QuantizationPlan, float]:
-    """The plan of at most `bits` for each number of the weights, and the divergence expected of it.
+) -> tuple[QuantizationRecipe, float]:
+    """The recipe of at most `bits` for each number of the weights, and the divergence expected of it.
 
-    Raises UsageError for bits that no plan has.
+    Raises UsageError for bits that no recipe has.
     """
-    weights = stored_weights(checkpoint, target, load_plan(DEFAULT_QUANTIZATION))
+    weights = stored_weights(checkpoint, target, load_recipe(DEFAULT_QUANTIZATION))
     groups = _groups(checkpoint, target, weights, sensitivity, progress)
     others = sum(weight.nbytes for weight in weights if weight.kind != "scheme")
     numbers = sum(math.prod(weight.shape) for weight in weights)
@@ -109,8 +109,8 @@ def plan_bits(
         for name in group.names
         if choice.scheme != DEFAULT_QUANTIZATION
     }
-    plan = make_plan(DEFAULT_QUANTIZATION, tensors, "--bits-per-weight")
-    return plan, sum(choice.loss for choice in chosen)
+    recipe = make_recipe(DEFAULT_QUANTIZATION, tensors, "--bits-per-weight")
+    return recipe, sum(choice.loss for choice in chosen)
 
 
 def _groups(

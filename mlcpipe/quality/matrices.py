@@ -1,4 +1,4 @@
-"""What a plan does to each matrix of a checkpoint: its bytes, and how far its numbers are from the original."""
+"""What a recipe does to each matrix of a checkpoint: its bytes, and how far its numbers are from the original."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from mlcpipe.compiler.job import stored_weights
 from mlcpipe.defaults import SEARCH
 from mlcpipe.progress import Progress
 from mlcpipe.quantization.packing import pack, unpack
-from mlcpipe.quantization.plan import QuantizationPlan
+from mlcpipe.quantization.recipe import QuantizationRecipe
 from mlcpipe.quantization.scheme import Scheme
 from mlcpipe.targets import Target
 from mlcpipe.weights.table import Weight, read_matrices
@@ -44,10 +44,10 @@ class StoredMatrix:
 
 
 def stored_matrices(
-    checkpoint: Checkpoint, target: Target, plan: QuantizationPlan, method: str, progress: Progress
+    checkpoint: Checkpoint, target: Target, recipe: QuantizationRecipe, method: str, progress: Progress
 ) -> list[StoredMatrix]:
-    """Every matrix of a checkpoint as a plan stores it for a target. Raises what `mlcpipe.compile` raises."""
-    weights = [w for w in stored_weights(checkpoint, target, plan) if w.kind == "scheme"]
+    """Every matrix of a checkpoint as a recipe stores it for a target. Raises what `mlcpipe.compile` raises."""
+    weights = [w for w in stored_weights(checkpoint, target, recipe) if w.kind == "scheme"]
     progress.stage("round the matrices")
     progress.steps_total(len(weights))
     found = []

@@ -42,7 +42,7 @@ _SCRATCH_BYTES = 512 << 20  # logits of both models, and copies of some rows in 
 
 
 @dataclass(frozen=True)
-class Plan:
+class QualityOptions:
     """What to measure: `tokens` of the text in prefill, the first `decode_tokens` of them in decode too.
 
     `reference` is a bundle, as `prepare_reference` gives; `threads` and `device` are those of Engine.
@@ -68,21 +68,21 @@ class Report:
     notes: tuple[str, ...]
 
 
-def measure(plan: Plan, progress: Progress) -> Report:
+def measure(opts: QualityOptions, progress: Progress) -> Report:
     """Raises UsageError (text or vocabulary does not do), ResourceError, ComputeError (NaN) and what Engine raises."""
-    text = read_text(plan.text)
-    engine, reference, tokens, windows = _open(plan, text, progress)
+    text = read_text(opts.text)
+    engine, reference, tokens, windows = _open(opts, text, progress)
     own, other = engine.manifest, reference.manifest
-    some = windows[: max(1, plan.decode_tokens // len(windows[0]))]
+    some = windows[: max(1, opts.decode_tokens // len(windows[0]))]
     pair = _Pair(engine.model, reference.model)
     prefill = _over(windows, pair.prefill, "prefill", progress)
     decode = _over(some, pair.decode, "decode", progress)
     step_s = statistics.median(pair.step_s)
     quality = QualityInfo(
-        reference=other.name or plan.reference.name,
+        reference=other.name or opts.reference.name,
         reference_hash=other.checkpoint_hash,
         reference_quantization=other.quantization,
-        text="mlcpipe's documentation" if plan.text == OWN_TEXT else ascii(plan.text.name)[1:-1],
+        text="mlcpipe's documentation" if opts.text == OWN_TEXT else ascii(opts.text.name)[1:-1],
         text_sha256=hashlib.sha256(text.encode()).hexdigest(),
         window=len(windows[0]),
         variant=engine.variant,
@@ -95,34 +95,34 @@ def measure(plan: Plan, progress: Progress) -> Report:
         sum(info.bytes for info in own.files.values()),
         1 / step_s,
         _share(engine, step_s, 3 * len(windows[0]) // 4),
-        tuple(_notes(plan, tokens, windows, len(some))),
+        tuple(_notes(opts, tokens, windows, len(some))),
     )
 
 
-def score_prefill(plan: Plan, progress: Progress) -> Scores:
+def score_prefill(opts: QualityOptions, progress: Progress) -> Scores:
     """The scores of every position in prefill, so that bundles can be compared position by position.
 
     Raises what `measure` raises.
     """
-    engine, reference, _, windows = _open(plan, read_text(plan.text), progress)
+    engine, reference, _, windows = _open(opts, read_text(opts.text), progress)
     return _over(windows, _Pair(engine.model, reference.model).prefill, "prefill", progress)
 
 
-def _open(plan: Plan, text: str, progress: Progress) -> tuple[Engine, Engine, int, list[list[int]]]:
+def _open(opts: QualityOptions, text: str, progress: Progress) -> tuple[Engine, Engine, int, list[list[int]]]:
     """Bundle, reference, the number of tokens and their windows."""
-    own, other = (read_manifest(path) for path in (plan.bundle, plan.reference))
+    own, other = (read_manifest(path) for path in (opts.bundle, opts.reference))
     window = min(WINDOW, own.model.context_length, other.model.context_length)
     _check_pair(own, other, window)
     for manifest, whose in ((own, "bundle"), (other, "reference")):
         if text_hash(text) in manifest.fitted_to:
             raise UsageError(
-                f"the {whose}'s weights were fitted to this text", where=plan.text,
+                f"the {whose}'s weights were fitted to this text", where=opts.text,
                 next_step="measure on another --text",
             )  # fmt: skip
     progress.stage("load")
-    engine = Engine(plan.bundle, context_length=window, threads=plan.threads, device=plan.device, progress=progress)
-    reference = Engine(plan.reference, context_length=window, threads=plan.threads)
-    tokens, bos = _tokens(engine, reference, text, plan.tokens)
+    engine = Engine(opts.bundle, context_length=window, threads=opts.threads, device=opts.device, progress=progress)
+    reference = Engine(opts.reference, context_length=window, threads=opts.threads)
+    tokens, bos = _tokens(engine, reference, text, opts.tokens)
     return engine, reference, len(tokens), _windows(tokens, bos, window)
 
 
@@ -271,9 +271,9 @@ def _share(engine: Engine, step_s: float, length: int) -> float | None:
     return moved / step_s / 1e9 / read_bandwidth_gb_s(engine.threads)
 
 
-def _notes(plan: Plan, tokens: int, windows: list[list[int]], decoded: int) -> Iterator[str]:
+def _notes(opts: QualityOptions, tokens: int, windows: list[list[int]], decoded: int) -> Iterator[str]:
     size, half = len(windows[0]), len(windows[0]) // 2
-    if tokens < plan.tokens:
-        yield f"the text has {tokens} tokens, fewer than the {plan.tokens} of --tokens"
+    if tokens < opts.tokens:
+        yield f"the text has {tokens} tokens, fewer than the {opts.tokens} of --tokens"
     used, first = len(windows) * size, decoded * size
     yield f"{used} tokens in windows of {size}, the first {half} of each as context; decode: the first {first}"

@@ -21,7 +21,7 @@ from mlcpipe.errors import CheckpointError, UsageError
 from mlcpipe.json_files import read_json_object
 from mlcpipe.passes import pipeline
 from mlcpipe.passes.lowering import Lowering
-from mlcpipe.quantization.plan import MIXED, load_plan
+from mlcpipe.quantization.recipe import MIXED, load_recipe
 from mlcpipe.targets import Target, Variant
 from mlcpipe.tuned.kernels import kernel_hash, kernel_name, spaces_of
 from mlcpipe.tuned.records import Record
@@ -109,18 +109,18 @@ def lower(model: Model, target: Target) -> Lowering:
         raise UsageError("kernels of kept weights are tuned from their GGUF file", next_step="give the file")
     if model.quantization.startswith(MIXED):
         raise UsageError(
-            "kernels of a plan are tuned from its checkpoint", next_step="give that, and the plan as --quantization"
+            "kernels of a recipe are tuned from its checkpoint", next_step="give that, and the recipe as --quantization"
         )
     use_threads()
-    plan = load_plan(model.quantization)
-    module = prepare_model(model.config, target, plan.scheme, model.kv_cache_dtype)
+    recipe = load_recipe(model.quantization)
+    module = prepare_model(model.config, target, recipe.scheme, model.kv_cache_dtype)
     context = context_length(module, target, model.context)
-    state = export(module, target, plan.scheme, prefill_chunk(module.facts, target, context))
+    state = export(module, target, recipe.scheme, prefill_chunk(module.facts, target, context))
     formats = kept_formats(target)
     if model.checkpoint is not None and model.quantization == KEEP:
         weights = keep(state.weights, model.checkpoint, target, formats)
     else:
-        weights = planned(state.weights, plan, target, formats, output_of(module))
+        weights = planned(state.weights, recipe, target, formats, output_of(module))
     state = replace(state, weights=weights)
     return pipeline.run(state, *pipeline.SHARED)
 

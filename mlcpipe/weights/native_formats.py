@@ -1,4 +1,4 @@
-"""Schemes of single matrices: as the checkpoint has them for `--quantization keep`, or as a plan says."""
+"""Schemes of single matrices: as the checkpoint has them for `--quantization keep`, or as a recipe says."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from mlcpipe.defaults import DEFAULT_QUANTIZATION
 from mlcpipe.errors import CheckpointError, ConfigError, TargetError
 from mlcpipe.json_files import shown
 from mlcpipe.quantization.native_formats import family_of, native_scheme
-from mlcpipe.quantization.plan import QuantizationPlan, block_columns, fits
+from mlcpipe.quantization.recipe import QuantizationRecipe, block_columns, fits
 from mlcpipe.quantization.scheme import Scheme, plain_scheme
 from mlcpipe.targets import Target
 from mlcpipe.weights.table import Weight
@@ -107,23 +107,23 @@ def _scheme(weight: Weight, checkpoint: Checkpoint, target: Target, formats: Col
 
 
 def planned(
-    weights: Sequence[Weight], plan: QuantizationPlan, target: Target, formats: Collection[str], output: str | None
+    weights: Sequence[Weight], recipe: QuantizationRecipe, target: Target, formats: Collection[str], output: str | None
 ) -> tuple[Weight, ...]:
-    """The weights, each matrix with the scheme that the plan gives it if that is not the plan's own.
+    """The weights, each matrix with the scheme that the recipe gives it if that is not the recipe's own.
 
     `formats` are the block formats that the target's kernels read; `output` names the one of the logits.
     Raises TargetError for another format, ConfigError for a rule that names no matrix or one whose rows do not fit.
     """
     made = tuple(
-        _planned(weight, plan, target, formats, output=weight.name == output) if weight.kind == "scheme" else weight
+        _planned(weight, recipe, target, formats, output=weight.name == output) if weight.kind == "scheme" else weight
         for weight in weights
     )
     matrices = [weight.name for weight in weights if weight.kind == "scheme"]
-    used = {plan.rule_of(name) for name in matrices}
-    idle = next((rule for rule in plan.rules if rule not in used), None)
+    used = {recipe.rule_of(name) for name in matrices}
+    idle = next((rule for rule in recipe.rules if rule not in used), None)
     if idle is not None:
         raise ConfigError(
-            f"the pattern {shown(idle.pattern)} names no matrix, or none that earlier ones leave", where=plan.source,
+            f"the pattern {shown(idle.pattern)} names no matrix, or none that earlier ones leave", where=recipe.source,
             expected=f"patterns of names such as {matrices[-1]}",
             next_step="`mlcpipe inspect CHECKPOINT` lists them",
         )  # fmt: skip
@@ -131,21 +131,21 @@ def planned(
 
 
 def _planned(
-    weight: Weight, plan: QuantizationPlan, target: Target, formats: Collection[str], *, output: bool
+    weight: Weight, recipe: QuantizationRecipe, target: Target, formats: Collection[str], *, output: bool
 ) -> Weight:
     k = weight.shape[-1]
-    scheme = plan.scheme_of(weight.name, k, output=output)
-    if scheme.name == plan.scheme.name:
+    scheme = recipe.scheme_of(weight.name, k, output=output)
+    if scheme.name == recipe.scheme.name:
         return weight
     if not fits(scheme, k):
         raise ConfigError(
-            f"{weight.name} does not fit {scheme.name}", where=plan.source,
+            f"{weight.name} does not fit {scheme.name}", where=recipe.source,
             expected=f"rows of a multiple of {block_columns(scheme)} columns", found=k,
             next_step="give it another scheme",
         )  # fmt: skip
     if scheme.kept and scheme.name not in formats:
         raise TargetError(
-            f"no kernel of {target.name} reads {scheme.name}, in which {plan.scheme.name} has {weight.name}",
+            f"no kernel of {target.name} reads {scheme.name}, in which {recipe.scheme.name} has {weight.name}",
             next_step=f"add --quantization {DEFAULT_QUANTIZATION}",
         )
     return replace(weight, scheme=scheme)

@@ -24,7 +24,7 @@ _SEED = 20260101
 
 
 @dataclass(frozen=True)
-class Plan:
+class BenchOptions:
     """What to measure; lengths and depths in tokens, `batches` in sequences, `adapters` as folders."""
 
     bundle: Path
@@ -100,7 +100,7 @@ class Report:
     step reads.
     """
 
-    plan: Plan
+    plan: BenchOptions
     results: tuple[Result, ...]
     import_s: float
     load_s: float
@@ -127,8 +127,8 @@ class Report:
         return result.share
 
 
-def measure(plan: Plan, progress: Progress) -> Report:
-    """Load the bundle and run the plan. Raises what the engine raises."""
+def measure(opts: BenchOptions, progress: Progress) -> Report:
+    """Load the bundle and run the opts. Raises what the engine raises."""
     began = time.perf_counter()
     from mlcpipe import Engine
 
@@ -136,33 +136,33 @@ def measure(plan: Plan, progress: Progress) -> Report:
     memory.reset_peak_memory()
     base = memory.private_memory_bytes()
     progress.stage("load")
-    adapter = plan.adapters[0] if plan.adapters else None
+    adapter = opts.adapters[0] if opts.adapters else None
     first_token_s, engine = _load(
-        lambda: Engine(plan.bundle, threads=plan.threads, device=plan.device, adapter=adapter), plan.repeats
+        lambda: Engine(opts.bundle, threads=opts.threads, device=opts.device, adapter=adapter), opts.repeats
     )
     gauge = MemoryGauge(engine)
     draw = random.Random(_SEED)
     tokens = [draw.randrange(engine.vocab_size) for _ in range(engine.context_length)]
     results = []
-    for length in plan.prefill:
+    for length in opts.prefill:
         progress.stage(f"prefill {length}")
-        results.append(_prefill(engine, plan, tokens, length))
+        results.append(_prefill(engine, opts, tokens, length))
         gauge.read(length)
     with BandwidthProbe(engine.threads) as probe:
         progress.stage("read bandwidth")
         probe.read()
-        for depth in plan.depths:
+        for depth in opts.depths:
             progress.stage(f"decode at {depth}")
-            results.append(_decode(engine, plan, tokens, depth, probe))
-            gauge.read(depth + plan.decode_tokens)
-    if plan.batches:
+            results.append(_decode(engine, opts, tokens, depth, probe))
+            gauge.read(depth + opts.decode_tokens)
+    if opts.batches:
         from mlcpipe.cli.bench.batch import measure_batches
 
-        results += measure_batches(engine.model.bundle, plan, tokens, progress)
+        results += measure_batches(engine.model.bundle, opts, tokens, progress)
     resident = memory.peak_memory_bytes()
     planned = engine.manifest.memory_plan
     return Report(
-        plan=plan,
+        plan=opts,
         results=tuple(results),
         import_s=import_s,
         load_s=engine.load_s,
@@ -203,7 +203,7 @@ def _load(open_bundle: Callable[[], Engine], repeats: int) -> tuple[Speed, Engin
     return Speed(statistics.median(counted), min(counted), max(counted)), engine
 
 
-def _prefill(engine: Engine, plan: Plan, tokens: list[int], length: int) -> Result:
+def _prefill(engine: Engine, opts: BenchOptions, tokens: list[int], length: int) -> Result:
     if length > engine.context_length:
         return Result("prefill", length, skipped=f"the context has {engine.context_length} tokens")
     prompt = tokens[:length]
@@ -213,10 +213,10 @@ def _prefill(engine: Engine, plan: Plan, tokens: list[int], length: int) -> Resu
         engine.prefill(prompt)
 
     once()
-    return Result("prefill", length, Speed.of(length, [_seconds(once) for _ in range(plan.repeats)]))
+    return Result("prefill", length, Speed.of(length, [_seconds(once) for _ in range(opts.repeats)]))
 
 
-def _decode(engine: Engine, plan: Plan, tokens: list[int], depth: int, probe: BandwidthProbe) -> Result:
+def _decode(engine: Engine, opts: BenchOptions, tokens: list[int], depth: int, probe: BandwidthProbe) -> Result:
     """Decoding as a chat does it, the greedy draw and the text of each token included.
 
     The engine finds the prompt in its cache, so that only the warm-up computes it and each repeat begins at `depth`.
@@ -225,7 +225,7 @@ def _decode(engine: Engine, plan: Plan, tokens: list[int], depth: int, probe: Ba
 
     start = max(depth, 1)  # there is no continuing from nothing
     prompt = tokens[:start]
-    last = start + plan.decode_tokens + 1
+    last = start + opts.decode_tokens + 1
     if last > engine.context_length:
         return Result("decode", depth, skipped=f"it ends at {last}, the context has {engine.context_length} tokens")
 
@@ -233,7 +233,7 @@ def _decode(engine: Engine, plan: Plan, tokens: list[int], depth: int, probe: Ba
         *_, chunk = engine.generate(
             prompt,
             sampling=SamplingParams(temperature=0.0),
-            max_tokens=plan.decode_tokens + 1,  # the first token comes out of the prefill
+            max_tokens=opts.decode_tokens + 1,  # the first token comes out of the prefill
             ignore_eos=True,
             stream=True,
         )
@@ -244,12 +244,12 @@ def _decode(engine: Engine, plan: Plan, tokens: list[int], depth: int, probe: Ba
     once()
     runs, shares = [], []
     before = probe.read()
-    for _ in range(plan.repeats):
+    for _ in range(opts.repeats):
         runs.append(once())
         after = probe.read()
         shares.append(2 * runs[-1].decode_gb_s / (before + after))
         before = after
-    speed = Speed.of(plan.decode_tokens, [run.decode_s for run in runs])
+    speed = Speed.of(opts.decode_tokens, [run.decode_s for run in runs])
     gb_s = statistics.median(run.decode_gb_s for run in runs)
     return Result("decode", depth, speed, gb_s, statistics.median(shares))
 

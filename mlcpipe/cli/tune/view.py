@@ -13,7 +13,7 @@ from mlcpipe.cli.terminal import cell, new_table, say
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
 
-    from mlcpipe.tuning.run import Plan, State
+    from mlcpipe.tuning.run import State, TuneOptions
     from mlcpipe.tuning.tasks import Task
 
 _BAR = 30  # characters of the default's bar
@@ -23,13 +23,13 @@ _FINALS = 2  # trials that deciding takes, in the time of a search's
 class View:
     """Keeps the last state of every task; on a terminal shows them all, elsewhere a line for each that is done."""
 
-    def __init__(self, console: Console, tasks: Sequence[Task], plan: Plan) -> None:
+    def __init__(self, console: Console, tasks: Sequence[Task], opts: TuneOptions) -> None:
         from rich.live import Live
 
         from mlcpipe.tuning.run import State
 
-        self._console, self._plan = console, plan
-        self._states = {task.key: State(task, device=plan.device, variant=plan.variant) for task in tasks}
+        self._console, self._opts = console, opts
+        self._states = {task.key: State(task, device=opts.device, variant=opts.variant) for task in tasks}
         self._done: set[tuple[str, str, str]] = set()
         self._began, self._measured = time.monotonic(), 0
         self._known: dict[tuple[str, str, str], int] = {}
@@ -71,7 +71,7 @@ class View:
 
         table = new_table("kernel", "rows", "tried", "default", "best so far", "", whole="kernel")
         for state in self._states.values():
-            tried = f"{state.trials}/{self._plan.trials}"
+            tried = f"{state.trials}/{self._opts.trials}"
             times = [duration(state.default_s), f"{state.best.ratio:.2f}x" if state.best else ""]
             words = verdict(state) if state.task.key in self._done else ""
             table.add_row(*map(cell, (state.task.name, state.task.space.bucket, tried, *times, words)))
@@ -82,10 +82,10 @@ class View:
         if self._measured == 0:
             return f"{passed:.0f} s so far"
         open_ = [state for key, state in self._states.items() if key not in self._done]
-        trials = sum(max(0, self._plan.trials - state.trials) + _FINALS for state in open_)
+        trials = sum(max(0, self._opts.trials - state.trials) + _FINALS for state in open_)
         left = trials * passed / self._measured
-        if self._plan.budget_s is not None:
-            left = min(left, max(0.0, self._plan.budget_s - passed))
+        if self._opts.budget_s is not None:
+            left = min(left, max(0.0, self._opts.budget_s - passed))
         return f"about {left:.0f} s left"
 
 
@@ -122,12 +122,12 @@ def floor_s(state: State, bandwidth_gb_s: float | None) -> float | None:
     return state.nbytes / bandwidth_gb_s / 1e9 if state.nbytes and bandwidth_gb_s else None
 
 
-def summary(states: Sequence[State], plan: Plan, bandwidth_gb_s: float | None) -> dict[str, Any]:
+def summary(states: Sequence[State], opts: TuneOptions, bandwidth_gb_s: float | None) -> dict[str, Any]:
     """The result as JSON has it; times in microseconds."""
     return {
-        "target": plan.target,
-        "variant": plan.variant,
-        "device": plan.device,
+        "target": opts.target,
+        "variant": opts.variant,
+        "device": opts.device,
         "read_bandwidth_gb_s": None if bandwidth_gb_s is None else round(bandwidth_gb_s, 1),
         "gain": round(gain(states), 4),
         "kernels": [
@@ -152,7 +152,7 @@ def summary(states: Sequence[State], plan: Plan, bandwidth_gb_s: float | None) -
     }
 
 
-def print_result(console: Console, states: Sequence[State], plan: Plan, bandwidth_gb_s: float | None) -> None:
+def print_result(console: Console, states: Sequence[State], opts: TuneOptions, bandwidth_gb_s: float | None) -> None:
     """The table, then a bar for each kernel: default, tuned, and the floor that the memory sets."""
     table = new_table("kernel", "rows", "default", "tuned", "floor", "tried", "", whole="kernel")
     for state in states:
@@ -165,8 +165,8 @@ def print_result(console: Console, states: Sequence[State], plan: Plan, bandwidt
     kept = sum(state.record is not None for state in states)
     say(
         console,
-        f"\n{kept} of {len(states)} kept, {gain(states):.3f}x in the geometric mean on {plan.device}, variant "
-        f"{plan.variant}" + (f"; floor: the arguments at {bandwidth_gb_s:.0f} GB/s" if bandwidth_gb_s else ""),
+        f"\n{kept} of {len(states)} kept, {gain(states):.3f}x in the geometric mean on {opts.device}, variant "
+        f"{opts.variant}" + (f"; floor: the arguments at {bandwidth_gb_s:.0f} GB/s" if bandwidth_gb_s else ""),
     )
 
 

@@ -224,9 +224,8 @@ def _zero_points(scheme: Scheme, rows: dict[str, Array], k: int) -> Array | floa
     if scheme.kept:
         flat = {name: _unsigned(scheme, name, a).reshape(-1, a.shape[-1]) for name, a in rows.items()}
         if scheme.zeros:
-            zeros = native_formats.unpack(scheme, {**flat, "q_weight": np.zeros_like(flat["q_weight"])}, k).astype(
-                np.float64
-            )
+            no_codes = {**flat, "q_weight": np.zeros_like(flat["q_weight"])}
+            zeros = native_formats.unpack(scheme, no_codes, k).astype(np.float64)
             codes = native_formats.unpack(replace(scheme, zeros=False), flat, k).astype(np.float64)
             return (codes - zeros).reshape(*rows["q_weight"].shape[:-1], k)
         table = tuple(level + 2 * scheme.zero_point for level in scheme.table)

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mlcpipe.checkpoint.content_hash import hash_files
-from mlcpipe.checkpoint.parts import Parts
+from mlcpipe.checkpoint.quantized_matrix import Parts
 from mlcpipe.checkpoint.safetensors_reader import (
     TensorInfo,
     check_name,

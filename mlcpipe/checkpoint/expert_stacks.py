@@ -19,8 +19,8 @@ from numpy.typing import NDArray
 
 from mlcpipe.checkpoint.checkpoint import Checkpoint
 from mlcpipe.checkpoint.matrix import FLOAT_DTYPES, Matrix, check_tensor, scales_of
-from mlcpipe.checkpoint.parts import Parts, widened
 from mlcpipe.checkpoint.quantized import QuantizedCheckpoint
+from mlcpipe.checkpoint.quantized_matrix import Parts, widened
 from mlcpipe.checkpoint.safetensors_reader import TensorInfo
 from mlcpipe.errors import CheckpointError
 from mlcpipe.json_files import shown, shown_path

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from mlcpipe.checkpoint.parts import Parts, widened
+from mlcpipe.checkpoint.quantized_matrix import Parts, widened
 from mlcpipe.checkpoint.safetensors_reader import TensorInfo, read_bytes
 from mlcpipe.errors import CheckpointError
 from mlcpipe.json_files import shown, shown_path

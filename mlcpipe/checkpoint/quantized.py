@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from mlcpipe.checkpoint.checkpoint import Checkpoint
 from mlcpipe.checkpoint.matrix import FLOAT_DTYPES, Matrix, e4m3_values, e8m0_values
-from mlcpipe.checkpoint.parts import Parts, widened
+from mlcpipe.checkpoint.quantized_matrix import Parts, widened
 from mlcpipe.checkpoint.settings import Settings
 from mlcpipe.errors import CheckpointError, ConfigError
 from mlcpipe.json_files import shown, shown_path

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mlcpipe.checkpoint.matrix import FLOAT_DTYPES, Matrix, check_tensor, matrix, scales_of, sibling
-from mlcpipe.checkpoint.parts import Parts, widened
+from mlcpipe.checkpoint.quantized_matrix import Parts, widened
 from mlcpipe.checkpoint.safetensors_reader import TensorInfo, read_bytes
 from mlcpipe.errors import CheckpointError
 from mlcpipe.json_files import shown, shown_path

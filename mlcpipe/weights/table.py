@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from tvm.relax.frontend import nn
 
 from mlcpipe.checkpoint import Checkpoint, TensorInfo
-from mlcpipe.checkpoint.parts import Parts, joined
+from mlcpipe.checkpoint.quantized_matrix import Parts, joined
 from mlcpipe.errors import CheckpointError
 from mlcpipe.quantization.inputs import Inputs
 from mlcpipe.quantization.layout import Layout

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from mlcpipe.checkpoint.gguf import lattices
 from mlcpipe.checkpoint.gguf.fields import Bytes, Floats, bit_fields, half, six_bits, trits
-from mlcpipe.checkpoint.parts import Parts
+from mlcpipe.checkpoint.quantized_matrix import Parts
 from mlcpipe.checkpoint.safetensors_reader import CHUNK_ELEMENTS, TensorInfo, fill
 
 _FP4 = np.array([0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12], np.float32)  # twice the value

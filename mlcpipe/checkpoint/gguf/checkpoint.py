@@ -22,10 +22,10 @@ from mlcpipe.checkpoint.gguf.blocks import FORMATS, chunks
 from mlcpipe.checkpoint.gguf.families import GgufTensor, family_of, renamed
 from mlcpipe.checkpoint.gguf.metadata import Metadata
 from mlcpipe.checkpoint.gguf.native_formats import PARTS
-from mlcpipe.checkpoint.gguf.parts import read_parts
+from mlcpipe.checkpoint.gguf.shards import read_shards
 from mlcpipe.checkpoint.gguf.special_tokens import end_ids, token_id
 from mlcpipe.checkpoint.gguf.vocabulary import tokenizer_files
-from mlcpipe.checkpoint.parts import Parts
+from mlcpipe.checkpoint.quantized_matrix import Parts
 from mlcpipe.checkpoint.safetensors_reader import read_chunks, read_float32
 from mlcpipe.errors import CheckpointError
 from mlcpipe.json_files import shown, shown_path
@@ -111,7 +111,7 @@ def open_gguf(path: Path) -> GgufCheckpoint:
 
     Raises CheckpointError for the file, ConfigError for its metadata and TokenizerError for types of tokens.
     """
-    header, files = read_parts(path)
+    header, files = read_shards(path)
     if not header.tensors:
         raise CheckpointError("no tensors", where=shown_path(path), expected="at least one", found="none")
     by_name = {tensor.name: tensor for tensor in header.tensors}

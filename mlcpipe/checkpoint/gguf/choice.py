@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 
-from mlcpipe.checkpoint.gguf.parts import part_names
+from mlcpipe.checkpoint.gguf.shards import shard_names
 
 TAG = r"[A-Za-z0-9_](?:[A-Za-z0-9_-]|\.(?!\.)){0,63}"
 _NAME = re.compile(r"(?:[A-Za-z0-9_](?:[A-Za-z0-9_+-]|\.(?!\.))*/)*[A-Za-z0-9_](?:[A-Za-z0-9_+-]|\.(?!\.))*\.gguf")
@@ -24,7 +24,7 @@ def gguf_models(names: Iterable[str], tag: str = "") -> list[list[str]]:
         if len(name) > MAX_NAME or not _NAME.fullmatch(name) or "mmproj" in name.lower():
             continue
         folder, slash, file = name.rpartition("/")
-        parts = [f"{folder}{slash}{part}" for part in part_names(file)]
+        parts = [f"{folder}{slash}{part}" for part in shard_names(file)]
         if not tag or word.search(name.removesuffix(".gguf")):
             models[parts[0]] = parts
     return list(models.values())

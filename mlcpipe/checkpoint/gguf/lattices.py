@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mlcpipe.checkpoint.gguf.fields import Bytes, bit_fields, words
-from mlcpipe.checkpoint.parts import Parts
+from mlcpipe.checkpoint.quantized_matrix import Parts
 
 # Levels by code, in eighths of the scale, eighths, quarters and wholes. IQ1: -1, 0 and 1 less or more an eighth.
 IQ1 = (-9, -7, -1, 1, 7, 9)

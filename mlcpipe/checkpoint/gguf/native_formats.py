@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from mlcpipe.checkpoint.gguf import lattices
 from mlcpipe.checkpoint.gguf.fields import Bytes, bit_fields, six_bits, trits, words
-from mlcpipe.checkpoint.parts import Parts
+from mlcpipe.checkpoint.quantized_matrix import Parts
 
 
 def _halves(b: Bytes, at: int, count: int = 1) -> NDArray[np.float16]:

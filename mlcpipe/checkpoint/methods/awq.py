@@ -24,7 +24,7 @@ from mlcpipe.checkpoint.matrix import (
     words_of,
 )
 from mlcpipe.checkpoint.methods.gptq import group_of
-from mlcpipe.checkpoint.parts import Parts
+from mlcpipe.checkpoint.quantized_matrix import Parts
 from mlcpipe.checkpoint.safetensors_reader import TensorInfo
 from mlcpipe.checkpoint.settings import Settings
 from mlcpipe.errors import CheckpointError

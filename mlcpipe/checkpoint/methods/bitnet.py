@@ -11,7 +11,7 @@ from collections.abc import Mapping
 import numpy as np
 
 from mlcpipe.checkpoint.matrix import FLOAT_DTYPES, Matrix, check_tensor, matrix, scales_of, sibling
-from mlcpipe.checkpoint.parts import Parts, widened
+from mlcpipe.checkpoint.quantized_matrix import Parts, widened
 from mlcpipe.checkpoint.safetensors_reader import TensorInfo, read_bytes
 from mlcpipe.checkpoint.settings import Settings
 from mlcpipe.errors import CheckpointError

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mlcpipe.checkpoint.matrix import Matrix, check_tensor, matrix, sibling
-from mlcpipe.checkpoint.parts import Parts
+from mlcpipe.checkpoint.quantized_matrix import Parts
 from mlcpipe.checkpoint.safetensors_reader import TensorInfo, read_bytes
 from mlcpipe.checkpoint.settings import Settings
 from mlcpipe.errors import CheckpointError

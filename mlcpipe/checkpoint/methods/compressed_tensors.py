@@ -37,7 +37,7 @@ from mlcpipe.checkpoint.matrix import (
     words_of,
 )
 from mlcpipe.checkpoint.methods.bit_stream import unpack_stream
-from mlcpipe.checkpoint.parts import Parts
+from mlcpipe.checkpoint.quantized_matrix import Parts
 from mlcpipe.checkpoint.safetensors_reader import TensorInfo, read_bytes
 from mlcpipe.checkpoint.settings import Settings
 from mlcpipe.checkpoint.sparse import SPARSE_PARTS, matrix_shape, sparse_matrix

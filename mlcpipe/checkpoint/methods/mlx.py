@@ -27,7 +27,7 @@ from mlcpipe.checkpoint.matrix import (
     words_of,
 )
 from mlcpipe.checkpoint.methods.bit_stream import unpack_stream
-from mlcpipe.checkpoint.parts import Parts
+from mlcpipe.checkpoint.quantized_matrix import Parts
 from mlcpipe.checkpoint.safetensors_reader import TensorInfo
 from mlcpipe.checkpoint.settings import Settings
 

@@ -17,7 +17,7 @@ import numpy as np
 
 from mlcpipe.checkpoint.expert_stacks import PARTS, check_experts, check_number, part_of
 from mlcpipe.checkpoint.matrix import E8M0, RUN, Matrix, byte_scales, check_tensor, matrix, nibbles_of, sibling
-from mlcpipe.checkpoint.parts import Parts
+from mlcpipe.checkpoint.quantized_matrix import Parts
 from mlcpipe.checkpoint.safetensors_reader import TensorInfo
 from mlcpipe.checkpoint.settings import Settings
 from mlcpipe.errors import CheckpointError

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mlcpipe.checkpoint import Checkpoint
-from mlcpipe.checkpoint.parts import Parts
+from mlcpipe.checkpoint.quantized_matrix import Parts
 from mlcpipe.weights.table import Weight, restored
 
 Array = NDArray[Any]

@@ -14,7 +14,7 @@ import pytest
 from numpy.typing import NDArray
 
 from mlcpipe.checkpoint import open_checkpoint
-from mlcpipe.checkpoint.parts import widened
+from mlcpipe.checkpoint.quantized_matrix import widened
 from mlcpipe.compiler.export import kept_formats
 from mlcpipe.errors import CheckpointError, TargetError
 from mlcpipe.targets import load_target

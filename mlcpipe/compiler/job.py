@@ -24,7 +24,7 @@ from mlcpipe.quantization.scheme import Scheme
 from mlcpipe.runtime.text.tokenizer import Tokenizer
 from mlcpipe.runtime.text.tokenizer_files import VOCABULARIES
 from mlcpipe.targets import Target, Variant, compiled_variants, load_target
-from mlcpipe.tuned.here import tuned_here
+from mlcpipe.tuned.local_records import local_records
 from mlcpipe.weights.convert import param_infos
 from mlcpipe.weights.native_formats import keep, planned
 from mlcpipe.weights.table import Weight, as_named, check_sources, stored, weight_table
@@ -96,7 +96,7 @@ def lower(
     state = export(model, target, scheme, chunk, variants[0], no_tokens)
     state = replace(state, weights=_from_checkpoint(state.weights, model, checkpoint, target, plan))
     settings = environment.env()
-    state = replace(state, tuned=tuned_here(target, settings.cache), dump=settings.dump, adapters=adapters)
+    state = replace(state, tuned=local_records(target, settings.cache), dump=settings.dump, adapters=adapters)
     state = pipeline.run(state, *pipeline.SHARED)
     debug.show(debug.IR, lambda: str(state.mod.script(show_meta=False)))
     layers = model.facts.num_layers if embedding is None else 1

@@ -45,8 +45,8 @@ from mlcpipe.passes.quantize_weights import quantize_weights
 from mlcpipe.passes.reuse_views import reuse_views
 from mlcpipe.passes.schedule_kernels import schedule_kernels
 from mlcpipe.passes.share_storage import share_storage
+from mlcpipe.passes.skip_list_checks import skip_list_checks
 from mlcpipe.passes.split_weights import split_weights
-from mlcpipe.passes.trust_lists import trust_lists
 from mlcpipe.passes.write_outputs import write_outputs
 
 State = TypeVar("State", bound=Module)
@@ -137,7 +137,7 @@ MEMORY = Phase(
 
 SCHEDULE = Phase("4-schedule", (schedule_kernels,))
 
-# What `tvm.relax.build` does after planning memory, and `trust_lists`: no operation or allocation changes here.
+# What `tvm.relax.build` does after planning memory, and `skip_list_checks`: no operation or allocation changes here.
 # Without KillAfterLastUse: planned storages are shared by all that could be freed.
 VM = Phase(
     "5-vm",
@@ -147,7 +147,7 @@ VM = Phase(
             relax.transform.LowerRuntimeBuiltin,
             relax.transform.ComputePrimValue,
         ),
-        trust_lists,
+        skip_list_checks,
         *_tvm(relax.transform.VMShapeLower, relax.transform.AttachGlobalSymbol),
     ),
 )

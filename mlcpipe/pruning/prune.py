@@ -31,7 +31,7 @@ from mlcpipe.files import local_path
 from mlcpipe.nn.causal_lm import CausalLM
 from mlcpipe.progress import Progress, SilentProgress
 from mlcpipe.pruning.recipe import Recipe
-from mlcpipe.pruning.work import Kept, Work
+from mlcpipe.pruning.work import PrunedTensor, Work
 from mlcpipe.targets import load_target
 
 FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
@@ -174,12 +174,12 @@ def _write(how: Any, work: Work, folder: Path) -> None:
         shutil.copyfile(source.path / name, folder / name)
 
 
-def _add(writer: SafetensorsWriter, kept: Kept, source: Checkpoint) -> None:
-    info = source.info(kept.source)
-    if kept.values is None:
-        writer.add(kept.name, info.dtype, info.shape, source.read_raw(kept.source))
+def _add(writer: SafetensorsWriter, tensor: PrunedTensor, source: Checkpoint) -> None:
+    info = source.info(tensor.source)
+    if tensor.values is None:
+        writer.add(tensor.name, info.dtype, info.shape, source.read_raw(tensor.source))
     else:
-        writer.add(kept.name, info.dtype, kept.values.shape, narrowed(kept.values, info.dtype, kept.name).data)
+        writer.add(tensor.name, info.dtype, tensor.values.shape, narrowed(tensor.values, info.dtype, tensor.name).data)
 
 
 def _lowered(checkpoint: Checkpoint) -> Job:

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from mlcpipe.compiler.calibration.changed import Changed
-from mlcpipe.pruning.work import Array, Kept, Work
+from mlcpipe.pruning.work import Array, PrunedTensor, Work
 from mlcpipe.quantization.inputs import Inputs
 
 # Of each column's mean square, added to it, times (columns / rows)^2: weights that few rows decide suit those alone.
@@ -37,7 +37,7 @@ class Units:
     producers: Mapping[str, int]
 
 
-def remove_units(work: Work, units: Units) -> Iterator[Kept]:
+def remove_units(work: Work, units: Units) -> Iterator[PrunedTensor]:
     """The tensors of a checkpoint whose layers keep `work.keep` units each, which differ from layer to layer."""
 
     def change(prefix: str, changed: Changed, inputs: Mapping[str, Inputs]) -> dict[str, Any]:

@@ -20,7 +20,7 @@ Array = NDArray[Any]
 
 
 @dataclass(frozen=True)
-class Kept:
+class PrunedTensor:
     """A tensor of the pruned checkpoint: tensor `source` of the original, with other float32 `values` if any."""
 
     name: str
@@ -53,7 +53,7 @@ class Work:
 
     def changed_layers(
         self, change: Callable[[str, Changed, Mapping[str, Inputs]], Mapping[str, Any]]
-    ) -> Iterator[Kept]:
+    ) -> Iterator[PrunedTensor]:
         """The tensors of all layers, and of none, when `change` has had its way with each layer in order.
 
         `change` takes the prefix of names, the tensors, which it changes to others of their shape, and what matrices
@@ -68,19 +68,19 @@ class Work:
             for name in self.names(index):
                 rest = cuts.get(name)
                 if rest is not None or name in inputs:
-                    yield Kept(name, name, changed.read(name)[() if rest is None else rest])
+                    yield PrunedTensor(name, name, changed.read(name)[() if rest is None else rest])
                 else:
-                    yield Kept(name, name)
+                    yield PrunedTensor(name, name)
         yield from self.others()
 
     def names(self, index: int) -> list[str]:
         """The tensors of a layer in the checkpoint, also those that no model reads."""
         return [name for name in self.checkpoint.tensors if name.startswith(self.prefix(index))]
 
-    def others(self) -> Iterator[Kept]:
+    def others(self) -> Iterator[PrunedTensor]:
         """The tensors of no layer."""
         layers = f"{self.stream.prefix}layers."
-        return (Kept(name, name) for name in self.checkpoint.tensors if not name.startswith(layers))
+        return (PrunedTensor(name, name) for name in self.checkpoint.tensors if not name.startswith(layers))
 
 
 def smallest(scores: Array, count: int) -> NDArray[np.bool_]:

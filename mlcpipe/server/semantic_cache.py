@@ -41,7 +41,7 @@ class Question:
 
 
 @dataclass(frozen=True)
-class _Kept:
+class _CachedAnswer:
     space: bytes
     answer: Answer
     usage: Usage
@@ -61,7 +61,7 @@ class SemanticCache:
         self._service = EmbeddingService(EmbeddingEngine(embedder), Facts(("",)), _MAX_QUEUE)
         self._embedder, self._threshold = embedder, threshold
         self._vectors = np.zeros((entries, embedder.info.dimensions), np.float32)
-        self._kept: OrderedDict[int, _Kept] = OrderedDict()  # by row of the vectors, the latest used one last
+        self._kept: OrderedDict[int, _CachedAnswer] = OrderedDict()  # by row of the vectors, the latest used one last
 
     def close(self) -> None:
         """End the encoder's thread."""
@@ -114,7 +114,7 @@ class SemanticCache:
         if row == len(self._vectors):
             row, _ = self._kept.popitem(last=False)
         self._vectors[row] = question.vector
-        self._kept[row] = _Kept(question.space, answer, replace(usage))
+        self._kept[row] = _CachedAnswer(question.space, answer, replace(usage))
 
 
 def _digest(body: CompletionFields, rest: Sequence[object]) -> bytes:

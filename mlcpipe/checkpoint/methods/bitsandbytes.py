@@ -17,9 +17,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mlcpipe.checkpoint.matrix import Matrix, check_tensor, matrix, sibling
+from mlcpipe.checkpoint.quantization_config import QuantizationConfig
 from mlcpipe.checkpoint.quantized_matrix import Parts
 from mlcpipe.checkpoint.safetensors_reader import TensorInfo, read_bytes
-from mlcpipe.checkpoint.settings import Settings
 from mlcpipe.errors import CheckpointError
 from mlcpipe.json_files import parse_json_object, shown, shown_path
 
@@ -32,7 +32,7 @@ _IGNORED = (
 )  # fmt: skip
 
 
-def matrices(settings: Settings, tensors: Mapping[str, TensorInfo]) -> tuple[dict[str, Matrix], set[str]]:
+def matrices(settings: QuantizationConfig, tensors: Mapping[str, TensorInfo]) -> tuple[dict[str, Matrix], set[str]]:
     """The matrices of codes by name, and the tensors that were used. Raises ConfigError and CheckpointError."""
     settings.choice("bnb_4bit_quant_storage", ("uint8",), "uint8")
     settings.choice("llm_int8_has_fp16_weight", (False,), False)

@@ -37,9 +37,9 @@ from mlcpipe.checkpoint.matrix import (
     words_of,
 )
 from mlcpipe.checkpoint.methods.bit_stream import unpack_stream
+from mlcpipe.checkpoint.quantization_config import QuantizationConfig
 from mlcpipe.checkpoint.quantized_matrix import Parts
 from mlcpipe.checkpoint.safetensors_reader import TensorInfo, read_bytes
-from mlcpipe.checkpoint.settings import Settings
 from mlcpipe.checkpoint.sparse import SPARSE_PARTS, matrix_shape, sparse_matrix
 from mlcpipe.errors import CheckpointError
 from mlcpipe.json_files import shown, shown_path
@@ -85,7 +85,7 @@ class _Form:
         return ((n, k // self.size[0]),)
 
 
-def matrices(settings: Settings, tensors: Mapping[str, TensorInfo]) -> tuple[dict[str, Matrix], set[str]]:
+def matrices(settings: QuantizationConfig, tensors: Mapping[str, TensorInfo]) -> tuple[dict[str, Matrix], set[str]]:
     """The matrices of codes by name, and the tensors that were used. Raises ConfigError and CheckpointError."""
     usual = settings.choice("format", (*FORMATS, MIXED, DENSE))
     settings.choice("quantization_status", ("compressed", "frozen"), "compressed")
@@ -102,7 +102,7 @@ def matrices(settings: Settings, tensors: Mapping[str, TensorInfo]) -> tuple[dic
     return found, used
 
 
-def _sparse(settings: Settings, tensors: Mapping[str, TensorInfo]) -> tuple[dict[str, Matrix], set[str]]:
+def _sparse(settings: QuantizationConfig, tensors: Mapping[str, TensorInfo]) -> tuple[dict[str, Matrix], set[str]]:
     """The matrices of which half is stored, and their tensors."""
     if settings.choice("format", (DENSE, "sparse-24-bitmask"), DENSE) == DENSE:
         return {}, set()
@@ -114,7 +114,7 @@ def _sparse(settings: Settings, tensors: Mapping[str, TensorInfo]) -> tuple[dict
     return found, {f"{module}.{part}" for module in modules for part in SPARSE_PARTS}
 
 
-def _form(group: Settings, usual: str) -> _Form:
+def _form(group: QuantizationConfig, usual: str) -> _Form:
     """The weights of a group of modules. Raises ConfigError for what changes the result and is not known."""
     form = group.choice("format", FORMATS, usual if usual in FORMATS else None)
     weights, inputs = group.table("weights"), group.table("input_activations")

@@ -27,9 +27,9 @@ from mlcpipe.checkpoint.matrix import (
     words_of,
 )
 from mlcpipe.checkpoint.methods.bit_stream import unpack_stream
+from mlcpipe.checkpoint.quantization_config import QuantizationConfig
 from mlcpipe.checkpoint.quantized_matrix import Parts
 from mlcpipe.checkpoint.safetensors_reader import TensorInfo
-from mlcpipe.checkpoint.settings import Settings
 from mlcpipe.errors import CheckpointError
 from mlcpipe.json_files import shown, shown_path
 
@@ -39,7 +39,7 @@ SHOWN = ("act_data_type", "act_dynamic", "act_group_size", "act_sym", "backend",
 VERSIONS = ("gptq", "gptq_v2")
 
 
-def matrices(settings: Settings, tensors: Mapping[str, TensorInfo]) -> tuple[dict[str, Matrix], set[str]]:
+def matrices(settings: QuantizationConfig, tensors: Mapping[str, TensorInfo]) -> tuple[dict[str, Matrix], set[str]]:
     """The matrices of codes by name, and the tensors that were used. Raises ConfigError and CheckpointError."""
     settings.choice("method", ("gptq",), "gptq")
     version = settings.alike(("checkpoint_format", "format"), VERSIONS, "gptq")
@@ -47,7 +47,7 @@ def matrices(settings: Settings, tensors: Mapping[str, TensorInfo]) -> tuple[dic
 
 
 def matrices_of(
-    version: str, settings: Settings, tensors: Mapping[str, TensorInfo]
+    version: str, settings: QuantizationConfig, tensors: Mapping[str, TensorInfo]
 ) -> tuple[dict[str, Matrix], set[str]]:
     """As `matrices`, of one of VERSIONS."""
     bits = settings.alike(("bits", "w_bit", "wbits"), BITS)
@@ -69,7 +69,7 @@ def matrices_of(
     return found, used
 
 
-def group_of(settings: Settings) -> tuple[int, bool]:
+def group_of(settings: QuantizationConfig) -> tuple[int, bool]:
     """Columns of a group, or -1 for a row, and whether single modules have their own, which their shapes show.
 
     Raises ConfigError for other settings that change the result: codes that are no integers, rounded activations.

@@ -111,8 +111,8 @@ def chat_command(
                   "no-stats": not stats, "device": engine_device(device), "adapter": adapter}  # fmt: skip
         given = {option_name(key): value for key, value in (sampling | others).items()}
         return chat_in_browser(model, target, quantization, port=port, show=browser, given=given)
-    from mlcpipe.cli.chat.once import ask_once, question_of  # needs pydantic
     from mlcpipe.cli.chat.session import Session
+    from mlcpipe.cli.chat.single_prompt import ask_once, question_of  # needs pydantic
 
     if port is not None or not browser:
         raise UsageError("--port and --no-browser are for --web", next_step="add --web")

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from mlcpipe.nn.causal_lm import CausalLM
 from mlcpipe.pruning.units import Units, remove_units
-from mlcpipe.pruning.work import Kept, Work
+from mlcpipe.pruning.work import PrunedTensor, Work
 
 GRAM, UNITS = True, "KV heads"
 
@@ -18,7 +18,7 @@ def allowed(model: CausalLM) -> list[int]:
     return [n for n in range(1, facts.num_kv_heads + 1) if not divided or facts.hidden_size % (n * group) == 0]
 
 
-def pruned(work: Work) -> Iterator[Kept]:
+def pruned(work: Work) -> Iterator[PrunedTensor]:
     """See the package."""
     facts = work.model.facts
     group = facts.num_heads // facts.num_kv_heads

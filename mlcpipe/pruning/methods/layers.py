@@ -10,7 +10,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from mlcpipe.nn.causal_lm import CausalLM
-from mlcpipe.pruning.work import Array, Kept, Work, smallest
+from mlcpipe.pruning.work import Array, PrunedTensor, Work, smallest
 
 GRAM, UNITS = False, "layers"
 
@@ -20,7 +20,7 @@ def allowed(model: CausalLM) -> range:
     return range(1, model.facts.num_layers + 1)
 
 
-def pruned(work: Work) -> Iterator[Kept]:
+def pruned(work: Work) -> Iterator[PrunedTensor]:
     """See the package."""
     influence = np.array([_influence(work, index) for index in work.layers()])
     kept = np.flatnonzero(~smallest(influence, len(influence) - work.keep)).tolist()
@@ -31,7 +31,7 @@ def pruned(work: Work) -> Iterator[Kept]:
         work.config["layer_types"] = [kinds[windows[index] is not None] for index in kept]
     for index, old in enumerate(kept):
         names = work.names(old)
-        yield from (Kept(work.prefix(index) + name.removeprefix(work.prefix(old)), name) for name in names)
+        yield from (PrunedTensor(work.prefix(index) + name.removeprefix(work.prefix(old)), name) for name in names)
     yield from work.others()
 
 

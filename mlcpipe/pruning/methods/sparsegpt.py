@@ -13,7 +13,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from mlcpipe.pruning.pattern import GROUP, PRUNED, prune_matrices
-from mlcpipe.pruning.work import Array, Kept, Work, smallest
+from mlcpipe.pruning.work import Array, PrunedTensor, Work, smallest
 from mlcpipe.quantization.gptq import triangular_factor
 from mlcpipe.quantization.inputs import Inputs
 
@@ -22,7 +22,7 @@ _BLOCK = 128  # columns whose errors are handed on together
 _ROWS = 1 << 23  # elements at a time
 
 
-def pruned(work: Work) -> Iterator[Kept]:
+def pruned(work: Work) -> Iterator[PrunedTensor]:
     """See the package."""
     return prune_matrices(work, prune_matrix)
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from mlcpipe.nn.causal_lm import CausalLM
 from mlcpipe.pruning.units import Units, remove_units
-from mlcpipe.pruning.work import Kept, Work
+from mlcpipe.pruning.work import PrunedTensor, Work
 
 GRAM, UNITS = True, "MLP columns"
 _MULTIPLE = 32  # columns that share a scale in 4 bits
@@ -18,7 +18,7 @@ def allowed(model: CausalLM) -> list[int]:
     return [*range(_MULTIPLE, count, _MULTIPLE), count]
 
 
-def pruned(work: Work) -> Iterator[Kept]:
+def pruned(work: Work) -> Iterator[PrunedTensor]:
     """See the package."""
     work.config["intermediate_size"] = work.keep
     producers = {f"mlp.{of}_proj.{part}": 1 for of in ("gate", "up") for part in ("weight", "bias")}

@@ -30,7 +30,7 @@ BOOKKEEPING = frozenset({
 })  # fmt: skip
 
 
-class Settings:
+class QuantizationConfig:
     """The fields of a quantization in config.json: those that are neither read nor BOOKKEEPING are refused by name."""
 
     def __init__(self, values: Mapping[str, Any], name: str) -> None:
@@ -69,18 +69,18 @@ class Settings:
         for name in fields:
             self._values.pop(name, None)
 
-    def table(self, field: str) -> Settings:
+    def table(self, field: str) -> QuantizationConfig:
         """A field that is an object; absent or null: an empty one."""
         value = self.take(field, {})
         if not isinstance(value, Mapping):
             raise self.refused(field, "an object", value)
-        return Settings(value, f"{self._name}.{field}")
+        return QuantizationConfig(value, f"{self._name}.{field}")
 
-    def tables(self) -> list[Settings]:
+    def tables(self) -> list[QuantizationConfig]:
         """All fields that are left, which must be objects."""
         return [self.table(field) for field in list(self._values)]
 
-    def overrides(self) -> dict[str, Settings | bool]:
+    def overrides(self) -> dict[str, QuantizationConfig | bool]:
         """The fields that are left and are objects or true or false: those of single modules."""
         flags = {name: self._values.pop(name) for name, value in list(self._values.items()) if isinstance(value, bool)}
         names = [name for name, value in self._values.items() if isinstance(value, Mapping)]

@@ -13,7 +13,7 @@ from tvm import relax, tirx
 from mlcpipe.passes.lowering import Lowering
 
 
-def trust_lists(state: Lowering) -> Lowering:
+def skip_list_checks(state: Lowering) -> Lowering:
     """Count inputs from the first list on as weights, and bind the sizes that only they have: to 1, as nothing reads
     them. Runs where nothing but calls of kernels is left of the functions.
     """

@@ -8,8 +8,8 @@ from typing import Any
 from mlcpipe.errors import ConfigError
 from mlcpipe.json_files import shown
 
-# What tools write beside the format: how the numbers were found, by which program, and what reads them fast. The
-# numbers do not depend on it. AutoGPTQ, AutoAWQ, AutoRound, GPTQModel, llm-compressor, optimum, transformers.
+# Notes of the quantizing tools: the method, the program, fast kernels. The numbers do not depend on them.
+# AutoGPTQ, AutoAWQ, AutoRound, GPTQModel, llm-compressor, optimum, transformers.
 BOOKKEEPING = frozenset({
     "act_group_aware", "act_order", "actorder", "amp", "apply_clip", "autoround_version", "batch_size",
     "block_name_to_quantize", "cache_block_outputs", "calib_data", "damp_auto_increment", "damp_percent", "dataset",
@@ -37,7 +37,7 @@ class QuantizationConfig:
         self.where, self._values, self._name = "config.json", dict(values), name
 
     def take(self, field: str, default: Any = None) -> Any:
-        """The raw value of a field, from now on read; `default` where it is absent or null."""
+        """The raw value of a field, marked as read; `default` if it is absent or null."""
         value = self._values.pop(field, None)
         return default if value is None else value
 
@@ -56,7 +56,7 @@ class QuantizationConfig:
         return value
 
     def alike(self, fields: Sequence[str], known: Iterable[Any], default: Any = None) -> Any:
-        """Several names of one field, which must agree, in capitals or not, see `choice`. Raises ConfigError."""
+        """Several names of one field that must agree, ignoring case; see `choice`. Raises ConfigError."""
         for field in fields:
             if (value := self._values.get(field)) is not None:
                 self._values[field] = value.lower() if isinstance(value, str) else value
@@ -65,7 +65,7 @@ class QuantizationConfig:
         return self.choice(fields[0], known, default)
 
     def ignore(self, *fields: str) -> None:
-        """Fields of one method that the numbers do not depend on, or that its tensors show."""
+        """Mark fields as read that change no number, or that the tensors show."""
         for name in fields:
             self._values.pop(name, None)
 
@@ -77,11 +77,11 @@ class QuantizationConfig:
         return QuantizationConfig(value, f"{self._name}.{field}")
 
     def tables(self) -> list[QuantizationConfig]:
-        """All fields that are left, which must be objects."""
+        """All remaining fields, which must be objects."""
         return [self.table(field) for field in list(self._values)]
 
     def overrides(self) -> dict[str, QuantizationConfig | bool]:
-        """The fields that are left and are objects or true or false: those of single modules."""
+        """The remaining fields that are objects or booleans: those of single modules."""
         flags = {name: self._values.pop(name) for name, value in list(self._values.items()) if isinstance(value, bool)}
         names = [name for name, value in self._values.items() if isinstance(value, Mapping)]
         return {**flags, **{name: self.table(name) for name in names}}
@@ -103,7 +103,7 @@ class QuantizationConfig:
         return not self._values
 
     def finish(self) -> None:
-        """Raise ConfigError for the first field that nobody read, unless it is BOOKKEEPING, null, empty or false."""
+        """Raise ConfigError for the first field that was not read, unless it is BOOKKEEPING, null, empty or false."""
         for name, value in self._values.items():
             if name not in BOOKKEEPING and value not in (None, False, {}, [], ""):
                 raise self.refused(name, "absent", value)

@@ -101,7 +101,7 @@ def native_scheme(name: str) -> Scheme:
 
 
 def family_of(name: str) -> str:
-    """What kernels list of a weight format: its own name, or the kind of a form, as `uint`."""
+    """The name by which kernels list a weight format: its own, or the kind of integers, such as `uint`."""
     match = _FORMS.fullmatch(name)
     return (match[1] or match[3]) if match else name
 

@@ -28,7 +28,7 @@ from mlcpipe.quantization.scheme import Scheme, load_scheme, scheme_names
 from mlcpipe.toml_files import read_toml
 
 SUFFIX = ".toml"
-MIXED = "mixed-"  # how names of recipes from files begin; then comes a hash of their content
+MIXED = "mixed-"  # prefix of the names of recipes from files, before a hash of their content
 MAX_BYTES = 1 << 22  # a line for each of 30,000 matrices
 MAX_RULES = 4096
 # Block formats that weights are rounded to; the others are only kept.
@@ -45,10 +45,10 @@ class Rule:
 
 @dataclass(frozen=True)
 class QuantizationRecipe:
-    """The scheme of each matrix: that of the first of `rules` that names it, else `scheme`, as vectors.
+    """The scheme of each matrix: that of the first matching rule, else `scheme`, which vectors use too.
 
-    `source` is the file that rules come from: all of them must match, and fit what they match. Then come the scheme's
-    own: `output` for the matrix of the logits and `blocks` for all, each where rows fit. `text_sha256` is the
+    `source` is the file of the rules: each must match a matrix and fit all that it matches. After the rules come the
+    scheme's own formats, if rows fit: `output` for the logits matrix and `blocks` for all. `text_sha256` is the
     `text_hash` of the text that the rules were fitted to, or "".
     """
 
@@ -77,7 +77,7 @@ def _regex(pattern: str) -> re.Pattern[str]:
 
 
 def block_columns(scheme: Scheme) -> int:
-    """Columns that rows must be a multiple of: those of a block; other schemes pad rows."""
+    """Row lengths must be multiples of this: the columns of a block; other schemes pad rows."""
     return (scheme.super_size or scheme.group_size) if scheme.kept else 1
 
 
@@ -97,12 +97,12 @@ def matrix_scheme(name: str) -> Scheme:
 
 
 def recipe_name(quantization: str) -> str:
-    """The name of a quantization's recipe; `auto` stays, which also says that there are companions."""
+    """The name of a quantization's recipe; `auto` stays `auto`, which also implies companions."""
     return quantization if quantization == AUTO else load_recipe(quantization).name
 
 
 def load_recipe(quantization: str) -> QuantizationRecipe:
-    """The recipe of a scheme's name, of `auto`, `keep`, or in a `.toml` file. Raises ConfigError."""
+    """The recipe of a scheme's name, of `auto` or `keep`, or of a `.toml` file. Raises ConfigError."""
     if quantization.endswith(SUFFIX):
         return read_recipe(Path(quantization))
     scheme = load_scheme(AUTO_QUANTIZATION if quantization == AUTO else quantization)
@@ -110,7 +110,7 @@ def load_recipe(quantization: str) -> QuantizationRecipe:
 
 
 def make_recipe(default: str, tensors: Mapping[str, str], source: str) -> QuantizationRecipe:
-    """A recipe of rules, pattern -> name of a scheme, in their order. Raises ConfigError for a name that is unknown."""
+    """A recipe of rules, pattern -> name of a scheme, in order. Raises ConfigError for an unknown name."""
     rules, known = [], recipe_schemes()
     for pattern, name in tensors.items():
         if name not in known:
@@ -124,7 +124,7 @@ def make_recipe(default: str, tensors: Mapping[str, str], source: str) -> Quanti
 
 
 def read_recipe(path: Path) -> QuantizationRecipe:
-    """The recipe in a file. Raises ConfigError for one that is not as this module says."""
+    """The recipe in a file. Raises ConfigError for a malformed one."""
     where = shown_path(path)
     values = read_toml(path, MAX_BYTES, ConfigError, "recipe")
     default, tensors = values.get("default"), values.get("tensors", {})
@@ -136,7 +136,7 @@ def read_recipe(path: Path) -> QuantizationRecipe:
     if not isinstance(text, str) or not re.fullmatch("([0-9a-f]{64})?", text):
         raise ConfigError("the recipe's text_sha256", where=where, expected="64 hexadecimal digits", found=shown(text))
     if not isinstance(default, str) or default == KEEP:
-        expected = f"the scheme of what no pattern names: {' '.join(scheme_names())}"
+        expected = f"the scheme of matrices that no pattern names: {' '.join(scheme_names())}"
         raise ConfigError("the recipe's default", where=where, expected=expected, found=shown(default))
     if not isinstance(tensors, dict) or not all(isinstance(name, str) for name in tensors.values()):
         raise ConfigError("the recipe's [tensors]", where=where, expected='lines such as "*.v_proj.weight" = "Q6_K"')

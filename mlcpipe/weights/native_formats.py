@@ -1,4 +1,4 @@
-"""Schemes of single matrices: as the checkpoint has them for `--quantization keep`, or as a recipe says."""
+"""Schemes of single matrices: the checkpoint's own formats (`--quantization keep`), or those of a recipe."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _ROUNDED = f"add --quantization {DEFAULT_QUANTIZATION} or q8f16_1, which round t
 def keep(
     weights: Sequence[Weight], checkpoint: Checkpoint, target: Target, formats: Collection[str]
 ) -> tuple[Weight, ...]:
-    """The weights with the schemes that lose nothing: codes as they are, float16, else float32.
+    """The weights with lossless schemes: codes unchanged, float16, else float32.
 
     `formats` are the block formats that the target's kernels read. Raises TargetError for a matrix in another one.
     """
@@ -40,7 +40,7 @@ def _kept(weight: Weight, checkpoint: Checkpoint, target: Target, formats: Colle
 
 
 def _parts(weight: Weight, checkpoint: Checkpoint) -> list[Weight]:
-    """The weights of an expert's sources apart, as gate and up, if those are not in one format; else none."""
+    """Separate weights for an expert's sources, such as gate and up, if their formats differ; else none."""
     places = list(zip(*weight.sources, strict=True))
     if len(places) == 1 or _is_plain(stored := _formats(weight, checkpoint)) or len(stored) == 1:
         return []
@@ -65,7 +65,7 @@ def _is_plain(stored: set[str]) -> bool:
 
 
 def _columns(weight: Weight, checkpoint: Checkpoint) -> bytes:
-    """The order of the columns of a weight, or of each of its experts; nothing if it is their own."""
+    """The column order of a weight, or of each of its experts; empty if columns are in their own order."""
     if weight.kind == "plain":  # read as numbers, which are in their own order
         return b""
     orders = [_order(weight.name, group, checkpoint) for group in weight.sources]
@@ -74,13 +74,13 @@ def _columns(weight: Weight, checkpoint: Checkpoint) -> bytes:
 
 
 def _order(name: str, group: tuple[str, ...], checkpoint: Checkpoint) -> bytes:
-    """The order of the columns of all sources of a matrix."""
+    """The column order that all sources of a matrix share."""
     found = [checkpoint.columns(source) for source in group]
     orders = {b"" if order is None else order.tobytes() for order in found}
     if len(orders) > 1:
         raise CheckpointError(
             f"the columns of {name} are sorted in several ways", where=f"tensor {group[0]}",
-            expected="one order of what is joined to a matrix", next_step="take a checkpoint without desc_act",
+            expected="one column order for joined matrices", next_step="take a checkpoint without desc_act",
         )  # fmt: skip
     return orders.pop()
 
@@ -109,9 +109,9 @@ def _scheme(weight: Weight, checkpoint: Checkpoint, target: Target, formats: Col
 def planned(
     weights: Sequence[Weight], recipe: QuantizationRecipe, target: Target, formats: Collection[str], output: str | None
 ) -> tuple[Weight, ...]:
-    """The weights, each matrix with the scheme that the recipe gives it if that is not the recipe's own.
+    """The weights; a matrix whose scheme differs from the recipe's default gets that scheme.
 
-    `formats` are the block formats that the target's kernels read; `output` names the one of the logits.
+    `formats` are the block formats that the target's kernels read; `output` names the logits matrix.
     Raises TargetError for another format, ConfigError for a rule that names no matrix or one whose rows do not fit.
     """
     made = tuple(

@@ -40,8 +40,8 @@ class Weight:
     `reads` is the fraction that one token reads: 1, the chosen experts' share, or one row. `rows` is the half-open
     row range that it takes of the joined sources (of each expert); None is all. `part_rows` are the rows of each
     source of a joined matrix. `columns`, int32[K] or [experts, K] as bytes, is the order in which columns are stored if
-    it is not their own: an array of the weight, too. `parts` are the weights that a pass puts in its place, in
-    order of its rows, where its sources are in several formats.
+    it is not their own: an array of the weight, too. `parts` are the weights that a pass replaces it by, in
+    order of its rows, if its sources are in several formats.
     """
 
     name: str
@@ -110,7 +110,7 @@ def join(weights: Sequence[Weight], name: str) -> Weight:
 
 
 def stored(weight: Weight, scheme: Scheme, layout: Layout) -> Weight:
-    """The weight as a bundle stores it: packed in `layout` by its own scheme, else `scheme` or none, or a vector."""
+    """The weight in its stored form: packed in `layout` by its own scheme, else by `scheme` or none; or a vector."""
     if weight.scheme is not None:
         return replace(weight, layout=layout)
     if weight.kind == "float32":
@@ -124,7 +124,7 @@ def stored(weight: Weight, scheme: Scheme, layout: Layout) -> Weight:
 def as_named(
     weights: Sequence[Weight], checkpoint: Checkpoint, prefixes: Sequence[str], unused: Sequence[str]
 ) -> tuple[tuple[Weight, ...], tuple[str, ...]]:
-    """The weights with the checkpoint's prefix in the place of `model.`, and how names of `unused` tensors begin.
+    """The weights with the checkpoint's prefix instead of `model.`, and the prefixes of `unused` tensors.
 
     The prefix is the first of `prefixes` with which the checkpoint has the first weight.
     """
@@ -141,7 +141,7 @@ def as_named(
 def check_sources(weights: Sequence[Weight], checkpoint: Checkpoint, *, tied: bool, unused: Sequence[str] = ()) -> None:
     """Check that every checkpoint tensor is used exactly once, and every source has the right shape.
 
-    Tensors whose names begin like `unused` may be there.
+    Tensors whose names begin with one of `unused` are allowed.
 
     Raises CheckpointError naming the first tensor that is missing, misshapen, unused or used twice.
     """

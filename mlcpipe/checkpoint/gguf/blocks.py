@@ -156,7 +156,7 @@ def _nvfp4(b: Bytes) -> Floats:
 
 
 def _lattice(split: Callable[[Bytes], Parts], levels: tuple[int, ...], unit: float) -> Callable[[Bytes], Floats]:
-    """What dequantizes blocks of a lattice; all products are exact."""
+    """The function that dequantizes blocks of a lattice; all products are exact."""
     table = np.array(levels, np.float32) * np.float32(unit)
 
     def dequantize(b: Bytes) -> Floats:

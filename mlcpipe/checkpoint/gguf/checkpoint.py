@@ -53,7 +53,7 @@ class GgufCheckpoint(Checkpoint):
 
     @cached_property
     def folder(self) -> Path:
-        """A temporary folder with the configuration and the tokenizer; it goes with this object."""
+        """A temporary folder with the configuration and the tokenizer, deleted with this object."""
         texts = {CONFIG: json.dumps(self.config), GENERATION_CONFIG: json.dumps(self.generation_config)}
         texts |= tokenizer_files(self.metadata)
         folder = Path(tempfile.mkdtemp(prefix="mlcpipe-gguf-"))
@@ -107,7 +107,7 @@ class GgufCheckpoint(Checkpoint):
 
 
 def open_gguf(path: Path) -> GgufCheckpoint:
-    """Opens a GGUF model, split or not, and checks its header; only rope factors are read of the data.
+    """Opens a GGUF model, split or not, and checks its header; of the data it reads only rope factors.
 
     Raises CheckpointError for the file, ConfigError for its metadata and TokenizerError for types of tokens.
     """
@@ -126,9 +126,9 @@ def open_gguf(path: Path) -> GgufCheckpoint:
 
 
 def generation_of(metadata: Metadata) -> dict[str, Any]:
-    """generation_config.json: what ends an answer, and the sampling that the file recommends.
+    """generation_config.json: the tokens that end an answer, and the file's recommended sampling.
 
-    What has no name there keeps its own, to be named as not honoured.
+    Settings without a name there keep their own, so that the report can say they are not honoured.
     """
     ends = end_ids(metadata)
     found: dict[str, Any] = {"eos_token_id": ends} if ends else {}

@@ -1,4 +1,4 @@
-"""Which GGUF file of a folder with many a tag names."""
+"""Choose the GGUF file that a tag names."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ MAX_NAME = 400
 
 
 def gguf_models(names: Iterable[str], tag: str = "") -> list[list[str]]:
-    """The models among the files `names` whose name has `tag` as a word: for each the files of its parts, in order.
+    """The models among the files `names` whose name contains `tag` as a word; each is the list of its parts, in order.
 
     `Q4_K_M` matches `x.Q4_K_M.gguf`, `x-q4_k_m.gguf` and `Q4_K_M/x-00001-of-00002.gguf`, and not `x-Q4_K.gguf`.
     Files of image encoders (mmproj) and names that leave the folder are left out.

@@ -1,7 +1,7 @@
 """GGUF's blocks taken apart: codes, scales and minima as the file has them.
 
 Each function takes blocks u8[n, bytes] and returns the parts of n rows of one block. Minima that llama.cpp subtracts
-change their sign: ours are added.
+change sign, because ours are added.
 """
 
 from __future__ import annotations

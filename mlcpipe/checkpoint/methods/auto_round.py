@@ -33,7 +33,7 @@ def matrices(settings: QuantizationConfig, tensors: Mapping[str, TensorInfo]) ->
 
 
 def _packing_of(backend: str) -> str:
-    """The `packing_format` that a backend of before 0.5 implies; one of later versions names a kernel alone."""
+    """The `packing_format` that a backend before 0.5 implies; later ones only name a kernel."""
     if _OWN_KERNEL.match(backend):
         return "auto_round"
     return ":".join(backend.split(":")[:2]) if backend.startswith("auto_round:") else USUAL

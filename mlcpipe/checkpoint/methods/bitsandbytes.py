@@ -4,7 +4,7 @@
 `quant_map`[code] * `absmax` of its 64. With nested statistics `absmax` are codes, too: `nested_quant_map`[code] *
 `nested_absmax` of 256 of them, plus an offset. 8 bits: `weight` int8[N, K] * `SCB` float32[N] / 127.
 Kernels have levels of the 4-bit codes in integers: `keep` moves each by up to half a step of 1 / 124 (FP4: 1 / 120).
-What LLM.int8 does with outliers among activations is not done: these are rounded in groups of 32.
+LLM.int8's treatment of activation outliers is not implemented: activations are rounded in groups of 32.
 """
 
 from __future__ import annotations

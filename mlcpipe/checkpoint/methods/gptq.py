@@ -2,8 +2,8 @@
 
 `qweight` int32[K * bits / 32, N] is a stream of bits along K, `qzeros` int32[groups, N * bits / 32] one along N,
 `scales` [groups, N]. A number is (code - zero point) * scale. Version 1 stores zero points less 1, modulo 2**bits;
-version 2 stores them as they are. `g_idx` int32[K] is the group of each column (`desc_act`). What a module has in place
-of the general bits and groups (`dynamic`) shows in its shapes.
+version 2 stores them unchanged. `g_idx` int32[K] is the group of each column (`desc_act`). Bits and groups of single
+modules (`dynamic`) follow from their shapes.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from mlcpipe.errors import CheckpointError
 from mlcpipe.json_files import shown, shown_path
 
 BITS = (2, 3, 4, 8)
-# That the tensors show, and which kernels read them.
+# Fields that the tensors show too, or that choose a kernel.
 SHOWN = ("act_data_type", "act_dynamic", "act_group_size", "act_sym", "backend", "desc_act", "lm_head", "sym")
 VERSIONS = ("gptq", "gptq_v2")
 

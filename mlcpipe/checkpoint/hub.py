@@ -260,7 +260,7 @@ class _Snapshot:
 
 
 def _present(path: Path, remote: RemoteFile) -> bool:
-    """Whether the cache has a file. Raises DownloadError for one that the hub does not list, as other programs write there.
+    """Whether the cache has a file. Other programs write there too: one that the hub does not list is a DownloadError.
 
     A digest that `Checkpoint.content_hash` needs is remembered for it.
     """

@@ -116,7 +116,7 @@ class Scheme:
 
     @property
     def blocked(self) -> bool:
-        """Whether it has a feature that MLC's formats lack: bit planes, tables, minima, zero points, sub-scales, large groups."""
+        """Whether MLC's formats cannot hold it: bit planes, tables, minima, zero points, sub-scales, large groups."""
         plain = self.bits in (4, 8) and self.group_size in (0, 32) and not self.scale_format
         return self.kept and (not plain or self.minima or self.zeros or self.super_size > 0 or bool(self.table))
 

@@ -7,7 +7,7 @@ from tvm import relax
 from mlcpipe.errors import TargetError
 from mlcpipe.passes.lowering import Lowering, storage_bytes
 
-# Functions that hosts call with as many tokens as planned for.
+# Functions that hosts call with up to the planned number of tokens.
 _STEPS = (
     *("embed", "prefill", "decode"),
     *("forward_few", "forward_many", "forward_few_adapted", "forward_many_adapted", "embed_texts"),

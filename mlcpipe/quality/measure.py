@@ -1,8 +1,8 @@
 """Measures a bundle against its reference on a text: both compute the same windows side by side.
 
 The text is cut into windows of 512 tokens, as llama-perplexity does: the first half of each is context, the second half
-counts, and each begins with BOS if the tokenizer adds one. No more than 64 MiB of logits of either model exist at a
-time. Prefill computes a window at once; decode computes its second half token by token.
+is scored, and each begins with BOS if the tokenizer adds one. At most 64 MiB of logits of either model exist at a time.
+Prefill computes a window at once; decode computes its second half token by token.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ OWN_TEXT = Path(__file__).with_name("text.txt")
 WINDOW = 512
 _MIN_TOKENS = 3  # one of context, one that counts, and its successor
 _MAX_TEXT_BYTES = 256 << 20
-_CHARACTERS = 16  # of the text for a token that is wanted, first
+_CHARACTERS = 16  # of the text per wanted token, as a first guess
 _SCRATCH_BYTES = 512 << 20  # logits of both models, and copies of some rows in float64
 
 
@@ -59,7 +59,7 @@ class QualityOptions:
 
 @dataclass(frozen=True)
 class Report:
-    """`decode_tok_s` and `share`, of the memory's read bandwidth, are of this machine; None where it means nothing."""
+    """`decode_tok_s` and `share` (of the memory's read bandwidth) hold for this machine; None if it means nothing."""
 
     quality: QualityInfo
     bundle_bytes: int
@@ -69,7 +69,7 @@ class Report:
 
 
 def measure(opts: QualityOptions, progress: Progress) -> Report:
-    """Raises UsageError (text or vocabulary does not do), ResourceError, ComputeError (NaN) and what Engine raises."""
+    """Raises UsageError (unsuitable text or vocabulary), ResourceError, ComputeError (NaN) and what Engine raises."""
     text = read_text(opts.text)
     engine, reference, tokens, windows = _open(opts, text, progress)
     own, other = engine.manifest, reference.manifest
@@ -160,7 +160,7 @@ class _Pair:
             first += len(logits)
 
     def decode(self, tokens: list[int]) -> Iterator[Scores]:
-        """The same, where the bundle computes token by token."""
+        """The same, computed by the bundle token by token."""
         at = len(tokens) // 2
         self._model.reset()
         self._model.prefill(tokens[:at], None)
@@ -203,7 +203,7 @@ def read_text(path: Path) -> str:
 
 
 def _check_pair(own: Manifest, reference: Manifest, window: int) -> None:
-    """Raises UsageError for another vocabulary, ResourceError where memory has no room for both models."""
+    """Raises UsageError for another vocabulary, ResourceError if both models do not fit into memory."""
     if own.model.vocab_size != reference.model.vocab_size:
         raise _other_vocabulary(f"{own.model.vocab_size} tokens", f"{reference.model.vocab_size}")
     need = _SCRATCH_BYTES + sum(
@@ -230,7 +230,7 @@ def _other_vocabulary(expected: object, found: object) -> UsageError:
 def _tokens(engine: Engine, reference: Engine, text: str, most: int) -> tuple[list[int], int | None]:
     """The first `most` tokens of the text, or all, and BOS if the tokenizer puts it first.
 
-    No more of a long text is encoded than that takes. Raises UsageError for a text that is too short.
+    Encodes no more of a long text than needed. Raises UsageError for a text that is too short.
     """
     characters = _CHARACTERS * most
     while len(own := _encoded(engine, text[:characters])) <= most and characters < len(text):
@@ -263,7 +263,7 @@ def _numbers(reference: Manifest) -> int:
 
 
 def _share(engine: Engine, step_s: float, length: int) -> float | None:
-    """Share of the read bandwidth; None for devices and for weights that stay in the cache."""
+    """Share of the read bandwidth; None for devices, and for weights that fit the cache."""
     plan = engine.manifest.memory_plan
     if not engine.on_host or plan.weights_read < last_cache_bytes():
         return None

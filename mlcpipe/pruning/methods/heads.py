@@ -1,4 +1,4 @@
-"""Removes KV heads with the query heads that read them; matrices of the outputs make up for them by least squares."""
+"""Removes KV heads and the query heads that read them; output matrices compensate for them by least squares."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ GRAM, UNITS = True, "KV heads"
 
 
 def allowed(model: CausalLM) -> list[int]:
-    """How many KV heads may stay; transformers wants a llama's hidden size to be a multiple of its query heads."""
+    """Possible numbers of KV heads; transformers requires a llama's hidden size to be a multiple of its query heads."""
     facts = model.facts
     group, divided = facts.num_heads // facts.num_kv_heads, facts.model_type == "llama"
     return [n for n in range(1, facts.num_kv_heads + 1) if not divided or facts.hidden_size % (n * group) == 0]

@@ -1,6 +1,6 @@
-"""Removes the layers that change a token's hidden state least, by its direction: Block Influence of ShortGPT.
+"""Removes the layers that change the direction of hidden states least: Block Influence of ShortGPT.
 
-Of a layer that is 1 - the mean of cos(x, y), of what goes in and comes out (Men et al. 2024, arXiv:2403.03853).
+For a layer with input x and output y it is 1 - the mean of cos(x, y) (Men et al. 2024, arXiv:2403.03853).
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def _influence(work: Work, index: int) -> float:
 
 
 def _cosines(x: Array, y: Array) -> Array:
-    """Of each row of float32[n, hidden]."""
+    """The cosine of each pair of rows of float32[n, hidden]."""
     sizes = np.linalg.norm(x, axis=1) * np.linalg.norm(y, axis=1)
     found: Array = np.einsum("nk,nk->n", x, y) / np.maximum(sizes, np.finfo(np.float32).tiny)
     return found

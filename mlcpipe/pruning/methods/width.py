@@ -1,4 +1,4 @@
-"""Removes columns of the MLP's hidden layer; those that stay make up for them by least squares."""
+"""Removes columns of the MLP's hidden layer; the others compensate for them by least squares."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _MULTIPLE = 32  # columns that share a scale in 4 bits
 
 
 def allowed(model: CausalLM) -> list[int]:
-    """How many columns may stay: multiples of a group's, and all."""
+    """Possible numbers of columns: multiples of a group's, and all."""
     count = _count(model)
     return [*range(_MULTIPLE, count, _MULTIPLE), count]
 

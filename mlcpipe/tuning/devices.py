@@ -1,4 +1,4 @@
-"""Where a target's kernels are measured."""
+"""The devices on which a target's kernels are measured."""
 
 from __future__ import annotations
 

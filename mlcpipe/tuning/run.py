@@ -31,7 +31,7 @@ class Measurer(Protocol):
 
 @dataclass(frozen=True)
 class State:
-    """Tuning progress of one task on a device: `best` of the search so far, then `final`, the decision.
+    """Tuning progress of one task on a device: `best` so far, then the `final` decision.
 
     `default_s` is the default's median time, `nbytes` the bytes that a call reads and writes. `problem` is why
     nothing was measured; `invalid` if the record itself is at fault.
@@ -74,7 +74,7 @@ Report = Callable[[State], None]
 
 
 def job_of(task: Task, opts: TuneOptions) -> dict[str, Any]:
-    """What the worker needs to open a task."""
+    """The worker's job to open a task."""
     import tvm
 
     return {
@@ -93,7 +93,7 @@ def tune(
 ) -> Iterator[State]:
     """Tune `tasks` in order; yields the state of each.
 
-    The first are the most work: a task may take twice an even share of the remaining budget. `report` is called
+    Tasks with the most work come first, and may take twice an even share of the remaining budget. `report` is called
     after every trial.
     """
     models: dict[tuple[str, ...], Any] = {}

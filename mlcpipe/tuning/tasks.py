@@ -37,7 +37,7 @@ _ATTEND = "vm.builtin.attention_kv_cache_attention_with_fused_qkv"
 
 @dataclass(frozen=True)
 class Model:
-    """The model properties that its kernels depend on. Weights that are kept have the formats of the checkpoint."""
+    """The model properties that its kernels depend on. Kept weights have the formats of the checkpoint."""
 
     config: Mapping[str, Any]
     quantization: str
@@ -87,7 +87,7 @@ class Task:
 
 
 def model_of(path: Path, quantization: str | None) -> Model:
-    """The model of a bundle, with the bundle's quantization, or of a checkpoint folder or GGUF file; None: its default.
+    """The model of a bundle, in its own quantization, or of a checkpoint folder or GGUF file, by default the usual one.
 
     Raises BundleError, CheckpointError or ConfigError.
     """
@@ -104,7 +104,7 @@ def model_of(path: Path, quantization: str | None) -> Model:
 
 
 def lower(model: Model, target: Target) -> Lowering:
-    """The model's kernels before any schedule, as in `compile`. Raises UsageError for bundles that do not say all."""
+    """The model's unscheduled kernels, as in `compile`. Raises UsageError for bundles that lack information."""
     if model.quantization == KEEP and model.checkpoint is None:
         raise UsageError("kernels of kept weights are tuned from their GGUF file", next_step="give the file")
     if model.quantization.startswith(MIXED):
@@ -145,7 +145,7 @@ def tasks_of(state: Lowering, variant: Variant) -> list[Task]:
 
 
 def _callers(rule: str, op: Op, space: Space) -> tuple[str, ...]:
-    """The functions that may call a kernel with a range's rows: on CPUs a matmul's few rows are those of decode."""
+    """The functions that may call a kernel with a range's rows: on CPUs a matmul's few rows are decode rows."""
     few = rule in _ROW_KINDS and not op.many_rows
     return _FEW if few or space.rows == 1 else _MANY
 

@@ -104,7 +104,7 @@ def prepare_bundle(
     if given is not None and draft_head is not None:
         raise UsageError(
             "a bundle takes no draft head", where=given,
-            next_step="give the checkpoint, or compile it with --draft-head; the server then drafts by itself",
+            next_step="give the checkpoint, or compile it with --draft-head; the server then uses it automatically",
         )  # fmt: skip
     if given is not None:
         _check_bundle(given, target, quantization, kv_cache_dtype, adapters)
@@ -152,9 +152,9 @@ def engine_device(device: str) -> str | None:
 
 
 def bundle_of(model: str | Path | None) -> Path | None:
-    """The bundle that a model's name is: None for the demo model, names of the hub, and checkpoints.
+    """The bundle of a model's name; None for the demo model, names of the hub, and checkpoints.
 
-    Raises UsageError for a folder with weights of a checkpoint besides, which someone may have made to be run.
+    Raises UsageError for a folder that also has a checkpoint's weights: someone may have planted the bundle's code.
     """
     path = None if model is None else local_path(model)
     if path is None or not is_bundle(path):
@@ -188,7 +188,7 @@ def check_names(target: str, quantization: str, kv_cache_dtype: str = AUTO) -> N
 
 
 def check_runs_here(target: str) -> None:
-    """Raise UsageError or TargetError unless this machine runs what is compiled for `target`."""
+    """Raise UsageError or TargetError unless this machine runs bundles for `target`."""
     from mlcpipe.host.cpu_features import architecture, architecture_of
     from mlcpipe.targets import load_target, triple
 
@@ -224,7 +224,7 @@ def _target_here(device: str, target: str | None) -> str:
 def _check_bundle(
     path: Path, target: str | None, quantization: str | None, kv_cache_dtype: str | None, adapters: bool
 ) -> None:
-    """An argument that would be ignored is an error."""
+    """Raise UsageError for an argument that would be ignored."""
     from mlcpipe.bundle import read_manifest
     from mlcpipe.quantization.recipe import recipe_name
     from mlcpipe.quantization.scheme import kv_dtype

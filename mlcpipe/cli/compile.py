@@ -53,7 +53,7 @@ def compile_command(
     context: ContextOption = None,
     kv_cache_dtype: KvCacheDtypeOption = None,
     adapters: Annotated[
-        bool, typer.Option("--adapters", help="Let the bundle run with LoRA adapters, which are chosen when it runs.")
+        bool, typer.Option("--adapters", help="Let the bundle run with LoRA adapters, chosen at run time.")
     ] = False,
     draft_head: DraftHeadOption = None,
     quick: Annotated[
@@ -147,7 +147,7 @@ def _recipe(
 
 
 def check_texts(calibration: str | None, bits_text: str | None, text: Path | None) -> None:
-    """Raise UsageError for a text of these that is, or is part of, the one that quality is measured on."""
+    """Raise UsageError if one of these texts is, or is part of, the text that quality is measured on."""
     from mlcpipe.compiler.calibration.text import read_calibration
     from mlcpipe.quality.measure import OWN_TEXT, read_text
 
@@ -165,14 +165,14 @@ def check_texts(calibration: str | None, bits_text: str | None, text: Path | Non
 def _quality_check(
     checkpoint: Path, requirements: tuple[Requirement, ...], text: Path | None, tokens: int, progress: Progress
 ) -> Callable[[Path], None]:
-    """What measures a bundle against its checkpoint, writes the result into it and raises QualityError."""
+    """A function that measures a bundle against its checkpoint, writes the result into it and raises QualityError."""
     from mlcpipe.bundle import read_manifest
     from mlcpipe.quality.measure import OWN_TEXT, QualityOptions, measure, read_text, record
     from mlcpipe.quality.reference import prepare_reference
     from mlcpipe.quality.requirements import check
 
     text = text or OWN_TEXT
-    read_text(text)  # what is wrong with it is said before the work
+    read_text(text)  # checked before the work
     reference = prepare_reference(checkpoint, 0, progress)
 
     def measured(folder: Path) -> None:
@@ -184,7 +184,7 @@ def _quality_check(
 
 
 def _bits_per_weight(manifest: Manifest, checkpoint: Path, draft_head: Path | None) -> float:
-    """Stored bits, scales and second copies included, for each number of the tensors that were used."""
+    """Stored bits, including scales and second copies, per number of the used tensors."""
     from mlcpipe.checkpoint import open_checkpoint
     from mlcpipe.checkpoint.draft_heads import with_draft_head
 
@@ -230,7 +230,7 @@ def _show(bundle: Path, manifest: Manifest, bits: float, progress: ConsoleProgre
 
 
 def _next_command(bundle: Path, manifest: Manifest) -> str:
-    """What runs a bundle, here or on the machine that it was compiled for."""
+    """The command that runs a bundle, here or on the machine that it was compiled for."""
     from mlcpipe.generated import shell_word
 
     triple, word = manifest.target.triple, shell_word(bundle)

@@ -1,4 +1,4 @@
-"""`mlcpipe inspect`: what is in a bundle, and why it is as it is."""
+"""`mlcpipe inspect`: the content of a bundle, and the reasons for it."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ def _overview(bundle: Path, manifest: Manifest) -> list[tuple[str, str]]:
     from mlcpipe.bundle.origin import origin_of
 
     model, target = manifest.model, manifest.target
-    usable = "fits this installation" if manifest.abi == abi_hash() else "made for other versions: compile anew"
+    usable = "fits this installation" if manifest.abi == abi_hash() else "made for other versions: compile it again"
     window = f", sliding window {model.sliding_window}" if model.sliding_window else ""
     return [
         ("bundle", f"{bundle} ({byte_size(sum(info.bytes for info in manifest.files.values()))})"),
@@ -132,7 +132,7 @@ def _overview(bundle: Path, manifest: Manifest) -> list[tuple[str, str]]:
 
 
 def _embedding(info: EmbeddingInfo) -> str:
-    """What texts become."""
+    """What the model makes of texts."""
     if info.task == "rerank":
         return "a score of a query and a document"
     prompts = f", prompts {', '.join(sorted(info.prompts))}" if info.prompts else ""
@@ -141,14 +141,14 @@ def _embedding(info: EmbeddingInfo) -> str:
 
 
 def _draft_head(model: ModelInfo) -> str:
-    """What drafts for the server."""
+    """The draft head for the server."""
     if model.eagle is None:
         return f"{model.draft_heads} Medusa heads"
     return f"EAGLE-3, {byte_size(model.eagle.page_bytes // model.page_size)} of KV cache a token"
 
 
 def _schemes(manifest: Manifest) -> str:
-    """How many arrays each scheme has, if there are others than the bundle's own."""
+    """The number of arrays per scheme, if there are others than the bundle's own."""
     counts = Counter(param.scheme for param in manifest.params if param.scheme)
     kept = ", ".join(f"{scheme} {count}" for scheme, count in counts.most_common())
     return f" (arrays of {kept})" if counts.keys() - {manifest.quantization} else ""
@@ -186,7 +186,7 @@ def _print_memory(console: Console, manifest: Manifest) -> None:
                 f"{byte_size(plan.kv_bytes_per_token)} a token, {byte_size(full)} when the context is full",
             ),
             *((f"workspace of {name}", byte_size(size)) for name, size in largest if size >= 1024),
-            ("a run besides, at most", byte_size(manifest.running_bytes)),
+            ("other memory of a run (upper bound)", byte_size(manifest.running_bytes)),
             ("at most", byte_size(plan.weights_bytes + full + manifest.running_bytes)),
         ],
     )

@@ -1,4 +1,4 @@
-"""`mlcpipe inspect` of a checkpoint: what a quantization does to each matrix, and the recipe that says so."""
+"""`mlcpipe inspect` of a checkpoint: the effect of a quantization on each matrix, and its recipe."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def inspect_checkpoint(asked: Asked) -> None:
 
 
 def _check_output(path: Path | None) -> None:
-    """Raise UsageError for a file that is no recipe, or one that exists: somebody may have edited it."""
+    """Raise UsageError for a file that is no recipe, or an existing one, as it may have been edited."""
     if path is not None and path.suffix != ".toml":
         raise UsageError("--output", expected="a .toml file", found=path)
     if path is not None and path.exists():
@@ -76,7 +76,7 @@ def _check_output(path: Path | None) -> None:
 
 
 def _text_of(recipe: QuantizationRecipe, matrices: Sequence[StoredMatrix], how: str) -> str:
-    """The recipe with a line for each matrix; what a mixture stores as it stores vectors needs none."""
+    """The recipe with a line per matrix, except matrices in the default scheme."""
     from mlcpipe.quantization.recipe import recipe_text
 
     default = recipe.scheme

@@ -1,4 +1,4 @@
-"""`mlcpipe quality`: how much a bundle differs from its reference."""
+"""`mlcpipe quality`: measures how much a bundle differs from its reference."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ def _show(bundle: Path, report: Report) -> None:
 
 
 def quality_lines(manifest: Manifest) -> list[tuple[str, str]]:
-    """("prefill" or "decode", its figures in a line); none for a bundle that was not measured."""
+    """("prefill" or "decode", its figures in a line); empty for a bundle that was not measured."""
     quality = manifest.quality
     return [] if quality is None else [("prefill", _line(quality.prefill)), ("decode", _line(quality.decode))]
 

@@ -25,7 +25,7 @@ def measure_batches(
 
     results = []
     for batch in opts.batches:
-        # While the others' prompts are computed, the first sequences go on by some tokens.
+        # While the others' prompts are computed, the first sequences decode some tokens.
         length = PROMPT + batch + _WARM_UP + opts.repeats * opts.decode_tokens + 1
         reason = ""
         if batch > MAX_FEW_ROWS:
@@ -68,7 +68,7 @@ def _measure(bundle: LoadedBundle, opts: BenchOptions, tokens: Sequence[int], ba
 
 
 def _step(core: Core) -> None:
-    """One step of all that is under way."""
+    """One step of all running sequences."""
     step = core.scheduler.plan(0.0)
     assert step is not None
     core.scheduler.settle(step, core.compute(step), 0.0)

@@ -1,4 +1,4 @@
-"""`mlcpipe bench`: how fast a model is here, and how much of the machine that is."""
+"""`mlcpipe bench`: measures a model's speed here, and its share of the machine's bandwidth."""
 
 from __future__ import annotations
 

@@ -40,7 +40,7 @@ class BenchOptions:
 
 @dataclass(frozen=True)
 class Speed:
-    """Median, lowest and highest over the repeats; tokens a second where nothing else is said."""
+    """Median, lowest and highest over the repeats; tokens per second unless noted."""
 
     median: float
     low: float
@@ -58,8 +58,8 @@ class Result:
     """One line of the report: `speed` is None if it was skipped, and `skipped` says why.
 
     `tokens` is the prompt's length, the depth at which decoding began or, of a batch, its sequences. For decoding
-    `gb_s` is 10^9 bytes of weights and KV cache a second, as the engine counts them, and `share` what that is of the
-    read bandwidth before and after each repeat: that of a machine with neighbours changes within seconds.
+    `gb_s` is 10^9 bytes of weights and KV cache per second, as the engine counts them, and `share` its share of the
+    read bandwidth before and after each repeat, which changes within seconds on a shared machine.
     """
 
     kind: str
@@ -74,9 +74,9 @@ class Result:
 class Memory:
     """The most memory at the end of a measurement, bytes.
 
-    `resident` counts everything, mapped files (code, weights) included. `private` is without mapped files, None where
-    the system does not tell; `kv` is the part of the KV cache that was written by then, and `base` what was private
-    once Python, mlcpipe and TVM's runtime library were imported and nothing loaded.
+    `resident` counts everything, mapped files (code, weights) included. `private` is without mapped files, None if the
+    system does not tell; `kv` is the part of the KV cache written by then, and `base` the private memory after the
+    imports of Python, mlcpipe and TVM's runtime library, before loading.
     """
 
     resident: int
@@ -87,17 +87,16 @@ class Memory:
 
     @property
     def beyond(self) -> int | None:
-        """What the process has beyond weights and KV cache."""
+        """The process's memory beyond weights and KV cache."""
         return None if self.private is None else self.private - self.kv
 
 
 @dataclass(frozen=True)
 class Report:
-    """Everything that was measured and on what; bytes, seconds and GB/s of 10^9 bytes.
+    """All results, and the machine; bytes, seconds and GB/s of 10^9 bytes.
 
-    `first_token_s` is from opening the bundle, which is in the page cache then, to the first token of a prompt of
-    one; `import_s` is what importing TVM took before that. `read_bytes` are those of the weights that a decode
-    step reads.
+    `first_token_s` is from opening the bundle (in the page cache) to the first token of a prompt of one; `import_s` is
+    the time of importing TVM before that. `read_bytes` are the weight bytes that a decode step reads.
     """
 
     plan: BenchOptions
@@ -128,7 +127,7 @@ class Report:
 
 
 def measure(opts: BenchOptions, progress: Progress) -> Report:
-    """Load the bundle and run the opts. Raises what the engine raises."""
+    """Load the bundle and measure it. Raises what the engine raises."""
     began = time.perf_counter()
     from mlcpipe import Engine
 
@@ -185,7 +184,7 @@ def measure(opts: BenchOptions, progress: Progress) -> Report:
 
 
 def _load(open_bundle: Callable[[], Engine], repeats: int) -> tuple[Speed, Engine]:
-    """Open the bundle and ask for a token, several times -> the seconds that took, and the last engine.
+    """Open the bundle and ask for a token, several times -> the seconds of each, and the last engine.
 
     The first time does not count: it brings the file into the page cache.
     """
@@ -193,7 +192,7 @@ def _load(open_bundle: Callable[[], Engine], repeats: int) -> tuple[Speed, Engin
 
     seconds = []
     for _ in range(1 + repeats):
-        engine: Engine | None = None  # the one before has its weights in memory
+        engine: Engine | None = None  # the previous engine has its weights in memory
         began = time.perf_counter()
         engine = open_bundle()
         engine.generate([0], sampling=SamplingParams(temperature=0.0), max_tokens=1, ignore_eos=True)
@@ -217,13 +216,13 @@ def _prefill(engine: Engine, opts: BenchOptions, tokens: list[int], length: int)
 
 
 def _decode(engine: Engine, opts: BenchOptions, tokens: list[int], depth: int, probe: BandwidthProbe) -> Result:
-    """Decoding as a chat does it, the greedy draw and the text of each token included.
+    """Decoding as in a chat, including greedy sampling and the text of each token.
 
     The engine finds the prompt in its cache, so that only the warm-up computes it and each repeat begins at `depth`.
     """
     from mlcpipe import SamplingParams
 
-    start = max(depth, 1)  # there is no continuing from nothing
+    start = max(depth, 1)  # an empty prompt cannot be continued
     prompt = tokens[:start]
     last = start + opts.decode_tokens + 1
     if last > engine.context_length:

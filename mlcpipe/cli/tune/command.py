@@ -1,4 +1,4 @@
-"""`mlcpipe tune`: measure which knobs make a model's kernels faster on this device, and keep what wins."""
+"""`mlcpipe tune`: measure which knobs make a model's kernels faster on this device, and keep the winners."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def tune_command(
     ] = "",
     as_json: JsonOption = False,
 ) -> None:
-    """Make a model's kernels faster on this device: try other knobs, measure, keep what wins.
+    """Make a model's kernels faster on this device: try other knobs, measure, keep the winners.
 
     Default and candidate are measured interleaved, with cold weights; a record is kept only if it wins by more than the
     noise. `mlcpipe compile` uses records automatically, `mlcpipe inspect --kernels` shows them. Ctrl-C stops; the same
@@ -103,7 +103,7 @@ def tune_command(
 
 
 def _with_records(tasks: Sequence[Task], records: Sequence[Record], path: Path) -> list[Task]:
-    """The tasks that have a record; how many have none is told. Raises UsageError where no task has one."""
+    """The tasks that have a record; prints how many have none. Raises UsageError if no task has one."""
     found = [task for task in tasks if any(task.is_of(record) for record in records)]
     if not found:
         raise UsageError(
@@ -133,7 +133,7 @@ def _seconds(text: str) -> float | None:
 
 
 def target_and_quantization(model: str | Path, target: str | None, quantization: str | None) -> tuple[str, str | None]:
-    """What to tune for: what was named, else what a bundle has, else the usual target and the checkpoint's default.
+    """The target and quantization to tune: as named, else the bundle's, else the defaults.
 
     Raises BundleError, UsageError.
     """
@@ -165,7 +165,7 @@ def _variant(target: Target, board: Board | None) -> Variant:
 
 
 def _tasks(model: str, quantization: str | None, target: Target, variant: Variant) -> list[Task]:
-    """What can be tuned, the most work first."""
+    """The tunable tasks, the most work first."""
     from mlcpipe.checkpoint import resolve
     from mlcpipe.tuning.tasks import lower, model_of, tasks_of
 
@@ -181,7 +181,7 @@ def _run(
 ) -> tuple[list[State], bool]:
     """Tune, or verify the `known` records -> the last state of every task, and whether all were decided.
 
-    Records are written as they come.
+    Each record is written at once.
     """
     from mlcpipe.cli.tune.view import View
     from mlcpipe.tuning import run as session
@@ -206,7 +206,7 @@ def _run(
 
 
 def _keep(path: Path, state: State) -> None:
-    """Write the record of a state in the place of the one that was there, which goes where the state has none."""
+    """Replace the record of a state's task, or delete it if the state has none."""
     from mlcpipe.tuned.records import merged, read_records, write_records
 
     if state.final is None and not state.invalid:
@@ -223,7 +223,7 @@ def _same(record: Record, state: State) -> bool:
 
 
 def _report(states: Sequence[State], opts: TuneOptions, path: Path, *, as_json: bool, here: bool) -> None:
-    """Print the result and where records are, with the floor of this machine's memory where its CPU was measured."""
+    """Print the result and the records' file, with the memory floor if this machine's CPU was measured."""
     from mlcpipe.cli.tune.view import print_result, summary
     from mlcpipe.devices.support.threads import use_threads
     from mlcpipe.host.bandwidth import cached_read_bandwidth_gb_s

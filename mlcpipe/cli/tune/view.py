@@ -1,4 +1,4 @@
-"""What `mlcpipe tune` shows: while it runs, the best of each kernel and the time left; then a table and bars."""
+"""The display of `mlcpipe tune`: the best of each kernel and the time left; at the end a table and bars."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ if TYPE_CHECKING:
     from mlcpipe.tuning.tasks import Task
 
 _BAR = 30  # characters of the default's bar
-_FINALS = 2  # trials that deciding takes, in the time of a search's
+_FINALS = 2  # the cost of a decision, in search trials
 
 
 class View:
-    """Keeps the last state of every task; on a terminal shows them all, elsewhere a line for each that is done."""
+    """Keeps the last state of every task; shows them all on a terminal, elsewhere a line per finished one."""
 
     def __init__(self, console: Console, tasks: Sequence[Task], opts: TuneOptions) -> None:
         from rich.live import Live
@@ -43,14 +43,14 @@ class View:
         return list(self._states.values())
 
     def show(self, state: State) -> None:
-        """Something was measured."""
+        """Report a measurement."""
         before = self._known.setdefault(state.task.key, state.trials)
         self._known[state.task.key] = state.trials
         self._measured += max(0, state.trials - before)
         self._states[state.task.key] = state
 
     def done(self, state: State) -> None:
-        """A task was decided."""
+        """Report a decision."""
         self.show(state)
         self._done.add(state.task.key)
         if self._live is None:
@@ -90,14 +90,14 @@ class View:
 
 
 def duration(seconds: float | None) -> str:
-    """A time for people: "183 us", "7.95 ms"; nothing where it is unknown."""
+    """A time for people: "183 us", "7.95 ms"; "" if unknown."""
     if seconds is None:
         return ""
     return f"{seconds * 1e6:.0f} us" if seconds < 1e-3 else f"{seconds * 1e3:.2f} ms"
 
 
 def verdict(state: State) -> str:
-    """What became of a task, for people."""
+    """A task's outcome, for people."""
     if state.problem:
         return state.problem
     if state.record is not None and state.final is not None:
@@ -111,19 +111,19 @@ def verdict(state: State) -> str:
 
 
 def gain(states: Sequence[State]) -> float:
-    """Geometric mean of default / what compile takes now, over all tasks that were decided."""
+    """Geometric mean of default / new time, over all decided tasks."""
     decided = [state for state in states if state.best or state.final]
     ratios = [state.final.ratio if state.record and state.final else 1.0 for state in decided]
     return math.exp(statistics.fmean(map(math.log, ratios))) if ratios else 1.0
 
 
 def floor_s(state: State, bandwidth_gb_s: float | None) -> float | None:
-    """Seconds that reading and writing a call's arguments takes at least; None where that is unknown."""
+    """The least seconds to read and write a call's arguments; None if unknown."""
     return state.nbytes / bandwidth_gb_s / 1e9 if state.nbytes and bandwidth_gb_s else None
 
 
 def summary(states: Sequence[State], opts: TuneOptions, bandwidth_gb_s: float | None) -> dict[str, Any]:
-    """The result as JSON has it; times in microseconds."""
+    """The result for JSON; times in microseconds."""
     return {
         "target": opts.target,
         "variant": opts.variant,
@@ -171,7 +171,7 @@ def print_result(console: Console, states: Sequence[State], opts: TuneOptions, b
 
 
 def _print_bars(console: Console, states: Sequence[State], bandwidth_gb_s: float | None) -> None:
-    """Time in units of the default's: filled what compile takes now, light what tuning saved, a mark at the floor."""
+    """Time relative to the default's: filled the new time, light the saved part, a mark at the floor."""
     say(console, "")
     width = max((len(f"{state.task.name} {state.task.space.bucket}") for state in states), default=0)
     for state in states:

@@ -1,8 +1,8 @@
 """Checks a driver with a few kernels against numpy before it runs a model, and refuses one that computes nonsense.
 
 Drivers that answer gibberish without an error are real (mlc-llm issue 861). The kernels are functions of the compiled
-library (`mlcpipe/compiler/driver_check.py` makes them), named as the cases here. The cache keeps the drivers and devices
-that passed.
+library (`mlcpipe/compiler/driver_check.py` makes them), named as the cases here. The cache keeps which drivers and
+devices passed.
 """
 
 from __future__ import annotations

@@ -59,7 +59,7 @@ def test_bits_are_spent_without_a_text(mlcpipe_run: Run, checkpoint: Path, tmp_p
     ("arguments", "words"),
     [
         (["inspect", "--bits-text", "none"], "--bits-text has no effect"),
-        (["inspect", "--bits-per-weight", "5", "--quantization", "q8f16_1"], "both say the bits"),
+        (["inspect", "--bits-per-weight", "5", "--quantization", "q8f16_1"], "both set the bits"),
         (["inspect", "--bits-per-weight", "5", "--bits-text", "no/such/text"], "missing text"),
         (["inspect", "--bits-per-weight", "1", "--bits-text", "none"], "for this model"),
         (["inspect", "-o", "recipe.json"], "expected a .toml file"),

@@ -1,4 +1,4 @@
-"""What `/v1/responses` answers: items of output, and the events of a stream."""
+"""The output of `/v1/responses`: items, and the events of a stream."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Emit = Callable[..., str]
 
 
 def ended(blocks: Blocks, frame: dict[str, Any], ids: dict[int, str] | None = None) -> dict[str, Any]:
-    """The response when the answer has ended, but for its usage."""
+    """The response at the end of the answer, without its usage."""
     ids = {block.index: _new_id(block) for block in blocks.made} if ids is None else ids
     cut = blocks.last is not None and blocks.last.finish == "length"
     return {
@@ -94,7 +94,7 @@ def _new_id(block: Block) -> str:
 
 
 def usage_json(usage: Usage) -> dict[str, Any]:
-    """Usage as this API writes it."""
+    """Usage in this API's form."""
     return {
         "input_tokens": usage.prompt,
         "input_tokens_details": {"cached_tokens": usage.cached},

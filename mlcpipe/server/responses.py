@@ -28,7 +28,7 @@ from mlcpipe.server.service import Service
 from mlcpipe.server.sse import EventStream, encoded, event, unless_left
 
 router = APIRouter()
-MAX_ECHO = 4 << 20  # characters of a request that events of its answer repeat
+MAX_ECHO = 4 << 20  # characters of a request that its events repeat
 
 
 class TextFormat(Body):
@@ -115,7 +115,7 @@ def _form(form: TextFormat) -> ResponseFormat:
 
 
 def _tool_choice(body: ResponsesBody) -> ToolChoice:
-    """Functions; tools that OpenAI runs itself, and those of other kinds, are skipped."""
+    """The function tools; skips tools that OpenAI runs itself, and those of other kinds."""
     tools = []
     for index, tool in enumerate(body.tools or ()):
         if tool.get("type") == "function":
@@ -131,7 +131,7 @@ def _tool_choice(body: ResponsesBody) -> ToolChoice:
 
 
 def _frame(body: ResponsesBody, service: Service) -> dict[str, Any]:
-    """The fields of a response that do not depend on the answer. Raises ApiError for what cannot be said again."""
+    """The fields of a response that do not depend on the answer. Raises ApiError for fields that cannot be repeated."""
     form = body.text.format if body.text is not None and body.text.format is not None else TextFormat(schema=None)
     sampling = service.sampling(body)
     frame = {

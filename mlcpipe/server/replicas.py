@@ -229,13 +229,14 @@ class Replicas:
             await asyncio.gather(work, left, return_exceptions=True)
 
     async def _relay(self, asked: Asked, send: Any) -> None:
-        started = streams = False
+        started, streams, events = False, False, 0
         answer = self._handle.answer.remote(asked)
         try:
             async for messages in answer:
                 for message in messages:
                     if message["type"] == "http.response.start":
                         started, streams = True, b"text/event-stream" in dict(message["headers"])[b"content-type"]
+                    events += message.get("body", b"").count(b"\ndata: ")  # JSON has no line feed: none is inside
                     await asyncio.wait_for(send(message), SLOW_READER_S)
             return
         except (asyncio.CancelledError, asyncio.TimeoutError):
@@ -249,7 +250,7 @@ class Replicas:
             raise error
         if not streams:
             raise RuntimeError(error.message)  # cuts the connection
-        await send({"type": "http.response.body", "body": _last_events(error, asked.scope["path"]).encode()})
+        await send({"type": "http.response.body", "body": _last_events(error, asked.scope["path"], events).encode()})
 
     def close(self, drain_s: float = 0.0) -> None:
         """Give requests `drain_s` seconds, then end the rest, and the replicas."""
@@ -330,13 +331,13 @@ def _text(value: object) -> str:
     return "" if value is None else str(value)
 
 
-def _last_events(error: ApiError, path: str) -> str:
-    """The last events of a failed stream of this path."""
+def _last_events(error: ApiError, path: str, number: int) -> str:
+    """The last events of a failed stream of this path, after `number` named ones."""
     if path == ANTHROPIC_PATH:
         return event(error.body(path), "error")
     if path == "/v1/responses":
         told = {"type": "error", "code": error.code, "message": error.message, "param": None}
-        return event({**told, "sequence_number": 1 << 20}, "error")
+        return event({**told, "sequence_number": number}, "error")
     return event(error.body(path)) + DONE
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import secrets
 from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Any
@@ -27,9 +26,8 @@ def ended(blocks: Blocks, frame: dict[str, Any], ids: dict[int, str] | None = No
     }
 
 
-async def stream(answers: Answers, frame: dict[str, Any]) -> AsyncIterator[str]:
-    """The events of an answer. Raises ApiError."""
-    numbers = itertools.count()
+async def stream(answers: Answers, frame: dict[str, Any], numbers: Iterator[int]) -> AsyncIterator[str]:
+    """The events of an answer, numbered by `numbers`. Raises ApiError."""
 
     def emit(kind: str, **fields: Any) -> str:
         return event({"type": kind, "sequence_number": next(numbers), **fields}, kind)

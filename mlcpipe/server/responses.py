@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import secrets
 import time
 from typing import Annotated, Any, Literal
@@ -84,7 +85,8 @@ async def responses(
     frame, conversation = await service.aside(lambda: (_frame(body, service), _conversation(body)), body.nbytes)
     answers = await answers_to(service, body, conversation)
     if body.stream:
-        return EventStream(stream(answers, frame), answers.close, lambda error: _failed(error, frame))
+        numbers = itertools.count()
+        return EventStream(stream(answers, frame, numbers), answers.close, lambda e: _failed(e, frame, next(numbers)))
     blocks = Blocks()
     await unless_left(request, blocks.whole(answers), answers.close)
     return JSONResponse({**ended(blocks, frame), "usage": usage_json(answers.usage)})
@@ -171,7 +173,7 @@ def _frame(body: ResponsesBody, service: Service) -> dict[str, Any]:
     return frame
 
 
-def _failed(error: ApiError, frame: dict[str, Any]) -> str:
+def _failed(error: ApiError, frame: dict[str, Any], number: int) -> str:
     told = {"code": "server_error", "message": error.message}
     response = {**frame, "status": "failed", "error": told}
-    return event({"type": "response.failed", "sequence_number": 1 << 20, "response": response}, "response.failed")
+    return event({"type": "response.failed", "sequence_number": number, "response": response}, "response.failed")

@@ -275,7 +275,7 @@ def tir_op(work: Rebuild, call: relax.Expr) -> Op | None:
 
 
 def scheme_of(state: Lowering, op: Op) -> Scheme:
-    """The scheme of a packed weight: the model's, a block format, or another that stores such rows."""
+    """The scheme of a packed weight: a native format, or the one with the operation's numbers, which store alike."""
     if "scheme" in op.facts:
         return native_scheme(op.str("scheme"))
     wanted = (op.int("bits"), op.str("dtype"), op.int("group_size"))

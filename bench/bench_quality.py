@@ -70,7 +70,7 @@ def measure(
     source: Path, name: str, quantization: str | QuantizationRecipe, method: str | None, plan: QualityOptions, progress: Progress,
     calibration: Path | None = None,
 ) -> Row:  # fmt: skip
-    """Compile a checkpoint to a bundle beside the plan's, which must not be loaded twice under one name, and score it."""
+    """Compile a checkpoint to its own bundle, as no name may be loaded twice, and score it."""
     plan = replace(plan, bundle=plan.bundle.with_name(name.replace(" ", "-")))
     began = time.perf_counter()
     mlcpipe.compile(

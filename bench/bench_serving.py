@@ -51,7 +51,7 @@ def lengths(text: str) -> Callable[[random.Random], int]:
 
 @dataclass(frozen=True)
 class Level:
-    """What one load showed. Times in seconds as percentiles 50, 90 and 99; None where nothing was measured.
+    """The results of one load. Times in seconds as percentiles 50, 90 and 99; None if nothing was measured.
 
     server     its address
     load       "8 clients", or "2 requests/s"

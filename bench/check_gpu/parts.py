@@ -52,7 +52,7 @@ class Setup:
 
 @dataclass(frozen=True)
 class Part:
-    """What one part runs, its time limit, and the kinds of device that it is for."""
+    """One part's function, its time limit, and its kinds of device."""
 
     run: Callable[[Setup], Result]
     limit_s: float
@@ -65,7 +65,7 @@ def is_software(device: Device) -> bool:
 
 
 def gpus() -> list[str]:
-    """`cuda:0`, `vulkan:0`: every GPU on every API; software devices where there is nothing else."""
+    """`cuda:0`, `vulkan:0`: every GPU on every API; software devices if there is nothing else."""
     found: list[Device] = []
     for name in devices.kinds():
         try:
@@ -77,7 +77,7 @@ def gpus() -> list[str]:
 
 
 def machine() -> dict[str, Any]:
-    """What this machine and its packages are."""
+    """Facts about this machine and its packages."""
     done = subprocess.run([sys.executable, "-m", "mlcpipe", "--version"], capture_output=True, text=True, check=True)
     return dict(line.split(" ", 1) for line in done.stdout.splitlines()) | {"system": " ".join(os.uname()[::2])}
 

@@ -1,4 +1,4 @@
-/** `mlcpipe.json` and `site.json`: what the page reads before it downloads anything. Both are checked, not trusted. */
+/** `mlcpipe.json` and `site.json`, which the page reads before any download. Both are checked, not trusted. */
 
 export interface BundleFile {
   path: string;
@@ -33,7 +33,7 @@ export interface Choice {
   library: string;
   /** WebGPU features that its kernels use. */
   features: string[];
-  /** Invocations that every subgroup must have, a power of two; null where none is needed. */
+  /** Invocations that every subgroup must have, a power of two; null if any will do. */
   subgroupSize: number | null;
 }
 
@@ -75,7 +75,7 @@ function subgroupSize(value: unknown): number | null {
   return value as number;
 }
 
-/** What the manifest says of one of the bundle's libraries, and of what it needs. */
+/** One of the bundle's libraries in the manifest, and its requirements. */
 export function parseManifest(value: unknown, library: string): Manifest {
   const manifest = object(value, "mlcpipe.json");
   if (manifest.format_version !== 3) {
@@ -106,7 +106,7 @@ export function parseManifest(value: unknown, library: string): Manifest {
   };
 }
 
-/** The memory plan of a library that is one of several; the manifest's own is that of the one that every GPU runs. */
+/** The memory plan of one of several libraries; the manifest's own is for the one that every GPU runs. */
 function ownPlan(manifest: Record<string, unknown>, library: string): unknown {
   for (const item of array(object(manifest.target, "target").variants, "variants")) {
     const own = object(item, "variant").library;

@@ -5,7 +5,7 @@ import { bytes, duration } from "../model/format";
 import { useBrowserModel } from "./context";
 import { Icon } from "./icons";
 
-/** Where the model is on its way to the GPU, and what the user can do about it. */
+/** The model's progress to the GPU, and the user's actions. */
 export function ModelCard() {
   const model = useBrowserModel();
   const state = useStore(model.state);
@@ -201,7 +201,7 @@ function ShorterContext({ state }: { state: ModelState }) {
   const model = useBrowserModel();
   const shorter = Math.ceil(state.contextTokens / 2);
   const { manifest, estimate } = state;
-  // Not where the weights are what does not fit.
+  // Not if the weights alone do not fit.
   const helps = manifest && estimate && manifest.slidingWindow === null && shorter >= 512 && estimate.cache > estimate.total / 10;
   if (!helps) return null;
   return (

@@ -83,7 +83,7 @@ def measure(core: Core, adapters: Sequence[Adapter], batch: int) -> dict[str, tu
 
 
 def limit_of(manifest: Manifest, adapters: int, rank: int) -> float:
-    """Tokens a second beside none, if a step took as long as its bytes."""
+    """Tokens per second beside none, if a step took as long as its bytes."""
     weights = manifest.memory_plan.weights_read
     return weights / (weights + adapters * blocks_of(rank) * block_bytes(manifest.model))
 

@@ -1,4 +1,4 @@
-"""Compares quantizations and methods on the ruler: bits a weight, KL divergence, and that beside today's default.
+"""Compares quantizations and methods on the ruler: bits per weight, KL divergence, and that beside today's default.
 
     python -m bench.bench_quality RULER [--tokens 16384] [--only q4f16_1,q4f16_k] [--bits 4.6,5] [--outliers]
         [--llama-bench PATH]

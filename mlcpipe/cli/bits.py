@@ -52,5 +52,5 @@ def recipe_of_bits(
         sensitivity = measure_sensitivity(checkpoint, path, progress)
     recipe, loss = choose_bits(checkpoint, described, bits, sensitivity, progress)
     recipe = replace(recipe, text_sha256=sha256)
-    how = f"{bits:g} bits a weight; sensitivity {sensitivity.how}"
+    how = f"{bits:g} bits per weight; sensitivity {sensitivity.how}"
     return recipe, how if text == NO_TEXT else f"{how}; expected KL divergence {loss:.5f}"

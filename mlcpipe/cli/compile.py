@@ -216,7 +216,7 @@ def _show(bundle: Path, manifest: Manifest, bits: float, progress: ConsoleProgre
         ("size", byte_size(sum(info.bytes for info in manifest.files.values()))),
         ("model", f"{manifest.model.model_type}, {manifest.model.num_layers} layers"),
         ("target", f"{manifest.target.name}: {manifest.target.triple}"),
-        ("quantization", f"{manifest.quantization}, {bits:.2f} bits a weight"),
+        ("quantization", f"{manifest.quantization}, {bits:.2f} bits per weight"),
         ("weights in memory", byte_size(plan.weights_bytes)),
         ("KV cache", f"{byte_size(kv)} a token, {byte_size(kv * manifest.model.context_length)} for all "
                      f"{manifest.model.context_length}"),

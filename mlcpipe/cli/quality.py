@@ -82,7 +82,7 @@ def _show(bundle: Path, report: Report) -> None:
     quality, console = report.quality, stdout_console()
     share = "" if report.share is None else f", {100 * report.share:.0f} % of the read bandwidth"
     rows = [
-        ("bundle", f"{bundle}, {byte_size(report.bundle_bytes)}, {quality.bits_per_weight:.2f} bits a weight"),
+        ("bundle", f"{bundle}, {byte_size(report.bundle_bytes)}, {quality.bits_per_weight:.2f} bits per weight"),
         ("reference", f"{quality.reference} in {quality.reference_quantization}"),
         ("text", f"{quality.text}: {report.notes[-1]}"),
         ("decode", f"{report.decode_tok_s:,.1f} tok/s{share}"),

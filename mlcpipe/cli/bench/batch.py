@@ -20,7 +20,7 @@ _WARM_UP = 2  # steps
 def measure_batches(
     bundle: LoadedBundle, opts: BenchOptions, tokens: Sequence[int], progress: Progress
 ) -> list[Result]:
-    """Tokens a second of all sequences of each batch of `opts.batches`, greedy, after different prompts."""
+    """Tokens per second of all sequences of each batch of `opts.batches`, greedy, after different prompts."""
     from mlcpipe.runtime.serving.executor import MAX_FEW_ROWS
 
     results = []

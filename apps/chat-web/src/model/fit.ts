@@ -91,7 +91,7 @@ export function checkFit(
       title: "The model probably does not fit",
       text:
         `It needs about ${bytes(estimate.total)} of GPU memory. This device reports ${bytes(deviceMemory)} of memory in ` +
-        `all, of which a page can count on ${bytes(deviceMemory * SHARE)}. A smaller model, or one with fewer bits a weight, needs less.`,
+        `all, of which a page can count on ${bytes(deviceMemory * SHARE)}. A smaller model, or one with fewer bits per weight, needs less.`,
       overridable: true,
     };
   }

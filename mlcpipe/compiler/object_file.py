@@ -1,4 +1,4 @@
-"""An object file with what is known of its code."""
+"""An object file with facts about its code."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from mlcpipe.compiler.scratch import Allocations
 
 @dataclass(frozen=True)
 class ObjectFile:
-    """An object file, the functions in it, and the memory that each takes for the time of a call."""
+    """An object file, its functions, and the scratch memory of a call of each."""
 
     code: bytes
     names: tuple[str, ...]

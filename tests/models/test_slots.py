@@ -17,8 +17,10 @@ from mlcpipe import Engine, SamplingParams
 from mlcpipe.runtime.chat_file import SavedChat
 from mlcpipe.runtime.loading import LoadedBundle, load_bundle
 from mlcpipe.runtime.model import LoadedModel
+from mlcpipe.runtime.serving import interface
 from mlcpipe.runtime.serving.core import GREEDY
 from mlcpipe.runtime.serving.limits import Limits
+from mlcpipe.runtime.serving.open_engine import open_engine
 from mlcpipe.runtime.serving.prefix_pages import copy_prefix, restore_prefix
 from mlcpipe.runtime.serving.sequence import Request, Sequence
 from tests.models import tiny
@@ -151,3 +153,18 @@ def test_a_saved_chat_goes_on(path: Path, length: int, tmp_path: Path) -> None:
     ]
     assert turns[0].token_ids == turns[1].token_ids
     assert [turn.stats and turn.stats.cached_tokens for turn in turns] == [len(tokens) - 1] * 2
+
+
+@pytest.mark.full
+def test_a_model_without_attention_is_served(tmp_path: Path) -> None:
+    """All it keeps is in slots."""
+    case = tiny.TinyCase("lfm2", "default", {"layer_types": ["conv"] * 3})
+    path = mlcpipe.compile(
+        tiny.write_tiny(case, tmp_path / "checkpoint", seed=0), target="cpu-native", quantization="q0f32",
+        output=tmp_path / "bundle", context_length=128,
+    )  # fmt: skip
+    greedy = SamplingParams(temperature=0.0)
+    expected = Engine(path).generate(words(40), sampling=greedy, max_tokens=ANSWER, ignore_eos=True).token_ids
+    engine = open_engine(LoadedModel(load_bundle(path)), max_queue=4, sequences=2, step_s=0.1, drafts=False)
+    assert [event.token for event in engine.submit(interface.Request(words(40), ANSWER, greedy))] == expected
+    engine.close()

@@ -21,7 +21,6 @@ SOURCES = (
     Path(__file__).with_name("bundle_fuzz.cc"),
     *sorted((RUNTIME_SOURCES / "bundle").glob("*.cc")),
     RUNTIME_SOURCES / "plan.cc",
-    RUNTIME_SOURCES / "serving" / "layer_pages.cc",
     RUNTIME_SOURCES / "host.cc",
     RUNTIME_SOURCES / "host_memory.cc",
 )

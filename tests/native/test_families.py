@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import shutil
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -16,14 +15,14 @@ pytest.importorskip("transformers", reason="the tiny checkpoints are transformer
 
 import mlcpipe
 from mlcpipe import SamplingParams
-from mlcpipe.runtime.serving.executor import layer_pages
+from mlcpipe.bundle.memory import many_sequences
 from tests.models import tiny
 from tests.native.engine import NativeEngine, Runtime
 
 pytestmark = pytest.mark.full
 GREEDY = SamplingParams(temperature=0.0)
 # The other cases are for `make test-everything`.
-USUAL = {f"{name}-default" for name in ("llama", "gemma2", "gemma3_text", "olmo2", "qwen3_moe", "gpt_oss")}
+USUAL = {f"{name}-default" for name in ("llama", "gemma2", "gemma3_text", "olmo2", "qwen3_moe", "gpt_oss", "lfm2")}
 USUAL |= {"llama-dynamic", "phi3-longrope", "mistral-no_window"}
 CASES = [
     pytest.param(case, id=case.id, marks=[] if case.id in USUAL else [pytest.mark.everything])
@@ -60,10 +59,8 @@ def test_a_family_computes_the_same(case: tiny.TinyCase, runtime: Runtime, tmp_p
 def _answers_together(runtime: Runtime, bundle: Path, engine: mlcpipe.Engine, asked: dict[int, Any]) -> None:
     """In the pages of one context, those of layers with a window among them."""
     options = {"context_length": engine.context_length, "sequences": 3, "kv_tokens": engine.context_length}
-    pages = layer_pages(
-        SimpleNamespace(manifest=engine.manifest, context_length=engine.context_length), options["kv_tokens"]
-    )  # type: ignore[arg-type]
-    assert runtime.plan(bundle, **options).kv_bytes == sum(pages) * engine.manifest.page_bytes
+    units = many_sequences(engine.manifest, engine.context_length, options["kv_tokens"])
+    assert runtime.plan(bundle, **options).kv_bytes == units.nbytes(engine.manifest.states)
     several = runtime.open(bundle, threads=2, **options)
     answers = [several.submit(tokens, params, max_tokens=24) for tokens, params, _ in asked.values()]
     while several.step():

@@ -91,7 +91,7 @@ def test_answers_together(slots: Open) -> None:
     engine, other = slots(context_length=240, sequences=4, kv_tokens=240), slots()
     prompts = [words(70, 1)] * 3 + [words(count, count) for count in (3, 16, 33, 120)]
     found = []
-    for turn in range(2):
+    for _ in range(2):
         several = [engine.submit(tokens, DRAWN, max_tokens=30) for tokens in prompts]
         while engine.step():
             pass
